@@ -1,0 +1,23 @@
+"""Builds pairbus; with PAIRBUS_COMPILE=1 the hot modules are compiled with mypyc, from the same sources."""
+
+import os
+
+from setuptools import setup
+
+COMPILED = [
+    "src/pairbus/wire/connection.py",
+    "src/pairbus/wire/decoder.py",
+    "src/pairbus/wire/encoder.py",
+    "src/pairbus/wire/frames.py",
+    "src/pairbus/wire/hotpath.py",
+    "src/pairbus/wire/link.py",
+    "src/pairbus/wire/message.py",
+    "src/pairbus/wire/session.py",
+]
+
+if os.environ.get("PAIRBUS_COMPILE") == "1":
+    from mypyc.build import mypycify
+
+    setup(ext_modules=mypycify(["--strict", *COMPILED], opt_level="3"))
+else:
+    setup()

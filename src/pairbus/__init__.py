@@ -1,0 +1,3 @@
+"""Messaging that does not stop sending."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,53 @@
+"""What one end of a connection allows and offers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Configuration:
+    """The settings of one end of a connection, all of them with a bound."""
+
+    container_id: str
+    """Names this end; sent in open."""
+    hostname: str | None = None
+    """The host that a client wants to reach; sent in open and in SASL init."""
+    max_frame_size: int = 65536
+    """The largest frame that we accept, in bytes; at least 512."""
+    channel_max: int = 4999
+    """The highest channel that the peer may use: one less than the number of its sessions."""
+    handle_max: int = 255
+    """The highest handle that the peer may use in a session: one less than the number of its links."""
+    max_links: int = 10_000
+    """How many links the peer may have attached on all sessions together."""
+    max_unsettled: int = 100_000
+    """How many deliveries of a session may wait to be settled by us."""
+    max_message_size: int = 100 * 1024 * 1024
+    """The largest message that we accept on a link that names no limit of its own, in bytes."""
+    incoming_window: int = 5000
+    """How many transfer frames the peer may send in a session before it hears from us again."""
+    idle_time_out_ms: int | None = None
+    """After how long a silence we give the peer up; sent in open. ``None``: never."""
+    strict: bool = True
+    """Whether a peer that sends beyond link credit or session window has its link or session ended.
+
+    The Azure SDK for Python looks at neither, so a server for it is not strict; ``max_unsettled`` and
+    ``max_message_size`` bound what such a peer can make us hold.
+    """
+    reject_oversized: bool = False
+    """Whether a message beyond the link's limit is rejected, and the link goes on, instead of being detached."""
+    properties: dict[str, Any] = field(default_factory=dict)
+    """Sent in open."""
+
+    def __post_init__(self) -> None:
+        for name, low, high in (
+            ("max_frame_size", 512, 2**32 - 1),
+            ("channel_max", 0, 2**16 - 1),
+            ("handle_max", 0, 2**32 - 1),
+            ("incoming_window", 1, 2**31 - 1),
+        ):
+            value = getattr(self, name)
+            if not low <= value <= high:
+                raise ValueError(f"{name} is {value}; it must be between {low} and {high}")

@@ -1,0 +1,463 @@
+"""Connections: bytes in, events out; calls in, bytes out (part 2.4 of the standard)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pairbus.wire import encoder
+from pairbus.wire.composites import Layout, from_list, layout_of
+from pairbus.wire.configuration import Configuration
+from pairbus.wire.decoder import decode_at, decode_list, skip
+from pairbus.wire.errors import (
+    DecodeError,
+    FramingError,
+    IdleTimeoutError,
+    IllegalStateError,
+    InvalidFieldError,
+    LocalProtocolError,
+    ProtocolError,
+    SessionError,
+    UnknownPerformativeError,
+)
+from pairbus.wire.frames import (
+    AMQP_FRAME,
+    AMQP_HEADER,
+    SASL_FRAME,
+    SASL_HEADER,
+    FrameBuffer,
+    FrameWriter,
+    body_of,
+)
+from pairbus.wire.hotpath import read_disposition
+from pairbus.wire.link import (
+    CreditGranted,
+    Delivery,
+    DeliveryAborted,
+    LinkAttached,
+    LinkDetached,
+    LinkDrained,
+)
+from pairbus.wire.performatives import Attach, Begin, Close, Detach, Disposition, End, Flow, Open
+from pairbus.wire.sasl import Authenticated, SaslClient, SaslExchange, SaslServer
+from pairbus.wire.session import DispositionReceived, LinkBudget, Session, SessionBegun, SessionEnded
+from pairbus.wire.settlement import Error
+from pairbus.wire.states import CONNECTION, ConnectionState, Frame, SaslState, SessionState
+from pairbus.wire.types import ULong
+
+_LOWEST_MAX_FRAME_SIZE: Final = 512
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionOpened:
+    """The peer opened its end: a new connection to answer with ``open``, or the answer to ours."""
+
+    open: Open
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionClosed:
+    """The peer closed the connection. It needs no answer; ours has been written."""
+
+    error: Error | None
+
+
+Event = (
+    Authenticated
+    | ConnectionOpened
+    | ConnectionClosed
+    | SessionBegun
+    | SessionEnded
+    | LinkAttached
+    | LinkDetached
+    | CreditGranted
+    | LinkDrained
+    | Delivery
+    | DeliveryAborted
+    | DispositionReceived
+)
+
+
+class Connection:
+    """One end of an AMQP connection, without the connection: it knows no socket, no clock and no log.
+
+    Whatever arrives goes into ``receive_data``, which returns what it means; whatever is to be sent comes out of
+    ``data_to_send``. A peer that breaks the protocol gets the answer the standard wants. If that ends a link or a
+    session, the event says so; if it ends the connection, ``receive_data`` raises ``ProtocolError``: what arrived
+    before is in its ``events``, and the farewell is in ``data_to_send``.
+    """
+
+    def __init__(self, configuration: Configuration, sasl: SaslServer | SaslClient | None = None) -> None:
+        self.configuration = configuration
+        self.local = ConnectionState.START
+        self.remote = ConnectionState.START
+        self.peer: Open | None = None
+        """The peer's open."""
+        self.sessions: dict[int, Session] = {}
+        """The sessions by our channel."""
+        self._remote_sessions: dict[int, Session] = {}
+        self._budget = LinkBudget(configuration.max_links)
+        self._buffer = FrameBuffer(configuration.max_frame_size)
+        self._writer = FrameWriter()
+        self._sasl = sasl
+        self._exchange: SaslExchange | None = None
+        self._open: Open | None = None
+        self._awaiting_header = True
+        self._received = False
+        self._received_ms: int | None = None
+        self._sent_ms: int | None = None
+
+    def __repr__(self) -> str:
+        return (
+            f"<Connection of {self.configuration.container_id!r}, local {self.local.name}, remote {self.remote.name}>"
+        )
+
+    @property
+    def is_open(self) -> bool:
+        """Whether both ends have opened and neither has closed."""
+        return self.local == ConnectionState.OPENED and self.remote == ConnectionState.OPENED
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether our end has said its last; once the peer has read that, the transport can go."""
+        return self.local == ConnectionState.CLOSED
+
+    # What we say.
+
+    def open(self, *, properties: dict[str, Any] | None = None) -> None:
+        """Open our end: start a connection as the client, or answer the peer's open as the server."""
+        if self.local == ConnectionState.CLOSED:
+            return
+        if self._open is not None:
+            raise LocalProtocolError("the connection has been opened already")
+        configuration = self.configuration
+        self._open = Open(
+            container_id=configuration.container_id,
+            hostname=configuration.hostname,
+            max_frame_size=configuration.max_frame_size,
+            channel_max=configuration.channel_max,
+            idle_time_out=configuration.idle_time_out_ms,
+            properties={**configuration.properties, **(properties or {})} or None,
+        )
+        if self.local == ConnectionState.START and isinstance(self._sasl, SaslClient):
+            self._exchange = SaslExchange(self._sasl, configuration.hostname, self._writer)
+            self._writer.write_header(SASL_HEADER)
+            self._writer.hold()
+        elif self.local == ConnectionState.START:
+            self._writer.write_header(AMQP_HEADER)
+        self._write(0, self._open)
+        self.local = ConnectionState.OPENED
+
+    def begin(self, *, properties: dict[str, Any] | None = None) -> Session:
+        """Begin a new session. It may be used at once: what is sent early waits for the peer's begin."""
+        if self.local != ConnectionState.OPENED:
+            raise LocalProtocolError("the connection is not open")
+        highest = 0xFFFF if self.peer is None else self.peer.channel_max
+        channel = self._free_channel()
+        if channel > highest:
+            raise LocalProtocolError(f"the peer allows {highest + 1} sessions")
+        session = self._new_session(channel)
+        session.begin(properties=properties)
+        return session
+
+    def close(self, *, error: Error | None = None) -> None:
+        """Close our end. What the peer still sends is passed over, up to its own close."""
+        if self.local == ConnectionState.CLOSED:
+            return
+        if self._open is None and self.local == ConnectionState.HEADER:
+            self.open()  # part 2.4.6: close comes after open, even when all we have to say is why we close
+        if self.local == ConnectionState.OPENED:
+            self._write(0, Close(error=error))
+        self.local = ConnectionState.CLOSED
+        self._abandon_sessions()
+
+    def data_to_send(self) -> bytes:
+        """Take out the bytes that are to be sent."""
+        return self._writer.take()
+
+    def tick(self, now_ms: int) -> int | None:
+        """Keep the connection alive, and notice when the peer is not.
+
+        Call it once after opening, then at the latest at the time it returns; ``None`` means that there is nothing to
+        wait for. Writes an empty frame when the peer is about to miss us; raises ``IdleTimeoutError`` when we have
+        missed the peer for too long.
+        """
+        if self.local == ConnectionState.CLOSED:
+            return None
+        deadlines: list[int] = []
+        limit = self.configuration.idle_time_out_ms
+        if limit is not None:
+            if self._received or self._received_ms is None:
+                self._received = False
+                self._received_ms = now_ms
+            if now_ms - self._received_ms >= limit:
+                error = IdleTimeoutError(f"nothing came from the peer for {limit} ms")
+                self._fail(error)
+                raise error
+            deadlines.append(self._received_ms + limit)
+        pause = None if self.peer is None else self.peer.idle_time_out
+        if pause:
+            deadlines.append(self._keep_alive(now_ms, max(1, pause // 2)))
+        return min(deadlines) if deadlines else None
+
+    def _keep_alive(self, now_ms: int, pause_ms: int) -> int:
+        """Write an empty frame after half the peer's idle time-out without another frame (part 2.4.5)."""
+        if self._writer.written or self._sent_ms is None:
+            self._sent_ms = now_ms
+        elif now_ms - self._sent_ms >= pause_ms and self.local == ConnectionState.OPENED:
+            self._writer.write(0, b"")
+            self._sent_ms = now_ms
+        self._writer.written = False
+        return self._sent_ms + pause_ms
+
+    def _write(self, channel: int, performative: object) -> None:
+        self._writer.write(channel, encoder.encode(performative))
+
+    # What the peer says.
+
+    def receive_data(self, data: bytes) -> list[Event]:
+        """Take in what arrived, in pieces of any size, and return what it means."""
+        events: list[Event] = []
+        if self.remote == ConnectionState.CLOSED:
+            return events
+        self._received = True
+        self._buffer.feed(data)
+        try:
+            while self._receive_next(events):
+                pass
+        except ProtocolError as error:
+            error.events = list(events)
+            self._fail(error)
+            raise
+        return events
+
+    def _receive_next(self, events: list[Event]) -> bool:
+        """Take in the next header or frame; return whether there was one and another may follow."""
+        if self._awaiting_header:
+            header = self._buffer.take_header()
+            if header is None:
+                return False
+            self._receive_header(header)
+            return True
+        frame = self._buffer.take_frame()
+        if frame is None:
+            return False
+        if self.remote == ConnectionState.START:
+            self._receive_sasl_frame(frame, events)
+        else:
+            self._receive_frame(frame, events)
+        return self.remote != ConnectionState.CLOSED
+
+    def _fail(self, error: ProtocolError) -> None:
+        self.close(error=Error(error.condition, error.description))
+        self.remote = ConnectionState.CLOSED
+
+    # Headers and authentication.
+
+    def _receive_header(self, header: bytes) -> None:
+        allowed = self._allowed_headers()
+        if header not in allowed:
+            if self._open is None and self._exchange is None:
+                self._writer.write_header(allowed[0])  # part 2.2: say what would have been right, then hang up
+            raise FramingError(f"the peer began with {header!r} instead of {allowed[0]!r}")
+        self._awaiting_header = False
+        if header == SASL_HEADER:
+            if isinstance(self._sasl, SaslServer):
+                self._writer.write_header(SASL_HEADER)
+                self._exchange = SaslExchange(self._sasl, None, self._writer)
+                self._exchange.offer()
+            return
+        self.remote = CONNECTION[self.remote, Frame.HEADER]
+        if self.local == ConnectionState.START:
+            self._writer.write_header(AMQP_HEADER)
+            self.local = CONNECTION[self.local, Frame.HEADER]
+
+    def _allowed_headers(self) -> tuple[bytes, ...]:
+        if self._exchange is not None:
+            return (AMQP_HEADER,) if self._exchange.state == SaslState.DONE else (SASL_HEADER,)
+        if isinstance(self._sasl, SaslServer):
+            return (SASL_HEADER,) if self._sasl.required else (SASL_HEADER, AMQP_HEADER)
+        return (AMQP_HEADER,)
+
+    def _receive_sasl_frame(self, frame: bytes, events: list[Event]) -> None:
+        if frame[5] != SASL_FRAME:
+            raise FramingError(f"a frame of type {frame[5]} before authentication has ended")
+        layout, position = _performative_at(frame, body_of(frame))
+        if "sasl-frame" not in layout.provides:
+            raise IllegalStateError(f"{layout.name} before authentication has ended")
+        if self._exchange is None:
+            return
+        authenticated = self._exchange.receive(_decode_performative(layout, frame, position))
+        if authenticated is not None:
+            events.append(authenticated)
+            self._awaiting_header = True
+            if isinstance(self._sasl, SaslClient):
+                self._writer.release()
+
+    # Frames.
+
+    def _receive_frame(self, frame: bytes, events: list[Event]) -> None:
+        if frame[5] != AMQP_FRAME:
+            raise FramingError(f"a frame of type {frame[5]} where AMQP frames are expected")
+        channel = frame[6] << 8 | frame[7]
+        position = body_of(frame)
+        if position == len(frame):
+            self._advance(Frame.EMPTY)
+            return
+        if len(frame) > position + 3 and frame[position] == 0x00 and frame[position + 1] == 0x53:
+            code = frame[position + 2]
+            position += 3
+        else:
+            layout, position = _performative_at(frame, position)
+            code = layout.code
+        if code == Frame.TRANSFER and self.local == self.remote == ConnectionState.OPENED:
+            self._receive_transfer(channel, frame, position, events)
+        else:
+            self._receive_performative(code, channel, frame, position, events)
+
+    def _receive_transfer(self, channel: int, frame: bytes, position: int, events: list[Event]) -> None:
+        session = self._session(channel)
+        if session.local == SessionState.ENDED:
+            return
+        try:
+            event = session.receive_transfer(frame, position)
+        except SessionError as error:
+            events.append(self._end_violator(session, error))
+            return
+        if event is not None:
+            events.append(event)
+
+    def _receive_performative(self, code: int, channel: int, frame: bytes, position: int, events: list[Event]) -> None:
+        layout = layout_of(ULong(code))
+        if layout is None or "frame" not in layout.provides:
+            raise UnknownPerformativeError(f"0x{code:02x} is not the descriptor of a frame's body")
+        self._advance(Frame(code))
+        if self.local == ConnectionState.CLOSED and code != Frame.CLOSE:
+            return
+        if code == Frame.TRANSFER:
+            self._receive_transfer(channel, frame, position, events)
+            return
+        if code == Frame.DISPOSITION:
+            performative: Any = read_disposition(frame, position)
+        else:
+            performative = _decode_performative(layout, frame, position)
+        if code == Frame.OPEN:
+            event: Event | None = self._receive_open(performative)
+        elif code == Frame.CLOSE:
+            event = self._receive_close(performative)
+        elif code == Frame.BEGIN:
+            event = self._receive_begin(channel, performative)
+        else:
+            event = self._receive_for_session(self._session(channel), performative)
+        if event is not None:
+            events.append(event)
+
+    def _advance(self, frame: Frame) -> None:
+        state = CONNECTION.get((self.remote, frame))
+        if state is None:
+            raise IllegalStateError(f"{frame.name.lower()} cannot come in state {self.remote.name}")
+        self.remote = state
+
+    def _receive_open(self, performative: Open) -> ConnectionOpened:
+        if performative.max_frame_size < _LOWEST_MAX_FRAME_SIZE:
+            raise InvalidFieldError(f"max-frame-size is {performative.max_frame_size}, below {_LOWEST_MAX_FRAME_SIZE}")
+        self.peer = performative
+        self._writer.max_frame_size = min(performative.max_frame_size, self.configuration.max_frame_size)
+        return ConnectionOpened(performative)
+
+    def _receive_close(self, performative: Close) -> ConnectionClosed:
+        self.close()
+        return ConnectionClosed(performative.error)
+
+    def _receive_begin(self, channel: int, performative: Begin) -> SessionBegun:
+        if channel > self.configuration.channel_max:
+            raise FramingError(f"channel {channel}, where {self.configuration.channel_max} is the highest")
+        if channel in self._remote_sessions:
+            raise IllegalStateError(f"a session on channel {channel} has begun already")
+        if performative.remote_channel is None:
+            session = self._new_session(self._free_channel())
+        else:
+            answered = self.sessions.get(performative.remote_channel)
+            if answered is None or answered.remote != SessionState.UNMAPPED:
+                raise InvalidFieldError(f"begin answers channel {performative.remote_channel}, which asked nothing")
+            session = answered
+        self._remote_sessions[channel] = session
+        session.receive_begin(channel, performative)
+        return SessionBegun(session, performative)
+
+    def _receive_for_session(self, session: Session, performative: object) -> Event | None:
+        if isinstance(performative, End):
+            return self._receive_end(session, performative)
+        if session.local == SessionState.ENDED:
+            return None
+        try:
+            match performative:
+                case Disposition():
+                    return session.receive_disposition(performative)
+                case Flow():
+                    return session.receive_flow(performative)
+                case Attach():
+                    return session.receive_attach(performative)
+                case Detach():
+                    return session.receive_detach(performative)
+        except SessionError as error:
+            return self._end_violator(session, error)
+        return None
+
+    def _receive_end(self, session: Session, performative: End) -> SessionEnded | None:
+        session.receive_end()
+        del self._remote_sessions[session.remote_channel]
+        del self.sessions[session.channel]
+        if session.end_reported:
+            return None
+        session.end_reported = True
+        return SessionEnded(session, performative.error)
+
+    def _end_violator(self, session: Session, error: SessionError) -> SessionEnded:
+        reason = Error(error.condition, error.description)
+        session.end(error=reason)
+        session.end_reported = True
+        return SessionEnded(session, reason, error)
+
+    # Sessions.
+
+    def _session(self, channel: int) -> Session:
+        session = self._remote_sessions.get(channel)
+        if session is None:
+            raise IllegalStateError(f"a frame on channel {channel}, where no session has begun")
+        return session
+
+    def _free_channel(self) -> int:
+        channel = 0
+        while channel in self.sessions:
+            channel += 1
+        return channel
+
+    def _new_session(self, channel: int) -> Session:
+        session = Session(channel, self.configuration, self._writer, self._budget)
+        self.sessions[channel] = session
+        return session
+
+    def _abandon_sessions(self) -> None:
+        for session in self.sessions.values():
+            session.abandon()
+        self.sessions.clear()
+        self._remote_sessions.clear()
+
+
+def _performative_at(frame: bytes, position: int) -> tuple[Layout, int]:
+    """Read the descriptor of a frame's body in any of its encodings; return its layout, and where its list starts."""
+    if position >= len(frame) or frame[position] != 0x00:
+        raise DecodeError("the body of a frame is not a described list")
+    descriptor, position = decode_at(frame, position + 1)
+    layout = layout_of(descriptor)
+    if layout is None:
+        raise UnknownPerformativeError(f"{descriptor!r:.200} is not the descriptor of a frame's body")
+    return layout, position
+
+
+def _decode_performative(layout: Layout, frame: bytes, position: int) -> Any:
+    performative = from_list(layout, decode_list(frame, position))
+    if skip(frame, position) != len(frame):
+        raise DecodeError(f"bytes follow {layout.name} in its frame")
+    return performative

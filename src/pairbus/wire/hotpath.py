@@ -1,0 +1,169 @@
+"""The two performatives that every message needs, read and written without the tables.
+
+``transfer`` and ``disposition`` make up almost all traffic. They are read here field by field; whatever is out of the
+ordinary is handed to the tables of ``composites``, which give the same result (a test holds the two together).
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, Final
+
+from pairbus.wire import encoder
+from pairbus.wire.composites import LAYOUTS, from_list
+from pairbus.wire.decoder import decode_list, skip
+from pairbus.wire.errors import DecodeError
+from pairbus.wire.performatives import Disposition, Transfer
+from pairbus.wire.settlement import ACCEPTED
+
+_U32: Final = struct.Struct(">I")
+_TRANSFER: Final = LAYOUTS[Transfer]
+_DISPOSITION: Final = LAYOUTS[Disposition]
+
+_ACCEPTED_BYTES: Final = b"\x00\x53\x24\x45"
+_ABSENT: Final = -1
+_UNUSUAL: Final = -2
+
+
+def read_transfer(frame: bytes, position: int) -> tuple[Transfer, int]:
+    """Read the transfer whose list stands at ``position``; return it and where its payload starts."""
+    try:
+        return _read_transfer(frame, position)
+    except (IndexError, struct.error) as error:
+        raise DecodeError("amqp:transfer:list is cut off") from error
+
+
+def _read_transfer(frame: bytes, start: int) -> tuple[Transfer, int]:
+    if frame[start] == 0xC0:
+        end = start + 2 + frame[start + 1]
+        count = frame[start + 2]
+        position = start + 3
+    else:
+        return _read_unusual_transfer(frame, start)
+    if count < 5 or count > 11 or end > len(frame):
+        return _read_unusual_transfer(frame, start)
+    handle, position = _read_uint(frame, position)
+    delivery_id, position = _read_uint(frame, position)
+    if handle < 0 or delivery_id < 0 or frame[position] != 0xA0:
+        return _read_unusual_transfer(frame, start)
+    tag_end = position + 2 + frame[position + 1]
+    tag = frame[position + 2 : tag_end]
+    message_format, position = _read_uint(frame, tag_end)
+    settled = frame[position]
+    position += 1
+    more = 0x42
+    if count > 5:
+        more = frame[position]
+        position += 1
+        for _ in range(count - 6):  # what follows is rarely set, and null or false when it is not
+            if frame[position] != 0x40 and frame[position] != 0x42:
+                return _read_unusual_transfer(frame, start)
+            position += 1
+    if message_format == _UNUSUAL or position != end or not 0x40 <= settled <= 0x42 or not 0x40 <= more <= 0x42:
+        return _read_unusual_transfer(frame, start)
+    fields = (
+        handle,
+        delivery_id,
+        tag,
+        None if message_format == _ABSENT else message_format,
+        None if settled == 0x40 else settled == 0x41,
+        more == 0x41,
+        None,
+        None,
+        False,
+        False,
+        False,
+    )
+    return tuple.__new__(Transfer, fields), end
+
+
+def _read_unusual_transfer(frame: bytes, position: int) -> tuple[Transfer, int]:
+    transfer: Any = from_list(_TRANSFER, decode_list(frame, position))
+    return Transfer(*transfer), skip(frame, position)
+
+
+def read_disposition(frame: bytes, position: int) -> Disposition:
+    """Read the disposition whose list stands at ``position``."""
+    try:
+        disposition = _read_usual_disposition(frame, position)
+    except (IndexError, struct.error):
+        disposition = None
+    return _read_unusual_disposition(frame, position) if disposition is None else disposition
+
+
+def _read_unusual_disposition(frame: bytes, position: int) -> Disposition:
+    disposition: Any = from_list(_DISPOSITION, decode_list(frame, position))
+    return Disposition(*disposition)
+
+
+def _read_usual_disposition(frame: bytes, position: int) -> Disposition | None:
+    if frame[position] != 0xC0 or frame[position + 2] < 5:
+        return None
+    end = position + 2 + frame[position + 1]
+    count = frame[position + 2]
+    role = frame[position + 3]
+    first, position = _read_uint(frame, position + 4)
+    last, position = _read_uint(frame, position)
+    settled = frame[position]
+    state = frame[position + 1 : position + 5]
+    position += 5
+    if count == 6 and (frame[position] == 0x40 or frame[position] == 0x42):
+        position += 1
+    elif count != 5:
+        return None
+    if role - 0x41 > 1 or first < 0 or last == _UNUSUAL or settled - 0x41 > 1 or state != _ACCEPTED_BYTES:
+        return None
+    if position != end or role < 0x41 or settled < 0x41 or end > len(frame):
+        return None
+    return Disposition(role == 0x41, first, None if last == _ABSENT else last, settled == 0x41, ACCEPTED, False)
+
+
+def _read_uint(frame: bytes, position: int) -> tuple[int, int]:
+    code = frame[position]
+    if code == 0x52:
+        return frame[position + 1], position + 2
+    if code == 0x43:
+        return 0, position + 1
+    if code == 0x70:
+        return _U32.unpack_from(frame, position + 1)[0], position + 5
+    return _ABSENT if code == 0x40 else _UNUSUAL, position + 1
+
+
+def write_transfer(
+    handle: int, delivery_id: int, tag: bytes, message_format: int, settled: bool, more: bool, state: object
+) -> bytes:
+    """Encode the transfer performative of the first, often the only, frame of a delivery."""
+    fields = (
+        encoder.encode_uint(handle)
+        + encoder.encode_uint(delivery_id)
+        + encoder.encode_binary(tag)
+        + encoder.encode_uint(message_format)
+        + (b"\x41" if settled else b"\x42")
+        + (b"\x41" if more else b"\x42")
+    )
+    if state is not None:
+        return b"\x00\x53\x14" + encoder.enclose_fields(8, fields + b"\x40" + encoder.encode(state))
+    return b"\x00\x53\x14" + encoder.enclose_fields(6, fields)
+
+
+def write_continuation(handle: int, more: bool) -> bytes:
+    """Encode the transfer performative of a further frame of a delivery."""
+    fields = encoder.encode_uint(handle) + b"\x40\x40\x40\x40" + (b"\x41" if more else b"\x42")
+    return b"\x00\x53\x14" + encoder.enclose_fields(6, fields)
+
+
+def encode_state(state: object) -> bytes:
+    """Encode a delivery state for ``write_disposition``."""
+    return _ACCEPTED_BYTES if state is ACCEPTED else encoder.encode(state)
+
+
+def write_disposition(role: bool, first: int, last: int, settled: bool, state: bytes) -> bytes:
+    """Encode the disposition performative for a range of deliveries."""
+    fields = (
+        (b"\x41" if role else b"\x42")
+        + encoder.encode_uint(first)
+        + (b"\x40" if last == first else encoder.encode_uint(last))
+        + (b"\x41" if settled else b"\x42")
+        + state
+    )
+    return b"\x00\x53\x15" + encoder.enclose_fields(5, fields)

@@ -1,0 +1,417 @@
+"""Links: one-way routes for messages, with credit (part 2.6 of the standard)."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pairbus.wire.errors import (
+    LocalProtocolError,
+    MessageSizeError,
+    ProtocolError,
+    ResumeError,
+    TransferDirectionError,
+    TransferLimitError,
+    TransferSequenceError,
+)
+from pairbus.wire.performatives import RECEIVER, SENDER, Attach, Flow, Transfer
+from pairbus.wire.settlement import Error, ReceiverSettleMode, SenderSettleMode
+from pairbus.wire.states import LinkState
+
+SERIAL: Final = 0xFFFFFFFF
+"""Sequence numbers count up to this and start over (RFC 1982)."""
+
+
+class Delivery:
+    """A message on its way over a link, until both ends have settled it.
+
+    A delivery that has arrived whole is also the event that says so.
+    """
+
+    __slots__ = (
+        "delivery_id",
+        "delivery_tag",
+        "link",
+        "message_format",
+        "payload",
+        "rcv_settle_mode",
+        "settled",
+        "state",
+    )
+
+    def __init__(
+        self, link: Link, delivery_id: int, delivery_tag: bytes, message_format: int, settled: bool, payload: bytes
+    ) -> None:
+        self.link = link
+        self.delivery_id = delivery_id
+        """Numbers the delivery within its session; -1 while an outgoing one waits for the session's window."""
+        self.delivery_tag = delivery_tag
+        self.message_format = message_format
+        self.payload = payload
+        """The message as it arrived; empty for an outgoing delivery."""
+        self.settled = settled
+        """Whether either end has settled it."""
+        self.state: object = None
+        """The last state that the peer told."""
+        self.rcv_settle_mode: ReceiverSettleMode | None = None
+        """What the sender asks of the receiver for this delivery, where that differs from the link's mode."""
+
+    def __repr__(self) -> str:
+        return f"<Delivery {self.delivery_id} on {self.link.name!r}{', settled' if self.settled else ''}>"
+
+
+class Carrier(ABC):
+    """What a link needs of the session that carries it."""
+
+    @abstractmethod
+    def send_attach(self, link: Link, attach: Attach) -> None:
+        """Write our attach."""
+
+    @abstractmethod
+    def send_flow(self, link: Link | None, echo: bool) -> None:
+        """Write the flow state of the session and of the link, as it stands."""
+
+    @abstractmethod
+    def send_transfer(self, delivery: Delivery, payload: bytes) -> None:
+        """Write a delivery, now or as soon as the peer's window has room for it."""
+
+    @abstractmethod
+    def send_disposition(self, delivery: Delivery, state: object, settled: bool) -> None:
+        """Write the state of a delivery; a delivery that the session no longer knows is left alone."""
+
+    @abstractmethod
+    def send_detach(self, link: Link, closed: bool, error: Error | None) -> None:
+        """Write our detach, and forget what the link had still to send."""
+
+
+class _Partial:
+    """A delivery of which not all frames have come."""
+
+    __slots__ = ("buffer", "delivery", "oversized")
+
+    def __init__(self, delivery: Delivery) -> None:
+        self.delivery = delivery
+        self.buffer = bytearray()
+        self.oversized = False
+
+
+class Link:
+    """One end of a link.
+
+    Calls on a link that the peer has detached or whose session has ended write nothing, since nobody would read it;
+    only ``send`` raises then, because its message would be lost.
+    """
+
+    __slots__ = (
+        "_partial",
+        "_reject_oversized",
+        "_strict",
+        "available",
+        "credit",
+        "delivery_count",
+        "detach_reported",
+        "drain",
+        "handle",
+        "local",
+        "max_message_size",
+        "name",
+        "peer",
+        "rcv_settle_mode",
+        "remote",
+        "remote_handle",
+        "role",
+        "session",
+        "snd_settle_mode",
+    )
+
+    def __init__(
+        self, session: Carrier, name: str, role: bool, handle: int, max_message_size: int, strict: bool, reject: bool
+    ) -> None:
+        self.session = session
+        self.name = name
+        self.role = role
+        """Our role: ``SENDER`` or ``RECEIVER``."""
+        self.handle = handle
+        """Our number for the link."""
+        self.remote_handle = -1
+        """The peer's number for the link; -1 until it has attached."""
+        self.local = LinkState.UNATTACHED
+        self.remote = LinkState.UNATTACHED
+        self.peer: Attach | None = None
+        """The peer's attach."""
+        self.snd_settle_mode = SenderSettleMode.MIXED
+        self.rcv_settle_mode = ReceiverSettleMode.FIRST
+        self.max_message_size = max_message_size
+        """The largest message that this link takes in, in bytes."""
+        self.delivery_count = 0
+        self.credit = 0
+        """How many deliveries may still be sent: by us as the sender, by the peer when we are the receiver."""
+        self.available = 0
+        """How many messages the sender has waiting, as far as it told."""
+        self.drain = False
+        """Whether the receiver wants the credit used up or given back."""
+        self.detach_reported = False
+        """Whether the application has been told that the link is gone."""
+        self._partial: _Partial | None = None
+        self._strict = strict
+        self._reject_oversized = reject
+
+    def __repr__(self) -> str:
+        role = "receiver" if self.role == RECEIVER else "sender"
+        return f"<Link {self.name!r}, {role}, local {self.local.name}, remote {self.remote.name}>"
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether both ends are attached."""
+        return self.local == LinkState.ATTACHED and self.remote == LinkState.ATTACHED
+
+    # What we say.
+
+    def attach(
+        self,
+        *,
+        source: Any = None,
+        target: Any = None,
+        snd_settle_mode: SenderSettleMode | None = None,
+        rcv_settle_mode: ReceiverSettleMode | None = None,
+        max_message_size: int | None = None,
+        properties: dict[str, Any] | None = None,
+        offered_capabilities: tuple[str, ...] = (),
+        desired_capabilities: tuple[str, ...] = (),
+    ) -> None:
+        """Attach our end. Settlement modes that are not given are the peer's, or the standard's where it has none."""
+        if self.local == LinkState.ATTACHED:
+            raise LocalProtocolError(f"the link {self.name!r} has been attached already")
+        if self.local == LinkState.DETACHED:
+            return
+        if snd_settle_mode is not None:
+            self.snd_settle_mode = snd_settle_mode
+        if rcv_settle_mode is not None:
+            self.rcv_settle_mode = rcv_settle_mode
+        if max_message_size is not None:
+            self.max_message_size = max_message_size
+        self.session.send_attach(
+            self,
+            Attach(
+                name=self.name,
+                handle=self.handle,
+                role=self.role,
+                snd_settle_mode=self.snd_settle_mode,
+                rcv_settle_mode=self.rcv_settle_mode,
+                source=source,
+                target=target,
+                initial_delivery_count=self.delivery_count if self.role == SENDER else None,
+                max_message_size=self.max_message_size if self.role == RECEIVER else max_message_size,
+                offered_capabilities=offered_capabilities,
+                desired_capabilities=desired_capabilities,
+                properties=properties,
+            ),
+        )
+
+    def refuse(self, error: Error) -> None:
+        """Turn the peer's attach down: attach to nothing, then detach with the reason (part 2.6.3)."""
+        self.attach()
+        self.detach(error=error)
+
+    def detach(self, *, closed: bool = True, error: Error | None = None) -> None:
+        """Detach our end."""
+        self.session.send_detach(self, closed, error)
+
+    def flow(self, credit: int, *, drain: bool = False, echo: bool = False) -> None:
+        """As the receiver, let the sender send ``credit`` more deliveries, counted from now."""
+        if self.role != RECEIVER:
+            raise LocalProtocolError(f"only a receiver gives credit, and {self.name!r} is a sender")
+        self.credit = credit
+        self.drain = drain
+        self.session.send_flow(self, echo)
+
+    def drained(self) -> None:
+        """As the sender, give back the credit that is left, because there is nothing to send."""
+        if self.role != SENDER:
+            raise LocalProtocolError(f"only a sender is drained, and {self.name!r} is a receiver")
+        self.delivery_count = (self.delivery_count + self.credit) & SERIAL
+        self.credit = 0
+        self.session.send_flow(self, False)
+        self.drain = False
+
+    def send(
+        self,
+        payload: bytes,
+        *,
+        tag: bytes,
+        message_format: int = 0,
+        settled: bool = False,
+        state: object = None,
+        beyond_credit: bool = False,
+    ) -> Delivery:
+        """Send one message.
+
+        ``beyond_credit`` sends without credit, for the peers that grant credit once and expect answers for ever.
+        """
+        if self.role != SENDER:
+            raise LocalProtocolError(f"{self.name!r} is a receiver and cannot send")
+        if self.local != LinkState.ATTACHED or self.remote == LinkState.DETACHED:
+            raise LocalProtocolError(f"{self.name!r} is not attached; the message was not sent")
+        if self.credit <= 0 and not beyond_credit:
+            raise LocalProtocolError(f"{self.name!r} has no credit; the message was not sent")
+        if len(tag) > 32:
+            raise LocalProtocolError(f"a delivery tag has at most 32 bytes, not {len(tag)}")
+        settled = settled or self.snd_settle_mode == SenderSettleMode.SETTLED
+        delivery = Delivery(self, -1, tag, message_format, settled, b"")
+        delivery.state = state
+        self.session.send_transfer(delivery, payload)
+        self.delivery_count = (self.delivery_count + 1) & SERIAL
+        if self.credit > 0:
+            self.credit -= 1
+        return delivery
+
+    def settle(self, delivery: Delivery, state: object = None) -> None:
+        """Settle a delivery: the peer is told ``state``, and neither end says more about it."""
+        self.session.send_disposition(delivery, state, True)
+
+    def update(self, delivery: Delivery, state: object) -> None:
+        """Tell the peer a state without settling, so that it may settle first."""
+        self.session.send_disposition(delivery, state, False)
+
+    # What the peer says.
+
+    def receive_attach(self, attach: Attach) -> None:
+        self.remote = LinkState.ATTACHED
+        self.remote_handle = attach.handle
+        self.peer = attach
+        if self.local == LinkState.UNATTACHED:
+            self.snd_settle_mode = attach.snd_settle_mode
+            self.rcv_settle_mode = attach.rcv_settle_mode
+        if self.role == RECEIVER and attach.initial_delivery_count is not None:
+            self.delivery_count = attach.initial_delivery_count
+
+    def receive_flow(self, flow: Flow) -> None:
+        """Take over the peer's view of the link (part 2.6.7)."""
+        if flow.available is not None:
+            self.available = flow.available
+        if self.role == SENDER:
+            if flow.link_credit is not None:
+                start = self.delivery_count if flow.delivery_count is None else flow.delivery_count
+                credit = (start + flow.link_credit - self.delivery_count) & SERIAL
+                # Beyond half the range the difference is negative: we sent more than the peer allows by now.
+                self.credit = credit if credit <= SERIAL >> 1 else 0
+            self.drain = flow.drain
+        elif flow.delivery_count is not None:
+            advanced = (flow.delivery_count - self.delivery_count) & SERIAL
+            if advanced <= self.credit:
+                self.delivery_count = flow.delivery_count
+                self.credit -= advanced
+
+    def receive_transfer(self, transfer: Transfer, payload: bytes) -> Delivery | DeliveryAborted | None:
+        """Take in one frame of a delivery; return the delivery when it is complete."""
+        if self._partial is not None:
+            return self._continue(self._partial, transfer, payload)
+        if self.role == SENDER:
+            raise TransferDirectionError(f"{self.name!r} is ours to send on")
+        if transfer.delivery_id is None or transfer.delivery_tag is None:
+            raise TransferSequenceError("the first transfer of a delivery lacks its delivery-id or delivery-tag")
+        if transfer.resume:
+            raise ResumeError("deliveries cannot be resumed")
+        if self.credit > 0:
+            self.credit -= 1
+        elif self._strict:
+            raise TransferLimitError(f"delivery {transfer.delivery_id} came without credit")
+        self.delivery_count = (self.delivery_count + 1) & SERIAL
+        delivery = Delivery(
+            self,
+            transfer.delivery_id,
+            transfer.delivery_tag,
+            transfer.message_format or 0,
+            transfer.settled is True,
+            payload,
+        )
+        if transfer.state is not None:
+            delivery.state = transfer.state
+        if transfer.rcv_settle_mode is not None:
+            delivery.rcv_settle_mode = transfer.rcv_settle_mode
+        if transfer.more or transfer.aborted or len(payload) > self.max_message_size:
+            delivery.payload = b""
+            self._partial = _Partial(delivery)
+            return self._continue(self._partial, transfer, payload)
+        return delivery
+
+    def _continue(self, partial: _Partial, transfer: Transfer, payload: bytes) -> Delivery | DeliveryAborted | None:
+        delivery = partial.delivery
+        if transfer.delivery_id is not None and transfer.delivery_id != delivery.delivery_id:
+            raise TransferSequenceError(
+                f"delivery {transfer.delivery_id} starts while {delivery.delivery_id} is not complete"
+            )
+        if transfer.settled:
+            delivery.settled = True
+        if transfer.aborted:
+            self._partial = None
+            delivery.settled = True
+            return DeliveryAborted(delivery, None)
+        self._append(partial, payload)
+        if transfer.more:
+            return None
+        self._partial = None
+        if partial.oversized:
+            return DeliveryAborted(delivery, self._size_error())
+        delivery.payload = bytes(partial.buffer)
+        return delivery
+
+    def _append(self, partial: _Partial, payload: bytes) -> None:
+        if partial.oversized:
+            return
+        if len(partial.buffer) + len(payload) > self.max_message_size:
+            if not self._reject_oversized:
+                raise self._size_error()
+            partial.oversized = True
+            partial.buffer.clear()
+        else:
+            partial.buffer += payload
+
+    def _size_error(self) -> MessageSizeError:
+        return MessageSizeError(f"{self.name!r} takes messages of at most {self.max_message_size} bytes")
+
+
+@dataclass(frozen=True, slots=True)
+class LinkAttached:
+    """The peer attached its end: a new link to answer with ``attach`` or ``refuse``, or the answer to ours."""
+
+    link: Link
+    attach: Attach
+
+
+@dataclass(frozen=True, slots=True)
+class LinkDetached:
+    """The link is gone: detached by the peer, or by us because the peer broke the protocol (``violation``).
+
+    It needs no answer; ours has been written.
+    """
+
+    link: Link
+    closed: bool
+    error: Error | None
+    violation: ProtocolError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CreditGranted:
+    """The receiver told how much we may send; with ``drain`` it wants the rest back by ``Link.drained``."""
+
+    link: Link
+    credit: int
+    drain: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LinkDrained:
+    """The sender has used up or given back all credit, as we asked."""
+
+    link: Link
+
+
+@dataclass(frozen=True, slots=True)
+class DeliveryAborted:
+    """A delivery came to nothing: the sender gave it up, or it was too large and has been rejected (``error``)."""
+
+    delivery: Delivery
+    error: ProtocolError | None

@@ -1,0 +1,257 @@
+"""Messages, and where their sections lie in a payload (part 3.2 of the standard)."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pairbus.wire import encoder
+from pairbus.wire.composites import LAYOUTS, AmqpType
+from pairbus.wire.decoder import decode_at, decode_list, decode_map, skip
+from pairbus.wire.errors import DecodeError, EncodeError, InvalidFieldError
+from pairbus.wire.sections import (
+    AMQP_SEQUENCE,
+    AMQP_VALUE,
+    APPLICATION_PROPERTIES,
+    DATA,
+    DELIVERY_ANNOTATIONS,
+    FOOTER,
+    HEADER,
+    MESSAGE_ANNOTATIONS,
+    PROPERTIES,
+    SECTION_CODES,
+    Header,
+    Properties,
+)
+from pairbus.wire.types import Symbol, ULong
+
+_U32: Final = struct.Struct(">I")
+
+
+def _field_types(section: type) -> list[frozenset[type]]:
+    kinds = [field.kind for field in LAYOUTS[section].fields]
+    return [kind.decoded | {type(None)} for kind in kinds if isinstance(kind, AmqpType)]
+
+
+_HEADER_TYPES: Final = _field_types(Header)
+_PROPERTIES_TYPES: Final = _field_types(Properties)
+
+_NO_HEADER: Final = Header()
+_NO_PROPERTIES: Final = Properties()
+
+
+class Sections:
+    """Where the sections of a message lie in its payload.
+
+    Made without decoding any section. ``spans`` maps a section's code to its ``(start, value, end)``: where its
+    descriptor, its value and the next section start. ``body`` lists the body's sections as ``(code, start, value,
+    end)``. Sections may stand in any order: the Azure SDK for Python writes the delivery annotations last.
+    """
+
+    __slots__ = ("body", "payload", "spans")
+
+    def __init__(self, payload: bytes) -> None:
+        self.payload = payload
+        self.spans: dict[int, tuple[int, int, int]] = {}
+        self.body: list[tuple[int, int, int, int]] = []
+        position = 0
+        length = len(payload)
+        try:
+            while position < length:
+                position = self._add(payload, position)
+        except (IndexError, struct.error) as error:
+            raise DecodeError("the message is cut off") from error
+        if position != length:
+            raise DecodeError("the message is cut off")
+
+    def _add(self, payload: bytes, start: int) -> int:
+        """Note the section at ``start``; return where it ends."""
+        if payload[start] == 0x00 and payload[start + 1] == 0x53:
+            code = payload[start + 2]
+            value = start + 3
+        else:
+            code, value = _read_section_descriptor(payload, start)
+        constructor = payload[value]
+        if constructor < 0xA0:
+            end = skip(payload, value)
+        elif constructor & 0x10:
+            end = value + 5 + int(_U32.unpack_from(payload, value + 1)[0])
+        else:
+            end = value + 2 + payload[value + 1]
+        if DATA <= code <= AMQP_VALUE:
+            if self.body and (self.body[0][0] != code or code == AMQP_VALUE):
+                raise DecodeError("a body is one value, or sections of data, or sections of sequences")
+            self.body.append((code, start, value, end))
+        elif code in self.spans:
+            raise DecodeError(f"section 0x{code:02x} appears twice")
+        elif HEADER <= code <= FOOTER:
+            self.spans[code] = (start, value, end)
+        else:
+            raise DecodeError(f"0x{code:02x} is not a section of a message")
+        return end
+
+    def raw(self, code: int) -> bytes:
+        """The bytes of a section, descriptor included; empty when the message has none."""
+        span = self.spans.get(code)
+        return b"" if span is None else self.payload[span[0] : span[2]]
+
+    def header(self) -> Header:
+        span = self.spans.get(HEADER)
+        if span is None:
+            return _NO_HEADER
+        values = decode_list(self.payload, span[1])
+        _check_fields(HEADER, values, _HEADER_TYPES)
+        for index in range(len(values)):
+            if values[index] is None:
+                values[index] = _NO_HEADER[index]
+        values.extend(_NO_HEADER[len(values) :])
+        return tuple.__new__(Header, values)
+
+    def properties(self) -> Properties:
+        span = self.spans.get(PROPERTIES)
+        if span is None:
+            return _NO_PROPERTIES
+        values = decode_list(self.payload, span[1])
+        _check_fields(PROPERTIES, values, _PROPERTIES_TYPES)
+        values.extend(_NO_PROPERTIES[len(values) :])
+        return tuple.__new__(Properties, values)
+
+    def application_properties(self) -> dict[str, Any]:
+        properties = self._map(APPLICATION_PROPERTIES)
+        for key in properties:
+            if type(key) is not str:
+                raise InvalidFieldError(f"an application property has the name {key!r:.200}, which is not a string")
+        return properties
+
+    def message_annotations(self) -> dict[Any, Any]:
+        return self._map(MESSAGE_ANNOTATIONS)
+
+    def delivery_annotations(self) -> dict[Any, Any]:
+        return self._map(DELIVERY_ANNOTATIONS)
+
+    def footer(self) -> dict[Any, Any]:
+        return self._map(FOOTER)
+
+    def _map(self, code: int) -> dict[Any, Any]:
+        span = self.spans.get(code)
+        return {} if span is None else decode_map(self.payload, span[1])
+
+    def data(self) -> bytes:
+        """The body's bytes, when it is made of data sections."""
+        if len(self.body) == 1:
+            return self._datum(self.body[0])
+        return b"".join([self._datum(section) for section in self.body])
+
+    def _datum(self, section: tuple[int, int, int, int]) -> bytes:
+        code, _, value, end = section
+        if code != DATA:
+            raise DecodeError("the body is not made of data sections")
+        constructor = self.payload[value]
+        if constructor == 0xB0:
+            return self.payload[value + 5 : end]
+        if constructor == 0xA0:
+            return self.payload[value + 2 : end]
+        raise DecodeError("a data section is not binary")
+
+    def decode_body(self) -> list[Any]:
+        """The decoded values of the body's sections."""
+        return [self._body_value(section) for section in self.body]
+
+    def _body_value(self, section: tuple[int, int, int, int]) -> object:
+        if section[0] == DATA:
+            return self._datum(section)
+        value, _ = decode_at(self.payload, section[2])
+        if section[0] == AMQP_SEQUENCE and type(value) is not list:
+            raise DecodeError("an amqp-sequence section is not a list")
+        return value
+
+
+def _check_fields(code: int, values: list[Any], types: list[frozenset[type]]) -> None:
+    if len(values) > len(types):
+        raise DecodeError(f"section 0x{code:02x} has {len(values)} fields, the standard knows {len(types)}")
+    for index, value in enumerate(values):
+        if type(value) not in types[index]:
+            raise InvalidFieldError(f"section 0x{code:02x}: field {index} cannot be {value!r:.200}")
+
+
+def _read_section_descriptor(payload: bytes, position: int) -> tuple[int, int]:
+    """Read a section's descriptor in any of its encodings; return the section's code and where its value starts."""
+    if payload[position] != 0x00:
+        raise DecodeError("a message is a sequence of described sections")
+    descriptor, position = decode_at(payload, position + 1)
+    return _section_code(descriptor), position
+
+
+def _section_code(descriptor: object) -> int:
+    if type(descriptor) is ULong:
+        return int(descriptor)
+    if type(descriptor) is Symbol:
+        return SECTION_CODES.get(descriptor, 0)
+    return 0
+
+
+@dataclass(frozen=True)
+class Message:
+    """A message with all its sections decoded.
+
+    ``body_kind`` is ``DATA`` (each of ``body`` is bytes), ``AMQP_SEQUENCE`` (each is a list) or ``AMQP_VALUE`` (one
+    value of any type).
+    """
+
+    header: Header = _NO_HEADER
+    delivery_annotations: dict[Any, Any] | None = None
+    message_annotations: dict[Any, Any] | None = None
+    properties: Properties = _NO_PROPERTIES
+    application_properties: dict[str, Any] | None = None
+    body: tuple[Any, ...] = ()
+    body_kind: int = DATA
+    footer: dict[Any, Any] | None = None
+
+
+def decode_message(payload: bytes) -> Message:
+    """Decode every section of a message."""
+    sections = Sections(payload)
+    return Message(
+        header=sections.header(),
+        delivery_annotations=sections.delivery_annotations() or None,
+        message_annotations=sections.message_annotations() or None,
+        properties=sections.properties(),
+        application_properties=sections.application_properties() or None,
+        body=tuple(sections.decode_body()),
+        body_kind=sections.body[0][0] if sections.body else DATA,
+        footer=sections.footer() or None,
+    )
+
+
+def encode_message(message: Message) -> bytes:
+    """Encode a message; a section without content is left out."""
+    parts: list[bytes] = []
+    if message.header != _NO_HEADER:
+        parts.append(encoder.encode(message.header))
+    _append_map(parts, DELIVERY_ANNOTATIONS, _symbol_keys(message.delivery_annotations))
+    _append_map(parts, MESSAGE_ANNOTATIONS, _symbol_keys(message.message_annotations))
+    if message.properties != _NO_PROPERTIES:
+        parts.append(encoder.encode(message.properties))
+    _append_map(parts, APPLICATION_PROPERTIES, message.application_properties)
+    if message.body_kind == AMQP_VALUE and len(message.body) != 1:
+        raise EncodeError("an amqp-value body has exactly one value")
+    parts.extend(_encode_section(message.body_kind, value) for value in message.body)
+    _append_map(parts, FOOTER, _symbol_keys(message.footer))
+    return b"".join(parts)
+
+
+def _append_map(parts: list[bytes], code: int, content: dict[Any, Any] | None) -> None:
+    if content:
+        parts.append(_encode_section(code, content))
+
+
+def _encode_section(code: int, value: object) -> bytes:
+    return bytes((0x00, 0x53, code)) + encoder.encode(value)
+
+
+def _symbol_keys(annotations: dict[Any, Any] | None) -> dict[Any, Any] | None:
+    """Make the keys of annotations symbols, as the standard wants them."""
+    if annotations is None:
+        return None
+    return {Symbol(key) if type(key) is str else key: value for key, value in annotations.items()}

@@ -1,0 +1,506 @@
+"""Sessions: channels with windows that carry links (part 2.5 of the standard)."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pairbus.wire import encoder
+from pairbus.wire.configuration import Configuration
+from pairbus.wire.errors import (
+    DeliveryIdError,
+    FramingError,
+    HandleInUseError,
+    LinkError,
+    LocalProtocolError,
+    ProtocolError,
+    SessionResourceError,
+    UnattachedHandleError,
+    WindowViolationError,
+)
+from pairbus.wire.frames import HEADER_SIZE, FrameWriter
+from pairbus.wire.hotpath import read_transfer, write_continuation, write_transfer
+from pairbus.wire.link import (
+    SERIAL,
+    Carrier,
+    CreditGranted,
+    Delivery,
+    DeliveryAborted,
+    Link,
+    LinkAttached,
+    LinkDetached,
+    LinkDrained,
+)
+from pairbus.wire.performatives import RECEIVER, SENDER, Attach, Begin, Detach, Disposition, End, Flow
+from pairbus.wire.settlement import Error, ReceiverSettleMode, Rejected, SenderSettleMode
+from pairbus.wire.states import Frame, LinkState, SessionState
+
+_OUTGOING_WINDOW: Final = SERIAL >> 1
+
+
+class LinkBudget:
+    """How many links the peer may still attach, over all sessions of a connection."""
+
+    __slots__ = ("left",)
+
+    def __init__(self, left: int) -> None:
+        self.left = left
+
+
+class _Outgoing:
+    """A delivery that the peer's window has not let through yet, or not all of it."""
+
+    __slots__ = ("delivery", "payload", "position")
+
+    def __init__(self, delivery: Delivery, payload: bytes) -> None:
+        self.delivery = delivery
+        self.payload = payload
+        self.position = 0
+
+
+class Session(Carrier):
+    """One session of a connection."""
+
+    def __init__(self, channel: int, configuration: Configuration, writer: FrameWriter, budget: LinkBudget) -> None:
+        self.channel = channel
+        """Our number for the session."""
+        self.remote_channel = -1
+        """The peer's number for the session; -1 until it has begun."""
+        self.local = SessionState.UNMAPPED
+        self.remote = SessionState.UNMAPPED
+        self.peer: Begin | None = None
+        """The peer's begin."""
+        self.end_reported = False
+        """Whether the application has been told that the session is gone."""
+        self.links: dict[int, Link] = {}
+        """The links by our handle."""
+        self._remote_links: dict[int, Link] = {}
+        self._names: dict[tuple[str, bool], Link] = {}
+        self._configuration = configuration
+        self._strict = configuration.strict
+        self._writer = writer
+        self._budget = budget
+        self._incoming: dict[int, Delivery] = {}
+        self._outgoing: dict[int, Delivery] = {}
+        self._outbox: deque[_Outgoing] = deque()
+        self._next_delivery_id = 0
+        # The session's flow state, named as in part 2.5.6.
+        self._next_incoming_id = 0
+        self._incoming_window = configuration.incoming_window
+        self._next_outgoing_id = 0
+        self._remote_incoming_window = 0
+
+    def __repr__(self) -> str:
+        return f"<Session on channel {self.channel}, local {self.local.name}, remote {self.remote.name}>"
+
+    @property
+    def is_mapped(self) -> bool:
+        """Whether both ends have begun and neither has ended."""
+        return self.local == SessionState.MAPPED and self.remote == SessionState.MAPPED
+
+    @property
+    def unsettled(self) -> int:
+        """How many deliveries wait to be settled, in both directions."""
+        return len(self._incoming) + len(self._outgoing)
+
+    @property
+    def waiting(self) -> int:
+        """How many deliveries wait for the peer's window."""
+        return len(self._outbox)
+
+    # What we say.
+
+    def begin(self, *, properties: dict[str, Any] | None = None) -> None:
+        """Begin our end: a new session, or the answer to the peer's."""
+        if self.local == SessionState.MAPPED:
+            raise LocalProtocolError(f"the session on channel {self.channel} has begun already")
+        if self.local == SessionState.ENDED:
+            return
+        self._write(
+            Begin(
+                remote_channel=self.remote_channel if self.remote_channel >= 0 else None,
+                next_outgoing_id=self._next_outgoing_id,
+                incoming_window=self._incoming_window,
+                outgoing_window=_OUTGOING_WINDOW,
+                handle_max=self._configuration.handle_max,
+                properties=properties,
+            )
+        )
+        self.local = SessionState.MAPPED
+
+    def attach(
+        self,
+        name: str,
+        role: bool,
+        *,
+        source: Any = None,
+        target: Any = None,
+        snd_settle_mode: SenderSettleMode | None = None,
+        rcv_settle_mode: ReceiverSettleMode | None = None,
+        max_message_size: int | None = None,
+        properties: dict[str, Any] | None = None,
+    ) -> Link:
+        """Attach a new link, of which we are the ``SENDER`` or the ``RECEIVER``."""
+        if (name, role) in self._names:
+            raise LocalProtocolError(f"the session has a link {name!r} in this direction already")
+        if self.local != SessionState.MAPPED:
+            raise LocalProtocolError(f"the session on channel {self.channel} is not begun or has ended")
+        handle_max = SERIAL if self.peer is None else self.peer.handle_max
+        link = self._new_link(name, role)
+        if link.handle > handle_max:
+            self._release(link)
+            raise LocalProtocolError(f"the peer allows {handle_max + 1} links in a session")
+        link.attach(
+            source=source,
+            target=target,
+            snd_settle_mode=snd_settle_mode,
+            rcv_settle_mode=rcv_settle_mode,
+            max_message_size=max_message_size,
+            properties=properties,
+        )
+        return link
+
+    def end(self, *, error: Error | None = None) -> None:
+        """End our end; its links are gone with it."""
+        if self.local == SessionState.ENDED:
+            return
+        if self.local == SessionState.UNMAPPED:
+            if self.remote == SessionState.UNMAPPED:
+                self.abandon()
+                return
+            self.begin()
+        self._write(End(error=error))
+        self.local = SessionState.ENDED
+        self._forget_everything()
+
+    def abandon(self) -> None:
+        """Forget the session, because its connection is gone."""
+        self.local = self.remote = SessionState.ENDED
+        self._forget_everything()
+
+    def send_attach(self, link: Link, attach: Attach) -> None:
+        if self.local == SessionState.UNMAPPED:
+            raise LocalProtocolError(f"the session on channel {self.channel} has not begun")
+        if self.local == SessionState.ENDED:
+            return
+        self._write(attach)
+        link.local = LinkState.ATTACHED
+
+    def send_detach(self, link: Link, closed: bool, error: Error | None) -> None:
+        if link.local == LinkState.DETACHED or self.local != SessionState.MAPPED:
+            return
+        if link.local == LinkState.UNATTACHED:
+            link.attach()
+        self._write(Detach(handle=link.handle, closed=closed, error=error))
+        link.local = LinkState.DETACHED
+        self._forget_deliveries(link)
+        if link.remote == LinkState.DETACHED:
+            self._release(link)
+
+    def send_flow(self, link: Link | None, echo: bool) -> None:
+        if self.local != SessionState.MAPPED or (link is not None and link.local != LinkState.ATTACHED):
+            return
+        self._incoming_window = self._configuration.incoming_window
+        self._write(
+            Flow(
+                next_incoming_id=None if self.remote == SessionState.UNMAPPED else self._next_incoming_id,
+                incoming_window=self._incoming_window,
+                next_outgoing_id=self._next_outgoing_id,
+                outgoing_window=_OUTGOING_WINDOW,
+                handle=None if link is None else link.handle,
+                delivery_count=None if link is None else link.delivery_count,
+                link_credit=None if link is None else link.credit,
+                available=link.available if link is not None and link.role == SENDER else None,
+                drain=link is not None and link.drain,
+                echo=echo,
+            )
+        )
+
+    def send_transfer(self, delivery: Delivery, payload: bytes) -> None:
+        if self.local != SessionState.MAPPED or self.remote == SessionState.ENDED:
+            raise LocalProtocolError(f"the session on channel {self.channel} has ended; the message was not sent")
+        if delivery.state is not None and len(encoder.encode(delivery.state)) > self._writer.max_frame_size // 2:
+            raise LocalProtocolError(
+                "the delivery's state does not fit a frame of the peer's; the message was not sent"
+            )
+        self._outbox.append(_Outgoing(delivery, payload))
+        self._pump()
+
+    def _pump(self) -> None:
+        """Write what the peer's window has room for."""
+        while self._outbox and self._remote_incoming_window > 0:
+            if self._write_transfer(self._outbox[0]):
+                self._outbox.popleft()
+
+    def _write_transfer(self, outgoing: _Outgoing) -> bool:
+        """Write the next frame of a delivery; return whether it was the last."""
+        delivery = outgoing.delivery
+        link = delivery.link
+        first = delivery.delivery_id < 0
+        if first:
+            delivery.delivery_id = self._next_delivery_id
+            self._next_delivery_id = (self._next_delivery_id + 1) & SERIAL
+            if not delivery.settled:
+                self._outgoing[delivery.delivery_id] = delivery
+            body = self._first_transfer(delivery, False)
+        else:
+            body = write_continuation(link.handle, False)
+        room = self._writer.max_frame_size - HEADER_SIZE - len(body)
+        left = len(outgoing.payload) - outgoing.position
+        more = left > room
+        if more:
+            body = self._first_transfer(delivery, True) if first else write_continuation(link.handle, True)
+        if first and not more:
+            payload = outgoing.payload
+        else:
+            payload = outgoing.payload[outgoing.position : outgoing.position + room]
+            outgoing.position += len(payload)
+        self._writer.write(self.channel, body, payload)
+        self._next_outgoing_id = (self._next_outgoing_id + 1) & SERIAL
+        self._remote_incoming_window -= 1
+        return not more
+
+    def _first_transfer(self, delivery: Delivery, more: bool) -> bytes:
+        return write_transfer(
+            delivery.link.handle,
+            delivery.delivery_id,
+            delivery.delivery_tag,
+            delivery.message_format,
+            delivery.settled,
+            more,
+            delivery.state,
+        )
+
+    def send_disposition(self, delivery: Delivery, state: object, settled: bool) -> None:
+        known = self._incoming if delivery.link.role == RECEIVER else self._outgoing
+        if known.get(delivery.delivery_id) is not delivery or self.local != SessionState.MAPPED:
+            return
+        self._writer.dispose(self.channel, delivery.link.role, delivery.delivery_id, settled, state)
+        if settled:
+            del known[delivery.delivery_id]
+            delivery.settled = True
+
+    def _write(self, performative: object) -> None:
+        self._writer.write(self.channel, encoder.encode(performative))
+
+    # What the peer says.
+
+    def receive_begin(self, channel: int, begin: Begin) -> None:
+        self.remote = SessionState.MAPPED
+        self.remote_channel = channel
+        self.peer = begin
+        self._next_incoming_id = begin.next_outgoing_id
+        self._remote_incoming_window = begin.incoming_window
+        self._pump()
+
+    def receive_attach(self, attach: Attach) -> LinkAttached:
+        if attach.handle > self._configuration.handle_max:
+            raise FramingError(f"handle {attach.handle}, where {self._configuration.handle_max} is the highest")
+        if attach.handle in self._remote_links:
+            raise HandleInUseError(f"handle {attach.handle} is attached already")
+        role = not attach.role
+        link = self._names.get((attach.name, role))
+        if link is None:
+            if self._budget.left <= 0:
+                raise SessionResourceError(f"a connection has at most {self._configuration.max_links} links")
+            link = self._new_link(attach.name, role)
+        elif link.remote != LinkState.UNATTACHED:
+            raise HandleInUseError(f"a link {attach.name!r} is attached already")
+        link.receive_attach(attach)
+        self._remote_links[attach.handle] = link
+        return LinkAttached(link, attach)
+
+    def receive_flow(self, flow: Flow) -> CreditGranted | LinkDrained | None:
+        """Take over the peer's view of the session and of a link (parts 2.5.6 and 2.6.7)."""
+        expected = 0 if flow.next_incoming_id is None else flow.next_incoming_id
+        in_flight = (self._next_outgoing_id - expected) & SERIAL
+        if in_flight > SERIAL >> 1:  # the peer expects what we have not sent
+            in_flight = 0
+        self._remote_incoming_window = max(0, flow.incoming_window - in_flight)
+        link = None
+        event: CreditGranted | LinkDrained | None = None
+        if flow.handle is not None:
+            link = self._attached(flow.handle, Frame.FLOW)
+            event = self._receive_link_flow(link, flow)
+        self._pump()
+        if flow.echo:
+            self.send_flow(link, False)
+        return event
+
+    def _receive_link_flow(self, link: Link, flow: Flow) -> CreditGranted | LinkDrained | None:
+        if link.local == LinkState.DETACHED:
+            return None
+        link.receive_flow(flow)
+        if link.role == SENDER:
+            return CreditGranted(link, link.credit, link.drain)
+        if link.drain and link.credit == 0:
+            link.drain = False
+            return LinkDrained(link)
+        return None
+
+    def receive_transfer(self, frame: bytes, position: int) -> Delivery | DeliveryAborted | LinkDetached | None:
+        """Take in a transfer frame whose performative stands at ``position``."""
+        transfer, start = read_transfer(frame, position)
+        if self._incoming_window <= 0 and self._strict:
+            raise WindowViolationError("more transfers than the incoming window has room for")
+        self._incoming_window -= 1
+        self._next_incoming_id = (self._next_incoming_id + 1) & SERIAL
+        link = self._remote_links.get(transfer.handle)
+        if link is None:
+            raise UnattachedHandleError(f"a transfer for handle {transfer.handle}, which no link is attached to")
+        if self._incoming_window < self._configuration.incoming_window >> 1:
+            self.send_flow(None, False)
+        if link.local == LinkState.DETACHED:
+            return None
+        try:
+            received = link.receive_transfer(transfer, frame[start:])
+        except LinkError as error:
+            return self._detach_violator(link, error)
+        if isinstance(received, Delivery):
+            if not received.settled:
+                self._remember(received)
+        elif received is not None and received.error is not None:
+            self._reject(received.delivery, received.error)
+        return received
+
+    def _reject(self, delivery: Delivery, error: ProtocolError) -> None:
+        if not delivery.settled:
+            self._remember(delivery)
+            delivery.link.settle(delivery, Rejected(Error(error.condition, error.description)))
+
+    def _remember(self, delivery: Delivery) -> None:
+        if delivery.delivery_id in self._incoming:
+            raise DeliveryIdError(f"delivery-id {delivery.delivery_id} is in use already")
+        if len(self._incoming) >= self._configuration.max_unsettled:
+            raise SessionResourceError(f"{len(self._incoming)} deliveries wait to be settled; no more are taken")
+        self._incoming[delivery.delivery_id] = delivery
+
+    def _detach_violator(self, link: Link, error: LinkError) -> LinkDetached:
+        reason = Error(error.condition, error.description)
+        link.detach(error=reason)
+        link.detach_reported = True
+        return LinkDetached(link, True, reason, error)
+
+    def receive_disposition(self, disposition: Disposition) -> DispositionReceived | None:
+        known = self._outgoing if disposition.role == RECEIVER else self._incoming
+        deliveries = _in_range(known, disposition.first, disposition.last)
+        for delivery in deliveries:
+            if disposition.state is not None:
+                delivery.state = disposition.state
+            if disposition.settled:
+                delivery.settled = True
+                del known[delivery.delivery_id]
+        if not deliveries:
+            return None
+        return DispositionReceived(self, deliveries, disposition.state, disposition.settled)
+
+    def receive_detach(self, detach: Detach) -> LinkDetached | None:
+        link = self._attached(detach.handle, Frame.DETACH)
+        link.remote = LinkState.DETACHED
+        del self._remote_links[detach.handle]
+        if link.local == LinkState.DETACHED:
+            self._release(link)
+        else:
+            link.detach(closed=detach.closed)
+        if link.detach_reported:
+            return None
+        link.detach_reported = True
+        return LinkDetached(link, detach.closed, detach.error)
+
+    def receive_end(self) -> None:
+        self.remote = SessionState.ENDED
+        self.end()
+
+    def _attached(self, handle: int, frame: Frame) -> Link:
+        link = self._remote_links.get(handle)
+        if link is None:
+            raise UnattachedHandleError(f"a {frame.name.lower()} for handle {handle}, which no link is attached to")
+        return link
+
+    # What we remember.
+
+    def _new_link(self, name: str, role: bool) -> Link:
+        handle = 0
+        while handle in self.links:
+            handle += 1
+        configuration = self._configuration
+        link = Link(
+            self,
+            name,
+            role,
+            handle,
+            configuration.max_message_size,
+            configuration.strict,
+            configuration.reject_oversized,
+        )
+        self.links[handle] = link
+        self._names[name, role] = link
+        self._budget.left -= 1
+        return link
+
+    def _release(self, link: Link) -> None:
+        del self.links[link.handle]
+        del self._names[link.name, link.role]
+        self._budget.left += 1
+
+    def _forget_deliveries(self, link: Link) -> None:
+        self._outbox = deque(outgoing for outgoing in self._outbox if outgoing.delivery.link is not link)
+        for known in (self._incoming, self._outgoing):
+            for delivery in [delivery for delivery in known.values() if delivery.link is link]:
+                del known[delivery.delivery_id]
+
+    def _forget_everything(self) -> None:
+        self._budget.left += len(self.links)
+        for link in self.links.values():
+            link.local = link.remote = LinkState.DETACHED
+        self.links.clear()
+        self._remote_links.clear()
+        self._names.clear()
+        self._outbox.clear()
+        self._incoming.clear()
+        self._outgoing.clear()
+
+
+def _in_range(known: dict[int, Delivery], first: int, last: int | None) -> list[Delivery]:
+    """Find the deliveries from ``first`` to ``last``, at a cost that the peer cannot raise by naming a huge range."""
+    if last is None or last == first:
+        delivery = known.get(first)
+        return [] if delivery is None else [delivery]
+    span = (last - first) & SERIAL
+    if span > SERIAL >> 1:
+        raise DeliveryIdError(f"a disposition for deliveries {first} to {last}")
+    if span < len(known):
+        found = [known.get((first + offset) & SERIAL) for offset in range(span + 1)]
+        return [delivery for delivery in found if delivery is not None]
+    return [delivery for delivery in known.values() if (delivery.delivery_id - first) & SERIAL <= span]
+
+
+@dataclass(frozen=True, slots=True)
+class SessionBegun:
+    """The peer began its end: a new session to answer with ``begin``, or the answer to ours."""
+
+    session: Session
+    begin: Begin
+
+
+@dataclass(frozen=True, slots=True)
+class SessionEnded:
+    """The session is gone: ended by the peer, or by us because the peer broke the protocol (``violation``).
+
+    Its links are gone with it. It needs no answer; ours has been written.
+    """
+
+    session: Session
+    error: Error | None
+    violation: ProtocolError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DispositionReceived:
+    """The peer told the state of some of the deliveries that are not settled yet."""
+
+    session: Session
+    deliveries: list[Delivery]
+    state: Any
+    settled: bool
