@@ -24,7 +24,7 @@ $(READY): pyproject.toml setup.py tests/peers/package.json
 	@touch $@
 
 demo: $(READY)
-	@$(BIN)/python -m pairbus.demo
+	@$(BIN)/python -m pairbus.cli.demo
 
 # On a laptop the slow tests are left out; `make slow` runs them, and so does `make test` when CI=true.
 test: $(READY)

@@ -23,6 +23,7 @@ from pairbus.wire.errors import (
 from pairbus.wire.frames import (
     AMQP_FRAME,
     AMQP_HEADER,
+    HEADER_SIZE,
     SASL_FRAME,
     SASL_HEADER,
     FrameBuffer,
@@ -46,6 +47,13 @@ from pairbus.wire.states import CONNECTION, ConnectionState, Frame, SaslState, S
 from pairbus.wire.types import ULong
 
 _LOWEST_MAX_FRAME_SIZE: Final = 512
+
+# For every frame: looking up a member of an enumeration costs more than all else that is done with it.
+_TRANSFER: Final = 0x14
+_START: Final = ConnectionState.START
+_OPENED: Final = ConnectionState.OPENED
+_CLOSED: Final = ConnectionState.CLOSED
+_ENDED: Final = SessionState.ENDED
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,18 +123,18 @@ class Connection:
     @property
     def is_open(self) -> bool:
         """Whether both ends have opened and neither has closed."""
-        return self.local == ConnectionState.OPENED and self.remote == ConnectionState.OPENED
+        return self.local is ConnectionState.OPENED and self.remote is ConnectionState.OPENED
 
     @property
     def is_closed(self) -> bool:
         """Whether our end has said its last; once the peer has read that, the transport can go."""
-        return self.local == ConnectionState.CLOSED
+        return self.local is ConnectionState.CLOSED
 
     # What we say.
 
     def open(self, *, properties: dict[str, Any] | None = None) -> None:
         """Open our end: start a connection as the client, or answer the peer's open as the server."""
-        if self.local == ConnectionState.CLOSED:
+        if self.local is ConnectionState.CLOSED:
             return
         if self._open is not None:
             raise LocalProtocolError("the connection has been opened already")
@@ -139,18 +147,18 @@ class Connection:
             idle_time_out=configuration.idle_time_out_ms,
             properties={**configuration.properties, **(properties or {})} or None,
         )
-        if self.local == ConnectionState.START and isinstance(self._sasl, SaslClient):
+        if self.local is ConnectionState.START and isinstance(self._sasl, SaslClient):
             self._exchange = SaslExchange(self._sasl, configuration.hostname, self._writer)
             self._writer.write_header(SASL_HEADER)
             self._writer.hold()
-        elif self.local == ConnectionState.START:
+        elif self.local is ConnectionState.START:
             self._writer.write_header(AMQP_HEADER)
         self._write(0, self._open)
         self.local = ConnectionState.OPENED
 
     def begin(self, *, properties: dict[str, Any] | None = None) -> Session:
         """Begin a new session. It may be used at once: what is sent early waits for the peer's begin."""
-        if self.local != ConnectionState.OPENED:
+        if self.local is not ConnectionState.OPENED:
             raise LocalProtocolError("the connection is not open")
         highest = 0xFFFF if self.peer is None else self.peer.channel_max
         channel = self._free_channel()
@@ -162,11 +170,11 @@ class Connection:
 
     def close(self, *, error: Error | None = None) -> None:
         """Close our end. What the peer still sends is passed over, up to its own close."""
-        if self.local == ConnectionState.CLOSED:
+        if self.local is ConnectionState.CLOSED:
             return
-        if self._open is None and self.local == ConnectionState.HEADER:
+        if self._open is None and self.local is ConnectionState.HEADER:
             self.open()  # part 2.4.6: close comes after open, even when all we have to say is why we close
-        if self.local == ConnectionState.OPENED:
+        if self.local is ConnectionState.OPENED:
             self._write(0, Close(error=error))
         self.local = ConnectionState.CLOSED
         self._abandon_sessions()
@@ -182,7 +190,7 @@ class Connection:
         wait for. Writes an empty frame when the peer is about to miss us; raises ``IdleTimeoutError`` when we have
         missed the peer for too long.
         """
-        if self.local == ConnectionState.CLOSED:
+        if self.local is ConnectionState.CLOSED:
             return None
         deadlines: list[int] = []
         limit = self.configuration.idle_time_out_ms
@@ -204,7 +212,7 @@ class Connection:
         """Write an empty frame after half the peer's idle time-out without another frame (part 2.4.5)."""
         if self._writer.written or self._sent_ms is None:
             self._sent_ms = now_ms
-        elif now_ms - self._sent_ms >= pause_ms and self.local == ConnectionState.OPENED:
+        elif now_ms - self._sent_ms >= pause_ms and self.local is ConnectionState.OPENED:
             self._writer.write(0, b"")
             self._sent_ms = now_ms
         self._writer.written = False
@@ -218,41 +226,46 @@ class Connection:
     def receive_data(self, data: bytes) -> list[Event]:
         """Take in what arrived, in pieces of any size, and return what it means."""
         events: list[Event] = []
-        if self.remote == ConnectionState.CLOSED:
+        if self.remote is ConnectionState.CLOSED:
             return events
         self._received = True
         self._buffer.feed(data)
         try:
-            while self._receive_next(events):
-                pass
+            self._receive_buffered(events)
         except ProtocolError as error:
             error.events = list(events)
             self._fail(error)
             raise
         return events
 
-    def _receive_next(self, events: list[Event]) -> bool:
-        """Take in the next header or frame; return whether there was one and another may follow."""
-        if self._awaiting_header:
-            header = self._buffer.take_header()
-            if header is None:
-                return False
-            self._receive_header(header)
-            return True
-        frame = self._buffer.take_frame()
-        if frame is None:
-            return False
-        if self.remote == ConnectionState.START:
-            self._receive_sasl_frame(frame, events)
-        else:
+    def _receive_buffered(self, events: list[Event]) -> None:
+        """Take in everything that has arrived whole."""
+        while self._awaiting_header or self.remote is _START:
+            if not self._receive_preamble(events):
+                return
+        while self.remote is not _CLOSED:
+            frame = self._buffer.take_frame()
+            if frame is None:
+                return
             self._receive_frame(frame, events)
-        return self.remote != ConnectionState.CLOSED
 
     def _fail(self, error: ProtocolError) -> None:
         self.close(error=Error(error.condition, error.description))
         self.remote = ConnectionState.CLOSED
 
     # Headers and authentication.
+
+    def _receive_preamble(self, events: list[Event]) -> bool:
+        """Take in the next header or SASL frame; return whether there was one."""
+        if self._awaiting_header:
+            header = self._buffer.take_header()
+            if header is not None:
+                self._receive_header(header)
+            return header is not None
+        frame = self._buffer.take_frame()
+        if frame is not None:
+            self._receive_sasl_frame(frame, events)
+        return frame is not None
 
     def _receive_header(self, header: bytes) -> None:
         allowed = self._allowed_headers()
@@ -268,13 +281,13 @@ class Connection:
                 self._exchange.offer()
             return
         self.remote = CONNECTION[self.remote, Frame.HEADER]
-        if self.local == ConnectionState.START:
+        if self.local is ConnectionState.START:
             self._writer.write_header(AMQP_HEADER)
             self.local = CONNECTION[self.local, Frame.HEADER]
 
     def _allowed_headers(self) -> tuple[bytes, ...]:
         if self._exchange is not None:
-            return (AMQP_HEADER,) if self._exchange.state == SaslState.DONE else (SASL_HEADER,)
+            return (AMQP_HEADER,) if self._exchange.state is SaslState.DONE else (SASL_HEADER,)
         if isinstance(self._sasl, SaslServer):
             return (SASL_HEADER,) if self._sasl.required else (SASL_HEADER, AMQP_HEADER)
         return (AMQP_HEADER,)
@@ -300,7 +313,7 @@ class Connection:
         if frame[5] != AMQP_FRAME:
             raise FramingError(f"a frame of type {frame[5]} where AMQP frames are expected")
         channel = frame[6] << 8 | frame[7]
-        position = body_of(frame)
+        position = HEADER_SIZE if frame[4] == 2 else body_of(frame)
         if position == len(frame):
             self._advance(Frame.EMPTY)
             return
@@ -310,14 +323,14 @@ class Connection:
         else:
             layout, position = _performative_at(frame, position)
             code = layout.code
-        if code == Frame.TRANSFER and self.local == self.remote == ConnectionState.OPENED:
+        if code == _TRANSFER and self.local is _OPENED and self.remote is _OPENED:
             self._receive_transfer(channel, frame, position, events)
         else:
             self._receive_performative(code, channel, frame, position, events)
 
     def _receive_transfer(self, channel: int, frame: bytes, position: int, events: list[Event]) -> None:
         session = self._session(channel)
-        if session.local == SessionState.ENDED:
+        if session.local is _ENDED:
             return
         try:
             event = session.receive_transfer(frame, position)
@@ -332,7 +345,7 @@ class Connection:
         if layout is None or "frame" not in layout.provides:
             raise UnknownPerformativeError(f"0x{code:02x} is not the descriptor of a frame's body")
         self._advance(Frame(code))
-        if self.local == ConnectionState.CLOSED and code != Frame.CLOSE:
+        if self.local is ConnectionState.CLOSED and code != Frame.CLOSE:
             return
         if code == Frame.TRANSFER:
             self._receive_transfer(channel, frame, position, events)
@@ -378,7 +391,7 @@ class Connection:
             session = self._new_session(self._free_channel())
         else:
             answered = self.sessions.get(performative.remote_channel)
-            if answered is None or answered.remote != SessionState.UNMAPPED:
+            if answered is None or answered.remote is not SessionState.UNMAPPED:
                 raise InvalidFieldError(f"begin answers channel {performative.remote_channel}, which asked nothing")
             session = answered
         self._remote_sessions[channel] = session
@@ -388,7 +401,7 @@ class Connection:
     def _receive_for_session(self, session: Session, performative: object) -> Event | None:
         if isinstance(performative, End):
             return self._receive_end(session, performative)
-        if session.local == SessionState.ENDED:
+        if session.local is SessionState.ENDED:
             return None
         try:
             match performative:

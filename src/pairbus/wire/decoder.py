@@ -55,6 +55,10 @@ _F32: Final = struct.Struct(">f")
 _F64: Final = struct.Struct(">d")
 _U32_U32: Final = struct.Struct(">II")
 
+_SYMBOLS: Final[dict[bytes, Symbol]] = {}
+_MAX_SYMBOLS: Final = 1024
+_MAX_SYMBOL_SIZE: Final = 64
+
 _HIGHEST_CHARACTER: Final = 0x10FFFF
 _SURROGATES: Final = range(0xD800, 0xE000)
 
@@ -181,14 +185,30 @@ def read_items(data: bytes, position: int, count: int, depth: int) -> tuple[list
             end = position + 1 + data[position]
             if end > length:
                 raise IndexError
-            values.append(Symbol(data[position + 1 : end].decode("ascii")))
+            values.append(to_symbol(data[position + 1 : end]))
             position = end
         elif code == 0x41:
             values.append(True)
+        elif code == 0x42:
+            values.append(False)
+        elif code == 0x55:
+            octet = data[position]
+            values.append(octet - 256 if octet > 127 else octet)
+            position += 1
         else:
             value, position = READERS[code](data, position, depth)
             values.append(value)
     return values, position
+
+
+def to_symbol(text: bytes) -> Symbol:
+    """Make a symbol; the first few are kept, because symbols are the same few names over and over."""
+    symbol = _SYMBOLS.get(text)
+    if symbol is None:
+        symbol = Symbol(text.decode("ascii"))
+        if len(_SYMBOLS) < _MAX_SYMBOLS and len(text) <= _MAX_SYMBOL_SIZE:
+            _SYMBOLS[text] = symbol
+    return symbol
 
 
 def _read_unknown(data: bytes, position: int, depth: int) -> tuple[object, int]:
@@ -338,12 +358,12 @@ def _read_string32(data: bytes, position: int, depth: int) -> tuple[object, int]
 
 def _read_symbol8(data: bytes, position: int, depth: int) -> tuple[object, int]:
     width = data[position]
-    return Symbol(_octets(data, position + 1, width).decode("ascii")), position + 1 + width
+    return to_symbol(_octets(data, position + 1, width)), position + 1 + width
 
 
 def _read_symbol32(data: bytes, position: int, depth: int) -> tuple[object, int]:
     width: int = _U32.unpack_from(data, position)[0]
-    return Symbol(_octets(data, position + 4, width).decode("ascii")), position + 4 + width
+    return to_symbol(_octets(data, position + 4, width)), position + 4 + width
 
 
 def _read_list0(data: bytes, position: int, depth: int) -> tuple[object, int]:
@@ -390,8 +410,10 @@ def to_map(values: list[object]) -> dict[Any, Any] | Map:
     """Make a map of keys and values in turn: a ``dict``, or a ``Map`` where a ``dict`` would lose a pair."""
     if len(values) & 1:
         raise DecodeError("a map has a key without a value")
+    pairs: dict[Any, Any] = {}
     try:
-        pairs = {values[index]: values[index + 1] for index in range(0, len(values), 2)}
+        for index in range(0, len(values), 2):
+            pairs[values[index]] = values[index + 1]
     except TypeError:  # a key that Python cannot hash, such as a list
         return _to_pairs(values[::2], values[1::2])
     if len(pairs) * 2 < len(values):

@@ -19,7 +19,6 @@ SASL_FRAME: Final = 1
 _DISPOSITION_SIZE: Final = 32
 """What a disposition takes beside its state, at the most."""
 
-_U32: Final = struct.Struct(">I")
 _FRAME_HEADER: Final = struct.Struct(">IBBH")
 
 
@@ -61,7 +60,7 @@ class FrameBuffer:
         data = self._data
         if len(data) - position < HEADER_SIZE:
             return self._take(HEADER_SIZE)
-        size: int = _U32.unpack_from(data, position)[0]
+        size = data[position] << 24 | data[position + 1] << 16 | data[position + 2] << 8 | data[position + 3]
         if size > self.max_frame_size:
             raise FramingError(f"a frame of {size} bytes, where {self.max_frame_size} are allowed")
         if size < HEADER_SIZE:
@@ -73,6 +72,8 @@ class FrameBuffer:
         return data[position:end]
 
     def _take(self, size: int) -> bytes | None:
+        if self._tail:  # not even what we waited for has come
+            return None
         end = self._position + size
         if end <= len(self._data):
             taken = self._data[self._position : end]

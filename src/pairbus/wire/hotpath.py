@@ -6,78 +6,64 @@ ordinary is handed to the tables of ``composites``, which give the same result (
 
 from __future__ import annotations
 
-import struct
 from typing import Any, Final
 
 from pairbus.wire import encoder
 from pairbus.wire.composites import LAYOUTS, from_list
 from pairbus.wire.decoder import decode_list, skip
-from pairbus.wire.errors import DecodeError
 from pairbus.wire.performatives import Disposition, Transfer
 from pairbus.wire.settlement import ACCEPTED
 
-_U32: Final = struct.Struct(">I")
 _TRANSFER: Final = LAYOUTS[Transfer]
 _DISPOSITION: Final = LAYOUTS[Disposition]
 
 _ACCEPTED_BYTES: Final = b"\x00\x53\x24\x45"
-_ABSENT: Final = -1
-_UNUSUAL: Final = -2
+_ABSENT: Final = -2
+
+
+UNUSUAL: Final = -1
+
+
+def read_whole_transfer(frame: bytes, position: int) -> tuple[int, int, bytes, int, bool, int]:
+    """Read a transfer that carries a whole delivery and says nothing but what it must.
+
+    ``position`` is where the transfer's list stands. Returns its handle, delivery-id, delivery-tag, message-format and
+    settled, and where the payload starts. Any other transfer, valid or not, has the handle ``UNUSUAL``.
+    """
+    try:
+        if frame[position] != 0xC0:
+            return _NOT_WHOLE
+        end = position + 2 + frame[position + 1]
+        count = frame[position + 2]
+        handle, position = _read_uint(frame, position + 3)
+        delivery_id, position = _read_uint(frame, position)
+        if delivery_id < 0 or frame[position] != 0xA0:
+            return _NOT_WHOLE
+        tag_end = position + 2 + frame[position + 1]
+        tag = frame[position + 2 : tag_end]
+        message_format, position = _read_uint(frame, tag_end)
+        if message_format < 0 or count > 11:
+            return _NOT_WHOLE
+        settled = frame[position] == 0x41
+        if not settled and frame[position] != 0x42:
+            return _NOT_WHOLE
+        position += 1
+        for _ in range(count - 5):  # the rest is null or false when it says nothing
+            if frame[position] != 0x42 and frame[position] != 0x40:
+                return _NOT_WHOLE
+            position += 1
+    except IndexError:
+        return _NOT_WHOLE
+    if position != end or end > len(frame):
+        return _NOT_WHOLE
+    return handle, delivery_id, tag, message_format, settled, end
+
+
+_NOT_WHOLE: Final = (UNUSUAL, 0, b"", 0, False, 0)
 
 
 def read_transfer(frame: bytes, position: int) -> tuple[Transfer, int]:
-    """Read the transfer whose list stands at ``position``; return it and where its payload starts."""
-    try:
-        return _read_transfer(frame, position)
-    except (IndexError, struct.error) as error:
-        raise DecodeError("amqp:transfer:list is cut off") from error
-
-
-def _read_transfer(frame: bytes, start: int) -> tuple[Transfer, int]:
-    if frame[start] == 0xC0:
-        end = start + 2 + frame[start + 1]
-        count = frame[start + 2]
-        position = start + 3
-    else:
-        return _read_unusual_transfer(frame, start)
-    if count < 5 or count > 11 or end > len(frame):
-        return _read_unusual_transfer(frame, start)
-    handle, position = _read_uint(frame, position)
-    delivery_id, position = _read_uint(frame, position)
-    if handle < 0 or delivery_id < 0 or frame[position] != 0xA0:
-        return _read_unusual_transfer(frame, start)
-    tag_end = position + 2 + frame[position + 1]
-    tag = frame[position + 2 : tag_end]
-    message_format, position = _read_uint(frame, tag_end)
-    settled = frame[position]
-    position += 1
-    more = 0x42
-    if count > 5:
-        more = frame[position]
-        position += 1
-        for _ in range(count - 6):  # what follows is rarely set, and null or false when it is not
-            if frame[position] != 0x40 and frame[position] != 0x42:
-                return _read_unusual_transfer(frame, start)
-            position += 1
-    if message_format == _UNUSUAL or position != end or not 0x40 <= settled <= 0x42 or not 0x40 <= more <= 0x42:
-        return _read_unusual_transfer(frame, start)
-    fields = (
-        handle,
-        delivery_id,
-        tag,
-        None if message_format == _ABSENT else message_format,
-        None if settled == 0x40 else settled == 0x41,
-        more == 0x41,
-        None,
-        None,
-        False,
-        False,
-        False,
-    )
-    return tuple.__new__(Transfer, fields), end
-
-
-def _read_unusual_transfer(frame: bytes, position: int) -> tuple[Transfer, int]:
+    """Read any transfer; return it and where its payload starts."""
     transfer: Any = from_list(_TRANSFER, decode_list(frame, position))
     return Transfer(*transfer), skip(frame, position)
 
@@ -86,7 +72,7 @@ def read_disposition(frame: bytes, position: int) -> Disposition:
     """Read the disposition whose list stands at ``position``."""
     try:
         disposition = _read_usual_disposition(frame, position)
-    except (IndexError, struct.error):
+    except IndexError:
         disposition = None
     return _read_unusual_disposition(frame, position) if disposition is None else disposition
 
@@ -111,9 +97,9 @@ def _read_usual_disposition(frame: bytes, position: int) -> Disposition | None:
         position += 1
     elif count != 5:
         return None
-    if role - 0x41 > 1 or first < 0 or last == _UNUSUAL or settled - 0x41 > 1 or state != _ACCEPTED_BYTES:
+    if not 0x41 <= role <= 0x42 or not 0x41 <= settled <= 0x42 or state != _ACCEPTED_BYTES:
         return None
-    if position != end or role < 0x41 or settled < 0x41 or end > len(frame):
+    if first < 0 or last == UNUSUAL or position != end or end > len(frame):
         return None
     return Disposition(role == 0x41, first, None if last == _ABSENT else last, settled == 0x41, ACCEPTED, False)
 
@@ -125,8 +111,9 @@ def _read_uint(frame: bytes, position: int) -> tuple[int, int]:
     if code == 0x43:
         return 0, position + 1
     if code == 0x70:
-        return _U32.unpack_from(frame, position + 1)[0], position + 5
-    return _ABSENT if code == 0x40 else _UNUSUAL, position + 1
+        high = frame[position + 1] << 24 | frame[position + 2] << 16
+        return high | frame[position + 3] << 8 | frame[position + 4], position + 5
+    return (_ABSENT if code == 0x40 else UNUSUAL), position + 1
 
 
 def write_transfer(

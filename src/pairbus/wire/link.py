@@ -164,7 +164,7 @@ class Link:
     @property
     def is_attached(self) -> bool:
         """Whether both ends are attached."""
-        return self.local == LinkState.ATTACHED and self.remote == LinkState.ATTACHED
+        return self.local is LinkState.ATTACHED and self.remote is LinkState.ATTACHED
 
     # What we say.
 
@@ -181,9 +181,9 @@ class Link:
         desired_capabilities: tuple[str, ...] = (),
     ) -> None:
         """Attach our end. Settlement modes that are not given are the peer's, or the standard's where it has none."""
-        if self.local == LinkState.ATTACHED:
+        if self.local is LinkState.ATTACHED:
             raise LocalProtocolError(f"the link {self.name!r} has been attached already")
-        if self.local == LinkState.DETACHED:
+        if self.local is LinkState.DETACHED:
             return
         if snd_settle_mode is not None:
             self.snd_settle_mode = snd_settle_mode
@@ -251,7 +251,7 @@ class Link:
         """
         if self.role != SENDER:
             raise LocalProtocolError(f"{self.name!r} is a receiver and cannot send")
-        if self.local != LinkState.ATTACHED or self.remote == LinkState.DETACHED:
+        if self.local is not LinkState.ATTACHED or self.remote is LinkState.DETACHED:
             raise LocalProtocolError(f"{self.name!r} is not attached; the message was not sent")
         if self.credit <= 0 and not beyond_credit:
             raise LocalProtocolError(f"{self.name!r} has no credit; the message was not sent")
@@ -280,7 +280,7 @@ class Link:
         self.remote = LinkState.ATTACHED
         self.remote_handle = attach.handle
         self.peer = attach
-        if self.local == LinkState.UNATTACHED:
+        if self.local is LinkState.UNATTACHED:
             self.snd_settle_mode = attach.snd_settle_mode
             self.rcv_settle_mode = attach.rcv_settle_mode
         if self.role == RECEIVER and attach.initial_delivery_count is not None:
@@ -303,38 +303,41 @@ class Link:
                 self.delivery_count = flow.delivery_count
                 self.credit -= advanced
 
-    def receive_transfer(self, transfer: Transfer, payload: bytes) -> Delivery | DeliveryAborted | None:
+    def receive_whole(
+        self, delivery_id: int, tag: bytes, message_format: int, settled: bool, payload: bytes
+    ) -> Delivery | DeliveryAborted | None:
+        """Take in a delivery that came in one frame."""
+        if self._partial is not None or self.role == SENDER or len(payload) > self.max_message_size:
+            return self.receive_part(Transfer(self.remote_handle, delivery_id, tag, message_format, settled), payload)
+        self._take_credit(delivery_id)
+        return Delivery(self, delivery_id, tag, message_format, settled, payload)
+
+    def receive_part(self, transfer: Transfer, payload: bytes) -> Delivery | DeliveryAborted | None:
         """Take in one frame of a delivery; return the delivery when it is complete."""
-        if self._partial is not None:
-            return self._continue(self._partial, transfer, payload)
+        partial = self._partial
+        if partial is None:
+            partial = self._partial = self._start(transfer)
+        return self._continue(partial, transfer, payload)
+
+    def _start(self, transfer: Transfer) -> _Partial:
         if self.role == SENDER:
             raise TransferDirectionError(f"{self.name!r} is ours to send on")
         if transfer.delivery_id is None or transfer.delivery_tag is None:
             raise TransferSequenceError("the first transfer of a delivery lacks its delivery-id or delivery-tag")
         if transfer.resume:
             raise ResumeError("deliveries cannot be resumed")
+        self._take_credit(transfer.delivery_id)
+        delivery = Delivery(self, transfer.delivery_id, transfer.delivery_tag, transfer.message_format or 0, False, b"")
+        delivery.state = transfer.state
+        delivery.rcv_settle_mode = transfer.rcv_settle_mode
+        return _Partial(delivery)
+
+    def _take_credit(self, delivery_id: int) -> None:
         if self.credit > 0:
             self.credit -= 1
         elif self._strict:
-            raise TransferLimitError(f"delivery {transfer.delivery_id} came without credit")
+            raise TransferLimitError(f"delivery {delivery_id} came without credit")
         self.delivery_count = (self.delivery_count + 1) & SERIAL
-        delivery = Delivery(
-            self,
-            transfer.delivery_id,
-            transfer.delivery_tag,
-            transfer.message_format or 0,
-            transfer.settled is True,
-            payload,
-        )
-        if transfer.state is not None:
-            delivery.state = transfer.state
-        if transfer.rcv_settle_mode is not None:
-            delivery.rcv_settle_mode = transfer.rcv_settle_mode
-        if transfer.more or transfer.aborted or len(payload) > self.max_message_size:
-            delivery.payload = b""
-            self._partial = _Partial(delivery)
-            return self._continue(self._partial, transfer, payload)
-        return delivery
 
     def _continue(self, partial: _Partial, transfer: Transfer, payload: bytes) -> Delivery | DeliveryAborted | None:
         delivery = partial.delivery

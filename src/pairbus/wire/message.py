@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -26,12 +25,12 @@ from pairbus.wire.sections import (
 )
 from pairbus.wire.types import Symbol, ULong
 
-_U32: Final = struct.Struct(">I")
+_new_tuple: Final = tuple.__new__  # what a NamedTuple's own constructor ends in, without its detour
 
 
 def _field_types(section: type) -> list[frozenset[type]]:
     kinds = [field.kind for field in LAYOUTS[section].fields]
-    return [kind.decoded | {type(None)} for kind in kinds if isinstance(kind, AmqpType)]
+    return [kind.decoded for kind in kinds if isinstance(kind, AmqpType)]
 
 
 _HEADER_TYPES: Final = _field_types(Header)
@@ -39,6 +38,8 @@ _PROPERTIES_TYPES: Final = _field_types(Properties)
 
 _NO_HEADER: Final = Header()
 _NO_PROPERTIES: Final = Properties()
+_PADDING: Final[list[list[Any]]] = [[None] * (len(_NO_PROPERTIES) - count) for count in range(len(_NO_PROPERTIES) + 1)]
+"""What completes a list of so many properties."""
 
 
 class Sections:
@@ -55,41 +56,48 @@ class Sections:
         self.payload = payload
         self.spans: dict[int, tuple[int, int, int]] = {}
         self.body: list[tuple[int, int, int, int]] = []
-        position = 0
-        length = len(payload)
         try:
-            while position < length:
-                position = self._add(payload, position)
-        except (IndexError, struct.error) as error:
+            self._find(payload, len(payload))
+        except IndexError as error:
             raise DecodeError("the message is cut off") from error
-        if position != length:
-            raise DecodeError("the message is cut off")
 
-    def _add(self, payload: bytes, start: int) -> int:
-        """Note the section at ``start``; return where it ends."""
-        if payload[start] == 0x00 and payload[start + 1] == 0x53:
-            code = payload[start + 2]
-            value = start + 3
-        else:
-            code, value = _read_section_descriptor(payload, start)
-        constructor = payload[value]
-        if constructor < 0xA0:
-            end = skip(payload, value)
-        elif constructor & 0x10:
-            end = value + 5 + int(_U32.unpack_from(payload, value + 1)[0])
-        else:
-            end = value + 2 + payload[value + 1]
-        if DATA <= code <= AMQP_VALUE:
-            if self.body and (self.body[0][0] != code or code == AMQP_VALUE):
-                raise DecodeError("a body is one value, or sections of data, or sections of sequences")
-            self.body.append((code, start, value, end))
-        elif code in self.spans:
-            raise DecodeError(f"section 0x{code:02x} appears twice")
-        elif HEADER <= code <= FOOTER:
-            self.spans[code] = (start, value, end)
-        else:
-            raise DecodeError(f"0x{code:02x} is not a section of a message")
-        return end
+    def _find(self, payload: bytes, length: int) -> None:
+        spans = self.spans
+        count = 0
+        start = 0
+        while start < length:
+            if payload[start] == 0x00 and payload[start + 1] == 0x53:
+                code = payload[start + 2]
+                value = start + 3
+            else:
+                code, value = _read_section_descriptor(payload, start)
+            constructor = payload[value]
+            if constructor < 0xA0:
+                end = skip(payload, value)
+            elif constructor & 0x10:
+                size = (
+                    payload[value + 1] << 24 | payload[value + 2] << 16 | payload[value + 3] << 8 | payload[value + 4]
+                )
+                end = value + 5 + size
+            else:
+                end = value + 2 + payload[value + 1]
+            if end > length:
+                raise DecodeError("the message is cut off")
+            if code < HEADER or code > FOOTER:
+                raise DecodeError(f"0x{code:02x} is not a section of a message")
+            if DATA <= code <= AMQP_VALUE:
+                self._add_to_body(code, start, value, end)
+            else:
+                spans[code] = (start, value, end)
+            count += 1
+            start = end
+        if count != len(spans) + len(self.body):
+            raise DecodeError("a section appears twice")
+
+    def _add_to_body(self, code: int, start: int, value: int, end: int) -> None:
+        if self.body and (self.body[0][0] != code or code == AMQP_VALUE):
+            raise DecodeError("a body is one value, or sections of data, or sections of sequences")
+        self.body.append((code, start, value, end))
 
     def raw(self, code: int) -> bytes:
         """The bytes of a section, descriptor included; empty when the message has none."""
@@ -106,7 +114,7 @@ class Sections:
             if values[index] is None:
                 values[index] = _NO_HEADER[index]
         values.extend(_NO_HEADER[len(values) :])
-        return tuple.__new__(Header, values)
+        return _new_tuple(Header, values)
 
     def properties(self) -> Properties:
         span = self.spans.get(PROPERTIES)
@@ -114,8 +122,8 @@ class Sections:
             return _NO_PROPERTIES
         values = decode_list(self.payload, span[1])
         _check_fields(PROPERTIES, values, _PROPERTIES_TYPES)
-        values.extend(_NO_PROPERTIES[len(values) :])
-        return tuple.__new__(Properties, values)
+        values.extend(_PADDING[len(values)])
+        return _new_tuple(Properties, values)
 
     def application_properties(self) -> dict[str, Any]:
         properties = self._map(APPLICATION_PROPERTIES)
@@ -171,7 +179,7 @@ def _check_fields(code: int, values: list[Any], types: list[frozenset[type]]) ->
     if len(values) > len(types):
         raise DecodeError(f"section 0x{code:02x} has {len(values)} fields, the standard knows {len(types)}")
     for index, value in enumerate(values):
-        if type(value) not in types[index]:
+        if value is not None and type(value) not in types[index]:
             raise InvalidFieldError(f"section 0x{code:02x}: field {index} cannot be {value!r:.200}")
 
 

@@ -20,7 +20,7 @@ from pairbus.wire.errors import (
     WindowViolationError,
 )
 from pairbus.wire.frames import HEADER_SIZE, FrameWriter
-from pairbus.wire.hotpath import read_transfer, write_continuation, write_transfer
+from pairbus.wire.hotpath import UNUSUAL, read_transfer, read_whole_transfer, write_continuation, write_transfer
 from pairbus.wire.link import (
     SERIAL,
     Carrier,
@@ -37,6 +37,10 @@ from pairbus.wire.settlement import Error, ReceiverSettleMode, Rejected, SenderS
 from pairbus.wire.states import Frame, LinkState, SessionState
 
 _OUTGOING_WINDOW: Final = SERIAL >> 1
+
+# For every message: looking up a member of an enumeration costs more than all else that is done with it.
+_MAPPED: Final = SessionState.MAPPED
+_DETACHED: Final = LinkState.DETACHED
 
 
 class LinkBudget:
@@ -88,6 +92,9 @@ class Session(Carrier):
         # The session's flow state, named as in part 2.5.6.
         self._next_incoming_id = 0
         self._incoming_window = configuration.incoming_window
+        self._low_window = configuration.incoming_window >> 1
+        """Below this the peer hears that there is room again."""
+        self._max_unsettled = configuration.max_unsettled
         self._next_outgoing_id = 0
         self._remote_incoming_window = 0
 
@@ -97,7 +104,7 @@ class Session(Carrier):
     @property
     def is_mapped(self) -> bool:
         """Whether both ends have begun and neither has ended."""
-        return self.local == SessionState.MAPPED and self.remote == SessionState.MAPPED
+        return self.local is SessionState.MAPPED and self.remote is SessionState.MAPPED
 
     @property
     def unsettled(self) -> int:
@@ -113,9 +120,9 @@ class Session(Carrier):
 
     def begin(self, *, properties: dict[str, Any] | None = None) -> None:
         """Begin our end: a new session, or the answer to the peer's."""
-        if self.local == SessionState.MAPPED:
+        if self.local is SessionState.MAPPED:
             raise LocalProtocolError(f"the session on channel {self.channel} has begun already")
-        if self.local == SessionState.ENDED:
+        if self.local is SessionState.ENDED:
             return
         self._write(
             Begin(
@@ -144,7 +151,7 @@ class Session(Carrier):
         """Attach a new link, of which we are the ``SENDER`` or the ``RECEIVER``."""
         if (name, role) in self._names:
             raise LocalProtocolError(f"the session has a link {name!r} in this direction already")
-        if self.local != SessionState.MAPPED:
+        if self.local is not SessionState.MAPPED:
             raise LocalProtocolError(f"the session on channel {self.channel} is not begun or has ended")
         handle_max = SERIAL if self.peer is None else self.peer.handle_max
         link = self._new_link(name, role)
@@ -163,10 +170,10 @@ class Session(Carrier):
 
     def end(self, *, error: Error | None = None) -> None:
         """End our end; its links are gone with it."""
-        if self.local == SessionState.ENDED:
+        if self.local is SessionState.ENDED:
             return
-        if self.local == SessionState.UNMAPPED:
-            if self.remote == SessionState.UNMAPPED:
+        if self.local is SessionState.UNMAPPED:
+            if self.remote is SessionState.UNMAPPED:
                 self.abandon()
                 return
             self.begin()
@@ -180,31 +187,31 @@ class Session(Carrier):
         self._forget_everything()
 
     def send_attach(self, link: Link, attach: Attach) -> None:
-        if self.local == SessionState.UNMAPPED:
+        if self.local is SessionState.UNMAPPED:
             raise LocalProtocolError(f"the session on channel {self.channel} has not begun")
-        if self.local == SessionState.ENDED:
+        if self.local is SessionState.ENDED:
             return
         self._write(attach)
         link.local = LinkState.ATTACHED
 
     def send_detach(self, link: Link, closed: bool, error: Error | None) -> None:
-        if link.local == LinkState.DETACHED or self.local != SessionState.MAPPED:
+        if link.local is LinkState.DETACHED or self.local is not SessionState.MAPPED:
             return
-        if link.local == LinkState.UNATTACHED:
+        if link.local is LinkState.UNATTACHED:
             link.attach()
         self._write(Detach(handle=link.handle, closed=closed, error=error))
         link.local = LinkState.DETACHED
         self._forget_deliveries(link)
-        if link.remote == LinkState.DETACHED:
+        if link.remote is LinkState.DETACHED:
             self._release(link)
 
     def send_flow(self, link: Link | None, echo: bool) -> None:
-        if self.local != SessionState.MAPPED or (link is not None and link.local != LinkState.ATTACHED):
+        if self.local is not SessionState.MAPPED or (link is not None and link.local is not LinkState.ATTACHED):
             return
         self._incoming_window = self._configuration.incoming_window
         self._write(
             Flow(
-                next_incoming_id=None if self.remote == SessionState.UNMAPPED else self._next_incoming_id,
+                next_incoming_id=None if self.remote is SessionState.UNMAPPED else self._next_incoming_id,
                 incoming_window=self._incoming_window,
                 next_outgoing_id=self._next_outgoing_id,
                 outgoing_window=_OUTGOING_WINDOW,
@@ -218,7 +225,7 @@ class Session(Carrier):
         )
 
     def send_transfer(self, delivery: Delivery, payload: bytes) -> None:
-        if self.local != SessionState.MAPPED or self.remote == SessionState.ENDED:
+        if self.local is not SessionState.MAPPED or self.remote is SessionState.ENDED:
             raise LocalProtocolError(f"the session on channel {self.channel} has ended; the message was not sent")
         if delivery.state is not None and len(encoder.encode(delivery.state)) > self._writer.max_frame_size // 2:
             raise LocalProtocolError(
@@ -274,7 +281,7 @@ class Session(Carrier):
 
     def send_disposition(self, delivery: Delivery, state: object, settled: bool) -> None:
         known = self._incoming if delivery.link.role == RECEIVER else self._outgoing
-        if known.get(delivery.delivery_id) is not delivery or self.local != SessionState.MAPPED:
+        if known.get(delivery.delivery_id) is not delivery or self.local is not _MAPPED:
             return
         self._writer.dispose(self.channel, delivery.link.role, delivery.delivery_id, settled, state)
         if settled:
@@ -305,7 +312,7 @@ class Session(Carrier):
             if self._budget.left <= 0:
                 raise SessionResourceError(f"a connection has at most {self._configuration.max_links} links")
             link = self._new_link(attach.name, role)
-        elif link.remote != LinkState.UNATTACHED:
+        elif link.remote is not LinkState.UNATTACHED:
             raise HandleInUseError(f"a link {attach.name!r} is attached already")
         link.receive_attach(attach)
         self._remote_links[attach.handle] = link
@@ -329,7 +336,7 @@ class Session(Carrier):
         return event
 
     def _receive_link_flow(self, link: Link, flow: Flow) -> CreditGranted | LinkDrained | None:
-        if link.local == LinkState.DETACHED:
+        if link.local is LinkState.DETACHED:
             return None
         link.receive_flow(flow)
         if link.role == SENDER:
@@ -341,20 +348,19 @@ class Session(Carrier):
 
     def receive_transfer(self, frame: bytes, position: int) -> Delivery | DeliveryAborted | LinkDetached | None:
         """Take in a transfer frame whose performative stands at ``position``."""
-        transfer, start = read_transfer(frame, position)
-        if self._incoming_window <= 0 and self._strict:
-            raise WindowViolationError("more transfers than the incoming window has room for")
-        self._incoming_window -= 1
-        self._next_incoming_id = (self._next_incoming_id + 1) & SERIAL
-        link = self._remote_links.get(transfer.handle)
+        handle, delivery_id, tag, message_format, settled, start = read_whole_transfer(frame, position)
+        transfer = None
+        if handle == UNUSUAL:
+            transfer, start = read_transfer(frame, position)
+            handle = transfer.handle
+        link = self._account(handle)
         if link is None:
-            raise UnattachedHandleError(f"a transfer for handle {transfer.handle}, which no link is attached to")
-        if self._incoming_window < self._configuration.incoming_window >> 1:
-            self.send_flow(None, False)
-        if link.local == LinkState.DETACHED:
             return None
         try:
-            received = link.receive_transfer(transfer, frame[start:])
+            if transfer is None:
+                received = link.receive_whole(delivery_id, tag, message_format, settled, frame[start:])
+            else:
+                received = link.receive_part(transfer, frame[start:])
         except LinkError as error:
             return self._detach_violator(link, error)
         if isinstance(received, Delivery):
@@ -364,6 +370,20 @@ class Session(Carrier):
             self._reject(received.delivery, received.error)
         return received
 
+    def _account(self, handle: int) -> Link | None:
+        """Count a transfer frame; return the link it is for, or ``None`` when we have detached that link."""
+        window = self._incoming_window - 1
+        if window < 0 and self._strict:
+            raise WindowViolationError("more transfers than the incoming window has room for")
+        self._incoming_window = window
+        self._next_incoming_id = (self._next_incoming_id + 1) & SERIAL
+        link = self._remote_links.get(handle)
+        if link is None:
+            raise UnattachedHandleError(f"a transfer for handle {handle}, which no link is attached to")
+        if window < self._low_window:
+            self.send_flow(None, False)
+        return None if link.local is _DETACHED else link
+
     def _reject(self, delivery: Delivery, error: ProtocolError) -> None:
         if not delivery.settled:
             self._remember(delivery)
@@ -372,7 +392,7 @@ class Session(Carrier):
     def _remember(self, delivery: Delivery) -> None:
         if delivery.delivery_id in self._incoming:
             raise DeliveryIdError(f"delivery-id {delivery.delivery_id} is in use already")
-        if len(self._incoming) >= self._configuration.max_unsettled:
+        if len(self._incoming) >= self._max_unsettled:
             raise SessionResourceError(f"{len(self._incoming)} deliveries wait to be settled; no more are taken")
         self._incoming[delivery.delivery_id] = delivery
 
@@ -399,7 +419,7 @@ class Session(Carrier):
         link = self._attached(detach.handle, Frame.DETACH)
         link.remote = LinkState.DETACHED
         del self._remote_links[detach.handle]
-        if link.local == LinkState.DETACHED:
+        if link.local is LinkState.DETACHED:
             self._release(link)
         else:
             link.detach(closed=detach.closed)

@@ -1,0 +1,495 @@
+"""Two engines and a naive model of what they carry, under every operation and arbitrary timing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from pairbus.wire import (
+    ACCEPTED,
+    RECEIVER,
+    RELEASED,
+    SENDER,
+    Authenticated,
+    Configuration,
+    Connection,
+    ConnectionClosed,
+    ConnectionOpened,
+    CreditGranted,
+    Declared,
+    Delivery,
+    DispositionReceived,
+    Error,
+    Event,
+    Link,
+    LinkAttached,
+    LinkDetached,
+    LinkDrained,
+    LocalProtocolError,
+    Modified,
+    Received,
+    Rejected,
+    SaslServer,
+    Session,
+    SessionBegun,
+    SessionEnded,
+    TransactionalState,
+    anonymous,
+)
+from pairbus.wire.states import LinkState
+from tests.wire.pair import Side
+
+OTHER: Final = {Side.CLIENT: Side.SERVER, Side.SERVER: Side.CLIENT}
+NUMBER: Final = "number"
+"""The property of begin and attach by which the model knows a session or link again at the other end."""
+
+Statement = tuple[object, bool]
+"""What one end says about a delivery: its state, and whether that settles it."""
+
+
+@dataclass(eq=False)
+class Message:
+    """A message as the model sees it."""
+
+    payload: bytes
+    tag: bytes
+    settled_at_once: bool
+    deliveries: dict[Side, Delivery]
+    said: dict[Side, list[Statement]]
+    heard: dict[Side, list[Statement]]
+
+    def has_settled(self, side: Side) -> bool:
+        return self.settled_at_once or any(settled for _, settled in self.said[side] + self.heard[side])
+
+
+@dataclass(eq=False)
+class Conversation:
+    """A session as the model sees it."""
+
+    number: int
+    ends: dict[Side, Session]
+    begun: set[Side] = field(default_factory=set)
+    gone: set[Side] = field(default_factory=set)
+    """The ends that have ended, or were told that the other has."""
+    told: set[Side] = field(default_factory=set)
+
+
+@dataclass(eq=False)
+class Route:
+    """A link as the model sees it."""
+
+    number: int
+    name: str
+    sender: Side
+    conversation: Conversation
+    ends: dict[Side, Link]
+    attached: set[Side] = field(default_factory=set)
+    gone: set[Side] = field(default_factory=set)
+    told: set[Side] = field(default_factory=set)
+    credit: int = 0
+    """What the sender may still send, as far as it was told."""
+    messages: list[Message] = field(default_factory=list)
+    arrived: int = 0
+    drain_asked: int = 0
+    drained: int = 0
+
+    @property
+    def receiver(self) -> Side:
+        return OTHER[self.sender]
+
+    def is_up(self, side: Side) -> bool:
+        return side in self.attached and side not in self.gone
+
+
+SIDES: Final = st.sampled_from(Side)
+OUTCOMES: Final = st.one_of(
+    st.just(ACCEPTED),
+    st.just(RELEASED),
+    st.builds(Rejected, st.none() | st.builds(Error, st.just("pairbus:no"), st.text(max_size=5))),
+    st.builds(Modified, delivery_failed=st.none() | st.booleans(), undeliverable_here=st.none() | st.booleans()),
+    st.builds(Declared, st.binary(min_size=1, max_size=4)),
+)
+STATES: Final = st.one_of(
+    OUTCOMES,
+    st.builds(Received, section_number=st.integers(0, 300), section_offset=st.integers(0, 2**64 - 1)),
+    st.builds(TransactionalState, txn_id=st.binary(min_size=1, max_size=4), outcome=st.none() | OUTCOMES),
+)
+SIZES: Final = st.one_of(st.integers(0, 20), st.integers(440, 520), st.integers(0, 3000))
+
+
+class TwoEngines(RuleBasedStateMachine):
+    """A client and a server whose bytes arrive late and in pieces; each may do anything at any time."""
+
+    conversations: Bundle[Conversation] = Bundle("conversations")
+    routes: Bundle[Route] = Bundle("routes")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.engines: dict[Side, Connection] = {}
+        self.pipes = {side: bytearray() for side in Side}
+        """What is on its way to each side."""
+        self.unanswered: list[tuple[Side, Event]] = []
+        self.opened = {Side.CLIENT}
+        self.closed: set[Side] = set()
+        self.all_conversations: list[Conversation] = []
+        self.all_routes: list[Route] = []
+        self.numbers = 0
+
+    # What either side may do.
+
+    @initialize(
+        client_window=st.integers(1, 6),
+        server_window=st.integers(1, 6),
+        frame_size=st.sampled_from([512, 600, 65536]),
+        sasl=st.booleans(),
+    )
+    def connect(self, client_window: int, server_window: int, frame_size: int, sasl: bool) -> None:
+        client = Configuration(container_id="c", max_frame_size=frame_size, incoming_window=client_window)
+        server = Configuration(container_id="s", max_frame_size=512, incoming_window=server_window)
+        self.engines = {
+            Side.CLIENT: Connection(client, anonymous() if sasl else None),
+            Side.SERVER: Connection(server, SaslServer() if sasl else None),
+        }
+        self.engines[Side.CLIENT].open()
+
+    @rule(target=conversations, side=SIDES)
+    def begin(self, side: Side) -> Conversation:
+        conversation = Conversation(self._number(), {})
+        engine = self.engines[side]
+        if side not in self.opened or side in self.closed:
+            with pytest.raises(LocalProtocolError):
+                engine.begin()
+            conversation.gone.update(Side)
+            return conversation
+        conversation.ends[side] = engine.begin(properties={NUMBER: conversation.number})
+        conversation.begun.add(side)
+        self.all_conversations.append(conversation)
+        return conversation
+
+    @rule(target=routes, conversation=conversations, side=SIDES, role=st.booleans(), letter=st.sampled_from("ab"))
+    def attach(self, conversation: Conversation, side: Side, role: bool, letter: str) -> Route:
+        route = Route(self._number(), f"{side}-{letter}", side if role == SENDER else OTHER[side], conversation, {})
+        session = conversation.ends.get(side)
+        if session is None:
+            route.gone.update(Side)
+            return route
+        taken = any(
+            other.name == route.name and other.sender == route.sender and side not in other.told
+            for other in self._routes_of(conversation)
+            if side in other.ends
+        )
+        if side not in conversation.begun or side in conversation.gone or taken:
+            with pytest.raises(LocalProtocolError):
+                session.attach(route.name, role)
+            route.gone.update(Side)
+            return route
+        route.ends[side] = session.attach(route.name, role, properties={NUMBER: route.number})
+        route.attached.add(side)
+        self.all_routes.append(route)
+        return route
+
+    @precondition(lambda self: self.unanswered)
+    @rule(choice=st.integers(0, 9), refuse=st.booleans())
+    def answer(self, choice: int, refuse: bool) -> None:
+        possible = [pending for pending in self.unanswered if self._may_answer(*pending)]
+        pending = possible[choice % len(possible)]
+        self.unanswered.remove(pending)
+        self._answer(*pending, refuse=refuse and choice > 6)
+
+    @rule(route=routes, size=SIZES, settled=st.booleans())
+    def send(self, route: Route, size: int, settled: bool) -> None:
+        link = route.ends.get(route.sender)
+        if link is None:
+            return
+        tag = b"%d" % len(route.messages)
+        payload = (b"%d.%d " % (route.number, len(route.messages))).ljust(size, b".")[:size]
+        if not route.is_up(route.sender) or route.credit == 0:
+            with pytest.raises(LocalProtocolError):
+                link.send(payload, tag=tag, settled=settled)
+            return
+        delivery = link.send(payload, tag=tag, settled=settled)
+        route.credit -= 1
+        empty: dict[Side, list[Statement]] = {side: [] for side in Side}
+        heard: dict[Side, list[Statement]] = {side: [] for side in Side}
+        route.messages.append(Message(payload, tag, settled, {route.sender: delivery}, empty, heard))
+
+    @rule(route=routes, credit=st.integers(0, 12), drain=st.booleans(), echo=st.booleans())
+    def flow(self, route: Route, credit: int, drain: bool, echo: bool) -> None:
+        link = route.ends.get(route.receiver)
+        if link is None or route.receiver not in route.attached:
+            return
+        link.flow(credit, drain=drain, echo=echo)
+        route.drain_asked += drain
+
+    @rule(route=routes)
+    def give_credit_back(self, route: Route) -> None:
+        link = route.ends.get(route.sender)
+        if link is None or route.sender not in route.attached:
+            return
+        link.drained()
+        route.credit = 0
+
+    @rule(route=routes, index=st.integers(0, 30), state=STATES, settle=st.booleans(), by_sender=st.booleans())
+    def tell_state(self, route: Route, index: int, state: object, settle: bool, by_sender: bool) -> None:
+        side = route.sender if by_sender else route.receiver
+        known = [message for message in route.messages if side in message.deliveries]
+        if not known:
+            return
+        message = known[index % len(known)]
+        expected = route.is_up(side) and not message.has_settled(side)
+        link = route.ends[side]
+        if settle:
+            link.settle(message.deliveries[side], state)
+        else:
+            link.update(message.deliveries[side], state)
+        if expected:
+            message.said[side].append((state, settle))
+
+    @rule(route=routes, side=SIDES, closed=st.booleans(), error=st.none() | st.just(Error("pairbus:bye")))
+    def detach(self, route: Route, side: Side, closed: bool, error: Error | None) -> None:
+        link = route.ends.get(side)
+        if link is None or (side not in route.attached and side not in route.conversation.begun):
+            return
+        link.detach(closed=closed, error=error)
+        route.attached.add(side)
+        route.gone.add(side)
+
+    @rule(conversation=conversations, side=SIDES)
+    def end(self, conversation: Conversation, side: Side) -> None:
+        session = conversation.ends.get(side)
+        if session is None or side not in self.opened:
+            return
+        session.end()
+        conversation.begun.add(side)
+        self._forget(conversation, side)
+
+    @precondition(lambda self: not self.closed and self.numbers > 5)
+    @rule(side=SIDES, sure=st.integers(0, 4))
+    def close(self, side: Side, sure: int) -> None:
+        if sure or side not in self.opened:
+            return
+        self.engines[side].close()
+        self._forget_all(side)
+
+    # What the network may do.
+
+    @rule(side=SIDES)
+    def write(self, side: Side) -> None:
+        self.pipes[OTHER[side]] += self.engines[side].data_to_send()
+
+    @rule(side=SIDES, size=st.integers(1, 40) | st.integers(1, 4000))
+    def deliver(self, side: Side, size: int) -> None:
+        pipe = self.pipes[side]
+        data = bytes(pipe[:size])
+        del pipe[:size]
+        for event in self.engines[side].receive_data(data):
+            self._note(side, event)
+
+    @rule()
+    def deliver_everything_written(self) -> None:
+        for side in Side:
+            self.write(side)
+            self.deliver(OTHER[side], len(self.pipes[OTHER[side]]))
+
+    # What the model makes of it.
+
+    def _number(self) -> int:
+        self.numbers += 1
+        return self.numbers
+
+    def _routes_of(self, conversation: Conversation) -> Iterator[Route]:
+        return (route for route in self.all_routes if route.conversation is conversation)
+
+    def _note(self, side: Side, event: Event) -> None:
+        match event:
+            case ConnectionOpened():
+                if side is Side.SERVER:
+                    self.unanswered.append((side, event))
+            case SessionBegun(session=session, begin=begin):
+                self._note_begin(side, event, session, begin.properties)
+            case LinkAttached(link=link, attach=attach):
+                self._note_attach(side, event, link, attach.properties)
+            case LinkDetached(link=link):
+                assert event.violation is None
+                route = self._route_of(link)
+                assert side not in route.told, "a link is reported gone once"
+                route.told.add(side)
+                route.gone.add(side)
+                assert link.local == link.remote == LinkState.DETACHED
+            case SessionEnded(session=session):
+                assert event.violation is None
+                conversation = self._conversation_of(session)
+                assert side not in conversation.told, "a session is reported gone once"
+                conversation.told.add(side)
+                self._forget(conversation, side)
+            case ConnectionClosed():
+                self._forget_all(side)
+            case CreditGranted(link=link, credit=credit):
+                self._route_of(link).credit = credit
+            case LinkDrained(link=link):
+                route = self._route_of(link)
+                route.drained += 1
+                assert route.drained <= route.drain_asked
+            case Delivery():
+                self._note_delivery(side, event)
+            case DispositionReceived():
+                for delivery in event.deliveries:
+                    self._message_of(delivery).heard[side].append((event.state, event.settled))
+            case _:
+                assert isinstance(event, Authenticated), f"{event} has no cause"
+
+    def _note_begin(self, side: Side, event: Event, session: Session, properties: dict[Any, Any] | None) -> None:
+        if any(conversation.ends.get(side) is session for conversation in self.all_conversations):
+            return
+        assert properties is not None
+        conversation = next(known for known in self.all_conversations if known.number == properties[NUMBER])
+        conversation.ends[side] = session
+        self.unanswered.append((side, event))
+
+    def _note_attach(self, side: Side, event: Event, link: Link, properties: dict[Any, Any] | None) -> None:
+        if any(route.ends.get(side) is link for route in self.all_routes):
+            return
+        assert properties is not None
+        route = next(known for known in self.all_routes if known.number == properties[NUMBER])
+        assert link.name == route.name
+        assert link.role == (SENDER if route.sender is side else RECEIVER)
+        route.ends[side] = link
+        self.unanswered.append((side, event))
+
+    def _note_delivery(self, side: Side, delivery: Delivery) -> None:
+        route = self._route_of(delivery.link)
+        assert side is route.receiver
+        message = route.messages[route.arrived]
+        assert delivery.payload == message.payload
+        assert delivery.delivery_tag == message.tag
+        message.deliveries[side] = delivery
+        route.arrived += 1
+
+    def _conversation_of(self, session: Session) -> Conversation:
+        return next(known for known in self.all_conversations if session in known.ends.values())
+
+    def _route_of(self, link: Link) -> Route:
+        return next(known for known in self.all_routes if link in known.ends.values())
+
+    def _message_of(self, delivery: Delivery) -> Message:
+        messages = self._route_of(delivery.link).messages
+        return next(message for message in messages if delivery in message.deliveries.values())
+
+    def _may_answer(self, side: Side, event: Event) -> bool:
+        if isinstance(event, LinkAttached):
+            conversation = self._route_of(event.link).conversation
+            return side in conversation.begun
+        return isinstance(event, ConnectionOpened) or side in self.opened
+
+    def _answer(self, side: Side, event: Event, *, refuse: bool = False) -> None:
+        match event:
+            case ConnectionOpened():
+                self.engines[side].open()
+                self.opened.add(side)
+            case SessionBegun(session=session):
+                session.begin()
+                self._conversation_of(session).begun.add(side)
+            case LinkAttached(link=link):
+                route = self._route_of(link)
+                if side in route.attached:  # we detached before we answered, so that is answered already
+                    return
+                route.attached.add(side)
+                if refuse:
+                    link.refuse(Error("pairbus:refused"))
+                    route.gone.add(side)
+                else:
+                    link.attach()
+
+    def _forget(self, conversation: Conversation, side: Side) -> None:
+        conversation.gone.add(side)
+        for route in self._routes_of(conversation):
+            route.gone.add(side)
+
+    def _forget_all(self, side: Side) -> None:
+        self.closed.add(side)
+        for conversation in self.all_conversations:
+            self._forget(conversation, side)
+
+    # What must hold.
+
+    @invariant()
+    def the_sender_knows_its_credit(self) -> None:
+        for route in self.all_routes:
+            if route.is_up(route.sender):
+                assert route.ends[route.sender].credit == route.credit
+
+    @invariant()
+    def nothing_is_heard_that_was_not_said(self) -> None:
+        for route in self.all_routes:
+            for message in route.messages:
+                for side in Side:
+                    heard = message.heard[side]
+                    assert heard == message.said[OTHER[side]][: len(heard)]
+
+    def teardown(self) -> None:
+        if not self.engines:
+            return
+        self._fall_silent()
+        for engine in self.engines.values():
+            assert engine.is_closed == bool(self.closed)
+        if self.closed:
+            return
+        for conversation in self.all_conversations:
+            if conversation.gone:
+                assert conversation.told <= set(Side)
+                assert conversation.gone == set(Side)
+                for side, session in conversation.ends.items():
+                    assert session not in self.engines[side].sessions.values()
+                continue
+            for session in conversation.ends.values():
+                assert session.is_mapped
+                assert session.waiting == 0
+            for route in self._routes_of(conversation):
+                self._check(route)
+
+    def _fall_silent(self) -> None:
+        for _ in range(1000):
+            while True:
+                possible = [pending for pending in self.unanswered if self._may_answer(*pending)]
+                if not possible:
+                    break
+                self.unanswered.remove(possible[0])
+                self._answer(*possible[0])
+            for side in Side:
+                self.write(side)
+            if not any(self.pipes.values()):
+                return
+            for side in Side:
+                self.deliver(side, len(self.pipes[side]))
+        raise AssertionError("the engines never fall silent")
+
+    def _check(self, route: Route) -> None:
+        if route.gone:
+            assert route.gone == route.told == set(Side)
+            for side, session in route.conversation.ends.items():
+                assert route.ends[side] not in session.links.values()
+            return
+        sender = route.ends[route.sender]
+        receiver = route.ends[route.receiver]
+        assert sender.is_attached
+        assert receiver.is_attached
+        assert route.arrived == len(route.messages), "every message sent arrives"
+        assert sender.delivery_count == receiver.delivery_count
+        assert sender.credit == receiver.credit
+        for message in route.messages:
+            for side in Side:
+                said = message.said[OTHER[side]]
+                if any(settled for _, settled in message.said[side]):
+                    continue  # whoever has settled a delivery hears no more of it
+                assert message.heard[side] == said, "every statement reaches the other side"
+
+
+TwoEngines.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+
+TestTwoEnginesAgreeWithTheModel = TwoEngines.TestCase
