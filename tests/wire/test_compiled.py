@@ -1,0 +1,45 @@
+"""The compiled build behaves like the plain one: the same tests pass against it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_tests_of_the_wire_pass_against_the_compiled_build(tmp_path: Path) -> None:
+    build = tmp_path / "compiled"
+    subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--no-build-isolation",
+            "--no-deps",
+            "--target",
+            build,
+            ROOT,
+        ],
+        env={**os.environ, "PAIRBUS_COMPILE": "1"},
+        check=True,
+    )
+    environment = {**os.environ, "PYTHONPATH": str(build), "PAIRBUS_EXPECT_COMPILED": "1"}
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "not slow", "tests/wire", "tests/peers"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-5000:]
+
+
+def test_the_build_under_test_is_the_one_that_was_asked_for() -> None:
+    from pairbus.wire import connection
+
+    compiled = not str(connection.__file__).endswith(".py")
+    assert compiled == (os.environ.get("PAIRBUS_EXPECT_COMPILED") == "1")
