@@ -11,6 +11,7 @@ from pairbus.wire.configuration import Configuration
 from pairbus.wire.decoder import decode_at, decode_list, skip
 from pairbus.wire.errors import (
     DecodeError,
+    FrameTooLargeError,
     FramingError,
     IdleTimeoutError,
     IllegalStateError,
@@ -39,11 +40,12 @@ from pairbus.wire.link import (
     LinkDetached,
     LinkDrained,
 )
+from pairbus.wire.numbers import NumberPool
 from pairbus.wire.performatives import Attach, Begin, Close, Detach, Disposition, End, Flow, Open
 from pairbus.wire.sasl import Authenticated, SaslClient, SaslExchange, SaslServer
-from pairbus.wire.session import DispositionReceived, LinkBudget, Session, SessionBegun, SessionEnded
-from pairbus.wire.settlement import Error
-from pairbus.wire.states import CONNECTION, ConnectionState, Frame, SaslState, SessionState
+from pairbus.wire.session import DispositionReceived, Host, Session, SessionBegun, SessionEnded
+from pairbus.wire.settlement import Error, error_of
+from pairbus.wire.states import CONNECTION, SESSION, ConnectionState, Frame, SaslState, SessionState
 from pairbus.wire.types import ULong
 
 _LOWEST_MAX_FRAME_SIZE: Final = 512
@@ -86,7 +88,7 @@ Event = (
 )
 
 
-class Connection:
+class Connection(Host):
     """One end of an AMQP connection, without the connection: it knows no socket, no clock and no log.
 
     Whatever arrives goes into ``receive_data``, which returns what it means; whatever is to be sent comes out of
@@ -96,6 +98,7 @@ class Connection:
     """
 
     def __init__(self, configuration: Configuration, sasl: SaslServer | SaslClient | None = None) -> None:
+        super().__init__(configuration.max_links)
         self.configuration = configuration
         self.local = ConnectionState.START
         self.remote = ConnectionState.START
@@ -104,12 +107,12 @@ class Connection:
         self.sessions: dict[int, Session] = {}
         """The sessions by our channel."""
         self._remote_sessions: dict[int, Session] = {}
-        self._budget = LinkBudget(configuration.max_links)
+        self._channels = NumberPool()
         self._buffer = FrameBuffer(configuration.max_frame_size)
         self._writer = FrameWriter()
+        self._open = _encode_open(configuration)
         self._sasl = sasl
         self._exchange: SaslExchange | None = None
-        self._open: Open | None = None
         self._awaiting_header = True
         self._received = False
         self._received_ms: int | None = None
@@ -132,39 +135,35 @@ class Connection:
 
     # What we say.
 
-    def open(self, *, properties: dict[str, Any] | None = None) -> None:
-        """Open our end: start a connection as the client, or answer the peer's open as the server."""
-        if self.local is ConnectionState.CLOSED:
+    def open(self) -> None:
+        """Open our end, unless that is done: start a connection as the client, or answer the peer's open."""
+        if self.local is ConnectionState.OPENED or self.local is ConnectionState.CLOSED:
             return
-        if self._open is not None:
-            raise LocalProtocolError("the connection has been opened already")
-        configuration = self.configuration
-        self._open = Open(
-            container_id=configuration.container_id,
-            hostname=configuration.hostname,
-            max_frame_size=configuration.max_frame_size,
-            channel_max=configuration.channel_max,
-            idle_time_out=configuration.idle_time_out_ms,
-            properties={**configuration.properties, **(properties or {})} or None,
-        )
-        if self.local is ConnectionState.START and isinstance(self._sasl, SaslClient):
-            self._exchange = SaslExchange(self._sasl, configuration.hostname, self._writer)
+        if self.local is ConnectionState.START:
+            self._start(self.configuration.hostname)
+        self._writer.write(0, self._open)
+        self.local = CONNECTION[self.local, Frame.OPEN]
+
+    def _start(self, hostname: str | None) -> None:
+        """As the client, say the first word."""
+        if isinstance(self._sasl, SaslServer):
+            raise LocalProtocolError("a server waits for its client")
+        if isinstance(self._sasl, SaslClient):
+            self._exchange = SaslExchange(self._sasl, hostname, self._writer)
             self._writer.write_header(SASL_HEADER)
             self._writer.hold()
-        elif self.local is ConnectionState.START:
+        else:
             self._writer.write_header(AMQP_HEADER)
-        self._write(0, self._open)
-        self.local = ConnectionState.OPENED
+        self.local = CONNECTION[self.local, Frame.HEADER]
 
     def begin(self, *, properties: dict[str, Any] | None = None) -> Session:
         """Begin a new session. It may be used at once: what is sent early waits for the peer's begin."""
-        if self.local is not ConnectionState.OPENED:
-            raise LocalProtocolError("the connection is not open")
+        if self.local is ConnectionState.CLOSED:
+            raise LocalProtocolError("the connection is closed")
         highest = 0xFFFF if self.peer is None else self.peer.channel_max
-        channel = self._free_channel()
-        if channel > highest:
+        if self._channels.lowest() > highest:
             raise LocalProtocolError(f"the peer allows {highest + 1} sessions")
-        session = self._new_session(channel)
+        session = self._new_session()
         session.begin(properties=properties)
         return session
 
@@ -172,10 +171,9 @@ class Connection:
         """Close our end. What the peer still sends is passed over, up to its own close."""
         if self.local is ConnectionState.CLOSED:
             return
-        if self._open is None and self.local is ConnectionState.HEADER:
+        if self.local is not ConnectionState.START:
             self.open()  # part 2.4.6: close comes after open, even when all we have to say is why we close
-        if self.local is ConnectionState.OPENED:
-            self._write(0, Close(error=error))
+            self._writer.write(0, encoder.encode(Close(error=error)))
         self.local = ConnectionState.CLOSED
         self._abandon_sessions()
 
@@ -218,9 +216,6 @@ class Connection:
         self._writer.written = False
         return self._sent_ms + pause_ms
 
-    def _write(self, channel: int, performative: object) -> None:
-        self._writer.write(channel, encoder.encode(performative))
-
     # What the peer says.
 
     def receive_data(self, data: bytes) -> list[Event]:
@@ -250,7 +245,7 @@ class Connection:
             self._receive_frame(frame, events)
 
     def _fail(self, error: ProtocolError) -> None:
-        self.close(error=Error(error.condition, error.description))
+        self.close(error=error_of(error))
         self.remote = ConnectionState.CLOSED
 
     # Headers and authentication.
@@ -270,7 +265,7 @@ class Connection:
     def _receive_header(self, header: bytes) -> None:
         allowed = self._allowed_headers()
         if header not in allowed:
-            if self._open is None and self._exchange is None:
+            if self.local is ConnectionState.START and self._exchange is None:
                 self._writer.write_header(allowed[0])  # part 2.2: say what would have been right, then hang up
             raise FramingError(f"the peer began with {header!r} instead of {allowed[0]!r}")
         self._awaiting_header = False
@@ -329,7 +324,9 @@ class Connection:
             self._receive_performative(code, channel, frame, position, events)
 
     def _receive_transfer(self, channel: int, frame: bytes, position: int, events: list[Event]) -> None:
-        session = self._session(channel)
+        session = self._remote_sessions.get(channel)
+        if session is None:
+            session = self._mapped(channel, Frame.TRANSFER)
         if session.local is _ENDED:
             return
         try:
@@ -361,7 +358,7 @@ class Connection:
         elif code == Frame.BEGIN:
             event = self._receive_begin(channel, performative)
         else:
-            event = self._receive_for_session(self._session(channel), performative)
+            event = self._receive_for_session(self._mapped(channel, Frame(code)), performative)
         if event is not None:
             events.append(event)
 
@@ -388,7 +385,7 @@ class Connection:
         if channel in self._remote_sessions:
             raise IllegalStateError(f"a session on channel {channel} has begun already")
         if performative.remote_channel is None:
-            session = self._new_session(self._free_channel())
+            session = self._new_session()
         else:
             answered = self.sessions.get(performative.remote_channel)
             if answered is None or answered.remote is not SessionState.UNMAPPED:
@@ -421,34 +418,30 @@ class Connection:
         session.receive_end()
         del self._remote_sessions[session.remote_channel]
         del self.sessions[session.channel]
+        self._channels.give_back(session.channel)
         if session.end_reported:
             return None
         session.end_reported = True
         return SessionEnded(session, performative.error)
 
     def _end_violator(self, session: Session, error: SessionError) -> SessionEnded:
-        reason = Error(error.condition, error.description)
+        reason = error_of(error)
         session.end(error=reason)
         session.end_reported = True
         return SessionEnded(session, reason, error)
 
     # Sessions.
 
-    def _session(self, channel: int) -> Session:
+    def _mapped(self, channel: int, frame: Frame) -> Session:
         session = self._remote_sessions.get(channel)
-        if session is None:
-            raise IllegalStateError(f"a frame on channel {channel}, where no session has begun")
+        state = SessionState.UNMAPPED if session is None else session.remote
+        if session is None or (state, frame) not in SESSION:
+            raise IllegalStateError(f"{frame.name.lower()} on channel {channel}, which is {state.name}")
         return session
 
-    def _free_channel(self) -> int:
-        channel = 0
-        while channel in self.sessions:
-            channel += 1
-        return channel
-
-    def _new_session(self, channel: int) -> Session:
-        session = Session(channel, self.configuration, self._writer, self._budget)
-        self.sessions[channel] = session
+    def _new_session(self) -> Session:
+        session = Session(self, self._channels.take(), self.configuration, self._writer)
+        self.sessions[session.channel] = session
         return session
 
     def _abandon_sessions(self) -> None:
@@ -456,6 +449,23 @@ class Connection:
             session.abandon()
         self.sessions.clear()
         self._remote_sessions.clear()
+
+
+def _encode_open(configuration: Configuration) -> bytes:
+    performative = encoder.encode(
+        Open(
+            container_id=configuration.container_id,
+            hostname=configuration.hostname,
+            max_frame_size=configuration.max_frame_size,
+            channel_max=configuration.channel_max,
+            idle_time_out=configuration.idle_time_out_ms,
+            properties=configuration.properties or None,
+        )
+    )
+    # Until the peer has opened, nobody knows whether it takes more than the standard's minimum.
+    if len(performative) > _LOWEST_MAX_FRAME_SIZE - HEADER_SIZE:
+        raise FrameTooLargeError(f"the configuration makes an open of {len(performative)} bytes; 504 are safe")
+    return performative
 
 
 def _performative_at(frame: bytes, position: int) -> tuple[Layout, int]:

@@ -21,7 +21,8 @@ ProtocolError                 the peer broke the protocol
     ├── TransferDirectionError
     └── ResumeError
 LocalProtocolError            we were asked to break it ourselves
-└── EncodeError               a value that AMQP cannot carry
+├── EncodeError               a value that AMQP cannot carry
+└── FrameTooLargeError        a frame that the peer does not take
 """
 
 from __future__ import annotations
@@ -169,3 +170,7 @@ class LocalProtocolError(Exception):
 
 class EncodeError(LocalProtocolError):
     """A value that AMQP cannot carry."""
+
+
+class FrameTooLargeError(LocalProtocolError):
+    """A frame that is larger than the peer's max-frame-size and cannot be split."""

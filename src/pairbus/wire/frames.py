@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from typing import Final
 
-from pairbus.wire.errors import FramingError, LocalProtocolError
+from pairbus.wire.errors import FrameTooLargeError, FramingError
 from pairbus.wire.hotpath import encode_state, write_disposition
 
 AMQP_HEADER: Final = b"AMQP\x00\x01\x00\x00"
@@ -159,7 +159,7 @@ class FrameWriter:
         """Write one AMQP frame."""
         size = HEADER_SIZE + len(body) + len(payload)
         if size > self.max_frame_size:
-            raise LocalProtocolError(f"a frame of {size} bytes, where the peer allows {self.max_frame_size}")
+            raise FrameTooLargeError(f"a frame of {size} bytes, where the peer allows {self.max_frame_size}")
         if self._waiting:
             self._write_disposition()
         self._chunks.append(_FRAME_HEADER.pack(size, 2, AMQP_FRAME, channel))
@@ -172,7 +172,7 @@ class FrameWriter:
         """Write the state of one delivery, together with its neighbours'."""
         encoded = encode_state(state)
         if len(encoded) + _DISPOSITION_SIZE > self.max_frame_size:
-            raise LocalProtocolError(f"a delivery state of {len(encoded)} bytes does not fit a frame of the peer's")
+            raise FrameTooLargeError(f"a delivery state of {len(encoded)} bytes does not fit a frame of the peer's")
         if self._waiting:
             if (
                 delivery_id == (self._last + 1) & 0xFFFFFFFF

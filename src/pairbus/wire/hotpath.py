@@ -11,6 +11,7 @@ from typing import Any, Final
 from pairbus.wire import encoder
 from pairbus.wire.composites import LAYOUTS, from_list
 from pairbus.wire.decoder import decode_list, skip
+from pairbus.wire.errors import DecodeError
 from pairbus.wire.performatives import Disposition, Transfer
 from pairbus.wire.settlement import ACCEPTED
 
@@ -79,6 +80,8 @@ def read_disposition(frame: bytes, position: int) -> Disposition:
 
 def _read_unusual_disposition(frame: bytes, position: int) -> Disposition:
     disposition: Any = from_list(_DISPOSITION, decode_list(frame, position))
+    if skip(frame, position) != len(frame):
+        raise DecodeError("bytes follow amqp:disposition:list in its frame")
     return Disposition(*disposition)
 
 
@@ -99,7 +102,7 @@ def _read_usual_disposition(frame: bytes, position: int) -> Disposition | None:
         return None
     if not 0x41 <= role <= 0x42 or not 0x41 <= settled <= 0x42 or state != _ACCEPTED_BYTES:
         return None
-    if first < 0 or last == UNUSUAL or position != end or end > len(frame):
+    if first < 0 or last == UNUSUAL or position != end or end != len(frame):
         return None
     return Disposition(role == 0x41, first, None if last == _ABSENT else last, settled == 0x41, ACCEPTED, False)
 

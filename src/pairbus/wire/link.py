@@ -17,7 +17,7 @@ from pairbus.wire.errors import (
 )
 from pairbus.wire.performatives import RECEIVER, SENDER, Attach, Flow, Transfer
 from pairbus.wire.settlement import Error, ReceiverSettleMode, SenderSettleMode
-from pairbus.wire.states import LinkState
+from pairbus.wire.states import LINK, Frame, LinkState
 
 SERIAL: Final = 0xFFFFFFFF
 """Sequence numbers count up to this and start over (RFC 1982)."""
@@ -123,6 +123,7 @@ class Link:
         "role",
         "session",
         "snd_settle_mode",
+        "waiting",
     )
 
     def __init__(
@@ -147,6 +148,8 @@ class Link:
         self.delivery_count = 0
         self.credit = 0
         """How many deliveries may still be sent: by us as the sender, by the peer when we are the receiver."""
+        self.waiting = 0
+        """How many deliveries wait to be settled."""
         self.available = 0
         """How many messages the sender has waiting, as far as it told."""
         self.drain = False
@@ -160,6 +163,11 @@ class Link:
     def __repr__(self) -> str:
         role = "receiver" if self.role == RECEIVER else "sender"
         return f"<Link {self.name!r}, {role}, local {self.local.name}, remote {self.remote.name}>"
+
+    @property
+    def knows_delivery_count(self) -> bool:
+        """Whether the delivery count is known: the sender sets it, in its attach."""
+        return self.role == SENDER or self.remote is not LinkState.UNATTACHED
 
     @property
     def is_attached(self) -> bool:
@@ -222,6 +230,8 @@ class Link:
         """As the receiver, let the sender send ``credit`` more deliveries, counted from now."""
         if self.role != RECEIVER:
             raise LocalProtocolError(f"only a receiver gives credit, and {self.name!r} is a sender")
+        if self.local is LinkState.UNATTACHED:
+            raise LocalProtocolError(f"{self.name!r} has not been attached")
         self.credit = credit
         self.drain = drain
         self.session.send_flow(self, echo)
@@ -277,7 +287,7 @@ class Link:
     # What the peer says.
 
     def receive_attach(self, attach: Attach) -> None:
-        self.remote = LinkState.ATTACHED
+        self.remote = LINK[self.remote, Frame.ATTACH]
         self.remote_handle = attach.handle
         self.peer = attach
         if self.local is LinkState.UNATTACHED:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
 from dataclasses import dataclass
 from typing import Any, Final
@@ -12,6 +13,7 @@ from pairbus.wire.errors import (
     DeliveryIdError,
     FramingError,
     HandleInUseError,
+    InvalidFieldError,
     LinkError,
     LocalProtocolError,
     ProtocolError,
@@ -32,24 +34,30 @@ from pairbus.wire.link import (
     LinkDetached,
     LinkDrained,
 )
+from pairbus.wire.numbers import NumberPool
 from pairbus.wire.performatives import RECEIVER, SENDER, Attach, Begin, Detach, Disposition, End, Flow
-from pairbus.wire.settlement import Error, ReceiverSettleMode, Rejected, SenderSettleMode
-from pairbus.wire.states import Frame, LinkState, SessionState
+from pairbus.wire.settlement import Error, ReceiverSettleMode, Rejected, SenderSettleMode, error_of
+from pairbus.wire.states import LINK, SESSION, Frame, LinkState, SessionState
 
 _OUTGOING_WINDOW: Final = SERIAL >> 1
+_BARE_ATTACH_SIZE: Final = 64
+"""What an attach without terminus takes beside its name, at the most."""
 
 # For every message: looking up a member of an enumeration costs more than all else that is done with it.
 _MAPPED: Final = SessionState.MAPPED
 _DETACHED: Final = LinkState.DETACHED
 
 
-class LinkBudget:
-    """How many links the peer may still attach, over all sessions of a connection."""
+class Host(ABC):
+    """What a session needs of the connection that holds it."""
 
-    __slots__ = ("left",)
+    def __init__(self, max_links: int) -> None:
+        self.links_left = max_links
+        """How many links may still be attached, over all sessions."""
 
-    def __init__(self, left: int) -> None:
-        self.left = left
+    @abstractmethod
+    def open(self) -> None:
+        """Open our end, unless that is done."""
 
 
 class _Outgoing:
@@ -66,7 +74,7 @@ class _Outgoing:
 class Session(Carrier):
     """One session of a connection."""
 
-    def __init__(self, channel: int, configuration: Configuration, writer: FrameWriter, budget: LinkBudget) -> None:
+    def __init__(self, host: Host, channel: int, configuration: Configuration, writer: FrameWriter) -> None:
         self.channel = channel
         """Our number for the session."""
         self.remote_channel = -1
@@ -84,7 +92,8 @@ class Session(Carrier):
         self._configuration = configuration
         self._strict = configuration.strict
         self._writer = writer
-        self._budget = budget
+        self._host = host
+        self._handles = NumberPool()
         self._incoming: dict[int, Delivery] = {}
         self._outgoing: dict[int, Delivery] = {}
         self._outbox: deque[_Outgoing] = deque()
@@ -119,11 +128,10 @@ class Session(Carrier):
     # What we say.
 
     def begin(self, *, properties: dict[str, Any] | None = None) -> None:
-        """Begin our end: a new session, or the answer to the peer's."""
-        if self.local is SessionState.MAPPED:
-            raise LocalProtocolError(f"the session on channel {self.channel} has begun already")
-        if self.local is SessionState.ENDED:
+        """Begin our end, unless that is done: a new session, or the answer to the peer's."""
+        if self.local is not SessionState.UNMAPPED:
             return
+        self._host.open()
         self._write(
             Begin(
                 remote_channel=self.remote_channel if self.remote_channel >= 0 else None,
@@ -134,7 +142,7 @@ class Session(Carrier):
                 properties=properties,
             )
         )
-        self.local = SessionState.MAPPED
+        self.local = SESSION[self.local, Frame.BEGIN]
 
     def attach(
         self,
@@ -151,13 +159,12 @@ class Session(Carrier):
         """Attach a new link, of which we are the ``SENDER`` or the ``RECEIVER``."""
         if (name, role) in self._names:
             raise LocalProtocolError(f"the session has a link {name!r} in this direction already")
-        if self.local is not SessionState.MAPPED:
-            raise LocalProtocolError(f"the session on channel {self.channel} is not begun or has ended")
+        if self.local is SessionState.ENDED:
+            raise LocalProtocolError(f"the session on channel {self.channel} has ended")
         handle_max = SERIAL if self.peer is None else self.peer.handle_max
-        link = self._new_link(name, role)
-        if link.handle > handle_max:
-            self._release(link)
+        if self._handles.lowest() > handle_max:
             raise LocalProtocolError(f"the peer allows {handle_max + 1} links in a session")
+        link = self._new_link(name, role)
         link.attach(
             source=source,
             target=target,
@@ -172,13 +179,9 @@ class Session(Carrier):
         """End our end; its links are gone with it."""
         if self.local is SessionState.ENDED:
             return
-        if self.local is SessionState.UNMAPPED:
-            if self.remote is SessionState.UNMAPPED:
-                self.abandon()
-                return
-            self.begin()
+        self.begin()
         self._write(End(error=error))
-        self.local = SessionState.ENDED
+        self.local = SESSION[self.local, Frame.END]
         self._forget_everything()
 
     def abandon(self) -> None:
@@ -187,20 +190,19 @@ class Session(Carrier):
         self._forget_everything()
 
     def send_attach(self, link: Link, attach: Attach) -> None:
-        if self.local is SessionState.UNMAPPED:
-            raise LocalProtocolError(f"the session on channel {self.channel} has not begun")
         if self.local is SessionState.ENDED:
             return
+        self.begin()
         self._write(attach)
-        link.local = LinkState.ATTACHED
+        link.local = LINK[link.local, Frame.ATTACH]
 
     def send_detach(self, link: Link, closed: bool, error: Error | None) -> None:
-        if link.local is LinkState.DETACHED or self.local is not SessionState.MAPPED:
+        if link.local is LinkState.DETACHED or self.local is SessionState.ENDED:
             return
         if link.local is LinkState.UNATTACHED:
             link.attach()
         self._write(Detach(handle=link.handle, closed=closed, error=error))
-        link.local = LinkState.DETACHED
+        link.local = LINK[link.local, Frame.DETACH]
         self._forget_deliveries(link)
         if link.remote is LinkState.DETACHED:
             self._release(link)
@@ -216,7 +218,7 @@ class Session(Carrier):
                 next_outgoing_id=self._next_outgoing_id,
                 outgoing_window=_OUTGOING_WINDOW,
                 handle=None if link is None else link.handle,
-                delivery_count=None if link is None else link.delivery_count,
+                delivery_count=link.delivery_count if link is not None and link.knows_delivery_count else None,
                 link_credit=None if link is None else link.credit,
                 available=link.available if link is not None and link.role == SENDER else None,
                 drain=link is not None and link.drain,
@@ -250,6 +252,7 @@ class Session(Carrier):
             self._next_delivery_id = (self._next_delivery_id + 1) & SERIAL
             if not delivery.settled:
                 self._outgoing[delivery.delivery_id] = delivery
+                link.waiting += 1
             body = self._first_transfer(delivery, False)
         else:
             body = write_continuation(link.handle, False)
@@ -286,6 +289,7 @@ class Session(Carrier):
         self._writer.dispose(self.channel, delivery.link.role, delivery.delivery_id, settled, state)
         if settled:
             del known[delivery.delivery_id]
+            delivery.link.waiting -= 1
             delivery.settled = True
 
     def _write(self, performative: object) -> None:
@@ -294,7 +298,7 @@ class Session(Carrier):
     # What the peer says.
 
     def receive_begin(self, channel: int, begin: Begin) -> None:
-        self.remote = SessionState.MAPPED
+        self.remote = SESSION[self.remote, Frame.BEGIN]
         self.remote_channel = channel
         self.peer = begin
         self._next_incoming_id = begin.next_outgoing_id
@@ -306,10 +310,12 @@ class Session(Carrier):
             raise FramingError(f"handle {attach.handle}, where {self._configuration.handle_max} is the highest")
         if attach.handle in self._remote_links:
             raise HandleInUseError(f"handle {attach.handle} is attached already")
+        if len(attach.name.encode()) > self._writer.max_frame_size - _BARE_ATTACH_SIZE:
+            raise InvalidFieldError("the name of a link is too long for the peer's own frames")
         role = not attach.role
         link = self._names.get((attach.name, role))
         if link is None:
-            if self._budget.left <= 0:
+            if self._host.links_left <= 0:
                 raise SessionResourceError(f"a connection has at most {self._configuration.max_links} links")
             link = self._new_link(attach.name, role)
         elif link.remote is not LinkState.UNATTACHED:
@@ -387,7 +393,7 @@ class Session(Carrier):
     def _reject(self, delivery: Delivery, error: ProtocolError) -> None:
         if not delivery.settled:
             self._remember(delivery)
-            delivery.link.settle(delivery, Rejected(Error(error.condition, error.description)))
+            delivery.link.settle(delivery, Rejected(error_of(error)))
 
     def _remember(self, delivery: Delivery) -> None:
         if delivery.delivery_id in self._incoming:
@@ -395,9 +401,10 @@ class Session(Carrier):
         if len(self._incoming) >= self._max_unsettled:
             raise SessionResourceError(f"{len(self._incoming)} deliveries wait to be settled; no more are taken")
         self._incoming[delivery.delivery_id] = delivery
+        delivery.link.waiting += 1
 
     def _detach_violator(self, link: Link, error: LinkError) -> LinkDetached:
-        reason = Error(error.condition, error.description)
+        reason = error_of(error)
         link.detach(error=reason)
         link.detach_reported = True
         return LinkDetached(link, True, reason, error)
@@ -410,6 +417,7 @@ class Session(Carrier):
                 delivery.state = disposition.state
             if disposition.settled:
                 delivery.settled = True
+                delivery.link.waiting -= 1
                 del known[delivery.delivery_id]
         if not deliveries:
             return None
@@ -417,7 +425,7 @@ class Session(Carrier):
 
     def receive_detach(self, detach: Detach) -> LinkDetached | None:
         link = self._attached(detach.handle, Frame.DETACH)
-        link.remote = LinkState.DETACHED
+        link.remote = LINK[link.remote, Frame.DETACH]
         del self._remote_links[detach.handle]
         if link.local is LinkState.DETACHED:
             self._release(link)
@@ -429,21 +437,20 @@ class Session(Carrier):
         return LinkDetached(link, detach.closed, detach.error)
 
     def receive_end(self) -> None:
-        self.remote = SessionState.ENDED
+        self.remote = SESSION[self.remote, Frame.END]
         self.end()
 
     def _attached(self, handle: int, frame: Frame) -> Link:
         link = self._remote_links.get(handle)
-        if link is None:
-            raise UnattachedHandleError(f"a {frame.name.lower()} for handle {handle}, which no link is attached to")
+        state = LinkState.UNATTACHED if link is None else link.remote
+        if link is None or (state, frame) not in LINK:
+            raise UnattachedHandleError(f"a {frame.name.lower()} for handle {handle}, which is {state.name}")
         return link
 
     # What we remember.
 
     def _new_link(self, name: str, role: bool) -> Link:
-        handle = 0
-        while handle in self.links:
-            handle += 1
+        handle = self._handles.take()
         configuration = self._configuration
         link = Link(
             self,
@@ -456,24 +463,33 @@ class Session(Carrier):
         )
         self.links[handle] = link
         self._names[name, role] = link
-        self._budget.left -= 1
+        self._host.links_left -= 1
         return link
 
     def _release(self, link: Link) -> None:
         del self.links[link.handle]
         del self._names[link.name, link.role]
-        self._budget.left += 1
+        self._handles.give_back(link.handle)
+        self._host.links_left += 1
 
     def _forget_deliveries(self, link: Link) -> None:
         self._outbox = deque(outgoing for outgoing in self._outbox if outgoing.delivery.link is not link)
-        for known in (self._incoming, self._outgoing):
-            for delivery in [delivery for delivery in known.values() if delivery.link is link]:
-                del known[delivery.delivery_id]
+        known = self._incoming if link.role == RECEIVER else self._outgoing
+        forgotten: list[int] = []
+        for delivery_id, delivery in reversed(known.items()):  # the latest first: a link that just came is soon done
+            if len(forgotten) == link.waiting:
+                break
+            if delivery.link is link:
+                forgotten.append(delivery_id)
+        for delivery_id in forgotten:
+            del known[delivery_id]
+        link.waiting = 0
 
     def _forget_everything(self) -> None:
-        self._budget.left += len(self.links)
+        self._host.links_left += len(self.links)
         for link in self.links.values():
             link.local = link.remote = LinkState.DETACHED
+            link.waiting = 0
         self.links.clear()
         self._remote_links.clear()
         self._names.clear()

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Final
 
 from pairbus.wire import encoder
 from pairbus.wire.composites import Provides, amqp_type, binary, boolean, composite, fields, string, symbol, uint, ulong
+from pairbus.wire.errors import ProtocolError
 from pairbus.wire.types import UByte
 
 
@@ -43,6 +44,15 @@ class Error:
     condition: symbol
     description: string | None = None
     info: fields | None = None
+
+
+_LONGEST_DESCRIPTION: Final = 240
+
+
+def error_of(violation: ProtocolError) -> Error:
+    """Tell the peer what it did wrong, in few enough bytes to fit the smallest frame that a peer may insist on."""
+    description = violation.description.encode("ascii", "backslashreplace").decode("ascii")
+    return Error(violation.condition, description[:_LONGEST_DESCRIPTION])
 
 
 @composite("amqp:received:list", 0x23, provides="delivery-state")

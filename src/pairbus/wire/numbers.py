@@ -1,0 +1,28 @@
+"""Numbers for channels and handles: always the lowest that is free."""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+
+
+class NumberPool:
+    """Hands out the lowest number that is not in use, in time that does not grow with how many are."""
+
+    __slots__ = ("_next", "_returned")
+
+    def __init__(self) -> None:
+        self._next = 0
+        self._returned: list[int] = []
+
+    def lowest(self) -> int:
+        """The number that ``take`` would hand out."""
+        return self._returned[0] if self._returned else self._next
+
+    def take(self) -> int:
+        if self._returned:
+            return heappop(self._returned)
+        self._next += 1
+        return self._next - 1
+
+    def give_back(self, number: int) -> None:
+        heappush(self._returned, number)
