@@ -26,6 +26,8 @@ class Configuration:
     """How many deliveries of a session may wait to be settled by us."""
     max_message_size: int = 100 * 1024 * 1024
     """The largest message that we accept on a link that names no limit of its own, in bytes."""
+    max_incomplete_bytes: int = 256 * 1024 * 1024
+    """How much we hold of messages that have not arrived whole, on all links together."""
     incoming_window: int = 5000
     """How many transfer frames the peer may send in a session before it hears from us again."""
     idle_time_out_ms: int | None = None

@@ -37,7 +37,7 @@ from pairbus.wire.types import (
 MAX_DEPTH: Final = 64
 """How deep lists, maps, arrays and described values may nest; the Azure SDK's decoder stops there too."""
 
-MAX_EMPTY_ELEMENTS: Final = 256
+MAX_EMPTY_ELEMENTS: Final = 16
 """How many elements an array may have whose elements take no bytes, such as an array of null."""
 
 MAX_ARRAY_DESCRIPTORS: Final = 4
@@ -59,6 +59,9 @@ _SYMBOLS: Final[dict[bytes, Symbol]] = {}
 _MAX_SYMBOLS: Final = 1024
 _MAX_SYMBOL_SIZE: Final = 64
 
+_FEW_KEYS: Final = 32
+"""So many keys of a map may have the same hash."""
+
 _HIGHEST_CHARACTER: Final = 0x10FFFF
 _SURROGATES: Final = range(0xD800, 0xE000)
 
@@ -79,6 +82,8 @@ def decode_at(data: bytes, position: int) -> tuple[object, int]:
         raise DecodeError("the value is cut off") from error
     except ValueError as error:
         raise DecodeError(f"a string or symbol is not valid text: {error}") from error
+    if end > len(data):
+        raise DecodeError("the value is cut off")
     return values[0], end
 
 
@@ -166,37 +171,35 @@ def _skip(data: bytes, position: int) -> int:
 def read_items(data: bytes, position: int, count: int, depth: int) -> tuple[list[object], int]:
     """Read ``count`` values with a constructor each.
 
-    The most frequent types are read here rather than through ``READERS``: a call per value would double the cost.
+    The most frequent types are read here rather than through ``READERS``: a call per value would double the cost. A
+    string that is cut off is only noticed by where it ends: callers compare the position with the end they know.
     """
     values: list[object] = []
-    length = len(data)
     for _ in range(count):
         code = data[position]
-        position += 1
         if code == 0xA1:
-            end = position + 1 + data[position]
-            if end > length:
-                raise IndexError
-            values.append(data[position + 1 : end].decode("utf-8"))
+            end = position + 2 + data[position + 1]
+            values.append(data[position + 2 : end].decode())
             position = end
         elif code == 0x40:
             values.append(None)
+            position += 1
         elif code == 0xA3:
-            end = position + 1 + data[position]
-            if end > length:
-                raise IndexError
-            values.append(to_symbol(data[position + 1 : end]))
+            end = position + 2 + data[position + 1]
+            values.append(to_symbol(data[position + 2 : end]))
             position = end
         elif code == 0x41:
             values.append(True)
+            position += 1
         elif code == 0x42:
             values.append(False)
-        elif code == 0x55:
-            octet = data[position]
-            values.append(octet - 256 if octet > 127 else octet)
             position += 1
+        elif code == 0x55:
+            octet = data[position + 1]
+            values.append(octet - 256 if octet > 127 else octet)
+            position += 2
         else:
-            value, position = READERS[code](data, position, depth)
+            value, position = READERS[code](data, position + 1, depth)
             values.append(value)
     return values, position
 
@@ -412,6 +415,8 @@ def to_map(values: list[object]) -> dict[Any, Any] | Map:
         raise DecodeError("a map has a key without a value")
     pairs: dict[Any, Any] = {}
     try:
+        if len(values) > 2 * _FEW_KEYS:
+            _check_hashes(values[::2])
         for index in range(0, len(values), 2):
             pairs[values[index]] = values[index + 1]
     except TypeError:  # a key that Python cannot hash, such as a list
@@ -419,6 +424,19 @@ def to_map(values: list[object]) -> dict[Any, Any] | Map:
     if len(pairs) * 2 < len(values):
         return _to_pairs(values[::2], values[1::2])
     return pairs
+
+
+def _check_hashes(keys: list[object]) -> None:
+    """Refuse keys that were chosen to have the same hash, which would make a ``dict`` of them slow.
+
+    Python hashes text with a secret, but a peer can work out as many UUIDs or arrays with the same hash as it likes.
+    """
+    counts: dict[int, int] = {}
+    for key in keys:
+        number = hash(key)
+        counts[number] = counts.get(number, 0) + 1
+        if counts[number] > _FEW_KEYS:
+            raise DecodeError("the keys of a map all have the same hash")
 
 
 def _to_pairs(keys: list[object], values: list[object]) -> Map:
@@ -453,6 +471,8 @@ def _read_elements(data: bytes, position: int, count: int, end: int, depth: int)
     while data[position] == 0x00:
         if len(descriptors) >= MAX_ARRAY_DESCRIPTORS:
             raise DecodeError(f"the constructor of an array has more than {MAX_ARRAY_DESCRIPTORS} descriptors")
+        if data[position + 1] == 0x00:
+            raise DecodeError("a descriptor is itself a described value")
         found, position = read_items(data, position + 1, 1, depth + 1)
         descriptors.append(found[0])
     code = data[position]
@@ -464,8 +484,11 @@ def _read_elements(data: bytes, position: int, count: int, end: int, depth: int)
     if reader is _read_unknown:
         raise DecodeError(f"0x{code:02x} is not a format code")
     items: list[object] = []
+    depth += 1 + len(descriptors)
+    if depth > MAX_DEPTH:
+        raise DecodeError(f"values nest deeper than {MAX_DEPTH}")
     for _ in range(count):
-        value, position = reader(data, position, depth + 1)
+        value, position = reader(data, position, depth)
         for descriptor in reversed(descriptors):
             value = Described(descriptor, value)
         items.append(value)

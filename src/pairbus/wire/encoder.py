@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, Final
 from uuid import UUID
 
-from pairbus.wire.decoder import MAX_DEPTH
+from pairbus.wire.decoder import MAX_ARRAY_DESCRIPTORS, MAX_DEPTH, MAX_EMPTY_ELEMENTS, decode_at
 from pairbus.wire.errors import EncodeError
 from pairbus.wire.types import (
     Array,
@@ -55,8 +55,6 @@ def encode(value: object) -> bytes:
 
 
 def _encode(value: object, depth: int) -> bytes:
-    if depth > MAX_DEPTH:
-        raise EncodeError(f"values nest deeper than {MAX_DEPTH}")
     encoder = _ENCODERS.get(type(value))
     if encoder is None:
         encoder = _find_encoder(value)
@@ -64,11 +62,14 @@ def _encode(value: object, depth: int) -> bytes:
 
 
 def _find_encoder(value: object) -> Callable[[Any, int], bytes]:
-    """Find the encoder of the nearest base class, so that a user's own ``str`` or ``IntEnum`` encodes like its base."""
-    for base in type(value).__mro__[1:]:
-        encoder = _ENCODERS.get(base)
-        if encoder is not None:
-            return encoder
+    return _ENCODERS[_kind_of(value)]
+
+
+def _kind_of(value: object) -> type:
+    """Find the nearest class that has an encoder, so that a user's own ``str`` or ``IntEnum`` encodes like its base."""
+    for kind in type(value).__mro__:
+        if kind in _ENCODERS:
+            return kind
     raise EncodeError(f"{type(value).__name__} is not an AMQP type: {value!r:.200}")
 
 
@@ -163,6 +164,7 @@ def encode_symbol(value: str, depth: int = 0) -> bytes:
 
 
 def encode_list(items: list[object] | tuple[object, ...], depth: int = 0) -> bytes:
+    _check_depth(depth)
     return enclose_list([_encode(item, depth + 1) for item in items])
 
 
@@ -175,14 +177,26 @@ def _encode_map_pairs(value: Map, depth: int) -> bytes:
 
 
 def _encode_pairs(pairs: list[tuple[object, object]], depth: int) -> bytes:
+    _check_depth(depth)
     parts = [_encode(member, depth + 1) for pair in pairs for member in pair]
     return _compound(b"\xc1", b"\xd1", len(parts), b"".join(parts))
 
 
 def _encode_described(value: Described, depth: int) -> bytes:
-    if isinstance(value.descriptor, Described):
+    _check_depth(depth)
+    return _encode_descriptor(value.descriptor, depth) + _encode(value.value, depth + 1)
+
+
+def _encode_descriptor(descriptor: object, depth: int) -> bytes:
+    if isinstance(descriptor, Described):
         raise EncodeError("a descriptor cannot be a described value itself")
-    return b"\x00" + _encode(value.descriptor, depth + 1) + _encode(value.value, depth + 1)
+    return b"\x00" + _encode(descriptor, depth + 1)
+
+
+def _check_depth(depth: int) -> None:
+    """Refuse to write what no decoder of ours would read."""
+    if depth >= MAX_DEPTH:
+        raise EncodeError(f"values nest deeper than {MAX_DEPTH}")
 
 
 def enclose_list(parts: list[bytes]) -> bytes:
@@ -227,33 +241,46 @@ def encode_symbols(names: tuple[str, ...]) -> bytes:
 
 
 def _encode_array(array: Array, depth: int) -> bytes:
+    _check_depth(depth)
     constructor = array.constructor
     if constructor is None:
         constructor = _choose_constructor(array.items[0], depth) if array.items else NULL
-    elements = [_encode_element(item, constructor, depth + 1) for item in array.items]
+    descriptors = _descriptors_of(constructor)
+    depth += 1 + len(descriptors)
+    if depth > MAX_DEPTH or len(descriptors) > MAX_ARRAY_DESCRIPTORS:
+        raise EncodeError("the elements of an array are described too often")
+    if constructor[-1] >> 4 == 0x4 and len(array.items) > MAX_EMPTY_ELEMENTS:
+        raise EncodeError(f"an array has at most {MAX_EMPTY_ELEMENTS} elements that take no bytes")
+    elements = [_encode_element(item, descriptors, constructor[-1], depth) for item in array.items]
     return _compound(b"\xe0", b"\xf0", len(elements), constructor + b"".join(elements))
 
 
 def _choose_constructor(item: object, depth: int) -> bytes:
+    _check_depth(depth)
     if isinstance(item, Described):
-        return b"\x00" + _encode(item.descriptor, depth + 1) + _choose_constructor(item.value, depth + 1)
-    for kind in type(item).__mro__:
-        code = _ARRAY_CODES.get(kind)
-        if code is not None:
-            return _CODES[code]
-    raise EncodeError(f"{type(item).__name__} cannot stand in an array: {item!r:.200}")
+        return _encode_descriptor(item.descriptor, depth) + _choose_constructor(item.value, depth + 1)
+    code = _ARRAY_CODES.get(_kind_of(item))
+    if code is None:
+        raise EncodeError(f"{type(item).__name__} cannot stand in an array: {item!r:.200}")
+    return _CODES[code]
 
 
-def _encode_element(item: object, constructor: bytes, depth: int) -> bytes:
-    stated = b""
-    while isinstance(item, Described):
-        stated += b"\x00" + _encode(item.descriptor, depth)
+def _descriptors_of(constructor: bytes) -> list[object]:
+    descriptors: list[object] = []
+    position = 0
+    while constructor[position] == 0x00:
+        descriptor, position = decode_at(constructor, position + 1)
+        descriptors.append(descriptor)
+    return descriptors
+
+
+def _encode_element(item: object, descriptors: list[object], code: int, depth: int) -> bytes:
+    for descriptor in descriptors:
+        if not isinstance(item, Described) or item.descriptor != descriptor:
+            raise EncodeError("an array gives all its elements the same descriptor")
         item = item.value
-    if stated != constructor[:-1]:
-        raise EncodeError("an array gives all its elements the same descriptor")
-    code = constructor[-1]
     integer = _INTEGERS.get(code)
-    if integer is not None and isinstance(item, integer[0]):
+    if integer is not None and _kind_of(item) is integer[0]:
         return integer[1].pack(item)
     return _fit(_encode(item, depth), code)
 
@@ -335,6 +362,8 @@ _ARRAY_CODES: Final[dict[type, int]] = {
     Timestamp: 0x83,
     UUID: 0x98,
     bytes: 0xB0,
+    bytearray: 0xB0,
+    memoryview: 0xB0,
     str: 0xB1,
     Symbol: 0xB3,
     list: 0xD0,

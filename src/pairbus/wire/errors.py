@@ -123,7 +123,7 @@ class DeliveryIdError(SessionError):
 
 
 class SessionResourceError(SessionError):
-    """More links or unsettled deliveries than our limits allow."""
+    """More links, unsettled deliveries or incomplete messages than our limits allow."""
 
     condition = Condition.RESOURCE_LIMIT_EXCEEDED
 

@@ -81,6 +81,14 @@ class Carrier(ABC):
         """Write the state of a delivery; a delivery that the session no longer knows is left alone."""
 
     @abstractmethod
+    def reserve(self, size: int) -> None:
+        """Make room for so many bytes of a message that has not arrived whole, or raise when there is none."""
+
+    @abstractmethod
+    def release(self, size: int) -> None:
+        """Give that room back."""
+
+    @abstractmethod
     def send_detach(self, link: Link, closed: bool, error: Error | None) -> None:
         """Write our detach, and forget what the link had still to send."""
 
@@ -358,17 +366,20 @@ class Link:
         if transfer.settled:
             delivery.settled = True
         if transfer.aborted:
-            self._partial = None
+            self.forget_partial()
             delivery.settled = True
             return DeliveryAborted(delivery, None)
         self._append(partial, payload)
         if transfer.more:
             return None
-        self._partial = None
-        if partial.oversized:
-            return DeliveryAborted(delivery, self._size_error())
         delivery.payload = bytes(partial.buffer)
-        return delivery
+        self.forget_partial()
+        return DeliveryAborted(delivery, self._size_error()) if partial.oversized else delivery
+
+    def forget_partial(self) -> None:
+        if self._partial is not None:
+            self.session.release(len(self._partial.buffer))
+            self._partial = None
 
     def _append(self, partial: _Partial, payload: bytes) -> None:
         if partial.oversized:
@@ -377,8 +388,10 @@ class Link:
             if not self._reject_oversized:
                 raise self._size_error()
             partial.oversized = True
+            self.session.release(len(partial.buffer))
             partial.buffer.clear()
         else:
+            self.session.reserve(len(payload))
             partial.buffer += payload
 
     def _size_error(self) -> MessageSizeError:

@@ -54,6 +54,8 @@ class Host(ABC):
     def __init__(self, max_links: int) -> None:
         self.links_left = max_links
         """How many links may still be attached, over all sessions."""
+        self.incomplete_bytes = 0
+        """How much is held of messages that have not arrived whole, over all sessions."""
 
     @abstractmethod
     def open(self) -> None:
@@ -449,6 +451,14 @@ class Session(Carrier):
 
     # What we remember.
 
+    def reserve(self, size: int) -> None:
+        if self._host.incomplete_bytes + size > self._configuration.max_incomplete_bytes:
+            raise SessionResourceError(f"{self._host.incomplete_bytes} bytes are held of incomplete messages already")
+        self._host.incomplete_bytes += size
+
+    def release(self, size: int) -> None:
+        self._host.incomplete_bytes -= size
+
     def _new_link(self, name: str, role: bool) -> Link:
         handle = self._handles.take()
         configuration = self._configuration
@@ -484,12 +494,14 @@ class Session(Carrier):
         for delivery_id in forgotten:
             del known[delivery_id]
         link.waiting = 0
+        link.forget_partial()
 
     def _forget_everything(self) -> None:
         self._host.links_left += len(self.links)
         for link in self.links.values():
             link.local = link.remote = LinkState.DETACHED
             link.waiting = 0
+            link.forget_partial()
         self.links.clear()
         self._remote_links.clear()
         self._names.clear()

@@ -131,11 +131,12 @@ class Array:
     """Values of one type, encoded with one constructor.
 
     ``constructor`` is the constructor as it stood on the wire, so that a decoded array, even an empty one, is encoded
-    as it came. Without it the encoder chooses one that fits every item. It takes no part in comparison.
+    as it came. Without it the encoder chooses one that fits every item. It is no part of the value: arrays with the
+    same items are equal.
     """
 
     items: tuple[object, ...]
-    constructor: bytes | None = field(default=None, compare=False)
+    constructor: bytes | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
