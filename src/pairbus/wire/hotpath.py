@@ -38,12 +38,12 @@ def read_whole_transfer(frame: bytes, position: int) -> tuple[int, int, bytes, i
         count = frame[position + 2]
         handle, position = _read_uint(frame, position + 3)
         delivery_id, position = _read_uint(frame, position)
-        if delivery_id < 0 or frame[position] != 0xA0:
+        if handle < 0 or delivery_id < 0 or frame[position] != 0xA0:
             return _NOT_WHOLE
         tag_end = position + 2 + frame[position + 1]
         tag = frame[position + 2 : tag_end]
         message_format, position = _read_uint(frame, tag_end)
-        if message_format < 0 or count > 11:
+        if message_format < 0 or not 5 <= count <= 11:
             return _NOT_WHOLE
         settled = frame[position] == 0x41
         if not settled and frame[position] != 0x42:

@@ -81,6 +81,14 @@ class Carrier(ABC):
         """Write the state of a delivery; a delivery that the session no longer knows is left alone."""
 
     @abstractmethod
+    def remember(self, delivery: Delivery) -> None:
+        """Keep an incoming delivery until it is settled, or raise when there are too many."""
+
+    @abstractmethod
+    def forget(self, delivery: Delivery) -> None:
+        """Drop an incoming delivery, because the sender settled it or gave it up."""
+
+    @abstractmethod
     def reserve(self, size: int) -> None:
         """Make room for so many bytes of a message that has not arrived whole, or raise when there is none."""
 
@@ -112,6 +120,8 @@ class Link:
     """
 
     __slots__ = (
+        "_drain_later",
+        "_granted",
         "_partial",
         "_reject_oversized",
         "_strict",
@@ -125,6 +135,7 @@ class Link:
         "max_message_size",
         "name",
         "peer",
+        "queued",
         "rcv_settle_mode",
         "remote",
         "remote_handle",
@@ -164,6 +175,12 @@ class Link:
         """Whether the receiver wants the credit used up or given back."""
         self.detach_reported = False
         """Whether the application has been told that the link is gone."""
+        self.queued = 0
+        """How many deliveries wait for the session's window."""
+        self._drain_later = False
+        self._granted = 0
+        """The delivery count up to which we ever gave credit: what the peer sent before it heard that we take some
+        back is no fault of its own."""
         self._partial: _Partial | None = None
         self._strict = strict
         self._reject_oversized = reject
@@ -240,14 +257,22 @@ class Link:
             raise LocalProtocolError(f"only a receiver gives credit, and {self.name!r} is a sender")
         if self.local is LinkState.UNATTACHED:
             raise LocalProtocolError(f"{self.name!r} has not been attached")
+        if not 0 <= credit <= SERIAL >> 1:
+            raise LocalProtocolError(f"a credit of {credit}; it must be between 0 and {SERIAL >> 1}")
         self.credit = credit
         self.drain = drain
+        granted = (self.delivery_count + credit) & SERIAL
+        if (granted - self._granted) & SERIAL <= SERIAL >> 1:
+            self._granted = granted
         self.session.send_flow(self, echo)
 
     def drained(self) -> None:
         """As the sender, give back the credit that is left, because there is nothing to send."""
         if self.role != SENDER:
             raise LocalProtocolError(f"only a sender is drained, and {self.name!r} is a receiver")
+        self._drain_later = self.queued > 0
+        if self._drain_later:
+            return  # what waits for the session's window still needs its credit
         self.delivery_count = (self.delivery_count + self.credit) & SERIAL
         self.credit = 0
         self.session.send_flow(self, False)
@@ -279,10 +304,20 @@ class Link:
         delivery = Delivery(self, -1, tag, message_format, settled, b"")
         delivery.state = state
         self.session.send_transfer(delivery, payload)
-        self.delivery_count = (self.delivery_count + 1) & SERIAL
+        return delivery
+
+    def count_queued(self) -> None:
+        """Count a delivery that is going to be sent."""
+        self.queued += 1
         if self.credit > 0:
             self.credit -= 1
-        return delivery
+
+    def count_started(self) -> None:
+        """Count a delivery whose first frame has been written: only now does the receiver get to know of it."""
+        self.queued -= 1
+        self.delivery_count = (self.delivery_count + 1) & SERIAL
+        if self._drain_later and self.queued == 0:
+            self.drained()
 
     def settle(self, delivery: Delivery, state: object = None) -> None:
         """Settle a delivery: the peer is told ``state``, and neither end says more about it."""
@@ -302,6 +337,7 @@ class Link:
             self.snd_settle_mode = attach.snd_settle_mode
             self.rcv_settle_mode = attach.rcv_settle_mode
         if self.role == RECEIVER and attach.initial_delivery_count is not None:
+            self._granted = (self._granted - self.delivery_count + attach.initial_delivery_count) & SERIAL
             self.delivery_count = attach.initial_delivery_count
 
     def receive_flow(self, flow: Flow) -> None:
@@ -311,15 +347,15 @@ class Link:
         if self.role == SENDER:
             if flow.link_credit is not None:
                 start = self.delivery_count if flow.delivery_count is None else flow.delivery_count
-                credit = (start + flow.link_credit - self.delivery_count) & SERIAL
+                credit = (start + flow.link_credit - self.delivery_count - self.queued) & SERIAL
                 # Beyond half the range the difference is negative: we sent more than the peer allows by now.
                 self.credit = credit if credit <= SERIAL >> 1 else 0
             self.drain = flow.drain
         elif flow.delivery_count is not None:
             advanced = (flow.delivery_count - self.delivery_count) & SERIAL
-            if advanced <= self.credit:
+            if advanced <= (self._granted - self.delivery_count) & SERIAL:
                 self.delivery_count = flow.delivery_count
-                self.credit -= advanced
+                self.credit = max(0, self.credit - advanced)
 
     def receive_whole(
         self, delivery_id: int, tag: bytes, message_format: int, settled: bool, payload: bytes
@@ -328,7 +364,10 @@ class Link:
         if self._partial is not None or self.role == SENDER or len(payload) > self.max_message_size:
             return self.receive_part(Transfer(self.remote_handle, delivery_id, tag, message_format, settled), payload)
         self._take_credit(delivery_id)
-        return Delivery(self, delivery_id, tag, message_format, settled, payload)
+        delivery = Delivery(self, delivery_id, tag, message_format, settled, payload)
+        if not settled:
+            self.session.remember(delivery)
+        return delivery
 
     def receive_part(self, transfer: Transfer, payload: bytes) -> Delivery | DeliveryAborted | None:
         """Take in one frame of a delivery; return the delivery when it is complete."""
@@ -348,12 +387,13 @@ class Link:
         delivery = Delivery(self, transfer.delivery_id, transfer.delivery_tag, transfer.message_format or 0, False, b"")
         delivery.state = transfer.state
         delivery.rcv_settle_mode = transfer.rcv_settle_mode
+        self.session.remember(delivery)
         return _Partial(delivery)
 
     def _take_credit(self, delivery_id: int) -> None:
         if self.credit > 0:
             self.credit -= 1
-        elif self._strict:
+        elif self._strict and self.delivery_count == self._granted:
             raise TransferLimitError(f"delivery {delivery_id} came without credit")
         self.delivery_count = (self.delivery_count + 1) & SERIAL
 
@@ -363,11 +403,10 @@ class Link:
             raise TransferSequenceError(
                 f"delivery {transfer.delivery_id} starts while {delivery.delivery_id} is not complete"
             )
-        if transfer.settled:
-            delivery.settled = True
+        if (transfer.settled or transfer.aborted) and not delivery.settled:
+            self.session.forget(delivery)
         if transfer.aborted:
             self.forget_partial()
-            delivery.settled = True
             return DeliveryAborted(delivery, None)
         self._append(partial, payload)
         if transfer.more:

@@ -11,6 +11,7 @@ from pairbus.wire import encoder
 from pairbus.wire.configuration import Configuration
 from pairbus.wire.errors import (
     DeliveryIdError,
+    FrameTooLargeError,
     FramingError,
     HandleInUseError,
     InvalidFieldError,
@@ -205,6 +206,7 @@ class Session(Carrier):
             link.attach()
         self._write(Detach(handle=link.handle, closed=closed, error=error))
         link.local = LINK[link.local, Frame.DETACH]
+        del self._names[link.name, link.role]  # free at once: a peer may attach anew before it answers our detach
         self._forget_deliveries(link)
         if link.remote is LinkState.DETACHED:
             self._release(link)
@@ -237,6 +239,11 @@ class Session(Carrier):
             )
         self._outbox.append(_Outgoing(delivery, payload))
         self._pump()
+
+    def _check_state(self, state: object) -> None:
+        """Refuse a state that would leave no room in a transfer; later it would be too late."""
+        if state is not None and len(encoder.encode(state)) > self._writer.max_frame_size // 2:
+            raise FrameTooLargeError("a delivery state that does not fit a frame of the peer's")
 
     def _pump(self) -> None:
         """Write what the peer's window has room for."""
@@ -271,6 +278,8 @@ class Session(Carrier):
         self._writer.write(self.channel, body, payload)
         self._next_outgoing_id = (self._next_outgoing_id + 1) & SERIAL
         self._remote_incoming_window -= 1
+        if first:
+            link.count_started()
         return not more
 
     def _first_transfer(self, delivery: Delivery, more: bool) -> bytes:
@@ -285,6 +294,11 @@ class Session(Carrier):
         )
 
     def send_disposition(self, delivery: Delivery, state: object, settled: bool) -> None:
+        if delivery.delivery_id < 0:  # it waits for the peer's window: its transfer will tell
+            self._check_state(state)
+            delivery.state = state
+            delivery.settled = settled or delivery.settled
+            return
         known = self._incoming if delivery.link.role == RECEIVER else self._outgoing
         if known.get(delivery.delivery_id) is not delivery or self.local is not _MAPPED:
             return
@@ -371,11 +385,8 @@ class Session(Carrier):
                 received = link.receive_part(transfer, frame[start:])
         except LinkError as error:
             return self._detach_violator(link, error)
-        if isinstance(received, Delivery):
-            if not received.settled:
-                self._remember(received)
-        elif received is not None and received.error is not None:
-            self._reject(received.delivery, received.error)
+        if isinstance(received, DeliveryAborted) and received.error is not None:
+            link.settle(received.delivery, Rejected(error_of(received.error)))
         return received
 
     def _account(self, handle: int) -> Link | None:
@@ -392,18 +403,18 @@ class Session(Carrier):
             self.send_flow(None, False)
         return None if link.local is _DETACHED else link
 
-    def _reject(self, delivery: Delivery, error: ProtocolError) -> None:
-        if not delivery.settled:
-            self._remember(delivery)
-            delivery.link.settle(delivery, Rejected(error_of(error)))
-
-    def _remember(self, delivery: Delivery) -> None:
+    def remember(self, delivery: Delivery) -> None:
         if delivery.delivery_id in self._incoming:
             raise DeliveryIdError(f"delivery-id {delivery.delivery_id} is in use already")
         if len(self._incoming) >= self._max_unsettled:
             raise SessionResourceError(f"{len(self._incoming)} deliveries wait to be settled; no more are taken")
         self._incoming[delivery.delivery_id] = delivery
         delivery.link.waiting += 1
+
+    def forget(self, delivery: Delivery) -> None:
+        del self._incoming[delivery.delivery_id]
+        delivery.link.waiting -= 1
+        delivery.settled = True
 
     def _detach_violator(self, link: Link, error: LinkError) -> LinkDetached:
         reason = error_of(error)
@@ -478,12 +489,12 @@ class Session(Carrier):
 
     def _release(self, link: Link) -> None:
         del self.links[link.handle]
-        del self._names[link.name, link.role]
         self._handles.give_back(link.handle)
         self._host.links_left += 1
 
     def _forget_deliveries(self, link: Link) -> None:
         self._outbox = deque(outgoing for outgoing in self._outbox if outgoing.delivery.link is not link)
+        link.queued = 0
         known = self._incoming if link.role == RECEIVER else self._outgoing
         forgotten: list[int] = []
         for delivery_id, delivery in reversed(known.items()):  # the latest first: a link that just came is soon done
