@@ -7,6 +7,7 @@ import itertools
 import threading
 from collections import defaultdict, deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar, cast
 
@@ -48,7 +49,7 @@ from pairbus.wire import (
     accept_anonymous,
     parse_plain,
 )
-from tests.peers.waiting import DEADLINE_S, eventually
+from tests.peers.waiting import eventually
 
 T = TypeVar("T")
 E = TypeVar("E")
@@ -85,14 +86,14 @@ def judge(mechanism: str, response: bytes) -> SaslCode:
 SASL: Final = SaslServer(mechanisms=(MSSBCBS, PLAIN, ANONYMOUS, EXTERNAL), authenticate=judge, required=False)
 
 
+@dataclass(frozen=True, slots=True)
 class Stored:
     """A message that a queue holds."""
 
-    def __init__(self, payload: bytes, message_format: int = 0, *, settled: bool = False) -> None:
-        self.payload = payload
-        self.message_format = message_format
-        self.settled = settled
-        """Whether it is delivered settled."""
+    payload: bytes
+    message_format: int = 0
+    settled: bool = False
+    """Whether it is delivered settled."""
 
 
 class NodeServer:
@@ -133,8 +134,7 @@ class NodeServer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._loop.call_soon_threadsafe(self._stopped.set)
-        self._thread.join(DEADLINE_S)
-        assert not self._thread.is_alive(), "the server does not stop"
+        eventually(lambda: not self._thread.is_alive())
         if kind is None:
             assert not self._failures, self._failures
             assert not self.violations, self.violations
@@ -177,19 +177,33 @@ class NodeServer:
 
     def put(self, address: str, *messages: Stored) -> None:
         """Let a queue have more messages, for whoever has credit."""
-        self.queues[address].extend(messages)
-        self.act(NodeConnection.deliver)
+
+        def add() -> None:
+            self.queues[address].extend(messages)
+            for connection in self.connections:
+                connection.deliver()
+                connection.flush()
+
+        self._call(add)
 
     def act(self, action: Callable[[NodeConnection], T]) -> T:
-        """Do something to the newest connection, in the server's thread, and send what comes of it."""
+        """Do something to the newest connection, and send what comes of it."""
 
-        async def run() -> T:
+        def act() -> T:
             connection = self.connections[-1]
             result = action(connection)
             connection.flush()
             return result
 
-        future = asyncio.run_coroutine_threadsafe(run(), self._loop)
+        return self._call(act)
+
+    def _call(self, function: Callable[[], T]) -> T:
+        """Call a function in the server's thread."""
+
+        async def call() -> T:
+            return function()
+
+        future = asyncio.run_coroutine_threadsafe(call(), self._loop)
         eventually(future.done)
         return future.result()
 
@@ -271,9 +285,9 @@ class NodeConnection(asyncio.Protocol):
             case LinkAttached(link=link):
                 self._attach(link)
             case LinkDetached(link=link):
-                self._call_in(link)
-            case SessionEnded():
-                self._call_in(None)
+                self._call_in(lambda delivery: delivery.link is link)
+            case SessionEnded(session=session):
+                self._call_in(lambda delivery: delivery.link.session is session)
             case CreditGranted(link=link):
                 self._deliver_on(link)
             case Delivery():
@@ -306,6 +320,11 @@ class NodeConnection(asyncio.Protocol):
             link.flow(self._server.credit)
         self.deliver()
 
+    def link(self, name: str) -> Link:
+        """Find a link by its name."""
+        links = [link for session in self.engine.sessions.values() for link in session.links.values()]
+        return next(link for link in links if link.name == name)
+
     def deliver(self) -> None:
         """Send what the queues hold to whoever has credit for it."""
         for session in self.engine.sessions.values():
@@ -316,7 +335,7 @@ class NodeConnection(asyncio.Protocol):
     def _deliver_on(self, link: Link) -> None:
         address = _address_of(cast("Attach", link.peer).source)
         queue = self._server.queues[address]
-        while queue and link.credit > 0:
+        while queue and link.credit > 0 and link.is_attached:  # it may have gone since the peer gave the credit
             stored = queue.popleft()
             tag = b"tag-%d" % next(self._tags)
             delivery = link.send(stored.payload, tag=tag, message_format=stored.message_format, settled=stored.settled)
@@ -337,14 +356,11 @@ class NodeConnection(asyncio.Protocol):
             delivery.link.settle(delivery, state)
         self.deliver()
 
-    def _call_in(self, link: Link | None) -> None:
-        """Take back the messages that were out on a link, or on any, when it went."""
-        for delivery, (address, stored) in reversed(self._on_loan.items()):
-            if link is None or delivery.link is link:
-                self._server.queues[address].appendleft(stored)
-        self._on_loan = {
-            delivery: loan for delivery, loan in self._on_loan.items() if link is not None and delivery.link is not link
-        }
+    def _call_in(self, is_gone: Callable[[Delivery], bool]) -> None:
+        """Take back the messages that were out when their link went."""
+        for delivery in [delivery for delivery in reversed(self._on_loan) if is_gone(delivery)]:
+            address, stored = self._on_loan.pop(delivery)
+            self._server.queues[address].appendleft(stored)
 
 
 def _address_of(terminus: Source | Target | None) -> str:

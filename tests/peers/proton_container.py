@@ -32,7 +32,7 @@ class ProtonContainer:
 
     def __init__(self) -> None:
         self.container = reactor.Container()
-        self.container.timeout = 0.01
+        self.container.timeout = 0.002
         self.container.start()
         self.arrivals: list[Arrival] = []
         self.happened: list[str] = []
@@ -48,7 +48,7 @@ class ProtonContainer:
         self.shut()
 
     def step(self) -> None:
-        """Let Proton read, think and write, for 10 ms at the most."""
+        """Let Proton read, think and write, for 2 ms at the most."""
         self.container.process()
 
     def until(self, condition: Callable[[], T]) -> T:
@@ -146,6 +146,134 @@ class ProtonClient(ProtonContainer):
         if transport is not None and self.connection.state & proton.Endpoint.REMOTE_UNINIT:
             transport.close_tail()
         super().shut()
+
+
+class ProtonListener(ProtonContainer):
+    """A port of the loopback interface on which Proton answers whoever opens, begins and attaches.
+
+    A message to ``rejected``, ``released`` or ``modified`` gets that outcome, one to ``held`` none, and any other is
+    accepted. An attach to ``missing`` is refused.
+    """
+
+    def __init__(
+        self,
+        *,
+        credit: int = 100,
+        heartbeat: float = 0,
+        max_frame_size: int = 0,
+        incoming_capacity: int = 0,
+        require_auth: bool = False,
+    ) -> None:
+        super().__init__()
+        self.credit = credit
+        self.connections: list[Any] = []
+        self.transports: list[Any] = []
+        self.sessions: list[Any] = []
+        self.links: dict[str, Any] = {}
+        """The links by their names."""
+        self._heartbeat = heartbeat
+        self._max_frame_size = max_frame_size
+        self._incoming_capacity = incoming_capacity
+        self._require_auth = require_auth
+        self._acceptor = self.container.acceptor("127.0.0.1", 0, handler=self)
+        self.port: int = self._acceptor._selectable.getsockname()[1]
+
+    def shut(self) -> None:
+        self._acceptor.close()
+        for transport in self.transports:
+            if not transport.closed:
+                transport.close_tail()
+                transport.close_head()
+        super().shut()
+
+    def send(self, name: str, message: Any) -> Any:
+        """Send a message on a link of a receiver of ours."""
+        return self.links[name].send(message)
+
+    # Proton calls these.
+
+    def on_connection_bound(self, event: Any) -> None:
+        transport = event.transport
+        self.transports.append(transport)
+        transport.require_auth(self._require_auth)
+        if self._heartbeat:
+            transport.idle_timeout = self._heartbeat
+        if self._max_frame_size:
+            transport.max_frame_size = self._max_frame_size
+
+    def on_connection_remote_open(self, event: Any) -> None:
+        self.connections.append(event.connection)
+        event.connection.container = "proton"
+        event.connection.open()
+
+    def on_session_remote_open(self, event: Any) -> None:
+        self.sessions.append(event.session)
+        if self._incoming_capacity:
+            event.session.incoming_capacity = self._incoming_capacity
+        event.session.open()
+
+    def on_link_remote_open(self, event: Any) -> None:
+        link = event.link
+        self.links[link.name] = link
+        if "missing" in {link.remote_source.address, link.remote_target.address}:
+            link.source.type = link.target.type = proton.Terminus.UNSPECIFIED
+            link.open()
+            link.condition = proton.Condition("amqp:not-found", "there is no such node")
+            link.close()
+            return
+        link.source.copy(link.remote_source)
+        link.target.copy(link.remote_target)
+        link.rcv_settle_mode = link.remote_rcv_settle_mode
+        link.open()
+        if link.is_receiver:
+            link.flow(self.credit)
+
+    def on_delivery(self, event: Any) -> None:
+        before = len(self.arrivals)
+        super().on_delivery(event)
+        for arrival in self.arrivals[before:]:
+            self._settle(arrival)
+
+    def _settle(self, arrival: Arrival) -> None:
+        address = arrival.link.remote_target.address
+        delivery = arrival.delivery
+        if address == "held":
+            return
+        settle_as(delivery, address if address in OUTCOMES else "accepted")
+        if arrival.link.rcv_settle_mode == proton.Link.RCV_FIRST:
+            delivery.settle()
+        if arrival.link.credit <= self.credit // 2:
+            arrival.link.flow(self.credit - arrival.link.credit)
+
+    def on_link_remote_close(self, event: Any) -> None:
+        self.happened.append("on_link_remote_close")
+        event.link.close()
+
+    def on_link_remote_detach(self, event: Any) -> None:
+        self.happened.append("on_link_remote_detach")
+        event.link.detach()
+
+    def on_session_remote_close(self, event: Any) -> None:
+        self.happened.append("on_session_remote_close")
+        event.session.close()
+
+    def on_connection_remote_close(self, event: Any) -> None:
+        self.happened.append("on_connection_remote_close")
+        event.connection.close()
+
+
+OUTCOMES = ("accepted", "rejected", "released", "modified")
+
+
+def settle_as(delivery: Any, outcome: str) -> None:
+    """Give a delivery that Proton received the same outcome, with the same details, as the node server gives."""
+    if outcome == "rejected":
+        delivery.local.condition = proton.Condition("test:no-good", "not good enough", {proton.symbol("line"): 7})
+    elif outcome == "modified":
+        delivery.local.failed = True
+        delivery.local.undeliverable = True
+        delivery.local.annotations = {proton.symbol("x-opt-reason"): "bruised"}
+    delivery.update(getattr(proton.Delivery, outcome.upper()))
 
 
 def is_open(endpoint: Any) -> bool:

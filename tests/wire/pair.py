@@ -32,6 +32,7 @@ from pairbus.wire.composites import from_described
 from pairbus.wire.decoder import decode_at
 from pairbus.wire.frames import AMQP_FRAME, AMQP_HEADER, HEADER_SIZE
 from pairbus.wire.performatives import Close, Detach, End, Flow, Transfer
+from pairbus.wire.states import LinkState
 
 E = TypeVar("E")
 
@@ -63,7 +64,7 @@ class ConnectionPair:
                 self.server.open()
             case SessionBegun(session=session):
                 session.begin()
-            case LinkAttached(link=link, attach=attach):
+            case LinkAttached(link=link, attach=attach) if link.local is LinkState.UNATTACHED:
                 link.attach(source=attach.source, target=attach.target)
                 if link.role == RECEIVER:
                     link.flow(1000)
@@ -164,7 +165,7 @@ class ScriptedPeer:
         sasl: SaslClient | SaslServer | None = None,
     ) -> None:
         self.side = side
-        self.engine = Connection(configuration or Configuration(container_id=side), sasl)
+        self.engine = Connection(configuration or Configuration(container_id=side.value), sasl)
         self.events: list[Event] = []
         self._next_channel = self.FIRST_CHANNEL
         self._next_handle: dict[Session, int] = {}

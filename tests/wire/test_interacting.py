@@ -9,7 +9,7 @@ from typing import Any, Final
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, multiple, precondition, rule
 
 from pairbus.wire import (
     ACCEPTED,
@@ -42,7 +42,7 @@ from pairbus.wire import (
     TransactionalState,
     anonymous,
 )
-from pairbus.wire.states import LinkState
+from pairbus.wire.states import ConnectionState, LinkState
 from tests.wire.pair import Side
 
 OTHER: Final = {Side.CLIENT: Side.SERVER, Side.SERVER: Side.CLIENT}
@@ -74,7 +74,6 @@ class Conversation:
 
     number: int
     ends: dict[Side, Session]
-    begun: set[Side] = field(default_factory=set)
     gone: set[Side] = field(default_factory=set)
     """The ends that have ended, or were told that the other has."""
     told: set[Side] = field(default_factory=set)
@@ -120,13 +119,14 @@ STATES: Final = st.one_of(
     st.builds(Received, section_number=st.integers(0, 300), section_offset=st.integers(0, 2**64 - 1)),
     st.builds(TransactionalState, txn_id=st.binary(min_size=1, max_size=4), outcome=st.none() | OUTCOMES),
 )
+SELDOM: Final = st.integers(0, 3).map(lambda number: number == 3)
+"""Whether to do something that ends what others want to look at."""
 SIZES: Final = st.one_of(st.integers(0, 20), st.integers(440, 520), st.integers(0, 3000))
 
 
 class TwoEngines(RuleBasedStateMachine):
     """A client and a server whose bytes arrive late and in pieces; each may do anything at any time."""
 
-    conversations: Bundle[Conversation] = Bundle("conversations")
     routes: Bundle[Route] = Bundle("routes")
 
     def __init__(self) -> None:
@@ -135,7 +135,7 @@ class TwoEngines(RuleBasedStateMachine):
         self.pipes = {side: bytearray() for side in Side}
         """What is on its way to each side."""
         self.unanswered: list[tuple[Side, Event]] = []
-        self.opened = {Side.CLIENT}
+        self.sasl = False
         self.closed: set[Side] = set()
         self.all_conversations: list[Conversation] = []
         self.all_routes: list[Route] = []
@@ -144,52 +144,68 @@ class TwoEngines(RuleBasedStateMachine):
     # What either side may do.
 
     @initialize(
-        client_window=st.integers(1, 6),
-        server_window=st.integers(1, 6),
+        target=routes,
+        windows=st.tuples(st.integers(1, 6), st.integers(1, 6)),
         frame_size=st.sampled_from([512, 600, 65536]),
         sasl=st.booleans(),
+        ahead=st.lists(st.tuples(SIDES, SIDES), max_size=3),
+        credit=st.integers(0, 12),
     )
-    def connect(self, client_window: int, server_window: int, frame_size: int, sasl: bool) -> None:
-        client = Configuration(container_id="c", max_frame_size=frame_size, incoming_window=client_window)
-        server = Configuration(container_id="s", max_frame_size=512, incoming_window=server_window)
+    def connect(
+        self, windows: tuple[int, int], frame_size: int, sasl: bool, ahead: list[tuple[Side, Side]], credit: int
+    ) -> Any:
+        """Connect; some of the time with a few links that are attached already, since much happens only later."""
+        self.sasl = sasl
+        client = Configuration(container_id="c", max_frame_size=frame_size, incoming_window=windows[0])
+        server = Configuration(container_id="s", max_frame_size=512, incoming_window=windows[1])
         self.engines = {
             Side.CLIENT: Connection(client, anonymous() if sasl else None),
             Side.SERVER: Connection(server, SaslServer() if sasl else None),
         }
         self.engines[Side.CLIENT].open()
+        return multiple(*[self._attach_ahead(*sides, credit) for sides in ahead])
 
-    @rule(target=conversations, side=SIDES)
-    def begin(self, side: Side) -> Conversation:
-        conversation = Conversation(self._number(), {})
+    def _attach_ahead(self, beginner: Side, sender: Side, credit: int) -> Route:
+        self.fall_silent()
+        self.begin(beginner)
+        route = self.attach(-1, beginner, SENDER if sender is beginner else RECEIVER, "a")
+        assert isinstance(route, Route)
+        self.fall_silent()
+        self.flow(route, credit, drain=False, echo=False)
+        self.fall_silent()
+        return route
+
+    @precondition(lambda self: len(self.all_conversations) < 5)
+    @rule(side=SIDES)
+    def begin(self, side: Side) -> None:
         engine = self.engines[side]
-        if side not in self.opened or side in self.closed:
+        too_early = side is Side.SERVER and self.sasl and engine.local is ConnectionState.START
+        if side in self.closed or too_early:
             with pytest.raises(LocalProtocolError):
                 engine.begin()
-            conversation.gone.update(Side)
-            return conversation
+            return
+        conversation = Conversation(self._number(), {})
         conversation.ends[side] = engine.begin(properties={NUMBER: conversation.number})
-        conversation.begun.add(side)
         self.all_conversations.append(conversation)
-        return conversation
 
-    @rule(target=routes, conversation=conversations, side=SIDES, role=st.booleans(), letter=st.sampled_from("ab"))
-    def attach(self, conversation: Conversation, side: Side, role: bool, letter: str) -> Route:
-        route = Route(self._number(), f"{side}-{letter}", side if role == SENDER else OTHER[side], conversation, {})
+    @precondition(lambda self: self.all_conversations)
+    @rule(target=routes, index=st.integers(0, 4), side=SIDES, role=st.booleans(), letter=st.sampled_from("ab"))
+    def attach(self, index: int, side: Side, role: bool, letter: str) -> Any:
+        conversation = self.all_conversations[index % len(self.all_conversations)]
         session = conversation.ends.get(side)
         if session is None:
-            route.gone.update(Side)
-            return route
-        taken = any(
-            other.name == route.name and other.sender == route.sender and side not in other.told
-            for other in self._routes_of(conversation)
-            if side in other.ends
-        )
-        if side not in conversation.begun or side in conversation.gone or taken:
+            return multiple()  # the other end has not heard of the session
+        name = f"{side}-{letter}"
+        sender = side if role == SENDER else OTHER[side]
+        same = [other for other in self._routes_of(conversation) if other.name == name and other.sender == sender]
+        if side in conversation.gone or any(other.is_up(side) for other in same):
             with pytest.raises(LocalProtocolError):
-                session.attach(route.name, role)
-            route.gone.update(Side)
-            return route
-        route.ends[side] = session.attach(route.name, role, properties={NUMBER: route.number})
+                session.attach(name, role)
+            return multiple()
+        if any(side not in other.told for other in same):
+            return multiple()  # we have detached and the other end has not: whether the name is free is not said
+        route = Route(self._number(), name, sender, conversation, {})
+        route.ends[side] = session.attach(name, role, properties={NUMBER: route.number})
         route.attached.add(side)
         self.all_routes.append(route)
         return route
@@ -197,16 +213,17 @@ class TwoEngines(RuleBasedStateMachine):
     @precondition(lambda self: self.unanswered)
     @rule(choice=st.integers(0, 9), refuse=st.booleans())
     def answer(self, choice: int, refuse: bool) -> None:
-        possible = [pending for pending in self.unanswered if self._may_answer(*pending)]
-        pending = possible[choice % len(possible)]
-        self.unanswered.remove(pending)
+        pending = self.unanswered.pop(choice % len(self.unanswered))
         self._answer(*pending, refuse=refuse and choice > 6)
 
-    @rule(route=routes, size=SIZES, settled=st.booleans())
-    def send(self, route: Route, size: int, settled: bool) -> None:
+    @rule(route=routes, sizes=st.lists(SIZES, min_size=1, max_size=4), settled=st.booleans())
+    def send(self, route: Route, sizes: list[int], settled: bool) -> None:
         link = route.ends.get(route.sender)
-        if link is None:
-            return
+        if link is not None:
+            for size in sizes:
+                self._send(route, link, size, settled)
+
+    def _send(self, route: Route, link: Link, size: int, settled: bool) -> None:
         tag = b"%d" % len(route.messages)
         payload = (b"%d.%d " % (route.number, len(route.messages))).ljust(size, b".")[:size]
         if not route.is_up(route.sender) or route.credit == 0:
@@ -222,7 +239,11 @@ class TwoEngines(RuleBasedStateMachine):
     @rule(route=routes, credit=st.integers(0, 12), drain=st.booleans(), echo=st.booleans())
     def flow(self, route: Route, credit: int, drain: bool, echo: bool) -> None:
         link = route.ends.get(route.receiver)
-        if link is None or route.receiver not in route.attached:
+        if link is None:
+            return
+        if route.receiver not in route.attached | route.gone:
+            with pytest.raises(LocalProtocolError):
+                link.flow(credit)
             return
         link.flow(credit, drain=drain, echo=echo)
         route.drain_asked += drain
@@ -235,13 +256,19 @@ class TwoEngines(RuleBasedStateMachine):
         link.drained()
         route.credit = 0
 
-    @rule(route=routes, index=st.integers(0, 30), state=STATES, settle=st.booleans(), by_sender=st.booleans())
-    def tell_state(self, route: Route, index: int, state: object, settle: bool, by_sender: bool) -> None:
-        side = route.sender if by_sender else route.receiver
-        known = [message for message in route.messages if side in message.deliveries]
-        if not known:
-            return
-        message = known[index % len(known)]
+    @precondition(lambda self: any(route.messages for route in self.all_routes))
+    @rule(choices=st.lists(st.integers(0, 200), min_size=1, max_size=4), state=STATES, settle=st.booleans())
+    def tell_state(self, choices: list[int], state: object, settle: bool) -> None:
+        known = [
+            (route, message, side)
+            for route in self.all_routes
+            for message in route.messages
+            for side in message.deliveries
+        ]
+        for choice in choices:
+            self._tell_state(*known[choice % len(known)], state, settle)
+
+    def _tell_state(self, route: Route, message: Message, side: Side, state: object, settle: bool) -> None:
         expected = route.is_up(side) and not message.has_settled(side)
         link = route.ends[side]
         if settle:
@@ -251,28 +278,29 @@ class TwoEngines(RuleBasedStateMachine):
         if expected:
             message.said[side].append((state, settle))
 
-    @rule(route=routes, side=SIDES, closed=st.booleans(), error=st.none() | st.just(Error("pairbus:bye")))
-    def detach(self, route: Route, side: Side, closed: bool, error: Error | None) -> None:
+    @rule(route=routes, side=SIDES, closed=st.booleans(), error=st.none() | st.just(Error("pairbus:bye")), sure=SELDOM)
+    def detach(self, route: Route, side: Side, closed: bool, error: Error | None, sure: bool) -> None:
         link = route.ends.get(side)
-        if link is None or (side not in route.attached and side not in route.conversation.begun):
+        if not sure or link is None:
             return
         link.detach(closed=closed, error=error)
         route.attached.add(side)
         route.gone.add(side)
 
-    @rule(conversation=conversations, side=SIDES)
-    def end(self, conversation: Conversation, side: Side) -> None:
+    @precondition(lambda self: self.all_conversations)
+    @rule(index=st.integers(0, 4), side=SIDES, sure=SELDOM)
+    def end(self, index: int, side: Side, sure: bool) -> None:
+        conversation = self.all_conversations[index % len(self.all_conversations)]
         session = conversation.ends.get(side)
-        if session is None or side not in self.opened:
+        if not sure or session is None:
             return
         session.end()
-        conversation.begun.add(side)
         self._forget(conversation, side)
 
     @precondition(lambda self: not self.closed and self.numbers > 5)
-    @rule(side=SIDES, sure=st.integers(0, 4))
-    def close(self, side: Side, sure: int) -> None:
-        if sure or side not in self.opened:
+    @rule(side=SIDES, sure=SELDOM)
+    def close(self, side: Side, sure: bool) -> None:
+        if not sure or self.engines[side].local is ConnectionState.START:
             return
         self.engines[side].close()
         self._forget_all(side)
@@ -296,6 +324,20 @@ class TwoEngines(RuleBasedStateMachine):
         for side in Side:
             self.write(side)
             self.deliver(OTHER[side], len(self.pipes[OTHER[side]]))
+
+    @rule()
+    def fall_silent(self) -> None:
+        """Answer and deliver everything, until nothing is left to say."""
+        for _ in range(1000):
+            while self.unanswered:
+                self._answer(*self.unanswered.pop(0))
+            for side in Side:
+                self.write(side)
+            if not any(self.pipes.values()):
+                return
+            for side in Side:
+                self.deliver(side, len(self.pipes[side]))
+        raise AssertionError("the engines never fall silent")
 
     # What the model makes of it.
 
@@ -321,7 +363,7 @@ class TwoEngines(RuleBasedStateMachine):
                 assert side not in route.told, "a link is reported gone once"
                 route.told.add(side)
                 route.gone.add(side)
-                assert link.local == link.remote == LinkState.DETACHED
+                assert link.remote is LinkState.DETACHED
             case SessionEnded(session=session):
                 assert event.violation is None
                 conversation = self._conversation_of(session)
@@ -381,20 +423,12 @@ class TwoEngines(RuleBasedStateMachine):
         messages = self._route_of(delivery.link).messages
         return next(message for message in messages if delivery in message.deliveries.values())
 
-    def _may_answer(self, side: Side, event: Event) -> bool:
-        if isinstance(event, LinkAttached):
-            conversation = self._route_of(event.link).conversation
-            return side in conversation.begun
-        return isinstance(event, ConnectionOpened) or side in self.opened
-
     def _answer(self, side: Side, event: Event, *, refuse: bool = False) -> None:
         match event:
             case ConnectionOpened():
                 self.engines[side].open()
-                self.opened.add(side)
             case SessionBegun(session=session):
                 session.begin()
-                self._conversation_of(session).begun.add(side)
             case LinkAttached(link=link):
                 route = self._route_of(link)
                 if side in route.attached:  # we detached before we answered, so that is answered already
@@ -435,7 +469,7 @@ class TwoEngines(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not self.engines:
             return
-        self._fall_silent()
+        self.fall_silent()
         for engine in self.engines.values():
             assert engine.is_closed == bool(self.closed)
         if self.closed:
@@ -452,22 +486,6 @@ class TwoEngines(RuleBasedStateMachine):
                 assert session.waiting == 0
             for route in self._routes_of(conversation):
                 self._check(route)
-
-    def _fall_silent(self) -> None:
-        for _ in range(1000):
-            while True:
-                possible = [pending for pending in self.unanswered if self._may_answer(*pending)]
-                if not possible:
-                    break
-                self.unanswered.remove(possible[0])
-                self._answer(*possible[0])
-            for side in Side:
-                self.write(side)
-            if not any(self.pipes.values()):
-                return
-            for side in Side:
-                self.deliver(side, len(self.pipes[side]))
-        raise AssertionError("the engines never fall silent")
 
     def _check(self, route: Route) -> None:
         if route.gone:

@@ -233,10 +233,8 @@ class Session(Carrier):
     def send_transfer(self, delivery: Delivery, payload: bytes) -> None:
         if self.local is not SessionState.MAPPED or self.remote is SessionState.ENDED:
             raise LocalProtocolError(f"the session on channel {self.channel} has ended; the message was not sent")
-        if delivery.state is not None and len(encoder.encode(delivery.state)) > self._writer.max_frame_size // 2:
-            raise LocalProtocolError(
-                "the delivery's state does not fit a frame of the peer's; the message was not sent"
-            )
+        self._check_state(delivery.state)
+        delivery.link.count_queued()
         self._outbox.append(_Outgoing(delivery, payload))
         self._pump()
 
