@@ -164,7 +164,11 @@ class Connection(Host):
         if self._channels.lowest() > highest:
             raise LocalProtocolError(f"the peer allows {highest + 1} sessions")
         session = self._new_session()
-        session.begin(properties=properties)
+        try:
+            session.begin(properties=properties)
+        except LocalProtocolError:
+            self._release(session)
+            raise
         return session
 
     def close(self, *, error: Error | None = None) -> None:
@@ -417,8 +421,7 @@ class Connection(Host):
     def _receive_end(self, session: Session, performative: End) -> SessionEnded | None:
         session.receive_end()
         del self._remote_sessions[session.remote_channel]
-        del self.sessions[session.channel]
-        self._channels.give_back(session.channel)
+        self._release(session)
         if session.end_reported:
             return None
         session.end_reported = True
@@ -443,6 +446,10 @@ class Connection(Host):
         session = Session(self, self._channels.take(), self.configuration, self._writer)
         self.sessions[session.channel] = session
         return session
+
+    def _release(self, session: Session) -> None:
+        del self.sessions[session.channel]
+        self._channels.give_back(session.channel)
 
     def _abandon_sessions(self) -> None:
         for session in self.sessions.values():

@@ -168,14 +168,19 @@ class Session(Carrier):
         if self._handles.lowest() > handle_max:
             raise LocalProtocolError(f"the peer allows {handle_max + 1} links in a session")
         link = self._new_link(name, role)
-        link.attach(
-            source=source,
-            target=target,
-            snd_settle_mode=snd_settle_mode,
-            rcv_settle_mode=rcv_settle_mode,
-            max_message_size=max_message_size,
-            properties=properties,
-        )
+        try:
+            link.attach(
+                source=source,
+                target=target,
+                snd_settle_mode=snd_settle_mode,
+                rcv_settle_mode=rcv_settle_mode,
+                max_message_size=max_message_size,
+                properties=properties,
+            )
+        except LocalProtocolError:
+            self._free_name(link)
+            self._release(link)
+            raise
         return link
 
     def end(self, *, error: Error | None = None) -> None:
@@ -206,7 +211,8 @@ class Session(Carrier):
             link.attach()
         self._write(Detach(handle=link.handle, closed=closed, error=error))
         link.local = LINK[link.local, Frame.DETACH]
-        del self._names[link.name, link.role]  # free at once: a peer may attach anew before it answers our detach
+        if link.remote is not LinkState.UNATTACHED:
+            self._free_name(link)
         self._forget_deliveries(link)
         if link.remote is LinkState.DETACHED:
             self._release(link)
@@ -319,7 +325,7 @@ class Session(Carrier):
         self._remote_incoming_window = begin.incoming_window
         self._pump()
 
-    def receive_attach(self, attach: Attach) -> LinkAttached:
+    def receive_attach(self, attach: Attach) -> LinkAttached | None:
         if attach.handle > self._configuration.handle_max:
             raise FramingError(f"handle {attach.handle}, where {self._configuration.handle_max} is the highest")
         if attach.handle in self._remote_links:
@@ -336,6 +342,9 @@ class Session(Carrier):
             raise HandleInUseError(f"a link {attach.name!r} is attached already")
         link.receive_attach(attach)
         self._remote_links[attach.handle] = link
+        if link.local is LinkState.DETACHED:  # we thought better of it before the peer answered
+            self._free_name(link)
+            return None
         return LinkAttached(link, attach)
 
     def receive_flow(self, flow: Flow) -> CreditGranted | LinkDrained | None:
@@ -484,6 +493,10 @@ class Session(Carrier):
         self._names[name, role] = link
         self._host.links_left -= 1
         return link
+
+    def _free_name(self, link: Link) -> None:
+        """Let the peer use the name again, which it may do before it has answered our detach."""
+        del self._names[link.name, link.role]
 
     def _release(self, link: Link) -> None:
         del self.links[link.handle]
