@@ -26,16 +26,19 @@ class AmqpType:
     """What the decoder makes of a value of this type."""
     make: Callable[[Any], Any] | None
     """Makes the field's value of it; a ``ValueError`` says that there is no such value."""
-    encode: Callable[[Any], bytes]
+    encode: Callable[[Any, int], bytes]
 
 
-def amqp_type(name: str, decoded: type, make: Callable[[Any], Any] | None, encode: Callable[[Any], bytes]) -> AmqpType:
+def amqp_type(
+    name: str, decoded: type, make: Callable[[Any], Any] | None, encode: Callable[[Any, int], bytes]
+) -> AmqpType:
     return AmqpType(name, frozenset({decoded}), make, encode)
 
 
-def _encode_fields(fields: dict[Any, Any]) -> bytes:
+def _encode_fields(fields: dict[Any, Any], depth: int) -> bytes:
     """Encode a map of type ``fields``, whose keys the standard wants to be symbols."""
-    return encoder.encode({Symbol(key) if type(key) is str else key: value for key, value in fields.items()})
+    named = {Symbol(key) if type(key) is str else key: value for key, value in fields.items()}
+    return encoder.encode_nested(named, depth)
 
 
 boolean = Annotated[bool, amqp_type("boolean", bool, None, encoder.encode_boolean)]
@@ -48,7 +51,9 @@ binary = Annotated[bytes, amqp_type("binary", bytes, None, encoder.encode_binary
 string = Annotated[str, amqp_type("string", str, None, encoder.encode_string)]
 symbol = Annotated[str, amqp_type("symbol", Symbol, str, encoder.encode_symbol)]
 fields = Annotated[dict[Any, Any], amqp_type("map", dict, None, _encode_fields)]
-any_message_id = Annotated[Any, AmqpType("message-id", frozenset({str, UUID, bytes, ULong}), None, encoder.encode)]
+any_message_id = Annotated[
+    Any, AmqpType("message-id", frozenset({str, UUID, bytes, ULong}), None, encoder.encode_nested)
+]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -147,7 +152,8 @@ def _encoder_of(layout: Layout) -> Callable[[Any, int], bytes]:
     descriptor = b"\x00" + encoder.encode_ulong(layout.code)
 
     def encode_composite(value: object, depth: int) -> bytes:
-        parts = [_encode_field(getattr(value, field.attribute), field) for field in layout.fields]
+        encoder.check_depth(depth + 1)
+        parts = [_encode_field(getattr(value, field.attribute), field, depth + 2) for field in layout.fields]
         while parts and parts[-1] == encoder.NULL and not layout.pad:
             parts.pop()
         return descriptor + encoder.enclose_list(parts)
@@ -155,14 +161,14 @@ def _encoder_of(layout: Layout) -> Callable[[Any, int], bytes]:
     return encode_composite
 
 
-def _encode_field(value: Any, field: Field) -> bytes:
+def _encode_field(value: Any, field: Field, depth: int) -> bytes:
     if value is None or (value == field.default and not field.mandatory):
         return encoder.NULL
     if field.multiple:
         return encoder.encode_symbols(value)
     if isinstance(field.kind, AmqpType):
-        return field.kind.encode(value)
-    return encoder.encode(value)
+        return field.kind.encode(value, depth)
+    return encoder.encode_nested(value, depth)
 
 
 def from_described(value: object) -> object:

@@ -31,7 +31,10 @@ class Configuration:
     incoming_window: int = 5000
     """How many transfer frames the peer may send in a session before it hears from us again."""
     idle_time_out_ms: int | None = None
-    """After how long a silence we give the peer up; sent in open. ``None``: never."""
+    """How often the peer should let us hear from it; sent in open. ``None``: it need not.
+
+    The peer is given up after twice that time, as part 2.4.5 advises: a heartbeat may come a little late.
+    """
     strict: bool = True
     """Whether a peer that sends beyond link credit or session window has its link or session ended.
 

@@ -117,6 +117,7 @@ class Connection(Host):
         self._received = False
         self._received_ms: int | None = None
         self._sent_ms: int | None = None
+        self._ticked_ms = 0
 
     def __repr__(self) -> str:
         return (
@@ -132,6 +133,11 @@ class Connection(Host):
     def is_closed(self) -> bool:
         """Whether our end has said its last; once the peer has read that, the transport can go."""
         return self.local is ConnectionState.CLOSED
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether both ends have said their last."""
+        return self.local is ConnectionState.CLOSED and self.remote is ConnectionState.CLOSED
 
     # What we say.
 
@@ -200,24 +206,27 @@ class Connection(Host):
             if self._received or self._received_ms is None:
                 self._received = False
                 self._received_ms = now_ms
-            if now_ms - self._received_ms >= limit:
-                error = IdleTimeoutError(f"nothing came from the peer for {limit} ms")
+            if now_ms - self._received_ms >= 2 * limit:
+                error = IdleTimeoutError(f"nothing came from the peer for {2 * limit} ms")
                 self._fail(error)
                 raise error
-            deadlines.append(self._received_ms + limit)
+            deadlines.append(self._received_ms + 2 * limit)
         pause = None if self.peer is None else self.peer.idle_time_out
-        if pause:
+        if pause and self.local is ConnectionState.OPENED:
             deadlines.append(self._keep_alive(now_ms, max(1, pause // 2)))
         return min(deadlines) if deadlines else None
 
     def _keep_alive(self, now_ms: int, pause_ms: int) -> int:
         """Write an empty frame after half the peer's idle time-out without another frame (part 2.4.5)."""
-        if self._writer.written or self._sent_ms is None:
+        if self._sent_ms is None:
             self._sent_ms = now_ms
-        elif now_ms - self._sent_ms >= pause_ms and self.local is ConnectionState.OPENED:
+        elif self._writer.written:
+            self._sent_ms = self._ticked_ms  # it may have been written right after that
+        if now_ms - self._sent_ms >= pause_ms:
             self._writer.write(0, b"")
             self._sent_ms = now_ms
         self._writer.written = False
+        self._ticked_ms = now_ms
         return self._sent_ms + pause_ms
 
     # What the peer says.
@@ -356,15 +365,15 @@ class Connection(Host):
         else:
             performative = _decode_performative(layout, frame, position)
         if code == Frame.OPEN:
-            event: Event | None = self._receive_open(performative)
+            event: Event = self._receive_open(performative)
         elif code == Frame.CLOSE:
             event = self._receive_close(performative)
         elif code == Frame.BEGIN:
             event = self._receive_begin(channel, performative)
         else:
-            event = self._receive_for_session(self._mapped(channel, Frame(code)), performative)
-        if event is not None:
-            events.append(event)
+            self._receive_for_session(self._mapped(channel, Frame(code)), performative, events)
+            return
+        events.append(event)
 
     def _advance(self, frame: Frame) -> None:
         state = CONNECTION.get((self.remote, frame))
@@ -399,23 +408,31 @@ class Connection(Host):
         session.receive_begin(channel, performative)
         return SessionBegun(session, performative)
 
-    def _receive_for_session(self, session: Session, performative: object) -> Event | None:
+    def _receive_for_session(self, session: Session, performative: object, events: list[Event]) -> None:
+        event: Event | None = None
         if isinstance(performative, End):
-            return self._receive_end(session, performative)
-        if session.local is SessionState.ENDED:
-            return None
-        try:
-            match performative:
-                case Disposition():
-                    return session.receive_disposition(performative)
-                case Flow():
-                    return session.receive_flow(performative)
-                case Attach():
-                    return session.receive_attach(performative)
-                case Detach():
-                    return session.receive_detach(performative)
-        except SessionError as error:
-            return self._end_violator(session, error)
+            event = self._receive_end(session, performative)
+        elif session.local is not SessionState.ENDED:
+            try:
+                event = self._receive_in_session(session, performative, events)
+            except SessionError as error:
+                event = self._end_violator(session, error)
+        if event is not None:
+            events.append(event)
+
+    def _receive_in_session(self, session: Session, performative: object, events: list[Event]) -> Event | None:
+        match performative:
+            case Disposition():
+                return session.receive_disposition(performative)
+            case Flow():
+                return session.receive_flow(performative)
+            case Attach():
+                stolen = session.detach_stolen(performative)
+                if stolen is not None:
+                    events.append(stolen)
+                return session.receive_attach(performative)
+            case Detach():
+                return session.receive_detach(performative)
         return None
 
     def _receive_end(self, session: Session, performative: End) -> SessionEnded | None:

@@ -462,10 +462,12 @@ def _read_array32(data: bytes, position: int, depth: int) -> tuple[object, int]:
 
 def _read_elements(data: bytes, position: int, count: int, end: int, depth: int) -> Array:
     """Read what stands inside an array that ends at ``end``: one constructor, then ``count`` bare values."""
-    if end > len(data) or position >= end:
+    if end > len(data) or position > end:
         raise IndexError
     if depth >= MAX_DEPTH:
         raise DecodeError(f"values nest deeper than {MAX_DEPTH}")
+    if position == end and count == 0:  # the Azure SDK for Python leaves out the constructor of an empty array
+        return Array(())
     start = position
     descriptors: list[object] = []
     while data[position] == 0x00:

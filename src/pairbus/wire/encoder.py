@@ -49,12 +49,13 @@ FALSE: Final = b"\x42"
 def encode(value: object) -> bytes:
     """Encode one value."""
     try:
-        return _encode(value, 0)
+        return encode_nested(value, 0)
     except (struct.error, OverflowError, UnicodeEncodeError) as error:
         raise EncodeError(f"{value!r:.200} does not fit its AMQP type: {error}") from error
 
 
-def _encode(value: object, depth: int) -> bytes:
+def encode_nested(value: object, depth: int) -> bytes:
+    """Encode a value that stands inside others, ``depth`` of them."""
     encoder = _ENCODERS.get(type(value))
     if encoder is None:
         encoder = _find_encoder(value)
@@ -164,8 +165,8 @@ def encode_symbol(value: str, depth: int = 0) -> bytes:
 
 
 def encode_list(items: list[object] | tuple[object, ...], depth: int = 0) -> bytes:
-    _check_depth(depth)
-    return enclose_list([_encode(item, depth + 1) for item in items])
+    check_depth(depth)
+    return enclose_list([encode_nested(item, depth + 1) for item in items])
 
 
 def encode_map(pairs: dict[Any, Any], depth: int = 0) -> bytes:
@@ -177,23 +178,23 @@ def _encode_map_pairs(value: Map, depth: int) -> bytes:
 
 
 def _encode_pairs(pairs: list[tuple[object, object]], depth: int) -> bytes:
-    _check_depth(depth)
-    parts = [_encode(member, depth + 1) for pair in pairs for member in pair]
+    check_depth(depth)
+    parts = [encode_nested(member, depth + 1) for pair in pairs for member in pair]
     return _compound(b"\xc1", b"\xd1", len(parts), b"".join(parts))
 
 
 def _encode_described(value: Described, depth: int) -> bytes:
-    _check_depth(depth)
-    return _encode_descriptor(value.descriptor, depth) + _encode(value.value, depth + 1)
+    check_depth(depth)
+    return _encode_descriptor(value.descriptor, depth) + encode_nested(value.value, depth + 1)
 
 
 def _encode_descriptor(descriptor: object, depth: int) -> bytes:
     if isinstance(descriptor, Described):
         raise EncodeError("a descriptor cannot be a described value itself")
-    return b"\x00" + _encode(descriptor, depth + 1)
+    return b"\x00" + encode_nested(descriptor, depth + 1)
 
 
-def _check_depth(depth: int) -> None:
+def check_depth(depth: int) -> None:
     """Refuse to write what no decoder of ours would read."""
     if depth >= MAX_DEPTH:
         raise EncodeError(f"values nest deeper than {MAX_DEPTH}")
@@ -241,7 +242,7 @@ def encode_symbols(names: tuple[str, ...]) -> bytes:
 
 
 def _encode_array(array: Array, depth: int) -> bytes:
-    _check_depth(depth)
+    check_depth(depth)
     constructor = array.constructor
     if constructor is None:
         constructor = _choose_constructor(array.items[0], depth) if array.items else NULL
@@ -256,7 +257,7 @@ def _encode_array(array: Array, depth: int) -> bytes:
 
 
 def _choose_constructor(item: object, depth: int) -> bytes:
-    _check_depth(depth)
+    check_depth(depth)
     if isinstance(item, Described):
         return _encode_descriptor(item.descriptor, depth) + _choose_constructor(item.value, depth + 1)
     code = _ARRAY_CODES.get(_kind_of(item))
@@ -265,24 +266,25 @@ def _choose_constructor(item: object, depth: int) -> bytes:
     return _CODES[code]
 
 
-def _descriptors_of(constructor: bytes) -> list[object]:
-    descriptors: list[object] = []
+def _descriptors_of(constructor: bytes) -> list[bytes]:
+    """The descriptors that an array's constructor states, each in its shortest encoding."""
+    descriptors: list[bytes] = []
     position = 0
     while constructor[position] == 0x00:
         descriptor, position = decode_at(constructor, position + 1)
-        descriptors.append(descriptor)
+        descriptors.append(encode(descriptor))
     return descriptors
 
 
-def _encode_element(item: object, descriptors: list[object], code: int, depth: int) -> bytes:
+def _encode_element(item: object, descriptors: list[bytes], code: int, depth: int) -> bytes:
     for descriptor in descriptors:
-        if not isinstance(item, Described) or item.descriptor != descriptor:
+        if not isinstance(item, Described) or encode_nested(item.descriptor, depth) != descriptor:
             raise EncodeError("an array gives all its elements the same descriptor")
         item = item.value
     integer = _INTEGERS.get(code)
     if integer is not None and _kind_of(item) is integer[0]:
         return integer[1].pack(item)
-    return _fit(_encode(item, depth), code)
+    return _fit(encode_nested(item, depth), code)
 
 
 def _fit(encoded: bytes, code: int) -> bytes:

@@ -27,7 +27,7 @@ LocalProtocolError            we were asked to break it ourselves
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from pairbus.wire.conditions import Condition
 
@@ -44,7 +44,7 @@ class ProtocolError(Exception):
     def __init__(self, description: str) -> None:
         super().__init__(description)
         self.description = description
-        self.events: list[object] = []
+        self.events: list[Any] = []
 
     def __str__(self) -> str:
         return f"{self.condition}: {self.description}"
@@ -105,7 +105,7 @@ class WindowViolationError(SessionError):
 
 
 class HandleInUseError(SessionError):
-    """An attach with a handle or link name that is attached already."""
+    """An attach with a handle that is attached already."""
 
     condition = Condition.HANDLE_IN_USE
 

@@ -49,8 +49,8 @@ def read_whole_transfer(frame: bytes, position: int) -> tuple[int, int, bytes, i
         if not settled and frame[position] != 0x42:
             return _NOT_WHOLE
         position += 1
-        for _ in range(count - 5):  # the rest is null or false when it says nothing
-            if frame[position] != 0x42 and frame[position] != 0x40:
+        for index in range(5, count):  # the rest is null, or false where it is a boolean, when it says nothing
+            if frame[position] != 0x40 and (frame[position] != 0x42 or 6 <= index <= 7):
                 return _NOT_WHOLE
             position += 1
     except IndexError:

@@ -120,7 +120,8 @@ class Link:
     """
 
     __slots__ = (
-        "_drain_later",
+        "_given_back",
+        "_giving_back",
         "_granted",
         "_partial",
         "_reject_oversized",
@@ -177,7 +178,8 @@ class Link:
         """Whether the application has been told that the link is gone."""
         self.queued = 0
         """How many deliveries wait for the session's window."""
-        self._drain_later = False
+        self._given_back = 0
+        self._giving_back = False
         self._granted = 0
         """The delivery count up to which we ever gave credit: what the peer sent before it heard that we take some
         back is no fault of its own."""
@@ -188,6 +190,16 @@ class Link:
     def __repr__(self) -> str:
         role = "receiver" if self.role == RECEIVER else "sender"
         return f"<Link {self.name!r}, {role}, local {self.local.name}, remote {self.remote.name}>"
+
+    @property
+    def can_send(self) -> bool:
+        """Whether ``send`` would take a message now."""
+        return (
+            self.role == SENDER
+            and self.credit > 0
+            and self.local is LinkState.ATTACHED
+            and self.remote is not LinkState.DETACHED
+        )
 
     @property
     def knows_delivery_count(self) -> bool:
@@ -270,11 +282,17 @@ class Link:
         """As the sender, give back the credit that is left, because there is nothing to send."""
         if self.role != SENDER:
             raise LocalProtocolError(f"only a sender is drained, and {self.name!r} is a receiver")
-        self._drain_later = self.queued > 0
-        if self._drain_later:
-            return  # what waits for the session's window still needs its credit
-        self.delivery_count = (self.delivery_count + self.credit) & SERIAL
+        self._given_back += self.credit
+        self._giving_back = True
         self.credit = 0
+        if self.queued == 0:
+            self._give_back()
+
+    def _give_back(self) -> None:
+        """Tell the receiver; not before everything is out that was sent with the credit it counts on."""
+        self.delivery_count = (self.delivery_count + self._given_back) & SERIAL
+        self._given_back = 0
+        self._giving_back = False
         self.session.send_flow(self, False)
         self.drain = False
 
@@ -300,6 +318,8 @@ class Link:
             raise LocalProtocolError(f"{self.name!r} has no credit; the message was not sent")
         if len(tag) > 32:
             raise LocalProtocolError(f"a delivery tag has at most 32 bytes, not {len(tag)}")
+        if not 0 <= message_format <= SERIAL:
+            raise LocalProtocolError(f"{message_format} is not a message format")
         settled = settled or self.snd_settle_mode == SenderSettleMode.SETTLED
         delivery = Delivery(self, -1, tag, message_format, settled, b"")
         delivery.state = state
@@ -316,8 +336,8 @@ class Link:
         """Count a delivery whose first frame has been written: only now does the receiver get to know of it."""
         self.queued -= 1
         self.delivery_count = (self.delivery_count + 1) & SERIAL
-        if self._drain_later and self.queued == 0:
-            self.drained()
+        if self._giving_back and self.queued == 0:
+            self._give_back()
 
     def settle(self, delivery: Delivery, state: object = None) -> None:
         """Settle a delivery: the peer is told ``state``, and neither end says more about it."""
@@ -346,8 +366,9 @@ class Link:
             self.available = flow.available
         if self.role == SENDER:
             if flow.link_credit is not None:
-                start = self.delivery_count if flow.delivery_count is None else flow.delivery_count
-                credit = (start + flow.link_credit - self.delivery_count - self.queued) & SERIAL
+                start = 0 if flow.delivery_count is None else flow.delivery_count  # our initial-delivery-count is 0
+                spent = self.delivery_count + self.queued + self._given_back
+                credit = (start + flow.link_credit - spent) & SERIAL
                 # Beyond half the range the difference is negative: we sent more than the peer allows by now.
                 self.credit = credit if credit <= SERIAL >> 1 else 0
             self.drain = flow.drain

@@ -242,11 +242,30 @@ def encode_message(message: Message) -> bytes:
     if message.properties != _NO_PROPERTIES:
         parts.append(encoder.encode(message.properties))
     _append_map(parts, APPLICATION_PROPERTIES, message.application_properties)
-    if message.body_kind == AMQP_VALUE and len(message.body) != 1:
-        raise EncodeError("an amqp-value body has exactly one value")
+    _check_message(message)
     parts.extend(_encode_section(message.body_kind, value) for value in message.body)
     _append_map(parts, FOOTER, _symbol_keys(message.footer))
     return b"".join(parts)
+
+
+def _check_message(message: Message) -> None:
+    """Refuse to write what could not be read again."""
+    if message.body_kind == AMQP_VALUE:
+        if len(message.body) != 1:
+            raise EncodeError("an amqp-value body has exactly one value")
+    elif message.body_kind == DATA:
+        if not all(isinstance(datum, bytes | bytearray | memoryview) for datum in message.body):
+            raise EncodeError("a body of data sections is made of bytes")
+    elif message.body_kind == AMQP_SEQUENCE:
+        if not all(isinstance(items, list | tuple) for items in message.body):
+            raise EncodeError("a body of sequences is made of lists")
+    else:
+        raise EncodeError(f"0x{message.body_kind:02x} is not a kind of body")
+    if any(type(name) is not str for name in message.application_properties or ()):
+        raise EncodeError("the name of an application property is a string")
+    for identity in (message.properties.message_id, message.properties.correlation_id):
+        if identity is not None and type(identity) not in _PROPERTIES_TYPES[0]:
+            raise EncodeError(f"{identity!r:.200} is not a message id: a string, ULong, UUID or bytes")
 
 
 def _append_map(parts: list[bytes], code: int, content: dict[Any, Any] | None) -> None:

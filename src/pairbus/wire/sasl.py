@@ -26,7 +26,9 @@ MSSBCBS: Final = "MSSBCBS"
 """Service Bus's own name for "no credentials here, a token follows": to this layer the same as ``ANONYMOUS``."""
 
 Authenticate = Callable[[str, bytes], SaslCode | bytes]
-"""Judges a mechanism and a response: an outcome, or a challenge that the client has to answer."""
+"""Judges a mechanism and a response: an outcome, or a challenge that the client has to answer.
+
+Raising ``AuthenticationError``, as ``parse_plain`` does, is the same as ``SaslCode.AUTH``."""
 
 
 def accept_anonymous(mechanism: str, response: bytes) -> SaslCode:
@@ -129,8 +131,7 @@ class SaslExchange:
         return None
 
     def _judge(self, server: SaslServer, response: bytes) -> Authenticated | None:
-        known = self._mechanism in server.mechanisms
-        verdict = server.authenticate(self._mechanism, response) if known else SaslCode.AUTH
+        verdict = self._verdict(server, response)
         if isinstance(verdict, bytes):
             self._say(SaslFrame.CHALLENGE, SaslChallenge(challenge=verdict))
             return None
@@ -138,6 +139,14 @@ class SaslExchange:
         if verdict is not SaslCode.OK:
             raise AuthenticationError(f"{self._mechanism} was refused with {verdict.name}")
         return Authenticated(self._mechanism, response)
+
+    def _verdict(self, server: SaslServer, response: bytes) -> SaslCode | bytes:
+        if self._mechanism not in server.mechanisms:
+            return SaslCode.AUTH
+        try:
+            return server.authenticate(self._mechanism, response)
+        except AuthenticationError:
+            return SaslCode.AUTH
 
     def _choose(self, client: SaslClient, offered: tuple[str, ...]) -> None:
         if client.mechanism not in offered:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from pairbus.wire import encoder
+from pairbus.wire.conditions import Condition
 from pairbus.wire.configuration import Configuration
 from pairbus.wire.errors import (
     DeliveryIdError,
@@ -105,7 +106,7 @@ class Session(Carrier):
         self._next_incoming_id = 0
         self._incoming_window = configuration.incoming_window
         self._low_window = configuration.incoming_window >> 1
-        """Below this the peer hears that there is room again."""
+        """When it has come down to this, the peer hears that there is room again."""
         self._max_unsettled = configuration.max_unsettled
         self._next_outgoing_id = 0
         self._remote_incoming_window = 0
@@ -338,14 +339,22 @@ class Session(Carrier):
             if self._host.links_left <= 0:
                 raise SessionResourceError(f"a connection has at most {self._configuration.max_links} links")
             link = self._new_link(attach.name, role)
-        elif link.remote is not LinkState.UNATTACHED:
-            raise HandleInUseError(f"a link {attach.name!r} is attached already")
         link.receive_attach(attach)
         self._remote_links[attach.handle] = link
         if link.local is LinkState.DETACHED:  # we thought better of it before the peer answered
             self._free_name(link)
             return None
         return LinkAttached(link, attach)
+
+    def detach_stolen(self, attach: Attach) -> LinkDetached | None:
+        """Detach the link whose name the peer attaches anew (part 2.6.1): the name goes to the new one."""
+        link = self._names.get((attach.name, not attach.role))
+        if link is None or link.remote is LinkState.UNATTACHED or attach.handle in self._remote_links:
+            return None
+        reason = Error(Condition.STOLEN, "a link of the same name was attached")
+        link.detach(error=reason)
+        link.detach_reported = True
+        return LinkDetached(link, True, reason)
 
     def receive_flow(self, flow: Flow) -> CreditGranted | LinkDrained | None:
         """Take over the peer's view of the session and of a link (parts 2.5.6 and 2.6.7)."""
@@ -406,7 +415,7 @@ class Session(Carrier):
         link = self._remote_links.get(handle)
         if link is None:
             raise UnattachedHandleError(f"a transfer for handle {handle}, which no link is attached to")
-        if window < self._low_window:
+        if window <= self._low_window:
             self.send_flow(None, False)
         return None if link.local is _DETACHED else link
 
