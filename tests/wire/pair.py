@@ -36,6 +36,9 @@ from pairbus.wire.states import LinkState
 
 E = TypeVar("E")
 
+MOST_ROUNDS = 10_000
+"""More often than any two engines have to hear each other before they fall silent."""
+
 
 class ConnectionPair:
     """A client and a server engine.
@@ -71,7 +74,7 @@ class ConnectionPair:
 
     def exchange(self) -> None:
         """Carry bytes to and fro until there are none."""
-        while True:
+        for _ in range(MOST_ROUNDS):
             to_server = self.client.data_to_send()
             to_client = self.server.data_to_send()
             if not to_server and not to_client:
@@ -80,6 +83,7 @@ class ConnectionPair:
                 self.server_events.append(event)
                 self.answer(event)
             self.client_events.extend(self.client.receive_data(to_client))
+        raise AssertionError("the two engines never fall silent")
 
     def open(self) -> Session:
         """Open the connection and begin a session; return the client's end of it."""

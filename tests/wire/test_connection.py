@@ -207,6 +207,7 @@ def test_either_end_closes_and_is_answered_once(side: Side, error: Error | None)
     closer, other = (pair.client, pair.server) if side is Side.CLIENT else (pair.server, pair.client)
     closer.close(error=error)
     assert closer.is_closed
+    assert not closer.is_finished
     said = closer.data_to_send()
     assert read(said) == [Heard(0, Close(error=error))]
     assert other.receive_data(said) == [ConnectionClosed(error)]
@@ -218,6 +219,7 @@ def test_either_end_closes_and_is_answered_once(side: Side, error: Error | None)
         engine.close()
         assert engine.data_to_send() == b""
         assert engine.sessions == {}
+        assert engine.is_finished
 
 
 def test_ends_that_close_at_once_hear_of_each_other_and_answer_no_more() -> None:

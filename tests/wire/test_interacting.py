@@ -63,9 +63,14 @@ class Message:
     deliveries: dict[Side, Delivery]
     said: dict[Side, list[Statement]]
     heard: dict[Side, list[Statement]]
+    carried: Statement | None = None
+    """What the sender said while the message waited for the window: the transfer itself tells it."""
 
     def has_settled(self, side: Side) -> bool:
-        return self.settled_at_once or any(settled for _, settled in self.said[side] + self.heard[side])
+        statements = [*self.said[side], *self.heard[side], (None, self.settled_at_once)]
+        if self.carried is not None:
+            statements.append(self.carried)
+        return any(settled for _, settled in statements)
 
 
 @dataclass(eq=False)
@@ -139,6 +144,8 @@ class TwoEngines(RuleBasedStateMachine):
         self.closed: set[Side] = set()
         self.all_conversations: list[Conversation] = []
         self.all_routes: list[Route] = []
+        self.early: dict[Delivery, list[Statement]] = {}
+        """What a receiver has heard of deliveries that have not arrived whole."""
         self.numbers = 0
 
     # What either side may do.
@@ -271,11 +278,15 @@ class TwoEngines(RuleBasedStateMachine):
     def _tell_state(self, route: Route, message: Message, side: Side, state: object, settle: bool) -> None:
         expected = route.is_up(side) and not message.has_settled(side)
         link = route.ends[side]
+        delivery = message.deliveries[side]
+        waits = delivery.delivery_id < 0
         if settle:
-            link.settle(message.deliveries[side], state)
+            link.settle(delivery, state)
         else:
-            link.update(message.deliveries[side], state)
-        if expected:
+            link.update(delivery, state)
+        if expected and waits:
+            message.carried = (state, settle)
+        elif expected:
             message.said[side].append((state, settle))
 
     @rule(route=routes, side=SIDES, closed=st.booleans(), error=st.none() | st.just(Error("pairbus:bye")), sure=SELDOM)
@@ -382,7 +393,7 @@ class TwoEngines(RuleBasedStateMachine):
                 self._note_delivery(side, event)
             case DispositionReceived():
                 for delivery in event.deliveries:
-                    self._message_of(delivery).heard[side].append((event.state, event.settled))
+                    self._heard_of(side, delivery).append((event.state, event.settled))
             case _:
                 assert isinstance(event, Authenticated), f"{event} has no cause"
 
@@ -411,6 +422,7 @@ class TwoEngines(RuleBasedStateMachine):
         assert delivery.payload == message.payload
         assert delivery.delivery_tag == message.tag
         message.deliveries[side] = delivery
+        message.heard[side] += self.early.pop(delivery, [])
         route.arrived += 1
 
     def _conversation_of(self, session: Session) -> Conversation:
@@ -419,9 +431,11 @@ class TwoEngines(RuleBasedStateMachine):
     def _route_of(self, link: Link) -> Route:
         return next(known for known in self.all_routes if link in known.ends.values())
 
-    def _message_of(self, delivery: Delivery) -> Message:
-        messages = self._route_of(delivery.link).messages
-        return next(message for message in messages if delivery in message.deliveries.values())
+    def _heard_of(self, side: Side, delivery: Delivery) -> list[Statement]:
+        for message in self._route_of(delivery.link).messages:
+            if message.deliveries.get(side) is delivery:
+                return message.heard[side]
+        return self.early.setdefault(delivery, [])
 
     def _answer(self, side: Side, event: Event, *, refuse: bool = False) -> None:
         match event:
@@ -506,6 +520,10 @@ class TwoEngines(RuleBasedStateMachine):
                 if any(settled for _, settled in message.said[side]):
                     continue  # whoever has settled a delivery hears no more of it
                 assert message.heard[side] == said, "every statement reaches the other side"
+                told = [message.carried, *said] if message.carried and side is route.receiver else said
+                if told:
+                    assert message.deliveries[side].state == told[-1][0]
+                    assert message.deliveries[side].settled == any(settled for _, settled in told)
 
 
 TwoEngines.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)

@@ -301,8 +301,9 @@ class Session(Carrier):
     def send_disposition(self, delivery: Delivery, state: object, settled: bool) -> None:
         if delivery.delivery_id < 0:  # it waits for the peer's window: its transfer will tell
             self._check_state(state)
-            delivery.state = state
-            delivery.settled = settled or delivery.settled
+            if not delivery.settled:
+                delivery.state = state
+                delivery.settled = settled
             return
         known = self._incoming if delivery.link.role == RECEIVER else self._outgoing
         if known.get(delivery.delivery_id) is not delivery or self.local is not _MAPPED:

@@ -1,0 +1,953 @@
+"""Links: attaching and detaching, credit, messages of any size, and what becomes of each."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pairbus.wire import (
+    ACCEPTED,
+    RECEIVER,
+    RELEASED,
+    SENDER,
+    Attach,
+    Configuration,
+    Coordinator,
+    CreditGranted,
+    Delivery,
+    DeliveryAborted,
+    DispositionReceived,
+    EncodeError,
+    Error,
+    Link,
+    LinkAttached,
+    LinkDetached,
+    LinkDrained,
+    LocalProtocolError,
+    Received,
+    ReceiverSettleMode,
+    Rejected,
+    SenderSettleMode,
+    Session,
+    Source,
+    Target,
+    TransactionalState,
+)
+from pairbus.wire.errors import FrameTooLargeError, MessageSizeError, TransferLimitError
+from pairbus.wire.performatives import Detach, Disposition, Flow, Transfer
+from pairbus.wire.states import LinkState
+from tests.wire.pair import ConnectionPair, Heard, ScriptedPeer, Side, frame, read
+
+REASON: Final = Error("pairbus:why", "because", {"more": 1})
+WRAP: Final = 2**32
+BOTH_ROLES: Final = pytest.mark.parametrize("role", [SENDER, RECEIVER], ids=["sender", "receiver"])
+
+
+def scripted(side: Side = Side.SERVER, **configuration: Any) -> tuple[ScriptedPeer, Session]:
+    peer = ScriptedPeer(side, Configuration(container_id="engine", **configuration)).open(max_frame_size=512)
+    return peer, peer.begin()
+
+
+def joined(role: bool = SENDER, **server: Any) -> tuple[ConnectionPair, Link, Link]:
+    """Two engines with a link; the client's end, which has ``role``, and the server's."""
+    pair = ConnectionPair(
+        Configuration(container_id="c", max_frame_size=512),
+        Configuration(container_id="s", max_frame_size=512, **server),
+    )
+    link, other = pair.attach(pair.open(), "link", role)
+    return pair, link, other
+
+
+def payloads(events: list[Any]) -> list[bytes]:
+    return [event.payload for event in events if isinstance(event, Delivery)]
+
+
+# Attaching.
+
+
+@BOTH_ROLES
+def test_attach_carries_everything_to_the_other_end(role: bool) -> None:
+    pair = ConnectionPair()
+    session = pair.open()
+    link = session.attach(
+        "link",
+        role,
+        source=Source(address="from", capabilities=("queue",)),
+        target=Target(address="to"),
+        snd_settle_mode=SenderSettleMode.UNSETTLED,
+        rcv_settle_mode=ReceiverSettleMode.SECOND,
+        max_message_size=1234,
+        properties={"a": 1},
+    )
+    pair.exchange()
+    event = pair.server_events[-1]
+    assert isinstance(event, LinkAttached)
+    assert event.attach == Attach(
+        name="link",
+        handle=0,
+        role=role,
+        snd_settle_mode=SenderSettleMode.UNSETTLED,
+        rcv_settle_mode=ReceiverSettleMode.SECOND,
+        source=Source(address="from", capabilities=("queue",)),
+        target=Target(address="to"),
+        initial_delivery_count=0 if role == SENDER else None,
+        max_message_size=1234,
+        properties={"a": 1},
+    )
+    assert event.link.role != role
+    answer = next(event for event in pair.client_events if isinstance(event, LinkAttached))
+    assert answer.link is link
+    assert answer.attach.source == Source(address="from", capabilities=("queue",))
+    assert link.is_attached
+    assert event.link.is_attached
+
+
+def test_an_answer_may_have_capabilities_and_another_target() -> None:
+    peer, session = scripted()
+    (event,) = peer.say(
+        frame(
+            Attach(name="tx", handle=9, role=SENDER, initial_delivery_count=0, target=Coordinator()),
+            channel=session.remote_channel,
+        )
+    )
+    assert isinstance(event, LinkAttached)
+    event.link.attach(
+        target=Coordinator(capabilities=("amqp:local-transactions",)),
+        offered_capabilities=("a", "b"),
+        desired_capabilities=("c",),
+    )
+    (attach,) = peer.bodies(Attach)
+    assert attach.target == Coordinator(capabilities=("amqp:local-transactions",))
+    assert (attach.offered_capabilities, attach.desired_capabilities) == (("a", "b"), ("c",))
+
+
+@pytest.mark.parametrize("snd", SenderSettleMode)
+@pytest.mark.parametrize("rcv", ReceiverSettleMode)
+def test_settlement_modes_are_the_peers_unless_others_are_given(snd: SenderSettleMode, rcv: ReceiverSettleMode) -> None:
+    peer, session = scripted()
+    attach = Attach(name="a", handle=1, role=SENDER, snd_settle_mode=snd, rcv_settle_mode=rcv, initial_delivery_count=0)
+    (event,) = peer.say(frame(attach, channel=session.remote_channel))
+    assert isinstance(event, LinkAttached)
+    event.link.attach()
+    (answer,) = peer.bodies(Attach)
+    assert (answer.snd_settle_mode, answer.rcv_settle_mode) == (snd, rcv)
+    (event,) = peer.say(
+        frame(Attach(name="b", handle=2, role=RECEIVER, snd_settle_mode=snd), channel=session.remote_channel)
+    )
+    assert isinstance(event, LinkAttached)
+    event.link.attach(snd_settle_mode=SenderSettleMode.SETTLED, rcv_settle_mode=ReceiverSettleMode.FIRST)
+    (answer,) = peer.bodies(Attach)
+    assert (answer.snd_settle_mode, answer.rcv_settle_mode) == (SenderSettleMode.SETTLED, ReceiverSettleMode.FIRST)
+
+
+def test_a_link_is_attached_once_and_its_name_is_taken() -> None:
+    peer, session = scripted()
+    link = peer.attach(session, "name", SENDER)
+    with pytest.raises(LocalProtocolError, match="already"):
+        link.attach()
+    with pytest.raises(LocalProtocolError, match="already"):
+        session.attach("name", SENDER)
+    assert peer.heard() == []
+    session.attach("name", RECEIVER)
+    assert len(peer.bodies(Attach)) == 1, "the other direction is another link"
+
+
+def test_ends_that_attach_at_once_have_one_link() -> None:
+    pair = ConnectionPair()
+    session = pair.open()
+    mine = session.attach("meeting", SENDER)
+    theirs = next(iter(pair.server.sessions.values())).attach("meeting", RECEIVER)
+    pair.exchange()
+    assert mine.is_attached
+    assert theirs.is_attached
+    theirs.flow(1)
+    pair.exchange()
+    mine.send(b"hello", tag=b"t")
+    pair.exchange()
+    assert payloads(pair.server_events) == [b"hello"]
+
+
+@pytest.mark.parametrize("wrong", [{"properties": {"a": object()}}, {"source": Source(address="." * 1000)}], ids=str)
+def test_an_attach_that_fails_leaves_nothing_behind(wrong: dict[str, Any]) -> None:
+    peer, session = scripted(max_links=3)
+    with pytest.raises(LocalProtocolError):
+        session.attach("name", SENDER, **wrong)
+    assert peer.heard() == []
+    assert session.links == {}
+    assert peer.engine.links_left == 3
+    assert session.attach("name", SENDER).handle == 0
+
+
+# Detaching.
+
+
+@BOTH_ROLES
+@pytest.mark.parametrize("side", Side)
+@pytest.mark.parametrize("closed", [True, False])
+@pytest.mark.parametrize("error", [None, REASON], ids=["without an error", "with an error"])
+def test_either_end_detaches_and_is_answered_once(role: bool, side: Side, closed: bool, error: Error | None) -> None:
+    pair, client, server = joined(role)
+    detacher, other = (client, server) if side is Side.CLIENT else (server, client)
+    engine, other_engine = (pair.client, pair.server) if side is Side.CLIENT else (pair.server, pair.client)
+    detacher.detach(closed=closed, error=error)
+    detacher.detach()
+    said = engine.data_to_send()
+    assert read(said) == [Heard(0, Detach(handle=detacher.handle, closed=closed, error=error))]
+    assert other_engine.receive_data(said) == [LinkDetached(other, closed, error)]
+    assert not other.is_attached
+    answer = other_engine.data_to_send()
+    assert read(answer) == [Heard(0, Detach(handle=other.handle, closed=closed))]
+    assert engine.receive_data(answer) == [LinkDetached(detacher, closed, None)]
+    for session in (*pair.client.sessions.values(), *pair.server.sessions.values()):
+        assert session.links == {}
+        assert session.is_mapped
+    assert engine.data_to_send() == other_engine.data_to_send() == b""
+
+
+def test_ends_that_detach_at_once_hear_of_each_other_and_answer_no_more() -> None:
+    pair, client, server = joined()
+    client.detach(error=REASON)
+    server.detach()
+    pair.exchange()
+    assert pair.client_events[-1] == LinkDetached(client, True, None)
+    assert pair.server_events[-1] == LinkDetached(server, True, REASON)
+
+
+@BOTH_ROLES
+def test_a_link_that_is_detached_before_it_is_answered_is_answered_all_the_same(role: bool) -> None:
+    pair = ConnectionPair()
+    session = pair.open()
+    link = session.attach("brief", role)
+    link.detach()
+    pair.exchange()
+    assert [type(event) for event in pair.server_events[-2:]] == [LinkAttached, LinkDetached]
+    assert pair.client_events[-1] == LinkDetached(link, True, None), "there was one link all along"
+    assert not any(isinstance(event, LinkAttached) for event in pair.client_events), "which we did not want any more"
+    assert session.links == {}
+    assert all(other.links == {} for other in pair.server.sessions.values())
+
+
+@BOTH_ROLES
+@pytest.mark.parametrize("closed", [True, False])
+def test_a_link_may_be_attached_again_after_it_was_detached(role: bool, closed: bool) -> None:
+    pair, link, _ = joined(role)
+    session = next(iter(pair.client.sessions.values()))
+    for _ in range(3):
+        link.detach(closed=closed)
+        pair.exchange()
+        again, other = pair.attach(session, "link", role)
+        assert again is not link
+        assert again.handle == 0
+        assert again.delivery_count == other.delivery_count == 0
+        sender, receiver = (again, other) if role == SENDER else (other, again)
+        receiver.flow(1)
+        pair.exchange()
+        sender.send(b"again", tag=b"t")
+        pair.exchange()
+        link = again
+    assert payloads(pair.client_events + pair.server_events) == [b"again"] * 3
+
+
+@pytest.mark.parametrize("side", Side)
+def test_a_peer_may_attach_again_without_waiting_for_our_answer(side: Side) -> None:
+    peer, session = scripted(side)
+    link = peer.attach(session, "link", RECEIVER)
+    again = Attach(name="link", handle=link.remote_handle, role=SENDER, initial_delivery_count=0)
+    detach = frame(Detach(handle=link.remote_handle), channel=session.remote_channel)
+    events = peer.say(detach, frame(again, channel=session.remote_channel))
+    assert [type(event) for event in events] == [LinkDetached, LinkAttached]
+    attached = events[1]
+    assert isinstance(attached, LinkAttached)
+    assert attached.link is not link
+    attached.link.attach()
+    assert [type(heard.body) for heard in peer.heard()] == [Detach, Attach]
+
+
+@BOTH_ROLES
+@pytest.mark.parametrize("side", Side)
+def test_a_peer_that_attaches_a_name_anew_steals_it_from_the_link_that_had_it(role: bool, side: Side) -> None:
+    peer, session = scripted(side)
+    old = peer.attach(session, "name", role)
+    bystander = peer.attach(session, "name", not role)
+    attach = Attach(name="name", handle=9, role=not role, initial_delivery_count=0 if role == RECEIVER else None)
+    detached, attached = peer.say(frame(attach, channel=session.remote_channel))
+    assert isinstance(detached, LinkDetached)
+    assert (detached.link, detached.closed, detached.violation) == (old, True, None)
+    assert detached.error is not None
+    assert detached.error.condition == "amqp:link:stolen"
+    assert isinstance(attached, LinkAttached)
+    assert attached.link not in (old, bystander)
+    attached.link.attach()
+    said = peer.heard()
+    assert [type(heard.body) for heard in said] == [Detach, Attach]
+    assert said[0].body.error == detached.error
+    assert peer.detach(session, old) == [], "the application has been told already"
+    assert peer.heard() == []
+    assert attached.link.is_attached
+    assert bystander.is_attached
+    assert set(session.links.values()) == {attached.link, bystander}
+
+
+@BOTH_ROLES
+def test_refusing_attaches_to_nothing_and_says_why(role: bool) -> None:
+    peer, session = scripted()
+    attach = Attach(
+        name="wish",
+        handle=6,
+        role=not role,
+        source=Source(address="from"),
+        target=Target(address="to"),
+        initial_delivery_count=0 if role == RECEIVER else None,
+    )
+    (event,) = peer.say(frame(attach, channel=session.remote_channel))
+    assert isinstance(event, LinkAttached)
+    event.link.refuse(REASON)
+    answer, detach = peer.heard()
+    assert (answer.body.source, answer.body.target) == (None, None)
+    assert answer.body.initial_delivery_count == (0 if role == SENDER else None)
+    assert detach.body == Detach(handle=answer.body.handle, closed=True, error=REASON)
+    assert peer.detach(session, event.link) == [LinkDetached(event.link, True, None)]
+    assert peer.heard() == []
+    assert session.links == {}
+
+
+# Credit.
+
+
+def test_without_credit_nothing_is_sent() -> None:
+    peer, session = scripted()
+    link = peer.attach(session, "out", SENDER, credit=0)
+    with pytest.raises(LocalProtocolError, match="no credit"):
+        link.send(b"", tag=b"t")
+    assert peer.heard() == []
+    (event,) = peer.grant(session, link, 2)
+    assert event == CreditGranted(link, 2, drain=False)
+    link.send(b"one", tag=b"t")
+    link.send(b"two", tag=b"t")
+    assert link.credit == 0
+    with pytest.raises(LocalProtocolError, match="no credit"):
+        link.send(b"three", tag=b"t")
+    assert [heard.payload for heard in peer.heard()] == [b"one", b"two"]
+
+
+def test_credit_counts_from_the_delivery_that_the_receiver_has_seen() -> None:
+    peer, session = scripted()
+    link = peer.attach(session, "out", SENDER, credit=5)
+    for _ in range(3):
+        link.send(b"", tag=b"t")
+    (event,) = peer.grant(session, link, 5, delivery_count=1)
+    assert event == CreditGranted(link, 3, drain=False), "two of the five are under way"
+    (event,) = peer.grant(session, link, 1, delivery_count=1)
+    assert event == CreditGranted(link, 0, drain=False), "more is under way than the receiver wants by now"
+
+
+def test_a_receiver_that_does_not_know_the_count_yet_means_the_first_one() -> None:
+    peer, session = scripted()
+    link = peer.attach(session, "out", SENDER, credit=5)
+    for _ in range(3):
+        link.send(b"", tag=b"t")
+    (event,) = peer.grant(session, link, 5, delivery_count=None)
+    assert event == CreditGranted(link, 2, drain=False), "part 2.6.7: the initial-delivery-count, not the present one"
+
+
+def test_a_flow_that_says_nothing_of_credit_leaves_it_alone() -> None:
+    peer, session = scripted()
+    link = peer.attach(session, "out", SENDER, credit=5)
+    (event,) = peer.flow(session, handle=link.remote_handle, delivery_count=0)
+    assert event == CreditGranted(link, 5, drain=False)
+
+
+def test_credit_is_counted_across_the_largest_number() -> None:
+    pair, sender, receiver = joined()
+    sender.delivery_count = receiver.delivery_count = WRAP - 2
+    receiver.flow(5)
+    pair.exchange()
+    assert sender.credit == 5
+    for number in range(4):
+        sender.send(b"%d" % number, tag=b"t")
+    pair.exchange()
+    assert sender.delivery_count == receiver.delivery_count == 2
+    receiver.flow(5)
+    pair.exchange()
+    assert sender.credit == receiver.credit == 5
+
+
+def test_a_receiver_takes_the_senders_first_count() -> None:
+    peer, session = scripted()
+    link = peer.attach(session, "in", RECEIVER, initial_delivery_count=WRAP - 1, credit=2)
+    link.flow(2)
+    (flow,) = peer.bodies(Flow)
+    assert (flow.delivery_count, flow.link_credit) == (WRAP - 1, 2)
+    peer.transfer(session, link, b"")
+    link.flow(2)
+    (flow,) = peer.bodies(Flow)
+    assert (flow.delivery_count, flow.link_credit) == (0, 2)
+
+
+def test_before_the_sender_has_attached_its_count_is_not_known() -> None:
+    peer, session = scripted(Side.CLIENT)
+    link = session.attach("in", RECEIVER)
+    peer.heard()
+    link.flow(7)
+    (flow,) = peer.bodies(Flow)
+    assert (flow.handle, flow.delivery_count, flow.link_credit) == (link.handle, None, 7)
+    attach = Attach(name="in", handle=5, role=SENDER, initial_delivery_count=40)
+    peer.say(frame(attach, channel=session.remote_channel))
+    assert (link.delivery_count, link.credit) == (40, 7)
+
+
+@pytest.mark.parametrize("credit", [-1, 2**31, 2**32])
+def test_credit_that_cannot_be_counted_is_refused(credit: int) -> None:
+    peer, session = scripted()
+    link = peer.attach(session, "in", RECEIVER, credit=3)
+    with pytest.raises(LocalProtocolError):
+        link.flow(credit)
+    assert link.credit == 3
+    assert peer.heard() == []
+    link.flow(2**31 - 1)
+    assert peer.bodies(Flow)[0].link_credit == 2**31 - 1
+
+
+def test_a_link_knows_whether_it_can_send() -> None:
+    peer, session = scripted()
+    link = peer.attach(session, "out", SENDER, credit=0)
+    seen = [link.can_send]
+    peer.grant(session, link, 1)
+    seen.append(link.can_send)
+    link.send(b"", tag=b"t")
+    seen.append(link.can_send)
+    peer.grant(session, link, 1)
+    peer.detach(session, link)
+    seen.append(link.can_send)
+    assert seen == [False, True, False, False]
+    assert not peer.attach(session, "in", RECEIVER).can_send
+
+
+def test_only_a_receiver_gives_credit_and_only_a_sender_gives_it_back() -> None:
+    peer, session = scripted()
+    sender = peer.attach(session, "out", SENDER)
+    receiver = peer.attach(session, "in", RECEIVER)
+    with pytest.raises(LocalProtocolError):
+        sender.flow(1)
+    with pytest.raises(LocalProtocolError):
+        receiver.drained()
+    with pytest.raises(LocalProtocolError):
+        receiver.send(b"", tag=b"t")
+    assert peer.heard() == []
+
+
+def test_a_link_that_is_not_attached_yet_has_no_credit_to_give_and_sends_nothing() -> None:
+    peer, session = scripted()
+    attaches = [
+        frame(Attach(name="in", handle=1, role=SENDER, initial_delivery_count=0), channel=session.remote_channel),
+        frame(Attach(name="out", handle=2, role=RECEIVER), channel=session.remote_channel),
+    ]
+    receiver, sender = (event.link for event in peer.say(*attaches) if isinstance(event, LinkAttached))
+    with pytest.raises(LocalProtocolError, match="not been attached"):
+        receiver.flow(1)
+    with pytest.raises(LocalProtocolError, match="not sent"):
+        sender.send(b"", tag=b"t", beyond_credit=True)
+    assert peer.heard() == []
+
+
+def test_a_sender_may_be_told_to_send_beyond_its_credit() -> None:
+    peer, session = scripted()
+    link = peer.attach(session, "answers", SENDER, credit=1)
+    for number in range(3):
+        link.send(b"%d" % number, tag=b"t", beyond_credit=True)
+    assert [heard.payload for heard in peer.heard()] == [b"0", b"1", b"2"]
+    assert (link.credit, link.delivery_count) == (0, 3)
+
+
+def test_a_delivery_takes_one_credit_however_many_frames_it_has() -> None:
+    pair, sender, receiver = joined()
+    receiver.flow(3)
+    pair.exchange()
+    sender.send(b"." * 5000, tag=b"t")
+    pair.exchange()
+    assert sender.credit == receiver.credit == 2
+
+
+def test_a_sender_that_goes_beyond_its_credit_is_detached_or_not_as_configured() -> None:
+    for strict in (True, False):
+        peer, session = scripted(strict=strict)
+        link = peer.attach(session, "in", RECEIVER, credit=2)
+        events = [event for _ in range(4) for event in peer.transfer(session, link, b"", settled=True)]
+        if strict:
+            assert [type(event) for event in events] == [Delivery, Delivery, LinkDetached]
+            assert isinstance(events[2], LinkDetached)
+            assert type(events[2].violation) is TransferLimitError
+        else:
+            assert [type(event) for event in events] == [Delivery] * 4
+            assert (link.credit, link.delivery_count) == (0, 4)
+
+
+def test_credit_that_is_taken_back_does_not_condemn_what_is_under_way() -> None:
+    pair, sender, receiver = joined()
+    receiver.flow(10)
+    pair.exchange()
+    for number in range(6):
+        sender.send(b"%d" % number, tag=b"t")
+    receiver.flow(2)
+    pair.exchange()
+    assert receiver.is_attached, "the sender kept to what it had been told"
+    assert payloads(pair.server_events) == [b"%d" % number for number in range(6)]
+    assert sender.credit == 0
+    receiver.flow(3)
+    pair.exchange()
+    assert sender.credit == receiver.credit == 3
+
+
+# Draining.
+
+
+@pytest.mark.parametrize("sent", [0, 2, 5])
+def test_a_sender_that_is_drained_uses_up_its_credit_or_gives_it_back(sent: int) -> None:
+    pair, sender, receiver = joined()
+    receiver.flow(5, drain=True)
+    pair.exchange()
+    assert pair.client_events[-1] == CreditGranted(sender, 5, drain=True)
+    for _ in range(sent):
+        sender.send(b"", tag=b"t")
+    pair.exchange()
+    assert not any(isinstance(event, LinkDrained) for event in pair.server_events)
+    sender.drained()
+    flow = read(pair.client.data_to_send())[0].body
+    assert (flow.delivery_count, flow.link_credit, flow.drain) == (5, 0, True)
+    pair.server_events += pair.server.receive_data(_flow_bytes(flow))
+    assert [event for event in pair.server_events if isinstance(event, LinkDrained)] == [LinkDrained(receiver)]
+    assert (sender.credit, receiver.credit) == (0, 0)
+    assert sender.delivery_count == receiver.delivery_count == 5
+    assert not receiver.drain
+
+
+def _flow_bytes(flow: Flow) -> bytes:
+    return frame(flow, channel=0)
+
+
+def test_after_draining_credit_may_be_given_again() -> None:
+    pair, sender, receiver = joined()
+    for _ in range(3):
+        receiver.flow(5, drain=True)
+        pair.exchange()
+        sender.drained()
+        pair.exchange()
+        assert isinstance(pair.server_events[-1], LinkDrained)
+    receiver.flow(4)
+    pair.exchange()
+    assert pair.client_events[-1] == CreditGranted(sender, 4, drain=False)
+    sender.send(b"more", tag=b"t")
+    pair.exchange()
+    assert payloads(pair.server_events) == [b"more"]
+
+
+def test_a_peer_that_drains_is_understood() -> None:
+    peer, session = scripted()
+    link = peer.attach(session, "in", RECEIVER, credit=0)
+    link.flow(10, drain=True)
+    (flow,) = peer.bodies(Flow)
+    assert (flow.link_credit, flow.drain) == (10, True)
+    peer.transfer(session, link, b"last")
+    assert peer.flow(session, handle=link.remote_handle, delivery_count=1, link_credit=9) == []
+    events = peer.flow(session, handle=link.remote_handle, delivery_count=10, link_credit=0, drain=True)
+    assert events == [LinkDrained(link)]
+    assert (link.credit, link.delivery_count) == (0, 10)
+
+
+def test_credit_that_is_given_back_while_it_is_taken_back_is_counted_once() -> None:
+    pair, sender, receiver = joined()
+    receiver.flow(5)
+    pair.exchange()
+    sender.drained()
+    receiver.flow(2)
+    pair.exchange()
+    assert sender.delivery_count == receiver.delivery_count
+    receiver.flow(1)
+    pair.exchange()
+    assert sender.credit == receiver.credit == 1, "or the receiver waits for a message that the sender may not send"
+
+
+def test_a_sender_tells_what_it_has_and_a_receiver_hears_it() -> None:
+    peer, session = scripted()
+    sender = peer.attach(session, "out", SENDER)
+    sender.available = 17
+    peer.flow(session, handle=sender.remote_handle, echo=True)
+    (flow,) = peer.bodies(Flow)
+    assert (flow.available, flow.handle, flow.echo) == (17, sender.handle, False)
+    receiver = peer.attach(session, "in", RECEIVER)
+    peer.flow(session, handle=receiver.remote_handle, available=23)
+    assert receiver.available == 23
+    peer.flow(session, handle=receiver.remote_handle)
+    assert receiver.available == 23
+
+
+def test_an_echo_is_answered_by_the_state_of_the_link() -> None:
+    peer, session = scripted()
+    link = peer.attach(session, "in", RECEIVER, credit=9)
+    peer.transfer(session, link, b"")
+    assert peer.flow(session, handle=link.remote_handle, delivery_count=1, echo=True) == []
+    (flow,) = peer.bodies(Flow)
+    assert (flow.handle, flow.delivery_count, flow.link_credit) == (link.handle, 1, 8)
+    link.flow(9, echo=True)
+    (flow,) = peer.bodies(Flow)
+    assert flow.echo
+
+
+def test_a_sender_that_speaks_of_credit_is_not_listened_to() -> None:
+    peer, session = scripted(strict=False)
+    link = peer.attach(session, "in", RECEIVER, credit=9)
+    assert peer.flow(session, handle=link.remote_handle, delivery_count=0, link_credit=10_000) == []
+    assert (link.credit, link.delivery_count) == (9, 0)
+    assert peer.flow(session, handle=link.remote_handle, delivery_count=5_000, link_credit=10_000) == []
+    assert (link.credit, link.delivery_count) == (9, 0), "nor when it counts what it never had credit for"
+
+
+def test_a_sender_that_went_beyond_its_credit_and_counts_otherwise_does_not_take_ours_away() -> None:
+    peer, session = scripted(strict=False)
+    link = peer.attach(session, "in", RECEIVER, credit=1)
+    for _ in range(20):
+        peer.transfer(session, link, b"", settled=True)
+    assert peer.flow(session, handle=link.remote_handle, delivery_count=0, link_credit=10_000) == []
+    assert (link.credit, link.delivery_count) == (0, 20)
+    link.flow(10)
+    assert peer.flow(session, handle=link.remote_handle, delivery_count=0, link_credit=10_000) == []
+    assert (link.credit, link.delivery_count) == (10, 20)
+
+
+# Messages.
+
+
+def test_a_message_arrives_with_everything_that_belongs_to_it() -> None:
+    pair, sender, receiver = joined()
+    state = TransactionalState(txn_id=b"tx")
+    sent = sender.send(b"body", tag=b"tag", message_format=0x80013700, state=state)
+    pair.exchange()
+    arrived = pair.server_events[-1]
+    assert isinstance(arrived, Delivery)
+    assert (arrived.payload, arrived.delivery_tag, arrived.message_format) == (b"body", b"tag", 0x80013700)
+    assert (arrived.state, arrived.settled, arrived.link) == (state, False, receiver)
+    assert arrived.delivery_id == sent.delivery_id == 0
+
+
+SIZES: Final = st.integers(0, 20) | st.integers(430, 530) | st.integers(900, 1050) | st.integers(0, 5000)
+
+
+@settings(max_examples=60, deadline=None)
+@given(sizes=st.lists(SIZES, min_size=1, max_size=5), role=st.booleans(), tag=st.binary(max_size=32))
+def test_a_message_of_any_size_arrives_as_it_was_sent_in_frames_that_fit(
+    sizes: list[int], role: bool, tag: bytes
+) -> None:
+    pair, link, other = joined(role)
+    sender, receiver = (link, other) if role == SENDER else (other, link)
+    receiver.flow(10)
+    pair.exchange()
+    messages = [bytes(number % 251 for number in range(size)) for size in sizes]
+    for message in messages:
+        sender.send(message, tag=tag, state=Received(section_number=1, section_offset=2) if len(sizes) > 2 else None)
+    engine, other_engine = (pair.client, pair.server) if role == SENDER else (pair.server, pair.client)
+    said = engine.data_to_send()
+    frames = read(said)
+    assert max(_sizes(said)) <= 512
+    for number, message in enumerate(messages):
+        own = [heard for heard in frames if heard.body.delivery_id == number]
+        assert len(own) == 1, "only the first frame of a delivery has its number"
+        assert own[0].body.more == (_frames_needed(frames, number) > 1)
+        assert len(message) < 400 or max(_sizes(said)) > 400, "frames are filled"
+    events = other_engine.receive_data(said)
+    assert payloads(events) == messages
+    assert [event.delivery_tag for event in events if isinstance(event, Delivery)] == [tag] * len(messages)
+
+
+def _sizes(data: bytes) -> list[int]:
+    sizes = []
+    while data:
+        sizes.append(int.from_bytes(data[:4], "big"))
+        data = data[sizes[-1] :]
+    return sizes
+
+
+def _frames_needed(frames: list[Heard], number: int) -> int:
+    """Count the frames of a delivery: its first, and those without a number that follow."""
+    start = next(index for index, heard in enumerate(frames) if heard.body.delivery_id == number)
+    count = 1
+    while start + count < len(frames) and frames[start + count].body.delivery_id is None:
+        count += 1
+    return count
+
+
+@pytest.mark.parametrize("size", range(470, 520))
+def test_a_message_around_the_size_of_a_frame_takes_no_frame_too_many(size: int) -> None:
+    peer, session = scripted()
+    peer.attach(session, "out", SENDER).send(b"." * size, tag=b"t")
+    sizes = _sizes(peer.engine.data_to_send())
+    assert len(sizes) == (1 if size + 25 <= 512 else 2) or sum(sizes) - size < 60
+    assert all(one <= 512 for one in sizes)
+    assert sizes[0] == 512 or len(sizes) == 1
+    assert min(sizes) > 8
+
+
+def test_the_parts_of_a_message_may_repeat_its_number() -> None:
+    peer, session = scripted()
+    link = peer.attach(session, "in", RECEIVER)
+    assert peer.transfer(session, link, b"one ", delivery_id=0, more=True) == []
+    assert peer.transfer(session, link, b"two ", delivery_id=0, more=True) == []
+    (event,) = peer.transfer(session, link, b"three", delivery_id=None)
+    assert payloads([event]) == [b"one two three"]
+
+
+@pytest.mark.parametrize("last", [0, 1, 2])
+def test_a_message_may_be_settled_by_any_of_its_frames(last: int) -> None:
+    peer, session = scripted()
+    link = peer.attach(session, "in", RECEIVER)
+    events: list[Any] = []
+    for number in range(3):
+        fields: dict[str, Any] = {"settled": True} if number == last else {}
+        if number:
+            fields["delivery_id"] = None
+        events += peer.transfer(session, link, b"part", more=number < 2, **fields)
+    (event,) = events
+    assert isinstance(event, Delivery)
+    assert event.settled
+    assert session.unsettled == 0
+    link.settle(event, ACCEPTED)
+    assert peer.heard() == []
+
+
+def test_a_message_that_its_sender_gives_up_comes_to_nothing() -> None:
+    peer, session = scripted()
+    link = peer.attach(session, "in", RECEIVER, credit=3)
+    peer.transfer(session, link, b"much", more=True)
+    (event,) = peer.transfer(session, link, b"ignored", delivery_id=None, aborted=True)
+    assert isinstance(event, DeliveryAborted)
+    assert event.error is None
+    assert event.delivery.settled
+    assert event.delivery.payload == b""
+    assert peer.engine.incomplete_bytes == 0
+    assert session.unsettled == 0
+    assert peer.heard() == [], "it is settled, so nobody answers"
+    (event,) = peer.transfer(session, link, b"next")
+    assert payloads([event]) == [b"next"]
+    assert link.credit == 1
+    (event,) = peer.transfer(session, link, b"", aborted=True)
+    assert isinstance(event, DeliveryAborted), "even in its first frame"
+
+
+def test_a_transfer_may_ask_for_another_receiver_settle_mode() -> None:
+    peer, session = scripted()
+    link = peer.attach(session, "in", RECEIVER)
+    (event,) = peer.transfer(session, link, b"", rcv_settle_mode=ReceiverSettleMode.SECOND)
+    assert isinstance(event, Delivery)
+    assert event.rcv_settle_mode is ReceiverSettleMode.SECOND
+    (event,) = peer.transfer(session, link, b"")
+    assert isinstance(event, Delivery)
+    assert event.rcv_settle_mode is None
+
+
+def test_what_cannot_be_sent_is_refused_and_what_follows_is_sent() -> None:
+    peer, session = scripted()
+    link = peer.attach(session, "out", SENDER, credit=5)
+    wrong: list[dict[str, Any]] = [
+        {"tag": b"t" * 33},
+        {"tag": b"t", "message_format": -1},
+        {"tag": b"t", "message_format": WRAP},
+        {"tag": b"t", "state": Rejected(Error("a:b", "." * 400))},
+    ]
+    for fields in wrong:
+        with pytest.raises(LocalProtocolError):
+            link.send(b"wrong", **fields)
+    with pytest.raises(EncodeError):
+        link.send(b"wrong", tag=b"t", state=object())
+    assert (link.credit, link.delivery_count, session.waiting) == (5, 0, 0)
+    link.send(b"right", tag=b"t" * 32, message_format=WRAP - 1)
+    (heard,) = peer.heard()
+    assert heard.payload == b"right"
+    assert heard.body.delivery_id == 0
+
+
+@pytest.mark.parametrize("mode", SenderSettleMode)
+def test_a_sender_settles_as_its_mode_says(mode: SenderSettleMode) -> None:
+    peer, session = scripted(Side.CLIENT)
+    link = session.attach("out", SENDER, snd_settle_mode=mode)
+    peer.say(frame(Attach(name="out", handle=5, role=RECEIVER), channel=session.remote_channel))
+    peer.grant(session, link, 5)
+    peer.heard()
+    link.send(b"", tag=b"t")
+    link.send(b"", tag=b"t", settled=True)
+    settled = [heard.body.settled for heard in peer.heard()]
+    assert settled == [mode is SenderSettleMode.SETTLED, True]
+    assert session.unsettled == settled.count(False)
+
+
+def test_in_mode_second_the_sender_has_the_last_word() -> None:
+    pair = ConnectionPair()
+    session = pair.open()
+    sender = session.attach("link", SENDER, rcv_settle_mode=ReceiverSettleMode.SECOND)
+    pair.exchange()
+    receiver = next(event.link for event in pair.server_events if isinstance(event, LinkAttached))
+    assert receiver.rcv_settle_mode is ReceiverSettleMode.SECOND
+    sent = [sender.send(b"", tag=b"t") for _ in range(3)]
+    pair.exchange()
+    arrived = [event for event in pair.server_events if isinstance(event, Delivery)]
+    for delivery in arrived:
+        receiver.update(delivery, ACCEPTED)
+    said = pair.server.data_to_send()
+    assert [heard.body for heard in read(said)] == [Disposition(RECEIVER, 0, 2, False, ACCEPTED)]
+    (event,) = pair.client.receive_data(said)
+    assert isinstance(event, DispositionReceived)
+    assert event.deliveries == sent
+    for delivery in sent:
+        sender.settle(delivery, delivery.state)
+    said = pair.client.data_to_send()
+    assert [heard.body for heard in read(said)] == [Disposition(SENDER, 0, 2, True, ACCEPTED)]
+    (event,) = pair.server.receive_data(said)
+    assert isinstance(event, DispositionReceived)
+    assert (event.deliveries, event.settled) == (arrived, True)
+
+
+@pytest.mark.parametrize("size", [0, 2000], ids=["that has not gone out", "of which a part has gone out"])
+@pytest.mark.parametrize("state", [None, RELEASED], ids=["without a state", "with a state"])
+def test_a_sender_may_settle_a_message_that_still_waits(size: int, state: object) -> None:
+    pair = ConnectionPair(server=Configuration(container_id="s", incoming_window=2, max_frame_size=512))
+    session = pair.open()
+    sender, receiver = pair.attach(session, "link", SENDER)
+    for _ in range(0 if size else 2):
+        sender.send(b"first", tag=b"t")
+    waiting = sender.send(b"." * size, tag=b"u")
+    assert session.waiting == 1
+    sender.settle(waiting, state)
+    sender.settle(waiting, ACCEPTED)
+    sender.update(waiting, ACCEPTED)
+    pair.exchange()
+    arrived = [event for event in pair.server_events if isinstance(event, Delivery)][-1]
+    assert arrived.payload == b"." * size
+    assert arrived.settled, "Link.settle: the peer is told"
+    assert arrived.state == state, "and neither end says more about it"
+    receiver.settle(arrived, ACCEPTED)
+    assert pair.server.data_to_send() == b""
+
+
+# Messages that are too large.
+
+
+@pytest.mark.parametrize("parts", [[1001], [600, 401], [1000, 1], [300] * 5], ids=str)
+def test_a_message_that_is_too_large_ends_the_link_or_is_rejected_as_configured(parts: list[int]) -> None:
+    for reject in (True, False):
+        peer, session = scripted(max_message_size=1000, reject_oversized=reject)
+        link = peer.attach(session, "in", RECEIVER)
+        peer.transfer(session, link, b"." * 1000)
+        events: list[Any] = []
+        for number, size in enumerate(parts):
+            fields = {} if number == 0 else {"delivery_id": None}
+            events += peer.transfer(session, link, b"." * size, more=number < len(parts) - 1, **fields)
+        (event,) = events
+        assert peer.engine.incomplete_bytes == 0
+        (heard,) = peer.heard()
+        if reject:
+            assert isinstance(event, DeliveryAborted)
+            assert isinstance(event.error, MessageSizeError)
+            assert event.delivery.payload == b""
+            assert heard.body.first == event.delivery.delivery_id == 1
+            assert heard.body.settled
+            assert heard.body.state.error.condition == "amqp:link:message-size-exceeded"
+            (event,) = peer.transfer(session, link, b"small enough")
+            assert payloads([event]) == [b"small enough"]
+            assert session.unsettled == 2
+        else:
+            assert isinstance(event, LinkDetached)
+            assert isinstance(event.violation, MessageSizeError)
+            assert heard.body.error.condition == "amqp:link:message-size-exceeded"
+
+
+def test_a_message_that_is_too_large_and_settled_is_dropped_without_a_word() -> None:
+    peer, session = scripted(max_message_size=10, reject_oversized=True)
+    link = peer.attach(session, "in", RECEIVER)
+    (event,) = peer.transfer(session, link, b"." * 11, settled=True)
+    assert isinstance(event, DeliveryAborted)
+    assert isinstance(event.error, MessageSizeError)
+    assert peer.heard() == []
+
+
+def test_a_link_may_take_less_or_more_than_others() -> None:
+    peer, session = scripted(max_message_size=100)
+    attach = Attach(name="in", handle=1, role=SENDER, initial_delivery_count=0)
+    (event,) = peer.say(frame(attach, channel=session.remote_channel))
+    assert isinstance(event, LinkAttached)
+    link = event.link
+    link.attach(max_message_size=200)
+    link.flow(9)
+    (answer,) = peer.bodies(Attach)
+    assert answer.max_message_size == 200
+    (event,) = peer.transfer(session, link, b"." * 200)
+    assert isinstance(event, Delivery)
+    (event,) = peer.transfer(session, link, b"." * 201)
+    assert isinstance(event, LinkDetached)
+    other = peer.attach(session, "other", RECEIVER)
+    assert other.max_message_size == 100
+
+
+def test_a_sender_says_nothing_of_sizes_and_a_receiver_what_it_takes() -> None:
+    peer, session = scripted(Side.CLIENT, max_message_size=100)
+    session.attach("out", SENDER)
+    session.attach("in", RECEIVER)
+    assert [attach.max_message_size for attach in peer.bodies(Attach)] == [None, 100]
+
+
+def test_room_for_incomplete_messages_comes_back_with_every_way_they_end() -> None:
+    peer, session = scripted(max_message_size=1000)
+    link = peer.attach(session, "in", RECEIVER)
+    other = peer.attach(session, "other", RECEIVER)
+    peer.transfer(session, link, b"." * 300, more=True)
+    assert peer.engine.incomplete_bytes == 300
+    peer.transfer(session, link, b"." * 300, delivery_id=None)
+    assert peer.engine.incomplete_bytes == 0
+    peer.transfer(session, link, b"." * 300, more=True)
+    peer.transfer(session, other, b"." * 200, more=True)
+    assert peer.engine.incomplete_bytes == 500
+    link.detach()
+    assert peer.engine.incomplete_bytes == 200
+    peer.detach(session, other)
+    assert peer.engine.incomplete_bytes == 0
+    last = peer.attach(session, "last", RECEIVER)
+    peer.transfer(session, last, b"." * 300, more=True)
+    session.end()
+    assert peer.engine.incomplete_bytes == 0
+
+
+def test_a_frame_that_carries_an_extended_header_is_read_all_the_same() -> None:
+    peer, session = scripted()
+    link = peer.attach(session, "in", RECEIVER)
+    plain = frame(Transfer(link.remote_handle, 0, b"t", 0, False), channel=session.remote_channel, payload=b"body")
+    size = int.from_bytes(plain[:4], "big") + 4
+    (event,) = peer.say(size.to_bytes(4, "big") + b"\x03" + plain[5:8] + b"more" + plain[8:])
+    assert payloads([event]) == [b"body"]
+
+
+def test_what_is_too_large_for_a_disposition_is_refused_and_can_be_said_again_in_short() -> None:
+    peer, session = scripted()
+    link = peer.attach(session, "in", RECEIVER)
+    (delivery,) = peer.transfer(session, link, b"")
+    assert isinstance(delivery, Delivery)
+    with pytest.raises(FrameTooLargeError):
+        link.settle(delivery, Rejected(Error("a:b", "." * 600)))
+    assert session.unsettled == 1
+    link.settle(delivery, Rejected(REASON))
+    (disposition,) = peer.bodies(Disposition)
+    assert disposition.state == Rejected(REASON)
+
+
+def test_states_of_a_link_are_told_apart() -> None:
+    peer, session = scripted(Side.CLIENT)
+    link = session.attach("out", SENDER)
+    seen = [(link.local, link.remote, link.is_attached)]
+    peer.say(frame(Attach(name="out", handle=5, role=RECEIVER), channel=session.remote_channel))
+    seen.append((link.local, link.remote, link.is_attached))
+    link.detach()
+    seen.append((link.local, link.remote, link.is_attached))
+    assert seen == [
+        (LinkState.ATTACHED, LinkState.UNATTACHED, False),
+        (LinkState.ATTACHED, LinkState.ATTACHED, True),
+        (LinkState.DETACHED, LinkState.ATTACHED, False),
+    ]
