@@ -13,8 +13,9 @@ HEAD = """# States
 
 Generated from `pairbus/wire/states.py` by `docs/generate.py`.
 
-Connections, sessions and links have two ends, and each end has a state of its own: the diagrams hold for what we send and for what
-the peer sends. A frame without an arrow may not come. A SASL exchange has one state, because the ends take turns.
+Connections, sessions and links have two ends, and each end has a state of its own: the diagrams hold for what we send
+and for what the peer sends. A frame without an arrow may not come. A SASL exchange has one state, because the ends
+take turns.
 """
 
 MACHINES: list[tuple[str, dict[tuple[int, int], IntEnum], type[IntEnum], type[IntEnum]]] = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -10,9 +11,22 @@ from random import Random
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
+LARGEST = 2048
+"""The largest input, unless ``-max_len`` says otherwise: longer ones take longer and find nothing new."""
+
 
 def main() -> None:
-    """Write the seeds where libFuzzer looks for them, and fuzz."""
+    """Fuzz in a process of its own, since libFuzzer leaves without tidying up."""
+    with tempfile.TemporaryDirectory() as directory:
+        fuzzer = os.fork()
+        if fuzzer == 0:
+            fuzz(Path(directory))
+        _, status = os.waitpid(fuzzer, 0)
+    sys.exit(os.waitstatus_to_exitcode(status))
+
+
+def fuzz(directory: Path) -> None:
+    """Write the seeds where libFuzzer looks for them, and do not return."""
     import atheris
 
     with atheris.instrument_imports(include=["pairbus"]):
@@ -22,24 +36,24 @@ def main() -> None:
     from tests.fuzz.seeds import corpus
     from tests.fuzz.targets import run
 
+    for number, data in enumerate(corpus()):
+        (directory / str(number)).write_bytes(data)
     runs = next((int(option[6:]) for option in sys.argv if option.startswith("-runs=")), -1)
     count = 0
 
-    def fuzz(data: bytes) -> None:
+    def fuzz_one(data: bytes) -> None:
         nonlocal count
         count += 1
         run(data)
-        if count == runs:  # libFuzzer leaves without giving Python a last word
+        if count == runs:
             print(f"{count} inputs", flush=True)
 
     def mutate_one(data: bytes, largest: int, seed: int) -> bytes:
         return mutate(data, largest, Random(seed), atheris.Mutate)  # noqa: S311
 
-    with tempfile.TemporaryDirectory() as directory:
-        for number, data in enumerate(corpus()):
-            Path(directory, str(number)).write_bytes(data)
-        atheris.Setup([*sys.argv, directory], fuzz, custom_mutator=mutate_one)
-        atheris.Fuzz()
+    options = [sys.argv[0], f"-max_len={LARGEST}", *sys.argv[1:], str(directory)]
+    atheris.Setup(options, fuzz_one, custom_mutator=mutate_one)
+    atheris.Fuzz()
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ The first byte of an input chooses the target; for an engine the second says whe
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Final
 
@@ -193,12 +193,12 @@ TARGETS: Final[tuple[Callable[[bytes], None], ...]] = (
 )
 
 
-def run(data: bytes) -> None:
-    """Give one input to the target that its first byte chooses."""
+def run(data: bytes, targets: Sequence[Callable[[bytes], None]] = TARGETS) -> None:
+    """Give one input to the target that its first byte chooses; only a ``ProtocolError`` is a way to fail."""
     if not data:
         return
     try:
-        TARGETS[data[0] % len(TARGETS)](data[1:])
+        targets[data[0] % len(targets)](data[1:])
     except ProtocolError:
         return
 
