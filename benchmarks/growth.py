@@ -7,55 +7,25 @@ import time
 import tracemalloc
 from collections.abc import Callable
 
-from pairbus.wire import (
-    ACCEPTED,
-    SENDER,
-    Configuration,
-    Connection,
-    ConnectionOpened,
-    Delivery,
-    Event,
-    LinkAttached,
-    SessionBegun,
-    Source,
-    Target,
-)
+from pairbus.wire import ACCEPTED, SENDER, Configuration, Delivery
+from tests.wire.pair import ConnectionPair
 
 REPEATS = 5
 
 
-class Pair:
-    """Two engines joined in memory, with a link from one to the other."""
+class Pair(ConnectionPair):
+    """Two engines joined in memory, with a link that takes as much as comes."""
 
     def __init__(self) -> None:
-        self.client = Connection(Configuration(container_id="client"))
-        self.server = Connection(Configuration(container_id="server", incoming_window=2**31 - 1))
-        self.arrived: list[Delivery] = []
-        self.client.open()
-        self.session = self.client.begin()
-        self.sender = self.session.attach("growth", SENDER, source=Source(address="x"), target=Target(address="y"))
+        super().__init__(server=Configuration(container_id="server", incoming_window=2**31 - 1))
+        self.session = self.open()
+        self.sender, receiver = self.attach(self.session, "growth", SENDER)
+        receiver.flow(1_000_000)
         self.exchange()
 
-    def exchange(self) -> None:
-        while True:
-            to_server, to_client = self.client.data_to_send(), self.server.data_to_send()
-            if not to_server and not to_client:
-                return
-            for event in self.server.receive_data(to_server):
-                self.serve(event)
-            self.client.receive_data(to_client)
-
-    def serve(self, event: Event) -> None:
-        match event:
-            case ConnectionOpened():
-                self.server.open()
-            case SessionBegun(session=session):
-                session.begin()
-            case LinkAttached(link=link, attach=attach):
-                link.attach(source=attach.source, target=attach.target)
-                link.flow(1_000_000)
-            case Delivery():
-                self.arrived.append(event)
+    @property
+    def arrived(self) -> list[Delivery]:
+        return [event for event in self.server_events if isinstance(event, Delivery)]
 
 
 def send_one_message(size: int) -> float:
@@ -76,9 +46,10 @@ def settle_backwards(count: int) -> float:
     for number in range(count):
         pair.sender.send(b"x", tag=number.to_bytes(4, "big"))
     pair.exchange()
-    assert len(pair.arrived) == count
+    arrived = pair.arrived
+    assert len(arrived) == count
     start = time.perf_counter()
-    for delivery in reversed(pair.arrived):
+    for delivery in reversed(arrived):
         delivery.link.settle(delivery, ACCEPTED)
     pair.exchange()
     seconds = time.perf_counter() - start
