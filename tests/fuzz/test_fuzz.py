@@ -16,9 +16,19 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from pairbus.wire import Attach, Begin, Configuration, Connection, EncodeError, Error, LocalProtocolError, Open
+from pairbus.wire import (
+    Attach,
+    Begin,
+    Configuration,
+    Connection,
+    EncodeError,
+    Error,
+    LocalProtocolError,
+    Open,
+    SaslCode,
+)
 from pairbus.wire.frames import AMQP_HEADER, SASL_FRAME
-from pairbus.wire.performatives import Close, Detach, End
+from pairbus.wire.performatives import Close, Detach, End, SaslOutcome
 from tests.fuzz.mutation import mutate
 from tests.fuzz.seeds import FRAMES, MESSAGES, SASL_FRAMES, STREAMS, VALUES, corpus
 from tests.fuzz.targets import TARGETS, run
@@ -111,7 +121,7 @@ def test_what_no_peer_could_make_sense_of_is_noticed() -> None:
         frame(Close()) + frame(Close()),
         frame(Begin(next_outgoing_id=0, incoming_window=1, outgoing_window=1)) + frame(Detach(handle=5)),
         AMQP_HEADER,
-        frame(SASL_FRAMES[0], kind=SASL_FRAME),
+        frame(SaslOutcome(code=SaslCode.OK), kind=SASL_FRAME),
         frame(Close(error=Error("too:large", "." * 600))),
         frame()[:-1] + b"\0" * 9,
     ):

@@ -489,7 +489,7 @@ UNREADABLE = {
     "a header as the body": Message(body=([],), body_kind=HEADER),
     "an unknown kind of body": Message(body=(b"",), body_kind=0x79),
     "a symbol as a name": Message(application_properties={Symbol("name"): 1}),
-    "a number as a name": Message(application_properties={1: 1}),  # type: ignore[dict-item]
+    "a number as a name": Message(application_properties={1: 1}),
     "a number as an id": Message(properties=Properties(message_id=5)),
     "a boolean as an id": Message(properties=Properties(message_id=True)),
     "a symbol as an id": Message(properties=Properties(correlation_id=Symbol("id"))),

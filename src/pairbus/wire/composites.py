@@ -162,7 +162,7 @@ def _encoder_of(layout: Layout) -> Callable[[Any, int], bytes]:
 
 
 def _encode_field(value: Any, field: Field, depth: int) -> bytes:
-    if value is None or (value == field.default and not field.mandatory):
+    if value is None or value == field.default:
         return encoder.NULL
     if field.multiple:
         return encoder.encode_symbols(value)

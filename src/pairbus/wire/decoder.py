@@ -89,43 +89,34 @@ def decode_at(data: bytes, position: int) -> tuple[object, int]:
 
 def decode_list(data: bytes, position: int) -> list[object]:
     """Decode the list at ``position``."""
-    try:
-        code = data[position]
-        position += 1
-        if code == 0xC0:
-            return _read_members(data, position + 2, data[position + 1], position + 1 + data[position], 0)
-        if code == 0xD0:
-            size, count = _U32_U32.unpack_from(data, position)
-            return _read_members(data, position + 8, count, position + 4 + size, 0)
-    except (IndexError, struct.error) as error:
-        raise DecodeError("the list is cut off") from error
-    except ValueError as error:
-        raise DecodeError(f"a string or symbol is not valid text: {error}") from error
-    if code == 0x45:
+    if data[position : position + 1] == b"\x45":
         return []
-    raise DecodeError(f"0x{code:02x} where a list should stand")
+    return _decode_members(data, position, 0xC0, 0xD0)
 
 
 def decode_map(data: bytes, position: int) -> dict[Any, Any]:
     """Decode the map at ``position``, whose keys are such that a ``dict`` can hold it."""
-    try:
-        code = data[position]
-        position += 1
-        if code == 0xC1:
-            members = _read_members(data, position + 2, data[position + 1], position + 1 + data[position], 0)
-        elif code == 0xD1:
-            size, count = _U32_U32.unpack_from(data, position)
-            members = _read_members(data, position + 8, count, position + 4 + size, 0)
-        else:
-            raise DecodeError(f"0x{code:02x} where a map should stand")
-    except (IndexError, struct.error) as error:
-        raise DecodeError("the map is cut off") from error
-    except ValueError as error:
-        raise DecodeError(f"a string or symbol is not valid text: {error}") from error
-    pairs = to_map(members)
+    pairs = to_map(_decode_members(data, position, 0xC1, 0xD1))
     if isinstance(pairs, Map):
         raise DecodeError("the keys of the map are not all different, simple values")
     return pairs
+
+
+def _decode_members(data: bytes, position: int, short: int, long: int) -> list[object]:
+    """Decode what stands inside the list or map at ``position``, which has one of the two format codes."""
+    try:
+        code = data[position]
+        position += 1
+        if code == short:
+            return _read_members(data, position + 2, data[position + 1], position + 1 + data[position], 0)
+        if code == long:
+            size, count = _U32_U32.unpack_from(data, position)
+            return _read_members(data, position + 8, count, position + 4 + size, 0)
+    except (IndexError, struct.error) as error:
+        raise DecodeError("the list or map is cut off") from error
+    except ValueError as error:
+        raise DecodeError(f"a string or symbol is not valid text: {error}") from error
+    raise DecodeError(f"0x{code:02x} where 0x{short:02x} or 0x{long:02x} should stand")
 
 
 def skip(data: bytes, position: int) -> int:
@@ -155,14 +146,14 @@ def _skip(data: bytes, position: int) -> int:
         position = _skip(data, position)
         code = data[position]
         position += 1
+    if READERS[code] is _read_unknown:
+        raise DecodeError(f"0x{code:02x} is not a format code")
     category = code >> 4
     if category >= 0xA:
         if category & 1:
             width: int = _U32.unpack_from(data, position)[0]
             return position + 4 + width
         return position + 1 + data[position]
-    if category < 0x4 or READERS[code] is _read_unknown:
-        raise DecodeError(f"0x{code:02x} is not a format code")
     if category == 0x4:
         return position
     return position + (1 << (category - 5))

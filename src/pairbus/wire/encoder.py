@@ -8,7 +8,7 @@ from typing import Any, Final
 from uuid import UUID
 
 from pairbus.wire.decoder import MAX_ARRAY_DESCRIPTORS, MAX_DEPTH, MAX_EMPTY_ELEMENTS, decode_at
-from pairbus.wire.errors import EncodeError
+from pairbus.wire.errors import DecodeError, EncodeError
 from pairbus.wire.types import (
     Array,
     Byte,
@@ -50,8 +50,8 @@ def encode(value: object) -> bytes:
     """Encode one value."""
     try:
         return encode_nested(value, 0)
-    except (struct.error, OverflowError, UnicodeEncodeError) as error:
-        raise EncodeError(f"{value!r:.200} does not fit its AMQP type: {error}") from error
+    except (struct.error, OverflowError, UnicodeEncodeError, AttributeError, TypeError) as error:
+        raise EncodeError(f"a value does not fit its AMQP type: {error}") from error
 
 
 def encode_nested(value: object, depth: int) -> bytes:
@@ -152,7 +152,7 @@ def encode_uuid(value: UUID, depth: int = 0) -> bytes:
     return b"\x98" + value.bytes
 
 
-def encode_binary(value: bytes, depth: int = 0) -> bytes:
+def encode_binary(value: bytes | bytearray | memoryview, depth: int = 0) -> bytes:
     return _variable(b"\xa0", b"\xb0", bytes(value))
 
 
@@ -232,9 +232,11 @@ def _octet(value: int) -> bytes:
     return _CODES[value]
 
 
-def encode_symbols(names: tuple[str, ...]) -> bytes:
+def encode_symbols(names: tuple[str, ...] | str) -> bytes:
     """Encode an array of symbols, the form in which a field takes several."""
-    return encode(Array(tuple(Symbol(name) for name in names)))
+    if isinstance(names, str):
+        raise EncodeError(f"several symbols are a tuple of them, not {names!r:.200}")
+    return encode(Array(tuple(Symbol(name) for name in names), None if names else b"\xa3"))
 
 
 # Arrays. An element is written without its constructor, which all elements share. Where the caller names none, integers
@@ -270,9 +272,12 @@ def _descriptors_of(constructor: bytes) -> list[bytes]:
     """The descriptors that an array's constructor states, each in its shortest encoding."""
     descriptors: list[bytes] = []
     position = 0
-    while constructor[position] == 0x00:
-        descriptor, position = decode_at(constructor, position + 1)
-        descriptors.append(encode(descriptor))
+    try:
+        while constructor[position] == 0x00:
+            descriptor, position = decode_at(constructor, position + 1)
+            descriptors.append(encode(descriptor))
+    except (IndexError, DecodeError) as error:
+        raise EncodeError(f"{constructor!r:.200} is not the constructor of an array") from error
     return descriptors
 
 

@@ -6,7 +6,7 @@ ordinary is handed to the tables of ``composites``, which give the same result (
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final, cast
 
 from pairbus.wire import encoder
 from pairbus.wire.composites import LAYOUTS, from_list
@@ -65,8 +65,8 @@ _NOT_WHOLE: Final = (UNUSUAL, 0, b"", 0, False, 0)
 
 def read_transfer(frame: bytes, position: int) -> tuple[Transfer, int]:
     """Read any transfer; return it and where its payload starts."""
-    transfer: Any = from_list(_TRANSFER, decode_list(frame, position))
-    return Transfer(*transfer), skip(frame, position)
+    transfer = cast(Transfer, from_list(_TRANSFER, decode_list(frame, position)))
+    return transfer, skip(frame, position)
 
 
 def read_disposition(frame: bytes, position: int) -> Disposition:
@@ -79,10 +79,10 @@ def read_disposition(frame: bytes, position: int) -> Disposition:
 
 
 def _read_unusual_disposition(frame: bytes, position: int) -> Disposition:
-    disposition: Any = from_list(_DISPOSITION, decode_list(frame, position))
+    disposition = cast(Disposition, from_list(_DISPOSITION, decode_list(frame, position)))
     if skip(frame, position) != len(frame):
         raise DecodeError("bytes follow amqp:disposition:list in its frame")
-    return Disposition(*disposition)
+    return disposition
 
 
 def _read_usual_disposition(frame: bytes, position: int) -> Disposition | None:

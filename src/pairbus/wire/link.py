@@ -314,6 +314,8 @@ class Link:
             raise LocalProtocolError(f"{self.name!r} is a receiver and cannot send")
         if self.local is not LinkState.ATTACHED or self.remote is LinkState.DETACHED:
             raise LocalProtocolError(f"{self.name!r} is not attached; the message was not sent")
+        if not isinstance(payload, bytes) or not isinstance(tag, bytes):
+            raise TypeError(f"a payload and a tag are bytes, not {type(payload).__name__} and {type(tag).__name__}")
         if self.credit <= 0 and not beyond_credit:
             raise LocalProtocolError(f"{self.name!r} has no credit; the message was not sent")
         if len(tag) > 32:
@@ -374,7 +376,8 @@ class Link:
             self.drain = flow.drain
         elif flow.delivery_count is not None:
             advanced = (flow.delivery_count - self.delivery_count) & SERIAL
-            if advanced <= (self._granted - self.delivery_count) & SERIAL:
+            allowed = (self._granted - self.delivery_count) & SERIAL
+            if advanced <= allowed <= SERIAL >> 1:
                 self.delivery_count = flow.delivery_count
                 self.credit = max(0, self.credit - advanced)
 

@@ -23,7 +23,7 @@ from pairbus.wire.sections import (
     Header,
     Properties,
 )
-from pairbus.wire.types import Symbol, ULong
+from pairbus.wire.types import Char, Symbol, ULong
 
 _new_tuple: Final = tuple.__new__  # what a NamedTuple's own constructor ends in, without its detour
 
@@ -211,7 +211,7 @@ class Message:
     delivery_annotations: dict[Any, Any] | None = None
     message_annotations: dict[Any, Any] | None = None
     properties: Properties = _NO_PROPERTIES
-    application_properties: dict[str, Any] | None = None
+    application_properties: dict[Any, Any] | None = None
     body: tuple[Any, ...] = ()
     body_kind: int = DATA
     footer: dict[Any, Any] | None = None
@@ -234,6 +234,7 @@ def decode_message(payload: bytes) -> Message:
 
 def encode_message(message: Message) -> bytes:
     """Encode a message; a section without content is left out."""
+    _check_message(message)
     parts: list[bytes] = []
     if message.header != _NO_HEADER:
         parts.append(encoder.encode(message.header))
@@ -242,7 +243,6 @@ def encode_message(message: Message) -> bytes:
     if message.properties != _NO_PROPERTIES:
         parts.append(encoder.encode(message.properties))
     _append_map(parts, APPLICATION_PROPERTIES, message.application_properties)
-    _check_message(message)
     parts.extend(_encode_section(message.body_kind, value) for value in message.body)
     _append_map(parts, FOOTER, _symbol_keys(message.footer))
     return b"".join(parts)
@@ -261,11 +261,17 @@ def _check_message(message: Message) -> None:
             raise EncodeError("a body of sequences is made of lists")
     else:
         raise EncodeError(f"0x{message.body_kind:02x} is not a kind of body")
-    if any(type(name) is not str for name in message.application_properties or ()):
+    names: dict[Any, Any] = message.application_properties or {}
+    if not all(_is_string(name) for name in names):
         raise EncodeError("the name of an application property is a string")
     for identity in (message.properties.message_id, message.properties.correlation_id):
-        if identity is not None and type(identity) not in _PROPERTIES_TYPES[0]:
+        if not (identity is None or _is_string(identity) or type(identity) in _PROPERTIES_TYPES[0]):
             raise EncodeError(f"{identity!r:.200} is not a message id: a string, ULong, UUID or bytes")
+
+
+def _is_string(value: object) -> bool:
+    """Whether a value is encoded as a string, as a user's own subclass of ``str`` is."""
+    return isinstance(value, str) and not isinstance(value, Symbol | Char)
 
 
 def _append_map(parts: list[bytes], code: int, content: dict[Any, Any] | None) -> None:
