@@ -137,6 +137,8 @@ def test_frames_may_be_as_large_as_both_ends_take() -> None:
         {"handle_max": 2**32},
         {"incoming_window": 0},
         {"incoming_window": 2**31},
+        {"idle_time_out_ms": 0},
+        {"idle_time_out_ms": 2**32},
     ],
     ids=str,
 )

@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any, Final
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pairbus.wire import ACCEPTED, RECEIVER, RELEASED, SENDER, Error, Modified, Rejected, encode
@@ -34,6 +34,7 @@ def frames_in(buffer: FrameBuffer) -> list[bytes]:
     return found
 
 
+@settings(deadline=None)
 @given(bodies=st.lists(st.binary(max_size=LARGEST - HEADER_SIZE), max_size=8), data=st.data())
 def test_frames_are_found_however_the_stream_is_cut(bodies: list[bytes], data: st.DataObject) -> None:
     whole = [frame(payload=body) for body in bodies]
@@ -232,6 +233,7 @@ def test_a_disposition_that_waits_goes_out_before_the_next_frame() -> None:
     assert [type(one.body).__name__ for one in written(writer)] == ["Disposition", "End", "Disposition"]
 
 
+@settings(deadline=None)
 @given(
     steps=st.lists(
         st.tuples(st.integers(0, 1), st.booleans(), st.integers(0, 5), st.booleans(), st.sampled_from([0, 1, 2])),

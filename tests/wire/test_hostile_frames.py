@@ -218,7 +218,10 @@ CONNECTION_ATTACKS: Final[dict[str, tuple[Attack, type[ProtocolError]]]] = {
         InvalidFieldError,
     ),
     "a disposition without a role": (lambda victim: victim.fields(0x15, None, UInt(0)), InvalidFieldError),
-    "an outcome where a source belongs": (lambda victim: victim.attach(source=ACCEPTED), InvalidFieldError),
+    "an outcome where a source belongs": (
+        lambda victim: victim.attach(source=Described(ULong(0x24), [])),
+        InvalidFieldError,
+    ),
     "nonsense that takes four bytes a character to quote": (
         lambda victim: victim.fields(0x17, "\U0001f980" * 300),
         InvalidFieldError,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pairbus.wire import RECEIVER, SENDER, Configuration, Connection, Delivery, Open
@@ -115,6 +115,7 @@ def test_before_our_open_there_is_no_empty_frame_and_no_deadline_that_has_passed
     assert isinstance(peer.heard()[0].body, Open)
 
 
+@settings(deadline=None)
 @given(
     theirs=st.integers(2, 50),
     words=st.lists(st.integers(0, 300), max_size=20),

@@ -141,6 +141,7 @@ class TwoEngines(RuleBasedStateMachine):
         """What is on its way to each side."""
         self.unanswered: list[tuple[Side, Event]] = []
         self.sasl = False
+        self.first_delivery_id = 0
         self.closed: set[Side] = set()
         self.all_conversations: list[Conversation] = []
         self.all_routes: list[Route] = []
@@ -157,12 +158,20 @@ class TwoEngines(RuleBasedStateMachine):
         sasl=st.booleans(),
         ahead=st.lists(st.tuples(SIDES, SIDES), max_size=3),
         credit=st.integers(0, 12),
+        first_delivery_id=st.sampled_from([0, 2**32 - 3]),
     )
     def connect(
-        self, windows: tuple[int, int], frame_size: int, sasl: bool, ahead: list[tuple[Side, Side]], credit: int
+        self,
+        windows: tuple[int, int],
+        frame_size: int,
+        sasl: bool,
+        ahead: list[tuple[Side, Side]],
+        credit: int,
+        first_delivery_id: int,
     ) -> Any:
         """Connect; some of the time with a few links that are attached already, since much happens only later."""
         self.sasl = sasl
+        self.first_delivery_id = first_delivery_id
         client = Configuration(container_id="c", max_frame_size=frame_size, incoming_window=windows[0])
         server = Configuration(container_id="s", max_frame_size=512, incoming_window=windows[1])
         self.engines = {
@@ -193,6 +202,7 @@ class TwoEngines(RuleBasedStateMachine):
             return
         conversation = Conversation(self._number(), {})
         conversation.ends[side] = engine.begin(properties={NUMBER: conversation.number})
+        conversation.ends[side]._next_delivery_id = self.first_delivery_id
         self.all_conversations.append(conversation)
 
     @precondition(lambda self: self.all_conversations)
@@ -403,6 +413,7 @@ class TwoEngines(RuleBasedStateMachine):
         assert properties is not None
         conversation = next(known for known in self.all_conversations if known.number == properties[NUMBER])
         conversation.ends[side] = session
+        session._next_delivery_id = self.first_delivery_id
         self.unanswered.append((side, event))
 
     def _note_attach(self, side: Side, event: Event, link: Link, properties: dict[Any, Any] | None) -> None:
@@ -495,9 +506,16 @@ class TwoEngines(RuleBasedStateMachine):
                 for side, session in conversation.ends.items():
                     assert session not in self.engines[side].sessions.values()
                 continue
+            unsettled = sum(
+                not any(message.has_settled(side) for side in Side)
+                for route in self._routes_of(conversation)
+                if not route.gone
+                for message in route.messages
+            )
             for session in conversation.ends.values():
                 assert session.is_mapped
                 assert session.waiting == 0
+                assert session.unsettled == unsettled
             for route in self._routes_of(conversation):
                 self._check(route)
 

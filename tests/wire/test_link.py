@@ -344,6 +344,17 @@ def test_credit_counts_from_the_delivery_that_the_receiver_has_seen() -> None:
     assert event == CreditGranted(link, 0, drain=False), "more is under way than the receiver wants by now"
 
 
+@pytest.mark.parametrize("credit", [2**31 - 1, 2**31, WRAP - 1])
+def test_a_receiver_may_give_all_the_credit_there_is(credit: int) -> None:
+    peer, session = scripted()
+    link = peer.attach(session, "out", SENDER, credit=0)
+    (event,) = peer.grant(session, link, credit)
+    assert event == CreditGranted(link, credit, drain=False)
+    link.send(b"one of many", tag=b"t")
+    (event,) = peer.grant(session, link, credit, delivery_count=0)
+    assert event == CreditGranted(link, credit - 1, drain=False)
+
+
 def test_a_receiver_that_does_not_know_the_count_yet_means_the_first_one() -> None:
     peer, session = scripted()
     link = peer.attach(session, "out", SENDER, credit=5)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pairbus.wire import (
@@ -439,6 +439,7 @@ def test_an_exchange_that_comes_byte_by_byte_is_the_same() -> None:
 # Passwords.
 
 
+@settings(deadline=None)
 @given(
     st.text(st.characters(exclude_characters="\0", codec="utf-8")),
     st.text(st.characters(exclude_characters="\0", codec="utf-8")),

@@ -253,6 +253,14 @@ def test_a_sender_stops_at_the_peers_window_and_goes_on_with_it() -> None:
     assert session.waiting == 0
 
 
+def test_a_session_may_begin_without_a_window() -> None:
+    peer, session, link = outgoing(0)
+    link.send(b"later", tag=b"t")
+    assert peer.heard() == []
+    peer.flow(session, next_incoming_id=0, incoming_window=1)
+    assert [heard.payload for heard in peer.heard()] == [b"later"]
+
+
 def test_the_window_counts_frames_and_not_deliveries() -> None:
     peer, session, link = outgoing(3)
     link.send(b"." * 1800, tag=b"t")

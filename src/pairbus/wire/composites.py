@@ -8,12 +8,13 @@ encoder, and the tables that the tests compare with the standard's.
 from __future__ import annotations
 
 import dataclasses
+import struct
 from collections.abc import Callable
 from typing import Annotated, Any, Final, TypeVar, get_args, get_origin, get_type_hints
 from uuid import UUID
 
 from pairbus.wire import encoder
-from pairbus.wire.errors import DecodeError, InvalidFieldError
+from pairbus.wire.errors import DecodeError, EncodeError, InvalidFieldError
 from pairbus.wire.types import Array, Described, Symbol, Timestamp, UByte, UInt, ULong, UShort
 
 
@@ -151,14 +152,25 @@ def _kind_of(hint: object) -> AmqpType | Provides | type:
 def _encoder_of(layout: Layout) -> Callable[[Any, int], bytes]:
     descriptor = b"\x00" + encoder.encode_ulong(layout.code)
 
+    def encode_field(value: object, field: Field, depth: int) -> bytes:
+        try:
+            return _encode_field(value, field, depth)
+        except (struct.error, ValueError, TypeError, AttributeError, IndexError) as error:
+            raise EncodeError(f"{layout.name}: {field.name} cannot be {_brief(value)}") from error
+
     def encode_composite(value: object, depth: int) -> bytes:
         encoder.check_depth(depth + 1)
-        parts = [_encode_field(getattr(value, field.attribute), field, depth + 2) for field in layout.fields]
+        parts = [encode_field(getattr(value, field.attribute), field, depth + 2) for field in layout.fields]
         while parts and parts[-1] == encoder.NULL and not layout.pad:
             parts.pop()
         return descriptor + encoder.enclose_list(parts)
 
     return encode_composite
+
+
+def _brief(value: object) -> str:
+    """Show a value in an error's text; one that holds others only by its type, however many those are."""
+    return f"{value!r:.200}" if isinstance(value, str | bytes | int | float) else f"a {type(value).__name__}"
 
 
 def _encode_field(value: Any, field: Field, depth: int) -> bytes:
@@ -167,8 +179,29 @@ def _encode_field(value: Any, field: Field, depth: int) -> bytes:
     if field.multiple:
         return encoder.encode_symbols(value)
     if isinstance(field.kind, AmqpType):
+        if field.kind.make is not None:
+            field.kind.make(value)  # raises where there is no such value
+        if bool in field.kind.decoded and not isinstance(value, bool):
+            raise TypeError
         return field.kind.encode(value, depth)
+    if not _fits(field.kind, value):
+        raise TypeError
     return encoder.encode_nested(value, depth)
+
+
+def _fits(kind: Provides | type, value: object) -> bool:
+    """Whether a composite may stand in a field that wants a class of them, or any with a certain role."""
+    if isinstance(kind, type):
+        return type(value) is kind
+    layout = LAYOUTS.get(type(value))
+    if layout is None:  # what the standard does not define stays Described: an extension that the application may know
+        return isinstance(value, Described)
+    return kind.role in layout.provides
+
+
+def is_delivery_state(value: object) -> bool:
+    """Whether a value can be told as the state of a delivery."""
+    return value is None or _fits(Provides("delivery-state"), value)
 
 
 def from_described(value: object) -> object:
@@ -210,12 +243,7 @@ def _decode_field(layout: Layout, field: Field, value: object) -> object:
             return tuple(_decode_primitive(layout, field, field.kind, item) for item in items)
         return _decode_primitive(layout, field, field.kind, value)
     made = from_described(value)
-    if isinstance(field.kind, type):
-        fits = type(made) is field.kind
-    else:  # what the standard does not define stays Described: an extension that the application may know
-        known = LAYOUTS.get(type(made))
-        fits = isinstance(made, Described) if known is None else field.kind.role in known.provides
-    if not fits:
+    if not _fits(field.kind, made):
         raise _wrong_type(layout, field, value)
     return made
 

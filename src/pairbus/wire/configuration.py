@@ -3,7 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
+
+_BOUNDS: Final = (
+    ("max_frame_size", 512, 2**32 - 1),
+    ("channel_max", 0, 2**16 - 1),
+    ("handle_max", 0, 2**32 - 1),
+    ("max_links", 0, 2**32),
+    ("max_unsettled", 1, 2**31 - 1),
+    ("max_message_size", 1, 2**63 - 1),
+    ("max_incomplete_bytes", 1, 2**63 - 1),
+    ("incoming_window", 1, 2**31 - 1),
+    ("idle_time_out_ms", 1, 2**32 - 1),
+)
+"""The settings that are numbers, each with its lowest and highest value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,12 +60,13 @@ class Configuration:
     """Sent in open."""
 
     def __post_init__(self) -> None:
-        for name, low, high in (
-            ("max_frame_size", 512, 2**32 - 1),
-            ("channel_max", 0, 2**16 - 1),
-            ("handle_max", 0, 2**32 - 1),
-            ("incoming_window", 1, 2**31 - 1),
-        ):
+        if not isinstance(self.container_id, str) or not self.container_id:
+            raise ValueError(f"container_id is {self.container_id!r}; it must be a name")
+        if not (self.hostname is None or isinstance(self.hostname, str)):
+            raise ValueError(f"hostname is {self.hostname!r}; it must be a name or None")
+        for name, low, high in _BOUNDS:
             value = getattr(self, name)
-            if not low <= value <= high:
-                raise ValueError(f"{name} is {value}; it must be between {low} and {high}")
+            if name == "idle_time_out_ms" and value is None:
+                continue
+            if not isinstance(value, int) or not low <= value <= high:
+                raise ValueError(f"{name} is {value!r}; it must be between {low} and {high}")

@@ -98,6 +98,8 @@ class Connection(Host):
     """
 
     def __init__(self, configuration: Configuration, sasl: SaslServer | SaslClient | None = None) -> None:
+        if not (sasl is None or isinstance(sasl, SaslServer | SaslClient)):
+            raise TypeError(f"sasl is anonymous(), plain(…), external() or a SaslServer, not {sasl!r:.200}")
         super().__init__(configuration.max_links)
         self.configuration = configuration
         self.local = ConnectionState.START
@@ -280,7 +282,8 @@ class Connection(Host):
         if header not in allowed:
             if self.local is ConnectionState.START and self._exchange is None:
                 self._writer.write_header(allowed[0])  # part 2.2: say what would have been right, then hang up
-            raise FramingError(f"the peer began with {header!r} instead of {allowed[0]!r}")
+            hint = "; it wants SASL, such as anonymous()" if header == SASL_HEADER else ""
+            raise FramingError(f"the peer began with {header!r} instead of {allowed[0]!r}{hint}")
         self._awaiting_header = False
         if header == SASL_HEADER:
             if isinstance(self._sasl, SaslServer):

@@ -22,7 +22,8 @@ ProtocolError                 the peer broke the protocol
     └── ResumeError
 LocalProtocolError            we were asked to break it ourselves
 ├── EncodeError               a value that AMQP cannot carry
-└── FrameTooLargeError        a frame that the peer does not take
+├── FrameTooLargeError        a frame that the peer does not take
+└── MessageTooLargeError      a message that the peer does not take
 """
 
 from __future__ import annotations
@@ -174,3 +175,7 @@ class EncodeError(LocalProtocolError):
 
 class FrameTooLargeError(LocalProtocolError):
     """A frame that is larger than the peer's max-frame-size and cannot be split."""
+
+
+class MessageTooLargeError(LocalProtocolError):
+    """A message that is larger than the max-message-size that the peer named for the link."""

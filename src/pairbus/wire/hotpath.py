@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Final, cast
 
 from pairbus.wire import encoder
-from pairbus.wire.composites import LAYOUTS, from_list
+from pairbus.wire.composites import LAYOUTS, from_list, is_delivery_state
 from pairbus.wire.decoder import decode_list, skip
-from pairbus.wire.errors import DecodeError
+from pairbus.wire.errors import DecodeError, EncodeError
 from pairbus.wire.performatives import Disposition, Transfer
 from pairbus.wire.settlement import ACCEPTED
 
@@ -144,7 +144,11 @@ def write_continuation(handle: int, more: bool) -> bytes:
 
 def encode_state(state: object) -> bytes:
     """Encode a delivery state for ``write_disposition``."""
-    return _ACCEPTED_BYTES if state is ACCEPTED else encoder.encode(state)
+    if state is ACCEPTED:
+        return _ACCEPTED_BYTES
+    if not is_delivery_state(state):
+        raise EncodeError(f"{state!r:.200} is not a delivery state such as ACCEPTED or Rejected(…)")
+    return encoder.encode(state)
 
 
 def write_disposition(role: bool, first: int, last: int, settled: bool, state: bytes) -> bytes:

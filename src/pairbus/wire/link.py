@@ -9,6 +9,7 @@ from typing import Any, Final
 from pairbus.wire.errors import (
     LocalProtocolError,
     MessageSizeError,
+    MessageTooLargeError,
     ProtocolError,
     ResumeError,
     TransferDirectionError,
@@ -140,6 +141,7 @@ class Link:
         "rcv_settle_mode",
         "remote",
         "remote_handle",
+        "remote_max_message_size",
         "role",
         "session",
         "snd_settle_mode",
@@ -165,6 +167,8 @@ class Link:
         self.rcv_settle_mode = ReceiverSettleMode.FIRST
         self.max_message_size = max_message_size
         """The largest message that this link takes in, in bytes."""
+        self.remote_max_message_size = 0
+        """The largest message that the peer takes in, in bytes; 0 where it named no limit."""
         self.delivery_count = 0
         self.credit = 0
         """How many deliveries may still be sent: by us as the sender, by the peer when we are the receiver."""
@@ -313,11 +317,18 @@ class Link:
         if self.role != SENDER:
             raise LocalProtocolError(f"{self.name!r} is a receiver and cannot send")
         if self.local is not LinkState.ATTACHED or self.remote is LinkState.DETACHED:
-            raise LocalProtocolError(f"{self.name!r} is not attached; the message was not sent")
-        if not isinstance(payload, bytes) or not isinstance(tag, bytes):
-            raise TypeError(f"a payload and a tag are bytes, not {type(payload).__name__} and {type(tag).__name__}")
+            raise LocalProtocolError(f"{self.name!r} is not attached, or no more; the message was not sent")
+        if not isinstance(payload, bytes):
+            raise TypeError(f"a payload is bytes, not {type(payload).__name__}; encode_message makes them of a Message")
+        if not isinstance(tag, bytes):
+            raise TypeError(f"a delivery tag is bytes, not {type(tag).__name__}")
         if self.credit <= 0 and not beyond_credit:
-            raise LocalProtocolError(f"{self.name!r} has no credit; the message was not sent")
+            raise LocalProtocolError(f"{self.name!r} has no credit; wait for CreditGranted; the message was not sent")
+        if self.remote_max_message_size and len(payload) > self.remote_max_message_size:
+            raise MessageTooLargeError(
+                f"{self.name!r} takes messages of at most {self.remote_max_message_size} bytes, not {len(payload)}; "
+                "the message was not sent"
+            )
         if len(tag) > 32:
             raise LocalProtocolError(f"a delivery tag has at most 32 bytes, not {len(tag)}")
         if not 0 <= message_format <= SERIAL:
@@ -355,6 +366,7 @@ class Link:
         self.remote = LINK[self.remote, Frame.ATTACH]
         self.remote_handle = attach.handle
         self.peer = attach
+        self.remote_max_message_size = attach.max_message_size or 0
         if self.local is LinkState.UNATTACHED:
             self.snd_settle_mode = attach.snd_settle_mode
             self.rcv_settle_mode = attach.rcv_settle_mode
@@ -368,11 +380,11 @@ class Link:
             self.available = flow.available
         if self.role == SENDER:
             if flow.link_credit is not None:
-                start = 0 if flow.delivery_count is None else flow.delivery_count  # our initial-delivery-count is 0
-                spent = self.delivery_count + self.queued + self._given_back
-                credit = (start + flow.link_credit - spent) & SERIAL
-                # Beyond half the range the difference is negative: we sent more than the peer allows by now.
-                self.credit = credit if credit <= SERIAL >> 1 else 0
+                # Our initial-delivery-count is 0, and what a receiver means that does not know the count yet.
+                counted = 0 if flow.delivery_count is None else flow.delivery_count
+                uncounted = (self.delivery_count + self.queued + self._given_back - counted) & SERIAL
+                # Beyond half the range the receiver claims to have counted what we have not sent.
+                self.credit = max(0, flow.link_credit - (uncounted if uncounted <= SERIAL >> 1 else 0))
             self.drain = flow.drain
         elif flow.delivery_count is not None:
             advanced = (flow.delivery_count - self.delivery_count) & SERIAL

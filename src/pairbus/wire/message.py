@@ -250,6 +250,8 @@ def encode_message(message: Message) -> bytes:
 
 def _check_message(message: Message) -> None:
     """Refuse to write what could not be read again."""
+    if not isinstance(message.body, tuple | list):
+        raise EncodeError("a body is a tuple of sections, such as (b'one espresso',)")
     if message.body_kind == AMQP_VALUE:
         if len(message.body) != 1:
             raise EncodeError("an amqp-value body has exactly one value")

@@ -24,7 +24,14 @@ from pairbus.wire.errors import (
     WindowViolationError,
 )
 from pairbus.wire.frames import HEADER_SIZE, FrameWriter
-from pairbus.wire.hotpath import UNUSUAL, read_transfer, read_whole_transfer, write_continuation, write_transfer
+from pairbus.wire.hotpath import (
+    UNUSUAL,
+    encode_state,
+    read_transfer,
+    read_whole_transfer,
+    write_continuation,
+    write_transfer,
+)
 from pairbus.wire.link import (
     SERIAL,
     Carrier,
@@ -161,6 +168,8 @@ class Session(Carrier):
         properties: dict[str, Any] | None = None,
     ) -> Link:
         """Attach a new link, of which we are the ``SENDER`` or the ``RECEIVER``."""
+        if not isinstance(role, bool):
+            raise TypeError(f"a role is SENDER or RECEIVER, not {role!r:.200}")
         if (name, role) in self._names:
             raise LocalProtocolError(f"the session has a link {name!r} in this direction already")
         if self.local is SessionState.ENDED:
@@ -247,7 +256,7 @@ class Session(Carrier):
 
     def _check_state(self, state: object) -> None:
         """Refuse a state that would leave no room in a transfer; later it would be too late."""
-        if state is not None and len(encoder.encode(state)) > self._writer.max_frame_size // 2:
+        if state is not None and len(encode_state(state)) > self._writer.max_frame_size // 2:
             raise FrameTooLargeError("a delivery state that does not fit a frame of the peer's")
 
     def _pump(self) -> None:
