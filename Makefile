@@ -3,27 +3,43 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
+PACKAGE := $(VENV)/.package
 READY  := $(VENV)/.ready
 COMPILED := build/compiled
+PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: setup demo test slow check bench compiled fuzz clean
+.PHONY: help setup demo test slow check bench compiled fuzz clean
+
+help:
+	@echo "make demo      run the demo"
+	@echo "make test      run the tests; with CI=true the slow ones too"
+	@echo "make slow      run the slow tests"
+	@echo "make check     ruff, mypy --strict, import-linter"
+	@echo "make bench     measure speed and memory"
+	@echo "make fuzz      fuzz the wire; RUNS=… says how many inputs"
+	@echo "make setup     make the virtual environment only"
+	@echo "make clean     remove everything that these have made"
 
 setup: $(READY)
 
-$(READY): pyproject.toml setup.py tests/peers/package.json
+$(PACKAGE): pyproject.toml setup.py
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "pairbus needs Python 3.11 or newer; try: make PYTHON=python3.12 …"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "setting up $(VENV) …"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
-	@$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@$(PIP) install --editable .
+	@touch $@
+
+$(READY): $(PACKAGE) tests/peers/package.json
+	@echo "setting up $(VENV): about a minute, some 300 MB …"
+	@$(PIP) install --upgrade pip
+	@$(PIP) install --editable '.[dev]'
 	@for extra in proton fuzz; do \
-	    $(BIN)/python -m pip install --quiet --editable ".[$$extra]" >$(VENV)/$$extra.log 2>&1 \
+	    $(PIP) install --editable ".[$$extra]" >$(VENV)/$$extra.log 2>&1 \
 	    || echo "not installed: the extra '$$extra' (see $(VENV)/$$extra.log); what needs it is skipped"; done
 	@npm install --silent --no-fund --no-audit --no-package-lock --prefix tests/peers >$(VENV)/npm.log 2>&1 \
 	    || echo "not installed: rhea, by npm (see $(VENV)/npm.log); what needs it is skipped"
 	@touch $@
 
-demo: $(READY)
+demo: $(PACKAGE)
 	@$(BIN)/python -m pairbus.cli.demo
 
 # On a laptop the slow tests are left out; `make slow` runs them, and so does `make test` when CI=true.

@@ -7,16 +7,19 @@ import re
 import runpy
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from pairbus import wire
 from pairbus.wire import (
     ACCEPTED,
-    SENDER,
+    RECEIVER,
     Condition,
     Configuration,
     Connection,
+    ConnectionClosed,
+    Error,
+    LinkDetached,
     ProtocolError,
     Source,
     Target,
@@ -35,33 +38,48 @@ def test_every_snippet_runs(page: Path, capsys: pytest.CaptureFixture[str]) -> N
         assert capsys.readouterr().out == "b'one espresso'\n"
 
 
-def test_the_server_of_the_how_to_page_takes_a_message() -> None:
+def test_the_client_of_the_how_to_page_sends_to_its_server() -> None:
     page = run_snippets(ROOT / "docs" / "how-to" / "socket.md")
-    delivery_state = asyncio.run(send_one(page["handle"]))
-    assert delivery_state == ACCEPTED
-    assert page["received"] == [b"one espresso"]
+
+    async def send_some() -> list[object]:
+        async with await asyncio.start_server(page["handle"], "127.0.0.1", 0) as server:
+            outcomes: list[object] = await page["send"]([b"one espresso", b"two"], port=port_of(server))
+            return outcomes
+
+    assert asyncio.run(send_some()) == [ACCEPTED, ACCEPTED]
+    assert page["received"] == [b"one espresso", b"two"]
 
 
-async def send_one(handle: Any) -> object:
-    server = await asyncio.start_server(handle, "127.0.0.1", 0)
-    async with server:
-        port = server.sockets[0].getsockname()[1]
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        client = Connection(Configuration(container_id="client"), anonymous())
-        client.open()
-        link = client.begin().attach("orders", SENDER, source=Source(address="a"), target=Target(address="b"))
-        delivery = None
-        while not (delivery is not None and delivery.settled):
-            if link.credit and delivery is None:
-                delivery = link.send(b"one espresso", tag=b"1")
+def test_the_server_of_the_how_to_page_refuses_a_receiver_and_goes_on() -> None:
+    page = run_snippets(ROOT / "docs" / "how-to" / "socket.md")
+
+    async def receive_from_it() -> list[object]:
+        async with await asyncio.start_server(page["handle"], "127.0.0.1", 0) as server:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port_of(server))
+            client = Connection(Configuration(container_id="client"), anonymous())
+            client.open()
+            client.begin().attach("orders", RECEIVER, source=Source(address="a"), target=Target(address="b"))
+            events: list[object] = []
+            while not any(isinstance(event, LinkDetached) for event in events):
+                writer.write(client.data_to_send())
+                events += client.receive_data(await asyncio.wait_for(reader.read(65536), 10))
+            client.close()
             writer.write(client.data_to_send())
-            client.receive_data(await asyncio.wait_for(reader.read(65536), 10))
-        client.close()
-        writer.write(client.data_to_send())
-        client.receive_data(await asyncio.wait_for(reader.read(65536), 10))
-        writer.close()
-        await writer.wait_closed()
-    return delivery.state
+            while not client.is_finished:
+                events += client.receive_data(await asyncio.wait_for(reader.read(65536), 10))
+            writer.close()
+            await writer.wait_closed()
+            return events
+
+    events = asyncio.run(receive_from_it())
+    detached = next(event for event in events if isinstance(event, LinkDetached))
+    assert detached.error == Error(Condition.NOT_IMPLEMENTED, "this server only takes messages")
+    assert events[-1] == ConnectionClosed(None)
+
+
+def port_of(server: asyncio.Server) -> int:
+    port: int = server.sockets[0].getsockname()[1]
+    return port
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -95,4 +113,11 @@ def test_every_condition_of_the_reference_exists() -> None:
 
 def test_the_generated_pages_are_up_to_date() -> None:
     generator = runpy.run_path(str(ROOT / "docs" / "generate.py"))
-    assert generator["PAGE"].read_text(encoding="utf-8") == generator["page"](), "run: python docs/generate.py"
+    for page, make in generator["PAGES"].items():
+        assert page.read_text(encoding="utf-8") == make(), "run: python docs/generate.py"
+
+
+def test_the_reference_names_everything_that_is_public() -> None:
+    text = (ROOT / "docs" / "reference" / "api.md").read_text(encoding="utf-8")
+    for name in wire.__all__:
+        assert f"`{name}" in text, name
