@@ -62,7 +62,7 @@ ENDS: dict[str, list[str]] = {
     "Connection": [
         "open", "begin", "close", "receive_data", "data_to_send", "tick", "is_open", "is_closed", "is_finished",
     ],
-    "Session": ["begin", "attach", "end", "is_mapped", "unsettled", "waiting"],
+    "Session": ["begin", "attach", "end", "is_mapped", "unsettled", "queued"],
     "Link": [
         "attach", "refuse", "detach", "flow", "drained", "send", "settle", "update", "can_send", "is_attached",
     ],

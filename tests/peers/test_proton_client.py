@@ -225,7 +225,7 @@ def test_a_message_larger_than_the_session_windows_gets_through_both_ways() -> N
         client.send(client.sender("echo", session=session), proton.Message(body=pattern(100_000), inferred=True))
         assert server.seen(SessionBegun)[0].begin.incoming_window == 4
         client.receiver("echo", session=session).flow(1)
-        client.until(lambda: server.act(lambda connection: connection.engine.sessions[0].waiting))
+        client.until(lambda: server.act(lambda connection: connection.engine.sessions[0].queued))
         (arrival,) = client.receive()
         assert arrival.message.body == pattern(100_000)
 

@@ -169,7 +169,7 @@ def test_a_message_larger_than_the_session_windows_gets_through_both_ways() -> N
         assert session.peer.incoming_window == 4
         sender = client.sender(session, "queue")
         delivery = sender.send(message(100_000), tag=b"large")
-        assert session.waiting == 1
+        assert session.queued == 1
         client.until(lambda: delivery.settled)
         client.receiver(session, "queue").flow(1)
         client.until(lambda: listener.links["receiver"].credit)

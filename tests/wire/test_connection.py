@@ -139,12 +139,20 @@ def test_frames_may_be_as_large_as_both_ends_take() -> None:
         {"incoming_window": 2**31},
         {"idle_time_out_ms": 0},
         {"idle_time_out_ms": 2**32},
+        {"max_links": -1},
+        {"max_unsettled": 0},
+        {"max_message_size": 0},
+        {"max_incomplete_bytes": 0},
+        {"max_frame_size": "large"},
+        {"container_id": ""},
+        {"container_id": None},
+        {"hostname": 5},
     ],
     ids=str,
 )
-def test_a_configuration_that_cannot_be_is_refused(wrong: dict[str, int]) -> None:
+def test_a_configuration_that_cannot_be_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
-        Configuration(container_id="c", **wrong)  # type: ignore[arg-type]
+        Configuration(**{"container_id": "c", **wrong})
 
 
 def test_a_configuration_whose_open_does_not_fit_the_smallest_frame_is_refused_at_once() -> None:
@@ -153,6 +161,12 @@ def test_a_configuration_whose_open_does_not_fit_the_smallest_frame_is_refused_a
         Connection(Configuration(container_id="c" * 500))
     with pytest.raises(EncodeError):
         Connection(Configuration(container_id="c", properties={"a": object()}))
+
+
+@pytest.mark.parametrize("sasl", ["ANONYMOUS", anonymous, SaslServer], ids=str)
+def test_sasl_is_a_server_or_a_client_and_not_how_to_make_one(sasl: Any) -> None:
+    with pytest.raises(TypeError):
+        Connection(Configuration(container_id="c"), sasl)
 
 
 def test_a_server_with_sasl_cannot_speak_first() -> None:

@@ -15,7 +15,16 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from pairbus.wire import Array, Described, Map, Symbol, UInt, decode, encode
-from pairbus.wire.decoder import MAX_DEPTH, MAX_EMPTY_ELEMENTS, READERS, decode_at, decode_list, decode_map, skip
+from pairbus.wire.decoder import (
+    MAX_DEPTH,
+    MAX_EMPTY_ELEMENTS,
+    MAX_PAIRS_DEPTH,
+    READERS,
+    decode_at,
+    decode_list,
+    decode_map,
+    skip,
+)
 from pairbus.wire.errors import DecodeError
 from tests.wire.values import amqp_values, examples, identity, primitives
 
@@ -320,7 +329,14 @@ def descriptor_bomb(depth: int) -> bytes:
 BOMBS = [list_bomb, map_bomb, key_bomb, array_bomb, described_bomb, descriptor_bomb]
 
 
-@pytest.mark.parametrize("bomb", BOMBS)
+def test_maps_that_no_dict_can_hold_nest_less_deep() -> None:
+    data = key_bomb(MAX_PAIRS_DEPTH + 1)
+    assert encode(decode(data))
+    with pytest.raises(DecodeError, match="nest deeper"):
+        decode(key_bomb(MAX_PAIRS_DEPTH + 3))
+
+
+@pytest.mark.parametrize("bomb", [bomb for bomb in BOMBS if bomb is not key_bomb])
 def test_values_may_nest_to_a_limit(bomb: Callable[[int], bytes]) -> None:
     data = bomb(MAX_DEPTH)
     assert decode_at(data, 0) == (decode(data), len(data))

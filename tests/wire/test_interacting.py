@@ -514,7 +514,7 @@ class TwoEngines(RuleBasedStateMachine):
             )
             for session in conversation.ends.values():
                 assert session.is_mapped
-                assert session.waiting == 0
+                assert session.queued == 0
                 assert session.unsettled == unsettled
             for route in self._routes_of(conversation):
                 self._check(route)

@@ -19,6 +19,7 @@ from pairbus.wire import (
     CreditGranted,
     Delivery,
     DeliveryAborted,
+    Described,
     DispositionReceived,
     EncodeError,
     Error,
@@ -35,8 +36,16 @@ from pairbus.wire import (
     Source,
     Target,
     TransactionalState,
+    UInt,
+    ULong,
 )
-from pairbus.wire.errors import FrameTooLargeError, MessageSizeError, TransferLimitError
+from pairbus.wire.errors import (
+    FrameTooLargeError,
+    InvalidFieldError,
+    MessageSizeError,
+    MessageTooLargeError,
+    TransferLimitError,
+)
 from pairbus.wire.performatives import Detach, Disposition, Flow, Transfer
 from pairbus.wire.states import LinkState
 from tests.wire.pair import ConnectionPair, Heard, ScriptedPeer, Side, frame, read
@@ -155,6 +164,15 @@ def test_a_link_is_attached_once_and_its_name_is_taken() -> None:
     assert len(peer.bodies(Attach)) == 1, "the other direction is another link"
 
 
+@pytest.mark.parametrize("role", ["sender", 0, None])
+def test_a_role_is_one_of_two(role: Any) -> None:
+    peer, session = scripted()
+    with pytest.raises(TypeError):
+        session.attach("name", role)
+    assert peer.heard() == []
+    assert session.links == {}
+
+
 def test_ends_that_attach_at_once_have_one_link() -> None:
     pair = ConnectionPair()
     session = pair.open()
@@ -179,6 +197,24 @@ def test_an_attach_that_fails_leaves_nothing_behind(wrong: dict[str, Any]) -> No
     assert session.links == {}
     assert peer.engine.links_left == 3
     assert session.attach("name", SENDER).handle == 0
+
+
+@BOTH_ROLES
+@pytest.mark.parametrize(
+    ("name", "fits"), [("n" * 448, True), ("é" * 224, True), ("n" * 449, False)], ids=["448", "224 é", "449"]
+)
+def test_a_name_is_as_long_as_the_peers_own_frames_allow_an_answer_to_be(role: bool, name: str, fits: bool) -> None:
+    peer, session = scripted(max_frame_size=4096, max_message_size=2**63 - 1, handle_max=WRAP - 1)
+    attach = Attach(name=name, handle=WRAP - 1, role=not role, initial_delivery_count=0 if role == RECEIVER else None)
+    data = frame(attach, channel=session.remote_channel)
+    if not fits:
+        with pytest.raises(InvalidFieldError):
+            peer.say(data)
+        return
+    (event,) = peer.say(data)
+    assert isinstance(event, LinkAttached)
+    event.link.refuse(REASON)
+    assert [type(heard.body) for heard in peer.heard()] == [Attach, Detach]
 
 
 # Detaching.
@@ -461,7 +497,11 @@ def test_a_link_that_is_not_attached_yet_has_no_credit_to_give_and_sends_nothing
         receiver.flow(1)
     with pytest.raises(LocalProtocolError, match="not sent"):
         sender.send(b"", tag=b"t", beyond_credit=True)
+    with pytest.raises(LocalProtocolError, match="not been attached"):
+        sender.drained()
     assert peer.heard() == []
+    sender.attach()
+    assert peer.bodies(Attach)[0].initial_delivery_count == 0
 
 
 def test_a_sender_may_be_told_to_send_beyond_its_credit() -> None:
@@ -524,7 +564,7 @@ def test_a_sender_that_is_drained_uses_up_its_credit_or_gives_it_back(sent: int)
     for _ in range(sent):
         sender.send(b"", tag=b"t")
     pair.exchange()
-    assert not any(isinstance(event, LinkDrained) for event in pair.server_events)
+    assert any(isinstance(event, LinkDrained) for event in pair.server_events) == (sent == 5)
     sender.drained()
     flow = read(pair.client.data_to_send())[0].body
     assert (flow.delivery_count, flow.link_credit, flow.drain) == (5, 0, True)
@@ -700,6 +740,25 @@ def test_a_message_around_the_size_of_a_frame_takes_no_frame_too_many(size: int)
     assert min(sizes) > 8
 
 
+@pytest.mark.parametrize(
+    "rest",
+    [
+        pytest.param((), id="nothing"),
+        pytest.param((False,), id="more"),
+        pytest.param((None, None, None, None, None, None), id="nulls"),
+        pytest.param((False, None, None, False, False, False), id="all that is false"),
+        pytest.param((False, None, None, False, False, True), id="batchable"),
+    ],
+)
+def test_a_transfer_may_say_as_much_of_nothing_as_it_likes(rest: tuple[object, ...]) -> None:
+    peer, session = scripted()
+    link = peer.attach(session, "in", RECEIVER)
+    fields = [UInt(link.remote_handle), UInt(0), b"tag", UInt(7), False, *rest]
+    (event,) = peer.say(frame(Described(ULong(0x14), fields), channel=session.remote_channel, payload=b"body"))
+    assert isinstance(event, Delivery)
+    assert (event.payload, event.delivery_tag, event.message_format, event.settled) == (b"body", b"tag", 7, False)
+
+
 def test_the_parts_of_a_message_may_repeat_its_number() -> None:
     peer, session = scripted()
     link = peer.attach(session, "in", RECEIVER)
@@ -771,11 +830,34 @@ def test_what_cannot_be_sent_is_refused_and_what_follows_is_sent() -> None:
             link.send(b"wrong", **fields)
     with pytest.raises(EncodeError):
         link.send(b"wrong", tag=b"t", state=object())
-    assert (link.credit, link.delivery_count, session.waiting) == (5, 0, 0)
+    assert (link.credit, link.delivery_count, session.queued) == (5, 0, 0)
     link.send(b"right", tag=b"t" * 32, message_format=WRAP - 1)
     (heard,) = peer.heard()
     assert heard.payload == b"right"
     assert heard.body.delivery_id == 0
+
+
+@pytest.mark.parametrize(
+    ("payload", "tag"), [("text", b"t"), (bytearray(b"array"), b"t"), (None, b"t"), (b"", "text"), (b"", None)], ids=str
+)
+def test_only_bytes_are_sent(payload: Any, tag: Any) -> None:
+    peer, session = scripted()
+    link = peer.attach(session, "out", SENDER, credit=5)
+    with pytest.raises(TypeError, match="bytes"):
+        link.send(payload, tag=tag)
+    assert (link.credit, session.queued, peer.heard()) == (5, 0, [])
+
+
+@pytest.mark.parametrize(("limit", "largest"), [(None, None), (0, None), (1, 1), (1000, 1000)])
+def test_no_message_is_sent_that_is_larger_than_the_peer_takes(limit: int | None, largest: int | None) -> None:
+    peer, session = scripted()
+    link = peer.attach(session, "out", SENDER, credit=5, max_message_size=limit)
+    link.send(b"." * (largest or 100_000), tag=b"t")
+    peer.heard()
+    if largest is not None:
+        with pytest.raises(MessageTooLargeError, match=f"at most {largest} bytes"):
+            link.send(b"." * (largest + 1), tag=b"t")
+        assert (link.credit, peer.heard()) == (4, [])
 
 
 @pytest.mark.parametrize("mode", SenderSettleMode)
@@ -827,7 +909,7 @@ def test_a_sender_may_settle_a_message_that_still_waits(size: int, state: object
     for _ in range(0 if size else 2):
         sender.send(b"first", tag=b"t")
     waiting = sender.send(b"." * size, tag=b"u")
-    assert session.waiting == 1
+    assert session.queued == 1
     sender.settle(waiting, state)
     sender.settle(waiting, ACCEPTED)
     sender.update(waiting, ACCEPTED)

@@ -19,6 +19,7 @@ from pairbus.wire import (
     CreditGranted,
     Declared,
     Delivery,
+    Described,
     DispositionReceived,
     Error,
     Link,
@@ -31,6 +32,8 @@ from pairbus.wire import (
     SessionBegun,
     SessionEnded,
     TransactionalState,
+    UInt,
+    ULong,
 )
 from pairbus.wire.performatives import Disposition, End, Flow, Transfer
 from tests.wire.pair import ConnectionPair, Heard, ScriptedPeer, Side, frame, read
@@ -241,7 +244,7 @@ def test_a_sender_stops_at_the_peers_window_and_goes_on_with_it() -> None:
     for number in range(10):
         link.send(b"%d" % number, tag=b"t")
     assert [heard.payload for heard in peer.heard()] == [b"0", b"1", b"2"]
-    assert session.waiting == 7
+    assert session.queued == 7
     peer.flow(session, next_incoming_id=3, incoming_window=2)
     assert [heard.payload for heard in peer.heard()] == [b"3", b"4"]
     peer.flow(session, next_incoming_id=5, incoming_window=0)
@@ -250,7 +253,7 @@ def test_a_sender_stops_at_the_peers_window_and_goes_on_with_it() -> None:
     sent = peer.heard()
     assert [heard.payload for heard in sent] == [b"5", b"6", b"7", b"8", b"9"]
     assert [heard.body.delivery_id for heard in sent] == [5, 6, 7, 8, 9]
-    assert session.waiting == 0
+    assert session.queued == 0
 
 
 def test_a_session_may_begin_without_a_window() -> None:
@@ -300,7 +303,7 @@ def test_a_window_that_shrinks_below_what_is_under_way_is_no_window() -> None:
     peer.heard()
     peer.flow(session, next_incoming_id=0, incoming_window=3)
     assert peer.heard() == []
-    assert session.waiting == 1
+    assert session.queued == 1
 
 
 def test_a_peer_that_expects_what_was_never_sent_is_not_believed() -> None:
@@ -332,7 +335,7 @@ def test_delivery_ids_have_no_gap_when_a_link_is_detached_while_its_deliveries_w
     assert [heard.body.delivery_id for heard in peer.heard()] == [0, 1]
     link.detach()
     peer.heard()
-    assert session.waiting == 3
+    assert session.queued == 3
     peer.flow(session, next_incoming_id=2, incoming_window=100)
     rest = peer.heard()
     assert [heard.payload for heard in rest] == [b"other 1", b"other 2", b"other 3"]
@@ -682,6 +685,37 @@ def test_a_link_takes_its_unsettled_deliveries_with_it() -> None:
     (event,) = peer.say(frame(Disposition(RECEIVER, 0, 5, True, ACCEPTED), channel=session.remote_channel))
     assert isinstance(event, DispositionReceived)
     assert event.deliveries == [sent[1], sent[3], sent[5]]
+
+
+@pytest.mark.parametrize("late", [True, False], ids=["the later one", "the earlier one"])
+def test_a_link_takes_only_its_own_deliveries_with_it(late: bool) -> None:
+    peer = ScriptedPeer(Side.SERVER).open()
+    session = peer.begin()
+    links = [peer.attach(session, "early", RECEIVER), peer.attach(session, "late", RECEIVER)]
+    arrived = [peer.transfer(session, links[number > 4], b"")[0] for number in range(10)]
+    links[late].detach()
+    peer.heard()
+    assert session.unsettled == 5
+    for delivery in arrived:
+        assert isinstance(delivery, Delivery)
+        delivery.link.settle(delivery, ACCEPTED)
+    (disposition,) = peer.bodies(Disposition)
+    assert (disposition.first, disposition.last) == ((0, 4) if late else (5, 9))
+
+
+@pytest.mark.parametrize("state", [ACCEPTED, RELEASED], ids=repr)
+@pytest.mark.parametrize("rest", [(), (None,), (False,), (True,)], ids=str)
+@pytest.mark.parametrize("last", [None, UInt(0), UInt(300)], ids=str)
+def test_a_disposition_may_say_as_much_of_nothing_as_it_likes(
+    state: object, rest: tuple[object, ...], last: object
+) -> None:
+    peer = ScriptedPeer(Side.SERVER).open()
+    session = peer.begin()
+    sent = peer.attach(session, "out", SENDER).send(b"", tag=b"t")
+    fields = [True, UInt(0), last, True, state, *rest]
+    (event,) = peer.say(frame(Described(ULong(0x15), fields), channel=session.remote_channel))
+    assert isinstance(event, DispositionReceived)
+    assert (event.deliveries, event.state, event.settled) == ([sent], state, True)
 
 
 # Deliveries of several frames, side by side.

@@ -42,7 +42,7 @@ from pairbus.wire.link import (
     LinkDetached,
     LinkDrained,
 )
-from pairbus.wire.message import Message, Sections, decode_message, encode_message
+from pairbus.wire.message import Sections, decode_message, encode_message
 from pairbus.wire.performatives import RECEIVER, SENDER, Attach, Begin, Open, SaslCode
 from pairbus.wire.sasl import (
     ANONYMOUS,
@@ -69,6 +69,7 @@ from pairbus.wire.sections import (
     MESSAGE_ANNOTATIONS,
     PROPERTIES,
     Header,
+    Message,
     Properties,
 )
 from pairbus.wire.session import DispositionReceived, Session, SessionBegun, SessionEnded

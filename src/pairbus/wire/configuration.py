@@ -35,7 +35,7 @@ class Configuration:
     """The highest handle that the peer may use in a session: one less than the number of its links."""
     max_links: int = 10_000
     """How many links the peer may have attached on all sessions together."""
-    max_unsettled: int = 100_000
+    max_unsettled: int = 20_000
     """How many deliveries of a session may wait to be settled by us."""
     max_message_size: int = 100 * 1024 * 1024
     """The largest message that we accept on a link that names no limit of its own, in bytes."""
@@ -51,8 +51,9 @@ class Configuration:
     strict: bool = True
     """Whether a peer that sends beyond link credit or session window has its link or session ended.
 
-    The Azure SDK for Python looks at neither, so a server for it is not strict; ``max_unsettled`` and
-    ``max_message_size`` bound what such a peer can make us hold.
+    The Azure SDK for Python looks at neither, so a server for it is not strict. ``max_unsettled`` and
+    ``max_incomplete_bytes`` bound what such a peer can make the engine hold; messages that the application holds are
+    for the application to bound, by not reading on.
     """
     reject_oversized: bool = False
     """Whether a message beyond the link's limit is rejected, and the link goes on, instead of being detached."""

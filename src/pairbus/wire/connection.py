@@ -44,11 +44,13 @@ from pairbus.wire.numbers import NumberPool
 from pairbus.wire.performatives import Attach, Begin, Close, Detach, Disposition, End, Flow, Open
 from pairbus.wire.sasl import Authenticated, SaslClient, SaslExchange, SaslServer
 from pairbus.wire.session import DispositionReceived, Host, Session, SessionBegun, SessionEnded
-from pairbus.wire.settlement import Error, error_of
+from pairbus.wire.settlement import Error, error_of, shortened
 from pairbus.wire.states import CONNECTION, SESSION, ConnectionState, Frame, SaslState, SessionState
 from pairbus.wire.types import ULong
 
 _LOWEST_MAX_FRAME_SIZE: Final = 512
+_SHORTEST_PAUSE_MS: Final = 50
+"""A peer that wants heartbeats more often than this does not get them."""
 
 # For every frame: looking up a member of an enumeration costs more than all else that is done with it.
 _TRANSFER: Final = 0x14
@@ -185,6 +187,7 @@ class Connection(Host):
             return
         if self.local is not ConnectionState.START:
             self.open()  # part 2.4.6: close comes after open, even when all we have to say is why we close
+            error = shortened(error, self._writer.max_frame_size)
             self._writer.write(0, encoder.encode(Close(error=error)))
         self.local = ConnectionState.CLOSED
         self._abandon_sessions()
@@ -215,7 +218,7 @@ class Connection(Host):
             deadlines.append(self._received_ms + 2 * limit)
         pause = None if self.peer is None else self.peer.idle_time_out
         if pause and self.local is ConnectionState.OPENED:
-            deadlines.append(self._keep_alive(now_ms, max(1, pause // 2)))
+            deadlines.append(self._keep_alive(now_ms, max(_SHORTEST_PAUSE_MS, pause // 2)))
         return min(deadlines) if deadlines else None
 
     def _keep_alive(self, now_ms: int, pause_ms: int) -> int:
@@ -233,13 +236,13 @@ class Connection(Host):
 
     # What the peer says.
 
-    def receive_data(self, data: bytes) -> list[Event]:
+    def receive_data(self, data: bytes | bytearray | memoryview) -> list[Event]:
         """Take in what arrived, in pieces of any size, and return what it means."""
         events: list[Event] = []
         if self.remote is ConnectionState.CLOSED:
             return events
         self._received = True
-        self._buffer.feed(data)
+        self._buffer.feed(bytes(data))
         try:
             self._receive_buffered(events)
         except ProtocolError as error:
@@ -299,6 +302,8 @@ class Connection(Host):
     def _allowed_headers(self) -> tuple[bytes, ...]:
         if self._exchange is not None:
             return (AMQP_HEADER,) if self._exchange.state is SaslState.DONE else (SASL_HEADER,)
+        if isinstance(self._sasl, SaslClient):
+            raise IllegalStateError("the peer speaks before we have opened")
         if isinstance(self._sasl, SaslServer):
             return (SASL_HEADER,) if self._sasl.required else (SASL_HEADER, AMQP_HEADER)
         return (AMQP_HEADER,)
@@ -352,6 +357,9 @@ class Connection(Host):
             return
         if event is not None:
             events.append(event)
+            if isinstance(event, Delivery) and event.link.drain and event.link.credit == 0:
+                event.link.drain = False
+                events.append(LinkDrained(event.link))
 
     def _receive_performative(self, code: int, channel: int, frame: bytes, position: int, events: list[Event]) -> None:
         layout = layout_of(ULong(code))

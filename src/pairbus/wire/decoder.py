@@ -2,8 +2,8 @@
 
 Every reader takes ``(data, position, depth)`` with the position *behind* the format code, and returns the value and the
 position behind it. Readers may run off the end of ``data``; the public functions turn that into a ``DecodeError``.
-Nothing here grows faster than its input: counts are checked against the bytes that are left, nesting against
-``MAX_DEPTH``, and arrays whose elements take no bytes against ``MAX_EMPTY_ELEMENTS``.
+What is made of the bytes is bounded by their number: counts are checked against the bytes that are left, nesting
+against ``MAX_DEPTH``, and arrays whose elements take no bytes against ``MAX_EMPTY_ELEMENTS``.
 """
 
 from __future__ import annotations
@@ -40,6 +40,9 @@ MAX_DEPTH: Final = 64
 MAX_EMPTY_ELEMENTS: Final = 16
 """How many elements an array may have whose elements take no bytes, such as an array of null."""
 
+MAX_PAIRS_DEPTH: Final = 10
+"""How deep a map may lie that no ``dict`` can hold."""
+
 MAX_ARRAY_DESCRIPTORS: Final = 4
 """How many descriptors the constructor of an array may nest; each costs an object per element."""
 
@@ -61,6 +64,8 @@ _MAX_SYMBOL_SIZE: Final = 64
 
 _FEW_KEYS: Final = 32
 """So many keys of a map may have the same hash."""
+_MANY_KEYS: Final = 4096
+"""So many keys that are no text may a ``dict`` have: numbers can be chosen to make it slow even if no hash repeats."""
 
 _HIGHEST_CHARACTER: Final = 0x10FFFF
 _SURROGATES: Final = range(0xD800, 0xE000)
@@ -377,13 +382,13 @@ def _read_list32(data: bytes, position: int, depth: int) -> tuple[object, int]:
 
 def _read_map8(data: bytes, position: int, depth: int) -> tuple[object, int]:
     end = position + 1 + data[position]
-    return to_map(_read_members(data, position + 2, data[position + 1], end, depth)), end
+    return to_map(_read_members(data, position + 2, data[position + 1], end, depth), depth), end
 
 
 def _read_map32(data: bytes, position: int, depth: int) -> tuple[object, int]:
     size, count = _U32_U32.unpack_from(data, position)
     end: int = position + 4 + size
-    return to_map(_read_members(data, position + 8, count, end, depth)), end
+    return to_map(_read_members(data, position + 8, count, end, depth), depth), end
 
 
 def _read_members(data: bytes, position: int, count: int, end: int, depth: int) -> list[object]:
@@ -400,20 +405,23 @@ def _read_members(data: bytes, position: int, count: int, end: int, depth: int) 
     return values
 
 
-def to_map(values: list[object]) -> dict[Any, Any] | Map:
+def to_map(values: list[object], depth: int = 0) -> dict[Any, Any] | Map:
     """Make a map of keys and values in turn: a ``dict``, or a ``Map`` where a ``dict`` would lose a pair."""
     if len(values) & 1:
         raise DecodeError("a map has a key without a value")
     pairs: dict[Any, Any] = {}
     try:
         if len(values) > 2 * _FEW_KEYS:
-            _check_hashes(values[::2])
+            keys = values[::2]
+            if len(keys) > _MANY_KEYS and not all(isinstance(key, str) for key in keys):
+                return _to_pairs(keys, values[1::2], depth)
+            _check_hashes(keys)
         for index in range(0, len(values), 2):
             pairs[values[index]] = values[index + 1]
     except TypeError:  # a key that Python cannot hash, such as a list
-        return _to_pairs(values[::2], values[1::2])
+        return _to_pairs(values[::2], values[1::2], depth)
     if len(pairs) * 2 < len(values):
-        return _to_pairs(values[::2], values[1::2])
+        return _to_pairs(values[::2], values[1::2], depth)
     return pairs
 
 
@@ -430,12 +438,14 @@ def _check_hashes(keys: list[object]) -> None:
             raise DecodeError("the keys of a map all have the same hash")
 
 
-def _to_pairs(keys: list[object], values: list[object]) -> Map:
+def _to_pairs(keys: list[object], values: list[object], depth: int) -> Map:
+    if depth > MAX_PAIRS_DEPTH:  # to compare keys costs what they hold, again at each level
+        raise DecodeError(f"maps that no dict can hold nest deeper than {MAX_PAIRS_DEPTH}")
     seen: set[tuple[type, str]] = set()
     for key in keys:
         identity = (type(key), repr(key))
         if identity in seen:
-            raise DecodeError(f"a map has the key {key!r} twice")
+            raise DecodeError(f"a map has the key {key!r:.200} twice")
         seen.add(identity)
     return Map(tuple(zip(keys, values, strict=True)))
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, Final
 from uuid import UUID
 
-from pairbus.wire.decoder import MAX_ARRAY_DESCRIPTORS, MAX_DEPTH, MAX_EMPTY_ELEMENTS, decode_at
+from pairbus.wire.decoder import MAX_ARRAY_DESCRIPTORS, MAX_DEPTH, MAX_EMPTY_ELEMENTS, MAX_PAIRS_DEPTH, decode_at
 from pairbus.wire.errors import DecodeError, EncodeError
 from pairbus.wire.types import (
     Array,
@@ -174,6 +174,8 @@ def encode_map(pairs: dict[Any, Any], depth: int = 0) -> bytes:
 
 
 def _encode_map_pairs(value: Map, depth: int) -> bytes:
+    if depth > MAX_PAIRS_DEPTH:
+        raise EncodeError(f"maps that no dict can hold nest deeper than {MAX_PAIRS_DEPTH}")
     return _encode_pairs(list(value.pairs), depth)
 
 

@@ -54,7 +54,7 @@ class Delivery:
         self.settled = settled
         """Whether either end has settled it."""
         self.state: object = None
-        """The last state that the peer told."""
+        """The last state that was told, by the peer or in our own transfer."""
         self.rcv_settle_mode: ReceiverSettleMode | None = None
         """What the sender asks of the receiver for this delivery, where that differs from the link's mode."""
 
@@ -78,8 +78,8 @@ class Carrier(ABC):
         """Write a delivery, now or as soon as the peer's window has room for it."""
 
     @abstractmethod
-    def send_disposition(self, delivery: Delivery, state: object, settled: bool) -> None:
-        """Write the state of a delivery; a delivery that the session no longer knows is left alone."""
+    def send_disposition(self, delivery: Delivery, state: object, settled: bool) -> bool:
+        """Write the state of a delivery; return whether the session still knows it."""
 
     @abstractmethod
     def remember(self, delivery: Delivery) -> None:
@@ -145,7 +145,7 @@ class Link:
         "role",
         "session",
         "snd_settle_mode",
-        "waiting",
+        "unsettled",
     )
 
     def __init__(
@@ -172,7 +172,7 @@ class Link:
         self.delivery_count = 0
         self.credit = 0
         """How many deliveries may still be sent: by us as the sender, by the peer when we are the receiver."""
-        self.waiting = 0
+        self.unsettled = 0
         """How many deliveries wait to be settled."""
         self.available = 0
         """How many messages the sender has waiting, as far as it told."""
@@ -238,7 +238,7 @@ class Link:
             self.snd_settle_mode = snd_settle_mode
         if rcv_settle_mode is not None:
             self.rcv_settle_mode = rcv_settle_mode
-        if max_message_size is not None:
+        if max_message_size:  # on the wire 0 means no limit, and then our own holds
             self.max_message_size = max_message_size
         self.session.send_attach(
             self,
@@ -286,6 +286,8 @@ class Link:
         """As the sender, give back the credit that is left, because there is nothing to send."""
         if self.role != SENDER:
             raise LocalProtocolError(f"only a sender is drained, and {self.name!r} is a receiver")
+        if self.local is LinkState.UNATTACHED:
+            raise LocalProtocolError(f"{self.name!r} has not been attached")
         self._given_back += self.credit
         self._giving_back = True
         self.credit = 0
@@ -352,13 +354,16 @@ class Link:
         if self._giving_back and self.queued == 0:
             self._give_back()
 
-    def settle(self, delivery: Delivery, state: object = None) -> None:
-        """Settle a delivery: the peer is told ``state``, and neither end says more about it."""
-        self.session.send_disposition(delivery, state, True)
+    def settle(self, delivery: Delivery, state: object = None) -> bool:
+        """Settle a delivery: the peer is told ``state``, and neither end says more about it.
 
-    def update(self, delivery: Delivery, state: object) -> None:
-        """Tell the peer a state without settling, so that it may settle first."""
-        self.session.send_disposition(delivery, state, False)
+        Returns whether the peer is told: not when the delivery was settled before, or went with its link or session.
+        """
+        return self.session.send_disposition(delivery, state, True)
+
+    def update(self, delivery: Delivery, state: object) -> bool:
+        """Tell the peer a state without settling, so that it may settle first; return whether the peer is told."""
+        return self.session.send_disposition(delivery, state, False)
 
     # What the peer says.
 
@@ -367,8 +372,10 @@ class Link:
         self.remote_handle = attach.handle
         self.peer = attach
         self.remote_max_message_size = attach.max_message_size or 0
-        if self.local is LinkState.UNATTACHED:
+        # Each end decides its own mode; until we have attached, the other is only what the peer would like.
+        if self.role == RECEIVER or self.local is LinkState.UNATTACHED:
             self.snd_settle_mode = attach.snd_settle_mode
+        if self.role == SENDER or self.local is LinkState.UNATTACHED:
             self.rcv_settle_mode = attach.rcv_settle_mode
         if self.role == RECEIVER and attach.initial_delivery_count is not None:
             self._granted = (self._granted - self.delivery_count + attach.initial_delivery_count) & SERIAL
@@ -376,8 +383,6 @@ class Link:
 
     def receive_flow(self, flow: Flow) -> None:
         """Take over the peer's view of the link (part 2.6.7)."""
-        if flow.available is not None:
-            self.available = flow.available
         if self.role == SENDER:
             if flow.link_credit is not None:
                 # Our initial-delivery-count is 0, and what a receiver means that does not know the count yet.
@@ -386,7 +391,10 @@ class Link:
                 # Beyond half the range the receiver claims to have counted what we have not sent.
                 self.credit = max(0, flow.link_credit - (uncounted if uncounted <= SERIAL >> 1 else 0))
             self.drain = flow.drain
-        elif flow.delivery_count is not None:
+            return
+        if flow.available is not None:
+            self.available = flow.available
+        if flow.delivery_count is not None:
             advanced = (flow.delivery_count - self.delivery_count) & SERIAL
             allowed = (self._granted - self.delivery_count) & SERIAL
             if advanced <= allowed <= SERIAL >> 1:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Final
 
 from pairbus.wire import encoder
@@ -18,9 +17,12 @@ from pairbus.wire.sections import (
     FOOTER,
     HEADER,
     MESSAGE_ANNOTATIONS,
+    NO_HEADER,
+    NO_PROPERTIES,
     PROPERTIES,
     SECTION_CODES,
     Header,
+    Message,
     Properties,
 )
 from pairbus.wire.types import Char, Symbol, ULong
@@ -36,9 +38,7 @@ def _field_types(section: type) -> list[frozenset[type]]:
 _HEADER_TYPES: Final = _field_types(Header)
 _PROPERTIES_TYPES: Final = _field_types(Properties)
 
-_NO_HEADER: Final = Header()
-_NO_PROPERTIES: Final = Properties()
-_PADDING: Final[list[list[Any]]] = [[None] * (len(_NO_PROPERTIES) - count) for count in range(len(_NO_PROPERTIES) + 1)]
+_PADDING: Final[list[list[Any]]] = [[None] * (len(NO_PROPERTIES) - count) for count in range(len(NO_PROPERTIES) + 1)]
 """What completes a list of so many properties."""
 
 
@@ -107,19 +107,19 @@ class Sections:
     def header(self) -> Header:
         span = self.spans.get(HEADER)
         if span is None:
-            return _NO_HEADER
+            return NO_HEADER
         values = decode_list(self.payload, span[1])
         _check_fields(HEADER, values, _HEADER_TYPES)
         for index in range(len(values)):
             if values[index] is None:
-                values[index] = _NO_HEADER[index]
-        values.extend(_NO_HEADER[len(values) :])
+                values[index] = NO_HEADER[index]
+        values.extend(NO_HEADER[len(values) :])
         return _new_tuple(Header, values)
 
     def properties(self) -> Properties:
         span = self.spans.get(PROPERTIES)
         if span is None:
-            return _NO_PROPERTIES
+            return NO_PROPERTIES
         values = decode_list(self.payload, span[1])
         _check_fields(PROPERTIES, values, _PROPERTIES_TYPES)
         values.extend(_PADDING[len(values)])
@@ -199,24 +199,6 @@ def _section_code(descriptor: object) -> int:
     return 0
 
 
-@dataclass(frozen=True)
-class Message:
-    """A message with all its sections decoded.
-
-    ``body_kind`` is ``DATA`` (each of ``body`` is bytes), ``AMQP_SEQUENCE`` (each is a list) or ``AMQP_VALUE`` (one
-    value of any type).
-    """
-
-    header: Header = _NO_HEADER
-    delivery_annotations: dict[Any, Any] | None = None
-    message_annotations: dict[Any, Any] | None = None
-    properties: Properties = _NO_PROPERTIES
-    application_properties: dict[Any, Any] | None = None
-    body: tuple[Any, ...] = ()
-    body_kind: int = DATA
-    footer: dict[Any, Any] | None = None
-
-
 def decode_message(payload: bytes) -> Message:
     """Decode every section of a message."""
     sections = Sections(payload)
@@ -236,11 +218,11 @@ def encode_message(message: Message) -> bytes:
     """Encode a message; a section without content is left out."""
     _check_message(message)
     parts: list[bytes] = []
-    if message.header != _NO_HEADER:
+    if message.header != NO_HEADER:
         parts.append(encoder.encode(message.header))
     _append_map(parts, DELIVERY_ANNOTATIONS, _symbol_keys(message.delivery_annotations))
     _append_map(parts, MESSAGE_ANNOTATIONS, _symbol_keys(message.message_annotations))
-    if message.properties != _NO_PROPERTIES:
+    if message.properties != NO_PROPERTIES:
         parts.append(encoder.encode(message.properties))
     _append_map(parts, APPLICATION_PROPERTIES, message.application_properties)
     parts.extend(_encode_section(message.body_kind, value) for value in message.body)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from pairbus.wire import encoder
@@ -51,7 +51,7 @@ class SaslClient:
     """What a client presents."""
 
     mechanism: str
-    initial_response: bytes = b""
+    initial_response: bytes = field(default=b"", repr=False)
     respond: Callable[[bytes], bytes] | None = None
     """Answers a challenge; without it a challenge ends the exchange."""
 
@@ -87,7 +87,7 @@ class Authenticated:
     """The exchange succeeded: the server tells what the client presented, the client what it was let in with."""
 
     mechanism: str
-    response: bytes
+    response: bytes = field(repr=False)
 
 
 class SaslExchange:

@@ -1,8 +1,9 @@
-"""The sections of a message that have fields of their own (part 3.2 of the standard)."""
+"""The sections of a message, and a message made of them (part 3.2 of the standard)."""
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
 
 from pairbus.wire.composites import any_message_id, binary, boolean, composite, string, symbol, timestamp, ubyte, uint
 
@@ -58,3 +59,25 @@ class Properties(NamedTuple):
     group_id: string | None = None
     group_sequence: uint | None = None
     reply_to_group_id: string | None = None
+
+
+NO_HEADER: Final = Header()
+NO_PROPERTIES: Final = Properties()
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A message with all its sections decoded.
+
+    ``body_kind`` is ``DATA`` (each of ``body`` is bytes), ``AMQP_SEQUENCE`` (each is a list) or ``AMQP_VALUE`` (one
+    value of any type).
+    """
+
+    header: Header = NO_HEADER
+    delivery_annotations: dict[Any, Any] | None = None
+    message_annotations: dict[Any, Any] | None = None
+    properties: Properties = NO_PROPERTIES
+    application_properties: dict[Any, Any] | None = None
+    body: tuple[Any, ...] = ()
+    body_kind: int = DATA
+    footer: dict[Any, Any] | None = None

@@ -45,10 +45,13 @@ from pairbus.wire.link import (
 )
 from pairbus.wire.numbers import NumberPool
 from pairbus.wire.performatives import RECEIVER, SENDER, Attach, Begin, Detach, Disposition, End, Flow
-from pairbus.wire.settlement import Error, ReceiverSettleMode, Rejected, SenderSettleMode, error_of
+from pairbus.wire.settlement import Error, ReceiverSettleMode, Rejected, SenderSettleMode, error_of, shortened
 from pairbus.wire.states import LINK, SESSION, Frame, LinkState, SessionState
 
 _OUTGOING_WINDOW: Final = SERIAL >> 1
+_FREE_SEARCHES: Final = 100_000
+_SEARCHES_PER_DELIVERY: Final = 16
+"""A delivery is told of in one or two dispositions. A peer that names the same ones over and over is up to no good."""
 _BARE_ATTACH_SIZE: Final = 64
 """What an attach without terminus takes beside its name, at the most."""
 
@@ -117,6 +120,9 @@ class Session(Carrier):
         self._max_unsettled = configuration.max_unsettled
         self._next_outgoing_id = 0
         self._remote_incoming_window = 0
+        self._searches = _FREE_SEARCHES
+        """How many deliveries the peer's dispositions may still make us look at in vain."""
+        self._searched_at = 0
 
     def __repr__(self) -> str:
         return f"<Session on channel {self.channel}, local {self.local.name}, remote {self.remote.name}>"
@@ -132,7 +138,7 @@ class Session(Carrier):
         return len(self._incoming) + len(self._outgoing)
 
     @property
-    def waiting(self) -> int:
+    def queued(self) -> int:
         """How many deliveries wait for the peer's window."""
         return len(self._outbox)
 
@@ -198,7 +204,7 @@ class Session(Carrier):
         if self.local is SessionState.ENDED:
             return
         self.begin()
-        self._write(End(error=error))
+        self._write(End(error=shortened(error, self._writer.max_frame_size)))
         self.local = SESSION[self.local, Frame.END]
         self._forget_everything()
 
@@ -219,7 +225,7 @@ class Session(Carrier):
             return
         if link.local is LinkState.UNATTACHED:
             link.attach()
-        self._write(Detach(handle=link.handle, closed=closed, error=error))
+        self._write(Detach(handle=link.handle, closed=closed, error=shortened(error, self._writer.max_frame_size)))
         link.local = LINK[link.local, Frame.DETACH]
         if link.remote is not LinkState.UNATTACHED:
             self._free_name(link)
@@ -275,7 +281,7 @@ class Session(Carrier):
             self._next_delivery_id = (self._next_delivery_id + 1) & SERIAL
             if not delivery.settled:
                 self._outgoing[delivery.delivery_id] = delivery
-                link.waiting += 1
+                link.unsettled += 1
             body = self._first_transfer(delivery, False)
         else:
             body = write_continuation(link.handle, False)
@@ -307,21 +313,25 @@ class Session(Carrier):
             delivery.state,
         )
 
-    def send_disposition(self, delivery: Delivery, state: object, settled: bool) -> None:
+    def send_disposition(self, delivery: Delivery, state: object, settled: bool) -> bool:
         if delivery.delivery_id < 0:  # it waits for the peer's window: its transfer will tell
             self._check_state(state)
-            if not delivery.settled:
-                delivery.state = state
-                delivery.settled = settled
-            return
+            if delivery.settled:
+                return False
+            delivery.state = state
+            delivery.settled = settled
+            return True
         known = self._incoming if delivery.link.role == RECEIVER else self._outgoing
-        if known.get(delivery.delivery_id) is not delivery or self.local is not _MAPPED:
-            return
+        if known.get(delivery.delivery_id) is not delivery:
+            return False
+        if self.local is not _MAPPED:
+            self.begin()
         self._writer.dispose(self.channel, delivery.link.role, delivery.delivery_id, settled, state)
         if settled:
             del known[delivery.delivery_id]
-            delivery.link.waiting -= 1
+            delivery.link.unsettled -= 1
             delivery.settled = True
+        return True
 
     def _write(self, performative: object) -> None:
         self._writer.write(self.channel, encoder.encode(performative))
@@ -435,11 +445,11 @@ class Session(Carrier):
         if len(self._incoming) >= self._max_unsettled:
             raise SessionResourceError(f"{len(self._incoming)} deliveries wait to be settled; no more are taken")
         self._incoming[delivery.delivery_id] = delivery
-        delivery.link.waiting += 1
+        delivery.link.unsettled += 1
 
     def forget(self, delivery: Delivery) -> None:
         del self._incoming[delivery.delivery_id]
-        delivery.link.waiting -= 1
+        delivery.link.unsettled -= 1
         delivery.settled = True
 
     def _detach_violator(self, link: Link, error: LinkError) -> LinkDetached:
@@ -450,17 +460,41 @@ class Session(Carrier):
 
     def receive_disposition(self, disposition: Disposition) -> DispositionReceived | None:
         known = self._outgoing if disposition.role == RECEIVER else self._incoming
-        deliveries = _in_range(known, disposition.first, disposition.last)
+        deliveries = self._in_range(known, disposition.first, disposition.last)
+        if disposition.settled:
+            self._searches += len(deliveries)
         for delivery in deliveries:
             if disposition.state is not None:
                 delivery.state = disposition.state
             if disposition.settled:
                 delivery.settled = True
-                delivery.link.waiting -= 1
+                delivery.link.unsettled -= 1
                 del known[delivery.delivery_id]
         if not deliveries:
             return None
         return DispositionReceived(self, deliveries, disposition.state, disposition.settled)
+
+    def _in_range(self, known: dict[int, Delivery], first: int, last: int | None) -> list[Delivery]:
+        """Find the deliveries from ``first`` to ``last``, at a cost that the peer cannot raise as it likes."""
+        if last is None or last == first:
+            delivery = known.get(first)
+            return [] if delivery is None else [delivery]
+        span = (last - first) & SERIAL
+        if span > SERIAL >> 1:
+            raise DeliveryIdError(f"a disposition for deliveries {first} to {last}")
+        self._pay_for_search(min(span + 1, len(known)))
+        if span < len(known):
+            found = [known.get((first + offset) & SERIAL) for offset in range(span + 1)]
+            return [delivery for delivery in found if delivery is not None]
+        return [delivery for delivery in known.values() if (delivery.delivery_id - first) & SERIAL <= span]
+
+    def _pay_for_search(self, cost: int) -> None:
+        transfers = (self._next_incoming_id + self._next_outgoing_id) & SERIAL
+        earned = ((transfers - self._searched_at) & SERIAL) * _SEARCHES_PER_DELIVERY
+        self._searched_at = transfers
+        self._searches = min(self._searches + earned, _FREE_SEARCHES + self._max_unsettled) - cost
+        if self._searches < 0:
+            raise SessionResourceError("dispositions for the same deliveries over and over")
 
     def receive_detach(self, detach: Detach) -> LinkDetached | None:
         link = self._attached(detach.handle, Frame.DETACH)
@@ -523,25 +557,26 @@ class Session(Carrier):
         self._host.links_left += 1
 
     def _forget_deliveries(self, link: Link) -> None:
-        self._outbox = deque(outgoing for outgoing in self._outbox if outgoing.delivery.link is not link)
-        link.queued = 0
+        if self._outbox and (link.queued or self._outbox[0].delivery.link is link):
+            self._outbox = deque(outgoing for outgoing in self._outbox if outgoing.delivery.link is not link)
+            link.queued = 0
         known = self._incoming if link.role == RECEIVER else self._outgoing
         forgotten: list[int] = []
         for delivery_id, delivery in reversed(known.items()):  # the latest first: a link that just came is soon done
-            if len(forgotten) == link.waiting:
+            if len(forgotten) == link.unsettled:
                 break
             if delivery.link is link:
                 forgotten.append(delivery_id)
         for delivery_id in forgotten:
             del known[delivery_id]
-        link.waiting = 0
+        link.unsettled = 0
         link.forget_partial()
 
     def _forget_everything(self) -> None:
         self._host.links_left += len(self.links)
         for link in self.links.values():
             link.local = link.remote = LinkState.DETACHED
-            link.waiting = 0
+            link.unsettled = link.queued = link.credit = 0
             link.forget_partial()
         self.links.clear()
         self._remote_links.clear()
@@ -549,20 +584,6 @@ class Session(Carrier):
         self._outbox.clear()
         self._incoming.clear()
         self._outgoing.clear()
-
-
-def _in_range(known: dict[int, Delivery], first: int, last: int | None) -> list[Delivery]:
-    """Find the deliveries from ``first`` to ``last``, at a cost that the peer cannot raise by naming a huge range."""
-    if last is None or last == first:
-        delivery = known.get(first)
-        return [] if delivery is None else [delivery]
-    span = (last - first) & SERIAL
-    if span > SERIAL >> 1:
-        raise DeliveryIdError(f"a disposition for deliveries {first} to {last}")
-    if span < len(known):
-        found = [known.get((first + offset) & SERIAL) for offset in range(span + 1)]
-        return [delivery for delivery in found if delivery is not None]
-    return [delivery for delivery in known.values() if (delivery.delivery_id - first) & SERIAL <= span]
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,12 +47,23 @@ class Error:
 
 
 _LONGEST_DESCRIPTION: Final = 240
+_LONGEST_CONDITION: Final = 128
+_ROOM: Final = 64
+"""What a detach, end or close takes beside its error, at the most."""
 
 
 def error_of(violation: ProtocolError) -> Error:
     """Tell the peer what it did wrong, in few enough bytes to fit the smallest frame that a peer may insist on."""
     description = violation.description.encode("ascii", "backslashreplace").decode("ascii")
     return Error(violation.condition, description[:_LONGEST_DESCRIPTION])
+
+
+def shortened(error: Error | None, frame_size: int) -> Error | None:
+    """Cut an error short that would not fit a frame: to be told less is better than to be told nothing."""
+    if error is None or len(encoder.encode(error)) <= frame_size - _ROOM:
+        return error
+    description = (error.description or "").encode("ascii", "backslashreplace").decode("ascii")
+    return Error(error.condition[:_LONGEST_CONDITION], description[:_LONGEST_DESCRIPTION])
 
 
 @composite("amqp:received:list", 0x23, provides="delivery-state")
