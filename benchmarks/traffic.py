@@ -34,7 +34,7 @@ MESSAGE = encode_message(
 )
 
 ROUND = 100
-"""How many messages arrive together: what one read from a busy socket holds."""
+"""How many messages arrive together at most: what one read from a busy socket holds."""
 
 
 @dataclass(frozen=True)
@@ -43,10 +43,12 @@ class Traffic:
 
     handshake: bytes
     rounds: list[bytes]
+    together: int
+    """How many transfers a round has."""
 
 
-def record(messages: int) -> Traffic:
-    """Record a client that sends ``messages`` messages to whoever lets it."""
+def record(messages: int, together: int = ROUND) -> Traffic:
+    """Record a client that sends ``messages`` messages, so many ``together``, to whoever lets it."""
     client = Connection(Configuration(container_id="client", max_frame_size=65536))
     server = Connection(Configuration(container_id="server", incoming_window=2**31 - 1))
     client.open()
@@ -63,8 +65,8 @@ def record(messages: int) -> Traffic:
                 receiver.flow(messages)
     client.receive_data(server.data_to_send())
     rounds: list[bytes] = []
-    for start in range(0, messages, ROUND):
-        for number in range(start, start + ROUND):
+    for start in range(0, messages, together):
+        for number in range(start, start + together):
             link.send(MESSAGE, tag=number.to_bytes(4, "big"))
         rounds.append(client.data_to_send())
-    return Traffic(handshake, rounds)
+    return Traffic(handshake, rounds, together)

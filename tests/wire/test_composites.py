@@ -43,9 +43,10 @@ from pairbus.wire.hotpath import (
     read_whole_transfer,
     write_continuation,
     write_disposition,
+    write_flow,
     write_transfer,
 )
-from pairbus.wire.performatives import Close, Detach, Disposition, End, Transfer
+from pairbus.wire.performatives import Close, Detach, Disposition, End, Flow, Transfer
 from tests.wire.values import BY_NAME, ONE_OF_EACH, UNKNOWN, composites, examples, identity, sparse_composites
 
 FIELDS = [(layout.name, field.name) for layout in LAYOUTS.values() for field in layout.fields]
@@ -516,3 +517,35 @@ def test_a_short_cut_reads_a_performative_whose_descriptor_is_unusual(name: str)
         frame = b"\x00" + descriptor + fields
         position = decode_at(frame, 1)[1]
         assert identity(READERS[name][0](frame, position)[0]) == identity(from_described(decode(frame)))
+
+
+UINTS = st.integers(0, 2**32 - 1)
+
+
+@examples(200)
+@given(
+    next_incoming_id=st.none() | UINTS,
+    numbers=st.tuples(UINTS, UINTS, UINTS),
+    link_state=st.none() | st.tuples(UINTS, st.none() | UINTS, UINTS, st.none() | UINTS, st.booleans()),
+    echo=st.booleans(),
+)
+def test_a_flow_is_written_as_the_tables_write_it(
+    next_incoming_id: int | None,
+    numbers: tuple[int, int, int],
+    link_state: tuple[int, int | None, int, int | None, bool] | None,
+    echo: bool,
+) -> None:
+    written = decode(write_flow(next_incoming_id, *numbers, link_state, echo))
+    handle, delivery_count, link_credit, available, drain = link_state or (None, None, None, None, False)
+    assert from_described(written) == Flow(
+        next_incoming_id=next_incoming_id,
+        incoming_window=numbers[0],
+        next_outgoing_id=numbers[1],
+        outgoing_window=numbers[2],
+        handle=handle,
+        delivery_count=delivery_count,
+        link_credit=link_credit,
+        available=available,
+        drain=drain,
+        echo=echo,
+    )

@@ -1,7 +1,8 @@
-"""The two performatives that every message needs, read and written without the tables.
+"""The performatives that every message needs, read and written without the tables.
 
 ``transfer`` and ``disposition`` make up almost all traffic. They are read here field by field; whatever is out of the
-ordinary is handed to the tables of ``composites``, which give the same result (a test holds the two together).
+ordinary is handed to the tables of ``composites``, which give the same result (a test holds the two together). On a
+quiet connection each message also has a ``flow``, which is written here.
 """
 
 from __future__ import annotations
@@ -140,6 +141,39 @@ def write_continuation(handle: int, more: bool) -> bytes:
     """Encode the transfer performative of a further frame of a delivery."""
     fields = encoder.encode_uint(handle) + b"\x40\x40\x40\x40" + (b"\x41" if more else b"\x42")
     return b"\x00\x53\x14" + encoder.enclose_fields(6, fields)
+
+
+def write_flow(
+    next_incoming_id: int | None,
+    incoming_window: int,
+    next_outgoing_id: int,
+    outgoing_window: int,
+    link_state: tuple[int, int | None, int, int | None, bool] | None,
+    echo: bool,
+) -> bytes:
+    """Encode the flow performative; ``link_state`` is handle, delivery-count, link-credit, available and drain."""
+    fields = (
+        _uint_or_null(next_incoming_id)
+        + encoder.encode_uint(incoming_window)
+        + encoder.encode_uint(next_outgoing_id)
+        + encoder.encode_uint(outgoing_window)
+    )
+    if link_state is None:
+        fields += b"\x40\x40\x40\x40\x40"
+    else:
+        handle, delivery_count, credit, available, drain = link_state
+        fields += (
+            encoder.encode_uint(handle)
+            + _uint_or_null(delivery_count)
+            + encoder.encode_uint(credit)
+            + _uint_or_null(available)
+            + (b"\x41" if drain else b"\x42")
+        )
+    return b"\x00\x53\x13" + encoder.enclose_fields(10, fields + (b"\x41" if echo else b"\x42"))
+
+
+def _uint_or_null(value: int | None) -> bytes:
+    return b"\x40" if value is None else encoder.encode_uint(value)
 
 
 def encode_state(state: object) -> bytes:

@@ -206,11 +206,6 @@ class Link:
         )
 
     @property
-    def knows_delivery_count(self) -> bool:
-        """Whether the delivery count is known: the sender sets it, in its attach."""
-        return self.role == SENDER or self.remote is not LinkState.UNATTACHED
-
-    @property
     def is_attached(self) -> bool:
         """Whether both ends are attached."""
         return self.local is LinkState.ATTACHED and self.remote is LinkState.ATTACHED
@@ -364,6 +359,14 @@ class Link:
     def update(self, delivery: Delivery, state: object) -> bool:
         """Tell the peer a state without settling, so that it may settle first; return whether the peer is told."""
         return self.session.send_disposition(delivery, state, False)
+
+    def flow_state(self) -> tuple[int, int | None, int, int | None, bool]:
+        """What a flow tells of the link: handle, delivery-count, link-credit, available and drain."""
+        if self.role == SENDER:
+            return self.handle, self.delivery_count, self.credit, self.available, self.drain
+        # The sender sets the count, in its attach.
+        count = None if self.remote is LinkState.UNATTACHED else self.delivery_count
+        return self.handle, count, self.credit, None, self.drain
 
     # What the peer says.
 

@@ -30,6 +30,7 @@ from pairbus.wire.hotpath import (
     read_transfer,
     read_whole_transfer,
     write_continuation,
+    write_flow,
     write_transfer,
 )
 from pairbus.wire.link import (
@@ -237,19 +238,17 @@ class Session(Carrier):
         if self.local is not SessionState.MAPPED or (link is not None and link.local is not LinkState.ATTACHED):
             return
         self._incoming_window = self._configuration.incoming_window
-        self._write(
-            Flow(
-                next_incoming_id=None if self.remote is SessionState.UNMAPPED else self._next_incoming_id,
-                incoming_window=self._incoming_window,
-                next_outgoing_id=self._next_outgoing_id,
-                outgoing_window=_OUTGOING_WINDOW,
-                handle=None if link is None else link.handle,
-                delivery_count=link.delivery_count if link is not None and link.knows_delivery_count else None,
-                link_credit=None if link is None else link.credit,
-                available=link.available if link is not None and link.role == SENDER else None,
-                drain=link is not None and link.drain,
-                echo=echo,
-            )
+        known = None if self.remote is SessionState.UNMAPPED else self._next_incoming_id
+        self._writer.write(
+            self.channel,
+            write_flow(
+                known,
+                self._incoming_window,
+                self._next_outgoing_id,
+                _OUTGOING_WINDOW,
+                None if link is None else link.flow_state(),
+                echo,
+            ),
         )
 
     def send_transfer(self, delivery: Delivery, payload: bytes) -> None:
