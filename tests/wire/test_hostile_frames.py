@@ -58,7 +58,7 @@ from pairbus.wire.errors import (
 )
 from pairbus.wire.frames import AMQP_HEADER, SASL_FRAME
 from pairbus.wire.performatives import Close, Detach, Disposition, End, Flow, SaslOutcome, Transfer
-from tests.wire.pair import ScriptedPeer, Side, frame
+from tests.wire.pair import ConnectionPair, ScriptedPeer, Side, frame
 
 CONFIGURATION: Final = Configuration(
     container_id="careful",
@@ -680,3 +680,20 @@ def test_a_peer_that_sends_tiny_frames_for_ever_is_held_in_bounded_memory() -> N
             victim.peer.engine.data_to_send()
 
     assert growth(rounds) < ENOUGH
+
+
+def test_dispositions_for_the_same_deliveries_over_and_over_end_the_session() -> None:
+    server = Configuration(container_id="server", incoming_window=2**31 - 1)
+    pair = ConnectionPair(server=server)
+    session = pair.open()
+    sender, receiver = pair.attach(session, "link", SENDER)
+    receiver.flow(5000)
+    pair.exchange()
+    for number in range(5000):
+        sender.send(b"", tag=number.to_bytes(4, "big"))
+    pair.exchange()
+    again = frame(Disposition(SENDER, 0, 2**31 - 1, False), channel=session.channel)
+    ended: list[SessionEnded] = []
+    for _ in range(100):
+        ended += [event for event in pair.server.receive_data(again) if isinstance(event, SessionEnded)]
+    assert [type(event.violation) for event in ended] == [SessionResourceError]

@@ -474,3 +474,12 @@ def test_the_time_for_a_map_is_bounded_by_its_length_though_its_keys_hash_alike(
 ) -> None:
     data = map_of(keys(400))
     assert calls_made(lambda: decode(data)) < CALLS_PER_KEY * 400
+
+
+def test_a_map_with_very_many_keys_that_are_no_text_comes_as_pairs() -> None:
+    numbers = Map(tuple((number, None) for number in range(5000)))
+    assert decode(encode(numbers)) == numbers
+    words = {f"key {number}": None for number in range(5000)}
+    assert decode(encode(words)) == words
+    with pytest.raises(DecodeError):
+        decode_map(encode(numbers), 0)

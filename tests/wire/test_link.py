@@ -1044,3 +1044,33 @@ def test_states_of_a_link_are_told_apart() -> None:
         (LinkState.ATTACHED, LinkState.ATTACHED, True),
         (LinkState.DETACHED, LinkState.ATTACHED, False),
     ]
+
+
+def test_settling_says_whether_the_peer_is_told() -> None:
+    pair, sender, receiver = joined()
+    sent = sender.send(b"", tag=b"1")
+    pair.exchange()
+    arrived = pair.server_events[-1]
+    assert isinstance(arrived, Delivery)
+    assert receiver.update(arrived, ACCEPTED)
+    assert receiver.settle(arrived, ACCEPTED)
+    assert not receiver.settle(arrived, ACCEPTED), "it was settled before"
+    pair.exchange()
+    assert sent.settled
+    sender.send(b"", tag=b"2")
+    pair.exchange()
+    gone = pair.server_events[-1]
+    assert isinstance(gone, Delivery)
+    sender.detach()
+    pair.exchange()
+    assert not receiver.settle(gone, ACCEPTED), "it went with its link"
+
+
+def test_a_drained_link_says_so_when_the_last_credit_is_used_up() -> None:
+    pair, sender, receiver = joined()
+    receiver.flow(1, drain=True)
+    pair.exchange()
+    sender.send(b"", tag=b"1")
+    pair.exchange()
+    assert isinstance(pair.server_events[-2], Delivery)
+    assert pair.server_events[-1] == LinkDrained(receiver)

@@ -315,7 +315,7 @@ class Session(Carrier):
     def send_disposition(self, delivery: Delivery, state: object, settled: bool) -> bool:
         if delivery.delivery_id < 0:  # it waits for the peer's window: its transfer will tell
             self._check_state(state)
-            if delivery.settled:
+            if delivery.settled or delivery.link.local is _DETACHED:
                 return False
             delivery.state = state
             delivery.settled = settled
