@@ -73,7 +73,7 @@ EVENTS = [
     "LinkDetached", "CreditGranted", "LinkDrained", "Delivery", "DeliveryAborted", "DispositionReceived",
 ]  # fmt: skip
 
-DELIVERY_FIELDS = ["link", "delivery_id", "delivery_tag", "message_format", "payload", "settled", "state"]
+DELIVERY_FIELDS = ["link", "delivery_id", "delivery_tag", "message_format", "payload", "settled", "state", "context"]
 
 
 def api_page() -> str:

@@ -102,6 +102,8 @@ class Route:
     arrived: int = 0
     drain_asked: int = 0
     drained: int = 0
+    is_drained: bool = False
+    """Whether the receiver was told that there is no credit left, and has given none since."""
 
     @property
     def receiver(self) -> Side:
@@ -264,6 +266,7 @@ class TwoEngines(RuleBasedStateMachine):
             return
         link.flow(credit, drain=drain, echo=echo)
         route.drain_asked += drain
+        route.is_drained = False
 
     @rule(route=routes)
     def give_credit_back(self, route: Route) -> None:
@@ -290,10 +293,8 @@ class TwoEngines(RuleBasedStateMachine):
         link = route.ends[side]
         delivery = message.deliveries[side]
         waits = delivery.delivery_id < 0
-        if settle:
-            link.settle(delivery, state)
-        else:
-            link.update(delivery, state)
+        told = link.settle(delivery, state) if settle else link.update(delivery, state)
+        assert told == expected
         if expected and waits:
             message.carried = (state, settle)
         elif expected:
@@ -398,6 +399,7 @@ class TwoEngines(RuleBasedStateMachine):
             case LinkDrained(link=link):
                 route = self._route_of(link)
                 route.drained += 1
+                route.is_drained = True
                 assert route.drained <= route.drain_asked
             case Delivery():
                 self._note_delivery(side, event)
@@ -430,6 +432,7 @@ class TwoEngines(RuleBasedStateMachine):
         route = self._route_of(delivery.link)
         assert side is route.receiver
         message = route.messages[route.arrived]
+        assert not route.is_drained, "nothing comes from a sender that has no credit left"
         assert delivery.payload == message.payload
         assert delivery.delivery_tag == message.tag
         message.deliveries[side] = delivery

@@ -579,6 +579,23 @@ def _flow_bytes(flow: Flow) -> bytes:
     return frame(flow, channel=0)
 
 
+@pytest.mark.parametrize("credit", [0, 2, 6])
+def test_a_link_is_drained_only_when_what_is_under_way_has_come(credit: int) -> None:
+    pair, sender, receiver = joined()
+    receiver.flow(10)
+    pair.exchange()
+    for number in range(6):
+        sender.send(b"%d" % number, tag=b"t")
+    receiver.flow(credit, drain=True)
+    pair.client_events += pair.client.receive_data(pair.server.data_to_send())
+    sender.drained()
+    pair.exchange()
+    kinds = [type(event) for event in pair.server_events if isinstance(event, (Delivery, LinkDrained))]
+    assert kinds == [Delivery] * 6 + [LinkDrained]
+    assert (sender.credit, receiver.credit) == (0, 0)
+    assert sender.delivery_count == receiver.delivery_count
+
+
 def test_after_draining_credit_may_be_given_again() -> None:
     pair, sender, receiver = joined()
     for _ in range(3):

@@ -31,6 +31,7 @@ class Delivery:
     """
 
     __slots__ = (
+        "context",
         "delivery_id",
         "delivery_tag",
         "link",
@@ -57,6 +58,8 @@ class Delivery:
         """The last state that was told, by the peer or in our own transfer."""
         self.rcv_settle_mode: ReceiverSettleMode | None = None
         """What the sender asks of the receiver for this delivery, where that differs from the link's mode."""
+        self.context: Any = None
+        """The application's own: the engine never looks at it."""
 
     def __repr__(self) -> str:
         return f"<Delivery {self.delivery_id} on {self.link.name!r}{', settled' if self.settled else ''}>"
@@ -128,6 +131,7 @@ class Link:
         "_reject_oversized",
         "_strict",
         "available",
+        "context",
         "credit",
         "delivery_count",
         "detach_reported",
@@ -178,6 +182,8 @@ class Link:
         """How many messages the sender has waiting, as far as it told."""
         self.drain = False
         """Whether the receiver wants the credit used up or given back."""
+        self.context: Any = None
+        """The application's own: the engine never looks at it."""
         self.detach_reported = False
         """Whether the application has been told that the link is gone."""
         self.queued = 0

@@ -98,6 +98,8 @@ class Session(Carrier):
         self.remote = SessionState.UNMAPPED
         self.peer: Begin | None = None
         """The peer's begin."""
+        self.context: Any = None
+        """The application's own: the engine never looks at it."""
         self.end_reported = False
         """Whether the application has been told that the session is gone."""
         self.links: dict[int, Link] = {}
@@ -173,6 +175,8 @@ class Session(Carrier):
         rcv_settle_mode: ReceiverSettleMode | None = None,
         max_message_size: int | None = None,
         properties: dict[str, Any] | None = None,
+        offered_capabilities: tuple[str, ...] = (),
+        desired_capabilities: tuple[str, ...] = (),
     ) -> Link:
         """Attach a new link, of which we are the ``SENDER`` or the ``RECEIVER``."""
         if not isinstance(role, bool):
@@ -193,6 +197,8 @@ class Session(Carrier):
                 rcv_settle_mode=rcv_settle_mode,
                 max_message_size=max_message_size,
                 properties=properties,
+                offered_capabilities=offered_capabilities,
+                desired_capabilities=desired_capabilities,
             )
         except LocalProtocolError:
             self._free_name(link)
