@@ -1,5 +1,6 @@
 """Builds pairbus; with PAIRBUS_COMPILE=1 the hot modules are compiled with mypyc, from the same sources."""
 
+import importlib.util
 import os
 
 from setuptools import setup
@@ -15,9 +16,11 @@ COMPILED = [
     "src/pairbus/wire/session.py",
 ]
 
-if os.environ.get("PAIRBUS_COMPILE") == "1":
+if os.environ.get("PAIRBUS_COMPILE") != "1":
+    setup()
+elif importlib.util.find_spec("mypyc") is None:
+    setup(setup_requires=["mypy>=2.1,<3"])  # pip installs it for the build, and asks again
+else:
     from mypyc.build import mypycify
 
     setup(ext_modules=mypycify(["--strict", *COMPILED], opt_level="3"))
-else:
-    setup()
