@@ -60,6 +60,8 @@ class ConnectionPair:
         self.client_events: list[Event] = []
         self.server_events: list[Event] = []
         self.answer: Callable[[Event], None] = self.answer_friendly
+        self.credit = 1000
+        """What a friendly server gives on every link that it receives on."""
 
     def answer_friendly(self, event: Event) -> None:
         match event:
@@ -69,8 +71,8 @@ class ConnectionPair:
                 session.begin()
             case LinkAttached(link=link, attach=attach) if link.local is LinkState.UNATTACHED:
                 link.attach(source=attach.source, target=attach.target)
-                if link.role == RECEIVER:
-                    link.flow(1000)
+                if link.role == RECEIVER and self.credit:
+                    link.flow(self.credit)
 
     def exchange(self) -> None:
         """Carry bytes to and fro until there are none."""

@@ -60,12 +60,13 @@ def scripted(side: Side = Side.SERVER, **configuration: Any) -> tuple[ScriptedPe
     return peer, peer.begin()
 
 
-def joined(role: bool = SENDER, **server: Any) -> tuple[ConnectionPair, Link, Link]:
+def joined(role: bool = SENDER, *, credit: int = 1000, **server: Any) -> tuple[ConnectionPair, Link, Link]:
     """Two engines with a link; the client's end, which has ``role``, and the server's."""
     pair = ConnectionPair(
         Configuration(container_id="c", max_frame_size=512),
         Configuration(container_id="s", max_frame_size=512, **server),
     )
+    pair.credit = credit
     link, other = pair.attach(pair.open(), "link", role)
     return pair, link, other
 
@@ -557,7 +558,7 @@ def test_credit_that_is_taken_back_does_not_condemn_what_is_under_way() -> None:
 
 @pytest.mark.parametrize("sent", [0, 2, 5])
 def test_a_sender_that_is_drained_uses_up_its_credit_or_gives_it_back(sent: int) -> None:
-    pair, sender, receiver = joined()
+    pair, sender, receiver = joined(credit=0)
     receiver.flow(5, drain=True)
     pair.exchange()
     assert pair.client_events[-1] == CreditGranted(sender, 5, drain=True)
@@ -581,7 +582,7 @@ def _flow_bytes(flow: Flow) -> bytes:
 
 @pytest.mark.parametrize("credit", [0, 2, 6])
 def test_a_link_is_drained_only_when_what_is_under_way_has_come(credit: int) -> None:
-    pair, sender, receiver = joined()
+    pair, sender, receiver = joined(credit=0)
     receiver.flow(10)
     pair.exchange()
     for number in range(6):
@@ -590,10 +591,23 @@ def test_a_link_is_drained_only_when_what_is_under_way_has_come(credit: int) -> 
     pair.client_events += pair.client.receive_data(pair.server.data_to_send())
     sender.drained()
     pair.exchange()
-    kinds = [type(event) for event in pair.server_events if isinstance(event, (Delivery, LinkDrained))]
-    assert kinds == [Delivery] * 6 + [LinkDrained]
+    assert _arrivals(pair) == [Delivery] * 6 + [LinkDrained]
     assert (sender.credit, receiver.credit) == (0, 0)
     assert sender.delivery_count == receiver.delivery_count
+
+
+def test_a_link_is_not_drained_in_the_middle_of_a_message() -> None:
+    pair, sender, receiver = joined(credit=0, incoming_window=2)
+    receiver.flow(1, drain=True)
+    pair.exchange()
+    sender.send(b"." * 2000, tag=b"t")
+    sender.drained()
+    pair.exchange()
+    assert _arrivals(pair) == [Delivery, LinkDrained]
+
+
+def _arrivals(pair: ConnectionPair) -> list[type]:
+    return [type(event) for event in pair.server_events if isinstance(event, (Delivery, LinkDrained))]
 
 
 def test_after_draining_credit_may_be_given_again() -> None:
@@ -1084,7 +1098,7 @@ def test_settling_says_whether_the_peer_is_told() -> None:
 
 
 def test_a_drained_link_says_so_when_the_last_credit_is_used_up() -> None:
-    pair, sender, receiver = joined()
+    pair, sender, receiver = joined(credit=0)
     receiver.flow(1, drain=True)
     pair.exchange()
     sender.send(b"", tag=b"1")

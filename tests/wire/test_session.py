@@ -356,6 +356,21 @@ def test_a_delivery_that_was_half_sent_goes_with_its_link() -> None:
     assert (heard.payload, heard.body.delivery_id) == (b"whole", 1)
 
 
+def test_what_waits_for_the_window_is_not_sent_when_its_credit_is_taken_back() -> None:
+    peer, session, link = outgoing(1)
+    other = peer.attach(session, "other", SENDER)
+    peer.flow(session, next_incoming_id=0, incoming_window=1)
+    for number in range(3):
+        link.send(b"link %d" % number, tag=b"t")
+    other.send(b"other", tag=b"t")
+    assert [heard.payload for heard in peer.heard()] == [b"link 0"]
+    peer.grant(session, link, 0, delivery_count=1, next_incoming_id=1, incoming_window=10)
+    assert [heard.payload for heard in peer.heard()] == [b"other"], "part 2.6.7: without credit nothing is sent"
+    peer.grant(session, link, 5, delivery_count=1, next_incoming_id=2, incoming_window=10)
+    rest = peer.heard()
+    assert [(heard.payload, heard.body.delivery_id) for heard in rest] == [(b"link 1", 2), (b"link 2", 3)]
+
+
 @pytest.mark.parametrize("ask", ["echo", "drain"])
 def test_a_flow_does_not_overtake_the_deliveries_that_it_counts(ask: str) -> None:
     pair = ConnectionPair(server=Configuration(container_id="s", incoming_window=2, max_frame_size=512))

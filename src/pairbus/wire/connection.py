@@ -357,8 +357,7 @@ class Connection(Host):
             return
         if event is not None:
             events.append(event)
-            if isinstance(event, Delivery) and event.link.drain and event.link.credit == 0:
-                event.link.drain = False
+            if isinstance(event, Delivery) and event.link.drain and event.link.is_drained():
                 events.append(LinkDrained(event.link))
 
     def _receive_performative(self, code: int, channel: int, frame: bytes, position: int, events: list[Event]) -> None:

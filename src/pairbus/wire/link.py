@@ -77,7 +77,7 @@ class Carrier(ABC):
         """Write the flow state of the session and of the link, as it stands."""
 
     @abstractmethod
-    def send_transfer(self, delivery: Delivery, payload: bytes) -> None:
+    def send_transfer(self, delivery: Delivery, payload: bytes, beyond_credit: bool) -> None:
         """Write a delivery, now or as soon as the peer's window has room for it."""
 
     @abstractmethod
@@ -136,6 +136,7 @@ class Link:
         "delivery_count",
         "detach_reported",
         "drain",
+        "granted_to_us",
         "handle",
         "local",
         "max_message_size",
@@ -187,7 +188,9 @@ class Link:
         self.detach_reported = False
         """Whether the application has been told that the link is gone."""
         self.queued = 0
-        """How many deliveries wait for the session's window."""
+        """How many deliveries wait for the session's window, or for credit that was taken back."""
+        self.granted_to_us = 0
+        """How many deliveries the receiver takes from the present delivery count on: ours to send, queued ones too."""
         self._given_back = 0
         self._giving_back = False
         self._granted = 0
@@ -298,6 +301,7 @@ class Link:
     def _give_back(self) -> None:
         """Tell the receiver; not before everything is out that was sent with the credit it counts on."""
         self.delivery_count = (self.delivery_count + self._given_back) & SERIAL
+        self.granted_to_us = max(0, self.granted_to_us - self._given_back)
         self._given_back = 0
         self._giving_back = False
         self.session.send_flow(self, False)
@@ -339,7 +343,7 @@ class Link:
         settled = settled or self.snd_settle_mode == SenderSettleMode.SETTLED
         delivery = Delivery(self, -1, tag, message_format, settled, b"")
         delivery.state = state
-        self.session.send_transfer(delivery, payload)
+        self.session.send_transfer(delivery, payload, beyond_credit)
         return delivery
 
     def count_queued(self) -> None:
@@ -351,6 +355,7 @@ class Link:
     def count_started(self) -> None:
         """Count a delivery whose first frame has been written: only now does the receiver get to know of it."""
         self.queued -= 1
+        self.granted_to_us = max(0, self.granted_to_us - 1)
         self.delivery_count = (self.delivery_count + 1) & SERIAL
         if self._giving_back and self.queued == 0:
             self._give_back()
@@ -365,6 +370,13 @@ class Link:
     def update(self, delivery: Delivery, state: object) -> bool:
         """Tell the peer a state without settling, so that it may settle first; return whether the peer is told."""
         return self.session.send_disposition(delivery, state, False)
+
+    def is_drained(self) -> bool:
+        """Whether the sender has used up or given back all it was given, as we asked; told once."""
+        if not self.drain or self.credit or self.delivery_count != self._granted or self._partial is not None:
+            return False
+        self.drain = False
+        return True
 
     def flow_state(self) -> tuple[int, int | None, int, int | None, bool]:
         """What a flow tells of the link: handle, delivery-count, link-credit, available and drain."""
@@ -396,9 +408,10 @@ class Link:
             if flow.link_credit is not None:
                 # Our initial-delivery-count is 0, and what a receiver means that does not know the count yet.
                 counted = 0 if flow.delivery_count is None else flow.delivery_count
-                uncounted = (self.delivery_count + self.queued + self._given_back - counted) & SERIAL
+                uncounted = (self.delivery_count - counted) & SERIAL
                 # Beyond half the range the receiver claims to have counted what we have not sent.
-                self.credit = max(0, flow.link_credit - (uncounted if uncounted <= SERIAL >> 1 else 0))
+                self.granted_to_us = max(0, flow.link_credit - (uncounted if uncounted <= SERIAL >> 1 else 0))
+                self.credit = max(0, self.granted_to_us - self.queued - self._given_back)
             self.drain = flow.drain
             return
         if flow.available is not None:
@@ -409,6 +422,8 @@ class Link:
             if advanced <= allowed <= SERIAL >> 1:
                 self.delivery_count = flow.delivery_count
                 self.credit = max(0, self.credit - advanced)
+        if self.drain and flow.drain and flow.link_credit == 0:
+            self._granted = self.delivery_count  # it has heard us, and nothing more is under way
 
     def receive_whole(
         self, delivery_id: int, tag: bytes, message_format: int, settled: bool, payload: bytes

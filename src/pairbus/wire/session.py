@@ -78,12 +78,17 @@ class Host(ABC):
 class _Outgoing:
     """A delivery that the peer's window has not let through yet, or not all of it."""
 
-    __slots__ = ("delivery", "payload", "position")
+    __slots__ = ("beyond_credit", "delivery", "payload", "position")
 
-    def __init__(self, delivery: Delivery, payload: bytes) -> None:
+    def __init__(self, delivery: Delivery, payload: bytes, beyond_credit: bool) -> None:
         self.delivery = delivery
         self.payload = payload
+        self.beyond_credit = beyond_credit
         self.position = 0
+
+    def lacks_credit(self) -> bool:
+        """Whether the receiver has taken back the credit that it was sent with; what has begun is finished."""
+        return self.delivery.link.granted_to_us == 0 and not self.beyond_credit and self.delivery.delivery_id < 0
 
 
 class Session(Carrier):
@@ -114,6 +119,8 @@ class Session(Carrier):
         self._incoming: dict[int, Delivery] = {}
         self._outgoing: dict[int, Delivery] = {}
         self._outbox: deque[_Outgoing] = deque()
+        self._parked: list[_Outgoing] = []
+        """What was queued with credit that the receiver has taken back since."""
         self._next_delivery_id = 0
         # The session's flow state, named as in part 2.5.6.
         self._next_incoming_id = 0
@@ -143,7 +150,7 @@ class Session(Carrier):
     @property
     def queued(self) -> int:
         """How many deliveries wait for the peer's window."""
-        return len(self._outbox)
+        return len(self._outbox) + len(self._parked)
 
     # What we say.
 
@@ -257,12 +264,12 @@ class Session(Carrier):
             ),
         )
 
-    def send_transfer(self, delivery: Delivery, payload: bytes) -> None:
+    def send_transfer(self, delivery: Delivery, payload: bytes, beyond_credit: bool) -> None:
         if self.local is not SessionState.MAPPED or self.remote is SessionState.ENDED:
             raise LocalProtocolError(f"the session on channel {self.channel} has ended; the message was not sent")
         self._check_state(delivery.state)
         delivery.link.count_queued()
-        self._outbox.append(_Outgoing(delivery, payload))
+        self._outbox.append(_Outgoing(delivery, payload, beyond_credit))
         self._pump()
 
     def _check_state(self, state: object) -> None:
@@ -273,8 +280,17 @@ class Session(Carrier):
     def _pump(self) -> None:
         """Write what the peer's window has room for."""
         while self._outbox and self._remote_incoming_window > 0:
-            if self._write_transfer(self._outbox[0]):
+            outgoing = self._outbox[0]
+            if outgoing.lacks_credit():
+                self._parked.append(self._outbox.popleft())
+            elif self._write_transfer(outgoing):
                 self._outbox.popleft()
+
+    def _unpark(self) -> None:
+        """Queue again, ahead of the rest, what waited for credit."""
+        if self._parked:
+            self._outbox.extendleft(reversed(self._parked))
+            self._parked.clear()
 
     def _write_transfer(self, outgoing: _Outgoing) -> bool:
         """Write the next frame of a delivery; return whether it was the last."""
@@ -403,11 +419,9 @@ class Session(Carrier):
             return None
         link.receive_flow(flow)
         if link.role == SENDER:
+            self._unpark()
             return CreditGranted(link, link.credit, link.drain)
-        if link.drain and link.credit == 0:
-            link.drain = False
-            return LinkDrained(link)
-        return None
+        return LinkDrained(link) if link.is_drained() else None
 
     def receive_transfer(self, frame: bytes, position: int) -> Delivery | DeliveryAborted | LinkDetached | None:
         """Take in a transfer frame whose performative stands at ``position``."""
@@ -562,7 +576,8 @@ class Session(Carrier):
         self._host.links_left += 1
 
     def _forget_deliveries(self, link: Link) -> None:
-        if self._outbox and (link.queued or self._outbox[0].delivery.link is link):
+        if link.queued or (self._outbox and self._outbox[0].delivery.link is link):
+            self._unpark()
             self._outbox = deque(outgoing for outgoing in self._outbox if outgoing.delivery.link is not link)
             link.queued = 0
         known = self._incoming if link.role == RECEIVER else self._outgoing
@@ -587,6 +602,7 @@ class Session(Carrier):
         self._remote_links.clear()
         self._names.clear()
         self._outbox.clear()
+        self._parked.clear()
         self._incoming.clear()
         self._outgoing.clear()
 
