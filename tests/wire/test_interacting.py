@@ -502,6 +502,10 @@ class TwoEngines(RuleBasedStateMachine):
             assert engine.is_closed == bool(self.closed)
         if self.closed:
             return
+        for route in self.all_routes:  # what waits for credit that was taken back can go now
+            if not route.gone and not route.conversation.gone:
+                self.flow(route, credit=1000, drain=False, echo=False)
+        self.fall_silent()
         for conversation in self.all_conversations:
             if conversation.gone:
                 assert conversation.told <= set(Side)

@@ -130,6 +130,7 @@ class Link:
         "_partial",
         "_reject_oversized",
         "_strict",
+        "_told_drained",
         "available",
         "context",
         "credit",
@@ -196,6 +197,7 @@ class Link:
         self._granted = 0
         """The delivery count up to which we ever gave credit: what the peer sent before it heard that we take some
         back is no fault of its own."""
+        self._told_drained = False
         self._partial: _Partial | None = None
         self._strict = strict
         self._reject_oversized = reject
@@ -281,6 +283,7 @@ class Link:
             raise LocalProtocolError(f"a credit of {credit}; it must be between 0 and {SERIAL >> 1}")
         self.credit = credit
         self.drain = drain
+        self._told_drained = False
         granted = (self.delivery_count + credit) & SERIAL
         if (granted - self._granted) & SERIAL <= SERIAL >> 1:
             self._granted = granted
@@ -373,7 +376,10 @@ class Link:
 
     def is_drained(self) -> bool:
         """Whether the sender has used up or given back all it was given, as we asked; told once."""
-        if not self.drain or self.credit or self.delivery_count != self._granted or self._partial is not None:
+        if not self.drain or self.credit or self._partial is not None:
+            return False
+        # Without the sender's word more may be under way, if we ever gave more credit than we do now.
+        if not self._told_drained and self.delivery_count != self._granted:
             return False
         self.drain = False
         return True
@@ -422,8 +428,8 @@ class Link:
             if advanced <= allowed <= SERIAL >> 1:
                 self.delivery_count = flow.delivery_count
                 self.credit = max(0, self.credit - advanced)
-        if self.drain and flow.drain and flow.link_credit == 0:
-            self._granted = self.delivery_count  # it has heard us, and nothing more is under way
+        if self.drain and self.credit == 0 and flow.drain and flow.link_credit == 0:
+            self._told_drained = True
 
     def receive_whole(
         self, delivery_id: int, tag: bytes, message_format: int, settled: bool, payload: bytes
