@@ -90,6 +90,7 @@ class Watcher:
         if code is Frame.DETACH:
             del handles[handle]
         elif code is Frame.TRANSFER:
+            assert fields[1] is None or not handles[handle], "a delivery that begins in the middle of another"
             if not handles[handle]:
                 assert fields[1] == self.deliveries[channel], "delivery-ids count up without a gap"
                 self.deliveries[channel] += 1

@@ -102,6 +102,8 @@ class Route:
     arrived: int = 0
     drain_asked: int = 0
     drained: int = 0
+    went_beyond: bool = False
+    """Whether the sender was told to send without credit."""
     is_drained: bool = False
     """Whether the receiver was told that there is no credit left, and has given none since."""
 
@@ -144,6 +146,7 @@ class TwoEngines(RuleBasedStateMachine):
         self.unanswered: list[tuple[Side, Event]] = []
         self.sasl = False
         self.first_delivery_id = 0
+        self.strict = True
         self.closed: set[Side] = set()
         self.all_conversations: list[Conversation] = []
         self.all_routes: list[Route] = []
@@ -161,6 +164,7 @@ class TwoEngines(RuleBasedStateMachine):
         ahead=st.lists(st.tuples(SIDES, SIDES), max_size=3),
         credit=st.integers(0, 12),
         first_delivery_id=st.sampled_from([0, 2**32 - 3]),
+        strict=st.booleans(),
     )
     def connect(
         self,
@@ -170,12 +174,14 @@ class TwoEngines(RuleBasedStateMachine):
         ahead: list[tuple[Side, Side]],
         credit: int,
         first_delivery_id: int,
+        strict: bool,
     ) -> Any:
         """Connect; some of the time with a few links that are attached already, since much happens only later."""
         self.sasl = sasl
         self.first_delivery_id = first_delivery_id
-        client = Configuration(container_id="c", max_frame_size=frame_size, incoming_window=windows[0])
-        server = Configuration(container_id="s", max_frame_size=512, incoming_window=windows[1])
+        self.strict = strict
+        client = Configuration(container_id="c", max_frame_size=frame_size, incoming_window=windows[0], strict=strict)
+        server = Configuration(container_id="s", max_frame_size=512, incoming_window=windows[1], strict=strict)
         self.engines = {
             Side.CLIENT: Connection(client, anonymous() if sasl else None),
             Side.SERVER: Connection(server, SaslServer() if sasl else None),
@@ -235,22 +241,23 @@ class TwoEngines(RuleBasedStateMachine):
         pending = self.unanswered.pop(choice % len(self.unanswered))
         self._answer(*pending, refuse=refuse and choice > 6)
 
-    @rule(route=routes, sizes=st.lists(SIZES, min_size=1, max_size=4), settled=st.booleans())
-    def send(self, route: Route, sizes: list[int], settled: bool) -> None:
+    @rule(route=routes, sizes=st.lists(SIZES, min_size=1, max_size=4), settled=st.booleans(), beyond=SELDOM)
+    def send(self, route: Route, sizes: list[int], settled: bool, beyond: bool) -> None:
         link = route.ends.get(route.sender)
         if link is not None:
             for size in sizes:
-                self._send(route, link, size, settled)
+                self._send(route, link, size, settled, beyond and not self.strict)
 
-    def _send(self, route: Route, link: Link, size: int, settled: bool) -> None:
+    def _send(self, route: Route, link: Link, size: int, settled: bool, beyond: bool) -> None:
         tag = b"%d" % len(route.messages)
         payload = (b"%d.%d " % (route.number, len(route.messages))).ljust(size, b".")[:size]
-        if not route.is_up(route.sender) or route.credit == 0:
+        if not route.is_up(route.sender) or (route.credit == 0 and not beyond):
             with pytest.raises(LocalProtocolError):
-                link.send(payload, tag=tag, settled=settled)
+                link.send(payload, tag=tag, settled=settled, beyond_credit=beyond)
             return
-        delivery = link.send(payload, tag=tag, settled=settled)
-        route.credit -= 1
+        delivery = link.send(payload, tag=tag, settled=settled, beyond_credit=beyond)
+        route.went_beyond |= beyond
+        route.credit = max(0, route.credit - 1)
         empty: dict[Side, list[Statement]] = {side: [] for side in Side}
         heard: dict[Side, list[Statement]] = {side: [] for side in Side}
         route.messages.append(Message(payload, tag, settled, {route.sender: delivery}, empty, heard))
@@ -432,7 +439,7 @@ class TwoEngines(RuleBasedStateMachine):
         route = self._route_of(delivery.link)
         assert side is route.receiver
         message = route.messages[route.arrived]
-        assert not route.is_drained, "nothing comes from a sender that has no credit left"
+        assert route.went_beyond or not route.is_drained, "nothing comes from a sender that has no credit left"
         assert delivery.payload == message.payload
         assert delivery.delivery_tag == message.tag
         message.deliveries[side] = delivery
@@ -504,6 +511,7 @@ class TwoEngines(RuleBasedStateMachine):
             return
         for route in self.all_routes:  # what waits for credit that was taken back can go now
             if not route.gone and not route.conversation.gone:
+                self._check_credit(route)
                 self.flow(route, credit=1000, drain=False, echo=False)
         self.fall_silent()
         for conversation in self.all_conversations:
@@ -526,6 +534,13 @@ class TwoEngines(RuleBasedStateMachine):
             for route in self._routes_of(conversation):
                 self._check(route)
 
+    def _check_credit(self, route: Route) -> None:
+        """Check that two ends that have fallen silent agree on what was sent and what may be."""
+        sender, receiver = route.ends[route.sender], route.ends[route.receiver]
+        assert sender.delivery_count == receiver.delivery_count
+        if not route.went_beyond and not sender.queued:
+            assert sender.credit == receiver.credit
+
     def _check(self, route: Route) -> None:
         if route.gone:
             assert route.gone == route.told == set(Side)
@@ -537,8 +552,7 @@ class TwoEngines(RuleBasedStateMachine):
         assert sender.is_attached
         assert receiver.is_attached
         assert route.arrived == len(route.messages), "every message sent arrives"
-        assert sender.delivery_count == receiver.delivery_count
-        assert sender.credit == receiver.credit
+        self._check_credit(route)
         for message in route.messages:
             for side in Side:
                 said = message.said[OTHER[side]]

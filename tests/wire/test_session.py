@@ -371,6 +371,37 @@ def test_what_waits_for_the_window_is_not_sent_when_its_credit_is_taken_back() -
     assert [(heard.payload, heard.body.delivery_id) for heard in rest] == [(b"link 1", 2), (b"link 2", 3)]
 
 
+def test_a_delivery_that_was_half_sent_goes_with_its_link_even_if_others_were_let_ahead_of_it() -> None:
+    peer, session, held = outgoing(1)
+    other = peer.attach(session, "other", SENDER)
+    peer.flow(session, next_incoming_id=0, incoming_window=1)
+    held.send(b"first", tag=b"t")
+    held.send(b"held back", tag=b"t")
+    other.send(b"." * 2000, tag=b"t")
+    peer.grant(session, held, 0, delivery_count=1, next_incoming_id=1, incoming_window=1)
+    assert [heard.body.more for heard in peer.heard()] == [False, True], "the large one has begun"
+    peer.grant(session, held, 5, delivery_count=1, next_incoming_id=2, incoming_window=0)
+    other.detach()
+    peer.heard()
+    peer.flow(session, next_incoming_id=2, incoming_window=10)
+    assert [heard.payload for heard in peer.heard()] == [b"held back"], "the other link is gone"
+    assert session.queued == 0
+
+
+def test_a_delivery_that_was_held_back_does_not_begin_in_the_middle_of_another() -> None:
+    peer, session, link = outgoing(1)
+    link.send(b"first", tag=b"t")
+    link.send(b"held back", tag=b"t")
+    peer.grant(session, link, 0, delivery_count=1, next_incoming_id=1, incoming_window=1)
+    assert len(peer.heard()) == 1
+    link.send(b"." * 2000, tag=b"t", beyond_credit=True)
+    peer.grant(session, link, 5, delivery_count=1, next_incoming_id=2, incoming_window=10)
+    *large, last, held = peer.heard()
+    assert all(heard.body.more for heard in large)
+    assert b"".join(heard.payload for heard in [*large, last]) == b"." * 2000, "one at a time on a link"
+    assert (held.payload, held.body.delivery_id) == (b"held back", 2)
+
+
 @pytest.mark.parametrize("ask", ["echo", "drain"])
 def test_a_flow_does_not_overtake_the_deliveries_that_it_counts(ask: str) -> None:
     pair = ConnectionPair(server=Configuration(container_id="s", incoming_window=2, max_frame_size=512))

@@ -287,10 +287,13 @@ class Session(Carrier):
                 self._outbox.popleft()
 
     def _unpark(self) -> None:
-        """Queue again, ahead of the rest, what waited for credit."""
+        """Queue again, ahead of the rest, what waited for credit; but what has begun is finished first."""
         if self._parked:
+            begun = self._outbox.popleft() if self._outbox and self._outbox[0].delivery.delivery_id >= 0 else None
             self._outbox.extendleft(reversed(self._parked))
             self._parked.clear()
+            if begun is not None:
+                self._outbox.appendleft(begun)
 
     def _write_transfer(self, outgoing: _Outgoing) -> bool:
         """Write the next frame of a delivery; return whether it was the last."""
