@@ -268,9 +268,18 @@ class Session(Carrier):
         if self.local is not SessionState.MAPPED or self.remote is SessionState.ENDED:
             raise LocalProtocolError(f"the session on channel {self.channel} has ended; the message was not sent")
         self._check_state(delivery.state)
+        if beyond_credit and delivery.link.queued:
+            self._let_beyond_credit(delivery.link)
         delivery.link.count_queued()
         self._outbox.append(_Outgoing(delivery, payload, beyond_credit))
         self._pump()
+
+    def _let_beyond_credit(self, link: Link) -> None:
+        """Let what the link has queued go without credit too: a link's messages keep their order."""
+        self._unpark()
+        for outgoing in self._outbox:
+            if outgoing.delivery.link is link:
+                outgoing.beyond_credit = True
 
     def _check_state(self, state: object) -> None:
         """Refuse a state that would leave no room in a transfer; later it would be too late."""
