@@ -31,7 +31,7 @@ $(PACKAGE): pyproject.toml setup.py
 $(READY): $(PACKAGE) tests/peers/package.json
 	@echo "setting up $(VENV): about a minute, some 300 MB …"
 	@$(PIP) install --upgrade pip
-	@$(PIP) install --editable '.[dev]'
+	@$(PIP) install --editable '.[server,dev]'
 	@for extra in proton fuzz; do \
 	    $(PIP) install --editable ".[$$extra]" >$(VENV)/$$extra.log 2>&1 \
 	    || echo "not installed: the extra '$$extra' (see $(VENV)/$$extra.log); what needs it is skipped"; done

@@ -1,0 +1,77 @@
+"""Whether an entity takes messages: everything that can be wrong with a send, before anything happens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pairbus.broker.entity import Destination, QueueEntity
+from pairbus.broker.errors import (
+    EntityDisabledError,
+    HeaderSizeExceededError,
+    InvalidMessageError,
+    MessageSizeExceededError,
+    QuotaExceededError,
+    SessionRequiredError,
+)
+from pairbus.broker.limits import Limits
+from pairbus.broker.message import Message
+from pairbus.broker.router import capacity, message_limit
+
+
+def check_send(entity: Destination, messages: Sequence[Message], limits: Limits, pending_bytes: int = 0) -> int:
+    """Raise what is wrong with sending these; how many bytes they take."""
+    if not entity.description.status.can_send:
+        raise EntityDisabledError(f"'{entity.path}' is {entity.description.status}: it takes no messages", entity.path)
+    total = 0
+    for message in messages:
+        check_message(entity, message, limits)
+        total += len(message.body)
+    batch_limit = max(limits.batch_bytes, message_limit(entity, limits))
+    if total > batch_limit:
+        raise MessageSizeExceededError(
+            f"the batch has {total} bytes; '{entity.path}' takes at most {batch_limit} at once", entity.path
+        )
+    most = capacity(entity, limits)
+    if entity.usage.size_bytes + pending_bytes + total > most:
+        raise QuotaExceededError(
+            f"'{entity.path}' is full: it holds {entity.usage.size_bytes} of {most} bytes; receive messages,"
+            " its dead letters too, or give it a larger size",
+            entity.path,
+        )
+    return total
+
+
+def check_message(entity: Destination, message: Message, limits: Limits) -> None:
+    most = message_limit(entity, limits)
+    if len(message.body) > most:
+        raise MessageSizeExceededError(
+            f"the message has {len(message.body)} bytes; '{entity.path}' takes at most {most}", entity.path
+        )
+    if message.header_bytes > limits.header_bytes:
+        raise HeaderSizeExceededError(
+            f"the properties of the message have {message.header_bytes} bytes; at most {limits.header_bytes} are"
+            " allowed",
+            entity.path,
+        )
+    if message.session_id is None:
+        if isinstance(entity, QueueEntity) and entity.description.requires_session and not message.ping:
+            raise SessionRequiredError(
+                f"'{entity.path}' requires sessions: the message needs a session id", entity.path
+            )
+    elif message.partition_key is not None and message.partition_key != message.session_id:
+        raise InvalidMessageError("the partition key differs from the session id", entity.path)
+    _check_ids(entity, message, limits.id_characters)
+
+
+def _check_ids(entity: Destination, message: Message, most: int) -> None:
+    for name, value in (
+        ("message id", message.message_id),
+        ("session id", message.session_id),
+        ("partition key", message.partition_key),
+    ):
+        if value is not None and len(value) > most:
+            raise InvalidMessageError(
+                f"the {name} has {len(value)} characters; at most {most} are allowed", entity.path
+            )
+    if message.time_to_live_ms is not None and message.time_to_live_ms < 0:
+        raise InvalidMessageError("the time to live is negative", entity.path)

@@ -1,0 +1,60 @@
+"""A message under the eyes of a rule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from pairbus.broker.message import NEVER, PropertyView, Record
+from pairbus.broker.sql import Missing
+from pairbus.broker.values import Instant, Span, Value
+
+
+def _instant(time_ms: int | None) -> Value:
+    return None if time_ms is None or time_ms == NEVER else Instant(time_ms)
+
+
+# What the broker itself knows of a message; all else is what the sender wrote into it.
+_KNOWN: Final[dict[str, Callable[[Record], Value]]] = {
+    "MessageId": lambda record: record.message_id,
+    "SessionId": lambda record: record.session_id,
+    "PartitionKey": lambda record: record.partition_key,
+    "TimeToLive": lambda record: None if record.time_to_live_ms is None else Span(record.time_to_live_ms),
+    "ScheduledEnqueueTimeUtc": lambda record: _instant(record.scheduled_ms),
+    "EnqueuedTimeUtc": lambda record: _instant(record.enqueued_ms),
+    "ExpiresAtUtc": lambda record: _instant(record.expires_ms),
+    "SequenceNumber": lambda record: record.sequence,
+    "EnqueuedSequenceNumber": lambda record: record.original_sequence,
+    "DeliveryCount": lambda record: record.delivery_count,
+    "Size": lambda record: record.size,
+    "State": lambda record: int(record.state),
+    "DeadLetterSource": lambda record: record.dead_letter_source,
+    "LockToken": lambda _: None,
+    "LockedUntilUtc": lambda _: None,
+}
+
+
+class Candidate:
+    """The properties of a message as they are now: what the sender wrote, with what was changed since."""
+
+    __slots__ = ("_record", "_system", "_user", "_view")
+
+    def __init__(self, record: Record, view: PropertyView) -> None:
+        self._record = record
+        self._view = view
+        amendments = record.amendments
+        self._user = {} if amendments is None else {name.lower(): value for name, value in amendments.user.items()}
+        self._system = {} if amendments is None else amendments.system
+
+    def user(self, name: str) -> Value | Missing:
+        if self._user and (key := name.lower()) in self._user:
+            return self._user[key]
+        return self._view.user(name)
+
+    def system(self, name: str) -> Value:
+        known = _KNOWN.get(name)
+        if known is not None:
+            return known(self._record)
+        if name in self._system:
+            return self._system[name]
+        return self._view.system(name)

@@ -1,0 +1,367 @@
+"""The entities of a namespace: made, changed, found, deleted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from pairbus.broker.address import Address, Part, Place
+from pairbus.broker.context import Context
+from pairbus.broker.descriptions import (
+    DEFAULT_RULE,
+    EntityDescription,
+    EntityRecord,
+    QueueDescription,
+    RuleDescription,
+    SubscriptionDescription,
+    TopicDescription,
+)
+from pairbus.broker.duplicates import Duplicates
+from pairbus.broker.entity import Destination, Entity, Holder, QueueEntity, SubscriptionEntity, TopicEntity
+from pairbus.broker.errors import (
+    EntityExistsError,
+    EntityNotFoundError,
+    InvalidDescriptionError,
+    InvalidOperationError,
+    QuotaExceededError,
+)
+from pairbus.broker.housekeeping import Grave, Housekeeping
+from pairbus.broker.idle import Idle
+from pairbus.broker.notices import EntityGone
+from pairbus.broker.queue import OnDue, Queue, Usage
+from pairbus.broker.rules import Rule, make_rule
+from pairbus.broker.validation import check_description, check_name, check_path, check_update
+
+
+def _nothing_due(_queue: Queue, _at_ms: int, _limit: int) -> int:
+    return 0
+
+
+class Catalogue:
+    """Finds entities by path and by number, and writes every change of them."""
+
+    def __init__(self, context: Context, housekeeping: Housekeeping) -> None:
+        self._context = context
+        self._housekeeping = housekeeping
+        self._destinations: dict[str, Destination] = {}
+        self._by_id: dict[int, Entity] = {}
+        self._idle: dict[int, Idle] = {}
+        self._last_id = 0
+        self.on_due: OnDue = _nothing_due
+
+    # Finding
+
+    def find(self, path: str) -> Destination | None:
+        return self._destinations.get(path.lower())
+
+    def destination(self, path: str) -> Destination:
+        entity = self._destinations.get(path.lower())
+        if entity is None:
+            raise EntityNotFoundError(f"there is no queue or topic '{path}'", path)
+        return entity
+
+    def topic(self, path: str) -> TopicEntity:
+        entity = self._destinations.get(path.lower())
+        if not isinstance(entity, TopicEntity):
+            raise EntityNotFoundError(f"there is no topic '{path}'", path)
+        return entity
+
+    def subscription(self, topic: str, name: str) -> SubscriptionEntity:
+        subscription = self.topic(topic).subscriptions.get(name.lower())
+        if subscription is None:
+            raise EntityNotFoundError(f"there is no subscription '{name}' of '{topic}'", f"{topic}/{name}")
+        return subscription
+
+    def entity(self, address: Address) -> Entity:
+        if address.subscription is None:
+            return self.destination(address.entity)
+        return self.subscription(address.entity, address.subscription)
+
+    def holder(self, address: Address) -> Holder:
+        """The queue or subscription at an address."""
+        entity = self.entity(address)
+        if isinstance(entity, TopicEntity):
+            raise InvalidOperationError(f"'{entity.path}' is a topic: receive from its subscriptions", entity.path)
+        return entity
+
+    def queue(self, address: Address) -> Queue:
+        holder = self.holder(address)
+        if address.part is Part.MAIN:
+            return holder.main
+        return holder.dead_letters if address.part is Part.DEAD_LETTER else holder.transfer_dead_letters
+
+    def holder_of(self, queue: Queue) -> Holder:
+        holder = self._by_id[queue.place.entity_id]
+        assert isinstance(holder, Holder)  # noqa: S101 (topics keep only what is scheduled)
+        return holder
+
+    def destination_of(self, queue: Queue) -> Destination:
+        entity = self._by_id[queue.place.entity_id]
+        assert not isinstance(entity, SubscriptionEntity)  # noqa: S101 (nothing is scheduled in a subscription)
+        return entity
+
+    def by_id(self, entity_id: int) -> Entity | None:
+        return self._by_id.get(entity_id)
+
+    def is_alive(self, entity: Entity | Holder) -> bool:
+        return entity.id in self._by_id
+
+    def holders(self) -> list[Holder]:
+        return [entity for entity in self._by_id.values() if isinstance(entity, Holder)]
+
+    def touch_all(self, now_ms: int) -> None:
+        for entity in self._by_id.values():
+            entity.accessed_ms = now_ms
+
+    def queues(self) -> Iterator[QueueEntity]:
+        return (entity for entity in self._destinations.values() if isinstance(entity, QueueEntity))
+
+    def topics(self) -> Iterator[TopicEntity]:
+        return (entity for entity in self._destinations.values() if isinstance(entity, TopicEntity))
+
+    # Making
+
+    def create(self, path: str, description: QueueDescription | TopicDescription, now_ms: int) -> Destination:
+        check_path(path, self._context.limits)
+        check_description(path, description, self._context.limits)
+        if path.lower() in self._destinations:
+            raise EntityExistsError(f"there is a queue or topic '{path}' already", path)
+        if len(self._destinations) >= self._context.limits.entities:
+            raise QuotaExceededError(f"a namespace has at most {self._context.limits.entities} queues and topics", path)
+        entity = self.restore(self._new_record(path, self._with_targets(path, description), now_ms))
+        assert not isinstance(entity, SubscriptionEntity)  # noqa: S101 (made of another description)
+        return entity
+
+    def create_subscription(
+        self, topic: TopicEntity, name: str, description: SubscriptionDescription, rule: RuleDescription, now_ms: int
+    ) -> SubscriptionEntity:
+        limits = self._context.limits
+        path = f"{topic.path}/{name}"
+        check_name(name, limits)
+        check_description(path, description, limits)
+        if name.lower() in topic.subscriptions:
+            raise EntityExistsError(f"there is a subscription '{name}' of '{topic.path}' already", path)
+        if len(topic.subscriptions) >= limits.subscriptions_per_topic:
+            raise QuotaExceededError(f"a topic has at most {limits.subscriptions_per_topic} subscriptions", topic.path)
+        first = self._make_rule(rule, 1, now_ms)
+        entity = self.restore(self._new_record(name, self._with_targets(path, description), now_ms, topic.id))
+        assert isinstance(entity, SubscriptionEntity)  # noqa: S101 (made of its description)
+        self._put_rule(entity, first)
+        return entity
+
+    def restore_last_id(self, entity_id: int) -> None:
+        self._last_id = max(self._last_id, entity_id)
+
+    def restore(self, record: EntityRecord) -> Entity:
+        """Bring an entity to life from what is kept of it."""
+        self._last_id = max(self._last_id, record.entity_id)
+        description = record.description
+        if isinstance(description, SubscriptionDescription):
+            entity: Entity = self._restore_subscription(record, description)
+        else:
+            entity = self._restore_destination(record, description)
+        self._by_id[entity.id] = entity
+        self._watch(entity)
+        return entity
+
+    def _restore_subscription(self, record: EntityRecord, description: SubscriptionDescription) -> SubscriptionEntity:
+        topic = self._by_id[record.topic_id or 0]
+        assert isinstance(topic, TopicEntity)  # noqa: S101 (topics are restored first)
+        queues = self._queues(Address.of(topic.path, record.path), record, topic.usage, topic.description.partitioned)
+        entity = SubscriptionEntity(record, description, topic, queues)
+        topic.subscriptions[record.path.lower()] = entity
+        return entity
+
+    def _restore_destination(
+        self, record: EntityRecord, description: QueueDescription | TopicDescription
+    ) -> Destination:
+        usage = Usage()
+        queues = self._queues(Address.of(record.path), record, usage, description.partitioned)
+        duplicates = None
+        if description.requires_duplicate_detection:
+            duplicates = Duplicates(record.entity_id, description.duplicate_window_ms, self._context.records)
+        entity: Destination
+        if isinstance(description, QueueDescription):
+            entity = QueueEntity(record, description, usage, queues, duplicates)
+        else:
+            entity = TopicEntity(record, description, usage, queues[0], duplicates)
+        self._destinations[record.path.lower()] = entity
+        return entity
+
+    def _queues(
+        self, address: Address, record: EntityRecord, usage: Usage, partitioned: bool
+    ) -> tuple[Queue, Queue, Queue]:
+        partitions = self._context.limits.partitions if partitioned else 1
+        has_sessions = getattr(record.description, "requires_session", False)
+
+        def queue(part: Part) -> Queue:
+            return Queue(
+                address._replace(part=part),
+                Place(record.entity_id, part),
+                usage,
+                self._context,
+                self._run_due,
+                partitions=partitions,
+                has_sessions=has_sessions and part is Part.MAIN,
+            )
+
+        return queue(Part.MAIN), queue(Part.DEAD_LETTER), queue(Part.TRANSFER_DEAD_LETTER)
+
+    def _run_due(self, queue: Queue, at_ms: int, limit: int) -> int:
+        return self.on_due(queue, at_ms, limit) if queue.place.entity_id in self._by_id else 0
+
+    def _new_record(
+        self, path: str, description: EntityDescription, now_ms: int, topic_id: int | None = None
+    ) -> EntityRecord:
+        record = EntityRecord(
+            entity_id=self._last_id + 1,
+            path=path,
+            topic_id=topic_id,
+            description=description,
+            created_ms=now_ms,
+            updated_ms=now_ms,
+        )
+        self._context.records.put_entity(record)
+        return record
+
+    # Changing
+
+    def update(self, entity: Entity, description: EntityDescription, now_ms: int) -> None:
+        check_update(entity.full_path, entity.description, description)
+        check_description(entity.full_path, description, self._context.limits)
+        description = self._with_targets(entity.full_path, description)
+        topic_id = entity.topic.id if isinstance(entity, SubscriptionEntity) else None
+        self._context.records.put_entity(
+            EntityRecord(
+                entity_id=entity.id,
+                path=entity.path,
+                topic_id=topic_id,
+                description=description,
+                created_ms=entity.created_ms,
+                updated_ms=now_ms,
+            )
+        )
+        entity.updated_ms = now_ms
+        entity.description = description
+        self._follow(entity, now_ms)
+
+    def _follow(self, entity: Entity, now_ms: int) -> None:
+        """Let what is already there obey the new settings."""
+        if not isinstance(entity, SubscriptionEntity) and entity.duplicates is not None:
+            entity.duplicates.window_ms = entity.description.duplicate_window_ms
+            due_ms = entity.duplicates.next_ms()
+            if due_ms is not None:
+                self._context.agenda.plan(entity.duplicates, due_ms)
+        entity.accessed_ms = now_ms
+        self._watch(entity)
+
+    def _with_targets(self, path: str, description: EntityDescription) -> EntityDescription:
+        """The description with the entities that it forwards to named as they are; they have to exist."""
+        if isinstance(description, TopicDescription):
+            return description
+        return replace(
+            description,
+            forward_to=self._target(path, description.forward_to),
+            forward_dead_letters_to=self._target(path, description.forward_dead_letters_to),
+        )
+
+    def _target(self, path: str, target: str | None) -> str | None:
+        if not target:
+            return None
+        if target.lower() == path.lower():
+            raise InvalidDescriptionError(f"'{path}' cannot forward to itself", path)
+        entity = self.find(target)
+        if entity is None:
+            raise InvalidDescriptionError(f"'{path}' cannot forward to '{target}': there is no such entity", path)
+        return entity.path
+
+    # Rules
+
+    def add_rule(self, subscription: SubscriptionEntity, description: RuleDescription, now_ms: int) -> Rule:
+        check_name(description.name, self._context.limits)
+        if subscription.rules.get(description.name) is not None:
+            raise EntityExistsError(f"there is a rule '{description.name}' already", subscription.full_path)
+        self._check_rule_count(subscription.topic)
+        rule = self._make_rule(description, subscription.rules.next_position(), now_ms)
+        self._put_rule(subscription, rule)
+        return rule
+
+    def update_rule(self, subscription: SubscriptionEntity, description: RuleDescription) -> Rule:
+        before = self.rule(subscription, description.name)
+        rule = self._make_rule(description, before.position, before.created_ms)
+        self._put_rule(subscription, rule)
+        return rule
+
+    def rule(self, subscription: SubscriptionEntity, name: str) -> Rule:
+        rule = subscription.rules.get(name)
+        if rule is None:
+            raise EntityNotFoundError(
+                f"there is no rule '{name}' of '{subscription.full_path}'", subscription.full_path
+            )
+        return rule
+
+    def remove_rule(self, subscription: SubscriptionEntity, name: str) -> None:
+        rule = self.rule(subscription, name)
+        subscription.rules.remove(rule)
+        self._context.records.remove_rule(subscription.id, rule.position)
+
+    def restore_rule(self, entity_id: int, position: int, description: RuleDescription, created_ms: int) -> None:
+        subscription = self._by_id.get(entity_id)
+        if isinstance(subscription, SubscriptionEntity):
+            subscription.rules.add(self._make_rule(description, position, created_ms))
+
+    def _put_rule(self, subscription: SubscriptionEntity, rule: Rule) -> None:
+        subscription.rules.add(rule)
+        self._context.records.put_rule(subscription.id, rule.position, rule.description, rule.created_ms)
+
+    def _make_rule(self, description: RuleDescription, position: int, created_ms: int) -> Rule:
+        if description.name != DEFAULT_RULE:
+            check_name(description.name, self._context.limits)
+        return make_rule(description, position, created_ms, self._context.limits, self._context.fresh_id)
+
+    def _check_rule_count(self, topic: TopicEntity) -> None:
+        limits = self._context.limits
+        rules = [rule for subscription in topic.subscriptions.values() for rule in subscription.rules]
+        sql = sum(rule.is_sql for rule in rules)
+        if sql >= limits.sql_filters_per_topic or len(rules) - sql >= limits.correlation_filters_per_topic:
+            raise QuotaExceededError(f"'{topic.path}' has as many filters as a topic can have", topic.path)
+
+    # Deleting
+
+    def delete(self, entity: Entity) -> None:
+        """Strike the entity off; its messages are removed bit by bit."""
+        if isinstance(entity, TopicEntity):
+            for subscription in list(entity.subscriptions.values()):
+                self.delete(subscription)
+        if isinstance(entity, SubscriptionEntity):
+            del entity.topic.subscriptions[entity.path.lower()]
+            for rule in list(entity.rules):
+                self._context.records.remove_rule(entity.id, rule.position)
+        else:
+            del self._destinations[entity.path.lower()]
+        del self._by_id[entity.id]
+        self._idle.pop(entity.id, None)
+        self._context.records.remove_entity(entity.id)
+        self._context.notices.append(EntityGone(entity.address))
+        self._bury(entity)
+
+    def _bury(self, entity: Entity) -> None:
+        for queue in entity.queues():
+            queue.usage.size_bytes -= queue.size_bytes
+            self._housekeeping.add(Grave(self._context, queue.place, queue.present))
+            if queue.sessions is not None:
+                for session in queue.sessions:
+                    if session.state_updated_ms is not None:
+                        self._context.records.put_session_state(entity.id, session.id, None, 0)
+        if not isinstance(entity, SubscriptionEntity) and entity.duplicates is not None:
+            self._housekeeping.add(entity.duplicates)
+
+    def _watch(self, entity: Entity) -> None:
+        idle_ms = entity.description.auto_delete_on_idle_ms
+        if idle_ms is not None and entity.id not in self._idle:
+            self._idle[entity.id] = Idle(entity, self._delete_idle)
+            self._context.agenda.plan(self._idle[entity.id], entity.accessed_ms + idle_ms)
+
+    def _delete_idle(self, entity: Entity) -> None:
+        if entity.id in self._by_id:
+            self.delete(entity)

@@ -1,0 +1,31 @@
+"""Entities that delete themselves when nobody uses them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pairbus.broker.entity import Entity
+
+
+class Idle:
+    """Watches one entity. What forwards is never idle: messages pass through without a trace."""
+
+    __slots__ = ("_delete", "_entity", "planned_ms")
+
+    def __init__(self, entity: Entity, delete: Callable[[Entity], None]) -> None:
+        self._entity = entity
+        self._delete = delete
+        self.planned_ms: int | None = None
+
+    def next_ms(self) -> int | None:
+        idle_ms = self._entity.description.auto_delete_on_idle_ms
+        return None if idle_ms is None else self._entity.accessed_ms + idle_ms
+
+    def run(self, at_ms: int, _limit: int) -> int:
+        due_ms = self.next_ms()
+        if due_ms is not None and due_ms <= at_ms:
+            if getattr(self._entity.description, "forward_to", None) is not None:
+                self._entity.accessed_ms = at_ms
+            else:
+                self._delete(self._entity)
+        return 1

@@ -1,0 +1,91 @@
+"""How much a namespace takes, as values: what Azure's tiers allow, and what a machine of one's own may."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+SECOND_MS: Final = 1_000
+MINUTE_MS: Final = 60 * SECOND_MS
+DAY_MS: Final = 24 * 60 * MINUTE_MS
+KILOBYTE: Final = 1024
+MEGABYTE: Final = 1024 * KILOBYTE
+UNLIMITED: Final = 2**62
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """The bounds of one namespace. Past any of them a request is refused with an error of its own type."""
+
+    message_bytes: int
+    """The largest message, all of it counted; an entity can only lower it where ``large_message_bytes`` is 0."""
+
+    large_message_bytes: int = 0
+    """How far an entity's own setting may raise ``message_bytes``."""
+
+    batch_bytes: int
+    header_bytes: int = 64 * KILOBYTE
+    id_characters: int = 128
+    """Message id, session id and partition key."""
+
+    path_characters: int = 260
+    name_characters: int = 50
+    """The name of a subscription or a rule."""
+
+    entities: int = 10_000
+    """Queues and topics of a namespace."""
+
+    subscriptions_per_topic: int = 2_000
+    sql_filters_per_topic: int = 2_000
+    correlation_filters_per_topic: int = 100_000
+    expression_characters: int = 1_024
+    statements_per_action: int = 32
+    authorization_rules: int = 12
+    entity_megabytes: tuple[int, ...] = (1024, 2048, 3072, 4096, 5120)
+    """The sizes an entity may be given."""
+
+    min_lock_ms: int = 5 * SECOND_MS
+    max_lock_ms: int = 5 * MINUTE_MS
+    max_delivery_count: int = 2_000
+    min_time_to_live_ms: int = SECOND_MS
+    min_duplicate_window_ms: int = 20 * SECOND_MS
+    max_duplicate_window_ms: int = 7 * DAY_MS
+    min_idle_ms: int = 5 * MINUTE_MS
+    messages_per_transaction: int = 100
+    messages_per_delete: int = 4_000
+    forwarding_hops: int = 4
+    partitions: int = 16
+
+
+INT32_MAX: Final = 2**31 - 1
+
+# Backlog queues of a pair are made with the largest delivery count there is (C5), so every tier takes it.
+STANDARD: Final = Limits(message_bytes=256 * KILOBYTE, batch_bytes=256 * KILOBYTE, max_delivery_count=INT32_MAX)
+PREMIUM: Final = Limits(
+    message_bytes=MEGABYTE,
+    large_message_bytes=100 * MEGABYTE,
+    batch_bytes=MEGABYTE,
+    max_delivery_count=INT32_MAX,
+    entity_megabytes=(1024, 2048, 3072, 4096, 5120, 10240, 20480, 40960, 81920),
+)
+RELAXED: Final = Limits(
+    message_bytes=100 * MEGABYTE,
+    batch_bytes=100 * MEGABYTE,
+    header_bytes=MEGABYTE,
+    entities=UNLIMITED,
+    subscriptions_per_topic=UNLIMITED,
+    sql_filters_per_topic=UNLIMITED,
+    expression_characters=64 * KILOBYTE,
+    statements_per_action=1_000,
+    entity_megabytes=(),
+    min_lock_ms=1,
+    max_lock_ms=7 * DAY_MS,
+    max_delivery_count=INT32_MAX,
+    min_time_to_live_ms=1,
+    min_duplicate_window_ms=1,
+    max_duplicate_window_ms=365 * DAY_MS,
+    min_idle_ms=1,
+    messages_per_transaction=10_000,
+    messages_per_delete=100_000,
+)
+"""For tests and machines of one's own: any entity size, short times, no counting of entities."""

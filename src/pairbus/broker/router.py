@@ -1,0 +1,369 @@
+"""Where a message goes: into a queue, through a topic's rules, along a chain of forwards, to the dead letters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from typing import Final, NamedTuple, TypeAlias
+from zlib import crc32
+
+from pairbus.broker import reasons
+from pairbus.broker.candidate import Candidate
+from pairbus.broker.context import Context
+from pairbus.broker.descriptions import QueueDescription, TopicDescription
+from pairbus.broker.entity import Destination, Holder, QueueEntity, SubscriptionEntity, TopicEntity
+from pairbus.broker.limits import MEGABYTE, Limits
+from pairbus.broker.message import NEVER, Amendments, Message, MessageState, PropertyView, Record
+from pairbus.broker.queue import Queue
+from pairbus.broker.sql import Changes, EvaluationError
+from pairbus.broker.values import Value
+
+_UNPLACED: Final = 0
+"""The number of a record, or a body, before it has one."""
+
+
+View: TypeAlias = Callable[[], PropertyView]
+"""The properties of a message for rules to look at; only what a rule asks for is read."""
+
+
+class Placement(NamedTuple):
+    """A record and the queue that it belongs into."""
+
+    queue: Queue
+    record: Record
+
+
+class Failure(NamedTuple):
+    """Why a message cannot be where it should."""
+
+    reason: str
+    description: str
+
+
+class Router:
+    """Decides, and then writes. Nothing here refuses: requests are checked before they come here."""
+
+    def __init__(self, context: Context, find: Callable[[str], Destination | None]) -> None:
+        self._context = context
+        self._find = find
+
+    # Messages from outside
+
+    def accept(self, entity: Destination, message: Message, now_ms: int) -> int | None:
+        """Take a message in; its sequence number, or ``None`` where it vanishes (a ping, a duplicate)."""
+        if message.ping or self._is_duplicate(
+            entity, message.message_id, message.session_id or message.partition_key, now_ms
+        ):
+            return None
+        intake = entity.intake
+        partition = _partition(entity, intake, message.message_id, message.session_id or message.partition_key)
+        sequence = intake.next_sequence(partition)
+        intake.note_sequence(partition)
+        scheduled_ms = message.scheduled_ms
+        is_scheduled = scheduled_ms is not None and scheduled_ms > now_ms
+        record = Record(
+            sequence,
+            now_ms,
+            NEVER if is_scheduled else expires_at(message.time_to_live_ms, entity.description, now_ms),
+            len(message.body),
+            _UNPLACED,
+            message.message_id,
+            message.session_id,
+            message.partition_key,
+            message.time_to_live_ms,
+            scheduled_ms,
+            sequence,
+            MessageState.SCHEDULED if is_scheduled else MessageState.ACTIVE,
+        )
+        if is_scheduled or (isinstance(entity, QueueEntity) and entity.description.forward_to is None):
+            intake.add(record._replace(body_id=self._context.bodies.keep(message.body, 1)))
+        else:
+            self._admit(entity, record, message.body, now_ms)
+        return sequence
+
+    def _admit(self, entity: Destination, record: Record, body: bytes, now_ms: int) -> None:
+        placements = self._enter(entity, record, cache(lambda: self._context.view(body)), now_ms)
+        if placements:
+            body_id = self._context.bodies.keep(body, len(placements))
+            self._place(placements, body_id, now_ms)
+
+    def transfer(self, via: Holder, entity: Destination | None, message: Message, now_ms: int) -> int | None:
+        """Take a message in that is sent through another entity: what its destination refuses stays there."""
+        failure = None if message.ping else self._obstacle(entity, _draft(message, now_ms))
+        if failure is None and entity is not None:
+            return self.accept(entity, message, now_ms)
+        letter = _dead_letter(_draft(message, now_ms), failure)
+        self._place([Placement(via.transfer_dead_letters, letter)], self._context.bodies.keep(message.body, 1), now_ms)
+        return None
+
+    # Messages that are here and move on
+
+    def dead_letter(self, holder: Holder, queue: Queue, record: Record, failure: Failure | None, now_ms: int) -> None:
+        """Move a message that was taken to the dead letters of its entity, or wherever these are forwarded."""
+        self._move(queue, record, self._bury(holder, record, failure, self._stored_view(record), now_ms), now_ms)
+
+    def activate(self, entity: Destination, record: Record, now_ms: int) -> None:
+        """The time of a scheduled message that was taken has come: it gets a new number and goes on."""
+        active = record._replace(state=MessageState.ACTIVE, enqueued_ms=now_ms)
+        view = self._stored_view(record)
+        if isinstance(entity, QueueEntity):
+            placements = self._arrive(entity, active, view, now_ms)
+        else:
+            placements = self._fan_out(entity, active, view, now_ms)
+        self._move(entity.intake, record, placements, now_ms)
+
+    def forward_waiting(self, holder: Holder, queue: Queue, record: Record, now_ms: int) -> bool:
+        """Move a message that was taken on, if its queue forwards; whether it did."""
+        if queue is holder.dead_letters:
+            placements = self._forward_dead_letter(holder, record, self._stored_view(record), now_ms)
+        elif queue is holder.main and holder.description.forward_to is not None:
+            placements = self._forward(holder, record, self._stored_view(record), now_ms)
+        else:
+            placements = None
+        if placements is None:
+            return False
+        self._move(queue, record, placements, now_ms)
+        return True
+
+    def _move(self, queue: Queue, record: Record, placements: list[Placement], now_ms: int) -> None:
+        queue.remove(record)
+        self._context.bodies.share(record, len(placements))
+        self._place(placements, record.body_id, now_ms, shared=record.shared)
+
+    # Decisions: each gives the list of places that one message ends up in
+
+    def _enter(self, entity: Destination, record: Record, view: View, now_ms: int) -> list[Placement]:
+        if isinstance(entity, QueueEntity):
+            return self._arrive(entity, record, view, now_ms)
+        return self._fan_out(entity, record, view, now_ms)
+
+    def _arrive(self, holder: Holder, record: Record, view: View, now_ms: int) -> list[Placement]:
+        if holder.description.forward_to is not None:
+            return self._forward(holder, record, view, now_ms)
+        if holder.description.requires_session and record.session_id is None:
+            failure = Failure(reasons.NO_SESSION_ID, f"'{holder.full_path}' requires sessions")
+            return self._bury(holder, record, failure, view, now_ms)
+        expires_ms = expires_at(record.time_to_live_ms, holder.description, now_ms)
+        return [Placement(holder.main, record._replace(expires_ms=expires_ms, delivery_count=0))]
+
+    def _fan_out(self, topic: TopicEntity, record: Record, view: View, now_ms: int) -> list[Placement]:
+        record = record._replace(
+            time_to_live_ms=_shorter(record.time_to_live_ms, topic.description.default_time_to_live_ms)
+        )
+        placements: list[Placement] = []
+        if not topic.subscriptions:
+            return placements
+        candidate = Candidate(record, view())
+        for subscription in topic.subscriptions.values():
+            for copy in self._copies(subscription, record, candidate):
+                if isinstance(copy, Failure):
+                    placements += self._bury(subscription, record, copy, view, now_ms)
+                else:
+                    placements += self._arrive(subscription, copy, view, now_ms)
+        return placements
+
+    def _copies(
+        self, subscription: SubscriptionEntity, record: Record, candidate: Candidate
+    ) -> Iterator[Record | Failure]:
+        """All rules without an action give one copy together; each rule with one gives its own."""
+        plain = False
+        for rule in subscription.rules:
+            if rule.action is None and plain:
+                continue
+            try:
+                if not rule.matches(candidate):
+                    continue
+                changes = None if rule.action is None else rule.action.apply(candidate)
+            except EvaluationError as error:
+                if subscription.description.dead_letter_on_filter_errors:
+                    yield Failure(reasons.FILTER_FAILED, f"rule '{rule.description.name}': {error}")
+                continue
+            if changes is None:
+                plain = True
+                yield record
+            else:
+                yield _amend(record, changes, {reasons.RULE_PROPERTY: rule.description.name})
+
+    def _forward(self, holder: Holder, record: Record, view: View, now_ms: int) -> list[Placement]:
+        onward = record._replace(hops=record.hops + 1, enqueued_ms=now_ms)
+        entity = self._find(holder.description.forward_to or "")
+        failure = self._obstacle(entity, onward)
+        if failure is not None or entity is None:
+            return self._bury(holder, record, failure, view, now_ms)
+        if self._is_duplicate(entity, onward.message_id, onward.session_id or onward.partition_key, now_ms):
+            return []
+        return self._enter(entity, onward, view, now_ms)
+
+    def _bury(
+        self, holder: Holder, record: Record, failure: Failure | None, view: View, now_ms: int
+    ) -> list[Placement]:
+        letter = _dead_letter(record, failure)
+        forwarded = self._forward_dead_letter(holder, letter, view, now_ms)
+        return [Placement(holder.dead_letters, letter)] if forwarded is None else forwarded
+
+    def _forward_dead_letter(self, holder: Holder, letter: Record, view: View, now_ms: int) -> list[Placement] | None:
+        """Where a dead letter is forwarded to; ``None`` if it has to stay with its entity."""
+        target = holder.description.forward_dead_letters_to
+        if target is None:
+            return None
+        onward = letter._replace(hops=letter.hops + 1, enqueued_ms=now_ms, dead_letter_source=holder.full_path)
+        entity = self._find(target)
+        if entity is None or self._obstacle(entity, onward) is not None:
+            return None
+        if self._is_duplicate(entity, onward.message_id, onward.session_id or onward.partition_key, now_ms):
+            return []
+        return self._enter(entity, onward, view, now_ms)
+
+    def _obstacle(self, entity: Destination | None, record: Record) -> Failure | None:
+        """Why an entity does not take a message that is forwarded to it."""
+        limits = self._context.limits
+        if entity is None:
+            return Failure(reasons.DESTINATION_NOT_FOUND, "the destination does not exist")
+        where = f"'{entity.path}'"
+        if record.hops > limits.forwarding_hops:
+            return Failure(reasons.MAX_HOPS, f"{where} would be more than {limits.forwarding_hops} forwards away")
+        if not entity.description.status.can_send:
+            return Failure(reasons.DESTINATION_DISABLED, f"{where} is {entity.description.status}")
+        if record.size > message_limit(entity, limits):
+            return Failure(reasons.DESTINATION_REFUSES_SIZE, f"{where} takes no message of {record.size} bytes")
+        if entity.usage.size_bytes + record.size > capacity(entity, limits):
+            return Failure(reasons.DESTINATION_FULL, f"{where} is full")
+        return None
+
+    # Writing
+
+    def _place(self, placements: list[Placement], body_id: int, now_ms: int, *, shared: bool = False) -> None:
+        shared = shared or len(placements) > 1
+        for queue, record in placements:
+            key = record.session_id or record.partition_key
+            partition = 0 if queue.partitions == 1 else _spread(queue, key)
+            sequence = queue.next_sequence(partition)
+            queue.note_sequence(partition)
+            queue.add(
+                record._replace(
+                    sequence=sequence,
+                    enqueued_ms=now_ms,
+                    original_sequence=record.original_sequence or sequence,
+                    body_id=body_id,
+                    shared=shared,
+                )
+            )
+
+    def _is_duplicate(self, entity: Destination, message_id: str, pin: str | None, now_ms: int) -> bool:
+        """Whether the entity has seen the id; if not, it has from now on."""
+        duplicates = entity.duplicates
+        if duplicates is None:
+            return False
+        key = f"{message_id}\0{pin}" if entity.description.partitioned and pin is not None else message_id
+        if key in duplicates:
+            return True
+        duplicates.remember(key, now_ms)
+        self._context.agenda.plan(duplicates, now_ms + duplicates.window_ms)
+        return False
+
+    def _stored_view(self, record: Record) -> View:
+        """What a rule sees of a message that is kept already."""
+        return cache(lambda: self._context.view(self._context.records.body(record.body_id) or b""))
+
+
+def expires_at(time_to_live_ms: int | None, description: object, now_ms: int) -> int:
+    default_ms: int | None = getattr(description, "default_time_to_live_ms", None)
+    lifetime_ms = _shorter(time_to_live_ms, default_ms)
+    return NEVER if lifetime_ms is None else min(now_ms + lifetime_ms, NEVER)
+
+
+def message_limit(entity: Destination, limits: Limits) -> int:
+    """The largest message that an entity takes."""
+    return entity.description.max_message_bytes or limits.message_bytes
+
+
+def capacity(entity: Destination, limits: Limits) -> int:
+    """How many bytes an entity holds at most."""
+    return capacity_of(entity.description, limits)
+
+
+def capacity_of(description: QueueDescription | TopicDescription, limits: Limits) -> int:
+    partitions = limits.partitions if description.partitioned else 1
+    return description.max_size_megabytes * MEGABYTE * partitions
+
+
+def _shorter(one_ms: int | None, other_ms: int | None) -> int | None:
+    if one_ms is None or other_ms is None:
+        return other_ms if one_ms is None else one_ms
+    return min(one_ms, other_ms)
+
+
+def _partition(entity: Destination, queue: Queue, message_id: str, pin: str | None) -> int:
+    if queue.partitions == 1:
+        return 0
+    return _spread(queue, message_id if pin is None and entity.duplicates is not None else pin)
+
+
+def _spread(queue: Queue, key: str | None) -> int:
+    """The partition of a key; without one, each in turn."""
+    if key is None:
+        return queue.next_partition()
+    return crc32(key.encode("utf-8", "surrogatepass")) % queue.partitions
+
+
+def _draft(message: Message, now_ms: int) -> Record:
+    return Record(
+        _UNPLACED,
+        now_ms,
+        NEVER,
+        len(message.body),
+        _UNPLACED,
+        message.message_id,
+        message.session_id,
+        message.partition_key,
+        message.time_to_live_ms,
+        message.scheduled_ms,
+        _UNPLACED,
+    )
+
+
+def _dead_letter(record: Record, failure: Failure | None) -> Record:
+    """The record as it lies among the dead letters: nothing there expires."""
+    changes = (
+        {}
+        if failure is None
+        else {
+            reasons.REASON_PROPERTY: failure.reason,
+            reasons.DESCRIPTION_PROPERTY: failure.description,
+        }
+    )
+    return amended(record, changes)._replace(expires_ms=NEVER, state=MessageState.ACTIVE)
+
+
+def amended(record: Record, user: Mapping[str, Value]) -> Record:
+    """The record with properties set."""
+    return _amend(record, Changes(user={}, system={}), user) if user else record
+
+
+def _amend(record: Record, changes: Changes, user: Mapping[str, Value]) -> Record:
+    before = record.amendments or Amendments()
+    names = {name.lower() for name in (*changes.user, *user)}
+    kept = {name: value for name, value in before.user.items() if name.lower() not in names}
+    amendments = Amendments(user={**kept, **changes.user, **user}, system={**before.system, **changes.system})
+    return _follow(record._replace(amendments=amendments), changes)
+
+
+def _follow(record: Record, changes: Changes) -> Record:
+    """Let the broker's own knowledge of a message follow what an action has set."""
+    system = changes.system
+    if not system:
+        return record
+    return record._replace(
+        message_id=_text(system.get("MessageId", record.message_id)) or "",
+        session_id=_text(system.get("SessionId", record.session_id)),
+        partition_key=_text(system.get("PartitionKey", record.partition_key)),
+        time_to_live_ms=_milliseconds(system.get("TimeToLive", record.time_to_live_ms)),
+    )
+
+
+def _text(value: Value) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _milliseconds(value: Value) -> int | None:
+    return int(value) if isinstance(value, int) else None

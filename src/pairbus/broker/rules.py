@@ -1,0 +1,151 @@
+"""Which messages a subscription gets, and in what form."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+from uuid import UUID
+
+from pairbus.broker.descriptions import (
+    CorrelationFilter,
+    FalseFilter,
+    FilterDescription,
+    RuleDescription,
+    SqlActionDescription,
+    SqlFilterDescription,
+    TrueFilter,
+)
+from pairbus.broker.errors import InvalidDescriptionError
+from pairbus.broker.limits import Limits
+from pairbus.broker.sql import MISSING, SqlAction, Subject, parse_action, parse_filter
+from pairbus.broker.values import Value
+
+Predicate: TypeAlias = Callable[[Subject], bool]
+
+_CORRELATED: Final = {
+    "correlation_id": "CorrelationId",
+    "message_id": "MessageId",
+    "to": "To",
+    "reply_to": "ReplyTo",
+    "label": "Label",
+    "session_id": "SessionId",
+    "reply_to_session_id": "ReplyToSessionId",
+    "content_type": "ContentType",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """A rule made ready to be applied. ``position`` is its place among the rules of its subscription."""
+
+    position: int
+    description: RuleDescription
+    created_ms: int
+    matches: Predicate
+    action: SqlAction | None
+
+    @property
+    def is_sql(self) -> bool:
+        return not isinstance(self.description.filter, CorrelationFilter)
+
+
+def make_rule(
+    description: RuleDescription, position: int, created_ms: int, limits: Limits, fresh_id: Callable[[], UUID]
+) -> Rule:
+    """Read the rule's expressions; raises ``InvalidExpressionError`` or ``InvalidDescriptionError``."""
+    return Rule(
+        position=position,
+        description=description,
+        created_ms=created_ms,
+        matches=_predicate(description.filter, limits, fresh_id),
+        action=None if description.action is None else _action(description.action, limits, fresh_id),
+    )
+
+
+def _predicate(description: FilterDescription, limits: Limits, fresh_id: Callable[[], UUID]) -> Predicate:
+    match description:
+        case TrueFilter():
+            return _always
+        case FalseFilter():
+            return _never
+        case SqlFilterDescription(expression, parameters):
+            _check_length(expression, limits)
+            return parse_filter(expression, parameters, fresh_id=fresh_id).matches
+        case CorrelationFilter():
+            return _correlation(description)
+
+
+def _action(description: SqlActionDescription, limits: Limits, fresh_id: Callable[[], UUID]) -> SqlAction:
+    _check_length(description.expression, limits)
+    return parse_action(
+        description.expression,
+        description.parameters,
+        fresh_id=fresh_id,
+        max_statements=limits.statements_per_action,
+    )
+
+
+def _check_length(expression: str, limits: Limits) -> None:
+    if len(expression) > limits.expression_characters:
+        raise InvalidDescriptionError(
+            f"the expression has {len(expression)} characters; at most {limits.expression_characters} are allowed"
+        )
+
+
+def _always(_subject: Subject) -> bool:
+    return True
+
+
+def _never(_subject: Subject) -> bool:
+    return False
+
+
+def _correlation(description: CorrelationFilter) -> Predicate:
+    wanted = {name: value for field, name in _CORRELATED.items() if (value := getattr(description, field)) is not None}
+    properties = dict(description.properties)
+    if not wanted and not properties:
+        raise InvalidDescriptionError("a correlation filter needs at least one property to compare")
+
+    def matches(subject: Subject) -> bool:
+        return all(subject.system(name) == value for name, value in wanted.items()) and all(
+            _equal(subject.user(name), value) for name, value in properties.items()
+        )
+
+    return matches
+
+
+def _equal(found: object, wanted: Value) -> bool:
+    """Numbers compare by value; a truth value is no number."""
+    if found is MISSING or isinstance(found, bool) != isinstance(wanted, bool):
+        return False
+    return found == wanted
+
+
+class Rules:
+    """The rules of one subscription, by name, in the order of their creation."""
+
+    __slots__ = ("_by_name", "_last_position")
+
+    def __init__(self) -> None:
+        self._by_name: dict[str, Rule] = {}
+        self._last_position = 0
+
+    def __iter__(self) -> Iterator[Rule]:
+        return iter(self._by_name.values())
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    def get(self, name: str) -> Rule | None:
+        return self._by_name.get(name.lower())
+
+    def next_position(self) -> int:
+        return self._last_position + 1
+
+    def add(self, rule: Rule) -> None:
+        self._by_name[rule.description.name.lower()] = rule
+        self._last_position = max(self._last_position, rule.position)
+
+    def remove(self, rule: Rule) -> None:
+        del self._by_name[rule.description.name.lower()]

@@ -1,0 +1,84 @@
+"""What an entity holds at the moment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pairbus.broker.descriptions import EntityDescription
+from pairbus.broker.entity import Entity, SubscriptionEntity, TopicEntity
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EntityInfo:
+    """An entity's settings and its counts, exact at the time of asking."""
+
+    path: str
+    description: EntityDescription
+    created_ms: int
+    updated_ms: int
+    accessed_ms: int
+    size_bytes: int
+    """Of a queue with its dead letters; of a topic with all its subscriptions; of a subscription alone."""
+
+    ready_count: int = 0
+    locked_count: int = 0
+    deferred_count: int = 0
+    scheduled_count: int = 0
+    dead_letter_count: int = 0
+    transfer_dead_letter_count: int = 0
+    subscription_count: int = 0
+    sql_filter_count: int = 0
+    correlation_filter_count: int = 0
+
+    @property
+    def active_count(self) -> int:
+        """What is to be received, or is being received, or was put off."""
+        return self.ready_count + self.locked_count + self.deferred_count
+
+    @property
+    def message_count(self) -> int:
+        """All messages, dead letters included."""
+        return self.active_count + self.scheduled_count + self.dead_letter_count + self.transfer_dead_letter_count
+
+
+def entity_info(entity: Entity) -> EntityInfo:
+    if isinstance(entity, TopicEntity):
+        return _topic_info(entity)
+    size = sum(queue.size_bytes for queue in entity.queues())
+    main = entity.main
+    return EntityInfo(
+        path=entity.path,
+        description=entity.description,
+        created_ms=entity.created_ms,
+        updated_ms=entity.updated_ms,
+        accessed_ms=entity.accessed_ms,
+        size_bytes=size,
+        ready_count=main.ready_count,
+        locked_count=main.locked_count,
+        deferred_count=len(main.deferred),
+        scheduled_count=len(main.scheduled),
+        dead_letter_count=len(entity.dead_letters),
+        transfer_dead_letter_count=len(entity.transfer_dead_letters),
+        sql_filter_count=_sql_count(entity) if isinstance(entity, SubscriptionEntity) else 0,
+    )
+
+
+def _topic_info(topic: TopicEntity) -> EntityInfo:
+    rules = [rule for subscription in topic.subscriptions.values() for rule in subscription.rules]
+    sql_count = sum(rule.is_sql for rule in rules)
+    return EntityInfo(
+        path=topic.path,
+        description=topic.description,
+        created_ms=topic.created_ms,
+        updated_ms=topic.updated_ms,
+        accessed_ms=topic.accessed_ms,
+        size_bytes=topic.usage.size_bytes,
+        scheduled_count=len(topic.intake.scheduled),
+        subscription_count=len(topic.subscriptions),
+        sql_filter_count=sql_count,
+        correlation_filter_count=len(rules) - sql_count,
+    )
+
+
+def _sql_count(subscription: SubscriptionEntity) -> int:
+    return sum(rule.is_sql for rule in subscription.rules)

@@ -1,0 +1,116 @@
+"""What becomes of a message that a receiver has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from pairbus.broker import reasons
+from pairbus.broker.address import Part
+from pairbus.broker.context import Context
+from pairbus.broker.entity import Holder
+from pairbus.broker.lock import Lock
+from pairbus.broker.message import MessageState, Record
+from pairbus.broker.queue import Queue
+from pairbus.broker.router import Failure, Router, amended
+from pairbus.broker.values import Value
+
+
+class Disposition(Enum):
+    """What a receiver says of a message."""
+
+    COMPLETE = auto()
+    ABANDON = auto()
+    DEFER = auto()
+    DEAD_LETTER = auto()
+    RELEASE = auto()
+    """Given back unseen: this does not count as a delivery."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """A disposition with what goes with it."""
+
+    disposition: Disposition = Disposition.COMPLETE
+    properties: Mapping[str, Value] = field(default_factory=dict)
+    """Application properties to set, where the message stays."""
+
+    reason: str | None = None
+    description: str | None = None
+
+
+class Settlement:
+    """Ends locks, by a receiver's word or because their time is up."""
+
+    def __init__(self, context: Context, router: Router, holder: Callable[[Queue], Holder]) -> None:
+        self._context = context
+        self._router = router
+        self._holder = holder
+        self._actions: dict[Disposition, Callable[[Queue, Record, Verdict, int], None]] = {
+            Disposition.COMPLETE: self._complete,
+            Disposition.ABANDON: self._abandon,
+            Disposition.DEFER: self._defer,
+            Disposition.DEAD_LETTER: self._dead_letter,
+            Disposition.RELEASE: self._release,
+        }
+
+    def settle(self, queue: Queue, lock: Lock, verdict: Verdict, now_ms: int) -> None:
+        queue.unlock(lock)
+        self._actions[verdict.disposition](queue, lock.record, verdict, now_ms)
+
+    def end(self, queue: Queue, lock: Lock, now_ms: int) -> None:
+        """The lock has run out: a delivery that failed."""
+        queue.unlock(lock)
+        self._fail(queue, lock.record, now_ms)
+
+    def discard(self, queue: Queue, record: Record) -> None:
+        """Remove a message that was taken, with its body."""
+        queue.remove(record)
+        self._context.bodies.release(record)
+
+    def expire(self, queue: Queue, record: Record, now_ms: int) -> None:
+        """A message that was taken has outlived its time."""
+        holder = self._holder(queue)
+        if holder.description.dead_letter_on_expiration:
+            failure = Failure(reasons.EXPIRED, "the message outlived its time to live")
+            self._router.dead_letter(holder, queue, record, failure, now_ms)
+        else:
+            self.discard(queue, record)
+
+    def _complete(self, queue: Queue, record: Record, _verdict: Verdict, _now_ms: int) -> None:
+        self.discard(queue, record)
+
+    def _abandon(self, queue: Queue, record: Record, verdict: Verdict, now_ms: int) -> None:
+        self._fail(queue, amended(record, verdict.properties), now_ms)
+
+    def _release(self, queue: Queue, record: Record, _verdict: Verdict, now_ms: int) -> None:
+        self._rest(queue, record, queue.rest, now_ms)
+
+    def _defer(self, queue: Queue, record: Record, verdict: Verdict, _now_ms: int) -> None:
+        # A failed delivery by the count of the wire, but the message is wanted: it never costs it its place.
+        queue.put_back(amended(record, verdict.properties)._replace(state=MessageState.DEFERRED))
+
+    def _dead_letter(self, queue: Queue, record: Record, verdict: Verdict, now_ms: int) -> None:
+        words = {reasons.REASON_PROPERTY: verdict.reason, reasons.DESCRIPTION_PROPERTY: verdict.description}
+        given = {name: value for name, value in words.items() if value is not None}
+        record = amended(record, {**verdict.properties, **given})
+        self._router.dead_letter(self._holder(queue), queue, record, None, now_ms)
+
+    def _fail(self, queue: Queue, record: Record, now_ms: int) -> None:
+        record = record._replace(delivery_count=record.delivery_count + 1)
+        holder = self._holder(queue)
+        most = holder.description.max_delivery_count
+        if queue.place.part == Part.MAIN and record.delivery_count >= most:
+            failure = Failure(reasons.MAX_DELIVERY_COUNT, f"the message could not be consumed in {most} deliveries")
+            self._router.dead_letter(holder, queue, record, failure, now_ms)
+        else:
+            self._rest(queue, record, queue.put_back, now_ms)
+
+    def _rest(self, queue: Queue, record: Record, put: Callable[[Record], None], now_ms: int) -> None:
+        if record.state is MessageState.ACTIVE and record.expires_ms <= now_ms:
+            self.expire(queue, record, now_ms)
+        elif record.state is not MessageState.ACTIVE or not self._router.forward_waiting(
+            self._holder(queue), queue, record, now_ms
+        ):
+            put(record)

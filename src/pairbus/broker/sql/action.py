@@ -1,0 +1,142 @@
+"""The action of a rule, written in SQL."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TypeAlias
+from uuid import UUID
+
+from pairbus.broker.sql.compilation import Compiler
+from pairbus.broker.sql.conversion import convert
+from pairbus.broker.sql.errors import EvaluationError
+from pairbus.broker.sql.evaluation import Evaluate
+from pairbus.broker.sql.operators import KINDS
+from pairbus.broker.sql.parameters import NO_PARAMETERS, Parameters
+from pairbus.broker.sql.parser import parse_statements
+from pairbus.broker.sql.subject import MISSING, Missing, Subject, fold_name
+from pairbus.broker.sql.syntax import Removal, Statement, UserName
+from pairbus.broker.sql.system import SystemProperty, system_property
+from pairbus.broker.values import Value
+
+MAX_STATEMENTS = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Changes:
+    """What an action makes of a message's properties; those it does not name stay as they are."""
+
+    user: Mapping[str, Value | Missing]
+    """``MISSING`` for what is removed. Names are written as in the action, whatever their case in the message."""
+    system: Mapping[str, Value]
+    """By canonical name."""
+
+
+class _Draft:
+    """A message with the changes so far, as the next statement sees it."""
+
+    __slots__ = ("_subject", "_system", "_user")
+
+    def __init__(self, subject: Subject) -> None:
+        self._subject = subject
+        self._user: dict[str, tuple[str, Value | Missing]] = {}
+        self._system: dict[str, Value] = {}
+
+    def user(self, name: str) -> Value | Missing:
+        change = self._user.get(fold_name(name))
+        return self._subject.user(name) if change is None else change[1]
+
+    def system(self, name: str) -> Value:
+        return self._system[name] if name in self._system else self._subject.system(name)
+
+    def set_user(self, name: str, value: Value | Missing) -> None:
+        written, before = self._user.get(fold_name(name), (name, MISSING))
+        self._user[fold_name(name)] = (name if before is MISSING else written, value)
+
+    def set_system(self, name: str, value: Value) -> None:
+        self._system[name] = value
+
+    def changes(self) -> Changes:
+        return Changes(user=MappingProxyType(dict(self._user.values())), system=MappingProxyType(self._system))
+
+
+Apply: TypeAlias = Callable[[_Draft], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SqlAction:
+    """An action that has been read and compiled; ``parse_action`` makes it."""
+
+    expression: str
+    parameters: Mapping[str, Value]
+    _statements: tuple[Apply, ...] = field(repr=False)
+
+    def apply(self, subject: Subject) -> Changes:
+        """Run the statements one after another; each sees what those before it have done.
+
+        Raises ``EvaluationError`` where one of them has no result.
+        """
+        draft = _Draft(subject)
+        for statement in self._statements:
+            statement(draft)
+        return draft.changes()
+
+
+def parse_action(
+    expression: str,
+    parameters: Mapping[str, Value] = NO_PARAMETERS,
+    *,
+    fresh_id: Callable[[], UUID],
+    max_statements: int = MAX_STATEMENTS,
+) -> SqlAction:
+    """Read an action, or raise ``InvalidExpressionError``; ``fresh_id`` is asked for every ``newid()``."""
+    known = Parameters(parameters, expression)
+    compiler = Compiler(expression, fresh_id)
+    statements = parse_statements(expression, known, max_statements)
+    compiled = tuple(_compile(statement, compiler, expression) for statement in statements)
+    return SqlAction(expression=expression, parameters=known.given, _statements=compiled)
+
+
+def _compile(statement: Statement, compiler: Compiler, expression: str) -> Apply:
+    name = statement.target.name
+    target = None if isinstance(statement.target, UserName) else system_property(name)
+    if isinstance(statement, Removal):
+        return _remove_user(name) if target is None else _unset_system(target.name)
+    evaluate = compiler.compile(statement.value)
+    if target is None:
+        return _set_user(name, evaluate)
+    return _set_system(target, evaluate, expression, statement.target.position)
+
+
+def _set_user(name: str, evaluate: Evaluate) -> Apply:
+    def apply(draft: _Draft) -> None:
+        value, existing = evaluate(draft), draft.user(name)
+        converted = convert(value, KINDS[type(existing)])
+        draft.set_user(name, value if converted is None else converted)
+
+    return apply
+
+
+def _set_system(target: SystemProperty, evaluate: Evaluate, expression: str, position: int) -> Apply:
+    def apply(draft: _Draft) -> None:
+        value = evaluate(draft)
+        converted = convert(value, KINDS[target.holds])
+        if value is not None and converted is None:
+            reason = f"sys.{target.name} cannot hold a {type(value).__name__}"
+            raise EvaluationError(reason, expression, position)
+        draft.set_system(target.name, converted)
+
+    return apply
+
+
+def _remove_user(name: str) -> Apply:
+    def apply(draft: _Draft) -> None:
+        if draft.user(name) is not MISSING:
+            draft.set_user(name, MISSING)
+
+    return apply
+
+
+def _unset_system(name: str) -> Apply:
+    return lambda draft: draft.set_system(name, None)

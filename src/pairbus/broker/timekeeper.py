@@ -1,0 +1,81 @@
+"""What happens because time passes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from pairbus.broker.context import Context
+from pairbus.broker.entity import Destination
+from pairbus.broker.message import Record
+from pairbus.broker.notices import SessionLost
+from pairbus.broker.queue import Queue
+from pairbus.broker.router import Router
+from pairbus.broker.session import Session
+from pairbus.broker.settlement import Settlement
+
+
+class Timekeeper:
+    """Ends locks, opens sessions, activates what was scheduled, removes what has expired."""
+
+    def __init__(
+        self,
+        context: Context,
+        router: Router,
+        settlement: Settlement,
+        destination: Callable[[Queue], Destination],
+    ) -> None:
+        self._context = context
+        self._router = router
+        self._settlement = settlement
+        self._destination = destination
+
+    def run(self, queue: Queue, at_ms: int, limit: int) -> int:
+        """Do what is due in a queue; how many things were done."""
+        done = 0
+        for _ in self._steps(queue, at_ms):
+            done += 1
+            if done >= limit:
+                break
+        return done
+
+    def _steps(self, queue: Queue, at_ms: int) -> Iterator[None]:
+        while (sequence := queue.lock_ends.pop(at_ms)) is not None:
+            lock = queue.lock_of(sequence)
+            if lock is not None:
+                self._settlement.end(queue, lock, at_ms)
+            yield
+        while queue.sessions is not None and (number := queue.sessions.deadlines.pop(at_ms)) is not None:
+            self._end_session(queue, queue.sessions.numbered(number), at_ms)
+            yield
+        while (sequence := queue.schedule.pop(at_ms)) is not None:
+            self._activate(queue, sequence, at_ms)
+            yield
+        while (sequence := queue.expiries.pop(at_ms)) is not None:
+            self._expire(queue, sequence, at_ms)
+            yield
+
+    def _end_session(self, queue: Queue, session: Session, at_ms: int) -> None:
+        token = session.token
+        for lock in queue.locks_of(session):
+            self._settlement.end(queue, lock, at_ms)
+        queue.let_go(session)
+        if token is not None:
+            self._context.notices.append(SessionLost(queue.address, session.id, token))
+
+    def _activate(self, queue: Queue, sequence: int, at_ms: int) -> None:
+        record = self._read(queue, sequence)
+        if record is not None:
+            queue.take(record)
+            self._router.activate(self._destination(queue), record, at_ms)
+
+    def _expire(self, queue: Queue, sequence: int, at_ms: int) -> None:
+        # A locked message is looked at again when its lock ends, a deferred one when someone asks for it.
+        if queue.is_ready(sequence) and (record := self._read(queue, sequence)) is not None:
+            queue.take(record)
+            self._settlement.expire(queue, record, at_ms)
+
+    def _read(self, queue: Queue, sequence: int) -> Record | None:
+        record = self._context.records.record(queue.place, sequence)
+        if record is None:
+            queue.set_aside(sequence)
+        return record

@@ -1,0 +1,49 @@
+"""What must survive a restart: an ordered key-value store, on disk or in memory."""
+
+from __future__ import annotations
+
+from pairbus.store.directory import FORMAT_VERSION, DataDirectory
+from pairbus.store.errors import (
+    CommitOrderError,
+    DamagedRecordError,
+    DamagedStoreError,
+    InvalidKeyError,
+    NewerFormatError,
+    NotADataDirectoryError,
+    StoreClosedError,
+    StoreError,
+    StoreFailedError,
+    StoreFullError,
+    StoreInUseError,
+    UnsupportedSystemError,
+)
+from pairbus.store.keyvalue import LONGEST_KEY_BYTES, Batch, Commit, DamageListener, KeyValueStore, apply
+from pairbus.store.lmdb import LmdbStore
+from pairbus.store.memory import MemoryStore
+from pairbus.store.pages import verify
+
+__all__ = [
+    "FORMAT_VERSION",
+    "LONGEST_KEY_BYTES",
+    "Batch",
+    "Commit",
+    "CommitOrderError",
+    "DamageListener",
+    "DamagedRecordError",
+    "DamagedStoreError",
+    "DataDirectory",
+    "InvalidKeyError",
+    "KeyValueStore",
+    "LmdbStore",
+    "MemoryStore",
+    "NewerFormatError",
+    "NotADataDirectoryError",
+    "StoreClosedError",
+    "StoreError",
+    "StoreFailedError",
+    "StoreFullError",
+    "StoreInUseError",
+    "UnsupportedSystemError",
+    "apply",
+    "verify",
+]

@@ -1,0 +1,166 @@
+"""What the broker writes on its way into the store: gathered, readable at once, made durable in groups."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pairbus.broker.address import Place
+from pairbus.broker.descriptions import EntityRecord, RuleDescription
+from pairbus.broker.message import Record
+from pairbus.store import keys
+from pairbus.store.errors import DamagedRecordError, StoreFullError
+from pairbus.store.keyvalue import Commit, KeyValueStore
+from pairbus.store.records import (
+    RecordFormatError,
+    decode_record,
+    decode_stamped,
+    encode_entity,
+    encode_number,
+    encode_record,
+    encode_rule,
+    encode_stamped,
+)
+
+RESERVE_BYTES: Final = 4 * 1024 * 1024
+"""Room that is kept for settling: to remove a message takes space too, until the next commit."""
+
+_PER_WRITE_BYTES: Final = 1024
+"""What a message takes besides its body: its record, and the pages that hold a little of everything."""
+
+LAST_BODY: Final = keys.COUNTER + b"last body id"
+LAST_ENTITY: Final = keys.COUNTER + b"last entity id"
+
+_ABSENT: Final = b"\0absent"
+
+
+class Journal:
+    """The broker's ``Records`` on top of a key-value store.
+
+    Writes gather in a batch. ``seal`` hands the batch over to be committed, and a new one begins; until the commit is
+    done both are read before the store is.
+    """
+
+    def __init__(self, store: KeyValueStore) -> None:
+        self._store = store
+        self._batch: dict[bytes, bytes | None] = {}
+        self._committing: dict[bytes, bytes | None] = {}
+        self._batch_bytes = 0
+        self._room = 0
+        self._last_entity_id = 0
+        self.damaged: list[bytes] = []
+        """Keys under which something unreadable was found, and set aside, since the start."""
+
+    # Groups
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to commit."""
+        return not self._batch
+
+    def seal(self) -> Commit:
+        """Hand over what was written so far. Its commit has to end, one way or the other, before the next is sealed."""
+        self._committing, self._batch = self._batch, {}
+        self._room -= 2 * self._batch_bytes
+        self._batch_bytes = 0
+        return self._store.prepare(self._committing)
+
+    def sealed(self) -> None:
+        """The commit is done: what it holds is in the store."""
+        self._committing = {}
+        self._room = 0
+
+    def admit(self, size_bytes: int) -> None:
+        """Raise ``StoreFullError`` unless there is room for a message of that size, and for settling besides."""
+        # A value that does not fit into half a page has whole pages for itself, so it may take twice its size.
+        need = 2 * (self._batch_bytes + size_bytes) + _PER_WRITE_BYTES + RESERVE_BYTES
+        if self._room < need:
+            self._room = self._store.room()
+            if self._room < need:
+                raise StoreFullError("the data directory", "what is left is kept for removing messages")
+
+    # Reading
+
+    def _read(self, key: bytes) -> bytes | None:
+        value = self._batch.get(key, _ABSENT)
+        if value is _ABSENT:
+            value = self._committing.get(key, _ABSENT)
+            if value is _ABSENT:
+                try:
+                    return self._store.get(key)
+                except DamagedRecordError:
+                    return None
+        return value
+
+    def record(self, place: Place, sequence: int) -> Record | None:
+        data = self._read(keys.record_key(place[0], place[1], sequence))
+        if data is None:
+            return None
+        try:
+            return decode_record(sequence, data)
+        except RecordFormatError:
+            return None
+
+    def body(self, body_id: int) -> bytes | None:
+        return self._read(keys.body_key(body_id))
+
+    def session_state(self, entity_id: int, session_id: str) -> bytes | None:
+        data = self._read(keys.session_key(entity_id, session_id))
+        return None if data is None else decode_stamped(data)[2]
+
+    # Writing
+
+    def put_record(self, place: Place, record: Record) -> None:
+        self._batch[keys.record_key(place[0], place[1], record.sequence)] = encode_record(record)
+
+    def remove_record(self, place: Place, sequence: int) -> None:
+        self._batch[keys.record_key(place[0], place[1], sequence)] = None
+
+    def set_aside(self, place: Place, sequence: int) -> None:
+        key = keys.record_key(place.entity_id, place.part, sequence)
+        self.damaged.append(key)
+        self._batch[keys.aside_key(key)] = self._raw(key)
+        self._batch[key] = None
+
+    def put_body(self, body_id: int, body: bytes) -> None:
+        self._batch[keys.body_key(body_id)] = body
+        self._batch[LAST_BODY] = encode_number(body_id)
+        self._batch_bytes += len(body) + _PER_WRITE_BYTES
+
+    def remove_body(self, body_id: int) -> None:
+        self._batch[keys.body_key(body_id)] = None
+
+    def put_last_sequence(self, place: Place, partition: int, sequence: int) -> None:
+        self._batch[keys.sequence_key(place[0], place[1], partition)] = encode_number(sequence)
+
+    def put_entity(self, entity: EntityRecord) -> None:
+        if entity.entity_id > self._last_entity_id:
+            self._last_entity_id = entity.entity_id
+            self._batch[LAST_ENTITY] = encode_number(entity.entity_id)
+        self._batch[keys.entity_key(entity.entity_id)] = encode_entity(entity)
+
+    def remove_entity(self, entity_id: int) -> None:
+        self._batch[keys.entity_key(entity_id)] = None
+
+    def put_rule(self, entity_id: int, position: int, rule: RuleDescription, created_ms: int) -> None:
+        self._batch[keys.rule_key(entity_id, position)] = encode_rule(rule, created_ms)
+
+    def remove_rule(self, entity_id: int, position: int) -> None:
+        self._batch[keys.rule_key(entity_id, position)] = None
+
+    def put_session_state(self, entity_id: int, session_id: str, state: bytes | None, updated_ms: int) -> None:
+        value = None if state is None else encode_stamped(updated_ms, session_id, state)
+        self._batch[keys.session_key(entity_id, session_id)] = value
+        self._batch_bytes += len(value or b"")
+
+    def put_duplicate(self, entity_id: int, key: str, first_ms: int) -> None:
+        self._batch[keys.duplicate_key(entity_id, key)] = encode_stamped(first_ms, key)
+
+    def remove_duplicate(self, entity_id: int, key: str) -> None:
+        self._batch[keys.duplicate_key(entity_id, key)] = None
+
+    def _raw(self, key: bytes) -> bytes:
+        """What lies under a key, damaged or not."""
+        found: list[bytes] = []
+        for _, value in self._store.scan(key, key + b"\0", lambda _, raw: found.append(raw)):
+            found.append(value)
+        return found[0] if found else b""

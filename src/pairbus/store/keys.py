@@ -1,0 +1,110 @@
+"""Where each kind of record lies in the store: the layout of keys.
+
+========  ==================================================  =====================================================
+kind      then                                                holds
+========  ==================================================  =====================================================
+``M``     a name                                              a counter of the namespace
+``E``     entity id (4 bytes)                                 an entity: its path and its settings
+``U``     entity id, position (4)                             a rule of a subscription
+``C``     entity id, part (1), partition (1)                  the last sequence number that was given
+``S``     entity id, session id                               the state of a session
+``D``     entity id, message id                               when the id was seen first
+``R``     entity id, part, sequence number (8)                what is kept of a message besides its body
+``B``     body id (8)                                         an encoded message
+``X``     another key                                         what was found damaged under that key
+========  ==================================================  =====================================================
+
+Numbers are big-endian, so that keys sort as the numbers do.
+"""
+
+from __future__ import annotations
+
+import struct
+from hashlib import blake2b
+from typing import Final
+
+COUNTER: Final = b"M"
+ENTITY: Final = b"E"
+RULE: Final = b"U"
+SEQUENCE: Final = b"C"
+SESSION: Final = b"S"
+DUPLICATE: Final = b"D"
+RECORD: Final = b"R"
+BODY: Final = b"B"
+ASIDE: Final = b"X"
+
+_LONGEST_TEXT: Final = 400
+
+_ENTITY: Final = struct.Struct(">cI")
+_RULE: Final = struct.Struct(">cII")
+_SEQUENCE: Final = struct.Struct(">cIBB")
+_RECORD: Final = struct.Struct(">cIBQ")
+_BODY: Final = struct.Struct(">cQ")
+
+_pack_record = _RECORD.pack
+_pack_body = _BODY.pack
+
+
+def entity_key(entity_id: int) -> bytes:
+    return _ENTITY.pack(ENTITY, entity_id)
+
+
+def rule_key(entity_id: int, position: int) -> bytes:
+    return _RULE.pack(RULE, entity_id, position)
+
+
+def sequence_key(entity_id: int, part: int, partition: int) -> bytes:
+    return _SEQUENCE.pack(SEQUENCE, entity_id, part, partition)
+
+
+def record_key(entity_id: int, part: int, sequence: int) -> bytes:
+    return _pack_record(RECORD, entity_id, part, sequence)
+
+
+def body_key(body_id: int) -> bytes:
+    return _pack_body(BODY, body_id)
+
+
+def session_key(entity_id: int, session_id: str) -> bytes:
+    return _ENTITY.pack(SESSION, entity_id) + _text(session_id)
+
+
+def duplicate_key(entity_id: int, message_id: str) -> bytes:
+    return _ENTITY.pack(DUPLICATE, entity_id) + _text(message_id)
+
+
+def aside_key(key: bytes) -> bytes:
+    return ASIDE + key
+
+
+def entity_of(key: bytes) -> int:
+    """The entity that a key belongs to; not for bodies and counters."""
+    return int.from_bytes(key[1:5], "big")
+
+
+def split_rule(key: bytes) -> tuple[int, int]:
+    _, entity_id, position = _RULE.unpack(key)
+    return entity_id, position
+
+
+def split_sequence(key: bytes) -> tuple[int, int, int]:
+    _, entity_id, part, partition = _SEQUENCE.unpack(key)
+    return entity_id, part, partition
+
+
+def split_record(key: bytes) -> tuple[int, int, int]:
+    _, entity_id, part, sequence = _RECORD.unpack(key)
+    return entity_id, part, sequence
+
+
+def after(prefix: bytes) -> bytes:
+    """The first key behind all that begin with a prefix."""
+    return prefix[:-1] + bytes((prefix[-1] + 1,))
+
+
+def _text(text: str) -> bytes:
+    """Text as the end of a key; what would make the key too long is there by its digest, and in full in the value."""
+    encoded = text.encode("utf-8", "surrogatepass")
+    if len(encoded) <= _LONGEST_TEXT:
+        return encoded
+    return b"\xff" + blake2b(encoded, digest_size=32).digest()

@@ -1,0 +1,155 @@
+"""A store in memory: for tests, and for what may be forgotten."""
+
+from __future__ import annotations
+
+import sys
+from bisect import bisect_left
+from collections.abc import Iterator
+from threading import Lock
+from typing import Final
+
+from pairbus.store.errors import CommitOrderError, DamagedRecordError, StoreClosedError, StoreError, StoreFullError
+from pairbus.store.keyvalue import Batch, DamageListener, check_key, check_keys
+
+_PLACE: Final = "the store in memory"
+
+
+class MemoryStore:
+    """Keeps everything in a dictionary, and can be told to fail: users test their own code with it."""
+
+    def __init__(self, *, max_bytes: int | None = None) -> None:
+        self.max_bytes = max_bytes
+        """How much keys and values may take together; may be changed at any time."""
+        self._values: dict[bytes, bytes] = {}
+        self._sorted: list[bytes] | None = []
+        """The keys in order, until a batch adds or removes one."""
+        self._used = 0
+        self._damaged: set[bytes] = set()
+        self._pending: MemoryCommit | None = None
+        self._prepare_error: StoreError | None = None
+        self._run_error: StoreError | None = None
+        self._closed = False
+        self._lock = Lock()
+
+    def get(self, key: bytes) -> bytes | None:
+        check_key(key)
+        self._expect_open()
+        with self._lock:
+            value = self._values.get(key)
+            if key in self._damaged:
+                raise DamagedRecordError(key, _PLACE)
+            return value
+
+    def scan(self, start: bytes, end: bytes, on_damage: DamageListener | None = None) -> Iterator[tuple[bytes, bytes]]:
+        self._expect_open()
+        for key, value, damaged in self._between(start, end):
+            self._expect_open()
+            if not damaged:
+                yield key, value
+            elif on_damage is None:
+                raise DamagedRecordError(key, _PLACE)
+            else:
+                on_damage(key, value)
+
+    def prepare(self, batch: Batch) -> MemoryCommit:
+        self._expect_open()
+        if self._pending is not None:
+            raise CommitOrderError("another commit is prepared; run or abandon it first")
+        check_keys(batch.keys())
+        if self._prepare_error is not None:
+            error, self._prepare_error = self._prepare_error, None
+            raise error
+        growth = self._growth(batch)
+        if self.max_bytes is not None and growth > 0 and self._used + growth > self.max_bytes:
+            raise StoreFullError(_PLACE, f"{growth} bytes more would make it larger than {self.max_bytes}")
+        self._pending = MemoryCommit(self, dict(batch))
+        return self._pending
+
+    def room(self) -> int:
+        self._expect_open()
+        return sys.maxsize if self.max_bytes is None else max(0, self.max_bytes - self._used)
+
+    def close(self) -> None:
+        if self._pending is not None:
+            self._pending.abandon()
+        self._closed = True
+
+    def fail_next_prepare(self, error: StoreError) -> None:
+        """Let the next ``prepare`` raise this error."""
+        self._prepare_error = error
+
+    def fail_next_run(self, error: StoreError) -> None:
+        """Let the next ``run`` of a commit raise this error."""
+        self._run_error = error
+
+    def damage(self, key: bytes) -> None:
+        """Let the record under this key look damaged until it is written or deleted anew."""
+        if key not in self._values:
+            raise KeyError(key)
+        self._damaged.add(key)
+
+    def write(self, commit: MemoryCommit) -> None:
+        """What a commit does when it runs."""
+        self._expect_pending(commit)
+        try:
+            if self._run_error is not None:
+                error, self._run_error = self._run_error, None
+                raise error
+            with self._lock:
+                self._used += self._growth(commit.batch)
+                for key, value in commit.batch.items():
+                    self._set(key, value)
+        finally:
+            self._pending = None
+
+    def drop(self, commit: MemoryCommit) -> None:
+        """What a commit does when it is abandoned."""
+        self._expect_pending(commit)
+        self._pending = None
+
+    def _set(self, key: bytes, value: bytes | None) -> None:
+        self._damaged.discard(key)
+        if (value is None) == (key in self._values):
+            self._sorted = None
+        if value is None:
+            self._values.pop(key, None)
+        else:
+            self._values[key] = value
+
+    def _expect_pending(self, commit: MemoryCommit) -> None:
+        if self._pending is not commit:
+            raise CommitOrderError("this commit was run or abandoned before")
+
+    def _growth(self, batch: Batch) -> int:
+        return sum(_size(key, value) - _size(key, self._values.get(key)) for key, value in batch.items())
+
+    def _between(self, start: bytes, end: bytes) -> list[tuple[bytes, bytes, bool]]:
+        with self._lock:
+            if self._sorted is None:
+                self._sorted = sorted(self._values)
+            keys = self._sorted[bisect_left(self._sorted, start) : bisect_left(self._sorted, end)]
+            return [(key, self._values[key], key in self._damaged) for key in keys]
+
+    def _expect_open(self) -> None:
+        if self._closed:
+            raise StoreClosedError(_PLACE)
+
+
+class MemoryCommit:
+    """A batch for a store in memory."""
+
+    __slots__ = ("_store", "batch")
+
+    def __init__(self, store: MemoryStore, batch: Batch) -> None:
+        self._store = store
+        self.batch = batch
+
+    def run(self) -> None:
+        self._store.write(self)
+
+    def abandon(self) -> None:
+        self._store.drop(self)
+
+
+def _size(key: bytes, value: bytes | None) -> int:
+    return 0 if value is None else len(key) + len(value)

@@ -1,0 +1,362 @@
+"""Facts of the broker to bytes and back: the record format, version 1.
+
+The first byte of every record is the version of its format, so that a later version can read what this one wrote.
+What there may be millions of is packed; settings are JSON.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import struct
+from collections.abc import Mapping
+from dataclasses import asdict, fields
+from typing import Any, Final, cast
+from uuid import UUID
+
+from pairbus.broker.descriptions import (
+    AuthorizationRule,
+    CorrelationFilter,
+    EntityDescription,
+    EntityRecord,
+    EntityStatus,
+    FalseFilter,
+    FilterDescription,
+    QueueDescription,
+    Right,
+    RuleDescription,
+    SqlActionDescription,
+    SqlFilterDescription,
+    SubscriptionDescription,
+    TopicDescription,
+    TrueFilter,
+)
+from pairbus.broker.message import Amendments, MessageState, Record
+from pairbus.broker.sql import MISSING, Missing
+from pairbus.broker.values import Instant, Span, Value
+
+VERSION: Final = 1
+_VERSION_BYTE: Final = bytes((VERSION,))
+
+# version, state, hops, shared; delivery count, size; enqueued, expires, time to live, scheduled; body, original number;
+# lengths of the texts and of the amendments behind it
+_MESSAGE: Final = struct.Struct(">BBBBIIqqqqQQHHHHI")
+_HEAD: Final = _MESSAGE.size
+_NO_TIME: Final = -1
+_NO_TEXT: Final = 0xFFFF
+_STATES: Final = tuple(MessageState)
+_NUMBER: Final = struct.Struct(">BQ")
+
+_pack = _MESSAGE.pack
+_unpack_from = _MESSAGE.unpack_from
+
+
+class RecordFormatError(ValueError):
+    """Bytes that are no record of a version known here."""
+
+
+# Messages
+
+
+def encode_record(record: Record) -> bytes:
+    message_id = record.message_id.encode("utf-8", "surrogatepass")
+    session_id = _encode_text(record.session_id)
+    partition_key = _encode_text(record.partition_key)
+    source = _encode_text(record.dead_letter_source)
+    amendments = b"" if record.amendments is None else encode_amendments(record.amendments)
+    head = _pack(
+        VERSION,
+        record.state,
+        min(record.hops, 255),
+        record.shared,
+        record.delivery_count,
+        record.size,
+        record.enqueued_ms,
+        record.expires_ms,
+        _NO_TIME if record.time_to_live_ms is None else record.time_to_live_ms,
+        _NO_TIME if record.scheduled_ms is None else record.scheduled_ms,
+        record.body_id,
+        record.original_sequence,
+        len(message_id),
+        _NO_TEXT if session_id is None else len(session_id),
+        _NO_TEXT if partition_key is None else len(partition_key),
+        _NO_TEXT if source is None else len(source),
+        len(amendments),
+    )
+    return b"".join((head, message_id, session_id or b"", partition_key or b"", source or b"", amendments))
+
+
+def decode_record(sequence: int, data: bytes) -> Record:
+    try:
+        return _decode_record(sequence, data)
+    except (struct.error, ValueError, IndexError, KeyError, TypeError) as error:
+        raise RecordFormatError(f"not a record of a message: {error}") from error
+
+
+def _decode_record(sequence: int, data: bytes) -> Record:
+    (
+        version, state, hops, shared, delivery_count, size, enqueued_ms, expires_ms, time_to_live_ms, scheduled_ms,
+        body_id, original_sequence, id_length, session_length, partition_length, source_length, amendments_length,
+    ) = _unpack_from(data)  # fmt: skip
+    if version != VERSION:
+        raise RecordFormatError(f"version {version} of the format is not known")
+    position = _HEAD + id_length
+    message_id = data[_HEAD:position].decode("utf-8", "surrogatepass")
+    session_id = partition_key = source = amendments = None
+    if session_length != _NO_TEXT:
+        session_id = data[position : position + session_length].decode("utf-8", "surrogatepass")
+        position += session_length
+    if partition_length != _NO_TEXT:
+        partition_key = data[position : position + partition_length].decode("utf-8", "surrogatepass")
+        position += partition_length
+    if source_length != _NO_TEXT:
+        source = data[position : position + source_length].decode("utf-8", "surrogatepass")
+        position += source_length
+    if amendments_length:
+        amendments = decode_amendments(data[position : position + amendments_length])
+    if position + amendments_length != len(data):
+        raise RecordFormatError("the lengths do not add up")
+    return Record(
+        sequence,
+        enqueued_ms,
+        expires_ms,
+        size,
+        body_id,
+        message_id,
+        session_id,
+        partition_key,
+        None if time_to_live_ms == _NO_TIME else time_to_live_ms,
+        None if scheduled_ms == _NO_TIME else scheduled_ms,
+        original_sequence,
+        _STATES[state],
+        delivery_count,
+        hops,
+        bool(shared),
+        source,
+        amendments,
+    )
+
+
+def _encode_text(text: str | None) -> bytes | None:
+    return None if text is None else text.encode("utf-8", "surrogatepass")
+
+
+def encode_amendments(amendments: Amendments) -> bytes:
+    return _to_json({"user": _tag_all(amendments.user), "system": _tag_all(amendments.system)})
+
+
+def decode_amendments(data: bytes) -> Amendments:
+    found = json.loads(data)
+    system = cast("Mapping[str, Value]", _untag_all(found["system"]))
+    return Amendments(user=_untag_all(found["user"]), system=system)
+
+
+# Values: JSON has no word for most of them, so each is written with its kind
+
+_TAGS: Final[dict[type, str]] = {
+    type(None): "null",
+    bool: "bool",
+    str: "str",
+    Instant: "instant",
+    Span: "span",
+    bytes: "bytes",
+    UUID: "uuid",
+    Missing: "missing",
+}
+
+
+def _tag_all(values: Mapping[str, Value | Missing]) -> dict[str, list[object]]:
+    return {name: _tag(value) for name, value in values.items()}
+
+
+def _untag_all(values: Mapping[str, list[Any]]) -> dict[str, Value | Missing]:
+    return {name: _untag(*value) for name, value in values.items()}
+
+
+def _tag(value: Value | Missing) -> list[object]:
+    tag = _TAGS.get(type(value))
+    if tag is None:  # also the numbers and texts of the wire, which are subclasses
+        tag = "int" if isinstance(value, int) else "float" if isinstance(value, float) else "str"
+    if isinstance(value, bytes):
+        return [tag, base64.b64encode(value).decode()]
+    if value is MISSING or value is None:
+        return [tag, None]
+    return [tag, str(value) if isinstance(value, UUID) else value]
+
+
+def _untag(tag: str, value: Any) -> Value | Missing:
+    match tag:
+        case "missing":
+            return MISSING
+        case "instant":
+            return Instant(value)
+        case "span":
+            return Span(value)
+        case "bytes":
+            return base64.b64decode(value)
+        case "uuid":
+            return UUID(value)
+        case "null" | "bool" | "str" | "int" | "float":
+            return cast("Value", value)
+        case _:
+            raise RecordFormatError(f"'{tag}' is no kind of value")
+
+
+# Entities
+
+_KINDS: Final[dict[str, type[QueueDescription | TopicDescription | SubscriptionDescription]]] = {
+    "queue": QueueDescription,
+    "topic": TopicDescription,
+    "subscription": SubscriptionDescription,
+}
+_KIND_OF: Final = {description: kind for kind, description in _KINDS.items()}
+
+
+def encode_entity(entity: EntityRecord) -> bytes:
+    return _VERSION_BYTE + _to_json(
+        {
+            "kind": _KIND_OF[type(entity.description)],
+            "path": entity.path,
+            "topic": entity.topic_id,
+            "created": entity.created_ms,
+            "updated": entity.updated_ms,
+            "settings": asdict(entity.description),
+        }
+    )
+
+
+def decode_entity(entity_id: int, data: bytes) -> EntityRecord:
+    found = _from_json(data)
+    try:
+        return EntityRecord(
+            entity_id=entity_id,
+            path=found["path"],
+            topic_id=found["topic"],
+            description=_description(_KINDS[found["kind"]], found["settings"]),
+            created_ms=found["created"],
+            updated_ms=found["updated"],
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise RecordFormatError(f"not a record of an entity: {error!r}") from error
+
+
+def _description(
+    kind: type[QueueDescription | TopicDescription | SubscriptionDescription], settings: dict[str, Any]
+) -> EntityDescription:
+    settings["status"] = EntityStatus(settings["status"])
+    if "authorization_rules" in settings:
+        settings["authorization_rules"] = tuple(
+            AuthorizationRule(**{**rule, "rights": tuple(map(Right, rule["rights"]))})
+            for rule in settings["authorization_rules"]
+        )
+    return kind(**settings)
+
+
+# Rules
+
+
+def encode_rule(rule: RuleDescription, created_ms: int) -> bytes:
+    action = None
+    if rule.action is not None:
+        action = {"expression": rule.action.expression, "parameters": _tag_all(rule.action.parameters)}
+    found = {"name": rule.name, "created": created_ms, "filter": _filter_to_json(rule.filter), "action": action}
+    return _VERSION_BYTE + _to_json(found)
+
+
+def decode_rule(data: bytes) -> tuple[RuleDescription, int]:
+    found = _from_json(data)
+    try:
+        action = found["action"]
+        rule = RuleDescription(
+            name=found["name"],
+            filter=_filter_from_json(found["filter"]),
+            action=None
+            if action is None
+            else SqlActionDescription(action["expression"], _values(action["parameters"])),
+        )
+        return rule, int(found["created"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise RecordFormatError(f"not a record of a rule: {error!r}") from error
+
+
+def _filter_to_json(description: FilterDescription) -> dict[str, object]:
+    match description:
+        case TrueFilter():
+            return {"kind": "true"}
+        case FalseFilter():
+            return {"kind": "false"}
+        case SqlFilterDescription(expression, parameters):
+            return {"kind": "sql", "expression": expression, "parameters": _tag_all(parameters)}
+        case CorrelationFilter(properties=properties):
+            texts = {
+                field.name: getattr(description, field.name)
+                for field in fields(description)
+                if field.name != "properties"
+            }
+            return {"kind": "correlation", "properties": _tag_all(properties), **texts}
+
+
+def _filter_from_json(found: dict[str, Any]) -> FilterDescription:
+    match found.pop("kind"):
+        case "true":
+            return TrueFilter()
+        case "false":
+            return FalseFilter()
+        case "sql":
+            return SqlFilterDescription(found["expression"], _values(found["parameters"]))
+        case "correlation":
+            return CorrelationFilter(**{**found, "properties": _values(found["properties"])})
+        case kind:
+            raise RecordFormatError(f"'{kind}' is no kind of filter")
+
+
+def _values(tagged: Mapping[str, list[Any]]) -> Mapping[str, Value]:
+    return cast("Mapping[str, Value]", _untag_all(tagged))
+
+
+# Small records
+
+
+def encode_number(number: int) -> bytes:
+    return _NUMBER.pack(VERSION, number)
+
+
+def decode_number(data: bytes) -> int:
+    try:
+        version, number = _NUMBER.unpack(data)
+    except struct.error as error:
+        raise RecordFormatError(f"not a number: {error}") from error
+    if version != VERSION:
+        raise RecordFormatError(f"version {version} of the format is not known")
+    return int(number)
+
+
+def encode_stamped(time_ms: int, text: str, content: bytes = b"") -> bytes:
+    """A time, the text that the key may only have by its digest, and what belongs to it."""
+    encoded = text.encode("utf-8", "surrogatepass")
+    return b"".join((_NUMBER.pack(VERSION, time_ms), len(encoded).to_bytes(2, "big"), encoded, content))
+
+
+def decode_stamped(data: bytes) -> tuple[int, str, bytes]:
+    time_ms = decode_number(data[: _NUMBER.size])
+    begin = _NUMBER.size + 2
+    end = begin + int.from_bytes(data[_NUMBER.size : begin], "big")
+    if end > len(data):
+        raise RecordFormatError("the text is cut off")
+    return time_ms, data[begin:end].decode("utf-8", "surrogatepass"), data[end:]
+
+
+def _to_json(found: object) -> bytes:
+    return json.dumps(found, separators=(",", ":")).encode("ascii")
+
+
+def _from_json(data: bytes) -> dict[str, Any]:
+    if data[:1] != _VERSION_BYTE:
+        raise RecordFormatError(f"version {data[:1].hex() or 'none'} of the format is not known")
+    try:
+        found = json.loads(data[1:])
+    except ValueError as error:
+        raise RecordFormatError(f"not JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise RecordFormatError("not a JSON object")
+    return found

@@ -1,0 +1,133 @@
+"""A namespace brought back from its store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import TypeVar
+
+from pairbus.broker.address import Place
+from pairbus.broker.message import Record
+from pairbus.broker.namespace import Namespace
+from pairbus.store import keys
+from pairbus.store.journal import LAST_BODY, LAST_ENTITY
+from pairbus.store.keyvalue import KeyValueStore, apply
+from pairbus.store.records import (
+    RecordFormatError,
+    decode_entity,
+    decode_number,
+    decode_record,
+    decode_rule,
+    decode_stamped,
+)
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Recovery:
+    """What was found in the store."""
+
+    entities: int = 0
+    messages: int = 0
+    damaged: list[bytes] = field(default_factory=list)
+    """Keys of records that could not be read. They were set aside; those of entities were left where they are."""
+
+
+class _Reader:
+    """Scans one kind of record after the other, and keeps what cannot be read away from the broker."""
+
+    def __init__(self, store: KeyValueStore, recovery: Recovery) -> None:
+        self._store = store
+        self._recovery = recovery
+        self._changes: dict[bytes, bytes | None] = {}
+
+    def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+        return self._store.scan(prefix, keys.after(prefix), self.note_damage)
+
+    def note_damage(self, key: bytes, raw: bytes) -> None:
+        self._recovery.damaged.append(key)
+        # Without its entity a message would be taken for the rest of a deleted one. So the entity's record stays.
+        if not key.startswith((keys.ENTITY, keys.ASIDE)):
+            self._changes[keys.aside_key(key)] = raw
+            self._changes[key] = None
+
+    def decoded(self, prefix: bytes, decode: Callable[[bytes, bytes], T]) -> Iterator[tuple[bytes, T]]:
+        for key, value in self.scan(prefix):
+            try:
+                yield key, decode(key, value)
+            except RecordFormatError:
+                self.note_damage(key, value)
+
+    def drop(self, key: bytes) -> None:
+        """Remove what a deleted entity has left."""
+        self._changes[key] = None
+
+    def finish(self) -> None:
+        if self._changes:
+            apply(self._store, self._changes)
+
+
+def recover(store: KeyValueStore, namespace: Namespace, now_ms: int) -> Recovery:
+    """Fill a new namespace with what the store holds. Locks are not kept: every message that had one is free again."""
+    recovery = Recovery()
+    reader = _Reader(store, recovery)
+    namespace.restore_last_ids(*_last_ids(reader))
+    _restore_entities(reader, namespace, recovery)
+    _restore_messages(reader, namespace, recovery)
+    _restore_histories(reader, namespace)
+    reader.finish()
+    namespace.started(now_ms)
+    return recovery
+
+
+def _last_ids(reader: _Reader) -> tuple[int, int]:
+    counters = dict(reader.decoded(keys.COUNTER, lambda _, value: decode_number(value)))
+    return counters.get(LAST_ENTITY, 0), counters.get(LAST_BODY, 0)
+
+
+def _restore_entities(reader: _Reader, namespace: Namespace, recovery: Recovery) -> None:
+    entities = [
+        entity
+        for _, entity in reader.decoded(keys.ENTITY, lambda key, value: decode_entity(keys.entity_of(key), value))
+    ]
+    known = {entity.entity_id for entity in entities}
+    for key in recovery.damaged:
+        if key.startswith(keys.ENTITY):
+            namespace.leave_alone(keys.entity_of(key))
+    for entity in sorted(entities, key=lambda entity: (entity.topic_id is not None, entity.entity_id)):
+        if entity.topic_id is None or entity.topic_id in known:
+            namespace.restore_entity(entity)
+            recovery.entities += 1
+        else:  # its topic cannot be read
+            namespace.leave_alone(entity.entity_id)
+    for key, (rule, created_ms) in reader.decoded(keys.RULE, lambda _, value: decode_rule(value)):
+        namespace.restore_rule(*keys.split_rule(key), rule, created_ms)
+
+
+def _restore_messages(reader: _Reader, namespace: Namespace, recovery: Recovery) -> None:
+    for key, sequence in reader.decoded(keys.SEQUENCE, lambda _, value: decode_number(value)):
+        entity_id, part, partition = keys.split_sequence(key)
+        namespace.restore_last_sequence(Place(entity_id, part), partition, sequence)
+    records = reader.decoded(keys.RECORD, lambda key, value: decode_record(int.from_bytes(key[6:], "big"), value))
+    for place_bytes, group in groupby(records, key=lambda found: found[0][1:6]):
+        place = Place(int.from_bytes(place_bytes[:4], "big"), place_bytes[4])
+        recovery.messages += namespace.restore_records(place, _values(group))
+
+
+def _values(group: Iterator[tuple[bytes, Record]]) -> Iterator[Record]:
+    return (record for _, record in group)
+
+
+def _restore_histories(reader: _Reader, namespace: Namespace) -> None:
+    for key, (updated_ms, session_id, _) in reader.decoded(keys.SESSION, lambda _, value: decode_stamped(value)):
+        if not namespace.restore_session_state(keys.entity_of(key), session_id, updated_ms):
+            reader.drop(key)
+    seen = reader.decoded(keys.DUPLICATE, lambda _, value: decode_stamped(value))
+    for entity_id, group in groupby(seen, key=lambda found: keys.entity_of(found[0])):
+        found = [(first_ms, message_id, key) for key, (first_ms, message_id, _) in group]
+        history = sorted((first_ms, message_id) for first_ms, message_id, _ in found)
+        if not namespace.restore_duplicates(entity_id, history):
+            for _, _, key in found:
+                reader.drop(key)

@@ -1,0 +1,38 @@
+"""What the package offers is what its users rely on."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+from pairbus.broker import sql
+
+ALLOWED = {"pairbus.broker.errors", "pairbus.broker.values"}
+PURE = {"collections.abc", "dataclasses", "enum", "functools", "math", "operator", "re", "types", "typing", "uuid"}
+
+
+def test_public_names() -> None:
+    assert set(sql.__all__) == {
+        "MISSING",
+        "Changes",
+        "EvaluationError",
+        "Missing",
+        "SqlAction",
+        "SqlFilter",
+        "Subject",
+        "fold_name",
+        "parse_action",
+        "parse_filter",
+    }
+    assert all(hasattr(sql, name) for name in sql.__all__)
+
+
+def test_no_clock_no_io_no_chance() -> None:
+    """Only what lies inside the package, the broker's values and errors, and what is pure of the standard library."""
+    for path in Path(sql.__file__).parent.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            for name in names:
+                inside = name.startswith("pairbus.broker.sql")
+                assert inside or name in ALLOWED | PURE | {"__future__"}, f"{path.name} imports {name}"

@@ -1,0 +1,76 @@
+"""Filters against the reference: whatever tree is printed, its text means what the tree means."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from pairbus.broker.sql import EvaluationError, parse_filter
+from pairbus.broker.values import Value
+from tests.broker.sql.message import Message, apply, fresh_id, judge
+from tests.broker.sql.reference import FAILED, Tree, meaning, predicates, properties, resembles, show, values
+
+
+def is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def tries(count: int) -> settings:
+    return settings(max_examples=count, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+@tries(600)
+@given(predicates(), properties())
+@example(("=", ("-", ("constant", 1), ("-", ("constant", 2), ("constant", 3))), ("constant", 2)), {})
+def test_a_filter_says_what_its_tree_means(tree: Tree, message: dict[str, Value]) -> None:
+    expected = meaning(tree, message)
+    found: object = FAILED
+    with suppress(EvaluationError):
+        found = judge(show(tree), Message(message))
+    assert found is (expected if expected in (True, False, FAILED) and not is_number(expected) else None), show(tree)
+
+
+@tries(300)
+@given(values(), properties())
+def test_an_action_computes_what_its_tree_means(tree: Tree, message: dict[str, Value]) -> None:
+    expected = meaning(tree, message)
+    found: object = FAILED
+    with suppress(EvaluationError):
+        found = apply(f"SET result = {show(tree)}", Message(message)).user["result"]
+    assert (type(found), repr(found)) == (type(expected), repr(expected)), show(tree)
+
+
+@tries(400)
+@given(st.text("aab", max_size=12), st.text("aab%_", max_size=8))
+@example("aab", "%a%ab")
+@example("ab", "%b%b")
+def test_like_is_what_trying_everything_finds(text: str, pattern: str) -> None:
+    assert judge("a LIKE b", Message({"a": text, "b": pattern})) is resembles(text, pattern)
+
+
+_ESCAPED = st.lists(st.sampled_from(["a", "%", "_", "!%", "!_", "!!"]), max_size=7).map("".join)
+
+
+@tries(300)
+@given(st.text("a%_!", max_size=8), _ESCAPED)
+def test_like_with_an_escape_is_what_trying_everything_finds(text: str, pattern: str) -> None:
+    expected = resembles(text, pattern, "!")
+    assert judge(f"a LIKE '{pattern}' ESCAPE '!'", Message({"a": text})) is expected
+    assert judge("a LIKE b ESCAPE c", Message({"a": text, "b": pattern, "c": "!"})) is expected
+
+
+@tries(200)
+@given(st.text(max_size=20))
+def test_any_text_can_be_written_as_a_string(text: str) -> None:
+    written = text.replace("'", "''")
+    assert parse_filter(f"a = '{written}'", fresh_id=fresh_id).matches(Message({"a": text}))
+
+
+@tries(200)
+@given(st.text(min_size=1, max_size=20), st.sampled_from([("[", "]"), ('"', '"')]))
+def test_any_text_can_be_the_name_of_a_property(name: str, quotes: tuple[str, str]) -> None:
+    opening, closing = quotes
+    written = f"{opening}{name.replace(closing, closing * 2)}{closing}"
+    assert parse_filter(f"{written} = 1", fresh_id=fresh_id).matches(Message({name: 1}))

@@ -1,0 +1,50 @@
+"""A namespace on disk, as the tests of what survives use it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+from uuid import UUID
+
+from pairbus.broker.address import Address, Part
+from pairbus.broker.limits import RELAXED
+from pairbus.broker.message import Delivery
+from pairbus.broker.namespace import Namespace
+from pairbus.broker.records import Records
+from pairbus.broker.sql import MISSING, Missing
+from pairbus.broker.values import Value
+from pairbus.store.keeper import Keeper
+
+NOW = 1_000_000
+QUEUE = Address.of("orders")
+DEAD_LETTERS = Address.of("orders", part=Part.DEAD_LETTER)
+ALL = 1_000_000
+
+
+class NoProperties:
+    def user(self, _name: str) -> Value | Missing:
+        return MISSING
+
+    def system(self, _name: str) -> Value:
+        return None
+
+
+def make_namespace(records: Records) -> Namespace:
+    random = Random()  # noqa: S311 (tokens of a test)
+    return Namespace(
+        records,
+        limits=RELAXED,
+        view=lambda _: NoProperties(),
+        fresh_id=lambda: UUID(int=random.getrandbits(128)),
+        fresh_token=lambda: random.randbytes(16),
+    )
+
+
+def open_keeper(path: Path) -> Keeper:
+    """A keeper without a thread: its ``commit`` waits."""
+    return Keeper.open(path, make_namespace, NOW)
+
+
+def contents(namespace: Namespace) -> list[Delivery]:
+    """Every message of the queue and of its dead letters."""
+    return [found for address in (QUEUE, DEAD_LETTERS) for found in namespace.peek(address, 0, ALL, NOW)]
