@@ -1,0 +1,128 @@
+"""What happens to messages: queues, topics, subscriptions, locks, sessions and rules, without I/O and without a clock.
+
+``Namespace`` is the whole service as a state machine; ``Records`` is what it needs to have kept.
+"""
+
+from __future__ import annotations
+
+from pairbus.broker.address import Address, Part, Place
+from pairbus.broker.descriptions import (
+    DEFAULT_RULE,
+    AuthorizationRule,
+    CorrelationFilter,
+    EntityDescription,
+    EntityRecord,
+    EntityStatus,
+    FalseFilter,
+    FilterDescription,
+    QueueDescription,
+    Right,
+    RuleDescription,
+    SqlActionDescription,
+    SqlFilterDescription,
+    SubscriptionDescription,
+    TopicDescription,
+    TrueFilter,
+)
+from pairbus.broker.errors import (
+    BrokerError,
+    EntityDisabledError,
+    EntityExistsError,
+    EntityNotFoundError,
+    HeaderSizeExceededError,
+    InvalidDescriptionError,
+    InvalidExpressionError,
+    InvalidMessageError,
+    InvalidNameError,
+    InvalidOperationError,
+    InvalidRequestError,
+    LockLostError,
+    MessageNotFoundError,
+    MessageSizeExceededError,
+    QuotaExceededError,
+    SessionLockedError,
+    SessionLockLostError,
+    SessionRequiredError,
+)
+from pairbus.broker.limits import PREMIUM, RELAXED, STANDARD, Limits
+from pairbus.broker.message import NEVER, Amendments, Delivery, Message, MessageState, PropertyView, Record
+from pairbus.broker.namespace import Namespace, SessionGrant
+from pairbus.broker.notices import EntityGone, Notice, SessionLost
+from pairbus.broker.operations import Operation, Send, Settle
+from pairbus.broker.records import Records
+from pairbus.broker.restoration import Restoration
+from pairbus.broker.rules import Rule
+from pairbus.broker.runtime import EntityInfo
+from pairbus.broker.settlement import Disposition, Verdict
+from pairbus.broker.sql import MISSING, Missing
+from pairbus.broker.values import Instant, Span, Value
+
+__all__ = [
+    "DEFAULT_RULE",
+    "MISSING",
+    "NEVER",
+    "PREMIUM",
+    "RELAXED",
+    "STANDARD",
+    "Address",
+    "Amendments",
+    "AuthorizationRule",
+    "BrokerError",
+    "CorrelationFilter",
+    "Delivery",
+    "Disposition",
+    "EntityDescription",
+    "EntityDisabledError",
+    "EntityExistsError",
+    "EntityGone",
+    "EntityInfo",
+    "EntityNotFoundError",
+    "EntityRecord",
+    "EntityStatus",
+    "FalseFilter",
+    "FilterDescription",
+    "HeaderSizeExceededError",
+    "Instant",
+    "InvalidDescriptionError",
+    "InvalidExpressionError",
+    "InvalidMessageError",
+    "InvalidNameError",
+    "InvalidOperationError",
+    "InvalidRequestError",
+    "Limits",
+    "LockLostError",
+    "Message",
+    "MessageNotFoundError",
+    "MessageSizeExceededError",
+    "MessageState",
+    "Missing",
+    "Namespace",
+    "Notice",
+    "Operation",
+    "Part",
+    "Place",
+    "PropertyView",
+    "QueueDescription",
+    "QuotaExceededError",
+    "Record",
+    "Records",
+    "Restoration",
+    "Right",
+    "Rule",
+    "RuleDescription",
+    "Send",
+    "SessionGrant",
+    "SessionLockLostError",
+    "SessionLockedError",
+    "SessionLost",
+    "SessionRequiredError",
+    "Settle",
+    "Span",
+    "SqlActionDescription",
+    "SqlFilterDescription",
+    "SubscriptionDescription",
+    "TopicDescription",
+    "TrueFilter",
+    "Value",
+    "Verdict",
+]

@@ -45,6 +45,9 @@ class Catalogue:
         self._housekeeping = housekeeping
         self._destinations: dict[str, Destination] = {}
         self._by_id: dict[int, Entity] = {}
+        self._queues: dict[Address, Queue] = {}
+        """Of queues and subscriptions, every part."""
+
         self._idle: dict[int, Idle] = {}
         self._last_id = 0
         self.on_due: OnDue = _nothing_due
@@ -85,7 +88,10 @@ class Catalogue:
         return entity
 
     def queue(self, address: Address) -> Queue:
-        holder = self.holder(address)
+        queue = self._queues.get(address)
+        if queue is not None:
+            return queue
+        holder = self.holder(address)  # spelled in another way, or not there
         if address.part is Part.MAIN:
             return holder.main
         return holder.dead_letters if address.part is Part.DEAD_LETTER else holder.transfer_dead_letters
@@ -161,13 +167,17 @@ class Catalogue:
         else:
             entity = self._restore_destination(record, description)
         self._by_id[entity.id] = entity
+        if isinstance(entity, Holder):
+            self._queues.update((queue.address, queue) for queue in entity.queues())
         self._watch(entity)
         return entity
 
     def _restore_subscription(self, record: EntityRecord, description: SubscriptionDescription) -> SubscriptionEntity:
         topic = self._by_id[record.topic_id or 0]
         assert isinstance(topic, TopicEntity)  # noqa: S101 (topics are restored first)
-        queues = self._queues(Address.of(topic.path, record.path), record, topic.usage, topic.description.partitioned)
+        queues = self._make_queues(
+            Address.of(topic.path, record.path), record, topic.usage, topic.description.partitioned
+        )
         entity = SubscriptionEntity(record, description, topic, queues)
         topic.subscriptions[record.path.lower()] = entity
         return entity
@@ -176,7 +186,7 @@ class Catalogue:
         self, record: EntityRecord, description: QueueDescription | TopicDescription
     ) -> Destination:
         usage = Usage()
-        queues = self._queues(Address.of(record.path), record, usage, description.partitioned)
+        queues = self._make_queues(Address.of(record.path), record, usage, description.partitioned)
         duplicates = None
         if description.requires_duplicate_detection:
             duplicates = Duplicates(record.entity_id, description.duplicate_window_ms, self._context.records)
@@ -188,7 +198,7 @@ class Catalogue:
         self._destinations[record.path.lower()] = entity
         return entity
 
-    def _queues(
+    def _make_queues(
         self, address: Address, record: EntityRecord, usage: Usage, partitioned: bool
     ) -> tuple[Queue, Queue, Queue]:
         partitions = self._context.limits.partitions if partitioned else 1
@@ -305,10 +315,13 @@ class Catalogue:
         subscription.rules.remove(rule)
         self._context.records.remove_rule(subscription.id, rule.position)
 
-    def restore_rule(self, entity_id: int, position: int, description: RuleDescription, created_ms: int) -> None:
+    def restore_rule(self, entity_id: int, position: int, description: RuleDescription, created_ms: int) -> bool:
+        """Whether there is a subscription for it."""
         subscription = self._by_id.get(entity_id)
-        if isinstance(subscription, SubscriptionEntity):
-            subscription.rules.add(self._make_rule(description, position, created_ms))
+        if not isinstance(subscription, SubscriptionEntity):
+            return False
+        subscription.rules.add(self._make_rule(description, position, created_ms))
+        return True
 
     def _put_rule(self, subscription: SubscriptionEntity, rule: Rule) -> None:
         subscription.rules.add(rule)
@@ -347,6 +360,7 @@ class Catalogue:
 
     def _bury(self, entity: Entity) -> None:
         for queue in entity.queues():
+            self._queues.pop(queue.address, None)
             queue.usage.size_bytes -= queue.size_bytes
             self._housekeeping.add(Grave(self._context, queue.place, queue.present))
             if queue.sessions is not None:

@@ -10,7 +10,7 @@ from zlib import crc32
 from pairbus.broker import reasons
 from pairbus.broker.candidate import Candidate
 from pairbus.broker.context import Context
-from pairbus.broker.descriptions import QueueDescription, TopicDescription
+from pairbus.broker.descriptions import EntityDescription, QueueDescription, TopicDescription
 from pairbus.broker.entity import Destination, Holder, QueueEntity, SubscriptionEntity, TopicEntity
 from pairbus.broker.limits import MEGABYTE, Limits
 from pairbus.broker.message import NEVER, Amendments, Message, MessageState, PropertyView, Record
@@ -61,12 +61,13 @@ class Router:
         intake.note_sequence(partition)
         scheduled_ms = message.scheduled_ms
         is_scheduled = scheduled_ms is not None and scheduled_ms > now_ms
+        stays = is_scheduled or (isinstance(entity, QueueEntity) and entity.description.forward_to is None)
         record = Record(
             sequence,
             now_ms,
             NEVER if is_scheduled else expires_at(message.time_to_live_ms, entity.description, now_ms),
             len(message.body),
-            _UNPLACED,
+            self._context.bodies.keep(message.body, 1) if stays else _UNPLACED,
             message.message_id,
             message.session_id,
             message.partition_key,
@@ -75,8 +76,8 @@ class Router:
             sequence,
             MessageState.SCHEDULED if is_scheduled else MessageState.ACTIVE,
         )
-        if is_scheduled or (isinstance(entity, QueueEntity) and entity.description.forward_to is None):
-            intake.add(record._replace(body_id=self._context.bodies.keep(message.body, 1)))
+        if stays:
+            intake.add(record)
         else:
             self._admit(entity, record, message.body, now_ms)
         return sequence
@@ -266,9 +267,8 @@ class Router:
         return cache(lambda: self._context.view(self._context.records.body(record.body_id) or b""))
 
 
-def expires_at(time_to_live_ms: int | None, description: object, now_ms: int) -> int:
-    default_ms: int | None = getattr(description, "default_time_to_live_ms", None)
-    lifetime_ms = _shorter(time_to_live_ms, default_ms)
+def expires_at(time_to_live_ms: int | None, description: EntityDescription, now_ms: int) -> int:
+    lifetime_ms = _shorter(time_to_live_ms, description.default_time_to_live_ms)
     return NEVER if lifetime_ms is None else min(now_ms + lifetime_ms, NEVER)
 
 

@@ -10,6 +10,7 @@ from pairbus.broker import reasons
 from pairbus.broker.address import Part
 from pairbus.broker.context import Context
 from pairbus.broker.entity import Holder
+from pairbus.broker.errors import InvalidOperationError
 from pairbus.broker.lock import Lock
 from pairbus.broker.message import MessageState, Record
 from pairbus.broker.queue import Queue
@@ -114,3 +115,10 @@ class Settlement:
             self._holder(queue), queue, record, now_ms
         ):
             put(record)
+
+
+def check_verdict(queue: Queue, verdict: Verdict) -> None:
+    if verdict.disposition is Disposition.DEAD_LETTER and queue.place.part != Part.MAIN:
+        raise InvalidOperationError(
+            f"'{queue.address}' holds dead letters: complete the message instead", str(queue.address)
+        )

@@ -46,7 +46,9 @@ class Journal:
         self._committing: dict[bytes, bytes | None] = {}
         self._batch_bytes = 0
         self._room = 0
+        self._last_body_id = 0
         self._last_entity_id = 0
+        self._last_sequences: dict[tuple[Place, int], int] = {}
         self.damaged: list[bytes] = []
         """Keys under which something unreadable was found, and set aside, since the start."""
 
@@ -55,10 +57,11 @@ class Journal:
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to commit."""
-        return not self._batch
+        return not self._batch and not self._last_sequences
 
     def seal(self) -> Commit:
         """Hand over what was written so far. Its commit has to end, one way or the other, before the next is sealed."""
+        self._write_counters()
         self._committing, self._batch = self._batch, {}
         self._room -= 2 * self._batch_bytes
         self._batch_bytes = 0
@@ -123,14 +126,14 @@ class Journal:
 
     def put_body(self, body_id: int, body: bytes) -> None:
         self._batch[keys.body_key(body_id)] = body
-        self._batch[LAST_BODY] = encode_number(body_id)
+        self._last_body_id = body_id
         self._batch_bytes += len(body) + _PER_WRITE_BYTES
 
     def remove_body(self, body_id: int) -> None:
         self._batch[keys.body_key(body_id)] = None
 
     def put_last_sequence(self, place: Place, partition: int, sequence: int) -> None:
-        self._batch[keys.sequence_key(place[0], place[1], partition)] = encode_number(sequence)
+        self._last_sequences[place, partition] = sequence
 
     def put_entity(self, entity: EntityRecord) -> None:
         if entity.entity_id > self._last_entity_id:
@@ -157,6 +160,15 @@ class Journal:
 
     def remove_duplicate(self, entity_id: int, key: str) -> None:
         self._batch[keys.duplicate_key(entity_id, key)] = None
+
+    def _write_counters(self) -> None:
+        """Counters change with every message; what counts is their last value."""
+        for (place, partition), sequence in self._last_sequences.items():
+            self._batch[keys.sequence_key(place.entity_id, place.part, partition)] = encode_number(sequence)
+        self._last_sequences.clear()
+        if self._last_body_id:
+            self._batch[LAST_BODY] = encode_number(self._last_body_id)
+            self._last_body_id = 0
 
     def _raw(self, key: bytes) -> bytes:
         """What lies under a key, damaged or not."""

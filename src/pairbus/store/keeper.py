@@ -138,9 +138,11 @@ class Keeper:
         told = [*self._committing, *self._waiting]
         self._committing, self._waiting = [], []
         self._is_committing = False
-        recovery = self._recover(self._now_ms)
-        for done in told:
-            done(error)
+        try:
+            recovery = self._recover(self._now_ms)
+        finally:  # whoever waits learns it, even if the store cannot be read any more
+            for done in told:
+                done(error)
         self.rebuilt(recovery)
 
     def _recover(self, now_ms: int) -> Recovery:

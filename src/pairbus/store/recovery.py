@@ -10,6 +10,7 @@ from typing import TypeVar
 from pairbus.broker.address import Place
 from pairbus.broker.message import Record
 from pairbus.broker.namespace import Namespace
+from pairbus.broker.restoration import Restoration
 from pairbus.store import keys
 from pairbus.store.journal import LAST_BODY, LAST_ENTITY
 from pairbus.store.keyvalue import KeyValueStore, apply
@@ -73,10 +74,12 @@ def recover(store: KeyValueStore, namespace: Namespace, now_ms: int) -> Recovery
     """Fill a new namespace with what the store holds. Locks are not kept: every message that had one is free again."""
     recovery = Recovery()
     reader = _Reader(store, recovery)
-    namespace.restore_last_ids(*_last_ids(reader))
-    _restore_entities(reader, namespace, recovery)
-    _restore_messages(reader, namespace, recovery)
-    _restore_histories(reader, namespace)
+    restoration = namespace.restoration()
+    restoration.last_ids(*_last_ids(reader))
+    _restore_entities(reader, restoration, recovery)
+    _restore_messages(reader, restoration, recovery)
+    _restore_histories(reader, restoration)
+    restoration.finish(now_ms)
     reader.finish()
     namespace.started(now_ms)
     return recovery
@@ -87,7 +90,7 @@ def _last_ids(reader: _Reader) -> tuple[int, int]:
     return counters.get(LAST_ENTITY, 0), counters.get(LAST_BODY, 0)
 
 
-def _restore_entities(reader: _Reader, namespace: Namespace, recovery: Recovery) -> None:
+def _restore_entities(reader: _Reader, restoration: Restoration, recovery: Recovery) -> None:
     entities = [
         entity
         for _, entity in reader.decoded(keys.ENTITY, lambda key, value: decode_entity(keys.entity_of(key), value))
@@ -95,39 +98,41 @@ def _restore_entities(reader: _Reader, namespace: Namespace, recovery: Recovery)
     known = {entity.entity_id for entity in entities}
     for key in recovery.damaged:
         if key.startswith(keys.ENTITY):
-            namespace.leave_alone(keys.entity_of(key))
+            restoration.leave_alone(keys.entity_of(key))
     for entity in sorted(entities, key=lambda entity: (entity.topic_id is not None, entity.entity_id)):
         if entity.topic_id is None or entity.topic_id in known:
-            namespace.restore_entity(entity)
+            restoration.entity(entity)
             recovery.entities += 1
         else:  # its topic cannot be read
-            namespace.leave_alone(entity.entity_id)
+            restoration.leave_alone(entity.entity_id)
     for key, (rule, created_ms) in reader.decoded(keys.RULE, lambda _, value: decode_rule(value)):
-        namespace.restore_rule(*keys.split_rule(key), rule, created_ms)
+        if not restoration.rule(*keys.split_rule(key), rule, created_ms):
+            reader.drop(key)
 
 
-def _restore_messages(reader: _Reader, namespace: Namespace, recovery: Recovery) -> None:
+def _restore_messages(reader: _Reader, restoration: Restoration, recovery: Recovery) -> None:
     for key, sequence in reader.decoded(keys.SEQUENCE, lambda _, value: decode_number(value)):
         entity_id, part, partition = keys.split_sequence(key)
-        namespace.restore_last_sequence(Place(entity_id, part), partition, sequence)
+        if not restoration.last_sequence(Place(entity_id, part), partition, sequence):
+            reader.drop(key)
     records = reader.decoded(keys.RECORD, lambda key, value: decode_record(int.from_bytes(key[6:], "big"), value))
     for place_bytes, group in groupby(records, key=lambda found: found[0][1:6]):
         place = Place(int.from_bytes(place_bytes[:4], "big"), place_bytes[4])
-        recovery.messages += namespace.restore_records(place, _values(group))
+        recovery.messages += restoration.records(place, _values(group))
 
 
 def _values(group: Iterator[tuple[bytes, Record]]) -> Iterator[Record]:
     return (record for _, record in group)
 
 
-def _restore_histories(reader: _Reader, namespace: Namespace) -> None:
+def _restore_histories(reader: _Reader, restoration: Restoration) -> None:
     for key, (updated_ms, session_id, _) in reader.decoded(keys.SESSION, lambda _, value: decode_stamped(value)):
-        if not namespace.restore_session_state(keys.entity_of(key), session_id, updated_ms):
+        if not restoration.session_state(keys.entity_of(key), session_id, updated_ms):
             reader.drop(key)
     seen = reader.decoded(keys.DUPLICATE, lambda _, value: decode_stamped(value))
     for entity_id, group in groupby(seen, key=lambda found: keys.entity_of(found[0])):
         found = [(first_ms, message_id, key) for key, (first_ms, message_id, _) in group]
         history = sorted((first_ms, message_id) for first_ms, message_id, _ in found)
-        if not namespace.restore_duplicates(entity_id, history):
+        if not restoration.duplicates(entity_id, history):
             for _, _, key in found:
                 reader.drop(key)

@@ -1,0 +1,101 @@
+"""Messages on their way out: handed to a receiver, looked at, or removed in bulk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from pairbus.broker.context import Context
+from pairbus.broker.entity import Holder
+from pairbus.broker.message import Delivery, Record
+from pairbus.broker.queue import Queue
+from pairbus.broker.session import Session
+from pairbus.broker.settlement import Settlement
+
+
+class Receiving:
+    """Takes messages out of a queue. What cannot be read is set aside, and the next one is taken."""
+
+    def __init__(self, context: Context, settlement: Settlement) -> None:
+        self._records = context.records
+        self._settlement = settlement
+
+    def next(
+        self, holder: Holder, queue: Queue, session: Session | None, max_count: int, now_ms: int, *, delete: bool
+    ) -> list[Delivery]:
+        deliveries: list[Delivery] = []
+        while len(deliveries) < max_count:
+            sequence = queue.next_ready(session)
+            if sequence is None:
+                break
+            record = self.read(queue, sequence)
+            delivery = None if record is None else self.deliver(holder, queue, record, session, now_ms, delete=delete)
+            if delivery is not None:
+                deliveries.append(delivery)
+        return deliveries
+
+    def deliver(
+        self, holder: Holder, queue: Queue, record: Record, session: Session | None, now_ms: int, *, delete: bool
+    ) -> Delivery | None:
+        """Hand out a message that was taken; ``None`` if it turns out that there is nothing to hand out."""
+        if record.expires_ms <= now_ms:
+            self._settlement.expire(queue, record, now_ms)
+            return None
+        body = self._records.body(record.body_id)
+        if body is None:
+            queue.set_aside(record.sequence, record)
+            return None
+        if delete:
+            self._settlement.discard(queue, record)
+            return Delivery(record, body)
+        until_ms = now_ms + holder.description.lock_duration_ms if session is None else session.until_ms
+        lock = queue.lock(record, until_ms, session)
+        return Delivery(record, body, lock.token, until_ms)
+
+    def deferred(
+        self, queue: Queue, sequences: Sequence[int], session: Session | None, now_ms: int
+    ) -> Iterator[Record | None]:
+        """The deferred messages with these numbers; ``None`` for a number that no one has.
+
+        A deferred message outlives its time until someone asks for it, which is now.
+        """
+        for sequence in dict.fromkeys(sequences):
+            is_there = sequence in queue.deferred and (session is None or sequence in session.present)
+            record = self.read(queue, sequence) if is_there else None
+            if record is not None and record.expires_ms <= now_ms:
+                queue.take(record)
+                self._settlement.expire(queue, record, now_ms)
+                record = None
+            yield record
+
+    def look(self, queue: Queue, sequences: Iterable[int]) -> Iterator[Delivery]:
+        for sequence in sequences:
+            record = self._records.record(queue.place, sequence)
+            body = None if record is None else self._records.body(record.body_id)
+            if record is not None and body is not None:
+                yield Delivery(record, body)
+
+    def free(
+        self, queue: Queue, sequences: Iterable[int], session: Session | None, before_ms: int | None
+    ) -> Iterator[Record]:
+        """The messages that no one has, and whose session no other receiver holds."""
+        for sequence in sequences:
+            record = self._records.record(queue.place, sequence) if queue.is_ready(sequence) else None
+            if record is None or not _is_free(queue, record, session):
+                continue
+            if before_ms is None or record.enqueued_ms < before_ms:
+                yield record
+            elif queue.partitions == 1:  # all that follow came later still
+                return
+
+    def read(self, queue: Queue, sequence: int) -> Record | None:
+        record = self._records.record(queue.place, sequence)
+        if record is None:
+            queue.set_aside(sequence)
+        return record
+
+
+def _is_free(queue: Queue, record: Record, session: Session | None) -> bool:
+    if queue.sessions is None or record.session_id is None or session is not None:
+        return True
+    owner = queue.sessions.get(record.session_id)
+    return owner is None or owner.token is None

@@ -1,0 +1,110 @@
+"""A namespace after a restart: what the store has kept, taken in piece by piece."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from pairbus.broker.address import Place
+from pairbus.broker.catalogue import Catalogue
+from pairbus.broker.context import Context
+from pairbus.broker.descriptions import EntityRecord, RuleDescription
+from pairbus.broker.entity import Holder, QueueEntity, TopicEntity
+from pairbus.broker.housekeeping import Grave, Housekeeping
+from pairbus.broker.message import Record
+from pairbus.broker.queue import Queue
+from pairbus.broker.sequences import Sequences
+
+
+class Restoration:
+    """Takes in entities (topics before their subscriptions), then rules, then the rest in any order; then ``finish``.
+
+    What no entity claims is the rest of a deleted one, and is removed; except of entities that are to be left alone.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        catalogue: Catalogue,
+        housekeeping: Housekeeping,
+        pump: Callable[[Holder], None],
+    ) -> None:
+        self._context = context
+        self._catalogue = catalogue
+        self._housekeeping = housekeeping
+        self._pump = pump
+        self._orphans: dict[Place, Sequences] = {}
+        self._left_alone: set[int] = set()
+
+    def last_ids(self, entity_id: int, body_id: int) -> None:
+        """The highest numbers that were ever given; none of them is given again."""
+        self._catalogue.restore_last_id(entity_id)
+        self._context.bodies.restore_last_id(body_id)
+
+    def leave_alone(self, entity_id: int) -> None:
+        """An entity is there that cannot be read: nothing of it is touched."""
+        self._left_alone.add(entity_id)
+
+    def entity(self, record: EntityRecord) -> None:
+        self._catalogue.restore(record)
+
+    def rule(self, entity_id: int, position: int, rule: RuleDescription, created_ms: int) -> bool:
+        """Whether anyone claims the rule."""
+        return self._catalogue.restore_rule(entity_id, position, rule, created_ms) or entity_id in self._left_alone
+
+    def last_sequence(self, place: Place, partition: int, sequence: int) -> bool:
+        """Whether anyone claims the counter."""
+        queue = self._queue_at(place)
+        if queue is None:
+            return place.entity_id in self._left_alone
+        queue.restore_last_sequence(partition, sequence)
+        return True
+
+    def records(self, place: Place, records: Iterable[Record]) -> int:
+        """The messages of one queue, in the order of their numbers; how many it has."""
+        queue = self._queue_at(place)
+        bodies = self._context.bodies
+        orphans = Sequences()
+        for record in records:
+            bodies.restore(record)
+            if queue is not None:
+                queue.restore(record)
+            else:
+                orphans.add(record.sequence)
+        if queue is None and place.entity_id not in self._left_alone:
+            self._orphans[place] = orphans
+        return 0 if queue is None else len(queue)
+
+    def session_state(self, entity_id: int, session_id: str, updated_ms: int) -> bool:
+        """Whether anyone claims the state."""
+        entity = self._catalogue.by_id(entity_id)
+        if not isinstance(entity, Holder) or entity.main.sessions is None:
+            return entity_id in self._left_alone
+        entity.main.sessions.open(session_id).state_updated_ms = updated_ms
+        return True
+
+    def duplicates(self, entity_id: int, history: Sequence[tuple[int, str]]) -> bool:
+        """What an entity has seen, in the order of time; whether anyone claims it."""
+        entity = self._catalogue.by_id(entity_id)
+        if not isinstance(entity, QueueEntity | TopicEntity) or entity.duplicates is None:
+            return entity_id in self._left_alone
+        for first_ms, key in history:
+            entity.duplicates.restore(key, first_ms)
+        due_ms = entity.duplicates.next_ms()
+        if due_ms is not None:
+            self._context.agenda.plan(entity.duplicates, due_ms)
+        return True
+
+    def finish(self, now_ms: int) -> None:
+        """Nobody could use an entity while there was no process, so nobody has let it lie idle."""
+        for place, sequences in self._orphans.items():
+            self._housekeeping.add(Grave(self._context, place, sequences))
+        self._orphans.clear()
+        self._catalogue.touch_all(now_ms)
+        for holder in self._catalogue.holders():
+            self._pump(holder)
+
+    def _queue_at(self, place: Place) -> Queue | None:
+        entity = self._catalogue.by_id(place.entity_id)
+        if entity is None:
+            return None
+        return next((queue for queue in entity.queues() if queue.place == place), None)
