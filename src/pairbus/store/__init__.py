@@ -1,4 +1,4 @@
-"""What must survive a restart: an ordered key-value store, on disk or in memory."""
+"""What must survive a restart: the broker's records in an ordered key-value store, on disk or in memory."""
 
 from __future__ import annotations
 
@@ -17,10 +17,13 @@ from pairbus.store.errors import (
     StoreInUseError,
     UnsupportedSystemError,
 )
+from pairbus.store.journal import Journal
+from pairbus.store.keeper import Keeper
 from pairbus.store.keyvalue import LONGEST_KEY_BYTES, Batch, Commit, DamageListener, KeyValueStore, apply
 from pairbus.store.lmdb import LmdbStore
 from pairbus.store.memory import MemoryStore
 from pairbus.store.pages import verify
+from pairbus.store.recovery import Recovery
 
 __all__ = [
     "FORMAT_VERSION",
@@ -33,11 +36,14 @@ __all__ = [
     "DamagedStoreError",
     "DataDirectory",
     "InvalidKeyError",
+    "Journal",
+    "Keeper",
     "KeyValueStore",
     "LmdbStore",
     "MemoryStore",
     "NewerFormatError",
     "NotADataDirectoryError",
+    "Recovery",
     "StoreClosedError",
     "StoreError",
     "StoreFailedError",

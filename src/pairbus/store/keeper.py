@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from queue import SimpleQueue
@@ -76,6 +76,11 @@ class Keeper:
             keeper = cls(store, make_namespace, now_ms, wake)
             keeper._resources = stack.pop_all()
         return keeper
+
+    @property
+    def damaged(self) -> Sequence[bytes]:
+        """Keys under which something unreadable was found, and set aside, since the start."""
+        return self._journal.damaged
 
     def when_durable(self, done: Done) -> None:
         """Have someone told when all that was written until now is durable; at once, if it is."""
