@@ -47,7 +47,7 @@ class _NoProperties:
         return None
 
 
-def _make_namespace(records: Records) -> Namespace:
+def make_namespace(records: Records) -> Namespace:
     random = Random()  # noqa: S311 (tokens of a benchmark)
     return Namespace(
         records,
@@ -86,7 +86,7 @@ def _one_core() -> Iterator[None]:
 
 def _length(path: Path, count: int) -> tuple[float, float, float]:
     """Messages a second, bytes of memory a message, and seconds of a restart, with that many in the queue."""
-    keeper = Keeper.open(path, _make_namespace, NOW)
+    keeper = Keeper.open(path, make_namespace, NOW)
     keeper.namespace.create_queue("orders", QueueDescription(max_size_megabytes=1_000_000), NOW)
     before = _private_bytes()
     _fill(keeper, count)
@@ -94,7 +94,7 @@ def _length(path: Path, count: int) -> tuple[float, float, float]:
     rate = statistics.median(_round(keeper) for _ in range(ROUNDS))
     keeper.close()
     start = time.perf_counter()
-    keeper = Keeper.open(path, _make_namespace, NOW)
+    keeper = Keeper.open(path, make_namespace, NOW)
     seconds = time.perf_counter() - start
     assert keeper.recovery.messages == count
     keeper.close()
