@@ -218,7 +218,7 @@ class Catalogue:
         return queue(Part.MAIN), queue(Part.DEAD_LETTER), queue(Part.TRANSFER_DEAD_LETTER)
 
     def _run_due(self, queue: Queue, at_ms: int, limit: int) -> int:
-        return self.on_due(queue, at_ms, limit) if queue.place.entity_id in self._by_id else 0
+        return self.on_due(queue, at_ms, limit)
 
     def _new_record(
         self, path: str, description: EntityDescription, now_ms: int, topic_id: int | None = None
@@ -361,6 +361,7 @@ class Catalogue:
     def _bury(self, entity: Entity) -> None:
         for queue in entity.queues():
             self._queues.pop(queue.address, None)
+            queue.retire()
             queue.usage.size_bytes -= queue.size_bytes
             self._housekeeping.add(Grave(self._context, queue.place, queue.present))
             if queue.sessions is not None:
@@ -372,10 +373,6 @@ class Catalogue:
 
     def _watch(self, entity: Entity) -> None:
         idle_ms = entity.description.auto_delete_on_idle_ms
-        if idle_ms is not None and entity.id not in self._idle:
-            self._idle[entity.id] = Idle(entity, self._delete_idle)
-            self._context.agenda.plan(self._idle[entity.id], entity.accessed_ms + idle_ms)
-
-    def _delete_idle(self, entity: Entity) -> None:
-        if entity.id in self._by_id:
-            self.delete(entity)
+        if idle_ms is not None:
+            idle = self._idle.setdefault(entity.id, Idle(entity, self.delete, self.is_alive))
+            self._context.agenda.plan(idle, entity.accessed_ms + idle_ms)

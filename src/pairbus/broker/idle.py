@@ -10,16 +10,17 @@ from pairbus.broker.entity import Entity
 class Idle:
     """Watches one entity. What forwards is never idle: messages pass through without a trace."""
 
-    __slots__ = ("_delete", "_entity", "planned_ms")
+    __slots__ = ("_delete", "_entity", "_is_alive", "planned_ms")
 
-    def __init__(self, entity: Entity, delete: Callable[[Entity], None]) -> None:
+    def __init__(self, entity: Entity, delete: Callable[[Entity], None], is_alive: Callable[[Entity], bool]) -> None:
         self._entity = entity
         self._delete = delete
+        self._is_alive = is_alive
         self.planned_ms: int | None = None
 
     def next_ms(self) -> int | None:
         idle_ms = self._entity.description.auto_delete_on_idle_ms
-        return None if idle_ms is None else self._entity.accessed_ms + idle_ms
+        return None if idle_ms is None or not self._is_alive(self._entity) else self._entity.accessed_ms + idle_ms
 
     def run(self, at_ms: int, _limit: int) -> int:
         due_ms = self.next_ms()

@@ -44,6 +44,7 @@ class Queue:
 
     __slots__ = (
         "_context",
+        "_is_retired",
         "_last_sequences",
         "_locked",
         "_locks",
@@ -82,6 +83,7 @@ class Queue:
         self.place = place
         self.usage = usage
         self.size_bytes = 0
+        self._is_retired = False
         self._context = context
         self.present = Sequences()
         self.deferred: set[int] = set()
@@ -116,13 +118,19 @@ class Queue:
 
     def next_ms(self) -> int | None:
         """When time changes something here."""
+        if self._is_retired:
+            return None
         times = [self.lock_ends.next_ms(), self.expiries.next_ms(), self.schedule.next_ms()]
         if self.sessions is not None:
             times.append(self.sessions.deadlines.next_ms())
         return min((time for time in times if time is not None), default=None)
 
     def run(self, at_ms: int, limit: int) -> int:
-        return self.on_due(self, at_ms, limit)
+        return 0 if self._is_retired else self.on_due(self, at_ms, limit)
+
+    def retire(self) -> None:
+        """The entity is gone: time has no business here any more."""
+        self._is_retired = True
 
     # Messages come and go
 

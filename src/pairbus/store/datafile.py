@@ -16,6 +16,9 @@ MEBIBYTE: Final = 1 << 20
 NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 """What the system says when a file cannot grow."""
 
+_UNSUPPORTED: Final = frozenset({errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS, errno.ENODEV})
+"""What it says when the file system allocates nothing ahead."""
+
 _SMALLER_STEPS: Final = (1, 4, 16, 64)
 _KEPT_BACK_BYTES: Final = 16 * MEBIBYTE
 
@@ -32,6 +35,8 @@ class DataFile:
         self._step_bytes = step_bytes
         self._used_bytes = 0
         self._allocated_bytes = 0
+        self._allocates = hasattr(os, "posix_fallocate")
+        """Where nothing can be allocated ahead, the free space of the disk has to be good enough."""
         try:
             self._descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         except OSError as error:
@@ -87,11 +92,12 @@ class DataFile:
     def _allocate(self, more: int) -> OSError | None:
         start = os.fstat(self._descriptor).st_size
         more = min(more, self._max_bytes - start)
-        if more <= 0 or not hasattr(os, "posix_fallocate"):
+        if more <= 0 or not self._allocates:
             return None
         try:
             os.posix_fallocate(self._descriptor, start, more)
         except OSError as error:
+            self._allocates = error.errno not in _UNSUPPORTED
             return error
         return None
 
@@ -101,12 +107,12 @@ class DataFile:
             meta = self._newest_meta()
             end = (meta.last_page + 1) * meta.page_bytes
             slack = os.fstat(self._descriptor).st_size - end
-            if slack > 0 and hasattr(os, "posix_fallocate"):
+            if slack > 0 and self._allocates:
                 os.posix_fallocate(self._descriptor, end, slack)
 
     def _count(self) -> None:
         length = os.fstat(self._descriptor).st_size
-        if not hasattr(os, "posix_fallocate"):
+        if not self._allocates:
             disk = os.statvfs(self._path)
             length += disk.f_bavail * disk.f_frsize
         self._allocated_bytes = min(length, self._max_bytes)

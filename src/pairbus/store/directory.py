@@ -115,9 +115,8 @@ def _complete(path: Path, now_ms: int) -> int:
         if not data_file.exists():
             raise DamagedStoreError(data_file, "it is missing")
         return created_ms
-    if not data_file.exists():
-        create_data_file(data_file)
-    elif verify(data_file).transaction:
+    create_data_file(data_file)
+    if verify(data_file).transaction:
         raise DamagedStoreError(format_file, f"it is missing, and there are records in {DATA_FILE}")
     temporary = path / _NEW_FORMAT_FILE
     temporary.write_text(json.dumps({"format": FORMAT_VERSION, "created_ms": now_ms}) + "\n", encoding="utf-8")

@@ -49,8 +49,6 @@ class FreeListWalk(TreeWalk):
         else:
             value = page[value_at : value_at + value_bytes]
         numbers = self._numbers_in(leaf, value)
-        if transaction > self._transaction:
-            self._pages.damaged(f"it has the free pages of transaction {transaction}, which is yet to come", leaf)
         if transaction == self._transaction:
             self.freed_last = frozenset(numbers)
         self._lists.append((leaf, numbers))

@@ -54,10 +54,13 @@ class KeyValueStore(Protocol):
         """
 
     def room(self) -> int:
-        """Return how many bytes can be written with fair certainty."""
+        """Return how many bytes can be written with fair certainty, beside a batch that is not written yet."""
 
     def close(self) -> None:
-        """Give the store back; a commit that was only prepared is abandoned. To close twice is fine."""
+        """Give the store back; a commit that was only prepared is abandoned. To close twice is fine.
+
+        Raises CommitOrderError while a commit runs.
+        """
 
 
 def apply(store: KeyValueStore, batch: Batch) -> None:

@@ -51,9 +51,9 @@ class LmdbStore:
         self._snapshot_is_old = False
         self._environment_is_doubtful = False
         self._pending: LmdbCommit | None = None
+        self._pending_bytes = 0
         self._closed = False
-        if not path.exists():
-            create_data_file(path)
+        create_data_file(path)
         self._file = DataFile(path, step_bytes=step_bytes)
         try:
             verify(path)
@@ -65,7 +65,10 @@ class LmdbStore:
 
     def get(self, key: bytes) -> bytes | None:
         check_key(key)
-        raw = self._newest().get(key)
+        try:
+            raw = self._newest().get(key)
+        except lmdb.Error as error:
+            raise self._translated(error) from error
         if raw is None:
             return None
         value = unseal(key, raw)
@@ -76,7 +79,10 @@ class LmdbStore:
     def scan(self, start: bytes, end: bytes, on_damage: DamageListener | None = None) -> Iterator[tuple[bytes, bytes]]:
         position: bytes | None = start
         while position is not None:
-            records, position = self._chunk(position, end)
+            try:
+                records, position = self._chunk(position, end)
+            except lmdb.Error as error:
+                raise self._translated(error) from error
             for key, raw in records:
                 value = unseal(key, raw)
                 if value is not None:
@@ -91,13 +97,17 @@ class LmdbStore:
         if self._pending is not None:
             raise CommitOrderError("another commit is prepared; run or abandon it first")
         check_keys(batch.keys())
-        self._expect_room(batch, snapshot)
+        needed = _needed_bytes(batch)
+        self._expect_room(needed, batch, snapshot)
         transaction = self._begin(write=True)
         try:
             _write(transaction, batch)
-        except lmdb.Error as error:
+        except BaseException as error:
             transaction.abort()
-            raise self._translated(error) from error
+            if isinstance(error, lmdb.Error):
+                raise self._translated(error) from error
+            raise
+        self._pending_bytes = needed
         self._pending = LmdbCommit(self, transaction)
         return self._pending
 
@@ -105,7 +115,7 @@ class LmdbStore:
         self._expect_open()
         if self._pending is None:
             self._file.measure()
-        return max(0, self._file.free_bytes - self._file.kept_back_bytes)
+        return max(0, self._file.free_bytes - self._file.kept_back_bytes - self._pending_bytes)
 
     def close(self) -> None:
         if self._closed:
@@ -127,11 +137,13 @@ class LmdbStore:
             raise self._translated(error) from error
         finally:
             self._snapshot_is_old = True
+            self._pending_bytes = 0
             self._pending = None
 
     def drop(self, transaction: lmdb.Transaction[bytes]) -> None:
         """What a commit does when it is abandoned."""
         transaction.abort()
+        self._pending_bytes = 0
         self._pending = None
 
     def _newest(self) -> lmdb.Transaction[bytes]:
@@ -139,10 +151,9 @@ class LmdbStore:
             self._expect_open()
             if self._environment_is_doubtful:
                 self._reopen()
-            elif self._snapshot is not None:
-                self._snapshot.abort()
-            self._snapshot_is_old = False
+            self._give_up_snapshot()
             self._snapshot = self._begin(write=False)
+            self._snapshot_is_old = False
         return self._snapshot
 
     def _begin(self, *, write: bool) -> lmdb.Transaction[bytes]:
@@ -166,15 +177,13 @@ class LmdbStore:
                         return records, key + b"\x00"
         return records, None
 
-    def _expect_room(self, batch: Batch, snapshot: lmdb.Transaction[bytes]) -> None:
+    def _expect_room(self, needed: int, batch: Batch, snapshot: lmdb.Transaction[bytes]) -> None:
         file = self._file
-        values = [value for value in batch.values() if value is not None]
-        needed = sum(map(len, batch)) + sum(map(len, values)) + len(values) * _RECORD_BYTES + file.kept_back_bytes
-        while needed > file.free_bytes:
+        while needed + file.kept_back_bytes > file.free_bytes:
             if not file.grow():
                 if _growth(batch, snapshot) <= 0:
                     return
-                raise StoreFullError(self._place, f"{needed} bytes are needed, and {file.free_bytes} are left")
+                raise StoreFullError(self._place, f"{needed} bytes are needed, and {self.room()} are left")
 
     def _reopen(self) -> None:
         self._close_environment()
@@ -185,10 +194,13 @@ class LmdbStore:
         self._environment_is_doubtful = False
 
     def _close_environment(self) -> None:
+        self._give_up_snapshot()
+        self._environment.close()
+
+    def _give_up_snapshot(self) -> None:
         if self._snapshot is not None:
             self._snapshot.abort()
             self._snapshot = None
-        self._environment.close()
 
     def _expect_open(self) -> None:
         if self._closed:
@@ -228,9 +240,11 @@ class LmdbCommit:
 
 
 def create_data_file(path: Path) -> None:
-    """Make an empty file; under its name there is a complete one or none."""
+    """Make an empty file, unless there is one; under its name there is a complete one or none."""
     temporary = path.with_name(path.name + ".new")
     try:
+        if path.exists():
+            return
         temporary.unlink(missing_ok=True)
         _open(temporary, _SMALLEST_MAP_BYTES).close()
         put_in_place(temporary, path)
@@ -244,6 +258,12 @@ def _write(transaction: lmdb.Transaction[bytes], batch: Batch) -> None:
             transaction.delete(key)
     with transaction.cursor() as cursor:
         cursor.putmulti((key, seal(key, value)) for key, value in batch.items() if value is not None)
+
+
+def _needed_bytes(batch: Batch) -> int:
+    """What the values of a batch take at the least."""
+    values = [value for value in batch.values() if value is not None]
+    return sum(map(len, batch)) + sum(map(len, values)) + len(values) * _RECORD_BYTES
 
 
 def _growth(batch: Batch, snapshot: lmdb.Transaction[bytes]) -> int:

@@ -67,7 +67,11 @@ class MemoryStore:
 
     def room(self) -> int:
         self._expect_open()
-        return sys.maxsize if self.max_bytes is None else max(0, self.max_bytes - self._used)
+        if self.max_bytes is None:
+            return sys.maxsize
+        with self._lock:
+            pending = 0 if self._pending is None else max(0, self._growth(self._pending.batch))
+            return max(0, self.max_bytes - self._used - pending)
 
     def close(self) -> None:
         if self._pending is not None:

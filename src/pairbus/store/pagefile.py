@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import NoReturn
+from typing import Final, NoReturn
 
 from pairbus.store.errors import DamagedStoreError
 from pairbus.store.meta import META_PAGES
+
+_READ_AHEAD_BYTES: Final = 1 << 20
+"""The system reads only so much for one piece of advice."""
 
 
 class PageFile:
@@ -31,6 +34,15 @@ class PageFile:
         self._last_page = last_page
         self._reached = bytearray(min(last_page + 1, self.length // self.page_bytes))
         self._reached[:META_PAGES] = b"\x01" * META_PAGES
+
+    def read_ahead(self) -> None:
+        """Ask the system to read the file from front to back: page by page, in the order of keys, takes much longer."""
+        if not hasattr(os, "posix_fadvise"):
+            return
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        end = min(len(self._reached) * self.page_bytes, memory // 2)
+        for start in range(0, end, _READ_AHEAD_BYTES):
+            os.posix_fadvise(self._descriptor, start, _READ_AHEAD_BYTES, os.POSIX_FADV_WILLNEED)
 
     def start_of(self, number: int, size: int) -> bytes:
         """Read the first bytes of a page, or of a run of pages."""
