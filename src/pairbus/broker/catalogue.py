@@ -29,7 +29,7 @@ from pairbus.broker.housekeeping import Grave, Housekeeping
 from pairbus.broker.idle import Idle
 from pairbus.broker.notices import EntityGone
 from pairbus.broker.queue import OnDue, Queue, Usage
-from pairbus.broker.rules import Rule, make_rule
+from pairbus.broker.rules import Rule, is_sql_filter, make_rule
 from pairbus.broker.validation import check_description, check_name, check_path, check_update
 
 
@@ -149,6 +149,7 @@ class Catalogue:
             raise EntityExistsError(f"there is a subscription '{name}' of '{topic.path}' already", path)
         if len(topic.subscriptions) >= limits.subscriptions_per_topic:
             raise QuotaExceededError(f"a topic has at most {limits.subscriptions_per_topic} subscriptions", topic.path)
+        self._check_rule_count(topic, rule)
         first = self._make_rule(rule, 1, now_ms)
         entity = self.restore(self._new_record(name, self._with_targets(path, description), now_ms, topic.id))
         assert isinstance(entity, SubscriptionEntity)  # noqa: S101 (made of its description)
@@ -232,6 +233,7 @@ class Catalogue:
             updated_ms=now_ms,
         )
         self._context.records.put_entity(record)
+        self._context.records.put_last_entity_id(record.entity_id)
         return record
 
     # Changing
@@ -269,16 +271,17 @@ class Catalogue:
         """The description with the entities that it forwards to named as they are; they have to exist."""
         if isinstance(description, TopicDescription):
             return description
+        itself = None if isinstance(description, SubscriptionDescription) else path
         return replace(
             description,
-            forward_to=self._target(path, description.forward_to),
-            forward_dead_letters_to=self._target(path, description.forward_dead_letters_to),
+            forward_to=self._target(path, description.forward_to, itself),
+            forward_dead_letters_to=self._target(path, description.forward_dead_letters_to, itself),
         )
 
-    def _target(self, path: str, target: str | None) -> str | None:
+    def _target(self, path: str, target: str | None, itself: str | None) -> str | None:
         if not target:
             return None
-        if target.lower() == path.lower():
+        if itself is not None and target.lower() == itself.lower():
             raise InvalidDescriptionError(f"'{path}' cannot forward to itself", path)
         entity = self.find(target)
         if entity is None:
@@ -291,13 +294,14 @@ class Catalogue:
         check_name(description.name, self._context.limits)
         if subscription.rules.get(description.name) is not None:
             raise EntityExistsError(f"there is a rule '{description.name}' already", subscription.full_path)
-        self._check_rule_count(subscription.topic)
+        self._check_rule_count(subscription.topic, description)
         rule = self._make_rule(description, subscription.rules.next_position(), now_ms)
         self._put_rule(subscription, rule)
         return rule
 
     def update_rule(self, subscription: SubscriptionEntity, description: RuleDescription) -> Rule:
         before = self.rule(subscription, description.name)
+        self._check_rule_count(subscription.topic, description, before)
         rule = self._make_rule(description, before.position, before.created_ms)
         self._put_rule(subscription, rule)
         return rule
@@ -332,12 +336,19 @@ class Catalogue:
             check_name(description.name, self._context.limits)
         return make_rule(description, position, created_ms, self._context.limits, self._context.fresh_id)
 
-    def _check_rule_count(self, topic: TopicEntity) -> None:
+    def _check_rule_count(self, topic: TopicEntity, description: RuleDescription, replaced: Rule | None = None) -> None:
         limits = self._context.limits
-        rules = [rule for subscription in topic.subscriptions.values() for rule in subscription.rules]
-        sql = sum(rule.is_sql for rule in rules)
-        if sql >= limits.sql_filters_per_topic or len(rules) - sql >= limits.correlation_filters_per_topic:
-            raise QuotaExceededError(f"'{topic.path}' has as many filters as a topic can have", topic.path)
+        is_sql = is_sql_filter(description.filter)
+        alike = sum(
+            rule.is_sql == is_sql
+            for subscription in topic.subscriptions.values()
+            for rule in subscription.rules
+            if rule is not replaced
+        )
+        most = limits.sql_filters_per_topic if is_sql else limits.correlation_filters_per_topic
+        if alike >= most:
+            kind = "SQL" if is_sql else "correlation"
+            raise QuotaExceededError(f"'{topic.path}' has {alike} {kind} filters; more are not allowed", topic.path)
 
     # Deleting
 

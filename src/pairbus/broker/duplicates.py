@@ -15,7 +15,7 @@ class Duplicates:
     def __init__(self, entity_id: int, window_ms: int, records: Records) -> None:
         self._entity_id = entity_id
         self._records = records
-        self._history: set[str] = set()
+        self._history: dict[str, int] = {}
         self._order: deque[tuple[int, str]] = deque()
         self.window_ms = window_ms
         self.planned_ms: int | None = None
@@ -23,17 +23,19 @@ class Duplicates:
     def __len__(self) -> int:
         return len(self._history)
 
-    def __contains__(self, key: str) -> bool:
-        return key in self._history
+    def seen(self, key: str, now_ms: int) -> bool:
+        """Whether a message with that id came within the window; what is longer ago may wait to be forgotten."""
+        first_ms = self._history.get(key)
+        return first_ms is not None and first_ms + self.window_ms > now_ms
 
     def remember(self, key: str, now_ms: int) -> None:
-        self._history.add(key)
+        self._history[key] = now_ms
         self._order.append((now_ms, key))
         self._records.put_duplicate(self._entity_id, key, now_ms)
 
     def restore(self, key: str, first_ms: int) -> None:
         """Take in what was remembered before a restart; in the order of time."""
-        self._history.add(key)
+        self._history[key] = first_ms
         self._order.append((first_ms, key))
 
     def next_ms(self) -> int | None:
@@ -43,16 +45,17 @@ class Duplicates:
         """Forget what the window no longer covers."""
         done = 0
         while self._order and self._order[0][0] + self.window_ms <= at_ms and done < limit:
-            self._forget(self._order.popleft()[1])
+            self._forget(*self._order.popleft())
             done += 1
         return done
 
     def step(self, _now_ms: int) -> bool:
         """Forget one id, because the entity itself is gone; whether there are more."""
         if self._order:
-            self._forget(self._order.popleft()[1])
+            self._forget(*self._order.popleft())
         return bool(self._order)
 
-    def _forget(self, key: str) -> None:
-        self._history.discard(key)
-        self._records.remove_duplicate(self._entity_id, key)
+    def _forget(self, first_ms: int, key: str) -> None:
+        if self._history.get(key) == first_ms:  # else it was seen again, and that counts now
+            del self._history[key]
+            self._records.remove_duplicate(self._entity_id, key)

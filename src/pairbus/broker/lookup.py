@@ -39,7 +39,7 @@ class Lookup:
             )
         return holder, queue
 
-    def session(self, queue: Queue, token: bytes | None) -> Session | None:
+    def session(self, queue: Queue, token: bytes | None, now_ms: int) -> Session | None:
         """The session that a receiver has; ``None`` where there are no sessions."""
         if queue.sessions is None:
             if token is not None:
@@ -48,23 +48,24 @@ class Lookup:
         if token is None:
             raise InvalidOperationError(f"'{queue.address}' requires sessions: accept one first", str(queue.address))
         session = queue.sessions.held(token)
-        if session is None:
+        if session is None or session.until_ms <= now_ms:
             raise SessionLockLostError(
                 f"the lock on the session of '{queue.address}' has ended: accept the session again", str(queue.address)
             )
         return session
 
-    def held(self, address: Address, token: bytes) -> tuple[Queue, Session]:
+    def held(self, address: Address, token: bytes, now_ms: int) -> tuple[Queue, Session]:
         queue = self._catalogue.queue(address)
-        session = self.session(queue, token)
+        session = self.session(queue, token, now_ms)
         if session is None:
             raise InvalidOperationError(f"'{address}' has no sessions", str(address))
         return queue, session
 
-    def locked(self, address: Address, token: bytes) -> tuple[Queue, Lock]:
+    def locked(self, address: Address, token: bytes, now_ms: int) -> tuple[Queue, Lock]:
         queue = self._catalogue.queue(address)
         lock = queue.lock_by_token(token)
-        if lock is not None:
+        # A lock that has run out may still be there, if much else has become due at the same time.
+        if lock is not None and (lock.until_ms if lock.session is None else lock.session.until_ms) > now_ms:
             return queue, lock
         if queue.sessions is not None:
             raise SessionLockLostError(

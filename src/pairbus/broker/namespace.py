@@ -249,8 +249,9 @@ class Namespace:
     ) -> list[Delivery]:
         """Lock the next messages for a receiver, or give them away for good (receive-and-delete)."""
         now_ms = self.advance(now_ms)
+        _check_count(max_count)
         holder, queue = self._lookup.receivable(address)
-        session = self._lookup.session(queue, session_token)
+        session = self._lookup.session(queue, session_token, now_ms)
         holder.accessed_ms = now_ms
         return self._receiving.next(holder, queue, session, max_count, now_ms, delete=delete)
 
@@ -266,7 +267,7 @@ class Namespace:
         """Lock, or take for good, messages that were deferred, all or none."""
         now_ms = self.advance(now_ms)
         holder, queue = self._lookup.receivable(address)
-        session = self._lookup.session(queue, session_token)
+        session = self._lookup.session(queue, session_token, now_ms)
         records = list(self._receiving.deferred(queue, sequences, session, now_ms))
         if None in records:
             missing = list(dict.fromkeys(sequences))[records.index(None)]
@@ -284,6 +285,7 @@ class Namespace:
     ) -> list[Delivery]:
         """Look at messages in the order of their numbers, whatever their state, without a lock."""
         self.advance(now_ms)
+        _check_count(max_count)
         entity = self._catalogue.entity(address)
         queue = entity.intake if isinstance(entity, TopicEntity) else self._catalogue.queue(address)
         present = queue.present
@@ -308,8 +310,9 @@ class Namespace:
         Locked, deferred and scheduled messages are left alone, and so are sessions that another receiver holds.
         """
         now_ms = self.advance(now_ms)
+        _check_count(max_count)
         holder, queue = self._lookup.receivable(address)
-        session = None if session_token is None else self._lookup.session(queue, session_token)
+        session = None if session_token is None else self._lookup.session(queue, session_token, now_ms)
         holder.accessed_ms = now_ms
         present = queue.present if session is None else session.present
         numbers = present.since(from_sequence)
@@ -327,14 +330,14 @@ class Namespace:
     def settle(self, address: Address, lock_token: bytes, now_ms: int, verdict: Verdict = _COMPLETE) -> None:
         """Say what becomes of a locked message."""
         now_ms = self.advance(now_ms)
-        queue, lock = self._lookup.locked(address, lock_token)
+        queue, lock = self._lookup.locked(address, lock_token, now_ms)
         check_verdict(queue, verdict)
         self._settlement.settle(queue, lock, verdict, now_ms)
 
     def renew_lock(self, address: Address, lock_token: bytes, now_ms: int) -> int:
         """Keep a message for another lock duration; until when."""
         now_ms = self.advance(now_ms)
-        queue, lock = self._lookup.locked(address, lock_token)
+        queue, lock = self._lookup.locked(address, lock_token, now_ms)
         if lock.session is not None:
             raise InvalidOperationError(
                 "the message is locked with its session: renew the session's lock", str(address)
@@ -366,23 +369,22 @@ class Namespace:
 
     def renew_session(self, address: Address, session_token: bytes, now_ms: int) -> int:
         now_ms = self.advance(now_ms)
-        queue, session = self._lookup.held(address, session_token)
+        queue, session = self._lookup.held(address, session_token, now_ms)
         until_ms = now_ms + self._catalogue.holder_of(queue).description.lock_duration_ms
-        queue.sessions_of().extend(session, until_ms)
-        self._context.agenda.plan(queue, until_ms)
+        queue.extend(session, until_ms)
         return until_ms
 
     def release_session(self, address: Address, session_token: bytes, now_ms: int) -> None:
         """Let a session go. Its locked messages come back as if they had not been delivered."""
         now_ms = self.advance(now_ms)
-        queue, session = self._lookup.held(address, session_token)
+        queue, session = self._lookup.held(address, session_token, now_ms)
         for lock in queue.locks_of(session):
             self._settlement.settle(queue, lock, Verdict(disposition=Disposition.RELEASE), now_ms)
         queue.let_go(session)
 
     def session_state(self, address: Address, session_token: bytes, now_ms: int) -> bytes | None:
-        self.advance(now_ms)
-        queue, session = self._lookup.held(address, session_token)
+        now_ms = self.advance(now_ms)
+        queue, session = self._lookup.held(address, session_token, now_ms)
         if session.state_updated_ms is None:
             return None
         return self._records.session_state(queue.place.entity_id, session.id)
@@ -390,12 +392,13 @@ class Namespace:
     def set_session_state(self, address: Address, session_token: bytes, state: bytes | None, now_ms: int) -> None:
         """Keep a state with the session, messages or not; ``None`` removes it."""
         now_ms = self.advance(now_ms)
-        queue, session = self._lookup.held(address, session_token)
+        queue, session = self._lookup.held(address, session_token, now_ms)
         if state is not None and len(state) > self._limits.message_bytes:
             raise InvalidRequestError(
                 f"the state has {len(state)} bytes; at most {self._limits.message_bytes} are allowed", str(address)
             )
-        self._records.admit(len(state or b""))
+        if state is not None:
+            self._records.admit(len(state))
         self._records.put_session_state(queue.place.entity_id, session.id, state, now_ms)
         session.state_updated_ms = None if state is None else now_ms
 
@@ -421,7 +424,7 @@ class Namespace:
         Room is judged as if all sends came first: what the settlements free counts afterwards.
         """
         now_ms = self.advance(now_ms)
-        self._transaction.check(operations)
+        self._transaction.check(operations, now_ms)
         return [self._transaction.perform(operation, now_ms) for operation in operations]
 
     def _check_session_id(self, session_id: str, holder: Holder) -> None:
@@ -451,3 +454,8 @@ class Namespace:
         for queue, target in targets:
             if target is not None and queue.ready_count:
                 self._housekeeping.add(Pump(self._router, self._context, holder, queue, self._catalogue.is_alive))
+
+
+def _check_count(count: int) -> None:
+    if count < 0:
+        raise InvalidRequestError(f"{count} is no number of messages")

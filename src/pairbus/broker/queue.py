@@ -261,6 +261,7 @@ class Queue:
         lock.until_ms = until_ms
         self.lock_ends.drop()
         self.lock_ends.add(until_ms, lock.record.sequence)
+        self._context.agenda.plan(self, until_ms)
 
     def unlock(self, lock: Lock) -> None:
         """End a lock; the message is then to be removed or put back."""
@@ -294,6 +295,10 @@ class Queue:
         self.sessions_of().hold(session, token, until_ms)
         self._context.agenda.plan(self, until_ms)
         return token
+
+    def extend(self, session: Session, until_ms: int) -> None:
+        self.sessions_of().extend(session, until_ms)
+        self._context.agenda.plan(self, until_ms)
 
     def let_go(self, session: Session) -> None:
         """Make a session available to the next receiver."""

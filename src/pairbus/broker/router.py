@@ -14,7 +14,7 @@ from pairbus.broker.descriptions import EntityDescription, QueueDescription, Top
 from pairbus.broker.entity import Destination, Holder, QueueEntity, SubscriptionEntity, TopicEntity
 from pairbus.broker.limits import MEGABYTE, Limits
 from pairbus.broker.message import NEVER, Amendments, Message, MessageState, PropertyView, Record
-from pairbus.broker.queue import Queue
+from pairbus.broker.queue import PARTITION_SHIFT, Queue
 from pairbus.broker.sql import Changes, EvaluationError
 from pairbus.broker.values import Value
 
@@ -51,12 +51,10 @@ class Router:
 
     def accept(self, entity: Destination, message: Message, now_ms: int) -> int | None:
         """Take a message in; its sequence number, or ``None`` where it vanishes (a ping, a duplicate)."""
-        if message.ping or self._is_duplicate(
-            entity, message.message_id, message.session_id or message.partition_key, now_ms
-        ):
+        if message.ping or self._is_duplicate(entity, message.message_id, _pin(message), now_ms):
             return None
         intake = entity.intake
-        partition = _partition(entity, intake, message.message_id, message.session_id or message.partition_key)
+        partition = _partition(entity, intake, message.message_id, _pin(message))
         sequence = intake.next_sequence(partition)
         intake.note_sequence(partition)
         scheduled_ms = message.scheduled_ms
@@ -90,7 +88,9 @@ class Router:
 
     def transfer(self, via: Holder, entity: Destination | None, message: Message, now_ms: int) -> int | None:
         """Take a message in that is sent through another entity: what its destination refuses stays there."""
-        failure = None if message.ping else self._obstacle(entity, _draft(message, now_ms))
+        if message.ping:
+            return None
+        failure = self._obstacle(entity, _draft(message, now_ms))
         if failure is None and entity is not None:
             return self.accept(entity, message, now_ms)
         letter = _dead_letter(_draft(message, now_ms), failure)
@@ -129,7 +129,7 @@ class Router:
     def _move(self, queue: Queue, record: Record, placements: list[Placement], now_ms: int) -> None:
         queue.remove(record)
         self._context.bodies.share(record, len(placements))
-        self._place(placements, record.body_id, now_ms, shared=record.shared)
+        self._place(placements, record.body_id, now_ms, home=queue, shared=record.shared)
 
     # Decisions: each gives the list of places that one message ends up in
 
@@ -191,7 +191,7 @@ class Router:
         failure = self._obstacle(entity, onward)
         if failure is not None or entity is None:
             return self._bury(holder, record, failure, view, now_ms)
-        if self._is_duplicate(entity, onward.message_id, onward.session_id or onward.partition_key, now_ms):
+        if self._is_duplicate(entity, onward.message_id, _pin(onward), now_ms):
             return []
         return self._enter(entity, onward, view, now_ms)
 
@@ -211,7 +211,7 @@ class Router:
         entity = self._find(target)
         if entity is None or self._obstacle(entity, onward) is not None:
             return None
-        if self._is_duplicate(entity, onward.message_id, onward.session_id or onward.partition_key, now_ms):
+        if self._is_duplicate(entity, onward.message_id, _pin(onward), now_ms):
             return []
         return self._enter(entity, onward, view, now_ms)
 
@@ -233,11 +233,19 @@ class Router:
 
     # Writing
 
-    def _place(self, placements: list[Placement], body_id: int, now_ms: int, *, shared: bool = False) -> None:
+    def _place(
+        self,
+        placements: list[Placement],
+        body_id: int,
+        now_ms: int,
+        *,
+        home: Queue | None = None,
+        shared: bool = False,
+    ) -> None:
         shared = shared or len(placements) > 1
         for queue, record in placements:
-            key = record.session_id or record.partition_key
-            partition = 0 if queue.partitions == 1 else _spread(queue, key)
+            # A message that only becomes active stays in its partition.
+            partition = record.sequence >> PARTITION_SHIFT if queue is home else _spread(queue, _pin(record))
             sequence = queue.next_sequence(partition)
             queue.note_sequence(partition)
             queue.add(
@@ -256,7 +264,7 @@ class Router:
         if duplicates is None:
             return False
         key = f"{message_id}\0{pin}" if entity.description.partitioned and pin is not None else message_id
-        if key in duplicates:
+        if duplicates.seen(key, now_ms):
             return True
         duplicates.remember(key, now_ms)
         self._context.agenda.plan(duplicates, now_ms + duplicates.window_ms)
@@ -293,14 +301,19 @@ def _shorter(one_ms: int | None, other_ms: int | None) -> int | None:
     return min(one_ms, other_ms)
 
 
+def _pin(message: Message | Record) -> str | None:
+    """What ties a message to a partition."""
+    return message.partition_key if message.session_id is None else message.session_id
+
+
 def _partition(entity: Destination, queue: Queue, message_id: str, pin: str | None) -> int:
-    if queue.partitions == 1:
-        return 0
     return _spread(queue, message_id if pin is None and entity.duplicates is not None else pin)
 
 
 def _spread(queue: Queue, key: str | None) -> int:
     """The partition of a key; without one, each in turn."""
+    if queue.partitions == 1:
+        return 0
     if key is None:
         return queue.next_partition()
     return crc32(key.encode("utf-8", "surrogatepass")) % queue.partitions

@@ -47,7 +47,12 @@ class Rule:
 
     @property
     def is_sql(self) -> bool:
-        return not isinstance(self.description.filter, CorrelationFilter)
+        return is_sql_filter(self.description.filter)
+
+
+def is_sql_filter(description: FilterDescription) -> bool:
+    """Whether it counts as an SQL filter; the true and the false filter do."""
+    return not isinstance(description, CorrelationFilter)
 
 
 def make_rule(

@@ -46,6 +46,8 @@ def entity_info(entity: Entity) -> EntityInfo:
         return _topic_info(entity)
     size = sum(queue.size_bytes for queue in entity.queues())
     main = entity.main
+    rules = list(entity.rules) if isinstance(entity, SubscriptionEntity) else []
+    sql_count = sum(rule.is_sql for rule in rules)
     return EntityInfo(
         path=entity.path,
         description=entity.description,
@@ -59,7 +61,8 @@ def entity_info(entity: Entity) -> EntityInfo:
         scheduled_count=len(main.scheduled),
         dead_letter_count=len(entity.dead_letters),
         transfer_dead_letter_count=len(entity.transfer_dead_letters),
-        sql_filter_count=_sql_count(entity) if isinstance(entity, SubscriptionEntity) else 0,
+        sql_filter_count=sql_count,
+        correlation_filter_count=len(rules) - sql_count,
     )
 
 
@@ -78,7 +81,3 @@ def _topic_info(topic: TopicEntity) -> EntityInfo:
         sql_filter_count=sql_count,
         correlation_filter_count=len(rules) - sql_count,
     )
-
-
-def _sql_count(subscription: SubscriptionEntity) -> int:
-    return sum(rule.is_sql for rule in subscription.rules)

@@ -99,12 +99,14 @@ class Sequences:
             self._chunks[at : at + 1] = [chunk[:half], chunk[half:]]
 
     def _shrink(self, at: int) -> None:
-        """Join a chunk that has become short with the next, so that what is left over does not cost an array each."""
-        chunk = self._chunks[at]
-        if not chunk:
+        """Join a chunk that has become short with its neighbours, so that few numbers do not cost an array each."""
+        if not self._chunks[at]:
             del self._chunks[at]
-        elif at + 1 < len(self._chunks) and len(chunk) + len(self._chunks[at + 1]) <= CHUNK // 2:
-            chunk.extend(self._chunks.pop(at + 1))
+            return
+        for left in (at, at - 1):
+            pair = self._chunks[left : left + 2] if left >= 0 else []
+            if len(pair) == 2 and len(pair[0]) + len(pair[1]) <= CHUNK // 2:
+                pair[0].extend(self._chunks.pop(left + 1))
 
 
 def _last(chunk: array[int]) -> int:

@@ -26,7 +26,7 @@ class Transaction:
         self._router = router
         self._settlement = settlement
 
-    def check(self, operations: Sequence[Operation]) -> None:
+    def check(self, operations: Sequence[Operation], now_ms: int) -> None:
         limits = self._context.limits
         sends = [operation for operation in operations if isinstance(operation, Send)]
         settles = [operation for operation in operations if isinstance(operation, Settle)]
@@ -36,12 +36,13 @@ class Transaction:
                 f"the transaction has {count} messages; at most {limits.messages_per_transaction} are allowed"
             )
         self._check_sends(sends)
-        self._check_settles(settles)
-        self._context.records.admit(sum(len(message.body) for send in sends for message in send.messages))
+        self._check_settles(settles, now_ms)
+        if sends:
+            self._context.records.admit(sum(len(message.body) for send in sends for message in send.messages))
 
     def perform(self, operation: Operation, now_ms: int) -> list[int | None]:
         if isinstance(operation, Settle):
-            queue, lock = self._lookup.locked(operation.address, operation.lock_token)
+            queue, lock = self._lookup.locked(operation.address, operation.lock_token, now_ms)
             self._settlement.settle(queue, lock, operation.verdict, now_ms)
             return []
         if operation.via is not None:
@@ -71,10 +72,10 @@ class Transaction:
             for message in send.messages:
                 check_message(entity, message, self._context.limits)
 
-    def _check_settles(self, settles: Sequence[Settle]) -> None:
+    def _check_settles(self, settles: Sequence[Settle], now_ms: int) -> None:
         tokens: set[bytes] = set()
         for settle in settles:
-            queue, _ = self._lookup.locked(settle.address, settle.lock_token)
+            queue, _ = self._lookup.locked(settle.address, settle.lock_token, now_ms)
             check_verdict(queue, settle.verdict)
             if settle.lock_token in tokens:
                 raise LockLostError("the transaction settles the same message twice", str(settle.address))

@@ -47,7 +47,6 @@ class Journal:
         self._batch_bytes = 0
         self._room = 0
         self._last_body_id = 0
-        self._last_entity_id = 0
         self._last_sequences: dict[tuple[Place, int], int] = {}
         self.damaged: list[bytes] = []
         """Keys under which something unreadable was found, and set aside, since the start."""
@@ -135,10 +134,10 @@ class Journal:
     def put_last_sequence(self, place: Place, partition: int, sequence: int) -> None:
         self._last_sequences[place, partition] = sequence
 
+    def put_last_entity_id(self, entity_id: int) -> None:
+        self._batch[LAST_ENTITY] = encode_number(entity_id)
+
     def put_entity(self, entity: EntityRecord) -> None:
-        if entity.entity_id > self._last_entity_id:
-            self._last_entity_id = entity.entity_id
-            self._batch[LAST_ENTITY] = encode_number(entity.entity_id)
         self._batch[keys.entity_key(entity.entity_id)] = encode_entity(entity)
 
     def remove_entity(self, entity_id: int) -> None:
