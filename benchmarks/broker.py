@@ -22,11 +22,9 @@ import lmdb
 from pairbus.broker.address import Address
 from pairbus.broker.descriptions import QueueDescription
 from pairbus.broker.limits import RELAXED
-from pairbus.broker.message import Message
+from pairbus.broker.message import NO_PROPERTIES, Message
 from pairbus.broker.namespace import Namespace
 from pairbus.broker.records import Records
-from pairbus.broker.sql import MISSING, Missing
-from pairbus.broker.values import Value
 from pairbus.store.keeper import Keeper
 
 GROUP = 100
@@ -39,20 +37,12 @@ QUEUE = Address.of("orders")
 NOW = 1_800_000_000_000
 
 
-class _NoProperties:
-    def user(self, _name: str) -> Value | Missing:
-        return MISSING
-
-    def system(self, _name: str) -> Value:
-        return None
-
-
 def make_namespace(records: Records) -> Namespace:
     random = Random()  # noqa: S311 (tokens of a benchmark)
     return Namespace(
         records,
         limits=RELAXED,
-        view=lambda _: _NoProperties(),
+        view=lambda _: NO_PROPERTIES,
         fresh_id=lambda: UUID(int=random.getrandbits(128)),
         fresh_token=lambda: random.randbytes(16),
     )

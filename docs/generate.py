@@ -1,18 +1,27 @@
-"""Writes the pages of the reference that come from the code: ``python docs/generate.py``."""
+"""Writes what of the reference comes from the code, whole pages and blocks in pages: ``python docs/generate.py``."""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
 from enum import Enum, IntEnum
+from functools import partial
 from pathlib import Path
+from types import GenericAlias, ModuleType, UnionType
 from typing import Any
 
-from pairbus import wire
+from pairbus import broker, store, wire
+from pairbus.broker import errors as broker_errors
+from pairbus.broker import limits as broker_limits
+from pairbus.store import errors as store_errors
+from pairbus.store import keys
 from pairbus.wire import states
 
-REFERENCE = Path(__file__).parent / "reference"
+DOCS = Path(__file__).parent
+REFERENCE = DOCS / "reference"
+EXPLANATION = DOCS / "explanation"
 
 # States.
 
@@ -50,15 +59,70 @@ def _diagram(
     return "\n".join(["", f"## {title}", "", "```mermaid", "stateDiagram-v2", first, *lines, "```", ""])
 
 
-# Public names.
+# Public names: a page for each room.
 
-API_HEAD = """# Names of `pairbus.wire`
+API_HEAD = """# Names of `{name}`
 
-Generated from the code by `docs/generate.py`. Everything here is imported from `pairbus.wire`; what is not here may
-change without notice. [How to put the engine on a socket](../how-to/socket.md) shows these names at work.
+Generated from the code by `docs/generate.py`. Everything here is imported from `{name}`; what is not here may
+change without notice. {more}
 """
 
-ENDS: dict[str, list[str]] = {
+Belongs = Callable[[Any], bool]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Room:
+    """A room with public names, and how its page orders them."""
+
+    module: ModuleType
+    more: str
+    """Where these names are seen at work."""
+    first: dict[str, list[str]]
+    """The names that come first, under a title each."""
+    sections: dict[str, Belongs]
+    """Where the others belong: the first section that wants a name gets it."""
+
+
+def api_page(room: Room) -> str:
+    """The page that lists the public names of a room."""
+    name = room.module.__name__
+    parts = [API_HEAD.format(name=name, more=room.more)]
+    taken: set[str] = set()
+    for title, names in room.first.items():
+        parts += _section(room, title, names)
+        taken.update(names)
+    for title, belongs in room.sections.items():
+        names = [found for found in room.module.__all__ if found not in taken and belongs(getattr(room.module, found))]
+        parts += _section(room, title, names)
+        taken.update(names)
+    return "".join(parts)
+
+
+def _section(room: Room, title: str, names: list[str]) -> list[str]:
+    return [f"\n## {title}\n\n", *(_entry(room, name) for name in names)]
+
+
+def _is_error(thing: Any) -> bool:
+    return isinstance(thing, type) and issubclass(thing, Exception)
+
+
+def _is_enumeration(thing: Any) -> bool:
+    return isinstance(thing, type) and issubclass(thing, Enum)
+
+
+def _is_class(thing: Any) -> bool:
+    return isinstance(thing, type)
+
+
+def _is_of(module: str, thing: Any) -> bool:
+    return isinstance(thing, type) and thing.__module__ == module
+
+
+def _is_alias(thing: Any) -> bool:
+    return isinstance(thing, UnionType | GenericAlias)
+
+
+MEMBERS: dict[str, list[str]] = {
     "Connection": [
         "open", "begin", "close", "receive_data", "data_to_send", "tick", "is_open", "is_closed", "is_finished",
     ],
@@ -66,86 +130,324 @@ ENDS: dict[str, list[str]] = {
     "Link": [
         "attach", "refuse", "detach", "flow", "drained", "send", "settle", "update", "can_send", "is_attached",
     ],
+    "Sections": [],
+    "Journal": ["is_empty", "seal", "sealed", "admit"],
+    "LmdbStore": [],
+    "MemoryStore": ["fail_next_prepare", "fail_next_run", "damage"],
+    "Restoration": [],
 }  # fmt: skip
+"""What is shown of a class where it is not everything that is public."""
 
 EVENTS = [
     "Authenticated", "ConnectionOpened", "ConnectionClosed", "SessionBegun", "SessionEnded", "LinkAttached",
-    "LinkDetached", "CreditGranted", "LinkDrained", "Delivery", "DeliveryAborted", "DispositionReceived",
+    "LinkDetached", "CreditGranted", "LinkDrained", "Delivery", "DeliveryAborted", "DispositionReceived", "Event",
 ]  # fmt: skip
 
-DELIVERY_FIELDS = ["link", "delivery_id", "delivery_tag", "message_format", "payload", "settled", "state", "context"]
+WIRE_DELIVERY = ["link", "delivery_id", "delivery_tag", "message_format", "payload", "settled", "state", "context"]
+
+WIRE = Room(
+    module=wire,
+    more="[How to put the engine on a socket](../how-to/socket.md) shows these names at work.",
+    first={"The ends": ["Connection", "Session", "Link"], "Events, which `receive_data` returns": EVENTS},
+    sections={
+        "Errors": _is_error,
+        "AMQP values without a Python type of their own": partial(_is_of, "pairbus.wire.types"),
+        "Enumerations": _is_enumeration,
+        "Composites and settings": _is_class,
+        "Functions": inspect.isfunction,
+        "Constants": lambda _: True,
+    },
+)
+
+BROKER = Room(
+    module=broker,
+    more="[How to embed](../how-to/embed.md) shows these names at work;\nthe [broker reference](broker.md) says what"
+    " they do.",
+    first={
+        "The namespace": ["Namespace", "SessionGrant", "EntityInfo", "Notice", "SessionLost", "EntityGone"],
+        "Messages": [
+            "Address", "Part", "Message", "Delivery", "Record", "Amendments", "MessageState", "Verdict", "Disposition",
+            "Operation", "Send", "Settle",
+        ],
+        "What the namespace needs from outside": ["Records", "PropertyView", "Restoration", "Place", "EntityRecord"],
+    },
+    sections={
+        "Settings": partial(_is_of, "pairbus.broker.descriptions"),
+        "Errors": _is_error,
+        "Values and limits": _is_class,
+        "Names for types": _is_alias,
+        "Constants": lambda _: True,
+    },
+)  # fmt: skip
+
+STORE = Room(
+    module=store,
+    more="[How to embed](../how-to/embed.md) shows these names at work;\nthe"
+    " [disk layout](../explanation/disk-layout.md) says what they write.",
+    first={"A namespace that is kept": ["Keeper", "Recovery", "Journal"]},
+    sections={
+        "Errors": _is_error,
+        "Stores": _is_class,
+        "Names for types": _is_alias,
+        "Functions": inspect.isfunction,
+        "Constants": lambda _: True,
+    },
+)
 
 
-def api_page() -> str:
-    """The page that lists the public names."""
-    parts = [API_HEAD, "\n## The ends\n\n"]
-    for name, members in ENDS.items():
-        parts += [_entry(name), *(_member(getattr(wire, name), member) for member in members), "\n"]
-    parts += ["## Events\n\nWhat `receive_data` returns; `Event` is any of them.\n\n", *map(_entry, EVENTS)]
-    taken = {*ENDS, *EVENTS, "Event"}
-    for title, belongs in SECTIONS.items():
-        names = [name for name in wire.__all__ if name not in taken and belongs(getattr(wire, name))]
-        taken.update(names)
-        parts += [f"\n## {title}\n\n", *map(_entry, names)]
-    return "".join(parts)
-
-
-def _is_error(thing: Any) -> bool:
-    return isinstance(thing, type) and issubclass(thing, Exception)
-
-
-def _is_value(thing: Any) -> bool:
-    return isinstance(thing, type) and thing.__module__ == "pairbus.wire.types"
-
-
-SECTIONS: dict[str, Callable[[Any], bool]] = {
-    "Errors": _is_error,
-    "AMQP values without a Python type of their own": _is_value,
-    "Enumerations": lambda thing: isinstance(thing, type) and issubclass(thing, Enum),
-    "Composites and settings": lambda thing: isinstance(thing, type),
-    "Functions": inspect.isfunction,
-    "Constants": lambda _: True,
-}
-
-
-def _entry(name: str) -> str:
-    thing = getattr(wire, name)
+def _entry(room: Room, name: str) -> str:
+    thing = getattr(room.module, name)
     if inspect.isfunction(thing):
-        return f"- `{name}{_signature(thing)}`: {_summary(thing)}\n"
+        return f"- `{name}{_signature(room, thing)}`: {_summary(thing)}\n"
     if not isinstance(thing, type):
-        return f"- `{name}` = `{thing!r}`\n"
-    fields = DELIVERY_FIELDS if name == "Delivery" else _fields(thing)
+        return f"- `{name}` = {_constant(thing)}\n"
+    fields = WIRE_DELIVERY if thing is wire.Delivery else _fields(thing)
     shown = f"`{name}`({', '.join(fields)})" if fields else f"`{name}`"
-    return f"- {shown}: {_summary(thing)}\n"
+    return "".join([f"- {shown}: {_summary(thing)}\n", *(_member(room, thing, member) for member in _members(thing))])
+
+
+def _constant(thing: Any) -> str:
+    if isinstance(thing, broker.Limits):
+        return "see the [limits](broker.md#limits)"
+    text = repr(thing).replace("NoneType", "None")
+    return f"`{re.sub(r'(pairbus|typing|collections|uuid)[.](?:[a-z]+[.])*', '', text)}`"
 
 
 def _fields(thing: type) -> list[str]:
     if dataclasses.is_dataclass(thing):
         return [field.name for field in dataclasses.fields(thing)]
+    if issubclass(thing, Enum):
+        return [member.name for member in thing] if thing.__module__.startswith("pairbus.broker") else []
     return list(getattr(thing, "_fields", ()))
 
 
-def _member(owner: type, name: str) -> str:
+def _members(thing: type) -> list[str]:
+    if thing.__name__ in MEMBERS:
+        return MEMBERS[thing.__name__]
+    if issubclass(thing, Exception | Enum) or not thing.__module__.startswith(("pairbus.broker", "pairbus.store")):
+        return []
+    kinds = (property, classmethod)
+    return [
+        name
+        for name, member in vars(thing).items()
+        if not name.startswith("_") and (inspect.isfunction(member) or isinstance(member, kinds))
+    ]
+
+
+def _member(room: Room, owner: type, name: str) -> str:
     member = inspect.getattr_static(owner, name)
     if isinstance(member, property):
-        return f"  - `{name}`: {_summary(member)}\n"
-    return f"  - `{name}{_signature(member)}`: {_summary(member)}\n"
+        return f"  - `{name}`{_said(member)}\n"
+    function = member.__func__ if isinstance(member, classmethod) else member
+    return f"  - `{name}{_signature(room, function)}`{_said(function)}\n"
 
 
-def _signature(function: Any) -> str:
-    parameters = [
-        parameter for parameter in inspect.signature(function).parameters.values() if parameter.name != "self"
-    ]
-    return str(inspect.Signature(parameters)).replace("'", "")
+def _said(thing: Any) -> str:
+    summary = _summary(thing)
+    return f": {summary}" if summary else ""
+
+
+def _signature(room: Room, function: Any) -> str:
+    signature = inspect.signature(function)
+    parts: list[str] = []
+    for parameter in signature.parameters.values():
+        if parameter.name in {"self", "cls"}:
+            continue
+        if parameter.kind is parameter.KEYWORD_ONLY and "*" not in parts:
+            parts.append("*")
+        default = "" if parameter.default is parameter.empty else f" = {_default(room, parameter.default)}"
+        parts.append(f"{parameter.name}: {parameter.annotation}{default}")
+    answer = signature.return_annotation
+    return f"({', '.join(parts)})" + ("" if answer in {"None", signature.empty} else f" -> {answer}")
+
+
+def _default(room: Room, value: Any) -> str:
+    """A default as a reader would write it."""
+    if isinstance(value, Enum):
+        return f"{type(value).__name__}.{value.name}"
+    if not isinstance(value, bool | int | str | bytes | tuple | None):
+        named = (name for name in room.module.__all__ if getattr(room.module, name) is value)
+        return next(named, f"{type(value).__name__}()")
+    return repr(value)
 
 
 def _summary(thing: Any) -> str:
-    return (inspect.getdoc(thing) or "").split("\n\n")[0].replace("\n", " ").replace("``", "`")
+    own = vars(thing).get("__doc__") if isinstance(thing, type) else inspect.getdoc(thing)
+    text = inspect.cleandoc(own or "").split("\n\n")[0].replace("\n", " ").replace("``", "`")
+    text = re.sub(r" [(][A-E][0-9]+[)]", "", text)  # the paragraph of the specification says nothing to a reader
+    # Nor does what dataclasses and named tuples write for themselves.
+    return "" if text.startswith(f"{getattr(thing, '__name__', '')}(") else text
 
+
+# Blocks inside pages that are written by hand: between a line <!-- begin: name --> and a line <!-- end: name -->.
+
+
+def with_blocks(page: Path, blocks: dict[str, Callable[[], str]]) -> str:
+    """The page with its blocks made anew."""
+    text = page.read_text(encoding="utf-8")
+    for name, make in blocks.items():
+        begin, end = f"<!-- begin: {name} -->\n", f"<!-- end: {name} -->"
+        before, rest = text.split(begin)
+        _, after = rest.split(end)
+        text = f"{before}{begin}\n{make()}\n{end}{after}"
+    return text
+
+
+def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    lines = [list(head), ["---"] * len(list(head)), *map(list, rows)]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines).replace("| --- ", "|---").replace("--- |", "---|")
+
+
+LIMITS = {
+    "message_bytes": "a message, all of it",
+    "large_message_bytes": "how far an entity's `max_message_bytes` may raise that; 0: it can only lower it",
+    "batch_bytes": "the messages of one send together; at least as much as one message",
+    "header_bytes": "the properties of a message",
+    "id_characters": "message id, session id, partition key",
+    "path_characters": "the path of a queue or a topic",
+    "name_characters": "the name of a subscription or a rule",
+    "entities": "queues and topics together",
+    "subscriptions_per_topic": "subscriptions of a topic",
+    "sql_filters_per_topic": "SQL, true and false filters of a topic, all its subscriptions together",
+    "correlation_filters_per_topic": "correlation filters of a topic, likewise",
+    "expression_characters": "the text of a filter or of an action",
+    "statements_per_action": "statements of an action",
+    "authorization_rules": "keys of an entity",
+    "entity_megabytes": "sizes to choose from for `max_size_megabytes`",
+    "min_lock_ms": "`lock_duration_ms`, at least",
+    "max_lock_ms": "`lock_duration_ms`, at most",
+    "max_delivery_count": "`max_delivery_count`, at most",
+    "min_time_to_live_ms": "`default_time_to_live_ms`, at least",
+    "min_duplicate_window_ms": "`duplicate_window_ms`, at least",
+    "max_duplicate_window_ms": "`duplicate_window_ms`, at most",
+    "min_idle_ms": "`auto_delete_on_idle_ms`, at least",
+    "messages_per_transaction": "messages sent and settled in a transaction",
+    "messages_per_delete": "messages that one `delete_messages` removes",
+    "forwarding_hops": "forwards that a message takes",
+    "partitions": "partitions of a partitioned entity",
+}
+
+
+def limits_table() -> str:
+    """What each tier allows."""
+    tiers = {"`STANDARD`": broker.STANDARD, "`PREMIUM`": broker.PREMIUM, "`RELAXED`": broker.RELAXED}
+    rows = [
+        [f"`{field.name}`", LIMITS[field.name], *(_shown(field.name, getattr(t, field.name)) for t in tiers.values())]
+        for field in dataclasses.fields(broker.Limits)
+    ]
+    return _table(["limit", "of what", *tiers], rows)
+
+
+SETTINGS = {
+    "lock_duration_ms": "how long a receiver has a message, or a session",
+    "max_size_megabytes": "how much it holds, dead letters included; a topic with all its subscriptions",
+    "max_message_bytes": "the largest message; the namespace's own limit where it is not set",
+    "requires_duplicate_detection": "whether a message id is taken once only; for life",
+    "duplicate_window_ms": "how long an id is remembered",
+    "requires_session": "whether messages come in sessions; for life",
+    "partitioned": "whether it has 16 partitions, and 16 times the size; for life",
+    "default_time_to_live_ms": "how long messages live; one that brings a shorter time keeps it",
+    "dead_letter_on_expiration": "whether expired messages become dead letters or are removed",
+    "dead_letter_on_filter_errors": "whether a message that a rule fails on becomes a dead letter",
+    "max_delivery_count": "how many deliveries may fail before the message is a dead letter",
+    "forward_to": "the queue or topic that messages are passed on to",
+    "forward_dead_letters_to": "the queue or topic that dead letters are passed on to",
+    "auto_delete_on_idle_ms": "after how long without use it deletes itself",
+    "status": "what an operator lets it do: `active`, `disabled`, `send-disabled`, `receive-disabled`",
+    "batched_operations": "kept for clients to read; commits are grouped in any case",
+    "support_ordering": "kept for clients to read",
+    "user_metadata": "kept for clients to read",
+    "authorization_rules": "keys to the entity, kept for a server to check",
+}
+
+
+def settings_table() -> str:
+    """The settings of entities, with their defaults."""
+    kinds = [broker.QueueDescription, broker.TopicDescription, broker.SubscriptionDescription]
+    defaults = [{field.name: field.default for field in dataclasses.fields(kind)} for kind in kinds]
+    assert SETTINGS.keys() == {name for found in defaults for name in found}  # noqa: S101 (the table is complete)
+    rows = [
+        [f"`{name}`", meaning, *(_shown(name, found[name]) if name in found else "" for found in defaults)]
+        for name, meaning in SETTINGS.items()
+    ]
+    return _table(["setting", "what it says", "queue", "topic", "subscription"], rows)
+
+
+TIMES = [("day", broker_limits.DAY_MS), ("min", broker_limits.MINUTE_MS), ("s", broker_limits.SECOND_MS)]
+SIZES = [("MB", broker_limits.MEGABYTE), ("KB", broker_limits.KILOBYTE)]
+
+
+def _shown(name: str, value: Any) -> str:
+    """A limit or a default in the units that people use."""
+    match value:
+        case None:
+            return "never" if name.endswith("_ms") else "none"
+        case bool():
+            return "yes" if value else "no"
+        case Enum():
+            return f"`{value.value}`"
+        case "" | ():
+            return "any" if name == "entity_megabytes" else "empty"
+        case tuple():
+            return ", ".join(map(str, value))
+        case broker_limits.UNLIMITED:
+            return "no limit"
+        case int() if value and name.endswith("_ms"):
+            return _in_units(value, TIMES, "ms")
+        case int() if value and name.endswith("_bytes"):
+            return _in_units(value, SIZES, "B")
+    return f"{value:,}"
+
+
+def _in_units(value: int, units: list[tuple[str, int]], smallest: str) -> str:
+    for unit, size in units:
+        if value % size == 0:
+            count = value // size
+            return f"{count:,} {unit}{'s' if unit == 'day' and count > 1 else ''}"
+    return f"{value:,} {smallest}"
+
+
+def errors_table(module: ModuleType, root: type[Exception]) -> str:
+    """Every error of a family, as a tree."""
+    found = [kind for kind in vars(module).values() if isinstance(kind, type) and issubclass(kind, root)]
+    rows = []
+    for kind in found:
+        base = kind.__base__
+        parent = "" if kind is root or base is None else f"`{base.__name__}`"
+        rows.append([f"`{kind.__name__}`", parent, _summary(kind)])
+    return _table(["error", "is a", "says"], rows)
+
+
+def keys_table() -> str:
+    """The layout of keys, from the text of ``keys``."""
+    lines = (keys.__doc__ or "").splitlines()
+    marks = [number for number, line in enumerate(lines) if line.startswith("====")]
+    widths = [len(mark) + 2 for mark in lines[marks[0]].split("  ")]
+    rows = []
+    for line in lines[marks[1] + 1 : marks[2]]:
+        cells = [line[: widths[0]], line[widths[0] : widths[0] + widths[1]], line[widths[0] + widths[1] :]]
+        rows.append([cell.strip().replace("``", "`") for cell in cells])
+    return _table(["first byte", "then", "value"], rows)
+
+
+BLOCKS: dict[Path, dict[str, Callable[[], str]]] = {
+    REFERENCE / "broker.md": {
+        "errors": partial(errors_table, broker_errors, broker.BrokerError),
+        "limits": limits_table,
+        "settings": settings_table,
+    },
+    EXPLANATION / "disk-layout.md": {
+        "keys": keys_table,
+        "errors": partial(errors_table, store_errors, store.StoreError),
+    },
+}
 
 PAGES: dict[Path, Callable[[], str]] = {
     REFERENCE / "states.md": states_page,
-    REFERENCE / "api.md": api_page,
+    REFERENCE / "api-wire.md": partial(api_page, WIRE),
+    REFERENCE / "api-broker.md": partial(api_page, BROKER),
+    REFERENCE / "api-store.md": partial(api_page, STORE),
+    **{page: partial(with_blocks, page, blocks) for page, blocks in BLOCKS.items()},
 }
 
 if __name__ == "__main__":

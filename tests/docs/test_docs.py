@@ -7,10 +7,11 @@ import re
 import runpy
 from dataclasses import fields
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
-from pairbus import wire
+from pairbus import broker, store, wire
 from pairbus.wire import (
     ACCEPTED,
     RECEIVER,
@@ -32,10 +33,13 @@ REFERENCE = ROOT / "docs" / "reference" / "wire.md"
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if snippets_of(page)], ids=lambda page: page.name)
-def test_every_snippet_runs(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_snippet_runs(
+    page: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
     run_snippets(page)
     if page.name == "README.md":
-        assert capsys.readouterr().out == "b'one espresso'\n"
+        assert capsys.readouterr().out == "on disk\nb'one espresso'\n"
 
 
 def test_the_client_of_the_how_to_page_sends_to_its_server() -> None:
@@ -83,10 +87,18 @@ def port_of(server: asyncio.Server) -> int:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_relative_link_leads_to_a_file(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
+def test_every_relative_link_leads_to_a_file_and_to_a_heading_of_it(page: Path) -> None:
+    for target, heading in re.findall(r"\]\(([^)#]*)(?:#([^)]*))?\)", page.read_text(encoding="utf-8")):
         if "://" not in target:
-            assert (page.parent / target).exists(), target
+            file = page.parent / target if target else page
+            assert file.exists(), target
+            assert not heading or heading in headings_of(file), f"{target}#{heading}"
+
+
+def headings_of(page: Path) -> set[str]:
+    """The headings of a page in the form that links have them."""
+    found = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading).strip().lower().replace(" ", "-") for heading in found}
 
 
 def test_the_reference_lists_every_fault_with_its_condition() -> None:
@@ -117,7 +129,35 @@ def test_the_generated_pages_are_up_to_date() -> None:
         assert page.read_text(encoding="utf-8") == make(), "run: python docs/generate.py"
 
 
-def test_the_reference_names_everything_that_is_public() -> None:
-    text = (ROOT / "docs" / "reference" / "api.md").read_text(encoding="utf-8")
-    for name in wire.__all__:
-        assert f"`{name}" in text, name
+@pytest.mark.parametrize("room", [broker, store, wire], ids=lambda room: room.__name__)
+def test_the_reference_names_everything_that_is_public(room: ModuleType) -> None:
+    page = ROOT / "docs" / "reference" / f"api-{room.__name__.removeprefix('pairbus.')}.md"
+    text = page.read_text(encoding="utf-8")
+    for name in room.__all__:
+        assert re.search(rf"^- `{name}\b", text, re.MULTILINE), name
+
+
+@pytest.mark.parametrize("room", ["broker", "store"])
+def test_the_picture_of_the_modules_is_that_of_the_imports(room: str) -> None:
+    text = (ROOT / "docs" / "explanation" / "architecture.md").read_text(encoding="utf-8")
+    picture = re.search(rf"^{room} {{3,}}.*?\n\n|^{room} {{3,}}.*?```", text, re.MULTILINE | re.DOTALL)
+    assert picture is not None
+    lines = [line[9:].split("   ")[0] for line in picture.group().splitlines() if line.strip() not in {"", "```"}]
+    height = {name: -number for number, line in enumerate(lines) for name in line.strip().split(", ")}
+    folder = ROOT / "src" / "pairbus" / room
+    names = {path.stem for path in folder.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+    assert height.keys() == names - {"__init__"}
+    for name, own in height.items():
+        for imported in imports_of(folder, name, room):
+            assert height[imported] <= own, f"{name} imports {imported}, which stands above it"
+
+
+def imports_of(folder: Path, name: str, room: str) -> set[str]:
+    """Which modules of its room a module imports, its package if it is one included."""
+    files = [folder / f"{name}.py"] if (folder / f"{name}.py").exists() else sorted((folder / name).glob("*.py"))
+    found = {
+        imported.split(".")[0]
+        for file in files
+        for imported in re.findall(rf"^from pairbus\.{room}\.([\w.]+) import", file.read_text("utf-8"), re.MULTILINE)
+    }
+    return found - {name}

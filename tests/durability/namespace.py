@@ -8,11 +8,9 @@ from uuid import UUID
 
 from pairbus.broker.address import Address, Part
 from pairbus.broker.limits import RELAXED
-from pairbus.broker.message import Delivery
+from pairbus.broker.message import NO_PROPERTIES, Delivery
 from pairbus.broker.namespace import Namespace
 from pairbus.broker.records import Records
-from pairbus.broker.sql import MISSING, Missing
-from pairbus.broker.values import Value
 from pairbus.store.keeper import Keeper
 
 NOW = 1_000_000
@@ -21,20 +19,12 @@ DEAD_LETTERS = Address.of("orders", part=Part.DEAD_LETTER)
 ALL = 1_000_000
 
 
-class NoProperties:
-    def user(self, _name: str) -> Value | Missing:
-        return MISSING
-
-    def system(self, _name: str) -> Value:
-        return None
-
-
 def make_namespace(records: Records) -> Namespace:
     random = Random()  # noqa: S311 (tokens of a test)
     return Namespace(
         records,
         limits=RELAXED,
-        view=lambda _: NoProperties(),
+        view=lambda _: NO_PROPERTIES,
         fresh_id=lambda: UUID(int=random.getrandbits(128)),
         fresh_token=lambda: random.randbytes(16),
     )

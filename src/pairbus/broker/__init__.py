@@ -45,7 +45,16 @@ from pairbus.broker.errors import (
     SessionRequiredError,
 )
 from pairbus.broker.limits import PREMIUM, RELAXED, STANDARD, Limits
-from pairbus.broker.message import NEVER, Amendments, Delivery, Message, MessageState, PropertyView, Record
+from pairbus.broker.message import (
+    NEVER,
+    NO_PROPERTIES,
+    Amendments,
+    Delivery,
+    Message,
+    MessageState,
+    PropertyView,
+    Record,
+)
 from pairbus.broker.namespace import Namespace, SessionGrant
 from pairbus.broker.notices import EntityGone, Notice, SessionLost
 from pairbus.broker.operations import Operation, Send, Settle
@@ -54,13 +63,14 @@ from pairbus.broker.restoration import Restoration
 from pairbus.broker.rules import Rule
 from pairbus.broker.runtime import EntityInfo
 from pairbus.broker.settlement import Disposition, Verdict
-from pairbus.broker.sql import MISSING, Missing
+from pairbus.broker.sql import MISSING, EvaluationError, Missing
 from pairbus.broker.values import Instant, Span, Value
 
 __all__ = [
     "DEFAULT_RULE",
     "MISSING",
     "NEVER",
+    "NO_PROPERTIES",
     "PREMIUM",
     "RELAXED",
     "STANDARD",
@@ -79,6 +89,7 @@ __all__ = [
     "EntityNotFoundError",
     "EntityRecord",
     "EntityStatus",
+    "EvaluationError",
     "FalseFilter",
     "FilterDescription",
     "HeaderSizeExceededError",

@@ -15,7 +15,7 @@ from pairbus.broker.errors import (
 )
 from pairbus.broker.limits import Limits
 from pairbus.broker.message import Message
-from pairbus.broker.router import capacity, message_limit
+from pairbus.broker.router import capacity, fault_of, message_limit
 
 
 def check_send(entity: Destination, messages: Sequence[Message], limits: Limits, pending_bytes: int = 0) -> int:
@@ -53,25 +53,12 @@ def check_message(entity: Destination, message: Message, limits: Limits) -> None
             " allowed",
             entity.path,
         )
-    if message.session_id is None:
-        if isinstance(entity, QueueEntity) and entity.description.requires_session and not message.ping:
-            raise SessionRequiredError(
-                f"'{entity.path}' requires sessions: the message needs a session id", entity.path
-            )
-    elif message.partition_key is not None and message.partition_key != message.session_id:
-        raise InvalidMessageError("the partition key differs from the session id", entity.path)
-    _check_ids(entity, message, limits.id_characters)
+    if message.session_id is None and not message.ping and _requires_session(entity):
+        raise SessionRequiredError(f"'{entity.path}' requires sessions: the message needs a session id", entity.path)
+    fault = fault_of(message, limits)
+    if fault is not None:
+        raise InvalidMessageError(fault, entity.path)
 
 
-def _check_ids(entity: Destination, message: Message, most: int) -> None:
-    for name, value in (
-        ("message id", message.message_id),
-        ("session id", message.session_id),
-        ("partition key", message.partition_key),
-    ):
-        if value is not None and len(value) > most:
-            raise InvalidMessageError(
-                f"the {name} has {len(value)} characters; at most {most} are allowed", entity.path
-            )
-    if message.time_to_live_ms is not None and message.time_to_live_ms < 0:
-        raise InvalidMessageError("the time to live is negative", entity.path)
+def _requires_session(entity: Destination) -> bool:
+    return isinstance(entity, QueueEntity) and entity.description.requires_session

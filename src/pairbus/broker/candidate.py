@@ -27,7 +27,7 @@ _KNOWN: Final[dict[str, Callable[[Record], Value]]] = {
     "EnqueuedSequenceNumber": lambda record: record.original_sequence,
     "DeliveryCount": lambda record: record.delivery_count,
     "Size": lambda record: record.size,
-    "State": lambda record: int(record.state),
+    "State": lambda record: record.state.name.capitalize(),
     "DeadLetterSource": lambda record: record.dead_letter_source,
     "LockToken": lambda _: None,
     "LockedUntilUtc": lambda _: None,
@@ -39,7 +39,7 @@ class Candidate:
 
     __slots__ = ("_record", "_system", "_user", "_view")
 
-    def __init__(self, record: Record, view: PropertyView) -> None:
+    def __init__(self, record: Record, view: Callable[[], PropertyView]) -> None:
         self._record = record
         self._view = view
         amendments = record.amendments
@@ -49,12 +49,10 @@ class Candidate:
     def user(self, name: str) -> Value | Missing:
         if self._user and (key := name.lower()) in self._user:
             return self._user[key]
-        return self._view.user(name)
+        return self._view().user(name)
 
     def system(self, name: str) -> Value:
-        known = _KNOWN.get(name)
-        if known is not None:
-            return known(self._record)
         if name in self._system:
             return self._system[name]
-        return self._view.system(name)
+        known = _KNOWN.get(name)
+        return self._view().system(name) if known is None else known(self._record)

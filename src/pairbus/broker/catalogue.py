@@ -23,10 +23,12 @@ from pairbus.broker.errors import (
     EntityNotFoundError,
     InvalidDescriptionError,
     InvalidOperationError,
+    InvalidRequestError,
     QuotaExceededError,
 )
 from pairbus.broker.housekeeping import Grave, Housekeeping
 from pairbus.broker.idle import Idle
+from pairbus.broker.limits import RELAXED
 from pairbus.broker.notices import EntityGone
 from pairbus.broker.queue import OnDue, Queue, Usage
 from pairbus.broker.rules import Rule, is_sql_filter, make_rule
@@ -150,7 +152,7 @@ class Catalogue:
         if len(topic.subscriptions) >= limits.subscriptions_per_topic:
             raise QuotaExceededError(f"a topic has at most {limits.subscriptions_per_topic} subscriptions", topic.path)
         self._check_rule_count(topic, rule)
-        first = self._make_rule(rule, 1, now_ms)
+        first = self._make_rule(path, rule, 1, now_ms)
         entity = self.restore(self._new_record(name, self._with_targets(path, description), now_ms, topic.id))
         assert isinstance(entity, SubscriptionEntity)  # noqa: S101 (made of its description)
         self._put_rule(entity, first)
@@ -291,18 +293,17 @@ class Catalogue:
     # Rules
 
     def add_rule(self, subscription: SubscriptionEntity, description: RuleDescription, now_ms: int) -> Rule:
-        check_name(description.name, self._context.limits)
         if subscription.rules.get(description.name) is not None:
             raise EntityExistsError(f"there is a rule '{description.name}' already", subscription.full_path)
         self._check_rule_count(subscription.topic, description)
-        rule = self._make_rule(description, subscription.rules.next_position(), now_ms)
+        rule = self._make_rule(subscription.full_path, description, subscription.rules.next_position(), now_ms)
         self._put_rule(subscription, rule)
         return rule
 
     def update_rule(self, subscription: SubscriptionEntity, description: RuleDescription) -> Rule:
         before = self.rule(subscription, description.name)
         self._check_rule_count(subscription.topic, description, before)
-        rule = self._make_rule(description, before.position, before.created_ms)
+        rule = self._make_rule(subscription.full_path, description, before.position, before.created_ms)
         self._put_rule(subscription, rule)
         return rule
 
@@ -324,17 +325,22 @@ class Catalogue:
         subscription = self._by_id.get(entity_id)
         if not isinstance(subscription, SubscriptionEntity):
             return False
-        subscription.rules.add(self._make_rule(description, position, created_ms))
+        # What was allowed when the rule was made is allowed still.
+        subscription.rules.add(make_rule(description, position, created_ms, RELAXED, self._context.fresh_id))
         return True
 
     def _put_rule(self, subscription: SubscriptionEntity, rule: Rule) -> None:
         subscription.rules.add(rule)
         self._context.records.put_rule(subscription.id, rule.position, rule.description, rule.created_ms)
 
-    def _make_rule(self, description: RuleDescription, position: int, created_ms: int) -> Rule:
+    def _make_rule(self, path: str, description: RuleDescription, position: int, created_ms: int) -> Rule:
         if description.name != DEFAULT_RULE:
             check_name(description.name, self._context.limits)
-        return make_rule(description, position, created_ms, self._context.limits, self._context.fresh_id)
+        try:
+            return make_rule(description, position, created_ms, self._context.limits, self._context.fresh_id)
+        except InvalidRequestError as error:
+            error.entity = path
+            raise
 
     def _check_rule_count(self, topic: TopicEntity, description: RuleDescription, replaced: Rule | None = None) -> None:
         limits = self._context.limits

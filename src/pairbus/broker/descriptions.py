@@ -31,7 +31,7 @@ class EntityStatus(StrEnum):
 
 
 class Right(StrEnum):
-    """What a key allows its holder (A8)."""
+    """What a key allows its holder."""
 
     SEND = "send"
     LISTEN = "listen"

@@ -19,7 +19,8 @@
     ├── LockLostError                   the lock has ended, or never was
     ├── SessionLockLostError
     ├── SessionLockedError              another receiver holds the session
-    └── MessageNotFoundError            no such deferred or scheduled message
+    ├── MessageNotFoundError            no such deferred or scheduled message
+    └── EvaluationError                 a rule cannot make sense of a message; senders never see it
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Final, NamedTuple, Protocol
 
-from pairbus.broker.sql import Missing
+from pairbus.broker.sql import MISSING, Missing
 from pairbus.broker.values import Value
 
 NEVER: Final = 2**63 - 1
@@ -88,10 +88,25 @@ class Delivery(NamedTuple):
 
 
 class PropertyView(Protocol):
-    """The properties inside an encoded message, for rules to look at."""
+    """The properties inside an encoded message, for rules to look at.
+
+    A message that cannot be read is an ``EvaluationError``, and no other error: it may be raised while others wait.
+    """
 
     def user(self, name: str) -> Value | Missing:
         """The application property with that name, whatever its case."""
 
     def system(self, name: str) -> Value:
         """What the sender set of ``CorrelationId``, ``ContentType``, ``Label``, ``To``, ``ReplyTo`` and the like."""
+
+
+class _NoProperties:
+    def user(self, _name: str) -> Missing:
+        return MISSING
+
+    def system(self, _name: str) -> None:
+        return None
+
+
+NO_PROPERTIES: Final[PropertyView] = _NoProperties()
+"""The view of messages that no rule looks into."""

@@ -204,7 +204,8 @@ class Namespace:
         self.advance(now_ms)
         self._catalogue.remove_rule(self._catalogue.subscription(topic, subscription), name)
 
-    def rules(self, topic: str, subscription: str) -> list[Rule]:
+    def rules(self, topic: str, subscription: str, now_ms: int) -> list[Rule]:
+        self.advance(now_ms)
         return list(self._catalogue.subscription(topic, subscription).rules)
 
     # Sending
@@ -362,7 +363,9 @@ class Namespace:
         if session is None:
             return None
         if session.token is not None:
-            raise SessionLockedError(f"session '{session.id}' of '{address}' is held by another receiver", holder.path)
+            raise SessionLockedError(
+                f"session '{session.id}' of '{address}' is held by another receiver", holder.full_path
+            )
         holder.accessed_ms = now_ms
         until_ms = now_ms + holder.description.lock_duration_ms
         return SessionGrant(session.id, queue.hold(session, until_ms), until_ms)

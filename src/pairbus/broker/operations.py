@@ -13,7 +13,8 @@ from pairbus.broker.settlement import Verdict
 class Send(NamedTuple):
     """Messages for a queue or a topic.
 
-    Sent ``via`` another entity, what the destination refuses lies among that entity's failed transfers instead.
+    Sent ``via`` another queue or subscription, what cannot get to its destination (there is none, it is disabled or
+    full) lies among the failed transfers of that one. A message that no entity takes is refused all the same.
     """
 
     address: Address

@@ -15,7 +15,8 @@ from pairbus.broker.entity import Destination, Holder, QueueEntity, Subscription
 from pairbus.broker.limits import MEGABYTE, Limits
 from pairbus.broker.message import NEVER, Amendments, Message, MessageState, PropertyView, Record
 from pairbus.broker.queue import PARTITION_SHIFT, Queue
-from pairbus.broker.sql import Changes, EvaluationError
+from pairbus.broker.rules import Rule
+from pairbus.broker.sql import Changes, EvaluationError, SqlAction
 from pairbus.broker.values import Value
 
 _UNPLACED: Final = 0
@@ -152,9 +153,7 @@ class Router:
             time_to_live_ms=_shorter(record.time_to_live_ms, topic.description.default_time_to_live_ms)
         )
         placements: list[Placement] = []
-        if not topic.subscriptions:
-            return placements
-        candidate = Candidate(record, view())
+        candidate = Candidate(record, view)
         for subscription in topic.subscriptions.values():
             for copy in self._copies(subscription, record, candidate):
                 if isinstance(copy, Failure):
@@ -174,16 +173,21 @@ class Router:
             try:
                 if not rule.matches(candidate):
                     continue
-                changes = None if rule.action is None else rule.action.apply(candidate)
+                copy = record if rule.action is None else self._changed(rule, rule.action, record, candidate)
             except EvaluationError as error:
                 if subscription.description.dead_letter_on_filter_errors:
                     yield Failure(reasons.FILTER_FAILED, f"rule '{rule.description.name}': {error}")
                 continue
-            if changes is None:
-                plain = True
-                yield record
-            else:
-                yield _amend(record, changes, {reasons.RULE_PROPERTY: rule.description.name})
+            plain = plain or rule.action is None
+            yield copy
+
+    def _changed(self, rule: Rule, action: SqlAction, record: Record, candidate: Candidate) -> Record:
+        """The copy that a rule with an action makes; what no sender could send, no action can make."""
+        copy = _amend(record, action.apply(candidate), {reasons.RULE_PROPERTY: rule.description.name})
+        fault = fault_of(copy, self._context.limits)
+        if fault is not None:
+            raise EvaluationError(f"its action makes a message that no entity takes: {fault}")
+        return copy
 
     def _forward(self, holder: Holder, record: Record, view: View, now_ms: int) -> list[Placement]:
         onward = record._replace(hops=record.hops + 1, enqueued_ms=now_ms)
@@ -261,7 +265,7 @@ class Router:
     def _is_duplicate(self, entity: Destination, message_id: str, pin: str | None, now_ms: int) -> bool:
         """Whether the entity has seen the id; if not, it has from now on."""
         duplicates = entity.duplicates
-        if duplicates is None:
+        if duplicates is None or not message_id:  # without an id no message is another's duplicate
             return False
         key = f"{message_id}\0{pin}" if entity.description.partitioned and pin is not None else message_id
         if duplicates.seen(key, now_ms):
@@ -272,12 +276,38 @@ class Router:
 
     def _stored_view(self, record: Record) -> View:
         """What a rule sees of a message that is kept already."""
-        return cache(lambda: self._context.view(self._context.records.body(record.body_id) or b""))
+
+        @cache
+        def view() -> PropertyView:
+            body = self._context.records.body(record.body_id)
+            if body is None:
+                raise EvaluationError("the message cannot be read")
+            return self._context.view(body)
+
+        return view
 
 
 def expires_at(time_to_live_ms: int | None, description: EntityDescription, now_ms: int) -> int:
     lifetime_ms = _shorter(time_to_live_ms, description.default_time_to_live_ms)
     return NEVER if lifetime_ms is None else min(now_ms + lifetime_ms, NEVER)
+
+
+def fault_of(message: Message | Record, limits: Limits) -> str | None:
+    """What is wrong with a message whichever entity it is for, apart from its size."""
+    for name, value in (
+        ("message id", message.message_id),
+        ("session id", message.session_id),
+        ("partition key", message.partition_key),
+    ):
+        if value is not None and len(value) > limits.id_characters:
+            return f"the {name} has {len(value)} characters; at most {limits.id_characters} are allowed"
+    if message.partition_key is not None and message.session_id not in {None, message.partition_key}:
+        return "the partition key differs from the session id"
+    if message.time_to_live_ms is not None and not 0 <= message.time_to_live_ms <= NEVER:
+        return f"{message.time_to_live_ms} ms is no time to live"
+    if message.scheduled_ms is not None and not 0 <= message.scheduled_ms <= NEVER:
+        return f"{message.scheduled_ms} ms is no time to schedule for"
+    return None
 
 
 def message_limit(entity: Destination, limits: Limits) -> int:

@@ -19,7 +19,7 @@ from pairbus.broker.descriptions import (
 from pairbus.broker.errors import InvalidDescriptionError
 from pairbus.broker.limits import Limits
 from pairbus.broker.sql import MISSING, SqlAction, Subject, parse_action, parse_filter
-from pairbus.broker.values import Value
+from pairbus.broker.values import Instant, Span, Value
 
 Predicate: TypeAlias = Callable[[Subject], bool]
 
@@ -121,10 +121,17 @@ def _correlation(description: CorrelationFilter) -> Predicate:
 
 
 def _equal(found: object, wanted: Value) -> bool:
-    """Numbers compare by value; a truth value is no number."""
-    if found is MISSING or isinstance(found, bool) != isinstance(wanted, bool):
+    """Numbers compare by value; a truth value is no number, and neither is a time."""
+    if found is MISSING or _kind(found) is not _kind(wanted):
         return False
     return found == wanted
+
+
+def _kind(value: object) -> type:
+    for kind in (bool, Instant, Span):
+        if isinstance(value, kind):
+            return kind
+    return object
 
 
 class Rules:

@@ -89,7 +89,7 @@ class Settlement:
         self._rest(queue, record, queue.rest, now_ms)
 
     def _defer(self, queue: Queue, record: Record, verdict: Verdict, _now_ms: int) -> None:
-        # A failed delivery by the count of the wire, but the message is wanted: it never costs it its place.
+        # Put off is not failed: the count stays.
         queue.put_back(amended(record, verdict.properties)._replace(state=MessageState.DEFERRED))
 
     def _dead_letter(self, queue: Queue, record: Record, verdict: Verdict, now_ms: int) -> None:

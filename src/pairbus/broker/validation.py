@@ -33,8 +33,8 @@ def check_path(path: str, limits: Limits) -> None:
 def check_name(name: str, limits: Limits) -> None:
     """The name of a subscription or a rule: one segment."""
     _check_name(name, limits.name_characters)
-    if "/" in name:
-        raise InvalidNameError(f"'{name}' has a slash", name)
+    if "/" in name or name.startswith("$"):
+        raise InvalidNameError(f"'{name}' has a slash, or begins with a dollar sign", name)
 
 
 def _check_name(name: str, characters: int) -> None:

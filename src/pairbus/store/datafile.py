@@ -10,7 +10,7 @@ from typing import Final
 
 from pairbus.store.errors import StoreFailedError, StoreInUseError
 from pairbus.store.lock import try_lock
-from pairbus.store.meta import META_BYTES, META_PAGES, Meta, read_meta
+from pairbus.store.meta import META_BYTES, Meta, predecessor_of, read_meta
 
 MEBIBYTE: Final = 1 << 20
 NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -86,6 +86,17 @@ class DataFile:
         error = self._allocate(self._step_bytes // _SMALLER_STEPS[-1])
         return error is not None and error.errno in NO_SPACE
 
+    def mend_metas(self) -> None:
+        """Give the older meta page a sound content again, after LMDB could not write it.
+
+        LMDB takes back the transaction number but leaves the new roots; ``verify`` could not tell that from damage.
+        """
+        with suppress(OSError):
+            newest = self._newest_meta_data()
+            older = predecessor_of(newest)
+            os.pwrite(self._descriptor, older, read_meta(older).page * read_meta(newest).page_bytes)
+            os.fsync(self._descriptor)
+
     def close(self) -> None:
         os.close(self._descriptor)
 
@@ -118,9 +129,9 @@ class DataFile:
         self._allocated_bytes = min(length, self._max_bytes)
 
     def _newest_meta(self) -> Meta:
-        first = read_meta(os.pread(self._descriptor, META_BYTES, 0))
-        others = (
-            read_meta(os.pread(self._descriptor, META_BYTES, number * first.page_bytes))
-            for number in range(1, META_PAGES)
-        )
-        return max(first, *others, key=lambda meta: meta.transaction)
+        return read_meta(self._newest_meta_data())
+
+    def _newest_meta_data(self) -> bytes:
+        first = os.pread(self._descriptor, META_BYTES, 0)
+        second = os.pread(self._descriptor, META_BYTES, read_meta(first).page_bytes)
+        return max(first, second, key=lambda data: read_meta(data).transaction)

@@ -40,16 +40,16 @@ class Journal:
     done both are read before the store is.
     """
 
-    def __init__(self, store: KeyValueStore) -> None:
+    def __init__(self, store: KeyValueStore, damaged: list[bytes]) -> None:
+        """``damaged`` is told the keys under which something unreadable is found, and set aside."""
         self._store = store
+        self._damaged = damaged
         self._batch: dict[bytes, bytes | None] = {}
         self._committing: dict[bytes, bytes | None] = {}
         self._batch_bytes = 0
         self._room = 0
         self._last_body_id = 0
         self._last_sequences: dict[tuple[Place, int], int] = {}
-        self.damaged: list[bytes] = []
-        """Keys under which something unreadable was found, and set aside, since the start."""
 
     # Groups
 
@@ -119,7 +119,7 @@ class Journal:
 
     def set_aside(self, place: Place, sequence: int) -> None:
         key = keys.record_key(place.entity_id, place.part, sequence)
-        self.damaged.append(key)
+        self._damaged.append(key)
         self._batch[keys.aside_key(key)] = self._raw(key)
         self._batch[key] = None
 

@@ -49,6 +49,7 @@ class Keeper:
         self._is_committing = False
         self._now_ms = now_ms
         self._resources = ExitStack()
+        self._damaged: list[bytes] = []
         self._work: SimpleQueue[Commit | None] = SimpleQueue()
         self._outcomes: SimpleQueue[StoreError | None] = SimpleQueue()
         self._thread = None if wake is None else Thread(target=self._run, name="pairbus-commit", daemon=True)
@@ -80,7 +81,7 @@ class Keeper:
     @property
     def damaged(self) -> Sequence[bytes]:
         """Keys under which something unreadable was found, and set aside, since the start."""
-        return self._journal.damaged
+        return self._damaged
 
     def when_durable(self, done: Done) -> None:
         """Have someone told when all that was written until now is durable; at once, if it is."""
@@ -135,8 +136,7 @@ class Keeper:
         self._journal.sealed()
         self._is_committing = False
         told, self._committing = self._committing, []
-        for done in told:
-            done(None)
+        _tell(told, None)
         self.commit(self._now_ms)
 
     def _fail(self, error: StoreError) -> None:
@@ -146,12 +146,11 @@ class Keeper:
         try:
             recovery = self._recover(self._now_ms)
         finally:  # whoever waits learns it, even if the store cannot be read any more
-            for done in told:
-                done(error)
+            _tell(told, error)
         self.rebuilt(recovery)
 
     def _recover(self, now_ms: int) -> Recovery:
-        self._journal = Journal(self._store)
+        self._journal = Journal(self._store, self._damaged)
         self.namespace = self._make_namespace(self._journal)
         self.recovery = recover(self._store, self.namespace, now_ms)
         return self.recovery
@@ -163,3 +162,10 @@ def _outcome(commit: Commit) -> StoreError | None:
     except StoreError as error:
         return error
     return None
+
+
+def _tell(told: list[Done], error: StoreError | None) -> None:
+    """Tell everyone, in order, even if one of them fails on hearing it."""
+    with ExitStack() as stack:
+        for done in reversed(told):
+            stack.callback(done, error)

@@ -8,7 +8,7 @@ kind      then                                                holds
 ``U``     entity id, position (4)                             a rule of a subscription
 ``C``     entity id, part (1), partition (1)                  the last sequence number that was given
 ``S``     entity id, session id                               the state of a session
-``D``     entity id, message id                               when the id was seen first
+``D``     entity id, message id (and partition key)           when the id was seen first
 ``R``     entity id, part, sequence number (8)                what is kept of a message besides its body
 ``B``     body id (8)                                         an encoded message
 ``X``     another key                                         what was found damaged under that key

@@ -132,8 +132,7 @@ class LmdbStore:
             transaction.commit()
             self._file.measure()
         except lmdb.Error as error:
-            # When not even the meta page could be written, LMDB refuses everything until it is opened anew.
-            self._environment_is_doubtful = True
+            self._look_after_failure()
             raise self._translated(error) from error
         finally:
             self._snapshot_is_old = True
@@ -145,6 +144,14 @@ class LmdbStore:
         transaction.abort()
         self._pending_bytes = 0
         self._pending = None
+
+    def _look_after_failure(self) -> None:
+        """See whether it was the meta page that could not be written: then LMDB has to be opened anew."""
+        try:
+            self._environment.begin(write=True).abort()
+        except lmdb.Error:
+            self._file.mend_metas()
+            self._environment_is_doubtful = True
 
     def _newest(self) -> lmdb.Transaction[bytes]:
         if self._snapshot is None or self._snapshot_is_old:

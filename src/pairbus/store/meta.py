@@ -94,3 +94,12 @@ def read_meta(data: bytes) -> Meta:
         last_page=last_page,
         transaction=transaction,
     )
+
+
+def predecessor_of(data: bytes) -> bytes:
+    """Make the other meta page from the newer one: as if a transaction before it had left the same behind."""
+    meta = read_meta(data)
+    changed = bytearray(data)
+    PAGE_HEADER.pack_into(changed, 0, 1 - meta.page, 0, META_FLAG, 0, 0)
+    _TAIL.pack_into(changed, _TAIL_AT, meta.last_page, max(0, meta.transaction - 1))
+    return bytes(changed)

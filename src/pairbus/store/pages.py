@@ -89,6 +89,8 @@ def _check_succession(pages: PageFile, older: Meta, newest: Meta, freed_last: fr
         return
     if newest.transaction != older.transaction + 1:
         pages.damaged(f"it has transaction {newest.transaction} after {older.transaction}", newest.page)
+    if (older.main.root, older.free.root) == (newest.main.root, newest.free.root):
+        return  # mended after a commit that failed
     if older.main.root not in {NO_PAGE, *freed_last} or older.free.root not in {
         NO_PAGE,
         newest.free.root,

@@ -1,6 +1,7 @@
 """Facts of the broker to bytes and back: the record format, version 1.
 
-The first byte of every record is the version of its format, so that a later version can read what this one wrote.
+The first byte of every record is the version of its format, so that a later version can read what this one wrote. (The
+bodies of messages are kept as they came.)
 What there may be millions of is packed; settings are JSON.
 """
 

@@ -6,10 +6,13 @@ from pairbus.broker.errors import BrokerError
 
 
 class EvaluationError(BrokerError):
-    """A filter or an action cannot be evaluated for a message; ``position`` counts characters from 0."""
+    """A rule cannot make sense of a message.
 
-    def __init__(self, reason: str, expression: str, position: int) -> None:
-        super().__init__(f"{reason} at position {position} of: {expression}")
+    ``position`` counts the characters of the ``expression`` from 0; there is neither when the message is at fault.
+    """
+
+    def __init__(self, reason: str, expression: str | None = None, position: int | None = None) -> None:
+        super().__init__(reason if expression is None else f"{reason} at position {position} of: {expression}")
         self.reason = reason
         self.expression = expression
         self.position = position

@@ -1,0 +1,278 @@
+"""The broker reference says what is true: its operations raise what it says; reasons and errors are all there."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from dataclasses import fields, replace
+from random import Random
+from typing import Any, Final
+from uuid import uuid4
+
+import pytest
+
+from pairbus.broker import (
+    MISSING,
+    STANDARD,
+    Address,
+    BrokerError,
+    CorrelationFilter,
+    Delivery,
+    Disposition,
+    EntityInfo,
+    EntityStatus,
+    FilterDescription,
+    Message,
+    Missing,
+    Namespace,
+    Part,
+    QueueDescription,
+    RuleDescription,
+    Send,
+    SessionGrant,
+    Settle,
+    SqlActionDescription,
+    SqlFilterDescription,
+    SubscriptionDescription,
+    TopicDescription,
+    Value,
+    Verdict,
+    errors,
+    reasons,
+)
+from pairbus.store import Keeper, MemoryStore, StoreError
+from tests.docs.snippets import ROOT
+from tests.docs.tables import codes, rows_of
+
+PAGE = ROOT / "docs" / "reference" / "broker.md"
+TEXT = PAGE.read_text(encoding="utf-8")
+
+OPERATIONS: Final = {
+    names[0]: raised
+    for name, _, raised in rows_of(PAGE, "operation", "what it does", "raises")
+    if (names := codes(name))
+}
+
+
+def raised_by(operation: str) -> set[str]:
+    """The errors that the table has for an operation; the row of a transaction names other rows."""
+    names = codes(OPERATIONS[operation])
+    return {error for name in names for error in (raised_by(name) if name in OPERATIONS else {name})}
+
+
+def test_the_table_has_every_operation() -> None:
+    public = [name for name, _ in inspect.getmembers(Namespace, inspect.isfunction) if not name.startswith("_")]
+    assert sorted(OPERATIONS) == public
+
+
+def test_the_table_has_every_reason() -> None:
+    words = {
+        value
+        for name, value in vars(reasons).items()
+        if name.isupper() and not name.endswith("_PROPERTY") and isinstance(value, str)
+    }
+    assert {codes(row[0])[0] for row in rows_of(PAGE, "reason", "when")} == words
+    assert f"`{reasons.REASON_PROPERTY}` and `{reasons.DESCRIPTION_PROPERTY}`" in " ".join(TEXT.split())
+
+
+def test_the_table_has_every_error() -> None:
+    listed = {codes(row[0])[0] for row in rows_of(PAGE, "error", "is a", "says")}
+    kinds = {name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, BrokerError)}
+    assert listed == kinds
+
+
+def test_the_diagram_has_the_states_that_an_entity_counts() -> None:
+    diagram = TEXT.split("```mermaid")[1].split("```")[0]
+    states = {state for arrow in re.findall(r"^ +(\S+) --> (\w+):", diagram, re.MULTILINE) for state in arrow} - {"[*]"}
+    counted = {field.name.removesuffix("_count") for field in fields(EntityInfo) if field.name.endswith("_count")}
+    assert states - {"dead"} == counted & {"ready", "locked", "deferred", "scheduled"}
+    assert "dead_letter" in counted
+
+
+# A namespace that is small in every way, and everything that can be asked of it, with good arguments and bad ones.
+
+
+class View:
+    def user(self, _name: str) -> Value | Missing:
+        return MISSING
+
+    def system(self, _name: str) -> Value:
+        return None
+
+
+SMALL: Final = replace(
+    STANDARD,
+    message_bytes=600_000, batch_bytes=1_300_000, header_bytes=10, id_characters=8, path_characters=12,
+    name_characters=8, entities=7, subscriptions_per_topic=3, sql_filters_per_topic=2, correlation_filters_per_topic=1,
+    expression_characters=20, entity_megabytes=(1, 2), min_lock_ms=1, messages_per_transaction=3, partitions=2,
+)  # fmt: skip
+OUTSIDE: Final[dict[str, Any]] = {
+    "records": None, "limits": SMALL, "view": lambda _: View(), "fresh_id": uuid4, "fresh_token": lambda: uuid4().bytes,
+}  # fmt: skip
+
+ADDRESSES: Final = [
+    *(Address.of(path) for path in ("queue", "sessions", "topic")),
+    *(Address.of(path) for path in ("queue", "sessions", "topic", "passing", "closed", "no")),
+    *(Address.of("queue", part=part) for part in (Part.DEAD_LETTER, Part.TRANSFER_DEAD_LETTER)),
+    *(Address.of("topic", name) for name in ("sub", "sub", "sess", "no")),
+    Address.of("queue", "sub"),
+]  # fmt: skip
+# What makes the other calls meaningful happens more often; what ends everything, seldom.
+OFTEN: Final = {
+    "send": 8.0, "receive": 8.0, "accept_session": 6.0, "add_rule": 4.0, "update_rule": 4.0, "remove_rule": 4.0,
+    "create_subscription": 8.0, "set_session_state": 8.0, "transact": 8.0, "delete": 0.2,
+}  # fmt: skip
+EXPRESSIONS: Final = ["1 = 1", "1 =", "a = 'much too long to be taken'"]
+
+
+class Caller:
+    """Calls one operation after another with arguments out of a hat."""
+
+    def __init__(self, random: Random) -> None:
+        self.random = random
+        self.now_ms = 1_000_000
+        self.tokens: list[bytes] = []
+        self.session_tokens: list[bytes] = []
+        keeper = Keeper(
+            MemoryStore(max_bytes=7_000_000), lambda records: Namespace(**{**OUTSIDE, "records": records}), self.now_ms
+        )
+        self.namespace = keeper.namespace
+        self.arguments: dict[str, Callable[[], Any]] = {
+            "address": lambda: random.choice(ADDRESSES),
+            "description": self.description,
+            "enqueued_before_ms": lambda: random.choice([None, self.now_ms]),
+            "from_sequence": lambda: random.randrange(3),
+            "delete": lambda: random.random() < 0.3,
+            "limit": lambda: 1_000,
+            "lock_token": self.lock_token,
+            "max_count": lambda: random.choice([-1, 1, 2, 3]),
+            "messages": self.messages,
+            "name": lambda: random.choice(["sub", "sess", "new", "$Default", "", "much too long", "a/b"]),
+            "now_ms": self.tick,
+            "operations": self.operations,
+            "path": lambda: random.choice(["queue", "new", "other", "more", "", "much too long a path", "a//b"]),
+            "rule": lambda: random.choice([None, self.rule()]),
+            "sequences": lambda: [random.randrange(1, 12)],
+            "session_id": lambda: random.choice([None, "a", "b", "much too long"]),
+            "session_token": lambda: random.choice([None, b"nobody", *self.session_tokens[-3:]]),
+            "state": lambda: random.choice([None, bytes(10), bytes(590_000), bytes(600_001)]),
+            "steps": lambda: 10,
+            "subscription": lambda: random.choice(["sub", "sub", "no"]),
+            "to_sequence": lambda: random.choice([None, 5]),
+            "topic": lambda: random.choice(["topic", "topic", "queue", "no"]),
+            "updated_after_ms": lambda: random.choice([None, 0]),
+            "verdict": lambda: Verdict(disposition=random.choice(list(Disposition))),
+        }
+        self.furnish()
+
+    def furnish(self) -> None:
+        namespace, now_ms = self.namespace, self.now_ms
+        namespace.create_queue("queue", QueueDescription(max_size_megabytes=1, lock_duration_ms=50), now_ms)
+        namespace.create_queue("sessions", QueueDescription(requires_session=True, max_size_megabytes=1), now_ms)
+        namespace.create_queue("passing", QueueDescription(forward_to="queue", max_size_megabytes=1), now_ms)
+        closed = QueueDescription(status=EntityStatus.DISABLED, max_size_megabytes=1)
+        namespace.create_queue("closed", closed, now_ms)
+        namespace.create_topic("topic", TopicDescription(max_size_megabytes=1), now_ms)
+        namespace.create_subscription("topic", "sub", SubscriptionDescription(), now_ms)
+        namespace.create_subscription("topic", "sess", SubscriptionDescription(requires_session=True), now_ms)
+
+    def call(self, operation: str) -> str | None:
+        """Do it; the name of the error that was raised."""
+        function = getattr(self.namespace, operation)
+        arguments = {name: self.arguments[name]() for name in inspect.signature(function).parameters}
+        if operation in {"add_rule", "update_rule"}:
+            arguments["rule"] = self.rule()
+        if operation == "transact":
+            arguments["operations"] = self.operations()
+        arguments = self.fit(operation, arguments)
+        try:
+            answer = function(**arguments)
+        except (BrokerError, StoreError) as error:
+            return type(error).__name__
+        self.remember(answer)
+        return None
+
+    def fit(self, operation: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Descriptions are of the kind that the operation makes."""
+        kinds = {
+            "create_queue": QueueDescription,
+            "create_topic": TopicDescription,
+            "create_subscription": SubscriptionDescription,
+        }
+        if operation in kinds:
+            arguments["description"] = self.describe(kinds[operation])
+        return arguments
+
+    def remember(self, answer: Any) -> None:
+        if isinstance(answer, SessionGrant):
+            self.session_tokens.append(answer.session_token)
+        for found in answer if isinstance(answer, list) else ():
+            if isinstance(found, Delivery) and found.lock_token is not None:
+                self.tokens.append(found.lock_token)
+
+    def tick(self) -> int:
+        self.now_ms += self.random.randrange(5)
+        return self.now_ms
+
+    def description(self) -> Any:
+        return self.describe(self.random.choice([QueueDescription, TopicDescription, SubscriptionDescription]))
+
+    def describe(self, kind: Any) -> Any:
+        if kind is SubscriptionDescription:
+            return kind(lock_duration_ms=self.random.choice([50, 0]))
+        return kind(max_size_megabytes=self.random.choice([1, 2, 3]))
+
+    def rule(self) -> RuleDescription:
+        choose = self.random.choice
+        filters: list[FilterDescription] = [CorrelationFilter(label="a"), CorrelationFilter()]
+        return RuleDescription(
+            name=choose(["$Default", "one", "two", "three", "four", "much too long", ""]),
+            filter=choose([*filters, *map(SqlFilterDescription, EXPRESSIONS)]),
+            action=choose([None, *map(SqlActionDescription, EXPRESSIONS)]) if self.random.random() < 0.2 else None,
+        )
+
+    def message(self) -> Message:
+        choose = self.random.choice
+        return Message(
+            bytes(choose([1, 1, 300_000, 500_000, 600_001])),
+            message_id=choose(["m", "m", "m", "much too long"]),
+            session_id=choose([None, "a", "b"]),
+            partition_key=choose([None, None, "b"]),
+            scheduled_ms=choose([None, None, self.now_ms + 20]),
+            header_bytes=choose([0, 0, 0, 11]),
+        )
+
+    def messages(self) -> list[Message]:
+        return [self.message() for _ in range(self.random.randrange(1, 3))]
+
+    def lock_token(self) -> bytes:
+        return self.random.choice([b"nobody", *self.tokens[-3:]])
+
+    def operations(self) -> list[Send | Settle]:
+        choose = self.random.choice
+        send = Send(choose(ADDRESSES), self.messages(), choose([None, None, Address.of("queue")]))
+        settle = Settle(choose(ADDRESSES), self.lock_token(), Verdict(disposition=choose(list(Disposition))))
+        return choose([[send], [settle], [send, settle], [send, send]])
+
+
+@pytest.fixture(scope="module")
+def seen() -> dict[str, set[str]]:
+    """Which errors each operation has raised in a long walk through a few namespaces."""
+    random = Random(1)  # noqa: S311 (the same walk each time)
+    found: dict[str, set[str]] = {name: set() for name in OPERATIONS}
+    names = [name for name in OPERATIONS if name not in {"restoration", "started"}]
+    weights = [OFTEN.get(name, 2) for name in names]
+    for _ in range(60):
+        caller = Caller(random)
+        for name in random.choices(names, weights, k=600):
+            error = caller.call(name)
+            if error is not None:
+                found[name].add(error)
+    return found
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_an_operation_raises_what_the_table_says(operation: str, seen: dict[str, set[str]]) -> None:
+    assert seen[operation] <= raised_by(operation), "raises more than the table says"
+    assert raised_by(operation) <= seen[operation], "is said to raise what it never did"

@@ -1,0 +1,256 @@
+"""The pages on guarantees and the disk say what is true: layouts and figures are the code's, damage is tried."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from pairbus.broker import (
+    MISSING,
+    Address,
+    Message,
+    Missing,
+    Namespace,
+    QueueDescription,
+    SubscriptionDescription,
+    TopicDescription,
+    Value,
+)
+from pairbus.broker.namespace import DUE_AT_ONCE
+from pairbus.store import (
+    DamagedStoreError,
+    Keeper,
+    MemoryStore,
+    NewerFormatError,
+    NotADataDirectoryError,
+    checksum,
+    datafile,
+    directory,
+    journal,
+    keys,
+    lmdb,
+    records,
+)
+from tests.docs.snippets import ROOT
+from tests.docs.tables import rows_of
+
+LAYOUT = ROOT / "docs" / "explanation" / "disk-layout.md"
+GUARANTEES = ROOT / "docs" / "explanation" / "guarantees.md"
+TEXT = LAYOUT.read_text(encoding="utf-8")
+PROSE = " ".join(TEXT.split())
+NOW = 1_700_000_000_000
+ORDERS = Address.of("orders")
+TALKS = Address.of("talks")
+EVENTS = Address.of("events")
+LARGE = Address.of("events", "large")
+
+
+class View:
+    def user(self, _name: str) -> Value | Missing:
+        return MISSING
+
+    def system(self, _name: str) -> Value:
+        return None
+
+
+def make_namespace(records: Any) -> Namespace:
+    return Namespace(records, view=lambda _: View(), fresh_id=uuid4, fresh_token=lambda: uuid4().bytes)
+
+
+def test_the_table_of_keys_has_every_kind() -> None:
+    rows = rows_of(LAYOUT, "first byte", "then", "value")
+    kinds = [value for name, value in vars(keys).items() if name.isupper() and isinstance(value, bytes)]
+    assert sorted(row[0] for row in rows) == sorted(f"`{kind.decode()}`" for kind in kinds)
+    assert len(kinds) == len({*kinds})
+
+
+def test_the_table_of_a_record_is_its_layout() -> None:
+    sizes = [int(size) for _, size in rows_of(LAYOUT, "field", "bytes")]
+    form = records._MESSAGE.format
+    assert sizes == [struct.calcsize(">" + character) for character in form[1:]]
+    assert f"Behind these {sum(sizes)} bytes" in PROSE
+    assert records.VERSION == 1
+
+
+def test_a_message_takes_what_the_page_says() -> None:
+    record_key, body_key = keys.record_key(1, 0, 1), keys.body_key(1)
+    assert f"two keys of {len(record_key)} and {len(body_key)} bytes" in PROSE
+    assert f"two checksums of {checksum.CHECKSUM_BYTES} bytes" in PROSE
+    page_bytes = lmdb._RECORD_BYTES - checksum.CHECKSUM_BYTES
+    assert f"{page_bytes} bytes for each in LMDB's pages" in PROSE
+    total = len(record_key) + len(body_key) + 2 * lmdb._RECORD_BYTES + records._HEAD
+    assert f"a message in a queue takes {total} bytes in two records" in PROSE
+
+
+def test_the_figures_of_free_space_are_those_of_the_code() -> None:
+    figures = [figure for _, figure in rows_of(LAYOUT, "what", "how much")]
+    assert figures == [
+        f"{lmdb._STEP_BYTES >> 20} MiB",
+        f"{datafile._KEPT_BACK_BYTES >> 20} MiB",
+        f"{journal.RESERVE_BYTES >> 20} MiB",
+        f"{journal._PER_WRITE_BYTES:,} bytes",
+        f"{lmdb.DEFAULT_MAX_BYTES >> 40} TiB",
+    ]
+    assert f"more than {keys._LONGEST_TEXT} bytes in UTF-8" in PROSE
+    assert f"{DUE_AT_ONCE:,} due things" in " ".join(GUARANTEES.read_text(encoding="utf-8").split())
+
+
+def test_a_data_directory_looks_as_the_page_shows_it(tmp_path: Path) -> None:
+    path = tmp_path / "shop"
+    Keeper.open(path, make_namespace, NOW).close()
+    tree = TEXT.split("```")[1]
+    assert sorted(os.listdir(path)) == sorted(re.findall("^[├└]── (\\S+)", tree, re.MULTILINE))
+    said = (path / "format").read_text(encoding="utf-8")
+    assert json.loads(said) == {"format": directory.FORMAT_VERSION, "created_ms": NOW}
+    assert said.replace(str(NOW), "…").strip() in tree
+    assert stat.S_IMODE(path.stat().st_mode) == 0o700
+
+
+def test_a_file_that_is_damaged_newer_or_somebody_elses_is_refused_and_not_touched(tmp_path: Path) -> None:
+    path = tmp_path / "shop"
+    Keeper.open(path, make_namespace, NOW).close()
+    for name, content, error in (
+        ("format", b'{"format": 2, "created_ms": 0}', NewerFormatError),
+        ("format", b"{}", DamagedStoreError),
+        ("data.mdb", b"too short", DamagedStoreError),
+    ):
+        file = path / name
+        before = file.read_bytes()
+        file.write_bytes(content)
+        with pytest.raises(error):
+            Keeper.open(path, make_namespace, NOW)
+        assert file.read_bytes() == content
+        file.write_bytes(before)
+    (path / "format").unlink()
+    (path / "holiday.jpg").touch()
+    with pytest.raises(NotADataDirectoryError):
+        Keeper.open(path, make_namespace, NOW)
+
+
+# What is damaged, and what happens.
+
+
+class Damaged:
+    """A namespace with a bit of everything, in which one record is found damaged at a restart."""
+
+    def __init__(self, kind: bytes, pick: int = 0) -> None:
+        self.store = MemoryStore()
+        keeper = Keeper(self.store, make_namespace, NOW)
+        keeper.namespace.create_queue("orders", QueueDescription(requires_duplicate_detection=True), NOW)
+        keeper.namespace.create_queue("talks", QueueDescription(requires_session=True), NOW)
+        keeper.namespace.create_topic("events", TopicDescription(), NOW)
+        keeper.namespace.create_subscription("events", "large", SubscriptionDescription(), NOW)
+        keeper.namespace.send(ORDERS, [Message(b"1", "1"), Message(b"2", "2")], NOW)
+        keeper.namespace.send(EVENTS, [Message(b"3", "3")], NOW)
+        grant = keeper.namespace.accept_session(TALKS, "a", NOW)
+        assert grant is not None
+        keeper.namespace.set_session_state(TALKS, grant.session_token, b"state", NOW)
+        keeper.commit(NOW)
+        found = [key for key, _ in self.store.scan(kind, keys.after(kind))]
+        self.key = found[pick]
+        self.store.damage(self.key)
+        self.keeper = Keeper(self.store, make_namespace, NOW)
+        self.namespace = self.keeper.namespace
+
+    @property
+    def is_set_aside(self) -> bool:
+        self.keeper.commit(NOW)
+        return self.store.get(keys.aside_key(self.key)) is not None and self.store.get(self.key) is None
+
+    def bodies(self, address: Address) -> list[bytes]:
+        return [delivery.body for delivery in self.namespace.receive(address, 10, NOW)]
+
+
+def a_record() -> None:
+    damaged = Damaged(keys.RECORD)
+    assert damaged.keeper.recovery.damaged == [damaged.key]
+    assert damaged.bodies(ORDERS) == [b"2"]
+    assert damaged.is_set_aside
+
+
+def a_body() -> None:
+    damaged = Damaged(keys.BODY)
+    assert damaged.keeper.recovery.damaged == []
+    assert damaged.bodies(ORDERS) == [b"2"]
+    assert damaged.keeper.damaged == [keys.record_key(1, 0, 1)]
+    damaged.keeper.commit(NOW)
+    assert damaged.store.get(keys.aside_key(keys.record_key(1, 0, 1))) is not None
+
+
+def an_entity() -> None:
+    damaged = Damaged(keys.ENTITY)
+    assert [info.path for info in damaged.namespace.queues(NOW)] == ["talks"]
+    assert damaged.bodies(LARGE) == [b"3"]
+    untouched(damaged)
+
+
+def a_topic() -> None:
+    damaged = Damaged(keys.ENTITY, pick=2)
+    assert damaged.namespace.topics(NOW) == []
+    untouched(damaged)
+
+
+def untouched(damaged: Damaged) -> None:
+    before = dict(damaged.store._values)
+    while damaged.namespace.tidy(NOW):
+        pass
+    damaged.keeper.commit(NOW)
+    assert damaged.key in damaged.store._values
+    assert {key for key in before if key[:1] == keys.RECORD} <= damaged.store._values.keys()
+
+
+def a_rule() -> None:
+    damaged = Damaged(keys.RULE)
+    assert damaged.namespace.rules("events", "large", 0) == []
+    assert damaged.is_set_aside
+
+
+def a_session_state() -> None:
+    damaged = Damaged(keys.SESSION)
+    grant = damaged.namespace.accept_session(TALKS, "a", NOW)
+    assert grant is not None
+    assert damaged.namespace.session_state(TALKS, grant.session_token, NOW) is None
+    assert damaged.is_set_aside
+
+
+def a_duplicate() -> None:
+    damaged = Damaged(keys.DUPLICATE)
+    assert damaged.is_set_aside
+    assert damaged.namespace.send(ORDERS, [Message(b"1", "1"), Message(b"2", "2")], NOW) == [3, None]
+
+
+def a_counter() -> None:
+    damaged = Damaged(keys.SEQUENCE)
+    assert damaged.namespace.send(ORDERS, [Message(b"4", "4")], NOW) == [3]
+
+
+DAMAGE: dict[str, Callable[[], None] | None] = {
+    "the record of a message": a_record,
+    "the body of a message": a_body,
+    "an entity": an_entity,
+    "a topic": a_topic,
+    "a rule": a_rule,
+    "the state of a session": a_session_state,
+    "an id of the duplicate history": a_duplicate,
+    "a counter": a_counter,
+    "a page of the file, or its length": None,  # tried above, with files
+    "the file `format`": None,
+}
+
+
+def test_the_table_of_damage_is_tried_row_by_row() -> None:
+    assert [row[0] for row in rows_of(GUARANTEES, "what is damaged", "what happens")] == list(DAMAGE)
+
+
+@pytest.mark.parametrize("damage", [check for check in DAMAGE.values() if check], ids=lambda check: check.__name__)
+def test_damage_does_what_the_table_says(damage: Callable[[], None]) -> None:
+    damage()
