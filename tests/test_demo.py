@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from pairbus.cli.demo import Demo
+from pairbus.cli.demo.__main__ import main
 
 
-def test_the_demo_loses_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    assert Demo().run()
-    out = capsys.readouterr().out
+def test_the_demo_loses_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main() == 0
+    out = capfd.readouterr().out
     assert "sent 5, received 5, settled 5, lost 0" in out
     assert "not-on-the-menu" in out
+    assert out.count("killed after 2,") == 3
+    assert "\nconfirmed 6," in out
+    assert "lost 0, twice 0" in out

@@ -101,6 +101,9 @@ class PropertyView(Protocol):
 
 
 class _NoProperties:
+    def __repr__(self) -> str:
+        return "NO_PROPERTIES"
+
     def user(self, _name: str) -> Missing:
         return MISSING
 

@@ -1,4 +1,4 @@
-"""The demo: two AMQP engines talk to each other in memory, and every step is shown."""
+"""Two AMQP engines talk to each other in memory, and every step is shown."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Tally:
     server_bytes: int = 0
 
 
-class Demo:
+class Engines:
     """A client and a server that have nothing between them but two byte strings."""
 
     def __init__(self) -> None:
@@ -131,7 +131,3 @@ class Demo:
 
 def say(who: str, what: str) -> None:
     print(f"{who:6}  {what}")
-
-
-if __name__ == "__main__":
-    raise SystemExit(0 if Demo().run() else 1)

@@ -1,0 +1,1 @@
+"""``make demo``: what works so far, shown on this machine."""

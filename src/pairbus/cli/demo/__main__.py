@@ -1,0 +1,20 @@
+"""Run the demo, one act after the other: ``python -m pairbus.cli.demo``."""
+
+from __future__ import annotations
+
+import sys
+
+from pairbus.cli.demo.engines import Engines
+from pairbus.cli.demo.survivor import Survivor
+
+
+def main() -> int:
+    print("1. Two AMQP engines talk to each other in memory\n")
+    talked = Engines().run()
+    print("\n2. A namespace on disk is killed in the middle of its work, again and again\n")
+    survived = Survivor().run()
+    return 0 if talked and survived else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
