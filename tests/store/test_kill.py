@@ -1,0 +1,40 @@
+"""A process that is killed: what it had said is durable is there, and no batch is there in part."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from pairbus.store import DataDirectory, LmdbStore
+from tests.store.child import start
+from tests.store.killed_child import NEWEST, state_after
+from tests.store.opening import EVERYTHING
+
+
+@pytest.mark.parametrize("kills", [20, pytest.param(100, marks=pytest.mark.slow)])
+def test_nothing_that_was_durable_is_lost_by_a_kill(tmp_path: Path, kills: int) -> None:
+    chance = random.Random(kills)  # noqa: S311
+    said = 0
+    for _ in range(kills):
+        said = commit_until_killed(tmp_path / "data", said, lines=chance.randrange(40))
+        directory = DataDirectory.open(tmp_path / "data", now_ms=2)
+        store = LmdbStore(directory.data_file, step_bytes=1 << 20)  # looks through all pages, too
+        newest = int(store.get(NEWEST) or 0)
+        assert newest in {said, said + 1}
+        assert dict(store.scan(*EVERYTHING)) == state_after(newest)
+        store.close()
+        directory.close()
+        said = newest
+
+
+def commit_until_killed(path: Path, said: int, lines: int) -> int:
+    """Kill the child after some lines, wherever it is then, and return the last number that it said."""
+    with start("killed_child", path) as child:
+        assert child.stdout is not None
+        for _ in range(lines):
+            child.stdout.readline()
+        child.kill()
+        rest = child.stdout.read().split()
+    return int(rest[-1]) if rest else said + lines

@@ -1,0 +1,303 @@
+"""What only the store on disk has to get right: its file, its locks, its room, and what LMDB itself reports."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import lmdb
+import pytest
+
+from pairbus.store import (
+    CommitOrderError,
+    DamagedRecordError,
+    DamagedStoreError,
+    LmdbStore,
+    StoreError,
+    StoreFailedError,
+    StoreFullError,
+    StoreInUseError,
+    apply,
+    verify,
+)
+from pairbus.store.checksum import seal
+from pairbus.store.directory import DATA_FILE
+from tests.store.child import run
+from tests.store.opening import EVERYTHING, open_raw
+
+MEBIBYTE = 1 << 20
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "data.mdb"
+
+
+@pytest.fixture
+def store(path: Path) -> Iterator[LmdbStore]:
+    store = LmdbStore(path, step_bytes=MEBIBYTE)
+    yield store
+    store.close()
+
+
+def test_a_file_is_open_once(store: LmdbStore, path: Path) -> None:
+    with pytest.raises(StoreInUseError, match="in use"):
+        LmdbStore(path)
+    apply(store, {b"a": b"1"})
+    store.close()
+    LmdbStore(path).close()
+
+
+def test_a_file_that_cannot_be_opened_is_reported(tmp_path: Path) -> None:
+    with pytest.raises(StoreFailedError, match=r"No such file.*Look at the disk"):
+        LmdbStore(tmp_path / "nowhere" / "data.mdb")
+    with pytest.raises(StoreFailedError, match="directory"):
+        LmdbStore(tmp_path)
+
+
+def test_an_empty_file_and_a_file_of_something_else_are_refused_as_they_are(path: Path) -> None:
+    for content in (b"", b"SQLite format 3\x00" * 1_000, bytes(20_000)):
+        path.write_bytes(content)
+        with pytest.raises(DamagedStoreError, match="page 0"):
+            LmdbStore(path)
+        assert path.read_bytes() == content
+
+
+def test_a_file_of_another_lmdb_is_refused(path: Path) -> None:
+    with (
+        lmdb.Environment(str(path), subdir=False, lock=False, lib_version=1) as environment,
+        environment.begin(write=True) as transaction,
+    ):
+        transaction.put(b"a", b"1")
+    with pytest.raises(DamagedStoreError):
+        LmdbStore(path)
+
+
+def test_the_environment_does_not_choose_the_format(tmp_path: Path) -> None:
+    run("holding_child", tmp_path / "data", LMDB_DEFAULT_LIB_VERSION="1")
+    assert verify(tmp_path / "data" / DATA_FILE).main.entries == 1
+
+
+def test_a_value_under_the_key_of_another_is_noticed(store: LmdbStore, path: Path) -> None:
+    store.close()
+    with open_raw(path) as environment, environment.begin(write=True) as transaction:
+        transaction.put(b"ab", seal(b"a", b"bc")[:4] + b"c")
+        transaction.put(b"b", seal(b"a", b"1"))
+        transaction.put(b"short", b"123")
+        transaction.put(b"empty", b"")
+        transaction.put(b"sound", seal(b"sound", b"value"))
+    store = LmdbStore(path, step_bytes=MEBIBYTE)
+    for key in (b"ab", b"b", b"short", b"empty"):
+        with pytest.raises(DamagedRecordError):
+            store.get(key)
+    told: dict[bytes, bytes] = {}
+    assert dict(store.scan(*EVERYTHING, on_damage=told.__setitem__)) == {b"sound": b"value"}
+    assert told == {b"ab": seal(b"a", b"bc")[:4] + b"c", b"b": seal(b"a", b"1"), b"short": b"123", b"empty": b""}
+    store.close()
+
+
+def test_room_is_allocated_ahead_and_lmdb_does_not_mind(path: Path) -> None:
+    store = LmdbStore(path, step_bytes=4 * MEBIBYTE)
+    written: dict[bytes, bytes] = {}
+    for turn in range(12):
+        batch = {b"%02d/%03d" % (turn, number): os.urandom(3_000) for number in range(200)}
+        apply(store, batch)
+        written |= batch
+        facts = path.stat()
+        meta = verify(path)
+        assert facts.st_size >= meta.used_pages * 4_096 + 4 * MEBIBYTE
+        assert facts.st_blocks * 512 >= facts.st_size - 4 * MEBIBYTE
+        assert 3 * MEBIBYTE <= store.room() <= facts.st_size
+    store.close()
+    store = LmdbStore(path, step_bytes=4 * MEBIBYTE)
+    assert dict(store.scan(*EVERYTHING)) == written
+    store.close()
+
+
+def test_what_a_copy_left_out_is_allocated_again(store: LmdbStore, path: Path) -> None:
+    apply(store, {b"a": b"1"})
+    store.close()
+    end = (verify(path).last_page + 1) * 4_096
+    length = path.stat().st_size
+    os.truncate(path, end)
+    os.truncate(path, length)
+    assert path.stat().st_blocks * 512 < length
+    store = LmdbStore(path, step_bytes=MEBIBYTE)
+    assert path.stat().st_blocks * 512 >= length
+    assert store.get(b"a") == b"1"
+    store.close()
+
+
+def test_deleted_records_make_room(store: LmdbStore) -> None:
+    apply(store, {b"%04d" % number: b"v" * 3_000 for number in range(1_000)})
+    before = store.room()
+    for first in range(0, 1_000, 100):
+        apply(store, {b"%04d" % number: None for number in range(first, first + 100)})
+    assert store.room() > before + 2 * MEBIBYTE
+
+
+def refuse_to_allocate(*_: int) -> None:
+    raise OSError(errno.EOPNOTSUPP, "as told")
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_where_nothing_can_be_allocated_the_free_disk_counts(
+    path: Path, monkeypatch: pytest.MonkeyPatch, known: bool
+) -> None:
+    if known:
+        monkeypatch.setattr(os, "posix_fallocate", refuse_to_allocate)
+    else:
+        monkeypatch.delattr(os, "posix_fallocate")
+    store = LmdbStore(path)
+    free = shutil.disk_usage(path).free
+    assert free * 0.9 < store.room() < free * 1.1
+    apply(store, {b"a": b"1"})
+    assert store.get(b"a") == b"1"
+    assert path.stat().st_size < MEBIBYTE
+    store.close()
+
+
+def test_less_address_space_is_enough(path: Path) -> None:
+    assert int(run("cramped_child", path)) < 1 << 36
+
+
+class Diverted:
+    """For a while, lets LMDB write its pages or its meta pages somewhere else than to its file."""
+
+    def __init__(self, store: LmdbStore, path: Path, *, metas: bool, to: str) -> None:
+        (self._descriptor,) = lmdb_descriptors(store, path, metas=metas)
+        self._to = to
+        self._kept = os.dup(self._descriptor)
+
+    def __enter__(self) -> None:
+        other = os.open(self._to, os.O_WRONLY if self._to == "/dev/full" else os.O_RDONLY)
+        os.dup2(other, self._descriptor)
+        os.close(other)
+
+    def __exit__(self, *_: object) -> None:
+        os.dup2(self._kept, self._descriptor)
+        os.close(self._kept)
+
+
+def lmdb_descriptors(store: LmdbStore, path: Path, *, metas: bool) -> list[int]:
+    """LMDB has its file open twice: what is written to the one for the meta pages is synced at once."""
+    found = []
+    for entry in Path("/proc/self/fd").iterdir():
+        if entry.exists() and entry.samefile(path) and int(entry.name) != store._file._descriptor:
+            flags = int((Path("/proc/self/fdinfo") / entry.name).read_text().split()[3], 8)
+            if bool(flags & os.O_DSYNC) == metas:
+                found.append(int(entry.name))
+    return found
+
+
+needs_proc = pytest.mark.skipif(not Path("/proc/self/fdinfo").exists(), reason="LMDB's descriptors cannot be found")
+
+
+@needs_proc
+@pytest.mark.parametrize(
+    ("metas", "to", "error"),
+    [
+        (False, "/dev/full", StoreFullError),
+        (False, "/dev/null", StoreFailedError),
+        (True, "/dev/full", StoreFullError),
+        (True, "/dev/null", StoreFailedError),
+    ],
+)
+def test_a_commit_that_fails_leaves_what_was_there_and_the_store_goes_on(
+    store: LmdbStore, path: Path, metas: bool, to: str, error: type[Exception]
+) -> None:
+    apply(store, {b"a": b"1", b"b": b"2"})
+    apply(store, {b"a": b"one"})
+    before = {b"a": b"one", b"b": b"2"}
+    for turn in range(5):
+        scan = store.scan(*EVERYTHING)
+        next(scan)
+        with Diverted(store, path, metas=metas, to=to):
+            commit = store.prepare({b"a": b"other", b"b": None, b"c": b"3" * 9_000})
+            with pytest.raises(error):
+                commit.run()
+        assert dict(store.scan(*EVERYTHING)) == before
+        assert [key for key, _ in scan] == sorted(before)[1:]
+        apply(store, {b"turn": b"%d" % turn})
+        before[b"turn"] = b"%d" % turn
+        assert dict(store.scan(*EVERYTHING)) == before
+    store.close()
+    store = LmdbStore(path, step_bytes=MEBIBYTE)
+    assert dict(store.scan(*EVERYTHING)) == before
+    store.close()
+
+
+@needs_proc
+@pytest.mark.parametrize("commits", [0, 1, 2, 5])
+@pytest.mark.parametrize("to", ["/dev/full", "/dev/null"])
+def test_a_file_is_sound_after_a_commit_whose_meta_page_could_not_be_written(
+    store: LmdbStore, path: Path, commits: int, to: str
+) -> None:
+    for turn in range(commits):
+        apply(store, {b"a": b"%d" % turn, b"b": b"v" * 5_000})
+    before = dict(store.scan(*EVERYTHING))
+    with Diverted(store, path, metas=True, to=to), pytest.raises(StoreError):
+        apply(store, {b"a": b"other", b"c": b"3"})
+    store.close()
+    for turn in range(3):
+        store = LmdbStore(path, step_bytes=MEBIBYTE)
+        assert dict(store.scan(*EVERYTHING)) == before
+        apply(store, {b"turn": b"%d" % turn})
+        before[b"turn"] = b"%d" % turn
+        store.close()
+
+
+@needs_proc
+def test_a_store_that_cannot_be_opened_anew_says_so_until_it_can(
+    store: LmdbStore, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    apply(store, {b"a": b"1"})
+    with Diverted(store, path, metas=True, to="/dev/null"), pytest.raises(StoreFailedError):
+        apply(store, {b"a": b"2"})
+    hidden = path.with_name("hidden")
+    path.rename(hidden)
+    path.mkdir()
+    for _ in range(2):
+        with pytest.raises(StoreFailedError):
+            store.get(b"a")
+    path.rmdir()
+    hidden.rename(path)
+    assert store.get(b"a") == b"1"
+    apply(store, {b"a": b"3"})
+    assert store.get(b"a") == b"3"
+
+
+def test_a_store_is_not_closed_under_a_commit_that_runs(store: LmdbStore) -> None:
+    commit = store.prepare({b"a": b"1"})
+    transaction = commit._take()  # as if it ran on another thread just now
+    with pytest.raises(CommitOrderError, match="is running"):
+        store.close()
+    store.write(transaction)
+    assert store.get(b"a") == b"1"
+
+
+def test_lmdb_never_writes_to_a_page_that_a_read_still_sees(path: Path) -> None:
+    """The one thing that LMDB's own locks would have taken care of, under batches that use every free page."""
+    chance = random.Random(1)  # noqa: S311
+    store = LmdbStore(path, step_bytes=MEBIBYTE)
+    state = {b"%03d" % number: chance.randbytes(600) for number in range(400)}
+    apply(store, state)
+    for _ in range(150):
+        batch: dict[bytes, bytes | None] = {
+            key: chance.choice([None, chance.randbytes(chance.choice([10, 600, 5_000]))])
+            for key in chance.sample(sorted(state), len(state) // 4)
+        }
+        batch |= {b"%03d" % chance.randrange(400): chance.randbytes(600) for _ in range(50)}
+        commit = store.prepare(batch)
+        held = store._snapshot
+        assert held is not None
+        assert {key: raw[4:] for key, raw in held.cursor()} == state
+        commit.run()
+        # The commit is over, but what reads saw meanwhile has not been given up yet.
+        assert {key: raw[4:] for key, raw in held.cursor()} == state
+        state = {key: value for key, value in (state | batch).items() if value is not None}
+    store.close()
