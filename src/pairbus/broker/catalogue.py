@@ -331,6 +331,7 @@ class Catalogue:
 
     def _put_rule(self, subscription: SubscriptionEntity, rule: Rule) -> None:
         subscription.rules.add(rule)
+        subscription.touch(max(subscription.accessed_ms, rule.created_ms))
         self._context.records.put_rule(subscription.id, rule.position, rule.description, rule.created_ms)
 
     def _make_rule(self, path: str, description: RuleDescription, position: int, created_ms: int) -> Rule:

@@ -49,6 +49,10 @@ class Holder:
     def queues(self) -> Iterator[Queue]:
         return iter((self.main, self.dead_letters, self.transfer_dead_letters))
 
+    def touch(self, now_ms: int) -> None:
+        """Someone uses the entity."""
+        self.accessed_ms = now_ms
+
 
 class QueueEntity(Holder):
     """A queue."""
@@ -93,6 +97,10 @@ class SubscriptionEntity(Holder):
     def full_path(self) -> str:
         return f"{self.topic.path}/{self.path}"
 
+    def touch(self, now_ms: int) -> None:
+        """Someone uses the subscription, and so its topic."""
+        self.accessed_ms = self.topic.accessed_ms = now_ms
+
 
 class TopicEntity:
     """A topic. Messages pass through it; only scheduled ones wait here."""
@@ -130,6 +138,10 @@ class TopicEntity:
 
     def queues(self) -> Iterator[Queue]:
         return iter((self.intake,))
+
+    def touch(self, now_ms: int) -> None:
+        """Someone uses the topic."""
+        self.accessed_ms = now_ms
 
 
 Entity = QueueEntity | TopicEntity | SubscriptionEntity

@@ -94,8 +94,8 @@ class Namespace:
         self._receiving = Receiving(self._context, self._settlement)
         self._lookup = Lookup(self._catalogue)
         self._transaction = Transaction(self._context, self._catalogue, self._lookup, self._router, self._settlement)
-        timekeeper = Timekeeper(self._context, self._router, self._settlement, self._catalogue.destination_of)
-        self._catalogue.on_due = timekeeper.run
+        self._timekeeper = Timekeeper(self._context, self._router, self._settlement, self._catalogue.destination_of)
+        self._catalogue.on_due = self._timekeeper.run
         self._now_ms = 0
 
     # Time
@@ -188,7 +188,7 @@ class Namespace:
     def touch(self, address: Address, now_ms: int) -> None:
         """Someone has a link open to the entity: it is not idle."""
         now_ms = self.advance(now_ms)
-        self._catalogue.entity(address).accessed_ms = now_ms
+        self._catalogue.entity(address).touch(now_ms)
 
     # Rules
 
@@ -218,7 +218,7 @@ class Namespace:
         now_ms = self.advance(now_ms)
         entity = self._lookup.sendable(address)
         self._records.admit(check_send(entity, messages, self._limits))
-        entity.accessed_ms = now_ms
+        entity.touch(now_ms)
         accept = self._router.accept
         return [accept(entity, message, now_ms) for message in messages]
 
@@ -227,15 +227,16 @@ class Namespace:
         now_ms = self.advance(now_ms)
         entity = self._lookup.sendable(address)
         queue = entity.intake
-        for sequence in sequences:
-            if sequence not in queue.scheduled:
-                raise MessageNotFoundError(f"'{entity.path}' has no scheduled message {sequence}", entity.path)
-        entity.accessed_ms = now_ms
+        records = []
         for sequence in dict.fromkeys(sequences):
-            record = self._receiving.read(queue, sequence)
-            if record is not None:
-                queue.take(record)
-                self._settlement.discard(queue, record)
+            record = self._receiving.read(queue, sequence) if sequence in queue.scheduled else None
+            if record is None or (record.scheduled_ms or 0) <= now_ms:
+                raise MessageNotFoundError(f"'{entity.path}' has no scheduled message {sequence}", entity.path)
+            records.append(record)
+        entity.touch(now_ms)
+        for record in records:
+            queue.take(record)
+            self._settlement.discard(queue, record)
 
     # Receiving
 
@@ -253,7 +254,7 @@ class Namespace:
         _check_count(max_count)
         holder, queue = self._lookup.receivable(address)
         session = self._lookup.session(queue, session_token, now_ms)
-        holder.accessed_ms = now_ms
+        holder.touch(now_ms)
         return self._receiving.next(holder, queue, session, max_count, now_ms, delete=delete)
 
     def receive_deferred(
@@ -273,7 +274,7 @@ class Namespace:
         if None in records:
             missing = list(dict.fromkeys(sequences))[records.index(None)]
             raise MessageNotFoundError(f"'{address}' has no deferred message {missing}", holder.full_path)
-        holder.accessed_ms = now_ms
+        holder.touch(now_ms)
         deliveries = []
         for record in records:
             if record is not None:
@@ -285,9 +286,10 @@ class Namespace:
         self, address: Address, from_sequence: int, max_count: int, now_ms: int, session_id: str | None = None
     ) -> list[Delivery]:
         """Look at messages in the order of their numbers, whatever their state, without a lock."""
-        self.advance(now_ms)
+        now_ms = self.advance(now_ms)
         _check_count(max_count)
         entity = self._catalogue.entity(address)
+        entity.touch(now_ms)
         queue = entity.intake if isinstance(entity, TopicEntity) else self._catalogue.queue(address)
         present = queue.present
         if session_id is not None and queue.sessions is not None:
@@ -314,7 +316,7 @@ class Namespace:
         _check_count(max_count)
         holder, queue = self._lookup.receivable(address)
         session = None if session_token is None else self._lookup.session(queue, session_token, now_ms)
-        holder.accessed_ms = now_ms
+        holder.touch(now_ms)
         present = queue.present if session is None else session.present
         numbers = present.since(from_sequence)
         if to_sequence is not None:
@@ -343,7 +345,9 @@ class Namespace:
             raise InvalidOperationError(
                 "the message is locked with its session: renew the session's lock", str(address)
             )
-        until_ms = now_ms + self._catalogue.holder_of(queue).description.lock_duration_ms
+        holder = self._catalogue.holder_of(queue)
+        holder.touch(now_ms)
+        until_ms = now_ms + holder.description.lock_duration_ms
         queue.renew(lock, until_ms)
         return until_ms
 
@@ -362,18 +366,22 @@ class Namespace:
             session = queue.sessions.open(session_id)
         if session is None:
             return None
+        if session.token is not None and session.until_ms <= now_ms:
+            self._timekeeper.end_session(queue, session, session.until_ms)
         if session.token is not None:
             raise SessionLockedError(
                 f"session '{session.id}' of '{address}' is held by another receiver", holder.full_path
             )
-        holder.accessed_ms = now_ms
+        holder.touch(now_ms)
         until_ms = now_ms + holder.description.lock_duration_ms
         return SessionGrant(session.id, queue.hold(session, until_ms), until_ms)
 
     def renew_session(self, address: Address, session_token: bytes, now_ms: int) -> int:
         now_ms = self.advance(now_ms)
         queue, session = self._lookup.held(address, session_token, now_ms)
-        until_ms = now_ms + self._catalogue.holder_of(queue).description.lock_duration_ms
+        holder = self._catalogue.holder_of(queue)
+        holder.touch(now_ms)
+        until_ms = now_ms + holder.description.lock_duration_ms
         queue.extend(session, until_ms)
         return until_ms
 

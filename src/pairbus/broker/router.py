@@ -197,6 +197,7 @@ class Router:
             return self._bury(holder, record, failure, view, now_ms)
         if self._is_duplicate(entity, onward.message_id, _pin(onward), now_ms):
             return []
+        entity.touch(now_ms)
         return self._enter(entity, onward, view, now_ms)
 
     def _bury(
@@ -217,6 +218,7 @@ class Router:
             return None
         if self._is_duplicate(entity, onward.message_id, _pin(onward), now_ms):
             return []
+        entity.touch(now_ms)
         return self._enter(entity, onward, view, now_ms)
 
     def _obstacle(self, entity: Destination | None, record: Record) -> Failure | None:

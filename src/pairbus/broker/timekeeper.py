@@ -45,7 +45,7 @@ class Timekeeper:
                 self._settlement.end(queue, lock, at_ms)
             yield
         while queue.sessions is not None and (number := queue.sessions.deadlines.pop(at_ms)) is not None:
-            self._end_session(queue, queue.sessions.numbered(number), at_ms)
+            self.end_session(queue, queue.sessions.numbered(number), at_ms)
             yield
         while (sequence := queue.schedule.pop(at_ms)) is not None:
             self._activate(queue, sequence, at_ms)
@@ -54,7 +54,8 @@ class Timekeeper:
             self._expire(queue, sequence, at_ms)
             yield
 
-    def _end_session(self, queue: Queue, session: Session, at_ms: int) -> None:
+    def end_session(self, queue: Queue, session: Session, at_ms: int) -> None:
+        """The lock on a session has run out: what was delivered under it has failed."""
         token = session.token
         for lock in queue.locks_of(session):
             self._settlement.end(queue, lock, at_ms)

@@ -50,7 +50,7 @@ class Transaction:
             destination = self._catalogue.find(operation.address.entity)
             return [self._router.transfer(via, destination, message, now_ms) for message in operation.messages]
         entity = self._lookup.sendable(operation.address)
-        entity.accessed_ms = now_ms
+        entity.touch(now_ms)
         return [self._router.accept(entity, message, now_ms) for message in operation.messages]
 
     def _check_sends(self, sends: Sequence[Send]) -> None:
