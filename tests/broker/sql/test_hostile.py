@@ -63,6 +63,7 @@ def read_or_refused(expression: str, read: Callable[[str], Callable[[Message], o
     else:
         return
     assert refusal.expression == expression
+    assert refusal.position is not None
     assert 0 <= refusal.position <= len(expression)
     assert refusal.reason
 
