@@ -1,0 +1,3 @@
+"""Service Bus's own names and forms: addresses, tokens, connection strings."""
+
+from __future__ import annotations

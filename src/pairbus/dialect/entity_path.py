@@ -1,0 +1,63 @@
+"""Where a link leads: the addresses of entities, sub-queues and management nodes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+CBS: Final = "$cbs"
+MANAGEMENT: Final = "$management"
+_SUBSCRIPTIONS: Final = "subscriptions"
+
+
+class SubQueue(Enum):
+    """What lies below a queue or a subscription, with the end of its path."""
+
+    DEAD_LETTER = "$DeadLetterQueue"
+    TRANSFER_DEAD_LETTER = "$Transfer/$DeadLetterQueue"
+
+
+_SUFFIXES: Final = (  # the longer one first: it ends with the shorter
+    (("$transfer", "$deadletterqueue"), SubQueue.TRANSFER_DEAD_LETTER),
+    (("$deadletterqueue",), SubQueue.DEAD_LETTER),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class EntityPath:
+    """An address taken apart. Names are as they were written; they compare without regard to case."""
+
+    entity: str
+    subscription: str | None = None
+    sub_queue: SubQueue | None = None
+    management: bool = False
+
+    def __str__(self) -> str:
+        path = self.entity if self.subscription is None else f"{self.entity}/Subscriptions/{self.subscription}"
+        if self.sub_queue is not None:
+            path = f"{path}/{self.sub_queue.value}"
+        return f"{path}/{MANAGEMENT}" if self.management else path
+
+
+def parse_entity_path(address: str) -> EntityPath | None:
+    """Take an address apart, with or without scheme and host; ``None`` if it names nothing that could be an entity."""
+    _, separator, rest = address.partition("://")
+    path = rest.partition("/")[2] if separator else address
+    segments = path.strip("/").split("/")
+    management = segments[-1].lower() == MANAGEMENT
+    if management:
+        segments.pop()
+    sub_queue = None
+    for suffix, kind in _SUFFIXES:
+        if tuple(segment.lower() for segment in segments[-len(suffix) :]) == suffix:
+            sub_queue = kind
+            del segments[-len(suffix) :]
+            break
+    subscription = None
+    if len(segments) > 2 and segments[-2].lower() == _SUBSCRIPTIONS:
+        subscription = segments[-1]
+        del segments[-2:]
+    if not all(segments) or not segments:
+        return None
+    return EntityPath("/".join(segments), subscription, sub_queue, management)

@@ -1,0 +1,76 @@
+"""Connection strings, as the official SDKs read and write them."""
+
+from __future__ import annotations
+
+import pytest
+from azure.servicebus import parse_connection_string as parse_with_the_sdk
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pairbus.dialect.connection_string import ConnectionString, ConnectionStringError, parse_connection_string
+
+LOCAL = ConnectionString(host="localhost", port=5672, key_name="root", key="a+b/c==", development=True)
+
+
+def test_what_is_written_is_read_again() -> None:
+    assert parse_connection_string(str(LOCAL)) == LOCAL
+
+
+def test_the_azure_sdk_reads_it_too() -> None:
+    properties = parse_with_the_sdk(str(LOCAL))
+    assert properties.endpoint == "sb://localhost:5672/"
+    assert properties.shared_access_key_name == "root"
+    assert properties.shared_access_key == "a+b/c=="
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Endpoint=sb://contoso/", ConnectionString(host="contoso")),
+        ("endpoint=sb://CONTOSO:1;", ConnectionString(host="contoso", port=1)),
+        ("HostName=contoso", ConnectionString(host="contoso")),
+        (
+            " Endpoint = sb://c ; SharedAccessSignature = SharedAccessSignature sr=x&sig=y ; EntityPath=a/b ",
+            ConnectionString(host="c", token="SharedAccessSignature sr=x&sig=y", entity_path="a/b"),  # noqa: S106
+        ),
+        ("Endpoint=sb://[::1]:5672", ConnectionString(host="::1", port=5672)),
+    ],
+)
+def test_many_spellings_are_understood(text: str, expected: ConnectionString) -> None:
+    assert parse_connection_string(text) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "Endpoint=",
+        "Endpoint",
+        "Endpoint=sb://",
+        "Endpoint=sb://a:port",
+        "Endpoint=sb://a:99999",
+        "Endpoint=sb://a;Endpoint=sb://b",
+        "Endpoint=sb://a;SharedAccessKey=secret",
+        "Endpoint=sb://a;SharedAccessKeyName=k",
+        "Endpoint=sb://a;SharedAccessKeyName=k;SharedAccessKey=secret;SharedAccessSignature=secret",
+        "Endpoint=sb://a;Colour=red",
+        "=x;Endpoint=sb://a",
+    ],
+)
+def test_e3_what_is_no_connection_string_is_refused_without_its_secrets(text: str) -> None:
+    with pytest.raises(ConnectionStringError) as refused:
+        parse_connection_string(text)
+    assert "secret" not in str(refused.value)
+
+
+@given(st.text())
+def test_e3_any_text_is_read_or_refused(text: str) -> None:
+    for candidate in (text, f"Endpoint={text}", f"Endpoint=sb://a;{text}"):
+        try:
+            parse_connection_string(candidate)
+        except ConnectionStringError:
+            continue
+
+
+def test_secrets_do_not_show() -> None:
+    assert "a+b/c==" not in repr(LOCAL)

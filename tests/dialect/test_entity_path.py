@@ -1,0 +1,52 @@
+"""The addresses that the official SDKs attach links to."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pairbus.dialect.entity_path import EntityPath, SubQueue, parse_entity_path
+from pairbus.dialect.ticks import from_ticks, to_ticks
+
+DEAD, TRANSFER = SubQueue.DEAD_LETTER, SubQueue.TRANSFER_DEAD_LETTER
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [
+        ("q", EntityPath("q")),
+        ("/Q/", EntityPath("Q")),
+        ("amqps://localhost:5672/q", EntityPath("q")),
+        ("sb://contoso/a/b/c", EntityPath("a/b/c")),
+        ("q/$management", EntityPath("q", management=True)),
+        ("q/$DeadLetterQueue", EntityPath("q", None, DEAD)),
+        ("q/$deadletterqueue/$Management", EntityPath("q", None, DEAD, management=True)),
+        ("q/$Transfer/$DeadLetterQueue", EntityPath("q", None, TRANSFER)),
+        ("t/Subscriptions/s", EntityPath("t", "s")),
+        ("t/subscriptions/s/$DeadLetterQueue", EntityPath("t", "s", DEAD)),
+        ("a/t/SUBSCRIPTIONS/s/$Transfer/$DeadLetterQueue", EntityPath("a/t", "s", TRANSFER)),
+        ("contoso/x-servicebus-transfer/0", EntityPath("contoso/x-servicebus-transfer/0")),
+        ("subscriptions/s", EntityPath("subscriptions/s")),
+    ],
+)
+def test_every_form_of_address_is_taken_apart(address: str, expected: EntityPath) -> None:
+    assert parse_entity_path(address) == expected
+    assert parse_entity_path(str(expected)) == expected
+
+
+@pytest.mark.parametrize("address", ["", "/", "amqps://localhost", "a//b", "$management", "$DeadLetterQueue"])
+def test_what_names_no_entity_is_none(address: str) -> None:
+    assert parse_entity_path(address) is None
+
+
+@given(st.text())
+def test_e3_any_text_is_a_path_or_none(address: str) -> None:
+    path = parse_entity_path(address)
+    if path is not None:
+        assert path.entity
+
+
+@given(st.integers(-62_135_596_800_000, 253_402_300_799_999))
+def test_ticks_and_milliseconds(time_ms: int) -> None:
+    assert from_ticks(to_ticks(time_ms)) == time_ms
