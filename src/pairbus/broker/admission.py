@@ -41,24 +41,23 @@ def check_send(entity: Destination, messages: Sequence[Message], limits: Limits,
     return total
 
 
-def check_message(entity: Destination, message: Message, limits: Limits) -> None:
-    most = message_limit(entity, limits)
+def check_message(entity: Destination | None, message: Message, limits: Limits) -> None:
+    """Raise what is wrong with a message, for an entity or for one that is not there (any more)."""
+    path = None if entity is None else entity.path
+    most = limits.message_bytes if entity is None else message_limit(entity, limits)
     if len(message.body) > most:
-        raise MessageSizeExceededError(
-            f"the message has {len(message.body)} bytes; '{entity.path}' takes at most {most}", entity.path
-        )
+        raise MessageSizeExceededError(f"the message has {len(message.body)} bytes; at most {most} are allowed", path)
     if message.header_bytes > limits.header_bytes:
         raise HeaderSizeExceededError(
-            f"the properties of the message have {message.header_bytes} bytes; at most {limits.header_bytes} are"
-            " allowed",
-            entity.path,
+            f"the message has {message.header_bytes} bytes of properties; at most {limits.header_bytes} are allowed",
+            path,
         )
     if message.session_id is None and not message.ping and _requires_session(entity):
-        raise SessionRequiredError(f"'{entity.path}' requires sessions: the message needs a session id", entity.path)
+        raise SessionRequiredError(f"'{path}' requires sessions: the message needs a session id", path)
     fault = fault_of(message, limits)
     if fault is not None:
-        raise InvalidMessageError(fault, entity.path)
+        raise InvalidMessageError(fault, path)
 
 
-def _requires_session(entity: Destination) -> bool:
+def _requires_session(entity: Destination | None) -> bool:
     return isinstance(entity, QueueEntity) and entity.description.requires_session

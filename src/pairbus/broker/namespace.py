@@ -162,6 +162,8 @@ class Namespace:
         self._catalogue.update(entity, description, now_ms)
         if isinstance(entity, Holder):
             self._pump(entity)
+            for queue in entity.queues():  # what could not be received before may be now
+                queue.wake()
         return entity_info(entity)
 
     def delete(self, address: Address, now_ms: int) -> None:

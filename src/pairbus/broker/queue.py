@@ -128,6 +128,11 @@ class Queue:
     def run(self, at_ms: int, limit: int) -> int:
         return 0 if self._is_retired else self.on_due(self, at_ms, limit)
 
+    def wake(self) -> None:
+        """Say that there may be something to receive."""
+        if self.ready_count:
+            self._context.woken[self.address] = None
+
     def retire(self) -> None:
         """The entity is gone: time has no business here any more."""
         self._is_retired = True

@@ -93,6 +93,7 @@ class Router:
             return None
         failure = self._obstacle(entity, _draft(message, now_ms))
         if failure is None and entity is not None:
+            entity.touch(now_ms)
             return self.accept(entity, message, now_ms)
         letter = _dead_letter(_draft(message, now_ms), failure)
         self._place([Placement(via.transfer_dead_letters, letter)], self._context.bodies.keep(message.body, 1), now_ms)

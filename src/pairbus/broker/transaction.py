@@ -68,9 +68,8 @@ class Transaction:
         if send.via is not None:
             self._catalogue.holder(send.via)
         entity = self._catalogue.find(send.address.entity)
-        if entity is not None:
-            for message in send.messages:
-                check_message(entity, message, self._context.limits)
+        for message in send.messages:
+            check_message(entity, message, self._context.limits)
 
     def _check_settles(self, settles: Sequence[Settle], now_ms: int) -> None:
         tokens: set[bytes] = set()
