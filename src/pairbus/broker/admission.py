@@ -46,7 +46,8 @@ def check_message(entity: Destination | None, message: Message, limits: Limits) 
     path = None if entity is None else entity.path
     most = limits.message_bytes if entity is None else message_limit(entity, limits)
     if len(message.body) > most:
-        raise MessageSizeExceededError(f"the message has {len(message.body)} bytes; at most {most} are allowed", path)
+        where = "an entity" if entity is None else f"'{path}'"
+        raise MessageSizeExceededError(f"the message has {len(message.body)} bytes; {where} takes at most {most}", path)
     if message.header_bytes > limits.header_bytes:
         raise HeaderSizeExceededError(
             f"the message has {message.header_bytes} bytes of properties; at most {limits.header_bytes} are allowed",
