@@ -89,7 +89,8 @@ def test_a_failed_commit_takes_everything_back_and_says_so(error: StoreError) ->
     outcome: list[StoreError | None] = []
     keeper.when_durable(outcome.append)
     store.fail_next_run(error)
-    keeper.commit(NOW)
+    with pytest.raises(type(error)):
+        keeper.commit(NOW)
     assert outcome == [error]
     assert [delivery.body for delivery in contents(keeper.namespace)] == [b"kept"]
     assert keeper.namespace.send(QUEUE, [Message(b"next", "next")], NOW) == [2]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import NamedTuple
 
+from pairbus.broker.errors import InvalidRequestError
+
 
 class Part(IntEnum):
     """The queues that a queue or a subscription consists of."""
@@ -24,6 +26,9 @@ class Address(NamedTuple):
     @classmethod
     def of(cls, entity: str, subscription: str | None = None, part: Part = Part.MAIN) -> Address:
         """The address as the broker looks it up: two spellings that differ in case only give the same one."""
+        names: tuple[object, object] = entity, subscription
+        if not isinstance(names[0], str) or not isinstance(names[1], str | None):
+            raise InvalidRequestError(f"{names} are no names of entities; a part of an entity is given as part=…")
         return cls(entity.lower(), None if subscription is None else subscription.lower(), part)
 
     def __str__(self) -> str:

@@ -22,6 +22,8 @@ def check_send(entity: Destination, messages: Sequence[Message], limits: Limits,
     """Raise what is wrong with sending these; how many bytes they take."""
     if not entity.description.status.can_send:
         raise EntityDisabledError(f"'{entity.path}' is {entity.description.status}: it takes no messages", entity.path)
+    if isinstance(messages, Message):
+        raise InvalidMessageError("a send takes a list of messages; this is one message", entity.path)
     total = 0
     for message in messages:
         check_message(entity, message, limits)
@@ -44,6 +46,8 @@ def check_send(entity: Destination, messages: Sequence[Message], limits: Limits,
 def check_message(entity: Destination | None, message: Message, limits: Limits) -> None:
     """Raise what is wrong with a message, for an entity or for one that is not there (any more)."""
     path = None if entity is None else entity.path
+    if not isinstance(message, Message) or not isinstance(message.body, bytes):
+        raise InvalidMessageError(f"{message!r:.200} is no Message with a body of bytes", path)
     most = limits.message_bytes if entity is None else message_limit(entity, limits)
     if len(message.body) > most:
         where = "an entity" if entity is None else f"'{path}'"

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import Final, TypeVar
 
 from pairbus.broker.message import NEVER, PropertyView, Record
-from pairbus.broker.sql import Missing
+from pairbus.broker.sql import EvaluationError, Missing
 from pairbus.broker.values import Instant, Span, Value
+
+T = TypeVar("T")
 
 
 def _instant(time_ms: int | None) -> Value:
@@ -49,10 +51,17 @@ class Candidate:
     def user(self, name: str) -> Value | Missing:
         if self._user and (key := name.lower()) in self._user:
             return self._user[key]
-        return self._view().user(name)
+        return _asked(self._view().user, name)
 
     def system(self, name: str) -> Value:
         if name in self._system:
             return self._system[name]
         known = _KNOWN.get(name)
-        return self._view().system(name) if known is None else known(self._record)
+        return _asked(self._view().system, name) if known is None else known(self._record)
+
+
+def _asked(ask: Callable[[str], T], name: str) -> T:
+    try:
+        return ask(name)
+    except Exception as error:
+        raise EvaluationError(f"the message does not tell its property '{name}': {error}") from error

@@ -28,6 +28,7 @@ from pairbus.broker.errors import (
 )
 from pairbus.broker.housekeeping import Grave, Housekeeping
 from pairbus.broker.idle import Idle
+from pairbus.broker.kinds import check_address, check_rule
 from pairbus.broker.limits import RELAXED
 from pairbus.broker.notices import EntityGone
 from pairbus.broker.queue import OnDue, Queue, Usage
@@ -78,6 +79,8 @@ class Catalogue:
         return subscription
 
     def entity(self, address: Address) -> Entity:
+        """Whatever the case of its letters."""
+        check_address(address)
         if address.subscription is None:
             return self.destination(address.entity)
         return self.subscription(address.entity, address.subscription)
@@ -93,7 +96,7 @@ class Catalogue:
         queue = self._queues.get(address)
         if queue is not None:
             return queue
-        holder = self.holder(address)  # spelled in another way, or not there
+        holder = self.holder(address)
         if address.part is Part.MAIN:
             return holder.main
         return holder.dead_letters if address.part is Part.DEAD_LETTER else holder.transfer_dead_letters
@@ -151,8 +154,8 @@ class Catalogue:
             raise EntityExistsError(f"there is a subscription '{name}' of '{topic.path}' already", path)
         if len(topic.subscriptions) >= limits.subscriptions_per_topic:
             raise QuotaExceededError(f"a topic has at most {limits.subscriptions_per_topic} subscriptions", topic.path)
-        self._check_rule_count(topic, rule)
         first = self._make_rule(path, rule, 1, now_ms)
+        self._check_rule_count(topic, rule)
         entity = self.restore(self._new_record(name, self._with_targets(path, description), now_ms, topic.id))
         assert isinstance(entity, SubscriptionEntity)  # noqa: S101 (made of its description)
         self._put_rule(entity, first)
@@ -293,6 +296,7 @@ class Catalogue:
     # Rules
 
     def add_rule(self, subscription: SubscriptionEntity, description: RuleDescription, now_ms: int) -> Rule:
+        check_rule(subscription.full_path, description)
         if subscription.rules.get(description.name) is not None:
             raise EntityExistsError(f"there is a rule '{description.name}' already", subscription.full_path)
         self._check_rule_count(subscription.topic, description)
@@ -301,6 +305,7 @@ class Catalogue:
         return rule
 
     def update_rule(self, subscription: SubscriptionEntity, description: RuleDescription) -> Rule:
+        check_rule(subscription.full_path, description)
         before = self.rule(subscription, description.name)
         self._check_rule_count(subscription.topic, description, before)
         rule = self._make_rule(subscription.full_path, description, before.position, before.created_ms)
@@ -335,6 +340,7 @@ class Catalogue:
         self._context.records.put_rule(subscription.id, rule.position, rule.description, rule.created_ms)
 
     def _make_rule(self, path: str, description: RuleDescription, position: int, created_ms: int) -> Rule:
+        check_rule(path, description)
         if description.name != DEFAULT_RULE:
             check_name(description.name, self._context.limits)
         try:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from pairbus.broker.address import Address, Part
 from pairbus.broker.catalogue import Catalogue
-from pairbus.broker.entity import Destination, Holder
+from pairbus.broker.entity import Destination, Entity, Holder
 from pairbus.broker.errors import (
     EntityDisabledError,
     InvalidOperationError,
     LockLostError,
     SessionLockLostError,
 )
+from pairbus.broker.kinds import check_address
 from pairbus.broker.lock import Lock
 from pairbus.broker.queue import Queue
 from pairbus.broker.session import Session
@@ -22,12 +23,24 @@ class Lookup:
     def __init__(self, catalogue: Catalogue) -> None:
         self._catalogue = catalogue
 
+    def whole(self, address: Address) -> Entity:
+        """The entity itself, and not a part of it."""
+        check_address(address)
+        if address.part is not Part.MAIN:
+            raise InvalidOperationError(
+                f"'{address}' is a part of an entity; name the entity, or use delete_messages to empty the part",
+                str(address),
+            )
+        return self._catalogue.entity(address)
+
     def sendable(self, address: Address) -> Destination:
+        check_address(address)
         if address.subscription is not None or address.part is not Part.MAIN:
             raise InvalidOperationError(f"'{address}' cannot be sent to: send to its queue or topic", str(address))
         return self._catalogue.destination(address.entity)
 
     def receivable(self, address: Address) -> tuple[Holder, Queue]:
+        check_address(address)
         queue = self._catalogue.queue(address)
         holder = self._catalogue.holder_of(queue)
         description = holder.description

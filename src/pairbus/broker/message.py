@@ -90,7 +90,7 @@ class Delivery(NamedTuple):
 class PropertyView(Protocol):
     """The properties inside an encoded message, for rules to look at.
 
-    A message that cannot be read is an ``EvaluationError``, and no other error: it may be raised while others wait.
+    Whatever error it raises, the rule that asked counts as failed for this message.
     """
 
     def user(self, name: str) -> Value | Missing:

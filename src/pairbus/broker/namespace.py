@@ -32,6 +32,7 @@ from pairbus.broker.errors import (
     SessionLockedError,
 )
 from pairbus.broker.housekeeping import Housekeeping, Pump
+from pairbus.broker.kinds import check_settings, check_text, check_time
 from pairbus.broker.limits import STANDARD, Limits
 from pairbus.broker.lookup import Lookup
 from pairbus.broker.message import Delivery, Message, PropertyView
@@ -102,6 +103,7 @@ class Namespace:
 
     def advance(self, now_ms: int, limit: int = DUE_AT_ONCE) -> int:
         """Bring everything up to a time. Time does not run backwards: an earlier one counts as the latest seen."""
+        check_time(now_ms)
         self._now_ms = max(self._now_ms, now_ms)
         self._context.agenda.advance(self._now_ms, limit)
         return self._now_ms
@@ -129,9 +131,11 @@ class Namespace:
     # Entities
 
     def create_queue(self, path: str, description: QueueDescription, now_ms: int) -> EntityInfo:
+        check_settings(path, description, QueueDescription)
         return entity_info(self._catalogue.create(path, description, self.advance(now_ms)))
 
     def create_topic(self, path: str, description: TopicDescription, now_ms: int) -> EntityInfo:
+        check_settings(path, description, TopicDescription)
         return entity_info(self._catalogue.create(path, description, self.advance(now_ms)))
 
     def create_subscription(
@@ -144,6 +148,7 @@ class Namespace:
     ) -> EntityInfo:
         """A new subscription with one rule; by default one that lets everything through."""
         now_ms = self.advance(now_ms)
+        check_settings(name, description, SubscriptionDescription)
         return entity_info(
             self._catalogue.create_subscription(
                 self._catalogue.topic(topic), name, description, rule or RuleDescription(), now_ms
@@ -158,7 +163,8 @@ class Namespace:
     ) -> EntityInfo:
         """Replace the settings of an entity. Messages that wait where it forwards now are moved on by ``tidy``."""
         now_ms = self.advance(now_ms)
-        entity = self._catalogue.entity(address)
+        entity = self._lookup.whole(address)
+        check_settings(entity.full_path, description, type(entity.description))
         self._catalogue.update(entity, description, now_ms)
         if isinstance(entity, Holder):
             self._pump(entity)
@@ -169,11 +175,11 @@ class Namespace:
     def delete(self, address: Address, now_ms: int) -> None:
         """Delete an entity with its messages; a topic takes its subscriptions with it."""
         self.advance(now_ms)
-        self._catalogue.delete(self._catalogue.entity(address))
+        self._catalogue.delete(self._lookup.whole(address))
 
     def entity(self, address: Address, now_ms: int) -> EntityInfo:
         self.advance(now_ms)
-        return entity_info(self._catalogue.entity(address))
+        return entity_info(self._lookup.whole(address))
 
     def queues(self, now_ms: int) -> list[EntityInfo]:
         self.advance(now_ms)
@@ -406,6 +412,8 @@ class Namespace:
         """Keep a state with the session, messages or not; ``None`` removes it."""
         now_ms = self.advance(now_ms)
         queue, session = self._lookup.held(address, session_token, now_ms)
+        if not isinstance(state, bytes | None):
+            raise InvalidRequestError(f"a state is bytes, and not {type(state).__name__}", str(address))
         if state is not None and len(state) > self._limits.message_bytes:
             raise InvalidRequestError(
                 f"the state has {len(state)} bytes; at most {self._limits.message_bytes} are allowed", str(address)
@@ -441,6 +449,7 @@ class Namespace:
         return [self._transaction.perform(operation, now_ms) for operation in operations]
 
     def _check_session_id(self, session_id: str, holder: Holder) -> None:
+        check_text(session_id, "the session id", holder.full_path)
         if len(session_id) > self._limits.id_characters:
             raise InvalidRequestError(
                 f"the session id has {len(session_id)} characters; at most {self._limits.id_characters} are allowed",
@@ -470,5 +479,5 @@ class Namespace:
 
 
 def _check_count(count: int) -> None:
-    if count < 0:
-        raise InvalidRequestError(f"{count} is no number of messages")
+    if type(count) is not int or count < 0:
+        raise InvalidRequestError(f"{count!r} is no number of messages")

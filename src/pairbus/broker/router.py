@@ -82,7 +82,7 @@ class Router:
         return sequence
 
     def _admit(self, entity: Destination, record: Record, body: bytes, now_ms: int) -> None:
-        placements = self._enter(entity, record, cache(lambda: self._context.view(body)), now_ms)
+        placements = self._enter(entity, record, cache(lambda: self._look_into(body)), now_ms)
         if placements:
             body_id = self._context.bodies.keep(body, len(placements))
             self._place(placements, body_id, now_ms)
@@ -279,15 +279,15 @@ class Router:
 
     def _stored_view(self, record: Record) -> View:
         """What a rule sees of a message that is kept already."""
+        return cache(lambda: self._look_into(self._context.records.body(record.body_id)))
 
-        @cache
-        def view() -> PropertyView:
-            body = self._context.records.body(record.body_id)
-            if body is None:
-                raise EvaluationError("the message cannot be read")
+    def _look_into(self, body: bytes | None) -> PropertyView:
+        if body is None:
+            raise EvaluationError("the message cannot be read")
+        try:
             return self._context.view(body)
-
-        return view
+        except Exception as error:
+            raise EvaluationError(f"the message cannot be looked into: {error}") from error
 
 
 def expires_at(time_to_live_ms: int | None, description: EntityDescription, now_ms: int) -> int:
@@ -297,19 +297,23 @@ def expires_at(time_to_live_ms: int | None, description: EntityDescription, now_
 
 def fault_of(message: Message | Record, limits: Limits) -> str | None:
     """What is wrong with a message whichever entity it is for, apart from its size."""
-    for name, value in (
+    texts: tuple[tuple[str, object], ...] = (
         ("message id", message.message_id),
         ("session id", message.session_id),
         ("partition key", message.partition_key),
-    ):
-        if value is not None and len(value) > limits.id_characters:
+    )
+    for name, value in texts:
+        if value is None:
+            continue
+        if not isinstance(value, str):
+            return f"the {name} is {value!r}; it has to be text"
+        if len(value) > limits.id_characters:
             return f"the {name} has {len(value)} characters; at most {limits.id_characters} are allowed"
     if message.partition_key is not None and message.session_id not in {None, message.partition_key}:
         return "the partition key differs from the session id"
-    if message.time_to_live_ms is not None and not 0 <= message.time_to_live_ms <= NEVER:
-        return f"{message.time_to_live_ms} ms is no time to live"
-    if message.scheduled_ms is not None and not 0 <= message.scheduled_ms <= NEVER:
-        return f"{message.scheduled_ms} ms is no time to schedule for"
+    for name, time_ms in (("time to live", message.time_to_live_ms), ("scheduled time", message.scheduled_ms)):
+        if time_ms is not None and not (isinstance(time_ms, int) and 0 <= time_ms <= NEVER):
+            return f"the {name} is {time_ms!r}; it has to be whole milliseconds"
     return None
 
 

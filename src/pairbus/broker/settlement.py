@@ -10,7 +10,8 @@ from pairbus.broker import reasons
 from pairbus.broker.address import Part
 from pairbus.broker.context import Context
 from pairbus.broker.entity import Holder
-from pairbus.broker.errors import InvalidOperationError
+from pairbus.broker.errors import InvalidOperationError, InvalidRequestError
+from pairbus.broker.kinds import check_text, check_values
 from pairbus.broker.lock import Lock
 from pairbus.broker.message import MessageState, Record
 from pairbus.broker.queue import Queue
@@ -118,6 +119,13 @@ class Settlement:
 
 
 def check_verdict(queue: Queue, verdict: Verdict) -> None:
+    where = str(queue.address)
+    if not isinstance(verdict, Verdict) or not isinstance(verdict.disposition, Disposition):
+        raise InvalidRequestError(f"{verdict!r} is no Verdict with a Disposition", where)
+    if verdict.properties:
+        check_values(verdict.properties, "the properties to change", where)
+    check_text(verdict.reason, "the reason", where)
+    check_text(verdict.description, "the description", where)
     if verdict.disposition is Disposition.DEAD_LETTER and queue.place.part != Part.MAIN:
         raise InvalidOperationError(
             f"'{queue.address}' holds dead letters: complete the message instead", str(queue.address)

@@ -25,7 +25,7 @@ def check_path(path: str, limits: Limits) -> None:
     _check_name(path, limits.path_characters)
     for segment in path.split("/"):
         if not segment or segment in {".", ".."}:
-            raise InvalidNameError(f"'{path}' has an empty segment", path)
+            raise InvalidNameError(f"'{path}' has the segment '{segment}', which names nothing", path)
         if segment.startswith("$") or segment.lower() in _RESERVED:
             raise InvalidNameError(f"'{path}' has the segment '{segment}', which is reserved", path)
 
@@ -33,18 +33,24 @@ def check_path(path: str, limits: Limits) -> None:
 def check_name(name: str, limits: Limits) -> None:
     """The name of a subscription or a rule: one segment."""
     _check_name(name, limits.name_characters)
-    if "/" in name or name.startswith("$"):
-        raise InvalidNameError(f"'{name}' has a slash, or begins with a dollar sign", name)
+    if "/" in name:
+        raise InvalidNameError(f"'{name}' has a slash, which is not allowed", name)
+    if name.startswith("$"):
+        raise InvalidNameError(f"'{name}' begins with a dollar sign, which is reserved", name)
 
 
 def _check_name(name: str, characters: int) -> None:
+    if not isinstance(name, str):
+        raise InvalidNameError(f"{name!r} is no name: a name is text")
     if not name or name.isspace():
         raise InvalidNameError("the name is empty", name)
     if len(name) > characters:
         raise InvalidNameError(f"the name has {len(name)} characters; at most {characters} are allowed", name)
     found = _FORBIDDEN.search(name)
     if found is not None:
-        raise InvalidNameError(f"the name has the character {found.group()!r} at position {found.start()}", name)
+        raise InvalidNameError(
+            f"{name!r} has the character {found.group()!r} at position {found.start()}, which is not allowed", name
+        )
 
 
 def check_description(path: str, description: EntityDescription, limits: Limits) -> None:

@@ -6,6 +6,7 @@
     ├── InvalidKeyError           a key that no store takes
     ├── CommitOrderError          a commit while another is prepared, or one that was used up
     ├── StoreClosedError          the store was closed before
+    ├── NamespaceReplacedError    a failed commit has taken this namespace back
     ├── UnsupportedSystemError    an operating system on which no file can be kept safe yet
     ├── StoreFullError            no room; nothing has changed
     ├── StoreFailedError          the disk or the system refused; nothing has changed
@@ -42,6 +43,13 @@ class StoreClosedError(StoreError, RuntimeError):
 
     def __init__(self, place: str) -> None:
         super().__init__(f"{place} is closed; open it again to use it")
+
+
+class NamespaceReplacedError(StoreError, RuntimeError):
+    """A commit has failed, and what this namespace believes is not so."""
+
+    def __init__(self) -> None:
+        super().__init__("a failed commit has taken this namespace back: use the keeper's `namespace` as it is now")
 
 
 class UnsupportedSystemError(StoreError):

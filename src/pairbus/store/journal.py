@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NoReturn
 
 from pairbus.broker.address import Place
 from pairbus.broker.descriptions import EntityRecord, RuleDescription
 from pairbus.broker.message import Record
 from pairbus.store import keys
-from pairbus.store.errors import DamagedRecordError, StoreFullError
+from pairbus.store.errors import DamagedRecordError, NamespaceReplacedError, StoreFullError
 from pairbus.store.keyvalue import Commit, KeyValueStore
 from pairbus.store.records import (
     RecordFormatError,
@@ -31,6 +31,16 @@ LAST_BODY: Final = keys.COUNTER + b"last body id"
 LAST_ENTITY: Final = keys.COUNTER + b"last entity id"
 
 _ABSENT: Final = b"\0absent"
+
+
+class _Retired(dict[bytes, bytes | None]):
+    """In place of a batch that nobody will commit any more."""
+
+    def __setitem__(self, _key: bytes, _value: bytes | None) -> NoReturn:
+        raise NamespaceReplacedError
+
+    def get(self, _key: bytes, _default: object = None) -> NoReturn:
+        raise NamespaceReplacedError
 
 
 class Journal:
@@ -79,6 +89,10 @@ class Journal:
             self._room = self._store.room()
             if self._room < need:
                 raise StoreFullError("the data directory", "what is left is kept for removing messages")
+
+    def retire(self) -> None:
+        """A commit has failed: what the broker on this journal believes is not so, and it must not go on."""
+        self._batch = _Retired()
 
     # Reading
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
-from typing import TypeAlias
+from typing import Self, TypeAlias, TypeVar
 
 from pairbus.broker.namespace import Namespace
 from pairbus.broker.records import Records
 from pairbus.store.directory import DataDirectory
-from pairbus.store.errors import StoreError
+from pairbus.store.errors import StoreError, StoreFailedError
 from pairbus.store.journal import Journal
 from pairbus.store.keyvalue import Commit, KeyValueStore
 from pairbus.store.lmdb import DEFAULT_MAX_BYTES, LmdbStore
@@ -25,6 +25,8 @@ Wake: TypeAlias = Callable[[Callable[[], None]], object]
 """Has a function called soon on the thread that the keeper belongs to, such as ``loop.call_soon_threadsafe``."""
 
 MakeNamespace: TypeAlias = Callable[[Records], Namespace]
+
+T = TypeVar("T")
 
 
 class Keeper:
@@ -41,6 +43,8 @@ class Keeper:
     def __init__(
         self, store: KeyValueStore, make_namespace: MakeNamespace, now_ms: int, wake: Wake | None = None
     ) -> None:
+        if wake is not None and not callable(wake):
+            raise TypeError(f"wake is {wake!r}; it has to be a function such as loop.call_soon_threadsafe")
         self._store = store
         self._make_namespace = make_namespace
         self._wake = wake
@@ -48,8 +52,10 @@ class Keeper:
         self._committing: list[Done] = []
         self._is_committing = False
         self._now_ms = now_ms
+        self._is_closed = False
         self._resources = ExitStack()
         self._damaged: list[bytes] = []
+        self._journal = Journal(store, self._damaged)
         self._work: SimpleQueue[Commit | None] = SimpleQueue()
         self._outcomes: SimpleQueue[StoreError | None] = SimpleQueue()
         self._thread = None if wake is None else Thread(target=self._run, name="pairbus-commit", daemon=True)
@@ -91,38 +97,55 @@ class Keeper:
             self._waiting.append(done)
 
     def commit(self, now_ms: int) -> None:
-        """Start to commit, unless a commit runs: then the next one starts when it ends."""
+        """Start to commit, unless a commit runs: then the next one starts when it ends.
+
+        Without ``wake`` it waits, and raises the ``StoreError`` that ``when_durable`` is told.
+        """
         self._now_ms = max(self._now_ms, now_ms)
         if self._is_committing or (self._journal.is_empty and not self._waiting):
             return
         self._committing, self._waiting = self._waiting, []
         self._is_committing = True
-        try:
-            commit = self._journal.seal()
-        except StoreError as error:
-            self._fail(error)
-            return
-        if self._thread is None:
-            self._finish(_outcome(commit))
-        else:
+        error, commit = _attempt(self._journal.seal)
+        if commit is not None and self._thread is not None:
             self._work.put(commit)
+            return
+        if commit is not None:
+            error, _ = _attempt(commit.run)
+        self._finish(error)
+        if error is not None and self._wake is None:
+            raise error
 
     def close(self) -> None:
-        """Wait for the commit that runs, commit the rest, tell everyone, and close the store."""
-        if self._thread is not None:
-            self._work.put(None)
-            self._thread.join()
-            self._thread = None
-            self._collect()
-        self.commit(self._now_ms)
-        self._store.close()
-        self._resources.close()
+        """Wait for the commit that runs, commit the rest, tell everyone, and close the store.
+
+        Raises the ``StoreError`` of the last commit. To close twice is fine.
+        """
+        if self._is_closed:
+            return
+        self._is_closed = True
+        with self._resources:
+            self._resources.callback(self._store.close)
+            if self._thread is not None:
+                self._work.put(None)
+                self._thread.join()
+                self._thread = self._wake = None
+                self._collect()
+            self.commit(self._now_ms)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def _run(self) -> None:
         assert self._wake is not None  # noqa: S101 (there is no thread without it)
         while (commit := self._work.get()) is not None:
-            self._outcomes.put(_outcome(commit))
-            self._wake(self._collect)
+            error, _ = _attempt(commit.run)
+            self._outcomes.put(error)
+            with suppress(RuntimeError):  # the loop is closed; then close() collects the outcome
+                self._wake(self._collect)
 
     def _collect(self) -> None:
         """Take the outcome that the thread has left. ``close`` may have been faster than ``wake``."""
@@ -137,7 +160,8 @@ class Keeper:
         self._is_committing = False
         told, self._committing = self._committing, []
         _tell(told, None)
-        self.commit(self._now_ms)
+        if self._wake is not None:
+            self.commit(self._now_ms)
 
     def _fail(self, error: StoreError) -> None:
         told = [*self._committing, *self._waiting]
@@ -150,18 +174,23 @@ class Keeper:
         self.rebuilt(recovery)
 
     def _recover(self, now_ms: int) -> Recovery:
+        self._journal.retire()
         self._journal = Journal(self._store, self._damaged)
         self.namespace = self._make_namespace(self._journal)
         self.recovery = recover(self._store, self.namespace, now_ms)
         return self.recovery
 
 
-def _outcome(commit: Commit) -> StoreError | None:
+def _attempt(do: Callable[[], T]) -> tuple[StoreError | None, T | None]:
+    """What went wrong, or what came of it. Whatever it is: the batch is not in the store."""
     try:
-        commit.run()
+        return None, do()
     except StoreError as error:
-        return error
-    return None
+        return error, None
+    except Exception as error:  # noqa: BLE001 (else nobody would ever be told)
+        failure = StoreFailedError("the store", repr(error))
+        failure.__cause__ = error
+        return failure, None
 
 
 def _tell(told: list[Done], error: StoreError | None) -> None:

@@ -237,7 +237,7 @@ def decode_entity(entity_id: int, data: bytes) -> EntityRecord:
             created_ms=found["created"],
             updated_ms=found["updated"],
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise RecordFormatError(f"not a record of an entity: {error!r}") from error
 
 
@@ -276,7 +276,7 @@ def decode_rule(data: bytes) -> tuple[RuleDescription, int]:
             else SqlActionDescription(action["expression"], _values(action["parameters"])),
         )
         return rule, int(found["created"])
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise RecordFormatError(f"not a record of a rule: {error!r}") from error
 
 
