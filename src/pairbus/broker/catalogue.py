@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Final
 
 from pairbus.broker.address import Address, Part, Place
 from pairbus.broker.context import Context
@@ -29,11 +30,13 @@ from pairbus.broker.errors import (
 from pairbus.broker.housekeeping import Grave, Housekeeping
 from pairbus.broker.idle import Idle
 from pairbus.broker.kinds import check_address, check_rule
-from pairbus.broker.limits import RELAXED
+from pairbus.broker.limits import RELAXED, UNLIMITED
 from pairbus.broker.notices import EntityGone
 from pairbus.broker.queue import OnDue, Queue, Usage
 from pairbus.broker.rules import Rule, is_sql_filter, make_rule
 from pairbus.broker.validation import check_description, check_name, check_path, check_update
+
+_WHATEVER_IS_THERE: Final = replace(RELAXED, expression_characters=UNLIMITED, statements_per_action=UNLIMITED)
 
 
 def _nothing_due(_queue: Queue, _at_ms: int, _limit: int) -> int:
@@ -331,13 +334,13 @@ class Catalogue:
         if not isinstance(subscription, SubscriptionEntity):
             return False
         # What was allowed when the rule was made is allowed still.
-        subscription.rules.add(make_rule(description, position, created_ms, RELAXED, self._context.fresh_id))
+        subscription.rules.add(make_rule(description, position, created_ms, _WHATEVER_IS_THERE, self._context.fresh_id))
         return True
 
     def _put_rule(self, subscription: SubscriptionEntity, rule: Rule) -> None:
+        self._context.records.put_rule(subscription.id, rule.position, rule.description, rule.created_ms)
         subscription.rules.add(rule)
         subscription.touch(max(subscription.accessed_ms, rule.created_ms))
-        self._context.records.put_rule(subscription.id, rule.position, rule.description, rule.created_ms)
 
     def _make_rule(self, path: str, description: RuleDescription, position: int, created_ms: int) -> Rule:
         check_rule(path, description)
@@ -352,12 +355,9 @@ class Catalogue:
     def _check_rule_count(self, topic: TopicEntity, description: RuleDescription, replaced: Rule | None = None) -> None:
         limits = self._context.limits
         is_sql = is_sql_filter(description.filter)
-        alike = sum(
-            rule.is_sql == is_sql
-            for subscription in topic.subscriptions.values()
-            for rule in subscription.rules
-            if rule is not replaced
-        )
+        everyone = [subscription.rules for subscription in topic.subscriptions.values()]
+        alike = sum(rules.sql_count if is_sql else rules.correlation_count for rules in everyone)
+        alike -= replaced is not None and replaced.is_sql == is_sql
         most = limits.sql_filters_per_topic if is_sql else limits.correlation_filters_per_topic
         if alike >= most:
             kind = "SQL" if is_sql else "correlation"

@@ -15,7 +15,7 @@ class Duplicates:
     def __init__(self, entity_id: int, window_ms: int, records: Records) -> None:
         self._entity_id = entity_id
         self._records = records
-        self._history: dict[str, int] = {}
+        self._history: dict[str, tuple[int, int]] = {}
         self._order: deque[tuple[int, str]] = deque()
         self.window_ms = window_ms
         self.planned_ms: int | None = None
@@ -25,17 +25,23 @@ class Duplicates:
 
     def seen(self, key: str, now_ms: int) -> bool:
         """Whether a message with that id came within the window; what is longer ago may wait to be forgotten."""
-        first_ms = self._history.get(key)
-        return first_ms is not None and first_ms + self.window_ms > now_ms
+        first = self._history.get(key)
+        return first is not None and first[0] + self.window_ms > now_ms
 
-    def remember(self, key: str, now_ms: int) -> None:
-        self._history[key] = now_ms
+    def is_first(self, key: str, sequence: int) -> bool:
+        """Whether it is the very message that is remembered, which has come round to where it was."""
+        first = self._history.get(key)
+        return first is not None and first[1] == sequence
+
+    def remember(self, key: str, now_ms: int, sequence: int) -> None:
+        """Note an id, with the number that the message was given first."""
+        self._history[key] = (now_ms, sequence)
         self._order.append((now_ms, key))
-        self._records.put_duplicate(self._entity_id, key, now_ms)
+        self._records.put_duplicate(self._entity_id, key, now_ms, sequence)
 
-    def restore(self, key: str, first_ms: int) -> None:
+    def restore(self, key: str, first_ms: int, sequence: int) -> None:
         """Take in what was remembered before a restart; in the order of time."""
-        self._history[key] = first_ms
+        self._history[key] = (first_ms, sequence)
         self._order.append((first_ms, key))
 
     def next_ms(self) -> int | None:
@@ -56,6 +62,7 @@ class Duplicates:
         return bool(self._order)
 
     def _forget(self, first_ms: int, key: str) -> None:
-        if self._history.get(key) == first_ms:  # else it was seen again, and that counts now
+        first = self._history.get(key)
+        if first is not None and first[0] == first_ms:  # else it was seen again, and that counts now
             del self._history[key]
             self._records.remove_duplicate(self._entity_id, key)

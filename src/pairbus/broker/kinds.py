@@ -37,7 +37,7 @@ _FILTERS: Final = (TrueFilter, FalseFilter, SqlFilterDescription, CorrelationFil
 
 def check_time(now_ms: int) -> None:
     if type(now_ms) is not int or not 0 <= now_ms <= LATEST_MS:
-        raise InvalidRequestError(f"{now_ms!r} is no time: give whole milliseconds since 1970")
+        raise InvalidRequestError("this is no time: give whole milliseconds since 1970")
 
 
 def check_address(address: Address) -> None:
@@ -56,12 +56,16 @@ def check_values(values: Mapping[str, Any], what: str, entity: str | None) -> No
     if not isinstance(values, Mapping):
         raise InvalidRequestError(f"{what} are {values!r}; they have to be a mapping", entity)
     for name, value in values.items():
-        if not isinstance(name, str) or not isinstance(value, _VALUES):
+        if not isinstance(name, str) or not isinstance(value, _VALUES) or not _is_in_range(value):
             raise InvalidRequestError(
-                f"{what} have {name!r}: {value!r}; names are text, and values None, bool, int, float, str, bytes,"
-                " UUID, Instant or Span",
+                f"{what} have {name!r:.100} of {type(value).__name__}; names are text, and values None, bool, int of 64"
+                " bits, float, str, bytes, UUID, Instant or Span",
                 entity,
             )
+
+
+def _is_in_range(value: object) -> bool:
+    return not isinstance(value, int) or -(2**63) <= value < 2**64
 
 
 def check_text(value: str | None, what: str, entity: str | None) -> None:
@@ -78,7 +82,9 @@ def check_settings(path: str, description: EntityDescription, *kinds: type) -> N
     for field in fields(description):
         value = getattr(description, field.name)
         if not _fits(value, hints[field.name]):
-            raise InvalidDescriptionError(f"{field.name} of '{path}' is {value!r}, which is of the wrong kind", path)
+            raise InvalidDescriptionError(
+                f"{field.name} of '{path}' is a {type(value).__name__} that it cannot be", path
+            )
 
 
 def check_rule(path: str, rule: RuleDescription) -> None:
@@ -127,7 +133,7 @@ def _fits(value: object, kind: Any) -> bool:
         member = get_args(kind)[0]
         return isinstance(value, tuple) and all(_fits(item, member) for item in value)
     if kind is int:
-        return type(value) is int  # a truth value is no number here
+        return type(value) is int and _is_in_range(value)  # a truth value is no number here
     if kind is AuthorizationRule:
         return isinstance(value, AuthorizationRule) and all(
             _fits(getattr(value, name), hint) for name, hint in _HINTS[AuthorizationRule].items()

@@ -54,6 +54,12 @@ class Limits:
     messages_per_transaction: int = 100
     messages_per_delete: int = 4_000
     forwarding_hops: int = 4
+    forwards_per_message: int = 10_000
+    """All copies of a message together: topics that forward to topics multiply."""
+
+    messages_per_receive: int = 10_000
+    """What one request gives out, or shows, at most."""
+
     partitions: int = 16
 
 
@@ -87,5 +93,6 @@ RELAXED: Final = Limits(
     min_idle_ms=1,
     messages_per_transaction=10_000,
     messages_per_delete=100_000,
+    messages_per_receive=1_000_000,
 )
 """For tests and machines of one's own: any entity size, short times, no counting of entities."""

@@ -24,7 +24,7 @@ from pairbus.broker.descriptions import (
     SubscriptionDescription,
     TopicDescription,
 )
-from pairbus.broker.entity import Holder, TopicEntity
+from pairbus.broker.entity import Destination, Holder, TopicEntity
 from pairbus.broker.errors import (
     InvalidOperationError,
     InvalidRequestError,
@@ -132,10 +132,12 @@ class Namespace:
 
     def create_queue(self, path: str, description: QueueDescription, now_ms: int) -> EntityInfo:
         check_settings(path, description, QueueDescription)
+        self._records.admit(0)
         return entity_info(self._catalogue.create(path, description, self.advance(now_ms)))
 
     def create_topic(self, path: str, description: TopicDescription, now_ms: int) -> EntityInfo:
         check_settings(path, description, TopicDescription)
+        self._records.admit(0)
         return entity_info(self._catalogue.create(path, description, self.advance(now_ms)))
 
     def create_subscription(
@@ -149,6 +151,7 @@ class Namespace:
         """A new subscription with one rule; by default one that lets everything through."""
         now_ms = self.advance(now_ms)
         check_settings(name, description, SubscriptionDescription)
+        self._records.admit(0)
         return entity_info(
             self._catalogue.create_subscription(
                 self._catalogue.topic(topic), name, description, rule or RuleDescription(), now_ms
@@ -202,6 +205,7 @@ class Namespace:
 
     def add_rule(self, topic: str, subscription: str, rule: RuleDescription, now_ms: int) -> Rule:
         now_ms = self.advance(now_ms)
+        self._records.admit(0)
         return self._catalogue.add_rule(self._catalogue.subscription(topic, subscription), rule, now_ms)
 
     def update_rule(self, topic: str, subscription: str, rule: RuleDescription, now_ms: int) -> Rule:
@@ -225,7 +229,8 @@ class Namespace:
         """
         now_ms = self.advance(now_ms)
         entity = self._lookup.sendable(address)
-        self._records.admit(check_send(entity, messages, self._limits))
+        size = check_send(entity, messages, self._limits)
+        self._records.admit(size, len(messages) * _copies_of(entity))
         entity.touch(now_ms)
         accept = self._router.accept
         return [accept(entity, message, now_ms) for message in messages]
@@ -263,7 +268,8 @@ class Namespace:
         holder, queue = self._lookup.receivable(address)
         session = self._lookup.session(queue, session_token, now_ms)
         holder.touch(now_ms)
-        return self._receiving.next(holder, queue, session, max_count, now_ms, delete=delete)
+        most = min(max_count, self._limits.messages_per_receive)
+        return self._receiving.next(holder, queue, session, most, now_ms, delete=delete)
 
     def receive_deferred(
         self,
@@ -303,7 +309,8 @@ class Namespace:
         if session_id is not None and queue.sessions is not None:
             session = queue.sessions.get(session_id)
             present = Sequences() if session is None else session.present
-        return list(islice(self._receiving.look(queue, present.since(from_sequence)), max_count))
+        most = min(max_count, self._limits.messages_per_receive)
+        return list(islice(self._receiving.look(queue, present.since(from_sequence)), most))
 
     def delete_messages(
         self,
@@ -342,7 +349,7 @@ class Namespace:
         """Say what becomes of a locked message."""
         now_ms = self.advance(now_ms)
         queue, lock = self._lookup.locked(address, lock_token, now_ms)
-        check_verdict(queue, verdict)
+        check_verdict(queue, lock, verdict, self._limits)
         self._settlement.settle(queue, lock, verdict, now_ms)
 
     def renew_lock(self, address: Address, lock_token: bytes, now_ms: int) -> int:
@@ -376,6 +383,7 @@ class Namespace:
             return None
         if session.token is not None and session.until_ms <= now_ms:
             self._timekeeper.end_session(queue, session, session.until_ms)
+            session = queue.sessions.open(session.id)  # it may be gone with its last message
         if session.token is not None:
             raise SessionLockedError(
                 f"session '{session.id}' of '{address}' is held by another receiver", holder.full_path
@@ -476,6 +484,11 @@ class Namespace:
         for queue, target in targets:
             if target is not None and queue.ready_count:
                 self._housekeeping.add(Pump(self._router, self._context, holder, queue, self._catalogue.is_alive))
+
+
+def _copies_of(entity: Destination) -> int:
+    """How many records a message makes, usually at most."""
+    return 1 + len(entity.subscriptions) if isinstance(entity, TopicEntity) else 1
 
 
 def _check_count(count: int) -> None:

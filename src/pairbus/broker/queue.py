@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from itertools import chain
+from collections.abc import Callable
 from typing import Final, TypeAlias
 
 from pairbus.broker.address import Address, Place
@@ -113,6 +112,11 @@ class Queue:
         return len(self.present) - len(self._locked) - len(self.deferred) - len(self.scheduled)
 
     @property
+    def has_waiting(self) -> bool:
+        """Whether messages wait that need no session; one that is in hand does not count."""
+        return any(self._ready)
+
+    @property
     def partitions(self) -> int:
         return len(self._ready)
 
@@ -136,6 +140,9 @@ class Queue:
     def retire(self) -> None:
         """The entity is gone: time has no business here any more."""
         self._is_retired = True
+        self._context.agenda.drop(self)
+        for partition in range(len(self._ready)):
+            self._context.records.remove_last_sequence(self.place, partition)
 
     # Messages come and go
 
@@ -237,6 +244,11 @@ class Queue:
                 return ready[turn].pop_first()
         return None
 
+    def put_in_place(self, sequence: int, session: Session | None) -> None:
+        """Undo ``next_ready``, if the message is still there and no one has it."""
+        if sequence in self.present and sequence not in self._locked:
+            (self._ready[sequence >> PARTITION_SHIFT] if session is None else session.ready).add(sequence)
+
     def take(self, record: Record) -> None:
         """Take a certain message that no one has, whatever it waits for."""
         sequence = record.sequence
@@ -314,10 +326,6 @@ class Queue:
     def sessions_of(self) -> Sessions:
         assert self.sessions is not None  # noqa: S101 (asked for only where there are sessions)
         return self.sessions
-
-    def ready(self) -> Iterator[int]:
-        """All numbers that no one has, partition by partition."""
-        return chain.from_iterable(self._ready)
 
     # Restart
 

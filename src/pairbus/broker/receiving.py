@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Final
 
 from pairbus.broker.context import Context
 from pairbus.broker.entity import Holder
@@ -10,6 +12,12 @@ from pairbus.broker.message import Delivery, Record
 from pairbus.broker.queue import Queue
 from pairbus.broker.session import Session
 from pairbus.broker.settlement import Settlement
+
+SKIPPED_AT_ONCE: Final = 10_000
+"""How many expired messages one request removes on its way to those that it can give out."""
+
+LOOKED_AT_ONCE: Final = 100_000
+"""How many messages one request goes through in search of those that it may remove."""
 
 
 class Receiving:
@@ -23,14 +31,23 @@ class Receiving:
         self, holder: Holder, queue: Queue, session: Session | None, max_count: int, now_ms: int, *, delete: bool
     ) -> list[Delivery]:
         deliveries: list[Delivery] = []
-        while len(deliveries) < max_count:
+        skipped = 0
+        while len(deliveries) < max_count and skipped < SKIPPED_AT_ONCE:
             sequence = queue.next_ready(session)
             if sequence is None:
                 break
-            record = self.read(queue, sequence)
-            delivery = None if record is None else self.deliver(holder, queue, record, session, now_ms, delete=delete)
-            if delivery is not None:
-                deliveries.append(delivery)
+            try:
+                record = self.read(queue, sequence)
+                found = None if record is None else self.deliver(holder, queue, record, session, now_ms, delete=delete)
+            except BaseException:  # the store cannot be read now, or nobody wants to wait
+                queue.put_in_place(sequence, session)
+                raise
+            if found is None:
+                skipped += 1
+            else:
+                deliveries.append(found)
+        if skipped == SKIPPED_AT_ONCE:
+            queue.wake()
         return deliveries
 
     def deliver(
@@ -78,7 +95,7 @@ class Receiving:
         self, queue: Queue, sequences: Iterable[int], session: Session | None, before_ms: int | None
     ) -> Iterator[Record]:
         """The messages that no one has, and whose session no other receiver holds."""
-        for sequence in sequences:
+        for sequence in islice(sequences, LOOKED_AT_ONCE):
             record = self._records.record(queue.place, sequence) if queue.is_ready(sequence) else None
             if record is None or not _is_free(queue, record, session):
                 continue

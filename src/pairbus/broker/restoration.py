@@ -19,6 +19,7 @@ class Restoration:
     """Takes in entities (topics before their subscriptions), then rules, then the rest in any order; then ``finish``.
 
     What no entity claims is the rest of a deleted one, and is removed; except of entities that are to be left alone.
+    Every number of an entity that is seen anywhere is taken, whatever the counters say.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class Restoration:
 
     def leave_alone(self, entity_id: int) -> None:
         """An entity is there that cannot be read: nothing of it is touched."""
+        self._catalogue.restore_last_id(entity_id)
         self._left_alone.add(entity_id)
 
     def entity(self, record: EntityRecord) -> None:
@@ -49,10 +51,12 @@ class Restoration:
 
     def rule(self, entity_id: int, position: int, rule: RuleDescription, created_ms: int) -> bool:
         """Whether anyone claims the rule."""
+        self._catalogue.restore_last_id(entity_id)
         return self._catalogue.restore_rule(entity_id, position, rule, created_ms) or entity_id in self._left_alone
 
     def last_sequence(self, place: Place, partition: int, sequence: int) -> bool:
         """Whether anyone claims the counter."""
+        self._catalogue.restore_last_id(place.entity_id)
         queue = self._queue_at(place)
         if queue is None:
             return place.entity_id in self._left_alone
@@ -61,6 +65,7 @@ class Restoration:
 
     def records(self, place: Place, records: Iterable[Record]) -> int:
         """The messages of one queue, in the order of their numbers; how many it has."""
+        self._catalogue.restore_last_id(place.entity_id)
         queue = self._queue_at(place)
         bodies = self._context.bodies
         orphans = Sequences()
@@ -76,19 +81,21 @@ class Restoration:
 
     def session_state(self, entity_id: int, session_id: str, updated_ms: int) -> bool:
         """Whether anyone claims the state."""
+        self._catalogue.restore_last_id(entity_id)
         entity = self._catalogue.by_id(entity_id)
         if not isinstance(entity, Holder) or entity.main.sessions is None:
             return entity_id in self._left_alone
         entity.main.sessions.open(session_id).state_updated_ms = updated_ms
         return True
 
-    def duplicates(self, entity_id: int, history: Sequence[tuple[int, str]]) -> bool:
+    def duplicates(self, entity_id: int, history: Sequence[tuple[int, str, int]]) -> bool:
         """What an entity has seen, in the order of time; whether anyone claims it."""
+        self._catalogue.restore_last_id(entity_id)
         entity = self._catalogue.by_id(entity_id)
         if not isinstance(entity, QueueEntity | TopicEntity) or entity.duplicates is None:
             return entity_id in self._left_alone
-        for first_ms, key in history:
-            entity.duplicates.restore(key, first_ms)
+        for first_ms, key, sequence in history:
+            entity.duplicates.restore(key, first_ms, sequence)
         due_ms = entity.duplicates.next_ms()
         if due_ms is not None:
             self._context.agenda.plan(entity.duplicates, due_ms)

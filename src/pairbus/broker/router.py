@@ -47,20 +47,23 @@ class Router:
     def __init__(self, context: Context, find: Callable[[str], Destination | None]) -> None:
         self._context = context
         self._find = find
+        self._forwards = 0
+        """How often the message in hand, with all its copies, was forwarded."""
 
     # Messages from outside
 
     def accept(self, entity: Destination, message: Message, now_ms: int) -> int | None:
         """Take a message in; its sequence number, or ``None`` where it vanishes (a ping, a duplicate)."""
-        if message.ping or self._is_duplicate(entity, message.message_id, _pin(message), now_ms):
+        if message.ping or self._is_duplicate(entity, message, now_ms):
             return None
         intake = entity.intake
         partition = _partition(entity, intake, message.message_id, _pin(message))
         sequence = intake.next_sequence(partition)
         intake.note_sequence(partition)
+        self._remember(entity, message, sequence, now_ms)
         scheduled_ms = message.scheduled_ms
         is_scheduled = scheduled_ms is not None and scheduled_ms > now_ms
-        stays = is_scheduled or (isinstance(entity, QueueEntity) and entity.description.forward_to is None)
+        stays = is_scheduled or (isinstance(entity, QueueEntity) and not _forwards(entity))
         record = Record(
             sequence,
             now_ms,
@@ -82,6 +85,7 @@ class Router:
         return sequence
 
     def _admit(self, entity: Destination, record: Record, body: bytes, now_ms: int) -> None:
+        self._forwards = 0
         placements = self._enter(entity, record, cache(lambda: self._look_into(body)), now_ms)
         if placements:
             body_id = self._context.bodies.keep(body, len(placements))
@@ -129,6 +133,7 @@ class Router:
         return True
 
     def _move(self, queue: Queue, record: Record, placements: list[Placement], now_ms: int) -> None:
+        self._forwards = 0
         queue.remove(record)
         self._context.bodies.share(record, len(placements))
         self._place(placements, record.body_id, now_ms, home=queue, shared=record.shared)
@@ -141,7 +146,7 @@ class Router:
         return self._fan_out(entity, record, view, now_ms)
 
     def _arrive(self, holder: Holder, record: Record, view: View, now_ms: int) -> list[Placement]:
-        if holder.description.forward_to is not None:
+        if _forwards(holder):
             return self._forward(holder, record, view, now_ms)
         if holder.description.requires_session and record.session_id is None:
             failure = Failure(reasons.NO_SESSION_ID, f"'{holder.full_path}' requires sessions")
@@ -175,7 +180,7 @@ class Router:
                 if not rule.matches(candidate):
                     continue
                 copy = record if rule.action is None else self._changed(rule, rule.action, record, candidate)
-            except EvaluationError as error:
+            except (EvaluationError, ArithmeticError) as error:
                 if subscription.description.dead_letter_on_filter_errors:
                     yield Failure(reasons.FILTER_FAILED, f"rule '{rule.description.name}': {error}")
                 continue
@@ -186,6 +191,9 @@ class Router:
         """The copy that a rule with an action makes; what no sender could send, no action can make."""
         copy = _amend(record, action.apply(candidate), {reasons.RULE_PROPERTY: rule.description.name})
         fault = fault_of(copy, self._context.limits)
+        size = 0 if copy.amendments is None else amendments_bytes(copy.amendments)
+        if fault is None and size > self._context.limits.header_bytes:
+            fault = f"it has {size} bytes of changed properties"
         if fault is not None:
             raise EvaluationError(f"its action makes a message that no entity takes: {fault}")
         return copy
@@ -193,12 +201,20 @@ class Router:
     def _forward(self, holder: Holder, record: Record, view: View, now_ms: int) -> list[Placement]:
         onward = record._replace(hops=record.hops + 1, enqueued_ms=now_ms)
         entity = self._find(holder.description.forward_to or "")
+        self._forwards += 1
         failure = self._obstacle(entity, onward)
         if failure is not None or entity is None:
             return self._bury(holder, record, failure, view, now_ms)
-        if self._is_duplicate(entity, onward.message_id, _pin(onward), now_ms):
-            return []
+        if self._is_duplicate(entity, onward, now_ms):
+            if not self._has_come_round(entity, onward):
+                return []
+            failure = Failure(reasons.CAME_ROUND, f"'{entity.path}' has had this very message before")
+            return self._bury(holder, record, failure, view, now_ms)
+        return self._go_on(entity, onward, view, now_ms)
+
+    def _go_on(self, entity: Destination, onward: Record, view: View, now_ms: int) -> list[Placement]:
         entity.touch(now_ms)
+        self._remember(entity, onward, onward.original_sequence, now_ms)
         return self._enter(entity, onward, view, now_ms)
 
     def _bury(
@@ -217,10 +233,9 @@ class Router:
         entity = self._find(target)
         if entity is None or self._obstacle(entity, onward) is not None:
             return None
-        if self._is_duplicate(entity, onward.message_id, _pin(onward), now_ms):
-            return []
-        entity.touch(now_ms)
-        return self._enter(entity, onward, view, now_ms)
+        if self._is_duplicate(entity, onward, now_ms):
+            return None if self._has_come_round(entity, onward) else []
+        return self._go_on(entity, onward, view, now_ms)
 
     def _obstacle(self, entity: Destination | None, record: Record) -> Failure | None:
         """Why an entity does not take a message that is forwarded to it."""
@@ -228,6 +243,8 @@ class Router:
         if entity is None:
             return Failure(reasons.DESTINATION_NOT_FOUND, "the destination does not exist")
         where = f"'{entity.path}'"
+        if self._forwards > limits.forwards_per_message:
+            return Failure(reasons.MAX_HOPS, f"the message was forwarded {limits.forwards_per_message} times already")
         if record.hops > limits.forwarding_hops:
             return Failure(reasons.MAX_HOPS, f"{where} would be more than {limits.forwarding_hops} forwards away")
         if not entity.description.status.can_send:
@@ -265,17 +282,20 @@ class Router:
                 )
             )
 
-    def _is_duplicate(self, entity: Destination, message_id: str, pin: str | None, now_ms: int) -> bool:
-        """Whether the entity has seen the id; if not, it has from now on."""
+    def _is_duplicate(self, entity: Destination, message: Message | Record, now_ms: int) -> bool:
+        key = _duplicate_key(entity, message)
+        return entity.duplicates is not None and key is not None and entity.duplicates.seen(key, now_ms)
+
+    def _has_come_round(self, entity: Destination, record: Record) -> bool:
+        key = _duplicate_key(entity, record)
         duplicates = entity.duplicates
-        if duplicates is None or not message_id:  # without an id no message is another's duplicate
-            return False
-        key = f"{message_id}\0{pin}" if entity.description.partitioned and pin is not None else message_id
-        if duplicates.seen(key, now_ms):
-            return True
-        duplicates.remember(key, now_ms)
-        self._context.agenda.plan(duplicates, now_ms + duplicates.window_ms)
-        return False
+        return duplicates is not None and key is not None and duplicates.is_first(key, record.original_sequence)
+
+    def _remember(self, entity: Destination, message: Message | Record, sequence: int, now_ms: int) -> None:
+        key = _duplicate_key(entity, message)
+        if entity.duplicates is not None and key is not None:
+            entity.duplicates.remember(key, now_ms, sequence)
+            self._context.agenda.plan(entity.duplicates, now_ms + entity.duplicates.window_ms)
 
     def _stored_view(self, record: Record) -> View:
         """What a rule sees of a message that is kept already."""
@@ -338,6 +358,19 @@ def _shorter(one_ms: int | None, other_ms: int | None) -> int | None:
     return min(one_ms, other_ms)
 
 
+def _forwards(holder: Holder) -> bool:
+    """Whether a message that arrives goes on at once; if others still wait to go on, it waits behind them."""
+    return holder.description.forward_to is not None and not holder.main.has_waiting
+
+
+def _duplicate_key(entity: Destination, message: Message | Record) -> str | None:
+    """What tells duplicates; without an id no message is another's."""
+    if entity.duplicates is None or not message.message_id:
+        return None
+    pin = _pin(message) if entity.description.partitioned else None
+    return message.message_id if pin is None else f"{message.message_id}\0{pin}"
+
+
 def _pin(message: Message | Record) -> str | None:
     """What ties a message to a partition."""
     return message.partition_key if message.session_id is None else message.session_id
@@ -383,6 +416,15 @@ def _dead_letter(record: Record, failure: Failure | None) -> Record:
         }
     )
     return amended(record, changes)._replace(expires_ms=NEVER, state=MessageState.ACTIVE)
+
+
+def amendments_bytes(amendments: Amendments) -> int:
+    """About how much changed properties take."""
+    return sum(
+        len(name) + (len(value) if isinstance(value, str | bytes) else 16)
+        for values in (amendments.user, amendments.system)
+        for name, value in values.items()
+    )
 
 
 def amended(record: Record, user: Mapping[str, Value]) -> Record:

@@ -137,11 +137,12 @@ def _kind(value: object) -> type:
 class Rules:
     """The rules of one subscription, by name, in the order of their creation."""
 
-    __slots__ = ("_by_name", "_last_position")
+    __slots__ = ("_by_name", "_last_position", "sql_count")
 
     def __init__(self) -> None:
         self._by_name: dict[str, Rule] = {}
         self._last_position = 0
+        self.sql_count = 0
 
     def __iter__(self) -> Iterator[Rule]:
         return iter(self._by_name.values())
@@ -155,9 +156,17 @@ class Rules:
     def next_position(self) -> int:
         return self._last_position + 1
 
+    @property
+    def correlation_count(self) -> int:
+        return len(self._by_name) - self.sql_count
+
     def add(self, rule: Rule) -> None:
+        """Add a rule, or put it in the place of the one with its name."""
+        before = self._by_name.get(rule.description.name.lower())
+        self.sql_count += rule.is_sql - (before is not None and before.is_sql)
         self._by_name[rule.description.name.lower()] = rule
         self._last_position = max(self._last_position, rule.position)
 
     def remove(self, rule: Rule) -> None:
         del self._by_name[rule.description.name.lower()]
+        self.sql_count -= rule.is_sql

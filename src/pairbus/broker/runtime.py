@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from pairbus.broker.descriptions import EntityDescription
 from pairbus.broker.entity import Entity, SubscriptionEntity, TopicEntity
+from pairbus.broker.rules import Rules
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,8 +47,7 @@ def entity_info(entity: Entity) -> EntityInfo:
         return _topic_info(entity)
     size = sum(queue.size_bytes for queue in entity.queues())
     main = entity.main
-    rules = list(entity.rules) if isinstance(entity, SubscriptionEntity) else []
-    sql_count = sum(rule.is_sql for rule in rules)
+    rules = entity.rules if isinstance(entity, SubscriptionEntity) else Rules()
     return EntityInfo(
         path=entity.path,
         description=entity.description,
@@ -61,14 +61,13 @@ def entity_info(entity: Entity) -> EntityInfo:
         scheduled_count=len(main.scheduled),
         dead_letter_count=len(entity.dead_letters),
         transfer_dead_letter_count=len(entity.transfer_dead_letters),
-        sql_filter_count=sql_count,
-        correlation_filter_count=len(rules) - sql_count,
+        sql_filter_count=rules.sql_count,
+        correlation_filter_count=rules.correlation_count,
     )
 
 
 def _topic_info(topic: TopicEntity) -> EntityInfo:
-    rules = [rule for subscription in topic.subscriptions.values() for rule in subscription.rules]
-    sql_count = sum(rule.is_sql for rule in rules)
+    rules = [subscription.rules for subscription in topic.subscriptions.values()]
     return EntityInfo(
         path=topic.path,
         description=topic.description,
@@ -78,6 +77,6 @@ def _topic_info(topic: TopicEntity) -> EntityInfo:
         size_bytes=topic.usage.size_bytes,
         scheduled_count=len(topic.intake.scheduled),
         subscription_count=len(topic.subscriptions),
-        sql_filter_count=sql_count,
-        correlation_filter_count=len(rules) - sql_count,
+        sql_filter_count=sum(each.sql_count for each in rules),
+        correlation_filter_count=sum(each.correlation_count for each in rules),
     )

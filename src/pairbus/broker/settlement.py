@@ -12,10 +12,11 @@ from pairbus.broker.context import Context
 from pairbus.broker.entity import Holder
 from pairbus.broker.errors import InvalidOperationError, InvalidRequestError
 from pairbus.broker.kinds import check_text, check_values
+from pairbus.broker.limits import Limits
 from pairbus.broker.lock import Lock
 from pairbus.broker.message import MessageState, Record
 from pairbus.broker.queue import Queue
-from pairbus.broker.router import Failure, Router, amended
+from pairbus.broker.router import Failure, Router, amended, amendments_bytes
 from pairbus.broker.values import Value
 
 
@@ -118,12 +119,15 @@ class Settlement:
             put(record)
 
 
-def check_verdict(queue: Queue, verdict: Verdict) -> None:
+def check_verdict(queue: Queue, lock: Lock, verdict: Verdict, limits: Limits) -> None:
     where = str(queue.address)
     if not isinstance(verdict, Verdict) or not isinstance(verdict.disposition, Disposition):
         raise InvalidRequestError(f"{verdict!r} is no Verdict with a Disposition", where)
     if verdict.properties:
         check_values(verdict.properties, "the properties to change", where)
+        changed = amended(lock.record, verdict.properties).amendments
+        if changed is not None and amendments_bytes(changed) > limits.header_bytes:
+            raise InvalidRequestError(f"the changed properties have more than {limits.header_bytes} bytes", where)
     check_text(verdict.reason, "the reason", where)
     check_text(verdict.description, "the description", where)
     if verdict.disposition is Disposition.DEAD_LETTER and queue.place.part != Part.MAIN:

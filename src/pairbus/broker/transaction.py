@@ -74,8 +74,8 @@ class Transaction:
     def _check_settles(self, settles: Sequence[Settle], now_ms: int) -> None:
         tokens: set[bytes] = set()
         for settle in settles:
-            queue, _ = self._lookup.locked(settle.address, settle.lock_token, now_ms)
-            check_verdict(queue, settle.verdict)
+            queue, lock = self._lookup.locked(settle.address, settle.lock_token, now_ms)
+            check_verdict(queue, lock, settle.verdict, self._context.limits)
             if settle.lock_token in tokens:
                 raise LockLostError("the transaction settles the same message twice", str(settle.address))
             tokens.add(settle.lock_token)

@@ -6,6 +6,7 @@ import re
 from typing import Final
 
 from pairbus.broker.descriptions import (
+    AuthorizationRule,
     EntityDescription,
     QueueDescription,
     SubscriptionDescription,
@@ -103,6 +104,7 @@ def _check_sending(path: str, description: QueueDescription | TopicDescription, 
     if description.max_message_bytes is not None:
         most = max(limits.message_bytes, limits.large_message_bytes)
         _check_range(path, "max_message_bytes", description.max_message_bytes, 1, most)
+    _check_keys(path, description.authorization_rules)
     if len(description.authorization_rules) > limits.authorization_rules:
         raise InvalidDescriptionError(
             f"'{path}' has {len(description.authorization_rules)} authorization rules;"
@@ -115,3 +117,14 @@ def _check_range(path: str, name: str, value: int, least: int, most: int | None 
     if value < least or (most is not None and value > most):
         bounds = f"at least {least}" if most is None else f"from {least} to {most}"
         raise InvalidDescriptionError(f"{name} of '{path}' is {value}; possible is {bounds}", path)
+
+
+def _check_keys(path: str, rules: tuple[AuthorizationRule, ...]) -> None:
+    names = [rule.name.lower() for rule in rules]
+    if len(set(names)) < len(names):
+        raise InvalidDescriptionError(f"'{path}' has two authorization rules of the same name", path)
+    for rule in rules:
+        if not (rule.name and rule.rights and rule.primary_key and rule.secondary_key):
+            raise InvalidDescriptionError(
+                f"authorization rule '{rule.name}' of '{path}' needs a name, rights and two keys", path
+            )

@@ -23,6 +23,9 @@ from pairbus.store.pages import verify
 FORMAT_VERSION: Final = 1
 """The way in which we write today. One that older code cannot read has a higher number."""
 
+_NO_FOLLOW: Final = getattr(os, "O_NOFOLLOW", 0)
+"""A link in place of our file would have us write into somebody else's."""
+
 FORMAT_FILE: Final = "format"
 LOCK_FILE: Final = "pairbus.lock"
 DATA_FILE: Final = "data.mdb"
@@ -89,7 +92,7 @@ def _expect_ours(path: Path) -> None:
 
 def _take_lock(path: Path) -> int:
     # The file stays when the lock goes: to remove it would let two processes lock two files of the same name.
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | _NO_FOLLOW, 0o600)
     if not try_lock(descriptor):
         holder = _holder(descriptor)
         os.close(descriptor)
@@ -119,7 +122,10 @@ def _complete(path: Path, now_ms: int) -> int:
     if verify(data_file).transaction:
         raise DamagedStoreError(format_file, f"it is missing, and there are records in {DATA_FILE}")
     temporary = path / _NEW_FORMAT_FILE
-    temporary.write_text(json.dumps({"format": FORMAT_VERSION, "created_ms": now_ms}) + "\n", encoding="utf-8")
+    temporary.unlink(missing_ok=True)
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with open(descriptor, "w", encoding="utf-8") as file:
+        file.write(json.dumps({"format": FORMAT_VERSION, "created_ms": now_ms}) + "\n")
     put_in_place(temporary, format_file)
     return now_ms
 

@@ -19,6 +19,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 
@@ -113,8 +114,11 @@ class StoreInUseError(StoreError):
     """Another process has it open; ``holder`` is its process id, when that is known."""
 
     def __init__(self, path: Path, holder: int | None) -> None:
-        by = "another process" if holder is None else f"process {holder}"
-        super().__init__(f"{path} is in use by {by}; stop that one first, or use another directory")
+        if holder == os.getpid():
+            super().__init__(f"{path} is in use by this very process; close what has it open first")
+        else:
+            by = "another process" if holder is None else f"process {holder}"
+            super().__init__(f"{path} is in use by {by}; stop that one first, or use another directory")
         self.path = path
         self.holder = holder
 

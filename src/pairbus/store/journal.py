@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final, NoReturn
 
 from pairbus.broker.address import Place
@@ -24,8 +25,11 @@ from pairbus.store.records import (
 RESERVE_BYTES: Final = 4 * 1024 * 1024
 """Room that is kept for settling: to remove a message takes space too, until the next commit."""
 
-_PER_WRITE_BYTES: Final = 1024
-"""What a message takes besides its body: its record, and the pages that hold a little of everything."""
+_PER_WRITE_BYTES: Final = 64
+"""What a record takes besides its value: its key, its checksum, its place in a page."""
+
+_PER_RECORD_BYTES: Final = 512
+"""What is kept of a message besides its body, at most, unless its properties were changed."""
 
 LAST_BODY: Final = keys.COUNTER + b"last body id"
 LAST_ENTITY: Final = keys.COUNTER + b"last entity id"
@@ -50,8 +54,12 @@ class Journal:
     done both are read before the store is.
     """
 
-    def __init__(self, store: KeyValueStore, damaged: list[bytes]) -> None:
-        """``damaged`` is told the keys under which something unreadable is found, and set aside."""
+    def __init__(self, store: KeyValueStore, damaged: list[bytes], wanted_bytes: int = 0) -> None:
+        """``damaged`` is told the keys under which something unreadable is found, and set aside.
+
+        ``wanted_bytes`` is how much room there has to be before anything is taken in again.
+        """
+        self._wanted_bytes = wanted_bytes
         self._store = store
         self._damaged = damaged
         self._batch: dict[bytes, bytes | None] = {}
@@ -81,14 +89,19 @@ class Journal:
         self._committing = {}
         self._room = 0
 
-    def admit(self, size_bytes: int) -> None:
-        """Raise ``StoreFullError`` unless there is room for a message of that size, and for settling besides."""
+    def admit(self, size_bytes: int, records: int = 1) -> None:
+        """Raise ``StoreFullError`` unless there is room for bodies and records, and for settling besides."""
         # A value that does not fit into half a page has whole pages for itself, so it may take twice its size.
-        need = 2 * (self._batch_bytes + size_bytes) + _PER_WRITE_BYTES + RESERVE_BYTES
+        need = 2 * (self._batch_bytes + size_bytes + records * _PER_RECORD_BYTES) + RESERVE_BYTES
         if self._room < need:
             self._room = self._store.room()
-            if self._room < need:
-                raise StoreFullError("the data directory", "what is left is kept for removing messages")
+            if self._room < max(need, self._wanted_bytes):
+                raise StoreFullError(self._store.place, "what is left is kept for removing messages")
+            self._wanted_bytes = 0
+
+    def adopt(self, changes: Mapping[bytes, bytes | None]) -> None:
+        """Take over what the recovery has found to be written."""
+        self._batch.update(changes)
 
     def retire(self) -> None:
         """A commit has failed: what the broker on this journal believes is not so, and it must not go on."""
@@ -126,7 +139,7 @@ class Journal:
     # Writing
 
     def put_record(self, place: Place, record: Record) -> None:
-        self._batch[keys.record_key(place[0], place[1], record.sequence)] = encode_record(record)
+        self._put(keys.record_key(place[0], place[1], record.sequence), encode_record(record))
 
     def remove_record(self, place: Place, sequence: int) -> None:
         self._batch[keys.record_key(place[0], place[1], sequence)] = None
@@ -138,9 +151,8 @@ class Journal:
         self._batch[key] = None
 
     def put_body(self, body_id: int, body: bytes) -> None:
-        self._batch[keys.body_key(body_id)] = body
+        self._put(keys.body_key(body_id), body)
         self._last_body_id = body_id
-        self._batch_bytes += len(body) + _PER_WRITE_BYTES
 
     def remove_body(self, body_id: int) -> None:
         self._batch[keys.body_key(body_id)] = None
@@ -152,27 +164,37 @@ class Journal:
         self._batch[LAST_ENTITY] = encode_number(entity_id)
 
     def put_entity(self, entity: EntityRecord) -> None:
-        self._batch[keys.entity_key(entity.entity_id)] = encode_entity(entity)
+        self._put(keys.entity_key(entity.entity_id), encode_entity(entity))
+
+    def remove_last_sequence(self, place: Place, partition: int) -> None:
+        self._last_sequences.pop((place, partition), None)
+        self._batch[keys.sequence_key(place.entity_id, place.part, partition)] = None
 
     def remove_entity(self, entity_id: int) -> None:
         self._batch[keys.entity_key(entity_id)] = None
 
     def put_rule(self, entity_id: int, position: int, rule: RuleDescription, created_ms: int) -> None:
-        self._batch[keys.rule_key(entity_id, position)] = encode_rule(rule, created_ms)
+        self._put(keys.rule_key(entity_id, position), encode_rule(rule, created_ms))
 
     def remove_rule(self, entity_id: int, position: int) -> None:
         self._batch[keys.rule_key(entity_id, position)] = None
 
     def put_session_state(self, entity_id: int, session_id: str, state: bytes | None, updated_ms: int) -> None:
-        value = None if state is None else encode_stamped(updated_ms, session_id, state)
-        self._batch[keys.session_key(entity_id, session_id)] = value
-        self._batch_bytes += len(value or b"")
+        key = keys.session_key(entity_id, session_id)
+        if state is None:
+            self._batch[key] = None
+        else:
+            self._put(key, encode_stamped(updated_ms, session_id, state))
 
-    def put_duplicate(self, entity_id: int, key: str, first_ms: int) -> None:
-        self._batch[keys.duplicate_key(entity_id, key)] = encode_stamped(first_ms, key)
+    def put_duplicate(self, entity_id: int, key: str, first_ms: int, sequence: int) -> None:
+        self._put(keys.duplicate_key(entity_id, key), encode_stamped(first_ms, key, sequence.to_bytes(8, "big")))
 
     def remove_duplicate(self, entity_id: int, key: str) -> None:
         self._batch[keys.duplicate_key(entity_id, key)] = None
+
+    def _put(self, key: bytes, value: bytes) -> None:
+        self._batch[key] = value
+        self._batch_bytes += len(value) + _PER_WRITE_BYTES
 
     def _write_counters(self) -> None:
         """Counters change with every message; what counts is their last value."""
@@ -185,6 +207,9 @@ class Journal:
 
     def _raw(self, key: bytes) -> bytes:
         """What lies under a key, damaged or not."""
+        written = self._batch.get(key) or self._committing.get(key)
+        if written is not None:
+            return written
         found: list[bytes] = []
         for _, value in self._store.scan(key, key + b"\0", lambda _, raw: found.append(raw)):
             found.append(value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -12,13 +13,13 @@ from typing import Self, TypeAlias, TypeVar
 from pairbus.broker.namespace import Namespace
 from pairbus.broker.records import Records
 from pairbus.store.directory import DataDirectory
-from pairbus.store.errors import StoreError, StoreFailedError
+from pairbus.store.errors import StoreError, StoreFailedError, StoreFullError
 from pairbus.store.journal import Journal
 from pairbus.store.keyvalue import Commit, KeyValueStore
 from pairbus.store.lmdb import DEFAULT_MAX_BYTES, LmdbStore
 from pairbus.store.recovery import Recovery, recover
 
-Done: TypeAlias = Callable[[StoreError | None], None]
+Done: TypeAlias = Callable[[StoreError | None], object]
 """Is told that everything written so far is durable, or why it is not and never will be."""
 
 Wake: TypeAlias = Callable[[Callable[[], None]], object]
@@ -37,7 +38,8 @@ class Keeper:
     ``wake`` there is no thread, and ``commit`` waits.
 
     A commit that fails takes back everything since the last one that did not, in memory too: the namespace is read
-    anew from the store (``rebuilt`` is told), and whoever waits is told the error.
+    anew from the store (``rebuilt`` is told), and whoever waits is told the error. If the store cannot be read either,
+    ``namespace`` raises that error, and tries again with each use.
     """
 
     def __init__(
@@ -48,26 +50,29 @@ class Keeper:
         self._store = store
         self._make_namespace = make_namespace
         self._wake = wake
+        self._now_ms = now_ms
         self._waiting: list[Done] = []
         self._committing: list[Done] = []
         self._is_committing = False
-        self._now_ms = now_ms
         self._is_closed = False
-        self._resources = ExitStack()
+        self._wanted_bytes = 0
         self._damaged: list[bytes] = []
-        self._journal = Journal(store, self._damaged)
+        self._complaints: list[Exception] = []
+        self._resources = ExitStack()
         self._work: SimpleQueue[Commit | None] = SimpleQueue()
         self._outcomes: SimpleQueue[StoreError | None] = SimpleQueue()
+        self.rebuilt: Callable[[Recovery], object] = lambda _recovery: None
+        self._namespace: Namespace | None = None
+        self._journal = Journal(store, self._damaged)
+        self.recovery = self._recover()
         self._thread = None if wake is None else Thread(target=self._run, name="pairbus-commit", daemon=True)
-        self.rebuilt: Callable[[Recovery], None] = lambda _recovery: None
-        self._recover(now_ms)
         if self._thread is not None:
             self._thread.start()
 
     @classmethod
     def open(
         cls,
-        path: Path,
+        path: Path | str,
         make_namespace: MakeNamespace,
         now_ms: int,
         wake: Wake | None = None,
@@ -76,13 +81,27 @@ class Keeper:
     ) -> Keeper:
         """The namespace in a data directory, which is made if it is new. Raises the errors of the store."""
         with ExitStack() as stack:
-            directory = DataDirectory.open(path, now_ms)
+            directory = DataDirectory.open(Path(path), now_ms)
             stack.callback(directory.close)
             store = LmdbStore(directory.data_file, max_bytes=max_bytes)
             stack.callback(store.close)
             keeper = cls(store, make_namespace, now_ms, wake)
             keeper._resources = stack.pop_all()
         return keeper
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def namespace(self) -> Namespace:
+        """The broker as it is now; another one after a failed commit."""
+        if self._namespace is None:
+            self.rebuilt(self._recover())
+        assert self._namespace is not None  # noqa: S101 (or the line above has raised)
+        return self._namespace
 
     @property
     def damaged(self) -> Sequence[bytes]:
@@ -102,17 +121,8 @@ class Keeper:
         Without ``wake`` it waits, and raises the ``StoreError`` that ``when_durable`` is told.
         """
         self._now_ms = max(self._now_ms, now_ms)
-        if self._is_committing or (self._journal.is_empty and not self._waiting):
-            return
-        self._committing, self._waiting = self._waiting, []
-        self._is_committing = True
-        error, commit = _attempt(self._journal.seal)
-        if commit is not None and self._thread is not None:
-            self._work.put(commit)
-            return
-        if commit is not None:
-            error, _ = _attempt(commit.run)
-        self._finish(error)
+        error = self._commit()
+        self._complain()
         if error is not None and self._wake is None:
             raise error
 
@@ -124,65 +134,101 @@ class Keeper:
         if self._is_closed:
             return
         self._is_closed = True
+        error: StoreError | None = None
         with self._resources:
             self._resources.callback(self._store.close)
             if self._thread is not None:
                 self._work.put(None)
                 self._thread.join()
                 self._thread = self._wake = None
-                self._collect()
-            self.commit(self._now_ms)
+                self._take_outcome()
+            while error is None and (self._waiting or not self._journal.is_empty):
+                error = self._commit()
+        self._complain()
+        if error is not None:
+            raise error
 
-    def __enter__(self) -> Self:
-        return self
+    # The state machine. Whoever is told may raise, and may write more: neither stops it half-way.
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def _commit(self) -> StoreError | None:
+        if self._is_committing or (self._journal.is_empty and not self._waiting):
+            return None
+        self._is_committing = True
+        self._committing, self._waiting = self._waiting, []
+        error, commit = _attempt(self._journal.seal)
+        if commit is not None and self._thread is not None:
+            self._work.put(commit)
+            return None
+        if commit is not None:
+            error, _ = _attempt(commit.run)
+        self._finish(error)
+        return error
 
     def _run(self) -> None:
-        assert self._wake is not None  # noqa: S101 (there is no thread without it)
+        wake = self._wake
+        assert wake is not None  # noqa: S101 (there is no thread without it)
         while (commit := self._work.get()) is not None:
             error, _ = _attempt(commit.run)
             self._outcomes.put(error)
-            with suppress(RuntimeError):  # the loop is closed; then close() collects the outcome
-                self._wake(self._collect)
+            with suppress(RuntimeError):  # the loop is closed; then close() takes the outcome
+                wake(self._collect)
 
     def _collect(self) -> None:
-        """Take the outcome that the thread has left. ``close`` may have been faster than ``wake``."""
+        """The commit thread is done: go on. ``close`` may have been faster."""
+        self._take_outcome()
+        self._commit()
+        self._complain()
+
+    def _take_outcome(self) -> None:
         if not self._outcomes.empty():
             self._finish(self._outcomes.get())
 
     def _finish(self, error: StoreError | None) -> None:
-        if error is not None:
-            self._fail(error)
-            return
-        self._journal.sealed()
-        self._is_committing = False
         told, self._committing = self._committing, []
-        _tell(told, None)
-        if self._wake is not None:
-            self.commit(self._now_ms)
-
-    def _fail(self, error: StoreError) -> None:
-        told = [*self._committing, *self._waiting]
-        self._committing, self._waiting = [], []
+        if error is None:
+            self._journal.sealed()
+        else:
+            told += self._waiting
+            self._waiting = []
+            self._take_back(error)
         self._is_committing = False
-        try:
-            recovery = self._recover(self._now_ms)
-        finally:  # whoever waits learns it, even if the store cannot be read any more
-            _tell(told, error)
-        self.rebuilt(recovery)
+        for done in told:
+            self._tell(done, error)
+        if error is not None and self._namespace is not None:
+            self._tell(self.rebuilt, self.recovery)
 
-    def _recover(self, now_ms: int) -> Recovery:
+    def _take_back(self, error: StoreError) -> None:
+        room = self._store.room() if isinstance(error, StoreFullError) else sys.maxsize
+        self._wanted_bytes = 0 if room == sys.maxsize else room + 1  # with no more room than now it would fail again
+        self._namespace = None
         self._journal.retire()
-        self._journal = Journal(self._store, self._damaged)
-        self.namespace = self._make_namespace(self._journal)
-        self.recovery = recover(self._store, self.namespace, now_ms)
+        with suppress(StoreError):  # else whoever uses the namespace next sees it
+            self._recover()
+
+    def _recover(self) -> Recovery:
+        """Read the namespace from the store. Only one that is complete takes the place of the last."""
+        journal = Journal(self._store, self._damaged, self._wanted_bytes)
+        namespace = self._make_namespace(journal)
+        self.recovery = recover(self._store, journal, namespace, self._now_ms)
+        self._journal, self._namespace = journal, namespace
         return self.recovery
+
+    def _tell(self, listener: Callable[[T], object], news: T) -> None:
+        try:
+            listener(news)
+        except Exception as error:  # noqa: BLE001 (the others have to be told too; it is raised in the end)
+            self._complaints.append(error)
+
+    def _complain(self) -> None:
+        """Raise what a listener has raised, now that everything is in order."""
+        if self._complaints:
+            complaint = self._complaints[0]
+            self._complaints.clear()
+            raise complaint
 
 
 def _attempt(do: Callable[[], T]) -> tuple[StoreError | None, T | None]:
-    """What went wrong, or what came of it. Whatever it is: the batch is not in the store."""
+    """What went wrong, or what came of it. Whatever it is, nobody is told that the batch is durable."""
     try:
         return None, do()
     except StoreError as error:
@@ -191,10 +237,3 @@ def _attempt(do: Callable[[], T]) -> tuple[StoreError | None, T | None]:
         failure = StoreFailedError("the store", repr(error))
         failure.__cause__ = error
         return failure, None
-
-
-def _tell(told: list[Done], error: StoreError | None) -> None:
-    """Tell everyone, in order, even if one of them fails on hearing it."""
-    with ExitStack() as stack:
-        for done in reversed(told):
-            stack.callback(done, error)

@@ -92,11 +92,6 @@ def split_sequence(key: bytes) -> tuple[int, int, int]:
     return entity_id, part, partition
 
 
-def split_record(key: bytes) -> tuple[int, int, int]:
-    _, entity_id, part, sequence = _RECORD.unpack(key)
-    return entity_id, part, sequence
-
-
 def after(prefix: bytes) -> bytes:
     """The first key behind all that begin with a prefix."""
     return prefix[:-1] + bytes((prefix[-1] + 1,))

@@ -36,6 +36,10 @@ class KeyValueStore(Protocol):
     see what was there before it.
     """
 
+    @property
+    def place(self) -> str:
+        """Where it is, for the text of errors."""
+
     def get(self, key: bytes) -> bytes | None:
         """Return what is stored under a key; raises DamagedRecordError."""
 

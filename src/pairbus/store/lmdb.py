@@ -8,7 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-import lmdb
+try:
+    import lmdb
+except ImportError as error:
+    raise ImportError("the store on disk needs lmdb: pip install 'pairbus[server]'") from error
 
 from pairbus.store.checksum import CHECKSUM_BYTES, seal, unseal
 from pairbus.store.datafile import MEBIBYTE, NO_SPACE, DataFile
@@ -43,8 +46,10 @@ class LmdbStore:
     """
 
     def __init__(self, path: Path, *, max_bytes: int = DEFAULT_MAX_BYTES, step_bytes: int = _STEP_BYTES) -> None:
+        if max_bytes < _SMALLEST_MAP_BYTES:
+            raise ValueError(f"max_bytes is {max_bytes}; it has to be at least {_SMALLEST_MAP_BYTES}")
         self._path = path
-        self._place = str(path)
+        self.place = str(path)
         self._snapshot: lmdb.Transaction[bytes] | None = None
         """What all reads see. It stays open while the next batch is written and no longer; LMDB, which does not know
         of it without its locks, takes no page of a state before the second batch after it."""
@@ -73,7 +78,7 @@ class LmdbStore:
             return None
         value = unseal(key, raw)
         if value is None:
-            raise DamagedRecordError(key, self._place)
+            raise DamagedRecordError(key, self.place)
         return value
 
     def scan(self, start: bytes, end: bytes, on_damage: DamageListener | None = None) -> Iterator[tuple[bytes, bytes]]:
@@ -88,7 +93,7 @@ class LmdbStore:
                 if value is not None:
                     yield key, value
                 elif on_damage is None:
-                    raise DamagedRecordError(key, self._place)
+                    raise DamagedRecordError(key, self.place)
                 else:
                     on_damage(key, raw)
 
@@ -190,7 +195,7 @@ class LmdbStore:
             if not file.grow():
                 if _growth(batch, snapshot) <= 0:
                     return
-                raise StoreFullError(self._place, f"{needed} bytes are needed, and {self.room()} are left")
+                raise StoreFullError(self.place, f"{needed} bytes are needed, and {self.room()} are left")
 
     def _reopen(self) -> None:
         self._close_environment()
@@ -211,17 +216,17 @@ class LmdbStore:
 
     def _expect_open(self) -> None:
         if self._closed:
-            raise StoreClosedError(self._place)
+            raise StoreClosedError(self.place)
 
     def _translated(self, error: lmdb.Error) -> StoreError:
         if isinstance(error, lmdb.MapFullError):
-            return StoreFullError(self._place, f"its limit of {self.max_bytes} bytes is reached")
+            return StoreFullError(self.place, f"its limit of {self.max_bytes} bytes is reached")
         if error.code in NO_SPACE:
-            return StoreFullError(self._place, os.strerror(error.code))
+            return StoreFullError(self.place, os.strerror(error.code))
         # LMDB reports a write that a full disk cut short as an error of the device.
         if error.code == errno.EIO and self._file.is_stuck():
-            return StoreFullError(self._place, os.strerror(errno.ENOSPC))
-        return StoreFailedError(self._place, str(error))
+            return StoreFullError(self.place, os.strerror(errno.ENOSPC))
+        return StoreFailedError(self.place, str(error))
 
 
 class LmdbCommit:

@@ -17,6 +17,8 @@ _PLACE: Final = "the store in memory"
 class MemoryStore:
     """Keeps everything in a dictionary, and can be told to fail: users test their own code with it."""
 
+    place: Final = _PLACE
+
     def __init__(self, *, max_bytes: int | None = None) -> None:
         self.max_bytes = max_bytes
         """How much keys and values may take together; may be changed at any time."""

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import TypeVar
 
 from pairbus.broker.address import Place
+from pairbus.broker.errors import BrokerError
 from pairbus.broker.message import Record
 from pairbus.broker.namespace import Namespace
 from pairbus.broker.restoration import Restoration
 from pairbus.store import keys
-from pairbus.store.journal import LAST_BODY, LAST_ENTITY
-from pairbus.store.keyvalue import KeyValueStore, apply
+from pairbus.store.journal import LAST_BODY, LAST_ENTITY, Journal
+from pairbus.store.keyvalue import KeyValueStore
 from pairbus.store.records import (
     RecordFormatError,
     decode_entity,
@@ -21,6 +22,7 @@ from pairbus.store.records import (
     decode_record,
     decode_rule,
     decode_stamped,
+    encode_rule,
 )
 
 T = TypeVar("T")
@@ -65,13 +67,17 @@ class _Reader:
         """Remove what a deleted entity has left."""
         self._changes[key] = None
 
-    def finish(self) -> None:
-        if self._changes:
-            apply(self._store, self._changes)
+    @property
+    def changes(self) -> Mapping[bytes, bytes | None]:
+        """What has to be written so that the next start finds it in order."""
+        return self._changes
 
 
-def recover(store: KeyValueStore, namespace: Namespace, now_ms: int) -> Recovery:
-    """Fill a new namespace with what the store holds. Locks are not kept: every message that had one is free again."""
+def recover(store: KeyValueStore, journal: Journal, namespace: Namespace, now_ms: int) -> Recovery:
+    """Fill a new namespace with what the store holds. Locks are not kept: every message that had one is free again.
+
+    Nothing is written: what was found damaged is set aside with the journal's first commit.
+    """
     recovery = Recovery()
     reader = _Reader(store, recovery)
     restoration = namespace.restoration()
@@ -80,7 +86,7 @@ def recover(store: KeyValueStore, namespace: Namespace, now_ms: int) -> Recovery
     _restore_messages(reader, restoration, recovery)
     _restore_histories(reader, restoration)
     restoration.finish(now_ms)
-    reader.finish()
+    journal.adopt(reader.changes)
     namespace.started(now_ms)
     return recovery
 
@@ -106,8 +112,13 @@ def _restore_entities(reader: _Reader, restoration: Restoration, recovery: Recov
         else:  # its topic cannot be read
             restoration.leave_alone(entity.entity_id)
     for key, (rule, created_ms) in reader.decoded(keys.RULE, lambda _, value: decode_rule(value)):
-        if not restoration.rule(*keys.split_rule(key), rule, created_ms):
-            reader.drop(key)
+        try:
+            is_claimed = restoration.rule(*keys.split_rule(key), rule, created_ms)
+        except BrokerError:  # it was written by a version that could read it
+            reader.note_damage(key, encode_rule(rule, created_ms))
+        else:
+            if not is_claimed:
+                reader.drop(key)
 
 
 def _restore_messages(reader: _Reader, restoration: Restoration, recovery: Recovery) -> None:
@@ -131,8 +142,10 @@ def _restore_histories(reader: _Reader, restoration: Restoration) -> None:
             reader.drop(key)
     seen = reader.decoded(keys.DUPLICATE, lambda _, value: decode_stamped(value))
     for entity_id, group in groupby(seen, key=lambda found: keys.entity_of(found[0])):
-        found = [(first_ms, message_id, key) for key, (first_ms, message_id, _) in group]
-        history = sorted((first_ms, message_id) for first_ms, message_id, _ in found)
+        found = list(group)
+        history = sorted(
+            (first_ms, message_id, int.from_bytes(sequence, "big")) for _, (first_ms, message_id, sequence) in found
+        )
         if not restoration.duplicates(entity_id, history):
-            for _, _, key in found:
+            for key, _ in found:
                 reader.drop(key)
