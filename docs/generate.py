@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import inspect
 import re
 from collections.abc import Callable, Iterable
 from enum import Enum, IntEnum
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from types import GenericAlias, ModuleType, UnionType
 from typing import Any
@@ -138,6 +140,18 @@ MEMBERS: dict[str, list[str]] = {
 }  # fmt: skip
 """What is shown of a class where it is not everything that is public."""
 
+CONSTRUCTED = ["Namespace", "Keeper", "LmdbStore", "MemoryStore"]
+"""The classes that callers make themselves and whose parameters are not fields."""
+
+ATTRIBUTES: dict[str, dict[str, str]] = {
+    "Keeper": {
+        "recovery: Recovery": "What was found when the store was read last.",
+        "rebuilt: Callable[[Recovery], object]": "Is called when a commit has failed and the store was read anew; set"
+        " it to a function of your own.",
+    },
+}
+"""What an instance has besides methods and properties, with what there is to say of it."""
+
 EVENTS = [
     "Authenticated", "ConnectionOpened", "ConnectionClosed", "SessionBegun", "SessionEnded", "LinkAttached",
     "LinkDetached", "CreditGranted", "LinkDrained", "Delivery", "DeliveryAborted", "DispositionReceived", "Event",
@@ -201,9 +215,56 @@ def _entry(room: Room, name: str) -> str:
         return f"- `{name}{_signature(room, thing)}`: {_summary(thing)}\n"
     if not isinstance(thing, type):
         return f"- `{name}` = {_constant(thing)}\n"
+    members = [*_attributes(name), *(_member(room, thing, member) for member in _members(thing))]
+    if name in CONSTRUCTED:
+        maker = inspect.getattr_static(thing, "__init__")
+        said = " ".join(filter(None, [_summary(thing), _plain(maker.__doc__ or "")]))
+        return "".join([f"- `{name}{_signature(room, maker)}`: {said}\n", *members])
+    if _has_typed_fields(thing):
+        fields = [_typed_field(room, thing, field) for field in _fields(thing)]
+        return "".join([f"- `{name}`{_said(thing)}\n", *fields, *members])
     fields = WIRE_DELIVERY if thing is wire.Delivery else _fields(thing)
     shown = f"`{name}`({', '.join(fields)})" if fields else f"`{name}`"
-    return "".join([f"- {shown}: {_summary(thing)}\n", *(_member(room, thing, member) for member in _members(thing))])
+    return "".join([f"- {shown}: {_summary(thing)}\n", *members])
+
+
+def _attributes(name: str) -> list[str]:
+    return [f"  - `{attribute}`: {said}\n" for attribute, said in ATTRIBUTES.get(name, {}).items()]
+
+
+def _has_typed_fields(thing: type) -> bool:
+    """Whether each field has a line to itself: the limits have a table, and enumerations have no types."""
+    is_ours = thing.__module__.startswith(("pairbus.broker", "pairbus.store"))
+    return is_ours and bool(_fields(thing)) and not issubclass(thing, Enum) and thing is not broker.Limits
+
+
+def _typed_field(room: Room, owner: type, name: str) -> str:
+    kind = inspect.get_annotations(owner)[name]
+    default = _field_default(room, owner, name)
+    said = _field_texts(owner).get(name) or (SETTINGS.get(name) if _is_of("pairbus.broker.descriptions", owner) else "")
+    return f"  - `{name}: {getattr(kind, '__forward_arg__', kind)}{default}`{f': {said}' if said else ''}\n"
+
+
+def _field_default(room: Room, owner: type, name: str) -> str:
+    if not dataclasses.is_dataclass(owner):
+        defaults: dict[str, Any] = getattr(owner, "_field_defaults", {})
+        return f" = {_default(room, defaults[name])}" if name in defaults else ""
+    field = next(field for field in dataclasses.fields(owner) if field.name == name)
+    if field.default_factory is not dataclasses.MISSING:
+        return f" = {field.default_factory()!r}"
+    return "" if field.default is dataclasses.MISSING else f" = {_default(room, field.default)}"
+
+
+def _field_texts(owner: type) -> dict[str, str]:
+    """What stands in the source below a field."""
+    (definition,) = ast.parse(inspect.getsource(owner)).body
+    assert isinstance(definition, ast.ClassDef)  # noqa: S101 (it is the source of a class)
+    texts = {}
+    for field, below in pairwise(definition.body):
+        match field, below:
+            case ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(str(text))):
+                texts[name] = _plain(text)
+    return texts
 
 
 def _constant(thing: Any) -> str:
@@ -239,7 +300,8 @@ def _member(room: Room, owner: type, name: str) -> str:
     if isinstance(member, property):
         return f"  - `{name}`{_said(member)}\n"
     function = member.__func__ if isinstance(member, classmethod) else member
-    return f"  - `{name}{_signature(room, function)}`{_said(function)}\n"
+    said = f": {_plain(inspect.getdoc(function) or '')}" if owner is store.Keeper else _said(function)
+    return f"  - `{name}{_signature(room, function)}`{said}\n"
 
 
 def _said(thing: Any) -> str:
@@ -273,10 +335,15 @@ def _default(room: Room, value: Any) -> str:
 
 def _summary(thing: Any) -> str:
     own = vars(thing).get("__doc__") if isinstance(thing, type) else inspect.getdoc(thing)
-    text = inspect.cleandoc(own or "").split("\n\n")[0].replace("\n", " ").replace("``", "`")
-    text = re.sub(r" [(][A-E][0-9]+[)]", "", text)  # the paragraph of the specification says nothing to a reader
+    text = _plain(inspect.cleandoc(own or "").split("\n\n")[0])
     # Nor does what dataclasses and named tuples write for themselves.
     return "" if text.startswith(f"{getattr(thing, '__name__', '')}(") else text
+
+
+def _plain(text: str) -> str:
+    """A text of the code as it stands on a page, without what it says to readers of the code alone."""
+    text = " ".join(text.split()).replace("``", "`")
+    return re.sub(r" [(][A-E][0-9]+[)]| See the module's text[.]", "", text)
 
 
 # Blocks inside pages that are written by hand: between a line <!-- begin: name --> and a line <!-- end: name -->.
@@ -324,6 +391,8 @@ LIMITS = {
     "messages_per_transaction": "messages sent and settled in a transaction",
     "messages_per_delete": "messages that one `delete_messages` removes",
     "forwarding_hops": "forwards that a message takes",
+    "forwards_per_message": "forwards of a message in one go, all its copies together",
+    "messages_per_receive": "messages that one `receive` or `peek` gives; asking for more is fine",
     "partitions": "partitions of a partitioned entity",
 }
 

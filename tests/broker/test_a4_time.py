@@ -352,7 +352,7 @@ def test_a4_an_entity_that_nobody_uses_is_deleted(kind: str) -> None:
         assert broker.info(Address.of("topic")).subscription_count == 0
 
 
-@pytest.mark.parametrize("use", ["send", "receive", "touch", "update", "schedule"])
+@pytest.mark.parametrize("use", ["send", "receive", "touch", "update"])
 def test_a4_an_entity_in_use_is_not_deleted(use: str) -> None:
     broker = Broker()
     queue = broker.queue(auto_delete_on_idle_ms=IDLE)
@@ -364,8 +364,6 @@ def test_a4_an_entity_in_use_is_not_deleted(use: str) -> None:
             broker.receive(queue)
         case "touch":
             broker.namespace.touch(queue, broker.now_ms)
-        case "schedule":
-            broker.schedule(queue, "x", MINUTE)
         case _:
             broker.update(queue, user_metadata="x")
     broker.wait(IDLE - 1)

@@ -135,7 +135,9 @@ class Caller:
         self.tokens: list[bytes] = []
         self.session_tokens: list[bytes] = []
         keeper = Keeper(
-            MemoryStore(max_bytes=7_000_000), lambda records: Namespace(**{**OUTSIDE, "records": records}), self.now_ms
+            MemoryStore(max_bytes=random.choice([7_000_000, 7_000_000, 7_000_000, 4_208_000])),
+            lambda records: Namespace(**{**OUTSIDE, "records": records}),
+            self.now_ms,
         )
         self.namespace = keeper.namespace
         self.arguments: dict[str, Callable[[], Any]] = {
@@ -162,7 +164,7 @@ class Caller:
             "to_sequence": lambda: random.choice([None, 5]),
             "topic": lambda: random.choice(["topic", "topic", "queue", "no"]),
             "updated_after_ms": lambda: random.choice([None, 0]),
-            "verdict": lambda: Verdict(disposition=random.choice(list(Disposition))),
+            "verdict": self.verdict,
         }
         self.furnish()
 
@@ -249,10 +251,14 @@ class Caller:
     def lock_token(self) -> bytes:
         return self.random.choice([b"nobody", *self.tokens[-3:]])
 
+    def verdict(self) -> Verdict:
+        choose = self.random.choice
+        return Verdict(disposition=choose(list(Disposition)), properties=choose([{}, {}, {"note": "much too long"}]))
+
     def operations(self) -> list[Send | Settle]:
         choose = self.random.choice
         send = Send(choose(ADDRESSES), self.messages(), choose([None, None, Address.of("queue")]))
-        settle = Settle(choose(ADDRESSES), self.lock_token(), Verdict(disposition=choose(list(Disposition))))
+        settle = Settle(choose(ADDRESSES), self.lock_token(), self.verdict())
         return choose([[send], [settle], [send, settle], [send, send]])
 
 
@@ -276,3 +282,91 @@ def seen() -> dict[str, set[str]]:
 def test_an_operation_raises_what_the_table_says(operation: str, seen: dict[str, set[str]]) -> None:
     assert seen[operation] <= raised_by(operation), "raises more than the table says"
     assert raised_by(operation) <= seen[operation], "is said to raise what it never did"
+
+
+# Arguments of the wrong type, which the table leaves out.
+
+WRONG: Final[dict[str, Any]] = {
+    "address": "queue", "description": "large", "max_count": "many", "messages": [b"body"], "name": 7, "now_ms": 1.5,
+    "path": 7, "rule": "1 = 1", "verdict": "complete",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("operation", "argument"),
+    [
+        (operation, argument)
+        for operation in OPERATIONS
+        for argument in inspect.signature(getattr(Namespace, operation)).parameters
+        if argument in WRONG and (operation, argument) != ("remove_rule", "name")  # which is of something that exists
+    ],
+)
+def test_an_argument_of_the_wrong_type_is_refused(operation: str, argument: str) -> None:
+    caller = Caller(Random(1))  # noqa: S311 (the same each time)
+    namespace, now_ms = caller.namespace, caller.now_ms
+    queue = Address.of("sessions" if "session" in operation else "queue")
+    namespace.send(Address.of("queue"), [Message(b"1")], now_ms)
+    (delivery,) = namespace.receive(Address.of("queue"), 1, now_ms)
+    grant = namespace.accept_session(Address.of("sessions"), "a", now_ms)
+    assert grant is not None
+    good: dict[str, Any] = {
+        "address": queue, "description": QueueDescription(), "from_sequence": 0, "lock_token": delivery.lock_token,
+        "max_count": 1, "messages": [], "name": "new", "now_ms": now_ms, "operations": [], "path": "new", "rule": None,
+        "sequences": [], "session_id": "b", "session_token": grant.session_token, "state": b"", "subscription": "sub",
+        "topic": "topic",
+    }  # fmt: skip
+    function = getattr(namespace, operation)
+    needed = {
+        name: good[name]
+        for name, parameter in inspect.signature(function).parameters.items()
+        if parameter.default is parameter.empty
+    }
+    with pytest.raises(errors.InvalidRequestError):
+        function(**{**caller.fit(operation, needed), argument: WRONG[argument]})
+
+
+# What counts as use of an entity.
+
+LATER: Final = 1_000_100
+
+
+def use(operation: str, namespace: Namespace, tokens: dict[str, bytes]) -> Address:
+    """Do it; which entity was used by it."""
+    queue, sessions, sub = Address.of("queue"), Address.of("sessions"), Address.of("topic", "sub")
+    calls: dict[str, tuple[Address, Callable[[], object]]] = {
+        "send": (queue, lambda: namespace.send(queue, [Message(b"")], LATER)),
+        "cancel_scheduled": (queue, lambda: namespace.cancel_scheduled(queue, [2], LATER)),
+        "receive": (sub, lambda: namespace.receive(sub, 1, LATER)),
+        "receive_deferred": (queue, lambda: namespace.receive_deferred(queue, [], LATER)),
+        "peek": (sub, lambda: namespace.peek(sub, 0, 1, LATER)),
+        "delete_messages": (queue, lambda: namespace.delete_messages(queue, 1, LATER)),
+        "accept_session": (sessions, lambda: namespace.accept_session(sessions, "b", LATER)),
+        "renew_lock": (sub, lambda: namespace.renew_lock(sub, tokens["lock"], LATER)),
+        "renew_session": (sessions, lambda: namespace.renew_session(sessions, tokens["session"], LATER)),
+        "update": (sub, lambda: namespace.update(sub, SubscriptionDescription(), LATER)),
+        "add_rule": (sub, lambda: namespace.add_rule("topic", "sub", RuleDescription(name="no"), LATER)),
+        "touch": (sub, lambda: namespace.touch(sub, LATER)),
+    }
+    address, call = calls[operation]
+    call()
+    return address
+
+
+USES: Final = codes(TEXT.split("Use of it is:")[1].split(";")[0])
+
+
+@pytest.mark.parametrize("operation", USES)
+def test_what_counts_as_use_of_an_entity(operation: str) -> None:
+    caller = Caller(Random(1))  # noqa: S311 (the same each time)
+    namespace, now_ms = caller.namespace, caller.now_ms
+    namespace.delete(Address.of("topic", "sess"), now_ms)  # there may be two rules
+    namespace.send(Address.of("queue"), [Message(b""), Message(b"", scheduled_ms=LATER + 1_000)], now_ms)
+    namespace.send(Address.of("topic"), [Message(b"")], now_ms)
+    (delivery,) = namespace.receive(Address.of("topic", "sub"), 1, now_ms)
+    grant = namespace.accept_session(Address.of("sessions"), "a", now_ms)
+    assert grant is not None
+    assert delivery.lock_token is not None
+    address = use(operation, namespace, {"lock": delivery.lock_token, "session": grant.session_token})
+    assert namespace.entity(address, LATER).accessed_ms == LATER
+    of_topic = namespace.entity(Address.of(address.entity), LATER).accessed_ms
+    assert of_topic == (now_ms if operation == "update" else LATER)

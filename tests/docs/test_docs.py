@@ -8,6 +8,8 @@ import runpy
 from dataclasses import fields
 from pathlib import Path
 from types import ModuleType
+from typing import Any
+from uuid import uuid4
 
 import pytest
 
@@ -29,6 +31,7 @@ from pairbus.wire import (
 from pairbus.wire import errors as errors_module
 from tests.docs.snippets import PAGES, ROOT, run_snippets, snippets_of
 
+OUTSIDE: Any = {"view": lambda _: broker.NO_PROPERTIES, "fresh_id": uuid4, "fresh_token": lambda: uuid4().bytes}
 REFERENCE = ROOT / "docs" / "reference" / "wire.md"
 
 
@@ -39,7 +42,8 @@ def test_every_snippet_runs(
     monkeypatch.chdir(tmp_path)
     run_snippets(page)
     if page.name == "README.md":
-        assert capsys.readouterr().out == "on disk\nb'one espresso'\n"
+        run_snippets(page)  # it says that it can be run as often as one likes
+        assert capsys.readouterr().out == "on disk\nb'one espresso'\n" * 2
 
 
 def test_the_client_of_the_how_to_page_sends_to_its_server() -> None:
@@ -135,6 +139,23 @@ def test_the_reference_names_everything_that_is_public(room: ModuleType) -> None
     text = page.read_text(encoding="utf-8")
     for name in room.__all__:
         assert re.search(rf"^- `{name}\b", text, re.MULTILINE), name
+
+
+def test_the_reference_says_how_to_make_things_and_what_they_have() -> None:
+    text = "".join((ROOT / "docs" / "reference" / f"api-{room}.md").read_text("utf-8") for room in ("broker", "store"))
+    generator = runpy.run_path(str(ROOT / "docs" / "generate.py"))
+    for name in generator["CONSTRUCTED"]:
+        assert f"\n- `{name}(" in text
+    keeper = store.Keeper(store.MemoryStore(), lambda records: broker.Namespace(records, **OUTSIDE), 0)
+    for attribute in [*generator["ATTRIBUTES"]["Keeper"], "namespace", "damaged"]:
+        assert f"\n  - `{attribute}`: " in text
+        assert hasattr(keeper, attribute.split(":")[0])
+    for line in (
+        "message_id: str = ''",
+        "disposition: Disposition = Disposition.COMPLETE",
+        "max_delivery_count: int = 10",
+    ):
+        assert f"\n  - `{line}`" in text
 
 
 @pytest.mark.parametrize("room", ["broker", "store"])

@@ -29,9 +29,13 @@ from pairbus.broker.namespace import DUE_AT_ONCE
 from pairbus.store import (
     DamagedStoreError,
     Keeper,
+    LmdbStore,
     MemoryStore,
     NewerFormatError,
     NotADataDirectoryError,
+    StoreFailedError,
+    StoreInUseError,
+    UnsupportedSystemError,
     checksum,
     datafile,
     directory,
@@ -40,11 +44,12 @@ from pairbus.store import (
     lmdb,
     records,
 )
-from tests.docs.snippets import ROOT
-from tests.docs.tables import rows_of
+from tests.docs.snippets import ROOT, run_snippets
+from tests.docs.tables import code, rows_of
 
 LAYOUT = ROOT / "docs" / "explanation" / "disk-layout.md"
 GUARANTEES = ROOT / "docs" / "explanation" / "guarantees.md"
+OPERATE = ROOT / "docs" / "how-to" / "operate.md"
 TEXT = LAYOUT.read_text(encoding="utf-8")
 PROSE = " ".join(TEXT.split())
 NOW = 1_700_000_000_000
@@ -98,6 +103,7 @@ def test_the_figures_of_free_space_are_those_of_the_code() -> None:
         f"{datafile._KEPT_BACK_BYTES >> 20} MiB",
         f"{journal.RESERVE_BYTES >> 20} MiB",
         f"{journal._PER_WRITE_BYTES:,} bytes",
+        f"{journal._PER_RECORD_BYTES:,} bytes",
         f"{lmdb.DEFAULT_MAX_BYTES >> 40} TiB",
     ]
     assert f"more than {keys._LONGEST_TEXT} bytes in UTF-8" in PROSE
@@ -134,6 +140,54 @@ def test_a_file_that_is_damaged_newer_or_somebody_elses_is_refused_and_not_touch
     (path / "holiday.jpg").touch()
     with pytest.raises(NotADataDirectoryError):
         Keeper.open(path, make_namespace, NOW)
+
+
+def test_a_data_directory_takes_what_the_pages_say(tmp_path: Path) -> None:
+    with Keeper.open(tmp_path / "shop", make_namespace, NOW) as keeper:
+        file = tmp_path / "shop" / "data.mdb"
+        first = file.stat().st_size >> 20
+        keeper.namespace.create_queue("orders", QueueDescription(), NOW)
+        keeper.commit(NOW)
+        then = file.stat().st_size >> 20
+    for page in (LAYOUT, OPERATE, ROOT / "README.md"):
+        said = re.search(
+            r"(\d+) MiB (?:at first|when it is made) and (\d+) MiB", " ".join(page.read_text("utf-8").split())
+        )
+        assert said is not None, page.name
+        assert (int(said[1]), int(said[2])) == (first, then)
+
+
+def test_what_was_set_aside_is_listed_as_the_page_shows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "shop"
+    with Keeper.open(path, make_namespace, NOW) as keeper:
+        keeper.namespace.create_queue("orders", QueueDescription(), NOW)
+        keeper.namespace.send(ORDERS, [Message(b"1")], NOW)
+    page = run_snippets(OPERATE)
+    page["print_set_aside"](path)
+    assert capsys.readouterr().out == ""
+    key = keys.record_key(1, 0, 1)
+    store = LmdbStore(path / "data.mdb")
+    store.prepare({key: b"\xff of an unknown version"}).run()
+    store.close()
+    with Keeper.open(path, make_namespace, NOW) as keeper:
+        assert keeper.recovery.damaged == [key]
+        with pytest.raises(StoreInUseError):
+            page["print_set_aside"](path)
+    page["print_set_aside"](path)
+    assert capsys.readouterr().out == f"message, key {key.hex()}, 23 bytes\n"
+
+
+def test_the_list_knows_every_kind_that_can_be_set_aside() -> None:
+    kinds = {value for name, value in vars(keys).items() if name.isupper() and isinstance(value, bytes)}
+    assert run_snippets(OPERATE)["KINDS"].keys() == kinds - {keys.ENTITY, keys.ASIDE}
+
+
+def test_the_table_of_the_start_has_every_error_of_opening() -> None:
+    listed = {code(row[0]) for row in rows_of(OPERATE, "error", "what it means", "what to do") if row[0].endswith("`")}
+    raised = {DamagedStoreError, NewerFormatError, NotADataDirectoryError, StoreFailedError, StoreInUseError}
+    assert listed == {kind.__name__ for kind in (*raised, UnsupportedSystemError)}
+    said = f"{directory.DataDirectory.open.__doc__} {LmdbStore.__doc__}"
+    assert {*re.findall(r"\w+Error", said)} == {kind.__name__ for kind in raised}
 
 
 # What is damaged, and what happens.

@@ -305,6 +305,7 @@ class Catalogue:
         self._check_rule_count(subscription.topic, description)
         rule = self._make_rule(subscription.full_path, description, subscription.rules.next_position(), now_ms)
         self._put_rule(subscription, rule)
+        subscription.touch(now_ms)
         return rule
 
     def update_rule(self, subscription: SubscriptionEntity, description: RuleDescription) -> Rule:
@@ -340,7 +341,6 @@ class Catalogue:
     def _put_rule(self, subscription: SubscriptionEntity, rule: Rule) -> None:
         self._context.records.put_rule(subscription.id, rule.position, rule.description, rule.created_ms)
         subscription.rules.add(rule)
-        subscription.touch(max(subscription.accessed_ms, rule.created_ms))
 
     def _make_rule(self, path: str, description: RuleDescription, position: int, created_ms: int) -> Rule:
         check_rule(path, description)

@@ -28,10 +28,11 @@ View: TypeAlias = Callable[[], PropertyView]
 
 
 class Placement(NamedTuple):
-    """A record and the queue that it belongs into."""
+    """A record, the queue that it belongs into, and what ties it to a partition there."""
 
     queue: Queue
     record: Record
+    pin: str | None
 
 
 class Failure(NamedTuple):
@@ -57,7 +58,7 @@ class Router:
         if message.ping or self._is_duplicate(entity, message, now_ms):
             return None
         intake = entity.intake
-        partition = _partition(entity, intake, message.message_id, _pin(message))
+        partition = _spread(intake, _partition_pin(entity, message))
         sequence = intake.next_sequence(partition)
         intake.note_sequence(partition)
         self._remember(entity, message, sequence, now_ms)
@@ -100,7 +101,8 @@ class Router:
             entity.touch(now_ms)
             return self.accept(entity, message, now_ms)
         letter = _dead_letter(_draft(message, now_ms), failure)
-        self._place([Placement(via.transfer_dead_letters, letter)], self._context.bodies.keep(message.body, 1), now_ms)
+        placement = Placement(via.transfer_dead_letters, letter, _pin(letter))
+        self._place([placement], self._context.bodies.keep(message.body, 1), now_ms)
         return None
 
     # Messages that are here and move on
@@ -111,6 +113,7 @@ class Router:
 
     def activate(self, entity: Destination, record: Record, now_ms: int) -> None:
         """The time of a scheduled message that was taken has come: it gets a new number and goes on."""
+        entity.touch(now_ms)
         active = record._replace(state=MessageState.ACTIVE, enqueued_ms=now_ms)
         view = self._stored_view(record)
         if isinstance(entity, QueueEntity):
@@ -152,7 +155,8 @@ class Router:
             failure = Failure(reasons.NO_SESSION_ID, f"'{holder.full_path}' requires sessions")
             return self._bury(holder, record, failure, view, now_ms)
         expires_ms = expires_at(record.time_to_live_ms, holder.description, now_ms)
-        return [Placement(holder.main, record._replace(expires_ms=expires_ms, delivery_count=0))]
+        pin = _partition_pin(holder, record)
+        return [Placement(holder.main, record._replace(expires_ms=expires_ms, delivery_count=0), pin)]
 
     def _fan_out(self, topic: TopicEntity, record: Record, view: View, now_ms: int) -> list[Placement]:
         record = record._replace(
@@ -222,7 +226,7 @@ class Router:
     ) -> list[Placement]:
         letter = _dead_letter(record, failure)
         forwarded = self._forward_dead_letter(holder, letter, view, now_ms)
-        return [Placement(holder.dead_letters, letter)] if forwarded is None else forwarded
+        return [Placement(holder.dead_letters, letter, _pin(letter))] if forwarded is None else forwarded
 
     def _forward_dead_letter(self, holder: Holder, letter: Record, view: View, now_ms: int) -> list[Placement] | None:
         """Where a dead letter is forwarded to; ``None`` if it has to stay with its entity."""
@@ -267,9 +271,10 @@ class Router:
         shared: bool = False,
     ) -> None:
         shared = shared or len(placements) > 1
-        for queue, record in placements:
-            # A message that only becomes active stays in its partition.
-            partition = record.sequence >> PARTITION_SHIFT if queue is home else _spread(queue, _pin(record))
+        for queue, record, pin in placements:
+            # A message that only becomes active, and that no key ties to another partition, stays where it is.
+            stays = queue is home and pin is None
+            partition = record.sequence >> PARTITION_SHIFT if stays else _spread(queue, pin)
             sequence = queue.next_sequence(partition)
             queue.note_sequence(partition)
             queue.add(
@@ -376,8 +381,12 @@ def _pin(message: Message | Record) -> str | None:
     return message.partition_key if message.session_id is None else message.session_id
 
 
-def _partition(entity: Destination, queue: Queue, message_id: str, pin: str | None) -> int:
-    return _spread(queue, message_id if pin is None and entity.duplicates is not None else pin)
+def _partition_pin(holder: Holder | TopicEntity, message: Message | Record) -> str | None:
+    """What ties a message to a partition of an entity: its key, or its id where that is to be seen only once."""
+    pin = _pin(message)
+    if pin is None and not isinstance(holder, SubscriptionEntity) and getattr(holder, "duplicates", None) is not None:
+        return message.message_id or None
+    return pin
 
 
 def _spread(queue: Queue, key: str | None) -> int:
