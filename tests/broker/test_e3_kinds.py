@@ -97,7 +97,17 @@ BAD: dict[str, Request] = {
         [Send(TOPIC, [letter("x")]), Settle(QUEUE, lock, Verdict(reason=5))],  # type: ignore[arg-type]
         START,
     ),
+    "text for an operation": lambda n, _l, _s: n.transact(["x"], START),
+    "no list of operations": lambda n, _l, _s: n.transact(None, START),
+    "no list of messages": lambda n, _l, _s: n.send(QUEUE, 5, START),
+    "text for the size of the header": bad_message(header_bytes="5"),
+    "an unhashable token": lambda n, _l, _s: n.settle(QUEUE, {}, START),
+    "text for sequence numbers": lambda n, _l, _s: n.receive_deferred(QUEUE, "12", START),
+    "no sequence numbers": lambda n, _l, _s: n.cancel_scheduled(QUEUE, None, START),
+    "text for a sequence number": lambda n, _l, _s: n.peek(QUEUE, "1", 1, START),
+    "text for a range": lambda n, _l, _s: n.delete_messages(QUEUE, 1, START, to_sequence="9"),
     # sessions
+    "text for a session's token": lambda n, _l, _s: n.renew_session(SESSIONS, "x", START),
     "a number for a session": lambda n, _l, _s: n.accept_session(SESSIONS, 5, START),
     "text for a state": lambda n, _l, session: n.set_session_state(SESSIONS, session, "x", START),
     # entities
@@ -114,6 +124,12 @@ BAD: dict[str, Request] = {
     "a number for a target": bad_queue(forward_to=5),
     "the dead letters deleted": lambda n, _l, _s: n.delete(dead(QUEUE), START),
     "the dead letters updated": lambda n, _l, _s: n.update(dead(QUEUE), QueueDescription(), START),
+    "a number for a topic": lambda n, _l, _s: n.subscriptions(5, START),
+    "a number for a subscription": lambda n, _l, _s: n.rules("topic", 5, START),
+    "a number for a new subscription": lambda n, _l, _s: n.create_subscription(
+        "topic", 5, SubscriptionDescription(), START
+    ),
+    "a number for a rule's name": lambda n, _l, _s: n.remove_rule("topic", "sub", 5, START),
     # rules
     "a class for a filter": bad_rule(RuleDescription(name="r", filter=TrueFilter)),  # type: ignore[arg-type]
     "text for a filter": bad_rule(RuleDescription(name="r", filter="a=1")),  # type: ignore[arg-type]

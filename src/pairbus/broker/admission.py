@@ -13,6 +13,7 @@ from pairbus.broker.errors import (
     QuotaExceededError,
     SessionRequiredError,
 )
+from pairbus.broker.kinds import check_list, check_number
 from pairbus.broker.limits import Limits
 from pairbus.broker.message import Message
 from pairbus.broker.router import capacity, fault_of, message_limit
@@ -22,6 +23,7 @@ def check_send(entity: Destination, messages: Sequence[Message], limits: Limits,
     """Raise what is wrong with sending these; how many bytes they take."""
     if not entity.description.status.can_send:
         raise EntityDisabledError(f"'{entity.path}' is {entity.description.status}: it takes no messages", entity.path)
+    check_list(messages, "messages")
     if isinstance(messages, Message):
         raise InvalidMessageError("a send takes a list of messages; this is one message", entity.path)
     total = 0
@@ -52,6 +54,7 @@ def check_message(entity: Destination | None, message: Message, limits: Limits) 
     if len(message.body) > most:
         where = "an entity" if entity is None else f"'{path}'"
         raise MessageSizeExceededError(f"the message has {len(message.body)} bytes; {where} takes at most {most}", path)
+    check_number(message.header_bytes, "header_bytes")
     if message.header_bytes > limits.header_bytes:
         raise HeaderSizeExceededError(
             f"the message has {message.header_bytes} bytes of properties; at most {limits.header_bytes} are allowed",

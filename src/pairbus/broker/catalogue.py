@@ -29,7 +29,7 @@ from pairbus.broker.errors import (
 )
 from pairbus.broker.housekeeping import Grave, Housekeeping
 from pairbus.broker.idle import Idle
-from pairbus.broker.kinds import check_address, check_rule
+from pairbus.broker.kinds import check_address, check_name_text, check_rule
 from pairbus.broker.limits import RELAXED, UNLIMITED
 from pairbus.broker.notices import EntityGone
 from pairbus.broker.queue import OnDue, Queue, Usage
@@ -70,12 +70,14 @@ class Catalogue:
         return entity
 
     def topic(self, path: str) -> TopicEntity:
+        check_name_text(path)
         entity = self._destinations.get(path.lower())
         if not isinstance(entity, TopicEntity):
             raise EntityNotFoundError(f"there is no topic '{path}'", path)
         return entity
 
     def subscription(self, topic: str, name: str) -> SubscriptionEntity:
+        check_name_text(name)
         subscription = self.topic(topic).subscriptions.get(name.lower())
         if subscription is None:
             raise EntityNotFoundError(f"there is no subscription '{name}' of '{topic}'", f"{topic}/{name}")
@@ -150,8 +152,8 @@ class Catalogue:
         self, topic: TopicEntity, name: str, description: SubscriptionDescription, rule: RuleDescription, now_ms: int
     ) -> SubscriptionEntity:
         limits = self._context.limits
-        path = f"{topic.path}/{name}"
         check_name(name, limits)
+        path = f"{topic.path}/{name}"
         check_description(path, description, limits)
         if name.lower() in topic.subscriptions:
             raise EntityExistsError(f"there is a subscription '{name}' of '{topic.path}' already", path)
@@ -162,6 +164,7 @@ class Catalogue:
         entity = self.restore(self._new_record(name, self._with_targets(path, description), now_ms, topic.id))
         assert isinstance(entity, SubscriptionEntity)  # noqa: S101 (made of its description)
         self._put_rule(entity, first)
+        topic.touch(now_ms)
         return entity
 
     def restore_last_id(self, entity_id: int) -> None:
@@ -317,6 +320,7 @@ class Catalogue:
         return rule
 
     def rule(self, subscription: SubscriptionEntity, name: str) -> Rule:
+        check_name_text(name)
         rule = subscription.rules.get(name)
         if rule is None:
             raise EntityNotFoundError(

@@ -75,6 +75,11 @@ class QueueEntity(Holder):
     def intake(self) -> Queue:
         return self.main
 
+    @property
+    def copies(self) -> int:
+        """How many records a message makes, usually at most."""
+        return 1
+
 
 class SubscriptionEntity(Holder):
     """A subscription: a queue that a topic fills through rules."""
@@ -135,6 +140,11 @@ class TopicEntity:
     @property
     def full_path(self) -> str:
         return self.path
+
+    @property
+    def copies(self) -> int:
+        """How many records a message makes, usually at most."""
+        return 1 + len(self.subscriptions)
 
     def queues(self) -> Iterator[Queue]:
         return iter((self.intake,))

@@ -5,7 +5,7 @@ Nothing else in the broker looks at this again: whatever passes here can be kept
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from types import NoneType, UnionType
 from typing import Any, Final, get_args, get_origin, get_type_hints
@@ -49,6 +49,34 @@ def check_address(address: Address) -> None:
         raise InvalidRequestError(
             f"{address.part!r} is no part of an entity: take one of {', '.join(part.name for part in Part)}"
         )
+
+
+def check_name_text(name: str) -> None:
+    if not isinstance(name, str):
+        raise InvalidRequestError(f"{name!r:.100} is no name: a name is text")
+
+
+def check_token(token: bytes) -> None:
+    if not isinstance(token, bytes):
+        raise InvalidRequestError(
+            f"a token is bytes, as a delivery or a session has it, and not {type(token).__name__}"
+        )
+
+
+def check_numbers(numbers: Sequence[int]) -> None:
+    """Sequence numbers."""
+    if not isinstance(numbers, Sequence) or not all(type(number) is int for number in numbers):
+        raise InvalidRequestError("sequence numbers come as a list of integers")
+
+
+def check_list(items: Sequence[object], what: str) -> None:
+    if not isinstance(items, list | tuple):
+        raise InvalidRequestError(f"{what} come as a list, and not as {type(items).__name__}")
+
+
+def check_number(number: int | None, what: str) -> None:
+    if number is not None and type(number) is not int:
+        raise InvalidRequestError(f"{what} is {number!r:.100}; it has to be a whole number")
 
 
 def check_values(values: Mapping[str, Any], what: str, entity: str | None) -> None:

@@ -11,7 +11,7 @@ from pairbus.broker.errors import (
     LockLostError,
     SessionLockLostError,
 )
-from pairbus.broker.kinds import check_address
+from pairbus.broker.kinds import check_address, check_token
 from pairbus.broker.lock import Lock
 from pairbus.broker.queue import Queue
 from pairbus.broker.session import Session
@@ -60,6 +60,7 @@ class Lookup:
             return None
         if token is None:
             raise InvalidOperationError(f"'{queue.address}' requires sessions: accept one first", str(queue.address))
+        check_token(token)
         session = queue.sessions.held(token)
         if session is None or session.until_ms <= now_ms:
             raise SessionLockLostError(
@@ -75,6 +76,7 @@ class Lookup:
         return queue, session
 
     def locked(self, address: Address, token: bytes, now_ms: int) -> tuple[Queue, Lock]:
+        check_token(token)
         queue = self._catalogue.queue(address)
         lock = queue.lock_by_token(token)
         # A lock that has run out may still be there, if much else has become due at the same time.

@@ -24,7 +24,7 @@ from pairbus.broker.descriptions import (
     SubscriptionDescription,
     TopicDescription,
 )
-from pairbus.broker.entity import Destination, Holder, TopicEntity
+from pairbus.broker.entity import Holder, TopicEntity
 from pairbus.broker.errors import (
     InvalidOperationError,
     InvalidRequestError,
@@ -32,7 +32,7 @@ from pairbus.broker.errors import (
     SessionLockedError,
 )
 from pairbus.broker.housekeeping import Housekeeping, Pump
-from pairbus.broker.kinds import check_settings, check_text, check_time
+from pairbus.broker.kinds import check_number, check_numbers, check_settings, check_text, check_time
 from pairbus.broker.limits import STANDARD, Limits
 from pairbus.broker.lookup import Lookup
 from pairbus.broker.message import Delivery, Message, PropertyView
@@ -230,7 +230,7 @@ class Namespace:
         now_ms = self.advance(now_ms)
         entity = self._lookup.sendable(address)
         size = check_send(entity, messages, self._limits)
-        self._records.admit(size, len(messages) * _copies_of(entity))
+        self._records.admit(size, len(messages) * entity.copies)
         entity.touch(now_ms)
         accept = self._router.accept
         return [accept(entity, message, now_ms) for message in messages]
@@ -239,6 +239,7 @@ class Namespace:
         """Remove messages that still wait for their time, all or none."""
         now_ms = self.advance(now_ms)
         entity = self._lookup.sendable(address)
+        check_numbers(sequences)
         queue = entity.intake
         records = []
         for sequence in dict.fromkeys(sequences):
@@ -284,6 +285,7 @@ class Namespace:
         now_ms = self.advance(now_ms)
         holder, queue = self._lookup.receivable(address)
         session = self._lookup.session(queue, session_token, now_ms)
+        check_numbers(sequences)
         records = list(self._receiving.deferred(queue, sequences, session, now_ms))
         if None in records:
             missing = list(dict.fromkeys(sequences))[records.index(None)]
@@ -309,6 +311,7 @@ class Namespace:
         if session_id is not None and queue.sessions is not None:
             session = queue.sessions.get(session_id)
             present = Sequences() if session is None else session.present
+        check_number(from_sequence, "from_sequence")
         most = min(max_count, self._limits.messages_per_receive)
         return list(islice(self._receiving.look(queue, present.since(from_sequence)), most))
 
@@ -330,6 +333,9 @@ class Namespace:
         now_ms = self.advance(now_ms)
         _check_count(max_count)
         holder, queue = self._lookup.receivable(address)
+        check_number(from_sequence, "from_sequence")
+        check_number(to_sequence, "to_sequence")
+        check_number(enqueued_before_ms, "enqueued_before_ms")
         session = None if session_token is None else self._lookup.session(queue, session_token, now_ms)
         holder.touch(now_ms)
         present = queue.present if session is None else session.present
@@ -484,11 +490,6 @@ class Namespace:
         for queue, target in targets:
             if target is not None and queue.ready_count:
                 self._housekeeping.add(Pump(self._router, self._context, holder, queue, self._catalogue.is_alive))
-
-
-def _copies_of(entity: Destination) -> int:
-    """How many records a message makes, usually at most."""
-    return 1 + len(entity.subscriptions) if isinstance(entity, TopicEntity) else 1
 
 
 def _check_count(count: int) -> None:

@@ -8,6 +8,7 @@ from pairbus.broker.admission import check_message, check_send
 from pairbus.broker.catalogue import Catalogue
 from pairbus.broker.context import Context
 from pairbus.broker.errors import InvalidRequestError, LockLostError
+from pairbus.broker.kinds import check_list
 from pairbus.broker.lookup import Lookup
 from pairbus.broker.operations import Operation, Send, Settle
 from pairbus.broker.router import Router
@@ -28,6 +29,9 @@ class Transaction:
 
     def check(self, operations: Sequence[Operation], now_ms: int) -> None:
         limits = self._context.limits
+        check_list(operations, "operations")
+        if not all(isinstance(operation, Send | Settle) for operation in operations):
+            raise InvalidRequestError("a transaction is made of Send and Settle")
         sends = [operation for operation in operations if isinstance(operation, Send)]
         settles = [operation for operation in operations if isinstance(operation, Settle)]
         count = sum(len(send.messages) for send in sends) + len(settles)
@@ -38,7 +42,8 @@ class Transaction:
         self._check_sends(sends)
         self._check_settles(settles, now_ms)
         if sends:
-            self._context.records.admit(sum(len(message.body) for send in sends for message in send.messages))
+            size = sum(len(message.body) for send in sends for message in send.messages)
+            self._context.records.admit(size, sum(self._records_of(send) for send in sends))
 
     def perform(self, operation: Operation, now_ms: int) -> list[int | None]:
         if isinstance(operation, Settle):
@@ -52,6 +57,10 @@ class Transaction:
         entity = self._lookup.sendable(operation.address)
         entity.touch(now_ms)
         return [self._router.accept(entity, message, now_ms) for message in operation.messages]
+
+    def _records_of(self, send: Send) -> int:
+        entity = self._catalogue.find(send.address.entity)
+        return len(send.messages) * (1 if entity is None else entity.copies)
 
     def _check_sends(self, sends: Sequence[Send]) -> None:
         pending: dict[int, int] = {}
