@@ -6,9 +6,10 @@ BIN    := $(VENV)/bin
 PACKAGE := $(VENV)/.package
 READY  := $(VENV)/.ready
 COMPILED := build/compiled
+WORKERS := --numprocesses auto --dist worksteal
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: help setup demo test slow check bench compiled fuzz clean
+.PHONY: help setup demo test slow check bench compiled fuzz model clean
 
 help:
 	@echo "make demo      run the demo"
@@ -17,6 +18,7 @@ help:
 	@echo "make check     ruff, mypy --strict, import-linter"
 	@echo "make bench     measure speed and memory"
 	@echo "make fuzz      fuzz the wire; RUNS=… says how many inputs"
+	@echo "make model     the broker beside its model; RUNS=… says how many runs"
 	@echo "make setup     make the virtual environment only"
 	@echo "make clean     remove everything that these have made"
 
@@ -44,10 +46,10 @@ demo: $(PACKAGE)
 
 # On a laptop the slow tests are left out; `make slow` runs them, and so does `make test` when CI=true.
 test: $(READY)
-	$(BIN)/pytest $(if $(filter true,$(CI)),,-m "not slow")
+	$(BIN)/pytest $(WORKERS) $(if $(filter true,$(CI)),,-m "not slow")
 
 slow: $(READY)
-	$(BIN)/pytest -m slow
+	$(BIN)/pytest $(WORKERS) -m slow
 
 check: $(READY)
 	$(BIN)/ruff check .
@@ -68,6 +70,9 @@ bench: $(READY) compiled
 
 fuzz: $(READY)
 	$(BIN)/python tests/fuzz/fuzz_wire.py -runs=$(or $(RUNS),1000000)
+
+model: $(READY)
+	PAIRBUS_MODEL_RUNS=$(or $(RUNS),20000) $(BIN)/pytest $(WORKERS) tests/broker/test_model.py
 
 clean:
 	rm -rf $(VENV) build dist tests/peers/node_modules .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -424,9 +424,9 @@ class Entity:
 
     def touch(self, now_ms: int) -> None:
         """Someone uses the entity, and with a subscription its topic."""
-        self.accessed_ms = now_ms
+        self.accessed_ms = max(self.accessed_ms, now_ms)
         if self.topic is not None:
-            self.topic.accessed_ms = now_ms
+            self.topic.touch(now_ms)
 
     def idle_end_ms(self) -> int | None:
         """When it is deleted because nobody uses it; what forwards, or has something scheduled, is in use."""
@@ -1063,7 +1063,8 @@ class Model:
         box.last[partition] = given
         key = letter.pin
         if key is None and not isinstance(entity.description, SubscriptionDescription):
-            key = letter.message_id if entity.intake.requires_duplicate_detection and box.part is Part.MAIN else None
+            is_once = entity.intake.requires_duplicate_detection and box.part is Part.MAIN
+            key = letter.message_id or None if is_once else None
         if key is not None:
             pinned = box.pins.setdefault(key, partition)
             assert pinned == partition, f"{box.address} has the key {key!r} in partitions {pinned} and {partition}"

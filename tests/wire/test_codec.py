@@ -462,7 +462,6 @@ def test_a_subclass_is_encoded_as_its_base(value: object, base: object) -> None:
         object(),
         1j,
     ],
-    ids=repr,
 )
 def test_a_value_that_amqp_cannot_carry_is_refused_wherever_it_stands(value: object) -> None:
     for whole in (value, [value], Map(((value, 1),)), {"a": value}, Described(ULong(1), value), Array((value,))):

@@ -163,7 +163,7 @@ def test_a_configuration_whose_open_does_not_fit_the_smallest_frame_is_refused_a
         Connection(Configuration(container_id="c", properties={"a": object()}))
 
 
-@pytest.mark.parametrize("sasl", ["ANONYMOUS", anonymous, SaslServer], ids=str)
+@pytest.mark.parametrize("sasl", ["ANONYMOUS", anonymous, SaslServer], ids=["text", "function", "class"])
 def test_sasl_is_a_server_or_a_client_and_not_how_to_make_one(sasl: Any) -> None:
     with pytest.raises(TypeError):
         Connection(Configuration(container_id="c"), sasl)

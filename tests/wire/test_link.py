@@ -189,7 +189,9 @@ def test_ends_that_attach_at_once_have_one_link() -> None:
     assert payloads(pair.server_events) == [b"hello"]
 
 
-@pytest.mark.parametrize("wrong", [{"properties": {"a": object()}}, {"source": Source(address="." * 1000)}], ids=str)
+@pytest.mark.parametrize(
+    "wrong", [{"properties": {"a": object()}}, {"source": Source(address="." * 1000)}], ids=["a value", "a length"]
+)
 def test_an_attach_that_fails_leaves_nothing_behind(wrong: dict[str, Any]) -> None:
     peer, session = scripted(max_links=3)
     with pytest.raises(LocalProtocolError):

@@ -50,8 +50,8 @@ class Holder:
         return iter((self.main, self.dead_letters, self.transfer_dead_letters))
 
     def touch(self, now_ms: int) -> None:
-        """Someone uses the entity."""
-        self.accessed_ms = now_ms
+        """Someone uses the entity; what was due before a restart is done later than it was due."""
+        self.accessed_ms = max(self.accessed_ms, now_ms)
 
 
 class QueueEntity(Holder):
@@ -104,7 +104,8 @@ class SubscriptionEntity(Holder):
 
     def touch(self, now_ms: int) -> None:
         """Someone uses the subscription, and so its topic."""
-        self.accessed_ms = self.topic.accessed_ms = now_ms
+        super().touch(now_ms)
+        self.topic.touch(now_ms)
 
 
 class TopicEntity:
@@ -151,7 +152,7 @@ class TopicEntity:
 
     def touch(self, now_ms: int) -> None:
         """Someone uses the topic."""
-        self.accessed_ms = now_ms
+        self.accessed_ms = max(self.accessed_ms, now_ms)
 
 
 Entity = QueueEntity | TopicEntity | SubscriptionEntity
