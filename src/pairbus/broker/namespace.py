@@ -86,6 +86,7 @@ class Namespace:
             fresh_id=fresh_id,
             fresh_token=fresh_token,
         )
+        self._agenda = self._context.agenda
         self._records = records
         self._limits = limits
         self._housekeeping = Housekeeping()
@@ -105,7 +106,7 @@ class Namespace:
         """Bring everything up to a time. Time does not run backwards: an earlier one counts as the latest seen."""
         check_time(now_ms)
         self._now_ms = max(self._now_ms, now_ms)
-        self._context.agenda.advance(self._now_ms, limit)
+        self._agenda.advance(self._now_ms, limit)
         return self._now_ms
 
     def next_due_ms(self) -> int | None:
@@ -355,7 +356,8 @@ class Namespace:
         """Say what becomes of a locked message."""
         now_ms = self.advance(now_ms)
         queue, lock = self._lookup.locked(address, lock_token, now_ms)
-        check_verdict(queue, lock, verdict, self._limits)
+        if verdict is not _COMPLETE:
+            check_verdict(queue, lock, verdict, self._limits)
         self._settlement.settle(queue, lock, verdict, now_ms)
 
     def renew_lock(self, address: Address, lock_token: bytes, now_ms: int) -> int:

@@ -55,13 +55,15 @@ class Router:
 
     def accept(self, entity: Destination, message: Message, now_ms: int) -> int | None:
         """Take a message in; its sequence number, or ``None`` where it vanishes (a ping, a duplicate)."""
-        if message.ping or self._is_duplicate(entity, message, now_ms):
+        detects = entity.duplicates is not None
+        if message.ping or (detects and self._is_duplicate(entity, message, now_ms)):
             return None
         intake = entity.intake
         partition = _spread(intake, _partition_pin(entity, message))
         sequence = intake.next_sequence(partition)
         intake.note_sequence(partition)
-        self._remember(entity, message, sequence, now_ms)
+        if detects:
+            self._remember(entity, message, sequence, now_ms)
         scheduled_ms = message.scheduled_ms
         is_scheduled = scheduled_ms is not None and scheduled_ms > now_ms
         stays = is_scheduled or (isinstance(entity, QueueEntity) and not _forwards(entity))
@@ -322,6 +324,16 @@ def expires_at(time_to_live_ms: int | None, description: EntityDescription, now_
 
 def fault_of(message: Message | Record, limits: Limits) -> str | None:
     """What is wrong with a message whichever entity it is for, apart from its size."""
+    message_id = message.message_id
+    if (
+        type(message_id) is str
+        and len(message_id) <= limits.id_characters
+        and message.session_id is None
+        and message.partition_key is None
+        and message.time_to_live_ms is None
+        and message.scheduled_ms is None
+    ):
+        return None  # nearly always
     texts: tuple[tuple[str, object], ...] = (
         ("message id", message.message_id),
         ("session id", message.session_id),

@@ -139,7 +139,9 @@ class Journal:
     # Writing
 
     def put_record(self, place: Place, record: Record) -> None:
-        self._put(keys.record_key(place[0], place[1], record.sequence), encode_record(record))
+        value = encode_record(record)
+        self._batch[keys.record_key(place[0], place[1], record.sequence)] = value
+        self._batch_bytes += len(value) + _PER_WRITE_BYTES
 
     def remove_record(self, place: Place, sequence: int) -> None:
         self._batch[keys.record_key(place[0], place[1], sequence)] = None
@@ -151,7 +153,8 @@ class Journal:
         self._batch[key] = None
 
     def put_body(self, body_id: int, body: bytes) -> None:
-        self._put(keys.body_key(body_id), body)
+        self._batch[keys.body_key(body_id)] = body
+        self._batch_bytes += len(body) + _PER_WRITE_BYTES
         self._last_body_id = body_id
 
     def remove_body(self, body_id: int) -> None:
