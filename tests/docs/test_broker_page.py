@@ -16,6 +16,7 @@ from pairbus.broker import (
     MISSING,
     STANDARD,
     Address,
+    AuthorizationRule,
     BrokerError,
     CorrelationFilter,
     Delivery,
@@ -28,6 +29,7 @@ from pairbus.broker import (
     Namespace,
     Part,
     QueueDescription,
+    Right,
     RuleDescription,
     Send,
     SessionGrant,
@@ -126,6 +128,9 @@ OFTEN: Final = {
 EXPRESSIONS: Final = ["1 = 1", "1 =", "a = 'much too long to be taken'"]
 
 
+KEY: Final = AuthorizationRule(name="root", rights=(Right.LISTEN,), primary_key="1", secondary_key="2")
+
+
 class Caller:
     """Calls one operation after another with arguments out of a hat."""
 
@@ -146,6 +151,7 @@ class Caller:
             "enqueued_before_ms": lambda: random.choice([None, self.now_ms]),
             "from_sequence": lambda: random.randrange(3),
             "delete": lambda: random.random() < 0.3,
+            "key_name": lambda: random.choice(["root", "no"]),
             "limit": lambda: 1_000,
             "lock_token": self.lock_token,
             "max_count": lambda: random.choice([-1, 1, 2, 3]),
@@ -154,6 +160,7 @@ class Caller:
             "now_ms": self.tick,
             "operations": self.operations,
             "path": lambda: random.choice(["queue", "new", "other", "more", "", "much too long a path", "a//b"]),
+            "rules": lambda: [KEY] * random.randrange(3),
             "rule": lambda: random.choice([None, self.rule()]),
             "sequences": lambda: [random.randrange(1, 12)],
             "session_id": lambda: random.choice([None, "a", "b", "much too long"]),
@@ -310,10 +317,10 @@ def test_an_argument_of_the_wrong_type_is_refused(operation: str, argument: str)
     grant = namespace.accept_session(Address.of("sessions"), "a", now_ms)
     assert grant is not None
     good: dict[str, Any] = {
-        "address": queue, "description": QueueDescription(), "from_sequence": 0, "lock_token": delivery.lock_token,
-        "max_count": 1, "messages": [], "name": "new", "now_ms": now_ms, "operations": [], "path": "new", "rule": None,
-        "sequences": [], "session_id": "b", "session_token": grant.session_token, "state": b"", "subscription": "sub",
-        "topic": "topic",
+        "address": queue, "description": QueueDescription(), "from_sequence": 0, "key_name": "root",
+        "lock_token": delivery.lock_token, "max_count": 1, "messages": [], "name": "new", "now_ms": now_ms,
+        "operations": [], "path": "new", "rule": None, "rules": [KEY], "sequences": [], "session_id": "b",
+        "session_token": grant.session_token, "state": b"", "subscription": "sub", "topic": "topic",
     }  # fmt: skip
     function = getattr(namespace, operation)
     needed = {

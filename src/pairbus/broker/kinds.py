@@ -160,6 +160,10 @@ _HINTS: Final = {
 }
 
 
+def is_authorization_rule(value: object) -> bool:
+    return _fits(value, AuthorizationRule)
+
+
 def _fits(value: object, kind: Any) -> bool:
     """Whether a value is of the kind that an annotation says."""
     if get_origin(kind) is UnionType:

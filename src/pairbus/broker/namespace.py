@@ -12,6 +12,7 @@ from itertools import islice, takewhile
 from typing import Final, NamedTuple
 from uuid import UUID
 
+from pairbus.broker.access import Access
 from pairbus.broker.address import Address
 from pairbus.broker.admission import check_send
 from pairbus.broker.agenda import Agenda
@@ -19,6 +20,7 @@ from pairbus.broker.bodies import Bodies
 from pairbus.broker.catalogue import Catalogue
 from pairbus.broker.context import Context
 from pairbus.broker.descriptions import (
+    AuthorizationRule,
     QueueDescription,
     RuleDescription,
     SubscriptionDescription,
@@ -32,7 +34,7 @@ from pairbus.broker.errors import (
     SessionLockedError,
 )
 from pairbus.broker.housekeeping import Housekeeping, Pump
-from pairbus.broker.kinds import check_number, check_numbers, check_settings, check_text, check_time
+from pairbus.broker.kinds import check_name_text, check_number, check_numbers, check_settings, check_text, check_time
 from pairbus.broker.limits import STANDARD, Limits
 from pairbus.broker.lookup import Lookup
 from pairbus.broker.message import Delivery, Message, PropertyView
@@ -95,6 +97,7 @@ class Namespace:
         self._settlement = Settlement(self._context, self._router, self._catalogue.holder_of)
         self._receiving = Receiving(self._context, self._settlement)
         self._lookup = Lookup(self._catalogue)
+        self._access = Access(self._context, self._catalogue)
         self._transaction = Transaction(self._context, self._catalogue, self._lookup, self._router, self._settlement)
         self._timekeeper = Timekeeper(self._context, self._router, self._settlement, self._catalogue.destination_of)
         self._catalogue.on_due = self._timekeeper.run
@@ -220,6 +223,24 @@ class Namespace:
     def rules(self, topic: str, subscription: str, now_ms: int) -> list[Rule]:
         self.advance(now_ms)
         return list(self._catalogue.subscription(topic, subscription).rules)
+
+    # Access
+
+    def authorization_rules(self, now_ms: int) -> tuple[AuthorizationRule, ...]:
+        """The keys to the whole namespace; an entity's own are in its description."""
+        self.advance(now_ms)
+        return self._access.rules
+
+    def set_authorization_rules(self, rules: Sequence[AuthorizationRule], now_ms: int) -> None:
+        self.advance(now_ms)
+        self._records.admit(0)
+        self._access.set_rules(rules)
+
+    def authorization(self, key_name: str, address: Address | None, now_ms: int) -> list[AuthorizationRule]:
+        """The rules of that name that a token for an address, or (``None``) for the namespace, may be signed with."""
+        self.advance(now_ms)
+        check_name_text(key_name)
+        return self._access.candidates(key_name, address)
 
     # Sending
 
@@ -476,7 +497,7 @@ class Namespace:
 
     def restoration(self) -> Restoration:
         """Takes in what the store has kept, before the first operation."""
-        return Restoration(self._context, self._catalogue, self._housekeeping, self._pump)
+        return Restoration(self._context, self._catalogue, self._access, self._housekeeping, self._pump)
 
     def started(self, now_ms: int) -> None:
         """Go on where the last process stopped."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from pairbus.broker.address import Place
-from pairbus.broker.descriptions import EntityRecord, RuleDescription
+from pairbus.broker.descriptions import AuthorizationRule, EntityRecord, RuleDescription
 from pairbus.broker.message import Record
 
 
@@ -44,6 +44,8 @@ class Records(Protocol):
     def put_entity(self, entity: EntityRecord) -> None: ...
 
     def remove_entity(self, entity_id: int) -> None: ...
+
+    def put_access(self, rules: tuple[AuthorizationRule, ...]) -> None: ...
 
     def put_rule(self, entity_id: int, position: int, rule: RuleDescription, created_ms: int) -> None: ...
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
+from pairbus.broker.access import Access
 from pairbus.broker.address import Place
 from pairbus.broker.catalogue import Catalogue
 from pairbus.broker.context import Context
-from pairbus.broker.descriptions import EntityRecord, RuleDescription
+from pairbus.broker.descriptions import AuthorizationRule, EntityRecord, RuleDescription
 from pairbus.broker.entity import Holder, QueueEntity, TopicEntity
 from pairbus.broker.housekeeping import Grave, Housekeeping
 from pairbus.broker.message import Record
@@ -26,11 +27,13 @@ class Restoration:
         self,
         context: Context,
         catalogue: Catalogue,
+        access: Access,
         housekeeping: Housekeeping,
         pump: Callable[[Holder], None],
     ) -> None:
         self._context = context
         self._catalogue = catalogue
+        self._access = access
         self._housekeeping = housekeeping
         self._pump = pump
         self._orphans: dict[Place, Sequences] = {}
@@ -45,6 +48,9 @@ class Restoration:
         """An entity is there that cannot be read: nothing of it is touched."""
         self._catalogue.restore_last_id(entity_id)
         self._left_alone.add(entity_id)
+
+    def access(self, rules: Sequence[AuthorizationRule]) -> None:
+        self._access.restore(rules)
 
     def entity(self, record: EntityRecord) -> None:
         self._catalogue.restore(record)

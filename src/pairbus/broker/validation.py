@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Final
 
 from pairbus.broker.descriptions import (
@@ -104,7 +105,7 @@ def _check_sending(path: str, description: QueueDescription | TopicDescription, 
     if description.max_message_bytes is not None:
         most = max(limits.message_bytes, limits.large_message_bytes)
         _check_range(path, "max_message_bytes", description.max_message_bytes, 1, most)
-    _check_keys(path, description.authorization_rules)
+    check_keys(path, description.authorization_rules)
     if len(description.authorization_rules) > limits.authorization_rules:
         raise InvalidDescriptionError(
             f"'{path}' has {len(description.authorization_rules)} authorization rules;"
@@ -119,7 +120,8 @@ def _check_range(path: str, name: str, value: int, least: int, most: int | None 
         raise InvalidDescriptionError(f"{name} of '{path}' is {value}; possible is {bounds}", path)
 
 
-def _check_keys(path: str, rules: tuple[AuthorizationRule, ...]) -> None:
+def check_keys(path: str, rules: Sequence[AuthorizationRule]) -> None:
+    """Authorization rules: each has a name of its own, rights and two keys."""
     names = [rule.name.lower() for rule in rules]
     if len(set(names)) < len(names):
         raise InvalidDescriptionError(f"'{path}' has two authorization rules of the same name", path)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Final, NoReturn
 
 from pairbus.broker.address import Place
-from pairbus.broker.descriptions import EntityRecord, RuleDescription
+from pairbus.broker.descriptions import AuthorizationRule, EntityRecord, RuleDescription
 from pairbus.broker.message import Record
 from pairbus.store import keys
 from pairbus.store.errors import DamagedRecordError, NamespaceReplacedError, StoreFullError
@@ -15,6 +15,7 @@ from pairbus.store.records import (
     RecordFormatError,
     decode_record,
     decode_stamped,
+    encode_access,
     encode_entity,
     encode_number,
     encode_record,
@@ -32,6 +33,7 @@ _PER_RECORD_BYTES: Final = 512
 """What is kept of a message besides its body, at most, unless its properties were changed."""
 
 LAST_BODY: Final = keys.COUNTER + b"last body id"
+ACCESS_KEY: Final = keys.ACCESS + b"access"
 LAST_ENTITY: Final = keys.COUNTER + b"last entity id"
 
 _ABSENT: Final = b"\0absent"
@@ -175,6 +177,9 @@ class Journal:
 
     def remove_entity(self, entity_id: int) -> None:
         self._batch[keys.entity_key(entity_id)] = None
+
+    def put_access(self, rules: tuple[AuthorizationRule, ...]) -> None:
+        self._put(ACCESS_KEY, encode_access(rules))
 
     def put_rule(self, entity_id: int, position: int, rule: RuleDescription, created_ms: int) -> None:
         self._put(keys.rule_key(entity_id, position), encode_rule(rule, created_ms))

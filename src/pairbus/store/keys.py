@@ -4,6 +4,7 @@
 kind      then                                                holds
 ========  ==================================================  =====================================================
 ``M``     a name                                              a counter of the namespace
+``K``     ``access``                                          the authorization rules of the namespace
 ``E``     entity id (4 bytes)                                 an entity: its path and its settings
 ``U``     entity id, position (4)                             a rule of a subscription
 ``C``     entity id, part (1), partition (1)                  the last sequence number that was given
@@ -24,6 +25,7 @@ from hashlib import blake2b
 from typing import Final
 
 COUNTER: Final = b"M"
+ACCESS: Final = b"K"
 ENTITY: Final = b"E"
 RULE: Final = b"U"
 SEQUENCE: Final = b"C"

@@ -246,11 +246,27 @@ def _description(
 ) -> EntityDescription:
     settings["status"] = EntityStatus(settings["status"])
     if "authorization_rules" in settings:
-        settings["authorization_rules"] = tuple(
-            AuthorizationRule(**{**rule, "rights": tuple(map(Right, rule["rights"]))})
-            for rule in settings["authorization_rules"]
-        )
+        settings["authorization_rules"] = _authorization_rules(settings["authorization_rules"])
     return kind(**settings)
+
+
+# Access
+
+
+def encode_access(rules: tuple[AuthorizationRule, ...]) -> bytes:
+    return _VERSION_BYTE + _to_json({"rules": [asdict(rule) for rule in rules]})
+
+
+def decode_access(data: bytes) -> tuple[AuthorizationRule, ...]:
+    found = _from_json(data)
+    try:
+        return _authorization_rules(found["rules"])
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise RecordFormatError(f"not a record of authorization rules: {error!r}") from error
+
+
+def _authorization_rules(found: list[dict[str, Any]]) -> tuple[AuthorizationRule, ...]:
+    return tuple(AuthorizationRule(**{**rule, "rights": tuple(map(Right, rule["rights"]))}) for rule in found)
 
 
 # Rules

@@ -17,6 +17,7 @@ from pairbus.store.journal import LAST_BODY, LAST_ENTITY, Journal
 from pairbus.store.keyvalue import KeyValueStore
 from pairbus.store.records import (
     RecordFormatError,
+    decode_access,
     decode_entity,
     decode_number,
     decode_record,
@@ -82,6 +83,8 @@ def recover(store: KeyValueStore, journal: Journal, namespace: Namespace, now_ms
     reader = _Reader(store, recovery)
     restoration = namespace.restoration()
     restoration.last_ids(*_last_ids(reader))
+    for _, rules in reader.decoded(keys.ACCESS, lambda _, value: decode_access(value)):
+        restoration.access(rules)
     _restore_entities(reader, restoration, recovery)
     _restore_messages(reader, restoration, recovery)
     _restore_histories(reader, restoration)
