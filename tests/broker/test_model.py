@@ -939,9 +939,7 @@ def test_the_broker_does_what_the_model_does(machine: type[Bench]) -> None:
             max_examples=max(1, RUNS // len(MACHINES)),
             stateful_step_count=30,
             deadline=None,
-            derandomize=bool(
-                os.environ.get("CI")
-            ),  # CI does not depend on luck; `make model` looks further
+            derandomize=bool(os.environ.get("CI")),  # CI does not depend on luck; `make model` looks further
             print_blob=True,
             suppress_health_check=list(HealthCheck),
         ),
