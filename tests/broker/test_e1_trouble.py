@@ -13,6 +13,7 @@ from pairbus.broker import (
     RELAXED,
     STANDARD,
     Address,
+    InvalidRequestError,
     RuleDescription,
     SessionLockedError,
     SqlFilterDescription,
@@ -35,6 +36,17 @@ class Flaky(MemoryStore):
         if self.fails:
             raise BROKEN
         return super().scan(start, end, on_damage)
+
+
+class Unreadable(MemoryStore):
+    """A store whose records cannot be read for a while."""
+
+    fails = False
+
+    def get(self, key: bytes) -> bytes | None:
+        if self.fails:
+            raise BROKEN
+        return super().get(key)
 
 
 class Lasting(MemoryStore):
@@ -321,14 +333,6 @@ def test_e3_what_is_planned_and_dropped_again_does_not_pile_up() -> None:
 
 
 def test_e1_a_message_that_cannot_be_read_now_is_not_forgotten() -> None:
-    class Unreadable(MemoryStore):
-        fails = False
-
-        def get(self, key: bytes) -> bytes | None:
-            if self.fails:
-                raise BROKEN
-            return super().get(key)
-
     store = Unreadable()
     broker = Broker(store=store)
     queue = broker.queue()
@@ -359,3 +363,84 @@ def test_e3_a_link_in_the_data_directory_leads_nowhere(tmp_path: Path, name: str
 def test_the_stores_are_what_a_keeper_needs() -> None:
     store: KeyValueStore = MemoryStore()
     assert store.place
+
+
+def test_e1_what_is_due_while_the_store_cannot_be_read_is_done_later() -> None:
+    store = Unreadable()
+    broker = Broker(store=store)
+    queue, other = broker.queue(), broker.queue("other")
+    broker.schedule(queue, "scheduled", MINUTE)
+    broker.send(other, letter("expires", time_to_live_ms=MINUTE))
+    broker.commit()
+    store.fails = True
+    with pytest.raises(StoreFailedError):
+        broker.wait(2 * MINUTE)
+    store.fails = False
+    assert broker.take(queue) == ["scheduled"]
+    assert broker.info(other).message_count == 0
+
+
+def test_e1_a_deferred_message_that_cannot_be_read_now_stays_deferred() -> None:
+    store = Unreadable()
+    broker = Broker(store=store)
+    queue = broker.queue()
+    broker.send(queue, "x")
+    sequence = broker.defer(queue, broker.one(queue))
+    broker.commit()
+    store.fails = True
+    with pytest.raises(StoreFailedError):
+        broker.deferred(queue, sequence)
+    store.fails = False
+    assert texts(broker.deferred(queue, sequence)) == ["x"]
+
+
+def test_e1_a_pump_loses_nothing_that_it_cannot_read_now() -> None:
+    store = Unreadable()
+    broker = Broker(store=store)
+    end, first = broker.queue("end"), broker.queue("first")
+    broker.send(first, "a", "b")
+    broker.commit()
+    broker.update(first, forward_to="end")
+    store.fails = True
+    with pytest.raises(StoreFailedError):
+        broker.tidy()
+    store.fails = False
+    broker.tidy()
+    assert broker.take(end) == ["a", "b"]
+
+
+def test_e1_whoever_waits_is_told_even_if_no_namespace_can_be_made_any_more() -> None:
+    broker = Broker()
+    queue = broker.queue()
+    broker.commit()
+    broker.send(queue, "x")
+    told: list[StoreError | None] = []
+    broker.keeper.when_durable(told.append)
+    make, broker.keeper._make_namespace = broker.keeper._make_namespace, lambda _records: 1 / 0  # type: ignore[assignment,return-value]
+    fail_to_commit(broker)
+    assert told == [BROKEN]
+    broker.keeper._make_namespace = make
+    assert broker.take(queue) == []
+
+
+def test_e3_the_reason_of_a_dead_letter_is_as_limited_as_other_properties() -> None:
+    broker = Broker()
+    queue = broker.queue()
+    broker.send(queue, "x")
+    delivery = broker.one(queue)
+    with pytest.raises(InvalidRequestError):
+        broker.dead_letter(queue, delivery, reason="x" * 100_000)
+    broker.dead_letter(queue, delivery, reason="short")
+    assert broker.take(dead(queue)) == ["x"]
+
+
+def test_e3_many_forwards_of_one_message_are_not_held_against_the_next() -> None:
+    broker = Broker(limits=replace(STANDARD, forwards_per_message=5))
+    topic = broker.topic()
+    for number in range(5):
+        broker.subscription(f"s{number}", forward_to="topic")
+    broker.send(topic, "many")
+    end = broker.queue("end")
+    first = broker.queue("first", forward_to="end")
+    broker.send(first, "one")
+    assert broker.take(end) == ["one"]

@@ -71,7 +71,9 @@ class Agenda:
             if item.planned_ms != due_ms:  # planned earlier meanwhile, and run
                 continue
             self.drop(item)
-            limit -= max(1, item.run(due_ms, limit))
-            again_ms = item.next_ms()
-            if again_ms is not None:
-                self.plan(item, again_ms)
+            try:
+                limit -= max(1, item.run(due_ms, limit))
+            finally:  # what could not be done now stays due
+                again_ms = item.next_ms()
+                if again_ms is not None:
+                    self.plan(item, again_ms)

@@ -73,11 +73,15 @@ class Pump:
         sequence = self._queue.next_ready() if self._is_alive(self._holder) else None
         if sequence is None:
             return False
-        record = self._context.records.record(self._queue.place, sequence)
+        try:
+            record = self._context.records.record(self._queue.place, sequence)
+        except BaseException:  # the store cannot be read now
+            self._queue.put_in_place(sequence, None)
+            raise
         if record is None:
             self._queue.set_aside(sequence)
             return True
         if self._router.forward_waiting(self._holder, self._queue, record, now_ms):
             return True
-        self._queue.put_back(record)
+        self._queue.rest(record)
         return False

@@ -313,11 +313,11 @@ class Namespace:
             missing = list(dict.fromkeys(sequences))[records.index(None)]
             raise MessageNotFoundError(f"'{address}' has no deferred message {missing}", holder.full_path)
         holder.touch(now_ms)
-        deliveries = []
-        for record in records:
-            if record is not None:
-                queue.take(record)
-                deliveries.append(self._receiving.deliver(holder, queue, record, session, now_ms, delete=delete))
+        deliveries = (
+            self._receiving.take(holder, queue, record, session, now_ms, delete=delete)
+            for record in records
+            if record is not None
+        )
         return [delivery for delivery in deliveries if delivery is not None]
 
     def peek(

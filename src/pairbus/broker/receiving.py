@@ -50,6 +50,17 @@ class Receiving:
             queue.wake()
         return deliveries
 
+    def take(
+        self, holder: Holder, queue: Queue, record: Record, session: Session | None, now_ms: int, *, delete: bool
+    ) -> Delivery | None:
+        """Hand out a certain message that no one has."""
+        queue.take(record)
+        try:
+            return self.deliver(holder, queue, record, session, now_ms, delete=delete)
+        except BaseException:  # the store cannot be read now
+            queue.rest(record)
+            raise
+
     def deliver(
         self, holder: Holder, queue: Queue, record: Record, session: Session | None, now_ms: int, *, delete: bool
     ) -> Delivery | None:

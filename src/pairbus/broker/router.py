@@ -49,7 +49,7 @@ class Router:
         self._context = context
         self._find = find
         self._forwards = 0
-        """How often the message in hand, with all its copies, was forwarded."""
+        """How often the message in hand, with all its copies, was to be forwarded."""
 
     # Messages from outside
 
@@ -88,8 +88,8 @@ class Router:
         return sequence
 
     def _admit(self, entity: Destination, record: Record, body: bytes, now_ms: int) -> None:
-        self._forwards = 0
         placements = self._enter(entity, record, cache(lambda: self._look_into(body)), now_ms)
+        self._forwards = 0
         if placements:
             body_id = self._context.bodies.keep(body, len(placements))
             self._place(placements, body_id, now_ms)
@@ -205,9 +205,9 @@ class Router:
         return copy
 
     def _forward(self, holder: Holder, record: Record, view: View, now_ms: int) -> list[Placement]:
+        self._forwards += 1
         onward = record._replace(hops=record.hops + 1, enqueued_ms=now_ms)
         entity = self._find(holder.description.forward_to or "")
-        self._forwards += 1
         failure = self._obstacle(entity, onward)
         if failure is not None or entity is None:
             return self._bury(holder, record, failure, view, now_ms)
@@ -235,6 +235,7 @@ class Router:
         target = holder.description.forward_dead_letters_to
         if target is None:
             return None
+        self._forwards += 1
         onward = letter._replace(hops=letter.hops + 1, enqueued_ms=now_ms, dead_letter_source=holder.full_path)
         entity = self._find(target)
         if entity is None or self._obstacle(entity, onward) is not None:

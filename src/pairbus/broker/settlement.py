@@ -42,6 +42,11 @@ class Verdict:
     reason: str | None = None
     description: str | None = None
 
+    def changes(self) -> dict[str, Value]:
+        """The properties to set, with what a dead letter is told of its reason."""
+        words = {reasons.REASON_PROPERTY: self.reason, reasons.DESCRIPTION_PROPERTY: self.description}
+        return {**self.properties, **{name: value for name, value in words.items() if value is not None}}
+
 
 class Settlement:
     """Ends locks, by a receiver's word or because their time is up."""
@@ -95,10 +100,7 @@ class Settlement:
         queue.put_back(amended(record, verdict.properties)._replace(state=MessageState.DEFERRED))
 
     def _dead_letter(self, queue: Queue, record: Record, verdict: Verdict, now_ms: int) -> None:
-        words = {reasons.REASON_PROPERTY: verdict.reason, reasons.DESCRIPTION_PROPERTY: verdict.description}
-        given = {name: value for name, value in words.items() if value is not None}
-        record = amended(record, {**verdict.properties, **given})
-        self._router.dead_letter(self._holder(queue), queue, record, None, now_ms)
+        self._router.dead_letter(self._holder(queue), queue, amended(record, verdict.changes()), None, now_ms)
 
     def _fail(self, queue: Queue, record: Record, now_ms: int) -> None:
         record = record._replace(delivery_count=record.delivery_count + 1)
@@ -123,13 +125,12 @@ def check_verdict(queue: Queue, lock: Lock, verdict: Verdict, limits: Limits) ->
     where = str(queue.address)
     if not isinstance(verdict, Verdict) or not isinstance(verdict.disposition, Disposition):
         raise InvalidRequestError(f"{verdict!r} is no Verdict with a Disposition", where)
-    if verdict.properties:
-        check_values(verdict.properties, "the properties to change", where)
-        changed = amended(lock.record, verdict.properties).amendments
-        if changed is not None and amendments_bytes(changed) > limits.header_bytes:
-            raise InvalidRequestError(f"the changed properties have more than {limits.header_bytes} bytes", where)
+    check_values(verdict.properties, "the properties to change", where)
     check_text(verdict.reason, "the reason", where)
     check_text(verdict.description, "the description", where)
+    changed = amended(lock.record, verdict.changes()).amendments
+    if changed is not None and amendments_bytes(changed) > limits.header_bytes:
+        raise InvalidRequestError(f"the changed properties have more than {limits.header_bytes} bytes", where)
     if verdict.disposition is Disposition.DEAD_LETTER and queue.place.part != Part.MAIN:
         raise InvalidOperationError(
             f"'{queue.address}' holds dead letters: complete the message instead", str(queue.address)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from pairbus.broker.context import Context
+from pairbus.broker.deadlines import Deadlines
 from pairbus.broker.entity import Destination
 from pairbus.broker.message import Record
 from pairbus.broker.notices import SessionLost
@@ -48,10 +50,12 @@ class Timekeeper:
             self.end_session(queue, queue.sessions.numbered(number), at_ms)
             yield
         while (sequence := queue.schedule.pop(at_ms)) is not None:
-            self._activate(queue, sequence, at_ms)
+            with _or_again(queue.schedule, at_ms, sequence):
+                self._activate(queue, sequence, at_ms)
             yield
         while (sequence := queue.expiries.pop(at_ms)) is not None:
-            self._expire(queue, sequence, at_ms)
+            with _or_again(queue.expiries, at_ms, sequence):
+                self._expire(queue, sequence, at_ms)
             yield
 
     def end_session(self, queue: Queue, session: Session, at_ms: int) -> None:
@@ -80,3 +84,13 @@ class Timekeeper:
         if record is None:
             queue.set_aside(sequence)
         return record
+
+
+@contextmanager
+def _or_again(deadlines: Deadlines, at_ms: int, sequence: int) -> Iterator[None]:
+    """What fails because the store cannot be read now stays due."""
+    try:
+        yield
+    except BaseException:
+        deadlines.add(at_ms, sequence)
+        raise

@@ -108,6 +108,7 @@ class Journal:
     def retire(self) -> None:
         """A commit has failed: what the broker on this journal believes is not so, and it must not go on."""
         self._batch = _Retired()
+        self._last_sequences.clear()
 
     # Reading
 

@@ -198,12 +198,12 @@ class Keeper:
             self._tell(self.rebuilt, self.recovery)
 
     def _take_back(self, error: StoreError) -> None:
-        room = self._store.room() if isinstance(error, StoreFullError) else sys.maxsize
-        self._wanted_bytes = 0 if room == sys.maxsize else room + 1  # with no more room than now it would fail again
         self._namespace = None
         self._journal.retire()
-        with suppress(StoreError):  # else whoever uses the namespace next sees it
-            self._recover()
+        _, room = _attempt(self._store.room) if isinstance(error, StoreFullError) else (None, None)
+        # With no more room than now it would fail again.
+        self._wanted_bytes = 0 if room in {None, sys.maxsize} else room + 1
+        _attempt(self._recover)  # if that fails, whoever uses the namespace next sees it
 
     def _recover(self) -> Recovery:
         """Read the namespace from the store. Only one that is complete takes the place of the last."""
