@@ -30,11 +30,8 @@ def check_send(entity: Destination, messages: Sequence[Message], limits: Limits,
     for message in messages:
         check_message(entity, message, limits)
         total += len(message.body)
-    batch_limit = max(limits.batch_bytes, message_limit(entity, limits))
-    if total > batch_limit:
-        raise MessageSizeExceededError(
-            f"the batch has {total} bytes; '{entity.path}' takes at most {batch_limit} at once", entity.path
-        )
+    if len(messages) > 1:
+        _check_batch(entity, total, limits)
     most = capacity(entity, limits)
     if entity.usage.size_bytes + pending_bytes + total > most:
         raise QuotaExceededError(
@@ -43,6 +40,14 @@ def check_send(entity: Destination, messages: Sequence[Message], limits: Limits,
             entity.path,
         )
     return total
+
+
+def _check_batch(entity: Destination, total: int, limits: Limits) -> None:
+    most = max(limits.batch_bytes, message_limit(entity, limits))
+    if total > most:
+        raise MessageSizeExceededError(
+            f"the batch has {total} bytes; '{entity.path}' takes at most {most} at once", entity.path
+        )
 
 
 def check_message(entity: Destination | None, message: Message, limits: Limits) -> None:

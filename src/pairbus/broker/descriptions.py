@@ -23,11 +23,15 @@ class EntityStatus(StrEnum):
 
     @property
     def can_send(self) -> bool:
-        return self in {EntityStatus.ACTIVE, EntityStatus.RECEIVE_DISABLED}
+        return self in _SENDING
 
     @property
     def can_receive(self) -> bool:
-        return self in {EntityStatus.ACTIVE, EntityStatus.SEND_DISABLED}
+        return self in _RECEIVING
+
+
+_SENDING: Final = frozenset({EntityStatus.ACTIVE, EntityStatus.RECEIVE_DISABLED})
+_RECEIVING: Final = frozenset({EntityStatus.ACTIVE, EntityStatus.SEND_DISABLED})
 
 
 class Right(StrEnum):
