@@ -51,6 +51,8 @@ class Keeper:
         self._make_namespace = make_namespace
         self._wake = wake
         self._now_ms = now_ms
+        self.created_ms = now_ms
+        """Since when there is this namespace, as far as a data directory tells."""
         self._waiting: list[Done] = []
         self._committing: list[Done] = []
         self._is_committing = False
@@ -86,6 +88,7 @@ class Keeper:
             store = LmdbStore(directory.data_file, max_bytes=max_bytes)
             stack.callback(store.close)
             keeper = cls(store, make_namespace, now_ms, wake)
+            keeper.created_ms = directory.created_ms
             keeper._resources = stack.pop_all()
         return keeper
 

@@ -1,0 +1,32 @@
+"""The command ``pairbus``."""
+
+from __future__ import annotations
+
+import sys
+
+try:
+    import typer
+
+    from pairbus.cli.serve import serve
+    from pairbus.cli.trust import trust
+except ImportError as error:
+    if (error.name or "").startswith("pairbus"):
+        raise  # that would be our own mistake
+    print(f"pairbus: {error}; install 'pairbus[server]'", file=sys.stderr)
+    sys.exit(1)
+
+from pairbus.cli.demo.__main__ import main as run_demo
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, help="Service Bus namespaces on a machine of your own.")
+app.command()(serve)
+app.command()(trust)
+
+
+@app.command()
+def demo() -> None:
+    """Show what pairbus does, in a minute."""
+    raise typer.Exit(run_demo())
+
+
+if __name__ == "__main__":
+    app()

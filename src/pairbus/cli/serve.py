@@ -1,0 +1,169 @@
+"""``pairbus serve``: a namespace on the network, until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import MISSING
+from inspect import Parameter, Signature
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+from rich.console import Console
+
+from pairbus.server import NamespaceServer
+from pairbus.server.declaration import DeclarationError
+from pairbus.server.settings import (
+    CONFIG_VARIABLE,
+    SETTINGS,
+    LogFormat,
+    Setting,
+    Settings,
+    SettingsError,
+    load_settings,
+)
+from pairbus.store import StoreError
+
+try:
+    import uvloop
+except ImportError:  # it is faster, and not everywhere
+    _NEW_LOOP: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
+else:
+    _NEW_LOOP = uvloop.new_event_loop
+
+_FAILED: Final = 1
+_BAD_SETTINGS: Final = 2
+_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+
+
+def serve(config: Path | None = None, **options: Any) -> None:
+    """Serve a namespace, and print the connection string to use.
+
+    What is not given here is taken from variables of the environment (PAIRBUS_SERVE_PORT for --port), then from the
+    settings file. SIGTERM and Ctrl-C stop it after what is under way; a second one stops it at once.
+    """
+    try:
+        settings = load_settings(options, os.environ, config)
+        _set_up_logging(settings)
+        with asyncio.Runner(loop_factory=_NEW_LOOP) as runner:
+            runner.run(_serve(settings))
+    except (SettingsError, DeclarationError) as error:
+        fail(error, _BAD_SETTINGS)
+    except (StoreError, OSError) as error:
+        fail(error, _FAILED)
+
+
+def fail(error: Exception, code: int) -> None:
+    """End with one line that says why."""
+    print(f"pairbus: {error}", file=sys.stderr)
+    raise typer.Exit(code) from error
+
+
+async def _serve(settings: Settings) -> None:
+    stopped = _stop_on_signals()
+    async with NamespaceServer(settings) as server:
+        _announce(settings, server)
+        await stopped.wait()
+        await server.stop()
+
+
+def _stop_on_signals() -> asyncio.Event:
+    """An event that the first signal sets. The second one ends the process as it is: the store does not mind."""
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def stop() -> None:
+        stopped.set()
+        for each in _SIGNALS:
+            loop.remove_signal_handler(each)
+            signal.signal(each, signal.SIG_DFL)
+
+    for each in _SIGNALS:
+        loop.add_signal_handler(each, stop)
+    return stopped
+
+
+# What it says.
+
+
+def _announce(settings: Settings, server: NamespaceServer) -> None:
+    ports = ", ".join(map(str, server.ports))
+    lines = {"namespace": settings.name, "host": settings.host, "ports": ports, "data": str(settings.data)}
+    if server.ca_file is not None:
+        lines["trust"] = f"{server.ca_file} (pairbus trust --data {settings.data} says how)"
+    if sys.stdout.isatty():
+        _announce_in_colour(lines, server.connection_string)
+    else:
+        print(*(f"{name}: {text}" for name, text in lines.items()), server.connection_string, sep="\n", flush=True)
+    if settings.allow_any_jwt:
+        print(
+            "pairbus: WARNING: allow_any_jwt lets EVERYONE in who can make a JSON web token",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+def _announce_in_colour(lines: dict[str, str], connection_string: str) -> None:
+    console = Console(highlight=False, soft_wrap=True)  # a line that was broken could not be copied
+    for name, text in lines.items():
+        console.print(f"[dim]{name:>9}[/dim]  ", end="")
+        console.print(text, markup=False)
+    console.print(connection_string, markup=False, style="bold green")
+
+
+class _JsonFormatter(logging.Formatter):
+    """One object a line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        entry = {
+            "time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S%z"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            entry["error"] = self.formatException(record.exc_info)
+        return json.dumps(entry, ensure_ascii=False)
+
+
+def _set_up_logging(settings: Settings) -> None:
+    handler = logging.StreamHandler()  # to stderr: what is printed is for whoever reads the connection string
+    is_json = settings.log_format is LogFormat.JSON
+    handler.setFormatter(
+        _JsonFormatter() if is_json else logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
+    )
+    logging.basicConfig(level=settings.log_level.upper(), handlers=[handler], force=True)
+
+
+# What it takes: one option for each setting, so that they are declared once.
+
+
+def _option(setting: Setting) -> Parameter:
+    negation = f"/{setting.option.replace('--', '--no-', 1)}" if setting.kind is bool else ""
+    has_default = setting.default is not MISSING and setting.shown_default
+    info = typer.Option(
+        setting.option + negation, help=setting.summary, show_default=setting.shown_default if has_default else False
+    )
+    kind: Any = list[setting.kind] if setting.is_repeatable else setting.kind  # type: ignore[name-defined]
+    # Without a default: what is not given on the command line may be given elsewhere.
+    return Parameter(setting.name, Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, info])
+
+
+def _config() -> Parameter:
+    info = typer.Option("--config", help=f"a settings file: ours, or the emulator's Config.json [{CONFIG_VARIABLE}]")
+    return Parameter("config", Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[Path | None, info])
+
+
+def _take_options(command: Callable[..., None]) -> None:
+    parameters = [_config(), *map(_option, SETTINGS.values())]
+    command.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+
+
+_take_options(serve)

@@ -1,0 +1,27 @@
+"""The annotations and properties that Service Bus puts on messages, and those that links carry."""
+
+from __future__ import annotations
+
+from typing import Final
+
+ENQUEUED_TIME: Final = "x-opt-enqueued-time"
+SEQUENCE_NUMBER: Final = "x-opt-sequence-number"
+ENQUEUE_SEQUENCE_NUMBER: Final = "x-opt-enqueue-sequence-number"
+LOCKED_UNTIL: Final = "x-opt-locked-until"
+LOCK_TOKEN: Final = "x-opt-lock-token"  # noqa: S105 (a name)
+MESSAGE_STATE: Final = "x-opt-message-state"
+PARTITION_KEY: Final = "x-opt-partition-key"
+PARTITION_ID: Final = "x-opt-partition-id"
+VIA_PARTITION_KEY: Final = "x-opt-via-partition-key"
+SCHEDULED_ENQUEUE_TIME: Final = "x-opt-scheduled-enqueue-time"
+DEAD_LETTER_SOURCE: Final = "x-opt-deadletter-source"
+
+SESSION_FILTER: Final = "com.microsoft:session-filter"
+LOCKED_UNTIL_UTC: Final = "com.microsoft:locked-until-utc"
+LINK_TIMEOUT: Final = "com.microsoft:timeout"
+MAX_MESSAGE_BATCH_SIZE: Final = "com.microsoft:max-message-batch-size"
+TRANSFER_DESTINATION: Final = "com.microsoft:transfer-destination-address"
+TIMESPAN: Final = "com.microsoft:timespan"
+
+PING_CONTENT_TYPE: Final = "application/vnd.ms-servicebus-ping"
+"""The content type of a message that only asks whether an entity is well (SYSTEM C13)."""

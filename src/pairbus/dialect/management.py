@@ -1,0 +1,91 @@
+"""Requests and responses on ``$cbs`` and ``$management`` nodes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Final
+
+from pairbus.wire import AMQP_VALUE, Int, InvalidFieldError, Message, Properties, Symbol, decode_message, encode_message
+
+
+class Operation(StrEnum):
+    """What can be asked of a node."""
+
+    PUT_TOKEN = "put-token"  # noqa: S105 (a name)
+    RENEW_LOCK = "com.microsoft:renew-lock"
+    PEEK_MESSAGE = "com.microsoft:peek-message"
+    SCHEDULE_MESSAGE = "com.microsoft:schedule-message"
+    CANCEL_SCHEDULED_MESSAGE = "com.microsoft:cancel-scheduled-message"
+    RECEIVE_BY_SEQUENCE_NUMBER = "com.microsoft:receive-by-sequence-number"
+    UPDATE_DISPOSITION = "com.microsoft:update-disposition"
+    RENEW_SESSION_LOCK = "com.microsoft:renew-session-lock"
+    GET_SESSION_STATE = "com.microsoft:get-session-state"
+    SET_SESSION_STATE = "com.microsoft:set-session-state"
+    GET_MESSAGE_SESSIONS = "com.microsoft:get-message-sessions"
+    ADD_RULE = "com.microsoft:add-rule"
+    REMOVE_RULE = "com.microsoft:remove-rule"
+    ENUMERATE_RULES = "com.microsoft:enumerate-rules"
+    BATCH_DELETE_MESSAGES = "com.microsoft:batch-delete-messages"
+
+
+ASSOCIATED_LINK: Final = "associated-link-name"
+SERVER_TIMEOUT: Final = "com.microsoft:server-timeout"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """A request. ``message_id`` comes back as the response's correlation id, with the type that it has."""
+
+    operation: str
+    message_id: Any = None
+    reply_to: str | None = None
+    properties: dict[str, Any] = field(default_factory=dict)
+    body: Any = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Response:
+    """A response; ``body`` is what the operation gives, ``condition`` why it failed."""
+
+    status: int = 200
+    description: str = "OK"
+    condition: str | None = None
+    body: dict[str, Any] = field(default_factory=dict)
+
+
+def read_request(payload: bytes) -> Request:
+    """Read a request; raises ``ProtocolError``."""
+    message = decode_message(payload)
+    properties = message.application_properties or {}
+    operation = properties.get("operation")
+    if not isinstance(operation, str):
+        raise InvalidFieldError("the request has no application property 'operation'")
+    return Request(
+        operation=operation,
+        message_id=message.properties.message_id,
+        reply_to=message.properties.reply_to,
+        properties=properties,
+        body=message.body[0] if message.body_kind == AMQP_VALUE else None,
+    )
+
+
+def write_response(request: Request, response: Response) -> bytes:
+    """A response in the words of the node that was asked: ``$cbs`` has others than ``$management``."""
+    if request.operation == Operation.PUT_TOKEN:
+        words: dict[str, Any] = {
+            "status-code": Int(response.status),
+            "status-description": response.description,
+        }
+    else:
+        words = {"statusCode": Int(response.status), "statusDescription": response.description}
+        if response.condition is not None:
+            words["errorCondition"] = Symbol(response.condition)
+    return encode_message(
+        Message(
+            properties=Properties(correlation_id=request.message_id),
+            application_properties=words,
+            body=(response.body,),
+            body_kind=AMQP_VALUE,
+        )
+    )

@@ -1,0 +1,124 @@
+"""Who may do what: tokens and keys turned into grants."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Final
+
+from pairbus.broker import AuthorizationRule, Right
+from pairbus.dialect.sas import PREFIX, SasToken, SasTokenError, parse_sas_token
+from pairbus.server.addresses import parse_address
+from pairbus.server.errors import UnauthorizedError
+from pairbus.server.host import NamespaceHost
+
+NEVER_MS: Final = 2**62
+_ALL: Final = frozenset(Right)
+_BEARER: Final = "Bearer "
+
+VerifyJwt = Callable[[str, int], "Grant"]
+"""Takes a JWT and the time; gives the grant, with a path of ``""``, or raises ``UnauthorizedError``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """What its holder may do, where, and until when."""
+
+    path: str
+    """``""`` for the whole namespace; otherwise an entity's path in lower case: it and everything below."""
+
+    rights: frozenset[Right]
+    expires_ms: int = NEVER_MS
+    entity: str | None = None
+    """Whose key it was made with; ``None`` for a key of the namespace. Below ``orders`` there may be another entity,
+    ``orders/old``, which the key of ``orders`` does not open."""
+
+    def allows(self, path: str, right: Right, now_ms: int) -> bool:
+        return (
+            right in self.rights
+            and now_ms < self.expires_ms
+            and covers(self.path, path)
+            and (self.entity is None or entity_of(path) == self.entity)
+        )
+
+    def within(self, path: str) -> Grant:
+        """The same, narrowed to an address that it covers."""
+        return replace(self, path=path if covers(self.path, path) else self.path)
+
+
+def covers(path: str, wanted: str) -> bool:
+    """Whether ``wanted`` is ``path`` or lies below it; both in lower case, without slashes at the ends."""
+    return not path or wanted == path or wanted.startswith(path + "/")
+
+
+def rights_of(rule: AuthorizationRule) -> frozenset[Right]:
+    """Who may manage may also send and listen."""
+    return _ALL if Right.MANAGE in rule.rights else frozenset(rule.rights)
+
+
+class Gatekeeper:
+    """Checks tokens and keys against the authorization rules of the namespace and its entities."""
+
+    def __init__(self, host: NamespaceHost, verify_jwt: VerifyJwt | None = None) -> None:
+        self._host = host
+        self._verify_jwt = verify_jwt
+
+    def admit(self, token: str, audience: str) -> Grant:
+        """The grant that a token gives for an address, in any of its forms; raises ``UnauthorizedError``."""
+        path = path_of(audience)
+        token = token.removeprefix(_BEARER)
+        if token.startswith(PREFIX):
+            return self._admit_sas(token, path)
+        if self._verify_jwt is None:
+            raise UnauthorizedError("the token is no shared access signature, and no issuer of other tokens is set up")
+        return self._verify_jwt(token, self._host.now_ms()).within(path)
+
+    def admit_key(self, key_name: str, key: str) -> Grant:
+        """The grant of a key to the whole namespace, shown as it is; raises ``UnauthorizedError``."""
+        for rule in self._host.namespace.authorization(key_name, None, self._host.now_ms()):
+            if any(hmac.compare_digest(known.encode(), key.encode()) for known in _keys(rule)):
+                return Grant("", rights_of(rule))
+        raise UnauthorizedError(f"'{key_name}' is no key of this namespace, or has another value")
+
+    def _admit_sas(self, text: str, path: str) -> Grant:
+        try:
+            token = parse_sas_token(text)
+        except SasTokenError as error:
+            raise UnauthorizedError(str(error)) from error
+        now_ms = self._host.now_ms()
+        expires_ms = token.expires_s * 1_000
+        if expires_ms <= now_ms:
+            raise UnauthorizedError("the token has expired")
+        if not token.covers(path):
+            raise UnauthorizedError("the token was made for another address")
+        namespace = self._host.namespace
+        own = _signer(namespace.authorization(token.key_name, None, now_ms), token)
+        if own is not None:
+            return Grant(path, rights_of(own), expires_ms)
+        address = parse_address(path)
+        rule = None if address is None else _signer(namespace.authorization(token.key_name, address, now_ms), token)
+        if rule is None:
+            raise UnauthorizedError("the signature of the token does not hold: no key of that name has made it")
+        return Grant(path, rights_of(rule), expires_ms, entity_of(path))
+
+
+def _signer(rules: Iterable[AuthorizationRule], token: SasToken) -> AuthorizationRule | None:
+    return next((rule for rule in rules if token.is_signed_with(_keys(rule))), None)
+
+
+def path_of(audience: str) -> str:
+    """The path within the namespace that an address means, in lower case: ``""`` for the namespace itself."""
+    _, separator, rest = audience.partition("://")
+    path = rest.partition("/")[2] if separator else audience
+    return path.partition("?")[0].strip("/").lower()
+
+
+def entity_of(path: str) -> str | None:
+    """The queue or topic that a path leads to, in lower case."""
+    address = parse_address(path)
+    return None if address is None else address.entity
+
+
+def _keys(rule: AuthorizationRule) -> tuple[str, str]:
+    return rule.primary_key, rule.secondary_key

@@ -1,0 +1,56 @@
+"""Tokens: the node ``$cbs``, where a connection says who it is."""
+
+from __future__ import annotations
+
+from pairbus.dialect.entity_path import CBS
+from pairbus.dialect.management import Operation, Request, Response, read_request
+from pairbus.server.access import path_of
+from pairbus.server.amqp.node import Node
+from pairbus.server.amqp.peer import Peer
+from pairbus.server.amqp.producer import CREDIT
+from pairbus.server.errors import REFUSABLE, BadRequestError, UnauthorizedError, refusal_of
+from pairbus.wire import ACCEPTED, Delivery, Link, ProtocolError
+
+_ACCEPTED = Response(status=202, description="Accepted")
+
+
+class TokenNode(Node):
+    """Takes tokens, and answers whether they hold."""
+
+    kind = "tokens"
+
+    def __init__(self, peer: Peer, link: Link) -> None:
+        super().__init__(link, CBS, ())
+        self._peer = peer
+
+    def on_delivery(self, delivery: Delivery) -> None:
+        self.link.settle(delivery, ACCEPTED)
+        if self.link.credit < CREDIT // 2:
+            self.link.flow(CREDIT)
+        try:
+            request = read_request(delivery.payload)
+        except ProtocolError as error:
+            self._peer.refuse(delivery, error)
+            return
+        self._peer.replies.send(self.link, CBS, request, self._answer(request))
+
+    def _answer(self, request: Request) -> Response:
+        try:
+            self._put(request)
+        except REFUSABLE as error:
+            refusal = refusal_of(error)
+            self._peer.counters.refused[refusal.condition] += 1
+            return Response(status=refusal.status, description=refusal.description)
+        return _ACCEPTED
+
+    def _put(self, request: Request) -> None:
+        if request.operation != Operation.PUT_TOKEN:
+            raise BadRequestError(f"'{request.operation}' is nothing that $cbs does")
+        audience = request.properties.get("name")
+        if not isinstance(audience, str) or not isinstance(request.body, str):
+            raise BadRequestError("put-token needs the address as 'name', and the token as its body")
+        # What kind of token it is shows in the token: the SDK for Python calls all of them JWTs.
+        grant = self._peer.gatekeeper.admit(request.body, audience)
+        if not self._peer.claims.put(path_of(audience), grant):
+            raise UnauthorizedError("the connection has too many tokens; open another one")
+        self._peer.tokens_changed()

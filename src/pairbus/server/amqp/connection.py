@@ -1,0 +1,407 @@
+"""One AMQP connection: bytes in, what they ask for done, bytes out."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Final, Protocol
+
+from pairbus.broker import Address, Right, SessionLockLostError
+from pairbus.server.access import Gatekeeper
+from pairbus.server.amqp.attachment import attach_link
+from pairbus.server.amqp.claims import Claims
+from pairbus.server.amqp.consumer import Consumer
+from pairbus.server.amqp.node import Node
+from pairbus.server.amqp.peer import Peer
+from pairbus.server.amqp.replies import Replies
+from pairbus.server.amqp.transactions import Transactions
+from pairbus.server.counters import Counters
+from pairbus.server.dispatcher import Dispatcher
+from pairbus.server.errors import REFUSABLE, UnauthorizedError, refusal_of
+from pairbus.server.host import NamespaceHost
+from pairbus.store import StoreError
+from pairbus.wire import (
+    ANONYMOUS,
+    MSSBCBS,
+    PLAIN,
+    Condition,
+    Configuration,
+    Connection,
+    ConnectionClosed,
+    ConnectionOpened,
+    CreditGranted,
+    Delivery,
+    DeliveryAborted,
+    DispositionReceived,
+    Error,
+    Event,
+    Link,
+    LinkAttached,
+    LinkDetached,
+    ProtocolError,
+    Rejected,
+    SaslCode,
+    SaslServer,
+    SessionBegun,
+    SessionEnded,
+    accept_anonymous,
+    parse_plain,
+)
+
+_log = logging.getLogger(__name__)
+
+_MOST_UNCONFIRMED_BYTES: Final = 8 * 1024 * 1024
+"""What a connection may have sent that is not on disk yet; then we read no more of it for a while."""
+_MOST_UNSENT_BYTES: Final = 4 * 1024 * 1024
+"""What may lie ready for a peer that does not read; then we do nothing more for it."""
+_OPEN_WITHIN_S: Final = 60.0
+
+
+class Transport(Protocol):
+    """What carries a connection."""
+
+    def write(self, data: bytes) -> None: ...
+
+    def close(self) -> None:
+        """Close when everything has been sent."""
+
+    def abort(self) -> None:
+        """Close now."""
+
+    def pause_reading(self) -> None: ...
+
+    def resume_reading(self) -> None: ...
+
+    def get_write_buffer_size(self) -> int: ...
+
+
+class AmqpServices:
+    """What all connections of a namespace share."""
+
+    def __init__(
+        self,
+        host: NamespaceHost,
+        gatekeeper: Gatekeeper,
+        dispatcher: Dispatcher,
+        counters: Counters,
+        idle_timeout_ms: int,
+    ) -> None:
+        self.host = host
+        self.gatekeeper = gatekeeper
+        self.dispatcher = dispatcher
+        self.counters = counters
+        self.configuration = Configuration(
+            container_id=host.name,
+            idle_time_out_ms=idle_timeout_ms,
+            # What the SDK for Python needs: it looks at neither credit nor window, and a link that is detached for
+            # one message that was too large would take the others with it.
+            strict=False,
+            reject_oversized=True,
+        )
+        self.connections: set[AmqpConnection] = set()
+        self.is_draining = False
+
+
+class AmqpConnection(Peer):
+    """Everything happens in the call that brings the bytes: nothing waits, and so nothing can come in between."""
+
+    def __init__(self, services: AmqpServices, transport: Transport, protocol: str = "amqp") -> None:
+        self.host = services.host
+        self.gatekeeper = services.gatekeeper
+        self.dispatcher = services.dispatcher
+        self.counters = services.counters
+        self.claims = Claims()
+        self.replies = Replies()
+        self.transactions = Transactions(services.host)
+        self._services = services
+        self._transport = transport
+        self._protocol = protocol
+        self._engine = Connection(
+            services.configuration,
+            SaslServer(mechanisms=(MSSBCBS, PLAIN, ANONYMOUS), authenticate=self._authenticate),
+        )
+        self._nodes: dict[Link, Node] = {}
+        self._confirmations: list[tuple[Delivery, object]] = []
+        self._unconfirmed_bytes = 0
+        self._is_writable = True
+        self._is_reading = True
+        self._is_lost = False
+        self._heartbeat: asyncio.TimerHandle | None = None
+        self._expiry: asyncio.TimerHandle | None = None
+        self._handlers: dict[type, Callable[[Any], None]] = {
+            ConnectionOpened: self._opened,
+            ConnectionClosed: self._closed,
+            SessionBegun: self._begun,
+            SessionEnded: self._ended,
+            LinkAttached: self._attached,
+            LinkDetached: self._detached,
+            CreditGranted: self._credited,
+            Delivery: self._delivered,
+            DeliveryAborted: self._aborted,
+            DispositionReceived: self._disposed,
+        }
+        services.connections.add(self)
+        self.counters.connections[protocol] += 1
+        self.counters.accepted[protocol] += 1
+        self._opening = self.host.loop.call_later(_OPEN_WITHIN_S, self._give_up)
+
+    # What the transport says.
+
+    def data_received(self, data: bytes) -> None:
+        """Take in what arrived. Whatever goes wrong ends this connection at the most."""
+        try:
+            self._take_in(data)
+        except Exception:  # noqa: BLE001 (a defect of ours must not take the other connections along)
+            _log.exception("a connection failed")
+            self._end(Error(Condition.INTERNAL_ERROR, "the server failed; its log says why"))
+
+    def _take_in(self, data: bytes) -> None:
+        events: Sequence[Event]
+        violation: ProtocolError | None = None
+        try:
+            events = self._engine.receive_data(data)
+        except ProtocolError as error:
+            events, violation = error.events, error
+        for event in events:
+            handler = self._handlers.get(type(event))
+            if handler is not None:
+                handler(event)
+        self._send_confirmations()
+        self.flush()
+        if violation is not None:
+            _log.info("a peer broke the protocol: %s", violation)
+            self.counters.refused[violation.condition] += 1
+            self._transport.close()
+        self._balance()
+
+    def pause_writing(self) -> None:
+        self._is_writable = False
+
+    def resume_writing(self) -> None:
+        self._is_writable = True
+        for node in [*self._nodes.values()]:
+            node.on_writable()
+        self.flush()
+        self._balance()
+
+    def connection_lost(self) -> None:
+        """The transport is gone, and all links with it."""
+        if self._is_lost:
+            return
+        self._is_lost = True
+        self._services.connections.discard(self)
+        self.counters.connections[self._protocol] -= 1
+        for timer in (self._heartbeat, self._expiry, self._opening):
+            if timer is not None:
+                timer.cancel()
+        for node in [*self._nodes.values()]:
+            self._forget(node.link)
+
+    def shut_down(self) -> None:
+        """The server stops: say so, and hang up."""
+        self._end(Error(Condition.CONNECTION_FORCED, "the server is shutting down; connect again in a moment"))
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+    # What nodes ask for.
+
+    @property
+    def is_writable(self) -> bool:
+        return self._is_writable and not self._is_lost
+
+    def allows(self, path: str, rights: Sequence[Right]) -> bool:
+        return self.claims.allows(path, rights, self.host.now_ms())
+
+    def confirm(self, delivery: Delivery, state: object) -> None:
+        self._confirmations.append((delivery, state))
+        self._unconfirmed_bytes += len(delivery.payload)
+
+    def refuse(self, delivery: Delivery, error: Exception) -> None:
+        refusal = refusal_of(error)
+        self.counters.refused[refusal.condition] += 1
+        delivery.link.settle(delivery, Rejected(refusal.error))
+
+    def when_durable(self, done: Callable[[StoreError | None], object]) -> None:
+        def finish(error: StoreError | None) -> None:
+            if not self._is_lost:
+                done(error)
+                self.flush()
+
+        self.host.when_durable(finish)
+
+    def flush(self) -> None:
+        if not self._is_lost:
+            data = self._engine.data_to_send()
+            if data:
+                self._transport.write(data)
+
+    def tokens_changed(self) -> None:
+        if self._expiry is not None:
+            self._expiry.cancel()
+        now_ms = self.host.now_ms()
+        due_ms = self.claims.next_expiry_ms(now_ms)
+        if due_ms is not None:
+            self._expiry = self.host.loop.call_later((due_ms - now_ms) / 1_000, self._expire)
+
+    def session_token(self, link_name: object, address: Address, session_id: object) -> bytes | None:
+        for node in self._nodes.values():
+            if isinstance(node, Consumer) and node.link.name == link_name and node.address == address:
+                if node.session is None:
+                    return None
+                if session_id in {None, node.session.session_id}:
+                    return node.session.session_token
+        if session_id is None:
+            return None
+        raise SessionLockLostError(f"the request comes from no link that holds session '{session_id}'", str(address))
+
+    # What the peer says.
+
+    def _authenticate(self, mechanism: str, response: bytes) -> SaslCode:
+        if mechanism != PLAIN:
+            return accept_anonymous(mechanism, response)
+        name, key = parse_plain(response)
+        try:
+            self.claims.put("", self.gatekeeper.admit_key(name, key))
+        except REFUSABLE as error:
+            self.counters.refused[refusal_of(error).condition] += 1
+            return SaslCode.AUTH
+        return SaslCode.OK
+
+    def _opened(self, _event: ConnectionOpened) -> None:
+        self._opening.cancel()
+        self._engine.open()
+        self._beat()
+
+    def _closed(self, _event: ConnectionClosed) -> None:
+        self.flush()
+        self._transport.close()
+
+    def _begun(self, event: SessionBegun) -> None:
+        event.session.begin()
+
+    def _ended(self, event: SessionEnded) -> None:
+        for link in [link for link in self._nodes if link.session is event.session]:
+            self._forget(link)
+
+    def _attached(self, event: LinkAttached) -> None:
+        link = event.link
+        try:
+            attach_link(self, link, event.attach, self._adopt)
+        except REFUSABLE as error:
+            self._forget(link)
+            refusal = refusal_of(error)
+            self.counters.refused[refusal.condition] += 1
+            link.refuse(refusal.error)
+
+    def _adopt(self, node: Node) -> None:
+        before = self._nodes.get(node.link)
+        if before is not None:
+            self.counters.links[before.kind] -= 1
+        self._nodes[node.link] = node
+        self.counters.links[node.kind] += 1
+
+    def _detached(self, event: LinkDetached) -> None:
+        self._forget(event.link)
+
+    def _forget(self, link: Link) -> None:
+        node = self._nodes.pop(link, None)
+        if node is not None:
+            self.counters.links[node.kind] -= 1
+            node.on_detached()
+
+    def _credited(self, event: CreditGranted) -> None:
+        node = self._nodes.get(event.link)
+        if node is not None:
+            node.on_credit()
+
+    def _delivered(self, delivery: Delivery) -> None:
+        node = self._nodes.get(delivery.link)
+        if node is not None:
+            node.on_delivery(delivery)
+
+    def _aborted(self, event: DeliveryAborted) -> None:
+        if event.error is not None:
+            self.counters.refused[event.error.condition] += 1
+
+    def _disposed(self, event: DispositionReceived) -> None:
+        answers: list[tuple[Delivery, object]] = []
+        for delivery in event.deliveries:
+            node = self._nodes.get(delivery.link)
+            answer = None if node is None else node.settle(delivery, event.state)
+            if answer is not None and not event.settled:
+                answers.append((delivery, answer))
+        if answers:
+            self.when_durable(partial(_tell, answers))
+
+    # What happens by itself.
+
+    def _send_confirmations(self) -> None:
+        """Tell the outcomes of all messages that came together, when they are on disk together."""
+        if self._confirmations:
+            batch, self._confirmations = self._confirmations, []
+            self.when_durable(partial(self._confirm, batch))
+
+    def _confirm(self, batch: list[tuple[Delivery, object]], error: StoreError | None) -> None:
+        self._unconfirmed_bytes -= sum([len(delivery.payload) for delivery, _ in batch])
+        _tell(batch, error)
+        self._balance()
+
+    def _balance(self) -> None:
+        """Stop reading from a peer that is ahead of the disk, or that does not read itself."""
+        too_much = (
+            self._unconfirmed_bytes > _MOST_UNCONFIRMED_BYTES
+            or self._transport.get_write_buffer_size() > _MOST_UNSENT_BYTES
+        )
+        if too_much is self._is_reading and not self._is_lost:
+            self._is_reading = not too_much
+            if too_much:
+                self._transport.pause_reading()
+            else:
+                self._transport.resume_reading()
+
+    def _beat(self) -> None:
+        """Keep the connection alive, and give it up when the peer has."""
+        try:
+            next_ms = self._engine.tick(self._monotonic_ms())
+        except ProtocolError as error:
+            _log.info("a connection is given up: %s", error)
+            self.flush()
+            self._transport.abort()
+            return
+        self.flush()
+        if next_ms is not None and not self._is_lost:
+            pause_s = max(0.0, (next_ms - self._monotonic_ms()) / 1_000)
+            self._heartbeat = self.host.loop.call_later(pause_s, self._beat)
+
+    def _monotonic_ms(self) -> int:
+        return int(self.host.loop.time() * 1_000)
+
+    def _give_up(self) -> None:
+        _log.info("a connection was not opened within %d seconds", _OPEN_WITHIN_S)
+        self._transport.abort()
+
+    def _expire(self) -> None:
+        """A token has ended: the links that lived by it end too."""
+        now_ms = self.host.now_ms()
+        self.claims.drop_expired(now_ms)
+        error = refusal_of(UnauthorizedError("ExpiredToken: the token has expired, and no new one was put")).error
+        for node in [*self._nodes.values()]:
+            if not self.claims.allows(node.path, node.rights, now_ms):
+                self._forget(node.link)
+                node.link.detach(error=error)
+        self.flush()
+        self.tokens_changed()
+
+    def _end(self, error: Error) -> None:
+        self._engine.close(error=error)
+        self.flush()
+        self._transport.close()
+
+
+def _tell(answers: list[tuple[Delivery, object]], error: StoreError | None) -> None:
+    failure = None if error is None else Rejected(refusal_of(error).error)
+    for delivery, state in answers:
+        delivery.link.settle(delivery, state if failure is None else failure)

@@ -1,0 +1,165 @@
+"""The server's end of a link that we send messages on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pairbus.broker import Address, Disposition, Right, SessionGrant, Settle, Verdict
+from pairbus.broker import Delivery as Message
+from pairbus.server.amqp.node import Node
+from pairbus.server.amqp.peer import Peer
+from pairbus.server.amqp.verdicts import echo_of, verdict_of
+from pairbus.server.dispatcher import SHARE, Receiver
+from pairbus.server.errors import REFUSABLE, refusal_of
+from pairbus.server.messages import delivered_payload
+from pairbus.store import StoreError
+from pairbus.wire import Delivery, Link, Rejected, TransactionalState
+
+_NO_TAG = bytes(16)
+_RELEASE = Verdict(disposition=Disposition.RELEASE)
+
+
+class Consumer(Node, Receiver):
+    """Takes messages from the broker as the link has credit, and passes on what the receiver says of them."""
+
+    kind = "receiver"
+
+    def __init__(
+        self,
+        peer: Peer,
+        link: Link,
+        path: str,
+        rights: tuple[Right, ...],
+        address: Address,
+        *,
+        deletes: bool,
+        session: SessionGrant | None = None,
+    ) -> None:
+        Node.__init__(self, link, path, rights)
+        self.address = address
+        self.session = session
+        self._peer = peer
+        self._deletes = deletes
+        self._taken = 0
+        """Messages that are ours for good and go out when that is on disk."""
+        self._unsettled: dict[Delivery, None] = {}
+        self._is_lost = False
+        self._is_forgotten = False
+        peer.dispatcher.count(address)
+        peer.dispatcher.add(self)
+
+    # Messages out.
+
+    def wants(self) -> bool:
+        link = self.link
+        return link.can_send and link.credit > self._taken and self._peer.is_writable
+
+    def take(self, most: int) -> int:
+        host = self._peer.host
+        try:
+            messages = host.namespace.receive(
+                self.address,
+                min(most, self.link.credit - self._taken),
+                host.now_ms(),
+                delete=self._deletes,
+                session_token=None if self.session is None else self.session.session_token,
+            )
+        except REFUSABLE as error:
+            self.lose(error)
+            return 0
+        if not messages:
+            return 0
+        if self._deletes:
+            self._send_when_gone(messages)
+        else:
+            for message in messages:
+                self._send(message)
+        self._peer.flush()
+        return len(messages)
+
+    def _send(self, message: Message) -> None:
+        payload = delivered_payload(message)
+        tag = message.lock_token
+        delivery = self.link.send(payload, tag=tag or _NO_TAG, settled=tag is None, beyond_credit=tag is None)
+        if tag is not None:
+            delivery.context = tag
+            self._unsettled[delivery] = None
+        counters = self._peer.counters
+        counters.messages_delivered += 1
+        counters.bytes_delivered += len(payload)
+
+    def _send_when_gone(self, messages: Sequence[Message]) -> None:
+        """Received and deleted means at most once: a message goes out when its removal is on disk, not before."""
+        self._taken += len(messages)
+
+        def done(error: StoreError | None) -> None:
+            self._taken -= len(messages)
+            if error is None and self.link.is_attached:
+                for message in messages:
+                    self._send(message)
+            self.on_credit()
+
+        self._peer.when_durable(done)
+
+    def on_credit(self) -> None:
+        if self.wants() and self.take(SHARE):
+            self._peer.host.loop.call_soon(self.on_credit)  # others have their turn in between
+        elif self.link.drain and not self._taken and self._peer.is_writable and self.link.is_attached:
+            self.link.drained()
+            self._peer.flush()
+
+    def on_writable(self) -> None:
+        self.on_credit()
+
+    def lose(self, error: Exception) -> None:
+        if not self._is_lost:
+            self._is_lost = True
+            self._forget()
+            self.link.detach(error=refusal_of(error).error)
+            self._peer.flush()
+
+    # The receiver's word.
+
+    def settle(self, delivery: Delivery, state: object) -> object:
+        if delivery not in self._unsettled or state is None:
+            return None
+        del self._unsettled[delivery]
+        try:
+            if isinstance(state, TransactionalState):
+                return self._enlist(delivery, state)
+            verdict = verdict_of(state)
+            host = self._peer.host
+            host.namespace.settle(self.address, delivery.context, host.now_ms(), verdict)
+        except REFUSABLE as error:
+            refusal = refusal_of(error)
+            self._peer.counters.refused[refusal.condition] += 1
+            return Rejected(refusal.error)
+        self._peer.counters.settled[verdict.disposition.name.lower()] += 1
+        return echo_of(state)
+
+    def _enlist(self, delivery: Delivery, state: TransactionalState) -> object:
+        operation = Settle(self.address, delivery.context, verdict_of(state.outcome))
+        self._peer.transactions.enlist(state.txn_id, operation)
+        return TransactionalState(txn_id=state.txn_id, outcome=echo_of(state.outcome))
+
+    def on_detached(self) -> None:
+        self._forget()
+
+    def _forget(self) -> None:
+        """Give back what the receiver cannot have seen, and its session with all that it had of it."""
+        if self._is_forgotten:
+            return
+        self._is_forgotten = True
+        self._peer.dispatcher.remove(self)
+        self._peer.dispatcher.discount(self.address)
+        host = self._peer.host
+        unsent = [delivery.context for delivery in self._unsettled if delivery.delivery_id < 0]
+        self._unsettled.clear()
+        try:
+            if self.session is not None:
+                host.namespace.release_session(self.address, self.session.session_token, host.now_ms())
+                return
+            for token in unsent:
+                host.namespace.settle(self.address, token, host.now_ms(), _RELEASE)
+        except REFUSABLE:  # the lock has ended already, or the entity: either way there is nothing to give back
+            return

@@ -1,0 +1,36 @@
+"""What a link leads to, seen from the connection that carries it."""
+
+from __future__ import annotations
+
+from pairbus.broker import Right
+from pairbus.wire import Delivery, Link
+
+
+class Node:
+    """The server's end of a link. A node does only what its kind of link is for; the rest is passed over."""
+
+    kind = ""
+    """What the metrics call it."""
+
+    def __init__(self, link: Link, path: str, rights: tuple[Right, ...]) -> None:
+        self.link = link
+        self.path = path
+        """The address in lower case, for the check of claims."""
+        self.rights = rights
+        """One of these is needed as long as the link is up; none where it is empty."""
+
+    def on_delivery(self, delivery: Delivery) -> None:
+        """The peer sent a message."""
+
+    def on_credit(self) -> None:
+        """The peer takes more messages, or wants the rest of its credit back."""
+
+    def on_writable(self) -> None:
+        """The connection takes more bytes again."""
+
+    def settle(self, delivery: Delivery, state: object) -> object:  # noqa: ARG002
+        """The peer told what becomes of a message that we sent; what to answer, or ``None`` to say nothing."""
+        return None
+
+    def on_detached(self) -> None:
+        """The link is gone."""

@@ -1,0 +1,68 @@
+"""What the nodes at the ends of links need of the connection that carries them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from pairbus.broker import Address, Right
+from pairbus.server.access import Gatekeeper
+from pairbus.server.amqp.claims import Claims
+from pairbus.server.amqp.replies import Replies
+from pairbus.server.amqp.transactions import Transactions
+from pairbus.server.counters import Counters
+from pairbus.server.dispatcher import Dispatcher
+from pairbus.server.host import NamespaceHost
+from pairbus.wire import Delivery
+
+if TYPE_CHECKING:
+    from pairbus.store import StoreError
+
+
+class Peer(ABC):
+    """One connection, as its nodes see it."""
+
+    host: NamespaceHost
+    gatekeeper: Gatekeeper
+    dispatcher: Dispatcher
+    counters: Counters
+    claims: Claims
+    replies: Replies
+    transactions: Transactions
+
+    @property
+    @abstractmethod
+    def is_writable(self) -> bool:
+        """Whether the peer takes in what it is sent."""
+
+    @abstractmethod
+    def allows(self, path: str, rights: Sequence[Right]) -> bool:
+        """Whether the tokens that were put so far allow this."""
+
+    @abstractmethod
+    def confirm(self, delivery: Delivery, state: object) -> None:
+        """Tell the peer the outcome of its message, once all that was written until now is on disk."""
+
+    @abstractmethod
+    def refuse(self, delivery: Delivery, error: Exception) -> None:
+        """Reject a message of the peer's, now."""
+
+    @abstractmethod
+    def when_durable(self, done: Callable[[StoreError | None], object]) -> None:
+        """As the host's, and flush afterwards; not called when the connection has gone meanwhile."""
+
+    @abstractmethod
+    def flush(self) -> None:
+        """Send what has been written."""
+
+    @abstractmethod
+    def tokens_changed(self) -> None:
+        """A token was put: see when the next one ends."""
+
+    @abstractmethod
+    def session_token(self, link_name: object, address: Address, session_id: object) -> bytes | None:
+        """What holds the session that one of the connection's links has; ``None`` where the link has no session.
+
+        Raises ``SessionLockLostError`` if a session is asked for that the link does not hold.
+        """

@@ -1,0 +1,69 @@
+"""The server's end of a link that messages are sent to us on."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pairbus.broker import Address, Message, Right, Send
+from pairbus.dialect.batch import BATCH_FORMAT, split_batch
+from pairbus.server.amqp.node import Node
+from pairbus.server.amqp.peer import Peer
+from pairbus.server.errors import REFUSABLE, BadRequestError
+from pairbus.server.messages import received_message
+from pairbus.wire import ACCEPTED, Delivery, Link, TransactionalState
+
+CREDIT: Final = 2_000
+"""What a sender may have under way. The SDK for Python looks at none of it: what holds it back is that we stop
+reading."""
+
+
+class Producer(Node):
+    """Hands the messages of one link to the broker."""
+
+    kind = "sender"
+
+    def __init__(
+        self, peer: Peer, link: Link, path: str, rights: tuple[Right, ...], address: Address, via: Address | None = None
+    ) -> None:
+        super().__init__(link, path, rights)
+        self._peer = peer
+        self._address = address
+        self._via = via
+        peer.dispatcher.count(address)
+
+    def on_delivery(self, delivery: Delivery) -> None:
+        try:
+            self._accept(delivery)
+        except REFUSABLE as error:
+            self._peer.refuse(delivery, error)
+        if self.link.credit < CREDIT // 2:
+            self.link.flow(CREDIT)
+
+    def _accept(self, delivery: Delivery) -> None:
+        host = self._peer.host
+        host.check_busy("send", self._address)
+        messages = _messages(delivery)
+        counters = self._peer.counters
+        counters.messages_received += len(messages)
+        counters.bytes_received += len(delivery.payload)
+        state = delivery.state
+        if isinstance(state, TransactionalState):
+            self._peer.transactions.enlist(state.txn_id, Send(self._address, messages, self._via))
+            self.link.settle(delivery, TransactionalState(txn_id=state.txn_id, outcome=ACCEPTED))
+        elif self._via is not None:
+            host.namespace.transact([Send(self._address, messages, self._via)], host.now_ms())
+            self._peer.confirm(delivery, ACCEPTED)
+        else:
+            host.namespace.send(self._address, messages, host.now_ms())
+            self._peer.confirm(delivery, ACCEPTED)
+
+    def on_detached(self) -> None:
+        self._peer.dispatcher.discount(self._address)
+
+
+def _messages(delivery: Delivery) -> list[Message]:
+    if delivery.message_format == 0:
+        return [received_message(delivery.payload)]
+    if delivery.message_format == BATCH_FORMAT:
+        return [received_message(payload) for payload in split_batch(delivery.payload)]
+    raise BadRequestError(f"0x{delivery.message_format:08x} is no message format that this server knows")

@@ -1,0 +1,65 @@
+"""Where answers go: the links on which a peer wants to hear from ``$cbs`` and ``$management``."""
+
+from __future__ import annotations
+
+from itertools import count
+
+from pairbus.broker import Right
+from pairbus.dialect.management import Request, Response, write_response
+from pairbus.server.amqp.node import Node
+from pairbus.wire import Link, MessageTooLargeError
+
+
+class ReplyNode(Node):
+    """The server's end of a link that carries answers."""
+
+    kind = "replies"
+
+    def __init__(self, link: Link, path: str, rights: tuple[Right, ...], replies: Replies) -> None:
+        super().__init__(link, path, rights)
+        self._replies = replies
+        replies.add(self)
+
+    def on_detached(self) -> None:
+        self._replies.remove(self)
+
+
+class Replies:
+    """The reply links of one connection."""
+
+    def __init__(self) -> None:
+        self._nodes: list[ReplyNode] = []
+        self._tags = count(1)
+
+    def add(self, node: ReplyNode) -> None:
+        self._nodes.append(node)
+
+    def remove(self, node: ReplyNode) -> None:
+        self._nodes.remove(node)
+
+    def send(self, asked: Link, path: str, request: Request, response: Response) -> bool:
+        """Answer a request that came in on a link; whether there was someone to hear it."""
+        node = self._find(asked, path, request.reply_to)
+        if node is None:
+            return False
+        # Settled, and beyond credit: the SDK for Python settles no answer, and grants credit only once.
+        try:
+            self._write(node, write_response(request, response))
+        except MessageTooLargeError as error:
+            self._write(node, write_response(request, Response(status=500, description=str(error))))
+        return True
+
+    def _write(self, node: ReplyNode, payload: bytes) -> None:
+        node.link.send(payload, tag=next(self._tags).to_bytes(8), settled=True, beyond_credit=True)
+
+    def _find(self, asked: Link, path: str, reply_to: str | None) -> ReplyNode | None:
+        """The link that the request names; else one beside the one that it came in on; else any of that node."""
+        nodes = [node for node in self._nodes if node.path == path and node.link.is_attached]
+        named = [node for node in nodes if reply_to in _names(node.link)]
+        beside = [node for node in named or nodes if node.link.session is asked.session]
+        return next(iter(beside or named or nodes), None)
+
+
+def _names(link: Link) -> tuple[object, ...]:
+    target = None if link.peer is None else link.peer.target
+    return link.name, getattr(target, "address", None)

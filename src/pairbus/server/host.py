@@ -1,0 +1,155 @@
+"""A namespace that is being served: the keeper, the clock, and what happens by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from pairbus.broker import Address, Limits, Namespace, Notice
+from pairbus.server.clock import Clock
+from pairbus.server.errors import ServerBusyError
+from pairbus.store import Keeper, Recovery, StoreError
+
+_log = logging.getLogger(__name__)
+
+_LONGEST_PAUSE_S: Final = 60.0
+"""However far away the next thing is: clocks are set, and links have to be counted as use."""
+
+Deny = Callable[[str, Address | None], str | None]
+"""Is asked before each request; a reason denies it with *server busy*."""
+
+Durable = Callable[[StoreError | None], object]
+
+
+class NamespaceHost:
+    """What connections and routes work on. All of it runs on one event loop, and nothing in it waits.
+
+    Whoever uses ``namespace`` has the changes committed soon, and those told that wait for messages.
+    """
+
+    def __init__(
+        self, name: str, limits: Limits, keeper: Keeper, clock: Clock, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        self.name = name
+        self.limits = limits
+        self.now_ms = clock
+        self.deny: Deny = lambda _operation, _address: None
+        self.on_woken: Callable[[Address], object] = lambda _address: None
+        """Something can be received there."""
+        self.on_notice: Callable[[Notice], object] = lambda _notice: None
+        self.on_rebuilt: Callable[[], object] = lambda: None
+        """A commit has failed: locks and held sessions are gone."""
+        self.on_minute: Callable[[], object] = lambda: None
+        self._keeper = keeper
+        self._loop = loop
+        self._is_scheduled = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._minute_ms = clock()
+        self._is_closed = False
+        keeper.rebuilt = self._rebuilt
+        self._schedule()
+
+    @property
+    def namespace(self) -> Namespace:
+        """The broker. It is another one after a failed commit, so ask each time; raises ``StoreError`` in trouble."""
+        self._schedule()
+        return self._keeper.namespace
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        return self._loop
+
+    @property
+    def created_ms(self) -> int:
+        """Since when there is this namespace."""
+        return self._keeper.created_ms
+
+    @property
+    def recovery(self) -> Recovery:
+        return self._keeper.recovery
+
+    @property
+    def damaged_count(self) -> int:
+        return len(self._keeper.damaged)
+
+    def check_busy(self, operation: str, address: Address | None = None) -> None:
+        """Raise ``ServerBusyError`` if the request has to wait."""
+        reason = self.deny(operation, address)
+        if reason is not None:
+            raise ServerBusyError(reason, None if address is None else str(address))
+
+    def when_durable(self, done: Durable) -> None:
+        """Have someone told when all that was written until now is on disk, or why it is not."""
+        self._keeper.when_durable(done)
+        self._schedule()
+
+    async def durable(self) -> None:
+        """Wait until all that was written until now is on disk; raises the ``StoreError`` if that fails."""
+        future: asyncio.Future[None] = self._loop.create_future()
+
+        def done(error: StoreError | None) -> None:
+            if future.done():  # whoever waited has gone
+                return
+            if error is None:
+                future.set_result(None)
+            else:
+                future.set_exception(error)
+
+        self.when_durable(done)
+        await future
+
+    def close(self) -> None:
+        """Commit the rest, tell everyone, and close the store."""
+        self._is_closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        self._keeper.close()
+
+    # What happens by itself.
+
+    def _schedule(self) -> None:
+        if not self._is_scheduled and not self._is_closed:
+            self._is_scheduled = True
+            self._loop.call_soon(self._run)
+
+    def _run(self) -> None:
+        """Start the commit first: it runs beside all that follows."""
+        self._is_scheduled = False
+        if self._is_closed:
+            return
+        now_ms = self.now_ms()
+        self._keeper.commit(now_ms)
+        try:
+            self._go_on(self._keeper.namespace, now_ms)
+        except StoreError as error:
+            _log.error("the store cannot be read: %s", error)
+            self._set_timer(1.0)
+
+    def _go_on(self, namespace: Namespace, now_ms: int) -> None:
+        if namespace.tidy(now_ms):
+            self._schedule()
+        for notice in namespace.take_notices():
+            self.on_notice(notice)
+        for address in namespace.take_woken():
+            self.on_woken(address)
+        due_ms = namespace.next_due_ms()
+        self._set_timer(_LONGEST_PAUSE_S if due_ms is None else (due_ms - now_ms) / 1_000)
+
+    def _set_timer(self, pause_s: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_later(min(max(pause_s, 0.001), _LONGEST_PAUSE_S), self._wake_up)
+
+    def _wake_up(self) -> None:
+        now_ms = self.now_ms()
+        if now_ms - self._minute_ms >= _LONGEST_PAUSE_S * 1_000:
+            self._minute_ms = now_ms
+            self.on_minute()
+        self._schedule()
+
+    def _rebuilt(self, recovery: Recovery) -> None:
+        _log.warning("a commit failed; the namespace was read anew: %s", recovery)
+        self.on_rebuilt()
+        self._schedule()

@@ -1,0 +1,55 @@
+"""What a request shows to be let in."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from dataclasses import dataclass, field
+from typing import Final
+
+from pairbus.broker import Right
+from pairbus.server.access import Gatekeeper, Grant, path_of
+from pairbus.server.errors import UnauthorizedError
+
+_BASIC: Final = "basic"
+_BEARER: Final = "bearer"
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """The value of an authorization header, checked anew for each address that a request touches."""
+
+    gatekeeper: Gatekeeper
+    text: str | None = field(repr=False)
+
+    def require(self, path: str, right: Right, now_ms: int) -> None:
+        """Raise ``UnauthorizedError`` unless they allow it. Whether the entity is there plays no part."""
+        if self.text is None:
+            raise UnauthorizedError("the request has no authorization")
+        path = path_of(path)
+        if not self._grant(self.text, path).allows(path, right, now_ms):
+            raise UnauthorizedError(f"the authorization does not include the claim '{right.value.capitalize()}'")
+
+    def allows(self, path: str, right: Right, now_ms: int) -> bool:
+        try:
+            self.require(path, right, now_ms)
+        except UnauthorizedError:
+            return False
+        return True
+
+    def _grant(self, text: str, path: str) -> Grant:
+        scheme, _, rest = text.partition(" ")
+        if scheme.lower() == _BASIC:
+            return self.gatekeeper.admit_key(*_key(rest))
+        if scheme.lower() == _BEARER:
+            return self.gatekeeper.admit(rest.strip(), path)
+        return self.gatekeeper.admit(text, path)
+
+
+def _key(encoded: str) -> tuple[str, str]:
+    """The name and the value of a key, as a browser or a monitoring system sends them."""
+    try:
+        name, _, key = base64.b64decode(encoded.strip(), validate=True).decode().partition(":")
+    except (binascii.Error, ValueError):
+        raise UnauthorizedError("the basic authorization cannot be read") from None
+    return name, key

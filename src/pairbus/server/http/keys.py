@@ -1,0 +1,109 @@
+"""The keys to the whole namespace. Those of a queue or a topic are part of its description."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from http import HTTPStatus
+from typing import Final
+
+from starlette.responses import Response
+
+from pairbus.broker import (
+    AuthorizationRule,
+    EntityExistsError,
+    EntityNotFoundError,
+    InvalidOperationError,
+    Right,
+)
+from pairbus.dialect.atom import AUTHORIZATION_RULE, Entry, Feed
+from pairbus.server.http.answers import empty_answer, entry_answer, feed_answer
+from pairbus.server.http.call import Call
+from pairbus.server.http.descriptions import key_of, key_values
+from pairbus.server.http.etag import check_match, etag_of
+from pairbus.server.http.paging import page_of
+
+PATH: Final = "$AuthorizationRules"
+
+
+async def list_keys(call: Call) -> Response:
+    page = page_of(_rules(call), call.query)
+    return feed_answer(
+        Feed(
+            title="Authorization Rules",
+            id=call.id_of(PATH),
+            link=call.link_to(PATH),
+            next_link=call.link_to(PATH, skip=page.skip + page.top, top=page.top) if page.has_more else None,
+            updated_ms=call.now_ms,
+            entries=[_entry(call, rule) for rule in page.items],
+        )
+    )
+
+
+async def get_key(call: Call) -> Response:
+    return _answer(call, _require(call))
+
+
+async def put_key(call: Call) -> Response:
+    _, values = call.description(AUTHORIZATION_RULE)
+    before, if_match = _find(call), call.headers.get("if-match")
+    if if_match is None and before is not None:
+        raise EntityExistsError(f"there is a key '{before.name}' already", before.name)
+    if if_match is not None:
+        before = _require(call)
+        check_match(if_match, _etag(before), before.name)
+    rule = key_of({**values, "name": call.names["key"] if before is None else before.name}, before)
+    _set(call, [rule if known is before else known for known in _rules(call)] + [rule] * (before is None))
+    await call.host.durable()
+    return _answer(call, rule, HTTPStatus.CREATED if before is None else HTTPStatus.OK)
+
+
+async def delete_key(call: Call) -> Response:
+    rule = _require(call)
+    check_match(call.headers.get("if-match"), _etag(rule), rule.name)
+    _set(call, [known for known in _rules(call) if known is not rule])
+    await call.host.durable()
+    return empty_answer()
+
+
+def _rules(call: Call) -> Sequence[AuthorizationRule]:
+    return call.namespace.authorization_rules(call.now_ms)
+
+
+def _find(call: Call) -> AuthorizationRule | None:
+    name = call.names["key"].lower()
+    return next((rule for rule in _rules(call) if rule.name.lower() == name), None)
+
+
+def _require(call: Call) -> AuthorizationRule:
+    rule = _find(call)
+    if rule is None:
+        raise EntityNotFoundError(f"there is no key '{call.names['key']}'", call.names["key"])
+    return rule
+
+
+def _set(call: Call, rules: list[AuthorizationRule]) -> None:
+    if not any(Right.MANAGE in rule.rights for rule in rules):
+        # Nobody could ever add another one.
+        raise InvalidOperationError("the namespace would be left without a key that allows to manage it", PATH)
+    call.namespace.set_authorization_rules(rules, call.now_ms)
+
+
+def _answer(call: Call, rule: AuthorizationRule, status: int = HTTPStatus.OK) -> Response:
+    return entry_answer(_entry(call, rule), _etag(rule), status)
+
+
+def _entry(call: Call, rule: AuthorizationRule) -> Entry:
+    path = f"{PATH}/{rule.name}"
+    return Entry(
+        table=AUTHORIZATION_RULE,
+        values=key_values(rule),
+        title=rule.name,
+        id=call.id_of(path),
+        link=call.link_to(path),
+        author=call.host.name,
+        updated_ms=call.now_ms,
+    )
+
+
+def _etag(rule: AuthorizationRule) -> str:
+    return etag_of(key_values(rule), 0)

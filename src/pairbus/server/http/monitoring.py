@@ -1,0 +1,66 @@
+"""For those who watch the server: whether it is well, and what it counts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from http import HTTPStatus
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from starlette.responses import JSONResponse, Response
+
+from pairbus.broker import Right
+from pairbus.server.host import NamespaceHost
+from pairbus.server.http.credentials import Credentials
+from pairbus.server.http.metrics import Metrics
+from pairbus.server.http.occupancy import Entities, Occupant, Totals, occupants
+from pairbus.store import StoreError
+
+
+class Monitoring:
+    """Answers without a look at entities, unless the asker may see them."""
+
+    def __init__(
+        self, host: NamespaceHost, metrics: Metrics, *, open_metrics: bool, is_draining: Callable[[], bool]
+    ) -> None:
+        self._host = host
+        self._metrics = metrics
+        self._open_metrics = open_metrics
+        self._is_draining = is_draining
+
+    def health(self) -> Response:
+        problem = self._problem()
+        status = HTTPStatus.OK if problem is None else HTTPStatus.SERVICE_UNAVAILABLE
+        return JSONResponse({"status": problem or "ok", "name": self._host.name}, status)
+
+    def metrics(self, credentials: Credentials) -> Response:
+        registry = CollectorRegistry()
+        found = self._occupants()
+        if found is not None:
+            registry.register(Totals(found))
+            if self._may_see_entities(credentials):
+                registry.register(Entities(found))
+        body = generate_latest(self._metrics.registry) + generate_latest(registry)
+        return Response(body, headers={"Content-Type": CONTENT_TYPE_PLAIN_0_0_4})
+
+    def _problem(self) -> str | None:
+        if self._is_draining():
+            return "draining"
+        try:
+            _ = self._host.namespace
+        except StoreError:
+            return "unavailable"
+        return None
+
+    def _occupants(self) -> list[Occupant] | None:
+        """``None`` when the store cannot be read."""
+        try:
+            return occupants(self._host.namespace, self._host.now_ms())
+        except StoreError:
+            return None
+
+    def _may_see_entities(self, credentials: Credentials) -> bool:
+        if self._open_metrics:
+            return True
+        now_ms = self._host.now_ms()
+        return any(credentials.allows("", right, now_ms) for right in (Right.MANAGE, Right.LISTEN))

@@ -1,0 +1,97 @@
+"""The rules of subscriptions."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+
+from starlette.responses import Response
+
+from pairbus.broker import EntityNotFoundError, Rule
+from pairbus.dialect.atom import RULE, Entry, Feed
+from pairbus.server.http.answers import empty_answer, entry_answer, feed_answer
+from pairbus.server.http.call import Call
+from pairbus.server.http.entities import address_of, topic_path
+from pairbus.server.http.etag import check_match, etag_of
+from pairbus.server.http.paging import page_of
+from pairbus.server.http.rule_descriptions import rule_of, rule_values
+
+
+async def get_rule(call: Call) -> Response:
+    return _answer(call, _find(call))
+
+
+async def put_rule(call: Call) -> Response:
+    _, values = call.description(RULE)
+    description = rule_of(values, call.names["rule"])
+    if_match = call.headers.get("if-match")
+    topic, subscription = call.names["topic"], call.names["subscription"]
+    if if_match is None:
+        status, rule = HTTPStatus.CREATED, call.namespace.add_rule(topic, subscription, description, call.now_ms)
+    else:
+        check_match(if_match, _etag(_find(call)), description.name)
+        status, rule = HTTPStatus.OK, call.namespace.update_rule(topic, subscription, description, call.now_ms)
+    answer = _answer(call, rule, status)
+    await call.host.durable()
+    return answer
+
+
+async def delete_rule(call: Call) -> Response:
+    if_match = call.headers.get("if-match")
+    if if_match is not None:
+        check_match(if_match, _etag(_find(call)), call.names["rule"])
+    call.namespace.remove_rule(call.names["topic"], call.names["subscription"], call.names["rule"], call.now_ms)
+    await call.host.durable()
+    return empty_answer()
+
+
+async def list_rules(call: Call) -> Response:
+    path = f"{_subscription_path(call)}/Rules"
+    page = page_of(_rules(call), call.query)
+    return feed_answer(
+        Feed(
+            title="Rules",
+            id=call.id_of(path),
+            link=call.link_to(path),
+            next_link=call.link_to(path, skip=page.skip + page.top, top=page.top) if page.has_more else None,
+            updated_ms=call.now_ms,
+            entries=[_entry(call, rule, f"{path}/{rule.description.name}") for rule in page.items],
+        )
+    )
+
+
+def _rules(call: Call) -> list[Rule]:
+    return call.namespace.rules(call.names["topic"], call.names["subscription"], call.now_ms)
+
+
+def _find(call: Call) -> Rule:
+    name = call.names["rule"]
+    for rule in _rules(call):
+        if rule.description.name.lower() == name.lower():
+            return rule
+    raise EntityNotFoundError(f"there is no rule '{name}'", f"{address_of(call)}/{name}")
+
+
+def _subscription_path(call: Call) -> str:
+    info = call.namespace.entity(address_of(call), call.now_ms)
+    return f"{topic_path(call)}/Subscriptions/{info.path}"
+
+
+def _answer(call: Call, rule: Rule, status: int = HTTPStatus.OK) -> Response:
+    path = f"{_subscription_path(call)}/Rules/{rule.description.name}"
+    return entry_answer(_entry(call, rule, path), _etag(rule), status)
+
+
+def _entry(call: Call, rule: Rule, path: str) -> Entry:
+    return Entry(
+        table=RULE,
+        values={**rule_values(rule.description), "created_ms": rule.created_ms},
+        title=rule.description.name,
+        id=call.id_of(path),
+        link=call.link_to(path),
+        published_ms=rule.created_ms,
+        updated_ms=rule.created_ms,
+    )
+
+
+def _etag(rule: Rule) -> str:
+    return etag_of(rule_values(rule.description), rule.created_ms)

@@ -1,0 +1,168 @@
+"""The port: everything that connects, in the clear or not."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import socket
+import ssl
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Final
+
+from pairbus.server.reception import SPEAK_WITHIN_S
+
+_log = logging.getLogger(__name__)
+
+_BACKLOG: Final = 1_024
+_ACCEPT_AT_ONCE: Final = 100
+_PAUSE_S: Final = 1.0
+_TLS_HANDSHAKE: Final = b"\x16"
+_LOOPBACK: Final = ("127.0.0.1", "localhost")
+_OUT_OF_FILES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+
+MakeProtocol = Callable[[bool], asyncio.Protocol]
+"""Makes the protocol of a connection, told whether it is secure."""
+
+
+class Listener:
+    """Accepts connections, and looks at the first byte of each: only TLS has to be told before anything is read."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        make_protocol: MakeProtocol,
+        context: ssl.SSLContext,
+        has_room: Callable[[], bool],
+    ) -> None:
+        self._loop = loop
+        self._make_protocol = make_protocol
+        self._context = context
+        self._has_room = has_room
+        self._sockets: list[socket.socket] = []
+        self._silent: dict[socket.socket, asyncio.TimerHandle] = {}
+        """Connections that have not said anything."""
+        self._starting: set[asyncio.Task[None]] = set()
+
+    @property
+    def waiting_count(self) -> int:
+        """How many connections have come that are nobody's yet."""
+        return len(self._silent) + len(self._starting)
+
+    def listen(self, host: str, port: int) -> int:
+        """Listen on a port, or on a free one (0); which. Raises ``OSError``."""
+        first, *others = _addresses(host)
+        bound = self._bind(first, port)
+        for address in others:
+            # "localhost" is two addresses, and which one a client tries first is anybody's guess. Where the machine
+            # has no IPv6, or somebody has the port there, the first one has to do.
+            with suppress(OSError):
+                self._bind(address, bound)
+        return bound
+
+    def _bind(self, address: str, port: int) -> int:
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        listening = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            listening.setblocking(False)
+            listening.bind((address, port))
+            listening.listen(_BACKLOG)
+        except OSError:
+            listening.close()
+            raise
+        self._sockets.append(listening)
+        self._loop.add_reader(listening, self._accept, listening)
+        return int(listening.getsockname()[1])
+
+    def close(self) -> None:
+        """Accept nothing more, and drop what has said nothing yet."""
+        for listening in self._sockets:
+            self._loop.remove_reader(listening)
+            listening.close()
+        self._sockets.clear()
+        for silent in [*self._silent]:
+            self._drop(silent)
+        for task in self._starting:
+            task.cancel()
+
+    def _accept(self, listening: socket.socket) -> None:
+        for _ in range(_ACCEPT_AT_ONCE):
+            try:
+                accepted, _ = listening.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                if error.errno not in _OUT_OF_FILES:
+                    raise
+                self._pause(listening, error)
+                return
+            self._receive(accepted)
+
+    def _pause(self, listening: socket.socket, error: OSError) -> None:
+        """There is no room for another connection: leave it in the backlog for a moment."""
+        _log.error("a connection cannot be accepted: %s", error)
+        self._loop.remove_reader(listening)
+        self._loop.call_later(_PAUSE_S, self._resume, listening)
+
+    def _resume(self, listening: socket.socket) -> None:
+        if listening in self._sockets:
+            self._loop.add_reader(listening, self._accept, listening)
+
+    def _receive(self, accepted: socket.socket) -> None:
+        if not self._has_room():
+            _log.warning("a connection was refused: there are too many")
+            accepted.close()
+            return
+        accepted.setblocking(False)
+        with suppress(OSError):
+            accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._silent[accepted] = self._loop.call_later(SPEAK_WITHIN_S, self._drop, accepted)
+        self._loop.add_reader(accepted, self._look, accepted)
+
+    def _look(self, accepted: socket.socket) -> None:
+        """The first byte is there; it stays there for whoever reads it."""
+        try:
+            first = accepted.recv(1, socket.MSG_PEEK)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            first = b""
+        if not first:
+            self._drop(accepted)
+            return
+        self._release(accepted)
+        task = self._loop.create_task(self._start(accepted, secure=first == _TLS_HANDSHAKE))
+        self._starting.add(task)
+        task.add_done_callback(self._starting.discard)
+
+    async def _start(self, accepted: socket.socket, *, secure: bool) -> None:
+        try:
+            await self._loop.connect_accepted_socket(
+                partial(self._make_protocol, secure),
+                accepted,
+                ssl=self._context if secure else None,
+                ssl_handshake_timeout=SPEAK_WITHIN_S if secure else None,
+            )
+        except (OSError, ssl.SSLError, asyncio.CancelledError) as error:
+            _log.info("a connection came to nothing: %s", error)
+            accepted.close()
+
+    def _drop(self, accepted: socket.socket) -> None:
+        self._release(accepted)
+        accepted.close()
+
+    def _release(self, accepted: socket.socket) -> None:
+        self._loop.remove_reader(accepted)
+        self._silent.pop(accepted).cancel()
+
+
+def _addresses(host: str) -> list[str]:
+    if host in _LOOPBACK:
+        return ["127.0.0.1", "::1"]
+    found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    return list(dict.fromkeys(str(address[4][0]) for address in found))

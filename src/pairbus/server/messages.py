@@ -1,0 +1,130 @@
+"""Messages between the wire and the broker."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+from uuid import UUID, uuid4
+
+from pairbus.broker import MISSING, NEVER, Amendments, Delivery, Instant, Message, Missing, Span, Value
+from pairbus.dialect.annotations import TIMESPAN, VIA_PARTITION_KEY
+from pairbus.dialect.delivered import Changes, Stamp, stamp
+from pairbus.dialect.sent import read_sent
+from pairbus.dialect.ticks import TICKS_PER_MS
+from pairbus.wire import Described, Sections, Symbol, Timestamp
+
+_PARTITION_SHIFT: Final = 48
+
+_FIELDS: Final = {
+    "CorrelationId": "correlation_id",
+    "ContentType": "content_type",
+    "Label": "subject",
+    "To": "to",
+    "ReplyTo": "reply_to",
+    "ReplyToSessionId": "reply_to_group_id",
+}
+
+
+def received_message(payload: bytes) -> Message:
+    """A message that a sender sent, for the broker; raises ``ProtocolError``."""
+    sent = read_sent(payload, _fresh_id)
+    return Message(
+        sent.payload,
+        sent.message_id,
+        sent.session_id,
+        sent.partition_key,
+        sent.time_to_live_ms,
+        sent.scheduled_ms,
+        sent.header_bytes,
+        sent.is_ping,
+    )
+
+
+def _fresh_id() -> str:
+    return uuid4().hex
+
+
+def delivered_payload(delivery: Delivery) -> bytes:
+    """A message of the broker's as its receiver gets it."""
+    record = delivery.record
+    expires_ms = record.expires_ms
+    return stamp(
+        delivery.body,
+        Stamp(
+            record.sequence,
+            record.original_sequence,
+            record.enqueued_ms,
+            record.delivery_count,
+            record.state,
+            record.time_to_live_ms if expires_ms == NEVER else max(0, expires_ms - record.enqueued_ms),
+            delivery.lock_token,
+            delivery.locked_until_ms,
+            record.dead_letter_source,
+            record.sequence >> _PARTITION_SHIFT or None,
+            None if record.amendments is None else _changes(record.amendments),
+        ),
+    )
+
+
+def _changes(amendments: Amendments) -> Changes:
+    user = {name: to_wire(value) for name, value in amendments.user.items() if not isinstance(value, Missing)}
+    removed = frozenset(name for name, value in amendments.user.items() if isinstance(value, Missing))
+    return Changes(user, removed, {name: to_wire(value) for name, value in amendments.system.items()})
+
+
+def to_wire(value: Value) -> Any:
+    """A value of the broker's as AMQP has it."""
+    if isinstance(value, Instant):
+        return Timestamp(value)
+    if isinstance(value, Span):
+        return Described(Symbol(TIMESPAN), int(value) * TICKS_PER_MS)
+    return value
+
+
+def from_wire(value: Any) -> Value | Missing:
+    """A value from the wire as the broker knows it; ``MISSING`` where it has no such kind."""
+    if isinstance(value, bool) or value is None or isinstance(value, UUID):
+        return value
+    if isinstance(value, Timestamp):
+        return Instant(value)
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        return float(value)
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, bytes):
+        return bytes(value)
+    if isinstance(value, Described) and value.descriptor == TIMESPAN and isinstance(value.value, int):
+        return Span(value.value // TICKS_PER_MS)
+    return MISSING
+
+
+def values_from_wire(properties: Mapping[Any, Any]) -> dict[str, Value]:
+    """Properties that a receiver wants changed; those of a kind that the broker does not keep are left out."""
+    values = {str(name): from_wire(value) for name, value in properties.items()}
+    return {name: value for name, value in values.items() if not isinstance(value, Missing)}
+
+
+class MessageView:
+    """The properties inside an encoded message, decoded when a rule asks for them."""
+
+    __slots__ = ("_sections", "_user")
+
+    def __init__(self, payload: bytes) -> None:
+        self._sections = Sections(payload)
+        self._user: dict[str, Any] | None = None
+
+    def user(self, name: str) -> Value | Missing:
+        if self._user is None:
+            self._user = {key.lower(): value for key, value in self._sections.application_properties().items()}
+        return from_wire(self._user.get(name.lower(), MISSING))
+
+    def system(self, name: str) -> Value:
+        if name == "ViaPartitionKey":
+            value = self._sections.message_annotations().get(VIA_PARTITION_KEY)
+        elif name in _FIELDS:
+            value = getattr(self._sections.properties(), _FIELDS[name])
+        else:
+            return None
+        return None if value is None else str(value)

@@ -1,0 +1,104 @@
+"""A new connection, until it is known what it speaks."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from pairbus.server.amqp.connection import AmqpConnection, AmqpServices
+from pairbus.server.preface import Preface, preface_of
+
+_log = logging.getLogger(__name__)
+
+SPEAK_WITHIN_S: Final = 30.0
+_WRITE_HIGH_BYTES: Final = 256 * 1024
+_LONGEST_PREFACE_BYTES: Final = 16
+
+MakeHttp = Callable[[], asyncio.Protocol]
+
+
+class Reception(asyncio.Protocol):
+    """Looks at the first bytes, and hands the connection over."""
+
+    def __init__(self, services: AmqpServices, make_http: MakeHttp, *, secure: bool) -> None:
+        self._services = services
+        self._make_http = make_http
+        self._secure = secure
+        self._data = b""
+        self._transport: asyncio.Transport | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        if isinstance(transport, asyncio.Transport):
+            self._transport = transport
+            self._timer = self._services.host.loop.call_later(SPEAK_WITHIN_S, transport.abort)
+
+    def data_received(self, data: bytes) -> None:
+        self._data += data
+        preface = preface_of(self._data)
+        transport = self._transport
+        if transport is None or (preface is Preface.TOO_SHORT and len(self._data) < _LONGEST_PREFACE_BYTES):
+            return
+        if preface is Preface.AMQP:
+            self._hand_over(transport, AmqpProtocol(self._services, secure=self._secure))
+        elif preface is Preface.HTTP:
+            protocol = self._make_http()
+            self._hand_over(transport, protocol)
+            self._services.host.loop.call_later(SPEAK_WITHIN_S, _abort_silent, protocol, transport)
+        else:
+            _log.info("a connection began with %r, which is neither AMQP nor HTTP", self._data[:8])
+            self._stop_waiting()
+            transport.abort()
+
+    def _hand_over(self, transport: asyncio.Transport, protocol: asyncio.Protocol) -> None:
+        self._stop_waiting()
+        data, self._data, self._transport = self._data, b"", None
+        transport.set_protocol(protocol)
+        protocol.connection_made(transport)
+        protocol.data_received(data)
+
+    def connection_lost(self, _exc: Exception | None) -> None:
+        self._stop_waiting()
+        self._transport = None
+
+    def _stop_waiting(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+
+def _abort_silent(protocol: asyncio.Protocol, transport: asyncio.Transport) -> None:
+    """Hang up on whoever has begun an HTTP request and not got as far as the end of its head."""
+    if getattr(protocol, "scope", None) is None:
+        transport.abort()
+
+
+class AmqpProtocol(asyncio.Protocol):
+    """An AMQP connection on a stream."""
+
+    def __init__(self, services: AmqpServices, *, secure: bool) -> None:
+        self._services = services
+        self._name = "amqps" if secure else "amqp"
+        self._connection: AmqpConnection | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        if isinstance(transport, asyncio.Transport):
+            transport.set_write_buffer_limits(high=_WRITE_HIGH_BYTES)
+            self._connection = AmqpConnection(self._services, transport, self._name)
+
+    def data_received(self, data: bytes) -> None:
+        if self._connection is not None:
+            self._connection.data_received(data)
+
+    def pause_writing(self) -> None:
+        if self._connection is not None:
+            self._connection.pause_writing()
+
+    def resume_writing(self) -> None:
+        if self._connection is not None:
+            self._connection.resume_writing()
+
+    def connection_lost(self, _exc: Exception | None) -> None:
+        if self._connection is not None:
+            self._connection.connection_lost()

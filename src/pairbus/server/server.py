@@ -1,0 +1,248 @@
+"""A namespace server: everything put together, started and stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+import time
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any, Final, Self
+from uuid import uuid4
+
+import uvicorn
+from uvicorn.server import ServerState
+
+from pairbus.broker import Namespace, Records
+from pairbus.dialect.connection_string import ConnectionString
+from pairbus.server.access import Gatekeeper, VerifyJwt
+from pairbus.server.amqp.connection import AmqpServices
+from pairbus.server.clock import Clock, system_clock
+from pairbus.server.counters import Counters
+from pairbus.server.declaration import apply_declaration
+from pairbus.server.dispatcher import Dispatcher
+from pairbus.server.host import NamespaceHost
+from pairbus.server.http.app import make_app
+from pairbus.server.http.metrics import Metrics
+from pairbus.server.jwt import DEFAULT_AUDIENCE, JwtVerifier, allow_any
+from pairbus.server.keys import ensure_root_key
+from pairbus.server.listener import Listener
+from pairbus.server.messages import MessageView
+from pairbus.server.reception import Reception
+from pairbus.server.settings import Settings, SettingsError
+from pairbus.server.signing_keys import SigningKeys
+from pairbus.server.websocket import websocket_route
+from pairbus.store import Keeper
+from pairbus.store.certificate import Certificate, open_certificate
+
+_log = logging.getLogger(__name__)
+
+_MOST_CONNECTIONS: Final = 5_000
+_LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
+_EVERYWHERE: Final = ("0.0.0.0", "::")  # noqa: S104 (asked for by name)
+
+
+class NamespaceServer:
+    """One namespace on one machine. Use it as ``async with NamespaceServer(settings) as server``."""
+
+    def __init__(self, settings: Settings, *, clock: Clock = system_clock) -> None:
+        self.settings = settings
+        self.ports: tuple[int, ...] = ()
+        self.ca_file: Path | None = None
+        """The certificate that vouches for ours; ``None`` where the settings name one of their own."""
+        self.key = ""
+        """The value of the root key."""
+        self._clock = clock
+        self._resources = AsyncExitStack()
+        self._parts: _Parts | None = None
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    @property
+    def host(self) -> NamespaceHost:
+        """The namespace that is being served; raises ``RuntimeError`` when the server does not run."""
+        return self._running.services.host
+
+    @property
+    def connection_string(self) -> str:
+        """What a client needs, with the root key: for plain connections, as the SDKs' clients take it unchanged."""
+        return str(self._connection_string(development=True))
+
+    @property
+    def tls_connection_string(self) -> str:
+        return str(self._connection_string(development=False))
+
+    def _connection_string(self, *, development: bool) -> ConnectionString:
+        host = self.settings.host
+        return ConnectionString(
+            host="localhost" if host in {*_LOOPBACK, *_EVERYWHERE} else host,
+            port=self.ports[0],
+            key_name=self.settings.key_name,
+            key=self.key,
+            development=development,
+        )
+
+    @property
+    def _running(self) -> _Parts:
+        if self._parts is None:
+            raise RuntimeError("the server does not run")
+        return self._parts
+
+    async def start(self) -> None:
+        """Open the namespace and listen. Raises ``StoreError``, ``OSError`` or ``SettingsError``."""
+        async with AsyncExitStack() as stack:
+            self._parts = await self._assemble(stack)
+            self._resources = stack.pop_all()
+        _log.info("'%s' listens on %s", self.settings.name, ", ".join(map(str, self.ports)))
+
+    async def stop(self) -> None:
+        """Confirm what has come, say goodbye to everyone, and close the store. To stop twice is fine."""
+        parts, self._parts = self._parts, None
+        if parts is not None:
+            await parts.drain(self.settings.drain_s)
+            await self._resources.aclose()
+            _log.info("'%s' has stopped", self.settings.name)
+
+    def drop_connections(self) -> None:
+        """Cut every connection without a word, as a network that fails would."""
+        for connection in [*self._running.services.connections]:
+            connection.abort()
+
+    # Putting it together.
+
+    async def _assemble(self, stack: AsyncExitStack) -> _Parts:
+        settings = self.settings
+        host = self._open_namespace(stack)
+        await host.durable()
+        gatekeeper = Gatekeeper(host, await self._jwt(stack))
+        counters = Counters()
+        services = AmqpServices(host, gatekeeper, Dispatcher(host), counters, settings.idle_timeout_s * 1_000)
+        state = ServerState()
+        http = self._http(services, gatekeeper)
+        listener = Listener(
+            host.loop,
+            lambda secure: Reception(services, lambda: _http_protocol(http, state), secure=secure),
+            self._tls(),
+            lambda: len(services.connections) + len(state.connections) + listener.waiting_count < _MOST_CONNECTIONS,
+        )
+        stack.callback(listener.close)
+        self.ports = tuple(listener.listen(settings.host, port) for port in settings.port)
+        return _Parts(services, listener, state)
+
+    def _open_namespace(self, stack: AsyncExitStack) -> NamespaceHost:
+        settings = self.settings
+        loop = asyncio.get_running_loop()
+        keeper = Keeper.open(
+            settings.data,
+            self._make_namespace,
+            self._clock(),
+            wake=loop.call_soon_threadsafe,
+            max_bytes=settings.max_store_bytes,
+        )
+        stack.callback(keeper.close)
+        _log.info("recovered: %s", keeper.recovery)
+        host = NamespaceHost(settings.name, settings.limits, keeper, self._clock, loop)
+        stack.callback(host.close)
+        now_ms = self._clock()
+        self.key = ensure_root_key(host.namespace, settings.key_name, settings.key, now_ms)
+        apply_declaration(settings.entities, host.namespace, now_ms)
+        return host
+
+    def _make_namespace(self, records: Records) -> Namespace:
+        return Namespace(
+            records,
+            limits=self.settings.limits,
+            view=MessageView,
+            fresh_id=uuid4,
+            fresh_token=lambda: uuid4().bytes,
+        )
+
+    async def _jwt(self, stack: AsyncExitStack) -> VerifyJwt | None:
+        settings = self.settings
+        if settings.allow_any_jwt:
+            _log.warning("ANY BEARER TOKEN IS ACCEPTED WITH ALL RIGHTS: allow_any_jwt is for development only")
+            return allow_any
+        if settings.jwt_keys is None:
+            return None
+        if settings.jwt_issuer is None:
+            raise SettingsError("jwt_keys needs jwt_issuer: whose tokens are to be accepted")
+        keys = await SigningKeys.load(settings.jwt_keys)
+        stack.callback(keys.close)
+        return JwtVerifier(keys, settings.jwt_issuer, settings.jwt_audience or DEFAULT_AUDIENCE)
+
+    def _tls(self) -> ssl.SSLContext:
+        settings = self.settings
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        if settings.tls_cert is not None and settings.tls_key is not None:
+            context.load_cert_chain(settings.tls_cert, settings.tls_key)
+            return context
+        certificate: Certificate = open_certificate(settings.data, [settings.host, settings.name], self._clock())
+        self.ca_file = certificate.ca_file
+        context.load_cert_chain(certificate.cert_file, certificate.key_file)
+        return context
+
+    def _http(self, services: AmqpServices, gatekeeper: Gatekeeper) -> uvicorn.Config:
+        app = make_app(
+            services.host,
+            gatekeeper,
+            Metrics(),
+            [websocket_route(services)],
+            open_metrics=self.settings.open_metrics,
+            is_draining=lambda: services.is_draining,
+            created_ms=services.host.created_ms,
+        )
+        config = uvicorn.Config(
+            app,
+            http="h11",
+            ws="websockets-sansio",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            # The SDK for Python reads only while it is asked to, so it answers no pings; AMQP has its own.
+            ws_ping_interval=None,
+            ws_ping_timeout=None,
+            ws_per_message_deflate=False,
+            server_header=False,
+        )
+        config.load()
+        return config
+
+
+def _http_protocol(config: uvicorn.Config, state: ServerState) -> asyncio.Protocol:
+    make: Any = config.http_protocol_class
+    protocol: asyncio.Protocol = make(config=config, server_state=state, app_state={})
+    return protocol
+
+
+class _Parts:
+    """What runs, to be stopped in order."""
+
+    def __init__(self, services: AmqpServices, listener: Listener, http: ServerState) -> None:
+        self.services = services
+        self._listener = listener
+        self._http = http
+
+    async def drain(self, within_s: float) -> None:
+        deadline = time.monotonic() + within_s
+        self._listener.close()
+        self.services.is_draining = True
+        await self.services.host.durable()
+        for connection in [*self.services.connections]:
+            connection.shut_down()
+        for protocol in [*self._http.connections]:
+            protocol.shutdown()
+        # Neither set tells when it is empty: one is uvicorn's, which only polls it too.
+        while (self.services.connections or self._http.connections) and time.monotonic() < deadline:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        for connection in [*self.services.connections]:
+            connection.abort()
+        for task in [*self._http.tasks]:
+            task.cancel()
+        await asyncio.sleep(0)

@@ -1,0 +1,108 @@
+"""AMQP over a WebSocket: the same bytes, in binary messages of any size."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from starlette.routing import WebSocketRoute
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from pairbus.server.amqp.connection import AmqpConnection, AmqpServices
+
+PATH: Final = "/$servicebus/websocket"
+SUBPROTOCOL: Final = "AMQPWSB10"
+_PROTOCOL_ERROR: Final = 1002
+_UNSUPPORTED_DATA: Final = 1003
+_WRITE_HIGH_BYTES: Final = 256 * 1024
+
+
+class WebSocketTransport:
+    """A WebSocket as a connection's transport: writes are queued for a task that sends them."""
+
+    def __init__(self, websocket: WebSocket) -> None:
+        self._websocket = websocket
+        self._queue: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self._unsent_bytes = 0
+        self._may_read = asyncio.Event()
+        self._may_read.set()
+        self._is_closing = False
+        self._is_paused = False
+        self._aborted = asyncio.Event()
+        self.connection: AmqpConnection | None = None
+
+    def write(self, data: bytes) -> None:
+        if self._is_closing:
+            return
+        self._unsent_bytes += len(data)
+        self._queue.put_nowait(data)
+        if self._unsent_bytes > _WRITE_HIGH_BYTES and not self._is_paused and self.connection is not None:
+            self._is_paused = True
+            self.connection.pause_writing()
+
+    def close(self) -> None:
+        if not self._is_closing:
+            self._is_closing = True
+            self._queue.put_nowait(None)
+
+    def abort(self) -> None:
+        self._is_closing = True
+        self._aborted.set()
+
+    def pause_reading(self) -> None:
+        self._may_read.clear()
+
+    def resume_reading(self) -> None:
+        self._may_read.set()
+
+    def get_write_buffer_size(self) -> int:
+        return self._unsent_bytes
+
+    async def run(self, connection: AmqpConnection) -> None:
+        """Carry bytes both ways until one side is done."""
+        self.connection = connection
+        tasks = [asyncio.create_task(work) for work in (self._read(connection), self._write(), self._aborted.wait())]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            connection.connection_lost()
+
+    async def _read(self, connection: AmqpConnection) -> None:
+        while True:
+            await self._may_read.wait()
+            message = await self._websocket.receive()
+            if message["type"] == "websocket.disconnect":
+                return
+            data = message.get("bytes")
+            if data is None:
+                await self._websocket.close(_UNSUPPORTED_DATA, "AMQP is binary")
+                return
+            connection.data_received(data)
+
+    async def _write(self) -> None:
+        while (data := await self._queue.get()) is not None:
+            await self._websocket.send_bytes(data)
+            self._unsent_bytes -= len(data)
+            if self._is_paused and self._unsent_bytes <= _WRITE_HIGH_BYTES // 4 and self.connection is not None:
+                self._is_paused = False
+                self.connection.resume_writing()
+        await self._websocket.close()
+
+
+def websocket_route(services: AmqpServices) -> WebSocketRoute:
+    async def serve(websocket: WebSocket) -> None:
+        if SUBPROTOCOL not in websocket.scope.get("subprotocols", ()):
+            await websocket.close(_PROTOCOL_ERROR, f"the subprotocol is {SUBPROTOCOL}")
+            return
+        await websocket.accept(SUBPROTOCOL)
+        transport = WebSocketTransport(websocket)
+        protocol = "wss" if websocket.url.scheme == "wss" else "ws"
+        try:
+            await transport.run(AmqpConnection(services, transport, protocol))
+        except WebSocketDisconnect:
+            return
+
+    return WebSocketRoute(PATH, serve)
