@@ -1,0 +1,135 @@
+"""A message as a receiver gets it (A3, A9)."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import UUID
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pairbus.dialect.delivered import Changes, Stamp, lock_token_uuid_bytes, stamp
+from pairbus.wire import (
+    AMQP_SEQUENCE,
+    AMQP_VALUE,
+    DATA,
+    Header,
+    Int,
+    Message,
+    Properties,
+    Short,
+    Symbol,
+    Timestamp,
+    decode_message,
+    encode_message,
+)
+
+PLAIN = Stamp(5, 3, 1_700_000_000_000, 2, 0)
+TOKEN = bytes(range(16))
+
+
+def delivered(message: Message, facts: Stamp) -> Message:
+    return decode_message(stamp(encode_message(message), facts))
+
+
+def test_the_service_adds_what_it_knows_with_the_types_that_the_sdks_read() -> None:
+    facts = Stamp(5, 3, 1_700_000_000_000, 0, 1, 9_000, TOKEN, 1_700_000_060_000, "orders", 3)
+    message = delivered(Message(properties=Properties(message_id="m"), body=(b"x",)), facts)
+    assert message.header == Header(durable=False, priority=4, ttl=9_000, first_acquirer=True, delivery_count=0)
+    assert message.delivery_annotations == {"x-opt-lock-token": UUID(bytes_le=TOKEN)}
+    assert message.message_annotations == {
+        "x-opt-enqueued-time": Timestamp(1_700_000_000_000),
+        "x-opt-sequence-number": 5,
+        "x-opt-enqueue-sequence-number": 3,
+        "x-opt-message-state": Int(1),
+        "x-opt-locked-until": Timestamp(1_700_000_060_000),
+        "x-opt-deadletter-source": "orders",
+        "x-opt-partition-id": Short(3),
+    }
+    types = {name: type(value) for name, value in message.message_annotations.items()}
+    assert types == {
+        "x-opt-enqueued-time": Timestamp,
+        "x-opt-sequence-number": int,
+        "x-opt-enqueue-sequence-number": int,
+        "x-opt-message-state": Int,
+        "x-opt-locked-until": Timestamp,
+        "x-opt-deadletter-source": str,
+        "x-opt-partition-id": Short,
+    }
+
+
+def test_sequence_numbers_have_eight_bytes_on_the_wire() -> None:
+    payload = stamp(encode_message(Message(body=(b"",))), PLAIN)
+    name = b"x-opt-sequence-number"
+    assert payload[payload.index(name) + len(name) :].startswith(b"\x81" + (5).to_bytes(8))
+
+
+def test_a_sender_cannot_say_what_only_the_service_knows() -> None:
+    forged = {"x-opt-sequence-number": 99, "x-opt-message-state": Int(7), "x-opt-locked-until": Timestamp(1), "own": 1}
+    message = delivered(
+        Message(message_annotations=forged, delivery_annotations={"x-opt-lock-token": "mine"}, body=(b"",)), PLAIN
+    )
+    annotations = message.message_annotations or {}
+    assert annotations["x-opt-sequence-number"] == 5
+    assert annotations["x-opt-message-state"] == 0
+    assert "x-opt-locked-until" not in annotations
+    assert annotations["own"] == 1
+    assert message.delivery_annotations is None
+
+
+def test_a_lock_token_has_the_byte_order_of_dotnet() -> None:
+    assert lock_token_uuid_bytes(TOKEN) == UUID(bytes_le=TOKEN).bytes
+
+
+def test_changed_properties_are_seen_whatever_their_case() -> None:
+    sent = Message(
+        properties=Properties(message_id="m", subject="old", content_type=Symbol("a/b")),
+        application_properties={"Colour": "red", "size": 1, "gone": True},
+        body=(b"x",),
+    )
+    changes = Changes({"colour": "blue", "DeadLetterReason": "why"}, frozenset({"GONE"}), {"Label": "new", "To": None})
+    message = delivered(sent, PLAIN._replace(changes=changes))
+    assert message.application_properties == {"size": 1, "colour": "blue", "DeadLetterReason": "why"}
+    assert message.properties == sent.properties._replace(subject="new")
+
+
+NAMES = st.text(max_size=5).filter(lambda name: not name.startswith("x-opt"))
+VALUES = st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.text(max_size=8) | st.binary(max_size=8)
+MAPS = st.none() | st.dictionaries(NAMES.filter(str.isascii).map(Symbol), VALUES, min_size=1, max_size=3)
+
+
+@st.composite
+def messages(draw: st.DrawFn) -> Message:
+    kind = draw(st.sampled_from([DATA, AMQP_VALUE, AMQP_SEQUENCE]))
+    bodies: dict[int, Any] = {
+        DATA: st.lists(st.binary(max_size=300), min_size=1, max_size=3).map(tuple),
+        AMQP_VALUE: VALUES.map(lambda value: (value,)),
+        AMQP_SEQUENCE: st.lists(st.lists(VALUES, max_size=3), min_size=1, max_size=3).map(tuple),
+    }
+    return Message(
+        header=Header(draw(st.booleans()), draw(st.integers(0, 9))),
+        delivery_annotations=draw(MAPS),
+        message_annotations=draw(MAPS),
+        properties=Properties(message_id=draw(st.text(max_size=8))),
+        application_properties=draw(st.none() | st.dictionaries(NAMES, VALUES, min_size=1, max_size=3)),
+        body=draw(bodies[kind]),
+        body_kind=kind,
+        footer=draw(MAPS),
+    )
+
+
+@given(messages(), st.none() | st.binary(min_size=16, max_size=16), st.integers(0, 2**32 - 1))
+def test_what_the_sender_wrote_comes_through(sent: Message, token: bytes | None, count: int) -> None:
+    message = delivered(sent, PLAIN._replace(lock_token=token, delivery_count=count))
+    assert message.body == sent.body
+    assert message.body_kind == sent.body_kind
+    assert message.properties == sent.properties
+    assert message.application_properties == sent.application_properties
+    assert message.footer == sent.footer
+    assert message.header.durable == sent.header.durable
+    assert message.header.priority == sent.header.priority
+    assert message.header.delivery_count == count
+    annotations = message.message_annotations or {}
+    assert {name: annotations[name] for name in sent.message_annotations or {}} == (sent.message_annotations or {})
+    kept = {name: value for name, value in (message.delivery_annotations or {}).items() if name != "x-opt-lock-token"}
+    assert kept == (sent.delivery_annotations or {})

@@ -1,0 +1,160 @@
+"""A message as a sender hands it in (A2, E3)."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+import pytest
+
+from pairbus.dialect.batch import join_batch, split_batch
+from pairbus.dialect.sent import read_sent
+from pairbus.wire import (
+    AMQP_SEQUENCE,
+    AMQP_VALUE,
+    Header,
+    Message,
+    Properties,
+    ProtocolError,
+    Symbol,
+    Timestamp,
+    ULong,
+    decode_message,
+    encode,
+    encode_message,
+)
+
+
+def fresh_id() -> str:
+    return "made-up"
+
+
+def test_what_the_service_has_to_know_is_read() -> None:
+    payload = encode_message(
+        Message(
+            header=Header(ttl=60_000),
+            message_annotations={
+                "x-opt-partition-key": "key",
+                "x-opt-scheduled-enqueue-time": Timestamp(1_800_000_000_000),
+            },
+            properties=Properties(message_id="m1", group_id="s1"),
+            body=(b"espresso",),
+        )
+    )
+    sent = read_sent(payload, fresh_id)
+    assert sent.payload == payload
+    assert sent.message_id == "m1"
+    assert sent.session_id == "s1"
+    assert sent.partition_key == "key"
+    assert sent.time_to_live_ms == 60_000
+    assert sent.scheduled_ms == 1_800_000_000_000
+    assert sent.header_bytes == len(payload) - len(b"\x00\x53\x75\xa0\x08espresso")
+    assert not sent.is_ping
+
+
+def test_a_message_without_an_id_is_given_one_and_is_otherwise_as_it_was() -> None:
+    message = Message(
+        header=Header(durable=True),
+        delivery_annotations={Symbol("d"): 1},
+        message_annotations={Symbol("a"): 2},
+        properties=Properties(subject="label", content_type=Symbol("text/plain")),
+        application_properties={"n": 1.5},
+        body=([1, "two"], [3]),
+        body_kind=AMQP_SEQUENCE,
+        footer={Symbol("f"): b"x"},
+    )
+    sent = read_sent(encode_message(message), fresh_id)
+    assert sent.message_id == "made-up"
+    given = decode_message(sent.payload)
+    assert given.properties.message_id == "made-up"
+    assert given == Message(
+        header=message.header,
+        delivery_annotations=message.delivery_annotations,
+        message_annotations=message.message_annotations,
+        properties=message.properties._replace(message_id="made-up"),
+        application_properties=message.application_properties,
+        body=message.body,
+        body_kind=message.body_kind,
+        footer=message.footer,
+    )
+
+
+@pytest.mark.parametrize(
+    ("identity", "text"),
+    [
+        ("m", "m"),
+        (UUID(int=7), "00000000-0000-0000-0000-000000000007"),
+        (ULong(12), "12"),
+        (b"\x01\xff", "01ff"),
+    ],
+    ids=["text", "uuid", "number", "binary"],
+)
+def test_an_id_of_any_type_keeps_it_and_is_known_by_its_text(identity: object, text: str) -> None:
+    payload = encode_message(Message(properties=Properties(message_id=identity), body=(b"",)))
+    sent = read_sent(payload, fresh_id)
+    assert sent.message_id == text
+    assert decode_message(sent.payload).properties.message_id == identity
+
+
+def test_a_ping_is_known_by_its_content_type() -> None:
+    ping = Symbol("application/vnd.ms-servicebus-ping")
+    payload = encode_message(Message(properties=Properties(content_type=ping), body=(b"",)))
+    assert read_sent(payload, fresh_id).is_ping
+
+
+def test_delivery_annotations_may_come_last() -> None:
+    first = encode_message(Message(properties=Properties(message_id="m"), body=(b"x",)))
+    payload = first + b"\x00\x53\x71" + encode({Symbol("a"): 1})
+    assert read_sent(payload, fresh_id).payload == payload
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"nonsense",
+        b"\x00\x53\x75\xa0",
+        b"\x00\x53\x74\x45" + b"\x00\x53\x75\xa0\x00",
+        b"\x00\x53\x74" + encode({1: 2}) + b"\x00\x53\x75\xa0\x00",
+        b"\x00\x53\x72" + encode({Symbol("x-opt-partition-key"): 5}) + b"\x00\x53\x75\xa0\x00",
+        b"\x00\x53\x72" + encode({Symbol("x-opt-scheduled-enqueue-time"): "soon"}) + b"\x00\x53\x75\xa0\x00",
+        b"\x00\x53\x75\xa1\x01x",
+        b"\x00\x53\x77\xc0\x05\x02",
+        b"\x00\x53\x78\x45",
+    ],
+    ids=[
+        "text",
+        "cut off",
+        "properties are a list",
+        "a property named 1",
+        "a partition key of 5",
+        "a time of soon",
+        "data of text",
+        "a value cut off",
+        "a footer of a list",
+    ],
+)
+def test_what_no_receiver_could_read_is_refused(payload: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        read_sent(payload, fresh_id)
+
+
+def test_a_message_of_nothing_can_be_read_once_it_has_an_id() -> None:
+    message = decode_message(read_sent(b"", fresh_id).payload)
+    assert message.body_kind == AMQP_VALUE
+    assert message.body == (None,)
+
+
+def test_a_batch_is_its_messages() -> None:
+    messages = [encode_message(Message(properties=Properties(message_id=str(n)), body=(b"x",))) for n in range(3)]
+    assert split_batch(join_batch(messages)) == messages
+
+
+def test_the_envelope_of_a_batch_does_not_count() -> None:
+    inner = encode_message(Message(properties=Properties(message_id="inner"), body=(b"x",)))
+    envelope = encode_message(Message(properties=Properties(message_id="outer"), body=(inner,)))
+    assert split_batch(envelope) == [inner]
+
+
+@pytest.mark.parametrize("payload", [b"", b"\x00\x53\x77\x40", b"\x00\x53\x75\x40"], ids=["empty", "value", "null"])
+def test_a_batch_of_no_messages_is_refused(payload: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        split_batch(payload)
