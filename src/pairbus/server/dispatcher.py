@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Iterable
@@ -20,6 +21,8 @@ from pairbus.broker import (
 )
 from pairbus.server.errors import REFUSABLE
 from pairbus.server.host import NamespaceHost
+
+_log = logging.getLogger(__name__)
 
 SHARE: Final = 16
 """How many messages one receiver gets before the next one has its turn."""
@@ -123,7 +126,7 @@ class Dispatcher:
         while idle < len(receivers):
             receiver = receivers[0]
             receivers.rotate(-1)
-            taken = receiver.take(SHARE) if receiver.wants() else 0
+            taken = self._offer(receiver)
             idle = 0 if taken else idle + 1
             given += taken
             if given >= _AT_ONCE:
@@ -131,6 +134,14 @@ class Dispatcher:
                 return
             if receiver.address not in self._receivers:  # the last one was lost on the way
                 return
+
+    def _offer(self, receiver: Receiver) -> int:
+        try:
+            return receiver.take(SHARE) if receiver.wants() else 0
+        except Exception as error:  # noqa: BLE001 (a defect of ours must not keep the messages from the others)
+            _log.exception("a receiver failed")
+            receiver.lose(error)
+            return 0
 
     def _grant(self, address: Address) -> None:
         waiters = self._waiters.get(address)

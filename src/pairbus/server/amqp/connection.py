@@ -150,9 +150,13 @@ class AmqpConnection(Peer):
     # What the transport says.
 
     def data_received(self, data: bytes) -> None:
-        """Take in what arrived. Whatever goes wrong ends this connection at the most."""
+        """Take in what arrived."""
+        self._guard(partial(self._take_in, data))
+
+    def _guard(self, work: Callable[[], object]) -> None:
+        """Do something for this connection. Whatever goes wrong ends this one at the most."""
         try:
-            self._take_in(data)
+            work()
         except Exception:  # noqa: BLE001 (a defect of ours must not take the other connections along)
             _log.exception("a connection failed")
             self._end(Error(Condition.INTERNAL_ERROR, "the server failed; its log says why"))
@@ -181,6 +185,9 @@ class AmqpConnection(Peer):
 
     def resume_writing(self) -> None:
         self._is_writable = True
+        self._guard(self._go_on)
+
+    def _go_on(self) -> None:
         for node in [*self._nodes.values()]:
             node.on_writable()
         self.flush()
@@ -227,7 +234,7 @@ class AmqpConnection(Peer):
     def when_durable(self, done: Callable[[StoreError | None], object]) -> None:
         def finish(error: StoreError | None) -> None:
             if not self._is_lost:
-                done(error)
+                self._guard(partial(done, error))
                 self.flush()
 
         self.host.when_durable(finish)
@@ -244,7 +251,7 @@ class AmqpConnection(Peer):
         now_ms = self.host.now_ms()
         due_ms = self.claims.next_expiry_ms(now_ms)
         if due_ms is not None:
-            self._expiry = self.host.loop.call_later((due_ms - now_ms) / 1_000, self._expire)
+            self._expiry = self.host.loop.call_later((due_ms - now_ms) / 1_000, self._guard, self._expire)
 
     def session_token(self, link_name: object, address: Address, session_id: object) -> bytes | None:
         for node in self._nodes.values():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from pairbus.broker import Address, Disposition, Right, SessionGrant, Settle, Verdict
 from pairbus.broker import Delivery as Message
@@ -13,10 +14,12 @@ from pairbus.server.dispatcher import SHARE, Receiver
 from pairbus.server.errors import REFUSABLE, refusal_of
 from pairbus.server.messages import delivered_payload
 from pairbus.store import StoreError
-from pairbus.wire import Delivery, Link, Rejected, TransactionalState
+from pairbus.wire import RELEASED, Delivery, Link, Rejected, TransactionalState
 
-_NO_TAG = bytes(16)
-_RELEASE = Verdict(disposition=Disposition.RELEASE)
+_NO_TAG: Final = bytes(16)
+_MOST_UNSETTLED: Final = 10_000
+"""What a receiver may leave unsettled; then the oldest, whose locks have long ended, are forgotten."""
+_RELEASE: Final = Verdict(disposition=Disposition.RELEASE)
 
 
 class Consumer(Node, Receiver):
@@ -84,9 +87,16 @@ class Consumer(Node, Receiver):
         if tag is not None:
             delivery.context = tag
             self._unsettled[delivery] = None
+            if len(self._unsettled) > _MOST_UNSETTLED:
+                self._drop_oldest()
         counters = self._peer.counters
         counters.messages_delivered += 1
         counters.bytes_delivered += len(payload)
+
+    def _drop_oldest(self) -> None:
+        oldest = next(iter(self._unsettled))
+        del self._unsettled[oldest]
+        self.link.settle(oldest, RELEASED)
 
     def _send_when_gone(self, messages: Sequence[Message]) -> None:
         """Received and deleted means at most once: a message goes out when its removal is on disk, not before."""
