@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Final
+from typing import Final, cast
 
 from pairbus.server.amqp.connection import AmqpConnection, AmqpServices
 from pairbus.server.preface import Preface, preface_of
@@ -31,9 +31,9 @@ class Reception(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        if isinstance(transport, asyncio.Transport):
-            self._transport = transport
-            self._timer = self._services.host.loop.call_later(SPEAK_WITHIN_S, transport.abort)
+        stream = cast("asyncio.Transport", transport)  # uvloop's are none by inheritance
+        self._transport = stream
+        self._timer = self._services.host.loop.call_later(SPEAK_WITHIN_S, stream.abort)
 
     def data_received(self, data: bytes) -> None:
         self._data += data
@@ -83,9 +83,9 @@ class AmqpProtocol(asyncio.Protocol):
         self._connection: AmqpConnection | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        if isinstance(transport, asyncio.Transport):
-            transport.set_write_buffer_limits(high=_WRITE_HIGH_BYTES)
-            self._connection = AmqpConnection(self._services, transport, self._name)
+        stream = cast("asyncio.Transport", transport)
+        stream.set_write_buffer_limits(high=_WRITE_HIGH_BYTES)
+        self._connection = AmqpConnection(self._services, stream, self._name)
 
     def data_received(self, data: bytes) -> None:
         if self._connection is not None:

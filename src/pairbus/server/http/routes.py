@@ -45,7 +45,7 @@ class Route:
     """A path that leads here."""
 
     enclosing: str | None = None
-    """The entity that the request is about, where the path is not an entity's: who may manage it may do this."""
+    """Who may manage this entity may do it too: the keys of a topic open all that is below it, there or not."""
 
     is_plain: bool = False
     """Only without ``api-version``, which every SDK gives: an entity may have the same name."""
@@ -99,7 +99,8 @@ def _open(operation: str, pattern: str, handler: Handler) -> Route:
     )
 
 
-_SUBSCRIPTION: Final = "/{topic}/Subscriptions/{subscription}"
+_TOPIC: Final = "/{topic}"
+_SUBSCRIPTION: Final = f"{_TOPIC}/Subscriptions/{{subscription}}"
 _RULE: Final = f"{_SUBSCRIPTION}/Rules/{{rule}}"
 
 # The first that matches counts, so what is special comes before what is general.
@@ -113,16 +114,14 @@ ROUTES: Final[tuple[Route, ...]] = (
     _managed("get-key", "GET", "/$AuthorizationRules/{key}", get_key, "/$AuthorizationRules/sender"),
     _managed("put-key", "PUT", "/$AuthorizationRules/{key}", put_key, "/$AuthorizationRules/sender"),
     _managed("delete-key", "DELETE", "/$AuthorizationRules/{key}", delete_key, "/$AuthorizationRules/sender"),
-    _managed("get-rule", "GET", _RULE, get_rule, "/news/Subscriptions/all/Rules/$Default", _SUBSCRIPTION),
-    _managed("put-rule", "PUT", _RULE, put_rule, "/news/Subscriptions/all/Rules/red", _SUBSCRIPTION),
-    _managed("delete-rule", "DELETE", _RULE, delete_rule, "/news/Subscriptions/all/Rules/$Default", _SUBSCRIPTION),
-    _managed("list-rules", "GET", f"{_SUBSCRIPTION}/Rules", list_rules, "/news/Subscriptions/all/Rules", _SUBSCRIPTION),
-    _managed("get-subscription", "GET", _SUBSCRIPTION, get_entity, "/news/Subscriptions/all"),
-    _managed("put-subscription", "PUT", _SUBSCRIPTION, put_subscription, "/news/Subscriptions/all"),
-    _managed("delete-subscription", "DELETE", _SUBSCRIPTION, delete_entity, "/news/Subscriptions/all"),
-    _managed(
-        "list-subscriptions", "GET", "/{topic}/Subscriptions", list_subscriptions, "/news/Subscriptions", "/{topic}"
-    ),
+    _managed("get-rule", "GET", _RULE, get_rule, "/news/Subscriptions/all/Rules/$Default", _TOPIC),
+    _managed("put-rule", "PUT", _RULE, put_rule, "/news/Subscriptions/all/Rules/red", _TOPIC),
+    _managed("delete-rule", "DELETE", _RULE, delete_rule, "/news/Subscriptions/all/Rules/$Default", _TOPIC),
+    _managed("list-rules", "GET", f"{_SUBSCRIPTION}/Rules", list_rules, "/news/Subscriptions/all/Rules", _TOPIC),
+    _managed("get-subscription", "GET", _SUBSCRIPTION, get_entity, "/news/Subscriptions/all", _TOPIC),
+    _managed("put-subscription", "PUT", _SUBSCRIPTION, put_subscription, "/news/Subscriptions/all", _TOPIC),
+    _managed("delete-subscription", "DELETE", _SUBSCRIPTION, delete_entity, "/news/Subscriptions/all", _TOPIC),
+    _managed("list-subscriptions", "GET", f"{_TOPIC}/Subscriptions", list_subscriptions, "/news/Subscriptions", _TOPIC),
     _managed("get-entity", "GET", "/{entity}", get_entity, "/orders"),
     _managed("put-entity", "PUT", "/{entity}", put_entity, "/orders"),
     _managed("delete-entity", "DELETE", "/{entity}", delete_entity, "/orders"),
