@@ -17,6 +17,7 @@ from typing import Any
 from pairbus import broker, store, wire
 from pairbus.broker import errors as broker_errors
 from pairbus.broker import limits as broker_limits
+from pairbus.server import settings as server_settings
 from pairbus.store import errors as store_errors
 from pairbus.store import keys
 from pairbus.wire import states
@@ -505,6 +506,7 @@ BLOCKS: dict[Path, dict[str, Callable[[], str]]] = {
         "limits": limits_table,
         "settings": settings_table,
     },
+    REFERENCE / "settings.md": {"settings": server_settings.settings_table},
     EXPLANATION / "disk-layout.md": {
         "keys": keys_table,
         "errors": partial(errors_table, store_errors, store.StoreError),

@@ -7,7 +7,7 @@ Whoever calls makes these changes durable before passing the answer on.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice, takewhile
 from typing import Final, NamedTuple
 from uuid import UUID
@@ -26,7 +26,7 @@ from pairbus.broker.descriptions import (
     SubscriptionDescription,
     TopicDescription,
 )
-from pairbus.broker.entity import Holder, TopicEntity
+from pairbus.broker.entity import Entity, Holder, TopicEntity
 from pairbus.broker.errors import (
     InvalidOperationError,
     InvalidRequestError,
@@ -189,17 +189,18 @@ class Namespace:
         self.advance(now_ms)
         return entity_info(self._lookup.whole(address))
 
-    def queues(self, now_ms: int) -> list[EntityInfo]:
+    def queues(self, now_ms: int, skip: int = 0, top: int | None = None) -> list[EntityInfo]:
+        """All queues in the order of their creation; or ``top`` of them, after the first ``skip``."""
         self.advance(now_ms)
-        return [entity_info(entity) for entity in self._catalogue.queues()]
+        return _page(self._catalogue.queues(), skip, top)
 
-    def topics(self, now_ms: int) -> list[EntityInfo]:
+    def topics(self, now_ms: int, skip: int = 0, top: int | None = None) -> list[EntityInfo]:
         self.advance(now_ms)
-        return [entity_info(entity) for entity in self._catalogue.topics()]
+        return _page(self._catalogue.topics(), skip, top)
 
-    def subscriptions(self, topic: str, now_ms: int) -> list[EntityInfo]:
+    def subscriptions(self, topic: str, now_ms: int, skip: int = 0, top: int | None = None) -> list[EntityInfo]:
         self.advance(now_ms)
-        return [entity_info(entity) for entity in self._catalogue.topic(topic).subscriptions.values()]
+        return _page(self._catalogue.topic(topic).subscriptions.values(), skip, top)
 
     def touch(self, address: Address, now_ms: int) -> None:
         """Someone has a link open to the entity: it is not idle."""
@@ -514,6 +515,13 @@ class Namespace:
         for queue, target in targets:
             if target is not None and queue.ready_count:
                 self._housekeeping.add(Pump(self._router, self._context, holder, queue, self._catalogue.is_alive))
+
+
+def _page(entities: Iterable[Entity], skip: int, top: int | None) -> list[EntityInfo]:
+    _check_count(skip)
+    if top is not None:
+        _check_count(top)
+    return [entity_info(entity) for entity in islice(entities, skip, None if top is None else skip + top)]
 
 
 def _check_count(count: int) -> None:

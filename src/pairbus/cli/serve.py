@@ -12,13 +12,14 @@ from collections.abc import Callable
 from dataclasses import MISSING
 from inspect import Parameter, Signature
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, NoReturn
 
 import typer
 from rich.console import Console
 
 from pairbus.server import NamespaceServer
 from pairbus.server.declaration import DeclarationError
+from pairbus.server.listener import ListenError
 from pairbus.server.settings import (
     CONFIG_VARIABLE,
     SETTINGS,
@@ -54,15 +55,17 @@ def serve(config: Path | None = None, **options: Any) -> None:
         with asyncio.Runner(loop_factory=_NEW_LOOP) as runner:
             runner.run(_serve(settings))
     except (SettingsError, DeclarationError) as error:
-        fail(error, _BAD_SETTINGS)
+        fail(str(error), _BAD_SETTINGS)
+    except ListenError as error:
+        fail(str(error.strerror), _FAILED)
     except (StoreError, OSError) as error:
-        fail(error, _FAILED)
+        fail(str(error), _FAILED)
 
 
-def fail(error: Exception, code: int) -> None:
+def fail(reason: str, code: int) -> NoReturn:
     """End with one line that says why."""
-    print(f"pairbus: {error}", file=sys.stderr)
-    raise typer.Exit(code) from error
+    print(f"pairbus: {reason}", file=sys.stderr)
+    raise typer.Exit(code)
 
 
 async def _serve(settings: Settings) -> None:

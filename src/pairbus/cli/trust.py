@@ -39,10 +39,9 @@ def trust(
     try:
         ca_file = _authority(data.resolve())
     except StoreError as error:
-        fail(error, 1)
-    else:
-        print(ca_file)
-        print(_INSTRUCTIONS.format(ca=ca_file, folder=ca_file.parent), end="")
+        fail(str(error), 1)
+    print(ca_file)
+    print(_INSTRUCTIONS.format(ca=ca_file, folder=ca_file.parent), end="")
 
 
 def _authority(data: Path) -> Path:

@@ -8,7 +8,7 @@ import hmac
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
-from urllib.parse import quote_plus, unquote_plus
+from urllib.parse import quote_plus, unquote, unquote_plus
 
 PREFIX: Final = "SharedAccessSignature "
 
@@ -48,8 +48,11 @@ class SasToken:
 
     def covers(self, path: str) -> bool:
         """Whether it opens an entity: the one that it names, or anything below."""
-        mine, wanted = self.path, path.strip("/").lower()
-        return not mine or wanted == mine or wanted.startswith(mine + "/")
+        wanted = path.strip("/").lower()
+        # An address that was encoded in its own right, before it was signed, is still encoded here.
+        return any(
+            not mine or wanted == mine or wanted.startswith(mine + "/") for mine in (self.path, unquote(self.path))
+        )
 
 
 def parse_sas_token(text: str) -> SasToken:

@@ -5,17 +5,18 @@ from __future__ import annotations
 import hmac
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Final
 
-from pairbus.broker import AuthorizationRule, Right
+from pairbus.broker import Address, AuthorizationRule, Right
 from pairbus.dialect.sas import PREFIX, SasToken, SasTokenError, parse_sas_token
-from pairbus.server.addresses import parse_address
 from pairbus.server.errors import UnauthorizedError
 from pairbus.server.host import NamespaceHost
 
 NEVER_MS: Final = 2**62
 _ALL: Final = frozenset(Right)
 _BEARER: Final = "Bearer "
+_SUBSCRIPTIONS: Final = "subscriptions"
 
 VerifyJwt = Callable[[str, int], "Grant"]
 """Takes a JWT and the time; gives the grant, with a path of ``""``, or raises ``UnauthorizedError``."""
@@ -96,11 +97,12 @@ class Gatekeeper:
         own = _signer(namespace.authorization(token.key_name, None, now_ms), token)
         if own is not None:
             return Grant(path, rights_of(own), expires_ms)
-        address = parse_address(path)
-        rule = None if address is None else _signer(namespace.authorization(token.key_name, address, now_ms), token)
+        entity = entity_of(path)
+        address = None if entity is None else Address.of(entity)
+        rule = _signer(namespace.authorization(token.key_name, address, now_ms), token)
         if rule is None:
             raise UnauthorizedError("the signature of the token does not hold: no key of that name has made it")
-        return Grant(path, rights_of(rule), expires_ms, entity_of(path))
+        return Grant(path, rights_of(rule), expires_ms, entity)
 
 
 def _signer(rules: Iterable[AuthorizationRule], token: SasToken) -> AuthorizationRule | None:
@@ -115,9 +117,10 @@ def path_of(audience: str) -> str:
 
 
 def entity_of(path: str) -> str | None:
-    """The queue or topic that a path leads to, in lower case."""
-    address = parse_address(path)
-    return None if address is None else address.entity
+    """The queue or topic that a path leads to or into, in lower case: its keys open all that is part of it."""
+    segments = path.split("/")
+    own = takewhile(lambda segment: segment != _SUBSCRIPTIONS and not segment.startswith("$"), segments)
+    return "/".join(own) or None
 
 
 def _keys(rule: AuthorizationRule) -> tuple[str, str]:

@@ -66,6 +66,10 @@ class NamespaceHost:
         """Since when there is this namespace."""
         return self._keeper.created_ms
 
+    def commits(self) -> tuple[int, float]:
+        """How often something was written to disk, and how many seconds that took altogether."""
+        return self._keeper.commit_count, self._keeper.commit_seconds
+
     @property
     def recovery(self) -> Recovery:
         return self._keeper.recovery

@@ -23,8 +23,14 @@ _TLS_HANDSHAKE: Final = b"\x16"
 _LOOPBACK: Final = ("127.0.0.1", "localhost")
 _OUT_OF_FILES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
+_SAY_GOODBYE_WITHIN_S: Final = 1.0
+
 MakeProtocol = Callable[[bool], asyncio.Protocol]
 """Makes the protocol of a connection, told whether it is secure."""
+
+
+class ListenError(OSError):
+    """The port cannot be had: somebody has it, or it takes more rights."""
 
 
 class Listener:
@@ -72,9 +78,9 @@ class Listener:
             listening.setblocking(False)
             listening.bind((address, port))
             listening.listen(_BACKLOG)
-        except OSError:
+        except OSError as error:
             listening.close()
-            raise
+            raise ListenError(error.errno, f"cannot listen on {address}, port {port}: {error.strerror}") from error
         self._sockets.append(listening)
         self._loop.add_reader(listening, self._accept, listening)
         return int(listening.getsockname()[1])
@@ -147,6 +153,7 @@ class Listener:
                 accepted,
                 ssl=self._context if secure else None,
                 ssl_handshake_timeout=SPEAK_WITHIN_S if secure else None,
+                ssl_shutdown_timeout=_SAY_GOODBYE_WITHIN_S if secure else None,
             )
         except (OSError, ssl.SSLError, asyncio.CancelledError) as error:
             _log.info("a connection came to nothing: %s", error)

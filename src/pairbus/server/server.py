@@ -95,7 +95,10 @@ class NamespaceServer:
         return self._parts
 
     async def start(self) -> None:
-        """Open the namespace and listen. Raises ``StoreError``, ``OSError`` or ``SettingsError``."""
+        """Open the namespace and listen.
+
+        Raises ``StoreError``, ``OSError``, ``SettingsError`` or ``DeclarationError``.
+        """
         async with AsyncExitStack() as stack:
             self._parts = await self._assemble(stack)
             self._resources = stack.pop_all()
@@ -150,8 +153,8 @@ class NamespaceServer:
         host = NamespaceHost(settings.name, settings.limits, keeper, self._clock, loop)
         stack.callback(host.close)
         now_ms = self._clock()
-        self.key = ensure_root_key(host.namespace, settings.key_name, settings.key, now_ms)
         apply_declaration(settings.entities, host.namespace, now_ms)
+        self.key = ensure_root_key(host.namespace, settings.key_name, settings.key, now_ms)
         return host
 
     def _make_namespace(self, records: Records) -> Namespace:
@@ -192,7 +195,7 @@ class NamespaceServer:
         app = make_app(
             services.host,
             gatekeeper,
-            Metrics(),
+            Metrics(services.counters, services.host.commits),
             [websocket_route(services)],
             open_metrics=self.settings.open_metrics,
             is_draining=lambda: services.is_draining,
@@ -245,4 +248,6 @@ class _Parts:
             connection.abort()
         for task in [*self._http.tasks]:
             task.cancel()
-        await asyncio.sleep(0)
+        for protocol in [*self._http.connections]:
+            protocol.transport.abort()
+        await asyncio.sleep(0)  # the transports have their last word

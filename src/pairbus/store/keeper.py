@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -51,6 +52,9 @@ class Keeper:
         self._make_namespace = make_namespace
         self._wake = wake
         self._now_ms = now_ms
+        self.commit_count = 0
+        self.commit_seconds = 0.0
+        """How long the thread that commits has been at it, in all."""
         self.created_ms = now_ms
         """Since when there is this namespace, as far as a data directory tells."""
         self._waiting: list[Done] = []
@@ -171,7 +175,10 @@ class Keeper:
         wake = self._wake
         assert wake is not None  # noqa: S101 (there is no thread without it)
         while (commit := self._work.get()) is not None:
+            start = time.perf_counter()
             error, _ = _attempt(commit.run)
+            self.commit_count += 1
+            self.commit_seconds += time.perf_counter() - start
             self._outcomes.put(error)
             with suppress(RuntimeError):  # the loop is closed; then close() takes the outcome
                 wake(self._collect)

@@ -105,7 +105,7 @@ class Management:
         self._metrics.http.labels(operation, method, status).inc()
         self._metrics.http_seconds.labels(operation).observe(time.perf_counter() - started)
         if isinstance(found, Found) and found.route.right is not None:
-            self._metrics.management.labels(operation, status).inc()
+            self._metrics.counters.requests[operation, response.status_code] += 1
         return response
 
     async def _perform(self, request: Request, found: Found, path: str) -> Response:
@@ -146,7 +146,7 @@ class Management:
         tracking_id = fresh_tracking_id()
         if status == 500:
             _log.error("a request failed, %s", tracking_id, exc_info=error)
-        self._metrics.refused.labels(refusal.condition).inc()
+        self._metrics.counters.refused[refusal.condition] += 1
         return error_answer(status, refusal.description, now_ms=self._host.now_ms(), tracking_id=tracking_id)
 
     def _without_route(self, methods: frozenset[str]) -> Response:

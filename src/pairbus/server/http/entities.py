@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -112,17 +113,21 @@ def address_of(call: Call) -> Address:
 # Lists
 
 
+Find = Callable[[int, int], Sequence[EntityInfo]]
+"""So many entities, after the first few: told how many to skip, and how many to give."""
+
+
 async def list_queues(call: Call) -> Response:
-    return _list(call, "Queues", "$Resources/Queues", call.namespace.queues(call.now_ms))
+    return _list(call, "Queues", "$Resources/Queues", partial(call.namespace.queues, call.now_ms))
 
 
 async def list_topics(call: Call) -> Response:
-    return _list(call, "Topics", "$Resources/Topics", call.namespace.topics(call.now_ms))
+    return _list(call, "Topics", "$Resources/Topics", partial(call.namespace.topics, call.now_ms))
 
 
 async def list_subscriptions(call: Call) -> Response:
     topic = topic_path(call)
-    found = call.namespace.subscriptions(topic, call.now_ms)
+    found = partial(call.namespace.subscriptions, topic, call.now_ms)
     return _list(call, "Subscriptions", f"{topic}/Subscriptions", found, f"{topic}/Subscriptions/")
 
 
@@ -131,7 +136,7 @@ def topic_path(call: Call) -> str:
     return call.namespace.entity(Address.of(call.names["topic"]), call.now_ms).path
 
 
-def _list(call: Call, title: str, path: str, found: Sequence[EntityInfo], parent: str = "") -> Response:
+def _list(call: Call, title: str, path: str, found: Find, parent: str = "") -> Response:
     page = page_of(found, call.query)
     return feed_answer(
         Feed(

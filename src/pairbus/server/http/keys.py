@@ -20,13 +20,13 @@ from pairbus.server.http.answers import empty_answer, entry_answer, feed_answer
 from pairbus.server.http.call import Call
 from pairbus.server.http.descriptions import key_of, key_values
 from pairbus.server.http.etag import check_match, etag_of
-from pairbus.server.http.paging import page_of
+from pairbus.server.http.paging import among, page_of
 
 PATH: Final = "$AuthorizationRules"
 
 
 async def list_keys(call: Call) -> Response:
-    page = page_of(_rules(call), call.query)
+    page = page_of(among(_rules(call)), call.query)
     return feed_answer(
         Feed(
             title="Authorization Rules",

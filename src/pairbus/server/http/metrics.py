@@ -2,42 +2,83 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
+from prometheus_client.registry import Collector
+
+from pairbus.server.counters import Counters
 
 _SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
+Commits = Callable[[], tuple[int, float]]
+"""How many commits there were, and how many seconds they took together."""
+
 
 class Metrics:
-    """Counts of one server, with a registry of its own. No label ever names an entity.
+    """Counts of one server, with a registry of its own. No label ever names an entity."""
 
-    Those with labels are used as ``metrics.links.labels("sender").inc()``; keep what ``labels`` gives where it is hot.
-    """
-
-    def __init__(self) -> None:
+    def __init__(self, counters: Counters, commits: Commits = lambda: (0, 0.0)) -> None:
+        self.counters = counters
         self.registry = registry = CollectorRegistry()
-        self.connections = Gauge(
-            "pairbus_connections_open", "Connections that are open", ["protocol"], registry=registry
-        )
-        self.links = Gauge("pairbus_links_open", "Links that are attached", ["kind"], registry=registry)
-        self.received = Counter("pairbus_messages_received", "Messages taken in from senders", registry=registry)
-        self.sent = Counter("pairbus_messages_sent", "Messages given out to receivers", registry=registry)
-        self.settled = Counter("pairbus_messages_settled", "Messages settled", ["outcome"], registry=registry)
-        self.refused = Counter("pairbus_requests_refused", "Requests refused", ["condition"], registry=registry)
-        self.management = Counter(
-            "pairbus_management_operations",
-            "Operations on entities, over AMQP or HTTP",
-            ["operation", "status"],
-            registry=registry,
-        )
+        registry.register(Traffic(counters, commits))
         self.http = Counter(
             "pairbus_http_requests", "Requests over HTTP", ["route", "method", "status"], registry=registry
         )
         self.http_seconds = Histogram(
             "pairbus_http_request_seconds", "Time to answer over HTTP", ["route"], buckets=_SECONDS, registry=registry
         )
-        self.commit_batches = Counter("pairbus_commit_batches", "Groups of changes made durable", registry=registry)
-        self.commit_seconds = Histogram(
-            "pairbus_commit_seconds", "Time until a group of changes is durable", buckets=_SECONDS, registry=registry
+
+
+class Traffic(Collector):
+    """The server's own counters, read when someone asks: counting has to cost nothing."""
+
+    def __init__(self, counters: Counters, commits: Commits) -> None:
+        self._counters = counters
+        self._commits = commits
+
+    def collect(self) -> Iterator[Metric]:
+        counted = self._counters
+        yield _total("pairbus_messages_received", "Messages taken in from senders", counted.messages_received)
+        yield _total("pairbus_messages_sent", "Messages given out to receivers", counted.messages_delivered)
+        yield _total("pairbus_received_bytes", "Bytes of messages taken in", counted.bytes_received)
+        yield _total("pairbus_sent_bytes", "Bytes of messages given out", counted.bytes_delivered)
+        open_now = GaugeMetricFamily("pairbus_connections_open", "Connections that are open", labels=["protocol"])
+        for protocol, number in counted.connections.items():
+            open_now.add_metric([protocol], number)
+        yield open_now
+        links = GaugeMetricFamily("pairbus_links_open", "Links that are attached", labels=["kind"])
+        for kind, number in counted.links.items():
+            links.add_metric([kind], number)
+        yield links
+        yield _totals("pairbus_connections", "Connections accepted", ["protocol"], _one(counted.accepted))
+        yield _totals("pairbus_messages_settled", "Messages settled", ["outcome"], _one(counted.settled))
+        yield _totals("pairbus_requests_refused", "Requests refused", ["condition"], _one(counted.refused))
+        operations = {(operation, str(status)): number for (operation, status), number in counted.requests.items()}
+        yield _totals(
+            "pairbus_management_operations",
+            "Operations on entities, over AMQP or HTTP",
+            ["operation", "status"],
+            operations,
         )
+        count, seconds = self._commits()
+        yield SummaryMetricFamily("pairbus_commit_seconds", "Writing to disk", count_value=count, sum_value=seconds)
+
+
+def _one(counts: dict[str, int]) -> dict[tuple[str, ...], int]:
+    return {(label,): number for label, number in counts.items()}
+
+
+def _total(name: str, what: str, value: int) -> Metric:
+    return CounterMetricFamily(name, what, value=value)
+
+
+def _totals(
+    name: str, what: str, labels: list[str], counts: dict[tuple[str, ...], int] | dict[tuple[str, str], int]
+) -> Metric:
+    family = CounterMetricFamily(name, what, labels=labels)
+    for values, number in counts.items():
+        family.add_metric(values, number)
+    return family

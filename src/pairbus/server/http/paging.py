@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
@@ -25,11 +25,20 @@ class Page(Generic[T]):
     has_more: bool
 
 
-def page_of(items: Sequence[T], query: Mapping[str, str]) -> Page[T]:
-    """The page that ``$skip`` and ``$top`` ask for; raises ``BadRequestError``."""
+def page_of(find: Callable[[int, int], Sequence[T]], query: Mapping[str, str]) -> Page[T]:
+    """The page that ``$skip`` and ``$top`` ask for; raises ``BadRequestError``.
+
+    ``find`` is told how many to skip and how many to give; one more than is asked for tells whether there are more.
+    """
     skip = _number(query, "$skip", 0)
     top = min(_number(query, "$top", DEFAULT_TOP), MAX_TOP)
-    return Page(items[skip : skip + top], skip, top, top > 0 and skip + top < len(items))
+    items = find(skip, top + 1)
+    return Page(items[:top], skip, top, top > 0 and len(items) > top)
+
+
+def among(items: Sequence[T]) -> Callable[[int, int], Sequence[T]]:
+    """Finds pages in what is there as a whole."""
+    return lambda skip, top: items[skip : skip + top]
 
 
 def _number(query: Mapping[str, str], name: str, default: int) -> int:

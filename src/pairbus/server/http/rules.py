@@ -12,7 +12,7 @@ from pairbus.server.http.answers import empty_answer, entry_answer, feed_answer
 from pairbus.server.http.call import Call
 from pairbus.server.http.entities import address_of, topic_path
 from pairbus.server.http.etag import check_match, etag_of
-from pairbus.server.http.paging import page_of
+from pairbus.server.http.paging import among, page_of
 from pairbus.server.http.rule_descriptions import rule_of, rule_values
 
 
@@ -46,7 +46,7 @@ async def delete_rule(call: Call) -> Response:
 
 async def list_rules(call: Call) -> Response:
     path = f"{_subscription_path(call)}/Rules"
-    page = page_of(_rules(call), call.query)
+    page = page_of(among(_rules(call)), call.query)
     return feed_answer(
         Feed(
             title="Rules",

@@ -1,0 +1,313 @@
+"""What a person types: `pairbus serve` in a process of its own, stopped as an operator does it, and `pairbus trust`."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+import pytest
+from typer.testing import CliRunner
+
+from pairbus.cli.main import app
+from pairbus.dialect.connection_string import ConnectionString, parse_connection_string
+from pairbus.server.settings import SETTINGS, load_settings
+from pairbus.store.certificate import certificate_files
+from tests.docs.snippets import ROOT, run_snippets
+
+PAIRBUS = [sys.executable, "-m", "pairbus.cli.main"]
+ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("PAIRBUS_")}
+PATIENCE_S = 30
+PAGE = ROOT / "docs" / "how-to" / "serve.md"
+
+
+def run(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    """A command to its end."""
+    command = [*PAIRBUS, *map(str, arguments)]
+    return subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=PATIENCE_S, env=ENVIRONMENT | environment
+    )
+
+
+class Served:
+    """A namespace in a process of its own, that has said where it is."""
+
+    def __init__(self, process: subprocess.Popen[str], said: list[str]) -> None:
+        self.process = process
+        self.said = said
+
+    @property
+    def text(self) -> str:
+        """The connection string."""
+        return self.said[-1]
+
+    @property
+    def connection(self) -> ConnectionString:
+        return parse_connection_string(self.text)
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> tuple[int, str]:
+        """Its exit code, and what it has complained about."""
+        self.process.send_signal(number)
+        _, complaints = self.process.communicate(timeout=PATIENCE_S)
+        return self.process.returncode, complaints
+
+
+@contextmanager
+def serving(data: Path, *arguments: object) -> Iterator[Served]:
+    command = [*PAIRBUS, "serve", "--data", str(data), "--port", "0", *map(str, arguments)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=ENVIRONMENT) as process:
+        try:
+            assert process.stdout is not None
+            said = lines_until_endpoint(process.stdout)
+            assert said, process.communicate(timeout=PATIENCE_S)[1]
+            yield Served(process, said)
+        finally:
+            process.kill()
+
+
+def lines_until_endpoint(output: IO[str]) -> list[str]:
+    said = []
+    for line in output:
+        said.append(line.strip())
+        if line.startswith("Endpoint="):
+            return said
+    return []
+
+
+def reason(done: subprocess.CompletedProcess[str]) -> str:
+    """The one line that a failed command says."""
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("pairbus: ")
+    return line
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
+def test_it_says_where_it_is_and_stops_when_told(tmp_path: Path, number: signal.Signals) -> None:
+    with serving(tmp_path / "contoso", "--name", "contoso") as served:
+        assert "namespace: contoso" in served.said
+        assert f"ports: {served.connection.port}" in served.said
+        assert served.connection.key_name == "RootManageSharedAccessKey"
+        with socket.create_connection(("127.0.0.1", served.connection.port or 0), timeout=PATIENCE_S):
+            pass
+        code, complaints = served.stop(number)
+    assert (code, "Traceback" in complaints) == (0, False), complaints
+
+
+def test_the_root_key_is_kept(tmp_path: Path) -> None:
+    with serving(tmp_path / "data") as served:
+        first = served.connection.key
+        served.stop()
+    with serving(tmp_path / "data") as served:
+        assert served.connection.key == first
+
+
+def test_it_speaks_tls_with_the_certificate_that_trust_names(tmp_path: Path) -> None:
+    with serving(tmp_path / "data") as served:
+        named = run("trust", "--data", tmp_path / "data").stdout.splitlines()[0]
+        context = ssl.create_default_context(cafile=named)
+        address = ("127.0.0.1", served.connection.port or 0)
+        plain = socket.create_connection(address, timeout=PATIENCE_S)
+        with context.wrap_socket(plain, server_hostname="localhost") as encrypted:
+            assert encrypted.version() in {"TLSv1.2", "TLSv1.3"}
+
+
+def test_trust_first_and_serve_later(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    done = run("trust", "--data", data)
+    assert done.returncode == 0, done.stderr
+    ca_file = certificate_files(data).ca_file
+    before = ca_file.read_bytes()
+    for word in (str(ca_file), "connection_verify=", "REQUESTS_CA_BUNDLE", "NODE_EXTRA_CA_CERTS", ".NET", "--cacert"):
+        assert word in done.stdout
+    with serving(data):
+        assert ca_file.read_bytes() == before
+
+
+@pytest.mark.timeout(60)
+def test_the_page_on_serving_shows_what_works(tmp_path: Path) -> None:
+    page = run_snippets(PAGE)
+    config = tmp_path / "pairbus.toml"
+    config.write_text(blocks_of(PAGE, "toml")[0], encoding="utf-8")
+    with serving(tmp_path / "data", "--config", config) as served:
+        ca_file = str(certificate_files(tmp_path / "data").ca_file)
+        page["send_one"](served.text)
+        assert page["receive_one"](served.text) == "one espresso"
+        page["make_queue"](served.text, ca_file, "more")
+        assert {"orders", "more"} <= set(page["names_of_queues"](served.text, ca_file))
+        assert served.stop()[0] == 0
+
+
+def test_the_settings_files_of_the_page_are_read(tmp_path: Path) -> None:
+    for language, name in (("toml", "pairbus.toml"), ("json", "Config.json")):
+        for number, text in enumerate(blocks_of(PAGE, language)):
+            file = tmp_path / f"{number}-{name}"
+            file.write_text(text, encoding="utf-8")
+            assert load_settings({"data": "d"}, {}, file).entities.queues
+
+
+def blocks_of(page: Path, language: str) -> list[str]:
+    found = re.findall(rf"^```{language}\n(.*?)^```", page.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
+    assert found
+    return found
+
+
+def test_log_lines_can_be_json(tmp_path: Path) -> None:
+    with serving(tmp_path / "data", "--log-format", "json", "--log-level", "debug") as served:
+        code, complaints = served.stop()
+    assert code == 0
+    for line in complaints.splitlines():
+        assert {"time", "level", "logger", "message"} <= json.loads(line).keys()
+
+
+def test_it_warns_loudly_that_any_token_will_do(tmp_path: Path) -> None:
+    with serving(tmp_path / "data", "--allow-any-jwt") as served:
+        code, complaints = served.stop()
+    assert (code, "WARNING" in complaints) == (0, True)
+
+
+def test_in_a_terminal_the_connection_string_is_not_broken(tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    command = [*PAIRBUS, "serve", "--data", str(tmp_path / "data"), "--port", "0"]
+    environment = ENVIRONMENT | {"COLUMNS": "20", "TERM": "xterm"}
+    with subprocess.Popen(command, stdout=theirs, stderr=subprocess.DEVNULL, env=environment) as process:
+        os.close(theirs)
+        try:
+            shown = ""
+            while not re.search(r"Endpoint=.*\n", shown):
+                shown += re.sub(r"\x1b\[[0-9;]*m", "", os.read(ours, 4096).decode())
+            (line,) = re.findall(r"^Endpoint=.*$", shown, re.MULTILINE)
+            assert parse_connection_string(line).key
+        finally:
+            process.terminate()
+            process.wait(PATIENCE_S)
+            os.close(ours)
+
+
+# What goes wrong
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "there is no data directory"),
+        (["--data", "d", "--name", "two words"], "letters, digits and hyphens"),
+        (["--data", "d", "--tls-cert", "c.pem"], "belong together"),
+        (["--data", "d", "--config", "nowhere.toml"], "nowhere.toml cannot be read"),
+    ],
+    ids=["no data", "bad name", "half a certificate", "no file"],
+)
+def test_bad_settings_are_one_line_and_code_2(arguments: list[str], said: str) -> None:
+    done = run("serve", *arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert said in reason(done)
+
+
+def test_a_bad_variable_is_one_line_and_code_2(tmp_path: Path) -> None:
+    done = run("serve", "--data", tmp_path / "data", PAIRBUS_SERVE_PROT="1")
+    assert done.returncode == 2
+    assert "did you mean 'PAIRBUS_SERVE_PORT'?" in reason(done)
+
+
+def test_an_unknown_option_is_code_2(tmp_path: Path) -> None:
+    done = run("serve", "--data", tmp_path / "data", "--prot", 1)
+    assert done.returncode == 2
+    assert "--port" in done.stderr
+
+
+def test_what_the_namespace_cannot_become_is_one_line_and_code_2(tmp_path: Path) -> None:
+    config = tmp_path / "pairbus.toml"
+    config.write_text('port = 0\n[[queues]]\nname = "q"\nforward_to = "nowhere"\n', encoding="utf-8")
+    done = run("serve", "--data", tmp_path / "data", "--config", config, "--log-level", "error")
+    assert done.returncode == 2
+    assert "cannot forward to 'nowhere'" in reason(done)
+
+
+def test_a_port_in_use_is_one_line_and_code_1(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = run("serve", "--data", tmp_path / "data", "--port", port, "--log-level", "error")
+    assert done.returncode == 1
+    assert str(port) in reason(done)
+
+
+def test_a_data_directory_in_use_is_one_line_and_code_1(tmp_path: Path) -> None:
+    with serving(tmp_path / "data") as served:
+        done = run("serve", "--data", tmp_path / "data", "--port", 0, "--log-level", "error")
+        assert done.returncode == 1
+        assert f"in use by process {served.process.pid}" in reason(done)
+
+
+@pytest.mark.parametrize("command", ["serve", "trust"])
+def test_somebody_elses_directory_is_one_line_and_code_1(tmp_path: Path, command: str) -> None:
+    (tmp_path / "letter.txt").write_text("dear", encoding="utf-8")
+    done = run(command, "--data", tmp_path)
+    assert done.returncode == 1
+    assert "is no data directory of pairbus" in reason(done)
+    assert os.listdir(tmp_path) == ["letter.txt"]
+
+
+def test_a_missing_dependency_says_what_to_install() -> None:
+    code = "import sys; sys.modules['lmdb'] = None; import pairbus.cli.main"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=PATIENCE_S)
+    assert done.returncode == 1
+    assert "install 'pairbus[server]'" in reason(done)
+
+
+STUBBORN = """
+import asyncio
+from pairbus.cli.serve import _stop_on_signals
+
+async def main():
+    stopped = _stop_on_signals()
+    print("ready", flush=True)
+    await stopped.wait()
+    print("stopping", flush=True)
+    await asyncio.Event().wait()
+
+with asyncio.Runner(loop_factory=LOOP) as runner:
+    runner.run(main())
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
+@pytest.mark.parametrize(
+    "loop", ["asyncio.new_event_loop", "__import__('uvloop').new_event_loop"], ids=["asyncio", "uvloop"]
+)
+def test_a_second_signal_stops_at_once(loop: str, number: signal.Signals) -> None:
+    if "uvloop" in loop:
+        pytest.importorskip("uvloop")
+    command = [sys.executable, "-c", STUBBORN.replace("LOOP", loop)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(number)
+        assert process.stdout.readline() == "stopping\n"
+        process.send_signal(number)
+        assert process.wait(PATIENCE_S) == -number
+
+
+# The options
+
+
+def test_every_setting_has_an_option() -> None:
+    shown = CliRunner().invoke(app, ["serve", "--help"], env={"COLUMNS": "200", "TERM": "dumb"}).output
+    for setting in SETTINGS.values():
+        assert setting.option in shown
+    assert "--config" in shown
+
+
+def test_the_commands() -> None:
+    shown = CliRunner().invoke(app, ["--help"]).output
+    for command in ("serve", "trust", "demo"):
+        assert command in shown

@@ -1,0 +1,108 @@
+"""Health and metrics."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from pairbus.broker import Address, Message
+from pairbus.store import StoreFailedError
+from tests.server.http.site import LISTENER, SENDER, Site, basic, token
+
+
+def filled(site: Site) -> Site:
+    site.put("/secret/queue", "<QueueDescription/>")
+    site.put("/secret/topic", "<TopicDescription/>")
+    site.put("/secret/topic/Subscriptions/hidden", "<SubscriptionDescription/>")
+    site.namespace.send(Address.of("secret/queue"), [Message(b"x"), Message(b"y")], site.now_ms)
+    return site
+
+
+def text(site: Site, authorization: str | None = None) -> str:
+    reply = site.get("/metrics", authorization=authorization)
+    assert reply.status == 200
+    assert reply.headers["content-type"].startswith("text/plain; version=0.0.4")
+    return reply.body.decode()
+
+
+def test_health_is_for_everyone(site: Site) -> None:
+    reply = site.get("/health", authorization=None)
+    assert (reply.status, json.loads(reply.body)) == (200, {"status": "ok", "name": "bus"})
+
+
+def test_health_while_the_server_drains() -> None:
+    with Site(is_draining=lambda: True) as site:
+        reply = site.get("/health", authorization=None)
+        assert (reply.status, json.loads(reply.body)["status"]) == (503, "draining")
+
+
+def test_health_and_metrics_while_the_store_cannot_be_read(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: object) -> None:
+        raise StoreFailedError("the store", "no")
+
+    monkeypatch.setattr(type(site.host), "namespace", property(fail))
+    assert site.get("/health", authorization=None).status == 503
+    assert "pairbus_http_requests_total" in text(site)
+    assert site.get("/q").status == 500
+
+
+def test_strangers_see_totals_and_no_names(site: Site) -> None:
+    for authorization in (None, "nonsense", token(SENDER), token(LISTENER, "secret/queue")):
+        shown = text(filled(site), authorization)
+        assert 'pairbus_messages{state="active"}' in shown
+        assert 'pairbus_entities{kind="queue"} 1.0' in shown
+        assert "secret" not in shown
+        assert "hidden" not in shown
+
+
+@pytest.mark.parametrize(
+    "authorization", [token(), token(LISTENER), basic("listener", "l1")], ids=["manage", "listen", "basic"]
+)
+def test_those_who_may_see_the_entities(site: Site, authorization: str) -> None:
+    shown = text(filled(site), authorization)
+    assert 'pairbus_entity_messages{entity="secret/queue",kind="queue",state="active"} 2.0' in shown
+    assert 'pairbus_entity_size_bytes{entity="secret/topic/Subscriptions/hidden",kind="subscription"} 0.0' in shown
+
+
+def test_metrics_can_be_open() -> None:
+    with Site(open_metrics=True) as site:
+        assert 'entity="secret/queue"' in text(filled(site))
+
+
+def test_requests_are_counted(site: Site) -> None:
+    site.get("/q")
+    site.get("/q", authorization=None)
+    site("BREW", "/q")
+    site("STEEP", "/q")
+    shown = text(site)
+    assert 'pairbus_http_requests_total{method="GET",route="get-entity",status="404"} 1.0' in shown
+    assert 'pairbus_http_requests_total{method="other",route="none",status="405"} 2.0' in shown
+    assert 'pairbus_management_operations_total{operation="get-entity",status="401"} 1.0' in shown
+    assert 'pairbus_requests_refused_total{condition="amqp:unauthorized-access"} 1.0' in shown
+    assert 'pairbus_http_request_seconds_count{route="get-entity"} 2.0' in shown
+
+
+def test_what_the_other_side_counts(site: Site) -> None:
+    counters = site.counters
+    counters.connections["amqp"] += 1
+    counters.links["sender"] += 1
+    counters.messages_received += 2
+    counters.messages_delivered += 1
+    counters.settled["complete"] += 1
+    counters.requests["com.microsoft:peek-message", 200] += 3
+    shown = text(site)
+    assert 'pairbus_connections_open{protocol="amqp"} 1.0' in shown
+    assert 'pairbus_links_open{kind="sender"} 1.0' in shown
+    assert "pairbus_messages_received_total 2.0" in shown
+    assert 'pairbus_messages_settled_total{outcome="complete"} 1.0' in shown
+    assert 'pairbus_management_operations_total{operation="com.microsoft:peek-message",status="200"} 3.0' in shown
+    assert "pairbus_commit_seconds_count 1.0" in shown
+
+
+def test_an_entity_may_be_called_like_them(site: Site) -> None:
+    for name in ("health", "metrics"):
+        assert site.put(f"/{name}?api-version=2021-05", "<QueueDescription/>").status == 201
+        assert b"QueueDescription" in site.get(f"/{name}?api-version=2021-05").body
+        assert b"QueueDescription" not in site.get(f"/{name}").body
+        assert site.get(f"/{name}?api-version=2021-05", authorization=None).status == 401
