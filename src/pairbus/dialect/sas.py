@@ -67,6 +67,8 @@ def parse_sas_token(text: str) -> SasToken:
         raise SasTokenError(f"the token has no '{min(missing)}'")
     if not (parts["se"].isascii() and parts["se"].isdigit() and len(parts["se"]) <= 18):
         raise SasTokenError("the token's 'se' is no time in seconds")
+    if "/" not in unquote_plus(parts["sr"]):
+        raise SasTokenError("the token's 'sr' is no address: it could mean a host, or an entity")
     return SasToken(
         resource=parts["sr"],
         # Some clients encode the name twice; a name that has nothing to encode reads the same.

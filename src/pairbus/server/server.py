@@ -31,7 +31,7 @@ from pairbus.server.listener import Listener
 from pairbus.server.messages import MessageView
 from pairbus.server.reception import Reception
 from pairbus.server.settings import Settings, SettingsError
-from pairbus.server.signing_keys import SigningKeys
+from pairbus.server.signing_keys import SigningKeys, SigningKeysError
 from pairbus.server.websocket import websocket_route
 from pairbus.store import Keeper
 from pairbus.store.certificate import Certificate, open_certificate
@@ -171,11 +171,14 @@ class NamespaceServer:
         if settings.allow_any_jwt:
             _log.warning("ANY BEARER TOKEN IS ACCEPTED WITH ALL RIGHTS: allow_any_jwt is for development only")
             return allow_any
-        if settings.jwt_keys is None:
+        if settings.jwt_keys is None or settings.jwt_issuer is None:
+            if settings.jwt_keys or settings.jwt_issuer or settings.jwt_audience:
+                raise SettingsError("tokens of an issuer need both jwt_issuer and jwt_keys")
             return None
-        if settings.jwt_issuer is None:
-            raise SettingsError("jwt_keys needs jwt_issuer: whose tokens are to be accepted")
-        keys = await SigningKeys.load(settings.jwt_keys)
+        try:
+            keys = await SigningKeys.load(settings.jwt_keys)
+        except SigningKeysError as error:
+            raise SettingsError(f"jwt_keys: {error}") from error
         stack.callback(keys.close)
         return JwtVerifier(keys, settings.jwt_issuer, settings.jwt_audience or DEFAULT_AUDIENCE)
 
