@@ -64,11 +64,11 @@ class House:
         self.host.namespace.set_authorization_rules(rules, self.broker.now_ms)
 
     def admit(self, token: str, audience: str) -> Grant:
-        return self.gatekeeper.admit(token, audience)
+        return self.gatekeeper.admit(token, path_of(audience))
 
     def refusal(self, token: str, audience: str) -> str:
         with pytest.raises(UnauthorizedError) as caught:
-            self.gatekeeper.admit(token, audience)
+            self.gatekeeper.admit(token, path_of(audience))
         return str(caught.value)
 
     def opens(self, token: str, path: str, right: Right) -> bool:
@@ -415,7 +415,7 @@ def test_a8_every_client_encodes_the_address_in_its_own_way(house: House, uri: s
         assert "another address" in house.refusal(text, f"{URI}/orders2")
 
 
-@pytest.mark.parametrize("key_name", ["Root", "a name/with+signs & more"])
+@pytest.mark.parametrize("key_name", ["Root", "a name with+signs & more"])
 def test_a8_tokens_of_the_azure_sdk_for_python_hold(house: House, key_name: str) -> None:
     house.set_keys(rule(key_name, Right.MANAGE, primary="value="))
     text = str(generate_sas_token(f"{URI}/orders", key_name, "value=", END_S))  # type: ignore[no-untyped-call]
@@ -492,10 +492,10 @@ def test_a8_other_tokens_go_to_whoever_checks_them(house: House) -> None:
 
     gatekeeper = Gatekeeper(house.host, verify)
     house.broker.wait(MINUTE)
-    grant = gatekeeper.admit("Bearer a.b.c", f"{URI}/Orders")
+    grant = gatekeeper.admit("Bearer a.b.c", path_of(f"{URI}/Orders"))
     assert seen == [("a.b.c", START + MINUTE)]
     assert grant == Grant("orders", SEND, START + 2 * MINUTE)
-    assert gatekeeper.admit("a.b.c", URI).path == ""
+    assert gatekeeper.admit("a.b.c", path_of(URI)).path == ""
     assert gatekeeper.admit(f"Bearer {token()}", URI).rights == ALL
     assert len(seen) == 2
 

@@ -62,6 +62,11 @@ class Limits:
 
     partitions: int = 16
 
+    @property
+    def largest_bytes(self) -> int:
+        """The most that comes in at once: a message of an entity that takes large ones, or a batch."""
+        return max(self.message_bytes, self.large_message_bytes, self.batch_bytes)
+
 
 INT32_MAX: Final = 2**31 - 1
 

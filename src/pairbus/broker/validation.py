@@ -17,6 +17,7 @@ from pairbus.broker.errors import InvalidDescriptionError, InvalidNameError
 from pairbus.broker.limits import Limits
 
 _FORBIDDEN: Final = re.compile(r"[@?#*\\\x00-\x1f\x7f\ud800-\udfff]")
+_KEY_NAME_CHARACTERS: Final = 256
 _RESERVED: Final = {"subscriptions", "rules"}
 _FIXED: Final = ("requires_session", "requires_duplicate_detection", "partitioned")
 """What an entity is for life."""
@@ -126,6 +127,8 @@ def check_keys(path: str, rules: Sequence[AuthorizationRule]) -> None:
     if len(set(names)) < len(names):
         raise InvalidDescriptionError(f"'{path}' has two authorization rules of the same name", path)
     for rule in rules:
+        if _FORBIDDEN.search(rule.name) or "/" in rule.name or len(rule.name) > _KEY_NAME_CHARACTERS:
+            raise InvalidDescriptionError(f"authorization rule {rule.name[:300]!r} of '{path}' has no good name", path)
         if not (rule.name and rule.rights and rule.primary_key and rule.secondary_key):
             raise InvalidDescriptionError(
                 f"authorization rule '{rule.name}' of '{path}' needs a name, rights and two keys", path

@@ -42,8 +42,18 @@ class EntityPath:
 
 def parse_entity_path(address: str) -> EntityPath | None:
     """Take an address apart, with or without scheme and host; ``None`` if it names nothing that could be an entity."""
+    return split_entity_path(path_within(address))
+
+
+def path_within(address: str) -> str:
+    """The path within the namespace that an address leads to, as it is written; ``""`` for the namespace itself."""
     _, separator, rest = address.partition("://")
     path = rest.partition("/")[2] if separator else address
+    return path.partition("?")[0].strip("/")
+
+
+def split_entity_path(path: str) -> EntityPath | None:
+    """Take a path apart that is within the namespace already: a name may look like an address itself."""
     segments = path.strip("/").split("/")
     management = segments[-1].lower() == MANAGEMENT
     if management:

@@ -91,7 +91,12 @@ def _sign(key: str, resource: str, expires_s: int) -> str:
 
 
 def _spellings(resource: str) -> list[str]:
-    """What may have been signed: the address as it stands, or decoded and encoded again."""
+    """What may have been signed: the address as it stands, or decoded and encoded again.
+
+    All of them mean the same address. Decoded as it is it may only count if that is where decoding ends: otherwise a
+    token that is encoded once more would still be signed, and mean something else.
+    """
     plain = unquote_plus(resource)
     encoded = quote_plus(plain)
-    return list(dict.fromkeys((resource, encoded, encoded.lower(), plain)))
+    spellings = [resource, encoded, encoded.lower()]
+    return list(dict.fromkeys(spellings if "%" in plain else [*spellings, plain]))

@@ -9,6 +9,7 @@ from itertools import takewhile
 from typing import Final
 
 from pairbus.broker import Address, AuthorizationRule, Right
+from pairbus.dialect.entity_path import path_within
 from pairbus.dialect.sas import PREFIX, SasToken, SasTokenError, parse_sas_token
 from pairbus.server.errors import UnauthorizedError
 from pairbus.server.host import NamespaceHost
@@ -65,9 +66,12 @@ class Gatekeeper:
         self._host = host
         self._verify_jwt = verify_jwt
 
-    def admit(self, token: str, audience: str) -> Grant:
-        """The grant that a token gives for an address, in any of its forms; raises ``UnauthorizedError``."""
-        path = path_of(audience)
+    def admit(self, token: str, path: str) -> Grant:
+        """The grant that a token gives for a path within the namespace; raises ``UnauthorizedError``.
+
+        The path is in lower case and without slashes at its ends. What a peer calls an address has to be made one
+        first, by ``path_of``, and once only: a name may look like an address itself.
+        """
         token = token.removeprefix(_BEARER)
         if token.startswith(PREFIX):
             return self._admit_sas(token, path)
@@ -111,9 +115,7 @@ def _signer(rules: Iterable[AuthorizationRule], token: SasToken) -> Authorizatio
 
 def path_of(audience: str) -> str:
     """The path within the namespace that an address means, in lower case: ``""`` for the namespace itself."""
-    _, separator, rest = audience.partition("://")
-    path = rest.partition("/")[2] if separator else audience
-    return path.partition("?")[0].strip("/").lower()
+    return path_within(audience).lower()
 
 
 def entity_of(path: str) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from pairbus.broker import Address, Part
-from pairbus.dialect.entity_path import EntityPath, SubQueue, parse_entity_path
+from pairbus.dialect.entity_path import EntityPath, SubQueue
 
 _PARTS: Final = {
     None: Part.MAIN,
@@ -16,9 +16,3 @@ _PARTS: Final = {
 
 def address_of(path: EntityPath) -> Address:
     return Address.of(path.entity, path.subscription, _PARTS[path.sub_queue])
-
-
-def parse_address(text: str) -> Address | None:
-    """The entity that a path means, or ``None``: the namespace itself, or nothing that could be an entity."""
-    path = parse_entity_path(text)
-    return None if path is None else address_of(path)

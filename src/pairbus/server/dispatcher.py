@@ -156,7 +156,11 @@ class Dispatcher:
             if grant is None:
                 return
             waiters.popleft()
-            waiter.grant(grant)
+            try:
+                waiter.grant(grant)
+            except Exception:  # noqa: BLE001 (as above: the session goes to the next one)
+                _log.exception("a receiver failed")
+                self._host.namespace.release_session(address, grant.session_token, self._host.now_ms())
         self._waiters.pop(address, None)
 
     # Things happen by themselves.

@@ -23,7 +23,7 @@ from pairbus.broker import (
 )
 from pairbus.dialect.conditions import ServiceBusCondition
 from pairbus.store import StoreError, StoreFullError
-from pairbus.wire import Condition, Error, ProtocolError
+from pairbus.wire import Condition, Error, LocalProtocolError, MessageTooLargeError, ProtocolError
 
 
 class ServerError(Exception):
@@ -115,6 +115,10 @@ def refusal_of(error: Exception) -> Refusal:
     """Look an error up in the table. What a peer encoded wrongly is told in AMQP's own words."""
     if isinstance(error, ProtocolError):
         return Refusal(error.condition, 400, error.description)
+    if isinstance(error, MessageTooLargeError):
+        return Refusal(Condition.MESSAGE_SIZE_EXCEEDED, 403, str(error))
+    if isinstance(error, LocalProtocolError):  # what the peer takes is too small for what it asks
+        return Refusal(Condition.FRAME_SIZE_TOO_SMALL, 400, str(error))
     for kind in type(error).__mro__:
         found = _REFUSALS.get(kind)
         if found is not None:

@@ -135,9 +135,9 @@ class NamespaceHost:
         if namespace.tidy(now_ms):
             self._schedule()
         for notice in namespace.take_notices():
-            self.on_notice(notice)
+            self._loop.call_soon(self.on_notice, notice)
         for address in namespace.take_woken():
-            self.on_woken(address)
+            self._loop.call_soon(self.on_woken, address)
         due_ms = namespace.next_due_ms()
         self._set_timer(_LONGEST_PAUSE_S if due_ms is None else (due_ms - now_ms) / 1_000)
 
@@ -148,10 +148,10 @@ class NamespaceHost:
 
     def _wake_up(self) -> None:
         now_ms = self.now_ms()
+        self._schedule()
         if now_ms - self._minute_ms >= _LONGEST_PAUSE_S * 1_000:
             self._minute_ms = now_ms
             self.on_minute()
-        self._schedule()
 
     def _rebuilt(self, recovery: Recovery) -> None:
         _log.warning("a commit failed; the namespace was read anew: %s", recovery)

@@ -11,6 +11,7 @@ from pairbus.dialect.annotations import TIMESPAN, VIA_PARTITION_KEY
 from pairbus.dialect.delivered import Changes, Stamp, stamp
 from pairbus.dialect.sent import read_sent
 from pairbus.dialect.ticks import TICKS_PER_MS
+from pairbus.server.errors import BadRequestError
 from pairbus.wire import Described, Sections, Symbol, Timestamp
 
 _PARTITION_SHIFT: Final = 48
@@ -100,8 +101,10 @@ def from_wire(value: Any) -> Value | Missing:
     return MISSING
 
 
-def values_from_wire(properties: Mapping[Any, Any]) -> dict[str, Value]:
-    """Properties that a receiver wants changed; those of a kind that the broker does not keep are left out."""
+def values_from_wire(properties: object) -> dict[str, Value]:
+    """Properties as a peer gives them; those of a kind that the broker does not keep are left out."""
+    if not isinstance(properties, Mapping):
+        raise BadRequestError(f"properties come as a map, and not as {properties!r:.100}")
     values = {str(name): from_wire(value) for name, value in properties.items()}
     return {name: value for name, value in values.items() if not isinstance(value, Missing)}
 

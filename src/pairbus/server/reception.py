@@ -44,9 +44,7 @@ class Reception(asyncio.Protocol):
         if preface is Preface.AMQP:
             self._hand_over(transport, AmqpProtocol(self._services, secure=self._secure))
         elif preface is Preface.HTTP:
-            protocol = self._make_http()
-            self._hand_over(transport, protocol)
-            self._services.host.loop.call_later(SPEAK_WITHIN_S, _abort_silent, protocol, transport)
+            self._hand_over(transport, self._make_http())
         else:
             _log.info("a connection began with %r, which is neither AMQP nor HTTP", self._data[:8])
             self._stop_waiting()
@@ -66,12 +64,6 @@ class Reception(asyncio.Protocol):
     def _stop_waiting(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-
-
-def _abort_silent(protocol: asyncio.Protocol, transport: asyncio.Transport) -> None:
-    """Hang up on whoever has begun an HTTP request and not got as far as the end of its head."""
-    if getattr(protocol, "scope", None) is None:
-        transport.abort()
 
 
 class AmqpProtocol(asyncio.Protocol):

@@ -8,7 +8,7 @@ import ssl
 import time
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Final, Self
 from uuid import uuid4
 
 import uvicorn
@@ -25,6 +25,7 @@ from pairbus.server.dispatcher import Dispatcher
 from pairbus.server.host import NamespaceHost
 from pairbus.server.http.app import make_app
 from pairbus.server.http.metrics import Metrics
+from pairbus.server.http.protocol import HttpProtocol
 from pairbus.server.jwt import DEFAULT_AUDIENCE, JwtVerifier, allow_any
 from pairbus.server.keys import ensure_root_key
 from pairbus.server.listener import Listener
@@ -130,7 +131,7 @@ class NamespaceServer:
         http = self._http(services, gatekeeper)
         listener = Listener(
             host.loop,
-            lambda secure: Reception(services, lambda: _http_protocol(http, state), secure=secure),
+            lambda secure: Reception(services, lambda: HttpProtocol(http, state, {}), secure=secure),
             self._tls(),
             lambda: len(services.connections) + len(state.connections) + listener.waiting_count < _MOST_CONNECTIONS,
         )
@@ -219,12 +220,6 @@ class NamespaceServer:
         )
         config.load()
         return config
-
-
-def _http_protocol(config: uvicorn.Config, state: ServerState) -> asyncio.Protocol:
-    make: Any = config.http_protocol_class
-    protocol: asyncio.Protocol = make(config=config, server_state=state, app_state={})
-    return protocol
 
 
 class _Parts:

@@ -24,15 +24,15 @@ from pairbus.dialect.annotations import (
     SESSION_FILTER,
     TRANSFER_DESTINATION,
 )
-from pairbus.dialect.entity_path import CBS, parse_entity_path
+from pairbus.dialect.entity_path import CBS, split_entity_path
 from pairbus.dialect.ticks import to_ticks
 from pairbus.server.access import path_of
-from pairbus.server.addresses import address_of, parse_address
+from pairbus.server.addresses import address_of
 from pairbus.server.amqp.cbs import TokenNode
 from pairbus.server.amqp.consumer import Consumer
 from pairbus.server.amqp.coordinator import CoordinatorNode
 from pairbus.server.amqp.management.node import ManagementNode
-from pairbus.server.amqp.node import Node
+from pairbus.server.amqp.node import Need, Node
 from pairbus.server.amqp.peer import Peer
 from pairbus.server.amqp.producer import CREDIT, Producer
 from pairbus.server.amqp.replies import ReplyNode
@@ -53,6 +53,11 @@ from pairbus.wire import (
 _ENVELOPE_BYTES: Final = 64 * 1024
 """What a transfer may have beyond the largest message: the broker tells best what is too large, and by how much."""
 
+_LONGEST_REQUEST_BYTES: Final = 256 * 1024
+"""What fits into a request of someone who has shown no token: a token, or a word on a transaction."""
+
+_SEND: Final = (Right.SEND,)
+_EITHER: Final = (Right.LISTEN, Right.SEND)
 _SESSION_WAIT_MS: Final = 65_000
 _LONGEST_WAIT_MS: Final = 24 * 3_600_000
 
@@ -101,7 +106,7 @@ def place_of(link: Link, attach: Attach) -> Place:
     path = path_of(address)
     if path == CBS:
         return Place("tokens", CBS)
-    entity = parse_entity_path(address)
+    entity = split_entity_path(path)
     if entity is None:
         raise BadRequestError(f"'{address:.200}' names nothing that could be an entity")
     return Place("management" if entity.management else "entity", path, address_of(entity))
@@ -112,7 +117,7 @@ def place_of(link: Link, attach: Attach) -> Place:
 
 def _attach_tokens(peer: Peer, link: Link, attach: Attach, _place: Place, adopt: Adopt) -> None:
     adopt(TokenNode(peer, link))
-    _take_requests(link, attach)
+    _take_requests(link, attach, _LONGEST_REQUEST_BYTES)
 
 
 def _attach_token_replies(peer: Peer, link: Link, attach: Attach, _place: Place, adopt: Adopt) -> None:
@@ -122,33 +127,36 @@ def _attach_token_replies(peer: Peer, link: Link, attach: Attach, _place: Place,
 
 def _attach_coordinator(peer: Peer, link: Link, attach: Attach, _place: Place, adopt: Adopt) -> None:
     adopt(CoordinatorNode(peer, link))
-    _take_requests(link, attach)
+    _take_requests(link, attach, _LONGEST_REQUEST_BYTES)
 
 
 def _attach_management(peer: Peer, link: Link, attach: Attach, place: Place, adopt: Adopt) -> None:
     address = _existing(peer, place)
-    adopt(ManagementNode(peer, link, place.path, FORMS[place.form, RECEIVER].rights, address))
-    _take_requests(link, attach)
+    adopt(ManagementNode(peer, link, place.path, _needs(place, RECEIVER), address))
+    _take_requests(link, attach, peer.host.limits.largest_bytes)
 
 
 def _attach_replies(peer: Peer, link: Link, attach: Attach, place: Place, adopt: Adopt) -> None:
     _existing(peer, place)
-    adopt(ReplyNode(link, place.path, FORMS[place.form, SENDER].rights, peer.replies))
+    adopt(ReplyNode(link, place.path, _needs(place, SENDER), peer.replies))
     link.attach(source=attach.source, target=attach.target)
 
 
 def _attach_producer(peer: Peer, link: Link, attach: Attach, place: Place, adopt: Adopt) -> None:
     address = _existing(peer, place)
     via = None
+    needs = _needs(place, RECEIVER)
     destination = _property(attach, TRANSFER_DESTINATION)
     if destination is not None:
-        via, address = address, _destination(peer, destination)
+        path, target = _destination(peer, destination)
+        via, address = address, target
+        needs = (*needs, (path, _SEND))
     description = _description(peer, address)
     if address.part is not Part.MAIN or address.subscription is not None:
         raise InvalidOperationError(f"'{address}' cannot be sent to: send to its queue or topic", str(address))
     limits = peer.host.limits
     largest = getattr(description, "max_message_bytes", None) or limits.message_bytes
-    adopt(Producer(peer, link, place.path, FORMS[place.form, RECEIVER].rights, address, via))
+    adopt(Producer(peer, link, place.path, needs, address, via))
     link.attach(
         source=attach.source,
         target=attach.target,
@@ -173,7 +181,6 @@ def _attach_consumer(peer: Peer, link: Link, attach: Attach, place: Place, adopt
             else f"'{address}' has no sessions: receive without one",
             str(address),
         )
-    rights = FORMS[place.form, SENDER].rights
     grant = partial(_attach_session, peer, link, attach, place, adopt)
     if not has_filter:
         peer.host.namespace.receive(address, 0, peer.host.now_ms())  # raises if nothing can be received here
@@ -182,7 +189,7 @@ def _attach_consumer(peer: Peer, link: Link, attach: Attach, place: Place, adopt
     elif (session := peer.host.namespace.accept_session(address, session_id, peer.host.now_ms())) is not None:
         grant(session)
     else:
-        adopt(SessionWait(peer, link, place.path, rights, address, _wait_ms(attach), grant))
+        adopt(SessionWait(peer, link, place.path, _needs(place, SENDER), address, _wait_ms(attach), grant))
 
 
 def _attach_session(peer: Peer, link: Link, attach: Attach, place: Place, adopt: Adopt, session: SessionGrant) -> None:
@@ -196,16 +203,23 @@ def _consumer(peer: Peer, link: Link, attach: Attach, place: Place, session: Ses
     if place.address is None:
         raise BadRequestError("the link names no entity")
     deletes = attach.snd_settle_mode is SenderSettleMode.SETTLED
-    rights = FORMS[place.form, SENDER].rights
-    return Consumer(peer, link, place.path, rights, place.address, deletes=deletes, session=session)
+    if deletes and attach.max_message_size:
+        raise InvalidOperationError("a link that takes messages for good has to take them whatever their size")
+    needs = _needs(place, SENDER)
+    return Consumer(peer, link, place.path, needs, place.address, deletes=deletes, session=session)
 
 
-def _take_requests(link: Link, attach: Attach) -> None:
-    link.attach(source=attach.source, target=attach.target)
+def _take_requests(link: Link, attach: Attach, largest: int) -> None:
+    link.attach(source=attach.source, target=attach.target, max_message_size=largest)
+    link.max_message_size = largest + _ENVELOPE_BYTES
     link.flow(CREDIT)
 
 
 # Looking closer
+
+
+def _needs(place: Place, role: bool) -> tuple[Need, ...]:
+    return ((place.path, FORMS[place.form, role].rights),)
 
 
 def _existing(peer: Peer, place: Place) -> Address:
@@ -221,16 +235,17 @@ def _description(peer: Peer, address: Address) -> QueueDescription | TopicDescri
     return peer.host.namespace.entity(whole, peer.host.now_ms()).description
 
 
-def _destination(peer: Peer, destination: object) -> Address:
+def _destination(peer: Peer, destination: object) -> tuple[str, Address]:
     """Where a message goes that is sent through another entity: it takes the claim to send there, too."""
     if not isinstance(destination, str):
         raise BadRequestError(f"'{TRANSFER_DESTINATION}' is an address")
-    if not peer.allows(path_of(destination), (Right.SEND,)):
-        raise UnauthorizedError(f"'{destination}' needs the claim Send; no token that was put has it", destination)
-    address = parse_address(destination)
-    if address is None:
+    path = path_of(destination)
+    if not peer.allows(path, _SEND):
+        raise UnauthorizedError(f"'{path}' needs the claim Send; no token that was put has it", path)
+    entity = split_entity_path(path)
+    if entity is None:
         raise BadRequestError(f"'{destination:.200}' names nothing that could be an entity")
-    return address
+    return path, address_of(entity)
 
 
 def _has_sessions(address: Address, description: QueueDescription | SubscriptionDescription) -> bool:
@@ -259,15 +274,13 @@ def _wait_ms(attach: Attach) -> int:
     return min(int(value), _LONGEST_WAIT_MS) if isinstance(value, int) else _SESSION_WAIT_MS
 
 
-_EITHER: Final = (Right.LISTEN, Right.SEND)
-
 FORMS: Final[Mapping[tuple[str, bool], Form]] = {
     ("tokens", RECEIVER): Form((), _attach_tokens),
     ("tokens", SENDER): Form((), _attach_token_replies),
     ("coordinator", RECEIVER): Form((), _attach_coordinator),
     ("management", RECEIVER): Form(_EITHER, _attach_management),
     ("management", SENDER): Form(_EITHER, _attach_replies),
-    ("entity", RECEIVER): Form((Right.SEND,), _attach_producer),
+    ("entity", RECEIVER): Form(_SEND, _attach_producer),
     ("entity", SENDER): Form((Right.LISTEN,), _attach_consumer),
 }
 """The places that a link can lead to, by our role on it. What is here is all there is."""

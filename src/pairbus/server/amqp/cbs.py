@@ -20,7 +20,7 @@ class TokenNode(Node):
     kind = "tokens"
 
     def __init__(self, peer: Peer, link: Link) -> None:
-        super().__init__(link, CBS, ())
+        super().__init__(link, CBS)
         self._peer = peer
 
     def on_delivery(self, delivery: Delivery) -> None:
@@ -50,7 +50,8 @@ class TokenNode(Node):
         if not isinstance(audience, str) or not isinstance(request.body, str):
             raise BadRequestError("put-token needs the address as 'name', and the token as its body")
         # What kind of token it is shows in the token: the SDK for Python calls all of them JWTs.
-        grant = self._peer.gatekeeper.admit(request.body, audience)
-        if not self._peer.claims.put(path_of(audience), grant):
+        path = path_of(audience)
+        grant = self._peer.gatekeeper.admit(request.body, path)
+        if not self._peer.claims.put(path, grant):
             raise UnauthorizedError("the connection has too many tokens; open another one")
         self._peer.tokens_changed()

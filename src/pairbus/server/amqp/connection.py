@@ -19,7 +19,7 @@ from pairbus.server.amqp.replies import Replies
 from pairbus.server.amqp.transactions import Transactions
 from pairbus.server.counters import Counters
 from pairbus.server.dispatcher import Dispatcher
-from pairbus.server.errors import REFUSABLE, UnauthorizedError, refusal_of
+from pairbus.server.errors import REFUSABLE, BadRequestError, UnauthorizedError, refusal_of
 from pairbus.server.host import NamespaceHost
 from pairbus.store import StoreError
 from pairbus.wire import (
@@ -40,6 +40,7 @@ from pairbus.wire import (
     Link,
     LinkAttached,
     LinkDetached,
+    LocalProtocolError,
     ProtocolError,
     Rejected,
     SaslCode,
@@ -49,6 +50,7 @@ from pairbus.wire import (
     accept_anonymous,
     parse_plain,
 )
+from pairbus.wire.settlement import shortened
 
 _log = logging.getLogger(__name__)
 
@@ -57,6 +59,9 @@ _MOST_UNCONFIRMED_BYTES: Final = 8 * 1024 * 1024
 _MOST_UNSENT_BYTES: Final = 4 * 1024 * 1024
 """What may lie ready for a peer that does not read; then we do nothing more for it."""
 _OPEN_WITHIN_S: Final = 60.0
+_READ_WITHIN_S: Final = 5.0
+_SMALL_FRAME_BYTES: Final = 4_096
+_LEAST_INCOMPLETE_BYTES: Final = 16 * 1024 * 1024
 
 
 class Transport(Protocol):
@@ -99,6 +104,8 @@ class AmqpServices:
             # one message that was too large would take the others with it.
             strict=False,
             reject_oversized=True,
+            # Before anyone has shown a token, too: so no more than a few of the largest messages.
+            max_incomplete_bytes=max(_LEAST_INCOMPLETE_BYTES, 2 * host.limits.largest_bytes),
         )
         self.connections: set[AmqpConnection] = set()
         self.is_draining = False
@@ -130,6 +137,7 @@ class AmqpConnection(Peer):
         self._is_lost = False
         self._heartbeat: asyncio.TimerHandle | None = None
         self._expiry: asyncio.TimerHandle | None = None
+        self._farewell: asyncio.TimerHandle | None = None
         self._handlers: dict[type, Callable[[Any], None]] = {
             ConnectionOpened: self._opened,
             ConnectionClosed: self._closed,
@@ -151,15 +159,7 @@ class AmqpConnection(Peer):
 
     def data_received(self, data: bytes) -> None:
         """Take in what arrived."""
-        self._guard(partial(self._take_in, data))
-
-    def _guard(self, work: Callable[[], object]) -> None:
-        """Do something for this connection. Whatever goes wrong ends this one at the most."""
-        try:
-            work()
-        except Exception:  # noqa: BLE001 (a defect of ours must not take the other connections along)
-            _log.exception("a connection failed")
-            self._end(Error(Condition.INTERNAL_ERROR, "the server failed; its log says why"))
+        self.guard(partial(self._take_in, data))
 
     def _take_in(self, data: bytes) -> None:
         events: Sequence[Event]
@@ -177,7 +177,7 @@ class AmqpConnection(Peer):
         if violation is not None:
             _log.info("a peer broke the protocol: %s", violation)
             self.counters.refused[violation.condition] += 1
-            self._transport.close()
+            self._hang_up()
         self._balance()
 
     def pause_writing(self) -> None:
@@ -185,7 +185,7 @@ class AmqpConnection(Peer):
 
     def resume_writing(self) -> None:
         self._is_writable = True
-        self._guard(self._go_on)
+        self.guard(self._go_on)
 
     def _go_on(self) -> None:
         for node in [*self._nodes.values()]:
@@ -200,7 +200,7 @@ class AmqpConnection(Peer):
         self._is_lost = True
         self._services.connections.discard(self)
         self.counters.connections[self._protocol] -= 1
-        for timer in (self._heartbeat, self._expiry, self._opening):
+        for timer in (self._heartbeat, self._expiry, self._opening, self._farewell):
             if timer is not None:
                 timer.cancel()
         for node in [*self._nodes.values()]:
@@ -214,6 +214,23 @@ class AmqpConnection(Peer):
         self._transport.abort()
 
     # What nodes ask for.
+
+    def guard(self, work: Callable[[], object]) -> None:
+        try:
+            work()
+        except Exception:  # noqa: BLE001 (a defect of ours must not take the other connections along)
+            _log.exception("a connection failed")
+            self._end(Error(Condition.INTERNAL_ERROR, "the server failed; its log says why"))
+
+    def attempt(self, link: Link, work: Callable[[], object]) -> None:
+        try:
+            work()
+        except (*REFUSABLE, LocalProtocolError) as error:
+            self._forget(link)
+            refusal = refusal_of(error)
+            self.counters.refused[refusal.condition] += 1
+            link.refuse(refusal.error)
+        self.flush()
 
     @property
     def is_writable(self) -> bool:
@@ -229,12 +246,12 @@ class AmqpConnection(Peer):
     def refuse(self, delivery: Delivery, error: Exception) -> None:
         refusal = refusal_of(error)
         self.counters.refused[refusal.condition] += 1
-        delivery.link.settle(delivery, Rejected(refusal.error))
+        self._tell([(delivery, Rejected(refusal.error))])
 
     def when_durable(self, done: Callable[[StoreError | None], object]) -> None:
         def finish(error: StoreError | None) -> None:
             if not self._is_lost:
-                self._guard(partial(done, error))
+                self.guard(partial(done, error))
                 self.flush()
 
         self.host.when_durable(finish)
@@ -251,9 +268,11 @@ class AmqpConnection(Peer):
         now_ms = self.host.now_ms()
         due_ms = self.claims.next_expiry_ms(now_ms)
         if due_ms is not None:
-            self._expiry = self.host.loop.call_later((due_ms - now_ms) / 1_000, self._guard, self._expire)
+            self._expiry = self.host.loop.call_later((due_ms - now_ms) / 1_000, self.guard, self._expire)
 
     def session_token(self, link_name: object, address: Address, session_id: object) -> bytes | None:
+        if not isinstance(session_id, str | None):
+            raise BadRequestError(f"a session id is text, and not {session_id!r:.100}")
         for node in self._nodes.values():
             if isinstance(node, Consumer) and node.link.name == link_name and node.address == address:
                 if node.session is None:
@@ -284,7 +303,7 @@ class AmqpConnection(Peer):
 
     def _closed(self, _event: ConnectionClosed) -> None:
         self.flush()
-        self._transport.close()
+        self._hang_up()
 
     def _begun(self, event: SessionBegun) -> None:
         event.session.begin()
@@ -294,14 +313,7 @@ class AmqpConnection(Peer):
             self._forget(link)
 
     def _attached(self, event: LinkAttached) -> None:
-        link = event.link
-        try:
-            attach_link(self, link, event.attach, self._adopt)
-        except REFUSABLE as error:
-            self._forget(link)
-            refusal = refusal_of(error)
-            self.counters.refused[refusal.condition] += 1
-            link.refuse(refusal.error)
+        self.attempt(event.link, partial(attach_link, self, event.link, event.attach, self._adopt))
 
     def _adopt(self, node: Node) -> None:
         before = self._nodes.get(node.link)
@@ -341,7 +353,7 @@ class AmqpConnection(Peer):
             if answer is not None and not event.settled:
                 answers.append((delivery, answer))
         if answers:
-            self.when_durable(partial(_tell, answers))
+            self.when_durable(partial(self._tell, answers))
 
     # What happens by itself.
 
@@ -353,8 +365,19 @@ class AmqpConnection(Peer):
 
     def _confirm(self, batch: list[tuple[Delivery, object]], error: StoreError | None) -> None:
         self._unconfirmed_bytes -= sum([len(delivery.payload) for delivery, _ in batch])
-        _tell(batch, error)
+        self._tell(batch, error)
         self._balance()
+
+    def _tell(self, answers: list[tuple[Delivery, object]], error: StoreError | None = None) -> None:
+        """Settle messages, with these states or with the reason why they could not be kept."""
+        failure = None if error is None else Rejected(refusal_of(error).error)
+        peer = self._engine.peer
+        is_small = peer is not None and peer.max_frame_size < _SMALL_FRAME_BYTES
+        for delivery, told in answers:
+            state = told if failure is None else failure
+            if is_small and peer is not None and isinstance(state, Rejected):
+                state = Rejected(shortened(state.error, peer.max_frame_size))
+            delivery.link.settle(delivery, state)
 
     def _balance(self) -> None:
         """Stop reading from a peer that is ahead of the disk, or that does not read itself."""
@@ -396,7 +419,7 @@ class AmqpConnection(Peer):
         self.claims.drop_expired(now_ms)
         error = refusal_of(UnauthorizedError("ExpiredToken: the token has expired, and no new one was put")).error
         for node in [*self._nodes.values()]:
-            if not self.claims.allows(node.path, node.rights, now_ms):
+            if not all(self.claims.allows(path, rights, now_ms) for path, rights in node.needs):
                 self._forget(node.link)
                 node.link.detach(error=error)
         self.flush()
@@ -405,10 +428,10 @@ class AmqpConnection(Peer):
     def _end(self, error: Error) -> None:
         self._engine.close(error=error)
         self.flush()
+        self._hang_up()
+
+    def _hang_up(self) -> None:
+        """Close when the peer has read what was said; and when it does not read, all the same."""
         self._transport.close()
-
-
-def _tell(answers: list[tuple[Delivery, object]], error: StoreError | None) -> None:
-    failure = None if error is None else Rejected(refusal_of(error).error)
-    for delivery, state in answers:
-        delivery.link.settle(delivery, state if failure is None else failure)
+        if self._farewell is None and not self._is_lost:
+            self._farewell = self.host.loop.call_later(_READ_WITHIN_S, self._transport.abort)

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Final
 
-from pairbus.broker import Address, Disposition, Right, SessionGrant, Settle, Verdict
+from pairbus.broker import Address, Disposition, SessionGrant, Settle, Verdict
 from pairbus.broker import Delivery as Message
-from pairbus.server.amqp.node import Node
+from pairbus.server.amqp.node import Need, Node
 from pairbus.server.amqp.peer import Peer
 from pairbus.server.amqp.verdicts import echo_of, verdict_of
 from pairbus.server.dispatcher import SHARE, Receiver
 from pairbus.server.errors import REFUSABLE, refusal_of
 from pairbus.server.messages import delivered_payload
 from pairbus.store import StoreError
-from pairbus.wire import RELEASED, Delivery, Link, Rejected, TransactionalState
+from pairbus.wire import RELEASED, Delivery, Link, MessageTooLargeError, Received, Rejected, TransactionalState
 
 _NO_TAG: Final = bytes(16)
 _MOST_UNSETTLED: Final = 10_000
@@ -32,20 +33,21 @@ class Consumer(Node, Receiver):
         peer: Peer,
         link: Link,
         path: str,
-        rights: tuple[Right, ...],
+        needs: tuple[Need, ...],
         address: Address,
         *,
         deletes: bool,
         session: SessionGrant | None = None,
     ) -> None:
-        Node.__init__(self, link, path, rights)
+        Node.__init__(self, link, path, needs)
         self.address = address
         self.session = session
         self._peer = peer
         self._deletes = deletes
         self._taken = 0
         """Messages that are ours for good and go out when that is on disk."""
-        self._unsettled: dict[Delivery, None] = {}
+        self._unsettled: dict[Delivery, int] = {}
+        """What the receiver has, and until when it is locked."""
         self._is_lost = False
         self._is_forgotten = False
         peer.dispatcher.count(address)
@@ -75,10 +77,18 @@ class Consumer(Node, Receiver):
         if self._deletes:
             self._send_when_gone(messages)
         else:
-            for message in messages:
-                self._send(message)
+            self._send_all(messages)
         self._peer.flush()
         return len(messages)
+
+    def _send_all(self, messages: Sequence[Message]) -> None:
+        for number, message in enumerate(messages):
+            try:
+                self._send(message)
+            except MessageTooLargeError as error:  # for this receiver; others may take it
+                self._give_back(message.lock_token for message in messages[number:])
+                self.lose(error)
+                return
 
     def _send(self, message: Message) -> None:
         payload = delivered_payload(message)
@@ -86,7 +96,7 @@ class Consumer(Node, Receiver):
         delivery = self.link.send(payload, tag=tag or _NO_TAG, settled=tag is None, beyond_credit=tag is None)
         if tag is not None:
             delivery.context = tag
-            self._unsettled[delivery] = None
+            self._unsettled[delivery] = message.locked_until_ms or 0
             if len(self._unsettled) > _MOST_UNSETTLED:
                 self._drop_oldest()
         counters = self._peer.counters
@@ -94,9 +104,10 @@ class Consumer(Node, Receiver):
         counters.bytes_delivered += len(payload)
 
     def _drop_oldest(self) -> None:
-        oldest = next(iter(self._unsettled))
-        del self._unsettled[oldest]
-        self.link.settle(oldest, RELEASED)
+        oldest, until_ms = next(iter(self._unsettled.items()))
+        if self.session is None and until_ms < self._peer.host.now_ms():
+            del self._unsettled[oldest]
+            self.link.settle(oldest, RELEASED)
 
     def _send_when_gone(self, messages: Sequence[Message]) -> None:
         """Received and deleted means at most once: a message goes out when its removal is on disk, not before."""
@@ -113,7 +124,7 @@ class Consumer(Node, Receiver):
 
     def on_credit(self) -> None:
         if self.wants() and self.take(SHARE):
-            self._peer.host.loop.call_soon(self.on_credit)  # others have their turn in between
+            self._peer.host.loop.call_soon(self._peer.guard, self.on_credit)  # others have their turn in between
         elif self.link.drain and not self._taken and self._peer.is_writable and self.link.is_attached:
             self.link.drained()
             self._peer.flush()
@@ -131,7 +142,7 @@ class Consumer(Node, Receiver):
     # The receiver's word.
 
     def settle(self, delivery: Delivery, state: object) -> object:
-        if delivery not in self._unsettled or state is None:
+        if delivery not in self._unsettled or state is None or isinstance(state, Received):
             return None
         del self._unsettled[delivery]
         try:
@@ -165,11 +176,15 @@ class Consumer(Node, Receiver):
         host = self._peer.host
         unsent = [delivery.context for delivery in self._unsettled if delivery.delivery_id < 0]
         self._unsettled.clear()
-        try:
-            if self.session is not None:
+        if self.session is None:
+            self._give_back(unsent)
+        else:
+            with suppress(*REFUSABLE):  # its lock has ended already, or the entity
                 host.namespace.release_session(self.address, self.session.session_token, host.now_ms())
-                return
-            for token in unsent:
-                host.namespace.settle(self.address, token, host.now_ms(), _RELEASE)
-        except REFUSABLE:  # the lock has ended already, or the entity: either way there is nothing to give back
-            return
+
+    def _give_back(self, tokens: Iterable[bytes | None]) -> None:
+        """Release messages that the receiver has not got."""
+        host = self._peer.host
+        for token in tokens:
+            with suppress(*REFUSABLE):  # its lock has ended already, or the entity
+                host.namespace.settle(self.address, token or b"", host.now_ms(), _RELEASE)

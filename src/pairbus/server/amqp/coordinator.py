@@ -28,7 +28,7 @@ class CoordinatorNode(Node):
     kind = "coordinator"
 
     def __init__(self, peer: Peer, link: Link) -> None:
-        super().__init__(link, "", ())
+        super().__init__(link, "")
         self._peer = peer
 
     def on_delivery(self, delivery: Delivery) -> None:

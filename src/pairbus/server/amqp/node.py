@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 from pairbus.broker import Right
 from pairbus.wire import Delivery, Link
+
+Need: TypeAlias = tuple[str, tuple[Right, ...]]
+"""A path in lower case, and the claims of which one has to hold there; none where it is empty."""
 
 
 class Node:
@@ -12,12 +17,12 @@ class Node:
     kind = ""
     """What the metrics call it."""
 
-    def __init__(self, link: Link, path: str, rights: tuple[Right, ...]) -> None:
+    def __init__(self, link: Link, path: str, needs: tuple[Need, ...] = ()) -> None:
         self.link = link
         self.path = path
-        """The address in lower case, for the check of claims."""
-        self.rights = rights
-        """One of these is needed as long as the link is up; none where it is empty."""
+        """The address in lower case."""
+        self.needs = needs
+        """What has to be allowed as long as the link is up."""
 
     def on_delivery(self, delivery: Delivery) -> None:
         """The peer sent a message."""

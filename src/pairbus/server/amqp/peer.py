@@ -14,7 +14,7 @@ from pairbus.server.amqp.transactions import Transactions
 from pairbus.server.counters import Counters
 from pairbus.server.dispatcher import Dispatcher
 from pairbus.server.host import NamespaceHost
-from pairbus.wire import Delivery
+from pairbus.wire import Delivery, Link
 
 if TYPE_CHECKING:
     from pairbus.store import StoreError
@@ -51,6 +51,14 @@ class Peer(ABC):
     @abstractmethod
     def when_durable(self, done: Callable[[StoreError | None], object]) -> None:
         """As the host's, and flush afterwards; not called when the connection has gone meanwhile."""
+
+    @abstractmethod
+    def guard(self, work: Callable[[], object]) -> None:
+        """Do something for this connection; whatever goes wrong ends this one at the most."""
+
+    @abstractmethod
+    def attempt(self, link: Link, work: Callable[[], object]) -> None:
+        """Answer an attach; what goes wrong is told the peer as a refusal."""
 
     @abstractmethod
     def flush(self) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from pairbus.broker import Address, Message, Right, Send
+from pairbus.broker import Address, Message, Send
 from pairbus.dialect.batch import BATCH_FORMAT, split_batch
-from pairbus.server.amqp.node import Node
+from pairbus.server.amqp.node import Need, Node
 from pairbus.server.amqp.peer import Peer
 from pairbus.server.errors import REFUSABLE, BadRequestError
 from pairbus.server.messages import received_message
@@ -23,9 +23,9 @@ class Producer(Node):
     kind = "sender"
 
     def __init__(
-        self, peer: Peer, link: Link, path: str, rights: tuple[Right, ...], address: Address, via: Address | None = None
+        self, peer: Peer, link: Link, path: str, needs: tuple[Need, ...], address: Address, via: Address | None = None
     ) -> None:
-        super().__init__(link, path, rights)
+        super().__init__(link, path, needs)
         self._peer = peer
         self._address = address
         self._via = via

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from itertools import count
 
-from pairbus.broker import Right
 from pairbus.dialect.management import Request, Response, write_response
-from pairbus.server.amqp.node import Node
+from pairbus.server.amqp.node import Need, Node
+from pairbus.server.errors import refusal_of
 from pairbus.wire import Link, MessageTooLargeError
 
 
@@ -15,8 +15,8 @@ class ReplyNode(Node):
 
     kind = "replies"
 
-    def __init__(self, link: Link, path: str, rights: tuple[Right, ...], replies: Replies) -> None:
-        super().__init__(link, path, rights)
+    def __init__(self, link: Link, path: str, needs: tuple[Need, ...], replies: Replies) -> None:
+        super().__init__(link, path, needs)
         self._replies = replies
         replies.add(self)
 
@@ -46,7 +46,8 @@ class Replies:
         try:
             self._write(node, write_response(request, response))
         except MessageTooLargeError as error:
-            self._write(node, write_response(request, Response(status=500, description=str(error))))
+            node.link.detach(error=refusal_of(error).error)
+            return False
         return True
 
     def _write(self, node: ReplyNode, payload: bytes) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
-from pairbus.broker import Address, Right, SessionGrant
-from pairbus.server.amqp.node import Node
+from pairbus.broker import Address, SessionGrant
+from pairbus.server.amqp.node import Need, Node
 from pairbus.server.amqp.peer import Peer
 from pairbus.server.dispatcher import SessionWaiter
 from pairbus.server.errors import OperationTimeoutError, refusal_of
@@ -22,12 +23,12 @@ class SessionWait(Node, SessionWaiter):
         peer: Peer,
         link: Link,
         path: str,
-        rights: tuple[Right, ...],
+        needs: tuple[Need, ...],
         address: Address,
         timeout_ms: int,
         granted: Callable[[SessionGrant], None],
     ) -> None:
-        Node.__init__(self, link, path, rights)
+        Node.__init__(self, link, path, needs)
         self.address = address
         self._peer = peer
         self._granted = granted
@@ -37,8 +38,7 @@ class SessionWait(Node, SessionWaiter):
 
     def grant(self, grant: SessionGrant) -> None:
         self._finish()
-        self._granted(grant)
-        self._peer.flush()
+        self._peer.attempt(self.link, partial(self._granted, grant))
 
     def refuse(self, error: Exception) -> None:
         self._finish()

@@ -49,5 +49,10 @@ def _text(value: object) -> str | None:
 
 
 def echo_of(state: object) -> object:
-    """What tells a receiver that its word was heard: the same outcome, without the error that it may carry."""
-    return Rejected() if isinstance(state, Rejected) else state
+    """What tells a receiver that its word was heard: the same outcome, without what it carries."""
+    match state:
+        case Rejected():
+            return Rejected()
+        case Modified():
+            return Modified(delivery_failed=state.delivery_failed, undeliverable_here=state.undeliverable_here)
+    return state

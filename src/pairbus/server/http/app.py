@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 from urllib.parse import quote
 
+from h11 import LocalProtocolError
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -88,7 +89,10 @@ class Management:
             await WebSocketClose()(scope, receive, send)
             return
         response = await self._answer(Request(scope, receive))
-        await response(scope, receive, send)
+        try:
+            await response(scope, receive, send)
+        except (LocalProtocolError, OSError) as error:  # what was sent is no HTTP any more, or nobody is there
+            _log.info("an answer could not be sent: %s", error)
 
     async def _answer(self, request: Request) -> Response:
         started = time.perf_counter()

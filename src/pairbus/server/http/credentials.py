@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from pairbus.broker import Right
-from pairbus.server.access import Gatekeeper, Grant, path_of
+from pairbus.server.access import Gatekeeper, Grant
 from pairbus.server.errors import UnauthorizedError
 
 _BASIC: Final = "basic"
@@ -26,7 +26,7 @@ class Credentials:
         """Raise ``UnauthorizedError`` unless they allow it. Whether the entity is there plays no part."""
         if self.text is None:
             raise UnauthorizedError("the request has no authorization")
-        path = path_of(path)
+        path = path.strip("/").lower()
         if not self._grant(self.text, path).allows(path, right, now_ms):
             raise UnauthorizedError(f"the authorization does not include the claim '{right.value.capitalize()}'")
 

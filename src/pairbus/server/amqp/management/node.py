@@ -9,7 +9,7 @@ from pairbus.broker import Address, Right
 from pairbus.dialect.management import Operation, Request, Response, read_request
 from pairbus.server.amqp.management import messages, rules, sessions
 from pairbus.server.amqp.management.call import Call
-from pairbus.server.amqp.node import Node
+from pairbus.server.amqp.node import Need, Node
 from pairbus.server.amqp.peer import Peer
 from pairbus.server.amqp.producer import CREDIT
 from pairbus.server.errors import REFUSABLE, NotSupportedError, UnauthorizedError, refusal_of
@@ -47,8 +47,8 @@ class ManagementNode(Node):
 
     kind = "management"
 
-    def __init__(self, peer: Peer, link: Link, path: str, rights: tuple[Right, ...], address: Address) -> None:
-        super().__init__(link, path, rights)
+    def __init__(self, peer: Peer, link: Link, path: str, needs: tuple[Need, ...], address: Address) -> None:
+        super().__init__(link, path, needs)
         self._peer = peer
         self._address = address
 
@@ -79,7 +79,8 @@ class ManagementNode(Node):
     def _reply_when_durable(self, request: Request, response: Response) -> None:
         def done(error: StoreError | None) -> None:
             answer = response if error is None else _refusal(error)
-            self._peer.counters.requests[request.operation, answer.status] += 1
+            operation = request.operation if request.operation in OPERATIONS else "other"
+            self._peer.counters.requests[operation, answer.status] += 1
             if self.link.is_attached:
                 self._peer.replies.send(self.link, self.path, request, answer)
 
