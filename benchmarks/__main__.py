@@ -1,6 +1,6 @@
 """Run every benchmark: ``make bench``."""
 
-from benchmarks import broker, broker_growth, growth, transfer
+from benchmarks import broker, broker_growth, growth, server, server_scale, transfer
 
 if __name__ == "__main__":
     transfer.compare()
@@ -10,3 +10,7 @@ if __name__ == "__main__":
     broker.report()
     print()
     broker_growth.report()
+    print()
+    server.report()
+    print()
+    server_scale.report()

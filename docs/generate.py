@@ -14,7 +14,7 @@ from pathlib import Path
 from types import GenericAlias, ModuleType, UnionType
 from typing import Any
 
-from pairbus import broker, store, wire
+from pairbus import broker, server, store, testing, wire
 from pairbus.broker import errors as broker_errors
 from pairbus.broker import limits as broker_limits
 from pairbus.server import settings as server_settings
@@ -102,7 +102,7 @@ def api_page(room: Room) -> str:
 
 
 def _section(room: Room, title: str, names: list[str]) -> list[str]:
-    return [f"\n## {title}\n\n", *(_entry(room, name) for name in names)]
+    return [f"\n## {title}\n\n", *(_entry(room, name) for name in names)] if names else []
 
 
 def _is_error(thing: Any) -> bool:
@@ -141,10 +141,19 @@ MEMBERS: dict[str, list[str]] = {
 }  # fmt: skip
 """What is shown of a class where it is not everything that is public."""
 
-CONSTRUCTED = ["Namespace", "Keeper", "LmdbStore", "MemoryStore"]
+OUR_OWN = ("pairbus.broker", "pairbus.store", "pairbus.server", "pairbus.testing")
+"""The rooms whose classes are shown with all that is public."""
+
+CONSTRUCTED = ["Namespace", "Keeper", "LmdbStore", "MemoryStore", "NamespaceServer"]
 """The classes that callers make themselves and whose parameters are not fields."""
 
 ATTRIBUTES: dict[str, dict[str, str]] = {
+    "NamespaceServer": {
+        "settings: Settings": "What it was told.",
+        "ports: tuple[int, ...]": "Where it listens.",
+        "ca_file: Path | None": "The certificate that vouches for its own; `None` where the settings name one.",
+        "key: str": "The value of the root key.",
+    },
     "Keeper": {
         "recovery: Recovery": "What was found when the store was read last.",
         "rebuilt: Callable[[Recovery], object]": "Is called when a commit has failed and the store was read anew; set"
@@ -207,6 +216,21 @@ STORE = Room(
         "Functions": inspect.isfunction,
         "Constants": lambda _: True,
     },
+)
+
+
+SERVER = Room(
+    module=server,
+    more="[How to serve](../how-to/serve.md) shows these names at work.",
+    first={"A namespace on the network": ["NamespaceServer"], "What it is told": ["Settings", "load_settings"]},
+    sections={"Errors": _is_error, "Enumerations": _is_enumeration, "Constants": lambda _: True},
+)
+
+TESTING = Room(
+    module=testing,
+    more="The [README](../../README.md#a-namespace) shows these names at work.",
+    first={"A namespace in the test's own process": ["running_namespace", "RunningNamespace"]},
+    sections={"Constants": lambda _: True},
 )
 
 
@@ -286,7 +310,7 @@ def _fields(thing: type) -> list[str]:
 def _members(thing: type) -> list[str]:
     if thing.__name__ in MEMBERS:
         return MEMBERS[thing.__name__]
-    if issubclass(thing, Exception | Enum) or not thing.__module__.startswith(("pairbus.broker", "pairbus.store")):
+    if issubclass(thing, Exception | Enum) or not thing.__module__.startswith(OUR_OWN):
         return []
     kinds = (property, classmethod)
     return [
@@ -319,13 +343,16 @@ def _signature(room: Room, function: Any) -> str:
         if parameter.kind is parameter.KEYWORD_ONLY and "*" not in parts:
             parts.append("*")
         default = "" if parameter.default is parameter.empty else f" = {_default(room, parameter.default)}"
-        parts.append(f"{parameter.name}: {parameter.annotation}{default}")
+        stars = "**" if parameter.kind is parameter.VAR_KEYWORD else ""
+        parts.append(f"{stars}{parameter.name}: {parameter.annotation}{default}")
     answer = signature.return_annotation
     return f"({', '.join(parts)})" + ("" if answer in {"None", signature.empty} else f" -> {answer}")
 
 
 def _default(room: Room, value: Any) -> str:
     """A default as a reader would write it."""
+    if inspect.isfunction(value):
+        return value.__name__
     if isinstance(value, Enum):
         return f"{type(value).__name__}.{value.name}"
     if not isinstance(value, bool | int | str | bytes | tuple | None):
@@ -518,6 +545,8 @@ PAGES: dict[Path, Callable[[], str]] = {
     REFERENCE / "api-wire.md": partial(api_page, WIRE),
     REFERENCE / "api-broker.md": partial(api_page, BROKER),
     REFERENCE / "api-store.md": partial(api_page, STORE),
+    REFERENCE / "api-server.md": partial(api_page, SERVER),
+    REFERENCE / "api-testing.md": partial(api_page, TESTING),
     **{page: partial(with_blocks, page, blocks) for page, blocks in BLOCKS.items()},
 }
 

@@ -62,11 +62,12 @@ from pairbus.broker.records import Records
 from pairbus.broker.restoration import Restoration
 from pairbus.broker.rules import Rule
 from pairbus.broker.runtime import EntityInfo
-from pairbus.broker.settlement import Disposition, Verdict
+from pairbus.broker.settlement import COMPLETE, Disposition, Verdict
 from pairbus.broker.sql import MISSING, EvaluationError, Missing
 from pairbus.broker.values import Instant, Span, Value
 
 __all__ = [
+    "COMPLETE",
     "DEFAULT_RULE",
     "MISSING",
     "NEVER",

@@ -47,15 +47,13 @@ from pairbus.broker.router import Router
 from pairbus.broker.rules import Rule
 from pairbus.broker.runtime import EntityInfo, entity_info
 from pairbus.broker.sequences import Sequences
-from pairbus.broker.settlement import Disposition, Settlement, Verdict, check_verdict
+from pairbus.broker.settlement import COMPLETE, Disposition, Settlement, Verdict, check_verdict
 from pairbus.broker.timekeeper import Timekeeper
 from pairbus.broker.transaction import Transaction
 
 DUE_AT_ONCE: Final = 10_000
 """How much of what has become due one request brings up to date, at most. (A receiver never gets an expired message,
 however much is due.)"""
-
-_COMPLETE: Final = Verdict()
 
 
 class SessionGrant(NamedTuple):
@@ -375,11 +373,11 @@ class Namespace:
 
     # Settling
 
-    def settle(self, address: Address, lock_token: bytes, now_ms: int, verdict: Verdict = _COMPLETE) -> None:
+    def settle(self, address: Address, lock_token: bytes, now_ms: int, verdict: Verdict = COMPLETE) -> None:
         """Say what becomes of a locked message."""
         now_ms = self.advance(now_ms)
         queue, lock = self._lookup.locked(address, lock_token, now_ms)
-        if verdict is not _COMPLETE:
+        if verdict is not COMPLETE:
             check_verdict(queue, lock, verdict, self._limits)
         self._settlement.settle(queue, lock, verdict, now_ms)
 

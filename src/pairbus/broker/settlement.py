@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from typing import Final
 
 from pairbus.broker import reasons
 from pairbus.broker.address import Part
@@ -46,6 +47,10 @@ class Verdict:
         """The properties to set, with what a dead letter is told of its reason."""
         words = {reasons.REASON_PROPERTY: self.reason, reasons.DESCRIPTION_PROPERTY: self.description}
         return {**self.properties, **{name: value for name, value in words.items() if value is not None}}
+
+
+COMPLETE: Final = Verdict()
+"""What nearly every receiver says of nearly every message."""
 
 
 class Settlement:

@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import MISSING
 from inspect import Parameter, Signature
 from pathlib import Path
@@ -30,6 +31,11 @@ from pairbus.server.settings import (
     load_settings,
 )
 from pairbus.store import StoreError
+
+try:
+    import resource
+except ImportError:  # there is no such limit on Windows
+    resource = None  # type: ignore[assignment]
 
 try:
     import uvloop
@@ -68,7 +74,16 @@ def fail(reason: str, code: int) -> NoReturn:
     raise typer.Exit(code)
 
 
+def _raise_file_limit() -> None:
+    """Let as many files be open as the system allows: every connection is one."""
+    if resource is not None:
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        with suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
 async def _serve(settings: Settings) -> None:
+    _raise_file_limit()
     stopped = _stop_on_signals()
     async with NamespaceServer(settings) as server:
         _announce(settings, server)

@@ -106,6 +106,10 @@ _LOCK_ALONE: Final = bytes((0x00, 0x53, DELIVERY_ANNOTATIONS, 0xC1, len(_key(LOC
 _ANNOTATIONS: Final = bytes((0x00, 0x53, MESSAGE_ANNOTATIONS, 0xD1))
 
 
+_FIRST_HEADER: Final = encode(Header(first_acquirer=True))
+"""That of most messages: nothing set, delivered for the first time."""
+
+
 def stamp(payload: bytes, facts: Stamp) -> bytes:
     """The message for a receiver. Its sections are as the sender wrote them where nothing has to change."""
     sections = Sections(payload)
@@ -134,6 +138,8 @@ def lock_token_uuid_bytes(token: bytes) -> bytes:
 
 
 def _header(sections: Sections, facts: Stamp) -> bytes:
+    if HEADER not in sections.spans and facts.time_to_live_ms is None and not facts.delivery_count:
+        return _FIRST_HEADER
     sent = sections.header() if HEADER in sections.spans else Header()
     ttl = None if facts.time_to_live_ms is None else min(facts.time_to_live_ms, _LONGEST_TTL_MS)
     return encode(Header(sent.durable, sent.priority, ttl, facts.delivery_count == 0, facts.delivery_count))

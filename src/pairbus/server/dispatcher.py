@@ -24,7 +24,7 @@ from pairbus.server.host import NamespaceHost
 
 _log = logging.getLogger(__name__)
 
-SHARE: Final = 16
+SHARE: Final = 32
 """How many messages one receiver gets before the next one has its turn."""
 
 _AT_ONCE: Final = 512
@@ -126,7 +126,10 @@ class Dispatcher:
         while idle < len(receivers):
             receiver = receivers[0]
             receivers.rotate(-1)
-            taken = self._offer(receiver)
+            wanted = receiver.wants()
+            taken = self._offer(receiver) if wanted else 0
+            if wanted and not taken and receiver.session is None:
+                return  # there is nothing left for the others either
             idle = 0 if taken else idle + 1
             given += taken
             if given >= _AT_ONCE:
@@ -137,7 +140,7 @@ class Dispatcher:
 
     def _offer(self, receiver: Receiver) -> int:
         try:
-            return receiver.take(SHARE) if receiver.wants() else 0
+            return receiver.take(SHARE)
         except Exception as error:  # noqa: BLE001 (a defect of ours must not keep the messages from the others)
             _log.exception("a receiver failed")
             receiver.lose(error)

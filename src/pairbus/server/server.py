@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import ssl
 import time
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from typing import Final, Self
 from uuid import uuid4
@@ -164,7 +166,7 @@ class NamespaceServer:
             limits=self.settings.limits,
             view=MessageView,
             fresh_id=uuid4,
-            fresh_token=lambda: uuid4().bytes,
+            fresh_token=partial(os.urandom, 16),
         )
 
     async def _jwt(self, stack: AsyncExitStack) -> VerifyJwt | None:

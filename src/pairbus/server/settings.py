@@ -95,7 +95,10 @@ class Settings:
         default=False, metadata=_about("let every JSON web token in, whoever signed it; for development only")
     )
     idle_timeout_s: int = field(
-        default=240, metadata=_about("after how many seconds without a frame a connection is closed")
+        default=240,
+        metadata=_about(
+            "seconds within which a client should let itself be heard; after twice as many of silence it is given up"
+        ),
     )
     drain_s: float = field(default=10.0, metadata=_about("how many seconds a stop waits for what is under way"))
     max_store_gb: int = field(

@@ -89,15 +89,15 @@ class Journal:
     def sealed(self) -> None:
         """The commit is done: what it holds is in the store."""
         self._committing = {}
-        self._room = 0
 
     def admit(self, size_bytes: int, records: int = 1) -> None:
         """Raise ``StoreFullError`` unless there is room for bodies and records, and for settling besides."""
         # A value that does not fit into half a page has whole pages for itself, so it may take twice its size.
         need = 2 * (self._batch_bytes + size_bytes + records * _PER_RECORD_BYTES) + RESERVE_BYTES
         if self._room < need:
-            self._room = self._store.room()
-            if self._room < max(need, self._wanted_bytes):
+            wanted = max(need, self._wanted_bytes)
+            self._room = self._store.room(wanted)
+            if self._room < wanted:
                 raise StoreFullError(self._store.place, "what is left is kept for removing messages")
             self._wanted_bytes = 0
 

@@ -57,8 +57,11 @@ class KeyValueStore(Protocol):
         batch cannot fit, and StoreFailedError; then nothing has changed.
         """
 
-    def room(self) -> int:
-        """Return how many bytes can be written with fair certainty, beside a batch that is not written yet."""
+    def room(self, wanted_bytes: int = 0) -> int:
+        """Return how many bytes can be written with fair certainty, beside a batch that is not written yet.
+
+        A store that grows in steps grows by as many as ``wanted_bytes`` takes, if it can.
+        """
 
     def close(self) -> None:
         """Give the store back; a commit that was only prepared is abandoned. To close twice is fine.

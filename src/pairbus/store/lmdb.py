@@ -116,11 +116,16 @@ class LmdbStore:
         self._pending = LmdbCommit(self, transaction)
         return self._pending
 
-    def room(self) -> int:
+    def room(self, wanted_bytes: int = 0) -> int:
         self._expect_open()
         if self._pending is None:
             self._file.measure()
-        return max(0, self._file.free_bytes - self._file.kept_back_bytes - self._pending_bytes)
+        while self._free_bytes() < wanted_bytes and self._file.grow():
+            pass
+        return max(0, self._free_bytes())
+
+    def _free_bytes(self) -> int:
+        return self._file.free_bytes - self._file.kept_back_bytes - self._pending_bytes
 
     def close(self) -> None:
         if self._closed:

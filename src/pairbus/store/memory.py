@@ -67,7 +67,7 @@ class MemoryStore:
         self._pending = MemoryCommit(self, dict(batch))
         return self._pending
 
-    def room(self) -> int:
+    def room(self, wanted_bytes: int = 0) -> int:  # noqa: ARG002
         self._expect_open()
         if self.max_bytes is None:
             return sys.maxsize

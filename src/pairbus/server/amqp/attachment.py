@@ -56,6 +56,9 @@ _ENVELOPE_BYTES: Final = 64 * 1024
 _LONGEST_REQUEST_BYTES: Final = 256 * 1024
 """What fits into a request of someone who has shown no token: a token, or a word on a transaction."""
 
+_ANY_BYTES: Final = 1024 * 1024
+"""The SDK for Python says on every link that it takes so much, and takes whatever comes."""
+
 _SEND: Final = (Right.SEND,)
 _EITHER: Final = (Right.LISTEN, Right.SEND)
 _SESSION_WAIT_MS: Final = 65_000
@@ -203,7 +206,9 @@ def _consumer(peer: Peer, link: Link, attach: Attach, place: Place, session: Ses
     if place.address is None:
         raise BadRequestError("the link names no entity")
     deletes = attach.snd_settle_mode is SenderSettleMode.SETTLED
-    if deletes and attach.max_message_size:
+    if link.remote_max_message_size >= _ANY_BYTES:
+        link.remote_max_message_size = 0
+    if deletes and link.remote_max_message_size:
         raise InvalidOperationError("a link that takes messages for good has to take them whatever their size")
     needs = _needs(place, SENDER)
     return Consumer(peer, link, place.path, needs, place.address, deletes=deletes, session=session)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final, Protocol
@@ -59,6 +60,8 @@ _MOST_UNCONFIRMED_BYTES: Final = 8 * 1024 * 1024
 _MOST_UNSENT_BYTES: Final = 4 * 1024 * 1024
 """What may lie ready for a peer that does not read; then we do nothing more for it."""
 _OPEN_WITHIN_S: Final = 60.0
+_MOST_ANSWERS: Final = 16
+_MOST_WRITTEN_BYTES: Final = 128 * 1024
 _READ_WITHIN_S: Final = 5.0
 _SMALL_FRAME_BYTES: Final = 4_096
 _LEAST_INCOMPLETE_BYTES: Final = 16 * 1024 * 1024
@@ -130,8 +133,15 @@ class AmqpConnection(Peer):
             SaslServer(mechanisms=(MSSBCBS, PLAIN, ANONYMOUS), authenticate=self._authenticate),
         )
         self._nodes: dict[Link, Node] = {}
+        self._events: deque[Event] = deque()
+        """What the peer has asked, and nobody has looked at."""
+        self._answers = 0
+        """How many answers, which may be large, are on their way to the disk or to the peer."""
+        self._written_bytes = 0
+        self._flushes_soon = False
         self._confirmations: list[tuple[Delivery, object]] = []
         self._unconfirmed_bytes = 0
+        self._confirming_bytes = 0
         self._is_writable = True
         self._is_reading = True
         self._is_lost = False
@@ -168,16 +178,23 @@ class AmqpConnection(Peer):
             events = self._engine.receive_data(data)
         except ProtocolError as error:
             events, violation = error.events, error
-        for event in events:
+        self._events.extend(events)
+        self._handle_events()
+        if violation is not None:
+            _log.info("a peer broke the protocol: %s", violation)
+            self.counters.refused[violation.condition] += 1
+            self._hang_up()
+
+    def _handle_events(self) -> None:
+        """Do what the peer asks, as long as it takes the answers; the rest waits, and no more is read."""
+        events = self._events
+        while events and (self._engine.is_closed or (self._is_writable and self._answers < _MOST_ANSWERS)):
+            event = events.popleft()
             handler = self._handlers.get(type(event))
             if handler is not None:
                 handler(event)
         self._send_confirmations()
         self.flush()
-        if violation is not None:
-            _log.info("a peer broke the protocol: %s", violation)
-            self.counters.refused[violation.condition] += 1
-            self._hang_up()
         self._balance()
 
     def pause_writing(self) -> None:
@@ -190,13 +207,15 @@ class AmqpConnection(Peer):
     def _go_on(self) -> None:
         for node in [*self._nodes.values()]:
             node.on_writable()
-        self.flush()
-        self._balance()
+        self._handle_events()
 
     def connection_lost(self) -> None:
         """The transport is gone, and all links with it."""
         if self._is_lost:
             return
+        # What was sent counts, though nobody waits for the answer: the SDK for Python hangs up right after it has
+        # released what it does not want.
+        self.guard(self._handle_the_rest)
         self._is_lost = True
         self._services.connections.discard(self)
         self.counters.connections[self._protocol] -= 1
@@ -205,6 +224,12 @@ class AmqpConnection(Peer):
                 timer.cancel()
         for node in [*self._nodes.values()]:
             self._forget(node.link)
+
+    def _handle_the_rest(self) -> None:
+        for event in self._events:
+            if isinstance(event, Delivery | DispositionReceived):
+                self._handlers[type(event)](event)
+        self._events.clear()
 
     def shut_down(self) -> None:
         """The server stops: say so, and hang up."""
@@ -242,6 +267,7 @@ class AmqpConnection(Peer):
     def confirm(self, delivery: Delivery, state: object) -> None:
         self._confirmations.append((delivery, state))
         self._unconfirmed_bytes += len(delivery.payload)
+        self._confirming_bytes += len(delivery.payload)
 
     def refuse(self, delivery: Delivery, error: Exception) -> None:
         refusal = refusal_of(error)
@@ -256,7 +282,31 @@ class AmqpConnection(Peer):
 
         self.host.when_durable(finish)
 
+    def answer_when_durable(self, done: Callable[[StoreError | None], object]) -> None:
+        self._answers += 1
+
+        def finish(error: StoreError | None) -> None:
+            self._answers -= 1
+            done(error)
+            if self._events:
+                self.host.loop.call_soon(self.guard, self._handle_events)
+
+        self.when_durable(finish)
+
+    def wrote(self, size_bytes: int) -> None:
+        self._written_bytes += size_bytes
+        if self._written_bytes > _MOST_WRITTEN_BYTES:
+            self.flush()
+        elif not self._flushes_soon:
+            self._flushes_soon = True
+            self.host.loop.call_soon(self._flush_now)
+
+    def _flush_now(self) -> None:
+        self._flushes_soon = False
+        self.flush()
+
     def flush(self) -> None:
+        self._written_bytes = 0
         if not self._is_lost:
             data = self._engine.data_to_send()
             if data:
@@ -361,10 +411,11 @@ class AmqpConnection(Peer):
         """Tell the outcomes of all messages that came together, when they are on disk together."""
         if self._confirmations:
             batch, self._confirmations = self._confirmations, []
-            self.when_durable(partial(self._confirm, batch))
+            size, self._confirming_bytes = self._confirming_bytes, 0
+            self.when_durable(partial(self._confirm, batch, size))
 
-    def _confirm(self, batch: list[tuple[Delivery, object]], error: StoreError | None) -> None:
-        self._unconfirmed_bytes -= sum([len(delivery.payload) for delivery, _ in batch])
+    def _confirm(self, batch: list[tuple[Delivery, object]], size: int, error: StoreError | None) -> None:
+        self._unconfirmed_bytes -= size
         self._tell(batch, error)
         self._balance()
 
@@ -384,6 +435,7 @@ class AmqpConnection(Peer):
         too_much = (
             self._unconfirmed_bytes > _MOST_UNCONFIRMED_BYTES
             or self._transport.get_write_buffer_size() > _MOST_UNSENT_BYTES
+            or bool(self._events)
         )
         if too_much is self._is_reading and not self._is_lost:
             self._is_reading = not too_much
@@ -403,7 +455,9 @@ class AmqpConnection(Peer):
             return
         self.flush()
         if next_ms is not None and not self._is_lost:
-            pause_s = max(0.0, (next_ms - self._monotonic_ms()) / 1_000)
+            # The engine notices that something has come when it is asked, so it is asked often enough.
+            longest_ms = (self._services.configuration.idle_time_out_ms or 60_000) // 2
+            pause_s = min(max(0, next_ms - self._monotonic_ms()), longest_ms) / 1_000
             self._heartbeat = self.host.loop.call_later(pause_s, self._beat)
 
     def _monotonic_ms(self) -> int:
@@ -432,6 +486,8 @@ class AmqpConnection(Peer):
 
     def _hang_up(self) -> None:
         """Close when the peer has read what was said; and when it does not read, all the same."""
+        for node in [*self._nodes.values()]:
+            self._forget(node.link)
         self._transport.close()
         if self._farewell is None and not self._is_lost:
             self._farewell = self.host.loop.call_later(_READ_WITHIN_S, self._transport.abort)

@@ -20,6 +20,9 @@ from pairbus.wire import RELEASED, Delivery, Link, MessageTooLargeError, Receive
 _NO_TAG: Final = bytes(16)
 _MOST_UNSETTLED: Final = 10_000
 """What a receiver may leave unsettled; then the oldest, whose locks have long ended, are forgotten."""
+_AT_ONCE_BYTES: Final = 1024 * 1024
+"""How much is taken from the broker before it is seen whether the peer reads."""
+
 _RELEASE: Final = Verdict(disposition=Disposition.RELEASE)
 
 
@@ -46,6 +49,9 @@ class Consumer(Node, Receiver):
         self._deletes = deletes
         self._taken = 0
         """Messages that are ours for good and go out when that is on disk."""
+        self._taken_bytes = 0
+        self._usual_bytes = _AT_ONCE_BYTES // SHARE
+        """How large a message is, going by the largest one of the last few."""
         self._unsettled: dict[Delivery, int] = {}
         """What the receiver has, and until when it is locked."""
         self._is_lost = False
@@ -56,15 +62,23 @@ class Consumer(Node, Receiver):
     # Messages out.
 
     def wants(self) -> bool:
+        """Whether there is credit, nothing waits for the session's window, and the peer reads."""
         link = self.link
-        return link.can_send and link.credit > self._taken and self._peer.is_writable
+        return (
+            link.can_send
+            and link.credit > self._taken
+            and link.queued == 0
+            and self._taken_bytes < _AT_ONCE_BYTES
+            and self._peer.is_writable
+        )
 
     def take(self, most: int) -> int:
         host = self._peer.host
+        fitting = max(1, _AT_ONCE_BYTES // self._usual_bytes)
         try:
             messages = host.namespace.receive(
                 self.address,
-                min(most, self.link.credit - self._taken),
+                min(most, self.link.credit - self._taken, fitting),
                 host.now_ms(),
                 delete=self._deletes,
                 session_token=None if self.session is None else self.session.session_token,
@@ -74,11 +88,11 @@ class Consumer(Node, Receiver):
             return 0
         if not messages:
             return 0
+        self._usual_bytes = max([len(message.body) for message in messages], default=0) or 1
         if self._deletes:
             self._send_when_gone(messages)
         else:
             self._send_all(messages)
-        self._peer.flush()
         return len(messages)
 
     def _send_all(self, messages: Sequence[Message]) -> None:
@@ -102,6 +116,7 @@ class Consumer(Node, Receiver):
         counters = self._peer.counters
         counters.messages_delivered += 1
         counters.bytes_delivered += len(payload)
+        self._peer.wrote(len(payload))
 
     def _drop_oldest(self) -> None:
         oldest, until_ms = next(iter(self._unsettled.items()))
@@ -111,10 +126,13 @@ class Consumer(Node, Receiver):
 
     def _send_when_gone(self, messages: Sequence[Message]) -> None:
         """Received and deleted means at most once: a message goes out when its removal is on disk, not before."""
+        size = sum([len(message.body) for message in messages])
         self._taken += len(messages)
+        self._taken_bytes += size
 
         def done(error: StoreError | None) -> None:
             self._taken -= len(messages)
+            self._taken_bytes -= size
             if error is None and self.link.is_attached:
                 for message in messages:
                     self._send(message)

@@ -53,6 +53,14 @@ class Peer(ABC):
         """As the host's, and flush afterwards; not called when the connection has gone meanwhile."""
 
     @abstractmethod
+    def answer_when_durable(self, done: Callable[[StoreError | None], object]) -> None:
+        """The same for an answer that may be large: what the peer asks next waits when there are many of them."""
+
+    @abstractmethod
+    def wrote(self, size_bytes: int) -> None:
+        """So much was written for the peer: it is sent at the end of the turn, or now if it is much."""
+
+    @abstractmethod
     def guard(self, work: Callable[[], object]) -> None:
         """Do something for this connection; whatever goes wrong ends this one at the most."""
 

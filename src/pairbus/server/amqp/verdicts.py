@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from pairbus.broker import Disposition, Verdict
+from pairbus.broker import COMPLETE, Disposition, Verdict
 from pairbus.broker.reasons import DESCRIPTION_PROPERTY, REASON_PROPERTY
 from pairbus.server.errors import BadRequestError
 from pairbus.server.messages import values_from_wire
 from pairbus.wire import Accepted, Modified, Rejected, Released
 
-_COMPLETE: Final = Verdict()
 _RELEASE: Final = Verdict(disposition=Disposition.RELEASE)
 
 
@@ -18,7 +17,7 @@ def verdict_of(state: object) -> Verdict:
     """What a receiver means; raises ``BadRequestError`` for what is no outcome."""
     match state:
         case Accepted():
-            return _COMPLETE
+            return COMPLETE
         case Released():
             return _RELEASE
         case Modified():

@@ -84,7 +84,7 @@ class ManagementNode(Node):
             if self.link.is_attached:
                 self._peer.replies.send(self.link, self.path, request, answer)
 
-        self._peer.when_durable(done)
+        self._peer.answer_when_durable(done)
 
 
 def _refusal(error: Exception) -> Response:
