@@ -99,15 +99,18 @@ _STATE_KEY: Final = _key(MESSAGE_STATE)
 _LOCKED_KEY: Final = _key(LOCKED_UNTIL)
 _SOURCE_KEY: Final = _key(DEAD_LETTER_SOURCE)
 _PARTITION_KEY: Final = _key(PARTITION_ID)
+_UINT: Final = Struct(">BI")
+_NULL: Final = b"\x40"
+_TRUE: Final = b"\x41"
+_FALSE: Final = b"\x42"
+_ZERO: Final = b"\x43"
+_NO_HEADER: Final = Header()
+_HEADER_LIST: Final = bytes((0x00, 0x53, HEADER, 0xC0))
 _MAP32: Final = Struct(">II")
 _LOCK_ALONE: Final = bytes((0x00, 0x53, DELIVERY_ANNOTATIONS, 0xC1, len(_key(LOCK_TOKEN)) + 18, 2)) + (
     _key(LOCK_TOKEN) + b"\x98"
 )
 _ANNOTATIONS: Final = bytes((0x00, 0x53, MESSAGE_ANNOTATIONS, 0xD1))
-
-
-_FIRST_HEADER: Final = encode(Header(first_acquirer=True))
-"""That of most messages: nothing set, delivered for the first time."""
 
 
 def stamp(payload: bytes, facts: Stamp) -> bytes:
@@ -138,11 +141,18 @@ def lock_token_uuid_bytes(token: bytes) -> bytes:
 
 
 def _header(sections: Sections, facts: Stamp) -> bytes:
-    if HEADER not in sections.spans and facts.time_to_live_ms is None and not facts.delivery_count:
-        return _FIRST_HEADER
-    sent = sections.header() if HEADER in sections.spans else Header()
-    ttl = None if facts.time_to_live_ms is None else min(facts.time_to_live_ms, _LONGEST_TTL_MS)
-    return encode(Header(sent.durable, sent.priority, ttl, facts.delivery_count == 0, facts.delivery_count))
+    """All fields are written, with default values too: the SDK for Python takes what is left out for nothing."""
+    sent = sections.header() if HEADER in sections.spans else _NO_HEADER
+    ttl = _NULL if facts.time_to_live_ms is None else _UINT.pack(0x70, min(facts.time_to_live_ms, _LONGEST_TTL_MS))
+    count = facts.delivery_count
+    fields = (
+        (_TRUE if sent.durable else _FALSE)
+        + bytes((0x50, sent.priority))
+        + ttl
+        + (_FALSE if count else _TRUE)
+        + (_UINT.pack(0x70, count) if count else _ZERO)
+    )
+    return _HEADER_LIST + bytes((len(fields) + 1, 5)) + fields
 
 
 def _delivery_annotations(sections: Sections, lock_token: bytes | None) -> bytes:

@@ -5,12 +5,17 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import quote_plus, unquote, unquote_plus
 
 PREFIX: Final = "SharedAccessSignature "
+
+
+_ADDRESS: Final = re.compile(r"/|[.]|:\d+$|^localhost$", re.IGNORECASE)
+"""What has a path, or can only be a host: the SDK for JavaScript makes tokens for a host and its port."""
 
 
 class SasTokenError(ValueError):
@@ -67,7 +72,7 @@ def parse_sas_token(text: str) -> SasToken:
         raise SasTokenError(f"the token has no '{min(missing)}'")
     if not (parts["se"].isascii() and parts["se"].isdigit() and len(parts["se"]) <= 18):
         raise SasTokenError("the token's 'se' is no time in seconds")
-    if "/" not in unquote_plus(parts["sr"]):
+    if not _ADDRESS.search(unquote_plus(parts["sr"])):
         raise SasTokenError("the token's 'sr' is no address: it could mean a host, or an entity")
     return SasToken(
         resource=parts["sr"],

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from pairbus.dialect.entity_path import CBS
+from typing import Final
+
+from pairbus.broker import Address
+from pairbus.dialect.entity_path import CBS, split_entity_path
 from pairbus.dialect.management import Operation, Request, Response, read_request
 from pairbus.server.access import path_of
 from pairbus.server.amqp.node import Node
@@ -11,7 +14,8 @@ from pairbus.server.amqp.producer import CREDIT
 from pairbus.server.errors import REFUSABLE, BadRequestError, UnauthorizedError, refusal_of
 from pairbus.wire import ACCEPTED, Delivery, Link, ProtocolError
 
-_ACCEPTED = Response(status=202, description="Accepted")
+_SAS_TYPE: Final = "servicebus.windows.net:sastoken"
+_ACCEPTED: Final = Response(status=202, description="Accepted")
 
 
 class TokenNode(Node):
@@ -55,3 +59,16 @@ class TokenNode(Node):
         if not self._peer.claims.put(path, grant):
             raise UnauthorizedError("the connection has too many tokens; open another one")
         self._peer.tokens_changed()
+        if request.properties.get("type") == _SAS_TYPE and grant.rights:
+            self._expect_entity(path)
+
+    def _expect_entity(self, path: str) -> None:
+        """Tell those who may know that there is no such entity, as the service does.
+
+        Not the SDK for Python, which makes an authentication error of it; it is told when it attaches. The one for
+        JavaScript would take a link that is refused for a session that somebody else has.
+        """
+        entity = split_entity_path(path)
+        if entity is not None:
+            host = self._peer.host
+            host.namespace.entity(Address.of(entity.entity, entity.subscription), host.now_ms())

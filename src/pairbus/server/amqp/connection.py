@@ -130,7 +130,8 @@ class AmqpConnection(Peer):
         self._protocol = protocol
         self._engine = Connection(
             services.configuration,
-            SaslServer(mechanisms=(MSSBCBS, PLAIN, ANONYMOUS), authenticate=self._authenticate),
+            # The SDK for JavaScript goes without when its connection string has a token and no key: that opens nothing.
+            SaslServer(mechanisms=(MSSBCBS, PLAIN, ANONYMOUS), authenticate=self._authenticate, required=False),
         )
         self._nodes: dict[Link, Node] = {}
         self._events: deque[Event] = deque()

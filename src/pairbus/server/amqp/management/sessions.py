@@ -10,8 +10,8 @@ from pairbus.dialect.management import Response
 from pairbus.server.amqp.management.call import Call
 from pairbus.wire import Array, Int, Timestamp
 
-_WITH_MESSAGES_MS: Final = 253_402_300_800_000
-"""The first moment of the year 10000: whoever asks for states set after it asks for sessions that have messages."""
+_EVERY_MS: Final = 253_402_300_800_000
+"""The first moment of the year 10000: whoever asks for states set after it asks for every session there is."""
 
 
 def _token(call: Call) -> bytes:
@@ -36,9 +36,11 @@ def set_state(call: Call) -> Response:
 
 
 def enumerate_sessions(call: Call) -> Response:
-    updated_ms = call.number("last-updated-time", _WITH_MESSAGES_MS)
-    after_ms = None if updated_ms >= _WITH_MESSAGES_MS else updated_ms
+    updated_ms = call.number("last-updated-time", _EVERY_MS)
+    after_ms = None if updated_ms >= _EVERY_MS else updated_ms
     found = call.namespace.sessions(call.address, call.now_ms, after_ms)
+    if after_ms is None:  # those with messages are not all: a state keeps a session, too
+        found = sorted({*found, *call.namespace.sessions(call.address, call.now_ms, 0)})
     skip = max(0, call.number("skip", 0))
     page = found[skip : skip + max(0, call.number("top", 100))]
     if not page:
