@@ -64,6 +64,11 @@ def test_sequence_numbers_have_eight_bytes_on_the_wire() -> None:
     assert payload[payload.index(name) + len(name) :].startswith(b"\x81" + (5).to_bytes(8))
 
 
+def test_every_field_of_the_header_is_written() -> None:
+    payload = stamp(encode_message(Message(body=(b"",))), PLAIN._replace(delivery_count=0))
+    assert payload.startswith(b"\x00\x53\x70\xc0\x07\x05\x42\x50\x04\x40\x41\x43")
+
+
 def test_a_sender_cannot_say_what_only_the_service_knows() -> None:
     forged = {"x-opt-sequence-number": 99, "x-opt-message-state": Int(7), "x-opt-locked-until": Timestamp(1), "own": 1}
     message = delivered(

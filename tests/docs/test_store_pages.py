@@ -44,6 +44,7 @@ from pairbus.store import (
     lmdb,
     records,
 )
+from pairbus.store.certificate import open_certificate
 from tests.docs.snippets import ROOT, run_snippets
 from tests.docs.tables import code, rows_of
 
@@ -113,8 +114,11 @@ def test_the_figures_of_free_space_are_those_of_the_code() -> None:
 def test_a_data_directory_looks_as_the_page_shows_it(tmp_path: Path) -> None:
     path = tmp_path / "shop"
     Keeper.open(path, make_namespace, NOW).close()
+    open_certificate(path, [], NOW)
     tree = TEXT.split("```")[1]
-    assert sorted(os.listdir(path)) == sorted(re.findall("^[├└]── (\\S+)", tree, re.MULTILINE))
+    assert sorted(os.listdir(path)) == sorted(re.findall("^[├└]── ([^\\s/]+)", tree, re.MULTILINE))
+    for name in os.listdir(path / "tls"):
+        assert f"`{name}`" in TEXT or name == "server-key.pem"
     said = (path / "format").read_text(encoding="utf-8")
     assert json.loads(said) == {"format": directory.FORMAT_VERSION, "created_ms": NOW}
     assert said.replace(str(NOW), "…").strip() in tree
