@@ -20,6 +20,7 @@ from rich.console import Console
 
 from pairbus.server import NamespaceServer
 from pairbus.server.declaration import DeclarationError
+from pairbus.server.event_loop import new_event_loop
 from pairbus.server.listener import ListenError
 from pairbus.server.settings import (
     CONFIG_VARIABLE,
@@ -37,13 +38,6 @@ try:
 except ImportError:  # there is no such limit on Windows
     resource = None  # type: ignore[assignment]
 
-try:
-    import uvloop
-except ImportError:  # it is faster, and not everywhere
-    _NEW_LOOP: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
-else:
-    _NEW_LOOP = uvloop.new_event_loop
-
 _FAILED: Final = 1
 _BAD_SETTINGS: Final = 2
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
@@ -58,7 +52,7 @@ def serve(config: Path | None = None, **options: Any) -> None:
     try:
         settings = load_settings(options, os.environ, config)
         _set_up_logging(settings)
-        with asyncio.Runner(loop_factory=_NEW_LOOP) as runner:
+        with asyncio.Runner(loop_factory=new_event_loop) as runner:
             runner.run(_serve(settings))
     except (SettingsError, DeclarationError) as error:
         fail(str(error), _BAD_SETTINGS)

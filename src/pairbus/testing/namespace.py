@@ -14,6 +14,7 @@ from typing import Any, Final, TypeVar
 
 from pairbus.broker import Address
 from pairbus.server import NamespaceServer, Settings, Tier
+from pairbus.server.event_loop import new_event_loop
 from pairbus.server.host import NamespaceHost
 
 T = TypeVar("T")
@@ -24,9 +25,9 @@ _BUSY: Final = "the test wants this namespace to be busy"
 class RunningNamespace:
     """A real server: what a client sees of it is what it would see of one in another process."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, new_loop: Callable[[], asyncio.AbstractEventLoop] = new_event_loop) -> None:
         self._settings = settings
-        self._loop = asyncio.new_event_loop()
+        self._loop = new_loop()
         self._thread = Thread(target=self._loop.run_forever, name="pairbus-testing", daemon=True)
         self._server: NamespaceServer | None = None
         self._is_busy = False
@@ -150,18 +151,24 @@ class RunningNamespace:
 
 @contextmanager
 def running_namespace(
-    name: str = "contoso", *, tier: Tier | str = Tier.STANDARD, data: Path | None = None, **settings: Any
+    name: str = "contoso",
+    *,
+    tier: Tier | str = Tier.STANDARD,
+    data: Path | None = None,
+    new_loop: Callable[[], asyncio.AbstractEventLoop] = new_event_loop,
+    **settings: Any,
 ) -> Iterator[RunningNamespace]:
     """A namespace on a free port of this machine, in a directory that goes with it unless ``data`` names one.
 
     Whatever else ``Settings`` has can be given too. Works in tests with and without asyncio: the server has a thread
-    and a loop of its own.
+    and a loop of its own, which ``new_loop`` makes.
     """
     with tempfile.TemporaryDirectory(prefix="pairbus-") as directory:
         namespace = RunningNamespace(
             Settings(
                 **{"data": data or Path(directory) / name, "name": name, "port": (0,), "tier": Tier(tier), **settings}
-            )
+            ),
+            new_loop,
         )
         try:
             namespace.start()
