@@ -140,6 +140,8 @@ class AmqpConnection(Peer):
         """How many answers, which may be large, are on their way to the disk or to the peer."""
         self._written_bytes = 0
         self._flushes_soon = False
+        self._held: set[Node] = set()
+        """Those whose messages wait for the session's window."""
         self._confirmations: list[tuple[Delivery, object]] = []
         self._unconfirmed_bytes = 0
         self._confirming_bytes = 0
@@ -195,8 +197,15 @@ class AmqpConnection(Peer):
             if handler is not None:
                 handler(event)
         self._send_confirmations()
+        self._release_held()
         self.flush()
         self._balance()
+
+    def _release_held(self) -> None:
+        """The window may have been opened again, which no event tells."""
+        for node in [node for node in self._held if not node.link.queued]:
+            self._held.discard(node)
+            node.on_credit()
 
     def pause_writing(self) -> None:
         self._is_writable = False
@@ -306,6 +315,9 @@ class AmqpConnection(Peer):
         self._flushes_soon = False
         self.flush()
 
+    def hold(self, node: Node) -> None:
+        self._held.add(node)
+
     def flush(self) -> None:
         self._written_bytes = 0
         if not self._is_lost:
@@ -379,6 +391,7 @@ class AmqpConnection(Peer):
     def _forget(self, link: Link) -> None:
         node = self._nodes.pop(link, None)
         if node is not None:
+            self._held.discard(node)
             self.counters.links[node.kind] -= 1
             node.on_detached()
 

@@ -64,10 +64,12 @@ class Consumer(Node, Receiver):
     def wants(self) -> bool:
         """Whether there is credit, nothing waits for the session's window, and the peer reads."""
         link = self.link
+        if link.queued:
+            self._peer.hold(self)
+            return False
         return (
             link.can_send
             and link.credit > self._taken
-            and link.queued == 0
             and self._taken_bytes < _AT_ONCE_BYTES
             and self._peer.is_writable
         )

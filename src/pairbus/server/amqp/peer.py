@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from pairbus.broker import Address, Right
 from pairbus.server.access import Gatekeeper
 from pairbus.server.amqp.claims import Claims
+from pairbus.server.amqp.node import Node
 from pairbus.server.amqp.replies import Replies
 from pairbus.server.amqp.transactions import Transactions
 from pairbus.server.counters import Counters
@@ -67,6 +68,10 @@ class Peer(ABC):
     @abstractmethod
     def attempt(self, link: Link, work: Callable[[], object]) -> None:
         """Answer an attach; what goes wrong is told the peer as a refusal."""
+
+    @abstractmethod
+    def hold(self, node: Node) -> None:
+        """Something that a node has sent waits for the session's window; tell the node when it has gone out."""
 
     @abstractmethod
     def flush(self) -> None:
