@@ -175,6 +175,10 @@ def _attach_consumer(peer: Peer, link: Link, attach: Attach, place: Place, adopt
     description = _description(peer, address)
     if isinstance(description, TopicDescription):
         raise InvalidOperationError(f"'{address}' is a topic: receive from one of its subscriptions", str(address))
+    if link.remote_max_message_size >= _ANY_BYTES:
+        link.remote_max_message_size = 0
+    if attach.snd_settle_mode is SenderSettleMode.SETTLED and link.remote_max_message_size:
+        raise InvalidOperationError("a link that takes messages for good has to take them whatever their size")
     source = attach.source if isinstance(attach.source, Source) else Source()
     has_filter, session_id = _session_filter(source)
     if _has_sessions(address, description) != has_filter:
@@ -206,10 +210,6 @@ def _consumer(peer: Peer, link: Link, attach: Attach, place: Place, session: Ses
     if place.address is None:
         raise BadRequestError("the link names no entity")
     deletes = attach.snd_settle_mode is SenderSettleMode.SETTLED
-    if link.remote_max_message_size >= _ANY_BYTES:
-        link.remote_max_message_size = 0
-    if deletes and link.remote_max_message_size:
-        raise InvalidOperationError("a link that takes messages for good has to take them whatever their size")
     needs = _needs(place, SENDER)
     return Consumer(peer, link, place.path, needs, place.address, deletes=deletes, session=session)
 

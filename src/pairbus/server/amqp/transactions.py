@@ -13,13 +13,16 @@ from pairbus.server.host import NamespaceHost
 _TIMEOUT_MS: Final = 120_000
 _MOST_OPEN: Final = 100
 """How many transactions a connection may have open."""
+_MOST_BYTES: Final = 32 * 1024 * 1024
+"""What they may hold together: it lies in memory until they end."""
 
 
 @dataclass(slots=True)
 class _Open:
     expires_ms: int
     operations: list[Operation] = field(default_factory=list)
-    messages: int = 0
+    message_count: int = 0
+    size_bytes: int = 0
 
 
 class Transactions:
@@ -42,10 +45,17 @@ class Transactions:
     def enlist(self, txn_id: bytes, operation: Operation) -> None:
         """Keep an operation for the end of its transaction."""
         found = self._find(txn_id)
-        most = self._host.limits.messages_per_transaction
-        found.messages += len(operation.messages) if isinstance(operation, Send) else 1
-        if found.messages > most:
-            raise QuotaExceededError(f"a transaction has at most {most} messages")
+        limits = self._host.limits
+        messages = operation.messages if isinstance(operation, Send) else ()
+        count = found.message_count + (len(messages) or 1)
+        if count > limits.messages_per_transaction:
+            raise QuotaExceededError(f"a transaction has at most {limits.messages_per_transaction} messages")
+        size = sum(len(message.body) for message in messages)
+        held = sum(each.size_bytes for each in self._open.values())
+        if held + size > max(_MOST_BYTES, limits.largest_bytes):
+            raise QuotaExceededError(f"the open transactions of this connection hold {held} bytes; end one first")
+        found.message_count = count
+        found.size_bytes += size
         found.operations.append(operation)
 
     def discharge(self, txn_id: bytes, *, fail: bool) -> None:
