@@ -146,6 +146,7 @@ class Caller:
         )
         self.namespace = keeper.namespace
         self.arguments: dict[str, Callable[[], Any]] = {
+            "addresses": lambda: [random.choice(ADDRESSES)],
             "address": lambda: random.choice(ADDRESSES),
             "description": self.description,
             "enqueued_before_ms": lambda: random.choice([None, self.now_ms]),
@@ -154,6 +155,7 @@ class Caller:
             "key_name": lambda: random.choice(["root", "no"]),
             "limit": lambda: 1_000,
             "lock_token": self.lock_token,
+            "max_bytes": lambda: random.choice([None, 1_000_000]),
             "max_count": lambda: random.choice([-1, 1, 2, 3]),
             "messages": self.messages,
             "name": lambda: random.choice(["sub", "sess", "new", "$Default", "", "much too long", "a/b"]),
@@ -319,7 +321,7 @@ def test_an_argument_of_the_wrong_type_is_refused(operation: str, argument: str)
     grant = namespace.accept_session(Address.of("sessions"), "a", now_ms)
     assert grant is not None
     good: dict[str, Any] = {
-        "address": queue, "description": QueueDescription(), "from_sequence": 0, "key_name": "root",
+        "address": queue, "addresses": [queue], "description": QueueDescription(), "from_sequence": 0, "key_name": "root",
         "lock_token": delivery.lock_token, "max_count": 1, "messages": [], "name": "new", "now_ms": now_ms,
         "operations": [], "path": "new", "rule": None, "rules": [KEY], "sequences": [], "session_id": "b",
         "session_token": grant.session_token, "state": b"", "subscription": "sub", "topic": "topic",

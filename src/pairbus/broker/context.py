@@ -27,6 +27,8 @@ class Context:
     fresh_id: Callable[[], UUID]
     fresh_token: Callable[[], bytes]
     woken: dict[Address, None] = field(default_factory=dict)
+    woken_sessions: dict[bytes, None] = field(default_factory=dict)
+    """The tokens of held sessions in which something can be received."""
     """Where messages, or sessions, have become available; in order."""
 
     notices: list[Notice] = field(default_factory=list)

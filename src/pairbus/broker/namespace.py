@@ -8,6 +8,7 @@ Whoever calls makes these changes durable before passing the answer on.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from itertools import islice, takewhile
 from typing import Final, NamedTuple
 from uuid import UUID
@@ -28,6 +29,7 @@ from pairbus.broker.descriptions import (
 )
 from pairbus.broker.entity import Entity, Holder, TopicEntity
 from pairbus.broker.errors import (
+    EntityNotFoundError,
     InvalidOperationError,
     InvalidRequestError,
     MessageNotFoundError,
@@ -125,6 +127,12 @@ class Namespace:
         self._context.woken.clear()
         return woken
 
+    def take_woken_sessions(self) -> list[bytes]:
+        """The tokens of the sessions in which something can be received that could not when this was called last."""
+        woken = list(self._context.woken_sessions)
+        self._context.woken_sessions.clear()
+        return woken
+
     def take_notices(self) -> list[Notice]:
         """What happened by itself since this was called last."""
         notices = list(self._context.notices)
@@ -204,6 +212,13 @@ class Namespace:
         """Someone has a link open to the entity: it is not idle."""
         now_ms = self.advance(now_ms)
         self._catalogue.entity(address).touch(now_ms)
+
+    def keep_in_use(self, addresses: Iterable[Address], now_ms: int) -> None:
+        """Say that entities have been in use until now, before time goes on: a clock that leaps ends none of them."""
+        check_time(now_ms)
+        for address in addresses:
+            with suppress(EntityNotFoundError):
+                self._catalogue.entity(address).touch(max(self._now_ms, now_ms))
 
     # Rules
 
@@ -302,8 +317,12 @@ class Namespace:
         *,
         delete: bool = False,
         session_token: bytes | None = None,
+        max_bytes: int | None = None,
     ) -> list[Delivery]:
-        """Lock, or take for good, messages that were deferred, all or none."""
+        """Lock, or take for good, messages that were deferred, all or none.
+
+        More than one, and more than ``max_bytes``, is an ``InvalidRequestError``.
+        """
         now_ms = self.advance(now_ms)
         holder, queue = self._lookup.receivable(address)
         session = self._lookup.session(queue, session_token, now_ms)
@@ -312,6 +331,13 @@ class Namespace:
         if None in records:
             missing = list(dict.fromkeys(sequences))[records.index(None)]
             raise MessageNotFoundError(f"'{address}' has no deferred message {missing}", holder.full_path)
+        check_number(max_bytes, "max_bytes")
+        size = sum(record.size for record in records if record is not None)
+        if max_bytes is not None and len(records) > 1 and size > max_bytes:
+            raise InvalidRequestError(
+                f"these messages have {size} bytes; ask for fewer of them, at most {max_bytes} at once",
+                holder.full_path,
+            )
         holder.touch(now_ms)
         deliveries = (
             self._receiving.take(holder, queue, record, session, now_ms, delete=delete)
@@ -321,9 +347,19 @@ class Namespace:
         return [delivery for delivery in deliveries if delivery is not None]
 
     def peek(
-        self, address: Address, from_sequence: int, max_count: int, now_ms: int, session_id: str | None = None
+        self,
+        address: Address,
+        from_sequence: int,
+        max_count: int,
+        now_ms: int,
+        session_id: str | None = None,
+        *,
+        max_bytes: int | None = None,
     ) -> list[Delivery]:
-        """Look at messages in the order of their numbers, whatever their state, without a lock."""
+        """Look at messages in the order of their numbers, whatever their state, without a lock.
+
+        With ``max_bytes`` there are as many as fit, and at least one.
+        """
         now_ms = self.advance(now_ms)
         _check_count(max_count)
         entity = self._catalogue.entity(address)
@@ -335,7 +371,8 @@ class Namespace:
             present = Sequences() if session is None else session.present
         check_number(from_sequence, "from_sequence")
         most = min(max_count, self._limits.messages_per_receive)
-        return list(islice(self._receiving.look(queue, present.since(from_sequence)), most))
+        check_number(max_bytes, "max_bytes")
+        return _fitting(islice(self._receiving.look(queue, present.since(from_sequence)), most), max_bytes)
 
     def delete_messages(
         self,
@@ -503,6 +540,7 @@ class Namespace:
         """Go on where the last process stopped."""
         self.advance(now_ms)
         self._context.woken.clear()
+        self._context.woken_sessions.clear()
 
     def _pump(self, holder: Holder) -> None:
         """Have the messages moved on that wait where their entity forwards."""
@@ -513,6 +551,18 @@ class Namespace:
         for queue, target in targets:
             if target is not None and queue.ready_count:
                 self._housekeeping.add(Pump(self._router, self._context, holder, queue, self._catalogue.is_alive))
+
+
+def _fitting(deliveries: Iterable[Delivery], max_bytes: int | None) -> list[Delivery]:
+    """As many as have room; each is read only when the ones before it have left some."""
+    found: list[Delivery] = []
+    size = 0
+    for delivery in deliveries:
+        size += len(delivery.body)
+        if found and max_bytes is not None and size > max_bytes:
+            break
+        found.append(delivery)
+    return found
 
 
 def _page(entities: Iterable[Entity], skip: int, top: int | None) -> list[EntityInfo]:

@@ -136,6 +136,9 @@ class Queue:
         """Say that there may be something to receive."""
         if self.ready_count:
             self._context.woken[self.address] = None
+        for session in self.sessions or ():
+            if session.token is not None and session.ready:
+                self._context.woken_sessions[session.token] = None
 
     def retire(self) -> None:
         """The entity is gone: time has no business here any more."""
@@ -228,6 +231,8 @@ class Queue:
         else:
             session.ready.add(sequence)
             self.sessions_of().settle(session)
+            if session.token is not None:
+                self._context.woken_sessions[session.token] = None
         self._context.woken[self.address] = None
 
     # Receivers take and lock

@@ -39,8 +39,11 @@ class Receiving:
             try:
                 record = self.read(queue, sequence)
                 found = None if record is None else self.deliver(holder, queue, record, session, now_ms, delete=delete)
-            except BaseException:  # the store cannot be read now, or nobody wants to wait
+            except BaseException as error:  # the store cannot be read now, or nobody wants to wait
                 queue.put_in_place(sequence, session)
+                if deliveries and isinstance(error, Exception):
+                    queue.wake()
+                    return deliveries  # these are out; whoever asks for the next one hears of it
                 raise
             if found is None:
                 skipped += 1

@@ -30,7 +30,6 @@ class Operation(StrEnum):
 
 
 ASSOCIATED_LINK: Final = "associated-link-name"
-SERVER_TIMEOUT: Final = "com.microsoft:server-timeout"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

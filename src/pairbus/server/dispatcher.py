@@ -10,7 +10,6 @@ from typing import Final
 
 from pairbus.broker import (
     Address,
-    BrokerError,
     EntityGone,
     EntityNotFoundError,
     Notice,
@@ -36,6 +35,8 @@ class Receiver(ABC):
 
     address: Address
     session: SessionGrant | None
+    is_lost: bool
+    """Whether it will take nothing any more."""
 
     @abstractmethod
     def take(self, most: int) -> int:
@@ -76,7 +77,8 @@ class Dispatcher:
         host.on_woken = self.serve
         host.on_notice = self._notice
         host.on_rebuilt = self._rebuilt
-        host.on_minute = self._touch
+        host.on_woken_session = self._serve_session
+        host.in_use = lambda: [*self._links]
 
     # Links come and go.
 
@@ -119,7 +121,7 @@ class Dispatcher:
         if address in self._waiters:
             self._grant(address)
         receivers = self._receivers.get(address)
-        if receivers is None:
+        if receivers is None or receivers[0].session is not None:  # those are told one by one
             return
         given = 0
         idle = 0
@@ -128,15 +130,21 @@ class Dispatcher:
             receivers.rotate(-1)
             wanted = receiver.wants()
             taken = self._offer(receiver) if wanted else 0
-            if wanted and not taken and receiver.session is None:
+            if wanted and not taken and not receiver.is_lost:
                 return  # there is nothing left for the others either
-            idle = 0 if taken else idle + 1
+            idle = 0 if taken or receiver.is_lost else idle + 1
             given += taken
             if given >= _AT_ONCE:
                 self._host.loop.call_soon(self.serve, address)
                 return
             if receiver.address not in self._receivers:  # the last one was lost on the way
                 return
+
+    def _serve_session(self, token: bytes) -> None:
+        """Give out what can be received in a session that someone holds."""
+        receiver = self._holders.get(token)
+        if receiver is not None and receiver.wants() and self._offer(receiver):
+            self._host.loop.call_soon(self._serve_session, token)
 
     def _offer(self, receiver: Receiver) -> int:
         try:
@@ -197,14 +205,6 @@ class Dispatcher:
             holder.lose(_session_lost(holder.session.session_id if holder.session else token.hex()))
         for address in {*self._receivers, *self._waiters}:
             self._host.loop.call_soon(self.serve, address)
-
-    def _touch(self) -> None:
-        namespace, now_ms = self._host.namespace, self._host.now_ms()
-        for address in [*self._links]:
-            try:
-                namespace.touch(address, now_ms)
-            except BrokerError:  # it was deleted; its links hear of that by themselves
-                continue
 
 
 def _is_part_of(address: Address, gone: Address) -> bool:

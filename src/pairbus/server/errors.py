@@ -130,4 +130,8 @@ def _description(error: Exception) -> str:
     if isinstance(error, EntityNotFoundError):
         # The JavaScript SDK knows a missing entity by this sentence.
         return f"The messaging entity '{error.entity}' could not be found. {error}"
+    if isinstance(error, StoreFullError):
+        return "the disk of the namespace is full: receive messages, or try again when its operator has made room"
+    if isinstance(error, StoreError):  # what it says in full is for the operator, who finds it in the log
+        return "the namespace could not write to its disk, or read from it; nothing was changed"
     return str(error)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Final
 
 from pairbus.broker import Address, Limits, Namespace, Notice
@@ -16,6 +17,8 @@ _log = logging.getLogger(__name__)
 
 _LONGEST_PAUSE_S: Final = 60.0
 """However far away the next thing is: clocks are set, and links have to be counted as use."""
+
+_LEAP_MS: Final = 90_000
 
 Deny = Callable[[str, Address | None], str | None]
 """Is asked before each request; a reason denies it with *server busy*."""
@@ -34,19 +37,22 @@ class NamespaceHost:
     ) -> None:
         self.name = name
         self.limits = limits
-        self.now_ms = clock
+        self._clock = clock
+        self._seen_ms = clock()
         self.deny: Deny = lambda _operation, _address: None
         self.on_woken: Callable[[Address], object] = lambda _address: None
         """Something can be received there."""
         self.on_notice: Callable[[Notice], object] = lambda _notice: None
         self.on_rebuilt: Callable[[], object] = lambda: None
         """A commit has failed: locks and held sessions are gone."""
-        self.on_minute: Callable[[], object] = lambda: None
+        self.on_woken_session: Callable[[bytes], object] = lambda _token: None
+        self.in_use: Callable[[], Iterable[Address]] = tuple
+        """The entities that someone has a link to: they are not idle."""
         self._keeper = keeper
         self._loop = loop
         self._is_scheduled = False
         self._timer: asyncio.TimerHandle | None = None
-        self._minute_ms = clock()
+        self._minute_ms = self._seen_ms
         self._is_closed = False
         keeper.rebuilt = self._rebuilt
         self._schedule()
@@ -56,6 +62,15 @@ class NamespaceHost:
         """The broker. It is another one after a failed commit, so ask each time; raises ``StoreError`` in trouble."""
         self._schedule()
         return self._keeper.namespace
+
+    def now_ms(self) -> int:
+        """The time. When it has leapt, as it does on a machine that was asleep, what has links is not idle for it."""
+        now_ms = self._clock()
+        if now_ms - self._seen_ms > _LEAP_MS:
+            _log.warning("the clock has gone on by %d seconds at once", (now_ms - self._seen_ms) // 1_000)
+            self._keep_in_use(now_ms)
+        self._seen_ms = now_ms
+        return now_ms
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
@@ -124,7 +139,13 @@ class NamespaceHost:
         if self._is_closed:
             return
         now_ms = self.now_ms()
-        self._keeper.commit(now_ms)
+        try:
+            self._keeper.commit(now_ms)
+        finally:  # what waits for the disk has its own way to fail
+            self._attend(now_ms)
+
+    def _attend(self, now_ms: int) -> None:
+        """Pass on what has happened, and see when something happens next."""
         try:
             self._go_on(self._keeper.namespace, now_ms)
         except StoreError as error:
@@ -138,6 +159,8 @@ class NamespaceHost:
             self._loop.call_soon(self.on_notice, notice)
         for address in namespace.take_woken():
             self._loop.call_soon(self.on_woken, address)
+        for token in namespace.take_woken_sessions():
+            self._loop.call_soon(self.on_woken_session, token)
         due_ms = namespace.next_due_ms()
         self._set_timer(_LONGEST_PAUSE_S if due_ms is None else (due_ms - now_ms) / 1_000)
 
@@ -151,7 +174,11 @@ class NamespaceHost:
         self._schedule()
         if now_ms - self._minute_ms >= _LONGEST_PAUSE_S * 1_000:
             self._minute_ms = now_ms
-            self.on_minute()
+            self._keep_in_use(now_ms)
+
+    def _keep_in_use(self, now_ms: int) -> None:
+        with suppress(StoreError):  # then there is nothing that could be idle
+            self._keeper.namespace.keep_in_use(self.in_use(), now_ms)
 
     def _rebuilt(self, recovery: Recovery) -> None:
         _log.warning("a commit failed; the namespace was read anew: %s", recovery)

@@ -7,6 +7,7 @@ import logging
 import os
 import ssl
 import time
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
@@ -20,14 +21,14 @@ from pairbus.broker import Namespace, Records
 from pairbus.dialect.connection_string import ConnectionString
 from pairbus.server.access import Gatekeeper, VerifyJwt
 from pairbus.server.amqp.connection import AmqpServices
-from pairbus.server.clock import Clock, system_clock
+from pairbus.server.clock import Clock, SystemClock
 from pairbus.server.counters import Counters
 from pairbus.server.declaration import apply_declaration
 from pairbus.server.dispatcher import Dispatcher
 from pairbus.server.host import NamespaceHost
 from pairbus.server.http.app import make_app
 from pairbus.server.http.metrics import Metrics
-from pairbus.server.http.protocol import HttpProtocol
+from pairbus.server.http.protocol import HttpProtocol, StreamingWebSocket
 from pairbus.server.jwt import DEFAULT_AUDIENCE, JwtVerifier, allow_any
 from pairbus.server.keys import ensure_root_key
 from pairbus.server.listener import Listener
@@ -36,12 +37,13 @@ from pairbus.server.reception import Reception
 from pairbus.server.settings import Settings, SettingsError
 from pairbus.server.signing_keys import SigningKeys, SigningKeysError
 from pairbus.server.websocket import websocket_route
-from pairbus.store import Keeper
+from pairbus.store import Keeper, StoreError
 from pairbus.store.certificate import Certificate, open_certificate
 
 _log = logging.getLogger(__name__)
 
 _MOST_CONNECTIONS: Final = 5_000
+_POLL_S: Final = 0.01
 _LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
 _EVERYWHERE: Final = ("0.0.0.0", "::")  # noqa: S104 (asked for by name)
 
@@ -49,14 +51,14 @@ _EVERYWHERE: Final = ("0.0.0.0", "::")  # noqa: S104 (asked for by name)
 class NamespaceServer:
     """One namespace on one machine. Use it as ``async with NamespaceServer(settings) as server``."""
 
-    def __init__(self, settings: Settings, *, clock: Clock = system_clock) -> None:
+    def __init__(self, settings: Settings, *, clock: Clock | None = None) -> None:
         self.settings = settings
         self.ports: tuple[int, ...] = ()
         self.ca_file: Path | None = None
         """The certificate that vouches for ours; ``None`` where the settings name one of their own."""
         self.key = ""
         """The value of the root key."""
-        self._clock = clock
+        self._clock = clock or SystemClock()
         self._resources = AsyncExitStack()
         self._parts: _Parts | None = None
 
@@ -111,8 +113,10 @@ class NamespaceServer:
         """Confirm what has come, say goodbye to everyone, and close the store. To stop twice is fine."""
         parts, self._parts = self._parts, None
         if parts is not None:
-            await parts.drain(self.settings.drain_s)
-            await self._resources.aclose()
+            try:
+                await parts.drain(self.settings.drain_s)
+            finally:
+                await self._resources.aclose()
             _log.info("'%s' has stopped", self.settings.name)
 
     def drop_connections(self) -> None:
@@ -210,7 +214,7 @@ class NamespaceServer:
         config = uvicorn.Config(
             app,
             http="h11",
-            ws="websockets-sansio",
+            ws=StreamingWebSocket,
             lifespan="off",
             log_config=None,
             access_log=False,
@@ -233,21 +237,32 @@ class _Parts:
         self._http = http
 
     async def drain(self, within_s: float) -> None:
+        """Take nothing new, confirm what has come, say goodbye, and then hang up on those who stay."""
+        services = self.services
         deadline = time.monotonic() + within_s
         self._listener.close()
-        self.services.is_draining = True
-        await self.services.host.durable()
-        for connection in [*self.services.connections]:
+        services.is_draining = True
+        try:
+            async with asyncio.timeout(within_s):
+                await services.host.durable()
+        except (StoreError, TimeoutError) as error:
+            _log.error("what came last could not be written: %s", error)
+        for connection in [*services.connections]:
             connection.shut_down()
+        await _until(lambda: not services.connections, deadline)
+        for connection in [*services.connections]:
+            connection.abort()
         for protocol in [*self._http.connections]:
             protocol.shutdown()
-        # Neither set tells when it is empty: one is uvicorn's, which only polls it too.
-        while (self.services.connections or self._http.connections) and time.monotonic() < deadline:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-        for connection in [*self.services.connections]:
-            connection.abort()
+        await _until(lambda: not self._http.connections, deadline)
         for task in [*self._http.tasks]:
             task.cancel()
         for protocol in [*self._http.connections]:
             protocol.transport.abort()
         await asyncio.sleep(0)  # the transports have their last word
+
+
+async def _until(condition: Callable[[], bool], deadline: float) -> None:
+    # What is waited for tells nobody when it is so: one is uvicorn's, which only polls it too.
+    while not condition() and time.monotonic() < deadline:  # noqa: ASYNC110
+        await asyncio.sleep(_POLL_S)

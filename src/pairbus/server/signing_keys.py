@@ -130,7 +130,7 @@ class SigningKeys:
     async def _refresh(self) -> None:
         try:
             keys = await asyncio.to_thread(_read_keys, self._source)
-        except SigningKeysError as error:
+        except Exception as error:  # noqa: BLE001 (whatever it is: without this task no new key would ever be found)
             _log.warning("the keys that tokens are checked with stay as they are: %s", error)
             return
         if keys is not None:

@@ -9,11 +9,13 @@ from starlette.routing import WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from pairbus.server.amqp.connection import AmqpConnection, AmqpServices
+from pairbus.server.http.protocol import STREAM, StreamingWebSocket
 
 PATH: Final = "/$servicebus/websocket"
 SUBPROTOCOL: Final = "AMQPWSB10"
 _PROTOCOL_ERROR: Final = 1002
-_UNSUPPORTED_DATA: Final = 1003
+_ENVELOPE_BYTES: Final = 1024 * 1024
+"""What goes around the largest message, and comes with it: the SDK for JavaScript sends all it has in one frame."""
 _WRITE_HIGH_BYTES: Final = 256 * 1024
 
 
@@ -22,6 +24,7 @@ class WebSocketTransport:
 
     def __init__(self, websocket: WebSocket) -> None:
         self._websocket = websocket
+        self._stream: StreamingWebSocket = websocket.scope["state"][STREAM]
         self._queue: asyncio.Queue[bytes | None] = asyncio.Queue()
         self._unsent_bytes = 0
         self._may_read = asyncio.Event()
@@ -47,6 +50,7 @@ class WebSocketTransport:
 
     def abort(self) -> None:
         self._is_closing = True
+        self._stream.abort()
         self._aborted.set()
 
     def pause_reading(self) -> None:
@@ -71,16 +75,16 @@ class WebSocketTransport:
             connection.connection_lost()
 
     async def _read(self, connection: AmqpConnection) -> None:
+        takes_large = False
         while True:
             await self._may_read.wait()
             message = await self._websocket.receive()
             if message["type"] == "websocket.disconnect":
                 return
-            data = message.get("bytes")
-            if data is None:
-                await self._websocket.close(_UNSUPPORTED_DATA, "AMQP is binary")
-                return
-            connection.data_received(data)
+            connection.data_received(message["bytes"])
+            if not takes_large and connection.has_claims:
+                takes_large = True
+                self._stream.take_large(connection.host.limits.largest_bytes + _ENVELOPE_BYTES)
 
     async def _write(self) -> None:
         while (data := await self._queue.get()) is not None:

@@ -89,6 +89,7 @@ class Journal:
     def sealed(self) -> None:
         """The commit is done: what it holds is in the store."""
         self._committing = {}
+        self._room = 0
 
     def admit(self, size_bytes: int, records: int = 1) -> None:
         """Raise ``StoreFullError`` unless there is room for bodies and records, and for settling besides."""

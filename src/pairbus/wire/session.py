@@ -471,8 +471,12 @@ class Session(Carrier):
         return None if link.local is _DETACHED else link
 
     def remember(self, delivery: Delivery) -> None:
-        if delivery.delivery_id in self._incoming:
-            raise DeliveryIdError(f"delivery-id {delivery.delivery_id} is in use already")
+        before = self._incoming.get(delivery.delivery_id)
+        if before is not None:
+            if self._strict:
+                raise DeliveryIdError(f"delivery-id {delivery.delivery_id} is in use already")
+            # The Azure SDK for Python numbers requests alike that are made at the same time. The last word counts.
+            before.link.unsettled -= 1
         if len(self._incoming) >= self._max_unsettled:
             raise SessionResourceError(f"{len(self._incoming)} deliveries wait to be settled; no more are taken")
         self._incoming[delivery.delivery_id] = delivery

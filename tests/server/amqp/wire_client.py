@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 import ssl
 import time
@@ -14,7 +15,9 @@ from typing import Any, Final, Self, TypeVar
 
 import pytest
 
+from pairbus.broker import Address, QueueDescription
 from pairbus.dialect.management import ASSOCIATED_LINK, Operation
+from pairbus.testing import RunningNamespace
 from pairbus.wire import (
     AMQP_VALUE,
     RECEIVER,
@@ -42,6 +45,7 @@ from pairbus.wire import (
     anonymous,
     decode_message,
     encode_message,
+    plain,
 )
 
 T = TypeVar("T")
@@ -104,12 +108,13 @@ class WireClient:
         port: int,
         *,
         sasl: SaslClient | None = None,
+        has_sasl: bool = True,
         ca_file: Path | None = None,
         configuration: Configuration | None = None,
     ) -> None:
         # Not strict: the server answers requests beyond credit, because the SDK for Python grants it only once.
         chosen = configuration or Configuration(container_id="wire-client", strict=False)
-        self.engine = Connection(chosen, sasl or anonymous())
+        self.engine = Connection(chosen, (sasl or anonymous()) if has_sasl else None)
         self.events: list[Event] = []
         self.sent: list[bytes] = []
         """Everything that has been written, to be told again by someone else."""
@@ -326,6 +331,13 @@ class WireClient:
         self.until(lambda: len(self.deliveries(link)) >= number)
         return self.deliveries(link)
 
+    def is_empty(self, link: Link) -> bool:
+        """Whether nothing more can be received on a link; it gives back the credit that it has."""
+        have = len(self.deliveries(link))
+        link.flow(1, drain=True)
+        self.until(lambda: len(self.deliveries(link)) > have or not link.credit)
+        return len(self.deliveries(link)) == have
+
     def receive_one(self, link: Link) -> Delivery:
         """The next message of a link, with credit for it alone."""
         have = len(self.deliveries(link))
@@ -412,6 +424,34 @@ class Requests:
                 self._answers[type(identified), identified] = _answer(message)
         self._read = len(events)
         return self._answers.pop((type(identity), identity), None)
+
+
+# A namespace for it.
+
+_names = count(1)
+
+
+def connect(namespace: RunningNamespace, **options: Any) -> WireClient:
+    """A connection that may do everything."""
+    return WireClient(namespace.port, sasl=plain("RootManageSharedAccessKey", namespace.key), **options).open()
+
+
+def fresh_queue(namespace: RunningNamespace, **settings: Any) -> str:
+    """A queue that nobody else has; its name."""
+    name = f"queue-{next(_names)}"
+    namespace.call(lambda host: host.namespace.create_queue(name, QueueDescription(**settings), host.now_ms()))
+    return name
+
+
+def messages_in(namespace: RunningNamespace, address: Address) -> list[tuple[bytes, int]]:
+    """The bodies of all that lies there, and how often each was delivered before."""
+    found = namespace.call(lambda host: host.namespace.peek(address, 0, 10_000, host.now_ms()))
+    return [(b"".join(decode_message(each.body).body), each.record.delivery_count) for each in found]
+
+
+def failures(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What the server says in its log that it failed at."""
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
 
 
 def _answer(message: Message) -> Answer:

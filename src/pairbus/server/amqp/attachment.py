@@ -136,7 +136,7 @@ def _attach_coordinator(peer: Peer, link: Link, attach: Attach, _place: Place, a
 def _attach_management(peer: Peer, link: Link, attach: Attach, place: Place, adopt: Adopt) -> None:
     address = _existing(peer, place)
     adopt(ManagementNode(peer, link, place.path, _needs(place, RECEIVER), address))
-    _take_requests(link, attach, peer.host.limits.largest_bytes)
+    _take_requests(link, attach, peer.host.limits.largest_bytes + _ENVELOPE_BYTES)
 
 
 def _attach_replies(peer: Peer, link: Link, attach: Attach, place: Place, adopt: Adopt) -> None:
@@ -216,7 +216,6 @@ def _consumer(peer: Peer, link: Link, attach: Attach, place: Place, session: Ses
 
 def _take_requests(link: Link, attach: Attach, largest: int) -> None:
     link.attach(source=attach.source, target=attach.target, max_message_size=largest)
-    link.max_message_size = largest + _ENVELOPE_BYTES
     link.flow(CREDIT)
 
 

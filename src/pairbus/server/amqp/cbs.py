@@ -6,36 +6,26 @@ from typing import Final
 
 from pairbus.broker import Address
 from pairbus.dialect.entity_path import CBS, split_entity_path
-from pairbus.dialect.management import Operation, Request, Response, read_request
+from pairbus.dialect.management import Operation, Request, Response
 from pairbus.server.access import path_of
-from pairbus.server.amqp.node import Node
 from pairbus.server.amqp.peer import Peer
-from pairbus.server.amqp.producer import CREDIT
+from pairbus.server.amqp.requests import RequestNode
 from pairbus.server.errors import REFUSABLE, BadRequestError, UnauthorizedError, refusal_of
-from pairbus.wire import ACCEPTED, Delivery, Link, ProtocolError
+from pairbus.wire import Link
 
 _SAS_TYPE: Final = "servicebus.windows.net:sastoken"
 _ACCEPTED: Final = Response(status=202, description="Accepted")
 
 
-class TokenNode(Node):
+class TokenNode(RequestNode):
     """Takes tokens, and answers whether they hold."""
 
     kind = "tokens"
 
     def __init__(self, peer: Peer, link: Link) -> None:
-        super().__init__(link, CBS)
-        self._peer = peer
+        super().__init__(peer, link, CBS)
 
-    def on_delivery(self, delivery: Delivery) -> None:
-        self.link.settle(delivery, ACCEPTED)
-        if self.link.credit < CREDIT // 2:
-            self.link.flow(CREDIT)
-        try:
-            request = read_request(delivery.payload)
-        except ProtocolError as error:
-            self._peer.refuse(delivery, error)
-            return
+    def on_request(self, request: Request) -> None:
         self._peer.replies.send(self.link, CBS, request, self._answer(request))
 
     def _answer(self, request: Request) -> Response:

@@ -18,6 +18,9 @@ class Claims:
     def __init__(self) -> None:
         self._grants: dict[str, Grant] = {}
 
+    def __bool__(self) -> bool:
+        return bool(self._grants)
+
     def put(self, audience: str, grant: Grant) -> bool:
         """Take a grant in; ``False`` when there are too many."""
         if len(self._grants) >= _MOST_AUDIENCES and audience not in self._grants:

@@ -60,6 +60,7 @@ _MOST_UNCONFIRMED_BYTES: Final = 8 * 1024 * 1024
 _MOST_UNSENT_BYTES: Final = 4 * 1024 * 1024
 """What may lie ready for a peer that does not read; then we do nothing more for it."""
 _OPEN_WITHIN_S: Final = 60.0
+_TOKEN_WITHIN_S: Final = 60.0
 _MOST_ANSWERS: Final = 16
 _MOST_WRITTEN_BYTES: Final = 128 * 1024
 _READ_WITHIN_S: Final = 5.0
@@ -215,9 +216,10 @@ class AmqpConnection(Peer):
         self.guard(self._go_on)
 
     def _go_on(self) -> None:
+        self._handle_events()
         for node in [*self._nodes.values()]:
             node.on_writable()
-        self._handle_events()
+        self.flush()
 
     def connection_lost(self) -> None:
         """The transport is gone, and all links with it."""
@@ -268,6 +270,15 @@ class AmqpConnection(Peer):
         self.flush()
 
     @property
+    def has_claims(self) -> bool:
+        """Whether the peer has shown a token or a key that holds."""
+        return bool(self.claims)
+
+    @property
+    def is_draining(self) -> bool:
+        return self._services.is_draining
+
+    @property
     def is_writable(self) -> bool:
         return self._is_writable and not self._is_lost
 
@@ -309,7 +320,7 @@ class AmqpConnection(Peer):
             self.flush()
         elif not self._flushes_soon:
             self._flushes_soon = True
-            self.host.loop.call_soon(self._flush_now)
+            self.host.loop.call_soon(self.guard, self._flush_now)
 
     def _flush_now(self) -> None:
         self._flushes_soon = False
@@ -361,6 +372,7 @@ class AmqpConnection(Peer):
 
     def _opened(self, _event: ConnectionOpened) -> None:
         self._opening.cancel()
+        self._opening = self.host.loop.call_later(_TOKEN_WITHIN_S, self._expect_token)
         self._engine.open()
         self._beat()
 
@@ -472,7 +484,7 @@ class AmqpConnection(Peer):
             # The engine notices that something has come when it is asked, so it is asked often enough.
             longest_ms = (self._services.configuration.idle_time_out_ms or 60_000) // 2
             pause_s = min(max(0, next_ms - self._monotonic_ms()), longest_ms) / 1_000
-            self._heartbeat = self.host.loop.call_later(pause_s, self._beat)
+            self._heartbeat = self.host.loop.call_later(pause_s, self.guard, self._beat)
 
     def _monotonic_ms(self) -> int:
         return int(self.host.loop.time() * 1_000)
@@ -480,6 +492,10 @@ class AmqpConnection(Peer):
     def _give_up(self) -> None:
         _log.info("a connection was not opened within %d seconds", _OPEN_WITHIN_S)
         self._transport.abort()
+
+    def _expect_token(self) -> None:
+        if not self.claims:
+            self._end(Error(Condition.UNAUTHORIZED_ACCESS, f"no token was put within {_TOKEN_WITHIN_S:.0f} seconds"))
 
     def _expire(self) -> None:
         """A token has ended: the links that lived by it end too."""

@@ -54,7 +54,7 @@ class Consumer(Node, Receiver):
         """How large a message is, going by the largest one of the last few."""
         self._unsettled: dict[Delivery, int] = {}
         """What the receiver has, and until when it is locked."""
-        self._is_lost = False
+        self.is_lost = False
         self._is_forgotten = False
         peer.dispatcher.count(address)
         peer.dispatcher.add(self)
@@ -72,6 +72,7 @@ class Consumer(Node, Receiver):
             and link.credit > self._taken
             and self._taken_bytes < _AT_ONCE_BYTES
             and self._peer.is_writable
+            and not self._peer.is_draining
         )
 
     def take(self, most: int) -> int:
@@ -153,8 +154,8 @@ class Consumer(Node, Receiver):
         self.on_credit()
 
     def lose(self, error: Exception) -> None:
-        if not self._is_lost:
-            self._is_lost = True
+        if not self.is_lost:
+            self.is_lost = True
             self._forget()
             self.link.detach(error=refusal_of(error).error)
             self._peer.flush()

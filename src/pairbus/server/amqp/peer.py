@@ -34,6 +34,11 @@ class Peer(ABC):
 
     @property
     @abstractmethod
+    def is_draining(self) -> bool:
+        """Whether the server stops: nothing is to be begun any more."""
+
+    @property
+    @abstractmethod
     def is_writable(self) -> bool:
         """Whether the peer takes in what it is sent."""
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from itertools import count
+from typing import Final
 
 from pairbus.dialect.management import Request, Response, write_response
 from pairbus.server.amqp.node import Need, Node
 from pairbus.server.errors import refusal_of
-from pairbus.wire import Link, MessageTooLargeError
+from pairbus.wire import Condition, Error, Link, MessageTooLargeError
+
+_MOST_WAITING_BYTES: Final = 4 * 1024 * 1024
 
 
 class ReplyNode(Node):
@@ -17,6 +20,8 @@ class ReplyNode(Node):
 
     def __init__(self, link: Link, path: str, needs: tuple[Need, ...], replies: Replies) -> None:
         super().__init__(link, path, needs)
+        self.waiting_bytes = 0
+        """What waits for the session's window."""
         self._replies = replies
         replies.add(self)
 
@@ -51,7 +56,11 @@ class Replies:
         return True
 
     def _write(self, node: ReplyNode, payload: bytes) -> None:
-        node.link.send(payload, tag=next(self._tags).to_bytes(8), settled=True, beyond_credit=True)
+        link = node.link
+        link.send(payload, tag=next(self._tags).to_bytes(8), settled=True, beyond_credit=True)
+        node.waiting_bytes = node.waiting_bytes + len(payload) if link.queued else 0
+        if node.waiting_bytes > _MOST_WAITING_BYTES:
+            link.detach(error=Error(Condition.RESOURCE_LIMIT_EXCEEDED, "answers are asked for, and not let through"))
 
     def _find(self, asked: Link, path: str, reply_to: str | None) -> ReplyNode | None:
         """The link that the request names; else one beside the one that it came in on; else any of that node."""

@@ -32,7 +32,7 @@ class SessionWait(Node, SessionWaiter):
         self.address = address
         self._peer = peer
         self._granted = granted
-        self._timer = peer.host.loop.call_later(timeout_ms / 1_000, self._time_out)
+        self._timer = peer.host.loop.call_later(timeout_ms / 1_000, peer.guard, self._time_out)
         peer.dispatcher.count(address)
         peer.dispatcher.add_waiter(self)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, Final
@@ -21,6 +19,8 @@ from pairbus.broker import (
     TopicDescription,
 )
 from pairbus.dialect.atom import QUEUE, SUBSCRIPTION, TOPIC, Table, Values
+from pairbus.dialect.entity_path import path_within
+from pairbus.server.keys import fresh_key
 
 TABLES: Final[dict[type[EntityDescription], Table]] = {
     QueueDescription: QUEUE,
@@ -52,7 +52,6 @@ _CONSTANTS: Final[dict[type[EntityDescription], Values]] = {
     SubscriptionDescription: {},
 }
 _KILOBYTE: Final = 1024
-_KEY_BYTES: Final = 32
 FORWARDING: Final = ("forward_to", "forward_dead_letters_to")
 
 
@@ -126,9 +125,7 @@ def _status(word: str, path: str) -> EntityStatus:
 
 def path_of_target(address: str) -> str | None:
     """The path of an entity that is given with or without the server's address."""
-    _, separator, rest = address.strip().partition("://")
-    path = rest.partition("/")[2] if separator else address.strip()
-    return path.strip("/") or None
+    return path_within(address.strip()) or None
 
 
 def _scale(limits: Limits) -> int:
@@ -162,8 +159,8 @@ def key_of(values: Mapping[str, Any], before: AuthorizationRule | None = None) -
     return AuthorizationRule(
         name=values.get("name", ""),
         rights=tuple(dict.fromkeys(Right(right.lower()) for right in values.get("rights", ()))),
-        primary_key=values.get("primary_key") or (_fresh_key() if before is None else before.primary_key),
-        secondary_key=values.get("secondary_key") or (_fresh_key() if before is None else before.secondary_key),
+        primary_key=values.get("primary_key") or (fresh_key() if before is None else before.primary_key),
+        secondary_key=values.get("secondary_key") or (fresh_key() if before is None else before.secondary_key),
     )
 
 
@@ -171,7 +168,3 @@ def _keys(rules: Iterable[Values], before: EntityDescription | None) -> tuple[Au
     known: Sequence[AuthorizationRule] = getattr(before, "authorization_rules", ())
     by_name = {rule.name.lower(): rule for rule in known}
     return tuple(key_of(values, by_name.get(values.get("name", "").lower())) for values in rules)
-
-
-def _fresh_key() -> str:
-    return base64.b64encode(secrets.token_bytes(_KEY_BYTES)).decode()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from http import HTTPStatus
+from typing import Final
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
@@ -16,6 +17,8 @@ from pairbus.server.http.metrics import Metrics
 from pairbus.server.http.occupancy import Entities, Occupant, Totals, occupants
 from pairbus.store import StoreError
 
+_KEPT_MS: Final = 5_000
+
 
 class Monitoring:
     """Answers without a look at entities, unless the asker may see them."""
@@ -27,6 +30,8 @@ class Monitoring:
         self._metrics = metrics
         self._open_metrics = open_metrics
         self._is_draining = is_draining
+        self._found: list[Occupant] | None = None
+        self._counted_ms = 0
 
     def health(self) -> Response:
         problem = self._problem()
@@ -53,11 +58,15 @@ class Monitoring:
         return None
 
     def _occupants(self) -> list[Occupant] | None:
-        """``None`` when the store cannot be read."""
-        try:
-            return occupants(self._host.namespace, self._host.now_ms())
-        except StoreError:
-            return None
+        """What there is, as of a moment ago: counting takes a while. ``None`` when the store cannot be read."""
+        now_ms = self._host.now_ms()
+        if now_ms - self._counted_ms >= _KEPT_MS or self._found is None:
+            try:
+                self._found = occupants(self._host.namespace, now_ms)
+            except StoreError:
+                self._found = None
+            self._counted_ms = now_ms
+        return self._found
 
     def _may_see_entities(self, credentials: Credentials) -> bool:
         if self._open_metrics:

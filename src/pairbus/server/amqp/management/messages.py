@@ -7,6 +7,7 @@ from typing import Any, Final
 from uuid import UUID
 
 from pairbus.broker import Delivery, Disposition, Settle, Verdict
+from pairbus.dialect.annotations import SCHEDULED_ENQUEUE_TIME
 from pairbus.dialect.conditions import ServiceBusCondition
 from pairbus.dialect.management import Response
 from pairbus.server.amqp.management.call import Call
@@ -14,8 +15,11 @@ from pairbus.server.errors import BadRequestError
 from pairbus.server.messages import delivered_payload, received_message, values_from_wire
 from pairbus.wire import Array, Int, Timestamp
 
-_MOST_BYTES: Final = 1024 * 1024
+_LOOKED_AT_BYTES: Final = 1024 * 1024
 """What one answer holds of messages that were only looked at; the client asks again from where it got to."""
+
+_DEFERRED_BYTES: Final = 16 * 1024 * 1024
+"""What one answer holds of deferred messages; more has to be asked for in parts."""
 
 NO_MESSAGES: Final = Response(
     status=204, description="No messages", condition=ServiceBusCondition.MESSAGE_NOT_FOUND, body={}
@@ -36,20 +40,17 @@ def peek(call: Call) -> Response:
         call.number("message-count", 1),
         call.now_ms,
         call.optional_text("session-id"),
+        max_bytes=_LOOKED_AT_BYTES,
     )
-    messages: list[dict[str, Any]] = []
-    size = 0
-    for delivery in found:
-        payload = delivered_payload(delivery)
-        size += len(payload)
-        if messages and size > _MOST_BYTES:
-            break
-        messages.append({"message": payload})
-    return Response(body={"messages": messages}) if messages else NO_MESSAGES
+    return (
+        Response(body={"messages": [{"message": delivered_payload(each)} for each in found]}) if found else NO_MESSAGES
+    )
 
 
 def schedule(call: Call) -> Response:
     messages = [received_message(_encoded(item)) for item in call.items("messages")]
+    if any(message.scheduled_ms is None for message in messages):
+        raise BadRequestError(f"each message needs the time that it is scheduled for, as {SCHEDULED_ENQUEUE_TIME}")
     numbers = call.namespace.send(call.address, messages, call.now_ms)
     return Response(body={"sequence-numbers": _longs(number or 0 for number in numbers)})
 
@@ -73,6 +74,7 @@ def receive_deferred(call: Call) -> Response:
         call.now_ms,
         delete=call.number("receiver-settle-mode", 1) == 0,
         session_token=call.session_token(),
+        max_bytes=_DEFERRED_BYTES,
     )
     return Response(body={"messages": [_deferred(delivery) for delivery in found]}) if found else NO_MESSAGES
 

@@ -6,15 +6,15 @@ from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
 from pairbus.broker import Address, Right
-from pairbus.dialect.management import Operation, Request, Response, read_request
+from pairbus.dialect.management import Operation, Request, Response
 from pairbus.server.amqp.management import messages, rules, sessions
 from pairbus.server.amqp.management.call import Call
-from pairbus.server.amqp.node import Need, Node
+from pairbus.server.amqp.node import Need
 from pairbus.server.amqp.peer import Peer
-from pairbus.server.amqp.producer import CREDIT
+from pairbus.server.amqp.requests import RequestNode
 from pairbus.server.errors import REFUSABLE, NotSupportedError, UnauthorizedError, refusal_of
 from pairbus.store import StoreError
-from pairbus.wire import ACCEPTED, Delivery, Link, ProtocolError
+from pairbus.wire import Link
 
 
 class Service(NamedTuple):
@@ -42,26 +42,16 @@ OPERATIONS: Final[Mapping[str, Service]] = {
 }
 
 
-class ManagementNode(Node):
+class ManagementNode(RequestNode):
     """Answers what is asked about one entity."""
 
     kind = "management"
 
     def __init__(self, peer: Peer, link: Link, path: str, needs: tuple[Need, ...], address: Address) -> None:
-        super().__init__(link, path, needs)
-        self._peer = peer
+        super().__init__(peer, link, path, needs)
         self._address = address
 
-    def on_delivery(self, delivery: Delivery) -> None:
-        # At once: the SDK for Python takes a settlement of ours for one of its own while a request is under way.
-        self.link.settle(delivery, ACCEPTED)
-        if self.link.credit < CREDIT // 2:
-            self.link.flow(CREDIT)
-        try:
-            request = read_request(delivery.payload)
-        except ProtocolError as error:
-            self._peer.refuse(delivery, error)
-            return
+    def on_request(self, request: Request) -> None:
         self._reply_when_durable(request, self._answer(request))
 
     def _answer(self, request: Request) -> Response:

@@ -1,0 +1,401 @@
+"""E3: links that hold a session, links that wait for one, and what they are told when it is over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from pairbus.broker import Address
+from pairbus.dialect.conditions import ServiceBusCondition
+from pairbus.dialect.management import Operation
+from pairbus.dialect.ticks import from_ticks
+from pairbus.wire import (
+    ACCEPTED,
+    RECEIVER,
+    Condition,
+    Described,
+    Link,
+    Modified,
+    Rejected,
+    Source,
+    Symbol,
+    Target,
+    UInt,
+    decode_message,
+    encode,
+)
+from tests.server.amqp.clocked_namespace import ClockedNamespace, clocked_namespace
+from tests.server.amqp.wire_client import (
+    LinkRefusedError,
+    WireClient,
+    body_of,
+    connect,
+    eventually,
+    failures,
+    fresh_queue,
+    messages_in,
+    text_message,
+)
+
+FILTER = Symbol("com.microsoft:session-filter")
+TIMEOUT = Symbol("com.microsoft:timeout")
+LOCKED_UNTIL = Symbol("com.microsoft:locked-until-utc")
+
+
+@pytest.fixture(scope="module")
+def namespace() -> Iterator[ClockedNamespace]:
+    with clocked_namespace() as served:
+        yield served
+
+
+@pytest.fixture(autouse=True)
+def _no_failures(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    yield
+    assert failures(caplog) == []
+
+
+@pytest.fixture
+def client(namespace: ClockedNamespace) -> Iterator[WireClient]:
+    with connect(namespace) as connected:
+        yield connected
+
+
+@pytest.fixture
+def other(namespace: ClockedNamespace) -> Iterator[WireClient]:
+    with connect(namespace) as connected:
+        yield connected
+
+
+@pytest.fixture
+def queue(namespace: ClockedNamespace) -> str:
+    return fresh_queue(namespace, requires_session=True)
+
+
+def send(client: WireClient, queue: str, session_id: str, *bodies: str) -> None:
+    link = client.sender(queue)
+    for body in bodies:
+        assert client.send(link, text_message(body, group_id=session_id)) == ACCEPTED
+
+
+def advance(namespace: ClockedNamespace, ms: int) -> None:
+    """Go forward in time, and let the server notice."""
+    namespace.clock.advance(ms)
+    namespace.call(lambda host: host.namespace.next_due_ms())
+
+
+def granted(client: WireClient, link: Link) -> str:
+    source = client.attach_of(link).attach.source
+    assert isinstance(source, Source)
+    session_id = (source.filter or {})[FILTER]
+    assert isinstance(session_id, str)
+    return session_id
+
+
+def refused(client: WireClient, link: Link) -> str:
+    with pytest.raises(LinkRefusedError) as caught:
+        client.attached(link)
+    assert caught.value.attach.source is None
+    assert caught.value.attach.target is None
+    return caught.value.error.condition
+
+
+def links_counted(namespace: ClockedNamespace, kind: str) -> int:
+    return namespace._running._running.services.counters.links[kind]
+
+
+# The grant.
+
+
+def test_a_grant_names_the_session_and_how_long_it_is_held(
+    namespace: ClockedNamespace, client: WireClient, queue: str
+) -> None:
+    send(client, queue, "a", "one")
+    address = f"amqps://localhost:5671/{queue.upper()}"
+    before_ms = namespace.clock()
+    link = client.session_receiver(address, None)
+    answer = client.attach_of(link).attach
+    assert answer.source == Source(address=address, filter={FILTER: "a"})
+    assert answer.target == Target(address="there")
+    assert answer.initial_delivery_count == 0
+    assert answer.properties is not None
+    ticks = answer.properties[LOCKED_UNTIL]
+    assert type(ticks) is int  # a long, in eight bytes
+    assert encode(ticks)[0] == 0x81
+    assert before_ms + 60_000 <= from_ticks(ticks) <= namespace.clock() + 60_000
+
+
+@pytest.mark.parametrize("session_id", ["a", "", "ö", "x" * 128])
+def test_a_session_without_messages_can_be_held(client: WireClient, queue: str, session_id: str) -> None:
+    assert granted(client, client.session_receiver(queue, session_id)) == session_id
+
+
+def test_a_filter_may_be_described(client: WireClient, queue: str) -> None:
+    described = Described(Symbol("com.microsoft:session-filter"), "a")
+    assert granted(client, client.session_receiver(queue, described)) == "a"
+
+
+def test_other_filters_are_left_out_of_the_grant(client: WireClient, queue: str) -> None:
+    """What is not in the answer is not in force (part 3.5.3 of the standard)."""
+    source = Source(address=queue, filter={FILTER: "a", Symbol("apache.org:selector"): "x = 1"})
+    link = client.attach(RECEIVER, source=source, target=Target(address="there"))
+    answer = client.attach_of(link).attach.source
+    assert isinstance(answer, Source)
+    assert answer.filter == {FILTER: "a"}
+
+
+def test_messages_of_a_session_come_in_order_and_no_others(client: WireClient, queue: str) -> None:
+    send(client, queue, "b", "other")
+    send(client, queue, "a", *map(str, range(20)))
+    link = client.session_receiver(queue, "a", credit=100)
+    received = client.receive(link, 20)
+    assert [body_of(each) for each in received] == [str(number).encode() for number in range(20)]
+    client.barrier()
+    assert len(client.deliveries(link)) == 20
+    assert {decode_message(each.payload).properties.group_id for each in received} == {"a"}
+
+
+def test_a_session_that_another_holds_cannot_be_held(client: WireClient, other: WireClient, queue: str) -> None:
+    client.session_receiver(queue, "a")
+    assert refused(other, other.begin_session_receiver(queue, "a")) == ServiceBusCondition.SESSION_CANNOT_BE_LOCKED
+    assert refused(client, client.begin_session_receiver(queue, "a")) == ServiceBusCondition.SESSION_CANNOT_BE_LOCKED
+    assert granted(other, other.session_receiver(queue, "b")) == "b"
+
+
+def test_a_session_whose_link_is_refused_is_held_by_nobody(client: WireClient, other: WireClient, queue: str) -> None:
+    """Whoever deletes as it receives cannot name a largest message; what it asked for is for others then."""
+    odd = client.begin_session_receiver(queue, "a", deletes=True, max_message_size=1_000)
+    assert refused(client, odd) == Condition.NOT_ALLOWED
+    assert granted(other, other.session_receiver(queue, "a")) == "a"
+
+
+# Waiting.
+
+
+def test_who_waits_gets_the_session_that_comes(client: WireClient, other: WireClient, queue: str) -> None:
+    waiting = client.begin_session_receiver(queue, None)
+    client.barrier()
+    assert waiting.peer is None
+    send(other, queue, "a", "one")
+    assert granted(client, client.attached(waiting)) == "a"
+    assert body_of(client.receive_one(waiting)) == b"one"
+
+
+def test_two_who_wait_get_a_session_each_in_turn(client: WireClient, other: WireClient, queue: str) -> None:
+    first = client.begin_session_receiver(queue, None)
+    second = client.begin_session_receiver(queue, None)
+    client.barrier()
+    send(other, queue, "a", "one", "two")
+    assert granted(client, client.attached(first)) == "a"
+    client.barrier()
+    assert second.peer is None
+    send(other, queue, "b", "three")
+    assert granted(client, client.attached(second)) == "b"
+
+
+def test_who_waits_gets_a_session_that_is_let_go(client: WireClient, other: WireClient, queue: str) -> None:
+    send(client, queue, "a", "one")
+    holding = client.session_receiver(queue, None)
+    waiting = other.begin_session_receiver(queue, None)
+    other.barrier()
+    client.detach(holding)
+    assert granted(other, other.attached(waiting)) == "a"
+
+
+def test_who_has_waited_as_long_as_it_wanted_is_told(
+    namespace: ClockedNamespace, client: WireClient, queue: str
+) -> None:
+    waiting = client.begin_session_receiver(queue, None, properties={TIMEOUT: UInt(50)})
+    assert refused(client, waiting) == ServiceBusCondition.TIMEOUT
+    client.barrier()
+    eventually(lambda: links_counted(namespace, "session-wait") == 0)
+    # What comes now is for others.
+    send(client, queue, "a", "one")
+    assert granted(client, client.session_receiver(queue, None)) == "a"
+
+
+@pytest.mark.parametrize("wait", [None, "soon", UInt(2**32 - 1), -5, True, 2**62], ids=repr)
+def test_odd_times_to_wait_are_taken_for_some(
+    namespace: ClockedNamespace, client: WireClient, queue: str, wait: object
+) -> None:
+    waiting = client.begin_session_receiver(queue, None, properties={TIMEOUT: wait})
+    client.barrier()
+    if isinstance(wait, int) and wait <= 1:
+        assert refused(client, waiting) == ServiceBusCondition.TIMEOUT
+    else:
+        send(client, queue, "a", "one")
+        assert granted(client, client.attached(waiting)) == "a"
+
+
+def test_a_session_that_comes_for_a_link_that_is_refused_goes_to_the_next(
+    client: WireClient, other: WireClient, queue: str
+) -> None:
+    odd = client.begin_session_receiver(queue, None, deletes=True, max_message_size=1_000)
+    client.barrier()
+    waiting = other.begin_session_receiver(queue, None)
+    other.barrier()
+    send(other, queue, "a", "one")
+    assert refused(client, odd) == Condition.NOT_ALLOWED
+    assert granted(other, other.attached(waiting)) == "a"
+
+
+def test_who_stops_waiting_takes_no_session(
+    namespace: ClockedNamespace, client: WireClient, other: WireClient, queue: str
+) -> None:
+    waiting = client.begin_session_receiver(queue, None)
+    client.barrier()
+    assert links_counted(namespace, "session-wait") == 1
+    waiting.detach()
+    client.barrier()
+    assert links_counted(namespace, "session-wait") == 0
+    next_one = other.begin_session_receiver(queue, None)
+    other.barrier()
+    send(other, queue, "a", "one")
+    assert granted(other, other.attached(next_one)) == "a"
+
+
+@pytest.mark.parametrize("ending", ["end", "hang up"])
+def test_who_goes_while_it_waits_takes_no_session(
+    namespace: ClockedNamespace, client: WireClient, other: WireClient, queue: str, ending: str
+) -> None:
+    client.begin_session_receiver(queue, None)
+    client.barrier()
+    if ending == "end":
+        client.first_session.end()
+        client.flush()
+    else:
+        client.hang_up()
+    eventually(lambda: links_counted(namespace, "session-wait") == 0)
+    send(other, queue, "a", "one")
+    assert granted(other, other.session_receiver(queue, None)) == "a"
+
+
+def test_who_waits_is_told_when_the_queue_is_deleted(
+    namespace: ClockedNamespace, client: WireClient, queue: str
+) -> None:
+    waiting = client.begin_session_receiver(queue, None)
+    client.barrier()
+    namespace.call(lambda host: host.namespace.delete(Address.of(queue), host.now_ms()))
+    assert refused(client, waiting) == Condition.NOT_FOUND
+    client.barrier()
+
+
+# The end.
+
+
+def test_a_session_that_is_let_go_has_its_messages_back_undelivered(
+    namespace: ClockedNamespace, client: WireClient, other: WireClient, queue: str
+) -> None:
+    send(client, queue, "a", "one", "two")
+    holding = client.session_receiver(queue, "a", credit=2)
+    client.receive(holding, 2)
+    client.detach(holding)
+    assert messages_in(namespace, Address.of(queue)) == [(b"one", 0), (b"two", 0)]
+    again = other.session_receiver(queue, "a", credit=2)
+    assert [body_of(each) for each in other.receive(again, 2)] == [b"one", b"two"]
+
+
+@pytest.mark.parametrize("ending", ["hang up", "close", "end"])
+def test_a_session_comes_free_with_its_connection(
+    namespace: ClockedNamespace, client: WireClient, other: WireClient, queue: str, ending: str
+) -> None:
+    send(client, queue, "a", "one")
+    client.receive(client.session_receiver(queue, "a", credit=1))
+    waiting = other.begin_session_receiver(queue, None)
+    other.barrier()
+    if ending == "hang up":
+        client.hang_up()
+    elif ending == "close":
+        client.engine.close()
+    else:
+        client.first_session.end()
+    client.flush()
+    assert granted(other, other.attached(waiting)) == "a"
+    assert decode_message(other.receive_one(waiting).payload).header.delivery_count == 0
+
+
+def test_a_session_is_lost_when_its_lock_ends(
+    namespace: ClockedNamespace, client: WireClient, other: WireClient, queue: str
+) -> None:
+    send(client, queue, "a", "one", "two")
+    holding = client.session_receiver(queue, "a", credit=1)
+    delivery = client.receive(holding)[0]
+    advance(namespace, 60_001)
+    error = client.detached(holding)
+    assert error.condition == ServiceBusCondition.SESSION_LOCK_LOST
+    assert not delivery.settled
+    client.barrier()
+    again = other.session_receiver(queue, "a", credit=2)
+    counts = [decode_message(each.payload).header.delivery_count for each in other.receive(again, 2)]
+    assert counts == [1, 0]
+
+
+def test_a_word_on_a_message_of_a_lost_session(namespace: ClockedNamespace, client: WireClient, queue: str) -> None:
+    """Before the server itself has noticed that the time is over."""
+    send(client, queue, "a", "one")
+    holding = client.session_receiver(queue, "a", credit=1)
+    delivery = client.receive(holding)[0]
+    namespace.clock.advance(60_001)
+    delivery.link.update(delivery, ACCEPTED)
+    client.flush()
+    assert client.detached(holding).condition == ServiceBusCondition.SESSION_LOCK_LOST
+    if delivery.settled:
+        assert isinstance(delivery.state, Rejected)
+        assert delivery.state.error is not None
+        assert delivery.state.error.condition in {
+            ServiceBusCondition.SESSION_LOCK_LOST,
+            ServiceBusCondition.MESSAGE_LOCK_LOST,
+        }
+    assert messages_in(namespace, Address.of(queue)) == [(b"one", 1)]
+
+
+def test_a_session_that_is_renewed_is_not_lost(namespace: ClockedNamespace, client: WireClient, queue: str) -> None:
+    send(client, queue, "a", "one")
+    holding = client.session_receiver(queue, "a", credit=1)
+    delivery = client.receive(holding)[0]
+    node = client.requests(f"{queue}/$management")
+    for _ in range(3):
+        advance(namespace, 40_000)
+        answer = node.call(Operation.RENEW_SESSION_LOCK, {"session-id": "a"}, link=holding.name)
+        assert answer.status == 200
+    assert client.settle(delivery, ACCEPTED) == ACCEPTED
+
+
+def test_a_lost_session_goes_to_who_waits(
+    namespace: ClockedNamespace, client: WireClient, other: WireClient, queue: str
+) -> None:
+    send(client, queue, "a", "one")
+    holding = client.session_receiver(queue, "a")
+    waiting = other.begin_session_receiver(queue, None)
+    other.barrier()
+    advance(namespace, 60_001)
+    assert granted(other, other.attached(waiting)) == "a"
+    assert client.detached(holding).condition == ServiceBusCondition.SESSION_LOCK_LOST
+    # That the old holder now answers the detach takes nothing from the new one.
+    client.barrier()
+    assert body_of(other.receive_one(waiting)) == b"one"
+
+
+def test_abandoned_in_a_session_comes_next_again(client: WireClient, queue: str) -> None:
+    send(client, queue, "a", "one", "two")
+    link = client.session_receiver(queue, "a")
+    first = client.receive_one(link)
+    state: Any = Modified(delivery_failed=True, undeliverable_here=False)
+    assert client.settle(first, state) == state
+    again = client.receive_one(link)
+    assert (body_of(again), decode_message(again.payload).header.delivery_count) == (b"one", 1)
+
+
+def test_a_session_that_is_received_and_deleted(namespace: ClockedNamespace, client: WireClient, queue: str) -> None:
+    send(client, queue, "a", "one", "two")
+    link = client.session_receiver(queue, "a", credit=5, deletes=True)
+    assert all(delivery.settled for delivery in client.receive(link, 2))
+    assert messages_in(namespace, Address.of(queue)) == []
+
+
+def test_a_session_of_a_deleted_queue(namespace: ClockedNamespace, client: WireClient, queue: str) -> None:
+    link = client.session_receiver(queue, "a")
+    namespace.call(lambda host: host.namespace.delete(Address.of(queue), host.now_ms()))
+    assert client.detached(link).condition == Condition.NOT_FOUND
+    client.barrier()
