@@ -124,6 +124,11 @@ def test_it_speaks_tls_with_the_certificate_that_trust_names(tmp_path: Path) -> 
 
 def test_trust_first_and_serve_later(tmp_path: Path) -> None:
     data = tmp_path / "data"
+    mistyped = run("trust", "--data", data)
+    assert mistyped.returncode == 1
+    assert "there is no directory" in mistyped.stderr
+    assert not data.exists()
+    data.mkdir()
     done = run("trust", "--data", data)
     assert done.returncode == 0, done.stderr
     ca_file = certificate_files(data).ca_file

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import sys
+from typing import Annotated
+
+from pairbus import __version__
 
 try:
     import typer
@@ -12,7 +15,7 @@ try:
 except ImportError as error:
     if (error.name or "").startswith("pairbus"):
         raise  # that would be our own mistake
-    print(f"pairbus: {error}; install 'pairbus[server]'", file=sys.stderr)
+    print(f"pairbus: {error}; install pairbus with its extra, 'pairbus[server]'", file=sys.stderr)
     sys.exit(1)
 
 from pairbus.cli.demo.__main__ import main as run_demo
@@ -20,6 +23,21 @@ from pairbus.cli.demo.__main__ import main as run_demo
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Service Bus namespaces on a machine of your own.")
 app.command()(serve)
 app.command()(trust)
+
+
+def _show_version(is_wanted: bool) -> None:
+    if is_wanted:
+        print(f"pairbus {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def pairbus(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and stop.", callback=_show_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Service Bus namespaces on a machine of your own."""
 
 
 @app.command()

@@ -151,6 +151,7 @@ def _set_up_logging(settings: Settings) -> None:
         _JsonFormatter() if is_json else logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
     )
     logging.basicConfig(level=settings.log_level.upper(), handlers=[handler], force=True)
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)  # what it says of each WebSocket is of no interest
 
 
 # What it takes: one option for each setting, so that they are declared once.

@@ -20,10 +20,11 @@ TLS; administration clients always use it.
 Python, sync and aio    ServiceBusAdministrationClient.from_connection_string(…, connection_verify="{ca}")
                         ServiceBusClient.from_connection_string(…, connection_verify="{ca}")
                         or, for the synchronous administration: export REQUESTS_CA_BUNDLE={ca}
+                        or, for aio: export SSL_CERT_FILE={ca}
 JavaScript              export NODE_EXTRA_CA_CERTS={ca}
 .NET, on Linux          export SSL_CERT_FILE={ca}
 .NET, elsewhere, Java   add the file to the certificates that the system, or the runtime, trusts
-curl                    curl --cacert {ca} https://localhost:5672/
+curl                    curl --cacert {ca} https://localhost:5672/health
 
 A file in SSL_CERT_FILE or REQUESTS_CA_BUNDLE is trusted instead of the system's certificates, not beside them.
 Who can read {folder} can make certificates that your clients believe: keep it to yourself.
@@ -32,10 +33,13 @@ Who can read {folder} can make certificates that your clients believe: keep it t
 
 def trust(
     data: Annotated[
-        Path, typer.Option(help=SETTINGS["data"].summary, envvar=SETTINGS["data"].variable, show_default=False)
+        Path,
+        typer.Option(help="the data directory of a namespace", envvar=SETTINGS["data"].variable, show_default=False),
     ],
 ) -> None:
     """Print where the certificate authority of a namespace is, and how clients are told to trust it."""
+    if not data.is_dir():
+        fail(f"there is no directory {data}; start the namespace once with: pairbus serve --data {data}", 1)
     try:
         ca_file = _authority(data.resolve())
     except StoreError as error:

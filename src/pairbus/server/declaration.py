@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from enum import StrEnum
@@ -347,12 +348,18 @@ def _expect_unique(named: Sequence[Any], where: str) -> None:
 def apply_declaration(declaration: Declaration, namespace: Namespace, now_ms: int) -> None:
     """Make what is missing and change what differs; a second time changes nothing. Raises ``DeclarationError``.
 
-    What was done before an error stays done: it was declared.
+    What was done before an error is done: whoever wants all or nothing does not commit it.
     """
+    _Application(namespace, now_ms).run(declaration)
+
+
+@contextmanager
+def _saying(what: str) -> Iterator[None]:
+    """Say what the namespace does not take."""
     try:
-        _Application(namespace, now_ms).run(declaration)
+        yield
     except BrokerError as error:
-        raise DeclarationError(f"the namespace cannot become as declared: {error}") from error
+        raise DeclarationError(f"{what} cannot be as it is declared: {error}") from error
 
 
 class _Application:
@@ -365,13 +372,16 @@ class _Application:
     def run(self, declaration: Declaration) -> None:
         entities = list(_entities(declaration))
         for address, declared in entities:
-            self._expect(address, declared)
+            with _saying(_named(address, declared)):
+                self._expect(address, declared)
         for address, declared in entities:  # what they forward to is there now
-            self._update(address, declared)
+            with _saying(_named(address, declared)):
+                self._update(address, declared)
         for topic in declaration.topics:
             for subscription in topic.subscriptions:
                 self._set_rules(topic.name, subscription)
-        self._set_keys(declaration.keys)
+        with _saying("the namespace's list of keys"):
+            self._set_keys(declaration.keys)
 
     def _expect(self, address: Address, declared: Declared[Any]) -> None:
         try:
@@ -407,10 +417,11 @@ class _Application:
         found = {rule.description.name.lower(): rule.description for rule in self._namespace.rules(*place, now_ms)}
         wanted = {rule.name.lower(): rule for rule in subscription.rules}
         for name, rule in wanted.items():
-            if name not in found:
-                self._namespace.add_rule(*place, rule, now_ms)
-            elif not _is_same(found[name], rule):
-                self._namespace.update_rule(*place, rule, now_ms)
+            with _saying(f"rule '{rule.name}' of '{topic}/{subscription.name}'"):
+                if name not in found:
+                    self._namespace.add_rule(*place, rule, now_ms)
+                elif not _is_same(found[name], rule):
+                    self._namespace.update_rule(*place, rule, now_ms)
         for name in found:
             if wanted and name not in wanted:
                 self._namespace.remove_rule(*place, name, now_ms)
@@ -429,6 +440,11 @@ def _entities(declaration: Declaration) -> Iterator[tuple[Address, Declared[Any]
     for topic in declaration.topics:
         for subscription in topic.subscriptions:
             yield Address.of(topic.name, subscription.name), subscription
+
+
+def _named(address: Address, declared: Declared[Any]) -> str:
+    name = declared.name if address.subscription is None else f"{address.entity}/{declared.name}"
+    return f"{_kind(declared.description)} '{name}'"
 
 
 def _without_forwards(description: D) -> D:

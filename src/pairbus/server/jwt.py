@@ -66,6 +66,7 @@ class JwtVerifier:
         try:
             payload = _JWS.decode(token, key.key, algorithms=[header["alg"]])
         except jwt.PyJWTError:
+            self.keys.wanted()  # there may be a new key that has the id of an old one
             raise UnauthorizedError("the signature of the token does not hold") from None
         return _claims(payload)
 

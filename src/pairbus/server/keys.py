@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from base64 import b64encode
+from collections.abc import Sequence
 
 from pairbus.broker import AuthorizationRule, Namespace, Right
 
@@ -13,6 +14,13 @@ _RIGHTS = (Right.SEND, Right.LISTEN, Right.MANAGE)
 
 def fresh_key() -> str:
     return b64encode(secrets.token_bytes(_KEY_BYTES)).decode()
+
+
+def other_root_keys(namespace: Namespace, name: str, declared: Sequence[AuthorizationRule], now_ms: int) -> list[str]:
+    """The keys with all rights that nobody speaks of: a root key that was called otherwise before, most likely."""
+    spoken_of = {name.lower(), *(rule.name.lower() for rule in declared)}
+    rules = namespace.authorization_rules(now_ms)
+    return [rule.name for rule in rules if Right.MANAGE in rule.rights and rule.name.lower() not in spoken_of]
 
 
 def ensure_root_key(namespace: Namespace, name: str, key: str | None, now_ms: int) -> str:

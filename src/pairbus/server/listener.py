@@ -29,6 +29,9 @@ MakeProtocol = Callable[[bool], asyncio.Protocol]
 """Makes the protocol of a connection, told whether it is secure."""
 
 
+_HINT: Final = " (does it trust our certificate? 'pairbus trust' says how)"
+
+
 class ListenError(OSError):
     """The port cannot be had: somebody has it, or it takes more rights."""
 
@@ -156,7 +159,7 @@ class Listener:
                 ssl_shutdown_timeout=_SAY_GOODBYE_WITHIN_S if secure else None,
             )
         except (OSError, ssl.SSLError, asyncio.CancelledError) as error:
-            _log.info("a connection came to nothing: %s", error)
+            _log.info("a connection came to nothing: %s%s", error or "the client hung up", _HINT if secure else "")
             accepted.close()
 
     def _drop(self, accepted: socket.socket) -> None:
@@ -171,5 +174,8 @@ class Listener:
 def _addresses(host: str) -> list[str]:
     if host in _LOOPBACK:
         return ["127.0.0.1", "::1"]
-    found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError as error:
+        raise ListenError(error.errno, f"cannot listen on host '{host}': {error.strerror}") from error
     return list(dict.fromkeys(str(address[4][0]) for address in found))

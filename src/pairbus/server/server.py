@@ -30,7 +30,7 @@ from pairbus.server.http.app import make_app
 from pairbus.server.http.metrics import Metrics
 from pairbus.server.http.protocol import HttpProtocol, StreamingWebSocket
 from pairbus.server.jwt import DEFAULT_AUDIENCE, JwtVerifier, allow_any
-from pairbus.server.keys import ensure_root_key
+from pairbus.server.keys import ensure_root_key, other_root_keys
 from pairbus.server.listener import Listener
 from pairbus.server.messages import MessageView
 from pairbus.server.reception import Reception
@@ -155,14 +155,29 @@ class NamespaceServer:
             wake=loop.call_soon_threadsafe,
             max_bytes=settings.max_store_bytes,
         )
-        stack.callback(keeper.close)
-        _log.info("recovered: %s", keeper.recovery)
+        recovery = keeper.recovery
+        _log.info(
+            "opened '%s': %d entities, %d messages, %d damaged",
+            settings.name,
+            recovery.entities,
+            recovery.messages,
+            len(recovery.damaged),
+        )
         host = NamespaceHost(settings.name, settings.limits, keeper, self._clock, loop)
         stack.callback(host.close)
-        now_ms = self._clock()
-        apply_declaration(settings.entities, host.namespace, now_ms)
-        self.key = ensure_root_key(host.namespace, settings.key_name, settings.key, now_ms)
+        try:
+            self._furnish(host.namespace)
+        except BaseException:
+            keeper.abandon()  # of what was declared, all or nothing
+            raise
         return host
+
+    def _furnish(self, namespace: Namespace) -> None:
+        settings, now_ms = self.settings, self._clock()
+        apply_declaration(settings.entities, namespace, now_ms)
+        self.key = ensure_root_key(namespace, settings.key_name, settings.key, now_ms)
+        for name in other_root_keys(namespace, settings.key_name, settings.entities.keys, now_ms):
+            _log.warning("'%s' is a key with all rights, too; delete it if it should not be", name)
 
     def _make_namespace(self, records: Records) -> Namespace:
         return Namespace(
@@ -194,7 +209,7 @@ class NamespaceServer:
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         if settings.tls_cert is not None and settings.tls_key is not None:
-            context.load_cert_chain(settings.tls_cert, settings.tls_key)
+            _load(context, settings.tls_cert, settings.tls_key)
             return context
         certificate: Certificate = open_certificate(settings.data, [settings.host, settings.name], self._clock())
         self.ca_file = certificate.ca_file
@@ -226,6 +241,21 @@ class NamespaceServer:
         )
         config.load()
         return config
+
+
+def _load(context: ssl.SSLContext, cert: Path, key: Path) -> None:
+    """Take a certificate of the operator's; raises ``SettingsError`` that says which file is no good."""
+    for name, file in (("tls_cert", cert), ("tls_key", key)):
+        try:
+            file.read_bytes()
+        except OSError as error:
+            raise SettingsError(f"{name}: {file} cannot be read: {error.strerror}") from error
+    try:
+        context.load_cert_chain(cert, key)
+    except ssl.SSLError as error:
+        raise SettingsError(
+            f"tls_cert and tls_key: {cert} and {key} are no certificate and its key in PEM ({error.reason})"
+        ) from error
 
 
 class _Parts:

@@ -143,17 +143,30 @@ class Keeper:
         self._is_closed = True
         error: StoreError | None = None
         with self._resources:
-            self._resources.callback(self._store.close)
-            if self._thread is not None:
-                self._work.put(None)
-                self._thread.join()
-                self._thread = self._wake = None
-                self._take_outcome()
+            self._end_thread()
             while error is None and (self._waiting or not self._journal.is_empty):
                 error = self._commit()
         self._complain()
         if error is not None:
             raise error
+
+    def abandon(self) -> None:
+        """Close without committing what is left: since the last commit, nothing has happened."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        with self._resources:
+            self._end_thread()
+            self._journal.retire()
+
+    def _end_thread(self) -> None:
+        """Wait for the commit that runs, and have the store closed at the end."""
+        self._resources.callback(self._store.close)
+        if self._thread is not None:
+            self._work.put(None)
+            self._thread.join()
+            self._thread = self._wake = None
+            self._take_outcome()
 
     # The state machine. Whoever is told may raise, and may write more: neither stops it half-way.
 

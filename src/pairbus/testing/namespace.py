@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from threading import Thread
+from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
 from pairbus.broker import Address
 from pairbus.server import NamespaceServer, Settings, Tier
+from pairbus.server.declaration import parse_declaration
 from pairbus.server.event_loop import new_event_loop
 from pairbus.server.host import NamespaceHost
 
@@ -155,23 +157,39 @@ def running_namespace(
     *,
     tier: Tier | str = Tier.STANDARD,
     data: Path | None = None,
+    queues: Iterable[str] = (),
+    topics: Mapping[str, Iterable[str]] = MappingProxyType({}),
     new_loop: Callable[[], asyncio.AbstractEventLoop] = new_event_loop,
     **settings: Any,
 ) -> Iterator[RunningNamespace]:
     """A namespace on a free port of this machine, in a directory that goes with it unless ``data`` names one.
 
-    Whatever else ``Settings`` has can be given too. Works in tests with and without asyncio: the server has a thread
+    It has these queues, and these topics with their subscriptions, from the start. Whatever else ``Settings`` has can
+    be given too. Works in tests with and without asyncio: the server has a thread
     and a loop of its own, which ``new_loop`` makes.
     """
     with tempfile.TemporaryDirectory(prefix="pairbus-") as directory:
-        namespace = RunningNamespace(
-            Settings(
-                **{"data": data or Path(directory) / name, "name": name, "port": (0,), "tier": Tier(tier), **settings}
-            ),
-            new_loop,
-        )
+        given: dict[str, Any] = {
+            "data": data or Path(directory) / name,
+            "name": name,
+            "port": (0,),
+            "tier": Tier(tier),
+            "entities": parse_declaration(_document(queues, topics)),
+            **settings,
+        }
+        namespace = RunningNamespace(Settings(**given), new_loop)
         try:
             namespace.start()
             yield namespace
         finally:
             namespace.close()
+
+
+def _document(queues: Iterable[str], topics: Mapping[str, Iterable[str]]) -> dict[str, object]:
+    return {
+        "queues": [{"name": queue} for queue in queues],
+        "topics": [
+            {"name": topic, "subscriptions": [{"name": subscription} for subscription in subscriptions]}
+            for topic, subscriptions in topics.items()
+        ],
+    }

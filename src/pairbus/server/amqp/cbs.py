@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Final
 
 from pairbus.broker import Address
@@ -12,6 +13,8 @@ from pairbus.server.amqp.peer import Peer
 from pairbus.server.amqp.requests import RequestNode
 from pairbus.server.errors import REFUSABLE, BadRequestError, UnauthorizedError, refusal_of
 from pairbus.wire import Link
+
+_log = logging.getLogger(__name__)
 
 _SAS_TYPE: Final = "servicebus.windows.net:sastoken"
 _ACCEPTED: Final = Response(status=202, description="Accepted")
@@ -34,6 +37,8 @@ class TokenNode(RequestNode):
         except REFUSABLE as error:
             refusal = refusal_of(error)
             self._peer.counters.refused[refusal.condition] += 1
+            # Some SDKs keep the reason to themselves; so it has to be found here.
+            _log.info("a token was refused for '%.300s': %s", request.properties.get("name"), error)
             return Response(status=refusal.status, description=refusal.description)
         return _ACCEPTED
 

@@ -34,10 +34,9 @@ class Claims:
             grant.allows(path, right, now_ms) for grant in self._grants.values() for right in rights
         )
 
-    def next_expiry_ms(self, now_ms: int) -> int | None:
-        """When the next grant ends that has not."""
-        ends = [grant.expires_ms for grant in self._grants.values() if now_ms < grant.expires_ms < NEVER_MS]
-        return min(ends, default=None)
+    def next_expiry_ms(self) -> int | None:
+        """When the next grant ends, or has ended without having been dropped."""
+        return min((grant.expires_ms for grant in self._grants.values() if grant.expires_ms < NEVER_MS), default=None)
 
     def drop_expired(self, now_ms: int) -> None:
         self._grants = {name: grant for name, grant in self._grants.items() if now_ms < grant.expires_ms}

@@ -339,10 +339,10 @@ class AmqpConnection(Peer):
     def tokens_changed(self) -> None:
         if self._expiry is not None:
             self._expiry.cancel()
-        now_ms = self.host.now_ms()
-        due_ms = self.claims.next_expiry_ms(now_ms)
+        due_ms = self.claims.next_expiry_ms()
         if due_ms is not None:
-            self._expiry = self.host.loop.call_later((due_ms - now_ms) / 1_000, self.guard, self._expire)
+            pause_s = max(0, due_ms - self.host.now_ms()) / 1_000
+            self._expiry = self.host.loop.call_later(pause_s, self.guard, self._expire)
 
     def session_token(self, link_name: object, address: Address, session_id: object) -> bytes | None:
         if not isinstance(session_id, str | None):

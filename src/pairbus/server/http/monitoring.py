@@ -69,7 +69,12 @@ class Monitoring:
         return self._found
 
     def _may_see_entities(self, credentials: Credentials) -> bool:
+        """Raises ``UnauthorizedError`` for credentials that do not hold: whoever shows some wants to see more."""
         if self._open_metrics:
             return True
+        if credentials.text is None:
+            return False
         now_ms = self._host.now_ms()
-        return any(credentials.allows("", right, now_ms) for right in (Right.MANAGE, Right.LISTEN))
+        if not credentials.allows("", Right.MANAGE, now_ms):
+            credentials.require("", Right.LISTEN, now_ms)
+        return True
