@@ -87,7 +87,10 @@ class Settings:
         default=None, repr=False, metadata=_about("the root key; without it one is made at the first start, and kept")
     )
     jwt_issuer: str | None = field(default=None, metadata=_about("who has to have issued a JSON web token"))
-    jwt_audience: str | None = field(default=None, metadata=_about("whom a JSON web token has to be meant for"))
+    jwt_audience: str | None = field(
+        default=None,
+        metadata=_about("whom a JSON web token has to be meant for; https://servicebus.azure.net where it is not set"),
+    )
     jwt_keys: str | None = field(
         default=None, metadata=_about("file or https address of the keys (JWKS) that sign JSON web tokens")
     )

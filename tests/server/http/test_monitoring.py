@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 
@@ -114,3 +116,12 @@ def test_an_entity_may_be_called_like_them(site: Site) -> None:
         assert b"QueueDescription" in site.get(f"/{name}?api-version=2021-05").body
         assert b"QueueDescription" not in site.get(f"/{name}").body
         assert site.get(f"/{name}?api-version=2021-05", authorization=None).status == 401
+
+
+def test_the_page_for_operators_names_every_metric(site: Site) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "how-to" / "operate.md").read_text(encoding="utf-8")
+    site.get("/q")
+    families = re.findall(r"^# TYPE (\S+) (\S+)", text(filled(site), token()), re.MULTILINE)
+    assert len(families) > 12
+    for name, _ in families:
+        assert f"`{name}" in page, name

@@ -63,6 +63,8 @@ _OPEN_WITHIN_S: Final = 60.0
 _TOKEN_WITHIN_S: Final = 60.0
 _MOST_ANSWERS: Final = 16
 _MOST_WRITTEN_BYTES: Final = 128 * 1024
+_LONGEST_PAUSE_S: Final = 86_400.0
+"""A token may end in a year that no timer can be set to."""
 _READ_WITHIN_S: Final = 5.0
 _SMALL_FRAME_BYTES: Final = 4_096
 _LEAST_INCOMPLETE_BYTES: Final = 16 * 1024 * 1024
@@ -341,7 +343,7 @@ class AmqpConnection(Peer):
             self._expiry.cancel()
         due_ms = self.claims.next_expiry_ms()
         if due_ms is not None:
-            pause_s = max(0, due_ms - self.host.now_ms()) / 1_000
+            pause_s = min(max(0, due_ms - self.host.now_ms()) / 1_000, _LONGEST_PAUSE_S)
             self._expiry = self.host.loop.call_later(pause_s, self.guard, self._expire)
 
     def session_token(self, link_name: object, address: Address, session_id: object) -> bytes | None:
