@@ -6,7 +6,8 @@ BIN    := $(VENV)/bin
 PACKAGE := $(VENV)/.package
 READY  := $(VENV)/.ready
 COMPILED := build/compiled
-WORKERS := --numprocesses auto --dist worksteal
+# Many tests wait for a server or a client: so there are more of them at a time than processors.
+WORKERS := --numprocesses 4 --dist worksteal
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 .PHONY: help setup demo test slow check bench compiled fuzz model clean
