@@ -321,7 +321,8 @@ def test_an_argument_of_the_wrong_type_is_refused(operation: str, argument: str)
     grant = namespace.accept_session(Address.of("sessions"), "a", now_ms)
     assert grant is not None
     good: dict[str, Any] = {
-        "address": queue, "addresses": [queue], "description": QueueDescription(), "from_sequence": 0, "key_name": "root",
+        "address": queue, "addresses": [queue], "description": QueueDescription(), "from_sequence": 0,
+        "key_name": "root",
         "lock_token": delivery.lock_token, "max_count": 1, "messages": [], "name": "new", "now_ms": now_ms,
         "operations": [], "path": "new", "rule": None, "rules": [KEY], "sequences": [], "session_id": "b",
         "session_token": grant.session_token, "state": b"", "subscription": "sub", "topic": "topic",

@@ -353,7 +353,7 @@ def test_a_rule_that_is_refused_does_not_leave_a_subscription_without_rules() ->
     broker = Broker()
     broker.topic()
     subscription = broker.subscription()
-    with pytest.raises(DeclarationError, match="rule .bad. of .*/.*. cannot be as it is declared"):
+    with pytest.raises(DeclarationError, match=r"rule .bad. of .*/.*. cannot be as it is declared"):
         declare(broker, TOPIC.format('{ name = "bad", filter = "a = = 1" }'))
     assert rules(broker, subscription) == [RuleDescription()]
 
