@@ -1,0 +1,92 @@
+"""E3: what a peer asks for, and does not take, is not kept for it without end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from pairbus.broker import Address, Message
+from pairbus.dialect.management import Operation
+from pairbus.server.messages import received_message
+from pairbus.testing import RunningNamespace, running_namespace
+from pairbus.wire import Condition, Configuration, Int, Properties, Rejected, encode_message
+from pairbus.wire import Message as WireMessage
+from tests.server.amqp.wire_client import WireClient, connect, eventually, text_message
+
+LARGE = 240_000
+ORDERS = Address.of("orders")
+
+
+@pytest.fixture(scope="module")
+def namespace() -> Iterator[RunningNamespace]:
+    with running_namespace(queues=["orders"]) as served:
+        messages = [[received_message(text_message(bytes(LARGE)))] for _ in range(30)]
+        served.call(lambda host: [host.namespace.send(ORDERS, each, host.now_ms()) for each in messages])
+        yield served
+
+
+def test_answers_behind_a_closed_window_end_their_link(namespace: RunningNamespace) -> None:
+    """Without any token: a window of one frame that is never opened again."""
+    narrow = Configuration(container_id="narrow", incoming_window=1, strict=False)
+    with WireClient(namespace.port, configuration=narrow).open() as client:
+        asking = client.sender("$cbs")
+        client.receiver("$cbs")
+        client.first_session._incoming_window = -(10**9)  # it counts down, and is never told that there is room
+        words = {"operation": "put-token", "name": "orders"}
+        long_id = Properties(message_id="x" * 60_000)  # which comes back with the answer
+        payload = encode_message(WireMessage(properties=long_id, application_properties=words, body=(b"",)))
+        for _ in range(200):
+            client.begin_send(asking, payload)
+        eventually(lambda: queued_in(namespace) == 0)
+
+
+def queued_in(namespace: RunningNamespace) -> int:
+    server = namespace._running
+    connections = server._running.services.connections
+    return max((session.queued for each in connections for session in each._engine.sessions.values()), default=0)
+
+
+def test_a_look_at_many_large_messages_shows_as_many_as_fit(namespace: RunningNamespace) -> None:
+    with connect(namespace) as client:
+        node = client.requests("orders/$management")
+        body = {"from-sequence-number": 0, "message-count": Int(10_000)}
+        found = node.call(Operation.PEEK_MESSAGE, body).body["messages"]
+        assert 1 <= len(found) <= 5
+
+
+def test_a_look_at_one_message_shows_it_however_large(namespace: RunningNamespace) -> None:
+    seen = namespace.call(lambda host: host.namespace.peek(ORDERS, 0, 10, host.now_ms(), max_bytes=1))
+    assert len(seen) == 1
+    assert len(seen[0].body) > LARGE
+
+
+def test_what_is_no_request_is_rejected(namespace: RunningNamespace) -> None:
+    with connect(namespace) as client:
+        for node in ("$cbs", "orders/$management"):
+            client.receiver(node)
+            asking = client.sender(node)
+            for payload in (text_message("no operation"), b"garbage"):
+                state = client.send(asking, payload)
+                assert isinstance(state, Rejected)
+                assert state.error is not None
+                assert state.error.condition in {Condition.INVALID_FIELD, Condition.DECODE_ERROR}
+
+
+def test_deferred_messages_are_asked_for_in_parts(namespace: RunningNamespace) -> None:
+    def too_many(host: object) -> str:
+        from pairbus.broker import Disposition, InvalidRequestError, QueueDescription, Verdict
+
+        broker, now_ms = host.namespace, host.now_ms()  # type: ignore[attr-defined]
+        where = Address.of("put-off")
+        broker.create_queue("put-off", QueueDescription(), now_ms)
+        numbers = [broker.send(where, [Message(bytes(1_000))], now_ms)[0] for _ in range(3)]
+        for delivery in broker.receive(where, 3, now_ms):
+            broker.settle(where, delivery.lock_token, now_ms, Verdict(disposition=Disposition.DEFER))
+        with pytest.raises(InvalidRequestError) as refused:
+            broker.receive_deferred(where, numbers, now_ms, max_bytes=2_500)
+        assert len(broker.receive_deferred(where, numbers[:1], now_ms, max_bytes=1)) == 1
+        assert len(broker.receive_deferred(where, numbers[1:], now_ms, max_bytes=2_500)) == 2
+        return str(refused.value)
+
+    assert "ask for fewer" in namespace.call(too_many)

@@ -1,0 +1,164 @@
+"""E1: a server that is stopped loses nothing, tells everyone, and lets go of everything."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import os
+import socket
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Thread
+from typing import Final
+
+import pytest
+
+from pairbus.broker import Address, QueueDescription
+from pairbus.server import NamespaceServer, Settings
+from pairbus.server.host import NamespaceHost
+from pairbus.server.messages import received_message
+from pairbus.store import Keeper, MemoryStore, StoreFailedError
+from pairbus.testing import RunningNamespace, running_namespace
+from pairbus.wire import (
+    Condition,
+    Configuration,
+    Connection,
+    ConnectionClosed,
+    Delivery,
+    Event,
+    anonymous,
+    decode_message,
+)
+from tests.server.amqp.wire_client import HungUpError, WireClient, body_of, connect, text_message
+
+ORDERS: Final = Address.of("orders")
+NUMBER: Final = 3_000
+
+
+@pytest.fixture
+def namespace() -> Iterator[RunningNamespace]:
+    with running_namespace(queues=["orders"]) as served:
+        yield served
+
+
+def fill(namespace: RunningNamespace) -> list[bytes]:
+    bodies = [b"%d" % number for number in range(NUMBER)]
+    messages = [received_message(text_message(body)) for body in bodies]
+    namespace.call(lambda host: [host.namespace.send(ORDERS, [message], host.now_ms()) for message in messages])
+    return bodies
+
+
+def left(host: NamespaceHost) -> list[bytes]:
+    found: list[bytes] = []
+    while deliveries := host.namespace.receive(ORDERS, 1_000, host.now_ms(), delete=True):
+        found += [b"".join(decode_message(delivery.body).body) for delivery in deliveries]
+    return found
+
+
+def read_until_hung_up(client: WireClient) -> None:
+    with pytest.raises(HungUpError):
+        client.until(lambda: None)
+
+
+def test_what_is_received_and_deleted_while_the_server_stops_is_received_or_still_there(
+    namespace: RunningNamespace,
+) -> None:
+    bodies = fill(namespace)
+    with connect(namespace) as client:
+        link = client.receiver("orders", credit=100_000, deletes=True)
+        client.receive(link, 10)
+        stopping = Thread(target=namespace.stop)
+        stopping.start()
+        read_until_hung_up(client)
+        stopping.join()
+        assert client.closed is not None
+        assert client.closed.condition == Condition.CONNECTION_FORCED
+        received = [body_of(delivery) for delivery in client.deliveries(link)]
+    namespace.start()
+    rest = namespace.call(left)
+    assert sorted(received + rest) == sorted(bodies)
+
+
+def test_a_websocket_is_told_in_amqp_that_the_server_stops(namespace: RunningNamespace) -> None:
+    with socket.create_connection(("127.0.0.1", namespace.port), timeout=10) as stream:
+        key = base64.b64encode(os.urandom(16))
+        stream.sendall(
+            b"GET /$servicebus/websocket HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+            b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Protocol: AMQPWSB10\r\nSec-WebSocket-Key: " + key + b"\r\n\r\n"
+        )
+        assert stream.recv(4_096).startswith(b"HTTP/1.1 101")
+        engine = Connection(Configuration(container_id="till"), anonymous())
+        engine.open()
+        events: list[Event] = []
+        frames = Frames(stream)
+        while not engine.is_open:
+            data = engine.data_to_send()
+            if data:
+                stream.sendall(b"\x82\xfe" + struct.pack(">H", len(data)) + bytes(4) + data)
+            events += engine.receive_data(frames.next() or b"")
+        stopping = Thread(target=namespace.stop)
+        stopping.start()
+        while (piece := frames.next()) is not None:
+            events += engine.receive_data(piece)
+        stopping.join()
+    (closed,) = [event for event in events if isinstance(event, ConnectionClosed)]
+    assert closed.error is not None
+    assert closed.error.condition == Condition.CONNECTION_FORCED
+
+
+class Frames:
+    """What comes out of a WebSocket in binary frames."""
+
+    def __init__(self, stream: socket.socket) -> None:
+        self._stream = stream
+        self._data = b""
+
+    def next(self) -> bytes | None:
+        """The next piece; ``None`` when a frame of another kind ends it."""
+        kind, size = self._take(2)
+        if size == 126:
+            (size,) = struct.unpack(">H", self._take(2))
+        payload = self._take(size)
+        return payload if kind == 0x82 else None
+
+    def _take(self, size: int) -> bytes:
+        while len(self._data) < size:
+            self._data += self._stream.recv(4_096)
+        taken, self._data = self._data[:size], self._data[size:]
+        return taken
+
+
+def test_a_stop_whose_last_commit_fails_lets_go_of_everything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The store is one in memory, so that it can be told to fail."""
+    store = MemoryStore()
+
+    def open_in_memory(_path: object, make: object, now_ms: int, wake: object, **_: object) -> Keeper:
+        return Keeper(store, make, now_ms, wake)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Keeper, "open", open_in_memory)
+
+    async def scene() -> None:
+        server = NamespaceServer(Settings(data=tmp_path, port=(0,)))
+        await server.start()
+        host = server.host
+        host.namespace.create_queue("orders", QueueDescription(), host.now_ms())
+        store.fail_next_run(StoreFailedError("the store", "it is on fire"))
+        await server.stop()
+        await server.stop()  # to stop twice is fine
+        assert not asyncio.all_tasks() - {asyncio.current_task()}
+
+    asyncio.run(scene())
+    assert "what came last could not be written" in caplog.text
+
+
+def test_an_unread_delivery_does_not_hold_up_a_stop(namespace: RunningNamespace) -> None:
+    fill(namespace)
+    with connect(namespace) as client:
+        link = client.receiver("orders", credit=100_000)
+        client.receive(link, 1)
+        namespace.stop()
+        read_until_hung_up(client)
+        assert any(isinstance(event, Delivery) for event in client.events)
