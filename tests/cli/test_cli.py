@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import pty
@@ -17,12 +18,15 @@ from pathlib import Path
 from typing import IO
 
 import pytest
+from azure.servicebus import ServiceBusMessage, TransportType
 from typer.testing import CliRunner
 
+from pairbus.broker import Address
 from pairbus.cli.main import app
 from pairbus.dialect.connection_string import ConnectionString, parse_connection_string
 from pairbus.server.settings import SETTINGS, load_settings
 from pairbus.store.certificate import certificate_files
+from pairbus.testing import running_namespace
 from tests.docs.snippets import ROOT, run_snippets
 
 PAIRBUS = [sys.executable, "-m", "pairbus.cli.main"]
@@ -316,3 +320,62 @@ def test_the_commands() -> None:
     shown = CliRunner().invoke(app, ["--help"]).output
     for command in ("serve", "trust", "demo"):
         assert command in shown
+
+
+def test_the_page_on_serving_shows_how_to_deny_requests(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = run_snippets(PAGE)
+
+    async def scene() -> None:
+        stopped = asyncio.Event()
+        stopped.set()
+        await page["serve_until"](stopped, tmp_path / "data")
+
+    asyncio.run(scene())
+    assert capsys.readouterr().out.startswith("Endpoint=sb://localhost:")
+    assert page["deny_some"]("send", Address.of("reports")) is not None
+    assert page["deny_some"]("send", Address.of("orders")) is None
+
+
+def test_the_page_on_serving_shows_how_to_be_secure(tmp_path: Path) -> None:
+    page = run_snippets(PAGE)
+    with running_namespace(queues=["orders"]) as contoso:
+        for transport_type in (TransportType.Amqp, TransportType.AmqpOverWebsocket):
+            client = page["secure_client"](contoso.connection_string, str(contoso.ca_file), transport_type)
+            with client, client.get_queue_sender("orders") as sender:
+                sender.send_messages(ServiceBusMessage("one espresso"))
+
+
+@pytest.mark.parametrize(
+    ("cert", "key", "said"),
+    [
+        ("missing.pem", "key.pem", "tls_cert: "),
+        ("cert.pem", "missing.pem", "tls_key: "),
+        ("cert.pem", "key.pem", "are no certificate and its key in PEM"),
+    ],
+    ids=["no certificate", "no key", "neither is one"],
+)
+def test_a_certificate_that_is_no_good_is_one_line_and_code_2(tmp_path: Path, cert: str, key: str, said: str) -> None:
+    for name in ("cert.pem", "key.pem"):
+        (tmp_path / name).write_text("nothing of the kind")
+    options = ("--tls-cert", tmp_path / cert, "--tls-key", tmp_path / key)
+    done = run("serve", "--data", tmp_path / "data", "--port", 0, *options)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_declaration_that_is_refused_is_not_done_in_part(tmp_path: Path) -> None:
+    file = tmp_path / "settings.toml"
+    file.write_text('[[queues]]\nname = "good"\n\n[[queues]]\nname = "bad"\nlock_duration = "10m"\n')
+    done = run("serve", "--config", file, "--data", tmp_path / "data", "--port", 0)
+    assert done.returncode == 2
+    assert "queue 'bad'" in done.stderr
+    with running_namespace(data=tmp_path / "data") as contoso:
+        assert contoso.call(lambda host: host.namespace.queues(host.now_ms())) == []
+
+
+def test_the_version_is_told() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "pairbus", "--version"], capture_output=True, text=True, check=True, timeout=PATIENCE_S
+    )
+    assert re.fullmatch(r"pairbus \d+\.\d+\.\d+\n", done.stdout)

@@ -17,7 +17,7 @@ from pairbus.broker import STANDARD, AuthorizationRule, Namespace, QueueDescript
 from pairbus.dialect.management import Operation
 from pairbus.dialect.sas import make_sas_token
 from pairbus.server.access import Gatekeeper
-from pairbus.server.amqp.connection import AmqpServices
+from pairbus.server.amqp.services import AmqpServices
 from pairbus.server.counters import Counters
 from pairbus.server.dispatcher import Dispatcher
 from pairbus.server.host import NamespaceHost

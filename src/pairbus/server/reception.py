@@ -7,7 +7,8 @@ import logging
 from collections.abc import Callable
 from typing import Final, cast
 
-from pairbus.server.amqp.connection import AmqpConnection, AmqpServices
+from pairbus.server.amqp.connection import AmqpConnection
+from pairbus.server.amqp.services import AmqpServices
 from pairbus.server.preface import Preface, preface_of
 
 _log = logging.getLogger(__name__)

@@ -20,7 +20,7 @@ from uvicorn.server import ServerState
 from pairbus.broker import Namespace, Records
 from pairbus.dialect.connection_string import ConnectionString
 from pairbus.server.access import Gatekeeper, VerifyJwt
-from pairbus.server.amqp.connection import AmqpServices
+from pairbus.server.amqp.services import AmqpServices
 from pairbus.server.clock import Clock, SystemClock
 from pairbus.server.counters import Counters
 from pairbus.server.declaration import apply_declaration

@@ -8,7 +8,8 @@ from typing import Final
 from starlette.routing import WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from pairbus.server.amqp.connection import AmqpConnection, AmqpServices
+from pairbus.server.amqp.connection import AmqpConnection
+from pairbus.server.amqp.services import AmqpServices
 from pairbus.server.http.protocol import STREAM, StreamingWebSocket
 
 PATH: Final = "/$servicebus/websocket"

@@ -197,7 +197,7 @@ def test_who_has_shown_no_token_cannot_make_the_server_hold_much(namespace: Runn
         for _ in range(64):  # four megabytes of a message that does not end
             client.engine._writer.write(session.channel, encode(started), bytes(65_000))
         client.barrier()
-        connection = next(iter(namespace._running._running.services.connections))
+        connection: Any = next(iter(namespace._running._running.services.connections))
         assert connection._engine.incomplete_bytes <= 1 << 20
 
 
@@ -214,7 +214,7 @@ def test_who_breaks_the_protocol_and_does_not_read_is_dropped_all_the_same(names
     with WireClient(namespace.port, sasl=plain("RootManageSharedAccessKey", namespace.key)) as client:
         client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
         client.open().receiver("orders", credit=100)
-        connection = next(iter(namespace._running._running.services.connections))
+        connection: Any = next(iter(namespace._running._running.services.connections))
         eventually(lambda: connection._transport.get_write_buffer_size() > 1 << 20)
         client.socket.sendall(b"\0\0\0\x01garbage")
         eventually(lambda: not namespace._running._running.services.connections)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -43,7 +44,7 @@ def test_answers_behind_a_closed_window_end_their_link(namespace: RunningNamespa
 
 def queued_in(namespace: RunningNamespace) -> int:
     server = namespace._running
-    connections = server._running.services.connections
+    connections: Any = server._running.services.connections
     return max((session.queued for each in connections for session in each._engine.sessions.values()), default=0)
 
 

@@ -20,7 +20,8 @@ from pairbus.broker import STANDARD, Address, AuthorizationRule, Namespace, Queu
 from pairbus.dialect.conditions import ServiceBusCondition
 from pairbus.dialect.management import Operation
 from pairbus.server.access import Gatekeeper
-from pairbus.server.amqp.connection import AmqpConnection, AmqpServices
+from pairbus.server.amqp.connection import AmqpConnection
+from pairbus.server.amqp.services import AmqpServices
 from pairbus.server.clock import SystemClock
 from pairbus.server.counters import Counters
 from pairbus.server.dispatcher import Dispatcher
@@ -272,7 +273,8 @@ async def staged() -> AsyncIterator[Stage]:
         yield stage
     finally:
         stage.store.gate.set()
-        for connection in [*stage.services.connections]:
+        connections: list[Any] = [*stage.services.connections]
+        for connection in connections:
             connection.connection_lost()
         stage.host.close()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -333,7 +334,7 @@ def test_a_message_that_is_given_up_half_way_leaves_nothing(
         client.engine._writer.write(client.first_session.channel, encode(part), b"" if aborted else bytes(1_000))
     client.barrier()
     assert bodies(namespace, queue) == []
-    connection = next(iter(namespace._running._running.services.connections))
+    connection: Any = next(iter(namespace._running._running.services.connections))
     assert connection._engine.incomplete_bytes == 0
 
 

@@ -7,28 +7,24 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from pairbus.broker import Address, Right, SessionLockLostError
-from pairbus.server.access import Gatekeeper
 from pairbus.server.amqp.attachment import attach_link
 from pairbus.server.amqp.claims import Claims
 from pairbus.server.amqp.consumer import Consumer
 from pairbus.server.amqp.node import Node
 from pairbus.server.amqp.peer import Peer
 from pairbus.server.amqp.replies import Replies
+from pairbus.server.amqp.services import AmqpServices, Transport
 from pairbus.server.amqp.transactions import Transactions
-from pairbus.server.counters import Counters
-from pairbus.server.dispatcher import Dispatcher
 from pairbus.server.errors import REFUSABLE, BadRequestError, UnauthorizedError, refusal_of
-from pairbus.server.host import NamespaceHost
 from pairbus.store import StoreError
 from pairbus.wire import (
     ANONYMOUS,
     MSSBCBS,
     PLAIN,
     Condition,
-    Configuration,
     Connection,
     ConnectionClosed,
     ConnectionOpened,
@@ -67,54 +63,6 @@ _LONGEST_PAUSE_S: Final = 86_400.0
 """A token may end in a year that no timer can be set to."""
 _READ_WITHIN_S: Final = 5.0
 _SMALL_FRAME_BYTES: Final = 4_096
-_LEAST_INCOMPLETE_BYTES: Final = 16 * 1024 * 1024
-
-
-class Transport(Protocol):
-    """What carries a connection."""
-
-    def write(self, data: bytes) -> None: ...
-
-    def close(self) -> None:
-        """Close when everything has been sent."""
-
-    def abort(self) -> None:
-        """Close now."""
-
-    def pause_reading(self) -> None: ...
-
-    def resume_reading(self) -> None: ...
-
-    def get_write_buffer_size(self) -> int: ...
-
-
-class AmqpServices:
-    """What all connections of a namespace share."""
-
-    def __init__(
-        self,
-        host: NamespaceHost,
-        gatekeeper: Gatekeeper,
-        dispatcher: Dispatcher,
-        counters: Counters,
-        idle_timeout_ms: int,
-    ) -> None:
-        self.host = host
-        self.gatekeeper = gatekeeper
-        self.dispatcher = dispatcher
-        self.counters = counters
-        self.configuration = Configuration(
-            container_id=host.name,
-            idle_time_out_ms=idle_timeout_ms,
-            # What the SDK for Python needs: it looks at neither credit nor window, and a link that is detached for
-            # one message that was too large would take the others with it.
-            strict=False,
-            reject_oversized=True,
-            # Before anyone has shown a token, too: so no more than a few of the largest messages.
-            max_incomplete_bytes=max(_LEAST_INCOMPLETE_BYTES, 2 * host.limits.largest_bytes),
-        )
-        self.connections: set[AmqpConnection] = set()
-        self.is_draining = False
 
 
 class AmqpConnection(Peer):

@@ -1,0 +1,70 @@
+"""What all connections of a namespace share, and what each of them is carried by."""
+
+from __future__ import annotations
+
+from typing import Final, Protocol
+
+from pairbus.server.access import Gatekeeper
+from pairbus.server.counters import Counters
+from pairbus.server.dispatcher import Dispatcher
+from pairbus.server.host import NamespaceHost
+from pairbus.wire import Configuration
+
+_LEAST_INCOMPLETE_BYTES: Final = 16 * 1024 * 1024
+
+
+class Connected(Protocol):
+    """A connection, as far as the whole server has to do with it."""
+
+    def shut_down(self) -> None:
+        """Say that the server stops, and hang up."""
+
+    def abort(self) -> None:
+        """Hang up without a word."""
+
+
+class Transport(Protocol):
+    """What carries a connection."""
+
+    def write(self, data: bytes) -> None: ...
+
+    def close(self) -> None:
+        """Close when everything has been sent."""
+
+    def abort(self) -> None:
+        """Close now."""
+
+    def pause_reading(self) -> None: ...
+
+    def resume_reading(self) -> None: ...
+
+    def get_write_buffer_size(self) -> int: ...
+
+
+class AmqpServices:
+    """What all connections of a namespace share."""
+
+    def __init__(
+        self,
+        host: NamespaceHost,
+        gatekeeper: Gatekeeper,
+        dispatcher: Dispatcher,
+        counters: Counters,
+        idle_timeout_ms: int,
+    ) -> None:
+        self.host = host
+        self.gatekeeper = gatekeeper
+        self.dispatcher = dispatcher
+        self.counters = counters
+        self.configuration = Configuration(
+            container_id=host.name,
+            idle_time_out_ms=idle_timeout_ms,
+            # What the SDK for Python needs: it looks at neither credit nor window, and a link that is detached for
+            # one message that was too large would take the others with it.
+            strict=False,
+            reject_oversized=True,
+            # Before anyone has shown a token, too: so no more than a few of the largest messages.
+            max_incomplete_bytes=max(_LEAST_INCOMPLETE_BYTES, 2 * host.limits.largest_bytes),
+        )
+        self.connections: set[Connected] = set()
+        self.is_draining = False
