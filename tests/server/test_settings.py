@@ -55,7 +55,8 @@ def test_everything_can_be_said_in_every_place(tmp_path: Path) -> None:
     values: dict[str, Any] = {
         "data": "d", "name": "n", "host": "h", "port": [1, 2], "tls_cert": "c", "tls_key": "k", "tier": "premium",
         "key_name": "kn", "key": "secret", "jwt_issuer": "i", "jwt_audience": "a", "jwt_keys": "j",
-        "allow_any_jwt": True, "idle_timeout_s": 5, "drain_s": 0.5, "max_store_gb": 7, "log_level": "debug",
+        "allow_any_jwt": True, "idle_timeout_s": 5, "drain_s": 0.5, "max_connections": 9, "max_store_gb": 7,
+        "log_level": "debug",
         "log_format": "json", "open_metrics": True,
     }  # fmt: skip
     assert values.keys() == SETTINGS.keys()
@@ -140,6 +141,7 @@ def test_the_file_may_be_the_emulators(tmp_path: Path) -> None:
         ("idle_timeout_s = 0", "idle_timeout_s is 0"),
         ("drain_s = -1", "drain_s is -1"),
         ("max_store_gb = 0", "max_store_gb is 0"),
+        ("max_connections = 0", "max_connections is 0"),
         ("[[queues]]\nname = 'q'\nlock_duraton = 5", "queue 'q' has an unknown key 'lock_duraton'; did you mean"),
         ("this is no TOML", "pairbus.toml: "),
     ],

@@ -34,6 +34,7 @@ class Reception(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         stream = cast("asyncio.Transport", transport)  # uvloop's are none by inheritance
         self._transport = stream
+        self._services.reception_count += 1
         self._timer = self._services.host.loop.call_later(SPEAK_WITHIN_S, stream.abort)
 
     def data_received(self, data: bytes) -> None:
@@ -48,23 +49,24 @@ class Reception(asyncio.Protocol):
             self._hand_over(transport, self._make_http())
         else:
             _log.info("a connection began with %r, which is neither AMQP nor HTTP", self._data[:8])
-            self._stop_waiting()
             transport.abort()
 
     def _hand_over(self, transport: asyncio.Transport, protocol: asyncio.Protocol) -> None:
-        self._stop_waiting()
+        self._leave()
         data, self._data, self._transport = self._data, b"", None
         transport.set_protocol(protocol)
         protocol.connection_made(transport)
         protocol.data_received(data)
 
     def connection_lost(self, _exc: Exception | None) -> None:
-        self._stop_waiting()
+        self._leave()
         self._transport = None
 
-    def _stop_waiting(self) -> None:
+    def _leave(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
+            self._timer = None
+            self._services.reception_count -= 1
 
 
 class AmqpProtocol(asyncio.Protocol):

@@ -42,7 +42,6 @@ from pairbus.store.certificate import Certificate, open_certificate
 
 _log = logging.getLogger(__name__)
 
-_MOST_CONNECTIONS: Final = 5_000
 _POLL_S: Final = 0.01
 _LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
 _EVERYWHERE: Final = ("0.0.0.0", "::")  # noqa: S104 (asked for by name)
@@ -139,7 +138,7 @@ class NamespaceServer:
             host.loop,
             lambda secure: Reception(services, lambda: HttpProtocol(http, state, {}), secure=secure),
             self._tls(),
-            lambda: len(services.connections) + len(state.connections) + listener.waiting_count < _MOST_CONNECTIONS,
+            lambda: services.stream_count + len(state.connections) + listener.waiting_count < settings.max_connections,
         )
         stack.callback(listener.close)
         self.ports = tuple(listener.listen(settings.host, port) for port in settings.port)
