@@ -54,3 +54,11 @@ def test_it_never_goes_back() -> None:
         clocks.steady += int(abs(step) * SECOND)
         times.append(clock())
     assert times == sorted(times)
+
+
+def test_tokens_go_by_the_clock_as_it_is_set() -> None:
+    clocks = Clocks()
+    clock = SystemClock(lambda: clocks.wall, lambda: clocks.steady)
+    clocks.wall -= 7_200 * SECOND
+    assert clock.wall_ms() == clocks.wall // 1_000_000
+    assert clock() > clock.wall_ms()

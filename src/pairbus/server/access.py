@@ -77,7 +77,7 @@ class Gatekeeper:
             return self._admit_sas(token, path)
         if self._verify_jwt is None:
             raise UnauthorizedError("the token is no shared access signature, and no issuer of other tokens is set up")
-        return self._verify_jwt(token, self._host.now_ms()).within(path)
+        return self._verify_jwt(token, self._host.wall_ms()).within(path)
 
     def admit_key(self, key_name: str, key: str) -> Grant:
         """The grant of a key to the whole namespace, shown as it is; raises ``UnauthorizedError``."""
@@ -93,7 +93,7 @@ class Gatekeeper:
             raise UnauthorizedError(str(error)) from error
         now_ms = self._host.now_ms()
         expires_ms = token.expires_s * 1_000
-        if expires_ms <= now_ms:
+        if expires_ms <= self._host.wall_ms():
             raise UnauthorizedError("the token has expired")
         if not token.covers(path):
             raise UnauthorizedError("the token was made for another address")

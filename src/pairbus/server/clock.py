@@ -25,6 +25,10 @@ class SystemClock:
         self._told_ns = wall_ns()
         self._steady_at_ns = steady_ns()
 
+    def wall_ms(self) -> int:
+        """The time of day as it is set now, for what others have dated: tokens."""
+        return self._wall_ns() // 1_000_000
+
     def __call__(self) -> int:
         steady_ns = self._steady_ns()
         slow_ns = self._told_ns + (steady_ns - self._steady_at_ns) // 2

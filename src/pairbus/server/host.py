@@ -33,10 +33,18 @@ class NamespaceHost:
     """
 
     def __init__(
-        self, name: str, limits: Limits, keeper: Keeper, clock: Clock, loop: asyncio.AbstractEventLoop
+        self,
+        name: str,
+        limits: Limits,
+        keeper: Keeper,
+        clock: Clock,
+        loop: asyncio.AbstractEventLoop,
+        wall_clock: Clock | None = None,
     ) -> None:
         self.name = name
         self.limits = limits
+        self.wall_ms = wall_clock or clock
+        """The time of day as it is set, which may go back: for what others have dated, and nothing else."""
         self._clock = clock
         self._seen_ms = clock()
         self.deny: Deny = lambda _operation, _address: None

@@ -162,7 +162,8 @@ class NamespaceServer:
             recovery.messages,
             len(recovery.damaged),
         )
-        host = NamespaceHost(settings.name, settings.limits, keeper, self._clock, loop)
+        wall_clock = self._clock.wall_ms if isinstance(self._clock, SystemClock) else None
+        host = NamespaceHost(settings.name, settings.limits, keeper, self._clock, loop, wall_clock)
         stack.callback(host.close)
         try:
             self._furnish(host.namespace)

@@ -150,6 +150,7 @@ class Link:
         "remote_max_message_size",
         "role",
         "session",
+        "shares_ids",
         "snd_settle_mode",
         "unsettled",
     )
@@ -186,6 +187,8 @@ class Link:
         """Whether the receiver wants the credit used up or given back."""
         self.context: Any = None
         """The application's own: the engine never looks at it."""
+        self.shares_ids = False
+        """Whether a peer that is let off lightly may give deliveries here an id that another such link has in use."""
         self.detach_reported = False
         """Whether the application has been told that the link is gone."""
         self.queued = 0

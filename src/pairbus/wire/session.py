@@ -473,18 +473,20 @@ class Session(Carrier):
     def remember(self, delivery: Delivery) -> None:
         before = self._incoming.get(delivery.delivery_id)
         if before is not None:
-            if self._strict:
+            # The Azure SDK for Python numbers requests alike that are made at the same time. What becomes of them is
+            # told in their answers, so there it does no harm; a message must not be told the outcome of another.
+            if self._strict or not (before.link.shares_ids and delivery.link.shares_ids):
                 raise DeliveryIdError(f"delivery-id {delivery.delivery_id} is in use already")
-            # The Azure SDK for Python numbers requests alike that are made at the same time. The last word counts.
-            before.link.unsettled -= 1
+            self.forget(before)
         if len(self._incoming) >= self._max_unsettled:
             raise SessionResourceError(f"{len(self._incoming)} deliveries wait to be settled; no more are taken")
         self._incoming[delivery.delivery_id] = delivery
         delivery.link.unsettled += 1
 
     def forget(self, delivery: Delivery) -> None:
-        del self._incoming[delivery.delivery_id]
-        delivery.link.unsettled -= 1
+        if self._incoming.get(delivery.delivery_id) is delivery:
+            del self._incoming[delivery.delivery_id]
+            delivery.link.unsettled -= 1
         delivery.settled = True
 
     def _detach_violator(self, link: Link, error: LinkError) -> LinkDetached:

@@ -216,6 +216,7 @@ def _consumer(peer: Peer, link: Link, attach: Attach, place: Place, session: Ses
 
 def _take_requests(link: Link, attach: Attach, largest: int) -> None:
     link.attach(source=attach.source, target=attach.target, max_message_size=largest)
+    link.shares_ids = True
     link.flow(CREDIT)
 
 

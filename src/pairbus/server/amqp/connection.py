@@ -233,7 +233,7 @@ class AmqpConnection(Peer):
         return self._is_writable and not self._is_lost
 
     def allows(self, path: str, rights: Sequence[Right]) -> bool:
-        return self.claims.allows(path, rights, self.host.now_ms())
+        return self.claims.allows(path, rights, self.host.wall_ms())
 
     def confirm(self, delivery: Delivery, state: object) -> None:
         self._confirmations.append((delivery, state))
@@ -291,7 +291,7 @@ class AmqpConnection(Peer):
             self._expiry.cancel()
         due_ms = self.claims.next_expiry_ms()
         if due_ms is not None:
-            pause_s = min(max(0, due_ms - self.host.now_ms()) / 1_000, _LONGEST_PAUSE_S)
+            pause_s = min(max(0, due_ms - self.host.wall_ms()) / 1_000, _LONGEST_PAUSE_S)
             self._expiry = self.host.loop.call_later(pause_s, self.guard, self._expire)
 
     def session_token(self, link_name: object, address: Address, session_id: object) -> bytes | None:
@@ -449,7 +449,7 @@ class AmqpConnection(Peer):
 
     def _expire(self) -> None:
         """A token has ended: the links that lived by it end too."""
-        now_ms = self.host.now_ms()
+        now_ms = self.host.wall_ms()
         self.claims.drop_expired(now_ms)
         error = refusal_of(UnauthorizedError("ExpiredToken: the token has expired, and no new one was put")).error
         for node in [*self._nodes.values()]:

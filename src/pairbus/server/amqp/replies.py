@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from itertools import count
 from typing import Final
 
@@ -20,13 +21,22 @@ class ReplyNode(Node):
 
     def __init__(self, link: Link, path: str, needs: tuple[Need, ...], replies: Replies) -> None:
         super().__init__(link, path, needs)
-        self.waiting_bytes = 0
-        """What waits for the session's window."""
+        self._waiting: deque[int] = deque()
+        """How large each answer is that waits for the session's window."""
+        self._waiting_bytes = 0
         self._replies = replies
         replies.add(self)
 
     def on_detached(self) -> None:
         self._replies.remove(self)
+
+    def count_waiting(self, size_bytes: int) -> int:
+        """Count an answer that was sent; how much waits for the session's window now."""
+        self._waiting.append(size_bytes)
+        self._waiting_bytes += size_bytes
+        while len(self._waiting) > self.link.queued:
+            self._waiting_bytes -= self._waiting.popleft()
+        return self._waiting_bytes
 
 
 class Replies:
@@ -58,8 +68,7 @@ class Replies:
     def _write(self, node: ReplyNode, payload: bytes) -> None:
         link = node.link
         link.send(payload, tag=next(self._tags).to_bytes(8), settled=True, beyond_credit=True)
-        node.waiting_bytes = node.waiting_bytes + len(payload) if link.queued else 0
-        if node.waiting_bytes > _MOST_WAITING_BYTES:
+        if node.count_waiting(len(payload)) > _MOST_WAITING_BYTES and link.queued > 1:
             link.detach(error=Error(Condition.RESOURCE_LIMIT_EXCEEDED, "answers are asked for, and not let through"))
 
     def _find(self, asked: Link, path: str, reply_to: str | None) -> ReplyNode | None:

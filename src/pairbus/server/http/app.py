@@ -127,7 +127,7 @@ class Management:
         credentials = Credentials(self._gatekeeper, request.headers.get("authorization"))
         if route.right is not None:
             # Before anything is looked up, so that a stranger cannot tell what is there.
-            _authorize(credentials, route, found.names, path, now_ms)
+            _authorize(credentials, route, found.names, path, self._host.wall_ms())
             self._host.check_busy(route.operation, _address(found.names))
         call = Call(
             host=self._host,

@@ -73,10 +73,10 @@ class Call:
 
     def require_forwarding(self, target: str, header: str) -> None:
         """Raise ``UnauthorizedError`` unless the sender may have messages forwarded to an entity."""
-        if self.credentials.allows(target, Right.MANAGE, self.now_ms):
+        if self.credentials.allows(target, Right.MANAGE, self.host.wall_ms()):
             return
         others = Credentials(self.credentials.gatekeeper, self.headers.get(header))
-        if not others.allows(target, Right.SEND, self.now_ms):
+        if not others.allows(target, Right.SEND, self.host.wall_ms()):
             raise UnauthorizedError(
                 f"to forward to another entity, {header} needs a token with the claim 'Send' for it"
             )

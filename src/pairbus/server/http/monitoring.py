@@ -74,7 +74,7 @@ class Monitoring:
             return True
         if credentials.text is None:
             return False
-        now_ms = self._host.now_ms()
+        now_ms = self._host.wall_ms()
         if not credentials.allows("", Right.MANAGE, now_ms):
             credentials.require("", Right.LISTEN, now_ms)
         return True
