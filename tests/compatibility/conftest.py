@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
+import warnings
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,13 @@ from tests.compatibility.stage import AT_ONCE, STAGE
 
 UNCLOSED = "ignore:unclosed:ResourceWarning"
 """The Python SDK leaves the socket of a connection that broke, or was refused, to the garbage collector."""
+
+
+def collect_unclosed() -> None:
+    """Have these collected now: the test that comes next is somebody else's, and must not be blamed for them."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
 
 
 class FeatureTest(pytest.Item):
@@ -67,6 +76,7 @@ def pytest_pycollect_makeitem(collector: pytest.Module, name: str, obj: object) 
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     if isinstance(item, FeatureTest) and not isinstance(nextitem, FeatureTest):
         STAGE.clear()
+        collect_unclosed()
 
 
 def pytest_sessionfinish() -> None:
