@@ -12,6 +12,7 @@ import socket
 import ssl
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,7 +26,7 @@ from pairbus.broker import Address
 from pairbus.cli.main import app
 from pairbus.dialect.connection_string import ConnectionString, parse_connection_string
 from pairbus.server.settings import SETTINGS, load_settings
-from pairbus.store.certificate import certificate_files
+from pairbus.store.certificate import certificate_files, open_certificate
 from pairbus.testing import running_namespace
 from tests.docs.snippets import ROOT, run_snippets
 
@@ -379,3 +380,28 @@ def test_the_version_is_told() -> None:
         [sys.executable, "-m", "pairbus", "--version"], capture_output=True, text=True, check=True, timeout=PATIENCE_S
     )
     assert re.fullmatch(r"pairbus \d+\.\d+\.\d+\n", done.stdout)
+
+
+def test_it_takes_a_certificate_of_the_operators(tmp_path: Path) -> None:
+    """One that was made elsewhere, for another name."""
+    made = open_certificate(tmp_path, ["bus.example"], time.time_ns() // 1_000_000)
+    options = ("--tls-cert", made.cert_file, "--tls-key", made.key_file)
+    with serving(tmp_path / "data", *options) as served:
+        plain = socket.create_connection(("127.0.0.1", served.connection.port or 0), timeout=PATIENCE_S)
+        context = ssl.create_default_context(cafile=made.ca_file)
+        with context.wrap_socket(plain, server_hostname="bus.example") as encrypted:
+            encrypted.sendall(b"GET /health HTTP/1.1\r\nHost: bus.example\r\nConnection: close\r\n\r\n")
+            assert encrypted.recv(64).startswith(b"HTTP/1.1 200")
+        assert not (tmp_path / "data" / "tls").exists()
+
+
+def test_two_namespaces_run_side_by_side_on_ports_of_their_own(tmp_path: Path) -> None:
+    with serving(tmp_path / "a", "--name", "a", "--port", 0) as one, serving(tmp_path / "b", "--name", "b") as other:
+        assert one.connection.key != other.connection.key
+        ports = [int(port) for line in one.said if line.startswith("ports: ") for port in line[7:].split(", ")]
+        assert len(ports) == 2  # each of the two that were asked for
+        for port, name in ((ports[0], b"a"), (ports[1], b"a"), (other.connection.port or 0, b"b")):
+            with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as stream:
+                stream.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+                answer = b"".join(iter(lambda: stream.recv(4_096), b""))
+                assert b'"name":"' + name + b'"' in answer
