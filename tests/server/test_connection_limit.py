@@ -14,7 +14,7 @@ def test_one_too_many_is_hung_up_on() -> None:
     with running_namespace(queues=["orders"], max_connections=2) as contoso:
         with connect(contoso), socket.create_connection(("127.0.0.1", contoso.port)) as silent:
             silent.sendall(b"AM")  # which may become AMQP
-            eventually(lambda: contoso._running._running.services.reception_count == 1)
+            eventually(lambda: contoso._running._running.services.receptions)
             with WireClient(contoso.port) as refused, pytest.raises(HungUpError):
                 refused.open()
         eventually(lambda: contoso._running._running.services.stream_count == 0)

@@ -8,6 +8,7 @@ import os
 import socket
 import struct
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from threading import Thread
 from typing import Final
@@ -30,7 +31,7 @@ from pairbus.wire import (
     anonymous,
     decode_message,
 )
-from tests.server.amqp.wire_client import HungUpError, WireClient, body_of, connect, text_message
+from tests.server.amqp.wire_client import HungUpError, WireClient, body_of, connect, eventually, text_message
 
 ORDERS: Final = Address.of("orders")
 NUMBER: Final = 3_000
@@ -152,6 +153,15 @@ def test_a_stop_whose_last_commit_fails_lets_go_of_everything(
 
     asyncio.run(scene())
     assert "what came last could not be written" in caplog.text
+
+
+def test_who_has_not_said_what_it_speaks_is_hung_up_on(namespace: RunningNamespace) -> None:
+    with socket.create_connection(("127.0.0.1", namespace.port), timeout=10) as stream:
+        stream.sendall(b"AM")  # which may become AMQP
+        eventually(lambda: namespace._running._running.services.receptions)
+        namespace.stop()
+        with suppress(ConnectionError):
+            assert stream.recv(1) == b""
 
 
 def test_an_unread_delivery_does_not_hold_up_a_stop(namespace: RunningNamespace) -> None:

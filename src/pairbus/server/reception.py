@@ -34,7 +34,7 @@ class Reception(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         stream = cast("asyncio.Transport", transport)  # uvloop's are none by inheritance
         self._transport = stream
-        self._services.reception_count += 1
+        self._services.receptions.add(stream)
         self._timer = self._services.host.loop.call_later(SPEAK_WITHIN_S, stream.abort)
 
     def data_received(self, data: bytes) -> None:
@@ -52,21 +52,21 @@ class Reception(asyncio.Protocol):
             transport.abort()
 
     def _hand_over(self, transport: asyncio.Transport, protocol: asyncio.Protocol) -> None:
-        self._leave()
+        self._leave(transport)
         data, self._data, self._transport = self._data, b"", None
         transport.set_protocol(protocol)
         protocol.connection_made(transport)
         protocol.data_received(data)
 
     def connection_lost(self, _exc: Exception | None) -> None:
-        self._leave()
-        self._transport = None
+        if self._transport is not None:
+            self._leave(self._transport)
+            self._transport = None
 
-    def _leave(self) -> None:
+    def _leave(self, transport: asyncio.Transport) -> None:
+        self._services.receptions.discard(transport)
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
-            self._services.reception_count -= 1
 
 
 class AmqpProtocol(asyncio.Protocol):

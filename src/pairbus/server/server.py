@@ -271,6 +271,8 @@ class _Parts:
         services = self.services
         deadline = time.monotonic() + within_s
         self._listener.close()
+        for stream in [*services.receptions]:
+            stream.abort()
         services.is_draining = True
         try:
             async with asyncio.timeout(within_s):

@@ -322,7 +322,7 @@ class AmqpConnection(Peer):
 
     def _opened(self, _event: ConnectionOpened) -> None:
         self._opening.cancel()
-        self._opening = self.host.loop.call_later(_TOKEN_WITHIN_S, self._expect_token)
+        self._opening = self.host.loop.call_later(_TOKEN_WITHIN_S, self.guard, self._expect_token)
         self._engine.open()
         self._beat()
 

@@ -67,11 +67,11 @@ class AmqpServices:
             max_incomplete_bytes=max(_LEAST_INCOMPLETE_BYTES, 2 * host.limits.largest_bytes),
         )
         self.connections: set[Connected] = set()
-        self.reception_count = 0
-        """Connections of which nobody knows yet what they speak."""
+        self.receptions: set[Transport] = set()
+        """What carries the connections of which nobody knows yet what they speak."""
         self.is_draining = False
 
     @property
     def stream_count(self) -> int:
         """How many connections there are, those of HTTP and WebSockets left out."""
-        return self.reception_count + self.counters.connections["amqp"] + self.counters.connections["amqps"]
+        return len(self.receptions) + self.counters.connections["amqp"] + self.counters.connections["amqps"]

@@ -42,7 +42,7 @@ class SessionWait(Node, SessionWaiter):
 
     def refuse(self, error: Exception) -> None:
         self._finish()
-        self.link.refuse(refusal_of(error).error)
+        self._peer.guard(partial(self.link.refuse, refusal_of(error).error))
         self._peer.flush()
 
     def on_detached(self) -> None:
