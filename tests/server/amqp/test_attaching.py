@@ -25,7 +25,7 @@ from pairbus.wire import (
     UInt,
     ULong,
 )
-from tests.server.amqp.wire_client import LinkRefusedError, WireClient, connect, failures, text_message
+from tests.server.amqp.wire_client import LinkRefusedError, WireClient, failures, text_message
 
 SESSION_FILTER = Symbol("com.microsoft:session-filter")
 
@@ -51,12 +51,6 @@ def namespace() -> Iterator[RunningNamespace]:
 def _no_failures(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     yield
     assert failures(caplog) == []
-
-
-@pytest.fixture
-def client(namespace: RunningNamespace) -> Iterator[WireClient]:
-    with connect(namespace) as connected:
-        yield connected
 
 
 def refused(client: WireClient, role: bool, **options: Any) -> LinkRefusedError:

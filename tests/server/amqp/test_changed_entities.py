@@ -23,7 +23,6 @@ from tests.server.amqp.wire_client import (
     LinkRefusedError,
     WireClient,
     body_of,
-    connect,
     failures,
     fresh_queue,
     messages_in,
@@ -41,12 +40,6 @@ def namespace() -> Iterator[ClockedNamespace]:
 def _no_failures(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     yield
     assert failures(caplog) == []
-
-
-@pytest.fixture
-def client(namespace: ClockedNamespace) -> Iterator[WireClient]:
-    with connect(namespace) as connected:
-        yield connected
 
 
 @pytest.fixture

@@ -73,12 +73,6 @@ def _no_failures(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
 
 
 @pytest.fixture
-def client(namespace: ClockedNamespace) -> Iterator[WireClient]:
-    with connect(namespace) as connected:
-        yield connected
-
-
-@pytest.fixture
 def queue(namespace: ClockedNamespace) -> str:
     return fresh_queue(namespace)
 

@@ -64,12 +64,6 @@ def _no_failures(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
 
 
 @pytest.fixture
-def client(namespace: RunningNamespace) -> Iterator[WireClient]:
-    with connect(namespace) as connected:
-        yield connected
-
-
-@pytest.fixture
 def queue(namespace: RunningNamespace) -> str:
     return fresh_queue(namespace)
 

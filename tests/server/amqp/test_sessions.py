@@ -31,7 +31,6 @@ from tests.server.amqp.wire_client import (
     LinkRefusedError,
     WireClient,
     body_of,
-    connect,
     eventually,
     failures,
     fresh_queue,
@@ -54,18 +53,6 @@ def namespace() -> Iterator[ClockedNamespace]:
 def _no_failures(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     yield
     assert failures(caplog) == []
-
-
-@pytest.fixture
-def client(namespace: ClockedNamespace) -> Iterator[WireClient]:
-    with connect(namespace) as connected:
-        yield connected
-
-
-@pytest.fixture
-def other(namespace: ClockedNamespace) -> Iterator[WireClient]:
-    with connect(namespace) as connected:
-        yield connected
 
 
 @pytest.fixture
