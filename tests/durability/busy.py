@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from random import Random
 
 from pairbus.broker.address import Address
-from pairbus.broker.descriptions import QueueDescription
-from pairbus.broker.errors import EntityExistsError
 from pairbus.broker.message import Message
 from pairbus.broker.settlement import Disposition, Verdict
 from pairbus.store.errors import StoreError
@@ -31,8 +28,6 @@ def main(path: Path, reports: Connection, seed: int) -> None:
 
 async def _work(path: Path, reports: Connection, random: Random) -> None:
     keeper = Keeper.open(path, make_namespace, NOW, asyncio.get_running_loop().call_soon_threadsafe)
-    with suppress(EntityExistsError):
-        keeper.namespace.create_queue("orders", QueueDescription(max_delivery_count=3), NOW)
     while True:  # until the kill
         for _ in range(random.randrange(1, 12)):
             _send(keeper, reports, random)

@@ -12,8 +12,9 @@ from random import Random
 
 import pytest
 
+from pairbus.broker.descriptions import QueueDescription
 from tests.durability import busy
-from tests.durability.namespace import contents, open_keeper
+from tests.durability.namespace import NOW, contents, open_keeper
 
 
 class Books:
@@ -54,6 +55,13 @@ class Books:
         return len(found)
 
 
+def create_queue(path: Path) -> None:
+    keeper = open_keeper(path)
+    keeper.namespace.create_queue("orders", QueueDescription(max_delivery_count=3), NOW)
+    keeper.commit(NOW)
+    keeper.close()
+
+
 def crash(path: Path, books: Books, random: Random) -> None:
     """Let a process work for a random number of its words, kill it, and read the rest of what it said."""
     context = get_context("forkserver")
@@ -74,6 +82,7 @@ def crash(path: Path, books: Books, random: Random) -> None:
 @pytest.mark.parametrize("kills", [15, pytest.param(120, marks=pytest.mark.slow)])
 def test_e1_nothing_confirmed_is_lost_when_the_process_is_killed(tmp_path: Path, kills: int) -> None:
     path = tmp_path / "data"
+    create_queue(path)
     books = Books()
     random = Random(kills)  # noqa: S311 (the moments of the kills)
     for _ in range(kills):

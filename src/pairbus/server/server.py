@@ -45,6 +45,8 @@ _log = logging.getLogger(__name__)
 _POLL_S: Final = 0.01
 _LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
 _EVERYWHERE: Final = ("0.0.0.0", "::")  # noqa: S104 (asked for by name)
+_KEEP_ALIVE_S: Final = 120
+_KEEP_ALIVE_MARGIN_S: Final = 10
 
 
 class NamespaceServer:
@@ -238,6 +240,10 @@ class NamespaceServer:
             ws_ping_timeout=None,
             ws_per_message_deflate=False,
             server_header=False,
+            # A client that takes a connection from its pool as we hang up on it sees its request fail; so it is told
+            # how long it may keep one, and we keep it a little longer.
+            headers=[("Keep-Alive", f"timeout={_KEEP_ALIVE_S}")],
+            timeout_keep_alive=_KEEP_ALIVE_S + _KEEP_ALIVE_MARGIN_S,
         )
         config.load()
         return config
