@@ -134,8 +134,9 @@ class NamespaceServer:
         gatekeeper = Gatekeeper(host, await self._jwt(stack))
         counters = Counters()
         services = AmqpServices(host, gatekeeper, Dispatcher(host), counters, settings.idle_timeout_s * 1_000)
-        state = ServerState()
         http = self._http(services, gatekeeper)
+        state = ServerState()
+        state.default_headers = http.encoded_headers
         listener = Listener(
             host.loop,
             lambda secure: Reception(services, lambda: HttpProtocol(http, state, {}), secure=secure),
