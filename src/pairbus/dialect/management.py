@@ -88,3 +88,31 @@ def write_response(request: Request, response: Response) -> bytes:
             body_kind=AMQP_VALUE,
         )
     )
+
+
+def write_request(request: Request) -> bytes:
+    return encode_message(
+        Message(
+            properties=Properties(message_id=request.message_id, reply_to=request.reply_to),
+            application_properties={**request.properties, "operation": request.operation},
+            body=(request.body,),
+            body_kind=AMQP_VALUE,
+        )
+    )
+
+
+def read_response(payload: bytes) -> tuple[Any, Response]:
+    """The id of the request that a response belongs to, and the response; raises ``ProtocolError``."""
+    message = decode_message(payload)
+    words = message.application_properties or {}
+    status = words.get("statusCode", words.get("status-code"))
+    if not isinstance(status, int):
+        raise InvalidFieldError("the response has no status")
+    condition = words.get("errorCondition", words.get("error-condition"))
+    body = message.body[0] if message.body_kind == AMQP_VALUE else None
+    return message.properties.correlation_id, Response(
+        status=int(status),
+        description=str(words.get("statusDescription", words.get("status-description")) or ""),
+        condition=None if condition is None else str(condition),
+        body=body if isinstance(body, dict) else {},
+    )

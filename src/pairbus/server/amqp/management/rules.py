@@ -17,31 +17,22 @@ from pairbus.broker import (
     TrueFilter,
 )
 from pairbus.dialect.management import Response
+from pairbus.dialect.rules import (
+    CORRELATED,
+    CORRELATION_FILTER,
+    EMPTY_ACTION,
+    FALSE_FILTER,
+    RULE,
+    SQL_ACTION,
+    SQL_FILTER,
+    TRUE_FILTER,
+)
 from pairbus.server.amqp.management.call import Call
 from pairbus.server.errors import BadRequestError
 from pairbus.server.messages import to_wire, values_from_wire
 from pairbus.wire import Described, Int, Timestamp, ULong
 
-_RULE: Final = ULong(0x13700000004)
-_EMPTY_ACTION: Final = ULong(0x13700000005)
-_SQL_ACTION: Final = ULong(0x13700000006)
-_SQL_FILTER: Final = ULong(0x1370000006)
-_TRUE_FILTER: Final = ULong(0x1370000007)
-_FALSE_FILTER: Final = ULong(0x1370000008)
-_CORRELATION_FILTER: Final = ULong(0x1370000009)
-
 _COMPATIBILITY: Final = Int(20)
-_CORRELATED: Final = (
-    "correlation_id",
-    "message_id",
-    "to",
-    "reply_to",
-    "label",
-    "session_id",
-    "reply_to_session_id",
-    "content_type",
-)
-"""The fields of a correlation filter, in the order of the wire."""
 
 
 def add(call: Call) -> Response:
@@ -84,7 +75,7 @@ def _filter(described: Mapping[Any, Any]) -> FilterDescription:
     if isinstance(correlation, Mapping):
         return CorrelationFilter(
             properties=values_from_wire(correlation.get("properties") or {}),
-            **{field: _text(correlation.get(field.replace("_", "-"))) for field in _CORRELATED},
+            **{field: _text(correlation.get(field.replace("_", "-"))) for field in CORRELATED},
         )
     return TrueFilter()
 
@@ -103,10 +94,10 @@ def _text(value: object) -> str | None:
 def _described(rule: Rule) -> Described:
     action = rule.description.action
     return Described(
-        _RULE,
+        RULE,
         [
             _described_filter(rule.description.filter),
-            Described(_EMPTY_ACTION, []) if action is None else _sql(_SQL_ACTION, action.expression),
+            Described(EMPTY_ACTION, []) if action is None else _sql(SQL_ACTION, action.expression),
             rule.description.name,
             Timestamp(rule.created_ms),
         ],
@@ -116,15 +107,15 @@ def _described(rule: Rule) -> Described:
 def _described_filter(described: FilterDescription) -> Described:
     match described:
         case TrueFilter():
-            return Described(_TRUE_FILTER, [])
+            return Described(TRUE_FILTER, [])
         case FalseFilter():
-            return Described(_FALSE_FILTER, [])
+            return Described(FALSE_FILTER, [])
         case SqlFilterDescription():
-            return _sql(_SQL_FILTER, described.expression)
+            return _sql(SQL_FILTER, described.expression)
         case CorrelationFilter():
-            fields: list[Any] = [getattr(described, field) for field in _CORRELATED]
+            fields: list[Any] = [getattr(described, field) for field in CORRELATED]
             properties = {name: to_wire(value) for name, value in described.properties.items()}
-            return Described(_CORRELATION_FILTER, [*fields, properties])
+            return Described(CORRELATION_FILTER, [*fields, properties])
 
 
 def _sql(descriptor: ULong, expression: str) -> Described:

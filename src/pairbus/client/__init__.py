@@ -1,0 +1,115 @@
+"""The client of a namespace: senders, receivers and management, for asyncio."""
+
+from __future__ import annotations
+
+from pairbus.client.authorization_rule import AccessRights, SharedAccessAuthorizationRule
+from pairbus.client.descriptions import EntityStatus, QueueDescription, SubscriptionDescription, TopicDescription
+from pairbus.client.endpoint import Endpoint
+from pairbus.client.errors import (
+    ClosedError,
+    EntityAlreadyExistsError,
+    EntityDisabledError,
+    EntityNotFoundError,
+    FactoryFaultedError,
+    InternalServerError,
+    InvalidMessageError,
+    InvalidRequestError,
+    LockLostError,
+    MessageLockLostError,
+    MessageNotFoundError,
+    MessageSizeExceededError,
+    MessagingCommunicationError,
+    MessagingError,
+    MessagingTimeoutError,
+    PreconditionFailedError,
+    QuotaExceededError,
+    ServerBusyError,
+    SessionCannotBeLockedError,
+    SessionLockLostError,
+    UnauthorizedError,
+)
+from pairbus.client.factory import FactoryState, MessagingFactory
+from pairbus.client.message import BodyKind, BrokeredMessage
+from pairbus.client.namespace_manager import NamespaceManager
+from pairbus.client.queue_client import QueueClient
+from pairbus.client.receive_mode import ReceiveMode
+from pairbus.client.received_message import MessageState, ReceivedMessage
+from pairbus.client.receiver import MessageReceiver
+from pairbus.client.retry import NO_RETRY, RetryPolicy
+from pairbus.client.rules import (
+    CorrelationFilter,
+    FalseFilter,
+    RuleDescription,
+    SqlFilter,
+    SqlRuleAction,
+    TrueFilter,
+)
+from pairbus.client.runtime_info import NamespaceInfo, QueueRuntimeInfo, SubscriptionRuntimeInfo, TopicRuntimeInfo
+from pairbus.client.sender import MessageSender
+from pairbus.client.session import MessageSession
+from pairbus.client.settings import MessagingFactorySettings, Transport
+from pairbus.client.subscription_client import SubscriptionClient
+from pairbus.client.token_provider import PlainCredentials, Token, TokenProvider
+from pairbus.client.topic_client import TopicClient
+
+__all__ = [
+    "NO_RETRY",
+    "AccessRights",
+    "BodyKind",
+    "BrokeredMessage",
+    "ClosedError",
+    "CorrelationFilter",
+    "Endpoint",
+    "EntityAlreadyExistsError",
+    "EntityDisabledError",
+    "EntityNotFoundError",
+    "EntityStatus",
+    "FactoryFaultedError",
+    "FactoryState",
+    "FalseFilter",
+    "InternalServerError",
+    "InvalidMessageError",
+    "InvalidRequestError",
+    "LockLostError",
+    "MessageLockLostError",
+    "MessageNotFoundError",
+    "MessageReceiver",
+    "MessageSender",
+    "MessageSession",
+    "MessageSizeExceededError",
+    "MessageState",
+    "MessagingCommunicationError",
+    "MessagingError",
+    "MessagingFactory",
+    "MessagingFactorySettings",
+    "MessagingTimeoutError",
+    "NamespaceInfo",
+    "NamespaceManager",
+    "PlainCredentials",
+    "PreconditionFailedError",
+    "QueueClient",
+    "QueueDescription",
+    "QueueRuntimeInfo",
+    "QuotaExceededError",
+    "ReceiveMode",
+    "ReceivedMessage",
+    "RetryPolicy",
+    "RuleDescription",
+    "ServerBusyError",
+    "SessionCannotBeLockedError",
+    "SessionLockLostError",
+    "SharedAccessAuthorizationRule",
+    "SqlFilter",
+    "SqlRuleAction",
+    "SubscriptionClient",
+    "SubscriptionDescription",
+    "SubscriptionRuntimeInfo",
+    "Token",
+    "TokenProvider",
+    "TopicClient",
+    "TopicDescription",
+    "TopicRuntimeInfo",
+    "Transport",
+    "TrueFilter",
+    "UnauthorizedError",
+]

@@ -1,0 +1,1 @@
+"""The client's ends of connections and links."""

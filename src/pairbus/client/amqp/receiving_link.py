@@ -1,0 +1,259 @@
+"""A link that we receive on: with credit when a message is wanted, or ahead of that."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import uuid4
+
+from pairbus.client.amqp.conditions import error_from
+from pairbus.client.amqp.connection import AmqpConnection
+from pairbus.client.amqp.link import AmqpLink
+from pairbus.client.errors import MessageLockLostError, MessagingError, MessagingTimeoutError
+from pairbus.dialect.annotations import LINK_TIMEOUT, LOCKED_UNTIL_UTC, SESSION_FILTER
+from pairbus.dialect.ticks import from_ticks
+from pairbus.wire import (
+    RECEIVER,
+    RELEASED,
+    Attach,
+    Delivery,
+    Link,
+    ReceiverSettleMode,
+    Rejected,
+    SenderSettleMode,
+    Source,
+    Symbol,
+    Target,
+    UInt,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """What a receiver asks for when it attaches."""
+
+    peek_lock: bool = True
+    prefetch: int = 0
+    wants_session: bool = False
+    session_id: str | None = None
+    """``None`` for the next one that is free."""
+
+    session_wait_ms: int | None = None
+
+
+class Settlement:
+    """The outcome of deliveries that are settled together."""
+
+    __slots__ = ("error", "future", "left")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, left: int) -> None:
+        self.future: asyncio.Future[None] = loop.create_future()
+        self.left = left
+        self.error: MessagingError | None = None
+
+    def tell(self, error: MessagingError | None) -> None:
+        """One of them is done."""
+        self.left -= 1
+        self.error = self.error or error
+        if not self.left and not self.future.done():
+            if self.error is None:
+                self.future.set_result(None)
+            else:
+                self.future.set_exception(self.error)
+                self.future.exception()  # whoever waited may have given up
+
+
+class ReceivingLink(AmqpLink):
+    """Takes messages in, hands them out in their order, and settles them."""
+
+    def __init__(self, connection: AmqpConnection, path: str, wish: Wish) -> None:
+        super().__init__(connection, path)
+        self.wish = wish
+        self.session_id: str | None = None
+        self.session_locked_until_ms: int | None = None
+        self.buffer: deque[Delivery] = deque()
+        self.unsettled: dict[Delivery, Settlement] = {}
+        """What waits for the namespace's word on how it was settled."""
+
+        self.settles_first = False
+        """Whether the peer wants to hear only once that a delivery is settled, as most AMQP peers do."""
+
+        self._wanted = False
+        """Whether somebody waits for messages."""
+
+        self._arrival: asyncio.Future[None] | None = None
+        self._drain: asyncio.Future[None] | None = None
+        self._timeout_s = min(
+            connection.settings.attempt_timeout, connection.settings.operation_timeout
+        ).total_seconds()
+        self._link: Link = self.attach(
+            f"{path}-{uuid4().hex}",
+            RECEIVER,
+            source=Source(address=path, filter=_filter(wish)),
+            target=Target(address=f"pairbus-{uuid4().hex}"),
+            snd_settle_mode=SenderSettleMode.UNSETTLED if wish.peek_lock else SenderSettleMode.SETTLED,
+            rcv_settle_mode=ReceiverSettleMode.SECOND if wish.peek_lock else ReceiverSettleMode.FIRST,
+            properties=None if wish.session_wait_ms is None else {LINK_TIMEOUT: UInt(wish.session_wait_ms)},
+        )
+
+    @property
+    def name(self) -> str:
+        return self._link.name
+
+    def accept(self, link: Link, attach: Attach) -> None:
+        self.settles_first = attach.rcv_settle_mode is ReceiverSettleMode.FIRST
+        if self.wish.wants_session:
+            granted = attach.source.filter if isinstance(attach.source, Source) else None
+            self.session_id = (granted or {}).get(SESSION_FILTER)
+            ticks = (attach.properties or {}).get(LOCKED_UNTIL_UTC)
+            self.session_locked_until_ms = None if ticks is None else from_ticks(int(ticks))
+        if self.wish.prefetch:
+            link.flow(self.wish.prefetch)
+
+    # Messages.
+
+    async def take(self, count: int, deadline_s: float) -> list[Delivery]:
+        """Up to so many messages; waits for the first one until a time, and not at all for more."""
+        if not self.buffer:
+            if self.error is not None:
+                raise self.error.copy()
+            if self.wish.prefetch:
+                await self._arrive(deadline_s)
+            else:
+                await self._ask(count, deadline_s)
+        buffer = self.buffer
+        taken = [buffer.popleft() for _ in range(min(count, len(buffer)))]
+        if self.wish.prefetch and self.error is None:
+            self._replenish()
+        if not taken and self.error is not None:
+            raise self.error.copy()
+        return taken
+
+    async def _ask(self, count: int, deadline_s: float) -> None:
+        """Give credit for so many, and take back what is not used as soon as one has come or the time is up."""
+        self._wanted = True
+        try:
+            await self.drain()  # what somebody asked for who was cancelled
+            if self.error is None and not self.buffer:
+                at_once = deadline_s <= self.connection.loop.time()
+                self._link.flow(count, drain=at_once)
+                self.connection.flush_soon()
+                if not at_once:
+                    await self._arrive(deadline_s)
+                await self.drain()
+        except BaseException:
+            if self.error is None:
+                if self._link.credit and not self._link.drain:
+                    self._link.flow(self._link.credit, drain=True)
+                self._give_back()
+                self.connection.flush_soon()
+            raise
+        finally:
+            self._wanted = False
+
+    async def _arrive(self, deadline_s: float) -> None:
+        """Wait until there is a message, the time is up, or the link is lost."""
+        self._arrival = self.connection.loop.create_future()
+        try:
+            async with asyncio.timeout_at(deadline_s) as limit:
+                await self._arrival
+        except TimeoutError:
+            if not limit.expired():
+                raise
+        finally:
+            self._arrival = None
+
+    async def drain(self) -> None:
+        """Take all credit back, and wait until what was under way has come."""
+        if self.error is not None or not (self._link.credit or self._link.drain):
+            return
+        since_s = self.connection.loop.time()
+        self._drain = self.connection.loop.create_future()
+        if not self._link.drain:
+            self._link.flow(self._link.credit, drain=True)
+            self.connection.flush_soon()
+        try:
+            async with asyncio.timeout(self._timeout_s) as limit:
+                await self._drain
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            late = MessagingTimeoutError(f"credit was not given back within {self._timeout_s:g} s", entity=self.entity)
+            self.suspect(late, since_s)
+        finally:
+            self._drain = None
+
+    def _replenish(self) -> None:
+        wanted = self.wish.prefetch - len(self.buffer)
+        if self._link.credit * 2 <= wanted:
+            self._link.flow(wanted)
+            self.connection.flush_soon()
+
+    def on_delivery(self, delivery: Delivery) -> None:
+        if self.wish.prefetch or self._wanted or not self.wish.peek_lock:
+            self.buffer.append(delivery)
+            if self._arrival is not None and not self._arrival.done():
+                self._arrival.set_result(None)
+        else:  # nobody waits any more: somebody else may have it at once
+            self._link.settle(delivery, RELEASED)
+
+    def on_drained(self) -> None:
+        if self._drain is not None and not self._drain.done():
+            self._drain.set_result(None)
+
+    def _give_back(self) -> None:
+        """Let others have what was taken in and not handed out; what is removed already stays for the next to ask."""
+        if self.wish.peek_lock:
+            while self.buffer:
+                self._link.settle(self.buffer.popleft(), RELEASED)
+
+    async def close(self) -> None:
+        self._wanted = False
+        await self.drain()
+        if self.error is None:
+            self._give_back()
+        await super().close()
+
+    # Settlement.
+
+    def carries(self, delivery: Delivery) -> bool:
+        """Whether a delivery came over this link."""
+        return delivery.link is self._link
+
+    def settle(self, deliveries: Sequence[Delivery], state: object) -> asyncio.Future[None]:
+        """Settle deliveries; done when the namespace has said that it is so."""
+        settlement = Settlement(self.connection.loop, len(deliveries))
+        settle = self._link.settle if self.settles_first else self._link.update
+        for delivery in deliveries:
+            if not settle(delivery, state):
+                settlement.tell(MessageLockLostError("the message has been settled already", entity=self.entity))
+            elif self.settles_first:
+                settlement.tell(None)
+            else:
+                self.unsettled[delivery] = settlement
+        self.connection.flush_soon()
+        return settlement.future
+
+    def on_outcome(self, deliveries: list[Delivery], state: Any, settled: bool) -> None:
+        failed = isinstance(state, Rejected) and state.error is not None
+        for delivery in deliveries:
+            if not settled:
+                self._link.settle(delivery)
+            settlement = self.unsettled.pop(delivery, None)
+            if settlement is not None:
+                settlement.tell(error_from(state.error, self.entity) if failed else None)
+
+    def on_lost(self, error: MessagingError) -> None:
+        unsettled, self.unsettled = self.unsettled, {}
+        for settlement in unsettled.values():
+            settlement.tell(error.copy())
+        for waiter in (self._arrival, self._drain):
+            if waiter is not None and not waiter.done():
+                waiter.set_result(None)
+
+
+def _filter(wish: Wish) -> dict[Any, Any] | None:
+    return {Symbol(SESSION_FILTER): wish.session_id} if wish.wants_session else None

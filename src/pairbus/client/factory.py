@@ -1,0 +1,340 @@
+"""The way into a namespace: makes senders, receivers and clients, which share its connection."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from datetime import timedelta
+from enum import Enum
+from types import TracebackType
+from typing import Self
+
+from pairbus.client.amqp.authorization import Authorization
+from pairbus.client.amqp.connection import AmqpConnection
+from pairbus.client.amqp.receiving_link import ReceivingLink, Wish
+from pairbus.client.amqp.request_link import RequestLink
+from pairbus.client.amqp.sending_link import SendingLink
+from pairbus.client.amqp.slot import Slot
+from pairbus.client.connection_string import open_connection_string
+from pairbus.client.endpoint import Endpoint
+from pairbus.client.errors import ClosedError, FactoryFaultedError, MessagingError, MessagingTimeoutError
+from pairbus.client.part import Part
+from pairbus.client.queue_client import QueueClient
+from pairbus.client.receive_mode import ReceiveMode
+from pairbus.client.receiver import MessageReceiver
+from pairbus.client.retrying import retrying
+from pairbus.client.sender import MessageSender
+from pairbus.client.session import MessageSession
+from pairbus.client.settings import MessagingFactorySettings
+from pairbus.client.subscription_client import SubscriptionClient
+from pairbus.client.token_provider import Credentials, TokenProvider
+from pairbus.client.topic_client import TopicClient
+from pairbus.dialect.entity_path import split_entity_path
+
+_log = logging.getLogger(__name__)
+
+_NO_TIME = timedelta()
+
+
+class FactoryState(Enum):
+    """Whether a factory works."""
+
+    OPEN = "open"
+    CLOSED = "closed"
+    FAULTED = "faulted"
+
+
+class _Line:
+    """A connection, with the tokens that were put on it."""
+
+    def __init__(self, connection: AmqpConnection, authorization: Authorization | None) -> None:
+        self.connection = connection
+        self.authorization = authorization
+
+    @property
+    def error(self) -> MessagingError | None:
+        return self.connection.error
+
+    async def close(self) -> None:
+        if self.authorization is not None:
+            await self.authorization.close()
+        await self.connection.close()
+
+
+class MessagingFactory:
+    """Makes senders, receivers and clients of one namespace.
+
+    It connects when something is first sent or received, and again, by itself, when the connection was lost. To be
+    used in one event loop.
+    """
+
+    def __init__(self, endpoint: Endpoint, credentials: Credentials, settings: MessagingFactorySettings) -> None:
+        self._endpoint = endpoint
+        self._credentials = credentials
+        self._settings = settings
+        self._state = FactoryState.OPEN
+        self._fault: BaseException | None = None
+        self._parts: dict[Part, None] = {}
+        self._slot = Slot(self._connect)
+        self._faulting: asyncio.Task[None] | None = None
+
+    @classmethod
+    def from_connection_string(
+        cls, connection_string: str, settings: MessagingFactorySettings | None = None
+    ) -> MessagingFactory:
+        """A factory for the namespace of a connection string; raises ``ValueError`` if it is none."""
+        endpoint, token_provider, _ = open_connection_string(connection_string)
+        return cls(endpoint, token_provider, settings or MessagingFactorySettings())
+
+    @classmethod
+    def create(
+        cls,
+        endpoint: str | Endpoint,
+        token_provider: Credentials = None,
+        settings: MessagingFactorySettings | None = None,
+    ) -> MessagingFactory:
+        """A factory for the namespace at an address such as ``sb://contoso.servicebus.windows.net``."""
+        where = Endpoint.parse(endpoint) if isinstance(endpoint, str) else endpoint
+        return cls(where, token_provider, settings or MessagingFactorySettings())
+
+    def __repr__(self) -> str:
+        return f"<MessagingFactory of {self._endpoint}, {self._state.value}>"
+
+    @property
+    def endpoint(self) -> Endpoint:
+        return self._endpoint
+
+    @property
+    def settings(self) -> MessagingFactorySettings:
+        return self._settings
+
+    @property
+    def state(self) -> FactoryState:
+        return self._state
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it has been closed, or given up."""
+        return self._state is not FactoryState.OPEN
+
+    # What it makes.
+
+    async def create_message_sender(self, path: str) -> MessageSender:
+        """A sender to a queue or a topic. It connects when it first sends."""
+        self.check_open()
+        return MessageSender(self, _checked(path))
+
+    async def create_message_receiver(
+        self,
+        path: str,
+        receive_mode: ReceiveMode = ReceiveMode.PEEK_LOCK,
+        *,
+        prefetch_count: int = 0,
+        max_auto_lock_renewal: timedelta = _NO_TIME,
+    ) -> MessageReceiver:
+        """A receiver from a queue, from ``topic/Subscriptions/name``, or from ``…/$DeadLetterQueue`` of one of them.
+
+        With ``max_auto_lock_renewal`` it keeps each message locked for so long, until the message is settled.
+        """
+        self.check_open()
+        return MessageReceiver(
+            self,
+            _checked(path),
+            receive_mode,
+            prefetch_count=prefetch_count,
+            max_auto_lock_renewal=max_auto_lock_renewal,
+        )
+
+    async def create_queue_client(
+        self,
+        path: str,
+        receive_mode: ReceiveMode = ReceiveMode.PEEK_LOCK,
+        *,
+        prefetch_count: int = 0,
+        max_auto_lock_renewal: timedelta = _NO_TIME,
+    ) -> QueueClient:
+        """Both ends of a queue."""
+        self.check_open()
+        return QueueClient(
+            self,
+            _checked(path),
+            receive_mode,
+            prefetch_count=prefetch_count,
+            max_auto_lock_renewal=max_auto_lock_renewal,
+        )
+
+    async def create_topic_client(self, path: str) -> TopicClient:
+        """The end of a topic that takes messages."""
+        self.check_open()
+        return TopicClient(self, _checked(path))
+
+    async def create_subscription_client(
+        self,
+        topic_path: str,
+        name: str,
+        receive_mode: ReceiveMode = ReceiveMode.PEEK_LOCK,
+        *,
+        prefetch_count: int = 0,
+        max_auto_lock_renewal: timedelta = _NO_TIME,
+    ) -> SubscriptionClient:
+        """The end of a topic that gives messages out: one of its subscriptions."""
+        self.check_open()
+        return SubscriptionClient(
+            self,
+            _checked(topic_path),
+            _checked(name),
+            receive_mode,
+            prefetch_count=prefetch_count,
+            max_auto_lock_renewal=max_auto_lock_renewal,
+        )
+
+    async def accept_message_session(
+        self,
+        path: str,
+        session_id: str | None = None,
+        receive_mode: ReceiveMode = ReceiveMode.PEEK_LOCK,
+        *,
+        server_wait_time: timedelta | None = None,
+        prefetch_count: int = 0,
+        max_auto_lock_renewal: timedelta = _NO_TIME,
+    ) -> MessageSession:
+        """Lock a session of a queue or subscription: of that id, or the next one that is free and has messages.
+
+        Waits so long for one to be free (the operation time-out, if nothing is said), then raises
+        ``MessagingTimeoutError``; a session of that id that somebody else has locked raises
+        ``SessionCannotBeLockedError``.
+        """
+        self.check_open()
+        wait = self._settings.operation_timeout if server_wait_time is None else server_wait_time
+        wish = Wish(
+            peek_lock=receive_mode is ReceiveMode.PEEK_LOCK,
+            prefetch=prefetch_count,
+            wants_session=True,
+            session_id=session_id,
+            session_wait_ms=max(1, int(wait.total_seconds() * 1_000)),
+        )
+        link = await self._accept(_checked(path), wish, wait)
+        try:
+            return MessageSession(
+                self,
+                path,
+                link,
+                receive_mode,
+                prefetch_count=prefetch_count,
+                max_auto_lock_renewal=max_auto_lock_renewal,
+            )
+        except BaseException:
+            await link.close()
+            raise
+
+    async def _accept(self, path: str, wish: Wish, wait: timedelta) -> ReceivingLink:
+        """Lock a session. That nobody had one to give is an answer, and not tried again."""
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + wait.total_seconds()
+        while True:
+            line = await retrying(lambda: self._authorized(path), settings=self._settings, entity=path)
+            timeout_s = max(0.0, deadline_s - loop.time()) + self._settings.attempt_timeout.total_seconds()
+            link = ReceivingLink(line.connection, path, wish)
+            try:
+                await link.attached(timeout_s)
+            except MessagingTimeoutError:
+                raise
+            except MessagingError as error:
+                if not error.is_transient or loop.time() >= deadline_s:
+                    raise
+                delay_s = self._settings.retry_policy.delay_s(1, error)
+                if delay_s is None:
+                    raise
+                await asyncio.sleep(delay_s)
+            else:
+                return link
+
+    # Its end.
+
+    async def close(self) -> None:
+        """Close it, and everything that it has made. To close twice is fine."""
+        if self._state is FactoryState.OPEN:
+            self._state = FactoryState.CLOSED
+        await self._shut_down()
+
+    def fault(self, error: BaseException) -> None:
+        """Give the factory up: it, and everything that it has made, refuses to go on because of this error."""
+        if self._state is FactoryState.OPEN:
+            self._state = FactoryState.FAULTED
+            self._fault = error
+            self._faulting = asyncio.get_running_loop().create_task(self._shut_down())
+
+    async def _shut_down(self) -> None:
+        parts = [*self._parts]
+        self._parts.clear()
+        await asyncio.gather(*(part.close() for part in parts))
+        line = await self._slot.clear()
+        if line is not None:
+            await line.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    # What its parts need.
+
+    def check_open(self) -> None:
+        """Raise if it is closed or faulted."""
+        if self._state is FactoryState.CLOSED:
+            raise ClosedError(f"the factory of {self._endpoint} has been closed")
+        if self._state is FactoryState.FAULTED:
+            error = FactoryFaultedError(f"the factory of {self._endpoint} has been given up: {self._fault}")
+            raise error from self._fault
+
+    def adopt(self, part: Part) -> None:
+        self._parts[part] = None
+
+    def release(self, part: Part) -> None:
+        self._parts.pop(part, None)
+
+    async def open_sending_link(self, path: str) -> SendingLink:
+        link = SendingLink((await self._authorized(path)).connection, path)
+        await link.attached(self._settings.attempt_timeout.total_seconds())
+        return link
+
+    async def open_receiving_link(self, path: str, wish: Wish) -> ReceivingLink:
+        link = ReceivingLink((await self._authorized(path)).connection, path, wish)
+        await link.attached(self._settings.attempt_timeout.total_seconds())
+        return link
+
+    async def open_request_link(self, address: str, entity: str) -> RequestLink:
+        link = RequestLink((await self._authorized(entity)).connection, address, entity)
+        await link.attached(self._settings.attempt_timeout.total_seconds())
+        return link
+
+    async def _authorized(self, path: str) -> _Line:
+        """The connection, with a token for an entity on it."""
+        self.check_open()
+        line = await self._slot.get()
+        if line.authorization is not None:
+            await line.authorization.authorize(path)
+        return line
+
+    async def _connect(self) -> _Line:
+        self.check_open()
+        timeout_s = self._settings.attempt_timeout.total_seconds()
+        try:
+            async with asyncio.timeout(timeout_s) as limit:
+                connection = await AmqpConnection.open(self._endpoint, self._settings, self._credentials)
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
+            raise MessagingTimeoutError(f"{self._endpoint} did not answer within {timeout_s:g} s") from error
+        provider = self._credentials
+        return _Line(connection, Authorization(connection, provider) if isinstance(provider, TokenProvider) else None)
+
+
+def _checked(path: str) -> str:
+    """A path that can be one; what the namespace makes of it is for the namespace to say."""
+    if not isinstance(path, str) or split_entity_path(path) is None:
+        raise ValueError(f"{path!r:.100} is no path of a queue, topic or subscription")
+    return path.strip("/")

@@ -1,0 +1,112 @@
+"""Locks that are renewed while the application works."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from datetime import datetime, timedelta
+from typing import Any, Final, Protocol
+
+from pairbus.client.errors import MessagingError
+
+_log = logging.getLogger(__name__)
+
+_RENEW_AT: Final = 0.5
+"""How much of a lock's time may pass before it is renewed."""
+_SHORTEST_S: Final = 0.5
+_TOGETHER_S: Final = 0.25
+"""What is due within so short a time is renewed with one request."""
+
+
+class Locked(Protocol):
+    """A message, or a session."""
+
+    @property
+    def locked_until(self) -> datetime | None: ...
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the lock is not needed any more."""
+
+
+class LockRenewer:
+    """Renews the lock of each thing that it is given, until that is settled or so much time has passed."""
+
+    def __init__(self, renew: Callable[[list[Any]], Awaitable[object]], longest: timedelta) -> None:
+        self._renew = renew
+        self._longest_s = longest.total_seconds()
+        self._due: list[tuple[float, int, float, Locked]] = []
+        """When to renew, a number that keeps the order, when to stop, and what."""
+
+        self._count = 0
+        self._task: asyncio.Task[None] | None = None
+        self._more = asyncio.Event()
+
+    def watch(self, locked: Locked) -> None:
+        """Renew this one from now on."""
+        loop = asyncio.get_running_loop()
+        self._push(locked, loop.time() + self._longest_s)
+        if self._task is None:
+            self._task = loop.create_task(self._run())
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait((self._task,))
+            self._task = None
+        self._due.clear()
+
+    def _push(self, locked: Locked, stop_s: float) -> None:
+        if locked.locked_until is None:
+            return
+        left_s = locked.locked_until.timestamp() - time.time()
+        due_s = asyncio.get_running_loop().time() + max(_SHORTEST_S, left_s * _RENEW_AT)
+        if due_s < stop_s:
+            self._count += 1
+            heapq.heappush(self._due, (due_s, self._count, stop_s, locked))
+            self._more.set()
+
+    async def _run(self) -> None:
+        while True:
+            await self._wait()
+            now_s = asyncio.get_running_loop().time()
+            stops: dict[int, float] = {}
+            due: list[Locked] = []
+            while self._due and self._due[0][0] <= now_s + _TOGETHER_S:
+                _, _, stop_s, locked = heapq.heappop(self._due)
+                if not locked.is_settled:
+                    due.append(locked)
+                    stops[id(locked)] = stop_s
+            for locked in await self._renew_together(due):
+                self._push(locked, stops[id(locked)])
+
+    async def _wait(self) -> None:
+        """Wait until something is due; something more urgent may come meanwhile."""
+        while True:
+            self._more.clear()
+            delay_s = self._due[0][0] - asyncio.get_running_loop().time() if self._due else None
+            if delay_s is not None and delay_s <= 0:
+                return
+            with suppress(TimeoutError):
+                async with asyncio.timeout(delay_s):
+                    await self._more.wait()
+
+    async def _renew_together(self, due: list[Locked]) -> list[Locked]:
+        """Renew these; those are given back that there is hope for."""
+        if not due:
+            return []
+        try:
+            await self._renew(due)
+        except MessagingError as error:
+            if error.is_transient:
+                return due
+            if len(due) > 1:  # one that is lost must not take the others with it
+                return [locked for one in due for locked in await self._renew_together([one])]
+            # The application hears of it when it settles; until then there is nothing that it could do.
+            _log.warning("a lock could not be renewed: %s", error)
+            return []
+        return due

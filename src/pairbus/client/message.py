@@ -1,0 +1,273 @@
+"""Messages as applications write and read them."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from enum import Enum
+from typing import Any, Final
+from uuid import UUID, uuid4
+
+from pairbus.client.errors import InvalidMessageError
+from pairbus.dialect.annotations import PARTITION_KEY, SCHEDULED_ENQUEUE_TIME, VIA_PARTITION_KEY
+from pairbus.wire import (
+    AMQP_SEQUENCE,
+    AMQP_VALUE,
+    DATA,
+    Byte,
+    Char,
+    EncodeError,
+    Float,
+    Header,
+    Int,
+    Message,
+    Properties,
+    Short,
+    Symbol,
+    Timestamp,
+    UByte,
+    UInt,
+    ULong,
+    UShort,
+    encode_message,
+)
+
+JSON: Final = "application/json"
+_LONGEST_TTL_MS: Final = 0xFFFFFFFF
+_LATEST_MS: Final = 253_402_300_799_999
+_MS: Final = timedelta(milliseconds=1)
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_LONGEST_ID: Final = 128
+
+MessageId = str | UUID | int | bytes
+"""What the id of a message may be; most are text."""
+
+
+class BodyKind(Enum):
+    """How a body travels; to most applications it is bytes, and that is ``DATA``."""
+
+    DATA = DATA
+    """Bytes, which is also what texts and JSON become."""
+    VALUE = AMQP_VALUE
+    """One value of AMQP: a text, a number, a list, a map …"""
+    SEQUENCE = AMQP_SEQUENCE
+    """A list of such values."""
+
+
+class BrokeredMessage:
+    """A message: a body, the properties that Service Bus knows, and those that the application makes up.
+
+    The body may be bytes, a ``str`` (sent as UTF-8), or anything that ``json`` can write (sent as that, with the
+    content type ``application/json`` unless another is given).
+    """
+
+    __slots__ = (
+        "application_properties",
+        "body",
+        "body_kind",
+        "content_type",
+        "correlation_id",
+        "label",
+        "message_id",
+        "partition_key",
+        "reply_to",
+        "reply_to_session_id",
+        "scheduled_enqueue_time",
+        "session_id",
+        "time_to_live",
+        "to",
+        "via_partition_key",
+    )
+
+    body: Any
+    body_kind: BodyKind
+    message_id: MessageId
+    session_id: str | None
+    partition_key: str | None
+    via_partition_key: str | None
+    label: str | None
+    content_type: str | None
+    correlation_id: MessageId | None
+    to: str | None
+    reply_to: str | None
+    reply_to_session_id: str | None
+    time_to_live: timedelta | None
+    scheduled_enqueue_time: datetime | None
+    application_properties: dict[str, Any]
+
+    def __init__(
+        self,
+        body: Any = b"",
+        *,
+        message_id: MessageId | None = None,
+        session_id: str | None = None,
+        partition_key: str | None = None,
+        via_partition_key: str | None = None,
+        label: str | None = None,
+        content_type: str | None = None,
+        correlation_id: MessageId | None = None,
+        to: str | None = None,
+        reply_to: str | None = None,
+        reply_to_session_id: str | None = None,
+        time_to_live: timedelta | None = None,
+        scheduled_enqueue_time: datetime | None = None,
+        application_properties: Mapping[str, Any] | None = None,
+        body_kind: BodyKind = BodyKind.DATA,
+    ) -> None:
+        self.body = body
+        self.body_kind = body_kind
+        self.message_id = uuid4().hex if message_id is None else message_id
+        self.session_id = session_id
+        self.partition_key = partition_key
+        self.via_partition_key = via_partition_key
+        self.label = label
+        self.content_type = content_type
+        self.correlation_id = correlation_id
+        self.to = to
+        self.reply_to = reply_to
+        self.reply_to_session_id = reply_to_session_id
+        self.time_to_live = time_to_live
+        self.scheduled_enqueue_time = scheduled_enqueue_time
+        self.application_properties = {} if application_properties is None else dict(application_properties)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.message_id!r}>"
+
+    def text(self) -> str:
+        """The body as text; raises ``ValueError`` if it is none."""
+        return self.body if isinstance(self.body, str) else bytes(self.body).decode()
+
+    def json(self) -> Any:
+        """The body as what JSON means; raises ``ValueError`` if it is no JSON."""
+        return json.loads(self.body) if isinstance(self.body, str | bytes | bytearray) else self.body
+
+
+def encode_brokered(message: BrokeredMessage, scheduled: datetime | None = None) -> bytes:
+    """The bytes of a message; raises ``InvalidMessageError``. ``scheduled`` goes before the message's own time."""
+    if not isinstance(message, BrokeredMessage):
+        raise InvalidMessageError(f"a message is a BrokeredMessage, not {type(message).__name__}")
+    try:
+        return _encode(message, message.scheduled_enqueue_time if scheduled is None else scheduled)
+    except (EncodeError, TypeError, ValueError, OverflowError) as error:
+        if isinstance(error, InvalidMessageError):
+            raise
+        raise InvalidMessageError(f"the message {message.message_id!r:.100} cannot be sent: {error}") from error
+
+
+def _encode(message: BrokeredMessage, scheduled: datetime | None) -> bytes:
+    body, content_type = _body(message)
+    annotations: dict[Any, Any] | None = None
+    if message.partition_key is not None or message.via_partition_key is not None or scheduled is not None:
+        annotations = _annotations(message, scheduled)
+    header, created_ms, expires_ms = _lifetime(message.time_to_live)
+    _check_length("message_id", message.message_id)
+    _check_length("session_id", message.session_id)
+    return encode_message(
+        Message(
+            header,
+            None,
+            annotations,
+            Properties(
+                _identity(message.message_id),
+                None,
+                message.to,
+                message.label,
+                message.reply_to,
+                None if message.correlation_id is None else _identity(message.correlation_id),
+                None if content_type is None else Symbol(content_type),
+                None,
+                expires_ms,
+                created_ms,
+                message.session_id,
+                None,
+                message.reply_to_session_id,
+            ),
+            _values(message.application_properties) if message.application_properties else None,
+            body,
+            message.body_kind.value,
+        )
+    )
+
+
+def _body(message: BrokeredMessage) -> tuple[tuple[Any, ...], str | None]:
+    body = message.body
+    if message.body_kind is not BodyKind.DATA:
+        return (body,), message.content_type
+    if isinstance(body, bytes):
+        return (body,), message.content_type
+    if isinstance(body, str):
+        return (body.encode(),), message.content_type
+    if isinstance(body, bytearray | memoryview):
+        return (bytes(body),), message.content_type
+    text = json.dumps(body, ensure_ascii=False, separators=(",", ":"))
+    return (text.encode(),), JSON if message.content_type is None else message.content_type
+
+
+def _annotations(message: BrokeredMessage, scheduled: datetime | None) -> dict[Any, Any]:
+    annotations: dict[Any, Any] = {}
+    if message.partition_key is not None:
+        _check_length("partition_key", message.partition_key)
+        if message.session_id is not None and message.session_id != message.partition_key:
+            raise InvalidMessageError("session_id and partition_key are the same where both are set")
+        annotations[PARTITION_KEY] = message.partition_key
+    if message.via_partition_key is not None:
+        annotations[VIA_PARTITION_KEY] = message.via_partition_key
+    if scheduled is not None:
+        annotations[SCHEDULED_ENQUEUE_TIME] = Timestamp(to_ms(scheduled))
+    return annotations
+
+
+_NO_LIFETIME: Final = (Header(), None, None)
+
+
+def _lifetime(time_to_live: timedelta | None) -> tuple[Header, Timestamp | None, Timestamp | None]:
+    """A header, and when the message was made and ends: that says it for times longer than the header can."""
+    if time_to_live is None or time_to_live == timedelta.max:
+        return _NO_LIFETIME
+    length_ms = time_to_live // _MS
+    if length_ms <= 0:
+        raise InvalidMessageError(f"time_to_live is {time_to_live}; it must be at least a millisecond")
+    now_ms = int(time.time() * 1_000)
+    return (
+        Header(ttl=UInt(min(length_ms, _LONGEST_TTL_MS))),
+        Timestamp(now_ms),
+        Timestamp(min(now_ms + length_ms, _LATEST_MS)),
+    )
+
+
+def _check_length(name: str, value: object) -> None:
+    if isinstance(value, str | bytes) and len(value) > _LONGEST_ID:
+        raise InvalidMessageError(f"{name} has {len(value)} characters; at most {_LONGEST_ID} are allowed")
+
+
+def _identity(value: MessageId) -> Any:
+    return ULong(value) if type(value) is int else value
+
+
+_AMQP: Final = (Byte, Char, Float, Int, Short, Symbol, Timestamp, UByte, UInt, ULong, UShort)
+
+
+def _values(properties: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: _value(value) for name, value in properties.items()}
+
+
+def _value(value: Any) -> Any:
+    """Points in time are AMQP timestamps; what else AMQP has no type for is refused when it is encoded."""
+    return Timestamp(to_ms(value)) if isinstance(value, datetime) else value
+
+
+def to_ms(moment: datetime) -> int:
+    """Milliseconds since the Unix epoch; a time without a zone is refused, since nobody knows which one is meant."""
+    if moment.tzinfo is None:
+        raise InvalidMessageError(f"{moment} has no time zone; write datetime(…, tzinfo=UTC)")
+    return (moment - _EPOCH) // _MS
+
+
+def from_ms(time_ms: int) -> datetime:
+    """A point in time in UTC; those that Python cannot name become the latest that it can."""
+    try:
+        return _EPOCH + timedelta(milliseconds=int(time_ms))
+    except OverflowError:
+        return datetime.max.replace(tzinfo=UTC)

@@ -1,0 +1,194 @@
+"""The management node of an entity: what is asked rather than sent or received."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, Final, Protocol
+from uuid import UUID
+
+from pairbus.client.amqp.conditions import error_from_status
+from pairbus.client.amqp.request_link import RequestLink
+from pairbus.client.amqp.slot import Slot
+from pairbus.client.errors import InternalServerError, MessagingTimeoutError
+from pairbus.client.message import BrokeredMessage, encode_brokered, from_ms
+from pairbus.client.received_message import ReceivedMessage
+from pairbus.client.retrying import retrying
+from pairbus.client.settings import MessagingFactorySettings
+from pairbus.dialect.entity_path import MANAGEMENT
+from pairbus.dialect.management import ASSOCIATED_LINK, Operation, Response
+from pairbus.wire import Array, Int, Timestamp, UInt
+
+_SERVER_TIMEOUT: Final = "com.microsoft:server-timeout"
+_NO_CONTENT: Final = 204
+_PAGE: Final = 100
+ACTIVE_SESSIONS_MS: Final = 253_402_300_800_000
+"""The year 10000, which asks for the sessions that have messages instead of those whose state has changed."""
+
+
+class Opener(Protocol):
+    """What makes links: a factory."""
+
+    @property
+    def settings(self) -> MessagingFactorySettings: ...
+
+    async def open_request_link(self, address: str, entity: str) -> RequestLink: ...
+
+
+class ManagementNode:
+    """Asks the management node of an entity, and asks again when that failed for a passing reason."""
+
+    def __init__(self, opener: Opener, path: str) -> None:
+        self._opener = opener
+        self.path = path
+        self._slot = Slot(lambda: opener.open_request_link(f"{path}/{MANAGEMENT}", path))
+
+    async def close(self) -> None:
+        link = await self._slot.clear()
+        if link is not None:
+            await link.close()
+
+    async def ask(
+        self, operation: Operation, body: Mapping[str, Any], *, link_name: str | None = None
+    ) -> Response | None:
+        """The answer; ``None`` if there is nothing to tell. Raises ``MessagingError``."""
+        return await retrying(
+            lambda: self._ask(operation, body, link_name), settings=self._opener.settings, entity=self.path
+        )
+
+    async def _ask(self, operation: Operation, body: Mapping[str, Any], link_name: str | None) -> Response | None:
+        settings = self._opener.settings
+        link = await self._slot.get()
+        properties: dict[str, Any] = {
+            _SERVER_TIMEOUT: UInt(max(1, int(settings.attempt_timeout.total_seconds() * 1_000)))
+        }
+        if link_name is not None:
+            properties[ASSOCIATED_LINK] = link_name
+        started_s = link.connection.loop.time()
+        try:
+            response = await link.ask(operation, dict(body), properties)
+        except BaseException:
+            # Whoever stops waiting because it takes too long leaves a link behind that may be of no use any more.
+            if link.connection.loop.time() - started_s >= 0.9 * settings.attempt_timeout.total_seconds():
+                link.suspect(MessagingTimeoutError("there was no answer in time", entity=self.path), started_s)
+            raise
+        if response.status == _NO_CONTENT:
+            return None
+        if not 200 <= response.status < 300:
+            raise error_from_status(response.status, response.description, response.condition, self.path)
+        return response
+
+    # What senders ask.
+
+    async def schedule(self, messages: list[BrokeredMessage], at: datetime) -> list[int]:
+        entries = []
+        for message in messages:
+            entry: dict[str, Any] = {"message": encode_brokered(message, at), "message-id": str(message.message_id)}
+            if message.session_id is not None:
+                entry["session-id"] = message.session_id
+            if message.partition_key is not None:
+                entry["partition-key"] = message.partition_key
+            if message.via_partition_key is not None:
+                entry["via-partition-key"] = message.via_partition_key
+            entries.append(entry)
+        response = await self.ask(Operation.SCHEDULE_MESSAGE, {"messages": entries})
+        numbers = [int(number) for number in _items(response, "sequence-numbers")]
+        if len(numbers) != len(messages):
+            raise InternalServerError(f"{len(messages)} messages got {len(numbers)} numbers", entity=self.path)
+        return numbers
+
+    async def cancel_scheduled(self, sequence_numbers: list[int]) -> None:
+        await self.ask(Operation.CANCEL_SCHEDULED_MESSAGE, {"sequence-numbers": Array(tuple(sequence_numbers))})
+
+    # What receivers ask.
+
+    async def peek(
+        self, count: int, from_sequence_number: int, session_id: str | None, link_name: str | None
+    ) -> list[ReceivedMessage]:
+        body: dict[str, Any] = {"from-sequence-number": from_sequence_number, "message-count": Int(count)}
+        if session_id is not None:
+            body["session-id"] = session_id
+        response = await self.ask(Operation.PEEK_MESSAGE, body, link_name=link_name)
+        return [ReceivedMessage(bytes(entry["message"])) for entry in _items(response, "messages")]
+
+    async def receive_deferred(
+        self, sequence_numbers: list[int], *, peek_lock: bool, session_id: str | None, link_name: str | None
+    ) -> list[ReceivedMessage]:
+        body: dict[str, Any] = {
+            "sequence-numbers": Array(tuple(sequence_numbers)),
+            "receiver-settle-mode": UInt(1 if peek_lock else 0),
+        }
+        if session_id is not None:
+            body["session-id"] = session_id
+        response = await self.ask(Operation.RECEIVE_BY_SEQUENCE_NUMBER, body, link_name=link_name)
+        return [
+            ReceivedMessage(bytes(entry["message"]), lock_token=entry.get("lock-token") if peek_lock else None)
+            for entry in _items(response, "messages")
+        ]
+
+    async def settle(
+        self,
+        status: str,
+        tokens: list[UUID],
+        details: Mapping[str, Any],
+        *,
+        session_id: str | None,
+        link_name: str | None,
+    ) -> None:
+        body: dict[str, Any] = {"disposition-status": status, "lock-tokens": Array(tuple(tokens)), **details}
+        if session_id is not None:
+            body["session-id"] = session_id
+        await self.ask(Operation.UPDATE_DISPOSITION, body, link_name=link_name)
+
+    async def renew_locks(self, tokens: list[UUID], *, link_name: str | None) -> list[datetime]:
+        response = await self.ask(Operation.RENEW_LOCK, {"lock-tokens": Array(tuple(tokens))}, link_name=link_name)
+        return [from_ms(moment) for moment in _items(response, "expirations")]
+
+    # What sessions ask.
+
+    async def renew_session_lock(self, session_id: str, link_name: str) -> datetime:
+        response = await self.ask(Operation.RENEW_SESSION_LOCK, {"session-id": session_id}, link_name=link_name)
+        if response is None or "expiration" not in response.body:
+            raise InternalServerError("the answer does not say until when the session is locked", entity=self.path)
+        return from_ms(response.body["expiration"])
+
+    async def session_state(self, session_id: str, link_name: str) -> bytes | None:
+        response = await self.ask(Operation.GET_SESSION_STATE, {"session-id": session_id}, link_name=link_name)
+        state = None if response is None else response.body.get("session-state")
+        return None if state is None else bytes(state)
+
+    async def set_session_state(self, session_id: str, state: bytes | None, link_name: str) -> None:
+        body = {"session-id": session_id, "session-state": state}
+        await self.ask(Operation.SET_SESSION_STATE, body, link_name=link_name)
+
+    async def sessions(self, updated_since_ms: int) -> list[str]:
+        found: list[str] = []
+        while True:
+            body = {
+                "last-updated-time": Timestamp(updated_since_ms),
+                "skip": Int(len(found)),
+                "top": Int(_PAGE),
+            }
+            response = await self.ask(Operation.GET_MESSAGE_SESSIONS, body)
+            page = [str(session_id) for session_id in _items(response, "sessions-ids")]
+            found += page
+            if len(page) < _PAGE:
+                return found
+
+    # What subscriptions ask.
+
+    async def rules(self) -> list[Any]:
+        found: list[Any] = []
+        while True:
+            response = await self.ask(Operation.ENUMERATE_RULES, {"skip": Int(len(found)), "top": Int(_PAGE)})
+            page = [entry["rule-description"] for entry in _items(response, "rules")]
+            found += page
+            if len(page) < _PAGE:
+                return found
+
+
+def _items(response: Response | None, name: str) -> list[Any]:
+    found = None if response is None else response.body.get(name)
+    if isinstance(found, Array):
+        return list(found.items)
+    return list(found) if isinstance(found, list) else []

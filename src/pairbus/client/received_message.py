@@ -1,0 +1,234 @@
+"""Messages as they were received."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from enum import Enum
+from typing import Any, Final
+from uuid import UUID
+
+from pairbus.client.errors import InvalidMessageError
+from pairbus.client.message import BodyKind, BrokeredMessage, from_ms
+from pairbus.dialect.annotations import (
+    DEAD_LETTER_SOURCE,
+    ENQUEUE_SEQUENCE_NUMBER,
+    ENQUEUED_TIME,
+    LOCKED_UNTIL,
+    MESSAGE_STATE,
+    PARTITION_ID,
+    PARTITION_KEY,
+    SCHEDULED_ENQUEUE_TIME,
+    SEQUENCE_NUMBER,
+    VIA_PARTITION_KEY,
+)
+from pairbus.wire import Delivery, ProtocolError, Sections, Timestamp
+
+DEAD_LETTER_REASON: Final = "DeadLetterReason"
+DEAD_LETTER_DESCRIPTION: Final = "DeadLetterErrorDescription"
+_LOCK_TOKEN_BYTES: Final = 16
+
+
+class MessageState(Enum):
+    """Where a message is in its life."""
+
+    ACTIVE = 0
+    DEFERRED = 1
+    SCHEDULED = 2
+
+
+class ReceivedMessage(BrokeredMessage):
+    """A message from a namespace. Its bytes are read when something of it is asked for.
+
+    A receiver settles it. Sent on with a sender, it is a new message with the same body, properties and id.
+    """
+
+    __slots__ = (
+        "_payload",
+        "dead_letter_source",
+        "delivery",
+        "delivery_count",
+        "enqueued_sequence_number",
+        "enqueued_time",
+        "is_settled",
+        "lock_token",
+        "locked_until",
+        "partition_id",
+        "sequence_number",
+        "state",
+    )
+
+    sequence_number: int
+    """Its number in the entity that it was received from; 0 if the peer gave it none."""
+    enqueued_sequence_number: int
+    """Its number in the entity that it was sent to."""
+    enqueued_time: datetime
+    delivery_count: int
+    """How often it has been delivered before."""
+    locked_until: datetime | None
+    lock_token: UUID | None
+    """What its lock is known by; ``None`` if it is not locked."""
+    state: MessageState
+    partition_id: int | None
+    dead_letter_source: str | None
+    """Where it was dead-lettered, if it was forwarded from there."""
+
+    def __init__(self, payload: bytes, delivery: Delivery | None = None, lock_token: UUID | None = None) -> None:
+        # Not the base's: everything else is read from the bytes when it is asked for.
+        self._payload: Sections | bytes = payload
+        self.delivery = delivery
+        """What it came with, for its receiver."""
+        self.is_settled = False
+        if delivery is None or lock_token is not None:
+            self.lock_token = lock_token
+
+    @property
+    def expires_at(self) -> datetime | None:
+        """When its time to live ends, counted from when it was enqueued; ``None`` for never."""
+        if self.time_to_live is None:
+            return None
+        try:
+            return self.enqueued_time + self.time_to_live
+        except OverflowError:
+            return None
+
+    @property
+    def dead_letter_reason(self) -> str | None:
+        return self.application_properties.get(DEAD_LETTER_REASON)
+
+    @property
+    def dead_letter_error_description(self) -> str | None:
+        return self.application_properties.get(DEAD_LETTER_DESCRIPTION)
+
+    def __getattr__(self, name: str) -> Any:
+        """Called for what has not been read yet: reads it, and what stands beside it in the message."""
+        read = _READERS.get(name)
+        if read is None:
+            raise AttributeError(f"a message has no {name!r}")
+        try:
+            found = read(self, self._sections())
+        except (ProtocolError, ValueError) as error:
+            raise InvalidMessageError(f"the message cannot be read: {error}") from error
+        for other, value in found.items():
+            if other == name or not _is_set(self, other):  # it may have been set by the application
+                setattr(self, other, value)
+        return found[name]
+
+    def _sections(self) -> Sections:
+        if not isinstance(self._payload, Sections):
+            self._payload = Sections(self._payload)
+        return self._payload
+
+
+def _is_set(message: ReceivedMessage, name: str) -> bool:
+    try:
+        object.__getattribute__(message, name)
+    except AttributeError:
+        return False
+    return True
+
+
+def _body(_message: ReceivedMessage, sections: Sections) -> dict[str, Any]:
+    if not sections.body:
+        return {"body_kind": BodyKind.DATA, "body": b""}
+    kind = BodyKind(sections.body[0][0])
+    if kind is BodyKind.DATA:
+        body: Any = sections.data()
+    elif kind is BodyKind.VALUE:
+        body = sections.decode_body()[0]
+    else:
+        body = [item for section in sections.decode_body() for item in section]
+    return {"body_kind": kind, "body": body}
+
+
+def _properties(_message: ReceivedMessage, sections: Sections) -> dict[str, Any]:
+    properties = sections.properties()
+    return {
+        "message_id": "" if properties.message_id is None else properties.message_id,
+        "to": properties.to,
+        "label": properties.subject,
+        "reply_to": properties.reply_to,
+        "correlation_id": properties.correlation_id,
+        "content_type": None if properties.content_type is None else str(properties.content_type),
+        "session_id": properties.group_id,
+        "reply_to_session_id": properties.reply_to_group_id,
+    }
+
+
+def _application_properties(_message: ReceivedMessage, sections: Sections) -> dict[str, Any]:
+    found = sections.application_properties()
+    return {
+        "application_properties": {
+            name: from_ms(value) if type(value) is Timestamp else value for name, value in found.items()
+        }
+    }
+
+
+def _header(_message: ReceivedMessage, sections: Sections) -> dict[str, Any]:
+    header = sections.header()
+    return {
+        "delivery_count": int(header.delivery_count),
+        "time_to_live": None if header.ttl is None else timedelta(milliseconds=int(header.ttl)),
+    }
+
+
+def _annotations(_message: ReceivedMessage, sections: Sections) -> dict[str, Any]:
+    found = sections.message_annotations()
+    locked_until, scheduled = found.get(LOCKED_UNTIL), found.get(SCHEDULED_ENQUEUE_TIME)
+    partition_id = found.get(PARTITION_ID)
+    return {
+        "sequence_number": int(found.get(SEQUENCE_NUMBER) or 0),
+        "enqueued_sequence_number": int(found.get(ENQUEUE_SEQUENCE_NUMBER) or 0),
+        "enqueued_time": from_ms(found.get(ENQUEUED_TIME) or 0),
+        "locked_until": None if locked_until is None else from_ms(locked_until),
+        "state": MessageState(int(found.get(MESSAGE_STATE) or 0)),
+        "partition_key": found.get(PARTITION_KEY),
+        "via_partition_key": found.get(VIA_PARTITION_KEY),
+        "partition_id": None if partition_id is None else int(partition_id),
+        "scheduled_enqueue_time": None if scheduled is None else from_ms(scheduled),
+        "dead_letter_source": found.get(DEAD_LETTER_SOURCE),
+    }
+
+
+def _lock(message: ReceivedMessage, _sections: Sections) -> dict[str, Any]:
+    delivery = message.delivery
+    is_locked = delivery is not None and len(delivery.delivery_tag) == _LOCK_TOKEN_BYTES
+    return {"lock_token": UUID(bytes_le=delivery.delivery_tag) if delivery is not None and is_locked else None}
+
+
+_Reader = Callable[[ReceivedMessage, Sections], dict[str, Any]]
+_READERS: Final[dict[str, _Reader]] = {
+    **dict.fromkeys(("body", "body_kind"), _body),
+    **dict.fromkeys(
+        (
+            "message_id",
+            "to",
+            "label",
+            "reply_to",
+            "correlation_id",
+            "content_type",
+            "session_id",
+            "reply_to_session_id",
+        ),
+        _properties,
+    ),
+    "application_properties": _application_properties,
+    **dict.fromkeys(("delivery_count", "time_to_live"), _header),
+    **dict.fromkeys(
+        (
+            "sequence_number",
+            "enqueued_sequence_number",
+            "enqueued_time",
+            "locked_until",
+            "state",
+            "partition_key",
+            "via_partition_key",
+            "partition_id",
+            "scheduled_enqueue_time",
+            "dead_letter_source",
+        ),
+        _annotations,
+    ),
+    "lock_token": _lock,
+}
+"""What reads each attribute, together with its neighbours."""

@@ -1,0 +1,327 @@
+"""Receiving from a queue, a subscription, or one of their sub-queues."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
+from typing import Self
+
+from pairbus.client.amqp.receiving_link import ReceivingLink, Wish
+from pairbus.client.amqp.slot import Slot
+from pairbus.client.errors import (
+    ClosedError,
+    InvalidRequestError,
+    MessageLockLostError,
+    MessagingCommunicationError,
+    MessagingError,
+    MessagingTimeoutError,
+)
+from pairbus.client.lock_renewer import LockRenewer
+from pairbus.client.node import ManagementNode
+from pairbus.client.part import Maker, Part
+from pairbus.client.receive_mode import ReceiveMode
+from pairbus.client.received_message import ReceivedMessage
+from pairbus.client.retrying import retrying
+from pairbus.client.settling import COMPLETE, Changes, Verdict, abandon, dead_letter, defer
+from pairbus.wire import Delivery
+
+_log = logging.getLogger(__name__)
+
+_NO_TIME = timedelta()
+
+
+class MessageReceiver(Part):
+    """Receives messages and settles them.
+
+    With a prefetch count the namespace sends so many messages ahead, and locks them, so that the next ``receive`` need
+    not ask for them. Without, it sends what is asked for when it is asked for.
+    """
+
+    def __init__(
+        self,
+        maker: Maker,
+        path: str,
+        receive_mode: ReceiveMode,
+        *,
+        prefetch_count: int = 0,
+        max_auto_lock_renewal: timedelta = _NO_TIME,
+    ) -> None:
+        if prefetch_count < 0:
+            raise ValueError(f"prefetch_count is {prefetch_count}; it cannot be below 0")
+        if max_auto_lock_renewal < _NO_TIME:
+            raise ValueError(f"max_auto_lock_renewal is {max_auto_lock_renewal}; it cannot be below 0")
+        super().__init__(maker, path)
+        self._mode = receive_mode
+        self._prefetch_count = prefetch_count
+        self._node = ManagementNode(maker, path)
+        self._slot = Slot(self._open)
+        self._turn = asyncio.Lock()
+        self._peeked = 0
+        self._salvaged: list[ReceivedMessage] = []
+        """What was taken in over a link that was lost, and is locked for us all the same."""
+
+        self._renewer: LockRenewer | None = None
+        if max_auto_lock_renewal and receive_mode is ReceiveMode.PEEK_LOCK:
+            self._renewer = LockRenewer(self._renew, max_auto_lock_renewal)
+
+    @property
+    def receive_mode(self) -> ReceiveMode:
+        return self._mode
+
+    @property
+    def prefetch_count(self) -> int:
+        return self._prefetch_count
+
+    # Receiving.
+
+    async def receive(
+        self, max_message_count: int = 1, max_wait_time: timedelta | None = None
+    ) -> list[ReceivedMessage]:
+        """Receive up to so many messages, waiting so long for the first one; an empty list if none has come.
+
+        Without ``max_wait_time`` it waits for the operation time-out. Zero gives what is there now.
+        """
+        self._check_open()
+        if max_message_count < 1:
+            raise ValueError(f"max_message_count is {max_message_count}; it must be at least 1")
+        wait = self._maker.settings.operation_timeout if max_wait_time is None else max_wait_time
+        deadline_s = asyncio.get_running_loop().time() + wait.total_seconds()
+        try:
+            async with asyncio.timeout_at(deadline_s if self._turn.locked() else None) as limit:
+                await self._turn.acquire()
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            return []  # somebody else has been receiving all the time
+        try:
+            return await self._receive(max_message_count, deadline_s)
+        finally:
+            self._turn.release()
+
+    async def _receive(self, count: int, deadline_s: float) -> list[ReceivedMessage]:
+        loop = asyncio.get_running_loop()
+        while True:
+            if self._slot.ready is None:
+                opened_s = loop.time()
+                await self._open_with_retries()
+                deadline_s += loop.time() - opened_s  # the wait is for messages
+            if self._salvaged:
+                return self._hand_out(self._take_salvaged(count))
+            link = self._slot.ready
+            if link is None:
+                continue
+            try:
+                deliveries = await link.take(count, deadline_s)
+            except MessagingError as error:
+                self._check_open()
+                if not error.is_transient:
+                    raise
+                if loop.time() >= deadline_s:
+                    return []
+                continue
+            return self._hand_out([ReceivedMessage(delivery.payload, delivery) for delivery in deliveries])
+
+    async def _open_with_retries(self) -> ReceivingLink:
+        return await retrying(self._get_link, settings=self._maker.settings, entity=self._path)
+
+    async def _get_link(self) -> ReceivingLink:
+        self._check_open()
+        return await self._slot.get()
+
+    async def _open(self) -> ReceivingLink:
+        lost = self._slot.last
+        if lost is not None:
+            await self._salvage(lost)
+        return await self._maker.open_receiving_link(self._path, self._wish())
+
+    def _wish(self) -> Wish:
+        return Wish(peek_lock=self._mode is ReceiveMode.PEEK_LOCK, prefetch=self._prefetch_count)
+
+    async def _salvage(self, lost: ReceivingLink) -> None:
+        """Keep what a lost link has taken in, if it is still locked for us; a namespace that restarted has forgotten.
+
+        What was received and deleted is nowhere else any more, and is kept in any case.
+        """
+        messages = [ReceivedMessage(delivery.payload, delivery) for delivery in lost.buffer]
+        lost.buffer.clear()
+        if not messages:
+            return
+        if self._mode is ReceiveMode.PEEK_LOCK:
+            try:
+                await self._renew(messages)
+            except MessagingError as error:
+                _log.info("%d messages of %s are left for another delivery: %s", len(messages), self._path, error)
+                return
+        self._salvaged += messages
+
+    def _take_salvaged(self, count: int) -> list[ReceivedMessage]:
+        taken, self._salvaged = self._salvaged[:count], self._salvaged[count:]
+        return taken
+
+    def _hand_out(self, messages: list[ReceivedMessage]) -> list[ReceivedMessage]:
+        if self._renewer is not None:
+            for message in messages:
+                self._renewer.watch(message)
+        return messages
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> ReceivedMessage:
+        """The next message, whenever it comes. Rides out what is transient; ends when the receiver is closed."""
+        while not self.is_closed:
+            try:
+                received = await self.receive()
+            except ClosedError:
+                break
+            except MessagingError as error:
+                if not error.is_transient:
+                    raise
+                _log.warning("receiving from %s goes on after: %s", self._path, error)
+                continue
+            if received:
+                return received[0]
+        raise StopAsyncIteration
+
+    # Settlement.
+
+    async def complete(self, message: ReceivedMessage | Iterable[ReceivedMessage]) -> None:
+        """Remove messages: they have been dealt with."""
+        await self._settle(message, COMPLETE)
+
+    async def abandon(
+        self, message: ReceivedMessage | Iterable[ReceivedMessage], properties_to_modify: Changes | None = None
+    ) -> None:
+        """Give messages back at once; their delivery count goes up."""
+        await self._settle(message, abandon(properties_to_modify))
+
+    async def defer(
+        self, message: ReceivedMessage | Iterable[ReceivedMessage], properties_to_modify: Changes | None = None
+    ) -> None:
+        """Put messages aside: they are received by their sequence number only."""
+        await self._settle(message, defer(properties_to_modify))
+
+    async def dead_letter(
+        self,
+        message: ReceivedMessage | Iterable[ReceivedMessage],
+        reason: str | None = None,
+        error_description: str | None = None,
+        properties_to_modify: Changes | None = None,
+    ) -> None:
+        """Move messages to the dead-letter queue."""
+        await self._settle(message, dead_letter(reason, error_description, properties_to_modify))
+
+    async def _settle(self, message: ReceivedMessage | Iterable[ReceivedMessage], verdict: Verdict) -> None:
+        self._check_open()
+        messages = [message] if isinstance(message, ReceivedMessage) else [*message]
+        for one in messages:
+            self._check_locked(one)
+        link = self._slot.ready
+        here: list[Delivery] = []
+        elsewhere: list[ReceivedMessage] = []
+        for one in messages:
+            if link is not None and one.delivery is not None and link.carries(one.delivery):
+                here.append(one.delivery)
+            else:
+                elsewhere.append(one)
+        if here and link is not None and not await self._settle_here(link, here, verdict):
+            elsewhere = messages
+        if elsewhere:
+            await self._settle_by_node(elsewhere, verdict)
+        for one in messages:
+            one.is_settled = True
+
+    def _check_locked(self, message: ReceivedMessage) -> None:
+        if not isinstance(message, ReceivedMessage):
+            raise InvalidRequestError(f"{message!r:.100} was not received, so it cannot be settled", entity=self._path)
+        if self._mode is not ReceiveMode.PEEK_LOCK:
+            raise InvalidRequestError("what was received and deleted is not settled", entity=self._path)
+        if message.is_settled:
+            raise MessageLockLostError(f"{message!r} has been settled already", entity=self._path)
+
+    async def _settle_here(self, link: ReceivingLink, deliveries: Sequence[Delivery], verdict: Verdict) -> bool:
+        """Settle over the link that the messages came by; whether that has been confirmed."""
+        settings = self._maker.settings
+        timeout_s = min(settings.attempt_timeout, settings.operation_timeout).total_seconds()
+        started_s = link.connection.loop.time()
+        try:
+            async with asyncio.timeout(timeout_s) as limit:
+                await link.settle(deliveries, verdict.state)
+        except MessagingCommunicationError:
+            return False
+        except TimeoutError as error:
+            if not limit.expired():
+                if isinstance(error, MessagingTimeoutError):
+                    return False
+                raise
+            link.suspect(MessagingTimeoutError(f"not settled within {timeout_s:g} s", entity=self._path), started_s)
+            return False
+        return True
+
+    async def _settle_by_node(self, messages: list[ReceivedMessage], verdict: Verdict) -> None:
+        """Settle by lock token: what came over a link that is gone, or over none, as deferred messages do."""
+        tokens = [message.lock_token for message in messages if message.lock_token is not None]
+        if len(tokens) < len(messages):
+            raise MessageLockLostError("the message came over a link that is gone", entity=self._path)
+        await self._node.settle(
+            verdict.status, tokens, verdict.details, session_id=self._session(), link_name=self._link_name()
+        )
+
+    # Locks, peeking, deferred messages.
+
+    async def renew_lock(self, message: ReceivedMessage) -> datetime:
+        """Keep a message locked for another lock duration; gives until when."""
+        self._check_open()
+        self._check_locked(message)
+        return (await self._renew([message]))[0]
+
+    async def _renew(self, messages: list[ReceivedMessage]) -> list[datetime]:
+        tokens = [message.lock_token for message in messages if message.lock_token is not None]
+        if len(tokens) < len(messages):
+            raise InvalidRequestError("the message has no lock", entity=self._path)
+        moments = await self._node.renew_locks(tokens, link_name=self._link_name())
+        for message, moment in zip(messages, moments, strict=True):
+            message.locked_until = moment
+        return moments
+
+    async def peek(self, max_message_count: int = 1, from_sequence_number: int | None = None) -> list[ReceivedMessage]:
+        """Look at messages without locking them, in every state. Each call goes on where the last one ended."""
+        self._check_open()
+        if max_message_count < 1:
+            raise ValueError(f"max_message_count is {max_message_count}; it must be at least 1")
+        first = self._peeked + 1 if from_sequence_number is None else from_sequence_number
+        found = await self._node.peek(max_message_count, first, self._session(), self._link_name())
+        if found:
+            self._peeked = found[-1].sequence_number
+        return found
+
+    async def receive_deferred(self, sequence_number: int | Iterable[int]) -> list[ReceivedMessage]:
+        """Receive messages that were deferred; raises ``MessageNotFoundError`` if one of them is not there."""
+        self._check_open()
+        numbers = [sequence_number] if isinstance(sequence_number, int) else [*sequence_number]
+        if not numbers:
+            return []
+        found = await self._node.receive_deferred(
+            numbers,
+            peek_lock=self._mode is ReceiveMode.PEEK_LOCK,
+            session_id=self._session(),
+            link_name=self._link_name(),
+        )
+        return self._hand_out(found)
+
+    def _session(self) -> str | None:
+        return None
+
+    def _link_name(self) -> str | None:
+        link = self._slot.ready
+        return None if link is None else link.name
+
+    async def _let_go(self) -> None:
+        if self._renewer is not None:
+            await self._renewer.close()
+        link = await self._slot.clear()
+        if link is not None:
+            await link.close()
+        await self._node.close()

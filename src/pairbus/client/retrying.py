@@ -1,0 +1,59 @@
+"""Operations that are tried again until they succeed, fail for good, or have used up their time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from pairbus.client.errors import MessagingCommunicationError, MessagingError, MessagingTimeoutError
+from pairbus.client.settings import MessagingFactorySettings
+
+T = TypeVar("T")
+
+
+async def retrying(
+    attempt: Callable[[], Awaitable[T]],
+    *,
+    settings: MessagingFactorySettings,
+    entity: str | None = None,
+    failure: MessagingError | None = None,
+    started_s: float | None = None,
+) -> T:
+    """Try until the operation time-out. A first try may have been made already, and come to ``failure``."""
+    loop = asyncio.get_running_loop()
+    timeout_s = settings.operation_timeout.total_seconds()
+    deadline_s = (loop.time() if started_s is None else started_s) + timeout_s
+    failures = 0
+    while True:
+        if failure is not None:
+            failures += 1
+            delay_s = settings.retry_policy.delay_s(failures, failure)
+            if delay_s is None:
+                raise failure
+            if loop.time() + delay_s >= deadline_s:
+                raise _exhausted(failure, timeout_s, entity)
+            await asyncio.sleep(delay_s)
+        try:
+            return await _within(attempt, min(deadline_s, loop.time() + settings.attempt_timeout.total_seconds()))
+        except MessagingError as error:
+            failure = error if entity is None else error.at(entity)
+
+
+async def _within(attempt: Callable[[], Awaitable[T]], deadline_s: float) -> T:
+    try:
+        async with asyncio.timeout_at(deadline_s) as limit:
+            return await attempt()
+    except TimeoutError as error:
+        if limit.expired():
+            raise MessagingTimeoutError("there was no answer in time") from error
+        raise
+
+
+def _exhausted(failure: MessagingError, timeout_s: float, entity: str | None) -> MessagingError:
+    """What to say when the time is used up. That the namespace is busy stays that; nobody has timed out."""
+    if not isinstance(failure, MessagingCommunicationError | MessagingTimeoutError):
+        return failure
+    error = MessagingTimeoutError(f"it did not succeed within {timeout_s:g} s; at last: {failure}", entity=entity)
+    error.__cause__ = failure
+    return error

@@ -1,0 +1,115 @@
+"""A session: messages that belong together, received in their order by one receiver at a time."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Any
+
+from pairbus.client.amqp.receiving_link import ReceivingLink
+from pairbus.client.errors import (
+    ClosedError,
+    MessagingCommunicationError,
+    MessagingError,
+    MessagingTimeoutError,
+    SessionLockLostError,
+)
+from pairbus.client.message import from_ms
+from pairbus.client.part import Maker
+from pairbus.client.receive_mode import ReceiveMode
+from pairbus.client.received_message import ReceivedMessage
+from pairbus.client.receiver import MessageReceiver
+
+_NO_TIME = timedelta()
+
+
+class MessageSession(MessageReceiver):
+    """Holds the lock of a session, and receives its messages.
+
+    The lock goes with the link: when that is lost, the session is open to others, and has to be accepted again.
+    """
+
+    def __init__(
+        self,
+        maker: Maker,
+        path: str,
+        link: ReceivingLink,
+        receive_mode: ReceiveMode,
+        *,
+        prefetch_count: int = 0,
+        max_auto_lock_renewal: timedelta = _NO_TIME,
+    ) -> None:
+        super().__init__(
+            maker, path, receive_mode, prefetch_count=prefetch_count, max_auto_lock_renewal=max_auto_lock_renewal
+        )
+        self._link = link
+        self._session_id = link.session_id or ""
+        self._locked_until = None if link.session_locked_until_ms is None else from_ms(link.session_locked_until_ms)
+        if self._renewer is not None:
+            self._renewer.watch(self)
+
+    @property
+    def session_id(self) -> str:
+        return self._session_id
+
+    @property
+    def locked_until(self) -> datetime | None:
+        """Until when the session is locked for us, unless that is renewed."""
+        return self._locked_until
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the lock is not needed any more."""
+        return self._is_closed
+
+    async def renew_lock(self, message: ReceivedMessage | None = None) -> datetime:  # noqa: ARG002 (they share one)
+        """Keep the session locked for another lock duration, and with it all its messages; gives until when."""
+        self._check_open()
+        return (await self._renew([]))[0]
+
+    async def _renew(self, messages: list[Any]) -> list[datetime]:  # noqa: ARG002 (they share one)
+        self._locked_until = await self._node.renew_session_lock(self._session_id, self._link.name)
+        return [self._locked_until]
+
+    async def get_state(self) -> bytes | None:
+        """What was last set as the session's state; ``None`` if there is none."""
+        self._check_open()
+        return await self._node.session_state(self._session_id, self._link.name)
+
+    async def set_state(self, state: bytes | None) -> None:
+        """Keep something with the session, until ``None`` is set."""
+        self._check_open()
+        await self._node.set_session_state(self._session_id, state, self._link.name)
+
+    async def _open(self) -> ReceivingLink:
+        """Not another link: this one, as long as it holds the session."""
+        if self._link.error is not None:
+            raise self._lost(self._link.error)
+        return self._link
+
+    def _check_open(self) -> None:
+        super()._check_open()
+        if self._link.error is not None:
+            raise self._lost(self._link.error)
+
+    def _lost(self, error: MessagingError) -> MessagingError:
+        if isinstance(error, MessagingCommunicationError | MessagingTimeoutError | ClosedError):
+            lost = SessionLockLostError(f"the link of session {self._session_id!r} was lost", entity=self._path)
+            lost.__cause__ = error
+            return lost
+        return error.copy()
+
+    def _hand_out(self, messages: list[ReceivedMessage]) -> list[ReceivedMessage]:
+        return messages  # the session's lock is theirs
+
+    def _session(self) -> str | None:
+        return self._session_id
+
+    def _link_name(self) -> str | None:
+        return self._link.name
+
+    async def _let_go(self) -> None:
+        await self._slot.clear()
+        if self._renewer is not None:
+            await self._renewer.close()
+        await self._link.close()
+        await self._node.close()

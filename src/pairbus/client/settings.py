@@ -1,0 +1,53 @@
+"""What can be set for a factory and all that it makes."""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import dataclass, field
+from datetime import timedelta
+from enum import Enum
+from pathlib import Path
+
+from pairbus.client.retry import RetryPolicy
+
+
+class Transport(Enum):
+    """How the bytes of AMQP travel."""
+
+    TCP = "tcp"
+    WEB_SOCKET = "websocket"
+    """Through port 443, where a firewall lets nothing else pass."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessagingFactorySettings:
+    """Time-outs, retries and the way to the namespace."""
+
+    operation_timeout: timedelta = timedelta(minutes=1)
+    """How long an operation goes on, all its tries together, before it fails."""
+
+    attempt_timeout: timedelta = timedelta(seconds=15)
+    """How long one try waits for its answer before it counts as failed."""
+
+    retry_policy: RetryPolicy = field(default_factory=RetryPolicy)
+    transport: Transport = Transport.TCP
+    ca_file: Path | str | None = None
+    """The certificate authority to trust, in PEM, where it is not one that the system knows; ``pairbus trust`` prints
+    the path of a namespace's own."""
+
+    ssl_context: ssl.SSLContext | None = None
+    """For everything else about TLS; then ``ca_file`` is not used."""
+
+    idle_timeout: timedelta = timedelta(minutes=1)
+    """A connection on which nothing comes for twice as long is given up."""
+
+    def __post_init__(self) -> None:
+        for name in ("operation_timeout", "attempt_timeout", "idle_timeout"):
+            if getattr(self, name) <= timedelta():
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be above zero")
+
+    def tls_context(self) -> ssl.SSLContext:
+        """What a connection through TLS is made with."""
+        if self.ssl_context is not None:
+            return self.ssl_context
+        return ssl.create_default_context(cafile=None if self.ca_file is None else str(self.ca_file))

@@ -1,0 +1,362 @@
+"""AMQP over a WebSocket: a transport like any other to the connection that uses it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from datetime import timedelta
+from typing import Any, Final, cast
+
+from websockets.client import ClientProtocol
+from websockets.exceptions import InvalidStatus
+from websockets.frames import OK_CLOSE_CODES, CloseCode, Frame, Opcode
+from websockets.protocol import State
+from websockets.typing import Subprotocol
+from websockets.uri import WebSocketURI
+
+from pairbus.client.endpoint import Endpoint
+from pairbus.client.settings import MessagingFactorySettings
+
+_PATH: Final = "/$servicebus/websocket"
+_SUBPROTOCOL: Final = Subprotocol("AMQPWSB10")
+_CLOSE_WITHIN: Final = timedelta(seconds=5)
+_SENT_FRAME_BYTES: Final = 256 * 1024
+"""What is longer goes in several frames: a namespace need not take large ones."""
+_RECEIVED_FRAME_BYTES: Final = 128 * 1024 * 1024
+"""More than the largest message, which a namespace may send in one frame with all that goes around it."""
+
+_HUNG_UP: Final = "the namespace hung up without closing the WebSocket"
+
+_log = logging.getLogger(__name__)
+_log.setLevel(logging.INFO)  # frames carry messages and tokens: not for the log, unless somebody asks for it here
+
+
+async def connect_web_socket(
+    loop: asyncio.AbstractEventLoop,
+    protocol: asyncio.Protocol,
+    endpoint: Endpoint,
+    settings: MessagingFactorySettings,
+) -> asyncio.Transport:
+    """Connect a protocol to a namespace, as ``loop.create_connection`` does, through a WebSocket.
+
+    Waits for as long as it takes. Raises ``OSError``; then, as when it is cancelled, the connection is gone.
+    """
+    web_socket = _WebSocket(loop, protocol, endpoint, min(_CLOSE_WITHIN, settings.attempt_timeout))
+    try:
+        await loop.create_connection(
+            lambda: web_socket,
+            endpoint.host,
+            endpoint.http_port,
+            ssl=settings.tls_context() if endpoint.tls else None,
+            server_hostname=endpoint.host if endpoint.tls else None,
+        )
+        return await web_socket.opened
+    except BaseException:  # a cancellation too
+        web_socket.give_up()
+        raise
+
+
+class WebSocketTransport(asyncio.Transport):
+    """What a protocol writes to: its bytes go out in binary frames, whose boundaries mean nothing."""
+
+    def __init__(self, web_socket: _WebSocket, tcp: asyncio.Transport) -> None:
+        super().__init__()
+        self._web_socket = web_socket
+        self._tcp = tcp
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self._web_socket.send(data)
+
+    def can_write_eof(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        """Close the WebSocket: what has been written goes out, and the peer is given a few seconds to answer."""
+        self._web_socket.close()
+
+    def abort(self) -> None:
+        self._web_socket.abort()
+
+    def is_closing(self) -> bool:
+        return self._web_socket.is_closing or self._tcp.is_closing()
+
+    def pause_reading(self) -> None:
+        self._web_socket.pause_reading()
+
+    def resume_reading(self) -> None:
+        self._web_socket.resume_reading()
+
+    def is_reading(self) -> bool:
+        return self._web_socket.is_reading and not self.is_closing()
+
+    def get_write_buffer_size(self) -> int:
+        return self._tcp.get_write_buffer_size()
+
+    def get_write_buffer_limits(self) -> tuple[int, int]:
+        return self._tcp.get_write_buffer_limits()
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        self._tcp.set_write_buffer_limits(high, low)
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return self._tcp.get_extra_info(name, default)
+
+    def get_protocol(self) -> asyncio.BaseProtocol:
+        return self._web_socket.protocol
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        self._web_socket.protocol = cast("asyncio.Protocol", protocol)
+
+
+class _WebSocket(asyncio.Protocol):
+    """Stands between the TCP or TLS transport and the protocol, with the engine of ``websockets`` in the middle."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        protocol: asyncio.Protocol,
+        endpoint: Endpoint,
+        close_within: timedelta,
+    ) -> None:
+        self.protocol = protocol
+        self.opened: asyncio.Future[asyncio.Transport] = loop.create_future()
+        self.is_closing = False
+        self.is_reading = True
+        self._loop = loop
+        self._close_within_s = close_within.total_seconds()
+        self._engine = ClientProtocol(
+            WebSocketURI(endpoint.tls, endpoint.host, endpoint.http_port, _PATH, ""),
+            subprotocols=[_SUBPROTOCOL],
+            max_size=(None, _RECEIVED_FRAME_BYTES),
+            logger=_log,
+        )
+        self._tcp: asyncio.Transport | None = None
+        self._is_made = False
+        """Whether the protocol has been told that it has a connection."""
+        self._held: deque[Frame] = deque()
+        """What came together with what made the protocol pause."""
+        self._is_our_close = False
+        self._error: Exception | None = None
+        self._farewell: asyncio.TimerHandle | None = None
+
+    # What the TCP or TLS transport says.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._tcp = cast("asyncio.Transport", transport)  # which uvloop's are by what they do
+        if self.opened.done():
+            self._tcp.abort()
+            return
+        self._engine.send_request(self._engine.connect())
+        self._flush()
+
+    def data_received(self, data: bytes) -> None:
+        self._engine.receive_data(data)
+        self._flush()
+        if not self._is_made:
+            self._answered()
+        self._take_events()
+        self._pass_on_held()
+        violation = self._engine.parser_exc
+        if violation is not None:
+            self._fail(ConnectionError(f"the namespace broke the rules of WebSocket: {violation}"))
+
+    def eof_received(self) -> None:
+        self._engine.receive_eof()
+        if not self._is_made:
+            self._answered()
+            return
+        while self._held:
+            self._pass_on(self._held.popleft())
+        if not self.is_closing:
+            self._error = ConnectionResetError(_HUNG_UP)
+            self._end()
+            self.protocol.eof_received()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self.is_closing:  # uvloop's TLS does not tell of every end of a stream
+            self._error = exc or ConnectionResetError(_HUNG_UP)
+        self._stop()
+        if self._farewell is not None:
+            self._farewell.cancel()
+        if self._is_made:
+            self._is_made = False
+            self.protocol.connection_lost(None if self._is_our_close else self._error or exc)
+        if not self.opened.done():
+            error = ConnectionResetError("the connection was lost before the WebSocket was open")
+            error.__cause__ = exc
+            self.opened.set_exception(error)
+
+    def pause_writing(self) -> None:
+        if self._is_made:
+            self.protocol.pause_writing()
+
+    def resume_writing(self) -> None:
+        if self._is_made:
+            self.protocol.resume_writing()
+
+    # What the protocol asks for.
+
+    def send(self, data: bytes | bytearray | memoryview) -> None:
+        if self.is_closing or self._engine.state is not State.OPEN:
+            return
+        octets = memoryview(data).cast("B")
+        for start in range(0, len(octets), _SENT_FRAME_BYTES):
+            self._engine.send_binary(octets[start : start + _SENT_FRAME_BYTES])
+        self._flush()
+
+    def close(self) -> None:
+        if self.is_closing:
+            return
+        self._is_our_close = True
+        if self._engine.state is not State.OPEN:  # the peer has said its last already
+            self._end()
+            return
+        self._stop()
+        self._engine.send_close(CloseCode.NORMAL_CLOSURE)
+        self._flush()
+        self._transport.resume_reading()  # or the answer would never come
+        self._limit()
+
+    def abort(self) -> None:
+        self._is_our_close = self._is_our_close or not self.is_closing
+        self._stop()
+        self._transport.abort()
+
+    def pause_reading(self) -> None:
+        if self.is_reading and not self.is_closing:
+            self.is_reading = False
+            self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        if not self.is_reading and not self.is_closing:
+            self.is_reading = True
+            self._loop.call_soon(self._catch_up)
+            self._transport.resume_reading()
+
+    def give_up(self) -> None:
+        """Forget about it: nobody waits for it to open."""
+        if not self.opened.cancel() and not self.opened.cancelled():
+            self.opened.exception()  # has been seen
+        if self._tcp is not None:
+            self.abort()
+
+    # How it is opened.
+
+    def _answered(self) -> None:
+        """The namespace has answered the handshake, or a part of that has come."""
+        if self.opened.done():
+            return
+        failure = self._engine.handshake_exc
+        if failure is not None:
+            self._refuse(_refusal(failure), failure)
+        elif self._engine.state is State.CONNECTING:
+            return
+        elif self._engine.subprotocol is None:
+            self._refuse(f"what answered is not the WebSocket of a namespace: it does not speak {_SUBPROTOCOL}")
+        else:
+            transport = WebSocketTransport(self, self._transport)
+            self._is_made = True
+            self.protocol.connection_made(transport)
+            if not self.opened.done():  # the protocol may have given it up
+                self.opened.set_result(transport)
+
+    def _refuse(self, text: str, cause: Exception | None = None) -> None:
+        error = ConnectionError(text)
+        error.__cause__ = cause
+        self.opened.set_exception(error)
+        self._stop()
+        self._transport.abort()
+
+    # How frames come in.
+
+    def _take_events(self) -> None:
+        for event in self._engine.events_received():
+            if isinstance(event, Frame) and self._is_made:
+                self._held.append(event)
+
+    def _catch_up(self) -> None:
+        try:
+            self._pass_on_held()
+        except Exception as error:  # a protocol that fails loses its connection, as with any other transport
+            self._error = error
+            self._stop()
+            self._transport.abort()
+            raise
+
+    def _pass_on_held(self) -> None:
+        while self._held and self.is_reading:
+            self._pass_on(self._held.popleft())
+
+    def _pass_on(self, frame: Frame) -> None:
+        match frame.opcode:
+            case Opcode.CLOSE:
+                self._closed_by_peer()
+            case Opcode.TEXT:
+                self._fail(ConnectionError("the namespace sent text through the WebSocket, and AMQP is binary"))
+            case Opcode.BINARY | Opcode.CONT if frame.data and not self.is_closing:
+                self.protocol.data_received(bytes(frame.data))
+            case _:  # pings have been answered
+                pass
+
+    # How it ends.
+
+    def _closed_by_peer(self) -> None:
+        if self.is_closing:
+            self._end()
+            return
+        close = self._engine.close_rcvd
+        if close is not None and close.code not in OK_CLOSE_CODES:
+            self._error = ConnectionResetError(f"the namespace closed the WebSocket: {close}")
+        self._end()
+        self.protocol.eof_received()  # whatever it answers: no half of a WebSocket stays open
+
+    def _fail(self, error: Exception) -> None:
+        if self.is_closing:
+            return
+        self._error = error
+        if self._engine.state is State.OPEN:
+            self._engine.fail(CloseCode.UNSUPPORTED_DATA, "AMQP is binary")
+            self._flush()
+        self._end()
+
+    def _end(self) -> None:
+        """Let what is written go out, and hang up."""
+        self._stop()
+        self._transport.close()
+        self._limit()
+
+    def _stop(self) -> None:
+        """Pass on nothing more."""
+        self.is_closing = True
+        self.is_reading = True
+        self._held.clear()
+
+    def _limit(self) -> None:
+        if self._farewell is None:
+            self._farewell = self._loop.call_later(self._close_within_s, self._transport.abort)
+
+    # The bytes.
+
+    @property
+    def _transport(self) -> asyncio.Transport:
+        if self._tcp is None:
+            raise RuntimeError("there is no connection yet")
+        return self._tcp
+
+    def _flush(self) -> None:
+        # In one piece, so that the protocol is told to pause after all of it. Not by writelines, which in some versions
+        # of Python never tells it.
+        data = b"".join(self._engine.data_to_send())
+        if data:
+            self._transport.write(data)
+
+
+def _refusal(failure: Exception) -> str:
+    if isinstance(failure, InvalidStatus):
+        return f"the namespace refused the WebSocket with HTTP {failure.response.status_code}"
+    cause = failure.__cause__
+    if isinstance(cause, EOFError):
+        return f"the WebSocket did not open: {cause}"
+    reason = f"{failure}: {cause}" if cause is not None else str(failure)
+    return f"what answered is not the WebSocket of a namespace: {reason}"
