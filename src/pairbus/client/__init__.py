@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pairbus.client.amqp_view import AmqpView
 from pairbus.client.authorization_rule import AccessRights, SharedAccessAuthorizationRule
 from pairbus.client.descriptions import EntityStatus, QueueDescription, SubscriptionDescription, TopicDescription
 from pairbus.client.endpoint import Endpoint
@@ -55,6 +56,7 @@ from pairbus.client.topic_client import TopicClient
 __all__ = [
     "NO_RETRY",
     "AccessRights",
+    "AmqpView",
     "BodyKind",
     "BrokeredMessage",
     "ClosedError",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
+from dataclasses import replace
 from datetime import timedelta
 from enum import Enum
 from types import TracebackType
@@ -211,9 +213,8 @@ class MessagingFactory:
             prefetch=prefetch_count,
             wants_session=True,
             session_id=session_id,
-            session_wait_ms=max(1, int(wait.total_seconds() * 1_000)),
         )
-        link = await self._accept(_checked(path), wish, wait)
+        link = await self._accept(_checked(path), wish, wait.total_seconds())
         try:
             return MessageSession(
                 self,
@@ -227,27 +228,26 @@ class MessagingFactory:
             await link.close()
             raise
 
-    async def _accept(self, path: str, wish: Wish, wait: timedelta) -> ReceivingLink:
-        """Lock a session. That nobody had one to give is an answer, and not tried again."""
-        loop = asyncio.get_running_loop()
-        deadline_s = loop.time() + wait.total_seconds()
-        while True:
-            line = await retrying(lambda: self._authorized(path), settings=self._settings, entity=path)
-            timeout_s = max(0.0, deadline_s - loop.time()) + self._settings.attempt_timeout.total_seconds()
-            link = ReceivingLink(line.connection, path, wish)
+    async def _accept(self, path: str, wish: Wish, wait_s: float) -> ReceivingLink:
+        """Lock a session. That there was none to give is an answer, and not tried again."""
+        deadline_s = asyncio.get_running_loop().time() + wait_s
+
+        async def attempt() -> ReceivingLink | MessagingTimeoutError:
+            line = await self._authorized(path)
+            left_s = max(0.001, deadline_s - asyncio.get_running_loop().time())
+            link = ReceivingLink(line.connection, path, replace(wish, session_wait_ms=math.ceil(left_s * 1_000)))
             try:
-                await link.attached(timeout_s)
-            except MessagingTimeoutError:
-                raise
-            except MessagingError as error:
-                if not error.is_transient or loop.time() >= deadline_s:
+                await link.attached(left_s + self._settings.attempt_timeout.total_seconds())
+            except MessagingTimeoutError as error:
+                if error.condition is None:  # nobody has answered
                     raise
-                delay_s = self._settings.retry_policy.delay_s(1, error)
-                if delay_s is None:
-                    raise
-                await asyncio.sleep(delay_s)
-            else:
-                return link
+                return error
+            return link
+
+        accepted = await retrying(attempt, settings=self._settings, entity=path, patience_s=wait_s)
+        if isinstance(accepted, MessagingTimeoutError):
+            raise accepted
+        return accepted
 
     # Its end.
 

@@ -44,6 +44,7 @@ class LockRenewer:
 
         self._count = 0
         self._task: asyncio.Task[None] | None = None
+        self._renewing: set[asyncio.Task[None]] = set()
         self._more = asyncio.Event()
 
     def watch(self, locked: Locked) -> None:
@@ -54,10 +55,12 @@ class LockRenewer:
             self._task = loop.create_task(self._run())
 
     async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait((self._task,))
-            self._task = None
+        tasks = [task for task in (self._task, *self._renewing) if task is not None]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        self._task = None
         self._due.clear()
 
     def _push(self, locked: Locked, stop_s: float) -> None:
@@ -71,18 +74,24 @@ class LockRenewer:
             self._more.set()
 
     async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
         while True:
             await self._wait()
-            now_s = asyncio.get_running_loop().time()
-            stops: dict[int, float] = {}
-            due: list[Locked] = []
-            while self._due and self._due[0][0] <= now_s + _TOGETHER_S:
+            due: list[tuple[Locked, float]] = []
+            while self._due and self._due[0][0] <= loop.time() + _TOGETHER_S:
                 _, _, stop_s, locked = heapq.heappop(self._due)
                 if not locked.is_settled:
-                    due.append(locked)
-                    stops[id(locked)] = stop_s
-            for locked in await self._renew_together(due):
-                self._push(locked, stops[id(locked)])
+                    due.append((locked, stop_s))
+            if due:  # on its own: one that takes long must not keep the next ones waiting
+                task = loop.create_task(self._renew_due(due))
+                self._renewing.add(task)
+                task.add_done_callback(self._renewing.discard)
+
+    async def _renew_due(self, due: list[tuple[Locked, float]]) -> None:
+        hopeful = {id(locked) for locked in await self._renew_together([locked for locked, _ in due])}
+        for locked, stop_s in due:
+            if id(locked) in hopeful and not locked.is_settled:
+                self._push(locked, stop_s)
 
     async def _wait(self) -> None:
         """Wait until something is due; something more urgent may come meanwhile."""

@@ -5,32 +5,28 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from enum import Enum
 from typing import Any, Final
 from uuid import UUID, uuid4
 
+from pairbus.client.amqp_view import AmqpView
 from pairbus.client.errors import InvalidMessageError
 from pairbus.dialect.annotations import PARTITION_KEY, SCHEDULED_ENQUEUE_TIME, VIA_PARTITION_KEY
 from pairbus.wire import (
     AMQP_SEQUENCE,
     AMQP_VALUE,
     DATA,
-    Byte,
-    Char,
     EncodeError,
-    Float,
     Header,
-    Int,
     Message,
     Properties,
-    Short,
     Symbol,
     Timestamp,
     UByte,
     UInt,
     ULong,
-    UShort,
     encode_message,
 )
 
@@ -64,6 +60,7 @@ class BrokeredMessage:
     """
 
     __slots__ = (
+        "amqp",
         "application_properties",
         "body",
         "body_kind",
@@ -96,6 +93,8 @@ class BrokeredMessage:
     time_to_live: timedelta | None
     scheduled_enqueue_time: datetime | None
     application_properties: dict[str, Any]
+    amqp: AmqpView | None
+    """The rest of what AMQP knows of a message; ``None`` if nothing of that is set."""
 
     def __init__(
         self,
@@ -115,9 +114,11 @@ class BrokeredMessage:
         scheduled_enqueue_time: datetime | None = None,
         application_properties: Mapping[str, Any] | None = None,
         body_kind: BodyKind = BodyKind.DATA,
+        amqp: AmqpView | None = None,
     ) -> None:
         self.body = body
         self.body_kind = body_kind
+        self.amqp = amqp
         self.message_id = uuid4().hex if message_id is None else message_id
         self.session_id = session_id
         self.partition_key = partition_key
@@ -164,37 +165,57 @@ def _encode(message: BrokeredMessage, scheduled: datetime | None) -> bytes:
     header, created_ms, expires_ms = _lifetime(message.time_to_live)
     _check_length("message_id", message.message_id)
     _check_length("session_id", message.session_id)
-    return encode_message(
-        Message(
-            header,
+    encoded = Message(
+        header,
+        None,
+        annotations,
+        Properties(
+            _identity(message.message_id),
             None,
-            annotations,
-            Properties(
-                _identity(message.message_id),
-                None,
-                message.to,
-                message.label,
-                message.reply_to,
-                None if message.correlation_id is None else _identity(message.correlation_id),
-                None if content_type is None else Symbol(content_type),
-                None,
-                expires_ms,
-                created_ms,
-                message.session_id,
-                None,
-                message.reply_to_session_id,
-            ),
-            _values(message.application_properties) if message.application_properties else None,
-            body,
-            message.body_kind.value,
-        )
+            message.to,
+            message.label,
+            message.reply_to,
+            None if message.correlation_id is None else _identity(message.correlation_id),
+            None if content_type is None else Symbol(content_type),
+            None,
+            expires_ms,
+            created_ms,
+            message.session_id,
+            None,
+            message.reply_to_session_id,
+        ),
+        _amqp_values(message.application_properties) if message.application_properties else None,
+        body,
+        message.body_kind.value,
+    )
+    return encode_message(encoded if message.amqp is None else _with_view(encoded, message.amqp))
+
+
+def _with_view(message: Message, view: AmqpView) -> Message:
+    """A message with what else AMQP knows; the times go with the time to live, if there is one."""
+    properties = message.properties
+    created, expires = view.creation_time, view.absolute_expiry_time
+    return replace(
+        message,
+        header=message.header._replace(durable=view.durable, priority=UByte(view.priority)),
+        delivery_annotations=_amqp_values(view.delivery_annotations) or None,
+        message_annotations={**_amqp_values(view.annotations), **(message.message_annotations or {})} or None,
+        properties=properties._replace(
+            user_id=view.user_id,
+            content_encoding=None if view.content_encoding is None else Symbol(view.content_encoding),
+            creation_time=properties.creation_time or (None if created is None else Timestamp(to_ms(created))),
+            absolute_expiry_time=properties.absolute_expiry_time
+            or (None if expires is None else Timestamp(to_ms(expires))),
+            group_sequence=None if view.group_sequence is None else UInt(view.group_sequence),
+        ),
+        footer=_amqp_values(view.footer) or None,
     )
 
 
 def _body(message: BrokeredMessage) -> tuple[tuple[Any, ...], str | None]:
     body = message.body
     if message.body_kind is not BodyKind.DATA:
-        return (body,), message.content_type
+        return (_amqp_value(body),), message.content_type
     if isinstance(body, bytes):
         return (body,), message.content_type
     if isinstance(body, str):
@@ -246,16 +267,30 @@ def _identity(value: MessageId) -> Any:
     return ULong(value) if type(value) is int else value
 
 
-_AMQP: Final = (Byte, Char, Float, Int, Short, Symbol, Timestamp, UByte, UInt, ULong, UShort)
+def _amqp_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: _amqp_value(value) for name, value in values.items()}
 
 
-def _values(properties: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: _value(value) for name, value in properties.items()}
+def _amqp_value(value: Any) -> Any:
+    """Points in time are AMQP timestamps, wherever they are. What AMQP has no type for, the encoder refuses."""
+    if isinstance(value, datetime):
+        return Timestamp(to_ms(value))
+    if type(value) is list or type(value) is tuple:
+        return [_amqp_value(item) for item in value]
+    if type(value) is dict:
+        return {name: _amqp_value(item) for name, item in value.items()}
+    return value
 
 
-def _value(value: Any) -> Any:
-    """Points in time are AMQP timestamps; what else AMQP has no type for is refused when it is encoded."""
-    return Timestamp(to_ms(value)) if isinstance(value, datetime) else value
+def python_value(value: Any) -> Any:
+    """The other way round."""
+    if type(value) is Timestamp:
+        return from_ms(value)
+    if type(value) is list:
+        return [python_value(item) for item in value]
+    if type(value) is dict:
+        return {name: python_value(item) for name, item in value.items()}
+    return value
 
 
 def to_ms(moment: datetime) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from types import TracebackType
+from types import NoneType, TracebackType
 from typing import Self
 
 from pairbus.client.atom import (
@@ -40,6 +40,8 @@ class NamespaceManager:
         token_provider: TokenProvider | None = None,
         settings: MessagingFactorySettings | None = None,
     ) -> None:
+        check_type("endpoint", endpoint, (Endpoint, str))
+        check_type("settings", settings, (MessagingFactorySettings, NoneType))
         if not isinstance(token_provider, TokenProvider | None):
             raise TypeError(
                 "a namespace is managed with a key or a token: TokenProvider.from_key, from_token or from_credential;"
@@ -152,7 +154,7 @@ class NamespaceManager:
         """A subscription gets all messages, unless another rule is given for it to begin with."""
         description = SubscriptionDescription(subscription) if isinstance(subscription, str) else subscription
         check_type("subscription", description, (SubscriptionDescription,))
-        check_type("default_rule", default_rule, (RuleDescription, type(None)))
+        check_type("default_rule", default_rule, (RuleDescription, NoneType))
         resource = Resource.of_subscription(topic_path, description.name)
         return await self._api.create(resource, SUBSCRIPTIONS, description, default_rule)
 

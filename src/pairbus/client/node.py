@@ -49,11 +49,22 @@ class ManagementNode:
             await link.close()
 
     async def ask(
-        self, operation: Operation, body: Mapping[str, Any], *, link_name: str | None = None
+        self,
+        operation: Operation,
+        body: Mapping[str, Any],
+        *,
+        link_name: str | None = None,
+        started_s: float | None = None,
     ) -> Response | None:
-        """The answer; ``None`` if there is nothing to tell. Raises ``MessagingError``."""
+        """The answer; ``None`` if there is nothing to tell. Raises ``MessagingError``.
+
+        ``started_s`` is when the operation began that this is part of.
+        """
         return await retrying(
-            lambda: self._ask(operation, body, link_name), settings=self._opener.settings, entity=self.path
+            lambda: self._ask(operation, body, link_name),
+            settings=self._opener.settings,
+            entity=self.path,
+            started_s=started_s,
         )
 
     async def _ask(self, operation: Operation, body: Mapping[str, Any], link_name: str | None) -> Response | None:
@@ -134,11 +145,12 @@ class ManagementNode:
         *,
         session_id: str | None,
         link_name: str | None,
+        started_s: float,
     ) -> None:
         body: dict[str, Any] = {"disposition-status": status, "lock-tokens": Array(tuple(tokens)), **details}
         if session_id is not None:
             body["session-id"] = session_id
-        await self.ask(Operation.UPDATE_DISPOSITION, body, link_name=link_name)
+        await self.ask(Operation.UPDATE_DISPOSITION, body, link_name=link_name, started_s=started_s)
 
     async def renew_locks(self, tokens: list[UUID], *, link_name: str | None) -> list[datetime]:
         response = await self.ask(Operation.RENEW_LOCK, {"lock-tokens": Array(tuple(tokens))}, link_name=link_name)

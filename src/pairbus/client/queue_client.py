@@ -36,6 +36,11 @@ class QueueClient(EntityClient):
         self._check_open()
         await self._sender.send(message)
 
+    async def send_batch(self, messages: Iterable[BrokeredMessage]) -> None:
+        """Send messages as one batch, as ``MessageSender.send_batch`` does."""
+        self._check_open()
+        await self._sender.send_batch(messages)
+
     @overload
     async def schedule(self, message: BrokeredMessage, at: datetime) -> int: ...
 

@@ -8,12 +8,14 @@ from enum import Enum
 from typing import Any, Final
 from uuid import UUID
 
+from pairbus.client.amqp_view import AmqpView
 from pairbus.client.errors import InvalidMessageError
-from pairbus.client.message import BodyKind, BrokeredMessage, from_ms
+from pairbus.client.message import BodyKind, BrokeredMessage, from_ms, python_value
 from pairbus.dialect.annotations import (
     DEAD_LETTER_SOURCE,
     ENQUEUE_SEQUENCE_NUMBER,
     ENQUEUED_TIME,
+    LOCK_TOKEN,
     LOCKED_UNTIL,
     MESSAGE_STATE,
     PARTITION_ID,
@@ -22,11 +24,26 @@ from pairbus.dialect.annotations import (
     SEQUENCE_NUMBER,
     VIA_PARTITION_KEY,
 )
-from pairbus.wire import Delivery, ProtocolError, Sections, Timestamp
+from pairbus.wire import Delivery, ProtocolError, Sections
 
 DEAD_LETTER_REASON: Final = "DeadLetterReason"
 DEAD_LETTER_DESCRIPTION: Final = "DeadLetterErrorDescription"
 _LOCK_TOKEN_BYTES: Final = 16
+_ATTRIBUTES: Final = frozenset(
+    {
+        DEAD_LETTER_SOURCE,
+        ENQUEUE_SEQUENCE_NUMBER,
+        ENQUEUED_TIME,
+        LOCKED_UNTIL,
+        MESSAGE_STATE,
+        PARTITION_ID,
+        PARTITION_KEY,
+        SCHEDULED_ENQUEUE_TIME,
+        SEQUENCE_NUMBER,
+        VIA_PARTITION_KEY,
+    }
+)
+"""The annotations that are attributes of a message."""
 
 
 class MessageState(Enum):
@@ -135,9 +152,9 @@ def _body(_message: ReceivedMessage, sections: Sections) -> dict[str, Any]:
     if kind is BodyKind.DATA:
         body: Any = sections.data()
     elif kind is BodyKind.VALUE:
-        body = sections.decode_body()[0]
+        body = python_value(sections.decode_body()[0])
     else:
-        body = [item for section in sections.decode_body() for item in section]
+        body = [python_value(item) for section in sections.decode_body() for item in section]
     return {"body_kind": kind, "body": body}
 
 
@@ -156,12 +173,7 @@ def _properties(_message: ReceivedMessage, sections: Sections) -> dict[str, Any]
 
 
 def _application_properties(_message: ReceivedMessage, sections: Sections) -> dict[str, Any]:
-    found = sections.application_properties()
-    return {
-        "application_properties": {
-            name: from_ms(value) if type(value) is Timestamp else value for name, value in found.items()
-        }
-    }
+    return {"application_properties": python_value(sections.application_properties())}
 
 
 def _header(_message: ReceivedMessage, sections: Sections) -> dict[str, Any]:
@@ -187,6 +199,32 @@ def _annotations(_message: ReceivedMessage, sections: Sections) -> dict[str, Any
         "partition_id": None if partition_id is None else int(partition_id),
         "scheduled_enqueue_time": None if scheduled is None else from_ms(scheduled),
         "dead_letter_source": found.get(DEAD_LETTER_SOURCE),
+    }
+
+
+def _amqp(_message: ReceivedMessage, sections: Sections) -> dict[str, Any]:
+    header, properties = sections.header(), sections.properties()
+    created, expires = properties.creation_time, properties.absolute_expiry_time
+    annotations = sections.message_annotations()
+    return {
+        "amqp": AmqpView(
+            durable=header.durable,
+            priority=int(header.priority),
+            user_id=properties.user_id,
+            content_encoding=None if properties.content_encoding is None else str(properties.content_encoding),
+            creation_time=None if created is None else from_ms(created),
+            absolute_expiry_time=None if expires is None else from_ms(expires),
+            group_sequence=None if properties.group_sequence is None else int(properties.group_sequence),
+            annotations={
+                str(name): python_value(value) for name, value in annotations.items() if name not in _ATTRIBUTES
+            },
+            delivery_annotations={
+                str(name): python_value(value)
+                for name, value in sections.delivery_annotations().items()
+                if name != LOCK_TOKEN
+            },
+            footer={str(name): python_value(value) for name, value in sections.footer().items()},
+        )
     }
 
 
@@ -229,6 +267,7 @@ _READERS: Final[dict[str, _Reader]] = {
         ),
         _annotations,
     ),
+    "amqp": _amqp,
     "lock_token": _lock,
 }
 """What reads each attribute, together with its neighbours."""

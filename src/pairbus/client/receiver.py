@@ -101,17 +101,25 @@ class MessageReceiver(Part):
             self._turn.release()
 
     async def _receive(self, count: int, deadline_s: float) -> list[ReceivedMessage]:
+        """Receive, over another link if need be. The wait is for messages, and what opening takes is added to it."""
         loop = asyncio.get_running_loop()
+        started_s, first_deadline_s = loop.time(), deadline_s
+        failures, failure = 0, None
         while True:
-            if self._slot.ready is None:
-                opened_s = loop.time()
-                await self._open_with_retries()
-                deadline_s += loop.time() - opened_s  # the wait is for messages
-            if self._salvaged:
-                return self._hand_out(self._take_salvaged(count))
             link = self._slot.ready
             if link is None:
-                continue
+                opened_s = loop.time()
+                link = await retrying(
+                    self._get_link,
+                    settings=self._maker.settings,
+                    entity=self._path,
+                    failure=failure,
+                    failures=failures,
+                    started_s=max(started_s, first_deadline_s),
+                )
+                deadline_s += loop.time() - opened_s
+            if self._salvaged:
+                return self._hand_out(self._take_salvaged(count))
             try:
                 deliveries = await link.take(count, deadline_s)
             except MessagingError as error:
@@ -120,11 +128,9 @@ class MessageReceiver(Part):
                     raise
                 if loop.time() >= deadline_s:
                     return []
-                continue
-            return self._hand_out([ReceivedMessage(delivery.payload, delivery) for delivery in deliveries])
-
-    async def _open_with_retries(self) -> ReceivingLink:
-        return await retrying(self._get_link, settings=self._maker.settings, entity=self._path)
+                failures, failure = failures + (failure is not None), error
+            else:
+                return self._hand_out([ReceivedMessage(delivery.payload, delivery) for delivery in deliveries])
 
     async def _get_link(self) -> ReceivingLink:
         self._check_open()
@@ -218,6 +224,7 @@ class MessageReceiver(Part):
         messages = [message] if isinstance(message, ReceivedMessage) else [*message]
         for one in messages:
             self._check_locked(one)
+        started_s = asyncio.get_running_loop().time()
         link = self._slot.ready
         here: list[Delivery] = []
         elsewhere: list[ReceivedMessage] = []
@@ -229,7 +236,7 @@ class MessageReceiver(Part):
         if here and link is not None and not await self._settle_here(link, here, verdict):
             elsewhere = messages
         if elsewhere:
-            await self._settle_by_node(elsewhere, verdict)
+            await self._settle_by_node(elsewhere, verdict, started_s)
         for one in messages:
             one.is_settled = True
 
@@ -260,13 +267,18 @@ class MessageReceiver(Part):
             return False
         return True
 
-    async def _settle_by_node(self, messages: list[ReceivedMessage], verdict: Verdict) -> None:
+    async def _settle_by_node(self, messages: list[ReceivedMessage], verdict: Verdict, started_s: float) -> None:
         """Settle by lock token: what came over a link that is gone, or over none, as deferred messages do."""
         tokens = [message.lock_token for message in messages if message.lock_token is not None]
         if len(tokens) < len(messages):
             raise MessageLockLostError("the message came over a link that is gone", entity=self._path)
         await self._node.settle(
-            verdict.status, tokens, verdict.details, session_id=self._session(), link_name=self._link_name()
+            verdict.status,
+            tokens,
+            verdict.details,
+            session_id=self._session(),
+            link_name=self._link_name(),
+            started_s=started_s,
         )
 
     # Locks, peeking, deferred messages.

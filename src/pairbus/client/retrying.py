@@ -18,13 +18,19 @@ async def retrying(
     settings: MessagingFactorySettings,
     entity: str | None = None,
     failure: MessagingError | None = None,
+    failures: int = 0,
     started_s: float | None = None,
+    patience_s: float = 0.0,
 ) -> T:
-    """Try until the operation time-out. A first try may have been made already, and come to ``failure``."""
+    """Try until the operation time-out.
+
+    There may have been tries already, which came to ``failure`` at last, and ``failures`` before it. ``patience_s`` is
+    what the answer itself may take, beyond all time-outs.
+    """
     loop = asyncio.get_running_loop()
-    timeout_s = settings.operation_timeout.total_seconds()
+    timeout_s = settings.operation_timeout.total_seconds() + patience_s
+    attempt_s = settings.attempt_timeout.total_seconds() + patience_s
     deadline_s = (loop.time() if started_s is None else started_s) + timeout_s
-    failures = 0
     while True:
         if failure is not None:
             failures += 1
@@ -35,7 +41,7 @@ async def retrying(
                 raise _exhausted(failure, timeout_s, entity)
             await asyncio.sleep(delay_s)
         try:
-            return await _within(attempt, min(deadline_s, loop.time() + settings.attempt_timeout.total_seconds()))
+            return await _within(attempt, min(deadline_s, loop.time() + attempt_s))
         except MessagingError as error:
             failure = error if entity is None else error.at(entity)
 

@@ -9,7 +9,7 @@ from typing import Final, overload
 
 from pairbus.client.amqp.sending_link import SendingLink
 from pairbus.client.amqp.slot import Slot
-from pairbus.client.errors import MessagingError
+from pairbus.client.errors import MessageSizeExceededError, MessagingError
 from pairbus.client.message import BrokeredMessage, encode_brokered
 from pairbus.client.node import ManagementNode
 from pairbus.client.part import Maker, Part
@@ -63,6 +63,17 @@ class MessageSender(Part):
             started_s=started_s,
         )
 
+    async def send_batch(self, messages: Iterable[BrokeredMessage]) -> None:
+        """Send messages as one batch: all of them arrive, or none.
+
+        Raises ``MessageSizeExceededError`` if they do not fit into one.
+        """
+        self._check_open()
+        payloads = [encode_brokered(one) for one in messages]
+        if payloads:
+            parcel = _Parcel(payloads, whole=True)
+            await retrying(lambda: self._send_parcel(parcel), settings=self._maker.settings, entity=self._path)
+
     async def _send(self, payload: bytes) -> None:
         self._check_open()
         link = await self._slot.get()
@@ -109,13 +120,20 @@ class MessageSender(Part):
 class _Parcel:
     """Messages that are sent together, in batches; what has been confirmed is not sent again."""
 
-    def __init__(self, payloads: Sequence[bytes]) -> None:
+    def __init__(self, payloads: Sequence[bytes], *, whole: bool = False) -> None:
         self._payloads = list(payloads)
+        self._whole = whole
         self._batches: list[tuple[bytes, int]] | None = None
 
     async def send(self, link: SendingLink) -> None:
         if self._batches is None:
-            self._batches = _pack(self._payloads, link)
+            batches = _pack(self._payloads, link)
+            if self._whole and len(batches) > 1:
+                raise MessageSizeExceededError(
+                    f"{len(self._payloads)} messages do not fit into one batch of {link.max_batch_bytes:,} bytes",
+                    entity=link.entity,
+                )
+            self._batches = batches
             self._payloads.clear()
         futures = [link.send(payload, message_format) for payload, message_format in self._batches]
         try:

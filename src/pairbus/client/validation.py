@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import fields
 from datetime import datetime, timedelta
 from functools import cache
@@ -11,6 +12,8 @@ from typing import Any, Final, get_args, get_origin, get_type_hints
 from pairbus.dialect.atom.document import speakable
 
 _INT64: Final = range(-(2**63), 2**63)
+_FORBIDDEN: Final = re.compile(r"[@?#*\\]")
+"""What the service takes in no name. Some of it would end the path of an address, and lead to something else."""
 
 
 def check_fields(description: object) -> None:
@@ -48,6 +51,9 @@ def check_path(name: str, path: object) -> None:
     """A name that may have several segments."""
     check_type(name, path, (str,))
     check_value(name, path)
+    found = _FORBIDDEN.search(str(path))
+    if found is not None:
+        raise ValueError(f"{name} is {path!r:.100}; no name has the character {found.group()!r}")
     if not all(str(path).split("/")):
         raise ValueError(f"{name} is {path!r:.100}; it can neither be empty, nor begin or end with a slash")
 

@@ -11,7 +11,7 @@ from pairbus.cli.demo.survivor import Survivor
 def main() -> int:
     print("1. Two AMQP engines talk to each other in memory\n")
     talked = Engines().run()
-    print("\n2. A namespace server is killed in the middle of its work, again and again\n")
+    print("\n2. A namespace server is killed again and again, and its client goes on\n")
     survived = Survivor().run()
     return 0 if talked and survived else 1
 

@@ -1,87 +1,127 @@
-"""A namespace server that is killed while it takes messages in, and what is there afterwards."""
+"""A namespace server that is killed again and again under a client that goes on, and what is there afterwards."""
 
 from __future__ import annotations
 
-import subprocess
+import asyncio
 import sys
 import time
+from asyncio.subprocess import PIPE, Process
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from datetime import timedelta
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
 from pairbus.cli.demo.engines import say
-from pairbus.cli.demo.till import Till
+from pairbus.client import BrokeredMessage, MessageSender, MessagingFactory
+from pairbus.dialect.connection_string import parse_connection_string
 
 KILLS: Final = 3
 CONFIRMED_EACH: Final = 2_000
+WINDOW: Final = 100
+_AT_ONCE: Final = 500
 _SETTINGS: Final = """
 name = "contoso"
-port = [0]
 log_level = "warning"
 
 [[queues]]
 name = "orders"
+requires_duplicate_detection = true
 """
 
 
 class Survivor:
-    """Serves a namespace, has it killed in the middle of its work, and serves it again from the same directory."""
+    """Serves a namespace, kills it in the middle of its work, and serves it again from the same directory."""
 
     def __init__(self) -> None:
         self.confirmed: list[str] = []
+        self._enough = asyncio.Event()
+        self._stop = False
 
     def run(self) -> bool:
-        """Run the demo; return whether everything that was confirmed is there, once."""
+        """Run the demo; return whether every message was confirmed, and is there once."""
         with TemporaryDirectory(prefix="pairbus-demo-") as directory:
             path = Path(directory)
             (path / "settings.toml").write_text(_SETTINGS)
-            for number in range(KILLS):
-                self.crash(path, number)
-            return self.report(path)
+            return asyncio.run(self.play(path))
 
-    def crash(self, path: Path, number: int) -> None:
-        """Send until enough is confirmed; then kill the server, whatever it is doing."""
-        before = len(self.confirmed)
-        with serving(path) as (process, connection_string), Till(connection_string) as till:
-            ids = (f"{number}-{each}" for each in count())
-            for message_id in till.send("orders", ids):
-                self.confirmed.append(message_id)
-                if len(self.confirmed) - before == CONFIRMED_EACH:
-                    process.kill()
-                    break
-        say("server", f"killed after {len(self.confirmed) - before:,} messages were confirmed")
+    async def play(self, path: Path) -> bool:
+        port = 0
+        senders: asyncio.Task[None] | None = None
+        for number in range(KILLS):
+            async with serving(path, port) as (process, connection_string):
+                port = parse_connection_string(connection_string).port or 0
+                if senders is None:
+                    senders = asyncio.create_task(self.send(connection_string))
+                else:
+                    say("server", "is back; the client has noticed, and the application has not")
+                await self.confirm((number + 1) * CONFIRMED_EACH)
+                process.kill()
+                say("server", f"killed after {len(self.confirmed):,} messages were confirmed")
+        async with serving(path, port) as (_, connection_string):
+            self._stop = True
+            if senders is not None:
+                await senders
+            return await self.report(connection_string)
 
-    def report(self, path: Path) -> bool:
-        start = time.perf_counter()
-        with serving(path) as (_, connection_string), Till(connection_string) as till:
-            say("server", f"back after {time.perf_counter() - start:.2f} s")
-            found = Counter(till.receive("orders"))
+    async def confirm(self, number: int) -> None:
+        """Wait until so many messages are confirmed."""
+        while len(self.confirmed) < number:
+            self._enough.clear()
+            await self._enough.wait()
+
+    async def send(self, connection_string: str) -> None:
+        """Send from a hundred tasks, as an application would that knows nothing of servers that die."""
+        ids = (f"order-{each}" for each in count())
+        async with MessagingFactory.from_connection_string(connection_string) as factory:
+            sender = await factory.create_message_sender("orders")
+            await asyncio.gather(*(self._order(sender, ids) for _ in range(WINDOW)))
+
+    async def _order(self, sender: MessageSender, ids: Iterator[str]) -> None:
+        while not self._stop:
+            message = BrokeredMessage("one espresso", message_id=next(ids))
+            await sender.send(message)
+            self.confirmed.append(str(message.message_id))
+            self._enough.set()
+
+    async def report(self, connection_string: str) -> bool:
+        started = time.perf_counter()
+        found: Counter[str] = Counter()
+        async with MessagingFactory.from_connection_string(connection_string) as factory:
+            receiver = await factory.create_message_receiver("orders", prefetch_count=2 * _AT_ONCE)
+            while messages := await receiver.receive(_AT_ONCE, timedelta(seconds=1)):
+                found.update(str(message.message_id) for message in messages)
+                await receiver.complete(messages)
+        say("client", f"received and completed {found.total():,} messages in {time.perf_counter() - started:.2f} s")
         lost = sum(message_id not in found for message_id in self.confirmed)
         twice = sum(number > 1 for number in found.values())
-        unconfirmed = len(found) - (len(self.confirmed) - lost)
-        print(f"\nconfirmed {len(self.confirmed):,}, received {len(found):,}, lost {lost}, twice {twice}")
-        print(f"taken in but not confirmed before the kill: {unconfirmed}")
-        return lost == 0 and twice == 0
+        print(f"\nsent and confirmed {len(self.confirmed):,}, received {len(found):,}, lost {lost}, twice {twice}")
+        return lost == 0 and twice == 0 and len(found) == len(self.confirmed)
 
 
-@contextmanager
-def serving(path: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+@asynccontextmanager
+async def serving(path: Path, port: int) -> AsyncIterator[tuple[Process, str]]:
     """``pairbus serve`` as a process of its own, and the connection string that it prints."""
-    command = [sys.executable, "-m", "pairbus.cli.main", "serve"]
-    options = ["--config", str(path / "settings.toml"), "--data", str(path / "contoso")]
-    with subprocess.Popen([*command, *options], stdout=subprocess.PIPE, text=True) as process:  # noqa: S603 (ourselves)
-        try:
-            yield process, _connection_string(process)
-        finally:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-m", "pairbus.cli.main", "serve", "--port", str(port)),
+        *("--config", str(path / "settings.toml"), "--data", str(path / "contoso")),
+        stdout=PIPE,
+    )
+    try:
+        yield process, await _connection_string(process)
+    finally:
+        if process.returncode is None:
             process.terminate()
+        await process.wait()
 
 
-def _connection_string(process: subprocess.Popen[str]) -> str:
-    for line in process.stdout or ():
-        if line.startswith("Endpoint="):
-            return line.strip()
+async def _connection_string(process: Process) -> str:
+    if process.stdout is not None:
+        async for line in process.stdout:
+            if line.startswith(b"Endpoint="):
+                return line.decode().strip()
     raise RuntimeError("the server did not start")

@@ -74,14 +74,21 @@ class Authorization:
             granted.exception()
             raise
         granted.set_result(None)
-        while self._connection.error is None:
-            await asyncio.sleep(min(_LONGEST_S, max(_SHORTEST_S, (token.expires_s - time.time()) * _RENEW_AT)))
+        delay_s = min(_LONGEST_S, max(_SHORTEST_S, (token.expires_s - time.time()) * _RENEW_AT))
+        while not await self._is_gone_within(delay_s):
             try:
                 token = await self._put(path)
             except MessagingError as error:
                 # The namespace ends the links when the old token ends, and whoever opens them anew is told why.
                 _log.warning("the token for %s could not be renewed: %s", path, error)
-                await asyncio.sleep(min(_NOT_OFTENER_S, max(_SHORTEST_S, (token.expires_s - time.time()) / 4)))
+                delay_s = min(_NOT_OFTENER_S, max(_SHORTEST_S, (token.expires_s - time.time()) / 4))
+            else:
+                delay_s = min(_LONGEST_S, max(_SHORTEST_S, (token.expires_s - time.time()) * _RENEW_AT))
+
+    async def _is_gone_within(self, delay_s: float) -> bool:
+        """Wait; whether the connection was lost meanwhile."""
+        done, _ = await asyncio.wait((self._connection.gone,), timeout=delay_s)
+        return bool(done)
 
     async def _put(self, path: str) -> Token:
         started_s = self._connection.loop.time()

@@ -68,7 +68,9 @@ class AmqpConnection(asyncio.Protocol):
         )
         self._transport: asyncio.Transport | None = None
         self._opened: asyncio.Future[None] = self.loop.create_future()
-        self._gone: asyncio.Future[None] = self.loop.create_future()
+        self.gone: asyncio.Future[None] = self.loop.create_future()
+        """Done when the connection is."""
+
         self._flushing: asyncio.Handle | None = None
         self._timer: asyncio.TimerHandle | None = None
 
@@ -93,7 +95,7 @@ class AmqpConnection(asyncio.Protocol):
             self.flush()
             try:
                 async with asyncio.timeout(_FAREWELL_S):
-                    await asyncio.shield(self._gone)
+                    await asyncio.shield(self.gone)
             except TimeoutError:
                 pass
             finally:
@@ -110,8 +112,8 @@ class AmqpConnection(asyncio.Protocol):
         if not self._opened.done():
             self._opened.set_exception(error.copy())
             self._opened.exception()  # nobody may be waiting
-        if not self._gone.done():
-            self._gone.set_result(None)
+        if not self.gone.done():
+            self.gone.set_result(None)
         for link in [*self.links]:
             link.lose(error)
         if self._transport is not None:

@@ -49,6 +49,7 @@ class AmqpLink(LinkEnd):
 
     async def attached(self, timeout_s: float) -> None:
         """Wait until the peer has attached too; raises why it has not."""
+        started_s = self.connection.loop.time()
         try:
             async with asyncio.timeout(timeout_s) as limit:
                 await asyncio.shield(self._attached)
@@ -56,10 +57,10 @@ class AmqpLink(LinkEnd):
             if not limit.expired():
                 raise
             late = MessagingTimeoutError(f"the link was not attached within {timeout_s:g} s", entity=self.entity)
-            self.abandon(late)
+            self.suspect(late, started_s)
             raise late from error
         except BaseException:
-            self.abandon(ClosedError("the link was given up before it was attached", entity=self.entity))
+            self.lose(ClosedError("the link was given up before it was attached", entity=self.entity))
             raise
 
     def on_attached(self, link: Link, attach: Attach) -> None:
@@ -95,10 +96,6 @@ class AmqpLink(LinkEnd):
 
     def on_lost(self, error: MessagingError) -> None:
         """Tell everyone who counts on the link."""
-
-    def abandon(self, error: MessagingError) -> None:
-        """Give the link up."""
-        self.lose(error)
 
     def suspect(self, error: MessagingError, since_s: float) -> None:
         """Give the link up because an answer did not come; and the connection, if nothing at all has come since."""
