@@ -33,6 +33,8 @@ class Endpoint:
         tls = _TLS_SCHEMES.get(parts.scheme)
         if tls is None:
             raise ValueError(f"{address!r}: a namespace is at sb://… or amqps://…, or without TLS at amqp://…")
+        if parts.port == 0:
+            raise ValueError(f"{address!r}: nothing listens on port 0")
         if not parts.hostname or parts.path.strip("/") or parts.username or parts.query:
             raise ValueError(f"{address!r}: an endpoint is a scheme, a host and perhaps a port: sb://host:port")
         return cls(parts.hostname, parts.port, tls)

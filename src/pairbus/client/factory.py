@@ -207,6 +207,7 @@ class MessagingFactory:
         ``SessionCannotBeLockedError``.
         """
         self.check_open()
+        path = _checked(path)
         wait = self._settings.operation_timeout if server_wait_time is None else server_wait_time
         wish = Wish(
             peek_lock=receive_mode is ReceiveMode.PEEK_LOCK,
@@ -214,7 +215,7 @@ class MessagingFactory:
             wants_session=True,
             session_id=session_id,
         )
-        link = await self._accept(_checked(path), wish, wait.total_seconds())
+        link = await self._accept(path, wish, wait.total_seconds())
         try:
             return MessageSession(
                 self,
@@ -237,7 +238,7 @@ class MessagingFactory:
             left_s = max(0.001, deadline_s - asyncio.get_running_loop().time())
             link = ReceivingLink(line.connection, path, replace(wish, session_wait_ms=math.ceil(left_s * 1_000)))
             try:
-                await link.attached(left_s + self._settings.attempt_timeout.total_seconds())
+                await link.attached(left_s + self._settings.attempt_s)
             except MessagingTimeoutError as error:
                 if error.condition is None:  # nobody has answered
                     raise
@@ -298,17 +299,17 @@ class MessagingFactory:
 
     async def open_sending_link(self, path: str) -> SendingLink:
         link = SendingLink((await self._authorized(path)).connection, path)
-        await link.attached(self._settings.attempt_timeout.total_seconds())
+        await link.attached(self._settings.attempt_s)
         return link
 
     async def open_receiving_link(self, path: str, wish: Wish) -> ReceivingLink:
         link = ReceivingLink((await self._authorized(path)).connection, path, wish)
-        await link.attached(self._settings.attempt_timeout.total_seconds())
+        await link.attached(self._settings.attempt_s)
         return link
 
     async def open_request_link(self, address: str, entity: str) -> RequestLink:
         link = RequestLink((await self._authorized(entity)).connection, address, entity)
-        await link.attached(self._settings.attempt_timeout.total_seconds())
+        await link.attached(self._settings.attempt_s)
         return link
 
     async def _authorized(self, path: str) -> _Line:
@@ -321,7 +322,7 @@ class MessagingFactory:
 
     async def _connect(self) -> _Line:
         self.check_open()
-        timeout_s = self._settings.attempt_timeout.total_seconds()
+        timeout_s = self._settings.attempt_s
         try:
             async with asyncio.timeout(timeout_s) as limit:
                 connection = await AmqpConnection.open(self._endpoint, self._settings, self._credentials)

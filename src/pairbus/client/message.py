@@ -35,6 +35,8 @@ _LONGEST_TTL_MS: Final = 0xFFFFFFFF
 _LATEST_MS: Final = 253_402_300_799_999
 _MS: Final = timedelta(milliseconds=1)
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_EARLIEST: Final = datetime.min.replace(tzinfo=UTC)
+_LATEST: Final = datetime.max.replace(tzinfo=UTC)
 _LONGEST_ID: Final = 128
 
 MessageId = str | UUID | int | bytes
@@ -138,7 +140,11 @@ class BrokeredMessage:
 
     def text(self) -> str:
         """The body as text; raises ``ValueError`` if it is none."""
-        return self.body if isinstance(self.body, str) else bytes(self.body).decode()
+        if isinstance(self.body, str):
+            return self.body
+        if isinstance(self.body, bytes | bytearray | memoryview):
+            return bytes(self.body).decode()
+        raise ValueError(f"the body is {type(self.body).__name__}, not text")
 
     def json(self) -> Any:
         """The body as what JSON means; raises ``ValueError`` if it is no JSON."""
@@ -151,7 +157,7 @@ def encode_brokered(message: BrokeredMessage, scheduled: datetime | None = None)
         raise InvalidMessageError(f"a message is a BrokeredMessage, not {type(message).__name__}")
     try:
         return _encode(message, message.scheduled_enqueue_time if scheduled is None else scheduled)
-    except (EncodeError, TypeError, ValueError, OverflowError) as error:
+    except (AttributeError, EncodeError, OverflowError, RecursionError, TypeError, ValueError) as error:
         if isinstance(error, InvalidMessageError):
             raise
         raise InvalidMessageError(f"the message {message.message_id!r:.100} cannot be sent: {error}") from error
@@ -184,7 +190,7 @@ def _encode(message: BrokeredMessage, scheduled: datetime | None) -> bytes:
             None,
             message.reply_to_session_id,
         ),
-        _amqp_values(message.application_properties) if message.application_properties else None,
+        amqp_values(message.application_properties) if message.application_properties else None,
         body,
         message.body_kind.value,
     )
@@ -198,8 +204,8 @@ def _with_view(message: Message, view: AmqpView) -> Message:
     return replace(
         message,
         header=message.header._replace(durable=view.durable, priority=UByte(view.priority)),
-        delivery_annotations=_amqp_values(view.delivery_annotations) or None,
-        message_annotations={**_amqp_values(view.annotations), **(message.message_annotations or {})} or None,
+        delivery_annotations=amqp_values(view.delivery_annotations) or None,
+        message_annotations={**amqp_values(view.annotations), **(message.message_annotations or {})} or None,
         properties=properties._replace(
             user_id=view.user_id,
             content_encoding=None if view.content_encoding is None else Symbol(view.content_encoding),
@@ -208,7 +214,7 @@ def _with_view(message: Message, view: AmqpView) -> Message:
             or (None if expires is None else Timestamp(to_ms(expires))),
             group_sequence=None if view.group_sequence is None else UInt(view.group_sequence),
         ),
-        footer=_amqp_values(view.footer) or None,
+        footer=amqp_values(view.footer) or None,
     )
 
 
@@ -222,7 +228,7 @@ def _body(message: BrokeredMessage) -> tuple[tuple[Any, ...], str | None]:
         return (body.encode(),), message.content_type
     if isinstance(body, bytearray | memoryview):
         return (bytes(body),), message.content_type
-    text = json.dumps(body, ensure_ascii=False, separators=(",", ":"))
+    text = json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return (text.encode(),), JSON if message.content_type is None else message.content_type
 
 
@@ -247,6 +253,8 @@ def _lifetime(time_to_live: timedelta | None) -> tuple[Header, Timestamp | None,
     """A header, and when the message was made and ends: that says it for times longer than the header can."""
     if time_to_live is None or time_to_live == timedelta.max:
         return _NO_LIFETIME
+    if not isinstance(time_to_live, timedelta):
+        raise InvalidMessageError(f"time_to_live is {time_to_live!r:.100}; it must be a timedelta")
     length_ms = time_to_live // _MS
     if length_ms <= 0:
         raise InvalidMessageError(f"time_to_live is {time_to_live}; it must be at least a millisecond")
@@ -267,7 +275,16 @@ def _identity(value: MessageId) -> Any:
     return ULong(value) if type(value) is int else value
 
 
-def _amqp_values(values: Mapping[str, Any]) -> dict[str, Any]:
+def _application(properties: Mapping[str, Any]) -> dict[str, Any]:
+    for name, value in properties.items():
+        if isinstance(value, list | tuple | dict | set):
+            raise InvalidMessageError(
+                f"the application property {name!r:.100} is a {type(value).__name__}; AMQP takes single values there"
+            )
+    return amqp_values(properties)
+
+
+def amqp_values(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: _amqp_value(value) for name, value in values.items()}
 
 
@@ -295,14 +312,16 @@ def python_value(value: Any) -> Any:
 
 def to_ms(moment: datetime) -> int:
     """Milliseconds since the Unix epoch; a time without a zone is refused, since nobody knows which one is meant."""
+    if not isinstance(moment, datetime):
+        raise InvalidMessageError(f"{moment!r:.100} is no datetime")
     if moment.tzinfo is None:
         raise InvalidMessageError(f"{moment} has no time zone; write datetime(…, tzinfo=UTC)")
     return (moment - _EPOCH) // _MS
 
 
 def from_ms(time_ms: int) -> datetime:
-    """A point in time in UTC; those that Python cannot name become the latest that it can."""
+    """A point in time in UTC; those that Python cannot name become the earliest or latest that it can."""
     try:
         return _EPOCH + timedelta(milliseconds=int(time_ms))
     except OverflowError:
-        return datetime.max.replace(tzinfo=UTC)
+        return _LATEST if time_ms > 0 else _EARLIEST

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import datetime
 from typing import Any, Final, Protocol
 from uuid import UUID
@@ -10,7 +11,7 @@ from uuid import UUID
 from pairbus.client.amqp.conditions import error_from_status
 from pairbus.client.amqp.request_link import RequestLink
 from pairbus.client.amqp.slot import Slot
-from pairbus.client.errors import InternalServerError, MessagingTimeoutError
+from pairbus.client.errors import ClosedError, InternalServerError, MessagingError, MessagingTimeoutError
 from pairbus.client.message import BrokeredMessage, encode_brokered, from_ms
 from pairbus.client.received_message import ReceivedMessage
 from pairbus.client.retrying import retrying
@@ -42,8 +43,10 @@ class ManagementNode:
         self._opener = opener
         self.path = path
         self._slot = Slot(lambda: opener.open_request_link(f"{path}/{MANAGEMENT}", path))
+        self._is_closed = False
 
     async def close(self) -> None:
+        self._is_closed = True
         link = await self._slot.clear()
         if link is not None:
             await link.close()
@@ -55,24 +58,26 @@ class ManagementNode:
         *,
         link_name: str | None = None,
         started_s: float | None = None,
+        failure: MessagingError | None = None,
     ) -> Response | None:
         """The answer; ``None`` if there is nothing to tell. Raises ``MessagingError``.
 
-        ``started_s`` is when the operation began that this is part of.
+        ``started_s`` is when the operation began that this is part of, and ``failure`` what it has come to so far.
         """
         return await retrying(
             lambda: self._ask(operation, body, link_name),
             settings=self._opener.settings,
             entity=self.path,
+            failure=failure,
             started_s=started_s,
         )
 
     async def _ask(self, operation: Operation, body: Mapping[str, Any], link_name: str | None) -> Response | None:
+        if self._is_closed:
+            raise ClosedError("it has been closed", entity=self.path)
         settings = self._opener.settings
         link = await self._slot.get()
-        properties: dict[str, Any] = {
-            _SERVER_TIMEOUT: UInt(max(1, int(settings.attempt_timeout.total_seconds() * 1_000)))
-        }
+        properties: dict[str, Any] = {_SERVER_TIMEOUT: UInt(max(1, int(settings.attempt_s * 1_000)))}
         if link_name is not None:
             properties[ASSOCIATED_LINK] = link_name
         started_s = link.connection.loop.time()
@@ -80,7 +85,7 @@ class ManagementNode:
             response = await link.ask(operation, dict(body), properties)
         except BaseException:
             # Whoever stops waiting because it takes too long leaves a link behind that may be of no use any more.
-            if link.connection.loop.time() - started_s >= 0.9 * settings.attempt_timeout.total_seconds():
+            if link.connection.loop.time() - started_s >= 0.9 * settings.attempt_s:
                 link.suspect(MessagingTimeoutError("there was no answer in time", entity=self.path), started_s)
             raise
         if response.status == _NO_CONTENT:
@@ -103,10 +108,8 @@ class ManagementNode:
                 entry["via-partition-key"] = message.via_partition_key
             entries.append(entry)
         response = await self.ask(Operation.SCHEDULE_MESSAGE, {"messages": entries})
-        numbers = [int(number) for number in _items(response, "sequence-numbers")]
-        if len(numbers) != len(messages):
-            raise InternalServerError(f"{len(messages)} messages got {len(numbers)} numbers", entity=self.path)
-        return numbers
+        with self._making_sense():
+            return [int(number) for number in _items(response, "sequence-numbers", len(messages))]
 
     async def cancel_scheduled(self, sequence_numbers: list[int]) -> None:
         await self.ask(Operation.CANCEL_SCHEDULED_MESSAGE, {"sequence-numbers": Array(tuple(sequence_numbers))})
@@ -120,7 +123,8 @@ class ManagementNode:
         if session_id is not None:
             body["session-id"] = session_id
         response = await self.ask(Operation.PEEK_MESSAGE, body, link_name=link_name)
-        return [ReceivedMessage(bytes(entry["message"])) for entry in _items(response, "messages")]
+        with self._making_sense():
+            return [ReceivedMessage(_bytes(entry["message"])) for entry in _items(response, "messages")]
 
     async def receive_deferred(
         self, sequence_numbers: list[int], *, peek_lock: bool, session_id: str | None, link_name: str | None
@@ -132,10 +136,11 @@ class ManagementNode:
         if session_id is not None:
             body["session-id"] = session_id
         response = await self.ask(Operation.RECEIVE_BY_SEQUENCE_NUMBER, body, link_name=link_name)
-        return [
-            ReceivedMessage(bytes(entry["message"]), lock_token=entry.get("lock-token") if peek_lock else None)
-            for entry in _items(response, "messages")
-        ]
+        with self._making_sense():
+            return [
+                ReceivedMessage(_bytes(entry["message"]), lock_token=entry.get("lock-token") if peek_lock else None)
+                for entry in _items(response, "messages")
+            ]
 
     async def settle(
         self,
@@ -146,28 +151,30 @@ class ManagementNode:
         session_id: str | None,
         link_name: str | None,
         started_s: float,
+        failure: MessagingError | None,
     ) -> None:
         body: dict[str, Any] = {"disposition-status": status, "lock-tokens": Array(tuple(tokens)), **details}
         if session_id is not None:
             body["session-id"] = session_id
-        await self.ask(Operation.UPDATE_DISPOSITION, body, link_name=link_name, started_s=started_s)
+        await self.ask(Operation.UPDATE_DISPOSITION, body, link_name=link_name, started_s=started_s, failure=failure)
 
     async def renew_locks(self, tokens: list[UUID], *, link_name: str | None) -> list[datetime]:
         response = await self.ask(Operation.RENEW_LOCK, {"lock-tokens": Array(tuple(tokens))}, link_name=link_name)
-        return [from_ms(moment) for moment in _items(response, "expirations")]
+        with self._making_sense():
+            return [from_ms(moment) for moment in _items(response, "expirations", len(tokens))]
 
     # What sessions ask.
 
     async def renew_session_lock(self, session_id: str, link_name: str) -> datetime:
         response = await self.ask(Operation.RENEW_SESSION_LOCK, {"session-id": session_id}, link_name=link_name)
-        if response is None or "expiration" not in response.body:
-            raise InternalServerError("the answer does not say until when the session is locked", entity=self.path)
-        return from_ms(response.body["expiration"])
+        with self._making_sense():
+            return from_ms({} if response is None else response.body["expiration"])
 
     async def session_state(self, session_id: str, link_name: str) -> bytes | None:
         response = await self.ask(Operation.GET_SESSION_STATE, {"session-id": session_id}, link_name=link_name)
         state = None if response is None else response.body.get("session-state")
-        return None if state is None else bytes(state)
+        with self._making_sense():
+            return None if state is None else _bytes(state)
 
     async def set_session_state(self, session_id: str, state: bytes | None, link_name: str) -> None:
         body = {"session-id": session_id, "session-state": state}
@@ -193,14 +200,30 @@ class ManagementNode:
         found: list[Any] = []
         while True:
             response = await self.ask(Operation.ENUMERATE_RULES, {"skip": Int(len(found)), "top": Int(_PAGE)})
-            page = [entry["rule-description"] for entry in _items(response, "rules")]
+            with self._making_sense():
+                page = [entry["rule-description"] for entry in _items(response, "rules")]
             found += page
             if len(page) < _PAGE:
                 return found
 
+    @contextmanager
+    def _making_sense(self) -> Iterator[None]:
+        """An answer that cannot be read is the namespace's fault, not the application's."""
+        try:
+            yield
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise InternalServerError(f"an answer that makes no sense: {error!r}", entity=self.path) from error
 
-def _items(response: Response | None, name: str) -> list[Any]:
+
+def _items(response: Response | None, name: str, count: int | None = None) -> list[Any]:
     found = None if response is None else response.body.get(name)
-    if isinstance(found, Array):
-        return list(found.items)
-    return list(found) if isinstance(found, list) else []
+    items = list(found.items) if isinstance(found, Array) else list(found or ())
+    if count is not None and len(items) != count:
+        raise ValueError(f"{len(items)} {name} where {count} were asked for")
+    return items
+
+
+def _bytes(value: Any) -> bytes:
+    if not isinstance(value, bytes):
+        raise TypeError(f"{value!r:.50} is no bytes")
+    return value

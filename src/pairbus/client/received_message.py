@@ -29,6 +29,7 @@ from pairbus.wire import Delivery, ProtocolError, Sections
 DEAD_LETTER_REASON: Final = "DeadLetterReason"
 DEAD_LETTER_DESCRIPTION: Final = "DeadLetterErrorDescription"
 _LOCK_TOKEN_BYTES: Final = 16
+_LONGEST_TTL_MS: Final = 0xFFFFFFFF
 _ATTRIBUTES: Final = frozenset(
     {
         DEAD_LETTER_SOURCE,
@@ -52,6 +53,9 @@ class MessageState(Enum):
     ACTIVE = 0
     DEFERRED = 1
     SCHEDULED = 2
+
+
+_STATES: Final = {state.value: state for state in MessageState}
 
 
 class ReceivedMessage(BrokeredMessage):
@@ -99,6 +103,12 @@ class ReceivedMessage(BrokeredMessage):
         if delivery is None or lock_token is not None:
             self.lock_token = lock_token
 
+    def __repr__(self) -> str:
+        try:
+            return f"<ReceivedMessage {self.message_id!r}, {self.sequence_number}>"
+        except InvalidMessageError:
+            return "<ReceivedMessage that cannot be read>"
+
     @property
     def expires_at(self) -> datetime | None:
         """When its time to live ends, counted from when it was enqueued; ``None`` for never."""
@@ -124,7 +134,7 @@ class ReceivedMessage(BrokeredMessage):
             raise AttributeError(f"a message has no {name!r}")
         try:
             found = read(self, self._sections())
-        except (ProtocolError, ValueError) as error:
+        except (ProtocolError, TypeError, ValueError) as error:
             raise InvalidMessageError(f"the message cannot be read: {error}") from error
         for other, value in found.items():
             if other == name or not _is_set(self, other):  # it may have been set by the application
@@ -178,9 +188,14 @@ def _application_properties(_message: ReceivedMessage, sections: Sections) -> di
 
 def _header(_message: ReceivedMessage, sections: Sections) -> dict[str, Any]:
     header = sections.header()
+    length_ms = header.ttl
+    if length_ms == _LONGEST_TTL_MS:  # it may be longer than the header can say
+        properties = sections.properties()
+        if properties.creation_time is not None and properties.absolute_expiry_time is not None:
+            length_ms = max(length_ms, properties.absolute_expiry_time - properties.creation_time)
     return {
         "delivery_count": int(header.delivery_count),
-        "time_to_live": None if header.ttl is None else timedelta(milliseconds=int(header.ttl)),
+        "time_to_live": None if length_ms is None else timedelta(milliseconds=int(length_ms)),
     }
 
 
@@ -193,7 +208,7 @@ def _annotations(_message: ReceivedMessage, sections: Sections) -> dict[str, Any
         "enqueued_sequence_number": int(found.get(ENQUEUE_SEQUENCE_NUMBER) or 0),
         "enqueued_time": from_ms(found.get(ENQUEUED_TIME) or 0),
         "locked_until": None if locked_until is None else from_ms(locked_until),
-        "state": MessageState(int(found.get(MESSAGE_STATE) or 0)),
+        "state": _STATES.get(found.get(MESSAGE_STATE) or 0, MessageState.ACTIVE),
         "partition_key": found.get(PARTITION_KEY),
         "via_partition_key": found.get(VIA_PARTITION_KEY),
         "partition_id": None if partition_id is None else int(partition_id),

@@ -14,7 +14,6 @@ from pairbus.client.errors import (
     ClosedError,
     InvalidRequestError,
     MessageLockLostError,
-    MessagingCommunicationError,
     MessagingError,
     MessagingTimeoutError,
 )
@@ -25,7 +24,6 @@ from pairbus.client.receive_mode import ReceiveMode
 from pairbus.client.received_message import ReceivedMessage
 from pairbus.client.retrying import retrying
 from pairbus.client.settling import COMPLETE, Changes, Verdict, abandon, dead_letter, defer
-from pairbus.wire import Delivery
 
 _log = logging.getLogger(__name__)
 
@@ -48,10 +46,9 @@ class MessageReceiver(Part):
         prefetch_count: int = 0,
         max_auto_lock_renewal: timedelta = _NO_TIME,
     ) -> None:
-        if prefetch_count < 0:
-            raise ValueError(f"prefetch_count is {prefetch_count}; it cannot be below 0")
         if max_auto_lock_renewal < _NO_TIME:
             raise ValueError(f"max_auto_lock_renewal is {max_auto_lock_renewal}; it cannot be below 0")
+        self._wish = Wish(peek_lock=receive_mode is ReceiveMode.PEEK_LOCK, prefetch=prefetch_count)
         super().__init__(maker, path)
         self._mode = receive_mode
         self._prefetch_count = prefetch_count
@@ -140,10 +137,7 @@ class MessageReceiver(Part):
         lost = self._slot.last
         if lost is not None:
             await self._salvage(lost)
-        return await self._maker.open_receiving_link(self._path, self._wish())
-
-    def _wish(self) -> Wish:
-        return Wish(peek_lock=self._mode is ReceiveMode.PEEK_LOCK, prefetch=self._prefetch_count)
+        return await self._maker.open_receiving_link(self._path, self._wish)
 
     async def _salvage(self, lost: ReceivingLink) -> None:
         """Keep what a lost link has taken in, if it is still locked for us; a namespace that restarted has forgotten.
@@ -221,24 +215,17 @@ class MessageReceiver(Part):
 
     async def _settle(self, message: ReceivedMessage | Iterable[ReceivedMessage], verdict: Verdict) -> None:
         self._check_open()
-        messages = [message] if isinstance(message, ReceivedMessage) else [*message]
+        messages = [message] if isinstance(message, ReceivedMessage) else [*dict.fromkeys(message)]
         for one in messages:
             self._check_locked(one)
         started_s = asyncio.get_running_loop().time()
         link = self._slot.ready
-        here: list[Delivery] = []
-        elsewhere: list[ReceivedMessage] = []
-        for one in messages:
-            if link is not None and one.delivery is not None and link.carries(one.delivery):
-                here.append(one.delivery)
-            else:
-                elsewhere.append(one)
-        if here and link is not None and not await self._settle_here(link, here, verdict):
-            elsewhere = messages
-        if elsewhere:
-            await self._settle_by_node(elsewhere, verdict, started_s)
-        for one in messages:
-            one.is_settled = True
+        failure: MessagingError | None = None
+        if link is not None:
+            failure = await self._settle_here(link, messages, verdict)
+        rest = [one for one in messages if not one.is_settled]
+        if rest:
+            await self._settle_by_node(rest, verdict, started_s, failure)
 
     def _check_locked(self, message: ReceivedMessage) -> None:
         if not isinstance(message, ReceivedMessage):
@@ -248,26 +235,31 @@ class MessageReceiver(Part):
         if message.is_settled:
             raise MessageLockLostError(f"{message!r} has been settled already", entity=self._path)
 
-    async def _settle_here(self, link: ReceivingLink, deliveries: Sequence[Delivery], verdict: Verdict) -> bool:
-        """Settle over the link that the messages came by; whether that has been confirmed."""
-        settings = self._maker.settings
-        timeout_s = min(settings.attempt_timeout, settings.operation_timeout).total_seconds()
+    async def _settle_here(
+        self, link: ReceivingLink, messages: Sequence[ReceivedMessage], verdict: Verdict
+    ) -> MessagingError | None:
+        """Settle what came over the link of the moment. What is not settled then can be tried in another way."""
+        deliveries = {one.delivery: one for one in messages if one.delivery is not None and link.carries(one.delivery)}
+        if not deliveries:
+            return None
+        timeout_s = self._maker.settings.attempt_s
         started_s = link.connection.loop.time()
-        try:
-            async with asyncio.timeout(timeout_s) as limit:
-                await link.settle(deliveries, verdict.state)
-        except MessagingCommunicationError:
-            return False
-        except TimeoutError as error:
-            if not limit.expired():
-                if isinstance(error, MessagingTimeoutError):
-                    return False
-                raise
-            link.suspect(MessagingTimeoutError(f"not settled within {timeout_s:g} s", entity=self._path), started_s)
-            return False
-        return True
+        settlement = link.settle([*deliveries], verdict.state)
+        await asyncio.wait((settlement.done,), timeout=timeout_s)
+        for delivery in settlement.confirmed:
+            deliveries[delivery].is_settled = True
+        if not settlement.done.done():
+            late = MessagingTimeoutError(f"not settled within {timeout_s:g} s", entity=self._path)
+            link.suspect(late, started_s)
+            return late
+        error = settlement.error
+        if error is not None and not error.is_transient and not isinstance(error, ClosedError):
+            raise error
+        return error
 
-    async def _settle_by_node(self, messages: list[ReceivedMessage], verdict: Verdict, started_s: float) -> None:
+    async def _settle_by_node(
+        self, messages: list[ReceivedMessage], verdict: Verdict, started_s: float, failure: MessagingError | None
+    ) -> None:
         """Settle by lock token: what came over a link that is gone, or over none, as deferred messages do."""
         tokens = [message.lock_token for message in messages if message.lock_token is not None]
         if len(tokens) < len(messages):
@@ -279,7 +271,10 @@ class MessageReceiver(Part):
             session_id=self._session(),
             link_name=self._link_name(),
             started_s=started_s,
+            failure=failure,
         )
+        for message in messages:
+            message.is_settled = True
 
     # Locks, peeking, deferred messages.
 

@@ -43,7 +43,10 @@ async def retrying(
         try:
             return await _within(attempt, min(deadline_s, loop.time() + attempt_s))
         except MessagingError as error:
-            failure = error if entity is None else error.at(entity)
+            if failure is None or loop.time() < deadline_s:  # a try that had no time left says less than the one before
+                failure = error if entity is None else error.at(entity)
+            elif not error.is_transient:
+                raise
 
 
 async def _within(attempt: Callable[[], Awaitable[T]], deadline_s: float) -> T:

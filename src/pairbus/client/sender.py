@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from datetime import datetime
-from typing import Final, overload
+from typing import overload
 
-from pairbus.client.amqp.sending_link import SendingLink
 from pairbus.client.amqp.slot import Slot
-from pairbus.client.errors import MessageSizeExceededError, MessagingError
+from pairbus.client.errors import MessagingError
 from pairbus.client.message import BrokeredMessage, encode_brokered
 from pairbus.client.node import ManagementNode
+from pairbus.client.parcel import Parcel
 from pairbus.client.part import Maker, Part
 from pairbus.client.retrying import retrying
-from pairbus.dialect.batch import BATCH_FORMAT, join_batch
-
-_SECTION_BYTES: Final = 8
-"""What a message takes in a batch beside its own bytes."""
 
 
 class MessageSender(Part):
@@ -31,6 +27,9 @@ class MessageSender(Part):
         super().__init__(maker, path)
         self._slot = Slot(lambda: maker.open_sending_link(path))
         self._node = ManagementNode(maker, path)
+        self._line = asyncio.Lock()
+        self._lined_up = 0
+        """How many wait for a link in the line; whoever comes then lines up too, so that the order is kept."""
 
     async def send(self, message: BrokeredMessage | Iterable[BrokeredMessage]) -> None:
         """Send one message, or several; returns when the namespace has confirmed all of them.
@@ -40,28 +39,19 @@ class MessageSender(Part):
         """
         self._check_open()
         if not isinstance(message, BrokeredMessage):
-            await self._send_many([encode_brokered(one) for one in message])
+            await self._send_parcel(Parcel([encode_brokered(one) for one in message]))
             return
         payload = encode_brokered(message)
         link = self._slot.ready
-        failure: MessagingError | None = None
-        started_s = None
-        if link is not None:  # most sends end here, which is why it is kept short
-            started_s = link.connection.loop.time()
-            link.check_size(len(payload))
-            try:
-                await link.send(payload)
-            except MessagingError as error:
-                failure = error
-            else:
-                return
-        await retrying(
-            lambda: self._send(payload),
-            settings=self._maker.settings,
-            entity=self._path,
-            failure=failure,
-            started_s=started_s,
-        )
+        if link is None or self._lined_up:
+            await self._send_parcel(Parcel([payload]))
+            return
+        started_s = link.connection.loop.time()  # most sends come this way, which is why it is kept short
+        link.check_size(len(payload))
+        try:
+            await link.send(payload)
+        except MessagingError as error:
+            await self._send_parcel(Parcel([payload]), error, started_s)
 
     async def send_batch(self, messages: Iterable[BrokeredMessage]) -> None:
         """Send messages as one batch: all of them arrive, or none.
@@ -69,25 +59,29 @@ class MessageSender(Part):
         Raises ``MessageSizeExceededError`` if they do not fit into one.
         """
         self._check_open()
-        payloads = [encode_brokered(one) for one in messages]
-        if payloads:
-            parcel = _Parcel(payloads, whole=True)
-            await retrying(lambda: self._send_parcel(parcel), settings=self._maker.settings, entity=self._path)
+        await self._send_parcel(Parcel([encode_brokered(one) for one in messages], whole=True))
 
-    async def _send(self, payload: bytes) -> None:
+    async def _send_parcel(
+        self, parcel: Parcel, failure: MessagingError | None = None, started_s: float | None = None
+    ) -> None:
+        await retrying(
+            lambda: self._try(parcel),
+            settings=self._maker.settings,
+            entity=self._path,
+            failure=failure,
+            started_s=started_s,
+        )
+
+    async def _try(self, parcel: Parcel) -> None:
         self._check_open()
-        link = await self._slot.get()
-        link.check_size(len(payload))
-        await link.send(payload)
-
-    async def _send_many(self, payloads: Sequence[bytes]) -> None:
-        if payloads:
-            parcel = _Parcel(payloads)
-            await retrying(lambda: self._send_parcel(parcel), settings=self._maker.settings, entity=self._path)
-
-    async def _send_parcel(self, parcel: _Parcel) -> None:
-        self._check_open()
-        await parcel.send(await self._slot.get())
+        self._lined_up += 1
+        try:
+            async with self._line:
+                futures = parcel.hand_over(await self._slot.get())
+        finally:
+            self._lined_up -= 1
+        if futures:
+            await parcel.confirmed(futures)
 
     @overload
     async def schedule(self, message: BrokeredMessage, at: datetime) -> int: ...
@@ -115,60 +109,3 @@ class MessageSender(Part):
         if link is not None:
             await link.close()
         await self._node.close()
-
-
-class _Parcel:
-    """Messages that are sent together, in batches; what has been confirmed is not sent again."""
-
-    def __init__(self, payloads: Sequence[bytes], *, whole: bool = False) -> None:
-        self._payloads = list(payloads)
-        self._whole = whole
-        self._batches: list[tuple[bytes, int]] | None = None
-
-    async def send(self, link: SendingLink) -> None:
-        if self._batches is None:
-            batches = _pack(self._payloads, link)
-            if self._whole and len(batches) > 1:
-                raise MessageSizeExceededError(
-                    f"{len(self._payloads)} messages do not fit into one batch of {link.max_batch_bytes:,} bytes",
-                    entity=link.entity,
-                )
-            self._batches = batches
-            self._payloads.clear()
-        futures = [link.send(payload, message_format) for payload, message_format in self._batches]
-        try:
-            await asyncio.wait(futures)
-        finally:
-            unsure = [
-                (batch, future)
-                for batch, future in zip(self._batches, futures, strict=True)
-                if not future.done() or future.cancelled() or future.exception() is not None
-            ]
-            self._batches = [batch for batch, _ in unsure]
-            for _, future in unsure:
-                future.cancel()
-        errors = [future.exception() for _, future in unsure if not future.cancelled()]
-        failures = [error for error in errors if isinstance(error, MessagingError)]
-        if failures:
-            raise min(failures, key=lambda error: error.is_transient)  # what is for good goes first
-
-
-def _pack(payloads: Sequence[bytes], link: SendingLink) -> list[tuple[bytes, int]]:
-    """Batches in the order of the messages; one that is alone goes as it is. Raises before anything is sent."""
-    batches: list[tuple[bytes, int]] = []
-    waiting: list[bytes] = []
-    waiting_bytes = 0
-    for payload in payloads:
-        link.check_size(len(payload))
-        size = len(payload) + _SECTION_BYTES
-        if waiting and waiting_bytes + size > link.max_batch_bytes:
-            batches.append(_batch(waiting))
-            waiting, waiting_bytes = [], 0
-        waiting.append(payload)
-        waiting_bytes += size
-    batches.append(_batch(waiting))
-    return batches
-
-
-def _batch(payloads: list[bytes]) -> tuple[bytes, int]:
-    return (payloads[0], 0) if len(payloads) == 1 else (join_batch(payloads), BATCH_FORMAT)

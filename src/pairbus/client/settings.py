@@ -46,8 +46,16 @@ class MessagingFactorySettings:
             if getattr(self, name) <= timedelta():
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be above zero")
 
+    @property
+    def attempt_s(self) -> float:
+        """How many seconds one try waits: no longer than the operation goes on."""
+        return min(self.attempt_timeout, self.operation_timeout).total_seconds()
+
     def tls_context(self) -> ssl.SSLContext:
         """What a connection through TLS is made with."""
         if self.ssl_context is not None:
             return self.ssl_context
-        return ssl.create_default_context(cafile=None if self.ca_file is None else str(self.ca_file))
+        try:
+            return ssl.create_default_context(cafile=None if self.ca_file is None else str(self.ca_file))
+        except OSError as error:  # so are those of TLS
+            raise ValueError(f"ca_file {str(self.ca_file)!r} is no certificate that can be read: {error}") from error

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from pairbus.client.message import amqp_values
 from pairbus.client.received_message import DEAD_LETTER_DESCRIPTION, DEAD_LETTER_REASON
 from pairbus.dialect.conditions import ServiceBusCondition
 from pairbus.wire import ACCEPTED, Error, Modified, Rejected, Symbol
@@ -47,7 +48,7 @@ def defer(changes: Changes | None) -> Verdict:
 
 
 def dead_letter(reason: str | None, description: str | None, changes: Changes | None) -> Verdict:
-    info: dict[Any, Any] = dict(changes or {})
+    info: dict[Any, Any] = amqp_values(changes or {})
     details: dict[str, Any] = _properties(changes)
     if reason is not None:
         info[DEAD_LETTER_REASON] = details["deadletter-reason"] = reason
@@ -58,8 +59,8 @@ def dead_letter(reason: str | None, description: str | None, changes: Changes | 
 
 
 def _annotations(changes: Changes | None) -> dict[Any, Any] | None:
-    return {Symbol(name): value for name, value in changes.items()} if changes else None
+    return {Symbol(name): value for name, value in amqp_values(changes).items()} if changes else None
 
 
 def _properties(changes: Changes | None) -> dict[str, Any]:
-    return {"properties-to-modify": dict(changes)} if changes else {}
+    return {"properties-to-modify": amqp_values(changes)} if changes else {}

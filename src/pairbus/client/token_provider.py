@@ -113,10 +113,10 @@ class CredentialTokenProvider(TokenProvider):
             found = self._credential.get_token(_SCOPE)
             if inspect.isawaitable(found):
                 found = await found
+            text, expires_s = str(found.token), float(found.expires_on)
         except Exception as error:  # whatever kind of credential it is: it has no token for us
             raise UnauthorizedError(f"the credential has no token for {audience}: {error}") from error
-        text = str(found.token)
-        return Token(text=text, type=SAS_TOKEN if text.startswith(PREFIX) else JWT, expires_s=float(found.expires_on))
+        return Token(text=text, type=SAS_TOKEN if text.startswith(PREFIX) else JWT, expires_s=expires_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from pairbus.client.amqp.conditions import error_from_status
 from pairbus.client.amqp.connection import AmqpConnection
 from pairbus.client.amqp.request_link import RequestLink
 from pairbus.client.amqp.slot import Slot
-from pairbus.client.errors import ClosedError, MessagingError, MessagingTimeoutError
+from pairbus.client.errors import ClosedError, MessagingError, MessagingTimeoutError, UnauthorizedError
 from pairbus.client.token_provider import Token, TokenProvider
 from pairbus.dialect.entity_path import CBS
 from pairbus.dialect.management import Operation
@@ -41,7 +41,7 @@ class Authorization:
 
     async def _attach(self) -> RequestLink:
         link = RequestLink(self._connection, CBS, CBS)
-        await link.attached(self._connection.settings.attempt_timeout.total_seconds())
+        await link.attached(self._connection.settings.attempt_s)
         return link
 
     async def authorize(self, path: str) -> None:
@@ -92,10 +92,13 @@ class Authorization:
 
     async def _put(self, path: str) -> Token:
         started_s = self._connection.loop.time()
-        timeout_s = self._connection.settings.attempt_timeout.total_seconds()
+        timeout_s = self._connection.settings.attempt_s
         try:
             async with asyncio.timeout(timeout_s) as limit:
                 return await self._put_token(path)
+        except MessagingError as error:
+            error.entity = path  # rather than the node that was asked
+            raise
         except TimeoutError as error:
             if not limit.expired():
                 raise
@@ -105,9 +108,17 @@ class Authorization:
                 link.suspect(late, started_s)
             raise late from error
 
+    async def _token(self, audience: str) -> Token:
+        try:
+            return await self._provider.get_token(audience)
+        except MessagingError:
+            raise
+        except Exception as error:  # a provider may be the application's own, and raise whatever it likes
+            raise UnauthorizedError(f"the token provider has no token for {audience}: {error}") from error
+
     async def _put_token(self, path: str) -> Token:
         audience = self._connection.endpoint.uri(path)
-        token = await self._provider.get_token(audience)
+        token = await self._token(audience)
         link = await self._cbs.get()
         properties: dict[str, Any] = {
             "name": audience,

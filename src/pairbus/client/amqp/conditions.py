@@ -95,11 +95,11 @@ def error_from_status(
     return kind(description or f"refused with status {status}", entity=entity, condition=condition)
 
 
-def lost(reason: Error | None, what: str) -> MessagingError:
-    """Why a link or a connection is gone that the peer has ended; it may not have said why."""
+def lost(reason: Error | None, what: str) -> MessagingCommunicationError:
+    """A session or connection that the peer has ended, for whatever reason: another one may do better."""
     if reason is None:
         return MessagingCommunicationError(f"the namespace has ended {what}")
-    error = error_from(reason)
-    if type(error) is MessagingError:  # a condition that nobody knows: another link may do better
-        error.is_transient = True
-    return error
+    description = reason.description or reason.condition
+    return MessagingCommunicationError(
+        f"the namespace has ended {what}: {description}", condition=str(reason.condition)
+    )

@@ -62,6 +62,7 @@ class AmqpConnection(asyncio.Protocol):
                 hostname=endpoint.host,
                 channel_max=0xFFFF,
                 idle_time_out_ms=int(settings.idle_timeout.total_seconds() * 1_000),
+                max_unsettled=(1 << 31) - 1,  # the application says how many it takes
                 strict=False,
             ),
             plain(credentials.user, credentials.password) if isinstance(credentials, PlainCredentials) else anonymous(),

@@ -28,6 +28,7 @@ class AmqpLink(LinkEnd):
         self.error: MessagingError | None = None
         self._links: list[Link] = []
         self._waiting_for = 0
+        self._is_closing = False
         loop = connection.loop
         self._attached: asyncio.Future[None] = loop.create_future()
         self._detached: asyncio.Future[None] = loop.create_future()
@@ -76,7 +77,9 @@ class AmqpLink(LinkEnd):
         """Take note of what the peer has said in its attach."""
 
     def on_detached(self, reason: Error | None) -> None:
-        self.lose(lost(reason, "the link") if reason is None else error_from(reason, self.entity))
+        if self._is_closing:  # it answers us
+            self.lose(ClosedError("the link has been closed", entity=self.entity))
+        self.lose(lost(None, "the link") if reason is None else error_from(reason, self.entity))
 
     def lose(self, error: MessagingError) -> None:
         if self.error is None:
@@ -107,6 +110,7 @@ class AmqpLink(LinkEnd):
         """Detach, and wait a little for the peer to do so too: then what we held is free."""
         if self.error is not None:
             return
+        self._is_closing = True
         for link in self._links:
             link.detach()
         self.connection.flush()

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 from uuid import uuid4
 
 from pairbus.client.amqp.conditions import error_from
 from pairbus.client.amqp.connection import AmqpConnection
 from pairbus.client.amqp.link import AmqpLink
-from pairbus.client.errors import MessageLockLostError, MessagingError, MessagingTimeoutError
+from pairbus.client.errors import InvalidRequestError, MessageLockLostError, MessagingError, MessagingTimeoutError
 from pairbus.dialect.annotations import LINK_TIMEOUT, LOCKED_UNTIL_UTC, SESSION_FILTER
 from pairbus.dialect.ticks import from_ticks
 from pairbus.wire import (
@@ -21,6 +22,7 @@ from pairbus.wire import (
     Attach,
     Delivery,
     Link,
+    LocalProtocolError,
     ReceiverSettleMode,
     Rejected,
     SenderSettleMode,
@@ -29,6 +31,12 @@ from pairbus.wire import (
     Target,
     UInt,
 )
+
+MOST: Final = (1 << 31) - 1
+"""How many messages can be asked for at a time."""
+
+_FAREWELL_S: Final = 5.0
+"""How long a link that is closed waits for what is under way."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,27 +51,34 @@ class Wish:
 
     session_wait_ms: int | None = None
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.prefetch <= MOST:
+            raise ValueError(f"prefetch_count is {self.prefetch}; it must be between 0 and {MOST}")
+
 
 class Settlement:
-    """The outcome of deliveries that are settled together."""
+    """Deliveries that are settled together, and what came of it."""
 
-    __slots__ = ("error", "future", "left")
+    __slots__ = ("confirmed", "done", "error", "left")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, left: int) -> None:
-        self.future: asyncio.Future[None] = loop.create_future()
-        self.left = left
-        self.error: MessagingError | None = None
+        self.done: asyncio.Future[None] = loop.create_future()
+        """Done when the outcome of each is known."""
 
-    def tell(self, error: MessagingError | None) -> None:
+        self.left = left
+        self.confirmed: set[Delivery] = set()
+        self.error: MessagingError | None = None
+        """Why one of them could not be settled."""
+
+    def tell(self, delivery: Delivery, error: MessagingError | None) -> None:
         """One of them is done."""
         self.left -= 1
-        self.error = self.error or error
-        if not self.left and not self.future.done():
-            if self.error is None:
-                self.future.set_result(None)
-            else:
-                self.future.set_exception(self.error)
-                self.future.exception()  # whoever waited may have given up
+        if error is None:
+            self.confirmed.add(delivery)
+        elif self.error is None or self.error.is_transient:  # what is for good goes first
+            self.error = error
+        if not self.left and not self.done.done():
+            self.done.set_result(None)
 
 
 class ReceivingLink(AmqpLink):
@@ -86,9 +101,7 @@ class ReceivingLink(AmqpLink):
 
         self._arrival: asyncio.Future[None] | None = None
         self._drain: asyncio.Future[None] | None = None
-        self._timeout_s = min(
-            connection.settings.attempt_timeout, connection.settings.operation_timeout
-        ).total_seconds()
+        self._timeout_s = connection.settings.attempt_s
         self._link: Link = self.attach(
             f"{path}-{uuid4().hex}",
             RECEIVER,
@@ -139,7 +152,7 @@ class ReceivingLink(AmqpLink):
             await self.drain()  # what somebody asked for who was cancelled
             if self.error is None and not self.buffer:
                 at_once = deadline_s <= self.connection.loop.time()
-                self._link.flow(count, drain=at_once)
+                self._link.flow(min(count, MOST), drain=at_once)
                 self.connection.flush_soon()
                 if not at_once:
                     await self._arrive(deadline_s)
@@ -166,7 +179,7 @@ class ReceivingLink(AmqpLink):
         finally:
             self._arrival = None
 
-    async def drain(self) -> None:
+    async def drain(self, longest_s: float = math.inf) -> None:
         """Take all credit back, and wait until what was under way has come."""
         if self.error is not None or not (self._link.credit or self._link.drain):
             return
@@ -176,7 +189,7 @@ class ReceivingLink(AmqpLink):
             self._link.flow(self._link.credit, drain=True)
             self.connection.flush_soon()
         try:
-            async with asyncio.timeout(self._timeout_s) as limit:
+            async with asyncio.timeout(min(self._timeout_s, longest_s)) as limit:
                 await self._drain
         except TimeoutError:
             if not limit.expired():
@@ -212,7 +225,7 @@ class ReceivingLink(AmqpLink):
 
     async def close(self) -> None:
         self._wanted = False
-        await self.drain()
+        await self.drain(_FAREWELL_S)
         if self.error is None:
             self._give_back()
         await super().close()
@@ -223,19 +236,28 @@ class ReceivingLink(AmqpLink):
         """Whether a delivery came over this link."""
         return delivery.link is self._link
 
-    def settle(self, deliveries: Sequence[Delivery], state: object) -> asyncio.Future[None]:
-        """Settle deliveries; done when the namespace has said that it is so."""
+    def settle(self, deliveries: Sequence[Delivery], state: object) -> Settlement:
+        """Settle deliveries; raises ``InvalidRequestError`` if what is said of them cannot be said."""
         settlement = Settlement(self.connection.loop, len(deliveries))
         settle = self._link.settle if self.settles_first else self._link.update
         for delivery in deliveries:
-            if not settle(delivery, state):
-                settlement.tell(MessageLockLostError("the message has been settled already", entity=self.entity))
+            if delivery in self.unsettled or not self._tell(settle, delivery, state):
+                lost = MessageLockLostError("the message has been settled already", entity=self.entity)
+                settlement.tell(delivery, lost)
             elif self.settles_first:
-                settlement.tell(None)
+                settlement.tell(delivery, None)
             else:
                 self.unsettled[delivery] = settlement
         self.connection.flush_soon()
-        return settlement.future
+        return settlement
+
+    def _tell(self, settle: Callable[[Delivery, object], bool], delivery: Delivery, state: object) -> bool:
+        try:
+            return settle(delivery, state)
+        except LocalProtocolError as error:
+            raise InvalidRequestError(
+                f"the message cannot be settled like this: {error}", entity=self.entity
+            ) from error
 
     def on_outcome(self, deliveries: list[Delivery], state: Any, settled: bool) -> None:
         failed = isinstance(state, Rejected) and state.error is not None
@@ -244,12 +266,12 @@ class ReceivingLink(AmqpLink):
                 self._link.settle(delivery)
             settlement = self.unsettled.pop(delivery, None)
             if settlement is not None:
-                settlement.tell(error_from(state.error, self.entity) if failed else None)
+                settlement.tell(delivery, error_from(state.error, self.entity) if failed else None)
 
     def on_lost(self, error: MessagingError) -> None:
         unsettled, self.unsettled = self.unsettled, {}
-        for settlement in unsettled.values():
-            settlement.tell(error.copy())
+        for delivery, settlement in unsettled.items():
+            settlement.tell(delivery, error.copy())
         for waiter in (self._arrival, self._drain):
             if waiter is not None and not waiter.done():
                 waiter.set_result(None)

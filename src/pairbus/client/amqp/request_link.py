@@ -9,7 +9,12 @@ from uuid import uuid4
 from pairbus.client.amqp.conditions import error_from
 from pairbus.client.amqp.connection import AmqpConnection
 from pairbus.client.amqp.link import AmqpLink
-from pairbus.client.errors import InternalServerError, MessagingError
+from pairbus.client.errors import (
+    InternalServerError,
+    InvalidRequestError,
+    MessageSizeExceededError,
+    MessagingError,
+)
 from pairbus.dialect.management import Request, Response, read_response, write_request
 from pairbus.wire import (
     ACCEPTED,
@@ -17,6 +22,7 @@ from pairbus.wire import (
     SENDER,
     Delivery,
     Link,
+    LocalProtocolError,
     ProtocolError,
     ReceiverSettleMode,
     Rejected,
@@ -56,18 +62,10 @@ class RequestLink(AmqpLink):
 
     async def ask(self, operation: str, body: Any = None, properties: dict[str, Any] | None = None) -> Response:
         """Ask, and wait for the answer, whatever it is. The caller sets the limit of time."""
-        message_id = uuid4().hex
-        payload = write_request(
-            Request(
-                operation=operation,
-                message_id=message_id,
-                reply_to=self._reply_to,
-                properties=properties or {},
-                body=body,
-            )
-        )
         if self.error is not None:
             raise self.error.copy()
+        message_id = uuid4().hex
+        payload = self._request(message_id, operation, body, properties or {})
         future: asyncio.Future[Response] = self.connection.loop.create_future()
         self._waiting[message_id] = future
         self._queue.append((payload, message_id))
@@ -76,6 +74,26 @@ class RequestLink(AmqpLink):
             return await future
         finally:
             self._waiting.pop(message_id, None)
+
+    def _request(self, message_id: str, operation: str, body: Any, properties: dict[str, Any]) -> bytes:
+        try:
+            payload = write_request(
+                Request(
+                    operation=operation,
+                    message_id=message_id,
+                    reply_to=self._reply_to,
+                    properties=properties,
+                    body=body,
+                )
+            )
+        except LocalProtocolError as error:
+            raise InvalidRequestError(f"this cannot be asked: {error}", entity=self.entity) from error
+        most = self._sender.remote_max_message_size
+        if most and len(payload) > most:
+            raise MessageSizeExceededError(
+                f"the request has {len(payload):,} bytes, and at most {most:,} are taken", entity=self.entity
+            )
+        return payload
 
     def on_credit(self) -> None:
         while self._queue and self._sender.can_send and self.connection.is_writable:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from itertools import count
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from uuid import uuid4
 
 from pairbus.client.amqp.conditions import error_from
@@ -13,6 +13,7 @@ from pairbus.client.amqp.connection import AmqpConnection
 from pairbus.client.amqp.link import AmqpLink
 from pairbus.client.errors import (
     InternalServerError,
+    InvalidMessageError,
     MessageSizeExceededError,
     MessagingError,
     MessagingTimeoutError,
@@ -24,6 +25,7 @@ from pairbus.wire import (
     Attach,
     Delivery,
     Link,
+    LocalProtocolError,
     ReceiverSettleMode,
     Rejected,
     SenderSettleMode,
@@ -33,8 +35,18 @@ from pairbus.wire import (
 
 _LARGE: Final = 1 << 20
 _SMALL_BATCH: Final = 256 << 10
+_FLUSH_BYTES: Final = 64 << 10
 _BATCH_OF_THE_REST: Final = 1 << 20
 """What goes into a batch for a peer that names no limit."""
+
+
+class _Waiting(NamedTuple):
+    """A message that waits for room."""
+
+    payload: bytes
+    message_format: int
+    future: asyncio.Future[None]
+    since_s: float
 
 
 class SendingLink(AmqpLink):
@@ -46,12 +58,14 @@ class SendingLink(AmqpLink):
         """The largest message that the entity takes; 0 if it names no limit."""
 
         self.max_batch_bytes = _BATCH_OF_THE_REST
-        self._timeout_s = min(
-            connection.settings.attempt_timeout, connection.settings.operation_timeout
-        ).total_seconds()
-        self._queue: deque[tuple[bytes, int, asyncio.Future[None]]] = deque()
+        self._timeout_s = connection.settings.attempt_s
+        self._patience_s = connection.settings.operation_timeout.total_seconds()
+        self._queue: deque[_Waiting] = deque()
         self._pending: dict[asyncio.Future[None], float] = {}
-        """What is not confirmed yet, in the order in which its time runs out, with the time when it was handed in."""
+        """What has been sent and is not confirmed yet, oldest first, with the time when it was sent."""
+
+        self._roomy_s = connection.loop.time()
+        """When there was room to send, last."""
 
         self._timer: asyncio.TimerHandle | None = None
         self._tags = count()
@@ -67,7 +81,7 @@ class SendingLink(AmqpLink):
     @property
     def in_flight(self) -> int:
         """How many messages are not confirmed yet."""
-        return len(self._pending)
+        return len(self._pending) + len(self._queue)
 
     def accept(self, link: Link, attach: Attach) -> None:
         self.max_message_bytes = link.remote_max_message_size
@@ -94,30 +108,40 @@ class SendingLink(AmqpLink):
             future.set_exception(self.error.copy())
             return future
         now_s = self.connection.loop.time()
-        self._pending[future] = now_s
+        if not self._queue:
+            self._roomy_s = now_s
+        self._queue.append(_Waiting(payload, message_format, future, now_s))
+        self._pump(now_s)
         if self._timer is None:
-            self._timer = self.connection.loop.call_at(now_s + self._timeout_s, self._sweep)
-        self._queue.append((payload, message_format, future))
-        self._pump()
+            self._timer = self.connection.loop.call_later(self._timeout_s, self._sweep)
         return future
 
     def on_credit(self) -> None:
-        self._pump()
+        self._pump(self.connection.loop.time())
 
-    def _pump(self) -> None:
-        """Send what there is credit for, while the peer keeps up with reading."""
-        link, queue = self._link, self._queue
-        sent = False
-        while queue and link.can_send and self.connection.is_writable:
-            payload, message_format, future = queue.popleft()
+    def _pump(self, now_s: float) -> None:
+        """Send what there is credit for, while the peer keeps up with reading and its window has room."""
+        link, queue, connection = self._link, self._queue, self.connection
+        sent = unflushed_bytes = 0
+        while queue and link.can_send and not link.queued and connection.is_writable:
+            payload, message_format, future, _ = queue.popleft()
             if future.done():  # whoever wanted it sent has thought better of it
-                self._pending.pop(future, None)
                 continue
             tag = next(self._tags).to_bytes(8, "big")
-            link.send(payload, tag=tag, message_format=message_format).context = future
-            sent = True
+            try:
+                link.send(payload, tag=tag, message_format=message_format).context = future
+            except LocalProtocolError as error:
+                future.set_exception(InvalidMessageError(str(error), entity=self.entity))
+                continue
+            self._pending[future] = now_s
+            sent += 1
+            unflushed_bytes += len(payload)
+            if unflushed_bytes > _FLUSH_BYTES:  # only what has been handed over tells whether the peer keeps up
+                unflushed_bytes = 0
+                connection.flush()
         if sent:
-            self.connection.flush_soon()
+            self._roomy_s = now_s
+            connection.flush_soon()
 
     def on_outcome(self, deliveries: list[Delivery], state: Any, settled: bool) -> None:
         pending = self._pending
@@ -132,6 +156,8 @@ class SendingLink(AmqpLink):
                     future.set_result(None)
                 else:
                     future.set_exception(self._refusal(state))
+        if self._queue:
+            self.on_credit()
 
     def _refusal(self, state: Any) -> MessagingError:
         if isinstance(state, Rejected) and state.error is not None:
@@ -140,25 +166,37 @@ class SendingLink(AmqpLink):
         return InternalServerError(f"the message was not taken over, but {outcome}", entity=self.entity)
 
     def _sweep(self) -> None:
-        """Look whether the oldest has waited for too long: then those behind it wait in vain too."""
-        self._timer = None
-        for future in [future for future in self._pending if future.cancelled()]:
-            del self._pending[future]
-        if not self._pending:
+        """Look whether something has waited for too long."""
+        now_s = self.connection.loop.time()
+        pending = self._pending
+        queue = self._queue = deque(waiting for waiting in self._queue if not waiting.future.done())
+        while queue and queue[0].since_s + self._patience_s <= now_s:
+            error = f"there was no room to send within {self._patience_s:g} s"
+            queue.popleft().future.set_exception(MessagingTimeoutError(error, entity=self.entity))
+        for future in [future for future in pending if future.cancelled()]:
+            del pending[future]
+        if not pending and not queue:
+            self._timer = None
             return
-        since_s = next(iter(self._pending.values()))
+        # What was sent is confirmed in its order, so those behind the oldest wait in vain too.
+        since_s = next(iter(pending.values())) if pending else self._roomy_s
         due_s = since_s + self._timeout_s
-        if self.connection.loop.time() >= due_s:
-            late = MessagingTimeoutError(f"not confirmed within {self._timeout_s:g} s", entity=self.entity)
-            self.suspect(late, since_s)
+        if now_s >= due_s:
+            self._timer = None
+            waits_for = "not confirmed" if pending else "no credit to send with"
+            self.suspect(
+                MessagingTimeoutError(f"{waits_for} within {self._timeout_s:g} s", entity=self.entity), since_s
+            )
         else:
-            self._timer = self.connection.loop.call_at(due_s, self._sweep)
+            due_s = min(due_s, queue[0].since_s + self._patience_s) if queue else due_s
+            self._timer = self.connection.loop.call_at(max(due_s, now_s + 0.001), self._sweep)
 
     def on_lost(self, error: MessagingError) -> None:
         if self._timer is not None:
             self._timer.cancel()
+        waiting = [*self._pending, *(waiting.future for waiting in self._queue)]
+        self._pending.clear()
         self._queue.clear()
-        pending, self._pending = self._pending, {}
-        for future in pending:
+        for future in waiting:
             if not future.done():
                 future.set_exception(error.copy())

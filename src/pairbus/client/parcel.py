@@ -1,0 +1,82 @@
+"""Messages that are sent together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from pairbus.client.amqp.sending_link import SendingLink
+from pairbus.client.errors import MessageSizeExceededError, MessagingError
+from pairbus.dialect.batch import BATCH_FORMAT, join_batch
+
+_SECTION_BYTES: Final = 8
+"""What a message takes in a batch beside its own bytes."""
+
+
+class _Batch(NamedTuple):
+    payload: bytes
+    message_format: int
+
+
+class Parcel:
+    """Messages in as few batches as they fit into; what has been confirmed is not sent again."""
+
+    def __init__(self, payloads: Sequence[bytes], *, whole: bool = False) -> None:
+        self._payloads = payloads
+        self._whole = whole
+        """Whether all of them have to go into one batch."""
+
+        self._batches: list[_Batch] | None = None
+
+    def hand_over(self, link: SendingLink) -> list[asyncio.Future[None]]:
+        """Give to a link what is not confirmed yet. Raises before anything is sent if something is too large."""
+        if self._batches is None:
+            self._batches = self._packed(link)
+            self._payloads = ()
+        return [link.send(batch.payload, batch.message_format) for batch in self._batches]
+
+    async def confirmed(self, futures: list[asyncio.Future[None]]) -> None:
+        """Wait until all of it is confirmed; raises why something was not."""
+        try:
+            await asyncio.wait(futures)
+        finally:
+            batches = self._batches or []
+            unsure = [future for future in futures if not _is_confirmed(future)]
+            self._batches = [batch for batch, future in zip(batches, futures, strict=True) if future in unsure]
+            for future in unsure:
+                future.cancel()
+        errors = [future.exception() for future in unsure if not future.cancelled()]
+        failures = [error for error in errors if isinstance(error, MessagingError)]
+        if failures:
+            raise min(failures, key=lambda error: error.is_transient)  # what is for good goes first
+
+    def _packed(self, link: SendingLink) -> list[_Batch]:
+        """Batches in the order of the messages; a message that is alone goes as it is."""
+        batches: list[_Batch] = []
+        waiting: list[bytes] = []
+        waiting_bytes = 0
+        for payload in self._payloads:
+            link.check_size(len(payload))
+            size = len(payload) + _SECTION_BYTES
+            if waiting and waiting_bytes + size > link.max_batch_bytes:
+                batches.append(_batch(waiting))
+                waiting, waiting_bytes = [], 0
+            waiting.append(payload)
+            waiting_bytes += size
+        if waiting:
+            batches.append(_batch(waiting))
+        if self._whole and len(batches) > 1:
+            raise MessageSizeExceededError(
+                f"{len(self._payloads)} messages do not fit into one batch of {link.max_batch_bytes:,} bytes",
+                entity=link.entity,
+            )
+        return batches
+
+
+def _batch(payloads: list[bytes]) -> _Batch:
+    return _Batch(payloads[0], 0) if len(payloads) == 1 else _Batch(join_batch(payloads), BATCH_FORMAT)
+
+
+def _is_confirmed(future: asyncio.Future[None]) -> bool:
+    return future.done() and not future.cancelled() and future.exception() is None
