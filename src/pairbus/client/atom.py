@@ -15,10 +15,10 @@ from pairbus.client.rule_atom import read_action, read_filter, write_action, wri
 from pairbus.client.rules import RuleDescription
 from pairbus.client.runtime_info import NamespaceInfo, QueueRuntimeInfo, SubscriptionRuntimeInfo, TopicRuntimeInfo
 from pairbus.client.times import (
-    from_epoch_milliseconds,
     from_milliseconds,
-    to_epoch_milliseconds,
+    happened_ms,
     to_milliseconds,
+    to_ms,
 )
 from pairbus.dialect.atom import NAMESPACE, QUEUE, RULE, SUBSCRIPTION, TOPIC, Entry, Table, Values, write_entry
 from pairbus.dialect.atom.rules import EMPTY_ACTION
@@ -70,7 +70,7 @@ def _read_target(address: str) -> str | None:
 
 _SAME: Final = _Kind(_same, _same)
 _LENGTH: Final = _Kind(to_milliseconds, from_milliseconds)
-_TIME: Final = _Kind(to_epoch_milliseconds, from_epoch_milliseconds)
+_TIME: Final = _Kind(to_ms, happened_ms)
 _STATUS: Final = _Kind(_word, EntityStatus)
 _RIGHTS: Final = _Kind(_write_rights, _read_rights)
 _KEYS: Final = _Kind(_write_keys, _read_keys)

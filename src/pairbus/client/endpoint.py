@@ -29,6 +29,12 @@ class Endpoint:
 
         Raises ``ValueError``.
         """
+        if not isinstance(address, str):
+            raise TypeError(f"an endpoint is a text such as sb://host:port, not a {type(address).__name__}")
+        if ";" in address or "=" in address:  # not repeated: it may hold a key
+            raise ValueError(
+                "this is no endpoint such as sb://host:port; for a connection string: from_connection_string"
+            )
         parts = urlsplit(address if "://" in address else f"sb://{address}")
         tls = _TLS_SCHEMES.get(parts.scheme)
         if tls is None:

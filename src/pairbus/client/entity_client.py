@@ -5,12 +5,12 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import Protocol
 
-from pairbus.client.message import to_ms
 from pairbus.client.node import ACTIVE_SESSIONS_MS
 from pairbus.client.part import Maker
 from pairbus.client.receive_mode import ReceiveMode
 from pairbus.client.receiver import MessageReceiver
 from pairbus.client.session import MessageSession
+from pairbus.client.times import to_ms
 
 _NO_TIME = timedelta()
 

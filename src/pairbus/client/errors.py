@@ -32,7 +32,7 @@ class MessagingError(Exception):
     """Something went wrong between an application and a namespace."""
 
     transient: ClassVar[bool] = False
-    hint: ClassVar[str] = ""
+    advice: ClassVar[str] = ""
     """What to do about it."""
 
     def __init__(
@@ -42,6 +42,7 @@ class MessagingError(Exception):
         entity: str | None = None,
         condition: str | None = None,
         is_transient: bool | None = None,
+        hint: str | None = None,
     ) -> None:
         super().__init__(message)
         self.message = message
@@ -51,6 +52,8 @@ class MessagingError(Exception):
         """The condition that the namespace named, such as ``com.microsoft:server-busy``; ``None`` if it named none."""
         self.is_transient = self.transient if is_transient is None else is_transient
         """Whether the same may well succeed a little later. The client tries such things again by itself."""
+        self.hint = self.advice if hint is None else hint
+        """What to do about it; empty where the message says that."""
 
     def __str__(self) -> str:
         where = "" if self.entity is None or f"'{self.entity}'" in self.message else f"'{self.entity}': "
@@ -69,6 +72,7 @@ class MessagingError(Exception):
             entity=self.entity if self.entity is not None else entity,
             condition=self.condition,
             is_transient=self.is_transient,
+            hint=self.hint,
         )
         copied.__cause__ = self.__cause__
         return copied.with_traceback(self.__traceback__)
@@ -90,7 +94,7 @@ class ServerBusyError(MessagingError):
     """The namespace denies requests because it has too much to do."""
 
     transient = True
-    hint = "it is tried again after 10 seconds at the earliest"
+    advice = "wait at least 10 seconds before the next try"
 
 
 class InternalServerError(MessagingError):
@@ -102,7 +106,7 @@ class InternalServerError(MessagingError):
 class UnauthorizedError(MessagingError):
     """The key or token is wrong or has ended, or does not allow this."""
 
-    hint = "check the key or token, and that it has the claim that is needed: Send, Listen or Manage"
+    advice = "check the key or token, and that it has the claim that is needed: Send, Listen or Manage"
 
 
 class EntityNotFoundError(MessagingError):
@@ -120,7 +124,7 @@ class EntityDisabledError(MessagingError):
 class QuotaExceededError(MessagingError):
     """The entity or the namespace is full."""
 
-    hint = "receive messages from it, or raise its size"
+    advice = "receive messages from it, or raise its size"
 
 
 class MessageSizeExceededError(MessagingError):
@@ -150,13 +154,13 @@ class LockLostError(MessagingError):
 class MessageLockLostError(LockLostError):
     """The message's lock has ended; it is delivered again, to whoever receives next."""
 
-    hint = "renew locks in time, or let the receiver do it (max_auto_lock_renewal)"
+    advice = "renew locks in time, or let the receiver do it (max_auto_lock_renewal)"
 
 
 class SessionLockLostError(LockLostError):
     """The session's lock has ended."""
 
-    hint = "accept the session again"
+    advice = "accept the session again"
 
 
 class SessionCannotBeLockedError(MessagingError):

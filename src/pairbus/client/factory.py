@@ -8,7 +8,7 @@ import math
 from dataclasses import replace
 from datetime import timedelta
 from enum import Enum
-from types import TracebackType
+from types import NoneType, TracebackType
 from typing import Self
 
 from pairbus.client.amqp.authorization import Authorization
@@ -31,6 +31,7 @@ from pairbus.client.settings import MessagingFactorySettings
 from pairbus.client.subscription_client import SubscriptionClient
 from pairbus.client.token_provider import Credentials, TokenProvider
 from pairbus.client.topic_client import TopicClient
+from pairbus.client.validation import check_type
 from pairbus.dialect.entity_path import split_entity_path
 
 _log = logging.getLogger(__name__)
@@ -208,6 +209,9 @@ class MessagingFactory:
         """
         self.check_open()
         path = _checked(path)
+        receive_mode = ReceiveMode(receive_mode)
+        check_type("server_wait_time", server_wait_time, (timedelta, NoneType))
+        check_type("session_id", session_id, (str, NoneType))
         wait = self._settings.operation_timeout if server_wait_time is None else server_wait_time
         wish = Wish(
             peek_lock=receive_mode is ReceiveMode.PEEK_LOCK,

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from enum import Enum
 from typing import Any, Final
 from uuid import UUID, uuid4
 
 from pairbus.client.amqp_view import AmqpView
 from pairbus.client.errors import InvalidMessageError
+from pairbus.client.times import from_ms, to_ms
 from pairbus.dialect.annotations import PARTITION_KEY, SCHEDULED_ENQUEUE_TIME, VIA_PARTITION_KEY
 from pairbus.wire import (
     AMQP_SEQUENCE,
@@ -34,9 +35,6 @@ JSON: Final = "application/json"
 _LONGEST_TTL_MS: Final = 0xFFFFFFFF
 _LATEST_MS: Final = 253_402_300_799_999
 _MS: Final = timedelta(milliseconds=1)
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_EARLIEST: Final = datetime.min.replace(tzinfo=UTC)
-_LATEST: Final = datetime.max.replace(tzinfo=UTC)
 _LONGEST_ID: Final = 128
 
 MessageId = str | UUID | int | bytes
@@ -151,10 +149,19 @@ class BrokeredMessage:
         return json.loads(self.body) if isinstance(self.body, str | bytes | bytearray) else self.body
 
 
+def messages_of(messages: Any) -> list[BrokeredMessage]:
+    """Several messages; raises ``InvalidMessageError`` if that is not what they are."""
+    if isinstance(messages, str | bytes | bytearray | Mapping) or not isinstance(messages, Iterable):
+        kind = type(messages).__name__
+        raise InvalidMessageError(f"a message is a BrokeredMessage, not {kind}; write BrokeredMessage(…)")
+    return list(messages)
+
+
 def encode_brokered(message: BrokeredMessage, scheduled: datetime | None = None) -> bytes:
     """The bytes of a message; raises ``InvalidMessageError``. ``scheduled`` goes before the message's own time."""
     if not isinstance(message, BrokeredMessage):
-        raise InvalidMessageError(f"a message is a BrokeredMessage, not {type(message).__name__}")
+        kind = type(message).__name__
+        raise InvalidMessageError(f"a message is a BrokeredMessage, not {kind}; write BrokeredMessage(…)")
     try:
         return _encode(message, message.scheduled_enqueue_time if scheduled is None else scheduled)
     except (AttributeError, EncodeError, OverflowError, RecursionError, TypeError, ValueError) as error:
@@ -308,20 +315,3 @@ def python_value(value: Any) -> Any:
     if type(value) is dict:
         return {name: python_value(item) for name, item in value.items()}
     return value
-
-
-def to_ms(moment: datetime) -> int:
-    """Milliseconds since the Unix epoch; a time without a zone is refused, since nobody knows which one is meant."""
-    if not isinstance(moment, datetime):
-        raise InvalidMessageError(f"{moment!r:.100} is no datetime")
-    if moment.tzinfo is None:
-        raise InvalidMessageError(f"{moment} has no time zone; write datetime(…, tzinfo=UTC)")
-    return (moment - _EPOCH) // _MS
-
-
-def from_ms(time_ms: int) -> datetime:
-    """A point in time in UTC; those that Python cannot name become the earliest or latest that it can."""
-    try:
-        return _EPOCH + timedelta(milliseconds=int(time_ms))
-    except OverflowError:
-        return _LATEST if time_ms > 0 else _EARLIEST

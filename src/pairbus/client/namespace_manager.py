@@ -114,6 +114,9 @@ class NamespaceManager:
     async def get_queue_runtime_info(self, path: str) -> QueueRuntimeInfo:
         return await self._api.get(Resource.of_entity(path), QUEUE_RUNTIME)
 
+    async def get_queues_runtime_info(self) -> list[QueueRuntimeInfo]:
+        return await self._api.get_all(ALL_QUEUES, QUEUE_RUNTIME)
+
     # Topics
 
     async def create_topic(self, topic: str | TopicDescription) -> TopicDescription:
@@ -142,6 +145,9 @@ class NamespaceManager:
 
     async def get_topic_runtime_info(self, path: str) -> TopicRuntimeInfo:
         return await self._api.get(Resource.of_entity(path), TOPIC_RUNTIME)
+
+    async def get_topics_runtime_info(self) -> list[TopicRuntimeInfo]:
+        return await self._api.get_all(ALL_TOPICS, TOPIC_RUNTIME)
 
     # Subscriptions
 
@@ -181,6 +187,9 @@ class NamespaceManager:
 
     async def get_subscription_runtime_info(self, topic_path: str, name: str) -> SubscriptionRuntimeInfo:
         return await self._api.get(Resource.of_subscription(topic_path, name), SUBSCRIPTION_RUNTIME)
+
+    async def get_subscriptions_runtime_info(self, topic_path: str) -> list[SubscriptionRuntimeInfo]:
+        return await self._api.get_all(Resource.of_entity(topic_path).all("Subscriptions"), SUBSCRIPTION_RUNTIME)
 
     # Rules
 

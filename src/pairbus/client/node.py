@@ -12,10 +12,11 @@ from pairbus.client.amqp.conditions import error_from_status
 from pairbus.client.amqp.request_link import RequestLink
 from pairbus.client.amqp.slot import Slot
 from pairbus.client.errors import ClosedError, InternalServerError, MessagingError, MessagingTimeoutError
-from pairbus.client.message import BrokeredMessage, encode_brokered, from_ms
+from pairbus.client.message import BrokeredMessage, encode_brokered
 from pairbus.client.received_message import ReceivedMessage
 from pairbus.client.retrying import retrying
 from pairbus.client.settings import MessagingFactorySettings
+from pairbus.client.times import from_ms
 from pairbus.dialect.entity_path import MANAGEMENT
 from pairbus.dialect.management import ASSOCIATED_LINK, Operation, Response
 from pairbus.wire import Array, Int, Timestamp, UInt

@@ -10,7 +10,8 @@ from uuid import UUID
 
 from pairbus.client.amqp_view import AmqpView
 from pairbus.client.errors import InvalidMessageError
-from pairbus.client.message import BodyKind, BrokeredMessage, from_ms, python_value
+from pairbus.client.message import BodyKind, BrokeredMessage, python_value
+from pairbus.client.times import from_ms
 from pairbus.dialect.annotations import (
     DEAD_LETTER_SOURCE,
     ENQUEUE_SEQUENCE_NUMBER,
@@ -100,7 +101,7 @@ class ReceivedMessage(BrokeredMessage):
         self.delivery = delivery
         """What it came with, for its receiver."""
         self.is_settled = False
-        if delivery is None or lock_token is not None:
+        if delivery is None or delivery.settled or lock_token is not None:  # what came settled is locked for nobody
             self.lock_token = lock_token
 
     def __repr__(self) -> str:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
+from types import NoneType
 from typing import Self
 
 from pairbus.client.amqp.receiving_link import ReceivingLink, Wish
@@ -24,6 +25,7 @@ from pairbus.client.receive_mode import ReceiveMode
 from pairbus.client.received_message import ReceivedMessage
 from pairbus.client.retrying import retrying
 from pairbus.client.settling import COMPLETE, Changes, Verdict, abandon, dead_letter, defer
+from pairbus.client.validation import check_type
 
 _log = logging.getLogger(__name__)
 
@@ -46,6 +48,8 @@ class MessageReceiver(Part):
         prefetch_count: int = 0,
         max_auto_lock_renewal: timedelta = _NO_TIME,
     ) -> None:
+        receive_mode = ReceiveMode(receive_mode)  # its name will do; anything else must not be taken for the other one
+        check_type("max_auto_lock_renewal", max_auto_lock_renewal, (timedelta,))
         if max_auto_lock_renewal < _NO_TIME:
             raise ValueError(f"max_auto_lock_renewal is {max_auto_lock_renewal}; it cannot be below 0")
         self._wish = Wish(peek_lock=receive_mode is ReceiveMode.PEEK_LOCK, prefetch=prefetch_count)
@@ -81,8 +85,8 @@ class MessageReceiver(Part):
         Without ``max_wait_time`` it waits for the operation time-out. Zero gives what is there now.
         """
         self._check_open()
-        if max_message_count < 1:
-            raise ValueError(f"max_message_count is {max_message_count}; it must be at least 1")
+        _check_count(max_message_count)
+        check_type("max_wait_time", max_wait_time, (timedelta, NoneType))
         wait = self._maker.settings.operation_timeout if max_wait_time is None else max_wait_time
         deadline_s = asyncio.get_running_loop().time() + wait.total_seconds()
         try:
@@ -233,7 +237,7 @@ class MessageReceiver(Part):
         if self._mode is not ReceiveMode.PEEK_LOCK:
             raise InvalidRequestError("what was received and deleted is not settled", entity=self._path)
         if message.is_settled:
-            raise MessageLockLostError(f"{message!r} has been settled already", entity=self._path)
+            raise MessageLockLostError(f"{message!r} has been settled already", entity=self._path, hint="")
 
     async def _settle_here(
         self, link: ReceivingLink, messages: Sequence[ReceivedMessage], verdict: Verdict
@@ -296,8 +300,7 @@ class MessageReceiver(Part):
     async def peek(self, max_message_count: int = 1, from_sequence_number: int | None = None) -> list[ReceivedMessage]:
         """Look at messages without locking them, in every state. Each call goes on where the last one ended."""
         self._check_open()
-        if max_message_count < 1:
-            raise ValueError(f"max_message_count is {max_message_count}; it must be at least 1")
+        _check_count(max_message_count)
         first = self._peeked + 1 if from_sequence_number is None else from_sequence_number
         found = await self._node.peek(max_message_count, first, self._session(), self._link_name())
         if found:
@@ -332,3 +335,9 @@ class MessageReceiver(Part):
         if link is not None:
             await link.close()
         await self._node.close()
+
+
+def _check_count(count: int) -> None:
+    check_type("max_message_count", count, (int,))
+    if count < 1:
+        raise ValueError(f"max_message_count is {count}; it must be at least 1")

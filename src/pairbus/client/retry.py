@@ -8,6 +8,7 @@ from random import Random
 from typing import Final
 
 from pairbus.client.errors import MessagingError, ServerBusyError
+from pairbus.client.validation import check_type
 
 _RANDOM: Final = Random()  # noqa: S311 (spreads the load, hides nothing)
 
@@ -28,6 +29,8 @@ class RetryPolicy:
     maximum_retries: int | None = None
 
     def __post_init__(self) -> None:
+        for name in ("minimum_backoff", "maximum_backoff", "server_busy_backoff"):
+            check_type(name, getattr(self, name), (timedelta,))
         if not timedelta() < self.minimum_backoff <= self.maximum_backoff:
             raise ValueError("minimum_backoff is above zero, and not above maximum_backoff")
         if self.server_busy_backoff < timedelta():

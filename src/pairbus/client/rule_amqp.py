@@ -6,7 +6,6 @@ from datetime import datetime
 from typing import Any, Final
 
 from pairbus.client.errors import InternalServerError, InvalidRequestError
-from pairbus.client.message import from_ms, to_ms
 from pairbus.client.rules import (
     CorrelationFilter,
     FalseFilter,
@@ -17,6 +16,7 @@ from pairbus.client.rules import (
     SqlRuleAction,
     TrueFilter,
 )
+from pairbus.client.times import from_ms, to_ms
 from pairbus.dialect.rules import CORRELATED, CORRELATION_FILTER, FALSE_FILTER, SQL_ACTION, SQL_FILTER, TRUE_FILTER
 from pairbus.wire import Described, Timestamp
 

@@ -17,10 +17,10 @@ from pairbus.client.rules import (
     TrueFilter,
 )
 from pairbus.client.times import (
-    from_epoch_milliseconds,
     from_milliseconds,
-    to_epoch_milliseconds,
+    happened_ms,
     to_milliseconds,
+    to_ms,
 )
 from pairbus.dialect.atom import TypedValue, Values, ValueType
 from pairbus.dialect.atom.duration import LONGEST_MS
@@ -92,7 +92,7 @@ def _typed_value(value: FilterValue) -> TypedValue:
         case float():
             return TypedValue(ValueType.DOUBLE, value)
         case datetime():
-            return TypedValue(ValueType.DATE_TIME, to_epoch_milliseconds(value))
+            return TypedValue(ValueType.DATE_TIME, to_ms(value))
         case timedelta():
             length_ms = to_milliseconds(value)
             return TypedValue(ValueType.DURATION, LONGEST_MS if length_ms is None else length_ms)
@@ -107,7 +107,7 @@ def _plain(values: Mapping[str, TypedValue]) -> dict[str, FilterValue]:
 def _plain_value(typed: TypedValue) -> FilterValue:
     match typed:
         case TypedValue(ValueType.DATE_TIME, int(time_ms)):
-            return from_epoch_milliseconds(time_ms)
+            return happened_ms(time_ms)
         case TypedValue(ValueType.DURATION, int(length_ms)):
             return from_milliseconds(length_ms)
         case _:

@@ -9,7 +9,7 @@ from typing import overload
 
 from pairbus.client.amqp.slot import Slot
 from pairbus.client.errors import MessagingError
-from pairbus.client.message import BrokeredMessage, encode_brokered
+from pairbus.client.message import BrokeredMessage, encode_brokered, messages_of
 from pairbus.client.node import ManagementNode
 from pairbus.client.parcel import Parcel
 from pairbus.client.part import Maker, Part
@@ -39,7 +39,7 @@ class MessageSender(Part):
         """
         self._check_open()
         if not isinstance(message, BrokeredMessage):
-            await self._send_parcel(Parcel([encode_brokered(one) for one in message]))
+            await self._send_parcel(Parcel([encode_brokered(one) for one in messages_of(message)]))
             return
         payload = encode_brokered(message)
         link = self._slot.ready
@@ -59,7 +59,7 @@ class MessageSender(Part):
         Raises ``MessageSizeExceededError`` if they do not fit into one.
         """
         self._check_open()
-        await self._send_parcel(Parcel([encode_brokered(one) for one in messages], whole=True))
+        await self._send_parcel(Parcel([encode_brokered(one) for one in messages_of(messages)], whole=True))
 
     async def _send_parcel(
         self, parcel: Parcel, failure: MessagingError | None = None, started_s: float | None = None
@@ -94,7 +94,7 @@ class MessageSender(Part):
         self._check_open()
         if isinstance(message, BrokeredMessage):
             return (await self._node.schedule([message], at))[0]
-        messages = [*message]
+        messages = messages_of(message)
         return await self._node.schedule(messages, at) if messages else []
 
     async def cancel_scheduled(self, sequence_number: int | Iterable[int]) -> None:

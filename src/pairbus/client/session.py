@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta
+from types import NoneType
 from typing import Any
 
 from pairbus.client.amqp.receiving_link import ReceivingLink
@@ -13,11 +14,12 @@ from pairbus.client.errors import (
     MessagingTimeoutError,
     SessionLockLostError,
 )
-from pairbus.client.message import from_ms
 from pairbus.client.part import Maker
 from pairbus.client.receive_mode import ReceiveMode
 from pairbus.client.received_message import ReceivedMessage
 from pairbus.client.receiver import MessageReceiver
+from pairbus.client.times import from_ms
+from pairbus.client.validation import check_type
 
 _NO_TIME = timedelta()
 
@@ -46,6 +48,9 @@ class MessageSession(MessageReceiver):
         self._locked_until = None if link.session_locked_until_ms is None else from_ms(link.session_locked_until_ms)
         if self._renewer is not None:
             self._renewer.watch(self)
+
+    def __repr__(self) -> str:
+        return f"<MessageSession {self._session_id!r} of {self._path!r}{', closed' if self._is_closed else ''}>"
 
     @property
     def session_id(self) -> str:
@@ -78,6 +83,7 @@ class MessageSession(MessageReceiver):
     async def set_state(self, state: bytes | None) -> None:
         """Keep something with the session, until ``None`` is set."""
         self._check_open()
+        check_type("state", state, (bytes, NoneType))
         await self._node.set_session_state(self._session_id, state, self._link.name)
 
     async def _open(self) -> ReceivingLink:

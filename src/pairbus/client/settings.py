@@ -9,6 +9,7 @@ from enum import Enum
 from pathlib import Path
 
 from pairbus.client.retry import RetryPolicy
+from pairbus.client.validation import check_type
 
 
 class Transport(Enum):
@@ -43,8 +44,13 @@ class MessagingFactorySettings:
 
     def __post_init__(self) -> None:
         for name in ("operation_timeout", "attempt_timeout", "idle_timeout"):
+            check_type(name, getattr(self, name), (timedelta,))
             if getattr(self, name) <= timedelta():
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be above zero")
+        check_type("retry_policy", self.retry_policy, (RetryPolicy,))
+        check_type("transport", self.transport, (Transport,))
+        if self.ca_file is not None:
+            self.tls_context()  # rather now than when it is needed
 
     @property
     def attempt_s(self) -> float:

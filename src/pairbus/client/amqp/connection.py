@@ -250,7 +250,8 @@ def _gave_up(endpoint: Endpoint) -> MessagingCommunicationError:
 
 def _fault(error: ProtocolError) -> MessagingError:
     if isinstance(error, AuthenticationError):
-        return UnauthorizedError(error.description, condition=str(error.condition))
+        hint = "check the user name and the password, or whether the peer wants any"
+        return UnauthorizedError(error.description, condition=str(error.condition), hint=hint)
     return MessagingCommunicationError(str(error), condition=str(error.condition))
 
 

@@ -14,6 +14,7 @@ from pairbus.client.amqp.conditions import error_from
 from pairbus.client.amqp.connection import AmqpConnection
 from pairbus.client.amqp.link import AmqpLink
 from pairbus.client.errors import InvalidRequestError, MessageLockLostError, MessagingError, MessagingTimeoutError
+from pairbus.client.validation import check_type
 from pairbus.dialect.annotations import LINK_TIMEOUT, LOCKED_UNTIL_UTC, SESSION_FILTER
 from pairbus.dialect.ticks import from_ticks
 from pairbus.wire import (
@@ -52,6 +53,7 @@ class Wish:
     session_wait_ms: int | None = None
 
     def __post_init__(self) -> None:
+        check_type("prefetch_count", self.prefetch, (int,))
         if not 0 <= self.prefetch <= MOST:
             raise ValueError(f"prefetch_count is {self.prefetch}; it must be between 0 and {MOST}")
 
@@ -242,7 +244,7 @@ class ReceivingLink(AmqpLink):
         settle = self._link.settle if self.settles_first else self._link.update
         for delivery in deliveries:
             if delivery in self.unsettled or not self._tell(settle, delivery, state):
-                lost = MessageLockLostError("the message has been settled already", entity=self.entity)
+                lost = MessageLockLostError("the message has been settled already", entity=self.entity, hint="")
                 settlement.tell(delivery, lost)
             elif self.settles_first:
                 settlement.tell(delivery, None)
