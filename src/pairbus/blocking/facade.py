@@ -490,6 +490,9 @@ class NamespaceManager(Wrapper):
     def get_queue_runtime_info(self, path: str) -> QueueRuntimeInfo:
         return self._call(self._inner.get_queue_runtime_info, path)
 
+    def get_queues_runtime_info(self) -> list[QueueRuntimeInfo]:
+        return self._call(self._inner.get_queues_runtime_info)
+
     def create_topic(self, topic: str | TopicDescription) -> TopicDescription:
         """Raises ``EntityAlreadyExistsError`` if there is a queue or topic of that path."""
         return self._call(self._inner.create_topic, topic)
@@ -513,6 +516,9 @@ class NamespaceManager(Wrapper):
 
     def get_topic_runtime_info(self, path: str) -> TopicRuntimeInfo:
         return self._call(self._inner.get_topic_runtime_info, path)
+
+    def get_topics_runtime_info(self) -> list[TopicRuntimeInfo]:
+        return self._call(self._inner.get_topics_runtime_info)
 
     def create_subscription(
         self, topic_path: str, subscription: str | SubscriptionDescription, default_rule: RuleDescription | None = None
@@ -539,6 +545,9 @@ class NamespaceManager(Wrapper):
 
     def get_subscription_runtime_info(self, topic_path: str, name: str) -> SubscriptionRuntimeInfo:
         return self._call(self._inner.get_subscription_runtime_info, topic_path, name)
+
+    def get_subscriptions_runtime_info(self, topic_path: str) -> list[SubscriptionRuntimeInfo]:
+        return self._call(self._inner.get_subscriptions_runtime_info, topic_path)
 
     def create_rule(self, topic_path: str, subscription_name: str, rule: str | RuleDescription) -> RuleDescription:
         """A rule adds to those that there are: a message that any of them lets through is received."""

@@ -157,7 +157,7 @@ def messages_of(messages: Any) -> list[BrokeredMessage]:
     return list(messages)
 
 
-def encode_brokered(message: BrokeredMessage, scheduled: datetime | None = None) -> bytes:
+def encode_brokered(message: Any, scheduled: datetime | None = None) -> bytes:
     """The bytes of a message; raises ``InvalidMessageError``. ``scheduled`` goes before the message's own time."""
     if not isinstance(message, BrokeredMessage):
         kind = type(message).__name__

@@ -129,8 +129,7 @@ def refusal_of(error: Exception) -> Refusal:
 def _description(error: Exception) -> str:
     if isinstance(error, EntityNotFoundError):
         # The JavaScript SDK knows a missing entity by this sentence.
-        reason = str(error)
-        return f"The messaging entity '{error.entity}' could not be found. {reason[:1].upper()}{reason[1:]}."
+        return f"The messaging entity '{error.entity}' could not be found. {error}"
     if isinstance(error, StoreFullError):
         return "the disk of the namespace is full: receive messages, or try again when its operator has made room"
     if isinstance(error, StoreError):  # what it says in full is for the operator, who finds it in the log
