@@ -260,6 +260,8 @@ class MessagingFactory:
         """Close it, and everything that it has made. To close twice is fine."""
         if self._state is FactoryState.OPEN:
             self._state = FactoryState.CLOSED
+        if self._faulting is not None:
+            await asyncio.wait((self._faulting,))
         await self._shut_down()
 
     def fault(self, error: BaseException) -> None:
@@ -272,7 +274,9 @@ class MessagingFactory:
     async def _shut_down(self) -> None:
         parts = [*self._parts]
         self._parts.clear()
-        await asyncio.gather(*(part.close() for part in parts))
+        for outcome in await asyncio.gather(*(part.close() for part in parts), return_exceptions=True):
+            if isinstance(outcome, Exception):
+                _log.warning("something of %s could not be closed: %s", self._endpoint, outcome)
         line = await self._slot.clear()
         if line is not None:
             await line.close()
