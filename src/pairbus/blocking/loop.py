@@ -64,7 +64,7 @@ class _Call:
         try:
             self.answer = await self.function(*self.args, **self.kwargs)
         except asyncio.CancelledError:
-            self.error = ClosedError(f"the operation was given up: {_ENDED}")
+            self.error = ClosedError("the operation was cancelled")  # not by its caller, who waits no more
         except BaseException as error:  # noqa: BLE001 (whatever it is, it is the caller's)
             self.error = error
         finally:
@@ -106,14 +106,14 @@ class LoopThread:
             with suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(call.cancel)
             raise
-        error = call.error
+        error, call.error = call.error, None
         if error is None:
             answer: T = call.answer
             return answer
         try:
             raise error
         finally:
-            del call, error  # or they and this frame, which is in the error's traceback, would keep each other
+            del error  # or it and this frame, which its traceback leads to, would keep each other alive
 
     def abandon(self) -> None:
         """Never use it again: this process is a child of the one that it runs in."""

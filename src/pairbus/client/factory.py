@@ -79,7 +79,7 @@ class MessagingFactory:
         self._fault: BaseException | None = None
         self._parts: dict[Part, None] = {}
         self._slot = Slot(self._connect)
-        self._faulting: asyncio.Task[None] | None = None
+        self._ending: asyncio.Task[None] | None = None
 
     @classmethod
     def from_connection_string(
@@ -125,7 +125,7 @@ class MessagingFactory:
     async def create_message_sender(self, path: str) -> MessageSender:
         """A sender to a queue or a topic. It connects when it first sends."""
         self.check_open()
-        return MessageSender(self, _checked(path))
+        return MessageSender(self, self._checked(path))
 
     async def create_message_receiver(
         self,
@@ -142,7 +142,7 @@ class MessagingFactory:
         self.check_open()
         return MessageReceiver(
             self,
-            _checked(path),
+            self._checked(path),
             receive_mode,
             prefetch_count=prefetch_count,
             max_auto_lock_renewal=max_auto_lock_renewal,
@@ -160,7 +160,7 @@ class MessagingFactory:
         self.check_open()
         return QueueClient(
             self,
-            _checked(path),
+            self._checked(path),
             receive_mode,
             prefetch_count=prefetch_count,
             max_auto_lock_renewal=max_auto_lock_renewal,
@@ -169,7 +169,7 @@ class MessagingFactory:
     async def create_topic_client(self, path: str) -> TopicClient:
         """The end of a topic that takes messages."""
         self.check_open()
-        return TopicClient(self, _checked(path))
+        return TopicClient(self, self._checked(path))
 
     async def create_subscription_client(
         self,
@@ -184,8 +184,8 @@ class MessagingFactory:
         self.check_open()
         return SubscriptionClient(
             self,
-            _checked(topic_path),
-            _checked(name),
+            self._checked(topic_path),
+            self._checked(name),
             receive_mode,
             prefetch_count=prefetch_count,
             max_auto_lock_renewal=max_auto_lock_renewal,
@@ -208,7 +208,7 @@ class MessagingFactory:
         ``SessionCannotBeLockedError``.
         """
         self.check_open()
-        path = _checked(path)
+        path = self._checked(path)
         receive_mode = ReceiveMode(receive_mode)
         check_type("server_wait_time", server_wait_time, (timedelta, NoneType))
         check_type("session_id", session_id, (str, NoneType))
@@ -260,16 +260,20 @@ class MessagingFactory:
         """Close it, and everything that it has made. To close twice is fine."""
         if self._state is FactoryState.OPEN:
             self._state = FactoryState.CLOSED
-        if self._faulting is not None:
-            await asyncio.wait((self._faulting,))
-        await self._shut_down()
+        await asyncio.shield(self._end())
 
     def fault(self, error: BaseException) -> None:
         """Give the factory up: it, and everything that it has made, refuses to go on because of this error."""
         if self._state is FactoryState.OPEN:
             self._state = FactoryState.FAULTED
             self._fault = error
-            self._faulting = asyncio.get_running_loop().create_task(self._shut_down())
+            self._end()
+
+    def _end(self) -> asyncio.Task[None]:
+        """Shut down, once, even if whoever wanted that does not wait for it."""
+        if self._ending is None:
+            self._ending = asyncio.get_running_loop().create_task(self._shut_down())
+        return self._ending
 
     async def _shut_down(self) -> None:
         parts = [*self._parts]
@@ -298,6 +302,18 @@ class MessagingFactory:
         if self._state is FactoryState.FAULTED:
             error = FactoryFaultedError(f"the factory of {self._endpoint} has been given up: {self._fault}")
             raise error from self._fault
+
+    def _checked(self, path: str) -> str:
+        """A path that can be one; what the namespace makes of it is for the namespace to say.
+
+        What a peer that is no Service Bus calls its entities is its own affair.
+        """
+        check_type("path", path, (str,))
+        if not isinstance(self._credentials, TokenProvider):
+            return path
+        if split_entity_path(path) is None:
+            raise ValueError(f"{path!r:.100} is no path of a queue, topic or subscription")
+        return path.strip("/")
 
     def adopt(self, part: Part) -> None:
         self._parts[part] = None
@@ -340,10 +356,3 @@ class MessagingFactory:
             raise MessagingTimeoutError(f"{self._endpoint} did not answer within {timeout_s:g} s") from error
         provider = self._credentials
         return _Line(connection, Authorization(connection, provider) if isinstance(provider, TokenProvider) else None)
-
-
-def _checked(path: str) -> str:
-    """A path that can be one; what the namespace makes of it is for the namespace to say."""
-    if not isinstance(path, str) or split_entity_path(path) is None:
-        raise ValueError(f"{path!r:.100} is no path of a queue, topic or subscription")
-    return path.strip("/")

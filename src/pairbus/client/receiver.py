@@ -102,27 +102,32 @@ class MessageReceiver(Part):
             self._turn.release()
 
     async def _receive(self, count: int, deadline_s: float) -> list[ReceivedMessage]:
-        """Receive, over another link if need be. The wait is for messages, and what opening takes is added to it."""
+        """Receive, over another link if need be. The wait is for messages: what opening takes is added to it.
+
+        All openings together may take the operation time-out.
+        """
         loop = asyncio.get_running_loop()
-        started_s, first_deadline_s = loop.time(), deadline_s
+        give_up_s = deadline_s + self._maker.settings.operation_timeout.total_seconds()
+        opening_s = 0.0
         failures, failure = 0, None
         while True:
             link = self._slot.ready
             if link is None:
-                opened_s = loop.time()
+                began_s = loop.time()
                 link = await retrying(
                     self._get_link,
                     settings=self._maker.settings,
                     entity=self._path,
                     failure=failure,
                     failures=failures,
-                    started_s=max(started_s, first_deadline_s),
+                    started_s=began_s - opening_s,
                 )
-                deadline_s += loop.time() - opened_s
+                opening_s += loop.time() - began_s
+                deadline_s += loop.time() - began_s
             if self._salvaged:
                 return self._hand_out(self._take_salvaged(count))
             try:
-                deliveries = await link.take(count, deadline_s)
+                deliveries = await link.take(count, deadline_s, give_up_s)
             except MessagingError as error:
                 self._check_open()
                 if not error.is_transient:

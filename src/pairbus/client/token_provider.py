@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import time
 from abc import ABC, abstractmethod
@@ -10,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Final, Protocol, runtime_checkable
 
-from pairbus.client.errors import UnauthorizedError
+from pairbus.client.errors import MessagingCommunicationError, UnauthorizedError
 from pairbus.dialect.sas import PREFIX, SasTokenError, make_sas_token, parse_sas_token
 
 SAS_TOKEN: Final = "servicebus.windows.net:sastoken"  # noqa: S105 (a name)
@@ -110,10 +111,15 @@ class CredentialTokenProvider(TokenProvider):
 
     async def get_token(self, audience: str) -> Token:
         try:
-            found = self._credential.get_token(_SCOPE)
-            if inspect.isawaitable(found):
-                found = await found
+            if inspect.iscoroutinefunction(self._credential.get_token):
+                found = await self._credential.get_token(_SCOPE)
+            else:  # it may take its time, which everything else on the loop has not
+                found = await asyncio.to_thread(self._credential.get_token, _SCOPE)
+                if inspect.isawaitable(found):
+                    found = await found
             text, expires_s = str(found.token), float(found.expires_on)
+        except OSError as error:
+            raise MessagingCommunicationError(f"the credential could not ask for a token: {error}") from error
         except Exception as error:  # whatever kind of credential it is: it has no token for us
             raise UnauthorizedError(f"the credential has no token for {audience}: {error}") from error
         return Token(text=text, type=SAS_TOKEN if text.startswith(PREFIX) else JWT, expires_s=expires_s)

@@ -40,6 +40,7 @@ ERRORS: Final[dict[str, type[MessagingError]]] = {
     ServiceBusCondition.SERVER_BUSY: ServerBusyError,
     ServiceBusCondition.SESSION_CANNOT_BE_LOCKED: SessionCannotBeLockedError,
     ServiceBusCondition.SESSION_LOCK_LOST: SessionLockLostError,
+    ServiceBusCondition.SESSION_NOT_FOUND: SessionCannotBeLockedError,
     ServiceBusCondition.TIMEOUT: MessagingTimeoutError,
     Condition.INTERNAL_ERROR: InternalServerError,
     Condition.INVALID_FIELD: InvalidRequestError,

@@ -8,8 +8,19 @@ from typing import Any, Final
 from pairbus.client.amqp.conditions import error_from, lost
 from pairbus.client.amqp.connection import AmqpConnection, LinkEnd
 from pairbus.client.errors import ClosedError, MessagingCommunicationError, MessagingError, MessagingTimeoutError
-from pairbus.wire import Attach, Error, Link, LocalProtocolError, Session
+from pairbus.wire import (
+    Accepted,
+    Attach,
+    Error,
+    Link,
+    LocalProtocolError,
+    Modified,
+    Rejected,
+    Released,
+    Session,
+)
 
+OUTCOMES: Final = (Accepted, Rejected, Released, Modified)
 _DETACH_S: Final = 5.0
 """How long we wait for the peer to let go as well."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from uuid import uuid4
 
 from pairbus.client.amqp.conditions import error_from
 from pairbus.client.amqp.connection import AmqpConnection
-from pairbus.client.amqp.link import AmqpLink
+from pairbus.client.amqp.link import OUTCOMES, AmqpLink
 from pairbus.client.errors import InvalidRequestError, MessageLockLostError, MessagingError, MessagingTimeoutError
 from pairbus.client.validation import check_type
 from pairbus.dialect.annotations import LINK_TIMEOUT, LOCKED_UNTIL_UTC, SESSION_FILTER
@@ -130,15 +129,18 @@ class ReceivingLink(AmqpLink):
 
     # Messages.
 
-    async def take(self, count: int, deadline_s: float) -> list[Delivery]:
-        """Up to so many messages; waits for the first one until a time, and not at all for more."""
+    async def take(self, count: int, deadline_s: float, give_up_s: float) -> list[Delivery]:
+        """Up to so many messages; waits for the first one until a time, and not at all for more.
+
+        Until ``give_up_s`` it may take to get credit back that is not used.
+        """
         if not self.buffer:
             if self.error is not None:
                 raise self.error.copy()
             if self.wish.prefetch:
                 await self._arrive(deadline_s)
             else:
-                await self._ask(count, deadline_s)
+                await self._ask(count, deadline_s, give_up_s)
         buffer = self.buffer
         taken = [buffer.popleft() for _ in range(min(count, len(buffer)))]
         if self.wish.prefetch and self.error is None:
@@ -147,18 +149,18 @@ class ReceivingLink(AmqpLink):
             raise self.error.copy()
         return taken
 
-    async def _ask(self, count: int, deadline_s: float) -> None:
+    async def _ask(self, count: int, deadline_s: float, give_up_s: float) -> None:
         """Give credit for so many, and take back what is not used as soon as one has come or the time is up."""
         self._wanted = True
         try:
-            await self.drain()  # what somebody asked for who was cancelled
+            await self.drain(give_up_s)  # what somebody asked for who was cancelled
             if self.error is None and not self.buffer:
                 at_once = deadline_s <= self.connection.loop.time()
                 self._link.flow(min(count, MOST), drain=at_once)
                 self.connection.flush_soon()
                 if not at_once:
                     await self._arrive(deadline_s)
-                await self.drain()
+                await self.drain(give_up_s)
         except BaseException:
             if self.error is None:
                 if self._link.credit and not self._link.drain:
@@ -181,7 +183,7 @@ class ReceivingLink(AmqpLink):
         finally:
             self._arrival = None
 
-    async def drain(self, longest_s: float = math.inf) -> None:
+    async def drain(self, give_up_s: float) -> None:
         """Take all credit back, and wait until what was under way has come."""
         if self.error is not None or not (self._link.credit or self._link.drain):
             return
@@ -191,7 +193,7 @@ class ReceivingLink(AmqpLink):
             self._link.flow(self._link.credit, drain=True)
             self.connection.flush_soon()
         try:
-            async with asyncio.timeout(min(self._timeout_s, longest_s)) as limit:
+            async with asyncio.timeout_at(min(since_s + self._timeout_s, give_up_s)) as limit:
                 await self._drain
         except TimeoutError:
             if not limit.expired():
@@ -227,7 +229,7 @@ class ReceivingLink(AmqpLink):
 
     async def close(self) -> None:
         self._wanted = False
-        await self.drain(_FAREWELL_S)
+        await self.drain(self.connection.loop.time() + _FAREWELL_S)
         if self.error is None:
             self._give_back()
         await super().close()
@@ -262,6 +264,8 @@ class ReceivingLink(AmqpLink):
             ) from error
 
     def on_outcome(self, deliveries: list[Delivery], state: Any, settled: bool) -> None:
+        if not settled and not isinstance(state, OUTCOMES):
+            return  # it tells how far it has come
         failed = isinstance(state, Rejected) and state.error is not None
         for delivery in deliveries:
             if not settled:

@@ -10,7 +10,7 @@ from uuid import uuid4
 
 from pairbus.client.amqp.conditions import error_from
 from pairbus.client.amqp.connection import AmqpConnection
-from pairbus.client.amqp.link import AmqpLink
+from pairbus.client.amqp.link import OUTCOMES, AmqpLink
 from pairbus.client.errors import (
     InternalServerError,
     InvalidMessageError,
@@ -144,6 +144,8 @@ class SendingLink(AmqpLink):
             connection.flush_soon()
 
     def on_outcome(self, deliveries: list[Delivery], state: Any, settled: bool) -> None:
+        if not settled and not isinstance(state, OUTCOMES):
+            return  # it tells how far it has come
         pending = self._pending
         accepted = type(state) is Accepted
         for delivery in deliveries:
