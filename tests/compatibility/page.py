@@ -23,8 +23,8 @@ HEAD: Final = """# Compatibility
 
 Generated from `tests/compatibility` by `python -m tests.compatibility.page`.
 
-Each line is a test that runs against a real server with each official client, unchanged, and with our own. Where a client has no
-interface for something there is a dash. Over TCP unless TLS and WebSocket are named.
+Each line is a test that runs against a real server with each official client, unchanged, and with our own. Where a
+client has no interface for something there is a dash. Over TCP unless TLS and WebSocket are named.
 """
 
 CHAPTERS: Final = (
