@@ -160,9 +160,20 @@ def _encoder_of(layout: Layout) -> Callable[[Any, int], bytes]:
 
     def encode_composite(value: object, depth: int) -> bytes:
         encoder.check_depth(depth + 1)
-        parts = [encode_field(getattr(value, field.attribute), field, depth + 2) for field in layout.fields]
-        while parts and parts[-1] == encoder.NULL and not layout.pad:
-            parts.pop()
+        parts: list[bytes] = []
+        nulls = 0  # those at the end are left out, and most fields of most composites are null
+        for field in layout.fields:
+            item = getattr(value, field.attribute)
+            encoded = encoder.NULL if item is None else encode_field(item, field, depth + 2)
+            if encoded == encoder.NULL:
+                nulls += 1
+                continue
+            if nulls:
+                parts += [encoder.NULL] * nulls
+                nulls = 0
+            parts.append(encoded)
+        if layout.pad:
+            parts += [encoder.NULL] * nulls
         return descriptor + encoder.enclose_list(parts)
 
     return encode_composite

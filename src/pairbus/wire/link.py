@@ -358,6 +358,12 @@ class Link:
         if self.credit > 0:
             self.credit -= 1
 
+    def count_sent(self) -> None:
+        """Count a delivery that was written whole as soon as it was sent, with credit."""
+        self.credit -= 1
+        self.granted_to_us -= 1
+        self.delivery_count = (self.delivery_count + 1) & SERIAL
+
     def count_started(self) -> None:
         """Count a delivery whose first frame has been written: only now does the receiver get to know of it."""
         self.queued -= 1

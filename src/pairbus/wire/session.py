@@ -267,12 +267,42 @@ class Session(Carrier):
     def send_transfer(self, delivery: Delivery, payload: bytes, beyond_credit: bool) -> None:
         if self.local is not SessionState.MAPPED or self.remote is SessionState.ENDED:
             raise LocalProtocolError(f"the session on channel {self.channel} has ended; the message was not sent")
+        if not self._outbox and delivery.state is None and self._send_at_once(delivery, payload):
+            return
         self._check_state(delivery.state)
         if beyond_credit and delivery.link.queued:
             self._let_beyond_credit(delivery.link)
         delivery.link.count_queued()
         self._outbox.append(_Outgoing(delivery, payload, beyond_credit))
         self._pump()
+
+    def _send_at_once(self, delivery: Delivery, payload: bytes) -> bool:
+        """Write a delivery that fits one frame and need not wait for anything, as most do; whether it was such a one."""
+        link = delivery.link
+        if self._remote_incoming_window <= 0 or link.credit <= 0 or link.queued or link.granted_to_us <= 0:
+            return False
+        delivery_id = self._next_delivery_id
+        body = write_transfer(
+            link.handle,
+            delivery_id,
+            delivery.delivery_tag,
+            delivery.message_format,
+            delivery.settled,
+            False,
+            None,
+        )
+        if HEADER_SIZE + len(body) + len(payload) > self._writer.max_frame_size:
+            return False
+        self._writer.write(self.channel, body, payload)
+        delivery.delivery_id = delivery_id
+        if not delivery.settled:
+            self._outgoing[delivery_id] = delivery
+            link.unsettled += 1
+        self._next_delivery_id = (delivery_id + 1) & SERIAL
+        self._next_outgoing_id = (self._next_outgoing_id + 1) & SERIAL
+        self._remote_incoming_window -= 1
+        link.count_sent()
+        return True
 
     def _let_beyond_credit(self, link: Link) -> None:
         """Let what the link has queued go without credit too: a link's messages keep their order."""
