@@ -7,6 +7,7 @@ import dataclasses
 import inspect
 import re
 from collections.abc import Callable, Iterable
+from datetime import timedelta
 from enum import Enum, IntEnum
 from functools import partial
 from itertools import pairwise
@@ -14,7 +15,7 @@ from pathlib import Path
 from types import GenericAlias, ModuleType, UnionType
 from typing import Any
 
-from pairbus import broker, server, store, testing, wire
+from pairbus import blocking, broker, client, server, store, testing, wire
 from pairbus.broker import errors as broker_errors
 from pairbus.broker import limits as broker_limits
 from pairbus.server import settings as server_settings
@@ -84,6 +85,8 @@ class Room:
     """The names that come first, under a title each."""
     sections: dict[str, Belongs]
     """Where the others belong: the first section that wants a name gets it."""
+    like: ModuleType | None = None
+    """The room whose page says what there is to say of the names that both have."""
 
 
 def api_page(room: Room) -> str:
@@ -138,13 +141,23 @@ MEMBERS: dict[str, list[str]] = {
     "LmdbStore": [],
     "MemoryStore": ["fail_next_prepare", "fail_next_run", "damage"],
     "Restoration": [],
+    "MessagingFactory": [
+        "from_connection_string", "create", "endpoint", "settings", "state", "is_closed", "create_message_sender",
+        "create_message_receiver", "create_queue_client", "create_topic_client", "create_subscription_client",
+        "accept_message_session", "close", "fault",
+    ],
+    "MessageSession": ["session_id", "locked_until", "renew_lock", "get_state", "set_state"],
+    "MessagingFactorySettings": [],
+    "RetryPolicy": [],
 }  # fmt: skip
 """What is shown of a class where it is not everything that is public."""
 
-OUR_OWN = ("pairbus.broker", "pairbus.store", "pairbus.server", "pairbus.testing")
+OUR_OWN = (
+    "pairbus.broker", "pairbus.store", "pairbus.server", "pairbus.testing", "pairbus.client", "pairbus.blocking",
+)  # fmt: skip
 """The rooms whose classes are shown with all that is public."""
 
-CONSTRUCTED = ["Namespace", "Keeper", "LmdbStore", "MemoryStore", "NamespaceServer"]
+CONSTRUCTED = ["Namespace", "Keeper", "LmdbStore", "MemoryStore", "NamespaceServer", "BrokeredMessage"]
 """The classes that callers make themselves and whose parameters are not fields."""
 
 ATTRIBUTES: dict[str, dict[str, str]] = {
@@ -158,6 +171,17 @@ ATTRIBUTES: dict[str, dict[str, str]] = {
         "recovery: Recovery": "What was found when the store was read last.",
         "rebuilt: Callable[[Recovery], object]": "Is called when a commit has failed and the store was read anew; set"
         " it to a function of your own.",
+    },
+    "NamespaceManager": {
+        "endpoint: Endpoint": "Where the namespace is.",
+        "settings: MessagingFactorySettings": "What it was told.",
+    },
+    "MessagingError": {
+        "is_transient: bool": "Whether the same may well succeed a little later.",
+        "entity: str | None": "The path of the queue, topic or subscription that it happened to.",
+        "condition: str | None": "What the namespace called it.",
+        "message: str": "The text without what is added from the others.",
+        "hint: str": "What to do about it.",
     },
 }
 """What an instance has besides methods and properties, with what there is to say of it."""
@@ -233,14 +257,57 @@ TESTING = Room(
     sections={"Constants": lambda _: True},
 )
 
+THE_WAY_IN = {
+    "The way in": ["MessagingFactory", "FactoryState"],
+    "What it makes": [
+        "MessageSender", "MessageReceiver", "MessageSession", "QueueClient", "TopicClient", "SubscriptionClient",
+        "ReceiveMode",
+    ],
+    "Messages": ["BrokeredMessage", "ReceivedMessage", "BodyKind", "MessageState", "AmqpView"],
+    "Who, where and how": [
+        "Endpoint", "TokenProvider", "Token", "PlainCredentials", "MessagingFactorySettings", "Transport",
+        "RetryPolicy", "NO_RETRY",
+    ],
+    "Management": ["NamespaceManager"],
+}  # fmt: skip
+
+CLIENT = Room(
+    module=client,
+    more="`pairbus` itself has the same names. What is\nshown with `await` is a coroutine. [First"
+    " messages](../tutorial/first-messages.md) shows these names at work; the\n[client reference](client.md) says what"
+    " they do, and [errors](errors.md) when each is raised.",
+    first=THE_WAY_IN,
+    sections={
+        "Descriptions": partial(_is_of, "pairbus.client.descriptions"),
+        "Rules": partial(_is_of, "pairbus.client.rules"),
+        "Keys": partial(_is_of, "pairbus.client.authorization_rule"),
+        "What there is at a moment": partial(_is_of, "pairbus.client.runtime_info"),
+        "Errors": _is_error,
+        "Constants": lambda _: True,
+    },
+)
+
+BLOCKING = Room(
+    module=blocking,
+    more="The names are those of\n[`pairbus.client`](api-client.md); [how to do without asyncio](../how-to/blocking.md)"
+    " shows them at work.",
+    first={
+        title: names for title, names in THE_WAY_IN.items() if title in {"The way in", "What it makes", "Management"}
+    },
+    sections={"The same as in `pairbus.client`": lambda _: True},
+    like=client,
+)
+
 
 def _entry(room: Room, name: str) -> str:
     thing = getattr(room.module, name)
+    if room.like is not None and getattr(room.like, name, None) is thing:
+        return f"- `{name}`\n"
     if inspect.isfunction(thing):
         return f"- `{name}{_signature(room, thing)}`: {_summary(thing)}\n"
     if not isinstance(thing, type):
         return f"- `{name}` = {_constant(thing)}\n"
-    members = [*_attributes(name), *(_member(room, thing, member) for member in _members(thing))]
+    members = [*_attributes(name), *(_member(room, thing, member) for member in _members(room, thing))]
     if name in CONSTRUCTED:
         maker = inspect.getattr_static(thing, "__init__")
         said = " ".join(filter(None, [_summary(thing), _plain(maker.__doc__ or "")]))
@@ -250,7 +317,25 @@ def _entry(room: Room, name: str) -> str:
         return "".join([f"- `{name}`{_said(thing)}\n", *fields, *members])
     fields = WIRE_DELIVERY if thing is wire.Delivery else _fields(thing)
     shown = f"`{name}`({', '.join(fields)})" if fields else f"`{name}`"
-    return "".join([f"- {shown}: {_summary(thing)}\n", *members])
+    return "".join([f"- {shown}{_kind(room, thing)}: {_summary(thing)}\n", *_declared(room, thing), *members])
+
+
+def _kind(room: Room, thing: type) -> str:
+    """Which other class of the room this one is as well, where that has a list of its own to look at."""
+    base = next((base for base in thing.__mro__[1:] if base.__name__ in room.module.__all__), None)
+    return f", a `{base.__name__}`" if base is not None and _is_ours(thing) else ""
+
+
+def _is_ours(thing: type) -> bool:
+    return thing.__module__.startswith(("pairbus.client", "pairbus.blocking"))
+
+
+def _declared(room: Room, thing: type) -> list[str]:
+    """What an instance has, by the annotations of its class."""
+    if not _is_ours(thing) or dataclasses.is_dataclass(thing) or issubclass(thing, Exception | Enum):
+        return []
+    names = [name for name in inspect.get_annotations(thing) if not name.startswith("_")]
+    return [_typed_field(room, thing, name) for name in names]
 
 
 def _attributes(name: str) -> list[str]:
@@ -259,7 +344,7 @@ def _attributes(name: str) -> list[str]:
 
 def _has_typed_fields(thing: type) -> bool:
     """Whether each field has a line to itself: the limits have a table, and enumerations have no types."""
-    is_ours = thing.__module__.startswith(("pairbus.broker", "pairbus.store"))
+    is_ours = thing.__module__.startswith(("pairbus.broker", "pairbus.store", "pairbus.client"))
     return is_ours and bool(_fields(thing)) and not issubclass(thing, Enum) and thing is not broker.Limits
 
 
@@ -276,7 +361,7 @@ def _field_default(room: Room, owner: type, name: str) -> str:
         return f" = {_default(room, defaults[name])}" if name in defaults else ""
     field = next(field for field in dataclasses.fields(owner) if field.name == name)
     if field.default_factory is not dataclasses.MISSING:
-        return f" = {field.default_factory()!r}"
+        return f" = {_brief(field.default_factory())}"
     return "" if field.default is dataclasses.MISSING else f" = {_default(room, field.default)}"
 
 
@@ -295,38 +380,62 @@ def _field_texts(owner: type) -> dict[str, str]:
 def _constant(thing: Any) -> str:
     if isinstance(thing, broker.Limits):
         return "see the [limits](broker.md#limits)"
-    text = repr(thing).replace("NoneType", "None")
+    text = _brief(thing).replace("NoneType", "None")
     return f"`{re.sub(r'(pairbus|typing|collections|uuid)[.](?:[a-z]+[.])*', '', text)}`"
+
+
+def _brief(thing: Any) -> str:
+    """A value without the fields that are as they always are."""
+    if not dataclasses.is_dataclass(thing) or isinstance(thing, type) or not _is_ours(type(thing)):
+        return repr(thing)
+    fields = {field.name: field.default for field in dataclasses.fields(thing)}
+    told = [f"{name}={getattr(thing, name)!r}" for name, usual in fields.items() if getattr(thing, name) != usual]
+    return f"{type(thing).__name__}({', '.join(told)})"
 
 
 def _fields(thing: type) -> list[str]:
     if dataclasses.is_dataclass(thing):
         return [field.name for field in dataclasses.fields(thing)]
     if issubclass(thing, Enum):
-        return [member.name for member in thing] if thing.__module__.startswith("pairbus.broker") else []
+        return (
+            [member.name for member in thing]
+            if thing.__module__.startswith(("pairbus.broker", "pairbus.client"))
+            else []
+        )
     return list(getattr(thing, "_fields", ()))
 
 
-def _members(thing: type) -> list[str]:
+def _members(room: Room, thing: type) -> list[str]:
     if thing.__name__ in MEMBERS:
         return MEMBERS[thing.__name__]
     if issubclass(thing, Exception | Enum) or not thing.__module__.startswith(OUR_OWN):
         return []
-    kinds = (property, classmethod)
+    kinds = (property, classmethod, staticmethod)
+    told = {attribute.split(":")[0] for attribute in ATTRIBUTES.get(thing.__name__, {})}
     return [
         name
-        for name, member in vars(thing).items()
-        if not name.startswith("_") and (inspect.isfunction(member) or isinstance(member, kinds))
+        for name, member in _own(room, thing).items()
+        if not name.startswith("_") and (inspect.isfunction(member) or isinstance(member, kinds)) and name not in told
     ]
+
+
+def _own(room: Room, thing: type) -> dict[str, Any]:
+    """What a class has itself, or from classes that have no list of their own."""
+    if not _is_ours(thing):
+        return dict(vars(thing))
+    public = next((base for base in thing.__mro__[1:] if base.__name__ in room.module.__all__), object)
+    own = [base for base in thing.__mro__ if base not in public.__mro__ and _is_ours(base)]
+    return {name: member for base in reversed(own) for name, member in vars(base).items()}
 
 
 def _member(room: Room, owner: type, name: str) -> str:
     member = inspect.getattr_static(owner, name)
     if isinstance(member, property):
         return f"  - `{name}`{_said(member)}\n"
-    function = member.__func__ if isinstance(member, classmethod) else member
+    function = member.__func__ if isinstance(member, classmethod | staticmethod) else member
     said = f": {_plain(inspect.getdoc(function) or '')}" if owner is store.Keeper else _said(function)
-    return f"  - `{name}{_signature(room, function)}`{said}\n"
+    awaited = "await " if room.module is client and inspect.iscoroutinefunction(function) else ""
+    return f"  - `{awaited}{name}{_signature(room, function)}`{said}\n"
 
 
 def _said(thing: Any) -> str:
@@ -355,6 +464,8 @@ def _default(room: Room, value: Any) -> str:
         return value.__name__
     if isinstance(value, Enum):
         return f"{type(value).__name__}.{value.name}"
+    if isinstance(value, timedelta):
+        return repr(value).removeprefix("datetime.")
     if not isinstance(value, bool | int | str | bytes | tuple | None):
         named = (name for name in room.module.__all__ if getattr(room.module, name) is value)
         return next(named, f"{type(value).__name__}()")
@@ -547,6 +658,8 @@ PAGES: dict[Path, Callable[[], str]] = {
     REFERENCE / "api-store.md": partial(api_page, STORE),
     REFERENCE / "api-server.md": partial(api_page, SERVER),
     REFERENCE / "api-testing.md": partial(api_page, TESTING),
+    REFERENCE / "api-client.md": partial(api_page, CLIENT),
+    REFERENCE / "api-blocking.md": partial(api_page, BLOCKING),
     **{page: partial(with_blocks, page, blocks) for page, blocks in BLOCKS.items()},
 }
 

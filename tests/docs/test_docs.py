@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import re
 import runpy
 from dataclasses import fields
+from datetime import timedelta
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,7 +15,9 @@ from uuid import uuid4
 
 import pytest
 
-from pairbus import broker, server, store, testing, wire
+import pairbus.dialect.annotations as annotation_names
+from pairbus import MessagingFactorySettings, RetryPolicy, blocking, broker, client, server, store, testing, wire
+from pairbus.broker.sql.system import system_property
 from pairbus.wire import (
     ACCEPTED,
     RECEIVER,
@@ -30,6 +34,7 @@ from pairbus.wire import (
 )
 from pairbus.wire import errors as errors_module
 from tests.docs.snippets import PAGES, ROOT, run_snippets, snippets_of
+from tests.docs.tables import code, rows_of
 
 OUTSIDE: Any = {"view": lambda _: broker.NO_PROPERTIES, "fresh_id": uuid4, "fresh_token": lambda: uuid4().bytes}
 REFERENCE = ROOT / "docs" / "reference" / "wire.md"
@@ -42,7 +47,13 @@ def test_every_snippet_runs(
     monkeypatch.chdir(tmp_path)
     run_snippets(page)
     if page.name == "README.md":
-        assert capsys.readouterr().out == "one espresso\n"
+        assert capsys.readouterr().out == "one espresso\n" * 2
+    if page.parent.name == "tutorial":  # what it says is printed is printed
+        assert capsys.readouterr().out == "".join(printed_by(page))
+
+
+def printed_by(page: Path) -> list[str]:
+    return re.findall(r"^```text\n(.*?)^```", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
 
 
 def test_the_client_of_the_how_to_page_sends_to_its_server() -> None:
@@ -132,7 +143,9 @@ def test_the_generated_pages_are_up_to_date() -> None:
         assert page.read_text(encoding="utf-8") == make(), "run: python docs/generate.py"
 
 
-@pytest.mark.parametrize("room", [broker, server, store, testing, wire], ids=lambda room: room.__name__)
+@pytest.mark.parametrize(
+    "room", [blocking, broker, client, server, store, testing, wire], ids=lambda room: room.__name__
+)
 def test_the_reference_names_everything_that_is_public(room: ModuleType) -> None:
     page = ROOT / "docs" / "reference" / f"api-{room.__name__.removeprefix('pairbus.')}.md"
     text = page.read_text(encoding="utf-8")
@@ -141,7 +154,7 @@ def test_the_reference_names_everything_that_is_public(room: ModuleType) -> None
 
 
 def test_the_reference_says_how_to_make_things_and_what_they_have() -> None:
-    rooms = ("broker", "server", "store")
+    rooms = ("broker", "client", "server", "store")
     text = "".join((ROOT / "docs" / "reference" / f"api-{room}.md").read_text("utf-8") for room in rooms)
     generator = runpy.run_path(str(ROOT / "docs" / "generate.py"))
     for name in generator["CONSTRUCTED"]:
@@ -158,7 +171,44 @@ def test_the_reference_says_how_to_make_things_and_what_they_have() -> None:
         assert f"\n  - `{line}`" in text
 
 
-@pytest.mark.parametrize("room", ["broker", "store", "server"])
+@pytest.mark.parametrize(("head", "kind"), [("setting", MessagingFactorySettings), ("of `RetryPolicy`", RetryPolicy)])
+def test_how_to_connect_names_every_setting_of_the_client_and_its_default(head: str, kind: type[Any]) -> None:
+    rows = rows_of(ROOT / "docs" / "how-to" / "connect.md", head, "default", "what it says")
+    usual = kind()
+    assert {code(name): default for name, default, _ in rows} == {
+        field.name: as_a_reader_writes(getattr(usual, field.name)) for field in fields(kind)
+    }
+
+
+def as_a_reader_writes(default: object) -> str:
+    match default:
+        case timedelta():
+            units = {"min": timedelta(minutes=1), "s": timedelta(seconds=1), "ms": timedelta(milliseconds=1)}
+            unit = next(unit for unit, length in units.items() if not default % length)
+            return f"{default // units[unit]} {unit}"
+        case RetryPolicy():
+            return "`RetryPolicy()`"
+    return f"`{default}`"
+
+
+def test_the_client_reference_names_every_property_of_messages() -> None:
+    page = ROOT / "docs" / "reference" / "client.md"
+    told = {code(row[0]) for row in rows_of(page, "property", "in AMQP", "in rules")}
+    assert told == set(inspect.signature(client.BrokeredMessage).parameters) - {"body", "body_kind", "amqp"}
+    received = {code(row[0]) for row in rows_of(page, "attribute", "in AMQP", "what it says")}
+    properties = {name for name, kind in vars(client.ReceivedMessage).items() if isinstance(kind, property)}
+    assert received == {*inspect.get_annotations(client.ReceivedMessage), *properties, "is_settled"}
+
+
+def test_the_client_reference_names_annotations_and_rules_that_there_are() -> None:
+    text = (ROOT / "docs" / "reference" / "client.md").read_text("utf-8")
+    known = {value for value in vars(annotation_names).values() if isinstance(value, str)}
+    assert set(re.findall(r"`(x-opt-[a-z-]+)`", text)) <= known
+    for name in re.findall(r"`sys[.](\w+)`", text):
+        assert system_property(name) is not None
+
+
+@pytest.mark.parametrize("room", ["broker", "store", "server", "client"])
 def test_the_picture_of_the_modules_is_that_of_the_imports(room: str) -> None:
     text = (ROOT / "docs" / "explanation" / "architecture.md").read_text(encoding="utf-8")
     picture = re.search(rf"^{room} {{3,}}.*?\n\n|^{room} {{3,}}.*?```", text, re.MULTILINE | re.DOTALL)

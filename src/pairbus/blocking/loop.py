@@ -13,17 +13,22 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import concurrent.futures.thread  # noqa: F401 (see below)
+import encodings.idna  # noqa: F401 (see below)
 import os
 import sys
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from threading import Lock, Thread, get_ident
+from threading import Event, Lock, Thread, get_ident
 from typing import Any, Final, ParamSpec, TypeVar
 
 from pairbus.client.errors import ClosedError
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+# asyncio imports two modules when it first resolves a name. A fork at that moment would leave the child with the locks
+# of their imports held for ever; so they are imported here, before there is a thread.
 
 _FAREWELL_S: Final = 1.0
 """How long the end of the process may wait for the loop; something that blocks may be running on it."""
@@ -77,6 +82,7 @@ class LoopThread:
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
         self._refusal: str | None = None
+        self._stands_still = Event()
         self._thread = Thread(target=self._run, name="pairbus-blocking", daemon=True)
         self._thread.start()
 
@@ -120,10 +126,10 @@ class LoopThread:
         self._refusal = _FORKED
 
     def stop(self) -> None:
-        """Cancel what is under way, and end the thread, unless something keeps it busy."""
+        """Do nothing any more; waits a little for what is just being done, which may block."""
         self._refusal = _ENDED
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(_FAREWELL_S)
+        self._stands_still.wait(_FAREWELL_S)
 
     def _run(self) -> None:
         loop = self._loop
@@ -132,11 +138,12 @@ class LoopThread:
             # A task that raises SystemExit takes the loop down; the others have not asked for that.
             with suppress(SystemExit, KeyboardInterrupt):
                 loop.run_forever()
-        tasks = asyncio.all_tasks(loop)
-        for task in tasks:
-            task.cancel()
-        loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
-        loop.close()
+        # The process ends. What is left is held on to until it has: nobody is to hear what became of it piece by piece,
+        # neither threads that still wait nor the log.
+        left = asyncio.all_tasks(loop)
+        self._stands_still.set()
+        Event().wait()
+        left.clear()
 
 
 class _Process:

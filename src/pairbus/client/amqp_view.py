@@ -15,7 +15,7 @@ NORMAL: Final = 4
 class AmqpView:
     """The rest of a message's header, properties and annotations."""
 
-    durable: bool = False
+    durable: bool = True
     priority: int = NORMAL
     user_id: bytes | None = None
     content_encoding: str | None = None

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
 from enum import Enum
 from typing import Any, Final
-from uuid import UUID, uuid4
+from uuid import UUID
 
 from pairbus.client.amqp_view import AmqpView
 from pairbus.client.errors import InvalidMessageError
@@ -18,7 +19,9 @@ from pairbus.dialect.annotations import PARTITION_KEY, SCHEDULED_ENQUEUE_TIME, V
 from pairbus.wire import (
     AMQP_SEQUENCE,
     AMQP_VALUE,
+    APPLICATION_PROPERTIES,
     DATA,
+    MESSAGE_ANNOTATIONS,
     EncodeError,
     Header,
     Message,
@@ -28,6 +31,7 @@ from pairbus.wire import (
     UByte,
     UInt,
     ULong,
+    encode,
     encode_message,
 )
 
@@ -119,7 +123,7 @@ class BrokeredMessage:
         self.body = body
         self.body_kind = body_kind
         self.amqp = amqp
-        self.message_id = uuid4().hex if message_id is None else message_id
+        self.message_id = os.urandom(16).hex() if message_id is None else message_id
         self.session_id = session_id
         self.partition_key = partition_key
         self.via_partition_key = via_partition_key
@@ -171,37 +175,41 @@ def encode_brokered(message: Any, scheduled: datetime | None = None) -> bytes:
 
 
 def _encode(message: BrokeredMessage, scheduled: datetime | None) -> bytes:
+    """The sections one after the other: this is done for every message, so it takes no detours."""
     body, content_type = _body(message)
+    header, created_ms, expires_ms = _lifetime(message.time_to_live)
     annotations: dict[Any, Any] | None = None
     if message.partition_key is not None or message.via_partition_key is not None or scheduled is not None:
         annotations = _annotations(message, scheduled)
-    header, created_ms, expires_ms = _lifetime(message.time_to_live)
     _check_length("message_id", message.message_id)
     _check_length("session_id", message.session_id)
-    encoded = Message(
-        header,
+    properties = Properties(
+        _identity(message.message_id),
         None,
-        annotations,
-        Properties(
-            _identity(message.message_id),
-            None,
-            message.to,
-            message.label,
-            message.reply_to,
-            None if message.correlation_id is None else _identity(message.correlation_id),
-            None if content_type is None else Symbol(content_type),
-            None,
-            expires_ms,
-            created_ms,
-            message.session_id,
-            None,
-            message.reply_to_session_id,
-        ),
-        amqp_values(message.application_properties) if message.application_properties else None,
-        body,
-        message.body_kind.value,
+        message.to,
+        message.label,
+        message.reply_to,
+        None if message.correlation_id is None else _identity(message.correlation_id),
+        None if content_type is None else Symbol(content_type),
+        None,
+        expires_ms,
+        created_ms,
+        message.session_id,
+        None,
+        message.reply_to_session_id,
     )
-    return encode_message(encoded if message.amqp is None else _with_view(encoded, message.amqp))
+    application = _application(message.application_properties) if message.application_properties else None
+    if message.body_kind is not BodyKind.DATA or message.amqp is not None:
+        whole = Message(header, None, annotations, properties, application, (body,), message.body_kind.value)
+        return encode_message(whole if message.amqp is None else _with_view(whole, message.amqp))
+    parts = [_DURABLE_HEADER if header is _DURABLE else encode(header)]
+    if annotations:
+        parts += (_MESSAGE_ANNOTATIONS, encode({Symbol(name): value for name, value in annotations.items()}))
+    parts.append(encode(properties))
+    if application:
+        parts += (_APPLICATION_PROPERTIES, encode(application))
+    parts += (_DATA, encode(body))
+    return b"".join(parts)
 
 
 def _with_view(message: Message, view: AmqpView) -> Message:
@@ -225,18 +233,19 @@ def _with_view(message: Message, view: AmqpView) -> Message:
     )
 
 
-def _body(message: BrokeredMessage) -> tuple[tuple[Any, ...], str | None]:
+def _body(message: BrokeredMessage) -> tuple[Any, str | None]:
+    """What the body's section holds, and the content type."""
     body = message.body
     if message.body_kind is not BodyKind.DATA:
-        return (_amqp_value(body),), message.content_type
+        return _amqp_value(body), message.content_type
     if isinstance(body, bytes):
-        return (body,), message.content_type
+        return body, message.content_type
     if isinstance(body, str):
-        return (body.encode(),), message.content_type
+        return body.encode(), message.content_type
     if isinstance(body, bytearray | memoryview):
-        return (bytes(body),), message.content_type
+        return bytes(body), message.content_type
     text = json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return (text.encode(),), JSON if message.content_type is None else message.content_type
+    return text.encode(), JSON if message.content_type is None else message.content_type
 
 
 def _annotations(message: BrokeredMessage, scheduled: datetime | None) -> dict[Any, Any]:
@@ -253,13 +262,20 @@ def _annotations(message: BrokeredMessage, scheduled: datetime | None) -> dict[A
     return annotations
 
 
-_NO_LIFETIME: Final = (Header(), None, None)
+_DURABLE: Final = Header(durable=True)
+"""What a broker that asks for it needs to hear to keep a message over a restart; a namespace does so anyway."""
+
+_FOR_EVER: Final = (_DURABLE, None, None)
+_DURABLE_HEADER: Final = encode(_DURABLE)
+_MESSAGE_ANNOTATIONS: Final = bytes((0x00, 0x53, MESSAGE_ANNOTATIONS))
+_APPLICATION_PROPERTIES: Final = bytes((0x00, 0x53, APPLICATION_PROPERTIES))
+_DATA: Final = bytes((0x00, 0x53, DATA))
 
 
 def _lifetime(time_to_live: timedelta | None) -> tuple[Header, Timestamp | None, Timestamp | None]:
     """A header, and when the message was made and ends: that says it for times longer than the header can."""
     if time_to_live is None or time_to_live == timedelta.max:
-        return _NO_LIFETIME
+        return _FOR_EVER
     if not isinstance(time_to_live, timedelta):
         raise InvalidMessageError(f"time_to_live is {time_to_live!r:.100}; it must be a timedelta")
     length_ms = time_to_live // _MS
@@ -267,7 +283,7 @@ def _lifetime(time_to_live: timedelta | None) -> tuple[Header, Timestamp | None,
         raise InvalidMessageError(f"time_to_live is {time_to_live}; it must be at least a millisecond")
     now_ms = int(time.time() * 1_000)
     return (
-        Header(ttl=UInt(min(length_ms, _LONGEST_TTL_MS))),
+        _DURABLE._replace(ttl=UInt(min(length_ms, _LONGEST_TTL_MS))),
         Timestamp(now_ms),
         Timestamp(min(now_ms + length_ms, _LATEST_MS)),
     )

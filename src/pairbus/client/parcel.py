@@ -59,7 +59,7 @@ class Parcel:
         for payload in self._payloads:
             link.check_size(len(payload))
             size = len(payload) + _SECTION_BYTES
-            if waiting and waiting_bytes + size > link.max_batch_bytes:
+            if waiting and (waiting_bytes + size > link.max_batch_bytes or not link.takes_batches):
                 batches.append(_batch(waiting))
                 waiting, waiting_bytes = [], 0
             waiting.append(payload)

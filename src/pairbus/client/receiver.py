@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from datetime import datetime, timedelta
 from types import NoneType
-from typing import Self
+from typing import Final, Self
 
 from pairbus.client.amqp.receiving_link import ReceivingLink, Wish
 from pairbus.client.amqp.slot import Slot
@@ -16,7 +17,6 @@ from pairbus.client.errors import (
     InvalidRequestError,
     MessageLockLostError,
     MessagingError,
-    MessagingTimeoutError,
 )
 from pairbus.client.lock_renewer import LockRenewer
 from pairbus.client.node import ManagementNode
@@ -26,10 +26,12 @@ from pairbus.client.received_message import ReceivedMessage
 from pairbus.client.retrying import retrying
 from pairbus.client.settling import COMPLETE, Changes, Verdict, abandon, dead_letter, defer
 from pairbus.client.validation import check_type
+from pairbus.wire import Delivery
 
 _log = logging.getLogger(__name__)
 
 _NO_TIME = timedelta()
+_FAREWELL_S: Final = 5.0
 
 
 class MessageReceiver(Part):
@@ -89,6 +91,11 @@ class MessageReceiver(Part):
         check_type("max_wait_time", max_wait_time, (timedelta, NoneType))
         wait = self._maker.settings.operation_timeout if max_wait_time is None else max_wait_time
         deadline_s = asyncio.get_running_loop().time() + wait.total_seconds()
+        if self._prefetch_count:
+            link = self._slot.ready
+            if link is not None and link.buffer and not self._salvaged:  # most of what is prefetched goes this way
+                return self._hand_out(_messages(link.take_now(max_message_count)))
+            return await self._receive(max_message_count, deadline_s)
         try:
             async with asyncio.timeout_at(deadline_s if self._turn.locked() else None) as limit:
                 await self._turn.acquire()
@@ -136,7 +143,7 @@ class MessageReceiver(Part):
                     return []
                 failures, failure = failures + (failure is not None), error
             else:
-                return self._hand_out([ReceivedMessage(delivery.payload, delivery) for delivery in deliveries])
+                return self._hand_out(_messages(deliveries))
 
     async def _get_link(self) -> ReceivingLink:
         self._check_open()
@@ -153,7 +160,7 @@ class MessageReceiver(Part):
 
         What was received and deleted is nowhere else any more, and is kept in any case.
         """
-        messages = [ReceivedMessage(delivery.payload, delivery) for delivery in lost.buffer]
+        messages = _messages(lost.buffer)
         lost.buffer.clear()
         if not messages:
             return
@@ -189,6 +196,7 @@ class MessageReceiver(Part):
                 if not error.is_transient:
                     raise
                 _log.warning("receiving from %s goes on after: %s", self._path, error)
+                await asyncio.sleep(0)
                 continue
             if received:
                 return received[0]
@@ -251,16 +259,12 @@ class MessageReceiver(Part):
         deliveries = {one.delivery: one for one in messages if one.delivery is not None and link.carries(one.delivery)}
         if not deliveries:
             return None
-        timeout_s = self._maker.settings.attempt_s
-        started_s = link.connection.loop.time()
         settlement = link.settle([*deliveries], verdict.state)
-        await asyncio.wait((settlement.done,), timeout=timeout_s)
-        for delivery in settlement.confirmed:
-            deliveries[delivery].is_settled = True
-        if not settlement.done.done():
-            late = MessagingTimeoutError(f"not settled within {timeout_s:g} s", entity=self._path)
-            link.suspect(late, started_s)
-            return late
+        try:
+            await settlement.done  # the link sees to it that this does not take for ever
+        finally:
+            for delivery in settlement.confirmed:
+                deliveries[delivery].is_settled = True
         error = settlement.error
         if error is not None and not error.is_transient and not isinstance(error, ClosedError):
             raise error
@@ -272,7 +276,9 @@ class MessageReceiver(Part):
         """Settle by lock token: what came over a link that is gone, or over none, as deferred messages do."""
         tokens = [message.lock_token for message in messages if message.lock_token is not None]
         if len(tokens) < len(messages):
-            raise MessageLockLostError("the message came over a link that is gone", entity=self._path)
+            if any(message.delivery is None for message in messages):
+                raise InvalidRequestError("what was peeked has no lock, and cannot be settled", entity=self._path)
+            raise MessageLockLostError("the message came over a link that is gone", entity=self._path, hint="")
         await self._node.settle(
             verdict.status,
             tokens,
@@ -333,13 +339,26 @@ class MessageReceiver(Part):
         link = self._slot.ready
         return None if link is None else link.name
 
+    async def _give_back_salvaged(self) -> None:
+        """Let others have what came over a link that was lost; if that fails, they have it when the locks end."""
+        if self._salvaged and self._mode is ReceiveMode.PEEK_LOCK:
+            with suppress(MessagingError, TimeoutError):
+                async with asyncio.timeout(_FAREWELL_S):
+                    now_s = asyncio.get_running_loop().time()
+                    await self._settle_by_node(self._salvaged, abandon(None), now_s, None)
+
     async def _let_go(self) -> None:
         if self._renewer is not None:
             await self._renewer.close()
+        await self._give_back_salvaged()
         link = await self._slot.clear()
         if link is not None:
             await link.close()
         await self._node.close()
+
+
+def _messages(deliveries: Iterable[Delivery]) -> list[ReceivedMessage]:
+    return [ReceivedMessage(delivery.payload, delivery) for delivery in deliveries]
 
 
 def _check_count(count: int) -> None:

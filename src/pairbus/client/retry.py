@@ -22,7 +22,7 @@ class RetryPolicy:
     """
 
     minimum_backoff: timedelta = timedelta(milliseconds=100)
-    maximum_backoff: timedelta = timedelta(seconds=10)
+    maximum_backoff: timedelta = timedelta(seconds=3)
     server_busy_backoff: timedelta = timedelta(seconds=10)
     """What a namespace that is busy is given at the least."""
 

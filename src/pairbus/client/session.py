@@ -9,9 +9,7 @@ from typing import Any
 from pairbus.client.amqp.receiving_link import ReceivingLink
 from pairbus.client.errors import (
     ClosedError,
-    MessagingCommunicationError,
     MessagingError,
-    MessagingTimeoutError,
     SessionLockLostError,
 )
 from pairbus.client.part import Maker
@@ -98,7 +96,7 @@ class MessageSession(MessageReceiver):
             raise self._lost(self._link.error)
 
     def _lost(self, error: MessagingError) -> MessagingError:
-        if isinstance(error, MessagingCommunicationError | MessagingTimeoutError | ClosedError):
+        if error.is_transient or isinstance(error, ClosedError):
             lost = SessionLockLostError(f"the link of session {self._session_id!r} was lost", entity=self._path)
             lost.__cause__ = error
             return lost

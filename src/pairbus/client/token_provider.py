@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -122,6 +123,8 @@ class CredentialTokenProvider(TokenProvider):
             raise MessagingCommunicationError(f"the credential could not ask for a token: {error}") from error
         except Exception as error:  # whatever kind of credential it is: it has no token for us
             raise UnauthorizedError(f"the credential has no token for {audience}: {error}") from error
+        if math.isnan(expires_s):
+            raise UnauthorizedError(f"the credential does not say when its token for {audience} ends")
         return Token(text=text, type=SAS_TOKEN if text.startswith(PREFIX) else JWT, expires_s=expires_s)
 
 

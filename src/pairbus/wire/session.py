@@ -277,7 +277,7 @@ class Session(Carrier):
         self._pump()
 
     def _send_at_once(self, delivery: Delivery, payload: bytes) -> bool:
-        """Write a delivery that fits one frame and need not wait for anything, as most do; whether it was such a one."""
+        """Write a delivery that fits one frame and has to wait for nothing, as most; whether it was such a one."""
         link = delivery.link
         if self._remote_incoming_window <= 0 or link.credit <= 0 or link.queued or link.granted_to_us <= 0:
             return False

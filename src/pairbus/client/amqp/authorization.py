@@ -25,6 +25,8 @@ _SHORTEST_S: Final = 1.0
 _NOT_OFTENER_S: Final = 30.0
 """How long a renewal that failed waits, at the most, before it is tried again."""
 _LONGEST_S: Final = 86_400.0
+_LATEST_S: Final = 253_402_300_799.0
+"""The end of the year 9999."""
 
 
 class Authorization:
@@ -123,7 +125,7 @@ class Authorization:
         properties: dict[str, Any] = {
             "name": audience,
             "type": token.type,
-            "expiration": Timestamp(int(token.expires_s * 1_000)),
+            "expiration": Timestamp(int(min(max(0.0, token.expires_s), _LATEST_S) * 1_000)),
         }
         response = await link.ask(Operation.PUT_TOKEN, token.text, properties)
         if not 200 <= response.status < 300:

@@ -13,7 +13,7 @@ from pairbus.client.amqp.transport import connect
 from pairbus.client.endpoint import Endpoint
 from pairbus.client.errors import MessagingCommunicationError, MessagingError, UnauthorizedError
 from pairbus.client.settings import MessagingFactorySettings
-from pairbus.client.token_provider import Credentials, PlainCredentials
+from pairbus.client.token_provider import Credentials, PlainCredentials, TokenProvider
 from pairbus.wire import (
     AuthenticationError,
     Configuration,
@@ -48,6 +48,9 @@ class AmqpConnection(asyncio.Protocol):
         self.loop = asyncio.get_running_loop()
         self.error: MessagingError | None = None
         """Why it is gone; ``None`` while it is there."""
+
+        self.is_service_bus = isinstance(credentials, TokenProvider)
+        """Whether the peer knows what Service Bus adds to AMQP: only there are tokens put."""
 
         self.is_writable = True
         """Whether the peer keeps up with what we send."""
@@ -87,6 +90,8 @@ class AmqpConnection(asyncio.Protocol):
         except BaseException as error:
             connection.fail(error if isinstance(error, MessagingError) else _gave_up(endpoint))
             raise
+        if connection.error is not None:  # it opened and closed in one breath
+            raise connection.error.copy()
         return connection
 
     async def close(self) -> None:
@@ -228,6 +233,9 @@ class LinkEnd:
     def on_detached(self, reason: Any) -> None:
         """The peer has detached."""
 
+    def on_ended(self, reason: Any) -> None:
+        """The peer has ended the session."""
+
     def on_credit(self) -> None:
         """There may be room to send."""
 
@@ -257,7 +265,7 @@ def _fault(error: ProtocolError) -> MessagingError:
 
 def _ended(event: SessionEnded) -> None:
     if event.session.context is not None:
-        event.session.context.lose(lost(event.error, "the session"))
+        event.session.context.on_ended(event.error)
 
 
 def _attached(event: LinkAttached) -> None:

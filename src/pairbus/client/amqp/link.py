@@ -92,6 +92,11 @@ class AmqpLink(LinkEnd):
             self.lose(ClosedError("the link has been closed", entity=self.entity))
         self.lose(lost(None, "the link") if reason is None else error_from(reason, self.entity))
 
+    def on_ended(self, reason: Error | None) -> None:
+        # Some peers refuse a link by ending its session.
+        is_refusal = reason is not None and not self._attached.done()
+        self.lose(error_from(reason, self.entity) if reason is not None and is_refusal else lost(reason, "the session"))
+
     def lose(self, error: MessagingError) -> None:
         if self.error is None:
             self.error = error = error.copy(self.entity)

@@ -23,6 +23,7 @@ from pairbus.wire import (
     Delivery,
     Link,
     LocalProtocolError,
+    Modified,
     ReceiverSettleMode,
     Rejected,
     SenderSettleMode,
@@ -35,6 +36,7 @@ from pairbus.wire import (
 MOST: Final = (1 << 31) - 1
 """How many messages can be asked for at a time."""
 
+_MODIFIED: Final = "amqp:modified:list"
 _FAREWELL_S: Final = 5.0
 """How long a link that is closed waits for what is under way."""
 
@@ -60,9 +62,10 @@ class Wish:
 class Settlement:
     """Deliveries that are settled together, and what came of it."""
 
-    __slots__ = ("confirmed", "done", "error", "left")
+    __slots__ = ("confirmed", "done", "error", "left", "since_s")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, left: int) -> None:
+        self.since_s = loop.time()
         self.done: asyncio.Future[None] = loop.create_future()
         """Done when the outcome of each is known."""
 
@@ -97,10 +100,14 @@ class ReceivingLink(AmqpLink):
         self.settles_first = False
         """Whether the peer wants to hear only once that a delivery is settled, as most AMQP peers do."""
 
+        self._knows_modified = True
         self._wanted = False
         """Whether somebody waits for messages."""
 
-        self._arrival: asyncio.Future[None] | None = None
+        self._arrivals: deque[asyncio.Future[None]] = deque()
+        """Who waits for a message."""
+
+        self._timer: asyncio.TimerHandle | None = None
         self._drain: asyncio.Future[None] | None = None
         self._timeout_s = connection.settings.attempt_s
         self._link: Link = self.attach(
@@ -109,16 +116,22 @@ class ReceivingLink(AmqpLink):
             source=Source(address=path, filter=_filter(wish)),
             target=Target(address=f"pairbus-{uuid4().hex}"),
             snd_settle_mode=SenderSettleMode.UNSETTLED if wish.peek_lock else SenderSettleMode.SETTLED,
-            rcv_settle_mode=ReceiverSettleMode.SECOND if wish.peek_lock else ReceiverSettleMode.FIRST,
+            # Second: we hear whether what we said has been done. Not every peer that is no Service Bus can do that.
+            rcv_settle_mode=ReceiverSettleMode.SECOND if self._is_answered() else ReceiverSettleMode.FIRST,
             properties=None if wish.session_wait_ms is None else {LINK_TIMEOUT: UInt(wish.session_wait_ms)},
         )
+
+    def _is_answered(self) -> bool:
+        return self.wish.peek_lock and self.connection.is_service_bus
 
     @property
     def name(self) -> str:
         return self._link.name
 
     def accept(self, link: Link, attach: Attach) -> None:
-        self.settles_first = attach.rcv_settle_mode is ReceiverSettleMode.FIRST
+        self.settles_first = not self._is_answered() or attach.rcv_settle_mode is ReceiverSettleMode.FIRST
+        outcomes = attach.source.outcomes if isinstance(attach.source, Source) else ()
+        self._knows_modified = not outcomes or _MODIFIED in outcomes
         if self.wish.wants_session:
             granted = attach.source.filter if isinstance(attach.source, Source) else None
             self.session_id = (granted or {}).get(SESSION_FILTER)
@@ -141,12 +154,17 @@ class ReceivingLink(AmqpLink):
                 await self._arrive(deadline_s)
             else:
                 await self._ask(count, deadline_s, give_up_s)
+        taken = self.take_now(count)
+        if not taken and self.error is not None:
+            raise self.error.copy()
+        return taken
+
+    def take_now(self, count: int) -> list[Delivery]:
+        """Up to so many of the messages that have come."""
         buffer = self.buffer
         taken = [buffer.popleft() for _ in range(min(count, len(buffer)))]
         if self.wish.prefetch and self.error is None:
             self._replenish()
-        if not taken and self.error is not None:
-            raise self.error.copy()
         return taken
 
     async def _ask(self, count: int, deadline_s: float, give_up_s: float) -> None:
@@ -173,15 +191,34 @@ class ReceivingLink(AmqpLink):
 
     async def _arrive(self, deadline_s: float) -> None:
         """Wait until there is a message, the time is up, or the link is lost."""
-        self._arrival = self.connection.loop.create_future()
         try:
             async with asyncio.timeout_at(deadline_s) as limit:
-                await self._arrival
+                while not self.buffer and self.error is None:  # somebody else may have taken what came
+                    arrival = self.connection.loop.create_future()
+                    self._arrivals.append(arrival)
+                    try:
+                        await arrival
+                    except BaseException:
+                        self._pass_on(arrival)
+                        raise
         except TimeoutError:
             if not limit.expired():
                 raise
-        finally:
-            self._arrival = None
+
+    def _pass_on(self, arrival: asyncio.Future[None]) -> None:
+        """Whoever stops waiting as a message comes leaves it to the next one."""
+        if arrival in self._arrivals:
+            self._arrivals.remove(arrival)
+        if self.buffer:
+            self._wake()
+
+    def _wake(self) -> None:
+        arrivals = self._arrivals
+        while arrivals:
+            arrival = arrivals.popleft()
+            if not arrival.done():
+                arrival.set_result(None)
+                return
 
     async def drain(self, give_up_s: float) -> None:
         """Take all credit back, and wait until what was under way has come."""
@@ -212,8 +249,8 @@ class ReceivingLink(AmqpLink):
     def on_delivery(self, delivery: Delivery) -> None:
         if self.wish.prefetch or self._wanted or not self.wish.peek_lock:
             self.buffer.append(delivery)
-            if self._arrival is not None and not self._arrival.done():
-                self._arrival.set_result(None)
+            if self._arrivals:
+                self._wake()
         else:  # nobody waits any more: somebody else may have it at once
             self._link.settle(delivery, RELEASED)
 
@@ -242,6 +279,10 @@ class ReceivingLink(AmqpLink):
 
     def settle(self, deliveries: Sequence[Delivery], state: object) -> Settlement:
         """Settle deliveries; raises ``InvalidRequestError`` if what is said of them cannot be said."""
+        if isinstance(state, Modified) and not self._knows_modified:
+            if state.undeliverable_here:
+                raise InvalidRequestError("the peer has no way to put messages aside", entity=self.entity)
+            state = RELEASED
         settlement = Settlement(self.connection.loop, len(deliveries))
         settle = self._link.settle if self.settles_first else self._link.update
         for delivery in deliveries:
@@ -252,8 +293,24 @@ class ReceivingLink(AmqpLink):
                 settlement.tell(delivery, None)
             else:
                 self.unsettled[delivery] = settlement
+        if self.unsettled and self._timer is None:
+            self._timer = self.connection.loop.call_later(self._timeout_s, self._sweep)
         self.connection.flush_soon()
         return settlement
+
+    def _sweep(self) -> None:
+        """Look whether the oldest settlement has waited for its answer for too long."""
+        self._timer = None
+        oldest = next(iter(self.unsettled.values()), None)
+        if oldest is None:
+            return
+        loop = self.connection.loop
+        due_s = oldest.since_s + self._timeout_s
+        if loop.time() >= due_s:
+            late = MessagingTimeoutError(f"not settled within {self._timeout_s:g} s", entity=self.entity)
+            self.suspect(late, oldest.since_s)
+        else:
+            self._timer = loop.call_at(due_s, self._sweep)
 
     def _tell(self, settle: Callable[[Delivery, object], bool], delivery: Delivery, state: object) -> bool:
         try:
@@ -275,11 +332,15 @@ class ReceivingLink(AmqpLink):
                 settlement.tell(delivery, error_from(state.error, self.entity) if failed else None)
 
     def on_lost(self, error: MessagingError) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
         unsettled, self.unsettled = self.unsettled, {}
         for delivery, settlement in unsettled.items():
             settlement.tell(delivery, error.copy())
-        for waiter in (self._arrival, self._drain):
-            if waiter is not None and not waiter.done():
+        waiters = [*self._arrivals] if self._drain is None else [*self._arrivals, self._drain]
+        self._arrivals.clear()
+        for waiter in waiters:
+            if not waiter.done():
                 waiter.set_result(None)
 
 

@@ -58,6 +58,7 @@ class SendingLink(AmqpLink):
         """The largest message that the entity takes; 0 if it names no limit."""
 
         self.max_batch_bytes = _BATCH_OF_THE_REST
+        self.takes_batches = connection.is_service_bus
         self._timeout_s = connection.settings.attempt_s
         self._patience_s = connection.settings.operation_timeout.total_seconds()
         self._queue: deque[_Waiting] = deque()
