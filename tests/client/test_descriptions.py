@@ -12,11 +12,16 @@ import pytest
 from hypothesis import given
 
 from pairbus.client import atom
-from pairbus.client.atom import Description, Noun, forwarding_targets, write_description
-from pairbus.client.authorization_rule import AccessRights, SharedAccessAuthorizationRule
-from pairbus.client.descriptions import EntityStatus, QueueDescription, SubscriptionDescription, TopicDescription
 from pairbus.client.endpoint import Endpoint
-from pairbus.client.rules import CorrelationFilter, RuleDescription, SqlFilter, SqlRuleAction, TrueFilter
+from pairbus.client.management.atom import Description, Noun, forwarding_targets, write_description
+from pairbus.client.management.authorization_rule import AccessRights, SharedAccessAuthorizationRule
+from pairbus.client.management.descriptions import (
+    EntityStatus,
+    QueueDescription,
+    SubscriptionDescription,
+    TopicDescription,
+)
+from pairbus.client.management.rules import CorrelationFilter, RuleDescription, SqlFilter, SqlRuleAction, TrueFilter
 from pairbus.client.times import (
     from_milliseconds,
     happened_ms,

@@ -10,20 +10,25 @@ from datetime import datetime, timedelta
 from typing import Any, Self, overload
 
 from pairbus.blocking.wrapper import Wrapper, gathered
-from pairbus.client.descriptions import QueueDescription, SubscriptionDescription, TopicDescription
 from pairbus.client.endpoint import Endpoint
 from pairbus.client.entity_client import EntityClient as AsyncEntityClient
 from pairbus.client.factory import FactoryState
 from pairbus.client.factory import MessagingFactory as AsyncMessagingFactory
+from pairbus.client.management.descriptions import QueueDescription, SubscriptionDescription, TopicDescription
+from pairbus.client.management.namespace_manager import NamespaceManager as AsyncNamespaceManager
+from pairbus.client.management.rules import RuleDescription
+from pairbus.client.management.runtime_info import (
+    NamespaceInfo,
+    QueueRuntimeInfo,
+    SubscriptionRuntimeInfo,
+    TopicRuntimeInfo,
+)
 from pairbus.client.message import BrokeredMessage
-from pairbus.client.namespace_manager import NamespaceManager as AsyncNamespaceManager
 from pairbus.client.part import Part as AsyncPart
 from pairbus.client.queue_client import QueueClient as AsyncQueueClient
 from pairbus.client.receive_mode import ReceiveMode
 from pairbus.client.received_message import ReceivedMessage
 from pairbus.client.receiver import MessageReceiver as AsyncMessageReceiver
-from pairbus.client.rules import RuleDescription
-from pairbus.client.runtime_info import NamespaceInfo, QueueRuntimeInfo, SubscriptionRuntimeInfo, TopicRuntimeInfo
 from pairbus.client.sender import MessageSender as AsyncMessageSender
 from pairbus.client.session import MessageSession as AsyncMessageSession
 from pairbus.client.settings import MessagingFactorySettings

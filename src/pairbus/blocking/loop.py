@@ -83,6 +83,7 @@ class LoopThread:
         self._loop = asyncio.new_event_loop()
         self._refusal: str | None = None
         self._stands_still = Event()
+        self._left: set[asyncio.Task[Any]] = set()
         self._thread = Thread(target=self._run, name="pairbus-blocking", daemon=True)
         self._thread.start()
 
@@ -132,18 +133,15 @@ class LoopThread:
         self._stands_still.wait(_FAREWELL_S)
 
     def _run(self) -> None:
-        loop = self._loop
-        asyncio.set_event_loop(loop)
         while self._refusal is None:
             # A task that raises SystemExit takes the loop down; the others have not asked for that.
             with suppress(SystemExit, KeyboardInterrupt):
-                loop.run_forever()
+                self._loop.run_forever()
         # The process ends. What is left is held on to until it has: nobody is to hear what became of it piece by piece,
         # neither threads that still wait nor the log.
-        left = asyncio.all_tasks(loop)
+        self._left = asyncio.all_tasks(self._loop)
         self._stands_still.set()
         Event().wait()
-        left.clear()
 
 
 class _Process:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from pairbus.client.amqp_view import AmqpView
-from pairbus.client.authorization_rule import AccessRights, SharedAccessAuthorizationRule
-from pairbus.client.descriptions import EntityStatus, QueueDescription, SubscriptionDescription, TopicDescription
 from pairbus.client.endpoint import Endpoint
 from pairbus.client.errors import (
     ClosedError,
@@ -30,14 +28,15 @@ from pairbus.client.errors import (
     UnauthorizedError,
 )
 from pairbus.client.factory import FactoryState, MessagingFactory
-from pairbus.client.message import BodyKind, BrokeredMessage
-from pairbus.client.namespace_manager import NamespaceManager
-from pairbus.client.queue_client import QueueClient
-from pairbus.client.receive_mode import ReceiveMode
-from pairbus.client.received_message import MessageState, ReceivedMessage
-from pairbus.client.receiver import MessageReceiver
-from pairbus.client.retry import NO_RETRY, RetryPolicy
-from pairbus.client.rules import (
+from pairbus.client.management.authorization_rule import AccessRights, SharedAccessAuthorizationRule
+from pairbus.client.management.descriptions import (
+    EntityStatus,
+    QueueDescription,
+    SubscriptionDescription,
+    TopicDescription,
+)
+from pairbus.client.management.namespace_manager import NamespaceManager
+from pairbus.client.management.rules import (
     CorrelationFilter,
     FalseFilter,
     RuleDescription,
@@ -45,7 +44,18 @@ from pairbus.client.rules import (
     SqlRuleAction,
     TrueFilter,
 )
-from pairbus.client.runtime_info import NamespaceInfo, QueueRuntimeInfo, SubscriptionRuntimeInfo, TopicRuntimeInfo
+from pairbus.client.management.runtime_info import (
+    NamespaceInfo,
+    QueueRuntimeInfo,
+    SubscriptionRuntimeInfo,
+    TopicRuntimeInfo,
+)
+from pairbus.client.message import BodyKind, BrokeredMessage
+from pairbus.client.queue_client import QueueClient
+from pairbus.client.receive_mode import ReceiveMode
+from pairbus.client.received_message import MessageState, ReceivedMessage
+from pairbus.client.receiver import MessageReceiver
+from pairbus.client.retry import NO_RETRY, RetryPolicy
 from pairbus.client.sender import MessageSender
 from pairbus.client.session import MessageSession
 from pairbus.client.settings import MessagingFactorySettings, Transport

@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from pairbus.client.errors import InternalServerError, InvalidRequestError
-from pairbus.client.rules import (
+from pairbus.client.management.rules import (
     CorrelationFilter,
     FalseFilter,
     FilterValue,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from datetime import timedelta
 
 from pairbus.client.entity_client import EntityClient, SessionMaker
+from pairbus.client.management.rules import RuleDescription
 from pairbus.client.receive_mode import ReceiveMode
 from pairbus.client.rule_amqp import read_rule, write_rule
-from pairbus.client.rules import RuleDescription
 from pairbus.dialect.entity_path import EntityPath
 from pairbus.dialect.management import Operation
 

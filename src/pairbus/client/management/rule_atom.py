@@ -7,7 +7,7 @@ from dataclasses import fields
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from pairbus.client.rules import (
+from pairbus.client.management.rules import (
     CorrelationFilter,
     FalseFilter,
     FilterValue,

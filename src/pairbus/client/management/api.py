@@ -9,7 +9,6 @@ from types import MappingProxyType
 from typing import Final, TypeVar
 from urllib.parse import urlencode
 
-from pairbus.client.atom import WORDS, Description, Noun, forwarding_targets, write_description
 from pairbus.client.endpoint import Endpoint
 from pairbus.client.errors import (
     ClosedError,
@@ -18,11 +17,12 @@ from pairbus.client.errors import (
     MessagingCommunicationError,
     ServerBusyError,
 )
-from pairbus.client.http import HttpRequest, HttpResponse, exchange
-from pairbus.client.refusals import refusal_of
-from pairbus.client.resource import Resource
+from pairbus.client.management.atom import WORDS, Description, Noun, forwarding_targets, write_description
+from pairbus.client.management.http import HttpRequest, HttpResponse, exchange
+from pairbus.client.management.refusals import refusal_of
+from pairbus.client.management.resource import Resource
+from pairbus.client.management.rules import RuleDescription
 from pairbus.client.retrying import retrying
-from pairbus.client.rules import RuleDescription
 from pairbus.client.settings import MessagingFactorySettings
 from pairbus.client.token_provider import JWT, TokenProvider
 from pairbus.dialect.atom import (

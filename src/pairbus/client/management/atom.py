@@ -8,12 +8,22 @@ from enum import Enum
 from functools import cache
 from typing import Any, Final, Generic, TypeAlias, TypeVar
 
-from pairbus.client.authorization_rule import AccessRights, SharedAccessAuthorizationRule
-from pairbus.client.descriptions import EntityStatus, QueueDescription, SubscriptionDescription, TopicDescription
 from pairbus.client.endpoint import Endpoint
-from pairbus.client.rule_atom import read_action, read_filter, write_action, write_filter
-from pairbus.client.rules import RuleDescription
-from pairbus.client.runtime_info import NamespaceInfo, QueueRuntimeInfo, SubscriptionRuntimeInfo, TopicRuntimeInfo
+from pairbus.client.management.authorization_rule import AccessRights, SharedAccessAuthorizationRule
+from pairbus.client.management.descriptions import (
+    EntityStatus,
+    QueueDescription,
+    SubscriptionDescription,
+    TopicDescription,
+)
+from pairbus.client.management.rule_atom import read_action, read_filter, write_action, write_filter
+from pairbus.client.management.rules import RuleDescription
+from pairbus.client.management.runtime_info import (
+    NamespaceInfo,
+    QueueRuntimeInfo,
+    SubscriptionRuntimeInfo,
+    TopicRuntimeInfo,
+)
 from pairbus.client.times import (
     from_milliseconds,
     happened_ms,

@@ -5,7 +5,10 @@ from __future__ import annotations
 from types import NoneType, TracebackType
 from typing import Self
 
-from pairbus.client.atom import (
+from pairbus.client.connection_string import open_connection_string
+from pairbus.client.endpoint import Endpoint
+from pairbus.client.management.api import ManagementApi
+from pairbus.client.management.atom import (
     NAMESPACES,
     QUEUE_RUNTIME,
     QUEUES,
@@ -15,13 +18,15 @@ from pairbus.client.atom import (
     TOPIC_RUNTIME,
     TOPICS,
 )
-from pairbus.client.connection_string import open_connection_string
-from pairbus.client.descriptions import QueueDescription, SubscriptionDescription, TopicDescription
-from pairbus.client.endpoint import Endpoint
-from pairbus.client.management_api import ManagementApi
-from pairbus.client.resource import ALL_QUEUES, ALL_TOPICS, NAMESPACE, Resource
-from pairbus.client.rules import RuleDescription
-from pairbus.client.runtime_info import NamespaceInfo, QueueRuntimeInfo, SubscriptionRuntimeInfo, TopicRuntimeInfo
+from pairbus.client.management.descriptions import QueueDescription, SubscriptionDescription, TopicDescription
+from pairbus.client.management.resource import ALL_QUEUES, ALL_TOPICS, NAMESPACE, Resource
+from pairbus.client.management.rules import RuleDescription
+from pairbus.client.management.runtime_info import (
+    NamespaceInfo,
+    QueueRuntimeInfo,
+    SubscriptionRuntimeInfo,
+    TopicRuntimeInfo,
+)
 from pairbus.client.settings import MessagingFactorySettings
 from pairbus.client.token_provider import TokenProvider
 from pairbus.client.validation import check_type

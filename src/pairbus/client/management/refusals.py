@@ -18,7 +18,7 @@ from pairbus.client.errors import (
     ServerBusyError,
     UnauthorizedError,
 )
-from pairbus.client.http import HttpResponse
+from pairbus.client.management.http import HttpResponse
 from pairbus.dialect.atom import AtomError, parse_error
 
 # PROTOCOL: 8.6. What is not here is a fault of ours below 500, and the service's above.

@@ -10,7 +10,7 @@ from dataclasses import KW_ONLY, dataclass
 from datetime import timedelta
 from enum import Enum
 
-from pairbus.client.authorization_rule import SharedAccessAuthorizationRule
+from pairbus.client.management.authorization_rule import SharedAccessAuthorizationRule
 from pairbus.client.validation import check_fields, check_path, check_type
 
 

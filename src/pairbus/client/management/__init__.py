@@ -1,0 +1,1 @@
+"""Entities and their rules: made, read, changed and removed over HTTP."""

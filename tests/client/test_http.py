@@ -1,0 +1,265 @@
+"""One request over HTTP, and all that can become of it."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pairbus.client.endpoint import Endpoint
+from pairbus.client.errors import InvalidRequestError, MessagingCommunicationError, MessagingTimeoutError
+from pairbus.client.management.http import HttpRequest, HttpResponse, exchange
+from pairbus.testing import RunningNamespace, running_namespace
+from tests.client.http_peer import Answer, Peer, peer, replies, says
+
+BOUND_S = 20.0
+GET = HttpRequest(method="GET", target="/q?api-version=2021-05")
+HEALTH = HttpRequest(method="GET", target="/health")
+
+
+@pytest.fixture(scope="module")
+def namespace() -> Iterator[RunningNamespace]:
+    with running_namespace() as running:
+        yield running
+
+
+async def ask(endpoint: Endpoint, request: HttpRequest = GET, tls: ssl.SSLContext | None = None) -> HttpResponse:
+    return await exchange(endpoint, request, tls=tls, timeout_s=BOUND_S, max_bytes=1000)
+
+
+def answer_to(*answers: Answer, request: HttpRequest = GET) -> tuple[HttpResponse, Peer]:
+    async def asking() -> tuple[HttpResponse, Peer]:
+        async with peer(*answers) as opened:
+            return await ask(opened.endpoint, request), opened
+
+    return asyncio.run(asking())
+
+
+def failure_of(*answers: Answer) -> MessagingCommunicationError:
+    with pytest.raises(MessagingCommunicationError) as caught:
+        answer_to(*answers)
+    return caught.value
+
+
+# What goes well
+
+
+def test_a_request_is_sent_whole_and_says_where_it_goes() -> None:
+    request = HttpRequest(method="PUT", target="/a%20b?x=1", headers={"X-Token": "t"}, body=b"<entry/>")
+    _, opened = answer_to(replies(201), request=request)
+    assert opened.asked[0].line == "PUT /a%20b?x=1 HTTP/1.1"
+    assert opened.asked[0].body == b"<entry/>"
+    assert opened.asked[0].headers == {
+        "host": f"127.0.0.1:{opened.port}",
+        "connection": "close",
+        "content-length": "8",
+        "x-token": "t",
+    }
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nbody",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nbo\r\n2\r\ndy\r\n0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\n\r\nbody",
+        b"HTTP/1.0 200 OK\r\n\r\nbody",
+        b"HTTP/1.1 102 Processing\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nbody",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nbody and more than that",
+    ],
+    ids=["length", "chunks", "until the end", "old", "preceded by another", "followed by something"],
+)
+def test_an_answer_is_read_whatever_way_its_length_is_told(data: bytes) -> None:
+    response, _ = answer_to(says(data))
+    assert response == HttpResponse(status=200, body=b"body")
+
+
+def test_an_answer_may_be_as_large_as_the_bound_and_no_larger() -> None:
+    response, _ = answer_to(replies(200, b"x" * 1000))
+    assert len(response.body) == 1000
+    error = failure_of(replies(200, b"x" * 1001))
+    assert "more than 1000 bytes" in str(error)
+    assert not error.is_transient
+
+
+def test_an_answer_without_end_is_given_up_at_the_bound() -> None:
+    async def endless(_asked: object, _reader: object, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
+        while not writer.is_closing():
+            writer.write(b"x" * 1000)
+            await writer.drain()
+
+    async def asking() -> None:
+        async with peer(endless) as opened:
+            with pytest.raises(MessagingCommunicationError, match="more than 1000 bytes"):
+                await ask(opened.endpoint)
+
+    asyncio.run(asking())
+
+
+# What does not
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"AMQP\x00\x01\x00\x00",
+        b"\x00" * 100,
+        b"HTTP/1.1 abc\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: many\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 100_000,
+    ],
+    ids=["AMQP", "zeroes", "no status", "no length", "no chunk", "headers without end"],
+)
+def test_an_answer_that_is_no_http_is_an_error_that_trying_again_does_not_help(data: bytes) -> None:
+    async def stays(_asked: object, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(data)
+        await reader.read()  # so that it is the bytes that are wrong, and not that they end
+
+    async def asking() -> None:
+        async with peer(stays) as opened:
+            with pytest.raises(MessagingCommunicationError, match="is no HTTP") as caught:
+                await ask(opened.endpoint)
+            assert not caught.value.is_transient
+
+    asyncio.run(asking())
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"HTTP/1.1 200", b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nbo", b"HTTP/1.1 100 Continue\r\n\r\n"],
+    ids=["nothing", "half a head", "half a body", "only a promise"],
+)
+def test_an_answer_that_breaks_off_is_an_error_that_may_pass(data: bytes) -> None:
+    error = failure_of(says(data))
+    assert "hung up" in str(error)
+    assert error.is_transient
+
+
+def test_a_connection_that_is_cut_is_an_error_that_may_pass() -> None:
+    async def cut(_asked: object, _reader: object, writer: asyncio.StreamWriter) -> None:
+        writer.transport.abort()
+
+    assert failure_of(cut).is_transient
+
+
+def test_a_port_that_nobody_listens_on_is_an_error_that_may_pass() -> None:
+    async def asking() -> None:
+        async with peer() as opened:
+            endpoint = opened.endpoint
+        with pytest.raises(MessagingCommunicationError, match="cannot be reached") as caught:
+            await ask(endpoint)
+        assert caught.value.is_transient
+
+    asyncio.run(asking())
+
+
+def test_a_name_that_no_host_can_have_is_an_error() -> None:
+    with pytest.raises(MessagingCommunicationError, match="cannot be reached"):
+        asyncio.run(ask(Endpoint("a" * 70 + ".invalid", 1, tls=False)))
+
+
+@pytest.mark.parametrize("token", ["two\r\nlines", "schlüssel"])
+def test_a_header_that_cannot_be_written_is_told_without_repeating_it(token: str) -> None:
+    request = HttpRequest(method="GET", target="/", headers={"Authorization": token})
+    with pytest.raises(InvalidRequestError) as caught:
+        asyncio.run(ask(Endpoint("127.0.0.1", 1, tls=False), request))
+    assert token not in str(caught.value)
+    assert token not in repr(request)
+
+
+def test_a_peer_that_does_not_answer_is_given_up_in_time_and_hung_up_on() -> None:
+    async def asking() -> None:
+        async with peer() as opened, asyncio.timeout(BOUND_S):
+            with pytest.raises(MessagingTimeoutError) as caught:
+                await exchange(opened.endpoint, GET, tls=None, timeout_s=0.3)
+            assert caught.value.is_transient
+            await opened.deserted.wait()
+
+    asyncio.run(asking())
+
+
+def test_a_request_that_is_cancelled_hangs_up() -> None:
+    async def asking() -> None:
+        async with peer() as opened, asyncio.timeout(BOUND_S):
+            task = asyncio.create_task(ask(opened.endpoint))
+            await opened.waiting.wait()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            await opened.deserted.wait()
+
+    asyncio.run(asking())
+
+
+def test_a_request_that_is_cancelled_while_tls_is_agreed_on_hangs_up() -> None:
+    async def asking() -> None:
+        begun, deserted = asyncio.Event(), asyncio.Event()
+
+        async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readexactly(1)
+            begun.set()
+            await reader.read()
+            deserted.set()
+            writer.close()
+
+        async with await asyncio.start_server(silent, "127.0.0.1", 0) as server, asyncio.timeout(BOUND_S):
+            endpoint = Endpoint("127.0.0.1", server.sockets[0].getsockname()[1])
+            task = asyncio.create_task(ask(endpoint, tls=ssl.create_default_context()))
+            await begun.wait()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            await deserted.wait()
+
+    asyncio.run(asking())
+
+
+def test_it_is_told_when_something_may_have_been_sent_and_not_before() -> None:
+    async def asking() -> None:
+        told: list[str] = []
+        async with peer(replies(200)) as opened:
+            endpoint = opened.endpoint
+            await exchange(endpoint, GET, tls=None, timeout_s=BOUND_S, on_connected=lambda: told.append("once"))
+        with pytest.raises(MessagingCommunicationError):
+            await exchange(endpoint, GET, tls=None, timeout_s=BOUND_S, on_connected=lambda: told.append("twice"))
+        assert told == ["once"]
+
+    asyncio.run(asking())
+
+
+# TLS
+
+
+def trusting(ca_file: Path) -> ssl.SSLContext:
+    return ssl.create_default_context(cafile=str(ca_file))
+
+
+def test_a_certificate_that_is_trusted_is_enough(namespace: RunningNamespace) -> None:
+    endpoint = Endpoint("localhost", namespace.port)
+    assert asyncio.run(ask(endpoint, HEALTH, trusting(namespace.ca_file))).status == 200
+
+
+def test_a_certificate_that_is_not_trusted_is_told_with_what_to_do_about_it(namespace: RunningNamespace) -> None:
+    with pytest.raises(MessagingCommunicationError, match=r"not trusted.*ca_file.*ssl_context") as caught:
+        asyncio.run(ask(Endpoint("localhost", namespace.port), HEALTH, ssl.create_default_context()))
+    assert not caught.value.is_transient
+
+
+def test_a_peer_without_tls_is_an_error() -> None:
+    async def plain(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readexactly(1)
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        writer.close()
+
+    async def asking() -> None:
+        async with await asyncio.start_server(plain, "127.0.0.1", 0) as server:
+            endpoint = Endpoint("127.0.0.1", server.sockets[0].getsockname()[1])
+            with pytest.raises(MessagingCommunicationError, match="cannot be reached"):
+                await ask(endpoint, GET, ssl.create_default_context())
+
+    asyncio.run(asking())
