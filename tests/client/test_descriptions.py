@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 import pytest
 from hypothesis import given
 
-from pairbus.client import atom
 from pairbus.client.endpoint import Endpoint
+from pairbus.client.management import atom
 from pairbus.client.management.atom import Description, Noun, forwarding_targets, write_description
 from pairbus.client.management.authorization_rule import AccessRights, SharedAccessAuthorizationRule
 from pairbus.client.management.descriptions import (
