@@ -19,7 +19,7 @@ import os
 import sys
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from threading import Event, Lock, Thread, get_ident
+from threading import Event, Lock, Thread, current_thread, get_ident
 from typing import Any, Final, ParamSpec, TypeVar
 
 from pairbus.client.errors import ClosedError
@@ -98,6 +98,8 @@ class LoopThread:
         Whatever interrupts the wait, as Ctrl-C does, cancels the call.
         """
         if self._refusal is not None:
+            if self._refusal is _ENDED and current_thread().daemon:
+                Event().wait()  # daemon threads are about to be stopped wherever they are; an error would only be noise
             raise ClosedError(self._refusal)
         if get_ident() == self._thread.ident:
             raise RuntimeError(

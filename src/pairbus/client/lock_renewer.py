@@ -18,6 +18,7 @@ _log = logging.getLogger(__name__)
 _RENEW_AT: Final = 0.5
 """How much of a lock's time may pass before it is renewed."""
 _SHORTEST_S: Final = 0.5
+_FEW: Final = 100
 _TOGETHER_S: Final = 0.25
 """What is due within so short a time is renewed with one request."""
 
@@ -42,6 +43,7 @@ class LockRenewer:
         self._due: list[tuple[float, int, float, Locked]] = []
         """When to renew, a number that keeps the order, when to stop, and what."""
 
+        self._crowded = _FEW
         self._count = 0
         self._task: asyncio.Task[None] | None = None
         self._renewing: set[asyncio.Task[None]] = set()
@@ -72,6 +74,14 @@ class LockRenewer:
             self._count += 1
             heapq.heappush(self._due, (due_s, self._count, stop_s, locked))
             self._more.set()
+            if len(self._due) > self._crowded:
+                self._tidy()
+
+    def _tidy(self) -> None:
+        """Let go of what has been settled; not before there is as much again, so that it costs little each time."""
+        self._due = [entry for entry in self._due if not entry[3].is_settled]
+        heapq.heapify(self._due)
+        self._crowded = 2 * len(self._due) + _FEW
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
@@ -114,7 +124,8 @@ class LockRenewer:
             if error.is_transient:
                 return due
             if len(due) > 1:  # one that is lost must not take the others with it
-                return [locked for one in due for locked in await self._renew_together([one])]
+                half = len(due) // 2
+                return await self._renew_together(due[:half]) + await self._renew_together(due[half:])
             # The application hears of it when it settles; until then there is nothing that it could do.
             _log.warning("a lock could not be renewed: %s", error)
             return []
