@@ -67,6 +67,8 @@ $(COMPILED)/.ready: $(READY) setup.py $(wildcard src/pairbus/wire/*.py)
 	@touch $@
 
 bench: $(READY) compiled
+	@$(PIP) install --editable '.[bench]' >$(VENV)/bench.log 2>&1 \
+	    || echo "not installed: the extra 'bench' (see $(VENV)/bench.log); the brokers that need it are left out"
 	@$(BIN)/python -m benchmarks
 
 fuzz: $(READY)

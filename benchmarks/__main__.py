@@ -1,6 +1,6 @@
 """Run every benchmark: ``make bench``."""
 
-from benchmarks import broker, broker_growth, growth, server, server_scale, transfer
+from benchmarks import broker, broker_growth, client, growth, server, server_scale, transfer
 
 if __name__ == "__main__":
     transfer.compare()
@@ -14,3 +14,5 @@ if __name__ == "__main__":
     server.report()
     print()
     server_scale.report()
+    print()
+    client.report()

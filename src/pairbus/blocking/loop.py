@@ -33,8 +33,9 @@ T = TypeVar("T")
 _FAREWELL_S: Final = 1.0
 """How long the end of the process may wait for the loop; something that blocks may be running on it."""
 
-_WAIT_S: Final = 0.1 if sys.platform == "win32" else -1.0
-"""How long to wait at a time. On Windows nothing interrupts a wait, so that Ctrl-C has to wait for its end."""
+_WAIT_S: Final = 0.1 if sys.platform == "win32" else 1.0
+"""How long to wait at a time. A signal that comes just before a wait does not interrupt it, and on Windows none does:
+then Ctrl-C is heard at its end."""
 
 _FORKED: Final = (
     "it was used before this process was forked, and belongs to the parent; make another factory in this process"

@@ -236,6 +236,8 @@ def _with_view(message: Message, view: AmqpView) -> Message:
 def _body(message: BrokeredMessage) -> tuple[Any, str | None]:
     """What the body's section holds, and the content type."""
     body = message.body
+    if not isinstance(message.body_kind, BodyKind):
+        raise InvalidMessageError(f"body_kind is {message.body_kind!r:.100}; it must be a BodyKind")
     if message.body_kind is not BodyKind.DATA:
         return _amqp_value(body), message.content_type
     if isinstance(body, bytes):
@@ -258,6 +260,8 @@ def _annotations(message: BrokeredMessage, scheduled: datetime | None) -> dict[A
     if message.via_partition_key is not None:
         annotations[VIA_PARTITION_KEY] = message.via_partition_key
     if scheduled is not None:
+        if not isinstance(scheduled, datetime):
+            raise InvalidMessageError(f"the scheduled time is {scheduled!r:.100}; it must be a datetime")
         annotations[SCHEDULED_ENQUEUE_TIME] = Timestamp(to_ms(scheduled))
     return annotations
 
@@ -294,12 +298,20 @@ def _check_length(name: str, value: object) -> None:
         raise InvalidMessageError(f"{name} has {len(value)} characters; at most {_LONGEST_ID} are allowed")
 
 
-def _identity(value: MessageId) -> Any:
-    return ULong(value) if type(value) is int else value
+def _identity(value: Any) -> Any:
+    if type(value) is str:
+        return value
+    if isinstance(value, int) and not isinstance(value, bool):
+        return ULong(value)
+    if isinstance(value, str | bytes | UUID):
+        return value
+    raise InvalidMessageError(f"the id of a message is a text, a number, bytes or a UUID, not {value!r:.100}")
 
 
 def _application(properties: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in properties.items():
+        if not isinstance(name, str):
+            raise InvalidMessageError(f"the name of an application property is a text, not {name!r:.100}")
         if isinstance(value, list | tuple | dict | set):
             raise InvalidMessageError(
                 f"the application property {name!r:.100} is a {type(value).__name__}; AMQP takes single values there"

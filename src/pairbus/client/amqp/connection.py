@@ -32,6 +32,7 @@ from pairbus.wire import (
     anonymous,
     plain,
 )
+from pairbus.wire.states import LinkState
 
 _log = logging.getLogger(__name__)
 
@@ -176,6 +177,8 @@ class AmqpConnection(asyncio.Protocol):
             handle = _HANDLERS.get(type(event))
             if handle is not None:
                 handle(event)
+            elif isinstance(event, LinkAttached):
+                self.attached(event)
             elif isinstance(event, ConnectionOpened):
                 self.opened()
             elif isinstance(event, ConnectionClosed):
@@ -196,6 +199,13 @@ class AmqpConnection(asyncio.Protocol):
         self._tick()
         if not self._opened.done():
             self._opened.set_result(None)
+
+    def attached(self, event: LinkAttached) -> None:
+        """The peer has attached a link: one of ours, or it is confused, and to answer would confuse it more."""
+        if event.link.context is not None:
+            event.link.context.on_attached(event.link, event.attach)
+        elif event.link.local is LinkState.UNATTACHED:
+            self.fail(MessagingCommunicationError(f"{self.endpoint} has attached a link that nobody asked for"))
 
     def closed(self, reason: Error | None) -> None:
         """The peer has closed."""
@@ -268,13 +278,6 @@ def _ended(event: SessionEnded) -> None:
         event.session.context.on_ended(event.error)
 
 
-def _attached(event: LinkAttached) -> None:
-    if event.link.context is None:
-        event.link.detach()  # it answers a link that we have given up
-    else:
-        event.link.context.on_attached(event.link, event.attach)
-
-
 def _detached(event: LinkDetached) -> None:
     if event.link.context is not None:
         event.link.context.on_detached(event.error)
@@ -303,7 +306,6 @@ def _disposed(event: DispositionReceived) -> None:
 
 _HANDLERS: Final[dict[type, Callable[[Any], None]]] = {
     SessionEnded: _ended,
-    LinkAttached: _attached,
     LinkDetached: _detached,
     CreditGranted: _credited,
     LinkDrained: _drained,
