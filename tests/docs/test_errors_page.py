@@ -10,8 +10,8 @@ import pytest
 from pairbus import MessagingError, MessagingTimeoutError, client
 from pairbus.client import errors
 from pairbus.client.amqp.conditions import ERRORS, error_from
-from pairbus.client.http import HttpResponse
-from pairbus.client.refusals import refusal_of
+from pairbus.client.management.http import HttpResponse
+from pairbus.client.management.refusals import refusal_of
 from pairbus.wire import Error, Symbol
 from tests.docs.snippets import ROOT
 from tests.docs.tables import code, codes, rows_of

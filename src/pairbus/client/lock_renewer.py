@@ -11,7 +11,7 @@ from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any, Final, Protocol
 
-from pairbus.client.errors import MessagingError
+from pairbus.client.errors import InvalidMessageError, MessagingError
 
 _log = logging.getLogger(__name__)
 
@@ -66,9 +66,13 @@ class LockRenewer:
         self._due.clear()
 
     def _push(self, locked: Locked, stop_s: float) -> None:
-        if locked.locked_until is None:
+        try:
+            locked_until = locked.locked_until
+        except InvalidMessageError:  # what cannot be read is for the application to settle
             return
-        left_s = locked.locked_until.timestamp() - time.time()
+        if locked_until is None:
+            return
+        left_s = locked_until.timestamp() - time.time()
         due_s = asyncio.get_running_loop().time() + max(_SHORTEST_S, left_s * _RENEW_AT)
         if due_s < stop_s:
             self._count += 1

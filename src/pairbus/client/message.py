@@ -261,7 +261,7 @@ def _annotations(message: BrokeredMessage, scheduled: datetime | None) -> dict[A
         annotations[VIA_PARTITION_KEY] = message.via_partition_key
     if scheduled is not None:
         if not isinstance(scheduled, datetime):
-            raise InvalidMessageError(f"the scheduled time is {scheduled!r:.100}; it must be a datetime")
+            raise InvalidMessageError(f"scheduled_enqueue_time is {scheduled!r:.100}; it must be a datetime")
         annotations[SCHEDULED_ENQUEUE_TIME] = Timestamp(to_ms(scheduled))
     return annotations
 
@@ -303,15 +303,17 @@ def _identity(value: Any) -> Any:
         return value
     if isinstance(value, int) and not isinstance(value, bool):
         return ULong(value)
-    if isinstance(value, str | bytes | UUID):
+    if isinstance(value, str):
+        return str(value)  # not the kinds of text that AMQP has beside strings
+    if isinstance(value, bytes | UUID):
         return value
-    raise InvalidMessageError(f"the id of a message is a text, a number, bytes or a UUID, not {value!r:.100}")
+    raise InvalidMessageError(f"{value!r:.100} is no message id: those are texts, numbers, bytes or UUIDs")
 
 
 def _application(properties: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in properties.items():
         if not isinstance(name, str):
-            raise InvalidMessageError(f"the name of an application property is a text, not {name!r:.100}")
+            raise InvalidMessageError(f"the name of an application property is a string, not {name!r:.100}")
         if isinstance(value, list | tuple | dict | set):
             raise InvalidMessageError(
                 f"the application property {name!r:.100} is a {type(value).__name__}; AMQP takes single values there"

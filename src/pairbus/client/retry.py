@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from datetime import timedelta
 from random import Random
@@ -11,6 +12,8 @@ from pairbus.client.errors import MessagingError, ServerBusyError
 from pairbus.client.validation import check_type
 
 _RANDOM: Final = Random()  # noqa: S311 (spreads the load, hides nothing)
+if hasattr(os, "register_at_fork"):  # or processes that were forked would all wait alike
+    os.register_at_fork(after_in_child=_RANDOM.seed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

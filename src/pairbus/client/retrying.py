@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
@@ -21,15 +22,17 @@ async def retrying(
     failures: int = 0,
     started_s: float | None = None,
     patience_s: float = 0.0,
+    limits_itself: bool = False,
 ) -> T:
     """Try until the operation time-out.
 
     There may have been tries already, which came to ``failure`` at last, and ``failures`` before it. ``patience_s`` is
-    what the answer itself may take, beyond all time-outs.
+    what the answer itself may take, beyond all time-outs. An attempt that ``limits_itself`` sees to it that it ends; it
+    is cut short by the end of the operation only.
     """
     loop = asyncio.get_running_loop()
     timeout_s = settings.operation_timeout.total_seconds() + patience_s
-    attempt_s = settings.attempt_timeout.total_seconds() + patience_s
+    attempt_s = math.inf if limits_itself else settings.attempt_timeout.total_seconds() + patience_s
     deadline_s = (loop.time() if started_s is None else started_s) + timeout_s
     while True:
         if failure is not None:

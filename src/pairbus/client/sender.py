@@ -70,6 +70,7 @@ class MessageSender(Part):
             entity=self._path,
             failure=failure,
             started_s=started_s,
+            limits_itself=True,
         )
 
     async def _try(self, parcel: Parcel) -> None:
@@ -77,6 +78,7 @@ class MessageSender(Part):
         self._lined_up += 1
         try:
             async with self._line:
+                self._check_open()  # it may have been closed while we stood in line
                 futures = parcel.hand_over(await self._slot.get())
         finally:
             self._lined_up -= 1

@@ -36,6 +36,7 @@ from pairbus.wire.states import LinkState
 
 _log = logging.getLogger(__name__)
 
+_HANG_UP_S: Final = 1.0
 _FAREWELL_S: Final = 5.0
 """How long we wait for the peer to say goodbye as well."""
 
@@ -76,6 +77,9 @@ class AmqpConnection(asyncio.Protocol):
         self.gone: asyncio.Future[None] = self.loop.create_future()
         """Done when the connection is."""
 
+        self._lost: asyncio.Future[None] = self.loop.create_future()
+        """Done when the transport is closed, too."""
+
         self._flushing: asyncio.Handle | None = None
         self._timer: asyncio.TimerHandle | None = None
 
@@ -107,6 +111,15 @@ class AmqpConnection(asyncio.Protocol):
                 pass
             finally:
                 self.fail(MessagingCommunicationError("the connection has been closed"))
+        await self._hung_up()
+
+    async def _hung_up(self) -> None:
+        """Wait until the socket is closed, which TLS takes a few words for."""
+        if self._transport is not None:
+            await asyncio.wait((self._lost,), timeout=_HANG_UP_S)
+            if not self._lost.done():
+                self._transport.abort()
+                await asyncio.sleep(0)
 
     def fail(self, error: MessagingError, *, politely: bool = False) -> None:
         """Give the connection up, and tell everyone who counts on it. ``politely`` lets what we said last get out."""
@@ -191,6 +204,8 @@ class AmqpConnection(asyncio.Protocol):
         self.fail(MessagingCommunicationError(f"{self.endpoint} has hung up"))
 
     def connection_lost(self, exc: Exception | None) -> None:
+        if not self._lost.done():
+            self._lost.set_result(None)
         reason = f": {exc}" if exc is not None else ""
         self.fail(MessagingCommunicationError(f"the connection to {self.endpoint} was lost{reason}"))
 

@@ -12,7 +12,13 @@ from uuid import uuid4
 from pairbus.client.amqp.conditions import error_from
 from pairbus.client.amqp.connection import AmqpConnection
 from pairbus.client.amqp.link import OUTCOMES, AmqpLink
-from pairbus.client.errors import InvalidRequestError, MessageLockLostError, MessagingError, MessagingTimeoutError
+from pairbus.client.errors import (
+    InternalServerError,
+    InvalidRequestError,
+    MessageLockLostError,
+    MessagingError,
+    MessagingTimeoutError,
+)
 from pairbus.client.validation import check_type
 from pairbus.dialect.annotations import LINK_TIMEOUT, LOCKED_UNTIL_UTC, SESSION_FILTER
 from pairbus.dialect.ticks import from_ticks
@@ -134,9 +140,13 @@ class ReceivingLink(AmqpLink):
         self._knows_modified = not outcomes or _MODIFIED in outcomes
         if self.wish.wants_session:
             granted = attach.source.filter if isinstance(attach.source, Source) else None
-            self.session_id = (granted or {}).get(SESSION_FILTER)
+            session_id = (granted or {}).get(SESSION_FILTER)
+            if not isinstance(session_id, str):
+                self.lose(InternalServerError(f"a session whose id is {session_id!r:.100}", entity=self.entity))
+                return
+            self.session_id = session_id
             ticks = (attach.properties or {}).get(LOCKED_UNTIL_UTC)
-            self.session_locked_until_ms = None if ticks is None else from_ticks(int(ticks))
+            self.session_locked_until_ms = from_ticks(ticks) if isinstance(ticks, int) else None
         if self.wish.prefetch:
             link.flow(self.wish.prefetch)
 
@@ -171,14 +181,14 @@ class ReceivingLink(AmqpLink):
         """Give credit for so many, and take back what is not used as soon as one has come or the time is up."""
         self._wanted = True
         try:
-            await self.drain(give_up_s)  # what somebody asked for who was cancelled
+            await self._drain_or_suspect(give_up_s)  # what somebody asked for who was cancelled
             if self.error is None and not self.buffer:
                 at_once = deadline_s <= self.connection.loop.time()
                 self._link.flow(min(count, MOST), drain=at_once)
                 self.connection.flush_soon()
                 if not at_once:
                     await self._arrive(deadline_s)
-                await self.drain(give_up_s)
+                await self._drain_or_suspect(give_up_s)
         except BaseException:
             if self.error is None:
                 if self._link.credit and not self._link.drain:
@@ -220,25 +230,24 @@ class ReceivingLink(AmqpLink):
                 arrival.set_result(None)
                 return
 
-    async def drain(self, give_up_s: float) -> None:
-        """Take all credit back, and wait until what was under way has come."""
-        if self.error is not None or not (self._link.credit or self._link.drain):
-            return
+    async def _drain_or_suspect(self, give_up_s: float) -> None:
         since_s = self.connection.loop.time()
-        self._drain = self.connection.loop.create_future()
+        limit_s = min(self._timeout_s, give_up_s - since_s)
+        if not await self.drain(limit_s):
+            late = MessagingTimeoutError(f"credit was not given back within {limit_s:g} s", entity=self.entity)
+            self.suspect(late, since_s)
+
+    async def drain(self, limit_s: float) -> bool:
+        """Take all credit back, and wait until what was under way has come; whether it has, within so long."""
+        if self.error is not None or not (self._link.credit or self._link.drain):
+            return True
+        if self._drain is None:
+            self._drain = self.connection.loop.create_future()
         if not self._link.drain:
             self._link.flow(self._link.credit, drain=True)
             self.connection.flush_soon()
-        try:
-            async with asyncio.timeout_at(min(since_s + self._timeout_s, give_up_s)) as limit:
-                await self._drain
-        except TimeoutError:
-            if not limit.expired():
-                raise
-            late = MessagingTimeoutError(f"credit was not given back within {self._timeout_s:g} s", entity=self.entity)
-            self.suspect(late, since_s)
-        finally:
-            self._drain = None
+        done, _ = await asyncio.wait((self._drain,), timeout=max(0.0, limit_s))  # somebody else may wait for it too
+        return bool(done)
 
     def _replenish(self) -> None:
         wanted = self.wish.prefetch - len(self.buffer)
@@ -255,8 +264,9 @@ class ReceivingLink(AmqpLink):
             self._link.settle(delivery, RELEASED)
 
     def on_drained(self) -> None:
-        if self._drain is not None and not self._drain.done():
+        if self._drain is not None:
             self._drain.set_result(None)
+            self._drain = None
 
     def _give_back(self) -> None:
         """Let others have what was taken in and not handed out; what is removed already stays for the next to ask."""
@@ -266,7 +276,7 @@ class ReceivingLink(AmqpLink):
 
     async def close(self) -> None:
         self._wanted = False
-        await self.drain(self.connection.loop.time() + _FAREWELL_S)
+        await self.drain(_FAREWELL_S)
         if self.error is None:
             self._give_back()
         await super().close()
@@ -337,11 +347,9 @@ class ReceivingLink(AmqpLink):
         unsettled, self.unsettled = self.unsettled, {}
         for delivery, settlement in unsettled.items():
             settlement.tell(delivery, error.copy())
-        waiters = [*self._arrivals] if self._drain is None else [*self._arrivals, self._drain]
-        self._arrivals.clear()
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_result(None)
+        self.on_drained()
+        while self._arrivals:
+            self._wake()
 
 
 def _filter(wish: Wish) -> dict[Any, Any] | None:

@@ -101,6 +101,9 @@ class RequestLink(AmqpLink):
             if message_id in self._waiting:
                 self._sender.send(payload, tag=bytes.fromhex(message_id)).context = message_id
                 self.connection.flush_soon()
+        if self._sender.drain and not self._queue:
+            self._sender.drained()
+            self.connection.flush_soon()
 
     def on_outcome(self, deliveries: list[Delivery], state: Any, settled: bool) -> None:
         for delivery in deliveries:

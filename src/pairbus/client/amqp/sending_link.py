@@ -65,8 +65,8 @@ class SendingLink(AmqpLink):
         self._pending: dict[asyncio.Future[None], float] = {}
         """What has been sent and is not confirmed yet, oldest first, with the time when it was sent."""
 
-        self._roomy_s = connection.loop.time()
-        """When there was room to send, last."""
+        self._progress_s = connection.loop.time()
+        """When something was sent after a pause, or confirmed, last."""
 
         self._timer: asyncio.TimerHandle | None = None
         self._tags = count()
@@ -109,8 +109,8 @@ class SendingLink(AmqpLink):
             future.set_exception(self.error.copy())
             return future
         now_s = self.connection.loop.time()
-        if not self._queue:
-            self._roomy_s = now_s
+        if not self._queue and not self._pending:
+            self._progress_s = now_s
         self._queue.append(_Waiting(payload, message_format, future, now_s))
         self._pump(now_s)
         if self._timer is None:
@@ -140,14 +140,17 @@ class SendingLink(AmqpLink):
             if unflushed_bytes > _FLUSH_BYTES:  # only what has been handed over tells whether the peer keeps up
                 unflushed_bytes = 0
                 connection.flush()
+        if link.drain and not queue:
+            link.drained()  # the peer wants back what we have no use for
+            sent += 1
         if sent:
-            self._roomy_s = now_s
             connection.flush_soon()
 
     def on_outcome(self, deliveries: list[Delivery], state: Any, settled: bool) -> None:
         if not settled and not isinstance(state, OUTCOMES):
             return  # it tells how far it has come
         pending = self._pending
+        self._progress_s = self.connection.loop.time()
         accepted = type(state) is Accepted
         for delivery in deliveries:
             if not settled:
@@ -169,30 +172,36 @@ class SendingLink(AmqpLink):
         return InternalServerError(f"the message was not taken over, but {outcome}", entity=self.entity)
 
     def _sweep(self) -> None:
-        """Look whether something has waited for too long."""
+        """Look whether something has waited for too long: for anything at all to be confirmed, or for its own turn."""
         now_s = self.connection.loop.time()
-        pending = self._pending
         queue = self._queue = deque(waiting for waiting in self._queue if not waiting.future.done())
-        while queue and queue[0].since_s + self._patience_s <= now_s:
-            error = f"there was no room to send within {self._patience_s:g} s"
-            queue.popleft().future.set_exception(MessagingTimeoutError(error, entity=self.entity))
-        for future in [future for future in pending if future.cancelled()]:
+        pending = self._pending
+        for future in [future for future in pending if future.done()]:
             del pending[future]
+        while queue and queue[0].since_s + self._patience_s <= now_s:
+            self._give_up(queue.popleft().future, "there was no room to send")
+        while pending and next(iter(pending.values())) + self._patience_s <= now_s:
+            future = next(iter(pending))
+            del pending[future]
+            self._give_up(future, "not confirmed")
         if not pending and not queue:
             self._timer = None
             return
-        # What was sent is confirmed in its order, so those behind the oldest wait in vain too.
-        since_s = next(iter(pending.values())) if pending else self._roomy_s
-        due_s = since_s + self._timeout_s
+        due_s = self._progress_s + self._timeout_s
         if now_s >= due_s:
             self._timer = None
-            waits_for = "not confirmed" if pending else "no credit to send with"
-            self.suspect(
-                MessagingTimeoutError(f"{waits_for} within {self._timeout_s:g} s", entity=self.entity), since_s
-            )
-        else:
-            due_s = min(due_s, queue[0].since_s + self._patience_s) if queue else due_s
-            self._timer = self.connection.loop.call_at(max(due_s, now_s + 0.001), self._sweep)
+            waits_for = "not confirmed" if pending else "there was no credit to send with"
+            late = MessagingTimeoutError(f"{waits_for} within {self._timeout_s:g} s", entity=self.entity)
+            self.suspect(late, self._progress_s)
+            return
+        oldest_s = next(iter(pending.values()), now_s)
+        if queue:
+            oldest_s = min(oldest_s, queue[0].since_s)
+        due_s = min(due_s, oldest_s + self._patience_s)
+        self._timer = self.connection.loop.call_at(max(due_s, now_s + 0.001), self._sweep)
+
+    def _give_up(self, future: asyncio.Future[None], reason: str) -> None:
+        future.set_exception(MessagingTimeoutError(f"{reason} within {self._patience_s:g} s", entity=self.entity))
 
     def on_lost(self, error: MessagingError) -> None:
         if self._timer is not None:

@@ -1,0 +1,58 @@
+"""Where the client meets a real namespace: entities of a test's own, and a look at what was left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Coroutine
+from typing import Any, Final
+from uuid import uuid4
+
+from pairbus.broker import QueueDescription, SubscriptionDescription, TopicDescription
+from pairbus.client.factory import MessagingFactory
+from pairbus.client.settings import MessagingFactorySettings
+from pairbus.testing import RunningNamespace
+
+DEADLINE_S: Final = 60.0
+
+
+def play(scenario: Coroutine[Any, Any, None]) -> None:
+    """Run to the end, and see that no task and no transport is left; what is not closed warns when it is collected."""
+
+    async def bounded() -> None:
+        async with asyncio.timeout(DEADLINE_S):
+            await scenario
+        left = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        assert not left, f"tasks are left behind: {left}"
+
+    gc.freeze()  # what was there before is none of our business, and takes long to look through
+    try:
+        asyncio.run(bounded())
+        gc.collect()
+    finally:
+        gc.unfreeze()
+
+
+def make_queue(namespace: RunningNamespace, **description: Any) -> str:
+    """A queue that nobody else uses; its path."""
+    path = f"queue-{uuid4().hex}"
+    namespace.call(lambda host: host.namespace.create_queue(path, QueueDescription(**description), host.now_ms()))
+    return path
+
+
+def make_topic(namespace: RunningNamespace, *subscriptions: str, **description: Any) -> str:
+    """A topic with subscriptions that nobody else uses; its path."""
+    path = f"topic-{uuid4().hex}"
+    namespace.call(lambda host: host.namespace.create_topic(path, TopicDescription(), host.now_ms()))
+    for name in subscriptions:
+        settings = SubscriptionDescription(**description)
+        namespace.call(
+            lambda host, name=name, settings=settings: host.namespace.create_subscription(  # type: ignore[misc]
+                path, name, settings, host.now_ms()
+            )
+        )
+    return path
+
+
+def factory_of(namespace: RunningNamespace, **settings: Any) -> MessagingFactory:
+    return MessagingFactory.from_connection_string(namespace.connection_string, MessagingFactorySettings(**settings))

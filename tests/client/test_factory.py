@@ -1,0 +1,532 @@
+"""The way into a namespace: what a factory makes, and what is left when it is closed."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import socket
+import ssl
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pairbus.client.amqp.connection import AmqpConnection
+from pairbus.client.endpoint import Endpoint
+from pairbus.client.errors import (
+    ClosedError,
+    FactoryFaultedError,
+    MessagingCommunicationError,
+    UnauthorizedError,
+)
+from pairbus.client.factory import FactoryState, MessagingFactory
+from pairbus.client.message import BrokeredMessage
+from pairbus.client.received_message import ReceivedMessage
+from pairbus.client.retry import NO_RETRY
+from pairbus.client.settings import MessagingFactorySettings, Transport
+from pairbus.client.token_provider import PlainCredentials, TokenProvider
+from pairbus.dialect.sas import make_sas_token
+from pairbus.server.event_loop import new_event_loop
+from pairbus.testing import RunningNamespace, running_namespace
+from tests.client.amqp_peer import message_bytes, run, scripted, settled
+from tests.client.stage import factory_of, make_queue, play
+
+
+@pytest.fixture(scope="module")
+def namespace() -> Iterator[RunningNamespace]:
+    with running_namespace() as namespace:
+        yield namespace
+
+
+async def exchange(factory: MessagingFactory, path: str) -> None:
+    """Send and receive a message."""
+    queue = await factory.create_queue_client(path)
+    await queue.send(BrokeredMessage(b"body"))
+    [message] = await queue.receive()
+    await queue.complete(message)
+
+
+# Making one
+
+
+def test_a_connection_string_says_everything(namespace: RunningNamespace) -> None:
+    async def scenario() -> None:
+        path = make_queue(namespace)
+        settings = MessagingFactorySettings(operation_timeout=timedelta(seconds=30))
+        async with MessagingFactory.from_connection_string(namespace.connection_string, settings) as factory:
+            assert factory.endpoint == Endpoint("localhost", namespace.port, tls=False)
+            assert factory.settings is settings
+            assert factory.state is FactoryState.OPEN
+            assert not factory.is_closed
+            assert f"localhost:{namespace.port}, open" in repr(factory)
+            assert namespace.key not in repr(factory)
+            await exchange(factory, path)
+
+    play(scenario())
+
+
+@pytest.mark.parametrize("text", ["", "nonsense", "Endpoint=sb://localhost;SharedAccessKeyName=root"])
+def test_e3_what_is_no_connection_string_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        MessagingFactory.from_connection_string(text)
+
+
+@pytest.mark.parametrize("as_text", [True, False])
+def test_an_address_and_a_token_provider_do_as_well(namespace: RunningNamespace, as_text: bool) -> None:
+    async def scenario() -> None:
+        path = make_queue(namespace)
+        address: str | Endpoint = f"amqp://localhost:{namespace.port}"
+        if not as_text:
+            address = Endpoint("localhost", namespace.port, tls=False)
+        key = TokenProvider.from_key("RootManageSharedAccessKey", namespace.key)
+        async with MessagingFactory.create(address, key) as factory:
+            await exchange(factory, path)
+
+    play(scenario())
+
+
+def test_e3_an_address_that_is_none_is_refused() -> None:
+    with pytest.raises(ValueError, match="sb://"):
+        MessagingFactory.create("ftp://localhost")
+
+
+def test_a8_a_token_of_somebody_else_s_opens_what_it_is_good_for(namespace: RunningNamespace) -> None:
+    async def scenario() -> None:
+        path, other = make_queue(namespace), make_queue(namespace)
+        audience = f"sb://localhost:{namespace.port}/{path}"
+        name = "RootManageSharedAccessKey"
+        good = make_sas_token(audience, name, namespace.key, int(time.time()) + 600)
+        ended = make_sas_token(audience, name, namespace.key, int(time.time()) - 600)
+        endpoint = Endpoint("localhost", namespace.port, tls=False)
+        async with MessagingFactory.create(endpoint, TokenProvider.from_token(good)) as factory:
+            await exchange(factory, path)
+            with pytest.raises(UnauthorizedError) as caught:
+                await exchange(factory, other)
+            assert caught.value.entity == other
+        async with MessagingFactory.create(endpoint, TokenProvider.from_token(ended)) as factory:
+            with pytest.raises(UnauthorizedError) as late:
+                await exchange(factory, path)
+            assert late.value.entity == path
+
+    play(scenario())
+
+
+@pytest.mark.parametrize("credentials", [None, PlainCredentials("user", "secret")])
+def test_a8_without_a_token_nothing_is_open(namespace: RunningNamespace, credentials: PlainCredentials | None) -> None:
+    async def scenario() -> None:
+        path = make_queue(namespace)
+        endpoint = Endpoint("localhost", namespace.port, tls=False)
+        settings = MessagingFactorySettings(retry_policy=NO_RETRY)
+        async with MessagingFactory.create(endpoint, credentials, settings) as factory:
+            with pytest.raises(UnauthorizedError) as caught:
+                await exchange(factory, path)
+            assert caught.value.entity == path
+
+    play(scenario())
+
+
+# TLS and WebSockets
+
+
+@pytest.mark.parametrize("transport", Transport)
+@pytest.mark.parametrize("way", ["ca_file", "text", "context"])
+def test_a9_through_tls_with_the_authority_that_is_named(
+    namespace: RunningNamespace, transport: Transport, way: str
+) -> None:
+    async def scenario() -> None:
+        path = make_queue(namespace)
+        ways: dict[str, dict[str, Any]] = {
+            "ca_file": {"ca_file": namespace.ca_file},
+            "text": {"ca_file": str(namespace.ca_file)},
+            "context": {"ssl_context": ssl.create_default_context(cafile=str(namespace.ca_file))},
+        }
+        settings = MessagingFactorySettings(transport=transport, **ways[way])
+        async with MessagingFactory.from_connection_string(namespace.tls_connection_string, settings) as factory:
+            await exchange(factory, path)
+
+    play(scenario())
+
+
+@pytest.mark.parametrize("transport", Transport)
+def test_e4_a_certificate_that_nobody_vouches_for_is_told_at_once(
+    namespace: RunningNamespace, transport: Transport
+) -> None:
+    async def scenario() -> None:
+        settings = MessagingFactorySettings(transport=transport)
+        async with MessagingFactory.from_connection_string(namespace.tls_connection_string, settings) as factory:
+            with pytest.raises(MessagingCommunicationError, match="ca_file") as caught:
+                await exchange(factory, "orders")
+            assert not caught.value.is_transient
+            assert caught.value.entity == "orders"
+
+    play(scenario())
+
+
+def test_e3_an_authority_that_cannot_be_read_is_told(namespace: RunningNamespace, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        with pytest.raises(ValueError, match=r"missing\.pem"):
+            await unreadable()
+
+    async def unreadable() -> None:
+        settings = MessagingFactorySettings(ca_file=tmp_path / "missing.pem")
+        async with MessagingFactory.from_connection_string(namespace.tls_connection_string, settings) as factory:
+            await exchange(factory, "orders")
+
+    play(scenario())
+
+
+# What it makes
+
+
+@pytest.mark.parametrize("path", ["", "/", "a//b", None, 5, b"orders"])
+def test_e3_a_path_that_can_be_none_is_refused_before_anything_is_opened(path: Any) -> None:
+    async def scenario() -> None:
+        async with scripted(TokenProvider.from_key("root", "secret")) as (peer, factory):
+            for make in (
+                factory.create_message_sender,
+                factory.create_message_receiver,
+                factory.create_queue_client,
+                factory.create_topic_client,
+                factory.accept_message_session,
+            ):
+                with pytest.raises((ValueError, TypeError), match="path"):
+                    await make(path)
+            with pytest.raises((ValueError, TypeError), match="path"):
+                await factory.create_subscription_client(path, "one")
+            assert peer.connections == []
+
+    run(scenario())
+
+
+def test_slashes_around_a_path_are_no_part_of_it(namespace: RunningNamespace) -> None:
+    async def scenario() -> None:
+        path = make_queue(namespace, requires_session=True)
+        async with factory_of(namespace) as factory:
+            sender = await factory.create_message_sender(f"/{path}/")
+            assert sender.path == path
+            await sender.send(BrokeredMessage(b"body", session_id="a"))
+            session = await factory.accept_message_session(f"/{path}/", "a")
+            assert session.path == path
+            assert await session.get_state() is None
+
+    play(scenario())
+
+
+def test_everything_shares_one_connection() -> None:
+    async def scenario() -> None:
+        async with scripted() as (peer, factory):
+            for path in ("a", "b", "c"):
+                queue = await factory.create_queue_client(path)
+                await queue.send(BrokeredMessage())
+                await queue.receive(1, timedelta())
+                await queue.peek()
+            await factory.accept_message_session("visits")
+            assert len(peer.connections) == 1
+
+    run(scenario())
+
+
+def test_many_who_begin_at_once_share_one_connection() -> None:
+    async def scenario() -> None:
+        async with scripted() as (peer, factory):
+            senders = [await factory.create_message_sender(f"queue-{number}") for number in range(50)]
+            await asyncio.gather(*(sender.send(BrokeredMessage()) for sender in senders))
+            assert len(peer.connections) == 1
+            assert len(peer.received) == 50
+
+    run(scenario())
+
+
+def test_a_connection_that_was_lost_is_made_anew_once_for_all() -> None:
+    async def scenario() -> None:
+        async with scripted() as (peer, factory):
+            senders = [await factory.create_message_sender(f"queue-{number}") for number in range(20)]
+            await asyncio.gather(*(sender.send(BrokeredMessage()) for sender in senders))
+            peer.last.hang_up()
+            await asyncio.gather(*(sender.send(BrokeredMessage()) for sender in senders))
+            assert len(peer.connections) == 2
+
+    run(scenario())
+
+
+def test_a2_a_restart_of_the_namespace_is_ridden_out(namespace: RunningNamespace) -> None:
+    async def scenario() -> None:
+        path = make_queue(namespace)
+        async with factory_of(namespace) as factory:
+            queue = await factory.create_queue_client(path)
+            await queue.send(BrokeredMessage(b"before"))
+            await asyncio.to_thread(namespace.restart)
+            await queue.send(BrokeredMessage(b"after"))
+            found: list[ReceivedMessage] = []
+            while len(found) < 2:
+                found += await queue.receive(5)
+            assert [message.body for message in found] == [b"before", b"after"]
+            await queue.complete(found)
+
+    play(scenario())
+
+
+# Closing
+
+
+async def busy(factory: MessagingFactory) -> list[asyncio.Task[Any]]:
+    """Have everything at work that a factory makes."""
+    queue = await factory.create_queue_client("orders", prefetch_count=5, max_auto_lock_renewal=timedelta(minutes=5))
+    session = await factory.accept_message_session("visits", max_auto_lock_renewal=timedelta(minutes=5))
+    subscription = await factory.create_subscription_client("topic", "one")
+    topic = await factory.create_topic_client("topic")
+    await topic.send(BrokeredMessage())
+    await queue.receive(1, timedelta())
+    operations = [
+        queue.receive(),
+        session.receive(),
+        subscription.receive(),
+        queue.receive(),
+        topic.schedule(BrokeredMessage(), datetime.now(UTC)),
+        queue.peek(),
+    ]
+    tasks = [asyncio.ensure_future(operation) for operation in operations]
+    await asyncio.sleep(1)
+    return tasks
+
+
+def test_a_factory_that_is_closed_closes_everything_and_leaves_nothing_behind() -> None:
+    async def scenario() -> None:
+        async with scripted(TokenProvider.from_key("root", "secret")) as (peer, factory):
+            peer.stock.extend(message_bytes(locked_s=60) for _ in range(3))
+            peer.answers["com.microsoft:peek-message"] = lambda _request: None
+            peer.answers["com.microsoft:schedule-message"] = lambda _request: None
+            tasks = await busy(factory)
+            await factory.close()
+            assert factory.state is FactoryState.CLOSED
+            for result in await asyncio.gather(*tasks, return_exceptions=True):
+                assert isinstance(result, ClosedError | list) or "session" in str(result), repr(result)
+            await settled()
+            assert peer.last.is_lost
+            assert len(asyncio.all_tasks()) == 1
+
+    run(scenario())
+
+
+def test_with_a_real_namespace_nothing_is_left_behind_either(namespace: RunningNamespace) -> None:
+    async def scenario() -> None:
+        path = make_queue(namespace)
+        factory = factory_of(namespace)
+        queue = await factory.create_queue_client(path, prefetch_count=5, max_auto_lock_renewal=timedelta(minutes=5))
+        await queue.send([BrokeredMessage() for _ in range(3)])
+        await queue.receive()
+        waiting = asyncio.create_task(queue.receive(10))
+        await queue.peek()
+        await factory.close()
+        await asyncio.gather(waiting, return_exceptions=True)
+        gc.collect()
+        alive = [thing for thing in gc.get_objects() if isinstance(thing, AmqpConnection)]
+        assert all(connection.error is not None for connection in alive)
+
+    play(scenario())
+
+
+def open_sockets(port: int) -> list[socket.socket]:
+    """The clients' ends of connections to a port."""
+    sockets = [thing for thing in gc.get_objects() if isinstance(thing, socket.socket) and thing.fileno() >= 0]
+    found = []
+    for one in sockets:
+        with suppress(OSError):
+            if one.getpeername()[1:2] == (port,):
+                found.append(one)
+    return found
+
+
+@pytest.mark.parametrize("transport", Transport)
+@pytest.mark.parametrize("tls", [False, True])
+def test_when_close_returns_the_socket_is_closed(namespace: RunningNamespace, tls: bool, transport: Transport) -> None:
+    async def scenario() -> None:
+        path = make_queue(namespace)
+        settings = MessagingFactorySettings(transport=transport, ca_file=namespace.ca_file)
+        connection_string = namespace.tls_connection_string if tls else namespace.connection_string
+        factory = MessagingFactory.from_connection_string(connection_string, settings)
+        await exchange(factory, path)
+        assert len(open_sockets(namespace.port)) == 1
+        await factory.close()
+        assert open_sockets(namespace.port) == []
+
+    play(scenario())
+
+
+def test_it_works_in_the_loop_that_the_server_prefers(namespace: RunningNamespace) -> None:
+    path = make_queue(namespace)
+
+    async def scenario() -> None:
+        async with factory_of(namespace) as factory:
+            await exchange(factory, path)
+
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        runner.run(scenario())
+    gc.collect()
+
+
+def test_to_close_twice_or_at_the_same_time_is_fine() -> None:
+    async def scenario() -> None:
+        async with scripted() as (peer, factory):
+            sender = await factory.create_message_sender("orders")
+            await sender.send(BrokeredMessage())
+            await asyncio.gather(factory.close(), factory.close(), sender.close())
+            assert peer.last.is_lost
+            await factory.close()
+
+    run(scenario())
+
+
+def test_a_factory_that_never_connected_is_closed_at_once() -> None:
+    async def scenario() -> None:
+        async with scripted() as (peer, factory):
+            await factory.create_message_sender("orders")
+            await factory.close()
+            assert peer.connections == []
+
+    run(scenario())
+
+
+def test_a_factory_that_is_closed_makes_nothing_more() -> None:
+    async def scenario() -> None:
+        async with scripted() as (_, factory):
+            sender = await factory.create_message_sender("orders")
+            await factory.close()
+            assert factory.is_closed
+            assert "closed" in repr(factory)
+            for operation in (
+                factory.create_message_sender("orders"),
+                factory.create_message_receiver("orders"),
+                factory.create_queue_client("orders"),
+                factory.create_topic_client("orders"),
+                factory.create_subscription_client("topic", "one"),
+                factory.accept_message_session("orders"),
+                sender.send(BrokeredMessage()),
+            ):
+                with pytest.raises(ClosedError, match=r"the factory of .* has been closed"):
+                    await operation
+
+    run(scenario())
+
+
+def test_a_factory_that_is_closed_while_it_connects_stops_that() -> None:
+    async def scenario() -> None:
+        async with scripted() as (peer, factory):
+            peer.opens = False
+            sender = await factory.create_message_sender("orders")
+            task = asyncio.create_task(sender.send(BrokeredMessage()))
+            await settled()
+            await factory.close()
+            with pytest.raises(ClosedError):
+                await task
+            await settled()
+            assert peer.last.is_lost
+
+    run(scenario())
+
+
+def test_a_factory_that_is_closed_while_somebody_waits_for_a_session_tells_them() -> None:
+    async def scenario() -> None:
+        async with scripted() as (peer, factory):
+            peer.attaches = False
+            task = asyncio.create_task(factory.accept_message_session("visits"))
+            await settled()
+            await factory.close()
+            with pytest.raises(ClosedError):
+                await task
+
+    run(scenario())
+
+
+def test_a_peer_that_does_not_answer_does_not_keep_a_factory_from_closing() -> None:
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        async with scripted() as (peer, factory):
+            for number in range(5):
+                queue = await factory.create_queue_client(f"queue-{number}", prefetch_count=5)
+                await queue.send(BrokeredMessage())
+                await queue.receive(1, timedelta())
+            peer.last.is_deaf = True
+            started_s = loop.time()
+            await factory.close()
+            assert loop.time() - started_s <= 30
+
+    run(scenario())
+
+
+def test_whoever_is_cancelled_while_it_closes_leaves_nothing_behind() -> None:
+    async def scenario() -> None:
+        async with scripted() as (peer, factory):
+            sender = await factory.create_message_sender("orders")
+            await sender.send(BrokeredMessage())
+            peer.last.is_deaf = True
+            task = asyncio.create_task(factory.close())
+            await settled()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            await asyncio.sleep(30)
+            assert peer.last.is_lost
+            assert len(asyncio.all_tasks()) == 1
+
+    run(scenario())
+
+
+# Faults
+
+
+def test_c17_a_factory_that_is_given_up_says_why() -> None:
+    async def scenario() -> None:
+        async with scripted() as (peer, factory):
+            sender = await factory.create_message_sender("orders")
+            await sender.send(BrokeredMessage())
+            waiting = asyncio.create_task((await factory.create_message_receiver("orders")).receive())
+            await settled()
+            reason = RuntimeError("the disk is full")
+            factory.fault(reason)
+            factory.fault(RuntimeError("another"))
+            assert factory.state is FactoryState.FAULTED
+            assert factory.is_closed
+            assert "faulted" in repr(factory)
+            with pytest.raises(FactoryFaultedError, match="the disk is full") as caught:
+                await waiting
+            assert caught.value.__cause__ is reason
+            for operation in (sender.send(BrokeredMessage()), factory.create_message_sender("orders")):
+                with pytest.raises(FactoryFaultedError, match="the disk is full") as again:
+                    await operation
+                assert again.value.__cause__ is reason
+            await factory.close()
+            assert factory.state is FactoryState.FAULTED
+            assert peer.last.is_lost
+            assert len(asyncio.all_tasks()) == 1
+
+    run(scenario())
+
+
+def test_c17_a_factory_that_is_closed_cannot_be_given_up() -> None:
+    async def scenario() -> None:
+        async with scripted() as (_, factory):
+            await factory.close()
+            factory.fault(RuntimeError("too late"))
+            assert factory.state is FactoryState.CLOSED
+
+    run(scenario())
+
+
+# Where it is
+
+
+def test_a_namespace_that_is_not_there_is_told_with_its_address() -> None:
+    async def scenario() -> None:
+        async with scripted(retry_policy=NO_RETRY) as (peer, factory):
+            peer.stop()
+            sender = await factory.create_message_sender("orders")
+            with pytest.raises(MessagingCommunicationError, match=f"{peer.endpoint} cannot be reached") as caught:
+                await sender.send(BrokeredMessage())
+            assert caught.value.entity == "orders"
+
+    run(scenario())

@@ -1,0 +1,236 @@
+"""Messages as they were received: read when they are asked, and not before."""
+
+from __future__ import annotations
+
+import copy
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+from uuid import UUID, uuid4
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pairbus.client.errors import InvalidMessageError
+from pairbus.client.message import BodyKind, BrokeredMessage, encode_brokered
+from pairbus.client.received_message import MessageState, ReceivedMessage
+from pairbus.client.times import to_ms
+from pairbus.wire import (
+    AMQP_SEQUENCE,
+    Delivery,
+    Header,
+    Link,
+    Message,
+    Properties,
+    Symbol,
+    Timestamp,
+    UInt,
+    encode_message,
+)
+
+AT: Final = datetime(2030, 1, 2, 3, 4, 5, 678_000, tzinfo=UTC)
+READ: Final = tuple(
+    name
+    for name in (*BrokeredMessage.__slots__, *ReceivedMessage.__slots__)
+    if name not in {"_payload", "delivery", "is_settled"}
+)
+
+
+def delivered(tag: bytes, payload: bytes = b"") -> Delivery:
+    link = Link(None, "link", True, 0, 1 << 20, False, False)  # type: ignore[arg-type]
+    return Delivery(link, 0, tag, 0, False, payload)
+
+
+def annotated(**annotations: Any) -> ReceivedMessage:
+    """``x_opt_sequence_number=1`` stands for the annotation that is so called, with dashes."""
+    found = {Symbol(name.replace("_", "-")): value for name, value in annotations.items()}
+    return ReceivedMessage(encode_message(Message(message_annotations=found)))
+
+
+def test_what_the_namespace_has_added_is_there() -> None:
+    message = annotated(
+        x_opt_sequence_number=5,
+        x_opt_enqueue_sequence_number=3,
+        x_opt_enqueued_time=Timestamp(to_ms(AT)),
+        x_opt_locked_until=Timestamp(to_ms(AT) + 1),
+        x_opt_message_state=1,
+        x_opt_partition_key="p",
+        x_opt_via_partition_key="v",
+        x_opt_partition_id=2,
+        x_opt_scheduled_enqueue_time=Timestamp(to_ms(AT)),
+        x_opt_deadletter_source="orders",
+    )
+    assert message.sequence_number == 5
+    assert message.enqueued_sequence_number == 3
+    assert message.enqueued_time == AT
+    assert message.locked_until == AT + timedelta(milliseconds=1)
+    assert message.state is MessageState.DEFERRED
+    assert (message.partition_key, message.via_partition_key, message.partition_id) == ("p", "v", 2)
+    assert message.scheduled_enqueue_time == AT
+    assert message.dead_letter_source == "orders"
+
+
+def test_a_message_of_a_peer_that_adds_nothing_can_be_read_all_the_same() -> None:
+    message = ReceivedMessage(encode_message(Message(body=(b"body",))))
+    assert message.body == b"body"
+    assert message.message_id == ""
+    assert (message.sequence_number, message.enqueued_sequence_number, message.delivery_count) == (0, 0, 0)
+    assert message.enqueued_time == datetime(1970, 1, 1, tzinfo=UTC)
+    assert (message.locked_until, message.lock_token, message.expires_at) == (None, None, None)
+    assert message.state is MessageState.ACTIVE
+    assert message.application_properties == {}
+    assert (message.dead_letter_reason, message.dead_letter_error_description) == (None, None)
+
+
+def test_a3_a_lock_is_known_by_the_tag_of_the_delivery() -> None:
+    token = uuid4()
+    assert ReceivedMessage(b"", delivered(token.bytes_le)).lock_token == token
+
+
+@pytest.mark.parametrize("tag", [b"", b"\0", b"7" * 15, b"7" * 17, b"7" * 32])
+def test_a_tag_of_another_kind_is_no_lock(tag: bytes) -> None:
+    assert ReceivedMessage(b"", delivered(tag)).lock_token is None
+
+
+def test_a3_a_lock_that_is_named_goes_before_the_tag() -> None:
+    token = uuid4()
+    assert ReceivedMessage(b"", delivered(bytes(16)), token).lock_token == token
+    assert ReceivedMessage(b"", lock_token=token).lock_token == token
+
+
+def test_a4_a_message_expires_so_long_after_it_was_enqueued() -> None:
+    payload = encode_message(
+        Message(
+            header=Header(ttl=UInt(60_000)),
+            message_annotations={Symbol("x-opt-enqueued-time"): Timestamp(to_ms(AT))},
+        )
+    )
+    assert ReceivedMessage(payload).expires_at == AT + timedelta(minutes=1)
+
+
+def test_a4_what_expires_after_the_end_of_the_calendar_never_does() -> None:
+    message = annotated(x_opt_enqueued_time=Timestamp(to_ms(datetime(9999, 12, 31, tzinfo=UTC))))
+    message.time_to_live = timedelta(days=30)
+    assert message.expires_at is None
+
+
+def test_a3_why_a_message_was_dead_lettered_is_there() -> None:
+    message = ReceivedMessage(
+        encode_brokered(
+            BrokeredMessage(application_properties={"DeadLetterReason": "r", "DeadLetterErrorDescription": "d"})
+        )
+    )
+    assert (message.dead_letter_reason, message.dead_letter_error_description) == ("r", "d")
+
+
+def test_how_often_it_was_delivered_before_is_there() -> None:
+    assert ReceivedMessage(encode_message(Message(header=Header(delivery_count=UInt(4))))).delivery_count == 4
+
+
+# Bodies
+
+
+def test_a_body_in_several_sections_is_one() -> None:
+    assert ReceivedMessage(encode_message(Message(body=(b"a", b"b", b"")))).body == b"ab"
+    sequences = ReceivedMessage(encode_message(Message(body=([1], [], [2, 3]), body_kind=AMQP_SEQUENCE)))
+    assert (sequences.body, sequences.body_kind) == ([1, 2, 3], BodyKind.SEQUENCE)
+
+
+def test_a_message_without_a_body_has_an_empty_one() -> None:
+    message = ReceivedMessage(encode_message(Message(properties=Properties(message_id="1"))))
+    assert (message.body, message.body_kind) == (b"", BodyKind.DATA)
+
+
+# Reading late
+
+
+@given(st.lists(st.sampled_from(READ), unique=True), st.randoms(use_true_random=False))
+def test_what_the_application_sets_is_never_overwritten_by_what_is_read(names: list[str], random: Any) -> None:
+    payload = encode_brokered(
+        BrokeredMessage(
+            b"body", label="label", session_id="s", time_to_live=timedelta(1), application_properties={"a": 1}
+        )
+    )
+    message = ReceivedMessage(payload, delivered(bytes(16)))
+    marks = {name: object() for name in names}
+    order = [*READ]
+    random.shuffle(order)
+    for name in order:
+        if name in marks:
+            setattr(message, name, marks[name])
+        else:
+            getattr(message, name)
+    for name, mark in marks.items():
+        assert getattr(message, name) is mark
+
+
+def test_what_is_read_twice_is_the_same_object() -> None:
+    message = ReceivedMessage(encode_brokered(BrokeredMessage(application_properties={"a": 1})))
+    message.application_properties["b"] = 2
+    assert message.application_properties == {"a": 1, "b": 2}
+    assert message.body is message.body
+
+
+def test_a_change_of_a_received_message_goes_out_when_it_is_sent_on() -> None:
+    message = ReceivedMessage(encode_brokered(BrokeredMessage(b"body", label="old", to="t")))
+    message.label = "new"
+    message.body = b"other"
+    again = ReceivedMessage(encode_brokered(message))
+    assert (again.label, again.to, again.body) == ("new", "t", b"other")
+
+
+def test_a_message_can_be_copied() -> None:
+    message = ReceivedMessage(encode_brokered(BrokeredMessage(b"body", label="l")))
+    assert message.label == "l"
+    twin = copy.copy(message)
+    twin.label = "other"
+    assert (message.label, twin.body) == ("l", b"body")
+
+
+def test_what_a_message_does_not_have_is_told_as_usual() -> None:
+    message = ReceivedMessage(encode_brokered(BrokeredMessage()))
+    assert not hasattr(message, "colour")
+    with pytest.raises(AttributeError, match="colour"):
+        message.colour = "red"  # type: ignore[attr-defined]
+
+
+# Bytes that are no message
+
+
+@pytest.mark.parametrize("payload", [b"", b"garbage", b"\x00\x53\x75", b"\x00\x53\x70\xc0\xff\xff", bytes(9)])
+def test_e3_bytes_that_are_no_message_are_told_when_they_are_read(payload: bytes) -> None:
+    message = ReceivedMessage(payload)
+    if not payload:  # a message of no sections
+        assert message.body == b""
+        return
+    with pytest.raises(InvalidMessageError, match="the message cannot be read"):
+        _ = message.body
+    assert "ReceivedMessage" in repr(message)
+
+
+@given(st.binary(max_size=60))
+def test_e3_no_bytes_make_reading_fail_in_another_way(payload: bytes) -> None:
+    for name in READ:
+        message = ReceivedMessage(payload, delivered(bytes(16)))
+        with suppress(InvalidMessageError):
+            getattr(message, name)
+
+
+@pytest.mark.parametrize("value", [[1], {"a": 1}, "text", b"\xff", None, 1.5, UUID(int=1), True], ids=repr)
+@pytest.mark.parametrize(
+    "annotation",
+    ["sequence_number", "enqueue_sequence_number", "enqueued_time", "locked_until", "message_state", "partition_id"],
+)
+def test_e3_annotations_of_other_types_than_expected_do_no_harm(annotation: str, value: object) -> None:
+    for name in READ:
+        message = annotated(**{f"x_opt_{annotation}": value})
+        try:
+            getattr(message, name)
+        except InvalidMessageError as error:
+            assert "cannot be read" in str(error)  # noqa: PT017 (either is fine)
+        assert message.body == b""
+
+
+def test_a_state_that_nobody_knows_does_not_hide_the_rest() -> None:
+    assert annotated(x_opt_sequence_number=5, x_opt_message_state=77).sequence_number == 5

@@ -1,0 +1,538 @@
+"""Sessions, with a real namespace and with a peer that does what no namespace should."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+import pytest
+
+from pairbus.client.errors import (
+    ClosedError,
+    EntityNotFoundError,
+    InternalServerError,
+    InvalidRequestError,
+    MessagingCommunicationError,
+    MessagingError,
+    MessagingTimeoutError,
+    SessionCannotBeLockedError,
+    SessionLockLostError,
+)
+from pairbus.client.factory import MessagingFactory
+from pairbus.client.message import BrokeredMessage
+from pairbus.client.receive_mode import ReceiveMode
+from pairbus.client.retry import NO_RETRY
+from pairbus.client.session import MessageSession
+from pairbus.dialect.annotations import LINK_TIMEOUT
+from pairbus.dialect.management import ASSOCIATED_LINK, Request, Response
+from pairbus.testing import RunningNamespace, running_namespace
+from pairbus.wire import Error, Timestamp
+from tests.client.amqp_peer import LOCK_S, SECOND, Peer, message_bytes, now, run, scripted, settled
+from tests.client.stage import factory_of, make_queue, play
+
+SHORT: Final = timedelta(milliseconds=50)
+RENEW: Final = "com.microsoft:renew-session-lock"
+GET_STATE: Final = "com.microsoft:get-session-state"
+
+
+@pytest.fixture(scope="module")
+def namespace() -> Iterator[RunningNamespace]:
+    with running_namespace() as namespace:
+        yield namespace
+
+
+@asynccontextmanager
+async def visits(namespace: RunningNamespace) -> AsyncIterator[tuple[MessagingFactory, str]]:
+    path = make_queue(namespace, requires_session=True)
+    async with factory_of(namespace) as factory:
+        yield factory, path
+
+
+async def send(factory: MessagingFactory, path: str, *messages: tuple[str, str]) -> None:
+    async with await factory.create_message_sender(path) as sender:
+        for session_id, text in messages:
+            await sender.send(BrokeredMessage(text, session_id=session_id))
+
+
+async def texts(session: MessageSession, count: int) -> list[str]:
+    found: list[str] = []
+    while len(found) < count:
+        messages = await session.receive(count)
+        assert messages
+        found += [message.text() for message in messages]
+        await session.complete(messages)
+    return found
+
+
+# With a real namespace
+
+
+def test_a5_a_named_session_gives_its_messages_in_their_order(namespace: RunningNamespace) -> None:
+    async def scenario() -> None:
+        async with visits(namespace) as (factory, path):
+            await send(factory, path, ("a", "1"), ("b", "x"), ("a", "2"), ("a", "3"))
+            async with await factory.accept_message_session(path, "a") as session:
+                assert session.session_id == "a"
+                assert session.path == path
+                assert session.locked_until is not None
+                assert session.locked_until > datetime.now(UTC)
+                assert await texts(session, 3) == ["1", "2", "3"]
+                assert await session.receive(1, timedelta()) == []
+
+    play(scenario())
+
+
+def test_a5_a_session_may_be_accepted_before_it_has_messages(namespace: RunningNamespace) -> None:
+    async def scenario() -> None:
+        async with visits(namespace) as (factory, path):
+            session = await factory.accept_message_session(path, "empty")
+            task = asyncio.create_task(session.receive())
+            await send(factory, path, ("empty", "first"))
+            assert [message.text() for message in await task] == ["first"]
+
+    play(scenario())
+
+
+def test_a5_the_next_session_is_one_that_has_messages_and_is_free(namespace: RunningNamespace) -> None:
+    async def scenario() -> None:
+        async with visits(namespace) as (factory, path):
+            await send(factory, path, ("a", "1"), ("b", "2"))
+            sessions = [await factory.accept_message_session(path) for _ in range(2)]
+            assert {session.session_id for session in sessions} == {"a", "b"}
+            with pytest.raises(MessagingTimeoutError) as caught:
+                await factory.accept_message_session(path, server_wait_time=SHORT)
+            assert caught.value.entity == path
+
+    play(scenario())
+
+
+def test_a5_whoever_waits_for_the_next_session_gets_it_when_it_comes(namespace: RunningNamespace) -> None:
+    async def scenario() -> None:
+        async with visits(namespace) as (factory, path):
+            task = asyncio.create_task(factory.accept_message_session(path, server_wait_time=30 * SECOND))
+            await send(factory, path, ("late", "1"))
+            session = await task
+            assert session.session_id == "late"
+
+    play(scenario())
+
+
+def test_a5_a_session_that_somebody_else_has_cannot_be_locked(namespace: RunningNamespace) -> None:
+    async def scenario() -> None:
+        async with visits(namespace) as (factory, path):
+            session = await factory.accept_message_session(path, "a")
+            with pytest.raises(SessionCannotBeLockedError) as caught:
+                await factory.accept_message_session(path, "a", server_wait_time=SHORT)
+            assert caught.value.entity == path
+            await session.close()
+            again = await factory.accept_message_session(path, "a", server_wait_time=SHORT)
+            assert again.session_id == "a"
+
+    play(scenario())
+
+
+def test_a5_what_a_closed_session_had_not_settled_comes_again(namespace: RunningNamespace) -> None:
+    async def scenario() -> None:
+        async with visits(namespace) as (factory, path):
+            await send(factory, path, ("a", "1"), ("a", "2"), ("a", "3"))
+            session = await factory.accept_message_session(path, "a", prefetch_count=10)
+            [first] = await session.receive(1)
+            await session.complete(first)
+            await session.close()
+            async with await factory.accept_message_session(path, "a") as again:
+                assert await texts(again, 2) == ["2", "3"]
+
+    play(scenario())
+
+
+def test_a5_every_settlement_works_in_a_session(namespace: RunningNamespace) -> None:
+    async def scenario() -> None:
+        async with visits(namespace) as (factory, path):
+            await send(factory, path, *(("a", str(number)) for number in range(4)))
+            session = await factory.accept_message_session(path, "a")
+            one, two, three, four = await session.receive(4)
+            await session.complete(one)
+            await session.defer(two)
+            await session.dead_letter(three, "reason")
+            await session.abandon(four, {"again": True})
+            [again] = await session.receive()
+            assert (again.text(), again.application_properties) == ("3", {"again": True})
+            await session.complete(again)
+            [deferred] = await session.receive_deferred(two.sequence_number)
+            assert deferred.text() == "1"
+            await session.complete(deferred)
+            assert await session.peek(10) == []
+
+    play(scenario())
+
+
+def test_a5_only_the_messages_of_the_session_are_peeked_at(namespace: RunningNamespace) -> None:
+    async def scenario() -> None:
+        async with visits(namespace) as (factory, path):
+            await send(factory, path, ("b", "x"), ("a", "1"), ("b", "y"), ("a", "2"))
+            session = await factory.accept_message_session(path, "a")
+            assert [message.text() for message in await session.peek(10)] == ["1", "2"]
+
+    play(scenario())
+
+
+def test_a5_a_session_has_a_state(namespace: RunningNamespace) -> None:
+    async def scenario() -> None:
+        async with visits(namespace) as (factory, path):
+            session = await factory.accept_message_session(path, "a")
+            assert await session.get_state() is None
+            await session.set_state(b"\0halfway")
+            assert await session.get_state() == b"\0halfway"
+            await session.close()
+            async with await factory.accept_message_session(path, "a") as again:
+                assert await again.get_state() == b"\0halfway"
+                await again.set_state(b"")
+                assert await again.get_state() == b""
+                await again.set_state(None)
+                assert await again.get_state() is None
+
+    play(scenario())
+
+
+def test_a5_the_lock_is_renewed_for_all_its_messages(namespace: RunningNamespace) -> None:
+    async def scenario() -> None:
+        async with visits(namespace) as (factory, path):
+            await send(factory, path, ("a", "1"))
+            session = await factory.accept_message_session(path, "a")
+            [message] = await session.receive()
+            before = session.locked_until
+            assert before is not None
+            assert await session.renew_lock() >= before
+            assert await session.renew_lock(message) == session.locked_until
+
+    play(scenario())
+
+
+def test_a5_a_session_whose_connection_was_lost_is_lost_and_can_be_accepted_again(
+    namespace: RunningNamespace,
+) -> None:
+    async def scenario() -> None:
+        async with visits(namespace) as (factory, path):
+            await send(factory, path, ("a", "1"))
+            session = await factory.accept_message_session(path, "a")
+            [message] = await session.receive()
+            waiting = asyncio.create_task(session.receive())
+            await session.peek()
+            await asyncio.to_thread(namespace.kill_connections)
+            with pytest.raises(SessionLockLostError, match="accept the session again") as caught:
+                await waiting
+            assert caught.value.entity == path
+            assert isinstance(caught.value.__cause__, MessagingCommunicationError)
+            for operation in (session.complete, session.abandon):
+                with pytest.raises(SessionLockLostError):
+                    await operation(message)
+            with pytest.raises(SessionLockLostError):
+                await session.get_state()
+            async with await factory.accept_message_session(path, "a") as again:
+                assert await texts(again, 1) == ["1"]
+
+    play(scenario())
+
+
+def test_a5_sessions_and_queues_without_them_do_not_mix(namespace: RunningNamespace) -> None:
+    async def scenario() -> None:
+        plain = make_queue(namespace)
+        async with visits(namespace) as (factory, path):
+            with pytest.raises(InvalidRequestError) as caught:
+                await factory.accept_message_session(plain, "a")
+            assert caught.value.entity == plain
+            receiver = await factory.create_message_receiver(path)
+            with pytest.raises(InvalidRequestError):
+                await receiver.receive()
+            with pytest.raises(EntityNotFoundError):
+                await factory.accept_message_session("nowhere")
+
+    play(scenario())
+
+
+def test_a5_a_session_can_be_received_and_deleted(namespace: RunningNamespace) -> None:
+    async def scenario() -> None:
+        async with visits(namespace) as (factory, path):
+            await send(factory, path, ("a", "1"))
+            session = await factory.accept_message_session(path, "a", ReceiveMode.RECEIVE_AND_DELETE)
+            assert [message.text() for message in await session.receive()] == ["1"]
+            assert await session.peek(5) == []
+
+    play(scenario())
+
+
+@pytest.mark.parametrize("session_id", ["", "é" * 128, "a/b?c#d", " "])
+def test_a5_whatever_a_session_is_called_it_is_found(namespace: RunningNamespace, session_id: str) -> None:
+    async def scenario() -> None:
+        async with visits(namespace) as (factory, path):
+            try:
+                await send(factory, path, (session_id, "1"))
+            except MessagingError as error:
+                assert not session_id and not error.is_transient  # noqa: PT017, PT018 (no name may be no name)
+                return
+            async with await factory.accept_message_session(path, session_id) as session:
+                assert session.session_id == session_id
+                assert await texts(session, 1) == ["1"]
+                assert await session.renew_lock() is not None
+
+    play(scenario())
+
+
+# With a peer that listens closely
+
+
+def test_the_wait_is_told_to_the_namespace() -> None:
+    async def scenario() -> None:
+        async with scripted() as (peer, factory):
+            await factory.accept_message_session("visits", server_wait_time=timedelta(seconds=7))
+            await factory.accept_message_session("visits")
+            waits = [event.attach.properties[LINK_TIMEOUT] for event in peer.attached]  # type: ignore[index]
+            assert waits[0] == pytest.approx(7_000, abs=50)
+            assert waits[1] == pytest.approx(60_000, abs=50)
+
+    run(scenario())
+
+
+def test_a5_requests_name_the_session_and_its_link() -> None:
+    async def scenario() -> None:
+        async with scripted() as (peer, factory):
+            session = await factory.accept_message_session("visits", "alice")
+            until = now() + timedelta(minutes=5)
+            peer.answers[RENEW] = lambda _request: Response(
+                body={"expiration": Timestamp(int(until.timestamp() * 1_000))}
+            )
+            await session.renew_lock()
+            await session.get_state()
+            await session.set_state(b"state")
+            await session.peek()
+            for request in peer.requests:
+                assert request.body["session-id"] == "alice"
+                assert request.properties[ASSOCIATED_LINK] == peer.receiver.name
+            assert session.locked_until is not None
+            assert abs(session.locked_until - until) < SECOND
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        None,
+        Error("amqp:link:detach-forced", "moved"),
+        Error("amqp:internal-error", "oops"),
+        Error("com.microsoft:server-busy", "busy"),
+        Error("com.microsoft:operation-cancelled", "stopping"),
+        Error("com.microsoft:timeout", "slow"),
+        Error("com.microsoft:session-lock-lost", "too late"),
+    ],
+    ids=lambda error: "no reason" if error is None else str(error.condition),
+)
+def test_a5_whatever_ends_the_link_of_a_session_its_lock_is_lost(error: Error | None) -> None:
+    async def scenario() -> None:
+        async with scripted() as (peer, factory):
+            session = await factory.accept_message_session("visits", "alice")
+            peer.stock.append(message_bytes(b"body"))
+            [message] = await session.receive()
+            waiting = asyncio.create_task(session.receive())
+            await settled()
+            peer.detach(peer.receiver, error)
+            with pytest.raises(SessionLockLostError):
+                await waiting
+            with pytest.raises(SessionLockLostError):
+                await session.receive()
+            with pytest.raises(SessionLockLostError):
+                await session.complete(message)
+            with pytest.raises(SessionLockLostError):
+                await anext(session)
+            attached = [event for event in peer.attached if event.attach.source.address == "visits"]  # type: ignore[union-attr]
+            assert len(attached) == 1
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("condition", "kind"),
+    [
+        ("com.microsoft:timeout", MessagingTimeoutError),
+        ("com.microsoft:session-cannot-be-locked", SessionCannotBeLockedError),
+        ("amqp:not-allowed", InvalidRequestError),
+    ],
+)
+def test_a5_what_the_namespace_answers_is_not_asked_again(condition: str, kind: type[MessagingError]) -> None:
+    async def scenario() -> None:
+        async with scripted() as (peer, factory):
+            peer.refusals.append(Error(condition, "no"))
+            with pytest.raises(kind, match="no") as caught:
+                await factory.accept_message_session("visits")
+            assert (caught.value.entity, caught.value.condition) == ("visits", condition)
+            assert len(peer.attached) == 1
+
+    run(scenario())
+
+
+def test_a_namespace_that_answers_nothing_is_asked_again_until_the_time_is_up() -> None:
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        async with scripted() as (peer, factory):
+            peer.attaches = False
+            with pytest.raises(MessagingTimeoutError) as caught:
+                await factory.accept_message_session("visits", server_wait_time=2 * SECOND)
+            assert caught.value.condition is None
+            assert loop.time() <= 62.1
+            assert len(peer.attached) >= 3
+
+    run(scenario())
+
+
+def test_what_passes_is_asked_again() -> None:
+    async def scenario() -> None:
+        async with scripted() as (peer, factory):
+            peer.refusals.extend([Error("amqp:internal-error", "oops"), Error("amqp:link:detach-forced", "moved")])
+            session = await factory.accept_message_session("visits")
+            assert session.session_id == "next"
+
+    run(scenario())
+
+
+def test_whoever_stops_waiting_for_a_session_holds_none() -> None:
+    async def scenario() -> None:
+        async with scripted() as (peer, factory):
+            peer.attaches = False
+            task = asyncio.create_task(factory.accept_message_session("visits"))
+            await settled()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            await settled()
+            assert len(peer.last.engine.sessions) == 1  # for tokens
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("body", [{}, {"expiration": "x"}, {"expiration": []}, {"expiration": None}], ids=str)
+def test_e3_a_renewal_that_does_not_say_until_when_is_an_error_of_the_namespace(body: dict[str, Any]) -> None:
+    async def scenario() -> None:
+        async with scripted() as (peer, factory):
+            session = await factory.accept_message_session("visits", "alice")
+            peer.answers[RENEW] = lambda _request: Response(body=body)
+            with pytest.raises(InternalServerError) as caught:
+                await session.renew_lock()
+            assert caught.value.entity == "visits"
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("state", ["text", 5, [1]], ids=str)
+def test_e3_a_state_that_is_none_is_told(state: Any) -> None:
+    async def scenario() -> None:
+        async with scripted() as (peer, factory):
+            session = await factory.accept_message_session("visits", "alice")
+            peer.answers[GET_STATE] = lambda _request: Response(body={"session-state": state})
+            with pytest.raises(InternalServerError):
+                await session.get_state()
+            with pytest.raises((TypeError, MessagingError)):
+                await session.set_state(state)
+
+    run(scenario())
+
+
+# Locks that are renewed by themselves
+
+
+def renewing(peer: Peer, times_s: list[float]) -> None:
+    def answer(_request: Request) -> Response:
+        times_s.append(asyncio.get_running_loop().time())
+        return Response(body={"expiration": Timestamp(int((now().timestamp() + LOCK_S) * 1_000))})
+
+    peer.answers[RENEW] = answer
+
+
+def test_a5_the_lock_of_a_session_is_renewed_for_as_long_as_was_said() -> None:
+    async def scenario() -> None:
+        async with scripted() as (peer, factory):
+            times_s: list[float] = []
+            renewing(peer, times_s)
+            session = await factory.accept_message_session(
+                "visits", "alice", max_auto_lock_renewal=timedelta(minutes=10)
+            )
+            for _ in range(30):
+                await asyncio.sleep(30)
+                peer.last.beat()
+            pauses_s = [later - earlier for earlier, later in zip([0.0, *times_s], times_s, strict=False)]
+            assert times_s[-1] <= 600
+            assert times_s[-1] >= 540
+            assert all(pause_s < LOCK_S for pause_s in pauses_s)
+            assert session.locked_until is not None
+
+    run(scenario())
+
+
+def test_a5_a_session_that_is_closed_is_not_renewed() -> None:
+    async def scenario() -> None:
+        async with scripted() as (peer, factory):
+            times_s: list[float] = []
+            renewing(peer, times_s)
+            session = await factory.accept_message_session("visits", "a", max_auto_lock_renewal=timedelta(minutes=10))
+            await asyncio.sleep(40)
+            await session.close()
+            renewed = len(times_s)
+            assert renewed
+            await asyncio.sleep(100)
+            assert len(times_s) == renewed
+
+    run(scenario())
+
+
+# Its end
+
+
+def test_a_session_that_is_closed_does_nothing_more() -> None:
+    async def scenario() -> None:
+        async with scripted() as (peer, factory):
+            session = await factory.accept_message_session("visits", "alice")
+            waiting = asyncio.create_task(session.receive())
+            await settled()
+            await session.close()
+            await session.close()
+            assert "alice" in repr(session)
+            with pytest.raises((ClosedError, SessionLockLostError)):
+                await waiting
+            for operation in (session.receive(), session.get_state(), session.set_state(b""), session.renew_lock()):
+                with pytest.raises(ClosedError, match="has been closed"):
+                    await operation
+            assert peer.all_links() == []
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("locked_until", ["x", [1], 2**62, -5, 1.5, b"x"], ids=str)
+def test_e3_a_namespace_that_does_not_say_until_when_does_no_harm(locked_until: Any) -> None:
+    async def scenario() -> None:
+        async with scripted(retry_policy=NO_RETRY) as (peer, factory):
+            peer.locked_until = locked_until
+            try:
+                session = await factory.accept_message_session("visits", "alice")
+            except MessagingError as error:
+                assert error.entity == "visits"  # noqa: PT017 (either is fine)
+            else:
+                assert session.locked_until is None or session.locked_until.tzinfo is UTC
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("session_id", [5, b"x", [1]], ids=str)
+def test_e3_a_session_whose_id_is_no_text_is_not_taken_for_one(session_id: Any) -> None:
+    async def scenario() -> None:
+        async with scripted(retry_policy=NO_RETRY) as (peer, factory):
+            peer.session_id = session_id
+            try:
+                session = await factory.accept_message_session("visits")
+            except MessagingError as error:
+                assert error.entity == "visits"  # noqa: PT017 (either is fine)
+            else:
+                assert isinstance(session.session_id, str)
+
+    run(scenario())
