@@ -55,7 +55,7 @@ class Part(Wrapper):
         return self._inner.is_closed
 
     def close(self) -> None:
-        """Let go of what it holds. To close twice is fine."""
+        """Let go of what it holds. To close twice is fine; one that is cancelled goes on, without being waited for."""
         self._close(self._inner.close)
 
 
@@ -125,7 +125,8 @@ class MessageReceiver(Part):
     def receive(self, max_message_count: int = 1, max_wait_time: timedelta | None = None) -> list[ReceivedMessage]:
         """Receive up to so many messages, waiting so long for the first one; an empty list if none has come.
 
-        Without ``max_wait_time`` it waits for the operation time-out. Zero gives what is there now.
+        Without ``max_wait_time`` it waits for the operation time-out. Zero gives what is there now; with a prefetch
+        count, what has come by now.
         """
         return self._call(self._inner.receive, max_message_count, max_wait_time)
 

@@ -58,7 +58,7 @@ class MessagingError(Exception):
     def __str__(self) -> str:
         where = "" if self.entity is None or f"'{self.entity}'" in self.message else f"'{self.entity}': "
         condition = "" if self.condition is None else f" ({self.condition})"
-        hint = f"; {self.hint}" if self.hint else ""
+        hint = f"; {self.hint}" if self.hint and self.hint not in self.message else ""
         return f"{where}{self.message}{condition}{hint}"
 
     def at(self, entity: str) -> Self:
@@ -124,7 +124,7 @@ class EntityDisabledError(MessagingError):
 class QuotaExceededError(MessagingError):
     """The entity or the namespace is full."""
 
-    advice = "receive messages from it, or raise its size"
+    advice = "receive messages"
 
 
 class MessageSizeExceededError(MessagingError):

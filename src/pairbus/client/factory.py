@@ -9,7 +9,7 @@ from dataclasses import replace
 from datetime import timedelta
 from enum import Enum
 from types import NoneType, TracebackType
-from typing import Self
+from typing import Final, Self
 
 from pairbus.client.amqp.authorization import Authorization
 from pairbus.client.amqp.connection import AmqpConnection
@@ -29,7 +29,7 @@ from pairbus.client.sender import MessageSender
 from pairbus.client.session import MessageSession
 from pairbus.client.settings import MessagingFactorySettings
 from pairbus.client.subscription_client import SubscriptionClient
-from pairbus.client.token_provider import Credentials, TokenProvider
+from pairbus.client.token_provider import Credentials, PlainCredentials, TokenProvider
 from pairbus.client.topic_client import TopicClient
 from pairbus.client.validation import check_type
 from pairbus.dialect.entity_path import split_entity_path
@@ -37,6 +37,7 @@ from pairbus.dialect.entity_path import split_entity_path
 _log = logging.getLogger(__name__)
 
 _NO_TIME = timedelta()
+_LONGEST_MS: Final = 0xFFFFFFFF
 
 
 class FactoryState(Enum):
@@ -72,6 +73,9 @@ class MessagingFactory:
     """
 
     def __init__(self, endpoint: Endpoint, credentials: Credentials, settings: MessagingFactorySettings) -> None:
+        check_type("endpoint", endpoint, (Endpoint,))
+        check_type("token_provider", credentials, (TokenProvider, PlainCredentials, NoneType))
+        check_type("settings", settings, (MessagingFactorySettings,))
         self._endpoint = endpoint
         self._credentials = credentials
         self._settings = settings
@@ -80,6 +84,9 @@ class MessagingFactory:
         self._parts: dict[Part, None] = {}
         self._slot = Slot(self._connect)
         self._ending: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._reached: asyncio.Future[None] | None = None
+        self._is_away = False
 
     @classmethod
     def from_connection_string(
@@ -240,7 +247,9 @@ class MessagingFactory:
         async def attempt() -> ReceivingLink | MessagingTimeoutError:
             line = await self._authorized(path)
             left_s = max(0.001, deadline_s - asyncio.get_running_loop().time())
-            link = ReceivingLink(line.connection, path, replace(wish, session_wait_ms=math.ceil(left_s * 1_000)))
+            link = ReceivingLink(
+                line.connection, path, replace(wish, session_wait_ms=min(math.ceil(left_s * 1_000), _LONGEST_MS))
+            )
             try:
                 await link.attached(left_s + self._settings.attempt_s)
             except MessagingTimeoutError as error:
@@ -277,7 +286,6 @@ class MessagingFactory:
 
     async def _shut_down(self) -> None:
         parts = [*self._parts]
-        self._parts.clear()
         for outcome in await asyncio.gather(*(part.close() for part in parts), return_exceptions=True):
             if isinstance(outcome, Exception):
                 _log.warning("something of %s could not be closed: %s", self._endpoint, outcome)
@@ -297,8 +305,17 @@ class MessagingFactory:
 
     def check_open(self) -> None:
         """Raise if it is closed or faulted."""
+        loop = asyncio.get_running_loop()
+        if self._loop is None:
+            self._loop = loop
+        elif self._loop is not loop:
+            raise RuntimeError("this factory was used in another event loop; make one in each, or use pairbus.blocking")
         if self._state is FactoryState.CLOSED:
             raise ClosedError(f"the factory of {self._endpoint} has been closed")
+        self.check_faulted()
+
+    def check_faulted(self) -> None:
+        """Raise if it is faulted."""
         if self._state is FactoryState.FAULTED:
             error = FactoryFaultedError(f"the factory of {self._endpoint} has been given up: {self._fault}")
             raise error from self._fault
@@ -344,8 +361,36 @@ class MessagingFactory:
             await line.authorization.authorize(path)
         return line
 
+    def reached(self) -> asyncio.Future[None]:
+        """Done when the namespace is reached the next time: whoever waits to try again need not wait longer."""
+        if self._reached is None or self._reached.done():
+            self._reached = asyncio.get_running_loop().create_future()
+        return self._reached
+
     async def _connect(self) -> _Line:
+        """Connect; an outage is told once when it begins, and once when it ends."""
         self.check_open()
+        try:
+            line = await self._try_to_connect()
+        except MessagingError as error:
+            if not self._is_away and error.is_transient:
+                _log.warning("%s; it is tried again", error)
+            self._is_away = True
+            raise
+        if self._is_away:
+            _log.info("%s has been reached again", self._endpoint)
+        self._is_away = False
+        line.connection.gone.add_done_callback(lambda _: self._disconnected(line.connection))
+        if self._reached is not None and not self._reached.done():
+            self._reached.set_result(None)
+        return line
+
+    def _disconnected(self, connection: AmqpConnection) -> None:
+        if self._state is FactoryState.OPEN and self._ending is None:
+            self._is_away = True
+            _log.warning("%s; it is opened again when it is needed", connection.error)
+
+    async def _try_to_connect(self) -> _Line:
         timeout_s = self._settings.attempt_s
         try:
             async with asyncio.timeout(timeout_s) as limit:

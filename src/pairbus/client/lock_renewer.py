@@ -43,6 +43,7 @@ class LockRenewer:
         self._due: list[tuple[float, int, float, Locked]] = []
         """When to renew, a number that keeps the order, when to stop, and what."""
 
+        self._is_closed = False
         self._crowded = _FEW
         self._count = 0
         self._task: asyncio.Task[None] | None = None
@@ -50,13 +51,16 @@ class LockRenewer:
         self._more = asyncio.Event()
 
     def watch(self, locked: Locked) -> None:
-        """Renew this one from now on."""
+        """Renew this one from now on, unless there is no renewing any more."""
+        if self._is_closed:
+            return
         loop = asyncio.get_running_loop()
         self._push(locked, loop.time() + self._longest_s)
         if self._task is None:
             self._task = loop.create_task(self._run())
 
     async def close(self) -> None:
+        self._is_closed = True
         tasks = [task for task in (self._task, *self._renewing) if task is not None]
         for task in tasks:
             task.cancel()

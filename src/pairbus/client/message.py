@@ -171,7 +171,27 @@ def encode_brokered(message: Any, scheduled: datetime | None = None) -> bytes:
     except (AttributeError, EncodeError, OverflowError, RecursionError, TypeError, ValueError) as error:
         if isinstance(error, InvalidMessageError):
             raise
-        raise InvalidMessageError(f"the message {message.message_id!r:.100} cannot be sent: {error}") from error
+        raise InvalidMessageError(
+            f"the message {message.message_id!r:.100} cannot be sent: {_culprit(message)}{error}"
+        ) from error
+
+
+_TEXTS: Final = ("label", "content_type", "to", "reply_to", "session_id", "reply_to_session_id", "partition_key")
+
+
+def _culprit(message: BrokeredMessage) -> str:
+    """Which of its attributes or properties is to blame, in the application's own words, if that can be told."""
+    for name in (*_TEXTS, "via_partition_key"):
+        value = getattr(message, name)
+        if value is not None and not isinstance(value, str):
+            return f"{name} is {value!r:.50}; it must be a text; "
+    if isinstance(message.application_properties, Mapping):
+        for name, value in message.application_properties.items():
+            try:
+                encode(_amqp_value(value))
+            except (EncodeError, OverflowError, TypeError, ValueError):
+                return f"the application property {name!r:.50}: "
+    return ""
 
 
 def _encode(message: BrokeredMessage, scheduled: datetime | None) -> bytes:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import asyncio
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
 from typing import Any, Final, Protocol
@@ -17,6 +18,7 @@ from pairbus.client.received_message import ReceivedMessage
 from pairbus.client.retrying import retrying
 from pairbus.client.settings import MessagingFactorySettings
 from pairbus.client.times import from_ms
+from pairbus.client.validation import check_type
 from pairbus.dialect.entity_path import MANAGEMENT
 from pairbus.dialect.management import ASSOCIATED_LINK, Operation, Response
 from pairbus.wire import Array, Int, Timestamp, UInt
@@ -33,6 +35,8 @@ class Opener(Protocol):
 
     @property
     def settings(self) -> MessagingFactorySettings: ...
+
+    def reached(self) -> asyncio.Future[None]: ...
 
     async def open_request_link(self, address: str, entity: str) -> RequestLink: ...
 
@@ -71,6 +75,7 @@ class ManagementNode:
             entity=self.path,
             failure=failure,
             started_s=started_s,
+            hurry=self._opener.reached,
         )
 
     async def _ask(self, operation: Operation, body: Mapping[str, Any], link_name: str | None) -> Response | None:
@@ -222,6 +227,14 @@ def _items(response: Response | None, name: str, count: int | None = None) -> li
     if count is not None and len(items) != count:
         raise ValueError(f"{len(items)} {name} where {count} were asked for")
     return items
+
+
+def sequence_numbers(numbers: int | Iterable[int]) -> list[int]:
+    """One or several; raises ``TypeError`` for what is no number."""
+    found = [numbers] if isinstance(numbers, int) or not isinstance(numbers, Iterable) else [*numbers]
+    for number in found:
+        check_type("a sequence number", number, (int,))
+    return found
 
 
 def _bytes(value: Any) -> bytes:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -21,6 +24,12 @@ class Maker(Protocol):
 
     def check_open(self) -> None:
         """Raise if the factory is closed or faulted."""
+
+    def check_faulted(self) -> None:
+        """Raise if the factory is faulted."""
+
+    def reached(self) -> asyncio.Future[None]:
+        """Done when the namespace is reached the next time."""
 
     async def open_sending_link(self, path: str) -> SendingLink: ...
 
@@ -42,6 +51,7 @@ class Part(ABC):
         self._maker = maker
         self._path = path
         self._is_closed = False
+        self._closing: asyncio.Task[None] | None = None
         maker.adopt(self)
 
     def __repr__(self) -> str:
@@ -57,11 +67,17 @@ class Part(ABC):
         return self._is_closed
 
     async def close(self) -> None:
-        """Let go of what it holds. To close twice is fine."""
-        if not self._is_closed:
-            self._is_closed = True
-            self._maker.release(self)
+        """Let go of what it holds. To close twice is fine; one that is cancelled goes on, without being waited for."""
+        self._is_closed = True
+        if self._closing is None:
+            self._closing = asyncio.get_running_loop().create_task(self._close())
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
+        try:
             await self._let_go()
+        finally:
+            self._maker.release(self)
 
     @abstractmethod
     async def _let_go(self) -> None: ...
@@ -73,6 +89,15 @@ class Part(ABC):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+    @contextmanager
+    def _explaining(self) -> Iterator[None]:
+        """Whoever is told that a link has been closed hears why: with this part, or with a factory that was faulted."""
+        try:
+            yield
+        except ClosedError:
+            self._check_open()
+            raise
 
     def _check_open(self) -> None:
         self._maker.check_open()

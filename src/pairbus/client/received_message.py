@@ -10,7 +10,7 @@ from uuid import UUID
 
 from pairbus.client.amqp_view import AmqpView
 from pairbus.client.errors import InvalidMessageError
-from pairbus.client.message import BodyKind, BrokeredMessage, python_value
+from pairbus.client.message import BodyKind, BrokeredMessage, MessageId, python_value
 from pairbus.client.times import from_ms
 from pairbus.dialect.annotations import (
     DEAD_LETTER_SOURCE,
@@ -103,6 +103,40 @@ class ReceivedMessage(BrokeredMessage):
         self.is_settled = False
         if delivery is None or delivery.settled or lock_token is not None:  # what came settled is locked for nobody
             self.lock_token = lock_token
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """What other processes get can be read, and settled by a receiver of theirs as long as the lock holds."""
+        payload = self._payload.payload if isinstance(self._payload, Sections) else self._payload
+        return ReceivedMessage, (payload, None, self.lock_token)
+
+    def copy(self, message_id: MessageId | None = None) -> BrokeredMessage:
+        """A message to send, with the same body and properties and an id of its own, unless one is given.
+
+        The id it was received with would make it a duplicate where those are detected. What dead-lettering has added to
+        its properties is left away.
+        """
+        properties = {
+            name: value
+            for name, value in self.application_properties.items()
+            if name not in (DEAD_LETTER_REASON, DEAD_LETTER_DESCRIPTION)
+        }
+        return BrokeredMessage(
+            self.body,
+            message_id=message_id,
+            session_id=self.session_id,
+            partition_key=self.partition_key,
+            via_partition_key=self.via_partition_key,
+            label=self.label,
+            content_type=self.content_type,
+            correlation_id=self.correlation_id,
+            to=self.to,
+            reply_to=self.reply_to,
+            reply_to_session_id=self.reply_to_session_id,
+            time_to_live=self.time_to_live,
+            application_properties=properties,
+            body_kind=self.body_kind,
+            amqp=self.amqp,
+        )
 
     def __repr__(self) -> str:
         try:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from datetime import datetime, timedelta
 from types import NoneType
 from typing import Final, Self
@@ -14,12 +15,14 @@ from pairbus.client.amqp.receiving_link import ReceivingLink, Wish
 from pairbus.client.amqp.slot import Slot
 from pairbus.client.errors import (
     ClosedError,
+    FactoryFaultedError,
     InvalidRequestError,
     MessageLockLostError,
     MessagingError,
 )
 from pairbus.client.lock_renewer import LockRenewer
-from pairbus.client.node import ManagementNode
+from pairbus.client.message import BrokeredMessage
+from pairbus.client.node import ManagementNode, sequence_numbers
 from pairbus.client.part import Maker, Part
 from pairbus.client.receive_mode import ReceiveMode
 from pairbus.client.received_message import ReceivedMessage
@@ -61,6 +64,7 @@ class MessageReceiver(Part):
         self._node = ManagementNode(maker, path)
         self._slot = Slot(self._open)
         self._turn = asyncio.Lock()
+        self._takers = 0
         self._peeked = 0
         self._salvaged: list[ReceivedMessage] = []
         """What was taken in over a link that was lost, and is locked for us all the same."""
@@ -84,11 +88,20 @@ class MessageReceiver(Part):
     ) -> list[ReceivedMessage]:
         """Receive up to so many messages, waiting so long for the first one; an empty list if none has come.
 
-        Without ``max_wait_time`` it waits for the operation time-out. Zero gives what is there now.
+        Without ``max_wait_time`` it waits for the operation time-out. Zero gives what is there now; with a prefetch
+        count, what has come by now.
         """
-        self._check_open()
         _check_count(max_message_count)
         check_type("max_wait_time", max_wait_time, (timedelta, NoneType))
+        if max_wait_time is not None and max_wait_time < _NO_TIME:
+            raise ValueError(f"max_wait_time is {max_wait_time}; it cannot be below 0")
+        with self._explaining():
+            left_over = [] if self._is_closed else self._take_left_over(max_message_count)
+            return left_over or await self._receive_in_turn(max_message_count, max_wait_time)
+
+    async def _receive_in_turn(self, max_message_count: int, max_wait_time: timedelta | None) -> list[ReceivedMessage]:
+        """Who prefetches takes what has come; otherwise one asks after the other."""
+        self._check_open()
         wait = self._maker.settings.operation_timeout if max_wait_time is None else max_wait_time
         deadline_s = asyncio.get_running_loop().time() + wait.total_seconds()
         if self._prefetch_count:
@@ -96,17 +109,21 @@ class MessageReceiver(Part):
             if link is not None and link.buffer and not self._salvaged:  # most of what is prefetched goes this way
                 return self._hand_out(_messages(link.take_now(max_message_count)))
             return await self._receive(max_message_count, deadline_s)
+        self._takers += 1
         try:
-            async with asyncio.timeout_at(deadline_s if self._turn.locked() else None) as limit:
+            # The wait for one's turn has a limit if there is anyone to wait for.
+            async with asyncio.timeout_at(deadline_s if self._takers > 1 else None) as limit:
                 await self._turn.acquire()
-        except TimeoutError:
-            if not limit.expired():
+            try:
+                return await self._receive(max_message_count, deadline_s)
+            finally:
+                self._turn.release()
+        except TimeoutError as error:
+            if isinstance(error, MessagingError) or not limit.expired():
                 raise
             return []  # somebody else has been receiving all the time
-        try:
-            return await self._receive(max_message_count, deadline_s)
         finally:
-            self._turn.release()
+            self._takers -= 1
 
     async def _receive(self, count: int, deadline_s: float) -> list[ReceivedMessage]:
         """Receive, over another link if need be. The wait is for messages: what opening takes is added to it.
@@ -128,6 +145,7 @@ class MessageReceiver(Part):
                     failure=failure,
                     failures=failures,
                     started_s=began_s - opening_s,
+                    hurry=self._maker.reached,
                 )
                 opening_s += loop.time() - began_s
                 deadline_s += loop.time() - began_s
@@ -172,6 +190,19 @@ class MessageReceiver(Part):
                 return
         self._salvaged += messages
 
+    def _take_left_over(self, count: int) -> list[ReceivedMessage]:
+        """What was received and deleted over a lost link is nowhere else: it is handed out without another link."""
+        if self._mode is ReceiveMode.PEEK_LOCK:
+            return []
+        lost = self._last_link()
+        if lost is not None and lost.error is not None and lost.buffer:
+            self._salvaged += _messages(lost.buffer)
+            lost.buffer.clear()
+        return self._take_salvaged(count)
+
+    def _last_link(self) -> ReceivingLink | None:
+        return self._slot.last
+
     def _take_salvaged(self, count: int) -> list[ReceivedMessage]:
         taken, self._salvaged = self._salvaged[:count], self._salvaged[count:]
         return taken
@@ -187,19 +218,27 @@ class MessageReceiver(Part):
 
     async def __anext__(self) -> ReceivedMessage:
         """The next message, whenever it comes. Rides out what is transient; ends when the receiver is closed."""
+        failures = 0
+        policy = replace(self._maker.settings.retry_policy, maximum_retries=None)
         while not self.is_closed:
             try:
                 received = await self.receive()
+            except FactoryFaultedError:
+                raise
             except ClosedError:
                 break
             except MessagingError as error:
-                if not error.is_transient:
+                failures += 1
+                delay_s = policy.delay_s(failures, error)
+                if delay_s is None:
                     raise
                 _log.warning("receiving from %s goes on after: %s", self._path, error)
-                await asyncio.sleep(0)
-                continue
-            if received:
-                return received[0]
+                await asyncio.sleep(delay_s)
+            else:
+                failures = 0
+                if received:
+                    return received[0]
+        self._maker.check_faulted()
         raise StopAsyncIteration
 
     # Settlement.
@@ -232,7 +271,9 @@ class MessageReceiver(Part):
 
     async def _settle(self, message: ReceivedMessage | Iterable[ReceivedMessage], verdict: Verdict) -> None:
         self._check_open()
-        messages = [message] if isinstance(message, ReceivedMessage) else [*dict.fromkeys(message)]
+        if isinstance(message, BrokeredMessage | str | bytes) or not isinstance(message, Iterable):
+            message = (message,)
+        messages: list[ReceivedMessage] = [*dict.fromkeys(message)]
         for one in messages:
             self._check_locked(one)
         started_s = asyncio.get_running_loop().time()
@@ -279,17 +320,35 @@ class MessageReceiver(Part):
             if any(message.delivery is None for message in messages):
                 raise InvalidRequestError("what was peeked has no lock, and cannot be settled", entity=self._path)
             raise MessageLockLostError("the message came over a link that is gone", entity=self._path, hint="")
-        await self._node.settle(
-            verdict.status,
-            tokens,
-            verdict.details,
-            session_id=self._session(),
-            link_name=self._link_name(),
-            started_s=started_s,
-            failure=failure,
-        )
-        for message in messages:
-            message.is_settled = True
+        try:
+            await self._node.settle(
+                verdict.status,
+                tokens,
+                verdict.details,
+                session_id=self._session(),
+                link_name=self._link_name(),
+                started_s=started_s,
+                failure=failure,
+            )
+        except MessageLockLostError:
+            if len(messages) == 1:
+                raise
+            await self._settle_in_halves(messages, verdict, started_s)
+        else:
+            for message in messages:
+                message.is_settled = True
+
+    async def _settle_in_halves(self, messages: list[ReceivedMessage], verdict: Verdict, started_s: float) -> None:
+        """One that is not locked any more, such as one that was settled unheard, must not keep the others."""
+        lost: MessageLockLostError | None = None
+        half = len(messages) // 2
+        for part in (messages[:half], messages[half:]):
+            try:
+                await self._settle_by_node(part, verdict, started_s, None)
+            except MessageLockLostError as error:
+                lost = error
+        if lost is not None:
+            raise lost
 
     # Locks, peeking, deferred messages.
 
@@ -321,7 +380,7 @@ class MessageReceiver(Part):
     async def receive_deferred(self, sequence_number: int | Iterable[int]) -> list[ReceivedMessage]:
         """Receive messages that were deferred; raises ``MessageNotFoundError`` if one of them is not there."""
         self._check_open()
-        numbers = [sequence_number] if isinstance(sequence_number, int) else [*sequence_number]
+        numbers = sequence_numbers(sequence_number)
         if not numbers:
             return []
         found = await self._node.receive_deferred(

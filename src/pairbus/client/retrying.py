@@ -23,12 +23,13 @@ async def retrying(
     started_s: float | None = None,
     patience_s: float = 0.0,
     limits_itself: bool = False,
+    hurry: Callable[[], asyncio.Future[None]] | None = None,
 ) -> T:
     """Try until the operation time-out.
 
     There may have been tries already, which came to ``failure`` at last, and ``failures`` before it. ``patience_s`` is
     what the answer itself may take, beyond all time-outs. An attempt that ``limits_itself`` sees to it that it ends; it
-    is cut short by the end of the operation only.
+    is cut short by the end of the operation only. ``hurry`` gives what ends the wait after an outage early.
     """
     loop = asyncio.get_running_loop()
     timeout_s = settings.operation_timeout.total_seconds() + patience_s
@@ -42,7 +43,7 @@ async def retrying(
                 raise failure
             if loop.time() + delay_s >= deadline_s:
                 raise _exhausted(failure, timeout_s, entity)
-            await asyncio.sleep(delay_s)
+            await _pause(delay_s, None if hurry is None or not _is_outage(failure) else hurry())
         try:
             return await _within(attempt, min(deadline_s, loop.time() + attempt_s))
         except MessagingError as error:
@@ -50,6 +51,17 @@ async def retrying(
                 failure = error if entity is None else error.at(entity)
             elif not error.is_transient:
                 raise
+
+
+def _is_outage(failure: MessagingError) -> bool:
+    return isinstance(failure, MessagingCommunicationError | MessagingTimeoutError)
+
+
+async def _pause(delay_s: float, end: asyncio.Future[None] | None) -> None:
+    if end is None:
+        await asyncio.sleep(delay_s)
+    else:
+        await asyncio.wait((end,), timeout=delay_s)
 
 
 async def _within(attempt: Callable[[], Awaitable[T]], deadline_s: float) -> T:
@@ -64,7 +76,7 @@ async def _within(attempt: Callable[[], Awaitable[T]], deadline_s: float) -> T:
 
 def _exhausted(failure: MessagingError, timeout_s: float, entity: str | None) -> MessagingError:
     """What to say when the time is used up. That the namespace is busy stays that; nobody has timed out."""
-    if not isinstance(failure, MessagingCommunicationError | MessagingTimeoutError):
+    if not _is_outage(failure):
         return failure
     error = MessagingTimeoutError(f"it did not succeed within {timeout_s:g} s; at last: {failure}", entity=entity)
     error.__cause__ = failure

@@ -10,7 +10,7 @@ from typing import overload
 from pairbus.client.amqp.slot import Slot
 from pairbus.client.errors import MessagingError
 from pairbus.client.message import BrokeredMessage, encode_brokered, messages_of
-from pairbus.client.node import ManagementNode
+from pairbus.client.node import ManagementNode, sequence_numbers
 from pairbus.client.parcel import Parcel
 from pairbus.client.part import Maker, Part
 from pairbus.client.retrying import retrying
@@ -64,14 +64,16 @@ class MessageSender(Part):
     async def _send_parcel(
         self, parcel: Parcel, failure: MessagingError | None = None, started_s: float | None = None
     ) -> None:
-        await retrying(
-            lambda: self._try(parcel),
-            settings=self._maker.settings,
-            entity=self._path,
-            failure=failure,
-            started_s=started_s,
-            limits_itself=True,
-        )
+        with self._explaining():
+            await retrying(
+                lambda: self._try(parcel),
+                settings=self._maker.settings,
+                entity=self._path,
+                failure=failure,
+                started_s=started_s,
+                limits_itself=True,
+                hurry=self._maker.reached,
+            )
 
     async def _try(self, parcel: Parcel) -> None:
         self._check_open()
@@ -102,7 +104,7 @@ class MessageSender(Part):
     async def cancel_scheduled(self, sequence_number: int | Iterable[int]) -> None:
         """Take back messages that are scheduled; raises ``MessageNotFoundError`` if one of them is not, any more."""
         self._check_open()
-        numbers = [sequence_number] if isinstance(sequence_number, int) else [*sequence_number]
+        numbers = sequence_numbers(sequence_number)
         if numbers:
             await self._node.cancel_scheduled(numbers)
 

@@ -105,6 +105,9 @@ class MessageSession(MessageReceiver):
     def _hand_out(self, messages: list[ReceivedMessage]) -> list[ReceivedMessage]:
         return messages  # the session's lock is theirs
 
+    def _last_link(self) -> ReceivingLink | None:
+        return self._link
+
     def _session(self) -> str | None:
         return self._session_id
 

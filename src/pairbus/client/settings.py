@@ -7,9 +7,13 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import Enum
 from pathlib import Path
+from typing import Final
 
 from pairbus.client.retry import RetryPolicy
 from pairbus.client.validation import check_type
+
+_LONGEST: Final = timedelta(days=24)
+"""Longer times have no place in the fields of AMQP."""
 
 
 class Transport(Enum):
@@ -45,8 +49,8 @@ class MessagingFactorySettings:
     def __post_init__(self) -> None:
         for name in ("operation_timeout", "attempt_timeout", "idle_timeout"):
             check_type(name, getattr(self, name), (timedelta,))
-            if getattr(self, name) <= timedelta():
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be above zero")
+            if not timedelta() < getattr(self, name) <= _LONGEST:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be above zero, and at most {_LONGEST}")
         check_type("retry_policy", self.retry_policy, (RetryPolicy,))
         check_type("transport", self.transport, (Transport,))
         if self.ca_file is not None:

@@ -57,6 +57,10 @@ async def connect_web_socket(
         raise
 
 
+class WebSocketRefusedError(ConnectionError):
+    """What answers there is no namespace, or wants no WebSocket."""
+
+
 class WebSocketTransport(asyncio.Transport):
     """What a protocol writes to: its bytes go out in binary frames, whose boundaries mean nothing."""
 
@@ -262,7 +266,7 @@ class _WebSocket(asyncio.Protocol):
                 self.opened.set_result(transport)
 
     def _refuse(self, text: str, cause: Exception | None = None) -> None:
-        error = ConnectionError(text)
+        error = ConnectionError(text) if _may_pass(cause) else WebSocketRefusedError(text)
         error.__cause__ = cause
         self.opened.set_exception(error)
         self._stop()
@@ -350,6 +354,13 @@ class _WebSocket(asyncio.Protocol):
         data = b"".join(self._engine.data_to_send())
         if data:
             self._transport.write(data)
+
+
+def _may_pass(cause: Exception | None) -> bool:
+    """Whether another try may do better: it broke off, or the server has no time for us."""
+    if isinstance(cause, InvalidStatus):
+        return cause.response.status_code >= 500
+    return cause is not None and isinstance(cause.__cause__, EOFError)
 
 
 def _refusal(failure: Exception) -> str:

@@ -15,7 +15,7 @@ from pairbus.client.errors import ClosedError, MessagingError, MessagingTimeoutE
 from pairbus.client.token_provider import Token, TokenProvider
 from pairbus.dialect.entity_path import CBS
 from pairbus.dialect.management import Operation
-from pairbus.wire import Timestamp
+from pairbus.wire import Condition, Timestamp
 
 _log = logging.getLogger(__name__)
 
@@ -24,6 +24,8 @@ _RENEW_AT: Final = 0.75
 _SHORTEST_S: Final = 1.0
 _NOT_OFTENER_S: Final = 30.0
 """How long a renewal that failed waits, at the most, before it is tried again."""
+_CONDITIONS: Final = {401: str(Condition.UNAUTHORIZED_ACCESS), 404: str(Condition.NOT_FOUND)}
+"""What the statuses of ``$cbs`` mean, which names no conditions."""
 _LONGEST_S: Final = 86_400.0
 _LATEST_S: Final = 253_402_300_799.0
 """The end of the year 9999."""
@@ -101,6 +103,9 @@ class Authorization:
         except MessagingError as error:
             error.entity = path  # rather than the node that was asked
             raise
+        except (ArithmeticError, AttributeError, TypeError, ValueError) as error:
+            # A provider may be the application's own, and what it gives no token.
+            raise UnauthorizedError(f"what the token provider gave is no token: {error!r}", entity=path) from error
         except TimeoutError as error:
             if not limit.expired():
                 raise
@@ -129,5 +134,6 @@ class Authorization:
         }
         response = await link.ask(Operation.PUT_TOKEN, token.text, properties)
         if not 200 <= response.status < 300:
-            raise error_from_status(response.status, response.description, response.condition, path)
+            condition = response.condition or _CONDITIONS.get(response.status)
+            raise error_from_status(response.status, response.description, condition, path)
         return token

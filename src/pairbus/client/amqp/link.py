@@ -7,7 +7,13 @@ from typing import Any, Final
 
 from pairbus.client.amqp.conditions import error_from, lost
 from pairbus.client.amqp.connection import AmqpConnection, LinkEnd
-from pairbus.client.errors import ClosedError, MessagingCommunicationError, MessagingError, MessagingTimeoutError
+from pairbus.client.errors import (
+    ClosedError,
+    InvalidRequestError,
+    MessagingCommunicationError,
+    MessagingError,
+    MessagingTimeoutError,
+)
 from pairbus.wire import (
     Accepted,
     Attach,
@@ -52,7 +58,11 @@ class AmqpLink(LinkEnd):
 
     def attach(self, name: str, role: bool, **options: Any) -> Link:
         """Attach a link of the session."""
-        link = self.session.attach(name, role, **options)
+        try:
+            link = self.session.attach(name, role, **options)
+        except LocalProtocolError as error:
+            self.lose(ClosedError("the link could not be attached", entity=self.entity))
+            raise InvalidRequestError(f"no link can be attached like this: {error}", entity=self.entity) from error
         link.context = self
         self._links.append(link)
         self._waiting_for += 1

@@ -13,6 +13,7 @@ from pairbus.client.amqp.conditions import error_from
 from pairbus.client.amqp.connection import AmqpConnection
 from pairbus.client.amqp.link import OUTCOMES, AmqpLink
 from pairbus.client.errors import (
+    ClosedError,
     InternalServerError,
     InvalidRequestError,
     MessageLockLostError,
@@ -160,10 +161,14 @@ class ReceivingLink(AmqpLink):
         if not self.buffer:
             if self.error is not None:
                 raise self.error.copy()
+            if self._is_closing:
+                raise ClosedError("the link is being closed", entity=self.entity)
             if self.wish.prefetch:
                 await self._arrive(deadline_s)
             else:
                 await self._ask(count, deadline_s, give_up_s)
+        if self._is_closing:  # what comes now goes back
+            raise ClosedError("the link is being closed", entity=self.entity)
         taken = self.take_now(count)
         if not taken and self.error is not None:
             raise self.error.copy()
@@ -203,7 +208,7 @@ class ReceivingLink(AmqpLink):
         """Wait until there is a message, the time is up, or the link is lost."""
         try:
             async with asyncio.timeout_at(deadline_s) as limit:
-                while not self.buffer and self.error is None:  # somebody else may have taken what came
+                while not self.buffer and self.error is None and not self._is_closing:  # or somebody else has taken it
                     arrival = self.connection.loop.create_future()
                     self._arrivals.append(arrival)
                     try:
@@ -275,7 +280,10 @@ class ReceivingLink(AmqpLink):
                 self._link.settle(self.buffer.popleft(), RELEASED)
 
     async def close(self) -> None:
+        self._is_closing = True
         self._wanted = False
+        while self._arrivals:
+            self._wake()
         await self.drain(_FAREWELL_S)
         if self.error is None:
             self._give_back()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from typing import cast
+from typing import Final, cast
 
 from pairbus.client.endpoint import Endpoint
 from pairbus.client.errors import MessagingCommunicationError
 from pairbus.client.settings import MessagingFactorySettings, Transport
-from pairbus.client.web_socket import connect_web_socket
+from pairbus.client.web_socket import WebSocketRefusedError, connect_web_socket
+
+_NO_TLS: Final = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNKNOWN_PROTOCOL")
 
 
 async def connect(protocol: asyncio.Protocol, endpoint: Endpoint, settings: MessagingFactorySettings) -> None:
@@ -31,5 +33,15 @@ async def connect(protocol: asyncio.Protocol, endpoint: Endpoint, settings: Mess
             "it with MessagingFactorySettings(ca_file=…)",
             is_transient=False,
         ) from error
+    except ssl.SSLError as error:
+        if error.reason not in _NO_TLS:
+            raise MessagingCommunicationError(f"{endpoint} cannot be reached: {error}") from error
+        raise MessagingCommunicationError(
+            f"{endpoint}: what answers there does not speak TLS ({error.reason}); a namespace without it is at "
+            "amqp://…, and its connection string says UseDevelopmentEmulator=true",
+            is_transient=False,
+        ) from error
+    except WebSocketRefusedError as error:
+        raise MessagingCommunicationError(f"{endpoint}: {error}", is_transient=False) from error
     except (OSError, UnicodeError) as error:  # a host name that cannot be one is a UnicodeError
         raise MessagingCommunicationError(f"{endpoint} cannot be reached: {error}") from error
