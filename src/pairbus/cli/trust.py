@@ -15,8 +15,9 @@ from pairbus.store.certificate import certificate_files, open_certificate
 
 _INSTRUCTIONS: Final = """
 Who connects with TLS has to trust it. Messaging with UseDevelopmentEmulator=true in the connection string goes without
-TLS; administration clients always use it.
+TLS; the administration clients of Azure always use it.
 
+pairbus                 MessagingFactorySettings(ca_file="{ca}")
 Python, sync and aio    ServiceBusAdministrationClient.from_connection_string(…, connection_verify="{ca}")
                         ServiceBusClient.from_connection_string(…, connection_verify="{ca}")
                         or, for the synchronous administration: export REQUESTS_CA_BUNDLE={ca}
@@ -24,7 +25,7 @@ Python, sync and aio    ServiceBusAdministrationClient.from_connection_string(�
 JavaScript              export NODE_EXTRA_CA_CERTS={ca}
 .NET, on Linux          export SSL_CERT_FILE={ca}
 .NET, elsewhere, Java   add the file to the certificates that the system, or the runtime, trusts
-curl                    curl --cacert {ca} https://localhost:5672/health
+curl                    curl --cacert {ca} https://localhost:PORT/health
 
 A file in SSL_CERT_FILE or REQUESTS_CA_BUNDLE is trusted instead of the system's certificates, not beside them.
 Who can read {folder} can make certificates that your clients believe: keep it to yourself.

@@ -62,6 +62,7 @@ from pairbus.client.settings import MessagingFactorySettings, Transport
 from pairbus.client.subscription_client import SubscriptionClient
 from pairbus.client.token_provider import PlainCredentials, Token, TokenProvider
 from pairbus.client.topic_client import TopicClient
+from pairbus.dialect.connection_string import ConnectionStringError
 
 __all__ = [
     "NO_RETRY",
@@ -70,6 +71,7 @@ __all__ = [
     "BodyKind",
     "BrokeredMessage",
     "ClosedError",
+    "ConnectionStringError",
     "CorrelationFilter",
     "Endpoint",
     "EntityAlreadyExistsError",

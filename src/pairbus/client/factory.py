@@ -38,6 +38,8 @@ _log = logging.getLogger(__name__)
 
 _NO_TIME = timedelta()
 _LONGEST_MS: Final = 0xFFFFFFFF
+_FAREWELL_S: Final = 5.0
+"""How long what a factory has made may take to close; then its connection is closed."""
 
 
 class FactoryState(Enum):
@@ -285,13 +287,15 @@ class MessagingFactory:
         return self._ending
 
     async def _shut_down(self) -> None:
-        parts = [*self._parts]
-        for outcome in await asyncio.gather(*(part.close() for part in parts), return_exceptions=True):
-            if isinstance(outcome, Exception):
-                _log.warning("something of %s could not be closed: %s", self._endpoint, outcome)
+        closing = [asyncio.ensure_future(part.close()) for part in [*self._parts]]
+        if closing:  # with a peer that does not answer each would wait on its own
+            await asyncio.wait(closing, timeout=_FAREWELL_S)
         line = await self._slot.clear()
         if line is not None:
             await line.close()
+        for outcome in await asyncio.gather(*closing, return_exceptions=True):
+            if isinstance(outcome, Exception):
+                _log.warning("something of %s could not be closed: %s", self._endpoint, outcome)
 
     async def __aenter__(self) -> Self:
         return self

@@ -42,8 +42,9 @@ class Parcel:
             await asyncio.wait(futures)
         finally:
             batches = self._batches or []
-            unsure = [future for future in futures if not _is_confirmed(future)]
-            self._batches = [batch for batch, future in zip(batches, futures, strict=True) if future in unsure]
+            pairs = [pair for pair in zip(batches, futures, strict=True) if not _is_confirmed(pair[1])]
+            self._batches = [batch for batch, _ in pairs]
+            unsure = [future for _, future in pairs]
             for future in unsure:
                 future.cancel()
         errors = [future.exception() for future in unsure if not future.cancelled()]

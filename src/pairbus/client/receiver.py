@@ -35,6 +35,7 @@ _log = logging.getLogger(__name__)
 
 _NO_TIME = timedelta()
 _FAREWELL_S: Final = 5.0
+_WELL_S: Final = 30.0
 
 
 class MessageReceiver(Part):
@@ -151,6 +152,7 @@ class MessageReceiver(Part):
                 deadline_s += loop.time() - began_s
             if self._salvaged:
                 return self._hand_out(self._take_salvaged(count))
+            waiting_s = loop.time()
             try:
                 deliveries = await link.take(count, deadline_s, give_up_s)
             except MessagingError as error:
@@ -159,6 +161,9 @@ class MessageReceiver(Part):
                     raise
                 if loop.time() >= deadline_s:
                     return []
+                if loop.time() - waiting_s > _WELL_S:  # it went well for a while: this is another outage
+                    failures, failure, opening_s = 0, None, 0.0
+                    give_up_s = deadline_s + self._maker.settings.operation_timeout.total_seconds()
                 failures, failure = failures + (failure is not None), error
             else:
                 return self._hand_out(_messages(deliveries))

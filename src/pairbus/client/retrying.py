@@ -41,7 +41,10 @@ async def retrying(
             delay_s = settings.retry_policy.delay_s(failures, failure)
             if delay_s is None:
                 raise failure
-            if loop.time() + delay_s >= deadline_s:
+            left_s = deadline_s - loop.time()
+            if _is_outage(failure) and left_s > 2 * settings.retry_policy.minimum_backoff.total_seconds():
+                delay_s = min(delay_s, left_s / 2)  # there is time for another try
+            if delay_s >= left_s:
                 raise _exhausted(failure, timeout_s, entity)
             await _pause(delay_s, None if hurry is None or not _is_outage(failure) else hurry())
         try:

@@ -6,6 +6,7 @@ import ssl
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import Enum
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -63,9 +64,13 @@ class MessagingFactorySettings:
 
     def tls_context(self) -> ssl.SSLContext:
         """What a connection through TLS is made with."""
-        if self.ssl_context is not None:
-            return self.ssl_context
-        try:
-            return ssl.create_default_context(cafile=None if self.ca_file is None else str(self.ca_file))
-        except OSError as error:  # so are those of TLS
-            raise ValueError(f"ca_file {str(self.ca_file)!r} is no certificate that can be read: {error}") from error
+        return _tls_context(self.ca_file) if self.ssl_context is None else self.ssl_context
+
+
+@cache
+def _tls_context(ca_file: Path | str | None) -> ssl.SSLContext:
+    """Made once: it takes longer than a connection."""
+    try:
+        return ssl.create_default_context(cafile=None if ca_file is None else str(ca_file))
+    except OSError as error:  # so are those of TLS
+        raise ValueError(f"ca_file {str(ca_file)!r} is no certificate that can be read: {error}") from error

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Final, Protocol, runtime_checkable
 
-from pairbus.client.errors import MessagingCommunicationError, UnauthorizedError
+from pairbus.client.errors import MessagingCommunicationError, MessagingError, UnauthorizedError
 from pairbus.dialect.sas import PREFIX, SasTokenError, make_sas_token, parse_sas_token
 
 SAS_TOKEN: Final = "servicebus.windows.net:sastoken"  # noqa: S105 (a name)
@@ -29,6 +29,19 @@ class Token:
     type: str
     expires_s: float
     """Seconds since the Unix epoch."""
+
+
+async def token_of(provider: TokenProvider, audience: str) -> Token:
+    """Ask a provider, which may be the application's own and raise whatever it likes; raises ``MessagingError``."""
+    try:
+        token = await provider.get_token(audience)
+    except MessagingError:
+        raise
+    except Exception as error:
+        raise UnauthorizedError(f"the token provider has no token for {audience}: {error}") from error
+    if not isinstance(token, Token):
+        raise UnauthorizedError(f"what the token provider gave for {audience} is no Token")
+    return token
 
 
 @runtime_checkable

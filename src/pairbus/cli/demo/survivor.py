@@ -56,22 +56,24 @@ class Survivor:
                 port = parse_connection_string(connection_string).port or 0
                 if senders is None:
                     senders = asyncio.create_task(self.send(connection_string))
-                else:
-                    say("server", "is back; the client has noticed, and the application has not")
-                await self.confirm((number + 1) * CONFIRMED_EACH)
+                await self.confirm((number + 1) * CONFIRMED_EACH, senders)
                 process.kill()
-                say("server", f"killed after {len(self.confirmed):,} messages were confirmed")
+                say("server", f"killed after {len(self.confirmed):,} messages were confirmed; the application goes on")
         async with serving(path, port) as (_, connection_string):
             self._stop = True
             if senders is not None:
                 await senders
             return await self.report(connection_string)
 
-    async def confirm(self, number: int) -> None:
+    async def confirm(self, number: int, senders: asyncio.Task[None]) -> None:
         """Wait until so many messages are confirmed."""
         while len(self.confirmed) < number:
             self._enough.clear()
-            await self._enough.wait()
+            waiter = asyncio.ensure_future(self._enough.wait())
+            await asyncio.wait((senders, waiter), return_when=asyncio.FIRST_COMPLETED)
+            waiter.cancel()
+            if senders.done():
+                await senders  # it ends before its time only with an error
 
     async def send(self, connection_string: str) -> None:
         """Send from a hundred tasks, as an application would that knows nothing of servers that die."""

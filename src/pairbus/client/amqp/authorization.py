@@ -12,7 +12,7 @@ from pairbus.client.amqp.connection import AmqpConnection
 from pairbus.client.amqp.request_link import RequestLink
 from pairbus.client.amqp.slot import Slot
 from pairbus.client.errors import ClosedError, MessagingError, MessagingTimeoutError, UnauthorizedError
-from pairbus.client.token_provider import Token, TokenProvider
+from pairbus.client.token_provider import Token, TokenProvider, token_of
 from pairbus.dialect.entity_path import CBS
 from pairbus.dialect.management import Operation
 from pairbus.wire import Condition, Timestamp
@@ -55,8 +55,12 @@ class Authorization:
             granted = self._granted[path] = self._connection.loop.create_future()
             task = self._connection.loop.create_task(self._keep(path, granted))
             self._grants[path] = task
-            task.add_done_callback(lambda _: self._grants.pop(path, None))
+            task.add_done_callback(lambda task: self._end(path, task))
         await asyncio.shield(granted)
+
+    def _end(self, path: str, task: asyncio.Task[None]) -> None:
+        if self._grants.get(path) is task:
+            del self._grants[path]
 
     async def close(self) -> None:
         """Stop renewing."""
@@ -78,7 +82,7 @@ class Authorization:
             granted.exception()
             raise
         granted.set_result(None)
-        delay_s = min(_LONGEST_S, max(_SHORTEST_S, (token.expires_s - time.time()) * _RENEW_AT))
+        delay_s = _until_renewal(token)
         while not await self._is_gone_within(delay_s):
             try:
                 token = await self._put(path)
@@ -87,7 +91,7 @@ class Authorization:
                 _log.warning("the token for %s could not be renewed: %s", path, error)
                 delay_s = min(_NOT_OFTENER_S, max(_SHORTEST_S, (token.expires_s - time.time()) / 4))
             else:
-                delay_s = min(_LONGEST_S, max(_SHORTEST_S, (token.expires_s - time.time()) * _RENEW_AT))
+                delay_s = _until_renewal(token)
 
     async def _is_gone_within(self, delay_s: float) -> bool:
         """Wait; whether the connection was lost meanwhile."""
@@ -115,17 +119,9 @@ class Authorization:
                 link.suspect(late, started_s)
             raise late from error
 
-    async def _token(self, audience: str) -> Token:
-        try:
-            return await self._provider.get_token(audience)
-        except MessagingError:
-            raise
-        except Exception as error:  # a provider may be the application's own, and raise whatever it likes
-            raise UnauthorizedError(f"the token provider has no token for {audience}: {error}") from error
-
     async def _put_token(self, path: str) -> Token:
         audience = self._connection.endpoint.uri(path)
-        token = await self._token(audience)
+        token = await token_of(self._provider, audience)
         link = await self._cbs.get()
         properties: dict[str, Any] = {
             "name": audience,
@@ -137,3 +133,7 @@ class Authorization:
             condition = response.condition or _CONDITIONS.get(response.status)
             raise error_from_status(response.status, response.description, condition, path)
         return token
+
+
+def _until_renewal(token: Token) -> float:
+    return min(_LONGEST_S, max(_SHORTEST_S, (token.expires_s - time.time()) * _RENEW_AT))

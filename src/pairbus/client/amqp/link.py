@@ -100,7 +100,8 @@ class AmqpLink(LinkEnd):
     def on_detached(self, reason: Error | None) -> None:
         if self._is_closing:  # it answers us
             self.lose(ClosedError("the link has been closed", entity=self.entity))
-        self.lose(lost(None, "the link") if reason is None else error_from(reason, self.entity))
+        else:
+            self.lose(lost(None, "the link") if reason is None else error_from(reason, self.entity))
 
     def on_ended(self, reason: Error | None) -> None:
         # Some peers refuse a link by ending its session.
@@ -141,9 +142,6 @@ class AmqpLink(LinkEnd):
             link.detach()
         self.connection.flush()
         try:
-            async with asyncio.timeout(_DETACH_S):
-                await asyncio.shield(self._detached)
-        except TimeoutError:
-            pass
+            await asyncio.wait((self._detached,), timeout=_DETACH_S)
         finally:
             self.lose(ClosedError("the link has been closed", entity=self.entity))

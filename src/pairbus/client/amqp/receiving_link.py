@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -39,6 +40,8 @@ from pairbus.wire import (
     Target,
     UInt,
 )
+
+_log = logging.getLogger(__name__)
 
 MOST: Final = (1 << 31) - 1
 """How many messages can be asked for at a time."""
@@ -256,7 +259,7 @@ class ReceivingLink(AmqpLink):
 
     def _replenish(self) -> None:
         wanted = self.wish.prefetch - len(self.buffer)
-        if self._link.credit * 2 <= wanted:
+        if not self._is_closing and self._link.credit * 2 <= wanted:
             self._link.flow(wanted)
             self.connection.flush_soon()
 
@@ -287,6 +290,8 @@ class ReceivingLink(AmqpLink):
         await self.drain(_FAREWELL_S)
         if self.error is None:
             self._give_back()
+        if self.buffer and not self.wish.peek_lock:
+            _log.warning("%d messages of %s, received and deleted, were never asked for", len(self.buffer), self.entity)
         await super().close()
 
     # Settlement.

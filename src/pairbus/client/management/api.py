@@ -24,7 +24,7 @@ from pairbus.client.management.resource import Resource
 from pairbus.client.management.rules import RuleDescription
 from pairbus.client.retrying import retrying
 from pairbus.client.settings import MessagingFactorySettings
-from pairbus.client.token_provider import JWT, TokenProvider
+from pairbus.client.token_provider import JWT, TokenProvider, token_of
 from pairbus.dialect.atom import (
     ENTRY_TYPE,
     NAMESPACE,
@@ -228,7 +228,7 @@ class ManagementApi:
     async def _authorization(self, path: str) -> dict[str, str]:
         if self._token_provider is None:
             return {}
-        token = await self._token_provider.get_token(self._endpoint.uri(path))
+        token = await token_of(self._token_provider, self._endpoint.uri(path))
         return {"Authorization": f"Bearer {token.text}" if token.type == JWT else token.text}
 
     async def _supplements(self, description: Description) -> dict[str, str]:
@@ -236,7 +236,7 @@ class ManagementApi:
         if self._token_provider is None:
             return {}
         targets = forwarding_targets(description).items()
-        tokens = {header: await self._token_provider.get_token(self._endpoint.uri(path)) for header, path in targets}
+        tokens = {header: await token_of(self._token_provider, self._endpoint.uri(path)) for header, path in targets}
         return {header: token.text for header, token in tokens.items()}
 
     async def _try(self, resource: Resource, attempt: Callable[[], Awaitable[T]]) -> T:
