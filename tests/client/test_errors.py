@@ -18,6 +18,7 @@ from pairbus.client.errors import (
     MessagingCommunicationError,
     MessagingError,
     MessagingTimeoutError,
+    QuotaExceededError,
     ServerBusyError,
     SessionLockLostError,
     UnauthorizedError,
@@ -75,6 +76,21 @@ def test_an_entity_that_the_text_names_is_not_named_twice() -> None:
 )
 def test_e4_what_to_do_is_said_where_there_is_something_to_do(kind: type[MessagingError], hint: str) -> None:
     assert hint in str(kind("it broke"))
+
+
+@pytest.mark.parametrize(
+    ("error", "advice"),
+    [
+        (SessionLockLostError("it has ended: accept the session again"), "accept the session again"),
+        (
+            QuotaExceededError("it is full: receive messages, its dead letters too"),
+            "receive messages",
+        ),
+        (QuotaExceededError("it is full"), "receive messages"),
+    ],
+)
+def test_e4_what_the_namespace_advises_is_not_said_twice(error: MessagingError, advice: str) -> None:
+    assert str(error).count(advice) == 1
 
 
 def test_errors_are_what_python_calls_them_too() -> None:

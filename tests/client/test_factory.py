@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import socket
 import ssl
 import time
-from collections.abc import Iterator
-from contextlib import suppress
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
@@ -32,7 +34,7 @@ from pairbus.client.token_provider import PlainCredentials, TokenProvider
 from pairbus.dialect.sas import make_sas_token
 from pairbus.server.event_loop import new_event_loop
 from pairbus.testing import RunningNamespace, running_namespace
-from tests.client.amqp_peer import message_bytes, run, scripted, settled
+from tests.client.amqp_peer import ROOT, message_bytes, run, scripted, settled
 from tests.client.stage import factory_of, make_queue, play
 
 
@@ -92,6 +94,39 @@ def test_an_address_and_a_token_provider_do_as_well(namespace: RunningNamespace,
 def test_e3_an_address_that_is_none_is_refused() -> None:
     with pytest.raises(ValueError, match="sb://"):
         MessagingFactory.create("ftp://localhost")
+
+
+class AlmostProvider:
+    """A credential that nobody has made a token provider of."""
+
+    def __repr__(self) -> str:
+        return "AlmostProvider()"
+
+    async def get_token(self, *scopes: str) -> str:
+        return " ".join(scopes)
+
+
+@pytest.mark.parametrize("credentials", ["key", 5, AlmostProvider(), ("user", "secret")], ids=repr)
+def test_e4_credentials_that_are_none_are_refused_at_once(credentials: Any) -> None:
+    with pytest.raises(TypeError, match="token_provider has to be TokenProvider or PlainCredentials or None"):
+        MessagingFactory.create("amqp://localhost", credentials)
+
+
+def test_e4_settings_that_are_none_are_refused_at_once(namespace: RunningNamespace) -> None:
+    settings: Any = {"operation_timeout": 5}
+    with pytest.raises(TypeError, match="settings has to be MessagingFactorySettings"):
+        MessagingFactory.from_connection_string(namespace.connection_string, settings)
+    with pytest.raises(TypeError, match="settings has to be MessagingFactorySettings"):
+        MessagingFactory.create("amqp://localhost", None, settings)
+
+
+def test_e4_a_factory_that_is_used_in_another_event_loop_says_so() -> None:
+    factory = MessagingFactory.create("amqp://localhost", PlainCredentials("user", "secret"))
+    sender = asyncio.run(factory.create_message_sender("orders"))
+    with pytest.raises(RuntimeError, match=r"another event loop.* pairbus\.blocking"):
+        asyncio.run(sender.send(BrokeredMessage()))
+    with pytest.raises(RuntimeError, match="another event loop"):
+        asyncio.run(factory.create_message_receiver("orders"))
 
 
 def test_a8_a_token_of_somebody_else_s_opens_what_it_is_good_for(namespace: RunningNamespace) -> None:
@@ -162,6 +197,54 @@ def test_e4_a_certificate_that_nobody_vouches_for_is_told_at_once(
                 await exchange(factory, "orders")
             assert not caught.value.is_transient
             assert caught.value.entity == "orders"
+
+    play(scenario())
+
+
+@asynccontextmanager
+async def answering(answer: bytes) -> AsyncIterator[int]:
+    """Something else than a namespace, which says the same to everyone; its port."""
+
+    async def answer_once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        writer.write(answer)
+        with suppress(OSError):
+            await reader.read()
+            writer.close()
+            await writer.wait_closed()
+
+    async with await asyncio.start_server(answer_once, "127.0.0.1", 0) as server:
+        yield server.sockets[0].getsockname()[1]
+
+
+NOT_FOUND: Final = b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"
+BUSY: Final = b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("answer", "tls", "transport", "is_transient", "text"),
+    [
+        (NOT_FOUND, True, Transport.TCP, False, "does not speak TLS .*UseDevelopmentEmulator=true"),
+        (NOT_FOUND, True, Transport.WEB_SOCKET, False, "does not speak TLS"),
+        (NOT_FOUND, False, Transport.WEB_SOCKET, False, "refused the WebSocket with HTTP 404"),
+        (b"SSH-2.0-OpenSSH_9.9\r\n", False, Transport.WEB_SOCKET, False, "not the WebSocket of a namespace"),
+        (BUSY, False, Transport.WEB_SOCKET, True, "refused the WebSocket with HTTP 503"),
+    ],
+    ids=["tls", "tls and websocket", "404", "ssh", "503"],
+)
+def test_e4_something_else_than_a_namespace_is_not_asked_again(
+    answer: bytes, tls: bool, transport: Transport, is_transient: bool, text: str
+) -> None:
+    async def scenario() -> None:
+        settings = MessagingFactorySettings(transport=transport, retry_policy=NO_RETRY)
+        async with answering(answer) as port:
+            endpoint = Endpoint("127.0.0.1", port, tls=tls)
+            async with MessagingFactory.create(endpoint, ROOT, settings) as factory:
+                sender = await factory.create_message_sender("orders")
+                with pytest.raises(MessagingCommunicationError, match=text) as caught:
+                    await sender.send(BrokeredMessage())
+                assert caught.value.is_transient is is_transient
+                assert caught.value.entity == "orders"
 
     play(scenario())
 
@@ -458,6 +541,40 @@ def test_a_peer_that_does_not_answer_does_not_keep_a_factory_from_closing() -> N
     run(scenario())
 
 
+def test_a_peer_that_does_not_answer_is_given_one_farewell_for_everything() -> None:
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        async with scripted() as (peer, factory):
+            queue = await factory.create_queue_client("orders", prefetch_count=5)
+            await queue.send(BrokeredMessage())
+            await queue.receive(1, timedelta())
+            await queue.peek()
+            await settled()
+            peer.last.is_deaf = True
+            started_s = loop.time()
+            await factory.close()
+            assert loop.time() - started_s <= 12
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_sends_under_way_when_the_factory_is_closed_are_told_so(count: int) -> None:
+    async def scenario() -> None:
+        async with scripted() as (peer, factory):
+            sender = await factory.create_message_sender("orders")
+            await sender.send(BrokeredMessage())
+            peer.outcome = lambda _delivery: None
+            messages = [BrokeredMessage() for _ in range(count)]
+            sending = asyncio.create_task(sender.send(messages[0] if count == 1 else messages))
+            await settled()
+            await factory.close()
+            with pytest.raises(ClosedError, match=r"the factory of .* has been closed"):
+                await sending
+
+    run(scenario())
+
+
 def test_whoever_is_cancelled_while_it_closes_leaves_nothing_behind() -> None:
     async def scenario() -> None:
         async with scripted() as (peer, factory):
@@ -507,6 +624,53 @@ def test_c17_a_factory_that_is_given_up_says_why() -> None:
     run(scenario())
 
 
+@pytest.mark.parametrize("count", [1, 3])
+def test_c17_a_send_under_way_is_told_why_the_factory_was_given_up(count: int) -> None:
+    async def scenario() -> None:
+        async with scripted() as (peer, factory):
+            sender = await factory.create_message_sender("orders")
+            await sender.send(BrokeredMessage())
+            peer.outcome = lambda _delivery: None
+            messages = [BrokeredMessage() for _ in range(count)]
+            sending = asyncio.create_task(sender.send(messages[0] if count == 1 else messages))
+            await settled()
+            reason = RuntimeError("the disk is full")
+            factory.fault(reason)
+            with pytest.raises(FactoryFaultedError, match="the disk is full") as caught:
+                await sending
+            assert caught.value.__cause__ is reason
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("name", ["peek", "renew_lock", "complete", "schedule", "accept_message_session"])
+def test_c17_whatever_is_under_way_is_told_why_the_factory_was_given_up(name: str) -> None:
+    async def scenario() -> None:
+        async with scripted() as (peer, factory):
+            queue = await factory.create_queue_client("orders")
+            peer.stock.append(message_bytes(locked_s=60))
+            [message] = await queue.receive()
+            peer.answers = defaultdict(lambda: lambda _request: None)
+            peer.verdict = lambda _delivery, _state: None
+            await settled()
+            operations: dict[str, Callable[[], Coroutine[Any, Any, Any]]] = {
+                "peek": queue.peek,
+                "renew_lock": lambda: queue.renew_lock(message),
+                "complete": lambda: queue.complete(message),
+                "schedule": lambda: queue.schedule(BrokeredMessage(), datetime.now(UTC)),
+                "accept_message_session": queue.accept_message_session,
+            }
+            peer.attaches = name != "accept_message_session"
+            task = asyncio.create_task(operations[name]())
+            await settled()
+            assert not task.done()
+            factory.fault(RuntimeError("the disk is full"))
+            with pytest.raises(FactoryFaultedError, match="the disk is full"):
+                await task
+
+    run(scenario())
+
+
 def test_c17_a_factory_that_is_closed_cannot_be_given_up() -> None:
     async def scenario() -> None:
         async with scripted() as (_, factory):
@@ -528,5 +692,65 @@ def test_a_namespace_that_is_not_there_is_told_with_its_address() -> None:
             with pytest.raises(MessagingCommunicationError, match=f"{peer.endpoint} cannot be reached") as caught:
                 await sender.send(BrokeredMessage())
             assert caught.value.entity == "orders"
+
+    run(scenario())
+
+
+# Outages
+
+
+def spoken(caplog: pytest.LogCaptureFixture) -> list[tuple[int, str]]:
+    """What the factory has said."""
+    return [(record.levelno, record.message) for record in caplog.records if record.name == "pairbus.client.factory"]
+
+
+@pytest.mark.parametrize("was_connected", [False, True])
+def test_an_outage_is_told_once_when_it_begins_and_once_when_it_ends(
+    caplog: pytest.LogCaptureFixture, was_connected: bool
+) -> None:
+    async def scenario() -> None:
+        async with scripted() as (peer, factory):
+            sender = await factory.create_message_sender("orders")
+            if was_connected:
+                await sender.send(BrokeredMessage())
+                await settled()
+                assert spoken(caplog) == []
+            peer.close()
+            await settled()
+            sending = [asyncio.create_task(sender.send(BrokeredMessage())) for _ in range(5)]
+            await asyncio.sleep(20)
+            [(level, text)] = spoken(caplog)
+            assert level == logging.WARNING
+            assert str(peer.endpoint) in text
+            await peer.listen()
+            await asyncio.gather(*sending)
+            assert spoken(caplog)[1:] == [(logging.INFO, f"{peer.endpoint} has been reached again")]
+
+    caplog.set_level(logging.INFO, "pairbus.client")
+    run(scenario())
+    assert len(spoken(caplog)) == 2  # that it is closed is no outage
+
+
+def test_a2_whoever_waits_goes_on_as_soon_as_the_namespace_is_reached_again() -> None:
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        async with scripted() as (peer, factory):
+            peer.stop()
+            senders = [await factory.create_message_sender(f"queue-{number}") for number in range(10)]
+            receivers = [await factory.create_message_receiver(f"queue-{number}") for number in range(10)]
+
+            async def timed(work: Coroutine[Any, Any, Any]) -> float:
+                await work
+                return loop.time()
+
+            works: list[Coroutine[Any, Any, Any]] = [sender.send(BrokeredMessage()) for sender in senders]
+            works += [receiver.receive(1, timedelta()) for receiver in receivers]
+            works += [receiver.peek() for receiver in receivers]
+            tasks = [asyncio.create_task(timed(work)) for work in works]
+            await asyncio.sleep(20)
+            await peer.listen()
+            times_s = await asyncio.gather(*tasks)
+            assert max(times_s) - min(times_s) < 0.1
+            assert len(peer.connections) == 1
 
     run(scenario())

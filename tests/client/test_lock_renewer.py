@@ -223,6 +223,19 @@ def test_to_close_ends_a_renewal_that_is_under_way() -> None:
     run(scenario())
 
 
+def test_whoever_comes_after_the_close_is_not_renewed_and_leaves_nothing_behind() -> None:
+    async def scenario() -> None:
+        book = Book()
+        renewer = LockRenewer(book.renew, LONG)
+        await renewer.close()
+        renewer.watch(Thing("a"))
+        assert len(asyncio.all_tasks()) == 1
+        await asyncio.sleep(100)
+        assert book.entries == []
+
+    run(scenario())
+
+
 # With a receiver
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from datetime import UTC, date, datetime, timedelta, timezone
+from decimal import Decimal
 from typing import Any, Final
 from uuid import UUID
 
@@ -17,6 +18,7 @@ from pairbus.client.message import BodyKind, BrokeredMessage, encode_brokered
 from pairbus.client.received_message import ReceivedMessage
 from pairbus.client.times import from_ms, to_ms
 from pairbus.wire import Byte, Char, Float, Int, Sections, Short, Symbol, Timestamp, UByte, UInt, ULong, UShort
+from tests.thoroughness import times
 
 MS: Final = timedelta(milliseconds=1)
 LATER: Final = datetime(2030, 1, 2, 3, 4, 5, 678_000, tzinfo=UTC)
@@ -342,7 +344,7 @@ def test_e3_a_message_that_cannot_be_sent_is_refused_and_told_why(message: Broke
 odd: Final = values | st.dates() | st.timedeltas() | st.datetimes() | moments | st.sampled_from([object(), Symbol("s")])
 
 
-@settings(max_examples=1_000)
+@settings(max_examples=times(1_000))
 @given(
     st.sampled_from([*BrokeredMessage.__slots__]),
     odd | st.dictionaries(texts | longs | st.booleans() | st.none(), odd, max_size=3),
@@ -357,6 +359,26 @@ def test_e3_whatever_is_encoded_can_be_read(name: str, value: Any, kind: BodyKin
         return
     for each in (*BrokeredMessage.__slots__, "sequence_number", "delivery_count"):
         getattr(ReceivedMessage(payload), each)
+
+
+@pytest.mark.parametrize(
+    ("message", "text"),
+    [
+        (BrokeredMessage(label=5), "label is 5; it must be a text"),  # type: ignore[arg-type]
+        (BrokeredMessage(session_id=1), "session_id is 1; it must be a text"),  # type: ignore[arg-type]
+        (BrokeredMessage(to=b"x"), "to is b'x'; it must be a text"),  # type: ignore[arg-type]
+        (BrokeredMessage(partition_key=7), "partition_key is 7; it must be a text"),  # type: ignore[arg-type]
+        (BrokeredMessage(via_partition_key=7), "via_partition_key is 7; it must be a text"),  # type: ignore[arg-type]
+        (BrokeredMessage(application_properties={"a": 1, "price": Decimal("1.1")}), "the application property 'price'"),
+        (BrokeredMessage(application_properties={"a": 1, "at": NAIVE}), "the application property 'at'"),
+        (BrokeredMessage(application_properties={"a": 1, "big": 2**70}), "the application property 'big'"),
+    ],
+    ids=lambda value: None if isinstance(value, BrokeredMessage) else value,
+)
+def test_e4_what_cannot_be_sent_is_named_as_the_application_names_it(message: BrokeredMessage, text: str) -> None:
+    with pytest.raises(InvalidMessageError) as caught:
+        encode_brokered(message)
+    assert text in str(caught.value)
 
 
 def test_e3_properties_that_are_none_are_refused() -> None:

@@ -39,12 +39,15 @@ from pairbus.client.management.rules import (
 )
 from pairbus.testing import RunningNamespace, running_namespace
 from tests.client.description_values import QUEUE_FIELDS, RULES, SUBSCRIPTION_FIELDS, TOPIC_FIELDS, some_of
+from tests.thoroughness import times
 
 T = TypeVar("T")
 Use = Callable[[NamespaceManager], Awaitable[T]]
 
 NUMBERS = count()
-ON_A_SERVER = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+ON_A_SERVER = settings(
+    max_examples=times(40), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 NAMES_WITH_SPECIALS = ["a/b/c", "Caffè Nero", "50% off", "a+b&c=d", "q;x,y", "semi:colon", "日本", "a.b-c_d~e", "x$y"]
 
 

@@ -6,7 +6,7 @@ import asyncio
 import ssl
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import pytest
 
@@ -17,7 +17,7 @@ from pairbus.client.management.descriptions import QueueDescription, Subscriptio
 from pairbus.client.management.namespace_manager import NamespaceManager
 from pairbus.client.retry import NO_RETRY
 from pairbus.client.settings import MessagingFactorySettings
-from pairbus.client.token_provider import PlainCredentials, TokenProvider
+from pairbus.client.token_provider import PlainCredentials, Token, TokenProvider
 from pairbus.dialect.connection_string import parse_connection_string
 from pairbus.dialect.sas import make_sas_token, parse_sas_token
 from pairbus.testing import RunningNamespace, running_namespace
@@ -238,3 +238,31 @@ def test_without_a_token_nothing_is_claimed() -> None:
     assert not [name for name in headers if name.endswith("authorization")]
     assert "if-match" not in headers
     assert headers["content-type"].startswith("application/atom+xml")
+
+
+class Vault(TokenProvider):
+    """Has no token to give."""
+
+    def __init__(self, failure: Exception | None) -> None:
+        self.failure = failure
+
+    async def get_token(self, audience: str) -> Token:
+        if self.failure is not None:
+            raise self.failure
+        return cast("Token", {"token": audience})
+
+
+@pytest.mark.parametrize(
+    ("failure", "text"),
+    [
+        (KeyError("AZURE_CLIENT_SECRET"), "has no token for .*AZURE_CLIENT_SECRET"),
+        (RuntimeError("the vault is closed"), "has no token for .*the vault is closed"),
+        (None, "is no Token"),
+    ],
+)
+def test_e4_whatever_a_token_provider_raises_is_told_as_an_error_of_ours(failure: Exception | None, text: str) -> None:
+    manager = NamespaceManager.create("amqp://localhost:1", Vault(failure))
+    with pytest.raises(UnauthorizedError, match=text) as caught:
+        run(manager, lambda manager: manager.get_queue("orders"))
+    assert caught.value.entity == "orders"
+    assert caught.value.__cause__ is failure

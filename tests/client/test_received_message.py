@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
@@ -186,6 +187,69 @@ def test_a_message_can_be_copied() -> None:
     twin = copy.copy(message)
     twin.label = "other"
     assert (message.label, twin.body) == ("l", b"body")
+
+
+def test_a_copy_to_send_has_everything_but_the_id_and_what_dead_lettering_added() -> None:
+    properties = {"tries": 3, "DeadLetterReason": "r", "DeadLetterErrorDescription": "d"}
+    kept: dict[str, Any] = {
+        "session_id": "s",
+        "partition_key": "s",
+        "via_partition_key": "v",
+        "label": "l",
+        "content_type": "text/plain",
+        "correlation_id": "c",
+        "to": "t",
+        "reply_to": "r",
+        "reply_to_session_id": "rs",
+        "time_to_live": timedelta(hours=1),
+    }
+    message = ReceivedMessage(
+        encode_brokered(BrokeredMessage(b"body", message_id="old", application_properties=properties, **kept))
+    )
+    twin = message.copy()
+    assert type(twin) is BrokeredMessage
+    assert twin.message_id not in {"old", "", message.copy().message_id}
+    assert twin.application_properties == {"tries": 3}
+    assert message.dead_letter_reason == "r"
+    again = ReceivedMessage(encode_brokered(twin))
+    assert {name: getattr(again, name) for name in kept} == kept
+    assert (again.body, again.body_kind) == (b"body", BodyKind.DATA)
+    assert message.copy("mine").message_id == "mine"
+
+
+def test_a_copy_to_send_has_properties_of_its_own() -> None:
+    message = ReceivedMessage(encode_brokered(BrokeredMessage(application_properties={"tries": 1})))
+    message.copy().application_properties["tries"] = 2
+    assert message.application_properties == {"tries": 1}
+
+
+def duplicates(message: ReceivedMessage) -> list[ReceivedMessage]:
+    """The same message, made in all the ways that Python has."""
+    pickled = pickle.loads(pickle.dumps(message))  # noqa: S301 (our own)
+    return [pickled, copy.copy(message), copy.deepcopy(message)]
+
+
+def test_a_message_that_came_over_a_link_can_be_pickled_and_copied_without_it() -> None:
+    token = uuid4()
+    payload = encode_brokered(BrokeredMessage(b"body", label="l", application_properties={"a": 1}))
+    for twin in duplicates(ReceivedMessage(payload, delivered(token.bytes_le, payload))):
+        assert (twin.body, twin.label, twin.application_properties) == (b"body", "l", {"a": 1})
+        assert twin.lock_token == token
+
+
+def test_what_the_application_has_changed_is_in_a_duplicate_too() -> None:
+    message = ReceivedMessage(encode_brokered(BrokeredMessage(b"body", label="old", to="t")))
+    message.label = "new"
+    message.application_properties["tries"] = 2
+    for twin in duplicates(message):
+        assert (twin.label, twin.to, twin.body) == ("new", "t", b"body")
+        assert twin.application_properties == {"tries": 2}
+
+
+def test_e3_what_cannot_be_read_can_be_pickled_and_copied() -> None:
+    for twin in duplicates(ReceivedMessage(b"garbage", delivered(bytes(16), b"garbage"))):
+        with pytest.raises(InvalidMessageError):
+            _ = twin.body
 
 
 def test_what_a_message_does_not_have_is_told_as_usual() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import pickle
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
@@ -14,6 +16,7 @@ import pytest
 from pairbus.client.errors import (
     ClosedError,
     EntityNotFoundError,
+    FactoryFaultedError,
     InternalServerError,
     InvalidMessageError,
     InvalidRequestError,
@@ -27,7 +30,7 @@ from pairbus.client.message import BrokeredMessage
 from pairbus.client.receive_mode import ReceiveMode
 from pairbus.client.received_message import MessageState, ReceivedMessage
 from pairbus.client.receiver import MessageReceiver
-from pairbus.client.retry import NO_RETRY
+from pairbus.client.retry import NO_RETRY, RetryPolicy
 from pairbus.dialect.management import Request, Response
 from pairbus.testing import RunningNamespace, running_namespace
 from pairbus.wire import (
@@ -229,6 +232,26 @@ def test_whoever_waits_behind_somebody_else_waits_no_longer_than_it_said() -> No
             assert loop.time() - started_s == pytest.approx(5, abs=0.1)
             assert await receiver.receive(1, NO_WAIT) == []
             assert await first == []
+
+    run(scenario())
+
+
+def test_whoever_comes_again_as_its_turn_ends_waits_no_longer_than_it_said() -> None:
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        async with receiving() as (_, receiver):
+
+            async def twice() -> float:
+                await receiver.receive(1, 5 * SECOND)
+                started_s = loop.time()  # the next one has its turn, and does not know it yet
+                assert await receiver.receive(1, SECOND) == []
+                return loop.time() - started_s
+
+            first = asyncio.create_task(twice())
+            await settled()
+            second = asyncio.create_task(receiver.receive(1, 30 * SECOND))
+            assert await first == pytest.approx(1, abs=0.1)
+            assert await second == []
 
     run(scenario())
 
@@ -535,6 +558,52 @@ def test_e4_what_was_peeked_cannot_be_settled(namespace: RunningNamespace) -> No
     with_queue(namespace, scenario)
 
 
+@pytest.mark.parametrize("wrong", [BrokeredMessage("text"), "text", b"text", 5, None])
+def test_e4_whoever_settles_what_was_sent_is_told_that_it_was_not_received(wrong: Any) -> None:
+    async def scenario() -> None:
+        async with receiving() as (_, receiver):
+            for operation in (receiver.complete(wrong), receiver.abandon(wrong)):
+                with pytest.raises(InvalidRequestError) as caught:
+                    await operation
+                assert f"{wrong!r} was not received" in str(caught.value)
+
+    run(scenario())
+
+
+def test_a3_what_went_to_another_process_can_be_settled_when_it_comes_back(namespace: RunningNamespace) -> None:
+    async def scenario(queue: Queue) -> None:
+        receiver = await queue.receiver()
+        await queue.send("1", "2")
+        first, second = await receiver.receive(2)
+        pickled = pickle.loads(pickle.dumps(first))  # noqa: S301 (our own)
+        for message, twin in ((first, pickled), (second, copy.deepcopy(second))):
+            assert (twin.body, twin.message_id) == (message.body, message.message_id)
+            assert twin.lock_token == message.lock_token
+            await receiver.complete(twin)
+        assert await queue.count() == 0
+
+    with_queue(namespace, scenario)
+
+
+def test_a6_a_copy_of_a_dead_letter_is_no_duplicate_of_it(namespace: RunningNamespace) -> None:
+    async def scenario(queue: Queue) -> None:
+        await queue.send("1")
+        receiver, dead_letters = await queue.receiver(), await queue.dead_letters()
+        [message] = await receiver.receive()
+        await receiver.dead_letter(message, "reason", "description")
+        [dead] = await dead_letters.receive()
+        assert dead.dead_letter_reason == "reason"
+        async with await queue.factory.create_message_sender(queue.path) as sender:
+            await sender.send(dead.copy())
+        await dead_letters.complete(dead)
+        [again] = await receiver.receive(1, SECOND)
+        assert again.body == b"1"
+        assert again.message_id != dead.message_id
+        assert (again.dead_letter_reason, again.dead_letter_error_description) == (None, None)
+
+    with_queue(namespace, scenario, requires_duplicate_detection=True)
+
+
 # Settling with a peer that listens closely
 
 
@@ -643,6 +712,33 @@ def test_a3_a_settlement_under_way_when_the_link_is_lost_goes_on_through_the_nod
             [request] = peer.requests
             assert tokens(request) == [messages[2].lock_token]
             assert all(message.is_settled for message in messages)
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("lost", [{0}, {3}, {9}, {2, 5, 6}])
+def test_a3_one_lock_that_is_lost_does_not_keep_the_others_from_being_settled(lost: set[int]) -> None:
+    async def scenario() -> None:
+        async with receiving() as (peer, receiver):
+            stock(peer, 10)
+            messages = await receiver.receive(10)
+            gone = {messages[number].lock_token for number in lost}
+            done: set[Any] = set()
+
+            def answer(request: Request) -> Response:
+                if gone & {*tokens(request)}:
+                    return Response(status=410, condition="com.microsoft:message-lock-lost")
+                done.update(tokens(request))
+                return Response()
+
+            peer.answers[UPDATE] = answer
+            peer.last.hang_up()
+            await settled()
+            with pytest.raises(MessageLockLostError) as caught:
+                await receiver.complete(messages)
+            assert caught.value.entity == "orders"
+            assert {number for number, message in enumerate(messages) if not message.is_settled} == lost
+            assert done == {message.lock_token for message in messages} - gone
 
     run(scenario())
 
@@ -845,6 +941,58 @@ def test_what_was_received_and_deleted_ahead_is_not_lost_with_the_link() -> None
     run(scenario())
 
 
+def test_what_was_received_and_deleted_ahead_is_handed_out_while_the_namespace_is_away() -> None:
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        async with receiving(ReceiveMode.RECEIVE_AND_DELETE, prefetch_count=10) as (peer, receiver):
+            stock(peer, 6)
+            assert bodies(await receiver.receive()) == [b"0"]
+            peer.close()
+            await settled()
+            started_s = loop.time()
+            assert bodies(await receiver.receive(2)) == [b"1", b"2"]
+            assert bodies(await receiver.receive(10)) == [b"3", b"4", b"5"]
+            assert loop.time() == started_s
+            with pytest.raises(MessagingTimeoutError):
+                await receiver.receive(10)
+
+    run(scenario())
+
+
+def test_what_was_received_and_deleted_is_there_after_an_open_link_was_looked_for_in_vain() -> None:
+    async def scenario() -> None:
+        async with receiving(ReceiveMode.RECEIVE_AND_DELETE, prefetch_count=10) as (peer, receiver):
+            stock(peer, 3)
+            [first] = await receiver.receive()
+            peer.last.hang_up()
+            await settled()
+            peer.refusals.append(Error("amqp:not-found", "deleted"))
+            assert [first.body, *bodies(await receiver.receive(10))] == [b"0", b"1", b"2"]
+            with pytest.raises(EntityNotFoundError):
+                await receiver.receive(10)
+
+    run(scenario())
+
+
+def test_a_long_receive_forgets_outages_that_are_long_over() -> None:
+    async def scenario() -> None:
+        async with receiving(retry_policy=RetryPolicy(maximum_retries=3)) as (peer, receiver):
+            task = asyncio.create_task(receiver.receive(1, timedelta(hours=10)))
+            for _ in range(8):
+                for _ in range(2):
+                    await asyncio.sleep(50)
+                    peer.last.beat()
+                assert not task.done()
+                peer.last.hang_up()
+            await asyncio.sleep(10)
+            stock(peer, 1)
+            peer.supply(peer.receiver)
+            peer.flush()
+            assert bodies(await task) == [b"0"]
+
+    run(scenario())
+
+
 def test_what_is_refused_for_good_is_told() -> None:
     async def scenario() -> None:
         async with receiving() as (peer, receiver):
@@ -973,6 +1121,57 @@ def test_iterating_rides_out_outages_and_ends_with_what_is_for_good() -> None:
     run(scenario())
 
 
+def test_iterating_without_retries_does_not_ask_all_the_time() -> None:
+    async def scenario() -> None:
+        peer = Peer()
+        peer.closing = Error("amqp:connection:forced", "not now")
+        async with receiving(peer=peer, retry_policy=NO_RETRY) as (_, receiver):
+            task = asyncio.ensure_future(anext(receiver))
+            await asyncio.sleep(10)
+            assert 5 <= len(peer.connections) <= 20
+            peer.closing = None
+            stock(peer, 1)
+            assert (await task).body == b"0"
+
+    run(scenario())
+
+
+def test_b2_iterating_without_retries_leaves_a_busy_namespace_alone_for_ten_seconds() -> None:
+    async def scenario() -> None:
+        async with receiving(retry_policy=NO_RETRY) as (peer, receiver):
+            peer.refusals.extend([Error("com.microsoft:server-busy", "busy")] * 3)
+            stock(peer, 1)
+            started_s = asyncio.get_running_loop().time()
+            assert (await anext(receiver)).body == b"0"
+            assert asyncio.get_running_loop().time() - started_s >= 30
+            assert len(peer.attached) == 4
+
+    run(scenario())
+
+
+def test_c17_iterating_does_not_end_quietly_when_the_factory_is_given_up() -> None:
+    async def scenario() -> None:
+        async with scripted() as (_, factory):
+            receiver = await factory.create_message_receiver("orders")
+
+            async def iterate() -> None:
+                async for _ in receiver:
+                    pass
+
+            task = asyncio.create_task(iterate())
+            await settled()
+            reason = RuntimeError("the disk is full")
+            factory.fault(reason)
+            with pytest.raises(FactoryFaultedError, match="the disk is full") as caught:
+                await task
+            assert caught.value.__cause__ is reason
+            await settled()
+            with pytest.raises(FactoryFaultedError, match="the disk is full"):
+                await iterate()
+
+    run(scenario())
+
+
 # Its end
 
 
@@ -1027,6 +1226,122 @@ def test_a3_what_comes_while_a_receiver_is_closed_goes_back(namespace: RunningNa
     with_queue(namespace, scenario, max_delivery_count=100)
 
 
+def released(peer: Peer) -> int:
+    return sum(count for count, state in told(peer) if state == RELEASED)
+
+
+def test_a3_a_close_that_is_cancelled_gives_back_all_the_same() -> None:
+    async def scenario() -> None:
+        async with receiving(prefetch_count=10) as (peer, receiver):
+            stock(peer, 5)
+            await receiver.receive()
+            await settled()
+            closing = asyncio.create_task(receiver.close())
+            await asyncio.sleep(0)
+            closing.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await closing
+            await settled()
+            assert released(peer) == 4
+            assert peer.all_links() == []
+            await receiver.close()
+
+    run(scenario())
+
+
+def test_a3_two_who_close_at_the_same_time_both_wait_until_everything_is_given_back() -> None:
+    async def scenario() -> None:
+        async with scripted() as (peer, factory):
+            receiver = await factory.create_message_receiver("orders", prefetch_count=10)
+            stock(peer, 5)
+            await receiver.receive()
+            await settled()
+            closing = asyncio.create_task(receiver.close())
+            await asyncio.sleep(0)
+            await factory.close()
+            assert closing.done()
+            assert released(peer) == 4
+
+    run(scenario())
+
+
+def test_a3_what_comes_while_somebody_waits_and_the_receiver_closes_is_not_handed_out() -> None:
+    async def scenario() -> None:
+        async with scripted() as (peer, factory):
+            receiver = await factory.create_message_receiver(
+                "orders", prefetch_count=10, max_auto_lock_renewal=timedelta(minutes=10)
+            )
+            waiting = asyncio.create_task(receiver.receive())
+            await settled()
+            peer.drains = False
+            closing = asyncio.create_task(receiver.close())
+            await asyncio.sleep(0)
+            peer.deliver(message_bytes(locked_s=60))
+            with pytest.raises(ClosedError, match="MessageReceiver has been closed"):
+                await waiting
+            await closing
+            await settled()
+            assert released(peer) == 1
+
+    run(scenario())
+
+
+def test_what_is_received_and_deleted_as_the_receiver_closes_goes_to_whoever_waits_for_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def scenario() -> None:
+        async with receiving(ReceiveMode.RECEIVE_AND_DELETE) as (peer, receiver):
+            waiting = asyncio.create_task(receiver.receive(5))
+            await settled()
+            peer.drains = False
+            closing = asyncio.create_task(receiver.close())
+            await asyncio.sleep(0)
+            stock(peer, 2)
+            peer.supply(peer.receiver)  # it was sent before the credit was asked back
+            peer.flush()
+            await asyncio.sleep(1)
+            peer.receiver.drained()
+            peer.flush()
+            assert bodies(await waiting) == [b"0", b"1"]
+            await closing
+
+    run(scenario())
+    assert "never asked for" not in caplog.text
+
+
+@pytest.mark.parametrize("is_lost", [False, True], ids=["attached", "lost"])
+def test_what_was_received_and_deleted_and_never_asked_for_is_told_when_the_receiver_is_closed(
+    caplog: pytest.LogCaptureFixture, is_lost: bool
+) -> None:
+    async def scenario() -> None:
+        async with receiving(ReceiveMode.RECEIVE_AND_DELETE, prefetch_count=10) as (peer, receiver):
+            stock(peer, 5)
+            await receiver.receive()
+            if is_lost:
+                peer.last.hang_up()
+            await settled()
+            await receiver.close()
+
+    run(scenario())
+    assert "4 messages of orders, received and deleted, were never asked for" in caplog.text
+
+
+def test_what_was_salvaged_and_never_asked_for_is_told_when_the_receiver_is_closed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def scenario() -> None:
+        async with receiving(ReceiveMode.RECEIVE_AND_DELETE, prefetch_count=10) as (peer, receiver):
+            stock(peer, 5)
+            await receiver.receive()
+            peer.last.hang_up()
+            await settled()
+            assert len(await receiver.receive()) == 1
+            await receiver.close()
+
+    run(scenario())
+    assert "3 messages of orders, received and deleted, were never asked for" in caplog.text
+
+
 def test_a1_subscriptions_and_sub_queues_are_received_from_by_their_paths(namespace: RunningNamespace) -> None:
     async def scenario() -> None:
         topic = make_topic(namespace, "all")
@@ -1077,6 +1392,21 @@ def test_e3_a_message_that_cannot_be_read_does_not_keep_the_others_back(
                 _ = garbage.body
             await receiver.dead_letter(garbage, "it cannot be read")
             await receiver.complete([first, second])
+
+    run(scenario())
+
+
+def test_e3_a_message_that_cannot_be_read_can_be_settled_after_its_link_was_lost() -> None:
+    async def scenario() -> None:
+        async with receiving() as (peer, receiver):
+            peer.stock.extend([b"garbage", message_bytes(b"1")])
+            messages = await receiver.receive(2)
+            peer.last.hang_up()
+            await settled()
+            await receiver.dead_letter(messages, "it cannot be read")
+            assert all(message.is_settled for message in messages)
+            [request] = peer.requests
+            assert len(tokens(request)) == 2
 
     run(scenario())
 

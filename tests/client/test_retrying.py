@@ -135,6 +135,52 @@ def test_no_try_goes_on_beyond_the_end_of_the_operation(loop: asyncio.AbstractEv
     assert loop.time() == pytest.approx(5, abs=0.01)
 
 
+PATIENT: Final = MessagingFactorySettings(
+    operation_timeout=timedelta(seconds=60),
+    retry_policy=RetryPolicy(minimum_backoff=timedelta(milliseconds=100), maximum_backoff=timedelta(seconds=30)),
+)
+
+
+def test_an_outage_that_ends_just_before_the_time_is_up_is_ridden_out(
+    loop: asyncio.AbstractEventLoop, run: Run
+) -> None:
+    attempts = Attempts(loop, MessagingCommunicationError("lost"), last=True)
+    with pytest.raises(MessagingTimeoutError):
+        run(retrying(attempts, settings=PATIENT))
+    assert attempts.times_s[-1] >= 60 - 0.201
+    assert len(attempts.times_s) < 40
+
+
+def test_whoever_waits_after_an_outage_goes_on_as_soon_as_there_is_something_to_hurry_for(
+    loop: asyncio.AbstractEventLoop, run: Run
+) -> None:
+    async def scenario() -> None:
+        back: asyncio.Future[None] = loop.create_future()
+        attempts = Attempts(loop, *[MessagingCommunicationError("lost")] * 6)
+        task = asyncio.create_task(
+            retrying(attempts, settings=PATIENT, failure=attempts._errors[0], failures=20, hurry=lambda: back)
+        )
+        await asyncio.sleep(5)
+        assert attempts.times_s == []
+        attempts._errors.clear()
+        back.set_result(None)
+        assert await task == "done"
+        assert attempts.times_s == pytest.approx([5], abs=0.01)
+
+    run(scenario())
+
+
+def test_b2_nobody_hurries_to_a_namespace_that_is_busy(loop: asyncio.AbstractEventLoop, run: Run) -> None:
+    async def scenario() -> None:
+        back: asyncio.Future[None] = loop.create_future()
+        back.set_result(None)
+        attempts = Attempts(loop, ServerBusyError("busy"))
+        assert await retrying(attempts, settings=SETTINGS, hurry=lambda: back) == "done"
+        assert min(attempts.pauses_s()) >= 10
+
+    run(scenario())
+
+
 def test_a_first_try_that_was_made_before_counts(loop: asyncio.AbstractEventLoop, run: Run) -> None:
     async def scenario() -> None:
         await asyncio.sleep(100)

@@ -523,6 +523,19 @@ def test_e3_what_is_no_sequence_number_is_refused(namespace: RunningNamespace, n
     play(scenario())
 
 
+@pytest.mark.parametrize("wrong", ["1", ["1"], [1, "2"], 1.0, None, True], ids=repr)
+def test_e4_what_is_no_sequence_number_is_refused_before_anything_is_opened(wrong: Any) -> None:
+    async def scenario() -> None:
+        async with scripted() as (peer, factory):
+            queue = await factory.create_queue_client("orders")
+            for operation in (queue.cancel_scheduled, queue.receive_deferred):
+                with pytest.raises(TypeError, match="a sequence number has to be int"):
+                    await operation(wrong)
+            assert peer.connections == []
+
+    run(scenario())
+
+
 # Every property, and every body
 
 
@@ -612,6 +625,7 @@ def test_a1_a_queue_that_is_not_there_is_told(namespace: RunningNamespace) -> No
             with pytest.raises(EntityNotFoundError, match="nowhere") as caught:
                 await sender.send(BrokeredMessage())
             assert caught.value.entity == "nowhere"
+            assert caught.value.condition == "amqp:not-found"
 
     play(scenario())
 
@@ -625,6 +639,7 @@ def test_a8_a_wrong_key_is_told(namespace: RunningNamespace) -> None:
             with pytest.raises(UnauthorizedError) as caught:
                 await sender.send(BrokeredMessage())
             assert caught.value.entity == path
+            assert caught.value.condition == "amqp:unauthorized-access"
             assert "wrong" not in str(caught.value)
 
     play(scenario())

@@ -439,6 +439,61 @@ def test_e3_a_state_that_is_none_is_told(state: Any) -> None:
     run(scenario())
 
 
+def test_a_wait_longer_than_the_link_can_say_is_told_as_the_longest() -> None:
+    async def scenario() -> None:
+        async with scripted() as (peer, factory):
+            session = await factory.accept_message_session("visits", server_wait_time=timedelta(days=60))
+            assert session.session_id == "next"
+            [attached] = peer.attached
+            assert (attached.attach.properties or {})[LINK_TIMEOUT] == 0xFFFFFFFF
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("prefetch_count", [0, 10])
+def test_what_a_session_has_received_and_deleted_is_handed_out_though_its_link_is_lost(prefetch_count: int) -> None:
+    async def scenario() -> None:
+        async with scripted() as (peer, factory):
+            session = await factory.accept_message_session(
+                "visits", "a", ReceiveMode.RECEIVE_AND_DELETE, prefetch_count=prefetch_count
+            )
+            peer.drains = False  # what came is not handed out before the rest of the credit has come back
+            peer.stock.extend(message_bytes(b"%d" % number) for number in range(3))
+            waiting = asyncio.create_task(session.receive(1 if prefetch_count else 10))
+            await settled()
+            waiting.cancel()
+            await asyncio.gather(waiting, return_exceptions=True)
+            taken = [] if waiting.cancelled() else waiting.result()
+            peer.last.hang_up()
+            await settled()
+            while len(taken) < 3:
+                taken += await session.receive(2)
+            assert [message.body for message in taken] == [b"0", b"1", b"2"]
+            with pytest.raises(SessionLockLostError):
+                await session.receive()
+
+    run(scenario())
+
+
+def test_what_a_session_has_received_and_deleted_and_nobody_asked_for_is_told_when_it_is_closed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def scenario() -> None:
+        async with scripted() as (peer, factory):
+            session = await factory.accept_message_session(
+                "visits", "a", ReceiveMode.RECEIVE_AND_DELETE, prefetch_count=10
+            )
+            peer.stock.extend(message_bytes() for _ in range(5))
+            await session.receive()
+            peer.last.hang_up()
+            await settled()
+            assert len(await session.receive()) == 1
+            await session.close()
+
+    run(scenario())
+    assert "3 messages of visits, received and deleted, were never asked for" in caplog.text
+
+
 # Locks that are renewed by themselves
 
 

@@ -30,6 +30,12 @@ def test_e4_a_time_out_is_above_zero(name: str, length: timedelta) -> None:
         MessagingFactorySettings(**{name: length})  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("name", ["operation_timeout", "attempt_timeout", "idle_timeout"])
+def test_e4_a_time_out_is_no_longer_than_amqp_can_say(name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name} is 50 days.* at most 24 days"):
+        MessagingFactorySettings(**{name: timedelta(days=50)})  # type: ignore[arg-type]
+
+
 def test_settings_cannot_be_changed_under_a_factory() -> None:
     with pytest.raises(AttributeError):
         MessagingFactorySettings().transport = Transport.WEB_SOCKET  # type: ignore[misc]

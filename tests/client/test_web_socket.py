@@ -271,7 +271,14 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
     return open_certificate(tmp_path_factory.mktemp("certificate"), [], int(time.time() * 1000))
 
 
-@pytest.fixture(params=["asyncio", "asyncio-tls", "best", "best-tls"])
+@pytest.fixture(
+    params=[
+        "asyncio",
+        pytest.param("asyncio-tls", marks=pytest.mark.slow),
+        pytest.param("best", marks=pytest.mark.slow),
+        "best-tls",
+    ]
+)
 def way(request: pytest.FixtureRequest, certificate: Certificate) -> Way:
     kind, _, tls = request.param.partition("-")
     return Way(

@@ -252,6 +252,8 @@ class Adapter(ABC):
     """As on the page."""
     abilities: frozenset[Ability]
     transports: frozenset[Transport] = frozenset(Transport)
+    is_facade: bool = False
+    """Whether it only stands before another of these, so that its tests can be left to CI."""
 
     @abstractmethod
     def check_presence(self) -> None:

@@ -35,6 +35,8 @@ class FeatureTest(pytest.Item):
         super().__init__(**options)
         self.case = case
         self.own_markers.extend(getattr(case.test, "pytestmark", ()))
+        if case.adapter.is_facade:
+            self.own_markers.append(pytest.mark.slow.mark)
         self.keywords.update({mark.name: mark for mark in self.own_markers})
         self.add_marker(pytest.mark.filterwarnings(UNCLOSED))
         self.user_properties += [("feature", case.feature.title), ("client", case.adapter.id)]

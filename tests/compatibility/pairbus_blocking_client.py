@@ -41,6 +41,7 @@ class PairbusBlockingAdapter(Adapter):
     """pairbus without asyncio."""
 
     id = "pairbus-blocking"
+    is_facade = True
     title = "Python, `pairbus.blocking`"
     abilities = ABILITIES
 

@@ -51,7 +51,10 @@ class PythonAdministration(Administration):
 
     async def open(self) -> None:
         self._client = self._half.administration(
-            self._endpoint.connection_string, connection_verify=str(self._endpoint.ca_file), retry_total=0
+            self._endpoint.connection_string,
+            connection_verify=str(self._endpoint.ca_file),
+            retry_total=0,
+            use_env_settings=False,  # pytest changes the environment while other tests of the stage read it
         )
 
     async def close(self) -> None:

@@ -15,9 +15,10 @@ from tests.faults.fault import Schedule
 from tests.faults.traffic import exchange
 from tests.faults.visits import visit
 from tests.faults.world import ORDERS, UNIQUE, World, run
+from tests.thoroughness import times
 
-QUICK: Final = range(200)
-QUICK_VISITS: Final = range(40)
+QUICK: Final = range(times(200))
+QUICK_VISITS: Final = range(times(40))
 THOUSANDS: Final = range(1, 6)
 """Each stands for so many seeds: one test each would take longer to collect than to run."""
 AT_ONCE: Final = 200

@@ -33,6 +33,7 @@ from tests.fuzz.mutation import mutate
 from tests.fuzz.seeds import FRAMES, MESSAGES, SASL_FRAMES, STREAMS, VALUES, corpus
 from tests.fuzz.targets import TARGETS, run
 from tests.fuzz.watcher import Watcher
+from tests.thoroughness import times
 from tests.wire.pair import frame
 
 HARNESS = Path(__file__).with_name("fuzz_wire.py")
@@ -87,13 +88,13 @@ def test_every_target_takes_every_piece() -> None:
             run(bytes([target]) + piece)
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=times(1500), deadline=None)
 @given(mutants())
 def test_nothing_breaks_on_inputs_that_almost_mean_something(data: bytes) -> None:
     run(data)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=times(500), deadline=None)
 @given(st.binary(max_size=200))
 @example(b"")
 def test_nothing_breaks_on_inputs_that_mean_nothing(data: bytes) -> None:

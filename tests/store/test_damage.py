@@ -162,7 +162,7 @@ def random_flips(sound: Sound, seed: int) -> Iterator[Case]:
 
 
 def test_random_flips(sound: Sound) -> None:
-    counts = outcomes(sound, list(islice(random_flips(sound, 5), 2_000)))
+    counts = outcomes(sound, list(islice(random_flips(sound, 5), 800)))
     assert min(counts[REFUSED], counts[SET_ASIDE], counts[UNHARMED]) > 10
 
 

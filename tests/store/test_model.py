@@ -12,12 +12,14 @@ from hypothesis import strategies as st
 
 from pairbus.store import apply
 from tests.store.opening import EVERYTHING, LmdbOpening, MemoryOpening, Opening
+from tests.thoroughness import times
 
 KEYS = st.one_of(
     st.integers(0, 40).map(lambda number: b"%03d" % number),
     st.integers(0, 40).map(lambda number: b"%03d" % number + b"k" * (468 + number)),
     st.binary(min_size=1, max_size=4),
 )
+
 SIZES = st.sampled_from([0, 1, 30, 900, 1_990, 2_040, 4_000, 4_100, 9_000, 40_000])
 VALUES = st.builds(lambda size, octet: bytes([octet]) * size, SIZES, st.integers(0, 255))
 BATCHES = st.dictionaries(KEYS, st.none() | VALUES, max_size=30)
@@ -33,7 +35,7 @@ def in_memory(_: Path) -> MemoryOpening:
 
 
 @pytest.mark.parametrize("make", [in_memory, LmdbOpening], ids=["memory", "lmdb"])
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=times(150))
 @given(steps=STEPS)
 def test_a_store_does_what_a_dictionary_would(make: Callable[[Path], Opening], steps: list[Step]) -> None:
     with tempfile.TemporaryDirectory() as directory:

@@ -43,6 +43,7 @@ from pairbus.wire import (
     anonymous,
 )
 from pairbus.wire.states import ConnectionState, LinkState
+from tests.thoroughness import times
 from tests.wire.pair import Side
 
 OTHER: Final = {Side.CLIENT: Side.SERVER, Side.SERVER: Side.CLIENT}
@@ -565,6 +566,6 @@ class TwoEngines(RuleBasedStateMachine):
                     assert message.deliveries[side].settled == any(settled for _, settled in told)
 
 
-TwoEngines.TestCase.settings = settings(max_examples=400, stateful_step_count=50, deadline=None)
+TwoEngines.TestCase.settings = settings(max_examples=times(400), stateful_step_count=50, deadline=None)
 
 TestTwoEnginesAgreeWithTheModel = TwoEngines.TestCase

@@ -32,6 +32,7 @@ from pairbus.wire import (
     UShort,
 )
 from pairbus.wire.composites import LAYOUTS, AmqpType, Field, Provides
+from tests.thoroughness import times
 
 Strategy = st.SearchStrategy[Any]
 N = TypeVar("N", bound=int)
@@ -39,7 +40,7 @@ N = TypeVar("N", bound=int)
 
 def examples(count: int) -> settings:
     """How often a property is tried; how long that takes is no business of the test's."""
-    return settings(max_examples=count, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    return settings(max_examples=times(count), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def identity(value: object) -> object:

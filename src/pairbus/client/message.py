@@ -273,11 +273,13 @@ def _body(message: BrokeredMessage) -> tuple[Any, str | None]:
 def _annotations(message: BrokeredMessage, scheduled: datetime | None) -> dict[Any, Any]:
     annotations: dict[Any, Any] = {}
     if message.partition_key is not None:
+        _check_text("partition_key", message.partition_key)
         _check_length("partition_key", message.partition_key)
         if message.session_id is not None and message.session_id != message.partition_key:
             raise InvalidMessageError("session_id and partition_key are the same where both are set")
         annotations[PARTITION_KEY] = message.partition_key
     if message.via_partition_key is not None:
+        _check_text("via_partition_key", message.via_partition_key)
         annotations[VIA_PARTITION_KEY] = message.via_partition_key
     if scheduled is not None:
         if not isinstance(scheduled, datetime):
@@ -311,6 +313,11 @@ def _lifetime(time_to_live: timedelta | None) -> tuple[Header, Timestamp | None,
         Timestamp(now_ms),
         Timestamp(min(now_ms + length_ms, _LATEST_MS)),
     )
+
+
+def _check_text(name: str, value: object) -> None:
+    if not isinstance(value, str):
+        raise InvalidMessageError(f"{name} is {value!r:.50}; it must be a text")
 
 
 def _check_length(name: str, value: object) -> None:

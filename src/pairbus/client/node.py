@@ -36,6 +36,8 @@ class Opener(Protocol):
     @property
     def settings(self) -> MessagingFactorySettings: ...
 
+    def check_open(self) -> None: ...
+
     def reached(self) -> asyncio.Future[None]: ...
 
     async def open_request_link(self, address: str, entity: str) -> RequestLink: ...
@@ -69,14 +71,18 @@ class ManagementNode:
 
         ``started_s`` is when the operation began that this is part of, and ``failure`` what it has come to so far.
         """
-        return await retrying(
-            lambda: self._ask(operation, body, link_name),
-            settings=self._opener.settings,
-            entity=self.path,
-            failure=failure,
-            started_s=started_s,
-            hurry=self._opener.reached,
-        )
+        try:
+            return await retrying(
+                lambda: self._ask(operation, body, link_name),
+                settings=self._opener.settings,
+                entity=self.path,
+                failure=failure,
+                started_s=started_s,
+                hurry=self._opener.reached,
+            )
+        except ClosedError:
+            self._opener.check_open()  # it may know more about why
+            raise
 
     async def _ask(self, operation: Operation, body: Mapping[str, Any], link_name: str | None) -> Response | None:
         if self._is_closed:

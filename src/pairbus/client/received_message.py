@@ -30,6 +30,7 @@ from pairbus.wire import Delivery, ProtocolError, Sections
 DEAD_LETTER_REASON: Final = "DeadLetterReason"
 DEAD_LETTER_DESCRIPTION: Final = "DeadLetterErrorDescription"
 _LOCK_TOKEN_BYTES: Final = 16
+_ITS_OWN: Final = frozenset({"_payload", "delivery", "lock_token"})
 _LONGEST_TTL_MS: Final = 0xFFFFFFFF
 _ATTRIBUTES: Final = frozenset(
     {
@@ -107,7 +108,9 @@ class ReceivedMessage(BrokeredMessage):
     def __reduce__(self) -> tuple[Any, ...]:
         """What other processes get can be read, and settled by a receiver of theirs as long as the lock holds."""
         payload = self._payload.payload if isinstance(self._payload, Sections) else self._payload
-        return ReceivedMessage, (payload, None, self.lock_token)
+        names = (*BrokeredMessage.__slots__, *ReceivedMessage.__slots__)
+        state = {name: getattr(self, name) for name in names if name not in _ITS_OWN and _is_set(self, name)}
+        return ReceivedMessage, (payload, None, self.lock_token), (None, state)
 
     def copy(self, message_id: MessageId | None = None) -> BrokeredMessage:
         """A message to send, with the same body and properties and an id of its own, unless one is given.
@@ -164,6 +167,9 @@ class ReceivedMessage(BrokeredMessage):
 
     def __getattr__(self, name: str) -> Any:
         """Called for what has not been read yet: reads it, and what stands beside it in the message."""
+        if name == "lock_token":  # which has nothing to do with what can be read of the message
+            self.lock_token = _lock_token(self.delivery)
+            return self.lock_token
         read = _READERS.get(name)
         if read is None:
             raise AttributeError(f"a message has no {name!r}")
@@ -278,10 +284,10 @@ def _amqp(_message: ReceivedMessage, sections: Sections) -> dict[str, Any]:
     }
 
 
-def _lock(message: ReceivedMessage, _sections: Sections) -> dict[str, Any]:
-    delivery = message.delivery
-    is_locked = delivery is not None and len(delivery.delivery_tag) == _LOCK_TOKEN_BYTES
-    return {"lock_token": UUID(bytes_le=delivery.delivery_tag) if delivery is not None and is_locked else None}
+def _lock_token(delivery: Delivery | None) -> UUID | None:
+    if delivery is None or len(delivery.delivery_tag) != _LOCK_TOKEN_BYTES:
+        return None
+    return UUID(bytes_le=delivery.delivery_tag)
 
 
 _Reader = Callable[[ReceivedMessage, Sections], dict[str, Any]]
@@ -318,6 +324,5 @@ _READERS: Final[dict[str, _Reader]] = {
         _annotations,
     ),
     "amqp": _amqp,
-    "lock_token": _lock,
 }
 """What reads each attribute, together with its neighbours."""

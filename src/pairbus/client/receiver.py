@@ -405,7 +405,10 @@ class MessageReceiver(Part):
 
     async def _give_back_salvaged(self) -> None:
         """Let others have what came over a link that was lost; if that fails, they have it when the locks end."""
-        if self._salvaged and self._mode is ReceiveMode.PEEK_LOCK:
+        if self._salvaged and self._mode is not ReceiveMode.PEEK_LOCK:
+            count = len(self._salvaged)
+            _log.warning("%d messages of %s, received and deleted, were never asked for", count, self._path)
+        elif self._salvaged:
             with suppress(MessagingError, TimeoutError):
                 async with asyncio.timeout(_FAREWELL_S):
                     now_s = asyncio.get_running_loop().time()

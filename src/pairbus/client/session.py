@@ -118,5 +118,6 @@ class MessageSession(MessageReceiver):
         await self._slot.clear()
         if self._renewer is not None:
             await self._renewer.close()
+        await self._give_back_salvaged()
         await self._link.close()
         await self._node.close()

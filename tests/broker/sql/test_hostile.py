@@ -16,6 +16,7 @@ from pairbus.broker.sql import EvaluationError, parse_action, parse_filter
 from pairbus.broker.sql.parser import MAX_DEPTH
 from pairbus.broker.values import Instant, Span, Value
 from tests.broker.sql.message import Message, fresh_id
+from tests.thoroughness import times
 
 PARAMETERS: Final[dict[str, Value]] = {"@p": 1, "@q": "%!", "@t": Instant(5), "@s": Span(5), "@n": None}
 MESSAGE: Final = Message({"a": 1, "b": "x%", "c": True, "d": None, "e": 2.5}, {"Label": "x"})
@@ -33,6 +34,7 @@ SOUP: Final = st.one_of(
     st.lists(st.sampled_from(TOKENS), max_size=14).map(" ".join),
     st.lists(st.sampled_from(TOKENS), max_size=8).map("".join),
 )
+
 # Such as is mostly right, so that many are read.
 WORDS: Final = st.lists(
     st.tuples(
@@ -76,13 +78,13 @@ def an_action(expression: str) -> Callable[[Message], object]:
     return parse_action(expression, PARAMETERS, fresh_id=fresh_id).apply
 
 
-@settings(max_examples=1000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=times(1000), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.one_of(SOUP, WORDS, RAW))
 def test_any_text_is_a_filter_or_is_refused(expression: str) -> None:
     read_or_refused(expression, a_filter)
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=times(400), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.one_of(SOUP, RAW, WORDS.map("SET a = {}".format), SOUP.map("SET sys.Label = {}".format)))
 def test_any_text_is_an_action_or_is_refused(expression: str) -> None:
     read_or_refused(expression, an_action)

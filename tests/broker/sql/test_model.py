@@ -11,6 +11,7 @@ from pairbus.broker.sql import EvaluationError, parse_filter
 from pairbus.broker.values import Value
 from tests.broker.sql.message import Message, apply, fresh_id, judge
 from tests.broker.sql.reference import FAILED, Tree, meaning, predicates, properties, resembles, show, values
+from tests.thoroughness import times
 
 
 def is_number(value: object) -> bool:
@@ -18,7 +19,7 @@ def is_number(value: object) -> bool:
 
 
 def tries(count: int) -> settings:
-    return settings(max_examples=count, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    return settings(max_examples=times(count), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 @tries(600)

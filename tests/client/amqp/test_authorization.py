@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
-from typing import Final
+from typing import Any, Final, cast
 
 import pytest
 
+from pairbus.client.amqp.authorization import Authorization
 from pairbus.client.errors import (
+    InvalidRequestError,
     MessagingCommunicationError,
     MessagingError,
     MessagingTimeoutError,
@@ -24,7 +27,7 @@ from pairbus.client.token_provider import JWT, SAS_TOKEN, Token, TokenProvider
 from pairbus.dialect.management import Request, Response
 from pairbus.dialect.sas import parse_sas_token
 from pairbus.wire import Error, LinkAttached
-from tests.client.amqp_peer import Peer, run, scripted, settled, until
+from tests.client.amqp_peer import Peer, connected, run, scripted, settled, until
 
 PUT: Final = "put-token"
 HOUR_S: Final = 3_600
@@ -165,6 +168,63 @@ def test_e3_a_token_that_has_ended_or_never_does_is_put_all_the_same(expires_s: 
     run(scenario())
 
 
+class Forger(Purse):
+    """Gives what is no token, as long as it is told to."""
+
+    def __init__(self, **parts: Any) -> None:
+        super().__init__()
+        self.parts: dict[str, Any] | None = parts
+
+    async def get_token(self, audience: str) -> Token:
+        token = await super().get_token(audience)
+        if self.parts is None:
+            return token
+        return replace(token, **self.parts) if self.parts else cast("Token", None)
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [{}, {"expires_s": None}, {"expires_s": "soon"}, {"text": object()}, {"type": object()}],
+    ids=["None", "no end", "odd end", "odd text", "odd type"],
+)
+def test_e3_what_is_no_token_is_told_at_once_and_the_next_one_is_asked_for(parts: dict[str, Any]) -> None:
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        forger = Forger(**parts)
+        async with scripted(forger) as (peer, factory):
+            sender = await factory.create_message_sender("orders")
+            with pytest.raises((UnauthorizedError, InvalidRequestError)) as caught:
+                await sender.send(MESSAGE)
+            assert caught.value.entity == "orders"
+            assert loop.time() < 1
+            forger.parts = None
+            await sender.send(MESSAGE)
+            assert len(peer.received) == 1
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("parts", [{}, {"expires_s": None}, {"text": object()}], ids=["None", "no end", "odd text"])
+def test_e3_what_is_no_token_does_not_end_renewing(parts: dict[str, Any]) -> None:
+    async def scenario() -> None:
+        forger = Forger()
+        forger.parts = None
+        async with scripted(forger) as (peer, factory):
+            clerk = Clerk(peer)
+            await sent(factory)
+            forger.parts = parts
+            for _ in range(60):
+                await asyncio.sleep(50)
+                peer.last.beat()
+            assert len(forger.audiences) > 3
+            forger.parts = None
+            tried = len(clerk.times_s)
+            await asyncio.sleep(31)
+            assert len(clerk.times_s) == tried + 1
+
+    run(scenario())
+
+
 def test_a_renewal_that_fails_is_tried_again_within_half_a_minute() -> None:
     async def scenario() -> None:
         purse = Purse()
@@ -220,6 +280,22 @@ def test_a8_a_token_that_is_refused_is_told_with_the_entity(
             assert caught.value.entity == "orders"
             Clerk(peer)
             await sent(factory)  # the next one is asked anew
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("status", "condition"), [(401, "amqp:unauthorized-access"), (404, "amqp:not-found"), (400, None)]
+)
+def test_e4_a_token_that_is_refused_has_a_condition_though_the_node_names_none(
+    status: int, condition: str | None
+) -> None:
+    async def scenario() -> None:
+        async with scripted(Purse(), retry_policy=NO_RETRY) as (peer, factory):
+            Clerk(peer, lambda _request: Response(status=status))
+            with pytest.raises(MessagingError) as caught:
+                await sent(factory)
+            assert caught.value.condition == condition
 
     run(scenario())
 
@@ -294,5 +370,23 @@ def test_whoever_waits_for_a_token_when_the_factory_is_closed_is_told() -> None:
             with pytest.raises(MessagingError) as caught:
                 await task
             assert not isinstance(caught.value, MessagingCommunicationError)
+
+    run(scenario())
+
+
+def test_whoever_asks_as_a_token_is_refused_is_not_forgotten_with_that_token() -> None:
+    async def scenario() -> None:
+        purse = Purse(failure=RuntimeError("the vault is closed"))
+        async with connected() as (_, connection):
+            authorization = Authorization(connection, purse)
+            first = asyncio.create_task(authorization.authorize("orders"))
+            await asyncio.sleep(0)  # now it has begun
+            await asyncio.sleep(0)  # now it has failed, and nobody has heard of it
+            purse.failure = None
+            await authorization.authorize("orders")
+            with pytest.raises(UnauthorizedError):
+                await first
+            await authorization.close()
+            assert len(asyncio.all_tasks()) == 1
 
     run(scenario())

@@ -11,7 +11,9 @@ import pytest
 
 from pairbus.client.amqp.receiving_link import ReceivingLink, Wish
 from pairbus.client.errors import (
+    ClosedError,
     EntityNotFoundError,
+    InvalidRequestError,
     MessageLockLostError,
     MessagingCommunicationError,
     MessagingError,
@@ -631,6 +633,45 @@ def test_a_link_that_is_closed_while_credit_is_taken_back_keeps_nobody_waiting()
             await asyncio.gather(task, return_exceptions=True)
             assert loop.time() - started_s < 12
             assert link.connection.error is None
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("prefetch", [2, 8])
+def test_a_link_that_is_being_closed_gives_no_more_credit(prefetch: int) -> None:
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        async with attached(prefetch=prefetch) as (peer, link):
+            peer.drains = False
+            tasks = waiting(link, 2)
+            await settled()
+            closing = asyncio.create_task(link.close())
+            await asyncio.sleep(0)
+            started_s = loop.time()
+            for _ in range(prefetch - 1):  # they were under way
+                peer.deliver(message_bytes())
+            await settled()
+            peer.receiver.drained()
+            peer.flush()
+            await closing
+            assert loop.time() - started_s < 1
+            assert [wants_it_back for _, wants_it_back in granted(peer)] == [False, True]
+            for task in tasks:
+                with pytest.raises(ClosedError):
+                    await task
+            assert sum(count for count, state, _ in told(peer) if isinstance(state, Released)) == prefetch - 1
+
+    run(scenario())
+
+
+def test_e3_a_link_that_cannot_be_attached_is_refused_and_leaves_nothing_behind() -> None:
+    async def scenario() -> None:
+        async with connected() as (_, connection):
+            for _ in range(2):
+                with pytest.raises(InvalidRequestError, match="no link can be attached like this") as caught:
+                    ReceivingLink(connection, "orders", Wish(wants_session=True, session_wait_ms=2**32))
+                assert caught.value.entity == "orders"
+            assert not connection.links
 
     run(scenario())
 

@@ -170,7 +170,7 @@ class ReceivingLink(AmqpLink):
                 await self._arrive(deadline_s)
             else:
                 await self._ask(count, deadline_s, give_up_s)
-        if self._is_closing:  # what comes now goes back
+        if self._is_closing and (self.wish.peek_lock or not self.buffer):  # what comes now goes back, if it can
             raise ClosedError("the link is being closed", entity=self.entity)
         taken = self.take_now(count)
         if not taken and self.error is not None:
@@ -284,10 +284,12 @@ class ReceivingLink(AmqpLink):
 
     async def close(self) -> None:
         self._is_closing = True
-        self._wanted = False
+        self._wanted = self._wanted and not self.wish.peek_lock
         while self._arrivals:
             self._wake()
         await self.drain(_FAREWELL_S)
+        while self._wanted:  # noqa: ASYNC110 (whoever asked for what is deleted by now gets it, a turn or two later)
+            await asyncio.sleep(0)
         if self.error is None:
             self._give_back()
         if self.buffer and not self.wish.peek_lock:
