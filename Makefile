@@ -10,6 +10,9 @@ COMPILED := build/compiled
 WORKERS := --numprocesses 4 --dist worksteal
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
+# Compiled modules are kept: otherwise each of the many processes of a test run compiles everything anew.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: help setup demo test slow check bench compiled fuzz model clean
 
 help:

@@ -276,7 +276,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
         "asyncio",
         pytest.param("asyncio-tls", marks=pytest.mark.slow),
         pytest.param("best", marks=pytest.mark.slow),
-        "best-tls",
+        pytest.param("best-tls", marks=pytest.mark.slow),
     ]
 )
 def way(request: pytest.FixtureRequest, certificate: Certificate) -> Way:

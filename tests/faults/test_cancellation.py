@@ -20,10 +20,13 @@ from pairbus.client.receive_mode import ReceiveMode
 from tests.faults.fault import Fault, Kind, Way
 from tests.faults.operations import OPERATIONS, Desk, entity_of, limit_s
 from tests.faults.world import ORDERS, World, run
+from tests.thoroughness import THOROUGH
 
 STEP_S: Final = 0.0005
 """Half of what anything takes on the network: so every moment in between is met."""
 STEPS: Final = 60
+EACH: Final = 1 if THOROUGH else 4
+"""Which steps are tried: all of them, or some."""
 PROMPT_S: Final = 6.0
 """Nothing is wrong with the network, so nothing has to be waited for but the other end's goodbye."""
 
@@ -33,7 +36,7 @@ PROMPT_S: Final = 6.0
 def test_an_operation_cancelled_at_any_moment_leaves_the_client_as_it_was(name: str, is_new: bool) -> None:
     async def scenario(world: World) -> None:
         desk = await Desk.open(world)
-        for step in range(STEPS):
+        for step in range(0, STEPS, EACH):
             if is_new:
                 world.proxy.apply(Fault(kind=Kind.CUT))
             task = asyncio.create_task(_do(desk, name))
@@ -57,7 +60,7 @@ def test_a_cancelled_receive_loses_no_message(mode: ReceiveMode, prefetch: int) 
         factory = world.factory()
         sender = await factory.create_message_sender(ORDERS)
         receiver = await factory.create_message_receiver(ORDERS, mode, prefetch_count=prefetch)
-        for step in range(STEPS):
+        for step in range(0, STEPS, EACH):
             sending = asyncio.create_task(sender.send(BrokeredMessage(b"", message_id=f"{step}")))
             receiving = asyncio.create_task(receiver.receive(1, timedelta(seconds=5)))
             await asyncio.sleep(step * STEP_S)

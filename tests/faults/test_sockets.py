@@ -176,6 +176,7 @@ def test_what_is_cut_while_it_connects_is_told_as_our_own_error(tmp_path: Path, 
     _run(scenario())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["tls", "websocket", "secure websocket"])
 def test_one_who_says_nothing_at_all_is_given_up_in_time(tmp_path: Path, how: str) -> None:
     async def scenario() -> None:

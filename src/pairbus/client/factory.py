@@ -377,9 +377,9 @@ class MessagingFactory:
         try:
             line = await self._try_to_connect()
         except MessagingError as error:
-            if not self._is_away and error.is_transient:
+            if error.is_transient and not self._is_away:
                 _log.warning("%s; it is tried again", error)
-            self._is_away = True
+                self._is_away = True
             raise
         if self._is_away:
             _log.info("%s has been reached again", self._endpoint)
