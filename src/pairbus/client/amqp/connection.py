@@ -57,6 +57,9 @@ class AmqpConnection(asyncio.Protocol):
         self.is_writable = True
         """Whether the peer keeps up with what we send."""
 
+        self.unflushed_bytes = 0
+        """How much has been written since the last flush, more or less."""
+
         self.received_s = self.loop.time()
         """When we last heard from the peer."""
 
@@ -154,6 +157,7 @@ class AmqpConnection(asyncio.Protocol):
             self._flushing.cancel()
             self._flushing = None
         if self._transport is not None and self.error is None:
+            self.unflushed_bytes = 0
             data = self.engine.data_to_send()
             if data:
                 self._transport.write(data)

@@ -123,7 +123,7 @@ class SendingLink(AmqpLink):
     def _pump(self, now_s: float) -> None:
         """Send what there is credit for, while the peer keeps up with reading and its window has room."""
         link, queue, connection = self._link, self._queue, self.connection
-        sent = unflushed_bytes = 0
+        sent = 0
         while queue and link.can_send and not link.queued and connection.is_writable:
             payload, message_format, future, _ = queue.popleft()
             if future.done():  # whoever wanted it sent has thought better of it
@@ -136,9 +136,9 @@ class SendingLink(AmqpLink):
                 continue
             self._pending[future] = now_s
             sent += 1
-            unflushed_bytes += len(payload)
-            if unflushed_bytes > _FLUSH_BYTES:  # only what has been handed over tells whether the peer keeps up
-                unflushed_bytes = 0
+            connection.unflushed_bytes += len(payload)
+            # The peer can work on it while we go on; and only what was handed over tells whether it keeps up.
+            if connection.unflushed_bytes > _FLUSH_BYTES:
                 connection.flush()
         if link.drain and not queue:
             link.drained()  # the peer wants back what we have no use for
