@@ -10,10 +10,11 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 from tests.compatibility.administration import Administration, Rule, RuleAction, RuleFilter
 from tests.compatibility.values import Entity, Message, Mode, Received, SubQueue, Subscription, Value
+from tests.thoroughness import THOROUGH
 
 
 class Transport(StrEnum):
@@ -266,7 +267,11 @@ class Adapter(ABC):
     def administration(self, endpoint: Endpoint) -> Administration: ...
 
 
-async def drain(receiver: Receiver, *, wait: timedelta = timedelta(milliseconds=300)) -> AsyncIterator[Received]:
+LONG_ENOUGH: Final = timedelta(seconds=3 if THOROUGH else 1)
+"""After so long, nothing more comes, also where many tests share a processor; waits overlap, so they cost little."""
+
+
+async def drain(receiver: Receiver, *, wait: timedelta = LONG_ENOUGH) -> AsyncIterator[Received]:
     """Receive and complete whatever there is."""
     while found := await receiver.receive(100, wait=wait):
         for received in found:
