@@ -230,6 +230,7 @@ class MessagingFactory:
         )
         link = await self._accept(path, wish, wait.total_seconds())
         try:
+            self.check_open()  # it may have been closed meanwhile, and would not close this one
             return MessageSession(
                 self,
                 path,

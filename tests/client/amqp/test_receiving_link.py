@@ -620,6 +620,45 @@ def test_a_peer_that_does_not_give_credit_back_is_waited_for_only_a_little() -> 
     run(scenario())
 
 
+@pytest.mark.parametrize("peek_lock", [False, True])
+def test_a_peer_that_does_not_give_credit_back_keeps_a_receive_under_way_only_a_little(peek_lock: bool) -> None:
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        async with attached(peek_lock=peek_lock) as (peer, link):
+            peer.drains = False
+            task = asyncio.create_task(take(link, 5, soon(60)))
+            await settled()
+            started_s = loop.time()
+            await link.close()
+            await asyncio.gather(task, return_exceptions=True)
+            assert loop.time() - started_s < 12
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("peek_lock", [False, True])
+def test_a_receive_that_waits_for_the_credit_of_another_asks_for_none_when_the_link_closes(peek_lock: bool) -> None:
+    async def scenario() -> None:
+        async with attached(peek_lock=peek_lock) as (peer, link):
+            peer.drains = False
+            first = asyncio.create_task(take(link, 5, soon(60)))
+            await settled()
+            first.cancel()
+            await asyncio.wait((first,))
+            second = asyncio.create_task(take(link, 5, soon(60)))
+            await settled()
+            closing = asyncio.create_task(link.close())
+            await asyncio.sleep(1)
+            stock(peer, 3)
+            peer.receiver.drained()
+            peer.flush()
+            outcomes = await asyncio.gather(second, return_exceptions=True)
+            await closing
+            assert isinstance(outcomes[0], ClosedError)
+
+    run(scenario())
+
+
 def test_a_link_that_is_closed_while_credit_is_taken_back_keeps_nobody_waiting() -> None:
     async def scenario() -> None:
         loop = asyncio.get_running_loop()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 from typing import Any, Final, cast
 from uuid import uuid4
@@ -33,8 +32,6 @@ from pairbus.wire import (
     plain,
 )
 from pairbus.wire.states import LinkState
-
-_log = logging.getLogger(__name__)
 
 _HANG_UP_S: Final = 1.0
 _FAREWELL_S: Final = 5.0

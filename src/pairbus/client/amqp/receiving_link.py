@@ -190,7 +190,7 @@ class ReceivingLink(AmqpLink):
         self._wanted = True
         try:
             await self._drain_or_suspect(give_up_s)  # what somebody asked for who was cancelled
-            if self.error is None and not self.buffer:
+            if self.error is None and not self.buffer and not self._is_closing:
                 at_once = deadline_s <= self.connection.loop.time()
                 self._link.flow(min(count, MOST), drain=at_once)
                 self.connection.flush_soon()
@@ -287,8 +287,8 @@ class ReceivingLink(AmqpLink):
         self._wanted = self._wanted and not self.wish.peek_lock
         while self._arrivals:
             self._wake()
-        await self.drain(_FAREWELL_S)
-        while self._wanted:  # noqa: ASYNC110 (whoever asked for what is deleted by now gets it, a turn or two later)
+        is_drained = await self.drain(_FAREWELL_S)
+        while is_drained and self._wanted:  # noqa: ASYNC110 (whoever asked for what is deleted by now gets it at once)
             await asyncio.sleep(0)
         if self.error is None:
             self._give_back()
