@@ -1,6 +1,6 @@
 """Run every benchmark: ``make bench``."""
 
-from benchmarks import broker, broker_growth, client, growth, server, server_scale, transfer
+from benchmarks import broker, broker_growth, client, growth, pairing, server, server_scale, transfer
 
 if __name__ == "__main__":
     transfer.compare()
@@ -16,3 +16,5 @@ if __name__ == "__main__":
     server_scale.report()
     print()
     client.report()
+    print()
+    pairing.report()

@@ -6,7 +6,7 @@ import ast
 import dataclasses
 import inspect
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from enum import Enum, IntEnum
 from functools import partial
@@ -15,7 +15,8 @@ from pathlib import Path
 from types import GenericAlias, ModuleType, UnionType
 from typing import Any
 
-from pairbus import blocking, broker, client, server, store, testing, wire
+import pairbus
+from pairbus import blocking, broker, client, pairing, server, store, testing, wire
 from pairbus.broker import errors as broker_errors
 from pairbus.broker import limits as broker_limits
 from pairbus.server import settings as server_settings
@@ -87,6 +88,8 @@ class Room:
     """Where the others belong: the first section that wants a name gets it."""
     like: ModuleType | None = None
     """The room whose page says what there is to say of the names that both have."""
+    constructed: tuple[str, ...] = ()
+    """More classes that callers make themselves and whose parameters are not fields."""
 
 
 def api_page(room: Room) -> str:
@@ -144,16 +147,22 @@ MEMBERS: dict[str, list[str]] = {
     "MessagingFactory": [
         "from_connection_string", "create", "endpoint", "settings", "state", "is_closed", "create_message_sender",
         "create_message_receiver", "create_queue_client", "create_topic_client", "create_subscription_client",
-        "accept_message_session", "close", "fault",
+        "accept_message_session", "pair_namespace", "close", "fault",
     ],
     "MessageSession": ["session_id", "locked_until", "renew_lock", "get_state", "set_state"],
     "MessagingFactorySettings": [],
     "RetryPolicy": [],
+    "SendAvailabilityPairedNamespaceOptions": ["name_of"],
+    "NamespacePair": ["status", "backlog_depth", "subscribe", "events", "engage", "release", "drill"],
 }  # fmt: skip
 """What is shown of a class where it is not everything that is public."""
 
+NOT_FOR_APPLICATIONS = {"pair": "MessageSender"}
+"""What is public for other rooms only, and whose it is."""
+
 OUR_OWN = (
-    "pairbus.broker", "pairbus.store", "pairbus.server", "pairbus.testing", "pairbus.client", "pairbus.blocking",
+    "pairbus.broker", "pairbus.store", "pairbus.server", "pairbus.testing", "pairbus.client", "pairbus.pairing",
+    "pairbus.blocking",
 )  # fmt: skip
 """The rooms whose classes are shown with all that is public."""
 
@@ -182,6 +191,9 @@ ATTRIBUTES: dict[str, dict[str, str]] = {
         "condition: str | None": "What the namespace called it.",
         "message: str": "The text without what is added from the others.",
         "hint: str": "What to do about it.",
+    },
+    "BacklogUnavailableError": {
+        "causes: Mapping[str, MessagingError]": "Why each of the backlog queues has not taken it, by their paths.",
     },
 }
 """What an instance has besides methods and properties, with what there is to say of it."""
@@ -287,15 +299,38 @@ CLIENT = Room(
     },
 )
 
+THE_PAIR = {"Pairing": ["SendAvailabilityPairedNamespaceOptions", "NamespacePair"]}
+
+PAIRING = Room(
+    module=pairing,
+    more="`pairbus` itself has the same names. What is\nshown with `await` is a coroutine.",
+    first={**THE_PAIR, "How it is doing": ["PairStatus", "PairedEntityStatus", "EntityState", "BacklogQueueStatus"]},
+    sections={
+        "Events": partial(_is_of, "pairbus.pairing.events"),
+        "The syphon": lambda thing: _is_of("pairbus.pairing.syphon", thing) or thing is pairing.SyphonStatus,
+        "Which failures count": partial(_is_of, "pairbus.pairing.failure_rules"),
+        "Others": _is_class,
+        "Names for types": _is_alias,
+        "Constants": lambda _: True,
+    },
+    constructed=("SendAvailabilityPairedNamespaceOptions",),
+)
+
 BLOCKING = Room(
     module=blocking,
-    more="The names are those of\n[`pairbus.client`](api-client.md); [how to do without asyncio](../how-to/blocking.md)"
-    " shows them at work.",
+    more="The names are those of\n[`pairbus.client`](api-client.md) and [`pairbus.pairing`](api-pairing.md);"
+    " [how to do without asyncio](../how-to/blocking.md)\nshows them at work.",
     first={
-        title: names for title, names in THE_WAY_IN.items() if title in {"The way in", "What it makes", "Management"}
+        **{
+            title: names
+            for title, names in THE_WAY_IN.items()
+            if title in {"The way in", "What it makes", "Management"}
+        },
+        **THE_PAIR,
     },
-    sections={"The same as in `pairbus.client`": lambda _: True},
-    like=client,
+    sections={"The same as in `pairbus`": lambda _: True},
+    like=pairbus,
+    constructed=("SendAvailabilityPairedNamespaceOptions",),
 )
 
 
@@ -308,7 +343,7 @@ def _entry(room: Room, name: str) -> str:
     if not isinstance(thing, type):
         return f"- `{name}` = {_constant(thing)}\n"
     members = [*_attributes(name), *(_member(room, thing, member) for member in _members(room, thing))]
-    if name in CONSTRUCTED:
+    if name in CONSTRUCTED or name in room.constructed:
         maker = inspect.getattr_static(thing, "__init__")
         said = " ".join(filter(None, [_summary(thing), _plain(maker.__doc__ or "")]))
         return "".join([f"- `{name}{_signature(room, maker)}`: {said}\n", *members])
@@ -327,7 +362,7 @@ def _kind(room: Room, thing: type) -> str:
 
 
 def _is_ours(thing: type) -> bool:
-    return thing.__module__.startswith(("pairbus.client", "pairbus.blocking"))
+    return thing.__module__.startswith(("pairbus.client", "pairbus.pairing", "pairbus.blocking"))
 
 
 def _declared(room: Room, thing: type) -> list[str]:
@@ -344,12 +379,12 @@ def _attributes(name: str) -> list[str]:
 
 def _has_typed_fields(thing: type) -> bool:
     """Whether each field has a line to itself: the limits have a table, and enumerations have no types."""
-    is_ours = thing.__module__.startswith(("pairbus.broker", "pairbus.store", "pairbus.client"))
+    is_ours = thing.__module__.startswith(("pairbus.broker", "pairbus.store", "pairbus.client", "pairbus.pairing"))
     return is_ours and bool(_fields(thing)) and not issubclass(thing, Enum) and thing is not broker.Limits
 
 
 def _typed_field(room: Room, owner: type, name: str) -> str:
-    kind = inspect.get_annotations(owner)[name]
+    kind = next(found[name] for found in map(inspect.get_annotations, owner.__mro__) if name in found)
     default = _field_default(room, owner, name)
     said = _field_texts(owner).get(name) or (SETTINGS.get(name) if _is_of("pairbus.broker.descriptions", owner) else "")
     return f"  - `{name}: {getattr(kind, '__forward_arg__', kind)}{default}`{f': {said}' if said else ''}\n"
@@ -380,8 +415,10 @@ def _field_texts(owner: type) -> dict[str, str]:
 def _constant(thing: Any) -> str:
     if isinstance(thing, broker.Limits):
         return "see the [limits](broker.md#limits)"
+    if isinstance(thing, Mapping):
+        return f"`{{{', '.join(f'{kind.__name__}: {value}' for kind, value in thing.items())}}}`"
     text = _brief(thing).replace("NoneType", "None")
-    return f"`{re.sub(r'(pairbus|typing|collections|uuid)[.](?:[a-z]+[.])*', '', text)}`"
+    return f"`{re.sub(r'(pairbus|typing|collections|uuid)[.](?:[a-z_]+[.])*', '', text)}`"
 
 
 def _brief(thing: Any) -> str:
@@ -399,7 +436,7 @@ def _fields(thing: type) -> list[str]:
     if issubclass(thing, Enum):
         return (
             [member.name for member in thing]
-            if thing.__module__.startswith(("pairbus.broker", "pairbus.client"))
+            if thing.__module__.startswith(("pairbus.broker", "pairbus.client", "pairbus.pairing"))
             else []
         )
     return list(getattr(thing, "_fields", ()))
@@ -415,7 +452,10 @@ def _members(room: Room, thing: type) -> list[str]:
     return [
         name
         for name, member in _own(room, thing).items()
-        if not name.startswith("_") and (inspect.isfunction(member) or isinstance(member, kinds)) and name not in told
+        if not name.startswith("_")
+        and (inspect.isfunction(member) or isinstance(member, kinds))
+        and name not in told
+        and NOT_FOR_APPLICATIONS.get(name) != thing.__name__
     ]
 
 
@@ -434,7 +474,7 @@ def _member(room: Room, owner: type, name: str) -> str:
         return f"  - `{name}`{_said(member)}\n"
     function = member.__func__ if isinstance(member, classmethod | staticmethod) else member
     said = f": {_plain(inspect.getdoc(function) or '')}" if owner is store.Keeper else _said(function)
-    awaited = "await " if room.module is client and inspect.iscoroutinefunction(function) else ""
+    awaited = "await " if room.module in {client, pairing} and inspect.iscoroutinefunction(function) else ""
     return f"  - `{awaited}{name}{_signature(room, function)}`{said}\n"
 
 
@@ -659,6 +699,7 @@ PAGES: dict[Path, Callable[[], str]] = {
     REFERENCE / "api-server.md": partial(api_page, SERVER),
     REFERENCE / "api-testing.md": partial(api_page, TESTING),
     REFERENCE / "api-client.md": partial(api_page, CLIENT),
+    REFERENCE / "api-pairing.md": partial(api_page, PAIRING),
     REFERENCE / "api-blocking.md": partial(api_page, BLOCKING),
     **{page: partial(with_blocks, page, blocks) for page, blocks in BLOCKS.items()},
 }

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from pairbus import client
-from pairbus.client import *  # noqa: F403 (its public names are those of the package)
+from pairbus import client, pairing
+from pairbus.client import *  # noqa: F403 (their public names are those of the package)
+from pairbus.pairing import *  # noqa: F403
 
 __version__ = "0.1.0"
 __all__ = ["__version__"]
-__all__ += client.__all__
+__all__ += client.__all__ + pairing.__all__

@@ -6,11 +6,12 @@ import ast
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
 import pairbus
-from pairbus import client
+from pairbus import client, pairing
 from pairbus.client.entity_client import EntityClient
 from pairbus.client.factory import MessagingFactory
 from pairbus.client.management.namespace_manager import NamespaceManager
@@ -21,6 +22,8 @@ from pairbus.client.sender import MessageSender
 from pairbus.client.session import MessageSession
 from pairbus.client.subscription_client import SubscriptionClient
 from pairbus.client.topic_client import TopicClient
+from pairbus.pairing.options import SendAvailabilityPairedNamespaceOptions
+from pairbus.pairing.pair import NamespacePair
 
 PACKAGE: Final = Path(pairbus.__file__).parent / "blocking"
 
@@ -35,19 +38,61 @@ CLASSES: Final[tuple[type, ...]] = (
     SubscriptionClient,
     MessagingFactory,
     NamespaceManager,
+    SendAvailabilityPairedNamespaceOptions,
+    NamespacePair,
 )
 """What is wrapped, each after its base."""
 
 NAMES: Final = {kind.__name__ for kind in CLASSES}
 FOR_PARTS: Final = {
     name for name, member in vars(Maker).items() if inspect.isfunction(member) and not name.startswith("_")
+} | {"pairing", "send_attempt_s", "limit_send_attempts", "ended", "enlist", "dismiss"}
+"""What a factory does for what it has made and for its pair, and not for applications."""
+
+NOT_FOR_APPLICATIONS: Final[dict[type, set[str]]] = {
+    MessagingFactory: FOR_PARTS,
+    MessageSender: {"pair"},
+    SendAvailabilityPairedNamespaceOptions: {"pair"},
+    NamespacePair: {"route", "start", "close"},
 }
-"""What a factory does for what it has made, and not for applications."""
+
+MADE_FOR_APPLICATIONS: Final = (Part, NamespacePair)
+"""What applications do not make themselves."""
 
 ATTRIBUTES: Final[dict[type, dict[str, str]]] = {
-    NamespaceManager: {"endpoint": "Endpoint", "settings": "MessagingFactorySettings"}
+    NamespaceManager: {"endpoint": "Endpoint", "settings": "MessagingFactorySettings"},
+    SendAvailabilityPairedNamespaceOptions: {
+        "secondary_namespace_manager": "NamespaceManager",
+        "messaging_factory": "MessagingFactory",
+        "backlog_queue_count": "int",
+        "failover_interval": "timedelta",
+        "enable_syphon": "bool",
+        "ping_interval": "timedelta",
+        "attempt_timeout": "timedelta",
+        "primary_name": "str | None",
+        "failure_rules": "FailureRules",
+        "preserve_session_order": "bool",
+        "syphon": "SyphonSettings",
+        "syphon_engine": "str",
+    },
 }
 """Attributes that are no properties."""
+
+IN_PLACE_OF: Final = {
+    "PairedNamespaceOptions[P]": "SendAvailabilityPairedNamespaceOptions",
+    "P": "NamespacePair",
+    "AsyncIterator[PairEvent]": "Iterator[PairEvent]",
+}
+"""Annotations that are others here. There is one kind of options, and what it makes is wrapped."""
+
+MORE: Final = {
+    "subscribe": "It is called on the thread of the event loop, where no blocking call can be made.",
+}
+"""What else there is to say of a method to synchronous code."""
+
+RELATED_FROM: Final = ("pairbus.client.paired_namespace", "PairedNamespaceOptions")
+RELATED: Final = "PairedNamespaceOptions.register(SendAvailabilityPairedNamespaceOptions)"
+"""Its base class has something to wait for, which these options do not inherit."""
 
 WIDTH: Final = 120
 
@@ -95,7 +140,9 @@ def import_lines(imports: set[tuple[str, str]]) -> list[str]:
         plain = sorted((name for name in names if " as " not in name), key=_place)
         if plain:
             lines += _import(module, plain)
-        lines += [f"from {module} import {name}" for name in sorted(names) if " as " in name]
+        for name in sorted(names):
+            if " as " in name:
+                lines += _import(module, [name])
     return lines
 
 
@@ -144,53 +191,83 @@ class Source:
     def class_named(self, name: str) -> ast.ClassDef:
         return next(node for node in self.tree.body if isinstance(node, ast.ClassDef) and node.name == name)
 
+    def methods(self, owner: str) -> list[Function]:
+        return [node for node in self.class_named(owner).body if isinstance(node, Function)]
+
+    def attribute_texts(self, owner: str) -> dict[str, str]:
+        """What stands below an attribute where the constructor sets it."""
+        constructor = next(node for node in self.methods(owner) if node.name == "__init__")
+        texts = {}
+        for node, below in pairwise(constructor.body):
+            match node, below:
+                case ast.AnnAssign(target=ast.Attribute(attr=name)), ast.Expr(ast.Constant(str())):
+                    texts[name] = self.said(below)
+        return texts
+
 
 class Facade:
     """The file under construction."""
 
     def __init__(self) -> None:
-        self.imports: set[tuple[str, str]] = {("__future__", "annotations"), ("pairbus.blocking.wrapper", "Wrapper")}
+        self.imports: set[tuple[str, str]] = {("__future__", "annotations"), RELATED_FROM}
         self.constants: set[str] = set()
         self.classes: list[str] = []
 
     def text(self) -> str:
         imports = import_lines(self.imports - {("__future__", "annotations")})
         head = [FACADE_HEAD, "from __future__ import annotations", "", *imports, "", *sorted(self.constants)]
-        return "\n".join([*head, *self.classes]) + "\n"
+        return "\n".join([*head, *self.classes, "", "", RELATED]) + "\n"
 
     def add(self, kind: type) -> None:
         source = Source.of(kind)
         name = kind.__name__
         self.imports.add((source.name, f"{name} as Async{name}"))
-        base = next((base.__name__ for base in kind.__bases__ if base.__name__ in NAMES), "Wrapper")
+        base = next((base.__name__ for base in kind.__bases__ if base.__name__ in NAMES), None) or self._wrapper(kind)
         lines = ["", "", f"class {name}({base}):", *_class_docstring(source, name), "", f"    _inner: Async{name}"]
         for node in source.class_named(name).body:
             if isinstance(node, Function) and _is_public(node, kind):
-                lines += ["", *Method(self, source, name, node).lines()]
+                lines += ["", *Method(self, source, kind, node).lines()]
         for attribute, annotation in ATTRIBUTES.get(kind, {}).items():
-            self._note_name(source, annotation)
-            lines += ["", "    @property", f"    def {attribute}(self) -> {annotation}:"]
-            lines += [f"        return self._inner.{attribute}"]
+            lines += ["", *self._attribute(source, name, attribute, annotation)]
         self.classes.append("\n".join(lines))
 
+    def _wrapper(self, kind: type) -> str:
+        """The class that one without another base has."""
+        name = "ClosingWrapper" if "close" in vars(kind).keys() - NOT_FOR_APPLICATIONS.get(kind, set()) else "Wrapper"
+        self.imports.add(("pairbus.blocking.wrapper", name))
+        return name
+
+    def _attribute(self, source: Source, owner: str, name: str, annotation: str) -> list[str]:
+        self.note_text(source, annotation)
+        text = source.attribute_texts(owner).get(name)
+        lines = ["    @property", f"    def {name}(self) -> {annotation}:", *([f"        {text}"] if text else [])]
+        return [*lines, f"        return self.{'_' if annotation in NAMES else '_inner.'}{name}"]
+
     def note(self, source: Source, node: ast.AST) -> str:
-        """An annotation or a default as it stands there; what it needs is imported."""
-        for name in _names(node):
+        """An annotation or a default as it stands there, or as it is here; what it needs is imported."""
+        said = source.said(node)
+        return self.note_text(source, IN_PLACE_OF.get(said, said))
+
+    def note_text(self, source: Source, text: str) -> str:
+        for name in _names(ast.parse(text)):
             self._note_name(source, name)
-        return source.said(node)
+        return text
 
     def _note_name(self, source: Source, name: str) -> None:
         if name in NAMES:
             return
-        if name in source.imports:
+        if name == "Iterator":
+            self.imports.add(("collections.abc", name))
+        elif name in source.imports:
             self.imports.add(source.imports[name])
         elif name in source.constants:
             self.constants.add(source.constants[name])
-            self.note(source, ast.parse(source.constants[name]).body[0].value)  # type: ignore[attr-defined]
+            self.note_text(source, source.constants[name])
 
 
 def _names(node: ast.AST) -> set[str]:
-    return {found.id for found in ast.walk(node) if isinstance(found, ast.Name)}
+    """The names that it uses."""
+    return {found.id for found in ast.walk(node) if isinstance(found, ast.Name) and isinstance(found.ctx, ast.Load)}
 
 
 def _class_docstring(source: Source, name: str) -> list[str]:
@@ -201,20 +278,21 @@ def _class_docstring(source: Source, name: str) -> list[str]:
 
 
 def _is_public(node: Function, kind: type) -> bool:
-    if kind is MessagingFactory and node.name in FOR_PARTS:
+    if node.name in NOT_FOR_APPLICATIONS.get(kind, ()):
         return False
     if node.name == "__init__":
-        return not issubclass(kind, Part)  # those are made by factories
+        return not issubclass(kind, MADE_FOR_APPLICATIONS)
     return node.name in {"__aiter__", "__anext__"} or not node.name.startswith("_")
 
 
 class Method:
     """A method of the facade."""
 
-    def __init__(self, facade: Facade, source: Source, owner: str, node: Function) -> None:
+    def __init__(self, facade: Facade, source: Source, kind: type, node: Function) -> None:
         self.facade = facade
         self.source = source
-        self.owner = owner
+        self.kind = kind
+        self.owner = kind.__name__
         self.node = node
         self.decorators = [source.said(decorator) for decorator in node.decorator_list]
         self.returns = "None" if node.returns is None else facade.note(source, node.returns)
@@ -248,7 +326,10 @@ class Method:
     def _docstring(self) -> list[str]:
         found = self.node.body[0]
         is_docstring = isinstance(found, ast.Expr) and isinstance(found.value, ast.Constant)
-        return [f"        {self.source.said(found)}"] if is_docstring else []
+        said = self.source.said(found)
+        if self.node.name in MORE:
+            said = "\n".join([said.removesuffix('"""'), "", f"        {MORE[self.node.name]}", '        """'])
+        return [f"        {said}"] if is_docstring else []
 
     def _arguments(self) -> Iterator[str]:
         for argument in self.node.args.args[1:]:
@@ -258,11 +339,26 @@ class Method:
 
     def _argument(self, argument: ast.arg) -> str:
         assert argument.annotation is not None
-        assert not _names(argument.annotation) & NAMES, f"{self.node.name} takes something to be unwrapped"
+        annotation = self.facade.note(self.source, argument.annotation)
+        if annotation in NAMES:
+            function = "unwrapped" if self.node.name == "__init__" else "lent"
+            self.facade.imports.add(("pairbus.blocking.wrapper", function))
+            return f'{function}("{argument.arg}", {argument.arg}, {annotation})'
+        assert not _names(ast.parse(annotation)) & NAMES, f"{self.node.name} takes something to be unwrapped"
         if "Iterable" not in _names(argument.annotation):
             return argument.arg
         self.facade.imports.add(("pairbus.blocking.wrapper", "gathered"))
         return f"gathered({argument.arg})"
+
+    def _kept(self) -> list[str]:
+        """Keeps what a constructor was given to unwrap."""
+        kept = [
+            argument.arg
+            for argument in self.node.args.args[1:]
+            if argument.annotation is not None and self.source.said(argument.annotation) in NAMES
+        ]
+        lines = [f"        self._{name} = {name}" for name in kept]
+        return [*lines, f"        self._needs = ({', '.join(kept)})"] if kept else []
 
     def _body(self) -> list[str]:
         name, arguments = self.node.name, [*self._arguments()]
@@ -276,21 +372,33 @@ class Method:
             end = ["        except StopAsyncIteration:", "            raise StopIteration from None"]
             return ["        try:", call, *end]
         if name == "__init__":
-            return call_lines(8, f"super().__init__({wrapped}(", arguments, "))")
+            return [*self._constructor(wrapped, arguments), *self._kept()]
         if "classmethod" in self.decorators:
             return call_lines(8, f"return cls._wrapping({wrapped}.{name}(", arguments, "))")
         if name == "close":
             return ["        self._close(self._inner.close)"]
+        if self.returns.startswith("Iterator["):
+            return [f"        return self._iterate(self._inner.{name})"]
+        if not self._has_to_wait():
+            return call_lines(8, f"return self._inner.{name}(", arguments, ")")
         return self._call(arguments)
+
+    def _constructor(self, wrapped: str, arguments: list[str]) -> list[str]:
+        line = call_lines(8, f"super().__init__({wrapped}(", arguments, "))")
+        if len(line) == 1:
+            return line
+        return ["        super().__init__(", *call_lines(12, f"{wrapped}(", arguments, ")"), "        )"]
+
+    def _has_to_wait(self) -> bool:
+        """Whether its class has to do with the loop: whatever has coroutine functions for applications."""
+        return any(
+            isinstance(node, ast.AsyncFunctionDef) and _is_public(node, self.kind)
+            for node in self.source.methods(self.owner)
+        )
 
     def _is_overloaded(self) -> bool:
         """Whether it has several signatures, of which a type checker cannot choose one here."""
-        same = [
-            node
-            for node in self.source.class_named(self.owner).body
-            if isinstance(node, Function) and node.name == self.node.name
-        ]
-        return len(same) > 1
+        return len([node for node in self.source.methods(self.owner) if node.name == self.node.name]) > 1
 
     def _call(self, arguments: list[str]) -> list[str]:
         call = "self._call(" if isinstance(self.node, ast.AsyncFunctionDef) else "self._call_function("
@@ -320,13 +428,11 @@ def facade() -> str:
 
 
 def public_names() -> str:
-    """The package: these classes, and everything else of the asyncio client as it is."""
-    names = pairbus.__all__
-    ours = [name for name in client.__all__ if name in NAMES]
-    theirs = [name for name in client.__all__ if name not in NAMES]
+    """The package: these classes, and everything else of the asyncio client and of pairing as it is."""
+    rooms = {name: room.__name__ for room in (client, pairing) for name in room.__all__}
     imports = {("pairbus", "__version__")}
-    imports |= {("pairbus.blocking.facade", name) for name in ours} | {("pairbus.client", name) for name in theirs}
-    listed = [f'    "{name}",' for name in sorted(names, key=_as_ruff_sorts)]
+    imports |= {("pairbus.blocking.facade" if name in NAMES else room, name) for name, room in rooms.items()}
+    listed = [f'    "{name}",' for name in sorted(pairbus.__all__, key=_as_ruff_sorts)]
     head = [PUBLIC_HEAD, "from __future__ import annotations", "", *import_lines(imports), "", "__all__ = ["]
     return "\n".join([*head, *listed, "]"]) + "\n"
 

@@ -8,6 +8,7 @@ import pytest
 
 from pairbus.client import errors
 from pairbus.client.errors import (
+    BacklogUnavailableError,
     ClosedError,
     EntityNotFoundError,
     FactoryFaultedError,
@@ -25,7 +26,13 @@ from pairbus.client.errors import (
 )
 
 ALL = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, MessagingError)]
-TRANSIENT = {MessagingCommunicationError, MessagingTimeoutError, ServerBusyError, InternalServerError}
+TRANSIENT = {
+    BacklogUnavailableError,
+    InternalServerError,
+    MessagingCommunicationError,
+    MessagingTimeoutError,
+    ServerBusyError,
+}
 
 
 @pytest.mark.parametrize("kind", ALL, ids=lambda kind: kind.__name__)

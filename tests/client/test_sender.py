@@ -353,7 +353,7 @@ def test_a_peer_that_does_not_read_fills_neither_the_transport_nor_the_next_rece
         peer.credit = 10_000
         async with sending(peer) as (_, sender):
             await sender.send(BrokeredMessage(b"first"))
-            link = sender._slot.ready
+            link = sender._lane.ready
             assert link is not None
             peer.last.pause()
             tasks = [asyncio.create_task(sender.send(BrokeredMessage(bytes(100_000)))) for _ in range(1_000)]

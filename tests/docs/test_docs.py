@@ -208,7 +208,7 @@ def test_the_client_reference_names_annotations_and_rules_that_there_are() -> No
         assert system_property(name) is not None
 
 
-@pytest.mark.parametrize("room", ["broker", "store", "server", "client"])
+@pytest.mark.parametrize("room", ["broker", "store", "server", "client", "pairing"])
 def test_the_picture_of_the_modules_is_that_of_the_imports(room: str) -> None:
     text = (ROOT / "docs" / "explanation" / "architecture.md").read_text(encoding="utf-8")
     picture = re.search(rf"^{room} {{3,}}.*?\n\n|^{room} {{3,}}.*?```", text, re.MULTILINE | re.DOTALL)

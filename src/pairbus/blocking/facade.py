@@ -5,11 +5,11 @@ Written by tests/blocking/make_facade.py; what is to change is changed there, or
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from datetime import datetime, timedelta
 from typing import Any, Self, overload
 
-from pairbus.blocking.wrapper import Wrapper, gathered
+from pairbus.blocking.wrapper import ClosingWrapper, Wrapper, gathered, lent, unwrapped
 from pairbus.client.endpoint import Endpoint
 from pairbus.client.entity_client import EntityClient as AsyncEntityClient
 from pairbus.client.factory import FactoryState
@@ -24,6 +24,7 @@ from pairbus.client.management.runtime_info import (
     TopicRuntimeInfo,
 )
 from pairbus.client.message import BrokeredMessage
+from pairbus.client.paired_namespace import PairedNamespaceOptions
 from pairbus.client.part import Part as AsyncPart
 from pairbus.client.queue_client import QueueClient as AsyncQueueClient
 from pairbus.client.receive_mode import ReceiveMode
@@ -36,11 +37,20 @@ from pairbus.client.settling import Changes
 from pairbus.client.subscription_client import SubscriptionClient as AsyncSubscriptionClient
 from pairbus.client.token_provider import Credentials, TokenProvider
 from pairbus.client.topic_client import TopicClient as AsyncTopicClient
+from pairbus.pairing.drill import DrillReport
+from pairbus.pairing.events import Listener, PairEvent
+from pairbus.pairing.failure_rules import FAILURE_RULES, FailureRules
+from pairbus.pairing.options import (
+    SendAvailabilityPairedNamespaceOptions as AsyncSendAvailabilityPairedNamespaceOptions,
+)
+from pairbus.pairing.pair import NamespacePair as AsyncNamespacePair
+from pairbus.pairing.status import PairStatus
+from pairbus.pairing.syphon import IN_PROCESS, SyphonSettings
 
 _NO_TIME = timedelta()
 
 
-class Part(Wrapper):
+class Part(ClosingWrapper):
     """A sender, receiver, session or client."""
 
     _inner: AsyncPart
@@ -286,7 +296,7 @@ class SubscriptionClient(EntityClient):
         return self._call(self._inner.get_rules)
 
 
-class MessagingFactory(Wrapper):
+class MessagingFactory(ClosingWrapper):
     """Makes senders, receivers and clients of one namespace."""
 
     _inner: AsyncMessagingFactory
@@ -424,6 +434,14 @@ class MessagingFactory(Wrapper):
         )
         return MessageSession(made, self._loop)
 
+    def pair_namespace(self, options: SendAvailabilityPairedNamespaceOptions) -> NamespacePair:
+        """Pair the namespace with another one: that acts for every sender and client, made before or after.
+
+        Returns when everything is in place. If that cannot be done it is raised, and can be tried again.
+        """
+        made = self._call(self._inner.pair_namespace, lent("options", options, SendAvailabilityPairedNamespaceOptions))
+        return NamespacePair(made, self._loop)
+
     def close(self) -> None:
         """Close it, and everything that it has made. To close twice is fine."""
         self._close(self._inner.close)
@@ -433,7 +451,7 @@ class MessagingFactory(Wrapper):
         self._call_function(self._inner.fault, error)
 
 
-class NamespaceManager(Wrapper):
+class NamespaceManager(ClosingWrapper):
     """The management of a namespace, over HTTP.
 
     Operations need the claim *Manage*. What fails for a reason that passes is tried again until the settings'
@@ -583,3 +601,167 @@ class NamespaceManager(Wrapper):
     @property
     def settings(self) -> MessagingFactorySettings:
         return self._inner.settings
+
+
+class SendAvailabilityPairedNamespaceOptions(Wrapper):
+    """Keeps senders going: while an entity is down, its messages go to backlog queues in the secondary namespace.
+
+    ``secondary_namespace_manager`` makes the backlog queues and ``messaging_factory`` sends to them; both are of the
+    secondary namespace, and stay the application's own.
+    """
+
+    _inner: AsyncSendAvailabilityPairedNamespaceOptions
+
+    def __init__(
+        self,
+        secondary_namespace_manager: NamespaceManager,
+        messaging_factory: MessagingFactory,
+        backlog_queue_count: int = 10,
+        failover_interval: timedelta = timedelta(minutes=1),
+        enable_syphon: bool = False,
+        *,
+        ping_interval: timedelta = timedelta(minutes=1),
+        attempt_timeout: timedelta = timedelta(seconds=5),
+        primary_name: str | None = None,
+        failure_rules: FailureRules = FAILURE_RULES,
+        preserve_session_order: bool = False,
+        syphon: SyphonSettings | None = None,
+        syphon_engine: str = IN_PROCESS,
+    ) -> None:
+        super().__init__(
+            AsyncSendAvailabilityPairedNamespaceOptions(
+                unwrapped("secondary_namespace_manager", secondary_namespace_manager, NamespaceManager),
+                unwrapped("messaging_factory", messaging_factory, MessagingFactory),
+                backlog_queue_count,
+                failover_interval,
+                enable_syphon,
+                ping_interval=ping_interval,
+                attempt_timeout=attempt_timeout,
+                primary_name=primary_name,
+                failure_rules=failure_rules,
+                preserve_session_order=preserve_session_order,
+                syphon=syphon,
+                syphon_engine=syphon_engine,
+            )
+        )
+        self._secondary_namespace_manager = secondary_namespace_manager
+        self._messaging_factory = messaging_factory
+        self._needs = (secondary_namespace_manager, messaging_factory)
+
+    def name_of(self, primary: Endpoint) -> str:
+        """What the backlog queues call a primary namespace."""
+        return self._inner.name_of(primary)
+
+    @property
+    def secondary_namespace_manager(self) -> NamespaceManager:
+        return self._secondary_namespace_manager
+
+    @property
+    def messaging_factory(self) -> MessagingFactory:
+        return self._messaging_factory
+
+    @property
+    def backlog_queue_count(self) -> int:
+        """How many backlog queues there are, once the namespace is paired."""
+        return self._inner.backlog_queue_count
+
+    @property
+    def failover_interval(self) -> timedelta:
+        """How long nothing may succeed after a failure before messages are diverted; zero diverts at once."""
+        return self._inner.failover_interval
+
+    @property
+    def enable_syphon(self) -> bool:
+        """Whether this process brings messages home; at least one process of a pair should."""
+        return self._inner.enable_syphon
+
+    @property
+    def ping_interval(self) -> timedelta:
+        return self._inner.ping_interval
+
+    @property
+    def attempt_timeout(self) -> timedelta:
+        """How long a try to send waits for an answer, of either namespace."""
+        return self._inner.attempt_timeout
+
+    @property
+    def primary_name(self) -> str | None:
+        """What the backlog queues call the primary namespace; ``None`` for the first part of its host name."""
+        return self._inner.primary_name
+
+    @property
+    def failure_rules(self) -> FailureRules:
+        return self._inner.failure_rules
+
+    @property
+    def preserve_session_order(self) -> bool:
+        return self._inner.preserve_session_order
+
+    @property
+    def syphon(self) -> SyphonSettings:
+        return self._inner.syphon
+
+    @property
+    def syphon_engine(self) -> str:
+        return self._inner.syphon_engine
+
+
+class NamespacePair(Wrapper):
+    """What ``MessagingFactory.pair_namespace`` gives: the pair, to be watched and switched.
+
+    It ends with the primary factory.
+    """
+
+    _inner: AsyncNamespacePair
+
+    def status(self) -> PairStatus:
+        """How the pair is doing, as this factory knows it."""
+        return self._call_function(self._inner.status)
+
+    def backlog_depth(self) -> dict[str, int]:
+        """How many messages lie in each backlog queue, whoever has put them there; asks the secondary namespace."""
+        return self._call(self._inner.backlog_depth)
+
+    def metrics(self) -> str:
+        """The status in the text format of Prometheus, with the depth of the backlog if the secondary tells it."""
+        return self._call(self._inner.metrics)
+
+    def subscribe(self, listener: Listener) -> Callable[[], None]:
+        """Have a function called with each event, at once; gives what ends that. It must not take long.
+
+        It is called on the thread of the event loop, where no blocking call can be made.
+        """
+        return self._call_function(self._inner.subscribe, listener)
+
+    def events(self) -> Iterator[PairEvent]:
+        """The events from now on, until the pair is closed; of those who are slow, the oldest are dropped."""
+        return self._iterate(self._inner.events)
+
+    def engage(self, path: str | None = None) -> None:
+        """Divert the messages for an entity, or for all, until ``release``; the primary is not pinged meanwhile."""
+        self._call_function(self._inner.engage, path)
+
+    def release(self, path: str | None = None) -> None:
+        """Send to the primary again, whatever has led to the backlog."""
+        self._call_function(self._inner.release, path)
+
+    def drill(
+        self, primary_namespace_manager: NamespaceManager, max_wait_time: timedelta = timedelta(minutes=1)
+    ) -> DrillReport:
+        """Prove that the pair works: divert a marked message, have it brought home, receive it, and tell the times.
+
+        It goes to a queue that is made for it on the primary, so that no message of the application is touched. Raises
+        ``MessagingTimeoutError`` if no syphon brings it home in time.
+        """
+        return self._call(
+            self._inner.drill,
+            lent("primary_namespace_manager", primary_namespace_manager, NamespaceManager),
+            max_wait_time,
+        )
+
+    def abort(self) -> None:
+        """It does not come about: nothing is to be left of it."""
+        self._call(self._inner.abort)
+
+
+PairedNamespaceOptions.register(SendAvailabilityPairedNamespaceOptions)

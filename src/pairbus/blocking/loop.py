@@ -98,14 +98,11 @@ class LoopThread:
 
         Whatever interrupts the wait, as Ctrl-C does, cancels the call.
         """
-        if self._refusal is not None:
-            if self._refusal is _ENDED and current_thread().daemon:
-                Event().wait()  # daemon threads are about to be stopped wherever they are; an error would only be noise
-            raise ClosedError(self._refusal)
+        self.check()
         if get_ident() == self._thread.ident:
             raise RuntimeError(
-                "a blocking call was made on the event loop that it would wait for, by a token provider or a credential"
-                " perhaps; what runs there uses the asyncio client, pairbus instead of pairbus.blocking"
+                "a blocking call was made on the event loop that it would wait for, by a token provider, a credential"
+                " or a listener perhaps; what runs there uses the asyncio client, pairbus instead of pairbus.blocking"
             )
         call = _Call(function, args, kwargs)
         try:
@@ -124,6 +121,14 @@ class LoopThread:
             raise error
         finally:
             del error  # or it and this frame, which its traceback leads to, would keep each other alive
+
+    def check(self) -> None:
+        """Raise ``ClosedError`` if it does nothing any more, in this process."""
+        if self._refusal is None:
+            return
+        if self._refusal is _ENDED and current_thread().daemon:
+            Event().wait()  # daemon threads are about to be stopped wherever they are; an error would only be noise
+        raise ClosedError(self._refusal)
 
     def abandon(self) -> None:
         """Never use it again: this process is a child of the one that it runs in."""

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from types import TracebackType
 from typing import Any, NoReturn, ParamSpec, Self, TypeVar, cast
 
 from pairbus.blocking.loop import LoopThread, loop_of_this_process
 from pairbus.client.message import BrokeredMessage
+from pairbus.client.validation import check_type
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Wrapper(ABC):
+class Wrapper:
     """Calls what it wraps, from any thread. Bound to a loop by its first call, or by whoever made it."""
 
     _inner: Any
+    _needs: tuple[Wrapper, ...] = ()
+    """What it was made with, and uses as it is used itself."""
 
     def __init__(self, inner: Any, loop: LoopThread | None = None) -> None:
         self._inner = inner
@@ -36,6 +39,49 @@ class Wrapper(ABC):
     def __reduce__(self) -> NoReturn:
         raise TypeError(f"a {type(self).__name__} has connections, and cannot be pickled; make it where it is used")
 
+    def _lend(self) -> Any:
+        """What it wraps, for something else on the loop; what belongs to another process is not lent."""
+        for needed in self._needs:
+            needed._lend()  # noqa: SLF001 (a wrapper like this one)
+        self._bound().check()
+        return self._inner
+
+    def _bound(self) -> LoopThread:
+        loop = self._loop
+        if loop is None:
+            loop = self._loop = loop_of_this_process()
+        return loop
+
+    def _call(self, function: Callable[P, Coroutine[Any, Any, T]], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return self._bound().call(function, *args, **kwargs)
+
+    def _call_function(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call a function that needs to run on the loop, though it is no coroutine function."""
+
+        async def called() -> T:
+            return function(*args, **kwargs)
+
+        return self._call(called)
+
+    def _iterate(self, function: Callable[[], AsyncIterator[T]]) -> Iterator[T]:
+        """What an asynchronous iterator gives. One that is left half-way is closed by the loop, as asyncio does it."""
+        return self._following(self._call_function(function))
+
+    def _following(self, found: AsyncIterator[T]) -> Iterator[T]:
+        async def following() -> T:
+            return await anext(found)
+
+        while True:
+            try:
+                one = self._call(following)
+            except StopAsyncIteration:
+                return
+            yield one
+
+
+class ClosingWrapper(Wrapper, ABC):
+    """Wraps what has an end."""
+
     def __enter__(self) -> Self:
         return self
 
@@ -47,24 +93,22 @@ class Wrapper(ABC):
     @abstractmethod
     def close(self) -> None: ...
 
-    def _call(self, function: Callable[P, Coroutine[Any, Any, T]], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        loop = self._loop
-        if loop is None:
-            loop = self._loop = loop_of_this_process()
-        return loop.call(function, *args, **kwargs)
-
-    def _call_function(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call a function that needs to run on the loop, though it is no coroutine function."""
-
-        async def called() -> T:
-            return function(*args, **kwargs)
-
-        return self._call(called)
-
     def _close(self, close: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Close it; what belongs to another process, or went down with this one, is left as it is."""
         if self._loop is None or not self._loop.is_gone:
             self._call(close)
+
+
+def unwrapped(name: str, value: Any, kind: type[Wrapper]) -> Any:
+    """What an argument wraps, once it has been checked; it is not bound to a loop by that."""
+    check_type(name, value, (kind,))
+    return value._inner  # noqa: SLF001 (what a wrapper is for)
+
+
+def lent(name: str, value: Any, kind: type[Wrapper]) -> Any:
+    """What an argument wraps, to be used now."""
+    check_type(name, value, (kind,))
+    return value._lend()  # noqa: SLF001 (what a wrapper is for)
 
 
 def gathered(values: T) -> T:

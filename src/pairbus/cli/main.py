@@ -10,6 +10,8 @@ from pairbus import __version__
 try:
     import typer
 
+    from pairbus.cli.drill import drill
+    from pairbus.cli.pair import pair
     from pairbus.cli.serve import serve
     from pairbus.cli.trust import trust
 except ImportError as error:
@@ -20,9 +22,14 @@ except ImportError as error:
 
 from pairbus.cli.demo.__main__ import main as run_demo
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, help="Service Bus namespaces on a machine of your own.")
-app.command()(serve)
-app.command()(trust)
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_show_locals=False,  # there are keys among them
+    help="Service Bus namespaces on a machine of your own.",
+)
+for command in (serve, trust, pair, drill):
+    app.command()(command)
 
 
 def _show_version(is_wanted: bool) -> None:

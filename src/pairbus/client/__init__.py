@@ -5,6 +5,7 @@ from __future__ import annotations
 from pairbus.client.amqp_view import AmqpView
 from pairbus.client.endpoint import Endpoint
 from pairbus.client.errors import (
+    BacklogUnavailableError,
     ClosedError,
     EntityAlreadyExistsError,
     EntityDisabledError,
@@ -68,6 +69,7 @@ __all__ = [
     "NO_RETRY",
     "AccessRights",
     "AmqpView",
+    "BacklogUnavailableError",
     "BodyKind",
     "BrokeredMessage",
     "ClosedError",

@@ -19,13 +19,15 @@ MessagingError
 │   ├── MessageLockLostError       the lock has ended; the message goes to the next receiver
 │   └── SessionLockLostError       the session's lock has ended
 ├── SessionCannotBeLockedError     somebody else has the session
+├── BacklogUnavailableError        a pair's backlog queues cannot be sent to                       (transient)
 └── ClosedError                    the object, or the factory it was made by, has been closed
     └── FactoryFaultedError        the factory has been given up because of a fault
 """
 
 from __future__ import annotations
 
-from typing import ClassVar, Self
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self
 
 
 class MessagingError(Exception):
@@ -165,6 +167,23 @@ class SessionLockLostError(LockLostError):
 
 class SessionCannotBeLockedError(MessagingError):
     """Somebody else has the session."""
+
+
+class BacklogUnavailableError(MessagingError):
+    """A message was to go to the backlog of a pair, and none of the backlog queues has taken it."""
+
+    transient = True
+    advice = "it may be stored where no answer came; send it again later, with the same message id"
+
+    def __init__(self, message: str, *, causes: Mapping[str, MessagingError] | None = None, **rest: Any) -> None:
+        super().__init__(message, **rest)
+        self.causes: Mapping[str, MessagingError] = {} if causes is None else causes
+        """Why each of the backlog queues has not taken it, by their paths."""
+
+    def copy(self, entity: str | None = None) -> Self:
+        copied = super().copy(entity)
+        copied.causes = self.causes
+        return copied
 
 
 class ClosedError(MessagingError):

@@ -19,7 +19,14 @@ from pairbus.client.amqp.sending_link import SendingLink
 from pairbus.client.amqp.slot import Slot
 from pairbus.client.connection_string import open_connection_string
 from pairbus.client.endpoint import Endpoint
-from pairbus.client.errors import ClosedError, FactoryFaultedError, MessagingError, MessagingTimeoutError
+from pairbus.client.errors import (
+    ClosedError,
+    FactoryFaultedError,
+    InvalidRequestError,
+    MessagingError,
+    MessagingTimeoutError,
+)
+from pairbus.client.paired_namespace import P, PairedNamespaceOptions, Pairing
 from pairbus.client.part import Part
 from pairbus.client.queue_client import QueueClient
 from pairbus.client.receive_mode import ReceiveMode
@@ -89,6 +96,13 @@ class MessagingFactory:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._reached: asyncio.Future[None] | None = None
         self._is_away = False
+        self._send_attempt_s = settings.attempt_s
+        self._pairing: Pairing | None = None
+        self._is_pairing = False
+        self._primaries = 0
+        """How many factories have this one for their secondary."""
+
+        self._ended: asyncio.Future[None] | None = None
 
     @classmethod
     def from_connection_string(
@@ -266,7 +280,69 @@ class MessagingFactory:
             raise accepted
         return accepted
 
+    # Its pair.
+
+    async def pair_namespace(self, options: PairedNamespaceOptions[P]) -> P:
+        """Pair the namespace with another one: that acts for every sender and client, made before or after.
+
+        Returns when everything is in place. If that cannot be done it is raised, and can be tried again.
+        """
+        self.check_open()
+        check_type("options", options, (PairedNamespaceOptions,))
+        if self._pairing is not None or self._is_pairing:
+            raise InvalidRequestError(f"the factory of {self._endpoint} has been paired already; that is done once")
+        if self._primaries:
+            raise InvalidRequestError(
+                f"the factory of {self._endpoint} is the secondary of a pair, and not paired itself"
+            )
+        self._is_pairing = True
+        try:
+            pairing = await options.pair(self)
+        finally:
+            self._is_pairing = False
+        self._pairing = pairing
+        if self.is_closed:  # while that was done: who closed it did not know of the pair
+            await pairing.close()
+            self.check_open()
+        for part in self._parts:
+            if isinstance(part, MessageSender):
+                part.pair(pairing)
+        return pairing
+
+    @property
+    def pairing(self) -> Pairing | None:
+        return self._pairing
+
+    def enlist(self) -> None:
+        """Be the secondary of a pair; raises ``InvalidRequestError`` for one that is paired itself."""
+        self.check_open()
+        if self._pairing is not None or self._is_pairing:
+            raise InvalidRequestError(f"the factory of {self._endpoint} is paired itself, and cannot be a secondary")
+        self._primaries += 1
+
+    def dismiss(self) -> None:
+        """The pair is no more."""
+        self._primaries -= 1
+
+    @property
+    def send_attempt_s(self) -> float:
+        return self._send_attempt_s
+
+    def limit_send_attempts(self, attempt_s: float) -> None:
+        self._send_attempt_s = min(attempt_s, self._settings.operation_timeout.total_seconds())
+        line = self._slot.ready
+        if line is not None:
+            line.connection.limit_send_attempts(self._send_attempt_s)
+
     # Its end.
+
+    def ended(self) -> asyncio.Future[None]:
+        """Done when it is closed or faulted."""
+        if self._ended is None:
+            self._ended = asyncio.get_running_loop().create_future()
+            if self.is_closed:
+                self._ended.set_result(None)
+        return self._ended
 
     async def close(self) -> None:
         """Close it, and everything that it has made. To close twice is fine."""
@@ -285,10 +361,14 @@ class MessagingFactory:
         """Shut down, once, even if whoever wanted that does not wait for it."""
         if self._ending is None:
             self._ending = asyncio.get_running_loop().create_task(self._shut_down())
+            if self._ended is not None:
+                self._ended.set_result(None)
         return self._ending
 
     async def _shut_down(self) -> None:
         closing = [asyncio.ensure_future(part.close()) for part in [*self._parts]]
+        if self._pairing is not None:
+            closing.append(asyncio.ensure_future(self._pairing.close()))
         if closing:  # with a peer that does not answer each would wait on its own
             await asyncio.wait(closing, timeout=_FAREWELL_S)
         line = await self._slot.clear()
@@ -385,6 +465,7 @@ class MessagingFactory:
         if self._is_away:
             _log.info("%s has been reached again", self._endpoint)
         self._is_away = False
+        line.connection.send_attempt_s = self._send_attempt_s
         line.connection.gone.add_done_callback(lambda _: self._disconnected(line.connection))
         if self._reached is not None and not self._reached.done():
             self._reached.set_result(None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 from pairbus.client.amqp.sending_link import SendingLink
 from pairbus.client.errors import MessageSizeExceededError, MessagingError
@@ -14,27 +14,34 @@ _SECTION_BYTES: Final = 8
 """What a message takes in a batch beside its own bytes."""
 
 
-class _Batch(NamedTuple):
-    payload: bytes
-    message_format: int
+def batch_bytes(sizes: Sequence[int]) -> int:
+    """How large a batch of messages of these sizes is, at most."""
+    return sum(sizes) + len(sizes) * _SECTION_BYTES
 
 
 class Parcel:
-    """Messages in as few batches as they fit into; what has been confirmed is not sent again."""
+    """Encoded messages, in as few batches as they fit into; what has been confirmed is not sent again."""
 
     def __init__(self, payloads: Sequence[bytes], *, whole: bool = False) -> None:
-        self._payloads = payloads
-        self._whole = whole
+        self.whole: Final = whole
         """Whether all of them have to go into one batch."""
 
-        self._batches: list[_Batch] | None = None
+        self._payloads = list(payloads)
+        self._batches: list[list[bytes]] | None = None
+
+    @property
+    def unconfirmed(self) -> list[bytes]:
+        """The messages that are not confirmed yet, in order."""
+        if self._batches is None:
+            return self._payloads
+        return [payload for batch in self._batches for payload in batch]
 
     def hand_over(self, link: SendingLink) -> list[asyncio.Future[None]]:
         """Give to a link what is not confirmed yet. Raises before anything is sent if something is too large."""
         if self._batches is None:
             self._batches = self._packed(link)
-            self._payloads = ()
-        return [link.send(batch.payload, batch.message_format) for batch in self._batches]
+            self._payloads = []
+        return [_send(link, batch) for batch in self._batches]
 
     async def confirmed(self, futures: list[asyncio.Future[None]]) -> None:
         """Wait until all of it is confirmed; raises why something was not."""
@@ -52,22 +59,22 @@ class Parcel:
         if failures:
             raise min(failures, key=lambda error: error.is_transient)  # what is for good goes first
 
-    def _packed(self, link: SendingLink) -> list[_Batch]:
-        """Batches in the order of the messages; a message that is alone goes as it is."""
-        batches: list[_Batch] = []
+    def _packed(self, link: SendingLink) -> list[list[bytes]]:
+        """Batches in the order of the messages."""
+        batches: list[list[bytes]] = []
         waiting: list[bytes] = []
         waiting_bytes = 0
         for payload in self._payloads:
             link.check_size(len(payload))
             size = len(payload) + _SECTION_BYTES
             if waiting and (waiting_bytes + size > link.max_batch_bytes or not link.takes_batches):
-                batches.append(_batch(waiting))
+                batches.append(waiting)
                 waiting, waiting_bytes = [], 0
             waiting.append(payload)
             waiting_bytes += size
         if waiting:
-            batches.append(_batch(waiting))
-        if self._whole and len(batches) > 1:
+            batches.append(waiting)
+        if self.whole and len(batches) > 1:
             raise MessageSizeExceededError(
                 f"{len(self._payloads)} messages do not fit into one batch of {link.max_batch_bytes:,} bytes",
                 entity=link.entity,
@@ -75,8 +82,9 @@ class Parcel:
         return batches
 
 
-def _batch(payloads: list[bytes]) -> _Batch:
-    return _Batch(payloads[0], 0) if len(payloads) == 1 else _Batch(join_batch(payloads), BATCH_FORMAT)
+def _send(link: SendingLink, payloads: list[bytes]) -> asyncio.Future[None]:
+    """A message that is alone goes as it is."""
+    return link.send(payloads[0]) if len(payloads) == 1 else link.send(join_batch(payloads), BATCH_FORMAT)
 
 
 def _is_confirmed(future: asyncio.Future[None]) -> bool:

@@ -13,6 +13,7 @@ from pairbus.client.amqp.receiving_link import ReceivingLink, Wish
 from pairbus.client.amqp.request_link import RequestLink
 from pairbus.client.amqp.sending_link import SendingLink
 from pairbus.client.errors import ClosedError
+from pairbus.client.paired_namespace import Pairing
 from pairbus.client.settings import MessagingFactorySettings
 
 
@@ -21,6 +22,14 @@ class Maker(Protocol):
 
     @property
     def settings(self) -> MessagingFactorySettings: ...
+
+    @property
+    def send_attempt_s(self) -> float:
+        """How many seconds a try to send waits for an answer."""
+
+    @property
+    def pairing(self) -> Pairing | None:
+        """What the namespace is paired by, if it is."""
 
     def check_open(self) -> None:
         """Raise if the factory is closed or faulted."""

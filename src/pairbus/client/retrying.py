@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from pairbus.client.errors import MessagingCommunicationError, MessagingError, MessagingTimeoutError
 from pairbus.client.settings import MessagingFactorySettings
 
 T = TypeVar("T")
+_PASSING: Final = MessagingError("it may pass", is_transient=True)
 
 
 async def retrying(
@@ -24,12 +25,14 @@ async def retrying(
     patience_s: float = 0.0,
     limits_itself: bool = False,
     hurry: Callable[[], asyncio.Future[None]] | None = None,
+    insists: Callable[[MessagingError], bool] | None = None,
 ) -> T:
     """Try until the operation time-out.
 
     There may have been tries already, which came to ``failure`` at last, and ``failures`` before it. ``patience_s`` is
     what the answer itself may take, beyond all time-outs. An attempt that ``limits_itself`` sees to it that it ends; it
-    is cut short by the end of the operation only. ``hurry`` gives what ends the wait after an outage early.
+    is cut short by the end of the operation only. ``hurry`` gives what ends the wait after an outage early. What
+    ``insists`` is true of is tried again though it is not transient.
     """
     loop = asyncio.get_running_loop()
     timeout_s = settings.operation_timeout.total_seconds() + patience_s
@@ -38,7 +41,8 @@ async def retrying(
     while True:
         if failure is not None:
             failures += 1
-            delay_s = settings.retry_policy.delay_s(failures, failure)
+            passing = failure if insists is None or failure.is_transient or not insists(failure) else _PASSING
+            delay_s = settings.retry_policy.delay_s(failures, passing)
             if delay_s is None:
                 raise failure
             left_s = deadline_s - loop.time()

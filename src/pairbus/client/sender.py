@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable
 from datetime import datetime
 from typing import overload
 
-from pairbus.client.amqp.slot import Slot
 from pairbus.client.errors import MessagingError
+from pairbus.client.lane import Lane
 from pairbus.client.message import BrokeredMessage, encode_brokered, messages_of
 from pairbus.client.node import ManagementNode, sequence_numbers
+from pairbus.client.paired_namespace import Pairing
 from pairbus.client.parcel import Parcel
 from pairbus.client.part import Maker, Part
-from pairbus.client.retrying import retrying
 
 
 class MessageSender(Part):
@@ -25,11 +24,13 @@ class MessageSender(Part):
 
     def __init__(self, maker: Maker, path: str) -> None:
         super().__init__(maker, path)
-        self._slot = Slot(lambda: maker.open_sending_link(path))
+        self._lane = Lane(maker, path)
         self._node = ManagementNode(maker, path)
-        self._line = asyncio.Lock()
-        self._lined_up = 0
-        """How many wait for a link in the line; whoever comes then lines up too, so that the order is kept."""
+        self._route = None if maker.pairing is None else maker.pairing.route(self._lane)
+
+    def pair(self, pairing: Pairing) -> None:
+        """From now on, send as a sender of a pair does."""
+        self._route = pairing.route(self._lane)
 
     async def send(self, message: BrokeredMessage | Iterable[BrokeredMessage]) -> None:
         """Send one message, or several; returns when the namespace has confirmed all of them.
@@ -39,11 +40,11 @@ class MessageSender(Part):
         """
         self._check_open()
         if not isinstance(message, BrokeredMessage):
-            await self._send_parcel(Parcel([encode_brokered(one) for one in messages_of(message)]))
+            await self._send_parcel(Parcel([self._encoded(one) for one in messages_of(message)]))
             return
-        payload = encode_brokered(message)
-        link = self._slot.ready
-        if link is None or self._lined_up:
+        payload = self._encoded(message)
+        link, route = self._lane.ready, self._route
+        if link is None or (route is not None and not route.is_direct):
             await self._send_parcel(Parcel([payload]))
             return
         started_s = link.connection.loop.time()  # most sends come this way, which is why it is kept short
@@ -52,6 +53,9 @@ class MessageSender(Part):
             await link.send(payload)
         except MessagingError as error:
             await self._send_parcel(Parcel([payload]), error, started_s)
+        else:
+            if route is not None:
+                route.confirmed()
 
     async def send_batch(self, messages: Iterable[BrokeredMessage]) -> None:
         """Send messages as one batch: all of them arrive, or none.
@@ -59,33 +63,22 @@ class MessageSender(Part):
         Raises ``MessageSizeExceededError`` if they do not fit into one.
         """
         self._check_open()
-        await self._send_parcel(Parcel([encode_brokered(one) for one in messages_of(messages)], whole=True))
+        payloads = [self._encoded(one) for one in messages_of(messages)]
+        if self._route is not None:
+            self._route.check_batch(payloads)
+        await self._send_parcel(Parcel(payloads, whole=True))
+
+    def _encoded(self, message: BrokeredMessage) -> bytes:
+        payload = encode_brokered(message)
+        if self._route is not None:
+            self._route.check(message, payload)
+        return payload
 
     async def _send_parcel(
         self, parcel: Parcel, failure: MessagingError | None = None, started_s: float | None = None
     ) -> None:
         with self._explaining():
-            await retrying(
-                lambda: self._try(parcel),
-                settings=self._maker.settings,
-                entity=self._path,
-                failure=failure,
-                started_s=started_s,
-                limits_itself=True,
-                hurry=self._maker.reached,
-            )
-
-    async def _try(self, parcel: Parcel) -> None:
-        self._check_open()
-        self._lined_up += 1
-        try:
-            async with self._line:
-                self._check_open()  # it may have been closed while we stood in line
-                futures = parcel.hand_over(await self._slot.get())
-        finally:
-            self._lined_up -= 1
-        if futures:
-            await parcel.confirmed(futures)
+            await (self._route or self._lane).send(parcel, failure, started_s)
 
     @overload
     async def schedule(self, message: BrokeredMessage, at: datetime) -> int: ...
@@ -96,10 +89,13 @@ class MessageSender(Part):
     async def schedule(self, message: BrokeredMessage | Iterable[BrokeredMessage], at: datetime) -> int | list[int]:
         """Have messages enqueued at a time. Gives the sequence numbers by which that can be cancelled until then."""
         self._check_open()
-        if isinstance(message, BrokeredMessage):
-            return (await self._node.schedule([message], at))[0]
-        messages = messages_of(message)
-        return await self._node.schedule(messages, at) if messages else []
+        messages = [message] if isinstance(message, BrokeredMessage) else messages_of(message)
+        if self._route is not None:
+            for one in messages:
+                self._encoded(one)
+            self._route.check_schedule()
+        numbers = await self._node.schedule(messages, at) if messages else []
+        return numbers[0] if isinstance(message, BrokeredMessage) else numbers
 
     async def cancel_scheduled(self, sequence_number: int | Iterable[int]) -> None:
         """Take back messages that are scheduled; raises ``MessageNotFoundError`` if one of them is not, any more."""
@@ -109,7 +105,5 @@ class MessageSender(Part):
             await self._node.cancel_scheduled(numbers)
 
     async def _let_go(self) -> None:
-        link = await self._slot.clear()
-        if link is not None:
-            await link.close()
+        await self._lane.close()
         await self._node.close()

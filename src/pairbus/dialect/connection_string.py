@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from string import ascii_letters, digits
+from typing import Final
 from urllib.parse import urlsplit
+
+_HOST: Final = frozenset(ascii_letters + digits + "-._:%")
 
 
 class ConnectionStringError(ValueError):
@@ -49,7 +53,8 @@ def parse_connection_string(text: str) -> ConnectionString:
     entity_path = parts.pop("entitypath", None)
     development = parts.pop("usedevelopmentemulator", "false").lower() == "true"
     if parts:
-        raise ConnectionStringError(f"the connection string has an unknown part '{min(parts)}'")
+        unknown = f" '{min(parts)}'" if min(parts).isalpha() else ""  # what is no name may hold a key
+        raise ConnectionStringError(f"the connection string has an unknown part{unknown}")
     if (key_name is None) != (key is None):
         raise ConnectionStringError("SharedAccessKeyName and SharedAccessKey belong together")
     if key is not None and token is not None:
@@ -82,8 +87,10 @@ def _host(endpoint: str) -> tuple[str, int | None]:
     try:
         address = urlsplit(endpoint if "://" in endpoint else f"sb://{endpoint}")
         host, port = address.hostname, address.port
-    except ValueError as error:
-        raise ConnectionStringError(f"the Endpoint has no good host or port: {error}") from error
+    except ValueError:
+        raise ConnectionStringError("the Endpoint has no good host or port") from None  # its text may hold a key
     if not host:
         raise ConnectionStringError("the Endpoint has no host name")
+    if not _HOST.issuperset(host):
+        raise ConnectionStringError("the Endpoint has a host name with characters that none has")
     return host, port

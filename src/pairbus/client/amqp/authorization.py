@@ -89,6 +89,9 @@ class Authorization:
             except MessagingError as error:
                 # The namespace ends the links when the old token ends, and whoever opens them anew is told why.
                 _log.warning("the token for %s could not be renewed: %s", path, error)
+                if token.expires_s <= time.time():  # whoever opens a link puts another one
+                    self._granted.pop(path, None)
+                    return
                 delay_s = min(_NOT_OFTENER_S, max(_SHORTEST_S, (token.expires_s - time.time()) / 4))
             else:
                 delay_s = _until_renewal(token)

@@ -44,6 +44,9 @@ class AmqpConnection(asyncio.Protocol):
     def __init__(self, endpoint: Endpoint, settings: MessagingFactorySettings, credentials: Credentials) -> None:
         self.endpoint = endpoint
         self.settings = settings
+        self.send_attempt_s = settings.attempt_s
+        """How long a link that sends waits for anything to be confirmed."""
+
         self.loop = asyncio.get_running_loop()
         self.error: MessagingError | None = None
         """Why it is gone; ``None`` while it is there."""
@@ -98,6 +101,12 @@ class AmqpConnection(asyncio.Protocol):
         if connection.error is not None:  # it opened and closed in one breath
             raise connection.error.copy()
         return connection
+
+    def limit_send_attempts(self, attempt_s: float) -> None:
+        """Have links wait so long for anything to be confirmed, also those that wait already."""
+        self.send_attempt_s = attempt_s
+        for link in self.links:
+            link.on_limit()
 
     async def close(self) -> None:
         """Say goodbye, and wait a little for the peer to do the same."""
@@ -156,7 +165,7 @@ class AmqpConnection(asyncio.Protocol):
         if self._transport is not None and self.error is None:
             self.unflushed_bytes = 0
             data = self.engine.data_to_send()
-            if data:
+            if data and not self._transport.is_closing():  # else asyncio complains of every one
                 self._transport.write(data)
 
     def pause_writing(self) -> None:
@@ -264,6 +273,9 @@ class LinkEnd:
 
     def on_credit(self) -> None:
         """There may be room to send."""
+
+    def on_limit(self) -> None:
+        """How long to wait is another time now."""
 
     def on_drained(self) -> None:
         """The peer has given all credit back."""

@@ -59,7 +59,6 @@ class SendingLink(AmqpLink):
 
         self.max_batch_bytes = _BATCH_OF_THE_REST
         self.takes_batches = connection.is_service_bus
-        self._timeout_s = connection.settings.attempt_s
         self._patience_s = connection.settings.operation_timeout.total_seconds()
         self._queue: deque[_Waiting] = deque()
         self._pending: dict[asyncio.Future[None], float] = {}
@@ -114,8 +113,13 @@ class SendingLink(AmqpLink):
         self._queue.append(_Waiting(payload, message_format, future, now_s))
         self._pump(now_s)
         if self._timer is None:
-            self._timer = self.connection.loop.call_later(self._timeout_s, self._sweep)
+            self._timer = self.connection.loop.call_later(self.connection.send_attempt_s, self._sweep)
         return future
+
+    def on_limit(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = self.connection.loop.call_later(self.connection.send_attempt_s, self._sweep)
 
     def on_credit(self) -> None:
         self._pump(self.connection.loop.time())
@@ -187,11 +191,12 @@ class SendingLink(AmqpLink):
         if not pending and not queue:
             self._timer = None
             return
-        due_s = self._progress_s + self._timeout_s
+        timeout_s = self.connection.send_attempt_s
+        due_s = self._progress_s + timeout_s
         if now_s >= due_s:
             self._timer = None
             waits_for = "not confirmed" if pending else "there was no credit to send with"
-            late = MessagingTimeoutError(f"{waits_for} within {self._timeout_s:g} s", entity=self.entity)
+            late = MessagingTimeoutError(f"{waits_for} within {timeout_s:g} s", entity=self.entity)
             self.suspect(late, self._progress_s)
             return
         oldest_s = next(iter(pending.values()), now_s)

@@ -1,0 +1,152 @@
+"""The two namespaces of a pair, as a person names them: by option, by variable, or in a file."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Annotated, Any, Final, TypeAlias, TypeVar
+
+import typer
+
+from pairbus.cli.serve import fail
+from pairbus.client.connection_string import open_connection_string
+from pairbus.client.endpoint import Endpoint
+from pairbus.client.errors import MessagingError
+from pairbus.client.factory import MessagingFactory
+from pairbus.client.management.namespace_manager import NamespaceManager
+from pairbus.client.retry import RetryPolicy
+from pairbus.client.settings import MessagingFactorySettings
+from pairbus.client.validation import check_path
+
+T = TypeVar("T")
+
+FAILED: Final = 1
+USAGE: Final = 2
+
+PRIMARY_VARIABLE: Final = "PAIRBUS_PRIMARY"
+SECONDARY_VARIABLE: Final = "PAIRBUS_SECONDARY"
+
+_SETTINGS: Final = MessagingFactorySettings(
+    operation_timeout=timedelta(seconds=30),
+    attempt_timeout=timedelta(seconds=5),
+    retry_policy=RetryPolicy(maximum_retries=3),
+)
+"""Somebody waits for the command: what does not work is told soon."""
+
+_HOST: Final = re.compile(r"[\w.:%-]+")
+_QUOTED: Final = re.compile(r"(['\"]).{2,}\1", re.DOTALL)
+
+PrimaryOption: TypeAlias = Annotated[
+    str,
+    typer.Option(
+        "--primary",
+        envvar=PRIMARY_VARIABLE,
+        metavar="CONNECTION",
+        show_default=False,
+        help="the connection string of the namespace that the application uses; @FILE for one in a file",
+    ),
+]
+SecondaryOption: TypeAlias = Annotated[
+    str,
+    typer.Option(
+        "--secondary",
+        envvar=SECONDARY_VARIABLE,
+        metavar="CONNECTION",
+        show_default=False,
+        help="the same of the namespace that has the backlog queues; its key needs Manage, Send and Listen",
+    ),
+]
+BacklogQueuesOption: TypeAlias = Annotated[
+    int, typer.Option("--backlog-queues", min=1, max=10_000, help="how many backlog queues the pair has")
+]
+NameOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--name", help="what the backlog queues call the primary; else the first part of its host name", metavar="NAME"
+    ),
+]
+JsonOption: TypeAlias = Annotated[bool, typer.Option("--json", help="print one JSON object")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Connection:
+    """A namespace that somebody has named."""
+
+    text: str = field(repr=False)
+    """The connection string, which is not shown to anyone."""
+
+    endpoint: Endpoint
+    entity_path: str | None
+
+    @asynccontextmanager
+    async def factory(self) -> AsyncIterator[MessagingFactory]:
+        async with MessagingFactory.from_connection_string(self.text, _SETTINGS) as factory:
+            yield factory
+
+    @asynccontextmanager
+    async def manager(self) -> AsyncIterator[NamespaceManager]:
+        async with NamespaceManager.from_connection_string(self.text, _SETTINGS) as manager:
+            yield manager
+
+
+def read_connections(primary: str, secondary: str, name: str | None) -> tuple[Connection, Connection]:
+    """What the options of both say; ends the command if they are no good."""
+    first, second = _read("--primary", primary), _read("--secondary", secondary)
+    if _address(first) == _address(second):
+        fail(f"--primary and --secondary are both {first.endpoint}; a pair has two namespaces", USAGE)
+    if name is not None:
+        _check_name(name)
+    return first, second
+
+
+def _address(connection: Connection) -> tuple[str, int]:
+    return connection.endpoint.host.lower().rstrip("."), connection.endpoint.amqp_port
+
+
+def _check_name(name: str) -> None:
+    try:
+        check_path("--name", name)
+    except ValueError as error:
+        fail(str(error), USAGE)
+
+
+def _read(option: str, given: str) -> Connection:
+    text = _read_file(option, Path(given[1:])) if given.startswith("@") else given
+    try:
+        endpoint, key, entity_path = open_connection_string(text)
+    except ValueError as error:
+        # What the error quotes may be a piece of the key, in a text that has a slip of the pen somewhere.
+        fail(f"{option} is no connection string: {_QUOTED.sub('…', one_line(error))}", USAGE)
+    if not _HOST.fullmatch(endpoint.host):
+        fail(f"{option} is no connection string: its Endpoint is no host; are the parts divided by ';'?", USAGE)
+    if key is None:
+        fail(f"{option} has neither a key nor a token: SharedAccessKeyName=…;SharedAccessKey=…", USAGE)
+    return Connection(text=text, endpoint=endpoint, entity_path=entity_path)
+
+
+def _read_file(option: str, file: Path) -> str:
+    try:
+        return file.read_text("utf-8").strip()
+    except UnicodeDecodeError:
+        fail(f"{option}: {file} is no text", USAGE)
+    except OSError as error:
+        fail(f"{option}: {file} cannot be read: {error.strerror}", USAGE)
+
+
+def one_line(error: Exception | str) -> str:
+    return " ".join(str(error).split())
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """Do it to its end; what goes wrong is told in one line, and not as it happens."""
+    logging.getLogger("pairbus").addHandler(logging.NullHandler())
+    try:
+        return asyncio.run(work)
+    except MessagingError as error:
+        fail(one_line(error), FAILED)

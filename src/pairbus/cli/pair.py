@@ -1,0 +1,165 @@
+"""``pairbus pair``: sets up a pair of namespaces, and tells whether it works and what the application is to write."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any, Final
+
+from rich.console import Console
+from rich.table import Table
+
+from pairbus.cli.backlog_difference import BacklogDifference, value_text
+from pairbus.cli.connection import (
+    FAILED,
+    PRIMARY_VARIABLE,
+    SECONDARY_VARIABLE,
+    BacklogQueuesOption,
+    JsonOption,
+    NameOption,
+    PrimaryOption,
+    SecondaryOption,
+    one_line,
+    read_connections,
+    run,
+)
+from pairbus.cli.pair_verification import BacklogQueueVerification, PairVerification, verify_pair
+from pairbus.cli.serve import fail
+
+_PROGRAM: Final = """\
+import asyncio
+import os
+
+from pairbus import MessagingFactory, NamespaceManager, SendAvailabilityPairedNamespaceOptions
+
+PRIMARY, SECONDARY = os.environ["{primary}"], os.environ["{secondary}"]
+
+
+async def main() -> None:
+    async with (
+        MessagingFactory.from_connection_string(PRIMARY) as primary,
+        MessagingFactory.from_connection_string(SECONDARY) as secondary,
+        NamespaceManager.from_connection_string(SECONDARY) as manager,
+    ):
+        # In at least one process, usually one that receives, also: enable_syphon=True
+        options = SendAvailabilityPairedNamespaceOptions(manager, secondary, {arguments})
+        await primary.pair_namespace(options)
+        # Whatever is sent with 'primary' from here on goes to the backlog queues while the primary is down.
+
+
+asyncio.run(main())
+"""
+
+
+def pair(
+    primary: PrimaryOption,
+    secondary: SecondaryOption,
+    backlog_queues: BacklogQueuesOption = 10,
+    name: NameOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Set up a pair of namespaces: make the backlog queues that are missing, and see that everything works.
+
+    The application's own messages are not touched, and the primary may be down meanwhile.
+
+    A certificate authority that the system does not know is named in the variable SSL_CERT_FILE.
+
+    Example: pairbus pair --primary @contoso.txt --secondary @fabrikam.txt
+    """
+    connections = read_connections(primary, secondary, name)
+    found = run(verify_pair(*connections, backlog_queues, name))
+    if as_json:
+        print(json.dumps(_document(found), indent=2))
+    elif sys.stdout.isatty():
+        _show_table(found)
+    else:
+        _print_lines(found)
+    for warning in found.warnings:
+        print(f"pairbus: WARNING: {warning}", file=sys.stderr)
+    _fail_if_defective(found)
+    if not as_json:
+        print(f"\nWhat to write in the application:\n\n{_program(backlog_queues, name)}", end="")
+
+
+def _fail_if_defective(found: PairVerification) -> None:
+    defective = found.defective
+    if defective:
+        fail(
+            f"{len(defective)} of {len(found.backlog_queues)} backlog queues cannot be used; "
+            f"'{defective[0].path}': {defective[0].defects[0]}; put it right, or delete it and run this again",
+            FAILED,
+        )
+
+
+def _program(backlog_queues: int, name: str | None) -> str:
+    given = "" if name is None else f", primary_name={json.dumps(name, ensure_ascii=False)}"
+    arguments = f"backlog_queue_count={backlog_queues}{given}"
+    return _PROGRAM.format(primary=PRIMARY_VARIABLE, secondary=SECONDARY_VARIABLE, arguments=arguments)
+
+
+# What it says.
+
+
+def _reached(found: PairVerification) -> str:
+    return "was reached" if found.primary_failure is None else "was not reached"
+
+
+def _use(queue: BacklogQueueVerification) -> str:
+    return "; ".join(queue.defects) or "can be sent to and received from"
+
+
+def _origin(queue: BacklogQueueVerification) -> str:
+    differing = ", ".join(map(str, queue.differences))
+    return f"{queue.origin.value}: {differing}" if differing else queue.origin.value
+
+
+def _print_lines(found: PairVerification) -> None:
+    print(f"primary: {found.primary}, '{found.primary_name}', {_reached(found)}")
+    print(f"secondary: {found.secondary}, the key has Manage, Send and Listen")
+    for queue in found.backlog_queues:
+        print(f"{queue.path}: {_origin(queue)}; {_use(queue)}")
+
+
+def _show_table(found: PairVerification) -> None:
+    console = Console(highlight=False, markup=False)  # a path may have brackets
+    for name, text in (
+        ("primary", f"{found.primary}, '{found.primary_name}', {_reached(found)}"),
+        ("secondary", f"{found.secondary}, the key has Manage, Send and Listen"),
+    ):
+        console.print(f"{name:>9}  ", style="dim", end="")
+        console.print(text, soft_wrap=True)
+    table = Table("backlog queue", "origin", "use")
+    for queue in found.backlog_queues:
+        table.add_row(queue.path, _origin(queue), _use(queue), style="red" if queue.defects else None)
+    console.print(table)
+
+
+def _document(found: PairVerification) -> dict[str, Any]:
+    failure = found.primary_failure
+    return {
+        "primary": found.primary,
+        "primary_name": found.primary_name,
+        "primary_failure": None if failure is None else one_line(failure),
+        "secondary": found.secondary,
+        "backlog_queues": [_queue_document(queue) for queue in found.backlog_queues],
+        "warnings": found.warnings,
+        "is_ready": not found.defective,
+    }
+
+
+def _queue_document(queue: BacklogQueueVerification) -> dict[str, Any]:
+    return {
+        "path": queue.path,
+        "origin": queue.origin.name.lower(),
+        "differences": [_difference_document(one) for one in queue.differences],
+        "defects": queue.defects,
+    }
+
+
+def _difference_document(one: BacklogDifference) -> dict[str, str]:
+    return {
+        "field": one.field,
+        "found": value_text(one.found),
+        "ours": value_text(one.ours),
+        "consequence": one.consequence,
+    }

@@ -1,0 +1,309 @@
+"""The diverted form of a message: what lies in a backlog queue until it can go to its destination."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from struct import Struct
+from typing import Any, Final, NamedTuple
+
+from pairbus.dialect.annotations import (
+    DEAD_LETTER_SOURCE,
+    ENQUEUE_SEQUENCE_NUMBER,
+    ENQUEUED_TIME,
+    LOCK_TOKEN,
+    LOCKED_UNTIL,
+    MESSAGE_STATE,
+    PARTITION_ID,
+    SEQUENCE_NUMBER,
+)
+from pairbus.dialect.annotations import SCHEDULED_ENQUEUE_TIME as SCHEDULED_ANNOTATION
+from pairbus.wire import (
+    APPLICATION_PROPERTIES,
+    DELIVERY_ANNOTATIONS,
+    FOOTER,
+    MESSAGE_ANNOTATIONS,
+    DecodeError,
+    Header,
+    Properties,
+    ProtocolError,
+    Sections,
+    Symbol,
+    Timestamp,
+    decode,
+    decode_message,
+    encode,
+)
+from pairbus.wire.decoder import decode_at, skip
+
+PATH: Final = "x-ms-path"
+SESSION_ID: Final = "x-ms-sessionid"
+TIME_TO_LIVE: Final = "x-ms-timetolive"
+SCHEDULED_ENQUEUE_TIME: Final = "x-ms-scheduledenqueuetimeutc"
+RESERVED: Final = frozenset({PATH, SESSION_ID, TIME_TO_LIVE, SCHEDULED_ENQUEUE_TIME})
+"""The application properties that only the transfer sets."""
+
+_LOCK: Final = frozenset({LOCK_TOKEN})
+_SCHEDULED: Final = frozenset({SCHEDULED_ANNOTATION})
+_STAMPED: Final = frozenset(
+    {
+        DEAD_LETTER_SOURCE,
+        ENQUEUE_SEQUENCE_NUMBER,
+        ENQUEUED_TIME,
+        LOCKED_UNTIL,
+        MESSAGE_STATE,
+        PARTITION_ID,
+        SEQUENCE_NUMBER,
+    }
+)
+"""What only the service says of a message, when it delivers it."""
+
+_LONGEST_TTL_MS: Final = 0xFFFFFFFF
+_LONGEST_MS: Final = (1 << 63) - 1
+_LATEST_MS: Final = 253_402_300_799_999
+"""The end of the year 9999, where the times of Service Bus end."""
+
+_MAP32: Final = Struct(">II")
+_MOST_BYTES: Final = sum(len(encode(name)) for name in RESERVED) + 12 + 9 + 9 + 1
+"""How much is added at most beside the path: the names, a section, a long, a timestamp, a null where a text was."""
+
+
+class TransferError(ValueError):
+    """Why a message can never be delivered."""
+
+    def __init__(self, reason: str, path: str | None = None) -> None:
+        super().__init__(reason)
+        self.path = path
+        """Its destination, if that is known."""
+
+
+class Transfer(NamedTuple):
+    """What a syphon needs to know of a diverted message."""
+
+    path: str
+    session_id: str | None = None
+    time_to_live_ms: int | None = None
+    scheduled_ms: int | None = None
+
+
+class _Pair(NamedTuple):
+    """A key of a map and its value, and both as they are written."""
+
+    key: object
+    value: bytes
+    raw: bytes
+
+
+def divert(payload: bytes, path: str) -> bytes:
+    """The message for a backlog queue; raises ``TransferError`` for one that has a property of the transfer's."""
+    with _reading(path):
+        sections = Sections(payload)
+        header, properties = sections.header(), sections.properties()
+        noted = _pairs(sections, MESSAGE_ANNOTATIONS)
+        named = _pairs(sections, APPLICATION_PROPERTIES)
+        scheduled_ms = _scheduled_ms(noted)
+    _refuse_reserved(named, path)
+    transfer = Transfer(path, properties.group_id, _length_ms(header, properties), scheduled_ms)
+    bare = properties._replace(group_id=None)
+    if transfer.time_to_live_ms is not None:
+        bare = bare._replace(absolute_expiry_time=None)
+    return _joined(
+        sections,
+        _fields_section(header._replace(ttl=None)),
+        sections.raw(DELIVERY_ANNOTATIONS),
+        _map_section(MESSAGE_ANNOTATIONS, _without(noted, frozenset() if scheduled_ms is None else _SCHEDULED)),
+        _fields_section(bare),
+        _map_section(APPLICATION_PROPERTIES, [*(pair.raw for pair in named), *_kept(transfer)]),
+    )
+
+
+def growth_bytes(path: str) -> int:
+    """How much larger a message gets at most when it is diverted, whatever message it is."""
+    return _MOST_BYTES + len(encode(path))
+
+
+def header_bytes(payload: bytes) -> int:
+    """How much of a message is not body; raises ``TransferError``."""
+    with _reading(None):
+        return len(payload) - sum([end - start for _, start, _, end in Sections(payload).body])
+
+
+def read_transfer(payload: bytes) -> Transfer:
+    """Read where a diverted message goes, and all of it that a service would look at; raises ``TransferError``."""
+    with _reading(None):
+        named = Sections(payload).application_properties()
+    path = named.get(PATH)
+    if path is None:
+        raise TransferError(f"the message names no destination: it has no {PATH}")
+    if type(path) is not str or not path:
+        raise TransferError(f"{PATH} is {path!r:.100}, which is no path")
+    with _reading(path):
+        decode_message(payload)
+    return Transfer(path, _session_id(named, path), _time_to_live_ms(named, path), _enqueue_time_ms(named, path))
+
+
+def restore(payload: bytes, transfer: Transfer, *, time_to_live_ms: int | None = None) -> bytes:
+    """The message as the application sent it, without what the service adds; raises ``TransferError``.
+
+    ``time_to_live_ms`` stands for the time to live that was kept, where it is given.
+    """
+    length_ms = transfer.time_to_live_ms if time_to_live_ms is None else time_to_live_ms
+    ttl = None if length_ms is None else min(length_ms, _LONGEST_TTL_MS)
+    with _reading(transfer.path):
+        sections = Sections(payload)
+        header = sections.header()._replace(ttl=ttl, first_acquirer=False, delivery_count=0)
+        return _joined(
+            sections,
+            _fields_section(header),
+            _map_section(DELIVERY_ANNOTATIONS, _without(_pairs(sections, DELIVERY_ANNOTATIONS), _LOCK)),
+            _map_section(MESSAGE_ANNOTATIONS, _restored_annotations(sections, transfer)),
+            _fields_section(_restored_properties(sections.properties(), transfer, length_ms)),
+            _map_section(APPLICATION_PROPERTIES, _without(_pairs(sections, APPLICATION_PROPERTIES), RESERVED)),
+        )
+
+
+@contextmanager
+def _reading(path: str | None) -> Iterator[None]:
+    try:
+        yield
+    except ProtocolError as error:
+        raise TransferError(f"the message cannot be read: {error.description}", path) from error
+
+
+# What is set.
+
+
+def _refuse_reserved(named: Iterable[_Pair], path: str) -> None:
+    for pair in named:
+        if isinstance(pair.key, str) and pair.key in RESERVED:
+            raise TransferError(f"the application property {pair.key} is set by the transfer alone", path)
+
+
+def _length_ms(header: Header, properties: Properties) -> int | None:
+    """A time to live: one that is longer than the header can say is told by when the message was made and ends."""
+    created_ms, expires_ms = properties.creation_time, properties.absolute_expiry_time
+    if header.ttl != _LONGEST_TTL_MS or created_ms is None or expires_ms is None:
+        return header.ttl
+    return min(max(header.ttl, expires_ms - created_ms), _LONGEST_MS)
+
+
+def _scheduled_ms(noted: Iterable[_Pair]) -> int | None:
+    """When a message is to be enqueued; what is no time is left to the service to refuse."""
+    for pair in noted:
+        if isinstance(pair.key, str) and pair.key in _SCHEDULED:
+            value = decode(pair.value)
+            if isinstance(value, int) and not isinstance(value, bool):
+                return min(int(value), _LONGEST_MS)
+    return None
+
+
+def _session_id(named: dict[str, Any], path: str) -> str | None:
+    value = named.get(SESSION_ID)
+    if value is None or type(value) is str:
+        return value
+    raise TransferError(f"{SESSION_ID} is {value!r:.100}, which is no text", path)
+
+
+def _time_to_live_ms(named: dict[str, Any], path: str) -> int | None:
+    value = named.get(TIME_TO_LIVE)
+    if value is None:
+        return None
+    if isinstance(value, int) and not isinstance(value, bool | Timestamp) and value > 0:
+        return int(value)
+    raise TransferError(f"{TIME_TO_LIVE} is {value!r:.100}, which is no time to live in milliseconds", path)
+
+
+def _enqueue_time_ms(named: dict[str, Any], path: str) -> int | None:
+    value = named.get(SCHEDULED_ENQUEUE_TIME)
+    if value is None:
+        return None
+    if type(value) is Timestamp:
+        return int(value)
+    raise TransferError(f"{SCHEDULED_ENQUEUE_TIME} is {value!r:.100}, which is no timestamp", path)
+
+
+# What is written.
+
+
+def _kept(transfer: Transfer) -> list[bytes]:
+    """The application properties that keep what is cleared, each as its key and value."""
+    pairs = [encode(PATH) + encode(transfer.path)]
+    if transfer.session_id is not None:
+        pairs.append(encode(SESSION_ID) + encode(transfer.session_id))
+    if transfer.time_to_live_ms is not None:
+        pairs.append(encode(TIME_TO_LIVE) + encode(int(transfer.time_to_live_ms)))
+    if transfer.scheduled_ms is not None:
+        pairs.append(encode(SCHEDULED_ENQUEUE_TIME) + encode(Timestamp(transfer.scheduled_ms)))
+    return pairs
+
+
+def _restored_annotations(sections: Sections, transfer: Transfer) -> list[bytes]:
+    """A time in the message itself is the one that it was enqueued in the backlog at, so it goes as well."""
+    pairs = _without(_pairs(sections, MESSAGE_ANNOTATIONS), _STAMPED | _SCHEDULED)
+    if transfer.scheduled_ms is not None:
+        pairs.append(encode(Symbol(SCHEDULED_ANNOTATION)) + encode(Timestamp(transfer.scheduled_ms)))
+    return pairs
+
+
+def _restored_properties(properties: Properties, transfer: Transfer, length_ms: int | None) -> Properties:
+    """A time to live says when the message ends, if it is known when it was made, as in one that was sent directly."""
+    if transfer.session_id is not None:
+        properties = properties._replace(group_id=transfer.session_id)
+    if length_ms is not None and properties.creation_time is not None:
+        expires_ms = min(properties.creation_time + length_ms, _LATEST_MS)
+        properties = properties._replace(absolute_expiry_time=Timestamp(expires_ms))
+    return properties
+
+
+def _joined(sections: Sections, *head: bytes) -> bytes:
+    """A message: the sections before the body, then the body and the footer as they are."""
+    body = [sections.payload[start:end] for _, start, _, end in sections.body]
+    return b"".join([*head, *body, sections.raw(FOOTER)])
+
+
+def _fields_section(fields: Header | Properties) -> bytes:
+    """A section that is a list of fields; none where all of them are what they are without it."""
+    return b"" if fields in (Header(), Properties()) else encode(fields)
+
+
+# Maps are taken apart and put together as bytes: what is not looked at stays as it is written, with its type.
+
+
+def _pairs(sections: Sections, code: int) -> list[_Pair]:
+    span = sections.spans.get(code)
+    if span is None:
+        return []
+    payload = sections.payload
+    count, position, end = *_map_start(payload, span[1]), span[2]
+    pairs: list[_Pair] = []
+    while position < end:
+        key, value = decode_at(payload, position)
+        behind = skip(payload, value)
+        pairs.append(_Pair(key, payload[value:behind], payload[position:behind]))
+        position = behind
+    if position != end or count != 2 * len(pairs):
+        raise DecodeError("a map does not end where its size says")
+    return pairs
+
+
+def _map_start(payload: bytes, position: int) -> tuple[int, int]:
+    """How many keys and values the map at ``position`` has, and where the first of them stands."""
+    if payload[position] == 0xC1:
+        return int.from_bytes(payload[position + 2 : position + 3]), position + 3
+    if payload[position] == 0xD1:
+        return int.from_bytes(payload[position + 5 : position + 9]), position + 9
+    raise DecodeError(f"0x{payload[position]:02x} where a map should stand")
+
+
+def _without(pairs: Iterable[_Pair], names: frozenset[str]) -> list[bytes]:
+    return [pair.raw for pair in pairs if not (isinstance(pair.key, str) and pair.key in names)]
+
+
+def _map_section(code: int, pairs: list[bytes]) -> bytes:
+    """A section that is a map, in its shortest encoding; none for a map of nothing."""
+    if not pairs:
+        return b""
+    body, count = b"".join(pairs), 2 * len(pairs)
+    if len(body) < 255:  # so many bytes hold no more keys and values than a count of eight bits can say
+        return bytes((0x00, 0x53, code, 0xC1, len(body) + 1, count)) + body
+    return bytes((0x00, 0x53, code, 0xD1)) + _MAP32.pack(len(body) + 4, count) + body

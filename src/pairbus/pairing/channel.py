@@ -1,0 +1,378 @@
+"""The messages of one backlog queue for one destination, from the oldest on."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from heapq import heappop, heappush
+from typing import Final, Protocol
+
+from pairbus.client.errors import MessagingError, MessagingTimeoutError
+from pairbus.client.parcel import batch_bytes
+from pairbus.pairing.ahead import Ahead, Line
+from pairbus.pairing.cargo import Cargo
+from pairbus.pairing.contact import Contact
+from pairbus.pairing.delivery_rules import Fate, fate_of, is_silence
+from pairbus.pairing.destination import Destination
+
+_log = logging.getLogger(__name__)
+
+_AT_ONCE: Final = 200
+_FETCHED_AT_ONCE: Final = 50
+_ANSWER_S: Final = 5.0
+"""How long an answer of the primary counts."""
+
+_AT_ONCE_S: Final = 1.0
+_RESTART_S: Final = 5.0
+
+
+class Hands(Protocol):
+    """What a channel needs of the backlog queue."""
+
+    ahead: Ahead
+
+    @property
+    def is_closing(self) -> bool: ...
+
+    def restored(self, cargo: Cargo) -> bytes | None:
+        """The message as its destination gets it; ``None`` if there is none, and it is seen to."""
+
+    def delivered(self, cargoes: list[Cargo]) -> None: ...
+
+    def refuse(self, cargoes: list[Cargo], error: MessagingError) -> None:
+        """They can never be delivered."""
+
+    async def defer(self, cargoes: list[Cargo]) -> list[Cargo]:
+        """Put them aside; gives those that are parked then."""
+
+    async def abandon(self, cargoes: list[Cargo]) -> None: ...
+
+    async def fetch(self, sequences: list[int], lines: list[Line | None]) -> list[Cargo]:
+        """Have those in hand that were put aside."""
+
+    def blocked(self) -> None:
+        """Something waits for a message that somebody else has."""
+
+
+class Channel:
+    """Delivers in the order of the sequence numbers, whether a message is in hand or parked in the backlog.
+
+    While the destination is down, everything is parked. What others have to deliver first is parked as well.
+    """
+
+    def __init__(self, hands: Hands, destination: Destination, contact: Contact) -> None:
+        self.destination = destination
+        self.parked: dict[int, Line | None] = {}
+        """What is deferred in the backlog queue, by sequence number."""
+
+        self.stuck: dict[Line, list[int]] = {}
+        """Which of them wait for a message that somebody else has."""
+
+        self._hands = hands
+        self._contact = contact
+        self._held: dict[int, Cargo] = {}
+        self._order: list[int] = []
+        """A heap of all that can be delivered, in hand or parked."""
+
+        self._under_way: list[Cargo] = []
+        self._woken = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._held and not self.parked and not self._under_way
+
+    # What comes in.
+
+    def hold(self, cargo: Cargo) -> None:
+        """Deliver a message that is in hand."""
+        if cargo.sequence not in self._held:
+            heappush(self._order, cargo.sequence)
+        self._held[cargo.sequence] = cargo
+        self.wake()
+
+    def adopt(self, sequence: int, line: Line | None) -> None:
+        """Deliver a message that lies parked in the queue."""
+        if sequence not in self.parked and sequence not in self._held:
+            self.parked[sequence] = line
+            heappush(self._order, sequence)
+            self.wake()
+
+    def free(self, line: Line) -> None:
+        """Nobody has a message of this line any more, or it is ours."""
+        for sequence in self.stuck.pop(line, ()):
+            if sequence in self.parked:
+                heappush(self._order, sequence)
+        self.wake()
+
+    def wake(self) -> None:
+        self._woken.set()
+        if self._task is None and not self.is_empty and not self._hands.is_closing:
+            self.destination.waiters.add(self)
+            self._task = asyncio.get_running_loop().create_task(self._run())
+
+    # What is done.
+
+    async def _run(self) -> None:
+        is_told = False
+        try:
+            while not self.is_empty and not self._hands.is_closing:
+                try:
+                    await self._turn()
+                except MessagingError as error:
+                    _log.log(
+                        logging.DEBUG if is_told else logging.WARNING,
+                        "delivering to '%s' goes on after: %s",
+                        self.destination.path,
+                        error,
+                    )
+                    is_told = True
+                except Exception:  # noqa: BLE001 (whatever it is, the messages have to be delivered)
+                    _log.exception("delivering to '%s' goes on after an unexpected error", self.destination.path)
+                else:
+                    is_told = False
+                    continue
+                self._return()
+                await asyncio.sleep(_RESTART_S)
+        finally:
+            self._ended()
+
+    def _ended(self) -> None:
+        self._task = None
+        self._return()
+        destination = self.destination
+        destination.leave(self)
+        destination.waiters.discard(self)
+        if not destination.waiters and not self._hands.is_closing and not self._contact.is_away:
+            destination.forget()
+
+    async def _turn(self) -> None:
+        self._woken.clear()
+        destination = self.destination
+        if self._contact.is_away or await self._is_held_and_away():
+            await self._give_back()
+        elif not self._order:
+            await self._sleep(None)
+        elif destination.hold() or (destination.is_down and not destination.may_try(self)):
+            await self._wait_for_destination()
+        else:
+            try:
+                await self._deliver_next(1 if destination.is_down else _AT_ONCE)
+            finally:
+                destination.leave(self)
+
+    async def _is_held_and_away(self) -> bool:
+        """A destination may be held because the namespace is away: then more than its own messages have to wait."""
+        if not self.destination.hold():
+            return False
+        since_s = asyncio.get_running_loop().time() - _ANSWER_S
+        return await self._contact.doubt(self.destination.path, since_s)
+
+    async def _give_back(self) -> None:
+        cause = self._contact.cause
+        if cause is not None:
+            self.destination.suspend(cause)
+        held = self._take_held()
+        await self._hands.abandon([cargo for cargo in held if not cargo.is_deferred])
+        self._landed([cargo for cargo in held if not cargo.is_deferred])
+        await self._park([cargo for cargo in held if cargo.is_deferred])
+        if self._contact.is_away:
+            await self._sleep(None)
+
+    async def _wait_for_destination(self) -> None:
+        if self.destination.is_tried:
+            await self._sleep(None)  # it is about to be known
+            return
+        await self._park(self._take_held())
+        await self._sleep(self.destination.wait_s)
+
+    async def _sleep(self, timeout_s: float | None) -> None:
+        try:
+            async with asyncio.timeout(timeout_s) as limit:
+                await self._woken.wait()
+        except TimeoutError:
+            if not limit.expired():
+                raise
+
+    def _take_held(self) -> list[Cargo]:
+        held = sorted(self._held.values(), key=lambda cargo: cargo.sequence)
+        self._under_way += held
+        self._held.clear()
+        return held
+
+    async def _park(self, cargoes: list[Cargo]) -> None:
+        """Put messages aside in the queue."""
+        if cargoes:
+            parked = await self._hands.defer(cargoes)
+            self._landed(cargoes)
+            for cargo in parked:
+                self.adopt(cargo.sequence, cargo.line)
+
+    def _landed(self, cargoes: Iterable[Cargo]) -> None:
+        gone = {cargo.sequence for cargo in cargoes}
+        self._under_way = [cargo for cargo in self._under_way if cargo.sequence not in gone]
+
+    def _return(self) -> None:
+        """What was under way is in hand again."""
+        under_way, self._under_way = self._under_way, []
+        for cargo in under_way:
+            if cargo.sequence not in self._held:  # else it came again meanwhile
+                heappush(self._order, cargo.sequence)
+                self._held[cargo.sequence] = cargo
+
+    # Delivery.
+
+    async def _deliver_next(self, most: int) -> None:
+        """Deliver the oldest messages that can be delivered."""
+        await self._fetch(most)
+        batch, stuck = self._pick(most)
+        if stuck:
+            await self._park(stuck)
+        if batch:
+            try:
+                await self._deliver(batch)
+            finally:
+                self._return()
+
+    async def _fetch(self, most: int) -> None:
+        """Have the oldest ones in hand, if they are parked."""
+        wanted: list[int] = []
+        lines: list[Line | None] = []
+        while self._order and len(wanted) < min(most, _FETCHED_AT_ONCE):
+            sequence = self._order[0]
+            if sequence in self._held:
+                break
+            heappop(self._order)
+            if sequence not in self.parked or (wanted and wanted[-1] == sequence):
+                continue  # it was entered twice, or is not ours any more
+            line = self.parked[sequence]
+            if self._hands.ahead.is_clear(sequence, line):
+                wanted.append(sequence)
+                lines.append(line)
+            else:
+                self._stick(sequence, line)
+        if not wanted:
+            return
+        try:
+            fetched = await self._hands.fetch(wanted, lines)
+        except BaseException:
+            for sequence in wanted:
+                heappush(self._order, sequence)
+            raise
+        for sequence in wanted:
+            self.parked.pop(sequence, None)
+        for cargo in fetched:
+            self.hold(cargo)
+
+    def _stick(self, sequence: int, line: Line | None) -> None:
+        if line is not None:
+            self.stuck.setdefault(line, []).append(sequence)
+            self._hands.blocked()
+
+    def _pick(self, most: int) -> tuple[list[Cargo], list[Cargo]]:
+        """The oldest that are in hand; and those that must not go yet."""
+        batch: list[Cargo] = []
+        stuck: list[Cargo] = []
+        while self._order and len(batch) < most:
+            sequence = self._order[0]
+            cargo = self._held.get(sequence)
+            if cargo is None:
+                if sequence in self.parked:
+                    break
+                heappop(self._order)
+                continue
+            heappop(self._order)
+            del self._held[sequence]
+            (batch if self._hands.ahead.is_clear(sequence, cargo.line) else stuck).append(cargo)
+        self._under_way += batch
+        self._under_way += stuck
+        return batch, stuck
+
+    async def _deliver(self, batch: list[Cargo]) -> None:
+        started_s = asyncio.get_running_loop().time()
+        try:
+            most_bytes = await self.destination.most_bytes()
+        except MessagingError as error:
+            await self._failed(batch, error, started_s)
+            return
+        while batch:
+            cargoes, payloads, batch = self._packed(batch, most_bytes)
+            if payloads and not await self._send(cargoes, payloads):
+                return
+
+    def _packed(self, batch: list[Cargo], most_bytes: int) -> tuple[list[Cargo], list[bytes], list[Cargo]]:
+        """What fits into one batch, and what is left."""
+        cargoes: list[Cargo] = []
+        payloads: list[bytes] = []
+        room = most_bytes
+        for index, cargo in enumerate(batch):
+            payload = self._hands.restored(cargo)
+            if payload is None:
+                self._landed([cargo])
+                continue
+            room -= batch_bytes([len(payload)])
+            if payloads and room < 0:
+                return cargoes, payloads, batch[index:]
+            cargoes.append(cargo)
+            payloads.append(payload)
+        return cargoes, payloads, []
+
+    async def _send(self, cargoes: list[Cargo], payloads: list[bytes]) -> bool:
+        """Whether the destination works; what it has refused for good is seen to."""
+        started_s = asyncio.get_running_loop().time()
+        try:
+            await self._try(payloads)
+        except MessagingError as error:
+            if len(cargoes) > 1 and fate_of(error) is Fate.NEVER:  # which of them?
+                for cargo, payload in zip(cargoes, payloads, strict=True):
+                    if not await self._send([cargo], [payload]):
+                        return False
+                return True
+            return await self._failed(cargoes, error, started_s)
+        self._landed(cargoes)
+        self._contact.delivered()
+        self.destination.worked(self)
+        self._hands.delivered(cargoes)
+        return True
+
+    async def _try(self, payloads: list[bytes]) -> None:
+        """A connection that was lost is no reason to wait if there is another one at once."""
+        started_s = asyncio.get_running_loop().time()
+        try:
+            await self.destination.send(payloads)
+        except MessagingError as error:
+            waited_s = asyncio.get_running_loop().time() - started_s
+            if not is_silence(error) or isinstance(error, MessagingTimeoutError) or waited_s > _AT_ONCE_S:
+                raise
+            if await self._contact.doubt(self.destination.path, started_s):
+                raise
+            await self.destination.send(payloads)
+
+    async def _failed(self, cargoes: list[Cargo], error: MessagingError, started_s: float) -> bool:
+        """Whether the destination works nevertheless."""
+        if is_silence(error):
+            if await self._contact.doubt(self.destination.path, started_s):
+                return False
+        else:
+            self._contact.answered()
+        if fate_of(error) is Fate.LATER:
+            self.destination.failed(error, self)
+            return False
+        self._landed(cargoes)
+        self._hands.refuse(cargoes, error)
+        self.destination.worked(self)
+        return True
+
+    async def close(self) -> None:
+        """Stop at once; what is in hand stays so."""
+        task = self._task
+        if task is not None:
+            task.cancel()
+            await asyncio.wait((task,))
+
+    async def finish(self) -> None:
+        """Wait until nothing is under way."""
+        self._woken.set()
+        if self._task is not None:
+            await asyncio.wait((self._task,))

@@ -1,0 +1,111 @@
+"""Whether the primary namespace answers at all."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable
+from typing import Final
+
+from pairbus.client.errors import MessagingError
+from pairbus.client.lane import Lane, Opener
+from pairbus.pairing.delivery_rules import is_silence
+
+_log = logging.getLogger(__name__)
+
+_FIRST_PAUSE_S: Final = 1.0
+_LONGEST_PAUSE_S: Final = 30.0
+
+
+class Contact:
+    """Shared by everything that delivers: while the namespace is away, nothing is tried but to reach it."""
+
+    def __init__(self, primary: Opener, on_change: Callable[[], None]) -> None:
+        self.cause: MessagingError | None = None
+        """Why the namespace is away; ``None`` while it is not."""
+
+        self._primary = primary
+        self._on_change = on_change
+        self._answered_s = -math.inf
+        self._pause_s = _FIRST_PAUSE_S
+        self._probing: asyncio.Task[MessagingError | None] | None = None
+        self._returning: asyncio.Task[None] | None = None
+        self._is_here = asyncio.Event()
+        self._is_here.set()
+
+    @property
+    def is_away(self) -> bool:
+        return self.cause is not None
+
+    async def wait(self) -> None:
+        """Wait until the namespace is there."""
+        await self._is_here.wait()
+
+    def answered(self) -> None:
+        """It has said something."""
+        self._answered_s = asyncio.get_running_loop().time()
+
+    def delivered(self) -> None:
+        """It has confirmed a message."""
+        self.answered()
+        self._pause_s = _FIRST_PAUSE_S
+
+    async def doubt(self, path: str, since_s: float) -> bool:
+        """An entity has not answered since a time: look whether the namespace is away, and tell."""
+        if self.is_away:
+            return True
+        if self._answered_s > since_s:
+            return False
+        probing = self._probing
+        if probing is None:
+            probing = self._probing = asyncio.get_running_loop().create_task(self._probe(path))
+            probing.add_done_callback(self._probed)
+        cause = await asyncio.shield(probing)
+        if cause is not None and not self.is_away:
+            self._lose(path, cause)
+        return self.is_away
+
+    def _probed(self, _task: asyncio.Task[MessagingError | None]) -> None:
+        self._probing = None
+
+    async def _probe(self, path: str) -> MessagingError | None:
+        """Attach a link, which costs no message. Any answer will do, be it that there is no such entity."""
+        lane = Lane(self._primary, path)
+        try:
+            await lane.link()
+        except MessagingError as error:
+            if is_silence(error):
+                return error
+        finally:
+            await lane.close()
+        self.answered()
+        return None
+
+    def _lose(self, path: str, cause: MessagingError) -> None:
+        _log.warning("nothing is brought home while the primary namespace is away: %s", cause)
+        self.cause = cause
+        self._is_here.clear()
+        self._returning = asyncio.get_running_loop().create_task(self._return(path))
+        self._on_change()
+
+    async def _return(self, path: str) -> None:
+        """Try to reach it, less and less often, and at once when somebody else has."""
+        while True:
+            await asyncio.wait((self._primary.reached(),), timeout=self._pause_s)
+            self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+            cause = await self._probe(path)
+            if cause is None:
+                break
+            self.cause = cause
+        _log.info("the primary namespace has been reached again")
+        self.cause = None
+        self._is_here.set()
+        self._on_change()
+
+    async def close(self) -> None:
+        tasks = [task for task in (self._probing, self._returning) if task is not None]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)

@@ -1,0 +1,246 @@
+"""Keeping sessions in order: while messages of a session lie in the backlog, new ones go there, too."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import Final
+from zlib import crc32
+
+from pairbus.client.errors import MessagingError
+from pairbus.client.factory import MessagingFactory
+from pairbus.client.received_message import ReceivedMessage
+from pairbus.client.receiver import MessageReceiver
+from pairbus.dialect.transfer import PATH, SESSION_ID
+
+_log = logging.getLogger(__name__)
+
+_POLL_S: Final = 1.0
+_PAGE: Final = 200
+_MOST_LOOKS: Final = 100
+"""How many sessions are looked for one by one in a round."""
+
+_HOLD_S: Final = 2.0
+"""How long new messages of a session wait for the last of the old ones to be brought home."""
+
+_STEP_S: Final = 0.02
+_FIRST_LOOK_S: Final = 5.0
+
+Key = tuple[str, str]
+"""The path of an entity, in small letters, and a session id."""
+
+
+class Straggler:
+    """A session of which messages lie in the backlog, or may do."""
+
+    __slots__ = ("confirmed", "held", "in_flight", "last", "queue", "version")
+
+    def __init__(self, queue: int) -> None:
+        self.queue = queue
+        """The backlog queue that they are in, all of them: else their order would be lost."""
+
+        self.confirmed = 0
+        self.in_flight = 0
+        self.version = 0
+        """Goes up with every message that is sent there."""
+
+        self.last: int | None = None
+        """The highest sequence number that was seen of them."""
+
+        self.held: asyncio.Future[None] | None = None
+        """Done when new messages of the session may go on."""
+
+
+class SessionOrder:
+    """Knows which sessions have messages in the backlog, and finds out when they have none any more."""
+
+    def __init__(
+        self,
+        factory: MessagingFactory,
+        queues: tuple[str, ...],
+        *,
+        is_healthy: Callable[[str], bool],
+        on_change: Callable[[str, int], None],
+        on_seen: Callable[[], None],
+    ) -> None:
+        self._factory = factory
+        self._queues = queues
+        self._is_healthy = is_healthy
+        self._on_change = on_change
+        """Told the path of an entity, and by how many its stragglers are more."""
+
+        self._on_seen = on_seen
+        """Told when the whole backlog has been looked through for the first time."""
+
+        self._stragglers: dict[Key, Straggler] = {}
+        self._receivers: dict[int, MessageReceiver] = {}
+        self._scanned = [0] * len(queues)
+        """The sequence number up to which each queue has been looked through."""
+
+        self._unseen = set(range(len(queues)))
+        """The queues that have not been looked through yet."""
+
+        self._watching: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Look what is there from before; a large backlog is looked through while we go on."""
+        with suppress(MessagingError, TimeoutError):
+            async with asyncio.timeout(_FIRST_LOOK_S):
+                await self._first_look()
+        self._watching = asyncio.get_running_loop().create_task(self._watch())
+
+    async def _first_look(self) -> None:
+        for index in sorted(self._unseen):
+            await self._scan(index, adopt=True)
+            self._unseen.discard(index)
+            if not self._unseen:
+                self._on_seen()
+
+    # What senders ask.
+
+    def default_queue(self, path: str) -> int:
+        """The backlog queue for the sessions of an entity: the same in every process."""
+        return crc32(path.lower().encode()) % len(self._queues)
+
+    @property
+    def is_looking(self) -> bool:
+        """Whether there are backlog queues of which we do not know yet what is in them."""
+        return bool(self._unseen)
+
+    def follows(self, path: str, session_id: str) -> bool:
+        """Whether a new message has to follow others of its session into the backlog, or may have to."""
+        return self.is_looking or (path.lower(), session_id) in self._stragglers
+
+    async def admitted(self, path: str, session_ids: Iterable[str]) -> None:
+        """Wait while sessions are held."""
+        for session_id in session_ids:
+            while (found := self._stragglers.get((path.lower(), session_id))) is not None and found.held is not None:
+                await asyncio.wait((found.held,))
+
+    def straggler(self, path: str, session_id: str) -> Straggler:
+        """The straggler that a session is from now on."""
+        key = path.lower(), session_id
+        found = self._stragglers.get(key)
+        if found is None:
+            found = self._stragglers[key] = Straggler(self.default_queue(path))
+            self._on_change(key[0], +1)
+        return found
+
+    # How it finds out.
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(_POLL_S)
+            try:
+                await self._first_look()
+                for index in range(len(self._queues)):
+                    await self._look(index)
+            except MessagingError as error:
+                _log.info("the backlog cannot be looked through at the moment: %s", error)
+
+    async def _look(self, index: int) -> None:
+        """Let go of the sessions that have nothing in a queue any more."""
+        here = {
+            key: straggler
+            for key, straggler in self._stragglers.items()
+            if straggler.queue == index and self._is_healthy(key[0])
+        }
+        if not here:
+            return
+        before = {key: (straggler.version, straggler.last) for key, straggler in here.items()}
+        gone = await self._gone(index, here)
+        for key in gone:
+            straggler = here[key]
+            if straggler.version == before[key][0] and not straggler.in_flight:
+                self._let_go(key)
+        caught_up = await self._brought_home(index, [key for key in here if key in self._stragglers], before)
+        for key in caught_up:
+            await self._hold(index, key)
+
+    async def _gone(self, index: int, here: dict[Key, Straggler]) -> list[Key]:
+        """Those of which nothing is left in a queue, as far as it was looked through just now."""
+        await self._scan(index, adopt=False)
+        first = await self._first(index, 0)
+        gone = [key for key, one in here.items() if first is None or one.last is None or one.last < first]
+        left = [key for key in here if key not in set(gone)]
+        for key in left[:_MOST_LOOKS]:
+            last = here[key].last
+            if last is not None and await self._first(index, last) != last:
+                gone.append(key)
+        return gone
+
+    async def _brought_home(
+        self, index: int, keys: Iterable[Key], before: dict[Key, tuple[int, int | None]]
+    ) -> list[Key]:
+        """Those that are sent to all the time, and of which everything was brought home that was there before."""
+        found = []
+        for key in [*keys][:_MOST_LOOKS]:
+            last = before[key][1]
+            if last is not None and self._stragglers[key].last != last and await self._first(index, last) != last:
+                found.append(key)
+        return found
+
+    async def _hold(self, index: int, key: Key) -> None:
+        """Keep new messages of a session waiting for a moment, in which the last of the old ones comes home."""
+        straggler = self._stragglers[key]
+        loop = asyncio.get_running_loop()
+        straggler.held = loop.create_future()
+        try:
+            deadline_s = loop.time() + _HOLD_S
+            while loop.time() < deadline_s:
+                if not straggler.in_flight and await self._gone(index, {key: straggler}):
+                    self._let_go(key)
+                    return
+                await asyncio.sleep(_STEP_S)
+        finally:
+            straggler.held.set_result(None)
+            straggler.held = None
+
+    def _let_go(self, key: Key) -> None:
+        del self._stragglers[key]
+        self._on_change(key[0], -1)
+
+    async def _scan(self, index: int, *, adopt: bool) -> None:
+        """Look through what has come to a queue since the last time."""
+        while True:
+            page = await self._peek(index, _PAGE, self._scanned[index] + 1)
+            for message in page:
+                self._note(index, message, adopt=adopt)
+            if not page:
+                return
+            self._scanned[index] = max(self._scanned[index], page[-1].sequence_number)
+
+    def _note(self, index: int, message: ReceivedMessage, *, adopt: bool) -> None:
+        with suppress(MessagingError):  # what cannot be read is nobody's
+            path, session_id = (message.application_properties.get(name) for name in (PATH, SESSION_ID))
+            if not isinstance(path, str) or not isinstance(session_id, str):
+                return
+            if adopt:
+                found = self.straggler(path, session_id)
+                found.queue, found.confirmed = index, found.confirmed + 1
+            else:
+                known = self._stragglers.get((path.lower(), session_id))
+                if known is None or known.queue != index:
+                    return
+                found = known
+            found.last = max(found.last or 0, message.sequence_number)
+
+    async def _first(self, index: int, number: int) -> int | None:
+        """The sequence number of the first message in a queue from that number on."""
+        page = await self._peek(index, 1, number)
+        return page[0].sequence_number if page else None
+
+    async def _peek(self, index: int, count: int, number: int) -> list[ReceivedMessage]:
+        receiver = self._receivers.get(index)
+        if receiver is None:
+            receiver = self._receivers[index] = await self._factory.create_message_receiver(self._queues[index])
+        return await receiver.peek(count, from_sequence_number=number)
+
+    async def close(self) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.wait((self._watching,))
+        for receiver in self._receivers.values():
+            await receiver.close()

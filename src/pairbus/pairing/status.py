@@ -1,0 +1,151 @@
+"""How a pair is doing, as values; also in the text format that Prometheus reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+from pairbus.client.errors import MessagingError
+from pairbus.pairing.policy import EntityState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairedEntityStatus:
+    """An entity of the primary namespace."""
+
+    path: str
+    state: EntityState
+    since: datetime
+    cause: MessagingError | None
+    """What it failed with at last; ``None`` while it is healthy."""
+
+    failures: int
+    """Attempts that counted."""
+
+    diverted: int
+    pings: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BacklogQueueStatus:
+    """A backlog queue, as the senders see it."""
+
+    path: str
+    is_used: bool
+    """Whether it is in the rotation."""
+
+    cause: MessagingError | None
+    """Why it is not."""
+
+    diverted: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyphonStatus:
+    """A syphon that runs in this process."""
+
+    engine: str
+    receives: int
+    """How often a backlog queue was asked for messages."""
+
+    syphoned: int
+    """Messages that were brought home."""
+
+    dead_lettered: int
+    waiting: Mapping[str, MessagingError]
+    """Destinations whose messages wait in the backlog, and why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairStatus:
+    """Everything that a factory knows of its pair."""
+
+    primary: str
+    secondary: str
+    entities: tuple[PairedEntityStatus, ...]
+    backlog_queues: tuple[BacklogQueueStatus, ...]
+    syphon: SyphonStatus | None
+
+    @property
+    def diverted(self) -> int:
+        return sum(entity.diverted for entity in self.entities)
+
+    @property
+    def pings(self) -> int:
+        return sum(entity.pings for entity in self.entities)
+
+    def metrics(self, backlog_depth: Mapping[str, int] | None = None) -> str:
+        """The same in the text format of Prometheus; with how many messages lie in each backlog queue, if given."""
+        return "".join(f"{line}\n" for line in self._metrics(backlog_depth or {}))
+
+    def _metrics(self, depth: Mapping[str, int]) -> Iterator[str]:
+        yield from _metric(
+            "pairbus_pair_entity_state",
+            "gauge",
+            "1 for the state that an entity is in",
+            [
+                ({"entity": one.path, "state": state.value}, int(one.state is state))
+                for one in self.entities
+                for state in EntityState
+            ],
+        )
+        yield from _metric(
+            "pairbus_pair_entity_since_seconds",
+            "gauge",
+            "Since when, as a Unix time",
+            [({"entity": one.path}, one.since.timestamp()) for one in self.entities],
+        )
+        for name, help_text, values in (
+            (
+                "failures",
+                "Attempts that counted against an entity",
+                [(one.path, one.failures) for one in self.entities],
+            ),
+            ("diverted", "Messages that went to the backlog", [(one.path, one.diverted) for one in self.entities]),
+            ("pings", "Pings", [(one.path, one.pings) for one in self.entities]),
+        ):
+            samples: list[tuple[dict[str, str], float]] = [({"entity": path}, value) for path, value in values]
+            yield from _metric(f"pairbus_pair_{name}_total", "counter", help_text, samples)
+        yield from _metric(
+            "pairbus_pair_backlog_queue_used",
+            "gauge",
+            "1 for a backlog queue that is in the rotation",
+            [({"queue": one.path}, int(one.is_used)) for one in self.backlog_queues],
+        )
+        if depth:
+            yield from _metric(
+                "pairbus_pair_backlog_messages",
+                "gauge",
+                "Messages that lie in a backlog queue",
+                [({"queue": path}, count) for path, count in depth.items()],
+            )
+        if self.syphon is not None:
+            yield from self._syphon_metrics(self.syphon)
+
+    def _syphon_metrics(self, syphon: SyphonStatus) -> Iterator[str]:
+        for name, help_text, value in (
+            ("receives", "How often a backlog queue was asked for messages", syphon.receives),
+            ("messages", "Messages that were brought home", syphon.syphoned),
+            ("dead_lettered", "Messages that can never be delivered", syphon.dead_lettered),
+        ):
+            yield from _metric(f"pairbus_syphon_{name}_total", "counter", help_text, [({}, value)])
+        waiting = ({"entity": path} for path in syphon.waiting)
+        yield from _metric(
+            "pairbus_syphon_waiting",
+            "gauge",
+            "1 for a destination whose messages wait",
+            [(label, 1) for label in waiting],
+        )
+
+
+def _metric(name: str, kind: str, help_text: str, samples: list[tuple[dict[str, str], float]]) -> Iterator[str]:
+    yield f"# HELP {name} {help_text}"
+    yield f"# TYPE {name} {kind}"
+    for labels, value in samples:
+        told = ",".join(f'{label}="{_escaped(text)}"' for label, text in labels.items())
+        yield f"{name}{{{told}}} {value:.17g}" if told else f"{name} {value:.17g}"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

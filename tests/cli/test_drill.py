@@ -1,0 +1,176 @@
+"""`pairbus drill`, as an operator runs it, with a syphon here, elsewhere or nowhere."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import pty
+import re
+import subprocess
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from typing import TypeVar
+from uuid import uuid4
+
+import pytest
+from typer.testing import CliRunner
+
+from pairbus import MessagingFactory, NamespaceManager, SendAvailabilityPairedNamespaceOptions
+from pairbus.broker import Right
+from pairbus.cli.main import app
+from pairbus.testing import RunningNamespace, running_namespace
+from tests.cli.test_cli import ENVIRONMENT, PAIRBUS, PATIENCE_S, reason, run
+from tests.cli.test_pair import Namespaces, nobody, options, with_key
+
+T = TypeVar("T")
+
+
+@pytest.fixture(scope="module")
+def namespaces() -> Iterator[Namespaces]:
+    with running_namespace("contoso") as primary, running_namespace("fabrikam") as secondary:
+        yield Namespaces(primary, secondary)
+
+
+@pytest.fixture
+def name() -> str:
+    return f"contoso-{uuid4().hex[:8]}"
+
+
+def paths_of(namespace: RunningNamespace) -> list[str]:
+    async def listing() -> list[str]:
+        async with NamespaceManager.from_connection_string(namespace.connection_string) as manager:
+            return [queue.path for queue in await manager.get_queues()]
+
+    return asyncio.run(listing())
+
+
+def count_in(namespace: RunningNamespace, name: str) -> int:
+    """How many messages lie in the backlog queues that a primary has there, dead ones included."""
+
+    async def counting() -> int:
+        async with NamespaceManager.from_connection_string(namespace.connection_string) as manager:
+            infos = await manager.get_queues_runtime_info()
+            return sum(info.message_count for info in infos if info.path.startswith(f"{name}/"))
+
+    return asyncio.run(counting())
+
+
+@asynccontextmanager
+async def syphoning(namespaces: Namespaces, name: str) -> AsyncIterator[None]:
+    """Somebody else who brings messages home."""
+    first, second = namespaces.primary.connection_string, namespaces.secondary.connection_string
+    async with (
+        MessagingFactory.from_connection_string(second) as secondary,
+        MessagingFactory.from_connection_string(first) as primary,
+        NamespaceManager.from_connection_string(second) as manager,
+    ):
+        await primary.pair_namespace(
+            SendAvailabilityPairedNamespaceOptions(manager, secondary, 2, enable_syphon=True, primary_name=name)
+        )
+        yield
+
+
+def beside_a_syphon(namespaces: Namespaces, name: str, work: Callable[[], T]) -> T:
+    async def beside() -> T:
+        async with syphoning(namespaces, name):
+            return await asyncio.to_thread(work)
+
+    return asyncio.run(beside())
+
+
+# What it does
+
+
+def test_c21_a_drill_with_a_syphon_of_its_own_leaves_nothing_behind(namespaces: Namespaces, name: str) -> None:
+    before = paths_of(namespaces.primary)
+    done = run("drill", *namespaces.options, "--backlog-queues", 2, "--name", name, "--syphon")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert re.fullmatch(r"diverted in: \d+\.\d{3} s\nbrought home in: \d+\.\d{3} s\ntotal: \d+\.\d{3} s\n", done.stdout)
+    assert count_in(namespaces.secondary, name) == 0
+    assert paths_of(namespaces.primary) == before
+
+
+def test_c21_a_drill_is_brought_home_by_a_syphon_elsewhere(namespaces: Namespaces, name: str) -> None:
+    arguments = ("drill", *namespaces.options, "--backlog-queues", 2, "--name", name, "--json")
+    done = beside_a_syphon(namespaces, name, lambda: run(*arguments))
+    assert (done.returncode, done.stderr) == (0, "")
+    told = json.loads(done.stdout)
+    assert told["path"].startswith("x-pairbus-drill/")
+    assert told["path"] not in paths_of(namespaces.primary)
+    assert 0 < told["diverted_in_s"] < told["total_s"]
+    assert told["total_s"] == pytest.approx(told["diverted_in_s"] + told["delivered_in_s"])
+
+
+def test_c21_a_drill_that_nobody_brings_home_is_code_1(namespaces: Namespaces, name: str) -> None:
+    done = run("drill", *namespaces.options, "--backlog-queues", 1, "--name", name, "--timeout", 1)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "nobody has brought it home" in reason(done)
+    assert "say --syphon" in done.stderr
+    assert count_in(namespaces.secondary, name) == 1
+
+
+def test_in_a_terminal_the_times_are_shown(namespaces: Namespaces, name: str) -> None:
+    command = [*PAIRBUS, "drill", *namespaces.options, "--backlog-queues", "2", "--name", name]
+    shown = beside_a_syphon(namespaces, name, lambda: in_a_terminal(command))
+    assert re.search(r"^ +diverted in  \d+\.\d{3} s\r\n *brought home in  \d+\.\d{3} s\r\n +total  \d", shown)
+
+
+def in_a_terminal(command: list[str]) -> str:
+    ours, theirs = pty.openpty()
+    environment = ENVIRONMENT | {"COLUMNS": "80", "TERM": "xterm"}
+    with subprocess.Popen(command, stdout=theirs, stderr=subprocess.DEVNULL, env=environment) as process:
+        os.close(theirs)
+        try:
+            shown = ""
+            while "total" not in shown:
+                shown += os.read(ours, 4096).decode()
+            shown += os.read(ours, 4096).decode() if not re.search(r"total.*\n", shown) else ""
+            assert process.wait(PATIENCE_S) == 0
+        finally:
+            process.kill()
+            os.close(ours)
+    return re.sub(r"\x1b\[[0-9;]*m", "", shown)
+
+
+# What goes wrong
+
+
+def test_a_drill_with_a_primary_that_is_down_diverts_nothing(namespaces: Namespaces, name: str) -> None:
+    with nobody() as primary:
+        done = run("drill", *options(primary, namespaces.secondary.connection_string), "--name", name)
+    assert done.returncode == 1
+    assert "a drill needs the primary namespace to be up" in reason(done)
+    assert "secret" not in done.stderr
+    assert not [path for path in paths_of(namespaces.secondary) if path.startswith(name)]
+
+
+def test_a_secondary_that_is_down_is_code_1(namespaces: Namespaces, name: str) -> None:
+    with nobody() as secondary:
+        done = run("drill", *options(namespaces.primary.connection_string, secondary), "--name", name, "--syphon")
+    assert done.returncode == 1
+    assert "cannot be paired with" in reason(done)
+    assert "secret" not in done.stderr
+
+
+def test_a_key_of_the_primary_that_may_not_manage_is_code_1(namespaces: Namespaces, name: str) -> None:
+    primary = with_key(namespaces.primary, Right.SEND, Right.LISTEN)
+    done = run("drill", *options(primary, namespaces.secondary.connection_string), "--name", name)
+    assert done.returncode == 1
+    assert "a drill needs the claim Manage on the primary namespace" in reason(done)
+
+
+def test_a_time_out_that_cannot_be_is_code_2(namespaces: Namespaces) -> None:
+    done = run("drill", *namespaces.options, "--timeout", 0)
+    assert done.returncode == 2
+    assert "--timeout" in done.stderr
+
+
+# The options
+
+
+def test_the_help_shows_an_example() -> None:
+    shown = CliRunner().invoke(app, ["drill", "--help"], env={"COLUMNS": "120", "TERM": "dumb"}).output
+    assert "Example: pairbus drill --primary @contoso.txt --secondary @fabrikam.txt --syphon" in shown
+    for option in ("--primary", "--secondary", "--backlog-queues", "--name", "--syphon", "--timeout", "--json"):
+        assert option in shown

@@ -1,0 +1,386 @@
+"""`pairbus pair`, as an operator runs it: against two real namespaces, or against what is wrong with them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import pty
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from typer.testing import CliRunner
+
+from pairbus.broker import AuthorizationRule, Right
+from pairbus.cli.backlog_difference import Harm, differences
+from pairbus.cli.main import app
+from pairbus.client import NamespaceManager, QueueDescription
+from pairbus.client.management.descriptions import EntityStatus
+from pairbus.dialect.connection_string import parse_connection_string
+from pairbus.pairing.backlog import backlog_description, backlog_path
+from pairbus.server.host import NamespaceHost
+from pairbus.testing import RunningNamespace, running_namespace
+from tests.cli.test_cli import ENVIRONMENT, PAIRBUS, PATIENCE_S, reason, run
+
+
+@dataclass(frozen=True, slots=True)
+class Namespaces:
+    """Two namespaces, for all tests; each has a name of its own for the primary."""
+
+    primary: RunningNamespace
+    secondary: RunningNamespace
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        return options(self.primary.connection_string, self.secondary.connection_string)
+
+
+@pytest.fixture(scope="module")
+def namespaces() -> Iterator[Namespaces]:
+    with running_namespace("contoso", queues=["orders"]) as primary, running_namespace("fabrikam") as secondary:
+        yield Namespaces(primary, secondary)
+
+
+@pytest.fixture
+def name() -> str:
+    return f"contoso-{uuid4().hex[:8]}"
+
+
+def options(primary: str, secondary: str) -> tuple[str, ...]:
+    return ("--primary", primary, "--secondary", secondary)
+
+
+def create(namespace: RunningNamespace, description: QueueDescription) -> None:
+    async def creating() -> None:
+        async with NamespaceManager.from_connection_string(namespace.connection_string) as manager:
+            await manager.create_queue(description)
+
+    asyncio.run(creating())
+
+
+def backlog_queue(name: str, index: int = 0, **changes: Any) -> QueueDescription:
+    return replace(backlog_description(backlog_path(name, index)), **changes)
+
+
+def with_key(namespace: RunningNamespace, *rights: Right) -> str:
+    """The connection string of a key that has these rights only."""
+    key_name = f"key-{uuid4().hex}"
+
+    def add(host: NamespaceHost) -> None:
+        rule = AuthorizationRule(name=key_name, rights=rights, primary_key="first", secondary_key="second")
+        rules = host.namespace.authorization_rules(host.now_ms())
+        host.namespace.set_authorization_rules([*rules, rule], host.now_ms())
+
+    namespace.call(add)
+    return str(replace(parse_connection_string(namespace.connection_string), key_name=key_name, key="first"))
+
+
+@contextmanager
+def nobody() -> Iterator[str]:
+    """A connection string that leads to a port which nobody listens on, and nobody else can have."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        key = "SharedAccessKeyName=some;SharedAccessKey=secret;UseDevelopmentEmulator=true"
+        yield f"Endpoint=sb://127.0.0.1:{taken.getsockname()[1]};{key}"
+
+
+# What it does
+
+
+def test_c5_backlog_queues_that_are_missing_are_made_and_the_others_found(namespaces: Namespaces, name: str) -> None:
+    first = run("pair", *namespaces.options, "--backlog-queues", 2, "--name", name)
+    assert (first.returncode, first.stderr) == (0, "")
+    assert f"primary: amqp://localhost:{namespaces.primary.port}, '{name}', was reached" in first.stdout
+    assert "secondary: " in first.stdout
+    assert "the key has Manage, Send and Listen" in first.stdout
+    for index in range(2):
+        assert f"{backlog_path(name, index)}: made now; can be sent to and received from\n" in first.stdout
+    second = run("pair", *namespaces.options, "--backlog-queues", 3, "--name", name)
+    assert second.returncode == 0
+    assert f"{backlog_path(name, 1)}: was there; can be sent to and received from\n" in second.stdout
+    assert f"{backlog_path(name, 2)}: made now; " in second.stdout
+    for namespace in (namespaces.primary, namespaces.secondary):
+        assert namespace.key not in first.stdout + second.stdout
+
+
+def test_c5_the_name_comes_from_the_address_of_the_primary(namespaces: Namespaces) -> None:
+    done = run("pair", *namespaces.options, "--backlog-queues", 1, "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["primary_name"] == f"localhost-{namespaces.primary.port}"
+    assert [one["path"] for one in found["backlog_queues"]] == [backlog_path(found["primary_name"], 0)]
+
+
+def test_c5_there_are_ten_backlog_queues_unless_another_number_is_given(namespaces: Namespaces, name: str) -> None:
+    done = run("pair", *namespaces.options, "--name", name, "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert [one["path"] for one in found["backlog_queues"]] == [backlog_path(name, index) for index in range(10)]
+    assert {one["origin"] for one in found["backlog_queues"]} == {"made"}
+    assert (found["is_ready"], found["warnings"], found["primary_failure"]) == (True, [], None)
+
+
+def test_c5_a_queue_of_another_description_is_used_and_what_differs_is_told(namespaces: Namespaces, name: str) -> None:
+    create(namespaces.secondary, backlog_queue(name, max_size_in_megabytes=1024, requires_duplicate_detection=True))
+    done = run("pair", *namespaces.options, "--backlog-queues", 2, "--name", name)
+    assert done.returncode == 0
+    told = f"{backlog_path(name, 0)}: was there with another description: max_size_in_megabytes is 1024 instead of 5120"
+    assert f"{told}, requires_duplicate_detection is on instead of off; can be sent to" in done.stdout
+    assert reason(done).startswith(f"pairbus: WARNING: requires_duplicate_detection is on instead of off in '{name}/")
+
+
+def test_c5_differences_are_in_the_json_too(namespaces: Namespaces, name: str) -> None:
+    create(namespaces.secondary, backlog_queue(name, default_message_time_to_live=timedelta(hours=1)))
+    done = run("pair", *namespaces.options, "--backlog-queues", 1, "--name", name, "--json")
+    (queue,) = json.loads(done.stdout)["backlog_queues"]
+    assert queue["origin"] == "different"
+    (difference,) = queue["differences"]
+    assert difference.pop("consequence")
+    assert difference == {"field": "default_message_time_to_live", "found": "1:00:00", "ours": "never"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"requires_session": True}, "it refuses diverted messages"),
+        ({"status": EntityStatus.SEND_DISABLED}, "status is SendDisabled instead of Active"),
+        ({"status": EntityStatus.RECEIVE_DISABLED}, "cannot be received from: "),
+    ],
+    ids=["sessions", "no sends", "no receives"],
+)
+def test_a_backlog_queue_that_is_of_no_use_is_code_1(
+    namespaces: Namespaces, name: str, changes: dict[str, Any], said: str
+) -> None:
+    create(namespaces.secondary, backlog_queue(name, 1, **changes))
+    done = run("pair", *namespaces.options, "--backlog-queues", 3, "--name", name, "--json")
+    assert done.returncode == 1
+    assert f"1 of 3 backlog queues cannot be used; '{backlog_path(name, 1)}': " in reason(done)
+    found = json.loads(done.stdout)
+    assert not found["is_ready"]
+    assert [bool(queue["defects"]) for queue in found["backlog_queues"]] == [False, True, False]
+    assert any(said in defect for defect in found["backlog_queues"][1]["defects"])
+
+
+def test_a_pair_is_set_up_while_the_primary_is_down(namespaces: Namespaces, name: str) -> None:
+    with nobody() as primary:
+        given = options(primary, namespaces.secondary.connection_string)
+        done = run("pair", *given, "--backlog-queues", 1, "--name", name)
+    assert done.returncode == 0
+    assert "was not reached" in done.stdout
+    assert f"{backlog_path(name, 0)}: made now" in done.stdout
+    assert reason(done).startswith("pairbus: WARNING: the primary namespace was not reached: ")
+    assert "secret" not in done.stdout + done.stderr
+
+
+def test_a_busy_primary_is_a_warning(namespaces: Namespaces, name: str) -> None:
+    with running_namespace("busy") as busy:
+        busy.server_busy = True
+        given = options(busy.connection_string, namespaces.secondary.connection_string)
+        done = run("pair", *given, "--backlog-queues", 1, "--name", name)
+    assert done.returncode == 0
+    assert "WARNING: the primary namespace was not reached" in reason(done)
+
+
+def test_a_key_of_the_primary_that_may_only_send_is_enough(namespaces: Namespaces, name: str) -> None:
+    given = options(with_key(namespaces.primary, Right.SEND), namespaces.secondary.connection_string)
+    done = run("pair", *given, "--backlog-queues", 1, "--name", name)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_an_entity_path_is_what_the_primary_is_asked_for(namespaces: Namespaces, name: str) -> None:
+    given = options(f"{namespaces.primary.connection_string}EntityPath=orders", namespaces.secondary.connection_string)
+    done = run("pair", *given, "--backlog-queues", 1, "--name", name)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_program_that_it_prints_runs(namespaces: Namespaces, name: str) -> None:
+    done = run("pair", *namespaces.options, "--backlog-queues", 1, "--name", name)
+    _, _, program = done.stdout.partition("What to write in the application:\n\n")
+    assert f'backlog_queue_count=1, primary_name="{name}"' in program
+    environment = ENVIRONMENT | {
+        "PAIRBUS_PRIMARY": namespaces.primary.connection_string,
+        "PAIRBUS_SECONDARY": namespaces.secondary.connection_string,
+    }
+    command = [sys.executable, "-c", program]
+    subprocess.run(command, check=True, timeout=PATIENCE_S, env=environment)
+
+
+def test_in_a_terminal_there_is_a_table(namespaces: Namespaces, name: str) -> None:
+    ours, theirs = pty.openpty()
+    command = [*PAIRBUS, "pair", *namespaces.options, "--backlog-queues", "1", "--name", name]
+    environment = ENVIRONMENT | {"COLUMNS": "120", "TERM": "xterm"}
+    with subprocess.Popen(command, stdout=theirs, stderr=subprocess.DEVNULL, env=environment) as process:
+        os.close(theirs)
+        try:
+            shown = ""
+            while "asyncio.run(main())" not in shown:
+                shown += os.read(ours, 4096).decode()
+            assert process.wait(PATIENCE_S) == 0
+        finally:
+            process.kill()
+            os.close(ours)
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", shown)
+    assert re.search(rf"│ {backlog_path(name, 0)} +│ made now +│ can be sent to and received from +│", plain)
+
+
+def test_a_certificate_authority_is_named_by_a_variable(namespaces: Namespaces, name: str) -> None:
+    secondary = namespaces.secondary
+    given = options(namespaces.primary.connection_string, secondary.tls_connection_string)
+    arguments = ("pair", *given, "--backlog-queues", 1, "--name", name)
+    assert run(*arguments, SSL_CERT_FILE=str(secondary.ca_file)).returncode == 0
+    done = run(*arguments)
+    assert done.returncode == 1
+    assert "is not trusted" in reason(done)
+
+
+# Where the connection strings come from
+
+
+def test_connection_strings_come_from_variables_and_files(namespaces: Namespaces, name: str, tmp_path: Path) -> None:
+    file = tmp_path / "secondary.txt"
+    file.write_text(f"{namespaces.secondary.connection_string}\n", encoding="utf-8")
+    variables = {"PAIRBUS_PRIMARY": namespaces.primary.connection_string, "PAIRBUS_SECONDARY": f"@{file}"}
+    done = run("pair", "--backlog-queues", 1, "--name", name, **variables)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    "slip",
+    [
+        "secret",
+        "SharedAccessKeyName=some;SharedAccessKey=secret",
+        "Endpoint=sb://localhost SharedAccessKeyName=some SharedAccessKey=secret",
+        "Endpoint=sb://localhost:5672 SharedAccessKeyName=some SharedAccessKey=secret",
+        "Endpoint=sb://localhost\nSharedAccessKeyName=some\nSharedAccessKey=secret",
+        "Endpoint=sb://localhost;SharedAccessKey:secret=",
+        "Endpoint=sb://localhost;SharedAccessKey=secret",
+        "Endpoint=sb://localhost;SharedAccessKeyName=some;SharedAccessKey=secret;SharedAccessKey=secret",
+        "Endpoint=sb://localhost;EntityPath=secret",
+    ],
+)
+def test_a_connection_string_that_is_none_is_code_2_and_never_repeated(slip: str) -> None:
+    other = "Endpoint=sb://other;SharedAccessKeyName=some;SharedAccessKey=secret"
+    done = CliRunner().invoke(app, ["pair", *options(slip, other)])
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert re.fullmatch(r"pairbus: --primary .+\n", done.stderr)
+    assert "secret" not in done.stderr.lower()
+
+
+def test_a_file_that_is_not_there_is_code_2(tmp_path: Path) -> None:
+    done = run("pair", *options(f"@{tmp_path / 'nowhere.txt'}", "x"))
+    assert done.returncode == 2
+    assert "nowhere.txt cannot be read" in reason(done)
+
+
+def test_a_file_that_is_no_text_is_code_2(tmp_path: Path) -> None:
+    (tmp_path / "key").write_bytes(b"\xff\xfe\x00secret")
+    done = run("pair", *options(f"@{tmp_path / 'key'}", "x"))
+    assert done.returncode == 2
+    assert "is no text" in reason(done)
+
+
+# What goes wrong
+
+
+def test_c4_the_same_namespace_twice_is_code_2(namespaces: Namespaces) -> None:
+    text = namespaces.primary.connection_string
+    done = run("pair", *options(text, text))
+    assert done.returncode == 2
+    assert "a pair has two namespaces" in reason(done)
+
+
+def test_c4_a_number_of_queues_that_cannot_be_is_code_2(namespaces: Namespaces) -> None:
+    done = run("pair", *namespaces.options, "--backlog-queues", 0)
+    assert done.returncode == 2
+    assert "--backlog-queues" in done.stderr
+
+
+def test_c4_a_name_that_no_queue_can_have_is_code_2(namespaces: Namespaces) -> None:
+    done = run("pair", *namespaces.options, "--name", "a//b")
+    assert done.returncode == 2
+    assert "--name is 'a//b'" in reason(done)
+
+
+def test_a_namespace_that_is_not_named_is_code_2() -> None:
+    done = run("pair")
+    assert done.returncode == 2
+    assert "PAIRBUS_PRIMARY" in done.stderr
+
+
+def test_a_secondary_that_is_down_is_one_line_and_code_1(namespaces: Namespaces, name: str) -> None:
+    with nobody() as secondary:
+        done = run("pair", *options(namespaces.primary.connection_string, secondary), "--name", name)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "try again when it is up" in reason(done)
+    assert "secret" not in done.stderr
+
+
+def test_a_key_of_the_secondary_that_may_not_manage_is_code_1(namespaces: Namespaces, name: str) -> None:
+    secondary = with_key(namespaces.secondary, Right.SEND, Right.LISTEN)
+    done = run("pair", *options(namespaces.primary.connection_string, secondary), "--name", name)
+    assert done.returncode == 1
+    assert "lacks Manage" in reason(done)
+    assert "it needs Manage, Send and Listen" in done.stderr
+
+
+def test_a_wrong_key_of_the_primary_is_code_1(namespaces: Namespaces, name: str) -> None:
+    wrong = str(replace(parse_connection_string(namespaces.primary.connection_string), key="secret"))
+    done = run("pair", *options(wrong, namespaces.secondary.connection_string), "--name", name)
+    assert done.returncode == 1
+    assert "the key of the primary namespace" in reason(done)
+    assert "secret" not in done.stderr
+
+
+def test_a_topic_in_the_place_of_a_backlog_queue_is_code_1(namespaces: Namespaces, name: str) -> None:
+    async def creating() -> None:
+        async with NamespaceManager.from_connection_string(namespaces.secondary.connection_string) as manager:
+            await manager.create_topic(backlog_path(name, 0))
+
+    asyncio.run(creating())
+    done = run("pair", *namespaces.options, "--backlog-queues", 1, "--name", name)
+    assert done.returncode == 1
+    assert f"'{backlog_path(name, 0)}'" in reason(done)
+
+
+# Differences
+
+
+def test_c5_a_queue_that_the_service_made_does_not_differ() -> None:
+    made = backlog_queue(
+        "contoso",
+        requires_session=False,
+        requires_duplicate_detection=False,
+        enable_partitioning=False,
+        status=EntityStatus.ACTIVE,
+    )
+    assert differences(made) == ()
+    assert differences(replace(made, max_delivery_count=2_000)) == ()  # what a service that caps it gives
+    (difference,) = differences(replace(made, max_delivery_count=10))
+    assert difference.harm is Harm.RISK
+    (difference,) = differences(replace(made, lock_duration=timedelta(seconds=30)))
+    assert (difference.harm, difference.consequence) == (Harm.NONE, "")
+    assert str(difference) == "lock_duration is 0:00:30 instead of 0:01:00"
+
+
+# The options
+
+
+def test_the_help_shows_an_example() -> None:
+    shown = CliRunner().invoke(app, ["pair", "--help"], env={"COLUMNS": "120", "TERM": "dumb"}).output
+    assert "Example: pairbus pair --primary @contoso.txt --secondary @fabrikam.txt" in shown
+    for option in ("--primary", "--secondary", "--backlog-queues", "--name", "--json", "PAIRBUS_SECONDARY"):
+        assert option in shown
+
+
+def test_what_nobody_expected_does_not_show_the_values_of_variables() -> None:
+    assert not app.pretty_exceptions_show_locals

@@ -1,0 +1,236 @@
+"""The drill: a marked message goes to the backlog and comes home, and nothing of the application is touched."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import Any, Final
+
+import pytest
+
+from pairbus.client.errors import (
+    BacklogUnavailableError,
+    ClosedError,
+    MessagingCommunicationError,
+    MessagingTimeoutError,
+)
+from pairbus.pairing import DrillReport, EntityState
+from tests.pairing.scenes import ORDERS, OTHERS, Scene, backlog_path, begin, letter, letters, paired, seconds
+from tests.simulation.pair_world import PairWorld, run
+
+MARK: Final = "x-pairbus-drill"
+
+
+def test_c21_a_drill_diverts_a_marked_message_and_reports_the_times() -> None:
+    async def scenario(world: PairWorld) -> None:
+        scene = await paired(world)
+        async with _syphoning(scene, every_s=5):
+            report = await scene.pair.drill(world.primary_manager())
+        (diverted,) = scene.secondary.seen
+        (delivered,) = scene.primary.seen
+        assert diverted.message.application_properties["x-ms-path"] == report.path == delivered.path
+        assert MARK in diverted.message.application_properties
+        assert diverted.message.message_id == delivered.message.message_id
+        assert timedelta() < report.diverted_in < seconds(0.1)
+        assert seconds(0) < report.delivered_in <= seconds(5.1)
+        assert report.total == report.diverted_in + report.delivered_in
+
+    run(scenario)
+
+
+def test_c21_a_drill_works_with_the_syphon_of_the_pair() -> None:
+    async def scenario(world: PairWorld) -> None:
+        scene = await paired(world, enable_syphon=True)
+        report = await scene.pair.drill(world.primary_manager())
+        assert report.total < seconds(5)
+        assert not await scene.backlog()
+        assert not await world.primary_manager().queue_exists(report.path)
+        await asyncio.gather(scene.factory.close(), *(factory.close() for factory in world.factories))
+
+    run(scenario)
+
+
+def test_c21_a_drill_leaves_nothing_behind() -> None:
+    async def scenario(world: PairWorld) -> None:
+        scene = await paired(world)
+        manager = world.primary_manager()
+        async with _syphoning(scene):
+            report = await scene.pair.drill(manager)
+        assert not await manager.queue_exists(report.path)
+        assert sorted(queue.path for queue in await manager.get_queues()) == [ORDERS, OTHERS]
+        assert not await scene.backlog()
+        assert all(entity.path != report.path for entity in scene.pair.status().entities)
+
+    run(scenario)
+
+
+def test_c21_nothing_goes_on_for_the_queue_of_a_drill_that_is_gone(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(world: PairWorld) -> None:
+        scene = await paired(world)
+        async with _syphoning(scene):
+            await scene.pair.drill(world.primary_manager())
+        await asyncio.sleep(65 * 60)  # by then its tokens have ended
+        caplog.clear()
+        await asyncio.sleep(5 * 60)
+        assert not [record for record in caplog.records if MARK in record.getMessage()]
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("state", [EntityState.HEALTHY, EntityState.HELD_OVER, EntityState.FAILED_OVER])
+def test_c21_a_drill_touches_nothing_of_the_application(state: EntityState) -> None:
+    async def scenario(world: PairWorld) -> None:
+        scene = await paired(world, ping_s=1_000)
+        sender = await scene.sender()
+        await sender.send(letters(3))
+        if state is EntityState.HELD_OVER:
+            scene.pair.engage(ORDERS)
+        elif state is EntityState.FAILED_OVER:
+            world.primary.disable(ORDERS)
+            await sender.send(letter("diverted"))
+            world.primary.enable(ORDERS)
+        away = [message.message_id for message in await scene.backlog()]
+        before = world.primary.info(ORDERS)
+        async with _syphoning(scene, only=MARK):
+            await scene.pair.drill(world.primary_manager())
+        assert scene.state() is state
+        assert world.primary.info(ORDERS).message_count == before.message_count == 3
+        assert [message.message_id for message in await scene.backlog()] == away
+        assert {path for _, path, _ in scene.changes if not path.startswith(MARK)} <= {ORDERS}
+
+    run(scenario)
+
+
+def test_c21_a_drill_works_while_everything_is_held() -> None:
+    async def scenario(world: PairWorld) -> None:
+        scene = await paired(world)
+        scene.pair.engage()
+        async with _syphoning(scene):
+            await scene.pair.drill(world.primary_manager())
+        await (await scene.sender()).send(letter("held"))
+        assert await scene.bodies() == [b"held"]
+
+    run(scenario)
+
+
+def test_c21_without_a_syphon_a_drill_says_so() -> None:
+    async def scenario(world: PairWorld) -> None:
+        scene = await paired(world)
+        began_s = scene.now_s
+        with pytest.raises(MessagingTimeoutError, match="is a syphon running") as caught:
+            await scene.pair.drill(world.primary_manager(), seconds(20))
+        assert scene.now_s - began_s == pytest.approx(20, abs=0.5)
+        assert caught.value.entity is not None
+        assert caught.value.entity.startswith(MARK)
+        assert scene.pair.status().entities == ()
+
+    run(scenario)
+
+
+def test_c21_a_message_of_a_drill_that_comes_too_late_harms_nobody() -> None:
+    async def scenario(world: PairWorld) -> None:
+        scene = await paired(world)
+        with pytest.raises(MessagingTimeoutError):
+            await scene.pair.drill(world.primary_manager(), seconds(20))
+        assert await scene.bring_all_home() == 1
+        await asyncio.sleep(3_700)
+        assert sorted(queue.path for queue in await world.primary_manager().get_queues()) == [ORDERS, OTHERS]
+
+    run(scenario)
+
+
+def test_c21_drills_at_the_same_time_do_not_meet() -> None:
+    async def scenario(world: PairWorld) -> None:
+        scene = await paired(world)
+        async with _syphoning(scene):
+            manager = world.primary_manager()
+            reports: list[DrillReport] = await asyncio.gather(*(scene.pair.drill(manager) for _ in range(5)))
+        assert len({report.path for report in reports}) == 5
+
+    run(scenario)
+
+
+def test_c21_a_drill_without_a_primary_raises() -> None:
+    async def scenario(world: PairWorld) -> None:
+        scene = await paired(world)
+        world.primary_road.refuse()
+        manager = world.primary_manager(operation_timeout=seconds(5))
+        with pytest.raises((MessagingCommunicationError, MessagingTimeoutError)):
+            await scene.pair.drill(manager)
+        assert scene.pair.status().entities == ()
+
+    run(scenario)
+
+
+def test_c21_a_drill_without_a_backlog_raises_and_removes_its_queue() -> None:
+    async def scenario(world: PairWorld) -> None:
+        scene = await paired(world, count=1, factory=world.primary_factory(operation_timeout=seconds(10)))
+        world.secondary.disable(backlog_path(0))
+        with pytest.raises(BacklogUnavailableError):
+            await scene.pair.drill(world.primary_manager())
+        assert scene.pair.status().entities == ()
+        assert sorted(queue.path for queue in await world.primary_manager().get_queues()) == [ORDERS, OTHERS]
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("after_s", [0.0, 0.003, 0.006, 0.009, 0.012, 2.0])
+def test_c21_a_drill_that_is_cancelled_leaves_the_pair_as_it_was(after_s: float) -> None:
+    async def scenario(world: PairWorld) -> None:
+        scene = await paired(world)
+        drilling = begin(scene.pair.drill(world.primary_manager()))
+        await asyncio.sleep(after_s)
+        drilling.cancel()
+        await asyncio.gather(drilling, return_exceptions=True)
+        assert drilling.cancelled()
+        assert scene.pair.status().entities == ()
+        await (await scene.sender()).send(letter("direct"))
+        assert await scene.home() == [b"direct"]
+
+    run(scenario)
+
+
+def test_c21_a_drill_needs_a_manager_and_an_open_factory() -> None:
+    async def scenario(world: PairWorld) -> None:
+        scene = await paired(world)
+        with pytest.raises(TypeError):
+            await scene.pair.drill(world.secondary_factory())  # type: ignore[arg-type]
+        with pytest.raises(TypeError):
+            await scene.pair.drill(world.primary_manager(), 5)  # type: ignore[arg-type]
+        await scene.factory.close()
+        with pytest.raises(ClosedError):
+            await scene.pair.drill(world.primary_manager())
+
+    run(scenario)
+
+
+def test_c21_a_drill_with_the_manager_of_another_namespace_is_refused() -> None:
+    async def scenario(world: PairWorld) -> None:
+        scene = await paired(world)
+        with pytest.raises(ValueError, match="primary"):
+            await scene.pair.drill(world.secondary_manager())
+        assert not scene.secondary.seen
+
+    run(scenario)
+
+
+@asynccontextmanager
+async def _syphoning(scene: Scene, every_s: float = 0.1, only: str | None = None) -> AsyncIterator[None]:
+    """Bring home by hand what comes to the backlog; or only what is marked."""
+
+    async def work() -> None:
+        while True:
+            await asyncio.sleep(every_s)
+            if only is None:
+                await scene.bring_all_home()
+            else:
+                await scene.bring_marked_home(only)
+
+    syphon: asyncio.Task[Any] = begin(work())
+    try:
+        yield
+    finally:
+        syphon.cancel()
+        await asyncio.gather(syphon, return_exceptions=True)

@@ -1,0 +1,328 @@
+"""Pings: what they are, when they are sent, that nobody ever sees one, and what an answer does."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Final
+
+import pytest
+
+from pairbus.broker import QueueDescription, SubscriptionDescription
+from pairbus.client.errors import (
+    EntityDisabledError,
+    EntityNotFoundError,
+    MessagingCommunicationError,
+    MessagingTimeoutError,
+    ServerBusyError,
+)
+from pairbus.dialect.annotations import PING_CONTENT_TYPE
+from pairbus.pairing import EntityState, PingSent
+from tests.faults.trouble import Trouble
+from tests.pairing.scenes import (
+    ATTEMPT_S,
+    ORDERS,
+    OTHERS,
+    Scene,
+    begin,
+    letter,
+    paired,
+    seconds,
+    until,
+)
+from tests.simulation.pair_world import PairWorld, run
+
+MOMENT_S: Final = 0.1
+NEWS: Final = "news"
+OUTAGE: Final = (MessagingTimeoutError, MessagingCommunicationError)
+
+
+def test_c13_a_ping_is_an_empty_message_that_lives_a_second() -> None:
+    async def scenario(world: PairWorld) -> None:
+        scene = await _failed_over(world)
+        await scene.heal()
+        await asyncio.sleep(61)
+        (ping,) = scene.primary.seen
+        assert ping.is_ping
+        message = ping.message
+        assert (message.content_type, message.body) == (PING_CONTENT_TYPE, b"")
+        assert message.time_to_live == seconds(1)
+        assert message.application_properties == {}
+        assert message.session_id
+
+    run(scenario)
+
+
+def test_c13_each_ping_has_a_session_of_its_own() -> None:
+    async def scenario(world: PairWorld) -> None:
+        scene = await paired(world, ping_s=5)
+        for _ in range(4):
+            world.primary_road.refuse()
+            await (await scene.sender()).send(letter())
+            await scene.heal()
+            await asyncio.sleep(6)
+        assert len({one.message.session_id for one in scene.primary.pings}) == 4
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("ping_s", [1.0, 7.5, 60.0, 1_800.0])
+def test_c13_there_is_one_ping_every_ping_interval(ping_s: float) -> None:
+    async def scenario(world: PairWorld) -> None:
+        scene = await _failed_over(world, ping_s=ping_s)
+        over_s = scene.changes[-1][0]
+        await scene.heal()
+        world.primary.trouble_sends(ORDERS, Trouble.BUSY)
+        await asyncio.sleep(5 * ping_s + 0.5)
+        times_s = [at_s for at_s, _ in world.primary.denied]
+        assert times_s == pytest.approx([over_s + turn * ping_s for turn in range(1, 6)], abs=MOMENT_S)
+        assert scene.entity().pings == 5
+
+    run(scenario)
+
+
+def test_c13_only_what_has_failed_over_is_pinged() -> None:
+    async def scenario(world: PairWorld) -> None:
+        scene = await paired(
+            world, interval_s=600, ping_s=1, factory=world.primary_factory(operation_timeout=seconds(2))
+        )
+        sender = await scene.sender()
+        await sender.send(letter())
+        await asyncio.sleep(600)
+        assert not scene.primary.pings
+        world.primary.trouble_sends(ORDERS, Trouble.LOST)
+        sending = begin(sender.send(letter()))
+        await asyncio.gather(sending, return_exceptions=True)
+        world.primary.take_sends(ORDERS)
+        await asyncio.sleep(500)
+        assert scene.state() is EntityState.FAILING
+        assert not scene.primary.pings
+        assert not _pings(scene)
+
+    run(scenario)
+
+
+def test_c13_there_is_one_ping_task_for_an_entity_however_many_senders_it_has() -> None:
+    async def scenario(world: PairWorld) -> None:
+        scene = await paired(world, ping_s=10)
+        senders = [await scene.sender(path) for path in (ORDERS, OTHERS, "ORDERS") for _ in range(10)]
+        world.primary_road.refuse()
+        await asyncio.gather(*(sender.send(letter()) for sender in senders))
+        await scene.heal()
+        for path in (ORDERS, OTHERS):
+            world.primary.trouble_sends(path, Trouble.BUSY)
+        for _ in range(10):
+            await asyncio.gather(*(sender.send(letter()) for sender in senders))
+            await asyncio.sleep(10)
+        assert len(world.primary.denied) in {18, 20}  # of two entities, at ten seconds each
+        assert {path: sum(event.path == path for event in _pings(scene)) for path in (ORDERS, OTHERS)} == {
+            ORDERS: len(world.primary.denied) // 2,
+            OTHERS: len(world.primary.denied) // 2,
+        }
+
+    run(scenario)
+
+
+def test_c13_each_factory_pings_on_its_own() -> None:
+    async def scenario(world: PairWorld) -> None:
+        first, second = await paired(world, ping_s=10), await paired(world, ping_s=10)
+        world.primary_road.refuse()
+        await (await first.sender()).send(letter())
+        await (await second.sender()).send(letter())
+        await first.heal()
+        await asyncio.sleep(11)
+        assert len([one for one in first.primary.seen if one.is_ping]) == 2
+        assert first.state() is second.state() is EntityState.HEALTHY
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        QueueDescription(),
+        QueueDescription(requires_session=True),
+        QueueDescription(requires_duplicate_detection=True),
+        QueueDescription(partitioned=True, max_size_megabytes=1024),
+        QueueDescription(dead_letter_on_expiration=True),
+    ],
+    ids=["plain", "sessions", "duplicate detection", "partitioned", "dead letters"],
+)
+def test_c13_a_queue_answers_a_ping_and_nobody_gets_it(kind: QueueDescription) -> None:
+    async def scenario(world: PairWorld) -> None:
+        world.primary.create_queue(ORDERS, kind)
+        scene = await _failed_over(world, ping_s=5, session_id="s")
+        before = world.primary.info(ORDERS)
+        await scene.heal()
+        await asyncio.sleep(4)
+        assert not scene.primary.pings
+        await asyncio.sleep(60)
+        assert len(scene.primary.pings) == 1
+        assert scene.state() is EntityState.HEALTHY
+        assert await scene.home() == []
+        assert await scene.home(f"{ORDERS}/$DeadLetterQueue") == []
+        after = world.primary.info(ORDERS)
+        assert (after.ready_count, after.dead_letter_count, after.size_bytes) == (0, 0, 0)
+        assert after.ready_count == before.ready_count
+
+    run(scenario)
+
+
+def test_c13_a_topic_answers_a_ping_and_no_subscription_gets_it() -> None:
+    async def scenario(world: PairWorld) -> None:
+        world.primary.create_topic(NEWS, ["plain"])
+        world.primary.create_subscription(NEWS, "sessions", SubscriptionDescription(requires_session=True))
+        world.primary.create_subscription(NEWS, "dead", SubscriptionDescription(dead_letter_on_expiration=True))
+        scene = await _failed_over(world, path=NEWS, ping_s=5)
+        await scene.heal()
+        await asyncio.sleep(60)
+        assert len(scene.primary.pings) == 1
+        assert scene.state(NEWS) is EntityState.HEALTHY
+        for name in ("plain", "sessions", "dead"):
+            path = f"{NEWS}/Subscriptions/{name}"
+            assert await scene.home(path) == await scene.home(f"{path}/$DeadLetterQueue") == []
+            info = world.primary.info(path)
+            assert (info.ready_count, info.dead_letter_count) == (0, 0)
+
+    run(scenario)
+
+
+def test_c13_an_answer_brings_all_senders_back_at_once_and_the_pings_stop() -> None:
+    async def scenario(world: PairWorld) -> None:
+        scene = await paired(world, ping_s=30)
+        clients = [await scene.sender() for _ in range(5)]
+        queue = await scene.factory.create_queue_client(ORDERS)
+        world.primary_road.refuse()
+        await asyncio.gather(*(sender.send(letter()) for sender in clients), queue.send(letter()))
+        await scene.heal()
+        await until(lambda: scene.state() is EntityState.HEALTHY)
+        scene.secondary.seen.clear()
+        await asyncio.gather(*(sender.send(letter("home")) for sender in clients), queue.send(letter("home")))
+        assert (await scene.home()).count(b"home") == 6
+        assert scene.secondary.seen == []
+        await asyncio.sleep(600)
+        assert len(scene.primary.pings) == 1
+        assert scene.entity().cause is None
+        assert [state for _, _, state in scene.changes] == [
+            EntityState.FAILING,
+            EntityState.FAILED_OVER,
+            EntityState.HEALTHY,
+        ][-len(scene.changes) :]
+
+    run(scenario)
+
+
+def test_c13_entities_come_back_one_by_one() -> None:
+    async def scenario(world: PairWorld) -> None:
+        scene = await paired(world, ping_s=10)
+        world.primary_road.refuse()
+        for path in (ORDERS, OTHERS):
+            await (await scene.sender(path)).send(letter())
+        world.primary.disable(OTHERS)
+        await scene.heal()
+        await asyncio.sleep(60)
+        assert scene.state() is EntityState.HEALTHY
+        assert scene.state(OTHERS) is EntityState.FAILED_OVER
+        assert isinstance(scene.entity(OTHERS).cause, EntityDisabledError)
+        world.primary.enable(OTHERS)
+        await asyncio.sleep(11)
+        assert scene.state(OTHERS) is EntityState.HEALTHY
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("what", "error"),
+    [
+        ("refuse", MessagingCommunicationError),
+        ("stall", OUTAGE),
+        ("hang", OUTAGE),
+        ("disable", EntityDisabledError),
+        ("delete", EntityNotFoundError),
+        ("busy", ServerBusyError),
+    ],
+)
+def test_c13_while_pings_fail_everything_stays_in_the_backlog(what: str, error: Any) -> None:
+    async def scenario(world: PairWorld) -> None:
+        scene = await _failed_over(world, ping_s=10)
+        await scene.heal()
+        match what:
+            case "hang":
+                world.primary.trouble_sends(ORDERS, Trouble.LOST)
+            case "busy":
+                world.primary.trouble_sends(ORDERS, Trouble.BUSY)
+            case "disable":
+                world.primary.disable(ORDERS)
+            case "delete":
+                world.primary.delete(ORDERS)
+            case _:
+                await scene.spoil(what)
+        await asyncio.sleep(60)
+        assert scene.state() is EntityState.FAILED_OVER
+        pings = _pings(scene)
+        assert len(pings) in {5, 6}
+        assert all(isinstance(ping.cause, error) for ping in pings)
+        assert isinstance(scene.entity().cause, error)
+        await (await scene.sender()).send(letter("diverted"))
+        assert b"diverted" in await scene.bodies()
+
+    run(scenario)
+
+
+def test_c13_a_ping_that_hangs_is_over_before_the_next_one_begins() -> None:
+    async def scenario(world: PairWorld) -> None:
+        scene = await _failed_over(world, ping_s=1)
+        await scene.heal()
+        world.primary.trouble_sends(ORDERS, Trouble.LOST)
+        began_s = scene.now_s
+        await asyncio.sleep(60)
+        assert scene.entity().pings == pytest.approx(60 / (ATTEMPT_S + 1), abs=2)
+        world.primary.take_sends(ORDERS)
+        await asyncio.sleep(ATTEMPT_S + 2)
+        assert scene.state() is EntityState.HEALTHY
+        assert scene.now_s - began_s < 70
+
+    run(scenario)
+
+
+def test_c13_a_second_outage_is_pinged_like_the_first() -> None:
+    async def scenario(world: PairWorld) -> None:
+        scene = await _failed_over(world, ping_s=10)
+        await scene.heal()
+        await asyncio.sleep(25)
+        world.primary_road.refuse()
+        await (await scene.sender()).send(letter())
+        over_s = scene.changes[-1][0]
+        await scene.heal()
+        scene.primary.seen.clear()
+        await asyncio.sleep(25)
+        assert [one.at_s for one in scene.primary.pings] == pytest.approx([over_s + 10], abs=MOMENT_S)
+
+    run(scenario)
+
+
+def test_c13_pings_stop_with_the_factory() -> None:
+    async def scenario(world: PairWorld) -> None:
+        scene = await _failed_over(world, ping_s=5)
+        world.primary_road.stall()
+        await asyncio.sleep(6)  # one is under way
+        await scene.factory.close()
+        await scene.heal()
+        await asyncio.sleep(60)
+        assert not scene.primary.pings
+
+    run(scenario)
+
+
+async def _failed_over(
+    world: PairWorld, path: str = ORDERS, ping_s: float = 60.0, session_id: str | None = None
+) -> Scene:
+    """A scene in which an entity has failed over, because the primary refuses connections."""
+    scene = await paired(world, ping_s=ping_s)
+    world.primary_road.refuse()
+    await (await scene.sender(path)).send(letter(session_id=session_id))
+    assert scene.state(path) is EntityState.FAILED_OVER
+    return scene
+
+
+def _pings(scene: Scene) -> list[PingSent]:
+    return [event for event in scene.events if isinstance(event, PingSent)]

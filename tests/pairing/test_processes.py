@@ -1,0 +1,171 @@
+"""E1, C6, C15: whatever is killed, nothing that was confirmed is lost. Everything here is a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterator
+from contextlib import ExitStack
+from datetime import timedelta
+from pathlib import Path
+from random import Random
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from pairbus import BacklogUnavailableError, BrokeredMessage, EntityState, MessagingFactory, NamespacePair
+from tests.pairing.processes import (
+    BACKLOG_QUEUES,
+    QUEUE,
+    Books,
+    NamespaceProcess,
+    TwoNamespaces,
+    application,
+    drained,
+    eventually,
+    receiving,
+    sending,
+)
+
+LIMIT_S = 150.0
+
+
+@pytest.fixture
+def namespaces(tmp_path: Path) -> Iterator[TwoNamespaces]:
+    with ExitStack() as stack:
+        primary, secondary = (
+            stack.enter_context(NamespaceProcess(tmp_path / name)) for name in ("contoso", "fabrikam")
+        )
+        yield TwoNamespaces(primary, secondary)
+
+
+def play(scenario: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(scenario, LIMIT_S))
+
+
+def state_of(pair: NamespacePair) -> EntityState:
+    (entity,) = pair.status().entities
+    return entity.state
+
+
+async def outlive_outages(namespaces: TwoNamespaces, books: Books, *, outages: int, diverted: int) -> int:
+    """The primary is killed, and comes back when so many messages have been diverted; how many that were in all."""
+    factory = namespaces.primary_factory()
+    async with (
+        receiving(namespaces.primary_factory(), books),
+        namespaces.pairing(factory, enable_syphon=True) as pair,
+    ):
+        async with sending(await factory.create_message_sender(QUEUE), books):
+            for _ in range(outages):
+                before = len(books.sent)
+                await eventually(lambda before=before: len(books.sent) > before + 50)  # type: ignore[misc]
+                wanted = pair.status().diverted + diverted
+                namespaces.primary.kill()
+                await eventually(lambda wanted=wanted: pair.status().diverted >= wanted)  # type: ignore[misc]
+                assert state_of(pair) is EntityState.FAILED_OVER
+                await asyncio.to_thread(namespaces.primary.start)
+                await eventually(lambda: state_of(pair) is EntityState.HEALTHY)
+        await eventually(lambda: not books.lost)
+        await drained(pair)
+        print(books.summary(pair.status().diverted))
+        return pair.status().diverted
+
+
+@pytest.mark.parametrize(
+    ("outages", "diverted"),
+    [(1, 100), pytest.param(3, 300, marks=pytest.mark.slow)],
+    ids=["one outage", "three outages"],
+)
+@pytest.mark.parametrize("detects", [False, True], ids=["plain", "duplicate detection"])
+def test_e1_no_send_fails_and_nothing_is_lost_when_the_primary_is_killed(
+    namespaces: TwoNamespaces, outages: int, diverted: int, detects: bool
+) -> None:
+    books = Books()
+
+    async def scenario() -> None:
+        await namespaces.prepare(requires_duplicate_detection=detects)
+        assert await outlive_outages(namespaces, books, outages=outages, diverted=diverted) >= outages * diverted
+
+    play(scenario())
+    assert books.failed == {}
+    assert books.lost == set()
+    assert books.received.keys() == books.sent
+    if detects:
+        assert books.duplicated == set()
+
+
+async def divert_many(namespaces: TwoNamespaces, factory: MessagingFactory, books: Books, count: int) -> None:
+    """The primary is away while several senders fill the backlog."""
+    namespaces.primary.kill()
+    for _ in range(BACKLOG_QUEUES):
+        sender = await factory.create_message_sender(QUEUE)
+        ids = [uuid4().hex for _ in range(count // BACKLOG_QUEUES)]
+        await sender.send([BrokeredMessage(message_id, message_id=message_id) for message_id in ids])
+        books.sent.update(ids)
+    await asyncio.to_thread(namespaces.primary.start)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("detects", [False, True], ids=["plain", "duplicate detection"])
+def test_e1_nothing_is_lost_when_what_sends_and_syphons_is_killed_again_and_again(
+    namespaces: TwoNamespaces, seed: int, detects: bool
+) -> None:
+    books = Books()
+    random = Random(seed)  # noqa: S311 (the moments of the kills)
+
+    async def scenario() -> None:
+        await namespaces.prepare(requires_duplicate_detection=detects)
+        factory = namespaces.primary_factory()
+        async with namespaces.pairing(factory) as pair:
+            await divert_many(namespaces, factory, books, 6_000)
+            async with receiving(namespaces.primary_factory(), books):
+                for kill in range(4):
+                    async with application(namespaces, books) as running:
+                        received = len(books.received) + random.randrange(1, 600)
+                        await eventually(lambda received=received: len(books.received) >= received)  # type: ignore[misc]
+                        await running.kill()
+                    if kill == 0:
+                        assert any((await pair.backlog_depth()).values()), "it was through before it was killed"
+                async with application(namespaces, books) as running:
+                    await eventually(lambda: running.said > 50)
+                    await drained(pair)
+                await eventually(lambda: not books.lost)
+            print(books.summary(pair.status().diverted))
+
+    play(scenario())
+    assert books.lost == set()
+    if detects:
+        assert books.duplicated == set()
+
+
+@pytest.mark.slow
+def test_e1_what_no_namespace_takes_is_raised_and_what_one_has_taken_is_not_lost(namespaces: TwoNamespaces) -> None:
+    books = Books()
+
+    async def scenario() -> None:
+        await namespaces.prepare()
+        short = timedelta(seconds=1)
+        factory = namespaces.primary_factory(operation_timeout=2 * short)
+        async with (
+            receiving(namespaces.primary_factory(), books),
+            namespaces.pairing(factory, enable_syphon=True, attempt_timeout=short) as pair,
+        ):
+            async with sending(await factory.create_message_sender(QUEUE), books):
+                await eventually(lambda: len(books.sent) > 50)
+                namespaces.primary.kill()
+                await eventually(lambda: pair.status().diverted > 50)
+                namespaces.secondary.kill()
+                await eventually(lambda: len(books.failed) > 50)
+                diverted = pair.status().diverted
+                await asyncio.to_thread(namespaces.secondary.start)
+                await eventually(lambda: pair.status().diverted > diverted + 50)
+                await asyncio.to_thread(namespaces.primary.start)
+                await eventually(lambda: state_of(pair) is EntityState.HEALTHY)
+            await eventually(lambda: not books.lost)
+            await drained(pair)
+            print(books.summary(pair.status().diverted))
+
+    play(scenario())
+    assert books.lost == set()
+    assert {type(error) for error in books.failed.values()} == {BacklogUnavailableError}

@@ -1,0 +1,487 @@
+"""The way of a paired sender's messages: all senders take the same one, and what fits one way fits the other."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import pytest
+
+from pairbus.broker import PREMIUM, QueueDescription
+from pairbus.client.errors import InvalidMessageError, MessageSizeExceededError, MessagingError
+from pairbus.client.message import BrokeredMessage, encode_brokered
+from pairbus.client.parcel import batch_bytes
+from pairbus.client.queue_client import QueueClient
+from pairbus.client.sender import MessageSender
+from pairbus.dialect.transfer import RESERVED, divert, header_bytes
+from pairbus.pairing import EntityState
+from tests.pairing.scenes import (
+    ATTEMPT_S,
+    ORDERS,
+    Scene,
+    Tape,
+    backlog_path,
+    begin,
+    letter,
+    letters,
+    paired,
+    seconds,
+    set_limits,
+    texts,
+    until,
+)
+from tests.simulation.pair_world import PairWorld, run
+
+KILOBYTE: Final = 1024
+LIMIT: Final = 256 * KILOBYTE
+HEADER_LIMIT: Final = 64 * KILOBYTE
+LATER: Final = datetime(2030, 1, 1, tzinfo=UTC)
+SHAPES: Final[dict[str, dict[str, Any]]] = {
+    "plain": {},
+    "full": {
+        "session_id": "s" * 128,
+        "time_to_live": seconds(1_000_000),
+        "scheduled_enqueue_time": LATER,
+        "application_properties": {"n": 1},
+    },
+}
+
+
+# C9: every sender of the factory goes to the backlog, and nothing to the primary but pings.
+
+
+def test_c9_nothing_but_pings_comes_to_an_entity_that_has_failed_over() -> None:
+    async def scenario(world: PairWorld) -> None:
+        world.primary.create_topic("news", ["all"])
+        factory = world.primary_factory()
+        early = await factory.create_message_sender(ORDERS)  # made before there was a pair
+        scene = await paired(world, factory=factory, ping_s=30)
+        senders: list[MessageSender | QueueClient] = [
+            early,
+            await scene.sender(),
+            await scene.sender("ORDERS"),
+            await factory.create_queue_client(ORDERS),
+            await scene.sender("news"),
+            await factory.create_topic_client("news"),
+        ]
+        world.primary_road.refuse()
+        await asyncio.gather(*(sender.send(letter("first")) for sender in senders))
+        await scene.heal()
+        scene.primary.seen.clear()
+        for _ in range(10):  # the primary is well again, but nobody has asked it yet
+            await asyncio.gather(*(sender.send(letter("later")) for sender in senders))
+            await asyncio.gather(*(sender.send(letters(2)) for sender in senders))
+            await asyncio.gather(*(sender.send_batch(letters(2)) for sender in senders))
+            await asyncio.sleep(2)
+        assert scene.primary.seen == []
+        assert len(await scene.backlog()) == len(senders) * (1 + 10 * 5)
+        await asyncio.sleep(15)
+        assert sorted(one.path for one in scene.primary.seen) == ["news", ORDERS]
+        assert all(one.is_ping for one in scene.primary.seen)
+        scene.primary.seen.clear()
+        await asyncio.gather(*(sender.send(letter("home")) for sender in senders))
+        assert scene.primary.bodies == len(senders) * [b"home"]
+
+    run(scenario)
+
+
+def test_c9_a_factory_that_is_not_paired_goes_on_as_it_did() -> None:
+    async def scenario(world: PairWorld) -> None:
+        scene = await paired(world)
+        scene.pair.engage()
+        stranger = await world.primary_factory().create_message_sender(ORDERS)
+        await stranger.send(letter("stranger"))
+        await (await scene.sender()).send(letter("ours"))
+        assert (scene.primary.bodies, scene.secondary.bodies) == ([b"stranger"], [b"ours"])
+
+    run(scenario)
+
+
+def test_c9_senders_that_are_closed_or_made_during_an_outage_change_nothing() -> None:
+    async def scenario(world: PairWorld) -> None:
+        scene = await paired(world)
+        world.primary_road.refuse()
+        for number in range(5):
+            async with await scene.sender() as sender:
+                await sender.send(letter(str(number)))
+        assert sorted(await scene.bodies()) == texts(5)
+        assert scene.entity().failures == 1
+
+    run(scenario)
+
+
+# C11: the names of the transfer are its own.
+
+
+@pytest.mark.parametrize("is_diverting", [False, True])
+@pytest.mark.parametrize("name", sorted(RESERVED))
+def test_c11_a_user_property_of_the_transfers_name_is_refused_on_both_ways(name: str, is_diverting: bool) -> None:
+    async def scenario(world: PairWorld) -> None:
+        scene = await paired(world)
+        sender = await scene.sender()
+        if is_diverting:
+            scene.pair.engage()
+        for value in ("text", 1, None, True):
+            bad = BrokeredMessage(b"bad", application_properties={"mine": 1, name: value})
+            with pytest.raises(InvalidMessageError, match=name):
+                await sender.send(bad)
+            with pytest.raises(InvalidMessageError, match=name):
+                await sender.send([letter(), bad])
+            with pytest.raises(InvalidMessageError, match=name):
+                await sender.send_batch([letter(), bad])
+        assert scene.primary.seen == scene.secondary.seen == []
+        unpaired = await world.primary_factory().create_message_sender(ORDERS)
+        await unpaired.send(BrokeredMessage(b"", application_properties={name: "text"}))
+
+    run(scenario)
+
+
+def test_c11_a_scheduled_message_is_refused_for_it_too() -> None:
+    async def scenario(world: PairWorld) -> None:
+        scene = await paired(world)
+        sender = await scene.sender()
+        with pytest.raises(InvalidMessageError, match="x-ms-path"):
+            await sender.schedule(BrokeredMessage(b"", application_properties={"x-ms-path": "elsewhere"}), LATER)
+
+    run(scenario)
+
+
+# C12: what is taken while all is well is taken in an outage.
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_c12_a_message_is_taken_or_refused_on_both_ways_byte_by_byte_around_the_limit(shape: str) -> None:
+    async def scenario(world: PairWorld) -> None:
+        scene = await paired(world, count=1)
+        await _both_ways(scene, [_diverted_to(size, **SHAPES[shape]) for size in range(LIMIT - 2, LIMIT + 1)])
+        too_large = [_diverted_to(size, **SHAPES[shape]) for size in range(LIMIT + 1, LIMIT + 4)]
+        barely = [_encoded_to(size, **SHAPES[shape]) for size in range(LIMIT - 2, LIMIT + 3)]
+        await _neither_way(scene, [*too_large, *barely])
+
+    run(scenario)
+
+
+def test_c12_what_an_unpaired_sender_could_send_is_refused_with_a_reason() -> None:
+    async def scenario(world: PairWorld) -> None:
+        scene = await paired(world)
+        message = _encoded_to(LIMIT)
+        await (await world.primary_factory().create_message_sender(ORDERS)).send(message)
+        with pytest.raises(MessageSizeExceededError, match=r"262,144.*backlog") as caught:
+            await (await scene.sender()).send(message)
+        assert caught.value.entity == ORDERS
+        assert not caught.value.is_transient
+
+    run(scenario)
+
+
+def test_c12_a_primary_that_takes_more_than_the_secondary_takes_what_the_secondary_takes() -> None:
+    async def scenario(world: PairWorld) -> None:
+        set_limits(world.primary, PREMIUM)
+        scene = await paired(world, count=1)
+        await _both_ways(scene, [_diverted_to(size) for size in range(LIMIT - 1, LIMIT + 1)])
+        await _neither_way(scene, [_diverted_to(LIMIT + 1), BrokeredMessage(bytes(500_000))])
+
+    run(scenario)
+
+
+def test_c12_the_smallest_backlog_queue_decides() -> None:
+    async def scenario(world: PairWorld) -> None:
+        small = QueueDescription(max_message_bytes=100 * KILOBYTE, max_delivery_count=1_000)
+        world.secondary.create_queue(backlog_path(1), small)
+        scene = await paired(world)
+        await _both_ways(scene, [_diverted_to(100 * KILOBYTE)])
+        await _neither_way(scene, [_diverted_to(100 * KILOBYTE + 1)])
+
+    run(scenario)
+
+
+def test_c12_what_the_primary_would_never_take_is_not_taken_by_the_backlog_either() -> None:
+    async def scenario(world: PairWorld) -> None:
+        world.primary.create_queue(ORDERS, QueueDescription(max_message_bytes=100 * KILOBYTE))
+        scene = await paired(world)
+        await (await scene.sender()).send(letter("the limit is known from now on"))
+        await _neither_way(scene, [_encoded_to(100 * KILOBYTE + 1)])
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_c12_properties_are_taken_or_refused_on_both_ways_around_their_own_limit(shape: str) -> None:
+    async def scenario(world: PairWorld) -> None:
+        scene = await paired(world, count=1)
+        fitting = [_header_to(size, **SHAPES[shape]) for size in range(HEADER_LIMIT - 1, HEADER_LIMIT + 1)]
+        await _both_ways(scene, fitting)
+        await _neither_way(
+            scene, [_header_to(size, **SHAPES[shape]) for size in range(HEADER_LIMIT + 1, HEADER_LIMIT + 3)]
+        )
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("is_premium", [False, True], ids=["standard", "premium"])
+@pytest.mark.parametrize("count", [1, 2, 50])
+def test_c12_a_batch_is_taken_or_refused_on_both_ways_byte_by_byte_around_the_limit(
+    count: int, is_premium: bool
+) -> None:
+    async def scenario(world: PairWorld) -> None:
+        if is_premium:
+            set_limits(world.primary, PREMIUM)
+        scene = await paired(world, count=1)
+        sender = await scene.sender()
+        most = LIMIT if count == 1 else LIMIT - 8 * count
+        for size, is_fitting in ((most - 1, True), (most, True), (most + 1, False), (most + 2, False)):
+            for is_diverting in (False, True):
+                batch = _batch_to(size, count)
+                _switch(scene, is_diverting)
+                if is_fitting:
+                    await sender.send_batch(batch)
+                else:
+                    with pytest.raises(MessageSizeExceededError):
+                        await sender.send_batch(batch)
+        assert len(scene.primary.seen) == len(scene.secondary.seen) == 2 * count
+
+    run(scenario)
+
+
+def test_c12_a_list_is_packed_anew_for_the_backlog() -> None:
+    async def scenario(world: PairWorld) -> None:
+        set_limits(world.primary, PREMIUM)
+        scene = await paired(world)
+        sender = await scene.sender()
+        messages = [BrokeredMessage(bytes(100_000), message_id=str(number)) for number in range(12)]
+        await sender.send(messages)
+        world.primary_road.refuse()
+        await sender.send(messages)
+        ids = [str(number) for number in range(12)]
+        assert [message.message_id for message in await scene.messages()] == ids
+        assert [message.message_id for message in await scene.backlog()] == ids
+
+    run(scenario)
+
+
+def test_c12_a_message_at_the_limit_comes_home() -> None:
+    async def scenario(world: PairWorld) -> None:
+        scene = await paired(world)
+        scene.pair.engage()
+        message = _diverted_to(LIMIT, session_id="s")
+        await (await scene.sender()).send(message)
+        await scene.bring_all_home()
+        (home,) = await scene.messages()
+        assert (home.body, home.session_id) == (message.body, "s")
+
+    run(scenario)
+
+
+# C18: what is well costs the same.
+
+
+def test_c18_the_bytes_on_the_wire_are_those_of_an_unpaired_sender() -> None:
+    plain, paired_ = _recorded(is_paired=False), _recorded(is_paired=True)
+    assert plain[0] == paired_[0]
+    assert plain[1] == pytest.approx(paired_[1], abs=1e-6)
+
+
+def _recorded(*, is_paired: bool) -> tuple[bytes, float]:
+    """What a sender writes, after its link is open, and how long that took."""
+    found: list[tuple[bytes, float]] = []
+
+    async def scenario(world: PairWorld) -> None:
+        world.primary.create_queue(ORDERS)
+        factory = world.primary_factory()
+        if is_paired:
+            await paired(world, factory=factory, interval_s=60)
+        sender, client = await factory.create_message_sender(ORDERS), await factory.create_queue_client(ORDERS)
+        await sender.send(letter("opens the link"))
+        await client.send(letter("opens the link"))
+        await asyncio.sleep(5 - world.loop.time())
+        quiet = world.secondary_road.footprint
+        tape, began_s = Tape(world.primary_road), world.loop.time()
+        full = {**SHAPES["full"], "time_to_live": None}
+        for _ in range(3):
+            await sender.send(letter())
+            await sender.send(letter("y", **full))
+            await asyncio.gather(*(sender.send(one) for one in letters(20)))
+            await sender.send(letters(100))
+            await sender.send_batch(letters(5))
+            await client.send(letter("z"))
+        found.append((tape.all, world.loop.time() - began_s))
+        assert world.secondary_road.footprint == quiet
+
+    run(scenario)
+    return found[0]
+
+
+# Whoever is cancelled leaves nothing behind.
+
+
+@pytest.mark.parametrize("what", ["refuse", "drop", "stall"])
+@pytest.mark.parametrize("step", range(12))
+def test_a_send_that_is_cancelled_at_any_step_of_failover_harms_nobody(what: str, step: int) -> None:
+    async def scenario(world: PairWorld) -> None:
+        scene = await paired(world, ping_s=1)
+        sender, other = await scene.sender(), await scene.sender()
+        await scene.spoil(what)
+        first, last = begin(sender.send(letter("first"))), begin(sender.send(letters(3)))
+        victims = [begin(sender.send(letter("victim"))), begin(other.send([letter("victim")]))]
+        behind = begin(sender.send(letter("behind")))
+        steps_s = 0.0005 * step
+        await asyncio.sleep(steps_s if what == "refuse" else ATTEMPT_S - 0.001 + steps_s)
+        for victim in victims:
+            victim.cancel()
+        await asyncio.gather(*victims, return_exceptions=True)
+        assert all(victim.cancelled() or victim.exception() is None for victim in victims)
+        await asyncio.gather(first, last, behind, other.send(letter("other")))
+        bodies = await scene.bodies()
+        assert sorted(body for body in bodies if body != b"victim") == sorted(
+            [b"first", b"behind", b"other", *texts(3)]
+        )
+        assert bodies.count(b"victim") <= 2
+        world.primary_road.cut()
+        await scene.heal()
+        await until(lambda: scene.state() is EntityState.HEALTHY)
+        await sender.send(letter("home"))
+        assert b"home" in await scene.home()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("is_cancelled_twice", [False, True])
+def test_a_send_that_is_cancelled_while_failover_engages_is_cancelled(is_cancelled_twice: bool) -> None:
+    async def scenario(world: PairWorld) -> None:
+        scene = await paired(world, interval_s=60)
+        sender = await scene.sender()
+        world.primary_road.stall()
+        sending = begin(sender.send(letter()))
+        await asyncio.sleep(1)
+        scene.pair.engage()  # both at the same time
+        sending.cancel()
+        if is_cancelled_twice:
+            sending.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await sending
+        await sender.send(letter("next"))
+        assert await scene.bodies() == [b"next"]
+
+    run(scenario)
+
+
+def test_a_time_out_of_the_callers_own_ends_a_send_in_the_backlog() -> None:
+    async def scenario(world: PairWorld) -> None:
+        scene = await paired(world)
+        sender = await scene.sender()
+        scene.pair.engage()
+        world.secondary_road.stall()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(3):
+                await sender.send(letter("given up"))
+        world.secondary_road.cut()
+        world.secondary_road.heal()
+        await asyncio.sleep(30)
+        await sender.send(letter("next"))
+        assert await scene.bodies() == [b"next"]
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("after_s", [0.0, 0.001, 2.0, 5.001, 5.003])
+def test_a_factory_that_is_closed_during_failover_ends_its_sends(after_s: float) -> None:
+    async def scenario(world: PairWorld) -> None:
+        scene = await paired(world)
+        sender = await scene.sender()
+        world.primary_road.stall()
+        sending = [begin(sender.send(one)) for one in letters(3)]
+        await asyncio.sleep(after_s)
+        await scene.factory.close()
+        outcomes = await asyncio.wait_for(asyncio.gather(*sending, return_exceptions=True), 10)
+        assert all(outcome is None or isinstance(outcome, MessagingError) for outcome in outcomes)
+        delivered = sum(outcome is None for outcome in outcomes)
+        assert len(await scene.backlog()) >= delivered
+
+    run(scenario)
+
+
+# Helpers.
+
+
+def _switch(scene: Scene, is_diverting: bool) -> None:
+    if is_diverting:
+        scene.pair.engage(ORDERS)
+    else:
+        scene.pair.release(ORDERS)
+
+
+async def _both_ways(scene: Scene, messages: Sequence[BrokeredMessage]) -> None:
+    sender = await scene.sender()
+    for message in messages:
+        for gate, is_diverting in ((scene.primary, False), (scene.secondary, True)):
+            _switch(scene, is_diverting)
+            for what in (message, [message]):
+                gate.seen.clear()
+                await sender.send(what)
+                assert len(gate.seen) == 1
+                assert gate.seen[0].message.message_id == message.message_id
+
+
+async def _neither_way(scene: Scene, messages: Sequence[BrokeredMessage]) -> None:
+    sender = await scene.sender()
+    scene.primary.seen.clear()
+    scene.secondary.seen.clear()
+    for message in messages:
+        for is_diverting in (False, True):
+            _switch(scene, is_diverting)
+            await _refused(sender, message)
+    assert scene.primary.seen == scene.secondary.seen == []
+    assert not scene.entity().failures
+
+
+async def _refused(sender: MessageSender, message: BrokeredMessage) -> None:
+    with pytest.raises(MessageSizeExceededError):
+        await sender.send(message)
+    with pytest.raises(MessageSizeExceededError):
+        await sender.send([letter(), message])
+    with pytest.raises(MessageSizeExceededError):
+        await sender.send_batch([message])
+
+
+def _sized(body: int, **rest: Any) -> BrokeredMessage:
+    return BrokeredMessage(bytes(body), message_id="m", **rest)
+
+
+def _encoded_to(size: int, **rest: Any) -> BrokeredMessage:
+    """A message of so many bytes."""
+    spare = len(encode_brokered(_sized(LIMIT, **rest))) - LIMIT
+    message = _sized(size - spare, **rest)
+    assert len(encode_brokered(message)) == size
+    return message
+
+
+def _diverted_to(size: int, **rest: Any) -> BrokeredMessage:
+    """A message that has so many bytes when it is diverted."""
+    spare = len(divert(encode_brokered(_sized(LIMIT, **rest)), ORDERS)) - LIMIT
+    message = _sized(size - spare, **rest)
+    assert len(divert(encode_brokered(message), ORDERS)) == size
+    return message
+
+
+def _header_to(size: int, **rest: Any) -> BrokeredMessage:
+    """A message that has so many bytes of properties when it is diverted."""
+    own = rest.pop("application_properties", {})
+    message = BrokeredMessage(b"body", message_id="m", **rest)
+    message.application_properties = {**own, "p": "x" * 1_000}
+    spare = header_bytes(divert(encode_brokered(message), ORDERS)) - 1_000
+    message.application_properties["p"] = "x" * (size - spare)
+    excess = header_bytes(divert(encode_brokered(message), ORDERS)) - size  # a longer map has a longer head
+    message.application_properties["p"] = "x" * (size - spare - excess)
+    assert header_bytes(divert(encode_brokered(message), ORDERS)) == size
+    return message
+
+
+def _batch_to(size: int, count: int) -> list[BrokeredMessage]:
+    """Messages that have so many bytes together when they are diverted."""
+    each = [size // count] * (count - 1)
+    messages = [_diverted_to(one) for one in [*each, size - sum(each)]]
+    diverted = [len(divert(encode_brokered(message), ORDERS)) for message in messages]
+    assert batch_bytes(diverted) == size + 8 * count
+    return messages

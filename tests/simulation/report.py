@@ -1,0 +1,88 @@
+"""What is told of a run, and of many."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from tests.simulation.checks import check
+from tests.simulation.journal import Outcome
+from tests.simulation.plan import Plan, make_plan
+from tests.simulation.simulation import Run, play
+
+COUNTED = ("sent", "diverted", "syphoned", "received", "raised", "dead-lettered", "duplicates", "pings", "outages")
+
+
+@dataclass(slots=True)
+class Report:
+    """One run: its problems, and what there was of everything."""
+
+    seed: int
+    problems: list[str]
+    digest: str
+    counts: Counter[str]
+    plan: list[str]
+
+    def __str__(self) -> str:
+        """What somebody needs to see the same."""
+        return "\n".join(
+            [
+                *self.plan,
+                *(f"  wrong: {problem}" for problem in self.problems),
+                f"  to see it again: make simulate SEED={self.seed}",
+            ]
+        )
+
+
+@dataclass(slots=True)
+class Total:
+    """Many runs."""
+
+    runs: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
+    failed: list[int] = field(default_factory=list)
+
+    def add(self, report: Report) -> None:
+        self.runs += 1
+        self.counts += report.counts
+        if report.problems:
+            self.failed.append(report.seed)
+
+    def __str__(self) -> str:
+        told = ", ".join(f"{self.counts[name]:,} {name}" for name in COUNTED)
+        failed = f"{len(self.failed)} failed: {sorted(self.failed)}" if self.failed else "none failed"
+        return f"{self.runs:,} runs: {told}; {failed}"
+
+
+def simulate(seed: int) -> Report:
+    """Run what a seed stands for, and look at it."""
+    return examine(play(make_plan(seed)))
+
+
+def simulate_plan(plan: Plan) -> Report:
+    return examine(play(plan))
+
+
+def examine(run: Run) -> Report:
+    return Report(run.plan.seed, check(run), run.journal.digest, _counts(run), run.plan.lines())
+
+
+def _counts(run: Run) -> Counter[str]:
+    statuses = run.statuses()
+    copies = sum(
+        len({one.sequence for one in found}) - 1 for place in run.journal.arrived().values() for found in place.values()
+    )
+    outcomes = Counter(one.outcome for one in run.journal.sent.values())
+    return Counter(
+        {
+            "sent": len(run.journal.sent),
+            "diverted": sum(one.diverted for one in statuses),
+            "syphoned": sum(one.syphon.syphoned for one in statuses if one.syphon is not None),
+            "received": len(run.journal.received),
+            "raised": outcomes[Outcome.RAISED],
+            "dead-lettered": sum(map(len, run.dead_letters.values())),
+            "duplicates": copies,
+            "pings": sum(one.pings for one in statuses),
+            "outages": len(run.plan.mishaps),
+        }
+    )
