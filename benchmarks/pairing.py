@@ -136,8 +136,9 @@ async def _until(is_so: Callable[[], bool]) -> None:
 UNPAIRED: Final = "unpaired"
 AGAIN: Final = "another unpaired one"
 PAIRED: Final = "paired, healthy primary"
+DIRECT: Final = "paired, direct"
 DIVERTED: Final = "paired, diverted"
-COMPARED: Final = {AGAIN: UNPAIRED, PAIRED: UNPAIRED, DIVERTED: PAIRED}
+COMPARED: Final = {AGAIN: UNPAIRED, PAIRED: UNPAIRED, DIVERTED: DIRECT}
 """What each is compared with; the first shows how much of a difference is none."""
 
 Turn = Callable[[str], Awaitable[Rate]]
@@ -191,13 +192,19 @@ async def compare(primary: Server, secondary: Server, extent: Extent) -> dict[st
             finally:
                 pair.release()
 
-        turns: dict[str, Turn] = {
+        direct = partial(_rate, sender, sent=sent)
+        healthy: dict[str, Turn] = {
             UNPAIRED: partial(_rate, await plain.create_message_sender(QUEUE), sent=sent),
-            PAIRED: partial(_rate, sender, sent=sent),
             AGAIN: partial(_rate, await another.create_message_sender(QUEUE), sent=sent),
-            DIVERTED: diverted,
+            PAIRED: direct,
         }
-        return {workload: await take_turns(turns, workload, extent.rounds) for workload in (ONE_BY_ONE, IN_BATCHES)}
+        away: dict[str, Turn] = {DIRECT: direct, DIVERTED: diverted}
+        found = {}
+        for workload in (ONE_BY_ONE, IN_BATCHES):
+            # Apart, because what the secondary is left to do disturbs whoever comes next.
+            rounds = [await take_turns(turns, workload, extent.rounds) for turns in (healthy, away)]
+            found[workload] = Rounds({name: rates for one in rounds for name, rates in one.rates.items()})
+        return found
 
 
 # When the primary dies
@@ -228,6 +235,7 @@ class Witness:
         """When each began and when it was confirmed."""
 
         self.failures: list[MessagingError] = []
+        self.is_over = False
         self._sender = sender
         pair.subscribe(self._notice)
 
@@ -241,10 +249,10 @@ class Witness:
             self.failed_over_s = time.perf_counter()
 
     async def go_on(self) -> None:
-        """Send until it is cancelled, whether or not what was sent before is confirmed."""
+        """Send until it is over, whether or not what was sent before is confirmed; then wait for all of it."""
         number = 0
         async with asyncio.TaskGroup() as group:
-            while True:
+            while not self.is_over:
                 group.create_task(self._send(number))
                 number += 1
                 await asyncio.sleep(_EVERY_S)
@@ -268,15 +276,15 @@ async def die(
 ) -> Death:
     """Let the primary end while several factories send to it, and wait until all of them have diverted."""
     async with _witnesses(addresses, port) as witnesses:
-        going_on = [asyncio.create_task(witness.go_on()) for witness in witnesses]
-        await _until(lambda: all(len(witness.sends) > 20 for witness in witnesses))
-        end()
-        died_s = time.perf_counter()
-        await _until(lambda: all(witness.has_diverted for witness in witnesses))
-        await asyncio.sleep(10 * _EVERY_S)  # whoever had waited with the first is through as well
-        for task in going_on:
-            task.cancel()
-        await asyncio.gather(*going_on, return_exceptions=True)
+        async with asyncio.TaskGroup() as group:
+            for witness in witnesses:
+                group.create_task(witness.go_on())
+            await _until(lambda: all(len(witness.sends) > 20 for witness in witnesses))
+            end()
+            died_s = time.perf_counter()
+            await _until(lambda: all(witness.has_diverted for witness in witnesses))
+            for witness in witnesses:
+                witness.is_over = True
     diverted_s = [witness.first_diverted_s(died_s) for witness in witnesses]
     seen = [
         (began_s, confirmed_s)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from datetime import timedelta
+from random import Random
 from typing import Any, Final, NamedTuple
 
 import pytest
@@ -249,6 +250,7 @@ async def paired(
             **options,
         )
     )
+    pair._backlog.rotation._random = Random(7)  # noqa: S311 (what was chosen once is chosen each time)
     return Scene(world, primary, pair)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 
@@ -176,7 +177,7 @@ def test_c15_an_unexpected_error_is_logged_and_the_reader_goes_on(caplog: pytest
         reader = syphon._readers[0]
         admit = reader._admit
 
-        async def stumble(messages: object) -> None:
+        async def stumble(messages: object) -> Any:
             reader._admit = admit  # type: ignore[method-assign]
             raise RuntimeError("nobody has thought of this")
 

@@ -316,11 +316,11 @@ async def _kill(syphon: InProcessSyphon) -> None:
             line.connection._transport.abort()
     for reader in syphon._readers:
         reader.is_closing = True
-        tasks = [task for task in (reader._reading, *reader._tasks) if task is not None]
+        tasks = [task for task in (reader._reading, *reader._chores._tasks) if task is not None]
         tasks += [channel._task for channel in reader.channels.values() if channel._task is not None]
         for task in tasks:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
-        reader._in_hand.clear()
+        reader._hand._cargoes.clear()
     await syphon.close()

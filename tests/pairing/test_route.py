@@ -10,7 +10,12 @@ from typing import Any, Final
 import pytest
 
 from pairbus.broker import PREMIUM, QueueDescription
-from pairbus.client.errors import InvalidMessageError, MessageSizeExceededError, MessagingError
+from pairbus.client.errors import (
+    InvalidMessageError,
+    MessageSizeExceededError,
+    MessagingCommunicationError,
+    MessagingError,
+)
 from pairbus.client.message import BrokeredMessage, encode_brokered
 from pairbus.client.parcel import batch_bytes
 from pairbus.client.queue_client import QueueClient
@@ -144,6 +149,27 @@ def test_c11_a_scheduled_message_is_refused_for_it_too() -> None:
         sender = await scene.sender()
         with pytest.raises(InvalidMessageError, match="x-ms-path"):
             await sender.schedule(BrokeredMessage(b"", application_properties={"x-ms-path": "elsewhere"}), LATER)
+
+    run(scenario)
+
+
+def test_c9_nothing_is_scheduled_on_an_entity_that_has_failed_over() -> None:
+    async def scenario(world: PairWorld) -> None:
+        scene = await paired(world)
+        sender = await scene.sender()
+        client = await scene.factory.create_queue_client(ORDERS)
+        scene.pair.engage()
+        for one in (sender, client):
+            with pytest.raises(MessagingCommunicationError, match="scheduled_enqueue_time"):
+                await one.schedule(letter(), LATER)
+            with pytest.raises(MessagingCommunicationError):
+                await one.schedule(letters(2), LATER)
+        assert world.primary.info(ORDERS).scheduled_count == 0
+        await sender.send(letter("diverted", scheduled_enqueue_time=LATER))
+        scene.pair.release()
+        assert await sender.schedule(letter(), LATER)
+        assert world.primary.info(ORDERS).scheduled_count == 1
+        assert await scene.bodies() == [b"diverted"]
 
     run(scenario)
 

@@ -77,7 +77,7 @@ class Ahead:
         if line is None or not self._lines:
             return True
         numbers = self._lines.get(line)
-        return numbers is None or numbers[0] > sequence
+        return numbers is None or numbers[0] >= sequence
 
     def is_unknown(self, sequence: int) -> bool:
         """Whether nobody has looked at this number yet."""

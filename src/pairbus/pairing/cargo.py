@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from pairbus.client.received_message import ReceivedMessage
-from pairbus.dialect.transfer import Transfer
+from pairbus.dialect.entity_path import split_entity_path
+from pairbus.dialect.transfer import Transfer, TransferError, read_transfer
 from pairbus.pairing.ahead import Line
 
 
@@ -12,19 +13,42 @@ class Cargo:
 
     __slots__ = ("is_deferred", "line", "locked_s", "message", "payload", "sequence", "transfer")
 
-    def __init__(
-        self, message: ReceivedMessage, payload: bytes, transfer: Transfer, locked_s: float, *, is_deferred: bool
-    ) -> None:
+    def __init__(self, message: ReceivedMessage, locked_s: float, *, is_deferred: bool) -> None:
+        """Raises ``TransferError`` or ``InvalidMessageError`` for one that can go nowhere."""
         self.message = message
-        self.payload = payload
-        self.transfer = transfer
+        self.payload = payload_of(message)
+        self.transfer = transfer_of(message)
         self.sequence = message.sequence_number
-        self.line: Line | None = None if transfer.session_id is None else (key_of(transfer.path), transfer.session_id)
+        self.line = line_of(self.transfer)
         self.locked_s = locked_s
         """When it was locked, or its lock renewed, on the clock of the loop."""
 
         self.is_deferred = is_deferred
         """Whether it was parked, and is again when it is given back."""
+
+
+class InvalidDestinationError(TransferError):
+    """Where a message goes can be no queue and no topic."""
+
+
+def transfer_of(message: ReceivedMessage) -> Transfer:
+    """Read where a message goes; raises ``TransferError`` if that is nowhere."""
+    transfer = read_transfer(payload_of(message))
+    found = split_entity_path(transfer.path)
+    if (
+        found is None
+        or found.subscription is not None
+        or found.sub_queue is not None
+        or found.management
+        or any(segment.startswith("$") for segment in found.entity.split("/"))
+    ):
+        raise InvalidDestinationError("that is no path of a queue or topic", transfer.path)
+    return transfer
+
+
+def line_of(transfer: Transfer) -> Line | None:
+    """What a message has to stay in order with."""
+    return None if transfer.session_id is None else (key_of(transfer.path), transfer.session_id)
 
 
 def key_of(path: str) -> str:

@@ -12,6 +12,7 @@ from pairbus.client.errors import (
     MessagingError,
 )
 from pairbus.dialect.transfer import TransferError
+from pairbus.pairing.cargo import InvalidDestinationError
 
 
 class DeadLetterReason(Enum):
@@ -33,6 +34,8 @@ class DeadLetterReason(Enum):
 
 def reason_of(error: MessagingError | TransferError) -> DeadLetterReason:
     match error:
+        case InvalidDestinationError():
+            return DeadLetterReason.INVALID_DESTINATION
         case TransferError(path=None):
             return DeadLetterReason.NO_DESTINATION
         case TransferError():

@@ -39,7 +39,7 @@ class Destination:
         self.waiters: set[Waiter] = set()
         self.used_s = asyncio.get_running_loop().time()
         self._lane = Lane(primary, path)
-        self._is_held = is_held
+        self._hold = is_held
         self._tell = tell
         self._pause_s = _FIRST_PAUSE_S
         self._due_s = 0.0
@@ -62,9 +62,14 @@ class Destination:
         wait_s = self._due_s - asyncio.get_running_loop().time()
         return wait_s if wait_s > _MOMENT_S else 0.0
 
+    @property
+    def is_held(self) -> bool:
+        """Whether the pair sends nothing to it."""
+        return self._hold(self.path)
+
     def hold(self) -> bool:
         """Whether the pair sends nothing to it; then it is down."""
-        if not self._is_held(self.path):
+        if not self.is_held:
             return False
         error = EntityDisabledError("the pair sends nothing to it at the moment", entity=self.path)
         self._down(self.cause or error, _HELD_PAUSE_S)

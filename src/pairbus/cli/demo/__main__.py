@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 from pairbus.cli.demo.engines import Engines
+from pairbus.cli.demo.outage import Outage
 from pairbus.cli.demo.survivor import Survivor
 
 
@@ -13,7 +14,9 @@ def main() -> int:
     talked = Engines().run()
     print("\n2. A namespace server is killed again and again, and its client goes on\n")
     survived = Survivor().run()
-    return 0 if talked and survived else 1
+    print("\n3. The primary of two paired namespaces is killed, and the application goes on sending\n")
+    went_on = Outage().run()
+    return 0 if talked and survived and went_on else 1
 
 
 if __name__ == "__main__":

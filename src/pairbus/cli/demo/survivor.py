@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
-from asyncio.subprocess import PIPE, Process
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from datetime import timedelta
 from itertools import count
 from pathlib import Path
@@ -16,6 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import Final
 
 from pairbus.cli.demo.engines import say
+from pairbus.cli.demo.server import serving
 from pairbus.client import BrokeredMessage, MessageSender, MessagingFactory
 from pairbus.dialect.connection_string import parse_connection_string
 
@@ -44,22 +42,20 @@ class Survivor:
     def run(self) -> bool:
         """Run the demo; return whether every message was confirmed, and is there once."""
         with TemporaryDirectory(prefix="pairbus-demo-") as directory:
-            path = Path(directory)
-            (path / "settings.toml").write_text(_SETTINGS)
-            return asyncio.run(self.play(path))
+            return asyncio.run(self.play(Path(directory) / "contoso"))
 
     async def play(self, path: Path) -> bool:
         port = 0
         senders: asyncio.Task[None] | None = None
         for number in range(KILLS):
-            async with serving(path, port) as (process, connection_string):
+            async with serving(path, _SETTINGS, port) as (process, connection_string):
                 port = parse_connection_string(connection_string).port or 0
                 if senders is None:
                     senders = asyncio.create_task(self.send(connection_string))
                 await self.confirm((number + 1) * CONFIRMED_EACH, senders)
                 process.kill()
                 say("server", f"killed after {len(self.confirmed):,} messages were confirmed; the application goes on")
-        async with serving(path, port) as (_, connection_string):
+        async with serving(path, _SETTINGS, port) as (_, connection_string):
             self._stop = True
             if senders is not None:
                 await senders
@@ -102,28 +98,3 @@ class Survivor:
         twice = sum(number > 1 for number in found.values())
         print(f"\nsent and confirmed {len(self.confirmed):,}, received {len(found):,}, lost {lost}, twice {twice}")
         return lost == 0 and twice == 0 and len(found) == len(self.confirmed)
-
-
-@asynccontextmanager
-async def serving(path: Path, port: int) -> AsyncIterator[tuple[Process, str]]:
-    """``pairbus serve`` as a process of its own, and the connection string that it prints."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        *("-m", "pairbus.cli.main", "serve", "--port", str(port)),
-        *("--config", str(path / "settings.toml"), "--data", str(path / "contoso")),
-        stdout=PIPE,
-    )
-    try:
-        yield process, await _connection_string(process)
-    finally:
-        if process.returncode is None:
-            process.terminate()
-        await process.wait()
-
-
-async def _connection_string(process: Process) -> str:
-    if process.stdout is not None:
-        async for line in process.stdout:
-            if line.startswith(b"Endpoint="):
-                return line.decode().strip()
-    raise RuntimeError("the server did not start")
