@@ -275,16 +275,15 @@ async def die(
     end: Callable[[], None], addresses: tuple[ConnectionString, ConnectionString], port: int | None = None
 ) -> Death:
     """Let the primary end while several factories send to it, and wait until all of them have diverted."""
-    async with _witnesses(addresses, port) as witnesses:
-        async with asyncio.TaskGroup() as group:
-            for witness in witnesses:
-                group.create_task(witness.go_on())
-            await _until(lambda: all(len(witness.sends) > 20 for witness in witnesses))
-            end()
-            died_s = time.perf_counter()
-            await _until(lambda: all(witness.has_diverted for witness in witnesses))
-            for witness in witnesses:
-                witness.is_over = True
+    async with _witnesses(addresses, port) as witnesses, asyncio.TaskGroup() as group:
+        for witness in witnesses:
+            group.create_task(witness.go_on())
+        await _until(lambda: all(len(witness.sends) > 20 for witness in witnesses))
+        end()
+        died_s = time.perf_counter()
+        await _until(lambda: all(witness.has_diverted for witness in witnesses))
+        for witness in witnesses:
+            witness.is_over = True
     diverted_s = [witness.first_diverted_s(died_s) for witness in witnesses]
     seen = [
         (began_s, confirmed_s)

@@ -28,7 +28,7 @@ def test_a_gap_is_looked_at_once() -> None:
     assert ahead.first_unknown(5) is None
     assert ahead.first_unknown() == 10
     ahead.received(20)
-    ahead.looked(None)
+    ahead.looked(20)
     assert ahead.first_unknown() == 21
 
 

@@ -5,19 +5,25 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from random import Random
 from typing import Final
 
 from pairbus.broker import EntityNotFoundError, EntityStatus
-from tests.faults.fault import Way
+from tests.faults.fault import Schedule, Way
 from tests.faults.namespace import VirtualNamespace
 from tests.faults.trouble import Trouble
 from tests.simulation.journal import Journal
-from tests.simulation.mishap import ON_ROADS, Kind, Mishap
+from tests.simulation.mishap import ENDLESS, ON_ROADS, Kind, Mishap
 from tests.simulation.pair_world import PairWorld, Road
 from tests.simulation.process import Process
 
 _RESET_S: Final = 1.7
 _TROUBLES: Final = {Kind.DENY: Trouble.BUSY, Kind.LOSE: Trouble.LOST, Kind.UNCONFIRM: Trouble.UNCONFIRMED}
+_STATUSES: Final = {
+    Kind.DISABLE: EntityStatus.DISABLED,
+    Kind.MUFFLE: EntityStatus.SEND_DISABLED,
+    Kind.LOCK_UP: EntityStatus.RECEIVE_DISABLED,
+}
 _STALLS: Final = {Kind.HANG: Way.BOTH, Kind.DEAF: Way.UP, Kind.MUTE: Way.DOWN}
 
 
@@ -27,7 +33,7 @@ class Havoc:
     def __init__(self, world: PairWorld, journal: Journal, restart: Callable[[str], Awaitable[None]]) -> None:
         self.processes: dict[str, Process] = {}
         """Those that live."""
-        self.killing: list[asyncio.Task[None]] = []
+        self.ending: list[asyncio.Task[None]] = []
         self.on_start: Callable[[VirtualNamespace], None] = lambda _: None
         """Told of each namespace that was started again."""
         self._world = world
@@ -43,7 +49,7 @@ class Havoc:
         self._roads.append((process, namespace, road))
         for mishap in self._active:
             if _concerns(mishap, process, namespace):
-                _spoil(road, mishap.kind)
+                _spoil(road, mishap)
 
     def remove_roads(self, roads: list[Road]) -> None:
         self._roads = [one for one in self._roads if one[2] not in roads]
@@ -58,7 +64,7 @@ class Havoc:
         await asyncio.sleep(mishap.at_s)
         self._journal.note(loop.time(), f"*** begins: {mishap}")
         await self._begin(mishap)
-        if mishap.kind is Kind.DELETE:
+        if mishap.kind in ENDLESS:
             return
         await asyncio.sleep(max(0.0, mishap.end_s - loop.time()))
         self._journal.note(loop.time(), f"*** ends: {mishap}")
@@ -69,11 +75,11 @@ class Havoc:
         if mishap.kind in ON_ROADS:
             self._active.append(mishap)
             for road in self._concerned(mishap):
-                _spoil(road, mishap.kind)
+                _spoil(road, mishap)
             if mishap.kind is Kind.RESET:
                 await self._reset(mishap)
-        elif mishap.kind is Kind.DIE:
-            self._die(mishap.process)
+        elif mishap.kind in {Kind.DIE, Kind.LEAVE}:
+            self._lose(mishap)
         elif mishap.kind is Kind.ENGAGE:
             self._switch(mishap, is_engaged=True)
         elif namespace is not None:
@@ -84,7 +90,7 @@ class Havoc:
         if mishap.kind in ON_ROADS:
             self._active.remove(mishap)
             self._mend_roads(mishap)
-        elif mishap.kind is Kind.DIE:
+        elif mishap.kind in {Kind.DIE, Kind.LEAVE}:
             await self._restart(mishap.process)
         elif mishap.kind is Kind.ENGAGE:
             self._switch(mishap, is_engaged=False)
@@ -112,7 +118,7 @@ class Havoc:
             road.heal()
             for mishap in self._active:
                 if _concerns(mishap, process, namespace):
-                    _spoil(road, mishap.kind)
+                    _spoil(road, mishap)
 
     # To namespaces and entities.
 
@@ -124,9 +130,11 @@ class Havoc:
                 if namespace.name not in self._is_down:
                     self._is_down[namespace.name] = mishap
                     await _take_down(namespace, mishap.kind)
-            case Kind.DISABLE:
+            case Kind.LEAP:
+                namespace.skew_s += mishap.size
+            case Kind.DISABLE | Kind.MUFFLE | Kind.LOCK_UP as kind:
                 await self._is_up(namespace)
-                _set_status(namespace, mishap.path, EntityStatus.DISABLED)
+                _set_status(namespace, mishap.path, _STATUSES[kind])
             case Kind.DELETE:
                 await self._is_up(namespace)
                 self._journal.deleted_s[mishap.path] = self._world.loop.time()
@@ -143,7 +151,7 @@ class Havoc:
                     del self._is_down[namespace.name]
                     namespace.start()
                     self.on_start(namespace)
-            case Kind.DISABLE:
+            case Kind.DISABLE | Kind.MUFFLE | Kind.LOCK_UP:
                 await self._is_up(namespace)
                 _set_status(namespace, mishap.path, EntityStatus.ACTIVE)
             case _:
@@ -156,11 +164,14 @@ class Havoc:
 
     # To processes.
 
-    def _die(self, name: str) -> None:
-        process = self.processes.pop(name, None)
-        if process is not None:
+    def _lose(self, mishap: Mishap) -> None:
+        process = self.processes.pop(mishap.process, None)
+        if process is None:
+            return
+        if mishap.kind is Kind.DIE:
             self.remove_roads([*process.roads.values()])
-            self.killing.append(self._world.loop.create_task(process.kill()))
+        work = process.kill() if mishap.kind is Kind.DIE else process.leave()
+        self.ending.append(self._world.loop.create_task(work))
 
     def _switch(self, mishap: Mishap, *, is_engaged: bool) -> None:
         process = self.processes.get(mishap.process)
@@ -173,8 +184,8 @@ def _concerns(mishap: Mishap, process: str, namespace: str) -> bool:
     return mishap.kind in ON_ROADS and mishap.namespace == namespace and mishap.process in {"", process}
 
 
-def _spoil(road: Road, kind: Kind) -> None:
-    match kind:
+def _spoil(road: Road, mishap: Mishap) -> None:
+    match mishap.kind:
         case Kind.REFUSE:
             road.refuse()
         case Kind.HIDE:
@@ -182,7 +193,12 @@ def _spoil(road: Road, kind: Kind) -> None:
             road.hide()
         case Kind.RESET:
             road.cut()
-        case _:
+        case Kind.SLOW:
+            road.slow(mishap.size)
+        case Kind.FLAKY:
+            road.cut()
+            road.misbehave(Schedule.seeded(Random(mishap.size), connections=8))  # noqa: S311 (it has to be repeatable)
+        case kind:
             road.stall(_STALLS[kind])
 
 

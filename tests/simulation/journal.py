@@ -128,9 +128,7 @@ class Watch:
         def watched(address: Address, messages: Sequence[Message], now_ms: int) -> Any:
             outcome = send(address, messages, now_ms)
             at_s, path = self._now_s(), str(address)
-            self._journal.asked += [
-                Asked(at_s=at_s, path=path, is_ping=one.ping, payload=one.body) for one in messages
-            ]
+            self._journal.asked += [Asked(at_s=at_s, path=path, is_ping=one.ping, payload=one.body) for one in messages]
             return outcome
 
         broker.send = watched  # type: ignore[method-assign, assignment]

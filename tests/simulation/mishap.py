@@ -16,23 +16,32 @@ class Kind(Enum):
     MUTE = "is not heard"
     HIDE = "has no address"
     RESET = "resets connections"
+    SLOW = "is slow"
+    FLAKY = "loses connections in the middle of something"
     BUSY = "is busy"
     KILL = "is killed"
     STOP = "is stopped"
+    LEAP = "has its clock put forward"
     DISABLE = "is disabled"
+    MUFFLE = "takes no messages"
+    LOCK_UP = "gives no messages"
     DELETE = "is deleted"
     DENY = "is busy with sends"
     LOSE = "does not answer sends"
     UNCONFIRM = "takes sends and does not answer"
     DIE = "dies"
+    LEAVE = "is closed"
     ENGAGE = "is switched to the backlog by hand"
 
 
-ON_ROADS: Final = (Kind.REFUSE, Kind.HANG, Kind.DEAF, Kind.MUTE, Kind.HIDE, Kind.RESET)
+ON_ROADS: Final = (Kind.REFUSE, Kind.HANG, Kind.DEAF, Kind.MUTE, Kind.HIDE, Kind.RESET, Kind.SLOW, Kind.FLAKY)
 """What happens on the way to a namespace."""
 
-TO_NAMESPACES: Final = (Kind.BUSY, Kind.KILL, Kind.STOP)
-TO_ENTITIES: Final = (Kind.DISABLE, Kind.DENY, Kind.LOSE, Kind.UNCONFIRM)
+TO_NAMESPACES: Final = (Kind.BUSY, Kind.KILL, Kind.KILL, Kind.STOP, Kind.LEAP)
+SWITCHES: Final = (Kind.DISABLE, Kind.MUFFLE, Kind.LOCK_UP)
+TO_ENTITIES: Final = (*SWITCHES, Kind.DENY, Kind.LOSE, Kind.UNCONFIRM)
+ENDLESS: Final = (Kind.DELETE, Kind.LEAP)
+"""What nobody mends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +57,8 @@ class Mishap:
     """The process that it happens to, or for which alone the way is bad."""
     path: str = ""
     """The entity that it happens to."""
+    size: float = 0.0
+    """How slow, or how far a clock leaps, in seconds; or what decides where connections are lost."""
     is_lossy: bool = False
     """Whether what was on the way is lost; else it arrives in the end, late as it is."""
 
@@ -58,8 +69,9 @@ class Mishap:
     def __str__(self) -> str:
         what = " ".join(filter(None, (self.namespace, self._quoted, self._for)))
         lost = ", and what is on the way is lost" if self.is_lossy else ""
-        until = "the end" if self.kind is Kind.DELETE else f"{self.end_s:.1f} s"
-        return f"{self.at_s:7.1f} s to {until:>9}: {what} {self.kind.value}{lost}"
+        until = "the end" if self.kind in ENDLESS else f"{self.end_s:.3f} s"
+        size = f" by {self.size:g} s" if self.kind in {Kind.SLOW, Kind.LEAP} else ""
+        return f"{self.at_s:9.3f} s to {until:>9}: {what} {self.kind.value}{size}{lost}"
 
     @property
     def _quoted(self) -> str:
@@ -67,6 +79,6 @@ class Mishap:
 
     @property
     def _for(self) -> str:
-        if not self.process or self.kind in {Kind.DIE, Kind.ENGAGE}:
+        if not self.process or self.kind not in ON_ROADS:
             return self.process
         return f"(for {self.process} only)"

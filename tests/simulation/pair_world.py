@@ -46,6 +46,8 @@ class Road(Proxy):
         self._loop = loop
         self._public = f"{namespace.name}.{domain}"
         self._stalling: list[Way] = []
+        self._lasting: list[Fault] = []
+        """What is done to each connection that comes."""
         self._held: list[Lane] = []
         self._name()
 
@@ -74,6 +76,12 @@ class Road(Proxy):
         for relay in self.open_relays:
             self._hold(relay, way)
 
+    def slow(self, pause_s: float) -> None:
+        """Let everything arrive so much later."""
+        fault = Fault(kind=Kind.DELAY, way=Way.BOTH, pause_s=pause_s)
+        self._lasting.append(fault)
+        self.apply(fault)
+
     def hide(self) -> None:
         """Let nobody find its address. Connections that there are stay."""
         self._loop.names.pop(self._public, None)
@@ -83,6 +91,7 @@ class Road(Proxy):
         super().heal()
         self._name()
         self._stalling.clear()
+        self._lasting.clear()
         held, self._held = self._held, []
         for lane in held:
             lane._go_on()
@@ -99,6 +108,8 @@ class Road(Proxy):
         protocol = super()._accept()
         for way in self._stalling:
             self._hold(self.relays[-1], way)
+        for fault in self._lasting:
+            self.relays[-1].apply(fault)
         return protocol
 
     def _hold(self, relay: Relay, way: Way) -> None:

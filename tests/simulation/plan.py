@@ -9,7 +9,7 @@ from random import Random
 from typing import Final
 
 from tests.simulation.entities import ENTITIES, Entity
-from tests.simulation.mishap import ON_ROADS, TO_ENTITIES, TO_NAMESPACES, Kind, Mishap
+from tests.simulation.mishap import ON_ROADS, SWITCHES, TO_ENTITIES, TO_NAMESPACES, Kind, Mishap
 from tests.simulation.pair_world import PRIMARY, SECONDARY
 
 _LONGEST_SKEW_S: Final = 240.0
@@ -172,9 +172,11 @@ class _Planner:
     def _sender(self, path: str) -> SenderPlan:
         random = self._random
         steps: list[Step] = []
+        is_heavy = random.random() < 0.05
         for at_s in sorted(self._time_s() for _ in range(random.randint(3, 10))):
             form = random.choice((Form.ONE, Form.ONE, Form.ONE, Form.LIST, Form.BATCH, Form.BURST))
-            steps.append(Step(at_s, form, 1 if form is Form.ONE else random.randint(1, 6)))
+            most = 60 if is_heavy else 6
+            steps.append(Step(at_s, form, 1 if form is Form.ONE else random.randint(1, most)))
         return SenderPlan(path=path, steps=tuple(steps), sessions=random.choice((1, 2, 4)))
 
     def _time_s(self) -> float:
@@ -187,7 +189,9 @@ class _Planner:
 
     # What goes wrong.
 
-    def _mishaps(self, entities: tuple[Entity, ...], queues: int, processes: tuple[ProcessPlan, ...]) -> Iterator[Mishap]:
+    def _mishaps(
+        self, entities: tuple[Entity, ...], queues: int, processes: tuple[ProcessPlan, ...]
+    ) -> Iterator[Mishap]:
         random = self._random
         yield self._outage()
         for _ in range(random.choice((0, 1, 1, 2, 3, 5))):
@@ -199,10 +203,10 @@ class _Planner:
             yield self._of_a_backlog_queue(queues)
         for _ in range(random.choice((0, 0, 1, 1, 2))):
             syphons = [one.name for one in processes if not one.senders]
-            yield self._mishap(Kind.DIE, process=random.choice(syphons))
-        if random.random() < 0.1:
+            yield self._mishap(random.choice((Kind.DIE, Kind.DIE, Kind.LEAVE)), process=random.choice(syphons))
+        if random.random() < 0.2:
             senders = [one.name for one in processes if one.senders]
-            yield self._mishap(Kind.DIE, process=random.choice(senders))
+            yield self._mishap(random.choice((Kind.DIE, Kind.LEAVE)), process=random.choice(senders))
         if random.random() < 0.15:
             path = random.choice(("", random.choice(entities).path))
             yield self._mishap(Kind.ENGAGE, process=random.choice(processes).name, path=path)
@@ -219,6 +223,7 @@ class _Planner:
             at_s=round(at_s, 3),
             lasts_s=round(lasts_s, 3),
             namespace=PRIMARY,
+            size=_size(kind, random),
             is_lossy=kind in ON_ROADS and random.random() < 0.5,
         )
 
@@ -238,7 +243,7 @@ class _Planner:
     def _of_one_entity(self, entities: tuple[Entity, ...], _processes: tuple[ProcessPlan, ...]) -> Mishap:
         entity = self._random.choice(entities)
         kind = self._random.choice(TO_ENTITIES)
-        path = self._random.choice((entity.path, *entity.places)) if kind is Kind.DISABLE else entity.path
+        path = self._random.choice((entity.path, *entity.places)) if kind in SWITCHES else entity.path
         return self._mishap(kind, namespace=PRIMARY, path=path)
 
     def _of_a_backlog_queue(self, queues: int) -> Mishap:
@@ -257,5 +262,18 @@ class _Planner:
             namespace=namespace,
             process=process,
             path=path,
+            size=_size(kind, random),
             is_lossy=kind in ON_ROADS and random.random() < 0.5,
         )
+
+
+def _size(kind: Kind, random: Random) -> float:
+    match kind:
+        case Kind.SLOW:
+            return random.choice((0.05, 0.4, 2.0, 7.0))
+        case Kind.LEAP:
+            return random.choice((5.0, 70.0, 300.0))
+        case Kind.FLAKY:
+            return random.randrange(1_000_000)
+        case _:
+            return 0.0

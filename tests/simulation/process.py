@@ -56,15 +56,15 @@ class Process:
 
     @property
     def status(self) -> PairStatus | None:
-        return self._last if self.is_dead else self._pair.status() if self._pair is not None else None
+        if self._last is None and self._pair is not None:
+            return self._pair.status()
+        return self._last
 
     async def start(self, *, keeps_order: bool = False) -> None:
         """Pair the namespaces; raises what that raises."""
         plan, world = self.plan, self._world
         settings = {"operation_timeout": _seconds(plan.operation_s)}
-        primary, secondary = (
-            world.factory_at(self.roads[name].endpoint, **settings) for name in (PRIMARY, SECONDARY)
-        )
+        primary, secondary = (world.factory_at(self.roads[name].endpoint, **settings) for name in (PRIMARY, SECONDARY))
         self._factories += [primary, secondary]
         options = SendAvailabilityPairedNamespaceOptions(
             world.manager_at(self.roads[SECONDARY].endpoint, **settings),
@@ -110,6 +110,14 @@ class Process:
             task.cancel()
         await asyncio.sleep(_PATIENCE_S)
         await asyncio.gather(*(factory.close() for factory in self._factories))
+
+    async def leave(self) -> None:
+        """End it as an application does that closes what it has opened."""
+        for task in self.tasks:
+            task.cancel()
+        await self.close()
+        self.is_dead = True
+        self.died_s = self._world.loop.time()
 
     async def close(self) -> None:
         await asyncio.gather(*(factory.close() for factory in self._factories))

@@ -71,7 +71,7 @@ def play(plan: Plan, *, on_line: Callable[[str], None] | None = None) -> Run:
                 primary_skew_s=plan.primary_skew_s,
                 secondary_skew_s=plan.secondary_skew_s,
             )
-        except Exception as error:  # noqa: BLE001 (it is told with the others)
+        except Exception as error:
             made.broken = f"{type(error).__name__}: {error}"
             if on_line is not None:
                 logging.getLogger(__name__).exception("the run has broken off")
@@ -88,7 +88,8 @@ class _Stage:
         self._journal = made.journal
         self._havoc = Havoc(world, made.journal, self._restart)
         self._starts: dict[str, int] = {}
-        self._sendings: list[tuple[Process, Sending]] = []
+        self._sendings: dict[str, list[Sending]] = {}
+        self._sending: list[asyncio.Task[None]] = []
 
     async def run(self) -> None:
         plan, world = self._plan, self._world
@@ -99,10 +100,9 @@ class _Stage:
         receiving = await self._receive()
         for process in plan.processes:
             await self._start(process)
-        sending = [process.spawn(one.run()) for process, one in self._sendings]
         await self._havoc.run(plan.mishaps)
-        await asyncio.gather(*sending, return_exceptions=True)
-        await asyncio.gather(*self._havoc.killing)
+        await asyncio.gather(*self._sending, return_exceptions=True)
+        await asyncio.gather(*self._havoc.ending)
         await self._calm_down()
         await self._send_last()
         self._look()
@@ -124,25 +124,26 @@ class _Stage:
         self._havoc.processes[plan.name] = process
         for namespace, road in process.roads.items():
             self._havoc.add_road(plan.name, namespace, road)
-        if number > 1:
-            process.spawn(self._pair(process))
-            return
-        await self._pair(process)
-        for index, sender in enumerate(plan.senders):
-            entity = self._plan.entity(sender.path)
-            sending = Sending(
-                self._world,
-                self._journal,
-                process,
-                sender,
-                entity,
-                f"{plan.name}.{index}",
-                keeps_order=self._plan.keeps_order,
-            )
-            self._sendings.append((process, sending))
+        if number == 1:
+            self._sendings[plan.name] = [self._make_sending(plan, index) for index in range(len(plan.senders))]
+            await self._pair(process)
+        else:
+            self._sending.append(process.spawn(self._pair(process)))
+
+    def _make_sending(self, plan: ProcessPlan, index: int) -> Sending:
+        sender = plan.senders[index]
+        return Sending(
+            self._world,
+            self._journal,
+            plan,
+            sender,
+            self._plan.entity(sender.path),
+            f"{plan.name}.{index}",
+            keeps_order=self._plan.keeps_order,
+        )
 
     async def _pair(self, process: Process) -> None:
-        """As somebody does who runs a process again until it runs."""
+        """As somebody does who runs a process again until it runs; then what it sends is sent."""
         while True:
             try:
                 await process.start(keeps_order=self._plan.keeps_order)
@@ -151,11 +152,13 @@ class _Stage:
                 await asyncio.sleep(_PAUSE_S)
             else:
                 self._journal.note(self._world.loop.time(), f"{process.name} is paired")
+                sendings = self._sendings[process.plan.name]
+                self._sending += [process.spawn(one.run(process.primary)) for one in sendings]
                 return
 
     async def _restart(self, name: str) -> None:
         plan = next(one for one in self._plan.processes if one.name == name)
-        if name not in self._havoc.processes and not plan.senders:
+        if name not in self._havoc.processes:
             await self._start(plan)
 
     async def _receive(self) -> list[asyncio.Task[None]]:
@@ -215,7 +218,7 @@ class _Stage:
         made = self._run
         made.before = self._diverted()
         living = [
-            one for process, one in self._sendings if not process.is_dead and one.path not in self._plan.deleted
+            one for name in self._havoc.processes for one in self._sendings[name] if one.path not in self._plan.deleted
         ]
         for sent in await asyncio.gather(*(one.send_last() for one in living)):
             made.last += sent
@@ -294,5 +297,3 @@ def _now_s() -> Any:
         return asyncio.get_running_loop().time()
     except RuntimeError:
         return 0.0
-
-

@@ -17,8 +17,7 @@ from pairbus.client.sender import MessageSender
 from tests.simulation.entities import Entity
 from tests.simulation.journal import Journal, Outcome, Received, Sent
 from tests.simulation.pair_world import PairWorld
-from tests.simulation.plan import Form, SenderPlan, Step
-from tests.simulation.process import Process
+from tests.simulation.plan import Form, ProcessPlan, SenderPlan, Step
 
 _AT_ONCE: Final = 50
 _WAIT: Final = timedelta(seconds=60)
@@ -39,7 +38,7 @@ class Sending:
         self,
         world: PairWorld,
         journal: Journal,
-        process: Process,
+        process: ProcessPlan,
         plan: SenderPlan,
         entity: Entity,
         name: str,
@@ -54,6 +53,7 @@ class Sending:
         self._entity = entity
         self._keeps_order = keeps_order
         self._random = Random(f"messages of {name}")  # noqa: S311 (it has to be repeatable)
+        self._steps = [*plan.steps]
         self._number = 0
         self._sender: MessageSender | None = None
 
@@ -61,10 +61,11 @@ class Sending:
     def path(self) -> str:
         return self._plan.path
 
-    async def run(self) -> None:
-        """Send everything, one after the other."""
-        self._sender = await self._process.primary.create_message_sender(self.path)
-        for step in self._plan.steps:
+    async def run(self, factory: MessagingFactory) -> None:
+        """Send everything, one after the other; what another process has not come to if it was killed."""
+        self._sender = await factory.create_message_sender(self.path)
+        while self._steps:
+            step = self._steps.pop(0)
             await asyncio.sleep(max(0.0, step.at_s - self._world.loop.time()))
             await self._send(step)
 
@@ -111,7 +112,7 @@ class Sending:
             journal.note(first.began_s, f"{name} for '{first.path}' {outcome.value} after {first.took_s:.3f} s{told}")
 
     def _sent(self, message: BrokeredMessage, *, is_one_of_many: bool = False) -> Sent:
-        plan = self._process.plan
+        plan = self._process
         limit_s = plan.operation_s + _ATTEMPTS * plan.attempt_s + _MOMENT_S + (_HOLD_S if self._keeps_order else 0.0)
         sent = Sent(
             message=message,
@@ -132,7 +133,11 @@ class Sending:
         message = BrokeredMessage(
             random.randbytes(int(3_000 ** random.random())),
             message_id=f"{self.name}-{self._number}",
-            application_properties={"number": self._number, "text": f"{random.random()}", "flag": random.random() < 0.5},
+            application_properties={
+                "number": self._number,
+                "text": f"{random.random()}",
+                "flag": random.random() < 0.5,
+            },
         )
         if self._entity.has_sessions or random.random() < 0.2:
             message.session_id = f"{self.name} {random.randrange(self._plan.sessions)}{'' if is_alone else ' any'}"

@@ -23,6 +23,7 @@ from pairbus.client.management.namespace_manager import NamespaceManager
 from pairbus.client.retry import RetryPolicy
 from pairbus.client.settings import MessagingFactorySettings
 from pairbus.client.validation import check_path
+from pairbus.pairing.addresses import is_same_namespace
 
 T = TypeVar("T")
 
@@ -98,15 +99,11 @@ class Connection:
 def read_connections(primary: str, secondary: str, name: str | None) -> tuple[Connection, Connection]:
     """What the options of both say; ends the command if they are no good."""
     first, second = _read("--primary", primary), _read("--secondary", secondary)
-    if _address(first) == _address(second):
+    if is_same_namespace(first.endpoint, second.endpoint):
         fail(f"--primary and --secondary are both {first.endpoint}; a pair has two namespaces", USAGE)
     if name is not None:
         _check_name(name)
     return first, second
-
-
-def _address(connection: Connection) -> tuple[str, int]:
-    return connection.endpoint.host.lower().rstrip("."), connection.endpoint.amqp_port
 
 
 def _check_name(name: str) -> None:

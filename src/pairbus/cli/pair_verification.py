@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -25,9 +24,8 @@ from pairbus.client.lane import Lane
 from pairbus.client.management.descriptions import QueueDescription
 from pairbus.client.management.namespace_manager import NamespaceManager
 from pairbus.pairing import NamespacePair, SendAvailabilityPairedNamespaceOptions
-from pairbus.pairing.backlog import backlog_path, namespace_name
+from pairbus.pairing.backlog import backlog_path, in_groups, namespace_name
 
-_AT_ONCE: Final = 10
 _NOWHERE: Final = "x-pairbus-pair"
 """A path on the primary at which nothing is; that we are told so shows that it answers, and that the key holds."""
 
@@ -155,18 +153,15 @@ async def _reach(factory: MessagingFactory, primary: Connection) -> MessagingErr
 
 async def _look(manager: NamespaceManager, paths: Sequence[str]) -> list[QueueDescription | None]:
     """The backlog queues as they are before anything is made; ``None`` for one that is missing."""
-    limit = asyncio.Semaphore(_AT_ONCE)
 
     async def look(path: str) -> QueueDescription | None:
-        async with limit:
-            try:
-                return await manager.get_queue(path)
-            except EntityNotFoundError:
-                return None
+        try:
+            return await manager.get_queue(path)
+        except EntityNotFoundError:
+            return None
 
     try:
-        first = await look(paths[0])  # what is wrong with one is wrong with all: it is told once
-        return [first, *await asyncio.gather(*map(look, paths[1:]))]
+        return await in_groups(look, paths)
     except UnauthorizedError as error:
         _lacks("Manage", manager, error)
     except MessagingError as error:

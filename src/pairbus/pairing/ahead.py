@@ -88,11 +88,8 @@ class Ahead:
         first = self.gaps[0].first if self.gaps else self.frontier + 1
         return first if first < below else None
 
-    def looked(self, last: int | None) -> None:
-        """Everything has been looked at up to a number; ``None`` for all that there is by now."""
-        if last is None:
-            self.gaps.clear()
-            return
+    def looked(self, last: int) -> None:
+        """Everything has been looked at up to a number."""
         kept: list[Gap] = []
         for gap in self.gaps:
             if gap.last > last:

@@ -58,7 +58,7 @@ class BacklogReader:
         self._find_destination = find_destination
         self._clock = BacklogClock()
         self._chores = Chores(self.path)
-        self._hand = Hand(receiver, self._chores)
+        self._hand = Hand(receiver, self._chores, self._adopt_cargo)
         self._dead_letters = DeadLetters(receiver, self._hand, self._chores, tell)
         self._survey = Survey(receiver, self.ahead, self._hand.__contains__, self._adopt, self._free)
         self._missing: set[int] = set()
@@ -275,6 +275,9 @@ class BacklogReader:
             self._chores.start(self._fetch_stray(message.sequence_number))
         else:
             self._channel(transfer.path).adopt(message.sequence_number, line_of(transfer))
+
+    def _adopt_cargo(self, cargo: Cargo) -> None:
+        self._channel(cargo.transfer.path).adopt(cargo.sequence, cargo.line)
 
     async def _fetch_stray(self, sequence: int) -> None:
         """Something was parked that can go nowhere: it is dead-lettered when it is in hand."""

@@ -244,10 +244,11 @@ class Channel:
             if sequence in self._held:
                 break
             heappop(self._order)
-            if sequence not in self.parked or (wanted and wanted[-1] == sequence):
+            if sequence not in self.parked:
                 continue  # it was entered twice, or is not ours any more
             line = self.parked[sequence]
             if self._hands.ahead.is_clear(sequence, line):
+                del self.parked[sequence]  # before somebody says that it is parked again
                 wanted.append(sequence)
                 lines.append(line)
             else:
@@ -257,11 +258,9 @@ class Channel:
         try:
             fetched = await self._hands.fetch(wanted, lines)
         except BaseException:
-            for sequence in wanted:
-                heappush(self._order, sequence)
+            for sequence, line in zip(wanted, lines, strict=True):
+                self.adopt(sequence, line)
             raise
-        for sequence in wanted:
-            self.parked.pop(sequence, None)
         for cargo in fetched:
             self.hold(cargo)
 

@@ -40,6 +40,7 @@ class DeadLetters:
             await self._receiver.dead_letter(messages, reason.value, description)
 
         await self._hand.settle(cargoes, settle)
+        self._hand.adopt_unsettled(cargoes)
         for cargo in cargoes:
             if cargo.message.is_settled:
                 self._moved(cargo.message, cargo.transfer.path, reason, description)

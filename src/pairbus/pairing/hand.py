@@ -29,12 +29,15 @@ Settle = Callable[[list[ReceivedMessage]], Awaitable[None]]
 class Hand:
     """Keeps their locks until they are settled."""
 
-    def __init__(self, receiver: MessageReceiver, chores: Chores) -> None:
+    def __init__(self, receiver: MessageReceiver, chores: Chores, adopt: Callable[[Cargo], None]) -> None:
         self.fresh = 0
         """How many were received; the others were fetched from where they were parked."""
 
         self._receiver = receiver
         self._chores = chores
+        self._adopt = adopt
+        """Takes what lies parked again: nobody receives that unless it is asked for."""
+
         self._cargoes: dict[int, Cargo] = {}
         self._room = asyncio.Event()
         self._done: list[Cargo] = []
@@ -119,8 +122,15 @@ class Hand:
                 for group in (received, fetched):  # they are settled in different ways
                     await self.settle(group, self._receiver.complete)
                 self._note_unremoved(done)
+                self.adopt_unsettled(done)
         finally:
             self._is_completing = False
+
+    def adopt_unsettled(self, cargoes: list[Cargo]) -> None:
+        """What was parked, and could not be settled for good, has to be fetched once more."""
+        for cargo in cargoes:
+            if cargo.is_deferred and not cargo.message.is_settled:
+                self._adopt(cargo)
 
     def _note_unremoved(self, cargoes: list[Cargo]) -> None:
         """What could not be removed comes again; then it need not be sent again."""

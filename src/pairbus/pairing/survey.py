@@ -61,10 +61,11 @@ class Survey:
                 first = self._ahead.first_unknown() if below is None else self._ahead.first_unknown(below)
                 if first is None:
                     return
+                frontier = self._ahead.frontier  # numbers that are given later are not seen
                 page = await self._receiver.peek(_PAGE, first)
                 for message in page:
                     self._saw(message)
-                self._ahead.looked(page[-1].sequence_number if page else None)
+                self._ahead.looked(page[-1].sequence_number if page else frontier)
                 if not page or (below is None and self.arrivals > arrivals):
                     return
 
