@@ -131,4 +131,4 @@ class Watch:
             self._journal.asked += [Asked(at_s=at_s, path=path, is_ping=one.ping, payload=one.body) for one in messages]
             return outcome
 
-        broker.send = watched  # type: ignore[method-assign, assignment]
+        broker.send = watched  # type: ignore[method-assign]

@@ -79,7 +79,6 @@ class Plan:
     keeps_order: bool = False
     primary_skew_s: float = 0.0
     secondary_skew_s: float = 0.0
-    heals: bool = True
 
     @property
     def queue_count(self) -> int:
@@ -94,9 +93,9 @@ class Plan:
         return next(one for one in self.entities if one.path == path)
 
     def lines(self) -> list[str]:
+        clocks = f"clocks {self.primary_skew_s:+.0f} s and {self.secondary_skew_s:+.0f} s"
         return [
-            f"seed {self.seed}: {PRIMARY} is {self.primary_skew_s:+.0f} s and {SECONDARY} {self.secondary_skew_s:+.0f} s "
-            f"by the clock{', sessions in order' if self.keeps_order else ''}",
+            f"seed {self.seed}: {clocks}{', sessions in order' if self.keeps_order else ''}",
             *(f"  {one}" for one in self.processes),
             *(f"  {one}" for one in self.mishaps),
         ]
@@ -171,6 +170,8 @@ class _Planner:
 
     def _sender(self, path: str) -> SenderPlan:
         random = self._random
+        if random.random() < 0.2:
+            return SenderPlan(path=path, steps=self._steadily(), sessions=1)
         steps: list[Step] = []
         is_heavy = random.random() < 0.05
         for at_s in sorted(self._time_s() for _ in range(random.randint(3, 10))):
@@ -178,6 +179,12 @@ class _Planner:
             most = 60 if is_heavy else 6
             steps.append(Step(at_s, form, 1 if form is Form.ONE else random.randint(1, most)))
         return SenderPlan(path=path, steps=tuple(steps), sessions=random.choice((1, 2, 4)))
+
+    def _steadily(self) -> tuple[Step, ...]:
+        """One message after the other, most of the time."""
+        pace_s = self._random.choice((0.1, 0.7, 3.0))
+        begin_s = self._time_s()
+        return tuple(Step(round(begin_s + number * pace_s, 3), Form.ONE, 1) for number in range(40))
 
     def _time_s(self) -> float:
         """Any time, or one that is close to those at which other things happen."""

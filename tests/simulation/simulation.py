@@ -179,7 +179,7 @@ class _Stage:
         """Wait until all is well: nothing is to be brought home, or to be received, and all entities are healthy."""
         loop = self._world.loop
         deadline_s = loop.time() + _LONGEST_S
-        while (restless := self._restless()) and loop.time() < deadline_s:
+        while (restless := self._restless()) and loop.time() < deadline_s:  # noqa: ASYNC110 (nobody tells)
             await asyncio.sleep(_STEP_S)
         self._run.restless = restless
         self._journal.note(loop.time(), "all is well" if not restless else f"not well: {restless}")
@@ -246,7 +246,7 @@ class _Stage:
             for one in found:
                 self._journal.note(
                     self._world.loop.time(),
-                    f"{one.message_id} is dead in '{path}': {one.dead_letter_reason}: "
+                    f"{one.message_id!s} is dead in '{path}': {one.dead_letter_reason}: "
                     f"{one.dead_letter_error_description}",
                 )
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 from pairbus.client.amqp.sending_link import SendingLink
@@ -85,18 +87,26 @@ class Lane:
         """Hand it over when there is a link, after those who came before."""
         self._lined_up += 1
         try:
-            async with self._line:
-                self._check_open()  # it may have been closed while we stood in line
-                return parcel.hand_over(await self.link())
+            with self._in_time() as limit:
+                async with limit, self._line:
+                    self._check_open()  # it may have been closed while we stood in line
+                    return parcel.hand_over(await self._slot.get())
         finally:
             self._lined_up -= 1
 
     async def link(self) -> SendingLink:
         """The link of the moment, opened if need be, which may take as long as any try to send."""
-        timeout_s = self._opener.send_attempt_s
-        try:
-            async with asyncio.timeout(timeout_s) as limit:
+        with self._in_time() as limit:
+            async with limit:
                 return await self._slot.get()
+
+    @contextmanager
+    def _in_time(self) -> Iterator[asyncio.Timeout]:
+        """How long a link may be waited for, in line or not."""
+        timeout_s = self._opener.send_attempt_s
+        limit = asyncio.timeout(timeout_s)
+        try:
+            yield limit
         except TimeoutError as error:
             if isinstance(error, MessagingError) or not limit.expired():
                 raise

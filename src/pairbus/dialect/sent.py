@@ -45,7 +45,7 @@ def read_sent(payload: bytes, fresh_id: Callable[[], str]) -> SentMessage:
     One without a message id is given one: the SDK for JavaScript cannot settle without.
     """
     sections = Sections(payload)
-    _check(sections)
+    check_sections(sections)
     properties = sections.properties()
     if properties.message_id is None:
         properties = properties._replace(message_id=fresh_id())
@@ -66,7 +66,7 @@ def read_sent(payload: bytes, fresh_id: Callable[[], str]) -> SentMessage:
     )
 
 
-def _check(sections: Sections) -> None:
+def check_sections(sections: Sections) -> None:
     """Refuse now what every receiver would stumble over later."""
     spans = sections.spans
     if APPLICATION_PROPERTIES in spans:

@@ -18,11 +18,14 @@ from pairbus.dialect.annotations import (
     SEQUENCE_NUMBER,
 )
 from pairbus.dialect.annotations import SCHEDULED_ENQUEUE_TIME as SCHEDULED_ANNOTATION
+from pairbus.dialect.sent import check_sections
 from pairbus.wire import (
     APPLICATION_PROPERTIES,
     DELIVERY_ANNOTATIONS,
     FOOTER,
+    HEADER,
     MESSAGE_ANNOTATIONS,
+    PROPERTIES,
     DecodeError,
     Header,
     Properties,
@@ -31,7 +34,6 @@ from pairbus.wire import (
     Symbol,
     Timestamp,
     decode,
-    decode_message,
     encode,
 )
 from pairbus.wire.decoder import decode_at, skip
@@ -109,10 +111,10 @@ def divert(payload: bytes, path: str) -> bytes:
         bare = bare._replace(absolute_expiry_time=None)
     return _joined(
         sections,
-        _fields_section(header._replace(ttl=None)),
+        _fields_section(sections, HEADER, header, header._replace(ttl=None)),
         sections.raw(DELIVERY_ANNOTATIONS),
         _map_section(MESSAGE_ANNOTATIONS, _without(noted, frozenset() if scheduled_ms is None else _SCHEDULED)),
-        _fields_section(bare),
+        _fields_section(sections, PROPERTIES, properties, bare),
         _map_section(APPLICATION_PROPERTIES, [*(pair.raw for pair in named), *_kept(transfer)]),
     )
 
@@ -131,14 +133,18 @@ def header_bytes(payload: bytes) -> int:
 def read_transfer(payload: bytes) -> Transfer:
     """Read where a diverted message goes, and all of it that a service would look at; raises ``TransferError``."""
     with _reading(None):
-        named = Sections(payload).application_properties()
+        sections = Sections(payload)
+        named = sections.application_properties()
     path = named.get(PATH)
     if path is None:
         raise TransferError(f"the message names no destination: it has no {PATH}")
     if type(path) is not str or not path:
         raise TransferError(f"{PATH} is {path!r:.100}, which is no path")
     with _reading(path):
-        decode_message(payload)
+        check_sections(sections)
+        sections.header()
+        sections.properties()
+        sections.message_annotations()
     return Transfer(path, _session_id(named, path), _time_to_live_ms(named, path), _enqueue_time_ms(named, path))
 
 
@@ -151,13 +157,13 @@ def restore(payload: bytes, transfer: Transfer, *, time_to_live_ms: int | None =
     ttl = None if length_ms is None else min(length_ms, _LONGEST_TTL_MS)
     with _reading(transfer.path):
         sections = Sections(payload)
-        header = sections.header()._replace(ttl=ttl, first_acquirer=False, delivery_count=0)
+        header, properties = sections.header(), sections.properties()
         return _joined(
             sections,
-            _fields_section(header),
+            _fields_section(sections, HEADER, header, header._replace(ttl=ttl, first_acquirer=False, delivery_count=0)),
             _map_section(DELIVERY_ANNOTATIONS, _without(_pairs(sections, DELIVERY_ANNOTATIONS), _LOCK)),
             _map_section(MESSAGE_ANNOTATIONS, _restored_annotations(sections, transfer)),
-            _fields_section(_restored_properties(sections.properties(), transfer, length_ms)),
+            _fields_section(sections, PROPERTIES, properties, _restored_properties(properties, transfer, length_ms)),
             _map_section(APPLICATION_PROPERTIES, _without(_pairs(sections, APPLICATION_PROPERTIES), RESERVED)),
         )
 
@@ -261,8 +267,10 @@ def _joined(sections: Sections, *head: bytes) -> bytes:
     return b"".join([*head, *body, sections.raw(FOOTER)])
 
 
-def _fields_section(fields: Header | Properties) -> bytes:
-    """A section that is a list of fields; none where all of them are what they are without it."""
+def _fields_section(sections: Sections, code: int, before: Header | Properties, fields: Header | Properties) -> bytes:
+    """A section that is a list of fields: as it is, if they are; none where all are what they are without it."""
+    if fields == before:
+        return sections.raw(code)
     return b"" if fields in (Header(), Properties()) else encode(fields)
 
 

@@ -8,12 +8,11 @@ from collections.abc import Iterable
 from heapq import heappop, heappush
 from typing import Final, Protocol
 
-from pairbus.client.errors import MessagingError, MessagingTimeoutError
-from pairbus.client.parcel import batch_bytes
+from pairbus.client.errors import MessagingError
 from pairbus.pairing.ahead import Ahead, Line
 from pairbus.pairing.cargo import Cargo
 from pairbus.pairing.contact import Contact
-from pairbus.pairing.delivery_rules import Fate, fate_of, is_silence
+from pairbus.pairing.delivery import Delivery, Desk
 from pairbus.pairing.destination import Destination
 
 _log = logging.getLogger(__name__)
@@ -23,25 +22,16 @@ _FETCHED_AT_ONCE: Final = 50
 _ANSWER_S: Final = 5.0
 """How long an answer of the primary counts."""
 
-_AT_ONCE_S: Final = 1.0
 _RESTART_S: Final = 5.0
 
 
-class Hands(Protocol):
+class Hands(Desk, Protocol):
     """What a channel needs of the backlog queue."""
 
     ahead: Ahead
 
     @property
     def is_closing(self) -> bool: ...
-
-    def restored(self, cargo: Cargo) -> bytes | None:
-        """The message as its destination gets it; ``None`` if there is none, and it is seen to."""
-
-    def delivered(self, cargoes: list[Cargo]) -> None: ...
-
-    def refuse(self, cargoes: list[Cargo], error: MessagingError) -> None:
-        """They can never be delivered."""
 
     async def defer(self, cargoes: list[Cargo]) -> list[Cargo]:
         """Put them aside; gives those that are parked then."""
@@ -76,6 +66,7 @@ class Channel:
         """A heap of all that can be delivered, in hand or parked."""
 
         self._under_way: list[Cargo] = []
+        self._delivery = Delivery(destination, contact, hands, self, self._landed)
         self._woken = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -231,7 +222,7 @@ class Channel:
             await self._park(stuck)
         if batch:
             try:
-                await self._deliver(batch)
+                await self._delivery.deliver(batch)
             finally:
                 self._return()
 
@@ -287,81 +278,6 @@ class Channel:
         self._under_way += batch
         self._under_way += stuck
         return batch, stuck
-
-    async def _deliver(self, batch: list[Cargo]) -> None:
-        started_s = asyncio.get_running_loop().time()
-        try:
-            most_bytes = await self.destination.most_bytes()
-        except MessagingError as error:
-            await self._failed(batch, error, started_s)
-            return
-        while batch:
-            cargoes, payloads, batch = self._packed(batch, most_bytes)
-            if payloads and not await self._send(cargoes, payloads):
-                return
-
-    def _packed(self, batch: list[Cargo], most_bytes: int) -> tuple[list[Cargo], list[bytes], list[Cargo]]:
-        """What fits into one batch, and what is left."""
-        cargoes: list[Cargo] = []
-        payloads: list[bytes] = []
-        room = most_bytes
-        for index, cargo in enumerate(batch):
-            payload = self._hands.restored(cargo)
-            if payload is None:
-                self._landed([cargo])
-                continue
-            room -= batch_bytes([len(payload)])
-            if payloads and room < 0:
-                return cargoes, payloads, batch[index:]
-            cargoes.append(cargo)
-            payloads.append(payload)
-        return cargoes, payloads, []
-
-    async def _send(self, cargoes: list[Cargo], payloads: list[bytes]) -> bool:
-        """Whether the destination works; what it has refused for good is seen to."""
-        started_s = asyncio.get_running_loop().time()
-        try:
-            await self._try(payloads)
-        except MessagingError as error:
-            if len(cargoes) > 1 and fate_of(error) is Fate.NEVER:  # which of them?
-                for cargo, payload in zip(cargoes, payloads, strict=True):
-                    if not await self._send([cargo], [payload]):
-                        return False
-                return True
-            return await self._failed(cargoes, error, started_s)
-        self._landed(cargoes)
-        self._contact.delivered()
-        self.destination.worked(self)
-        self._hands.delivered(cargoes)
-        return True
-
-    async def _try(self, payloads: list[bytes]) -> None:
-        """A connection that was lost is no reason to wait if there is another one at once."""
-        started_s = asyncio.get_running_loop().time()
-        try:
-            await self.destination.send(payloads)
-        except MessagingError as error:
-            waited_s = asyncio.get_running_loop().time() - started_s
-            if not is_silence(error) or isinstance(error, MessagingTimeoutError) or waited_s > _AT_ONCE_S:
-                raise
-            if await self._contact.doubt(self.destination.path, started_s):
-                raise
-            await self.destination.send(payloads)
-
-    async def _failed(self, cargoes: list[Cargo], error: MessagingError, started_s: float) -> bool:
-        """Whether the destination works nevertheless."""
-        if is_silence(error):
-            if await self._contact.doubt(self.destination.path, started_s):
-                return False
-        else:
-            self._contact.answered()
-        if fate_of(error) is Fate.LATER:
-            self.destination.failed(error, self)
-            return False
-        self._landed(cargoes)
-        self._hands.refuse(cargoes, error)
-        self.destination.worked(self)
-        return True
 
     async def close(self) -> None:
         """Stop at once; what is in hand stays so."""

@@ -77,6 +77,9 @@ class Contact:
         except MessagingError as error:
             if is_silence(error):
                 return error
+        except Exception as error:  # noqa: BLE001 (whatever it is, it has to be tried again)
+            _log.exception("the primary namespace could not be reached because of an unexpected error")
+            return MessagingError(f"it could not be reached: {error!r}", entity=path)
         finally:
             await lane.close()
         self.answered()

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Final, Protocol
 
-from pairbus.client.errors import EntityDisabledError, MessagingError, ServerBusyError
+from pairbus.client.errors import MessagingError, ServerBusyError
 from pairbus.client.lane import Lane, Opener
 from pairbus.client.parcel import Parcel
 from pairbus.pairing.events import DestinationChanged, Listener
@@ -71,7 +71,7 @@ class Destination:
         """Whether the pair sends nothing to it; then it is down."""
         if not self.is_held:
             return False
-        error = EntityDisabledError("the pair sends nothing to it at the moment", entity=self.path)
+        error = MessagingError("the pair sends nothing to it at the moment", entity=self.path, is_transient=True)
         self._down(self.cause or error, _HELD_PAUSE_S)
         return True
 
