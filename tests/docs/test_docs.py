@@ -16,7 +16,18 @@ from uuid import uuid4
 import pytest
 
 import pairbus.dialect.annotations as annotation_names
-from pairbus import MessagingFactorySettings, RetryPolicy, blocking, broker, client, server, store, testing, wire
+from pairbus import (
+    MessagingFactorySettings,
+    RetryPolicy,
+    blocking,
+    broker,
+    client,
+    pairing,
+    server,
+    store,
+    testing,
+    wire,
+)
 from pairbus.broker.sql.system import system_property
 from pairbus.wire import (
     ACCEPTED,
@@ -144,7 +155,7 @@ def test_the_generated_pages_are_up_to_date() -> None:
 
 
 @pytest.mark.parametrize(
-    "room", [blocking, broker, client, server, store, testing, wire], ids=lambda room: room.__name__
+    "room", [blocking, broker, client, pairing, server, store, testing, wire], ids=lambda room: room.__name__
 )
 def test_the_reference_names_everything_that_is_public(room: ModuleType) -> None:
     page = ROOT / "docs" / "reference" / f"api-{room.__name__.removeprefix('pairbus.')}.md"

@@ -113,7 +113,7 @@ class Havoc:
         for process, namespace, road in self._roads:
             if not _concerns(ended, process, namespace):
                 continue
-            if ended.is_lossy:
+            if ended.is_lossy or ended.kind is Kind.FLAKY:  # else what has stalled would stay so
                 road.cut()
             road.heal()
             for mishap in self._active:

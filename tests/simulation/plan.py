@@ -12,7 +12,7 @@ from tests.simulation.entities import ENTITIES, Entity
 from tests.simulation.mishap import ON_ROADS, SWITCHES, TO_ENTITIES, TO_NAMESPACES, Kind, Mishap
 from tests.simulation.pair_world import PRIMARY, SECONDARY
 
-_LONGEST_SKEW_S: Final = 240.0
+_LONGEST_SKEW_S: Final = 150.0
 _LONGEST_MISHAP_S: Final = 150.0
 
 
@@ -279,7 +279,7 @@ def _size(kind: Kind, random: Random) -> float:
         case Kind.SLOW:
             return random.choice((0.05, 0.4, 2.0, 7.0))
         case Kind.LEAP:
-            return random.choice((5.0, 70.0, 300.0))
+            return random.choice((5.0, 70.0, 150.0))
         case Kind.FLAKY:
             return random.randrange(1_000_000)
         case _:

@@ -146,7 +146,7 @@ class Sending:
         if random.random() < 0.3:
             message.label, message.correlation_id = f"label {random.random()}", f"{random.random()}"
         is_scheduled = random.random() < 0.2
-        delay_s = random.randint(-100, 400)
+        delay_s = random.randint(-60, 150)
         if is_scheduled and not is_plain and not (self._keeps_order and message.session_id is not None):
             message.scheduled_enqueue_time = _moment(self._world.wall_s() + delay_s)
         return message

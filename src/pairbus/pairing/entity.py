@@ -7,7 +7,7 @@ import logging
 from datetime import UTC, datetime
 
 from pairbus.client.errors import MessagingError
-from pairbus.client.lane import Opener
+from pairbus.client.lane import Lane, Opener
 from pairbus.pairing.events import EntityChanged, Listeners, PingSent
 from pairbus.pairing.failure_rules import FailureRules, counts
 from pairbus.pairing.ping import ping, ticks
@@ -165,15 +165,19 @@ class PairedEntity:
 
     async def _ping(self) -> None:
         begin_s = self._policy.since_s
-        while True:
-            await ticks(self._ping_interval_s, begin_s)
-            self._pings += 1
-            cause = await ping(self._primary, self.path)
-            self._listeners.tell(PingSent(at=datetime.now(UTC), path=self.path, cause=cause))
-            if cause is None:
-                self.signal(Signal.ANSWERED)
-                return
-            self.cause = cause
+        lane = Lane(self._primary, self.path)
+        try:
+            while self.state is EntityState.FAILED_OVER:
+                await ticks(self._ping_interval_s, begin_s)
+                self._pings += 1
+                cause = await ping(lane)
+                self._listeners.tell(PingSent(at=datetime.now(UTC), path=self.path, cause=cause))
+                if cause is None:
+                    self.signal(Signal.ANSWERED)
+                else:
+                    self.cause = cause
+        finally:
+            await lane.close()
 
     async def close(self) -> None:
         self._is_closed = True

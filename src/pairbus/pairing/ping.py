@@ -8,7 +8,7 @@ from typing import Final
 from uuid import uuid4
 
 from pairbus.client.errors import MessagingError
-from pairbus.client.lane import Lane, Opener
+from pairbus.client.lane import Lane
 from pairbus.client.message import BrokeredMessage, encode_brokered
 from pairbus.client.parcel import Parcel
 from pairbus.dialect.annotations import PING_CONTENT_TYPE
@@ -24,15 +24,12 @@ def ping_message() -> BrokeredMessage:
     return BrokeredMessage(content_type=PING_CONTENT_TYPE, time_to_live=_LIFETIME, session_id=uuid4().hex)
 
 
-async def ping(opener: Opener, path: str) -> MessagingError | None:
+async def ping(lane: Lane) -> MessagingError | None:
     """Ping an entity once; gives why there was no answer."""
-    lane = Lane(opener, path)
     try:
         await lane.attempt(Parcel([encode_brokered(ping_message())]))
     except MessagingError as error:
-        return error.at(path)
-    finally:
-        await lane.close()
+        return error.at(lane.path)
     return None
 
 

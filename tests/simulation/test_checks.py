@@ -1,0 +1,254 @@
+"""The checks can fail: each is shown a system that is broken in the way that it looks for."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+from typing import Any, Final
+
+import pytest
+
+from pairbus.client.errors import MessagingError
+from pairbus.pairing import ordered_route, ping
+from pairbus.pairing.backlog_reader import BacklogReader
+from pairbus.pairing.delivery_rules import Fate
+from pairbus.pairing.destination import Destination
+from pairbus.pairing.diversion import Diversion
+from pairbus.pairing.entity import PairedEntity
+from pairbus.pairing.events import PingSent
+from pairbus.pairing.policy import Signal
+from pairbus.pairing.pump import InProcessSyphon
+from tests.simulation import checks
+from tests.simulation.entities import ENTITIES, Entity
+from tests.simulation.mishap import Kind, Mishap
+from tests.simulation.pair_world import PRIMARY
+from tests.simulation.plan import Form, Plan, ProcessPlan, SenderPlan, Step
+from tests.simulation.simulation import play
+
+PLAIN: Final = ENTITIES[0]
+UNIQUE: Final = ENTITIES[1]
+VISITS: Final = ENTITIES[2]
+REFUSE: Final = Mishap(kind=Kind.REFUSE, at_s=10.0, lasts_s=30.0, namespace=PRIMARY)
+UNCONFIRM: Final = Mishap(kind=Kind.UNCONFIRM, at_s=10.0, lasts_s=30.0, namespace=PRIMARY, path=UNIQUE.path)
+
+
+def plan_of(entity: Entity, *mishaps: Mishap, keeps_order: bool = False) -> Plan:
+    """A sender that sends a message every two seconds, and a syphon."""
+    steps = tuple(Step(2.0 * number, Form.ONE, 1) for number in range(30))
+    application = ProcessPlan(
+        name="app",
+        queue_count=1,
+        failover_s=0.0,
+        ping_s=5.0,
+        operation_s=20.0,
+        senders=(SenderPlan(path=entity.path, steps=steps, sessions=1),),
+    )
+    syphon = ProcessPlan(name="syphon", queue_count=1, enable_syphon=True)
+    return Plan(seed=1, entities=(entity,), processes=(application, syphon), mishaps=mishaps, keeps_order=keeps_order)
+
+
+def wrong_with(entity: Entity, *mishaps: Mishap, keeps_order: bool = False) -> list[str]:
+    return checks.check(play(plan_of(entity, *mishaps, keeps_order=keeps_order)))
+
+
+def assert_found(wrong: list[str], number: int, text: str) -> None:
+    assert any(one.startswith(f"{number}. ") and text in one for one in wrong), wrong
+
+
+@pytest.mark.parametrize("keeps_order", [False, True])
+@pytest.mark.parametrize("entity", ENTITIES, ids=lambda entity: entity.path)
+def test_nothing_is_found_where_nothing_is_broken(entity: Entity, keeps_order: bool) -> None:
+    assert wrong_with(entity, REFUSE, keeps_order=keeps_order) == []
+
+
+# 1. What was sent is received.
+
+
+def test_a_syphon_that_removes_messages_and_does_not_send_them_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def send(_destination: Destination, _payloads: list[bytes]) -> None:
+        """Say that it is sent."""
+
+    monkeypatch.setattr(Destination, "send", send)
+    assert_found(wrong_with(PLAIN, REFUSE), 1, "was sent, and never received from 'plain'")
+
+
+def test_a_syphon_that_removes_messages_before_they_are_sent_is_found_when_it_dies(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real = Destination.send
+    tasks: list[asyncio.Task[None]] = []
+
+    async def send(destination: Destination, payloads: list[bytes]) -> None:
+        tasks.append(asyncio.get_running_loop().create_task(later(destination, payloads)))
+
+    async def later(destination: Destination, payloads: list[bytes]) -> None:
+        await asyncio.sleep(30)
+        with suppress(MessagingError):
+            await real(destination, payloads)
+
+    monkeypatch.setattr(Destination, "send", send)
+    die = Mishap(kind=Kind.DIE, at_s=47.0, lasts_s=10.0, process="syphon")
+    assert_found(wrong_with(PLAIN, REFUSE, die), 1, "was sent, and never received from 'plain'")
+    assert tasks
+
+
+def test_a_sender_that_drops_what_it_should_divert_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def send(*_: object) -> None:
+        """Say that it is sent."""
+
+    monkeypatch.setattr(Diversion, "send", send)
+    assert_found(wrong_with(VISITS, REFUSE), 1, "was sent, and never received from 'visits'")
+
+
+def test_a_syphon_that_gives_messages_up_for_no_good_reason_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pairbus.pairing.delivery.fate_of", lambda _error: Fate.NEVER)
+    disable = Mishap(kind=Kind.DISABLE, at_s=10.0, lasts_s=30.0, namespace=PRIMARY, path=PLAIN.path)
+    assert_found(wrong_with(PLAIN, disable), 1, "though its entity is there")
+
+
+# 2. Nothing is there twice where duplicates are detected.
+
+
+def test_duplicates_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Entity, "_queue", Entity(path=UNIQUE.path)._queue)  # it does not detect them
+    assert_found(wrong_with(UNIQUE, UNCONFIRM), 2, "was in 'unique' under [")
+
+
+def test_no_duplicates_are_found_where_they_are_detected() -> None:
+    assert wrong_with(UNIQUE, UNCONFIRM) == []
+
+
+# 3. A send returns or raises an error of ours, in time.
+
+
+def test_an_error_that_is_not_ours_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def send(*_: object) -> None:
+        raise RuntimeError("the test wants it")
+
+    monkeypatch.setattr(Diversion, "send", send)
+    assert_found(wrong_with(PLAIN, REFUSE), 3, "raised RuntimeError('the test wants it')")
+
+
+def test_a_send_that_takes_too_long_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Diversion.send
+
+    async def send(*given: Any) -> None:
+        await asyncio.sleep(60)
+        await real(*given)
+
+    monkeypatch.setattr(Diversion, "send", send)
+    assert_found(wrong_with(PLAIN, REFUSE), 3, "and may take 40.050 s")
+
+
+def test_an_error_that_is_only_logged_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def delivered(_reader: BacklogReader, _cargoes: list[Any]) -> None:
+        logging.getLogger("pairbus.pairing").error("the test wants it")
+
+    monkeypatch.setattr(BacklogReader, "delivered", delivered)
+    assert_found(wrong_with(PLAIN, REFUSE), 3, "an error was logged: the test wants it")
+
+
+# 4. A session arrives in order, where that is wanted.
+
+
+def test_a_session_that_is_out_of_order_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def without_followers(_route: object, parcel: Any, _started_s: float) -> Any:
+        return parcel
+
+    monkeypatch.setattr(ordered_route.OrderedRoute, "_without_followers", without_followers)
+    busy = Mishap(kind=Kind.DIE, at_s=5.0, lasts_s=45.0, process="syphon")
+    assert_found(wrong_with(VISITS, REFUSE, busy, keeps_order=True), 4, "came to 'visits' before")
+
+
+# 5. Pings come at their interval, and while an entity is failed over.
+
+
+def test_too_many_pings_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def ticks(interval_s: float, _begin_s: float) -> None:
+        await asyncio.sleep(interval_s / 10)
+
+    monkeypatch.setattr("pairbus.pairing.entity.ticks", ticks)
+    assert_found(wrong_with(PLAIN, REFUSE), 5, "'plain' of app-1 was pinged")
+
+
+def test_too_few_pings_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def ticks(interval_s: float, _begin_s: float) -> None:
+        await asyncio.sleep(interval_s * 10)
+
+    monkeypatch.setattr("pairbus.pairing.entity.ticks", ticks)
+    assert_found(wrong_with(PLAIN, REFUSE), 5, "'plain' of app-1 was not pinged from")
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+def test_pings_of_a_healthy_entity_are_found(monkeypatch: pytest.MonkeyPatch, is_told: bool) -> None:
+    real = PairedEntity._ping
+
+    async def twice(entity: PairedEntity) -> None:
+        await real(entity)
+        await asyncio.sleep(30)
+        await ping.ping(entity._primary, entity.path)
+        if is_told:
+            entity._listeners.tell(PingSent(at=entity._since, path=entity.path, cause=None))
+
+    monkeypatch.setattr(PairedEntity, "_ping", twice)
+    wrong = wrong_with(PLAIN, REFUSE)
+    assert_found(wrong, 5, "the primary saw a ping of 'plain'")
+    assert any("when it was not failed over" in one for one in wrong) is is_told
+
+
+# 6. In the end everybody is healthy, and nothing is left.
+
+
+def test_an_entity_that_stays_failed_over_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = PairedEntity.signal
+
+    def signal(entity: PairedEntity, what: Signal) -> None:
+        if what is not Signal.ANSWERED:
+            real(entity, what)
+
+    monkeypatch.setattr(PairedEntity, "signal", signal)
+    assert_found(wrong_with(PLAIN, REFUSE), 6, "in the end 'plain' is failed over for app-1")
+
+
+def test_messages_that_nobody_brings_home_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def start(_syphon: InProcessSyphon) -> None:
+        """Do nothing."""
+
+    monkeypatch.setattr(InProcessSyphon, "start", start)
+    assert_found(wrong_with(PLAIN, REFUSE), 6, "in the end 'contoso/x-servicebus-transfer/0' has ")
+
+
+def test_messages_that_are_diverted_though_all_is_well_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pairbus.pairing.ordered_route.SessionOrder.follows", lambda *_: True)
+    monkeypatch.setattr(PairedEntity, "_set_direct", lambda entity: setattr(entity, "is_direct", False))
+    assert_found(wrong_with(VISITS, REFUSE, keeps_order=True), 6, "all was well, and yet app-1 has diverted 1 messages")
+
+
+def test_a_task_that_is_left_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[asyncio.Task[None]] = []
+
+    async def close(_destination: Destination) -> None:
+        kept.append(asyncio.get_running_loop().create_task(asyncio.sleep(1_000_000)))
+
+    monkeypatch.setattr(Destination, "close", close)
+    wrong = wrong_with(PLAIN, REFUSE)
+    assert any("the run has broken off" in one and "left tasks behind" in one for one in wrong), wrong
+
+
+# 7. What is received is what was sent.
+
+
+def test_a_property_that_is_not_restored_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Destination.send
+
+    async def send(destination: Destination, payloads: list[bytes]) -> None:
+        await real(destination, [payload.replace(b"number", b"nUmber") for payload in payloads])
+
+    monkeypatch.setattr(Destination, "send", send)
+    assert_found(wrong_with(PLAIN, REFUSE), 7, "with application_properties = ")
+
+
+def test_a_message_that_comes_as_it_lay_in_the_backlog_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BacklogReader, "restored", lambda _reader, cargo: cargo.payload)
+    assert_found(wrong_with(PLAIN, REFUSE), 7, "'x-ms-path': 'plain'")
