@@ -101,7 +101,8 @@ class _Stage:
         for process in plan.processes:
             await self._start(process)
         await self._havoc.run(plan.mishaps)
-        await asyncio.gather(*self._sending, return_exceptions=True)
+        while pending := [task for task in self._sending if not task.done()]:
+            await asyncio.wait(pending)  # a process that was started again has more to send then
         await asyncio.gather(*self._havoc.ending)
         await self._calm_down()
         await self._send_last()
