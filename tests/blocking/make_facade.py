@@ -53,7 +53,7 @@ NOT_FOR_APPLICATIONS: Final[dict[type, set[str]]] = {
     MessagingFactory: FOR_PARTS,
     MessageSender: {"pair"},
     SendAvailabilityPairedNamespaceOptions: {"pair"},
-    NamespacePair: {"route", "start", "close"},
+    NamespacePair: {"route", "start", "abort", "close"},
 }
 
 MADE_FOR_APPLICATIONS: Final = (Part, NamespacePair)

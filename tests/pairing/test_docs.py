@@ -30,9 +30,9 @@ from pairbus.pairing import (
     SyphonStatus,
 )
 from pairbus.pairing.backlog import backlog_description
-from pairbus.pairing.dead_letter_reason import DeadLetterReason
-from pairbus.pairing.delivery_rules import DELIVERY_RULES
 from pairbus.pairing.policy import TRANSITIONS, Signal
+from pairbus.pairing.pump.dead_letter_reason import DeadLetterReason
+from pairbus.pairing.pump.delivery_rules import DELIVERY_RULES
 from tests.docs.snippets import ROOT
 from tests.docs.tables import code, codes, rows_of
 
@@ -181,7 +181,7 @@ def value_of(text: str) -> Any:
 
 def test_every_method_of_a_pair_is_listed_with_its_arguments() -> None:
     told = {code(row[0]) for row in rows_of(REFERENCE, "method", "what it does")}
-    for_senders = {"route", "start", "close"}
+    for_senders = {"route", "start", "abort", "close"}
     methods = {name: one for name, one in inspect.getmembers(NamespacePair, inspect.isfunction) if name[0] != "_"}
     assert told == {
         f"{name}({', '.join([*inspect.signature(one).parameters][1:])})"
@@ -299,7 +299,7 @@ def logged_texts() -> set[str]:
     """The texts of what the room logs, as patterns."""
     calls = (
         node
-        for file in (ROOT / "src" / "pairbus" / "pairing").glob("*.py")
+        for file in (ROOT / "src" / "pairbus" / "pairing").rglob("*.py")
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
         if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("_log.")
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pairbus.pairing.ahead import Ahead
+from pairbus.pairing.pump.ahead import Ahead
 
 LINE = ("visits", "a")
 

@@ -11,7 +11,8 @@ import pytest
 
 from pairbus.broker import AuthorizationRule, Right
 from pairbus.client.errors import EntityNotFoundError, UnauthorizedError
-from pairbus.pairing.pump import InProcessSyphon, engine
+from pairbus.pairing.engines import find_engine
+from pairbus.pairing.pump import InProcessSyphon
 from pairbus.pairing.syphon import TimeToLive
 from pairbus.server.amqp.consumer import Consumer
 from tests.faults import world as worlds
@@ -101,7 +102,7 @@ def test_c14_a_destination_that_nothing_goes_to_is_let_go_of() -> None:
 
 
 def test_c14_the_engine_makes_syphons() -> None:
-    assert engine is InProcessSyphon
+    assert find_engine("in-process") is InProcessSyphon
 
 
 def test_c14_a_missing_backlog_queue_is_told_at_the_start() -> None:

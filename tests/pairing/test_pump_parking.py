@@ -10,7 +10,7 @@ import pytest
 from pairbus.broker import QueueDescription
 from pairbus.client.message import BrokeredMessage, encode_brokered
 from pairbus.client.received_message import MessageState
-from pairbus.pairing.cargo import Cargo
+from pairbus.pairing.pump.cargo import Cargo
 from tests.pairing.pumping import Pumping, queues
 from tests.simulation.pair_world import PairWorld, run
 

@@ -759,9 +759,5 @@ class NamespacePair(Wrapper):
             max_wait_time,
         )
 
-    def abort(self) -> None:
-        """It does not come about: nothing is to be left of it."""
-        self._call(self._inner.abort)
-
 
 PairedNamespaceOptions.register(SendAvailabilityPairedNamespaceOptions)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib.metadata import entry_points
 from typing import Final
 
+from pairbus.pairing.pump import InProcessSyphon
 from pairbus.pairing.syphon import IN_PROCESS, SyphonEngine
 
 GROUP: Final = "pairbus.syphons"
@@ -14,8 +15,6 @@ GROUP: Final = "pairbus.syphons"
 def find_engine(name: str) -> SyphonEngine:
     """An engine by its name; raises ``ValueError`` if there is none such installed."""
     if name == IN_PROCESS:
-        from pairbus.pairing.pump import InProcessSyphon  # noqa: PLC0415
-
         return InProcessSyphon
     found = {entry.name: entry for entry in entry_points(group=GROUP)}
     if name not in found:

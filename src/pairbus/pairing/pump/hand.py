@@ -11,8 +11,8 @@ from typing import Final
 from pairbus.client.errors import MessageLockLostError, MessagingError
 from pairbus.client.received_message import ReceivedMessage
 from pairbus.client.receiver import MessageReceiver
-from pairbus.pairing.cargo import Cargo
-from pairbus.pairing.chores import Chores
+from pairbus.pairing.pump.cargo import Cargo
+from pairbus.pairing.pump.chores import Chores
 
 _log = logging.getLogger(__name__)
 

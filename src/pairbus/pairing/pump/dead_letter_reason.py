@@ -12,7 +12,7 @@ from pairbus.client.errors import (
     MessagingError,
 )
 from pairbus.dialect.transfer import TransferError
-from pairbus.pairing.cargo import InvalidDestinationError
+from pairbus.pairing.pump.cargo import InvalidDestinationError
 
 
 class DeadLetterReason(Enum):

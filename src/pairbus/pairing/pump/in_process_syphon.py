@@ -7,12 +7,12 @@ import logging
 from typing import Final
 
 from pairbus.client.errors import EntityNotFoundError, MessagingError, UnauthorizedError
-from pairbus.pairing.backlog_reader import BacklogReader
-from pairbus.pairing.cargo import key_of
-from pairbus.pairing.contact import Contact
-from pairbus.pairing.destination import Destination
+from pairbus.pairing.pump.backlog_reader import BacklogReader
+from pairbus.pairing.pump.cargo import key_of
+from pairbus.pairing.pump.contact import Contact
+from pairbus.pairing.pump.destination import Destination
 from pairbus.pairing.status import SyphonStatus
-from pairbus.pairing.syphon import IN_PROCESS, SyphonContext, SyphonEngine
+from pairbus.pairing.syphon import IN_PROCESS, SyphonContext
 
 _log = logging.getLogger(__name__)
 
@@ -135,6 +135,3 @@ def _check(looks: list[asyncio.Task[None]]) -> None:
             raise error
         if isinstance(error, MessagingError):
             _log.warning("a backlog queue is read as soon as it can be: %s", error)
-
-
-engine: SyphonEngine = InProcessSyphon

@@ -11,8 +11,8 @@ from pairbus.client.errors import InvalidMessageError, MessagingError
 from pairbus.client.received_message import MessageState, ReceivedMessage
 from pairbus.client.receiver import MessageReceiver
 from pairbus.dialect.transfer import TransferError, read_transfer
-from pairbus.pairing.ahead import Ahead, Line
-from pairbus.pairing.cargo import line_of, payload_of
+from pairbus.pairing.pump.ahead import Ahead, Line
+from pairbus.pairing.pump.cargo import line_of, payload_of
 
 _log = logging.getLogger(__name__)
 

@@ -10,11 +10,11 @@ from pairbus.client.errors import InvalidMessageError, MessagingError
 from pairbus.client.received_message import ReceivedMessage
 from pairbus.client.receiver import MessageReceiver
 from pairbus.dialect.transfer import TransferError
-from pairbus.pairing.cargo import Cargo
-from pairbus.pairing.chores import Chores
-from pairbus.pairing.dead_letter_reason import DeadLetterReason, reason_of
 from pairbus.pairing.events import Listener, MessageDeadLettered
-from pairbus.pairing.hand import Hand
+from pairbus.pairing.pump.cargo import Cargo
+from pairbus.pairing.pump.chores import Chores
+from pairbus.pairing.pump.dead_letter_reason import DeadLetterReason, reason_of
+from pairbus.pairing.pump.hand import Hand
 
 _log = logging.getLogger(__name__)
 

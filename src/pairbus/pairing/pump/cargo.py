@@ -5,7 +5,7 @@ from __future__ import annotations
 from pairbus.client.received_message import ReceivedMessage
 from pairbus.dialect.entity_path import split_entity_path
 from pairbus.dialect.transfer import Transfer, TransferError, read_transfer
-from pairbus.pairing.ahead import Line
+from pairbus.pairing.pump.ahead import Line
 
 
 class Cargo:

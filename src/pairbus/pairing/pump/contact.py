@@ -10,7 +10,7 @@ from typing import Final
 
 from pairbus.client.errors import MessagingError
 from pairbus.client.lane import Lane, Opener
-from pairbus.pairing.delivery_rules import is_silence
+from pairbus.pairing.pump.delivery_rules import is_silence
 
 _log = logging.getLogger(__name__)
 

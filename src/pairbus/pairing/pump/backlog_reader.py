@@ -11,18 +11,18 @@ from pairbus.client.errors import InvalidMessageError, InvalidRequestError, Mess
 from pairbus.client.received_message import ReceivedMessage
 from pairbus.client.receiver import MessageReceiver
 from pairbus.dialect.transfer import TransferError, restore
-from pairbus.pairing.ahead import Ahead, Line
-from pairbus.pairing.backlog_clock import BacklogClock
-from pairbus.pairing.cargo import Cargo, key_of, line_of, transfer_of
-from pairbus.pairing.channel import Channel
-from pairbus.pairing.chores import Chores
-from pairbus.pairing.contact import Contact
-from pairbus.pairing.dead_letter_reason import DeadLetterReason, reason_of
-from pairbus.pairing.dead_letters import DeadLetters
-from pairbus.pairing.destination import Destination
 from pairbus.pairing.events import Listener
-from pairbus.pairing.hand import Hand
-from pairbus.pairing.survey import Survey
+from pairbus.pairing.pump.ahead import Ahead, Line
+from pairbus.pairing.pump.backlog_clock import BacklogClock
+from pairbus.pairing.pump.cargo import Cargo, key_of, line_of, transfer_of
+from pairbus.pairing.pump.channel import Channel
+from pairbus.pairing.pump.chores import Chores
+from pairbus.pairing.pump.contact import Contact
+from pairbus.pairing.pump.dead_letter_reason import DeadLetterReason, reason_of
+from pairbus.pairing.pump.dead_letters import DeadLetters
+from pairbus.pairing.pump.destination import Destination
+from pairbus.pairing.pump.hand import Hand
+from pairbus.pairing.pump.survey import Survey
 from pairbus.pairing.syphon import SyphonSettings, TimeToLive
 
 _log = logging.getLogger(__name__)
@@ -31,6 +31,8 @@ _FIRST_PAUSE_S: Final = 1.0
 _LONGEST_PAUSE_S: Final = 30.0
 _SLOW_S: Final = 0.1
 _SLOWEST_S: Final = 2.0
+_IDLE_LOOK: Final = 4
+"""How many receives come back empty before an idle queue is looked at: that costs, too."""
 
 
 class BacklogReader:
@@ -67,6 +69,7 @@ class BacklogReader:
         self._reading: asyncio.Task[None] | None = None
         self._slow_s = _SLOW_S
         self._is_watching = False
+        self._empty_polls = 0
         self._is_behind = False
         """Whether more may have come since everything was looked at."""
 
@@ -120,7 +123,9 @@ class BacklogReader:
         finally:
             if looking is not None:
                 looking.cancel()
-        self._is_behind = True
+        self._empty_polls = 0 if messages else self._empty_polls + 1
+        if messages or self._empty_polls % _IDLE_LOOK == 0:  # others may have parked something, and died
+            self._is_behind = True
         if messages:
             self._survey.arrivals += 1
             cargoes = await self._admit(messages)

@@ -8,10 +8,10 @@ from typing import Final, Protocol
 
 from pairbus.client.errors import MessagingError, MessagingTimeoutError
 from pairbus.client.parcel import batch_bytes
-from pairbus.pairing.cargo import Cargo
-from pairbus.pairing.contact import Contact
-from pairbus.pairing.delivery_rules import Fate, fate_of, is_silence
-from pairbus.pairing.destination import Destination, Waiter
+from pairbus.pairing.pump.cargo import Cargo
+from pairbus.pairing.pump.contact import Contact
+from pairbus.pairing.pump.delivery_rules import Fate, fate_of, is_silence
+from pairbus.pairing.pump.destination import Destination, Waiter
 
 _AT_ONCE_S: Final = 1.0
 """A connection that is lost so soon was lost before."""

@@ -9,11 +9,11 @@ from heapq import heappop, heappush
 from typing import Final, Protocol
 
 from pairbus.client.errors import MessagingError
-from pairbus.pairing.ahead import Ahead, Line
-from pairbus.pairing.cargo import Cargo
-from pairbus.pairing.contact import Contact
-from pairbus.pairing.delivery import Delivery, Desk
-from pairbus.pairing.destination import Destination
+from pairbus.pairing.pump.ahead import Ahead, Line
+from pairbus.pairing.pump.cargo import Cargo
+from pairbus.pairing.pump.contact import Contact
+from pairbus.pairing.pump.delivery import Delivery, Desk
+from pairbus.pairing.pump.destination import Destination
 
 _log = logging.getLogger(__name__)
 

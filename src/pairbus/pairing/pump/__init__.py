@@ -1,0 +1,8 @@
+"""The syphon that runs in the process of an application, and needs nothing else."""
+
+from __future__ import annotations
+
+from pairbus.pairing.pump.delivery_rules import DELIVERY_RULES, Fate
+from pairbus.pairing.pump.in_process_syphon import InProcessSyphon
+
+__all__ = ["DELIVERY_RULES", "Fate", "InProcessSyphon"]
