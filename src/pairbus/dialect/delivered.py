@@ -31,7 +31,7 @@ from pairbus.wire import (
 )
 
 _LONGEST_TTL_MS: Final = 0xFFFFFFFF
-_OURS: Final = frozenset(
+STAMPED: Final = frozenset(
     {
         DEAD_LETTER_SOURCE,
         ENQUEUE_SEQUENCE_NUMBER,
@@ -193,7 +193,7 @@ def _message_annotations(sections: Sections, facts: Stamp) -> bytes:
         count += 2
     if MESSAGE_ANNOTATIONS in sections.spans:
         for name, value in sections.message_annotations().items():
-            if name not in _OURS:
+            if name not in STAMPED:
                 body += encode(name) + encode(value)
                 count += 2
     return _ANNOTATIONS + _MAP32.pack(len(body) + 4, count) + body

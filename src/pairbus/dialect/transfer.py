@@ -7,17 +7,9 @@ from contextlib import contextmanager
 from struct import Struct
 from typing import Any, Final, NamedTuple
 
-from pairbus.dialect.annotations import (
-    DEAD_LETTER_SOURCE,
-    ENQUEUE_SEQUENCE_NUMBER,
-    ENQUEUED_TIME,
-    LOCK_TOKEN,
-    LOCKED_UNTIL,
-    MESSAGE_STATE,
-    PARTITION_ID,
-    SEQUENCE_NUMBER,
-)
+from pairbus.dialect.annotations import LOCK_TOKEN
 from pairbus.dialect.annotations import SCHEDULED_ENQUEUE_TIME as SCHEDULED_ANNOTATION
+from pairbus.dialect.delivered import STAMPED
 from pairbus.dialect.sent import check_sections
 from pairbus.wire import (
     APPLICATION_PROPERTIES,
@@ -47,19 +39,6 @@ RESERVED: Final = frozenset({PATH, SESSION_ID, TIME_TO_LIVE, SCHEDULED_ENQUEUE_T
 
 _LOCK: Final = frozenset({LOCK_TOKEN})
 _SCHEDULED: Final = frozenset({SCHEDULED_ANNOTATION})
-_STAMPED: Final = frozenset(
-    {
-        DEAD_LETTER_SOURCE,
-        ENQUEUE_SEQUENCE_NUMBER,
-        ENQUEUED_TIME,
-        LOCKED_UNTIL,
-        MESSAGE_STATE,
-        PARTITION_ID,
-        SEQUENCE_NUMBER,
-    }
-)
-"""What only the service says of a message, when it delivers it."""
-
 _LONGEST_TTL_MS: Final = 0xFFFFFFFF
 _LONGEST_MS: Final = (1 << 63) - 1
 _LATEST_MS: Final = 253_402_300_799_999
@@ -245,7 +224,7 @@ def _kept(transfer: Transfer) -> list[bytes]:
 
 def _restored_annotations(sections: Sections, transfer: Transfer) -> list[bytes]:
     """A time in the message itself is the one that it was enqueued in the backlog at, so it goes as well."""
-    pairs = _without(_pairs(sections, MESSAGE_ANNOTATIONS), _STAMPED | _SCHEDULED)
+    pairs = _without(_pairs(sections, MESSAGE_ANNOTATIONS), STAMPED | _SCHEDULED)
     if transfer.scheduled_ms is not None:
         pairs.append(encode(Symbol(SCHEDULED_ANNOTATION)) + encode(Timestamp(transfer.scheduled_ms)))
     return pairs
