@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 from pairbus import MessagingFactory, NamespaceManager, SendAvailabilityPairedNamespaceOptions
 from pairbus.broker import Right
 from pairbus.cli.main import app
+from pairbus.pairing.backlog import ensure_backlog_queues
 from pairbus.testing import RunningNamespace, running_namespace
 from tests.cli.test_cli import ENVIRONMENT, PAIRBUS, PATIENCE_S, reason, run
 from tests.cli.test_pair import Namespaces, nobody, options, with_key
@@ -43,6 +44,14 @@ def paths_of(namespace: RunningNamespace) -> list[str]:
             return [queue.path for queue in await manager.get_queues()]
 
     return asyncio.run(listing())
+
+
+def make_backlog(namespaces: Namespaces, name: str, count: int) -> None:
+    async def making() -> None:
+        async with NamespaceManager.from_connection_string(namespaces.secondary.connection_string) as manager:
+            await ensure_backlog_queues(manager, name, count)
+
+    asyncio.run(making())
 
 
 def count_in(namespace: RunningNamespace, name: str) -> int:
@@ -83,6 +92,7 @@ def beside_a_syphon(namespaces: Namespaces, name: str, work: Callable[[], T]) ->
 
 
 def test_c21_a_drill_with_a_syphon_of_its_own_leaves_nothing_behind(namespaces: Namespaces, name: str) -> None:
+    make_backlog(namespaces, name, 2)
     before = paths_of(namespaces.primary)
     done = run("drill", *namespaces.options, "--backlog-queues", 2, "--name", name, "--syphon")
     assert (done.returncode, done.stderr) == (0, "")
@@ -103,6 +113,7 @@ def test_c21_a_drill_is_brought_home_by_a_syphon_elsewhere(namespaces: Namespace
 
 
 def test_c21_a_drill_that_nobody_brings_home_is_code_1(namespaces: Namespaces, name: str) -> None:
+    make_backlog(namespaces, name, 1)
     done = run("drill", *namespaces.options, "--backlog-queues", 1, "--name", name, "--timeout", 1)
     assert (done.returncode, done.stdout) == (1, "")
     assert "nobody has brought it home" in reason(done)
@@ -149,8 +160,16 @@ def test_a_secondary_that_is_down_is_code_1(namespaces: Namespaces, name: str) -
     with nobody() as secondary:
         done = run("drill", *options(namespaces.primary.connection_string, secondary), "--name", name, "--syphon")
     assert done.returncode == 1
-    assert "cannot be paired with" in reason(done)
+    assert "the secondary namespace does not tell its queues" in reason(done)
     assert "secret" not in done.stderr
+
+
+def test_c21_a_drill_makes_no_backlog_queues(namespaces: Namespaces, name: str) -> None:
+    make_backlog(namespaces, name, 2)
+    done = run("drill", *namespaces.options, "--backlog-queues", 3, "--name", name, "--syphon")
+    assert done.returncode == 1
+    assert f"has no '{name}/x-servicebus-transfer/2' (1 of 3 are missing)" in reason(done)
+    assert len([path for path in paths_of(namespaces.secondary) if path.startswith(name)]) == 2
 
 
 def test_a_key_of_the_primary_that_may_not_manage_is_code_1(namespaces: Namespaces, name: str) -> None:

@@ -88,7 +88,7 @@ def is_told(run: Run) -> Iterator[str]:
             yield f"{sent.id} is still on its way"
         elif sent.outcome is Outcome.RAISED and not isinstance(sent.error, MessagingError):
             yield f"sending {sent.id} raised {sent.error!r}"
-        elif sent.outcome is not Outcome.KILLED and sent.took_s > sent.limit_s:
+        elif sent.outcome in {Outcome.RETURNED, Outcome.RAISED} and sent.took_s > sent.limit_s:
             yield f"sending {sent.id} took {sent.took_s:.3f} s, and may take {sent.limit_s:.3f} s"
     yield from (f"an error was logged: {text}" for text in run.logged)
 
@@ -104,7 +104,7 @@ def is_in_order(run: Run) -> Iterator[str]:
                 first = {one.id: _first(arrived.get(place, {}).get(one.id, [])) for one in line}
                 there = [one for one in line if first[one.id] is not None]
                 for before, after in pairwise(there):
-                    if before.began_s < after.began_s and _number(first[before.id]) > _number(first[after.id]):
+                    if before.ended_s <= after.began_s and _number(first[before.id]) > _number(first[after.id]):
                         yield f"of session '{session}' of {sender}, {after.id} came to '{place}' before {before.id}"
 
 

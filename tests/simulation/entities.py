@@ -56,4 +56,5 @@ ENTITIES: Final = (
     Entity(path="unique-visits", is_unique=True, has_sessions=True),
     Entity(path="news", subscriptions=("first", "second")),
     Entity(path="unique-news", is_unique=True, subscriptions=("first", "second")),
+    Entity(path="visit-news", has_sessions=True, subscriptions=("first", "second")),
 )

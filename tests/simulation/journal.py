@@ -21,6 +21,7 @@ class Outcome(Enum):
     RETURNED = "returned"
     RAISED = "raised"
     KILLED = "killed with its process"
+    GIVEN_UP = "given up by whoever sent it"
 
 
 @dataclass(slots=True, kw_only=True)

@@ -24,6 +24,8 @@ class Form(Enum):
     BATCH = "batch"
     BURST = "burst"
     """One by one, all at the same time."""
+    HASTY = "hasty"
+    """The same, by somebody who does not wait for long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,8 @@ class SenderPlan:
     path: str
     steps: tuple[Step, ...]
     sessions: int
+    is_brief: bool = False
+    """Whether it is made and closed each time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,10 +179,11 @@ class _Planner:
         steps: list[Step] = []
         is_heavy = random.random() < 0.05
         for at_s in sorted(self._time_s() for _ in range(random.randint(3, 10))):
-            form = random.choice((Form.ONE, Form.ONE, Form.ONE, Form.LIST, Form.BATCH, Form.BURST))
+            form = random.choice((Form.ONE, Form.ONE, Form.ONE, Form.LIST, Form.BATCH, Form.BURST, Form.HASTY))
             most = 60 if is_heavy else 6
             steps.append(Step(at_s, form, 1 if form is Form.ONE else random.randint(1, most)))
-        return SenderPlan(path=path, steps=tuple(steps), sessions=random.choice((1, 2, 4)))
+        is_brief = random.random() < 0.2
+        return SenderPlan(path=path, steps=tuple(steps), sessions=random.choice((1, 2, 4)), is_brief=is_brief)
 
     def _steadily(self) -> tuple[Step, ...]:
         """One message after the other, most of the time."""

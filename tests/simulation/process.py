@@ -13,6 +13,7 @@ from tests.simulation.pair_world import PRIMARY, SECONDARY, PairWorld, Road
 from tests.simulation.plan import ProcessPlan
 
 _PATIENCE_S: Final = 5.0
+_CLOSE_S: Final = 30.0
 
 
 class Process:
@@ -109,18 +110,20 @@ class Process:
         for task in self.tasks:
             task.cancel()
         await asyncio.sleep(_PATIENCE_S)
-        await asyncio.gather(*(factory.close() for factory in self._factories))
+        await self.close()
 
     async def leave(self) -> None:
-        """End it as an application does that closes what it has opened."""
+        """End it as an application does that closes what it has opened, whatever is on its way."""
+        await self.close()
         for task in self.tasks:
             task.cancel()
-        await self.close()
         self.is_dead = True
         self.died_s = self._world.loop.time()
 
     async def close(self) -> None:
-        await asyncio.gather(*(factory.close() for factory in self._factories))
+        """Close what it has opened, which does not take long whatever the namespaces do."""
+        closing = [self._world.timed("close", factory.close(), _CLOSE_S) for factory in self._factories]
+        await asyncio.gather(*closing)
 
 
 def _seconds(value: float) -> timedelta:

@@ -10,10 +10,14 @@ from typing import Any, Final
 import pytest
 
 from pairbus.client.errors import MessagingError
-from pairbus.pairing import ordered_route, ping
+from pairbus.client.lane import Lane
+from pairbus.client.message import encode_brokered
+from pairbus.client.parcel import Parcel
+from pairbus.pairing import ordered_route
 from pairbus.pairing.diversion import Diversion
 from pairbus.pairing.entity import PairedEntity
 from pairbus.pairing.events import PingSent
+from pairbus.pairing.ping import ping_message
 from pairbus.pairing.policy import Signal
 from pairbus.pairing.pump import InProcessSyphon
 from pairbus.pairing.pump.backlog_reader import BacklogReader
@@ -187,7 +191,9 @@ def test_pings_of_a_healthy_entity_are_found(monkeypatch: pytest.MonkeyPatch, is
     async def twice(entity: PairedEntity) -> None:
         await real(entity)
         await asyncio.sleep(30)
-        await ping.ping(entity._primary, entity.path)
+        lane = Lane(entity._primary, entity.path)
+        await lane.attempt(Parcel([encode_brokered(ping_message())]))
+        await lane.close()
         if is_told:
             entity._listeners.tell(PingSent(at=entity._since, path=entity.path, cause=None))
 

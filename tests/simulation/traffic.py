@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from random import Random
 from typing import Final
@@ -55,7 +56,7 @@ class Sending:
         self._random = Random(f"messages of {name}")  # noqa: S311 (it has to be repeatable)
         self._steps = [*plan.steps]
         self._number = 0
-        self._sender: MessageSender | None = None
+        self._factory: MessagingFactory | None = None
 
     @property
     def path(self) -> str:
@@ -63,23 +64,24 @@ class Sending:
 
     async def run(self, factory: MessagingFactory) -> None:
         """Send everything, one after the other; what another process has not come to if it was killed."""
-        self._sender = await factory.create_message_sender(self.path)
-        while self._steps:
-            step = self._steps.pop(0)
-            await asyncio.sleep(max(0.0, step.at_s - self._world.loop.time()))
-            await self._send(step)
+        self._factory = factory
+        sender = None if self._plan.is_brief else await factory.create_message_sender(self.path)
+        while self._steps and self._factory is factory:
+            await asyncio.sleep(max(0.0, self._steps[0].at_s - self._world.loop.time()))
+            if self._factory is factory:
+                await self._send(self._steps.pop(0), sender or await factory.create_message_sender(self.path))
 
     async def send_last(self) -> list[Sent]:
         """One more, plain message."""
-        assert self._sender is not None
+        assert self._factory is not None
+        sender = await self._factory.create_message_sender(self.path)
         sent = self._sent(self._message(is_plain=True))
-        await self._watched([sent], self._sender.send(sent.message))
+        await self._watched([sent], sender.send(sent.message))
+        await sender.close()
         return [sent]
 
-    async def _send(self, step: Step) -> None:
-        sender = self._sender
-        assert sender is not None
-        is_alone = step.form is not Form.BURST
+    async def _send(self, step: Step, sender: MessageSender) -> None:
+        is_alone = step.form not in {Form.BURST, Form.HASTY}
         sent = [self._sent(self._message(is_alone=is_alone), is_one_of_many=not is_alone) for _ in range(step.count)]
         messages = [one.message for one in sent]
         match step.form:
@@ -91,6 +93,18 @@ class Sending:
                 await self._watched(sent, sender.send_batch(messages))
             case Form.BURST:
                 await asyncio.gather(*(self._watched([one], sender.send(one.message)) for one in sent))
+            case Form.HASTY:
+                await asyncio.gather(*(self._hastily(one, sender) for one in sent))
+        if self._plan.is_brief:
+            await sender.close()
+
+    async def _hastily(self, sent: Sent, sender: MessageSender) -> None:
+        patience_s = self._random.choice((0.0, 0.002, 0.1, 3.0, 12.0)) * self._random.uniform(0.5, 1.5)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(patience_s):
+                await self._watched([sent], sender.send(sent.message))
+        if sent.outcome in {Outcome.KILLED, Outcome.UNDER_WAY}:
+            sent.outcome = Outcome.GIVEN_UP
 
     async def _watched(self, sent: list[Sent], work: object) -> None:
         loop, journal = self._world.loop, self._journal

@@ -26,6 +26,7 @@ from pairbus.cli.serve import fail
 from pairbus.client.errors import MessagingError, MessagingTimeoutError, UnauthorizedError
 from pairbus.client.management.namespace_manager import NamespaceManager
 from pairbus.pairing import DrillReport, NamespacePair, SendAvailabilityPairedNamespaceOptions
+from pairbus.pairing.backlog import backlog_path, in_groups, namespace_name
 
 _LONGEST_S: Final = 3_600
 
@@ -87,6 +88,7 @@ async def _drill(
         primary.manager() as manager,
     ):
         await _check_primary(manager)
+        await _check_backlog(backup_manager, primary_name or namespace_name(primary.endpoint), backlog_queue_count)
         options = SendAvailabilityPairedNamespaceOptions(
             backup_manager, backup, backlog_queue_count, enable_syphon=syphon, primary_name=primary_name
         )
@@ -108,6 +110,22 @@ async def _check_primary(manager: NamespaceManager) -> None:
         )
     except MessagingError as error:
         fail(f"a drill needs the primary namespace to be up: {one_line(error)}", FAILED)
+
+
+async def _check_backlog(manager: NamespaceManager, name: str, count: int) -> None:
+    """A drill makes no backlog queues: those that are missing are not read by anybody's syphon."""
+    paths = [backlog_path(name, index) for index in range(count)]
+    try:
+        exist = await in_groups(manager.queue_exists, paths)
+    except MessagingError as error:
+        fail(f"the secondary namespace does not tell its queues: {one_line(error)}", FAILED)
+    missing = [path for path, does_exist in zip(paths, exist, strict=True) if not does_exist]
+    if missing:
+        fail(
+            f"the secondary {manager.endpoint} has no '{missing[0]}' ({len(missing)} of {count} are missing); "
+            "--name and --backlog-queues have to be those of the pair, and pairbus pair makes what is missing",
+            FAILED,
+        )
 
 
 async def _run(pair: NamespacePair, manager: NamespaceManager, limit: timedelta, *, has_syphon: bool) -> DrillReport:

@@ -37,9 +37,9 @@ PRIMARY, SECONDARY = os.environ["{primary}"], os.environ["{secondary}"]
 
 async def main() -> None:
     async with (
-        MessagingFactory.from_connection_string(PRIMARY) as primary,
-        MessagingFactory.from_connection_string(SECONDARY) as secondary,
         NamespaceManager.from_connection_string(SECONDARY) as manager,
+        MessagingFactory.from_connection_string(SECONDARY) as secondary,
+        MessagingFactory.from_connection_string(PRIMARY) as primary,
     ):
         # In at least one process, usually one that receives, also: enable_syphon=True
         options = SendAvailabilityPairedNamespaceOptions(manager, secondary, {arguments})

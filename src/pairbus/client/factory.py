@@ -13,6 +13,7 @@ from typing import Final, Self
 
 from pairbus.client.amqp.authorization import Authorization
 from pairbus.client.amqp.connection import AmqpConnection
+from pairbus.client.amqp.link import AmqpLink
 from pairbus.client.amqp.receiving_link import ReceivingLink, Wish
 from pairbus.client.amqp.request_link import RequestLink
 from pairbus.client.amqp.sending_link import SendingLink
@@ -25,6 +26,7 @@ from pairbus.client.errors import (
     InvalidRequestError,
     MessagingError,
     MessagingTimeoutError,
+    UnauthorizedError,
 )
 from pairbus.client.paired_namespace import P, PairedNamespaceOptions, Pairing
 from pairbus.client.part import Part
@@ -424,19 +426,30 @@ class MessagingFactory:
         self._parts.pop(part, None)
 
     async def open_sending_link(self, path: str) -> SendingLink:
-        link = SendingLink((await self._authorized(path)).connection, path)
-        await link.attached(self._settings.attempt_s)
+        line = await self._authorized(path)
+        link = SendingLink(line.connection, path)
+        await self._attached(line, link, path)
         return link
 
     async def open_receiving_link(self, path: str, wish: Wish) -> ReceivingLink:
-        link = ReceivingLink((await self._authorized(path)).connection, path, wish)
-        await link.attached(self._settings.attempt_s)
+        line = await self._authorized(path)
+        link = ReceivingLink(line.connection, path, wish)
+        await self._attached(line, link, path)
         return link
 
     async def open_request_link(self, address: str, entity: str) -> RequestLink:
-        link = RequestLink((await self._authorized(entity)).connection, address, entity)
-        await link.attached(self._settings.attempt_s)
+        line = await self._authorized(entity)
+        link = RequestLink(line.connection, address, entity)
+        await self._attached(line, link, entity)
         return link
+
+    async def _attached(self, line: _Line, link: AmqpLink, path: str) -> None:
+        try:
+            await link.attached(self._settings.attempt_s)
+        except UnauthorizedError:
+            if line.authorization is not None:  # what the key may do can have been changed
+                line.authorization.forget(path)
+            raise
 
     async def _authorized(self, path: str) -> _Line:
         """The connection, with a token for an entity on it."""

@@ -58,6 +58,13 @@ class Authorization:
             task.add_done_callback(lambda task: self._end(path, task))
         await asyncio.shield(granted)
 
+    def forget(self, path: str) -> None:
+        """The token for an entity was not good enough: whoever asks again puts another one."""
+        self._granted.pop(path, None)
+        task = self._grants.pop(path, None)
+        if task is not None:
+            task.cancel()
+
     def _end(self, path: str, task: asyncio.Task[None]) -> None:
         if self._grants.get(path) is task:
             del self._grants[path]
