@@ -13,7 +13,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 # Compiled modules are kept: otherwise each of the many processes of a test run compiles everything anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup demo test slow check bench compiled fuzz model clean
+.PHONY: help setup demo test slow check bench compiled fuzz model simulate clean
 
 help:
 	@echo "make demo      run the demo"
@@ -23,6 +23,7 @@ help:
 	@echo "make bench     measure speed and memory"
 	@echo "make fuzz      fuzz the wire; RUNS=… says how many inputs"
 	@echo "make model     the broker beside its model; RUNS=… says how many runs"
+	@echo "make simulate  pairs in simulated outages; SEEDS=… says how many runs, SEED=… shows one of them"
 	@echo "make setup     make the virtual environment only"
 	@echo "make clean     remove everything that these have made"
 
@@ -79,6 +80,9 @@ fuzz: $(READY)
 
 model: $(READY)
 	PAIRBUS_MODEL_RUNS=$(or $(RUNS),20000) $(BIN)/pytest $(WORKERS) tests/broker/test_model.py
+
+simulate: $(READY)
+	$(BIN)/python -m tests.simulation $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),1000))$(if $(TRACE), --trace)
 
 clean:
 	rm -rf $(VENV) build dist tests/peers/node_modules .mypy_cache .pytest_cache .ruff_cache .hypothesis

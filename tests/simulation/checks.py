@@ -10,15 +10,13 @@ from pairbus.client.errors import MessagingError
 from pairbus.client.received_message import ReceivedMessage
 from pairbus.pairing import EntityChanged, EntityState, PingSent
 from tests.simulation.journal import Outcome, Received, Sent
+from tests.simulation.mishap import Kind
 from tests.simulation.process import Process
 from tests.simulation.simulation import Run
 
 _MOMENT_S: Final = 0.05
 _PING_ATTEMPTS: Final = 2
 """A link is opened for a ping, and then the answer is waited for; each may take an attempt's time."""
-
-_DETACH_S: Final = 5.0
-"""How long it may take to close that link."""
 
 _COMPARED: Final = (
     "session_id",
@@ -161,7 +159,7 @@ def _check_told(process: Process, path: str, periods: list[Period]) -> Iterator[
     for at_s in told:
         if not any(_is_within(at_s, period) for period in periods):
             yield f"{who} was pinged at {at_s:.3f} s, when it was not failed over"
-    patience_s = plan.ping_s + _PING_ATTEMPTS * plan.attempt_s + _DETACH_S + _MOMENT_S
+    patience_s = plan.ping_s + _PING_ATTEMPTS * plan.attempt_s + _MOMENT_S
     for begin_s, end_s in periods:
         if end_s is None and process.died_s is None:
             continue  # it was deleted: the pings go on for ever
@@ -199,7 +197,7 @@ def _may_be_seen(run: Run, process: Process, at_s: float, period: Period) -> boo
     begin_s, end_s = period
     if at_s < begin_s + process.plan.ping_s:
         return False
-    late_s = _PING_ATTEMPTS * process.plan.attempt_s + _DETACH_S + _MOMENT_S
+    late_s = _PING_ATTEMPTS * process.plan.attempt_s + _MOMENT_S
     is_late = any(healed_s <= at_s <= healed_s + 1.0 for healed_s in run.journal.healed_s)  # it was held back
     return end_s is None or at_s <= end_s + late_s or is_late
 
@@ -233,5 +231,28 @@ def is_the_same(run: Run) -> Iterator[str]:
             yield f"{one.id} was enqueued in '{one.place}' at {one.message.enqueued_time}, before its time {scheduled}"
 
 
+def switches(run: Run) -> Iterator[str]:
+    """An entity fails over when its interval is over, and comes back when a ping is answered, or by hand."""
+    for process in run.processes:
+        failing_s: dict[str, float] = {}
+        answered_s: dict[str, float] = {}
+        by_hand = {one.path for one in run.plan.mishaps if one.kind is Kind.ENGAGE and one.process == process.plan.name}
+        for at_s, event in process.events:
+            if isinstance(event, PingSent) and event.cause is None:
+                answered_s[event.path] = at_s
+            if not isinstance(event, EntityChanged):
+                continue
+            who = f"'{event.path}' of {process.name}"
+            if event.state is EntityState.FAILING:
+                failing_s[event.path] = at_s
+            elif event.state is EntityState.FAILED_OVER:
+                waited_s = at_s - failing_s[event.path] if event.before is EntityState.FAILING else 0.0
+                if abs(waited_s - process.plan.failover_s) > _MOMENT_S:
+                    yield f"{who} failed over after {waited_s:.3f} s, and its interval is {process.plan.failover_s:g} s"
+            is_back = event.before is EntityState.FAILED_OVER and event.state is EntityState.HEALTHY
+            if is_back and answered_s.get(event.path) != at_s and not by_hand & {"", event.path}:
+                yield f"{who} came back at {at_s:.3f} s, and no ping was answered"
+
+
 Check = Callable[[Run], Iterator[str]]
-CHECKS: Final[tuple[Check, ...]] = (arrives, is_unique, is_told, is_in_order, pings, is_well, is_the_same)
+CHECKS: Final[tuple[Check, ...]] = (arrives, is_unique, is_told, is_in_order, pings, is_well, is_the_same, switches)

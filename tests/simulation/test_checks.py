@@ -18,7 +18,7 @@ from pairbus.pairing.diversion import Diversion
 from pairbus.pairing.entity import PairedEntity
 from pairbus.pairing.events import PingSent
 from pairbus.pairing.ping import ping_message
-from pairbus.pairing.policy import Signal
+from pairbus.pairing.policy import FailoverPolicy, Signal
 from pairbus.pairing.pump import InProcessSyphon
 from pairbus.pairing.pump.backlog_reader import BacklogReader
 from pairbus.pairing.pump.delivery_rules import Fate
@@ -258,3 +258,25 @@ def test_a_property_that_is_not_restored_is_found(monkeypatch: pytest.MonkeyPatc
 def test_a_message_that_comes_as_it_lay_in_the_backlog_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(BacklogReader, "restored", lambda _reader, cargo: cargo.payload)
     assert_found(wrong_with(PLAIN, REFUSE), 7, "'x-ms-path': 'plain'")
+
+
+# 8. An entity fails over when its interval is over, and comes back when a ping is answered.
+
+
+def test_a_failover_that_comes_too_early_or_too_late_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = FailoverPolicy.__init__
+
+    def init(policy: FailoverPolicy, failover_interval_s: float, now_s: float) -> None:
+        real(policy, failover_interval_s + 3.0, now_s)
+
+    monkeypatch.setattr(FailoverPolicy, "__init__", init)
+    assert_found(wrong_with(PLAIN, REFUSE), 8, "failed over after 3.000 s, and its interval is 0 s")
+
+
+def test_an_entity_that_comes_back_without_a_ping_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def hope(entity: PairedEntity) -> None:
+        await asyncio.sleep(4)
+        entity.signal(Signal.ANSWERED)
+
+    monkeypatch.setattr(PairedEntity, "_ping", hope)
+    assert_found(wrong_with(PLAIN, REFUSE), 8, "and no ping was answered")

@@ -83,7 +83,7 @@ def test_a_run_that_fails_tells_what_went_wrong_and_how_to_see_it_again(
     monkeypatch.setattr("tests.simulation.checks.CHECKS", (*CHECKS, never))
     assert main(["--first", "20", "--seeds", "1", "--jobs", "1"]) == 1
     told = capsys.readouterr().out
-    assert "wrong: 8. the test wants it" in told
+    assert "wrong: 9. the test wants it" in told
     assert "make simulate SEED=20" in told
     assert all(str(mishap) in told for mishap in make_plan(20).mishaps)
     assert told.endswith("1 failed: [20]\n")

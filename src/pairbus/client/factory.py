@@ -459,6 +459,14 @@ class MessagingFactory:
             await line.authorization.authorize(path)
         return line
 
+    async def greet(self, path: str) -> None:
+        """Have the namespace itself answer, whatever an entity does; raises ``MessagingError``."""
+        self.check_open()
+        line = await self._slot.get()
+        if line.authorization is not None:
+            line.authorization.forget(path)
+            await line.authorization.authorize(path)
+
     def reached(self) -> asyncio.Future[None]:
         """Done when the namespace is reached the next time: whoever waits to try again need not wait longer."""
         if self._reached is None or self._reached.done():

@@ -77,11 +77,10 @@ class Lane:
 
     async def attempt(self, parcel: Parcel) -> None:
         """Try once to send what is not confirmed yet of a parcel; raises ``MessagingError``."""
-        self._check_open()
-        link = self.ready
-        futures = await self._line_up(parcel) if link is None else parcel.hand_over(link)
-        if futures:
-            await parcel.confirmed(futures)
+        while parcel.unconfirmed:
+            self._check_open()
+            link = self.ready
+            await parcel.confirmed(await self._line_up(parcel) if link is None else parcel.hand_over(link))
 
     async def _line_up(self, parcel: Parcel) -> list[asyncio.Future[None]]:
         """Hand it over when there is a link, after those who came before."""

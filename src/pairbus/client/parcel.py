@@ -26,6 +26,9 @@ class Parcel:
         self.whole: Final = whole
         """Whether all of them have to go into one batch."""
 
+        self.in_turn = False
+        """Whether a batch is sent only when the one before it is confirmed, so that none overtakes another."""
+
         self._payloads = list(payloads)
         self._batches: list[list[bytes]] | None = None
 
@@ -41,7 +44,7 @@ class Parcel:
         if self._batches is None:
             self._batches = self._packed(link)
             self._payloads = []
-        return [_send(link, batch) for batch in self._batches]
+        return [_send(link, batch) for batch in (self._batches[:1] if self.in_turn else self._batches)]
 
     async def confirmed(self, futures: list[asyncio.Future[None]]) -> None:
         """Wait until all of it is confirmed; raises why something was not."""
@@ -49,8 +52,9 @@ class Parcel:
             await asyncio.wait(futures)
         finally:
             batches = self._batches or []
-            pairs = [pair for pair in zip(batches, futures, strict=True) if not _is_confirmed(pair[1])]
-            self._batches = [batch for batch, _ in pairs]
+            sent, rest = batches[: len(futures)], batches[len(futures) :]
+            pairs = [pair for pair in zip(sent, futures, strict=True) if not _is_confirmed(pair[1])]
+            self._batches = [*(batch for batch, _ in pairs), *rest]
             unsure = [future for _, future in pairs]
             for future in unsure:
                 future.cancel()

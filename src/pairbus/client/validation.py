@@ -34,7 +34,9 @@ def check_type(name: str, value: object, types: tuple[type, ...]) -> None:
     # A truth value is a number to Python, and a mistake to everybody else.
     if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
         wanted = " or ".join("None" if kind is NoneType else kind.__name__ for kind in types)
-        raise TypeError(f"{name} has to be {wanted}; {value!r:.100} is {type(value).__name__}")
+        # A text may be a connection string, and hold a key.
+        shown = "this is " if isinstance(value, str | bytes) else f"{value!r:.100} is "
+        raise TypeError(f"{name} has to be {wanted}; {shown}{type(value).__name__}")
 
 
 def check_value(name: str, value: object) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 
 from pairbus.client.errors import InvalidRequestError, MessagingError
 from pairbus.client.lane import Lane
@@ -39,6 +38,7 @@ class OrderedRoute(PairedRoute):
     async def _send(self, parcel: Parcel, failure: MessagingError | None, started_s: float) -> None:
         if not self._entity.is_diverting:
             parcel = await self._without_followers(parcel, started_s)
+            parcel.in_turn = any(session_of(payload) is not None for payload in parcel.unconfirmed)
         if parcel.unconfirmed:
             await super()._send(parcel, failure, started_s)
 
@@ -56,15 +56,24 @@ class OrderedRoute(PairedRoute):
         return Parcel([payload for payload, does_follow in pairs if not (does_follow or parcel.whole)])
 
     async def _divert(self, parcel: Parcel, started_s: float) -> None:
-        for group, stragglers in self._groups(parcel):
-            await self._divert_group(group, stragglers, started_s)
+        groups = [*self._groups(parcel)]
+        stragglers = [straggler for _, found in groups for straggler in found]
+        for straggler in stragglers:  # all at once: those whose turn comes later must not be let go meanwhile
+            straggler.in_flight += 1
+            straggler.version += 1
+        try:
+            for group, found in groups:
+                await self._divert_group(group, found, started_s)
+        finally:
+            for straggler in stragglers:
+                straggler.in_flight -= 1
 
     def _groups(self, parcel: Parcel) -> Iterator[tuple[Parcel, list[Straggler]]]:
         """What can go to one backlog queue together, with the sessions that are among it."""
         diverted = self._diverted(parcel)
         pairs = [*zip(diverted.unconfirmed, map(session_of, parcel.unconfirmed), strict=True)]
         found = {one: self._order.straggler(self._path, one) for _, one in pairs if one is not None}
-        if len({straggler.queue for straggler in found.values() if straggler.confirmed}) < 2:
+        if len({straggler.queue for straggler in found.values() if straggler.is_pinned}) < 2:
             yield diverted, [*found.values()]
             return
         if parcel.whole:
@@ -79,23 +88,31 @@ class OrderedRoute(PairedRoute):
         yield Parcel([payload for payload, one in pairs if one is None]), []
 
     async def _divert_group(self, diverted: Parcel, stragglers: list[Straggler], started_s: float) -> None:
-        for straggler in stragglers:
-            straggler.in_flight += 1
-            straggler.version += 1
+        if not stragglers:
+            await self._diversion.send(diverted, started_s)
+            return
+        diverted.in_turn = True
         before = len(diverted.unconfirmed)
-        choose = partial(self._choose_for, stragglers) if stragglers else None
+
+        def choose(now_s: float, _is_first: bool) -> Choice:
+            self._pin(stragglers, diverted, before)
+            return self._choose_for(stragglers, now_s)
+
         try:
             await self._diversion.send(diverted, started_s, choose)
         finally:
-            is_there = len(diverted.unconfirmed) < before
-            for straggler in stragglers:
-                straggler.in_flight -= 1
-                straggler.confirmed += is_there
+            self._pin(stragglers, diverted, before)
 
-    def _choose_for(self, stragglers: list[Straggler], now_s: float, _is_first: bool) -> Choice:
+    def _pin(self, stragglers: list[Straggler], diverted: Parcel, before: int) -> None:
+        """Where a part of it is, the rest has to go as well."""
+        if len(diverted.unconfirmed) < before:
+            for straggler in stragglers:
+                straggler.is_pinned = True
+
+    def _choose_for(self, stragglers: list[Straggler], now_s: float) -> Choice:
         """The backlog queue that others of these sessions are in; else the one that all senders would choose."""
         rotation = self._backlog.rotation
-        pinned = next((one.queue for one in stragglers if one.confirmed), None)
+        pinned = next((one.queue for one in stragglers if one.is_pinned), None)
         if pinned is None:
             queue = rotation.next_to(stragglers[0].queue)
             choice = Choice(rotation.due(now_s), was_due=True) if queue is None else Choice(queue)

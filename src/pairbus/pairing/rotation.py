@@ -12,7 +12,7 @@ from pairbus.client.errors import MessagingError, ServerBusyError
 _FIRST_PAUSE_S: Final = 1.0
 _LONGEST_PAUSE_S: Final = 60.0
 _BUSY_PAUSE_S: Final = 10.0
-_A_HAIR_S: Final = 0.001
+_A_HAIR_S: Final = 1e-6
 """How much before its time a timer may go off."""
 
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Final
 from zlib import crc32
 
-from pairbus.client.errors import MessagingError
+from pairbus.client.errors import MessagingError, UnauthorizedError
 from pairbus.client.factory import MessagingFactory
 from pairbus.client.received_message import ReceivedMessage
 from pairbus.client.receiver import MessageReceiver
@@ -35,13 +35,15 @@ Key = tuple[str, str]
 class Straggler:
     """A session of which messages lie in the backlog, or may do."""
 
-    __slots__ = ("confirmed", "held", "in_flight", "last", "queue", "version")
+    __slots__ = ("held", "in_flight", "is_pinned", "last", "queue", "version")
 
     def __init__(self, queue: int) -> None:
         self.queue = queue
         """The backlog queue that they are in, all of them: else their order would be lost."""
 
-        self.confirmed = 0
+        self.is_pinned = False
+        """Whether there are messages of it in that queue, or may be."""
+
         self.in_flight = 0
         self.version = 0
         """Goes up with every message that is sent there."""
@@ -79,6 +81,9 @@ class SessionOrder:
         self._scanned = [0] * len(queues)
         """The sequence number up to which each queue has been looked through."""
 
+        self._heads = [0] * len(queues)
+        """The lowest sequence number that was in each queue last: it only goes up."""
+
         self._unseen = set(range(len(queues)))
         """The queues that have not been looked through yet."""
 
@@ -86,9 +91,13 @@ class SessionOrder:
 
     async def start(self) -> None:
         """Look what is there from before; a large backlog is looked through while we go on."""
-        with suppress(MessagingError, TimeoutError):
+        try:
             async with asyncio.timeout(_FIRST_LOOK_S):
                 await self._first_look()
+        except UnauthorizedError:
+            raise
+        except (MessagingError, TimeoutError) as error:
+            _log.warning("sessions go to the backlog until that can be looked through: %s", error)
         self._watching = asyncio.get_running_loop().create_task(self._watch())
 
     async def _first_look(self) -> None:
@@ -114,10 +123,10 @@ class SessionOrder:
         return self.is_looking or (path.lower(), session_id) in self._stragglers
 
     async def admitted(self, path: str, session_ids: Iterable[str]) -> None:
-        """Wait while sessions are held."""
-        for session_id in session_ids:
-            while (found := self._stragglers.get((path.lower(), session_id))) is not None and found.held is not None:
-                await asyncio.wait((found.held,))
+        """Wait until none of these sessions is held."""
+        keys = [(path.lower(), session_id) for session_id in session_ids]
+        while held := [one.held for key in keys if (one := self._stragglers.get(key)) and one.held is not None]:
+            await asyncio.wait(held)
 
     def straggler(self, path: str, session_id: str) -> Straggler:
         """The straggler that a session is from now on."""
@@ -152,17 +161,24 @@ class SessionOrder:
         before = {key: (straggler.version, straggler.last) for key, straggler in here.items()}
         gone = await self._gone(index, here)
         for key in gone:
-            straggler = here[key]
-            if straggler.version == before[key][0] and not straggler.in_flight:
+            if self._is_quiet(here[key], before[key][0]):
                 self._let_go(key)
         caught_up = await self._brought_home(index, [key for key in here if key in self._stragglers], before)
         for key in caught_up:
             await self._hold(index, key)
 
+    def _is_quiet(self, straggler: Straggler, version: int) -> bool:
+        """Whether nothing of it has been sent to the backlog since, or is on its way."""
+        return straggler.version == version and not straggler.in_flight
+
     async def _gone(self, index: int, here: dict[Key, Straggler]) -> list[Key]:
         """Those of which nothing is left in a queue, as far as it was looked through just now."""
         await self._scan(index, adopt=False)
         first = await self._first(index, 0)
+        if first is not None and first < self._heads[index]:  # the queue was made anew, and counts from one again
+            self._scanned[index] = 0
+            await self._scan(index, adopt=False)
+        self._heads[index] = first or self._heads[index]
         gone = [key for key, one in here.items() if first is None or one.last is None or one.last < first]
         left = [key for key in here if key not in set(gone)]
         for key in left[:_MOST_LOOKS]:
@@ -190,7 +206,8 @@ class SessionOrder:
         try:
             deadline_s = loop.time() + _HOLD_S
             while loop.time() < deadline_s:
-                if not straggler.in_flight and await self._gone(index, {key: straggler}):
+                version = straggler.version
+                if await self._gone(index, {key: straggler}) and self._is_quiet(straggler, version):
                     self._let_go(key)
                     return
                 await asyncio.sleep(_STEP_S)
@@ -219,7 +236,7 @@ class SessionOrder:
                 return
             if adopt:
                 found = self.straggler(path, session_id)
-                found.queue, found.confirmed = index, found.confirmed + 1
+                found.queue, found.is_pinned = index, True
             else:
                 known = self._stragglers.get((path.lower(), session_id))
                 if known is None or known.queue != index:

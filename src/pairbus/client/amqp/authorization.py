@@ -59,8 +59,11 @@ class Authorization:
         await asyncio.shield(granted)
 
     def forget(self, path: str) -> None:
-        """The token for an entity was not good enough: whoever asks again puts another one."""
-        self._granted.pop(path, None)
+        """Whoever asks for an entity next puts another token; one that is just being put is left alone."""
+        granted = self._granted.get(path)
+        if granted is None or not granted.done():
+            return
+        del self._granted[path]
         task = self._grants.pop(path, None)
         if task is not None:
             task.cancel()

@@ -6,10 +6,10 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 
-from pairbus.client.errors import MessagingError
-from pairbus.client.lane import Lane, Opener
+from pairbus.client.errors import MessagingError, MessagingTimeoutError
+from pairbus.client.lane import Opener
 from pairbus.pairing.pump.delivery_rules import is_silence
 
 _log = logging.getLogger(__name__)
@@ -18,10 +18,16 @@ _FIRST_PAUSE_S: Final = 1.0
 _LONGEST_PAUSE_S: Final = 30.0
 
 
+class Namespace(Opener, Protocol):
+    """A factory that can tell whether its namespace answers."""
+
+    async def greet(self, path: str) -> None: ...
+
+
 class Contact:
     """Shared by everything that delivers: while the namespace is away, nothing is tried but to reach it."""
 
-    def __init__(self, primary: Opener, on_change: Callable[[], None]) -> None:
+    def __init__(self, primary: Namespace, on_change: Callable[[], None]) -> None:
         self.cause: MessagingError | None = None
         """Why the namespace is away; ``None`` while it is not."""
 
@@ -70,18 +76,19 @@ class Contact:
         self._probing = None
 
     async def _probe(self, path: str) -> MessagingError | None:
-        """Attach a link, which costs no message. Any answer will do, be it that there is no such entity."""
-        lane = Lane(self._primary, path)
+        """Ask the namespace itself, and not the entity that was silent. Any answer will do."""
+        timeout_s = self._primary.send_attempt_s
         try:
-            await lane.link()
+            async with asyncio.timeout(timeout_s):
+                await self._primary.greet(path)
         except MessagingError as error:
             if is_silence(error):
                 return error
+        except TimeoutError:
+            return MessagingTimeoutError(f"the namespace did not answer within {timeout_s:g} s", entity=path)
         except Exception as error:  # noqa: BLE001 (whatever it is, it has to be tried again)
             _log.exception("the primary namespace could not be reached because of an unexpected error")
             return MessagingError(f"it could not be reached: {error!r}", entity=path)
-        finally:
-            await lane.close()
         self.answered()
         return None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Final
 
 from pairbus.client.errors import MessageLockLostError, MessagingError
@@ -24,6 +24,8 @@ _MOMENT_S: Final = 0.001
 _MOST_UNREMOVED: Final = 10_000
 
 Settle = Callable[[list[ReceivedMessage]], Awaitable[None]]
+Mark = tuple[datetime, str]
+"""When a message was enqueued in the backlog, and its id."""
 
 
 class Hand:
@@ -41,8 +43,9 @@ class Hand:
         self._cargoes: dict[int, Cargo] = {}
         self._room = asyncio.Event()
         self._done: list[Cargo] = []
-        self._unremoved: dict[int, None] = {}
-        """What has been delivered, and is still in the queue."""
+        self._unremoved: dict[int, Mark] = {}
+        """What has been delivered, and is still in the queue; a number alone tells no message from another, because a
+        queue that is made anew counts from one again."""
 
         self._is_completing = False
         self._is_renewing = False
@@ -64,7 +67,7 @@ class Hand:
         if not self._is_renewing:
             self._is_renewing = True
             self._chores.start(self._renew(lock.total_seconds() * _RENEW_AT))
-        if cargo.sequence not in self._unremoved:
+        if self._unremoved.get(cargo.sequence) != _mark(cargo):
             return True
         self.complete([cargo])
         return False
@@ -138,7 +141,7 @@ class Hand:
             if cargo.message.is_settled:
                 self._unremoved.pop(cargo.sequence, None)
             else:
-                self._unremoved[cargo.sequence] = None
+                self._unremoved[cargo.sequence] = _mark(cargo)
         while len(self._unremoved) > _MOST_UNREMOVED:
             self._unremoved.pop(next(iter(self._unremoved)))
 
@@ -179,3 +182,7 @@ class Hand:
             _log.info("the lock of a message of '%s' could not be renewed: %s", self._receiver.path, error)
             return not error.is_transient
         return True
+
+
+def _mark(cargo: Cargo) -> Mark:
+    return cargo.message.enqueued_time, str(cargo.message.message_id)
