@@ -14,6 +14,7 @@ from typing import Final, TypeVar
 
 from pairbus.client.endpoint import Endpoint
 from pairbus.client.errors import (
+    ClosedError,
     EntityAlreadyExistsError,
     EntityNotFoundError,
     InvalidRequestError,
@@ -132,6 +133,7 @@ class Backlog:
         self.max_batch_bytes = 0
         self._listeners = listeners
         self._returned: asyncio.Future[None] | None = None
+        self._is_closed = False
 
     async def connect(self) -> None:
         """Attach to all of them, so that it goes fast when they are needed; raises if not even one can be sent to.
@@ -181,6 +183,8 @@ class Backlog:
         """Wait until that one, or any, may be tried or works again; tells whether that is before the deadline."""
         loop = asyncio.get_running_loop()
         trial_s = self.rotation.trial_s(index)
+        if self._is_closed:
+            raise ClosedError("the pair has been closed")
         if self.factory.is_closed or (trial_s is not None and trial_s >= deadline_s):
             return False
         if self._returned is None or self._returned.done():
@@ -199,6 +203,7 @@ class Backlog:
         )
 
     async def close(self) -> None:
+        self._is_closed = True
         if self._returned is not None and not self._returned.done():
             self._returned.set_result(None)  # who waits for a queue is told that there are none any more
         await asyncio.gather(*(lane.close() for lane in self.lanes))

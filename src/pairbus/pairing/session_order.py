@@ -87,6 +87,10 @@ class SessionOrder:
         self._unseen = set(range(len(queues)))
         """The queues that have not been looked through yet."""
 
+        self._unreadable: set[int] = set()
+        self._looks = 0
+        """How many sessions have been looked for one by one."""
+
         self._watching: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -101,11 +105,14 @@ class SessionOrder:
         self._watching = asyncio.get_running_loop().create_task(self._watch())
 
     async def _first_look(self) -> None:
-        for index in sorted(self._unseen):
-            await self._scan(index, adopt=True)
-            self._unseen.discard(index)
-            if not self._unseen:
-                self._on_seen()
+        for index in range(len(self._queues)):
+            await self._see(index)
+
+    async def _see(self, index: int) -> None:
+        await self._scan(index, adopt=True)
+        self._unseen.discard(index)
+        if not self._unseen:
+            self._on_seen()
 
     # What senders ask.
 
@@ -142,12 +149,23 @@ class SessionOrder:
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(_POLL_S)
-            try:
-                await self._first_look()
-                for index in range(len(self._queues)):
-                    await self._look(index)
-            except MessagingError as error:
-                _log.info("the backlog cannot be looked through at the moment: %s", error)
+            for index in range(len(self._queues)):
+                await self._visit(index)
+
+    async def _visit(self, index: int) -> None:
+        """Look at one queue; whatever is wrong with it must not keep us from the others."""
+        try:
+            if index in self._unseen:
+                await self._see(index)
+            await self._look(index)
+        except MessagingError as error:
+            level = logging.DEBUG if index in self._unreadable else logging.WARNING
+            _log.log(level, "the backlog queue '%s' cannot be looked through: %s", self._queues[index], error)
+            self._unreadable.add(index)
+        except Exception:  # noqa: BLE001 (whatever it is, sessions must not stay in the backlog for ever)
+            _log.exception("the backlog queue '%s' could not be looked through", self._queues[index])
+        else:
+            self._unreadable.discard(index)
 
     async def _look(self, index: int) -> None:
         """Let go of the sessions that have nothing in a queue any more."""
@@ -180,19 +198,25 @@ class SessionOrder:
             await self._scan(index, adopt=False)
         self._heads[index] = first or self._heads[index]
         gone = [key for key, one in here.items() if first is None or one.last is None or one.last < first]
-        left = [key for key in here if key not in set(gone)]
-        for key in left[:_MOST_LOOKS]:
+        known = set(gone)
+        for key in self._some([key for key in here if key not in known]):
             last = here[key].last
             if last is not None and await self._first(index, last) != last:
                 gone.append(key)
         return gone
+
+    def _some(self, keys: list[Key]) -> list[Key]:
+        """As many as are looked for in a round: others each time."""
+        begin = self._looks % max(1, len(keys))
+        self._looks += _MOST_LOOKS
+        return (keys[begin:] + keys[:begin])[:_MOST_LOOKS]
 
     async def _brought_home(
         self, index: int, keys: Iterable[Key], before: dict[Key, tuple[int, int | None]]
     ) -> list[Key]:
         """Those that are sent to all the time, and of which everything was brought home that was there before."""
         found = []
-        for key in [*keys][:_MOST_LOOKS]:
+        for key in self._some([*keys]):
             last = before[key][1]
             if last is not None and self._stragglers[key].last != last and await self._first(index, last) != last:
                 found.append(key)
@@ -201,19 +225,24 @@ class SessionOrder:
     async def _hold(self, index: int, key: Key) -> None:
         """Keep new messages of a session waiting for a moment, in which the last of the old ones comes home."""
         straggler = self._stragglers[key]
-        loop = asyncio.get_running_loop()
-        straggler.held = loop.create_future()
+        straggler.held = asyncio.get_running_loop().create_future()
         try:
-            deadline_s = loop.time() + _HOLD_S
-            while loop.time() < deadline_s:
-                version = straggler.version
-                if await self._gone(index, {key: straggler}) and self._is_quiet(straggler, version):
-                    self._let_go(key)
-                    return
-                await asyncio.sleep(_STEP_S)
+            async with asyncio.timeout(_HOLD_S):
+                while not await self._is_let_go(index, key, straggler):  # noqa: ASYNC110 (nobody tells)
+                    await asyncio.sleep(_STEP_S)
+        except TimeoutError as error:
+            if isinstance(error, MessagingError):
+                raise
         finally:
             straggler.held.set_result(None)
             straggler.held = None
+
+    async def _is_let_go(self, index: int, key: Key, straggler: Straggler) -> bool:
+        version = straggler.version
+        if not await self._gone(index, {key: straggler}) or not self._is_quiet(straggler, version):
+            return False
+        self._let_go(key)
+        return True
 
     def _let_go(self, key: Key) -> None:
         del self._stragglers[key]
