@@ -243,7 +243,7 @@ def pair(primary: str, said: PairedNamespaceOptions[NamespacePair]) -> None:
     ],
 )
 def test_c4_a_namespace_is_not_paired_with_itself_however_it_is_spelled(primary: str, secondary: str) -> None:
-    with pytest.raises(ValueError, match="is the primary; a secondary namespace is another one"):
+    with pytest.raises(ValueError, match="which is the primary; the secondary is another namespace"):
         pair(primary, options(secondary))
 
 
@@ -267,7 +267,7 @@ def test_c4_namespaces_on_one_machine_may_be_a_pair() -> None:
     ("primary", "secondary"), [(PRIMARY, SECONDARY), ("amqp://localhost:5672", "amqp://localhost:5673")]
 )
 def test_c4_a_manager_of_the_primary_does_not_make_backlog_queues_there(primary: str, secondary: str) -> None:
-    with pytest.raises(ValueError, match="is the primary; a secondary namespace is another one"):
+    with pytest.raises(ValueError, match="which is the primary; the secondary is another namespace"):
         pair(primary, options(secondary, manager=primary))
 
 

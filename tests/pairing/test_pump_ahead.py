@@ -45,6 +45,8 @@ def test_a_session_is_clear_when_nobody_else_has_an_earlier_message_of_it() -> N
     assert ahead.is_clear(5, LINE)
     assert not ahead.is_clear(8, LINE)
     ahead.received(7)
+    assert not ahead.is_clear(8, LINE)  # it has come, and is not at hand yet
+    assert ahead.gone(7) == LINE
     assert ahead.is_clear(8, LINE)
     assert ahead.gone(7) is None
 
@@ -61,7 +63,6 @@ def test_it_knows_what_a_naive_model_knows(steps: list[tuple[str, int]]) -> None
                 ahead.received(number)
                 if number > top:
                     known.add(number)
-                others.discard(number)
                 top = max(top, number)
             case "looked":
                 ahead.looked(number)

@@ -314,7 +314,7 @@ def test_c20_a_client_that_was_started_again_looks_first(count: int) -> None:
     run(scenario)
 
 
-def test_c20_a_client_that_cannot_look_through_the_backlog_yet_sends_sessions_there() -> None:
+def test_c20_sessions_wait_until_a_client_that_begins_has_looked_through_the_backlog() -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await _ordered(world, count=2)
         scene.pair.engage()
@@ -324,13 +324,14 @@ def test_c20_a_client_that_cannot_look_through_the_backlog_yet_sends_sessions_th
         host.deny = lambda operation, _: "it is busy" if operation == Operation.PEEK_MESSAGE else None
         again = await _ordered(world, count=2, create=False)
         sender, orders = await again.sender(VISITS), await again.sender()
-        await sender.send(visit("2", "a"))
-        await sender.send(visit("1", "new"))
+        waiting = [begin(sender.send(visit("2", "a"))), begin(sender.send(visit("1", "new")))]
         await orders.send(letter("none"))
+        await asyncio.sleep(30)
+        assert not any(send.done() for send in waiting)
         assert await again.home(VISITS) == []
         assert await again.home() == [b"none"]
         host.deny = lambda *_: None
-        await asyncio.sleep(30)
+        await asyncio.gather(*waiting)
         await again.bring_all_home()
         await asyncio.sleep(SOON_S)
         await sender.send(visit("3", "a"))

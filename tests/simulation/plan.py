@@ -115,12 +115,13 @@ class _Planner:
         self._seed = seed
         self._random = Random(f"plan {seed}")  # noqa: S311 (it has to be repeatable)
         self._length_s = self._random.choice((60.0, 120.0, 240.0))
+        self._keeps_order = self._random.random() < 0.25
         self._moments_s = [self._random.uniform(0.0, self._length_s) for _ in range(4)]
         """Times around which much happens, so that it happens at the same time."""
 
     def plan(self) -> Plan:
         random = self._random
-        keeps_order = random.random() < 0.25
+        keeps_order = self._keeps_order
         entities = tuple(sorted(random.sample(ENTITIES, random.choice((1, 2, 3))), key=lambda one: one.path))
         if keeps_order and not any(one.has_sessions for one in entities):
             entities += (ENTITIES[2],)
@@ -158,8 +159,13 @@ class _Planner:
             enable_syphon=random.random() < 0.25,
             max_messages=random.choice((1, 3, 200)),
             long_poll_s=random.choice((60.0, 900.0)),
-            senders=tuple(self._sender(random.choice(entities).path) for _ in range(self._few(3))),
+            senders=tuple(self._sender(self._path(entities)) for _ in range(self._few(3))),
         )
+
+    def _path(self, entities: tuple[Entity, ...]) -> str:
+        """Where to; where order is kept, to where there is order."""
+        ordered = [one for one in entities if one.has_sessions] if self._keeps_order else []
+        return self._random.choice(ordered or entities).path
 
     def _syphon(self, name: str, queues: int) -> ProcessPlan:
         random = self._random
@@ -174,8 +180,8 @@ class _Planner:
 
     def _sender(self, path: str) -> SenderPlan:
         random = self._random
-        if random.random() < 0.2:
-            return SenderPlan(path=path, steps=self._steadily(), sessions=1)
+        if random.random() < (0.6 if self._keeps_order else 0.1):
+            return SenderPlan(path=path, steps=self._steadily(), sessions=random.choice((1, 2)))
         steps: list[Step] = []
         is_heavy = random.random() < 0.05
         for at_s in sorted(self._time_s() for _ in range(random.randint(3, 10))):
@@ -187,8 +193,8 @@ class _Planner:
 
     def _steadily(self) -> tuple[Step, ...]:
         """One message after the other, most of the time."""
-        pace_s = self._random.choice((0.1, 0.7, 3.0))
-        begin_s = self._time_s()
+        pace_s = self._random.choice((0.05, 0.3, 1.0, self._length_s / 40))
+        begin_s = self._time_s() / 2
         return tuple(Step(round(begin_s + number * pace_s, 3), Form.ONE, 1) for number in range(40))
 
     def _time_s(self) -> float:

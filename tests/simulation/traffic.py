@@ -66,10 +66,11 @@ class Sending:
         """Send everything, one after the other; what another process has not come to if it was killed."""
         self._factory = factory
         sender = None if self._plan.is_brief else await factory.create_message_sender(self.path)
-        while self._steps and self._factory is factory:
+        while self._steps:
             await asyncio.sleep(max(0.0, self._steps[0].at_s - self._world.loop.time()))
-            if self._factory is factory:
-                await self._send(self._steps.pop(0), sender or await factory.create_message_sender(self.path))
+            if self._factory is not factory or factory.is_closed:
+                return
+            await self._send(self._steps.pop(0), sender or await factory.create_message_sender(self.path))
 
     async def send_last(self) -> list[Sent]:
         """One more, plain message."""

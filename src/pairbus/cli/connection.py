@@ -72,6 +72,12 @@ NameOption: TypeAlias = Annotated[
         "--name", help="what the backlog queues call the primary; else the first part of its host name", metavar="NAME"
     ),
 ]
+EntityOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--entity", help="a queue or topic of the primary, to see whether the key may send there", metavar="PATH"
+    ),
+]
 JsonOption: TypeAlias = Annotated[bool, typer.Option("--json", help="print one JSON object")]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from typing import Any, Final
 
 from rich.console import Console
@@ -15,6 +16,7 @@ from pairbus.cli.connection import (
     PRIMARY_VARIABLE,
     SECONDARY_VARIABLE,
     BacklogQueuesOption,
+    EntityOption,
     JsonOption,
     NameOption,
     PrimaryOption,
@@ -56,6 +58,7 @@ def pair(
     secondary: SecondaryOption,
     backlog_queues: BacklogQueuesOption = 10,
     name: NameOption = None,
+    entity: EntityOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Set up a pair of namespaces: make the backlog queues that are missing, and see that everything works.
@@ -66,8 +69,10 @@ def pair(
 
     Example: pairbus pair --primary @contoso.txt --secondary @fabrikam.txt
     """
-    connections = read_connections(primary, secondary, name)
-    found = run(verify_pair(*connections, backlog_queues, name))
+    first, second = read_connections(primary, secondary, name)
+    if entity is not None:
+        first = replace(first, entity_path=entity)
+    found = run(verify_pair(first, second, backlog_queues, name))
     if as_json:
         print(json.dumps(_document(found), indent=2))
     elif sys.stdout.isatty():

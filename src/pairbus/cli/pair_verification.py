@@ -141,6 +141,10 @@ async def _reach(factory: MessagingFactory, primary: Connection) -> MessagingErr
         fail(f"the key of the primary namespace {primary.endpoint} is wrong, or lacks Send: {reason}", FAILED)
     except _AWAY as error:
         return error
+    except EntityNotFoundError as error:
+        if primary.entity_path is not None:
+            fail(one_line(error), FAILED)
+        return None
     except MessagingError:
         return None  # it has answered: most likely that there is no such entity
     finally:

@@ -344,7 +344,7 @@ class MessagingFactory:
             self._ended = asyncio.get_running_loop().create_future()
             if self.is_closed:
                 self._ended.set_result(None)
-        return self._ended
+        return asyncio.shield(self._ended)  # whoever stops waiting does not stop it for the others
 
     async def close(self) -> None:
         """Close it, and everything that it has made. To close twice is fine."""

@@ -193,5 +193,5 @@ _LEVELS = {
     EntityState.HEALTHY: logging.INFO,
     EntityState.FAILING: logging.WARNING,
     EntityState.FAILED_OVER: logging.WARNING,
-    EntityState.HELD_OVER: logging.WARNING,
+    EntityState.HELD_OVER: logging.INFO,
 }

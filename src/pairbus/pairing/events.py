@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from datetime import datetime
+from inspect import iscoroutinefunction
 from typing import Final, Self
 
 from pairbus.client.errors import MessagingError
@@ -85,16 +86,28 @@ class Listeners:
 
     def __init__(self) -> None:
         self._listeners: dict[object, Listener] = {}
+        self._untold: deque[PairEvent] = deque()
 
     def add(self, listener: Listener) -> Callable[[], None]:
         """Gives what removes it again."""
         if not callable(listener):
             raise TypeError(f"a listener is called with each event; {listener!r:.100} cannot be")
+        if iscoroutinefunction(listener):
+            raise TypeError("a listener is a function that is called at once; to await something, iterate events()")
         key = object()
         self._listeners[key] = listener
         return lambda: self._listeners.pop(key, None) and None
 
     def tell(self, event: PairEvent) -> None:
+        """Tell everybody; what a listener brings about is told after what it was told of."""
+        self._untold.append(event)
+        if len(self._untold) > 1:
+            return
+        while self._untold:
+            self._tell(self._untold[0])
+            self._untold.popleft()
+
+    def _tell(self, event: PairEvent) -> None:
         for listener in [*self._listeners.values()]:
             try:
                 listener(event)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from random import SystemRandom
 from types import NoneType
 from typing import Final
 
 from pairbus.client.endpoint import Endpoint
+from pairbus.client.errors import UnauthorizedError
 from pairbus.client.factory import MessagingFactory
 from pairbus.client.management.namespace_manager import NamespaceManager
 from pairbus.client.paired_namespace import PairedNamespaceOptions, Primary
@@ -99,7 +102,8 @@ class SendAvailabilityPairedNamespaceOptions(PairedNamespaceOptions[NamespacePai
             secondary.dismiss()
             raise
         try:
-            await pair.start(engine)
+            with _blaming("messaging_factory", secondary.endpoint):
+                await pair.start(engine)
             primary.check_open()  # it may have been closed meanwhile, and would not close the pair
         except BaseException:
             await pair.abort()
@@ -111,7 +115,8 @@ class SendAvailabilityPairedNamespaceOptions(PairedNamespaceOptions[NamespacePai
     async def _make(self, primary: MessagingFactory) -> NamespacePair:
         manager = self.secondary_namespace_manager
         name = self.name_of(primary.endpoint)
-        queues = await ensure_backlog_queues(manager, name, self.backlog_queue_count)
+        with _blaming("secondary_namespace_manager", manager.endpoint):
+            queues = await ensure_backlog_queues(manager, name, self.backlog_queue_count)
         if self.preserve_session_order and any(one.enable_partitioning for one in queues):
             raise ValueError("a backlog queue is partitioned, and cannot keep the order of sessions")
         listeners = Listeners()
@@ -129,14 +134,24 @@ class SendAvailabilityPairedNamespaceOptions(PairedNamespaceOptions[NamespacePai
 
     def _check_namespaces(self, primary: Endpoint) -> None:
         manager, secondary = self.secondary_namespace_manager.endpoint, self.messaging_factory.endpoint
-        for endpoint in (secondary, manager):
+        for name, endpoint in (("messaging_factory", secondary), ("secondary_namespace_manager", manager)):
             if is_same_namespace(endpoint, primary):
-                raise ValueError(f"{primary} is the primary; a secondary namespace is another one")
+                raise ValueError(f"{name} is of {endpoint}, which is the primary; the secondary is another namespace")
         if not is_same_host(manager, secondary):
             raise ValueError(
                 f"secondary_namespace_manager is of {manager} and messaging_factory of {secondary}; "
                 "both are to be of the secondary namespace"
             )
+
+
+@contextmanager
+def _blaming(name: str, endpoint: Endpoint) -> Iterator[None]:
+    """Whoever is refused hears which of the keys is not good enough."""
+    try:
+        yield
+    except UnauthorizedError as error:
+        told = f"{name}, of {endpoint}, is not allowed to: {error.message}"
+        raise UnauthorizedError(told, entity=error.entity, condition=error.condition) from error
 
 
 def _check_time(name: str, value: timedelta, least: timedelta, most: timedelta) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 
 from pairbus.client.errors import InvalidRequestError, MessagingError
@@ -34,6 +35,7 @@ class OrderedRoute(PairedRoute):
     ) -> None:
         super().__init__(lane, entity, backlog, settings)
         self._order = order
+        self._timeout_s = settings.operation_timeout.total_seconds()
 
     async def _send(self, parcel: Parcel, failure: MessagingError | None, started_s: float) -> None:
         if not self._entity.is_diverting:
@@ -56,6 +58,8 @@ class OrderedRoute(PairedRoute):
         return Parcel([payload for payload, does_follow in pairs if not (does_follow or parcel.whole)])
 
     async def _divert(self, parcel: Parcel, started_s: float) -> None:
+        if self._order.is_looking and any(session_of(payload) is not None for payload in parcel.unconfirmed):
+            await self._order.located(self._path, max(started_s + self._timeout_s, asyncio.get_running_loop().time()))
         groups = [*self._groups(parcel)]
         stragglers = [straggler for _, found in groups for straggler in found]
         for straggler in stragglers:  # all at once: those whose turn comes later must not be let go meanwhile

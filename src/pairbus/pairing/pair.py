@@ -182,7 +182,8 @@ class NamespacePair:
         check_type("path", path, (str, NoneType))
         self._primary.check_open()
         if path is not None:
-            self._entity(path.strip("/")).signal(signal)
+            if signal is Signal.ENGAGED or self._is_held or _key(path) in self._entities:
+                self._entity(path.strip("/")).signal(signal)
             return
         self._is_held = signal is Signal.ENGAGED
         for entity in self._entities.values():

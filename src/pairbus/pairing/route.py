@@ -61,6 +61,7 @@ class PairedRoute:
             self._check_size(payload)
 
     def _check_size(self, payload: bytes) -> None:
+        self._lane.check_size(len(payload))
         diverted = divert(payload, self._path)
         limit_bytes = self._backlog.max_message_bytes
         if limit_bytes and len(diverted) > limit_bytes:

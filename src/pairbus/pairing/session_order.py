@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Final
 from zlib import crc32
 
-from pairbus.client.errors import MessagingError, UnauthorizedError
+from pairbus.client.errors import EntityNotFoundError, MessagingError, MessagingTimeoutError, UnauthorizedError
 from pairbus.client.factory import MessagingFactory
 from pairbus.client.received_message import ReceivedMessage
 from pairbus.client.receiver import MessageReceiver
@@ -87,9 +87,10 @@ class SessionOrder:
         self._unseen = set(range(len(queues)))
         """The queues that have not been looked through yet."""
 
+        self._seen = asyncio.Event()
         self._unreadable: set[int] = set()
-        self._looks = 0
-        """How many sessions have been looked for one by one."""
+        self._cursors: dict[tuple[str, int], int] = {}
+        """Where the next round begins that looks for sessions one by one, for each kind of look and queue."""
 
         self._watching: asyncio.Task[None] | None = None
 
@@ -101,7 +102,7 @@ class SessionOrder:
         except UnauthorizedError:
             raise
         except (MessagingError, TimeoutError) as error:
-            _log.warning("sessions go to the backlog until that can be looked through: %s", error)
+            _log.warning("sessions wait until the backlog can be looked through: %r", error)
         self._watching = asyncio.get_running_loop().create_task(self._watch())
 
     async def _first_look(self) -> None:
@@ -109,10 +110,13 @@ class SessionOrder:
             await self._see(index)
 
     async def _see(self, index: int) -> None:
-        await self._scan(index, adopt=True)
-        self._unseen.discard(index)
-        if not self._unseen:
-            self._on_seen()
+        with suppress(EntityNotFoundError):  # then nothing is in it
+            await self._scan(index, adopt=True)
+        if index in self._unseen:
+            self._unseen.discard(index)
+            if not self._unseen:
+                self._seen.set()
+                self._on_seen()
 
     # What senders ask.
 
@@ -128,6 +132,18 @@ class SessionOrder:
     def follows(self, path: str, session_id: str) -> bool:
         """Whether a new message has to follow others of its session into the backlog, or may have to."""
         return self.is_looking or (path.lower(), session_id) in self._stragglers
+
+    async def located(self, path: str, deadline_s: float) -> None:
+        """Wait until it is known for all sessions where their messages are; raises ``MessagingTimeoutError``."""
+        try:
+            async with asyncio.timeout_at(deadline_s):
+                await self._seen.wait()
+        except TimeoutError as error:
+            queues = ", ".join(self._queues[index] for index in sorted(self._unseen))
+            raise MessagingTimeoutError(
+                f"its sessions are kept in order, and not all of the backlog has been looked through yet: {queues}",
+                entity=path,
+            ) from error
 
     async def admitted(self, path: str, session_ids: Iterable[str]) -> None:
         """Wait until none of these sessions is held."""
@@ -199,16 +215,16 @@ class SessionOrder:
         self._heads[index] = first or self._heads[index]
         gone = [key for key, one in here.items() if first is None or one.last is None or one.last < first]
         known = set(gone)
-        for key in self._some([key for key in here if key not in known]):
+        for key in self._some("gone", index, [key for key in here if key not in known]):
             last = here[key].last
             if last is not None and await self._first(index, last) != last:
                 gone.append(key)
         return gone
 
-    def _some(self, keys: list[Key]) -> list[Key]:
+    def _some(self, what: str, index: int, keys: list[Key]) -> list[Key]:
         """As many as are looked for in a round: others each time."""
-        begin = self._looks % max(1, len(keys))
-        self._looks += _MOST_LOOKS
+        begin = self._cursors.get((what, index), 0) % max(1, len(keys))
+        self._cursors[what, index] = begin + _MOST_LOOKS
         return (keys[begin:] + keys[:begin])[:_MOST_LOOKS]
 
     async def _brought_home(
@@ -216,7 +232,7 @@ class SessionOrder:
     ) -> list[Key]:
         """Those that are sent to all the time, and of which everything was brought home that was there before."""
         found = []
-        for key in self._some([*keys]):
+        for key in self._some("home", index, [*keys]):
             last = before[key][1]
             if last is not None and self._stragglers[key].last != last and await self._first(index, last) != last:
                 found.append(key)

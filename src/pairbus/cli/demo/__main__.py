@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 
 from pairbus.cli.demo.engines import Engines
@@ -10,6 +11,7 @@ from pairbus.cli.demo.survivor import Survivor
 
 
 def main() -> int:
+    logging.getLogger("pairbus").addHandler(logging.NullHandler())  # the demo tells its own story
     print("1. Two AMQP engines talk to each other in memory\n")
     talked = Engines().run()
     print("\n2. A namespace server is killed again and again, and its client goes on\n")

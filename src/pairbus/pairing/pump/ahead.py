@@ -45,14 +45,12 @@ class Ahead:
         self.gaps.clear()
 
     def received(self, sequence: int) -> None:
-        """A message is ours now."""
+        """A message has come; as long as it is among those of others, what stands behind it waits."""
         if sequence == self.frontier + 1:
             self.frontier = sequence
         elif sequence > self.frontier:
             self.gaps.append(Gap(self.frontier + 1, sequence - 1))
             self.frontier = sequence
-        if self.others and sequence in self.others:
-            self.gone(sequence)
 
     def saw(self, sequence: int, line: Line | None) -> None:
         """A message lies in the queue, and somebody else has it, or may have it next."""

@@ -153,8 +153,9 @@ class BacklogReader:
         except BaseException:
             self._chores.start(self.abandon(cargoes), is_due=True)
             raise
-        for cargo in cargoes:
+        for cargo in cargoes:  # what waits for one of them goes on when that is at hand, and not before
             self._channel(cargo.transfer.path).hold(cargo)
+            self._received(cargo.sequence)
         return cargoes
 
     def _taken(self, messages: list[ReceivedMessage], *, is_deferred: bool) -> list[Cargo]:
@@ -168,16 +169,18 @@ class BacklogReader:
             except (TransferError, InvalidMessageError) as error:
                 self._dead_letters.add_unreadable(message, error)
                 continue
-            self._received(cargo.sequence)
-            if self._hand.take(cargo, self._clock.lock):
+            self.ahead.received(cargo.sequence)
+            is_to_be_delivered = self._hand.take(cargo, self._clock.lock)
+            if is_to_be_delivered:
                 cargoes.append(cargo)
+            if is_deferred or not is_to_be_delivered:
+                self._received(cargo.sequence)
         return cargoes
 
     def _received(self, sequence: int) -> None:
         self._missing.discard(sequence)
         if sequence in self.ahead.others:
             self._survey.gone(sequence)
-        self.ahead.received(sequence)
 
     def _free(self, line: Line) -> None:
         channel = self.channels.get(line[0])

@@ -115,6 +115,7 @@ class Destination:
     def forget(self) -> None:
         """Nothing waits for it any more."""
         if self.cause is not None:
+            _log.info("nothing waits for '%s' any more", self.path)
             self.cause = None
             self._changed(None)
 
