@@ -58,7 +58,7 @@ class OrderedRoute(PairedRoute):
         return Parcel([payload for payload, does_follow in pairs if not (does_follow or parcel.whole)])
 
     async def _divert(self, parcel: Parcel, started_s: float) -> None:
-        if self._order.is_looking and any(session_of(payload) is not None for payload in parcel.unconfirmed):
+        if not all(self._order.is_located(self._path, session_of(payload)) for payload in parcel.unconfirmed):
             await self._order.located(self._path, max(started_s + self._timeout_s, asyncio.get_running_loop().time()))
         groups = [*self._groups(parcel)]
         stragglers = [straggler for _, found in groups for straggler in found]

@@ -133,6 +133,13 @@ class SessionOrder:
         """Whether a new message has to follow others of its session into the backlog, or may have to."""
         return self.is_looking or (path.lower(), session_id) in self._stragglers
 
+    def is_located(self, path: str, session_id: str | None) -> bool:
+        """Whether it is known where the messages of a session are, if it has any."""
+        if session_id is None or not self.is_looking:
+            return True
+        found = self._stragglers.get((path.lower(), session_id))
+        return found is not None and found.is_pinned
+
     async def located(self, path: str, deadline_s: float) -> None:
         """Wait until it is known for all sessions where their messages are; raises ``MessagingTimeoutError``."""
         try:
