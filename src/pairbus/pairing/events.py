@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from inspect import iscoroutinefunction
@@ -104,14 +105,16 @@ class Listeners:
         if len(self._untold) > 1:
             return
         while self._untold:
-            self._tell(self._untold[0])
-            self._untold.popleft()
+            try:
+                self._tell(self._untold[0])
+            finally:
+                self._untold.popleft()
 
     def _tell(self, event: PairEvent) -> None:
         for listener in [*self._listeners.values()]:
             try:
                 listener(event)
-            except Exception:  # noqa: BLE001 (whatever it is, it is not the pair's)
+            except (Exception, asyncio.CancelledError):  # noqa: BLE001 (whatever it is, it is not the pair's)
                 _log.exception("a listener has failed with %r", event)
 
 
@@ -148,3 +151,5 @@ class EventStream(AsyncIterator[PairEvent]):
     def __del__(self) -> None:
         self._unsubscribe()
         self._ended.remove_done_callback(self._on_end)
+        with suppress(RuntimeError):  # of a loop that is gone
+            self._ended.cancel()

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import Final
+from typing import Final, NamedTuple
 from zlib import crc32
 
 from pairbus.client.errors import EntityNotFoundError, MessagingError, MessagingTimeoutError, UnauthorizedError
@@ -23,19 +23,27 @@ _MOST_LOOKS: Final = 100
 """How many sessions are looked for one by one in a round."""
 
 _HOLD_S: Final = 2.0
-"""How long new messages of a session wait for the last of the old ones to be brought home."""
+_LONGEST_HOLD_S: Final = 15.0
+"""How long new messages of a session wait at most for the last of the old ones to be brought home."""
 
 _STEP_S: Final = 0.02
-_FIRST_LOOK_S: Final = 5.0
+_VISIT_S: Final = 5.0
 
 Key = tuple[str, str]
 """The path of an entity, in small letters, and a session id."""
 
 
+class Mark(NamedTuple):
+    """A message that was the last one of its session at a time."""
+
+    sequence: int
+    since_s: float
+
+
 class Straggler:
     """A session of which messages lie in the backlog, or may do."""
 
-    __slots__ = ("held", "in_flight", "is_pinned", "last", "queue", "version")
+    __slots__ = ("held", "in_flight", "is_pinned", "last", "mark", "queue", "version")
 
     def __init__(self, queue: int) -> None:
         self.queue = queue
@@ -51,8 +59,17 @@ class Straggler:
         self.last: int | None = None
         """The highest sequence number that was seen of them."""
 
+        self.mark: Mark | None = None
+        """The last one of some time ago."""
+
         self.held: asyncio.Future[None] | None = None
         """Done when new messages of the session may go on."""
+
+    def release(self) -> None:
+        """New messages may go on."""
+        held, self.held = self.held, None
+        if held is not None and not held.done():
+            held.set_result(None)
 
 
 class SessionOrder:
@@ -92,22 +109,16 @@ class SessionOrder:
         self._cursors: dict[tuple[str, int], int] = {}
         """Where the next round begins that looks for sessions one by one, for each kind of look and queue."""
 
+        self._holding: dict[int, asyncio.Task[None]] = {}
         self._watching: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Look what is there from before; a large backlog is looked through while we go on."""
-        try:
-            async with asyncio.timeout(_FIRST_LOOK_S):
-                await self._first_look()
-        except UnauthorizedError:
-            raise
-        except (MessagingError, TimeoutError) as error:
-            _log.warning("sessions wait until the backlog can be looked through: %r", error)
+        visits = (self._visit(index) for index in range(len(self._queues)))
+        for refusal in await asyncio.gather(*visits):
+            if isinstance(refusal, UnauthorizedError):
+                raise refusal
         self._watching = asyncio.get_running_loop().create_task(self._watch())
-
-    async def _first_look(self) -> None:
-        for index in range(len(self._queues)):
-            await self._see(index)
 
     async def _see(self, index: int) -> None:
         with suppress(EntityNotFoundError):  # then nothing is in it
@@ -175,20 +186,30 @@ class SessionOrder:
             for index in range(len(self._queues)):
                 await self._visit(index)
 
-    async def _visit(self, index: int) -> None:
-        """Look at one queue; whatever is wrong with it must not keep us from the others."""
+    async def _visit(self, index: int) -> MessagingError | None:
+        """Look at one queue, and not for long; whatever is wrong with it must not keep us from the others."""
+        error: MessagingError | None = None
         try:
-            if index in self._unseen:
-                await self._see(index)
-            await self._look(index)
-        except MessagingError as error:
-            level = logging.DEBUG if index in self._unreadable else logging.WARNING
-            _log.log(level, "the backlog queue '%s' cannot be looked through: %s", self._queues[index], error)
-            self._unreadable.add(index)
+            async with asyncio.timeout(_VISIT_S):
+                if index in self._unseen:
+                    await self._see(index)
+                await self._look(index)
+        except MessagingError as refusal:
+            error = refusal
+        except TimeoutError:
+            error = MessagingTimeoutError(f"not within {_VISIT_S:g} s")
         except Exception:  # noqa: BLE001 (whatever it is, sessions must not stay in the backlog for ever)
             _log.exception("the backlog queue '%s' could not be looked through", self._queues[index])
-        else:
+        self._note_failure(index, error)
+        return error
+
+    def _note_failure(self, index: int, error: MessagingError | None) -> None:
+        """It is told once."""
+        if error is None:
             self._unreadable.discard(index)
+        elif index not in self._unreadable:
+            self._unreadable.add(index)
+            _log.warning("the backlog queue '%s' cannot be looked through: %s", self._queues[index], error)
 
     async def _look(self, index: int) -> None:
         """Let go of the sessions that have nothing in a queue any more."""
@@ -199,14 +220,9 @@ class SessionOrder:
         }
         if not here:
             return
-        before = {key: (straggler.version, straggler.last) for key, straggler in here.items()}
-        gone = await self._gone(index, here)
-        for key in gone:
-            if self._is_quiet(here[key], before[key][0]):
-                self._let_go(key)
-        caught_up = await self._brought_home(index, [key for key in here if key in self._stragglers], before)
-        for key in caught_up:
-            await self._hold(index, key)
+        await self._let_go_of_quiet(index, here)
+        if index not in self._holding:
+            await self._hold_if_home(index, [key for key in here if key in self._stragglers])
 
     def _is_quiet(self, straggler: Straggler, version: int) -> bool:
         """Whether nothing of it has been sent to the backlog since, or is on its way."""
@@ -234,42 +250,54 @@ class SessionOrder:
         self._cursors[what, index] = begin + _MOST_LOOKS
         return (keys[begin:] + keys[:begin])[:_MOST_LOOKS]
 
-    async def _brought_home(
-        self, index: int, keys: Iterable[Key], before: dict[Key, tuple[int, int | None]]
-    ) -> list[Key]:
-        """Those that are sent to all the time, and of which everything was brought home that was there before."""
-        found = []
-        for key in self._some("home", index, [*keys]):
-            last = before[key][1]
-            if last is not None and self._stragglers[key].last != last and await self._first(index, last) != last:
-                found.append(key)
-        return found
+    async def _hold_if_home(self, index: int, keys: list[Key]) -> None:
+        """Hold those that are sent to all the time, when what was there some time ago has been brought home.
 
-    async def _hold(self, index: int, key: Key) -> None:
-        """Keep new messages of a session waiting for a moment, in which the last of the old ones comes home."""
-        straggler = self._stragglers[key]
-        straggler.held = asyncio.get_running_loop().create_future()
+        The time that this took tells how long the rest will take.
+        """
+        now_s = asyncio.get_running_loop().time()
+        took_s, home = 0.0, []
+        for key in self._some("home", index, keys):
+            straggler = self._stragglers[key]
+            mark = straggler.mark
+            if mark is None:
+                straggler.mark = None if straggler.last is None else Mark(straggler.last, now_s)
+            elif await self._first(index, mark.sequence) != mark.sequence:
+                took_s = max(took_s, now_s - mark.since_s)
+                straggler.mark = None
+                home.append(key)
+        if home:
+            hold_s = min(max(_HOLD_S, 1.5 * took_s), _LONGEST_HOLD_S)
+            task = self._holding[index] = asyncio.get_running_loop().create_task(self._hold(index, home, hold_s))
+            task.add_done_callback(lambda _: self._holding.pop(index, None))
+
+    async def _hold(self, index: int, keys: list[Key], hold_s: float) -> None:
+        """Keep new messages of sessions waiting for a moment, in which the last of the old ones come home."""
+        held = {key: self._stragglers[key] for key in keys if key in self._stragglers}
+        for straggler in held.values():
+            straggler.held = asyncio.get_running_loop().create_future()
         try:
-            async with asyncio.timeout(_HOLD_S):
-                while not await self._is_let_go(index, key, straggler):  # noqa: ASYNC110 (nobody tells)
+            async with asyncio.timeout(hold_s):
+                while held:
+                    for key in await self._let_go_of_quiet(index, held):
+                        held.pop(key).release()
                     await asyncio.sleep(_STEP_S)
-        except TimeoutError as error:
-            if isinstance(error, MessagingError):
-                raise
+        except (MessagingError, TimeoutError) as error:
+            _log.debug("sessions of '%s' were held in vain: %r", self._queues[index], error)
         finally:
-            straggler.held.set_result(None)
-            straggler.held = None
+            for straggler in held.values():
+                straggler.release()
 
-    async def _is_let_go(self, index: int, key: Key, straggler: Straggler) -> bool:
-        version = straggler.version
-        if not await self._gone(index, {key: straggler}) or not self._is_quiet(straggler, version):
-            return False
-        self._let_go(key)
-        return True
+    async def _let_go_of_quiet(self, index: int, here: dict[Key, Straggler]) -> list[Key]:
+        versions = {key: straggler.version for key, straggler in here.items()}
+        quiet = [key for key in await self._gone(index, here) if self._is_quiet(here[key], versions[key])]
+        for key in quiet:
+            self._let_go(key)
+        return quiet
 
     def _let_go(self, key: Key) -> None:
-        del self._stragglers[key]
-        self._on_change(key[0], -1)
+        if self._stragglers.pop(key, None) is not None:
+            self._on_change(key[0], -1)
 
     async def _scan(self, index: int, *, adopt: bool) -> None:
         """Look through what has come to a queue since the last time."""
@@ -308,8 +336,10 @@ class SessionOrder:
         return await receiver.peek(count, from_sequence_number=number)
 
     async def close(self) -> None:
-        if self._watching is not None:
-            self._watching.cancel()
-            await asyncio.wait((self._watching,))
+        tasks = [task for task in (self._watching, *self._holding.values()) if task is not None]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
         for receiver in self._receivers.values():
             await receiver.close()

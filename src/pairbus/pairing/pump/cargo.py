@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pairbus.client.received_message import ReceivedMessage
-from pairbus.client.validation import check_path
 from pairbus.dialect.entity_path import split_entity_path
 from pairbus.dialect.transfer import Transfer, TransferError, read_transfer
 from pairbus.pairing.pump.ahead import Line
@@ -38,7 +37,6 @@ def transfer_of(message: ReceivedMessage) -> Transfer:
     found = split_entity_path(transfer.path)
     if (
         found is None
-        or not _is_name(transfer.path)
         or found.subscription is not None
         or found.sub_queue is not None
         or found.management
@@ -46,14 +44,6 @@ def transfer_of(message: ReceivedMessage) -> Transfer:
     ):
         raise InvalidDestinationError("that is no path of a queue or topic", transfer.path)
     return transfer
-
-
-def _is_name(path: str) -> bool:
-    try:
-        check_path("the destination", path.strip("/"))
-    except ValueError:
-        return False
-    return path.isprintable()
 
 
 def line_of(transfer: Transfer) -> Line | None:

@@ -33,7 +33,7 @@ class DeadLetters:
 
     def add(self, cargoes: list[Cargo], reason: DeadLetterReason, description: str) -> None:
         """Move messages that are in hand."""
-        self._chores.start(self._move(cargoes, reason, description[:_LONGEST_DESCRIPTION]), is_due=True)
+        self._chores.start(self._move(cargoes, reason, _one_line(description)), is_due=True)
 
     async def _move(self, cargoes: list[Cargo], reason: DeadLetterReason, description: str) -> None:
         async def settle(messages: list[ReceivedMessage]) -> None:
@@ -50,7 +50,7 @@ class DeadLetters:
         path = error.path if isinstance(error, TransferError) else None
         reason = reason_of(error) if isinstance(error, TransferError) else DeadLetterReason.UNREADABLE
         where = "" if path is None else f"the message for '{path}': "
-        description = f"{where}{error}"[:_LONGEST_DESCRIPTION]
+        description = _one_line(f"{where}{error}")
         self._chores.start(self._move_unreadable(message, path, reason, description), is_due=True)
 
     async def _move_unreadable(
@@ -83,3 +83,8 @@ def _id_of(message: ReceivedMessage) -> str:
         return str(message.message_id)
     except InvalidMessageError:
         return ""
+
+
+def _one_line(text: str) -> str:
+    """What a message brings may be anything, and this is read in logs and tables."""
+    return "".join(one if one.isprintable() else " " for one in text)[:_LONGEST_DESCRIPTION]
