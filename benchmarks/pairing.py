@@ -44,6 +44,7 @@ from pairbus import (
     SendAvailabilityPairedNamespaceOptions,
     TokenProvider,
 )
+from pairbus.client.lane import Lane
 from pairbus.dialect.connection_string import ConnectionString
 from pairbus.pairing.ping import ping
 from tests.faults.fault import Outage, Schedule
@@ -445,7 +446,7 @@ async def _ping_cpu_us(factory: MessagingFactory, count: int) -> float:
     """All of them at once, as they are when all entities have failed over at once."""
     gc.collect()
     cpu_s = time.process_time()
-    causes = await asyncio.gather(*(ping(factory, f"{QUEUE}-{number}") for number in range(count)))
+    causes = await asyncio.gather(*(ping(Lane(factory, f"{QUEUE}-{number}")) for number in range(count)))
     assert all(causes)
     return (time.process_time() - cpu_s) / count * 1e6
 

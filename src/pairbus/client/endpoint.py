@@ -35,13 +35,17 @@ class Endpoint:
             raise ValueError(
                 "this is no endpoint such as sb://host:port; for a connection string: from_connection_string"
             )
+        if "@" in address:  # not repeated either
+            raise ValueError(
+                "an endpoint has no user and no password: sb://host:port; who we are is said by a TokenProvider"
+            )
         parts = urlsplit(address if "://" in address else f"sb://{address}")
         tls = _TLS_SCHEMES.get(parts.scheme)
         if tls is None:
             raise ValueError(f"{address!r}: a namespace is at sb://… or amqps://…, or without TLS at amqp://…")
         if parts.port == 0:
             raise ValueError(f"{address!r}: nothing listens on port 0")
-        if not parts.hostname or parts.path.strip("/") or parts.username or parts.query:
+        if not parts.hostname or parts.path.strip("/") or parts.query:
             raise ValueError(f"{address!r}: an endpoint is a scheme, a host and perhaps a port: sb://host:port")
         return cls(parts.hostname, parts.port, tls)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 
-from pairbus.client.errors import InvalidRequestError, MessagingError
+from pairbus.client.errors import EntityNotFoundError, InvalidRequestError, MessagingError
 from pairbus.client.lane import Lane
 from pairbus.client.parcel import Parcel
 from pairbus.client.settings import MessagingFactorySettings
@@ -113,9 +113,17 @@ class OrderedRoute(PairedRoute):
             for straggler in stragglers:
                 straggler.is_pinned = True
 
+    def _unpin(self, stragglers: list[Straggler]) -> None:
+        """What was in a queue that is gone has gone with it."""
+        causes = self._backlog.rotation.causes
+        for straggler in stragglers:
+            if straggler.is_pinned and isinstance(causes.get(straggler.queue), EntityNotFoundError):
+                straggler.is_pinned = False
+
     def _choose_for(self, stragglers: list[Straggler], now_s: float) -> Choice:
         """The backlog queue that others of these sessions are in; else the one that all senders would choose."""
         rotation = self._backlog.rotation
+        self._unpin(stragglers)
         pinned = next((one.queue for one in stragglers if one.is_pinned), None)
         if pinned is None:
             queue = rotation.next_to(stragglers[0].queue)

@@ -211,7 +211,7 @@ class NamespacePair:
         finally:
             await self._forget(path)
             if not is_diverted:  # else the message lies in the backlog, and needs its queue when it comes home
-                await primary_namespace_manager.delete_queue(path)
+                await _delete(primary_namespace_manager, path)
         return DrillReport(path=path, diverted_in=diverted_in, delivered_in=delivered_in)
 
     def _check_manager(self, endpoint: Endpoint) -> None:
@@ -256,6 +256,14 @@ class NamespacePair:
             if isinstance(outcome, Exception):
                 _log.warning("something of %r could not be closed: %s", self, outcome)
         self._backlog.factory.dismiss()
+
+
+async def _delete(manager: NamespaceManager, path: str) -> None:
+    """If that fails, the queue goes by itself when nobody has used it for a while."""
+    try:
+        await manager.delete_queue(path)
+    except MessagingError as error:
+        _log.warning("the queue of the drill could not be deleted: %s", error)
 
 
 def _key(path: str) -> str:

@@ -9,7 +9,13 @@ from contextlib import suppress
 from typing import Final, NamedTuple
 from zlib import crc32
 
-from pairbus.client.errors import EntityNotFoundError, MessagingError, MessagingTimeoutError, UnauthorizedError
+from pairbus.client.errors import (
+    ClosedError,
+    EntityNotFoundError,
+    MessagingError,
+    MessagingTimeoutError,
+    UnauthorizedError,
+)
 from pairbus.client.factory import MessagingFactory
 from pairbus.client.received_message import ReceivedMessage
 from pairbus.client.receiver import MessageReceiver
@@ -17,24 +23,28 @@ from pairbus.dialect.transfer import PATH, SESSION_ID
 
 _log = logging.getLogger(__name__)
 
-_POLL_S: Final = 1.0
 _PAGE: Final = 200
-_MOST_LOOKS: Final = 100
-"""How many sessions are looked for one by one in a round."""
+_PEEK_S: Final = 5.0
+"""How long a peek may take before the queue counts as one that cannot be looked through."""
 
+_FIRST_LOOK_S: Final = 5.0
+_LOOK_S: Final = 1.0
+_REST: Final = 10
+"""How many times as long as a look took a queue is left alone: a long backlog is not looked through all the time."""
+
+_LONGEST_REST_S: Final = 60.0
 _HOLD_S: Final = 2.0
 _LONGEST_HOLD_S: Final = 15.0
 """How long new messages of a session wait at most for the last of the old ones to be brought home."""
 
 _STEP_S: Final = 0.02
-_VISIT_S: Final = 5.0
 
 Key = tuple[str, str]
 """The path of an entity, in small letters, and a session id."""
 
 
 class Mark(NamedTuple):
-    """A message that was the last one of its session at a time."""
+    """The last message of a session that was in the backlog at a time."""
 
     sequence: int
     since_s: float
@@ -43,7 +53,7 @@ class Mark(NamedTuple):
 class Straggler:
     """A session of which messages lie in the backlog, or may do."""
 
-    __slots__ = ("held", "in_flight", "is_pinned", "last", "mark", "queue", "version")
+    __slots__ = ("held", "in_flight", "is_pinned", "mark", "queue", "version")
 
     def __init__(self, queue: int) -> None:
         self.queue = queue
@@ -56,14 +66,13 @@ class Straggler:
         self.version = 0
         """Goes up with every message that is sent there."""
 
-        self.last: int | None = None
-        """The highest sequence number that was seen of them."""
-
         self.mark: Mark | None = None
-        """The last one of some time ago."""
-
         self.held: asyncio.Future[None] | None = None
         """Done when new messages of the session may go on."""
+
+    def hold(self) -> None:
+        """Keep new messages waiting."""
+        self.held = asyncio.get_running_loop().create_future()
 
     def release(self) -> None:
         """New messages may go on."""
@@ -72,8 +81,19 @@ class Straggler:
             held.set_result(None)
 
 
+class Span(NamedTuple):
+    """The first and the last message of a session in a queue."""
+
+    first: int
+    last: int
+
+
 class SessionOrder:
-    """Knows which sessions have messages in the backlog, and finds out when they have none any more."""
+    """Knows which sessions have messages in the backlog, and finds out when they have none any more.
+
+    It looks through the whole of a queue each time. That takes as long as the backlog is long, so it is done the less
+    often; and it needs to remember nothing about a queue that could be made anew, or have parked messages, meanwhile.
+    """
 
     def __init__(
         self,
@@ -95,39 +115,25 @@ class SessionOrder:
 
         self._stragglers: dict[Key, Straggler] = {}
         self._receivers: dict[int, MessageReceiver] = {}
-        self._scanned = [0] * len(queues)
-        """The sequence number up to which each queue has been looked through."""
-
-        self._heads = [0] * len(queues)
-        """The lowest sequence number that was in each queue last: it only goes up."""
-
         self._unseen = set(range(len(queues)))
         """The queues that have not been looked through yet."""
 
         self._seen = asyncio.Event()
         self._unreadable: set[int] = set()
-        self._cursors: dict[tuple[str, int], int] = {}
-        """Where the next round begins that looks for sessions one by one, for each kind of look and queue."""
-
-        self._holding: dict[int, asyncio.Task[None]] = {}
-        self._watching: asyncio.Task[None] | None = None
+        self._watching: list[asyncio.Task[None]] = []
+        self._is_closed = False
 
     async def start(self) -> None:
         """Look what is there from before; a large backlog is looked through while we go on."""
-        visits = (self._visit(index) for index in range(len(self._queues)))
-        for refusal in await asyncio.gather(*visits):
+        loop = asyncio.get_running_loop()
+        looks = [loop.create_task(self._first_look(index)) for index in range(len(self._queues))]
+        self._watching = [loop.create_task(self._watch(index, look)) for index, look in enumerate(looks)]
+        await asyncio.wait(looks, timeout=_FIRST_LOOK_S)
+        for look in looks:
+            refusal = look.result() if look.done() else None
             if isinstance(refusal, UnauthorizedError):
+                await self.close()
                 raise refusal
-        self._watching = asyncio.get_running_loop().create_task(self._watch())
-
-    async def _see(self, index: int) -> None:
-        with suppress(EntityNotFoundError):  # then nothing is in it
-            await self._scan(index, adopt=True)
-        if index in self._unseen:
-            self._unseen.discard(index)
-            if not self._unseen:
-                self._seen.set()
-                self._on_seen()
 
     # What senders ask.
 
@@ -162,6 +168,8 @@ class SessionOrder:
                 f"its sessions are kept in order, and not all of the backlog has been looked through yet: {queues}",
                 entity=path,
             ) from error
+        if self._is_closed:
+            raise ClosedError("the pair has been closed", entity=path)
 
     async def admitted(self, path: str, session_ids: Iterable[str]) -> None:
         """Wait until none of these sessions is held."""
@@ -180,28 +188,40 @@ class SessionOrder:
 
     # How it finds out.
 
-    async def _watch(self) -> None:
-        while True:
-            await asyncio.sleep(_POLL_S)
-            for index in range(len(self._queues)):
-                await self._visit(index)
-
-    async def _visit(self, index: int) -> MessagingError | None:
-        """Look at one queue, and not for long; whatever is wrong with it must not keep us from the others."""
-        error: MessagingError | None = None
+    async def _first_look(self, index: int) -> MessagingError | None:
+        """See what is in a queue from before; gives why that cannot be told."""
         try:
-            async with asyncio.timeout(_VISIT_S):
-                if index in self._unseen:
-                    await self._see(index)
+            for path, session_id in await self._scan(index):
+                found = self.straggler(path, session_id)
+                found.queue, found.is_pinned = index, True
+        except MessagingError as error:
+            self._note_failure(index, error)
+            return error
+        self._note_failure(index, None)
+        self._unseen.discard(index)
+        if not self._unseen:
+            self._seen.set()
+            self._on_seen()
+        return None
+
+    async def _watch(self, index: int, look: asyncio.Task[MessagingError | None]) -> None:
+        loop = asyncio.get_running_loop()
+        while await look is not None:
+            await asyncio.sleep(_LOOK_S)
+            look = loop.create_task(self._first_look(index))
+        rest_s = _LOOK_S
+        while True:
+            await asyncio.sleep(rest_s)
+            began_s = loop.time()
+            try:
                 await self._look(index)
-        except MessagingError as refusal:
-            error = refusal
-        except TimeoutError:
-            error = MessagingTimeoutError(f"not within {_VISIT_S:g} s")
-        except Exception:  # noqa: BLE001 (whatever it is, sessions must not stay in the backlog for ever)
-            _log.exception("the backlog queue '%s' could not be looked through", self._queues[index])
-        self._note_failure(index, error)
-        return error
+            except MessagingError as error:
+                self._note_failure(index, error)
+            except Exception:  # noqa: BLE001 (whatever it is, sessions must not stay in the backlog for ever)
+                _log.exception("the backlog queue '%s' could not be looked through", self._queues[index])
+            else:
+                self._note_failure(index, None)
+            rest_s = min(max(_LOOK_S, _REST * (loop.time() - began_s)), _LONGEST_REST_S)
 
     def _note_failure(self, index: int, error: MessagingError | None) -> None:
         """It is told once."""
@@ -212,134 +232,106 @@ class SessionOrder:
             _log.warning("the backlog queue '%s' cannot be looked through: %s", self._queues[index], error)
 
     async def _look(self, index: int) -> None:
-        """Let go of the sessions that have nothing in a queue any more."""
+        """Let go of the sessions that have nothing in a queue any more; hold those that are sent to all the time."""
         here = {
             key: straggler
             for key, straggler in self._stragglers.items()
             if straggler.queue == index and self._is_healthy(key[0])
         }
-        if not here:
-            return
-        await self._let_go_of_quiet(index, here)
-        if index not in self._holding:
-            await self._hold_if_home(index, [key for key in here if key in self._stragglers])
+        if here:
+            left = await self._let_go_of_gone(index, here)
+            await self._hold_if_home(index, {key: here[key] for key in here if key in self._stragglers}, left)
 
-    def _is_quiet(self, straggler: Straggler, version: int) -> bool:
-        """Whether nothing of it has been sent to the backlog since, or is on its way."""
-        return straggler.version == version and not straggler.in_flight
+    async def _let_go_of_gone(self, index: int, here: dict[Key, Straggler]) -> dict[Key, Span]:
+        """Let go of those that a look at the whole queue has not seen; gives what it has."""
+        versions = {key: straggler.version for key, straggler in here.items()}
+        left = await self._scan(index)
+        for key, straggler in here.items():
+            is_quiet = straggler.version == versions[key] and not straggler.in_flight
+            if key not in left and is_quiet and self._stragglers.get(key) is straggler:
+                straggler.release()
+                del self._stragglers[key]
+                self._on_change(key[0], -1)
+        return left
 
-    async def _gone(self, index: int, here: dict[Key, Straggler]) -> list[Key]:
-        """Those of which nothing is left in a queue, as far as it was looked through just now."""
-        await self._scan(index, adopt=False)
-        first = await self._first(index, 0)
-        if first is not None and first < self._heads[index]:  # the queue was made anew, and counts from one again
-            self._scanned[index] = 0
-            await self._scan(index, adopt=False)
-        self._heads[index] = first or self._heads[index]
-        gone = [key for key, one in here.items() if first is None or one.last is None or one.last < first]
-        known = set(gone)
-        for key in self._some("gone", index, [key for key in here if key not in known]):
-            last = here[key].last
-            if last is not None and await self._first(index, last) != last:
-                gone.append(key)
-        return gone
-
-    def _some(self, what: str, index: int, keys: list[Key]) -> list[Key]:
-        """As many as are looked for in a round: others each time."""
-        begin = self._cursors.get((what, index), 0) % max(1, len(keys))
-        self._cursors[what, index] = begin + _MOST_LOOKS
-        return (keys[begin:] + keys[:begin])[:_MOST_LOOKS]
-
-    async def _hold_if_home(self, index: int, keys: list[Key]) -> None:
-        """Hold those that are sent to all the time, when what was there some time ago has been brought home.
+    async def _hold_if_home(self, index: int, here: dict[Key, Straggler], left: dict[Key, Span]) -> None:
+        """Hold those of which everything has been brought home that was there some time ago.
 
         The time that this took tells how long the rest will take.
         """
         now_s = asyncio.get_running_loop().time()
-        took_s, home = 0.0, []
-        for key in self._some("home", index, keys):
-            straggler = self._stragglers[key]
-            mark = straggler.mark
+        took_s, home = 0.0, {}
+        for key, straggler in here.items():
+            mark, span = straggler.mark, left.get(key)
             if mark is None:
-                straggler.mark = None if straggler.last is None else Mark(straggler.last, now_s)
-            elif await self._first(index, mark.sequence) != mark.sequence:
+                straggler.mark = None if span is None else Mark(span.last, now_s)
+            elif span is None or span.first > mark.sequence:
                 took_s = max(took_s, now_s - mark.since_s)
                 straggler.mark = None
-                home.append(key)
+                home[key] = straggler
         if home:
-            hold_s = min(max(_HOLD_S, 1.5 * took_s), _LONGEST_HOLD_S)
-            task = self._holding[index] = asyncio.get_running_loop().create_task(self._hold(index, home, hold_s))
-            task.add_done_callback(lambda _: self._holding.pop(index, None))
+            await self._hold(index, home, min(max(_HOLD_S, 1.5 * took_s), _LONGEST_HOLD_S))
 
-    async def _hold(self, index: int, keys: list[Key], hold_s: float) -> None:
+    async def _hold(self, index: int, here: dict[Key, Straggler], hold_s: float) -> None:
         """Keep new messages of sessions waiting for a moment, in which the last of the old ones come home."""
-        held = {key: self._stragglers[key] for key in keys if key in self._stragglers}
-        for straggler in held.values():
-            straggler.held = asyncio.get_running_loop().create_future()
+        for straggler in here.values():
+            straggler.hold()
         try:
             async with asyncio.timeout(hold_s):
-                while held:
-                    for key in await self._let_go_of_quiet(index, held):
-                        held.pop(key).release()
+                while here:
+                    await self._let_go_of_gone(index, here)
+                    here = {key: straggler for key, straggler in here.items() if straggler.held is not None}
                     await asyncio.sleep(_STEP_S)
-        except (MessagingError, TimeoutError) as error:
-            _log.debug("sessions of '%s' were held in vain: %r", self._queues[index], error)
+        except TimeoutError as error:
+            if isinstance(error, MessagingError):
+                raise
         finally:
-            for straggler in held.values():
+            for straggler in here.values():
                 straggler.release()
 
-    async def _let_go_of_quiet(self, index: int, here: dict[Key, Straggler]) -> list[Key]:
-        versions = {key: straggler.version for key, straggler in here.items()}
-        quiet = [key for key in await self._gone(index, here) if self._is_quiet(here[key], versions[key])]
-        for key in quiet:
-            self._let_go(key)
-        return quiet
+    async def _scan(self, index: int) -> dict[Key, Span]:
+        """Look through a whole queue, for the sessions that have messages in it."""
+        found: dict[Key, Span] = {}
+        number = 0
+        with suppress(EntityNotFoundError):  # then nothing is in it
+            while page := await self._peek(index, number):
+                for message in page:
+                    key = _key_of(message)
+                    if key is not None:
+                        first = found[key].first if key in found else message.sequence_number
+                        found[key] = Span(first, message.sequence_number)
+                number = page[-1].sequence_number + 1
+        return found
 
-    def _let_go(self, key: Key) -> None:
-        if self._stragglers.pop(key, None) is not None:
-            self._on_change(key[0], -1)
-
-    async def _scan(self, index: int, *, adopt: bool) -> None:
-        """Look through what has come to a queue since the last time."""
-        while True:
-            page = await self._peek(index, _PAGE, self._scanned[index] + 1)
-            for message in page:
-                self._note(index, message, adopt=adopt)
-            if not page:
-                return
-            self._scanned[index] = max(self._scanned[index], page[-1].sequence_number)
-
-    def _note(self, index: int, message: ReceivedMessage, *, adopt: bool) -> None:
-        with suppress(MessagingError):  # what cannot be read is nobody's
-            path, session_id = (message.application_properties.get(name) for name in (PATH, SESSION_ID))
-            if not isinstance(path, str) or not isinstance(session_id, str):
-                return
-            if adopt:
-                found = self.straggler(path, session_id)
-                found.queue, found.is_pinned = index, True
-            else:
-                known = self._stragglers.get((path.lower(), session_id))
-                if known is None or known.queue != index:
-                    return
-                found = known
-            found.last = max(found.last or 0, message.sequence_number)
-
-    async def _first(self, index: int, number: int) -> int | None:
-        """The sequence number of the first message in a queue from that number on."""
-        page = await self._peek(index, 1, number)
-        return page[0].sequence_number if page else None
-
-    async def _peek(self, index: int, count: int, number: int) -> list[ReceivedMessage]:
+    async def _peek(self, index: int, number: int) -> list[ReceivedMessage]:
         receiver = self._receivers.get(index)
         if receiver is None:
             receiver = self._receivers[index] = await self._factory.create_message_receiver(self._queues[index])
-        return await receiver.peek(count, from_sequence_number=number)
+        try:
+            async with asyncio.timeout(_PEEK_S):
+                return await receiver.peek(_PAGE, from_sequence_number=number)
+        except TimeoutError as error:
+            if isinstance(error, MessagingError):
+                raise
+            raise MessagingTimeoutError(f"not within {_PEEK_S:g} s", entity=self._queues[index]) from error
 
     async def close(self) -> None:
-        tasks = [task for task in (self._watching, *self._holding.values()) if task is not None]
-        for task in tasks:
+        self._is_closed = True
+        self._seen.set()
+        for straggler in self._stragglers.values():
+            straggler.release()
+        for task in self._watching:
             task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        if self._watching:
+            await asyncio.wait(self._watching)
         for receiver in self._receivers.values():
             await receiver.close()
+
+
+def _key_of(message: ReceivedMessage) -> Key | None:
+    """The session that a message in the backlog belongs to; what cannot be read belongs to none."""
+    with suppress(MessagingError):
+        path, session_id = (message.application_properties.get(name) for name in (PATH, SESSION_ID))
+        if isinstance(path, str) and isinstance(session_id, str):
+            return path.lower(), session_id
+    return None

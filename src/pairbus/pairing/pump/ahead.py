@@ -20,6 +20,9 @@ class Gap:
     last: int
 
 
+_MOST_GAPS: Final = 1_000
+
+
 class Ahead:
     """Knows which sequence numbers were never looked at, and which messages others have.
 
@@ -44,6 +47,12 @@ class Ahead:
         self.frontier = 0
         self.gaps.clear()
 
+    def forget(self) -> None:
+        """Know nothing at all: the queue is another one, and counts from one again."""
+        self.start_over()
+        self.others.clear()
+        self._lines.clear()
+
     def received(self, sequence: int) -> None:
         """A message has come; as long as it is among those of others, what stands behind it waits."""
         if sequence == self.frontier + 1:
@@ -51,6 +60,8 @@ class Ahead:
         elif sequence > self.frontier:
             self.gaps.append(Gap(self.frontier + 1, sequence - 1))
             self.frontier = sequence
+            if len(self.gaps) > _MOST_GAPS:  # what is known between them is looked at once more, which does no harm
+                self.gaps = [Gap(self.gaps[0].first, self.gaps[-1].last)]
 
     def saw(self, sequence: int, line: Line | None) -> None:
         """A message lies in the queue, and somebody else has it, or may have it next."""

@@ -169,6 +169,10 @@ class BacklogReader:
             except (TransferError, InvalidMessageError) as error:
                 self._dead_letters.add_unreadable(message, error)
                 continue
+            if not is_deferred and self._is_made_anew(cargo):
+                _log.info("the backlog queue '%s' was made anew", self.path)
+                self.ahead.forget()
+                self._missing.clear()
             self.ahead.received(cargo.sequence)
             is_to_be_delivered = self._hand.take(cargo, self._clock.lock)
             if is_to_be_delivered:
@@ -176,6 +180,16 @@ class BacklogReader:
             if is_deferred or not is_to_be_delivered:
                 self._received(cargo.sequence)
         return cargoes
+
+    def _is_made_anew(self, cargo: Cargo) -> bool:
+        """Whether a message has a number that was looked at before, and nobody had one then."""
+        ahead, sequence = self.ahead, cargo.sequence
+        return (
+            cargo.message.delivery_count == 0
+            and sequence not in ahead.others
+            and sequence not in self._hand
+            and not ahead.is_unknown(sequence)
+        )
 
     def _received(self, sequence: int) -> None:
         self._missing.discard(sequence)

@@ -23,6 +23,7 @@ _ANSWER_S: Final = 5.0
 """How long an answer of the primary counts."""
 
 _RESTART_S: Final = 5.0
+_UNTIDY: Final = 100
 
 
 class Hands(Desk, Protocol):
@@ -88,7 +89,14 @@ class Channel:
         if sequence not in self.parked and sequence not in self._held:
             self.parked[sequence] = line
             heappush(self._order, sequence)
+            self._tidy()
             self.wake()
+
+    def _tidy(self) -> None:
+        """What is parked again and again is entered again and again."""
+        if len(self._order) > 2 * (len(self._held) + len(self.parked)) + _UNTIDY:
+            stuck = {sequence for numbers in self.stuck.values() for sequence in numbers}
+            self._order = sorted({*self._held, *self.parked} - stuck)  # which is a heap
 
     def free(self, line: Line) -> None:
         """Nobody has a message of this line any more, or it is ours."""

@@ -43,6 +43,7 @@ class Destination:
         self._tell = tell
         self._pause_s = _FIRST_PAUSE_S
         self._due_s = 0.0
+        self._is_held_back = False
         self._trying: Waiter | None = None
 
     # Whether it works.
@@ -71,6 +72,7 @@ class Destination:
         """Whether the pair sends nothing to it; then it is down."""
         if not self.is_held:
             return False
+        self._is_held_back = True
         error = MessagingError("the pair sends nothing to it at the moment", entity=self.path, is_transient=True)
         self._down(self.cause or error, _HELD_PAUSE_S)
         return True
@@ -98,6 +100,7 @@ class Destination:
         self._changed(None)
 
     def failed(self, error: MessagingError, waiter: Waiter) -> None:
+        self._is_held_back = False
         pause_s = max(self._pause_s, _BUSY_PAUSE_S) if isinstance(error, ServerBusyError) else self._pause_s
         self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
         self._down(error, pause_s)
@@ -108,9 +111,11 @@ class Destination:
         self._down(cause, 0.0)
 
     def resume(self) -> None:
-        """The pair sends to it again: it may be tried at once."""
-        self._due_s = 0.0
-        self.wake()
+        """The pair sends to it again: if that is what it was down for, it may be tried at once."""
+        if self._is_held_back:
+            self._is_held_back = False
+            self._due_s = 0.0
+            self.wake()
 
     def forget(self) -> None:
         """Nothing waits for it any more."""
