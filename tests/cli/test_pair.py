@@ -113,6 +113,7 @@ def test_c5_backlog_queues_that_are_missing_are_made_and_the_others_found(namesp
         assert namespace.key not in first.stdout + second.stdout
 
 
+@pytest.mark.slow
 def test_c5_the_name_comes_from_the_address_of_the_primary(namespaces: Namespaces) -> None:
     done = run("pair", *namespaces.options, "--backlog-queues", 1, "--json")
     assert done.returncode == 0, done.stderr
@@ -121,6 +122,7 @@ def test_c5_the_name_comes_from_the_address_of_the_primary(namespaces: Namespace
     assert [one["path"] for one in found["backlog_queues"]] == [backlog_path(found["primary_name"], 0)]
 
 
+@pytest.mark.slow
 def test_c5_there_are_ten_backlog_queues_unless_another_number_is_given(namespaces: Namespaces, name: str) -> None:
     done = run("pair", *namespaces.options, "--name", name, "--json")
     assert done.returncode == 0, done.stderr
@@ -139,6 +141,7 @@ def test_c5_a_queue_of_another_description_is_used_and_what_differs_is_told(name
     assert reason(done).startswith(f"pairbus: WARNING: requires_duplicate_detection is on instead of off in '{name}/")
 
 
+@pytest.mark.slow
 def test_c5_differences_are_in_the_json_too(namespaces: Namespaces, name: str) -> None:
     create(namespaces.secondary, backlog_queue(name, default_message_time_to_live=timedelta(hours=1)))
     done = run("pair", *namespaces.options, "--backlog-queues", 1, "--name", name, "--json")
@@ -149,6 +152,7 @@ def test_c5_differences_are_in_the_json_too(namespaces: Namespaces, name: str) -
     assert difference == {"field": "default_message_time_to_live", "found": "1:00:00", "ours": "never"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -171,6 +175,7 @@ def test_a_backlog_queue_that_is_of_no_use_is_code_1(
     assert any(said in defect for defect in found["backlog_queues"][1]["defects"])
 
 
+@pytest.mark.slow
 def test_a_pair_is_set_up_while_the_primary_is_down(namespaces: Namespaces, name: str) -> None:
     with nobody() as primary:
         given = options(primary, namespaces.secondary.connection_string)
@@ -182,6 +187,7 @@ def test_a_pair_is_set_up_while_the_primary_is_down(namespaces: Namespaces, name
     assert "secret" not in done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_a_busy_primary_is_a_warning(namespaces: Namespaces, name: str) -> None:
     with running_namespace("busy") as busy:
         busy.server_busy = True
@@ -191,12 +197,14 @@ def test_a_busy_primary_is_a_warning(namespaces: Namespaces, name: str) -> None:
     assert "WARNING: the primary namespace was not reached" in reason(done)
 
 
+@pytest.mark.slow
 def test_a_key_of_the_primary_that_may_only_send_is_enough(namespaces: Namespaces, name: str) -> None:
     given = options(with_key(namespaces.primary, Right.SEND), namespaces.secondary.connection_string)
     done = run("pair", *given, "--backlog-queues", 1, "--name", name)
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.slow
 def test_an_entity_path_is_what_the_primary_is_asked_for(namespaces: Namespaces, name: str) -> None:
     given = options(f"{namespaces.primary.connection_string}EntityPath=orders", namespaces.secondary.connection_string)
     done = run("pair", *given, "--backlog-queues", 1, "--name", name)
@@ -215,6 +223,7 @@ def test_the_program_that_it_prints_runs(namespaces: Namespaces, name: str) -> N
     subprocess.run(command, check=True, timeout=PATIENCE_S, env=environment)
 
 
+@pytest.mark.slow
 def test_in_a_terminal_there_is_a_table(namespaces: Namespaces, name: str) -> None:
     ours, theirs = pty.openpty()
     command = [*PAIRBUS, "pair", *namespaces.options, "--backlog-queues", "1", "--name", name]
@@ -233,6 +242,7 @@ def test_in_a_terminal_there_is_a_table(namespaces: Namespaces, name: str) -> No
     assert re.search(rf"│ {backlog_path(name, 0)} +│ made now +│ can be sent to and received from +│", plain)
 
 
+@pytest.mark.slow
 def test_a_certificate_authority_is_named_by_a_variable(namespaces: Namespaces, name: str) -> None:
     secondary = namespaces.secondary
     given = options(namespaces.primary.connection_string, secondary.tls_connection_string)
@@ -246,6 +256,7 @@ def test_a_certificate_authority_is_named_by_a_variable(namespaces: Namespaces, 
 # Where the connection strings come from
 
 
+@pytest.mark.slow
 def test_connection_strings_come_from_variables_and_files(namespaces: Namespaces, name: str, tmp_path: Path) -> None:
     file = tmp_path / "secondary.txt"
     file.write_text(f"{namespaces.secondary.connection_string}\n", encoding="utf-8")
@@ -254,6 +265,7 @@ def test_connection_strings_come_from_variables_and_files(namespaces: Namespaces
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "slip",
     [
@@ -276,12 +288,14 @@ def test_a_connection_string_that_is_none_is_code_2_and_never_repeated(slip: str
     assert "secret" not in done.stderr.lower()
 
 
+@pytest.mark.slow
 def test_a_file_that_is_not_there_is_code_2(tmp_path: Path) -> None:
     done = run("pair", *options(f"@{tmp_path / 'nowhere.txt'}", "x"))
     assert done.returncode == 2
     assert "nowhere.txt cannot be read" in reason(done)
 
 
+@pytest.mark.slow
 def test_a_file_that_is_no_text_is_code_2(tmp_path: Path) -> None:
     (tmp_path / "key").write_bytes(b"\xff\xfe\x00secret")
     done = run("pair", *options(f"@{tmp_path / 'key'}", "x"))
@@ -299,24 +313,28 @@ def test_c4_the_same_namespace_twice_is_code_2(namespaces: Namespaces) -> None:
     assert "a pair has two namespaces" in reason(done)
 
 
+@pytest.mark.slow
 def test_c4_a_number_of_queues_that_cannot_be_is_code_2(namespaces: Namespaces) -> None:
     done = run("pair", *namespaces.options, "--backlog-queues", 0)
     assert done.returncode == 2
     assert "--backlog-queues" in done.stderr
 
 
+@pytest.mark.slow
 def test_c4_a_name_that_no_queue_can_have_is_code_2(namespaces: Namespaces) -> None:
     done = run("pair", *namespaces.options, "--name", "a//b")
     assert done.returncode == 2
     assert "--name is 'a//b'" in reason(done)
 
 
+@pytest.mark.slow
 def test_a_namespace_that_is_not_named_is_code_2() -> None:
     done = run("pair")
     assert done.returncode == 2
     assert "PAIRBUS_PRIMARY" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_secondary_that_is_down_is_one_line_and_code_1(namespaces: Namespaces, name: str) -> None:
     with nobody() as secondary:
         done = run("pair", *options(namespaces.primary.connection_string, secondary), "--name", name)
@@ -325,6 +343,7 @@ def test_a_secondary_that_is_down_is_one_line_and_code_1(namespaces: Namespaces,
     assert "secret" not in done.stderr
 
 
+@pytest.mark.slow
 def test_a_key_of_the_secondary_that_may_not_manage_is_code_1(namespaces: Namespaces, name: str) -> None:
     secondary = with_key(namespaces.secondary, Right.SEND, Right.LISTEN)
     done = run("pair", *options(namespaces.primary.connection_string, secondary), "--name", name)
@@ -333,6 +352,7 @@ def test_a_key_of_the_secondary_that_may_not_manage_is_code_1(namespaces: Namesp
     assert "it needs Manage, Send and Listen" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_wrong_key_of_the_primary_is_code_1(namespaces: Namespaces, name: str) -> None:
     wrong = str(replace(parse_connection_string(namespaces.primary.connection_string), key="secret"))
     done = run("pair", *options(wrong, namespaces.secondary.connection_string), "--name", name)
@@ -341,6 +361,7 @@ def test_a_wrong_key_of_the_primary_is_code_1(namespaces: Namespaces, name: str)
     assert "secret" not in done.stderr
 
 
+@pytest.mark.slow
 def test_a_topic_in_the_place_of_a_backlog_queue_is_code_1(namespaces: Namespaces, name: str) -> None:
     async def creating() -> None:
         async with NamespaceManager.from_connection_string(namespaces.secondary.connection_string) as manager:
@@ -382,5 +403,6 @@ def test_the_help_shows_an_example() -> None:
         assert option in shown
 
 
+@pytest.mark.slow
 def test_what_nobody_expected_does_not_show_the_values_of_variables() -> None:
     assert not app.pretty_exceptions_show_locals

@@ -1,4 +1,4 @@
-"""The way of messages to one entity: who comes first goes first, and nobody stands in line longer than a try may take."""
+"""The way of messages to one entity: who comes first goes first, and nobody stands in line longer than he may."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_c8_a_connection_that_hangs_is_waited_for_no_longer() -> None:
 def test_e3_what_is_refused_is_told_to_everybody_in_line() -> None:
     async def scenario() -> None:
         async with _lane() as (peer, lane):
-            peer.refusals.extend([None] + [Error("amqp:unauthorized-access", "no")] * 5)  # the first is for tokens
+            peer.refusals.extend([Error("amqp:unauthorized-access", "no")] * 5)
             outcomes = await asyncio.gather(
                 *(lane.attempt(_parcel(number)) for number in range(5)), return_exceptions=True
             )
@@ -100,9 +100,13 @@ def test_nobody_overtakes_those_who_are_still_in_line_when_there_is_a_link() -> 
     async def scenario() -> None:
         async with _lane() as (peer, lane):
             trying = [_begin(lane.attempt(_parcel(number))) for number in range(5)]
-            while lane._slot.ready is None:  # noqa: ASYNC110 (nobody tells)
-                await asyncio.sleep(0)
-            trying.append(_begin(lane.attempt(_parcel(5))))
+            await asyncio.sleep(0)
+            opening = lane._slot._opening
+            assert opening is not None
+            opening.add_done_callback(lambda _: trying.append(_begin(lane.attempt(_parcel(5)))))
+            await asyncio.wait((opening,))
+            await settled()
+            assert len(trying) == 6
             await asyncio.gather(*trying)
             assert _numbers(peer) == [*range(6)]
 

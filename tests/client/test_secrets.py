@@ -68,9 +68,7 @@ CALLS: Final[dict[str, Callable[[Any], object]]] = {
     "options, syphon": lambda text: SendAvailabilityPairedNamespaceOptions(_manager(), _factory(), enable_syphon=text),
     "options, rules": lambda text: SendAvailabilityPairedNamespaceOptions(_manager(), _factory(), failure_rules=text),
     "options, name": lambda text: SendAvailabilityPairedNamespaceOptions(_manager(), _factory(), primary_name=text),
-    "options, settings": lambda text: SendAvailabilityPairedNamespaceOptions(
-        _manager(), _factory(), syphon=text
-    ),
+    "options, settings": lambda text: SendAvailabilityPairedNamespaceOptions(_manager(), _factory(), syphon=text),
     "options, engine": lambda text: SendAvailabilityPairedNamespaceOptions(_manager(), _factory(), syphon_engine=text),
     "pair": lambda text: _run(SendAvailabilityPairedNamespaceOptions(_manager(), _factory()).pair(text)),
     "pair_namespace": lambda text: _run(_factory().pair_namespace(text)),

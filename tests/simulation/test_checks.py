@@ -30,6 +30,8 @@ from tests.simulation.pair_world import PRIMARY
 from tests.simulation.plan import Form, Plan, ProcessPlan, SenderPlan, Step
 from tests.simulation.simulation import play
 
+pytestmark = pytest.mark.slow
+
 PLAIN: Final = ENTITIES[0]
 UNIQUE: Final = ENTITIES[1]
 VISITS: Final = ENTITIES[2]

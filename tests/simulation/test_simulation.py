@@ -18,7 +18,7 @@ from tests.simulation.simulation import Run
 from tests.thoroughness import times
 
 GROUP = 5
-RUNS = times(400)
+RUNS = times(160)
 
 
 @pytest.mark.parametrize("first", range(0, RUNS, GROUP))
@@ -29,10 +29,10 @@ def test_nothing_is_lost_whatever_goes_wrong(first: int) -> None:
 
 
 def test_there_are_hundreds_of_outages_of_every_kind() -> None:
-    plans = [make_plan(seed) for seed in range(times(400))]
-    kinds = Counter(mishap.kind for plan in plans for mishap in plan.mishaps)
-    assert kinds.total() >= 200
-    assert {*kinds} == {*Kind}
+    plans = [make_plan(seed) for seed in range(400)]
+    kinds = [Counter(mishap.kind for mishap in plan.mishaps) for plan in plans]
+    assert sum(one.total() for one in kinds[:RUNS]) >= 200
+    assert {*sum(kinds, Counter[Kind]())} == {*Kind}
 
 
 # The same seed, the same run.
