@@ -106,7 +106,7 @@ def test_c20_who_waits_for_a_held_session_is_told_at_once_that_the_pair_is_close
         order = scene.pair._order
         assert order is not None
         straggler = order.straggler(VISITS, "a")
-        await until(lambda: straggler.last is not None)
+        await until(lambda: straggler.mark is not None)
         await sender.send(letter("2", session_id="a"))
         await scene.bring_home(0, count=1)
         while straggler.held is None:  # noqa: ASYNC110 (nobody tells)

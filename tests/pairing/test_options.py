@@ -159,7 +159,7 @@ def test_c4_values_at_the_ends_of_a_range_are_taken(given: dict[str, Any]) -> No
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"backlog_queue_count": "10"}, "backlog_queue_count has to be int; this is str"),
+        ({"backlog_queue_count": "10"}, "backlog_queue_count has to be int; '10' is str"),
         ({"backlog_queue_count": 2.0}, "backlog_queue_count has to be int"),
         ({"backlog_queue_count": True}, "backlog_queue_count has to be int; True is bool"),
         ({"backlog_queue_count": None}, "backlog_queue_count has to be int"),

@@ -40,7 +40,7 @@ from pairbus.client.settings import MessagingFactorySettings
 from pairbus.client.subscription_client import SubscriptionClient
 from pairbus.client.token_provider import Credentials, PlainCredentials, TokenProvider
 from pairbus.client.topic_client import TopicClient
-from pairbus.client.validation import check_type
+from pairbus.client.validation import check_type, shown
 from pairbus.dialect.entity_path import split_entity_path
 
 _log = logging.getLogger(__name__)
@@ -416,7 +416,7 @@ class MessagingFactory:
         if not isinstance(self._credentials, TokenProvider):
             return path
         if split_entity_path(path) is None:
-            raise ValueError(f"{path!r:.100} is no path of a queue, topic or subscription")
+            raise ValueError(f"{shown(path)} is no path of a queue, topic or subscription")
         return path.strip("/")
 
     def adopt(self, part: Part) -> None:
@@ -428,28 +428,33 @@ class MessagingFactory:
     async def open_sending_link(self, path: str) -> SendingLink:
         line = await self._authorized(path)
         link = SendingLink(line.connection, path)
-        await self._attached(line, link, path)
+        await self._attached(link, path)
         return link
 
     async def open_receiving_link(self, path: str, wish: Wish) -> ReceivingLink:
         line = await self._authorized(path)
         link = ReceivingLink(line.connection, path, wish)
-        await self._attached(line, link, path)
+        await self._attached(link, path)
         return link
 
     async def open_request_link(self, address: str, entity: str) -> RequestLink:
         line = await self._authorized(entity)
         link = RequestLink(line.connection, address, entity)
-        await self._attached(line, link, entity)
+        await self._attached(link, entity)
         return link
 
-    async def _attached(self, line: _Line, link: AmqpLink, path: str) -> None:
+    async def _attached(self, link: AmqpLink, path: str) -> None:
         try:
             await link.attached(self._settings.attempt_s)
         except UnauthorizedError:
-            if line.authorization is not None:  # what the key may do can have been changed
-                line.authorization.forget(path)
+            self.forget_token(path)
             raise
+
+    def forget_token(self, path: str) -> None:
+        """What the key may do can have been changed: whoever asks for the entity next puts another token."""
+        line = self._slot.ready
+        if line is not None and line.authorization is not None:
+            line.authorization.forget(path)
 
     async def _authorized(self, path: str) -> _Line:
         """The connection, with a token for an entity on it."""

@@ -12,7 +12,13 @@ from uuid import UUID
 from pairbus.client.amqp.conditions import error_from_status
 from pairbus.client.amqp.request_link import RequestLink
 from pairbus.client.amqp.slot import Slot
-from pairbus.client.errors import ClosedError, InternalServerError, MessagingError, MessagingTimeoutError
+from pairbus.client.errors import (
+    ClosedError,
+    InternalServerError,
+    MessagingError,
+    MessagingTimeoutError,
+    UnauthorizedError,
+)
 from pairbus.client.message import BrokeredMessage, encode_brokered
 from pairbus.client.received_message import ReceivedMessage
 from pairbus.client.retrying import retrying
@@ -39,6 +45,9 @@ class Opener(Protocol):
     def check_open(self) -> None: ...
 
     def reached(self) -> asyncio.Future[None]: ...
+
+    def forget_token(self, path: str) -> None:
+        """The token for an entity was not good enough: put another one next time."""
 
     async def open_request_link(self, address: str, entity: str) -> RequestLink: ...
 
@@ -103,7 +112,10 @@ class ManagementNode:
         if response.status == _NO_CONTENT:
             return None
         if not 200 <= response.status < 300:
-            raise error_from_status(response.status, response.description, response.condition, self.path)
+            error = error_from_status(response.status, response.description, response.condition, self.path)
+            if isinstance(error, UnauthorizedError):
+                self._opener.forget_token(self.path)
+            raise error
         return response
 
     # What senders ask.

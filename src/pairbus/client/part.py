@@ -40,6 +40,9 @@ class Maker(Protocol):
     def reached(self) -> asyncio.Future[None]:
         """Done when the namespace is reached the next time."""
 
+    def forget_token(self, path: str) -> None:
+        """The token for an entity was not good enough: put another one next time."""
+
     async def open_sending_link(self, path: str) -> SendingLink: ...
 
     async def open_receiving_link(self, path: str, wish: Wish) -> ReceivingLink: ...

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from enum import Enum
 
+from pairbus.client.validation import shown
+
 
 class ReceiveMode(Enum):
     """Whether a message is there until the application says otherwise."""
@@ -13,3 +15,7 @@ class ReceiveMode(Enum):
 
     RECEIVE_AND_DELETE = "receive-and-delete"
     """It is gone as soon as it is received: at most once."""
+
+    @classmethod
+    def _missing_(cls, value: object) -> ReceiveMode:
+        raise ValueError(f"{shown(value)} is no receive mode; write ReceiveMode.PEEK_LOCK or RECEIVE_AND_DELETE")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from pairbus.client.retry import RetryPolicy
-from pairbus.client.validation import check_type
+from pairbus.client.validation import check_type, shown
 
 _LONGEST: Final = timedelta(days=24)
 """Longer times have no place in the fields of AMQP."""
@@ -73,4 +73,4 @@ def _tls_context(ca_file: Path | str | None) -> ssl.SSLContext:
     try:
         return ssl.create_default_context(cafile=None if ca_file is None else str(ca_file))
     except OSError as error:  # so are those of TLS
-        raise ValueError(f"ca_file {str(ca_file)!r} is no certificate that can be read: {error}") from error
+        raise ValueError(f"ca_file {shown(str(ca_file))} is no certificate that can be read: {error}") from error

@@ -13,6 +13,7 @@ from datetime import timedelta
 from typing import Any, Final, Protocol, runtime_checkable
 
 from pairbus.client.errors import MessagingCommunicationError, MessagingError, UnauthorizedError
+from pairbus.client.validation import shown
 from pairbus.dialect.sas import PREFIX, SasTokenError, make_sas_token, parse_sas_token
 
 SAS_TOKEN: Final = "servicebus.windows.net:sastoken"  # noqa: S105 (a name)
@@ -120,7 +121,7 @@ class CredentialTokenProvider(TokenProvider):
 
     def __init__(self, credential: Credential) -> None:
         if not isinstance(credential, Credential):
-            raise TypeError(f"a credential has a method get_token, which {credential!r:.200} has not")
+            raise TypeError(f"a credential has a method get_token, which {shown(credential)} has not")
         self._credential = credential
 
     async def get_token(self, audience: str) -> Token:

@@ -30,19 +30,26 @@ def check_fields(description: object) -> None:
             raise ValueError(f"{name} is {value}; it cannot be below zero")
 
 
+def shown(value: object) -> str:
+    """A value for the text of an error; not one that may be a connection string, and hold a key."""
+    if isinstance(value, str | bytes):
+        text = value if isinstance(value, str) else value.decode("latin-1")
+        if "=" in text or "sharedaccess" in text.lower():
+            return "what was given"
+    return f"{value!r:.100}"
+
+
 def check_type(name: str, value: object, types: tuple[type, ...]) -> None:
     # A truth value is a number to Python, and a mistake to everybody else.
     if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
         wanted = " or ".join("None" if kind is NoneType else kind.__name__ for kind in types)
-        # A text may be a connection string, and hold a key.
-        shown = "this is " if isinstance(value, str | bytes) else f"{value!r:.100} is "
-        raise TypeError(f"{name} has to be {wanted}; {shown}{type(value).__name__}")
+        raise TypeError(f"{name} has to be {wanted}; {shown(value)} is {type(value).__name__}")
 
 
 def check_value(name: str, value: object) -> None:
     """Whether it can be written at all. Raises ``ValueError``."""
     if isinstance(value, str) and speakable(value) != value:
-        raise ValueError(f"{name} has a character that XML cannot write: {value!r:.100}")
+        raise ValueError(f"{name} has a character that XML cannot write: {shown(value)}")
     if isinstance(value, int) and value not in _INT64:
         raise ValueError(f"{name} does not fit into 64 bits")
     if isinstance(value, datetime) and value.tzinfo is None:
@@ -55,9 +62,9 @@ def check_path(name: str, path: object) -> None:
     check_value(name, path)
     found = _FORBIDDEN.search(str(path))
     if found is not None:
-        raise ValueError(f"{name} is {path!r:.100}; no name has the character {found.group()!r}")
+        raise ValueError(f"{name} is {shown(path)}; no name has the character {found.group()!r}")
     if not all(str(path).split("/")):
-        raise ValueError(f"{name} is {path!r:.100}; it can neither be empty, nor begin or end with a slash")
+        raise ValueError(f"{name} is {shown(path)}; it can neither be empty, nor begin or end with a slash")
 
 
 @cache

@@ -7,6 +7,7 @@ from string import ascii_letters, digits
 from typing import Final
 from urllib.parse import urlsplit
 
+_LONGEST_NAME: Final = len("UseDevelopmentEmulator")
 _HOST: Final = frozenset(ascii_letters + digits + "-._:%")
 
 
@@ -53,8 +54,7 @@ def parse_connection_string(text: str) -> ConnectionString:
     entity_path = parts.pop("entitypath", None)
     development = parts.pop("usedevelopmentemulator", "false").lower() == "true"
     if parts:
-        unknown = f" '{min(parts)}'" if min(parts).isalpha() else ""  # what is no name may hold a key
-        raise ConnectionStringError(f"the connection string has an unknown part{unknown}")
+        raise ConnectionStringError(f"the connection string has an unknown part{_told(min(parts))}")
     if (key_name is None) != (key is None):
         raise ConnectionStringError("SharedAccessKeyName and SharedAccessKey belong together")
     if key is not None and token is not None:
@@ -70,6 +70,11 @@ def parse_connection_string(text: str) -> ConnectionString:
     )
 
 
+def _told(name: str) -> str:
+    """The name of a part, unless it may be something else: a piece of a key."""
+    return f": '{name}'" if name.isalpha() and len(name) <= _LONGEST_NAME else ""
+
+
 def _split(text: str) -> dict[str, str]:
     parts: dict[str, str] = {}
     for part in filter(None, (part.strip() for part in text.strip().split(";"))):
@@ -78,7 +83,7 @@ def _split(text: str) -> dict[str, str]:
         if not separator or not name:
             raise ConnectionStringError("the connection string has a part without '='")
         if name in parts:
-            raise ConnectionStringError(f"the connection string has '{name}' twice")
+            raise ConnectionStringError(f"the connection string has a part twice{_told(name)}")
         parts[name] = value.strip()
     return parts
 

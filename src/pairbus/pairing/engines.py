@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib.metadata import entry_points
 from typing import Final
 
+from pairbus.client.validation import shown
 from pairbus.pairing.pump import InProcessSyphon
 from pairbus.pairing.syphon import IN_PROCESS, SyphonEngine
 
@@ -19,6 +20,6 @@ def find_engine(name: str) -> SyphonEngine:
     found = {entry.name: entry for entry in entry_points(group=GROUP)}
     if name not in found:
         known = ", ".join(sorted({IN_PROCESS, *found}))
-        raise ValueError(f"there is no syphon engine {name!r}; there are: {known}")
+        raise ValueError(f"there is no syphon engine {shown(name)}; there are: {known}")
     engine: SyphonEngine = found[name].load()
     return engine

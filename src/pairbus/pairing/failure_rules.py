@@ -19,6 +19,7 @@ from pairbus.client.errors import (
     ServerBusyError,
     UnauthorizedError,
 )
+from pairbus.client.validation import shown
 
 
 class Verdict(Enum):
@@ -68,7 +69,7 @@ def counts(error: MessagingError, rules: FailureRules = FAILURE_RULES, *, is_las
 def check_rules(rules: FailureRules) -> None:
     """Raise ``TypeError`` for what is no table of rules."""
     if not isinstance(rules, Mapping):
-        raise TypeError(f"failure_rules is a mapping from error classes to Verdict, not {rules!r:.100}")
+        raise TypeError(f"failure_rules is a mapping from error classes to Verdict, not {shown(rules)}")
     for kind, verdict in rules.items():
         if not (isinstance(kind, type) and issubclass(kind, MessagingError) and isinstance(verdict, Verdict)):
             raise TypeError(

@@ -14,7 +14,7 @@ from pairbus.client.errors import UnauthorizedError
 from pairbus.client.factory import MessagingFactory
 from pairbus.client.management.namespace_manager import NamespaceManager
 from pairbus.client.paired_namespace import PairedNamespaceOptions, Primary
-from pairbus.client.validation import check_path, check_type
+from pairbus.client.validation import check_path, check_type, shown
 from pairbus.pairing.addresses import is_same_host, is_same_namespace
 from pairbus.pairing.backlog import Backlog, ensure_backlog_queues, namespace_name
 from pairbus.pairing.engines import find_engine
@@ -91,7 +91,7 @@ class SendAvailabilityPairedNamespaceOptions(PairedNamespaceOptions[NamespacePai
 
     async def pair(self, primary: Primary) -> NamespacePair:
         if not isinstance(primary, MessagingFactory):
-            raise TypeError(f"a MessagingFactory is paired, not {primary!r:.100}")
+            raise TypeError(f"a MessagingFactory is paired, not {shown(primary)}")
         self._check_namespaces(primary.endpoint)
         engine = find_engine(self.syphon_engine) if self.enable_syphon else None
         secondary = self.messaging_factory

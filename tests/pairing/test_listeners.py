@@ -1,0 +1,49 @@
+"""Listeners that switch the pair from within: everybody is told what happened in the order in which it did."""
+
+from __future__ import annotations
+
+import pytest
+
+from pairbus.pairing import EntityChanged, EntityState, PairEvent
+from tests.pairing.scenes import ORDERS, paired
+from tests.simulation.pair_world import PairWorld, run
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_c19_what_a_listener_brings_about_is_told_after_what_it_was_told_of(is_first: bool) -> None:
+    async def scenario(world: PairWorld) -> None:
+        scene = await paired(world)
+        await scene.sender()
+        told: list[EntityState] = []
+
+        def note(event: PairEvent) -> None:
+            assert isinstance(event, EntityChanged)
+            told.append(event.state)
+
+        def guard(event: PairEvent) -> None:
+            if isinstance(event, EntityChanged) and event.state is EntityState.HELD_OVER:
+                scene.pair.release(event.path)
+
+        for listener in (guard, note) if is_first else (note, guard):
+            scene.pair.subscribe(listener)
+        stream = scene.pair.events()
+        scene.pair.engage(ORDERS)
+        assert told == [EntityState.HELD_OVER, EntityState.HEALTHY]
+        streamed = [await anext(stream) for _ in range(2)]
+        assert [event.state for event in streamed if isinstance(event, EntityChanged)] == told
+        assert scene.state() is EntityState.HEALTHY
+
+    run(scenario)
+
+
+def test_c19_a_coroutine_function_is_no_listener() -> None:
+    async def scenario(world: PairWorld) -> None:
+        scene = await paired(world)
+
+        async def listen(_event: PairEvent) -> None:
+            """Nobody would await it."""
+
+        with pytest.raises(TypeError, match="events"):
+            scene.pair.subscribe(listen)  # type: ignore[arg-type]
+
+    run(scenario)
