@@ -127,6 +127,7 @@ def test_it_speaks_tls_with_the_certificate_that_trust_names(tmp_path: Path) -> 
             assert encrypted.version() in {"TLSv1.2", "TLSv1.3"}
 
 
+@pytest.mark.slow
 def test_trust_first_and_serve_later(tmp_path: Path) -> None:
     data = tmp_path / "data"
     mistyped = run("trust", "--data", data)
@@ -172,6 +173,7 @@ def blocks_of(page: Path, language: str) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 def test_log_lines_can_be_json(tmp_path: Path) -> None:
     with serving(tmp_path / "data", "--log-format", "json", "--log-level", "debug") as served:
         code, complaints = served.stop()
@@ -180,6 +182,7 @@ def test_log_lines_can_be_json(tmp_path: Path) -> None:
         assert {"time", "level", "logger", "message"} <= json.loads(line).keys()
 
 
+@pytest.mark.slow
 def test_it_warns_loudly_that_any_token_will_do(tmp_path: Path) -> None:
     with serving(tmp_path / "data", "--allow-any-jwt") as served:
         code, complaints = served.stop()
@@ -235,6 +238,7 @@ def test_an_unknown_option_is_code_2(tmp_path: Path) -> None:
     assert "--port" in done.stderr
 
 
+@pytest.mark.slow
 def test_what_the_namespace_cannot_become_is_one_line_and_code_2(tmp_path: Path) -> None:
     config = tmp_path / "pairbus.toml"
     config.write_text('port = 0\n[[queues]]\nname = "q"\nforward_to = "nowhere"\n', encoding="utf-8")
@@ -395,6 +399,7 @@ def test_it_takes_a_certificate_of_the_operators(tmp_path: Path) -> None:
         assert not (tmp_path / "data" / "tls").exists()
 
 
+@pytest.mark.slow
 def test_two_namespaces_run_side_by_side_on_ports_of_their_own(tmp_path: Path) -> None:
     with serving(tmp_path / "a", "--name", "a", "--port", 0) as one, serving(tmp_path / "b", "--name", "b") as other:
         assert one.connection.key != other.connection.key

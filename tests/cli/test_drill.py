@@ -112,6 +112,7 @@ def test_c21_a_drill_is_brought_home_by_a_syphon_elsewhere(namespaces: Namespace
     assert told["total_s"] == pytest.approx(told["diverted_in_s"] + told["delivered_in_s"])
 
 
+@pytest.mark.slow
 def test_c21_a_drill_that_nobody_brings_home_is_code_1(namespaces: Namespaces, name: str) -> None:
     make_backlog(namespaces, name, 1)
     done = run("drill", *namespaces.options, "--backlog-queues", 1, "--name", name, "--timeout", 1)
@@ -121,6 +122,7 @@ def test_c21_a_drill_that_nobody_brings_home_is_code_1(namespaces: Namespaces, n
     assert count_in(namespaces.secondary, name) == 1
 
 
+@pytest.mark.slow
 def test_in_a_terminal_the_times_are_shown(namespaces: Namespaces, name: str) -> None:
     command = [*PAIRBUS, "drill", *namespaces.options, "--backlog-queues", "2", "--name", name]
     shown = beside_a_syphon(namespaces, name, lambda: in_a_terminal(command))
@@ -147,6 +149,7 @@ def in_a_terminal(command: list[str]) -> str:
 # What goes wrong
 
 
+@pytest.mark.slow
 def test_a_drill_with_a_primary_that_is_down_diverts_nothing(namespaces: Namespaces, name: str) -> None:
     with nobody() as primary:
         done = run("drill", *options(primary, namespaces.secondary.connection_string), "--name", name)
@@ -156,6 +159,7 @@ def test_a_drill_with_a_primary_that_is_down_diverts_nothing(namespaces: Namespa
     assert not [path for path in paths_of(namespaces.secondary) if path.startswith(name)]
 
 
+@pytest.mark.slow
 def test_a_secondary_that_is_down_is_code_1(namespaces: Namespaces, name: str) -> None:
     with nobody() as secondary:
         done = run("drill", *options(namespaces.primary.connection_string, secondary), "--name", name, "--syphon")

@@ -176,6 +176,7 @@ def test_what_was_received_and_deleted_is_not_forgotten_with_its_link(prefetch: 
     run(scenario)
 
 
+@pytest.mark.slow
 def test_a_day_with_short_tokens_and_a_bad_network_needs_no_help() -> None:
     async def scenario(world: World) -> None:
         factory = world.factory()

@@ -78,6 +78,7 @@ def test_c14_a_topic_is_a_destination_too() -> None:
     run(scenario)
 
 
+@pytest.mark.slow
 def test_c14_many_messages_for_many_destinations_are_drained() -> None:
     async def scenario(world: PairWorld) -> None:
         paths = [f"queue{number}" for number in range(40)]

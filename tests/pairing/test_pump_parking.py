@@ -95,6 +95,7 @@ def test_c15_an_abandoned_message_that_was_parked_stays_parked() -> None:
     run(scenario)
 
 
+@pytest.mark.slow
 def test_c15_there_is_no_hurry_to_park_what_the_pair_holds() -> None:
     async def scenario(world: PairWorld) -> None:
         queues(world.primary, "orders", "others")

@@ -104,6 +104,7 @@ def test_c15_a_primary_that_is_restarted_gets_everything(
     play(scenario())
 
 
+@pytest.mark.slow
 def test_c15_two_syphons_deliver_each_message_once_where_duplicates_are_detected(
     primary: RunningNamespace, secondary: RunningNamespace
 ) -> None:

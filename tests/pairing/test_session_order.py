@@ -441,6 +441,7 @@ def test_c20_a_send_that_is_cancelled_leaves_the_order_as_it_is(step: int) -> No
 # Whatever happens.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(times(4)))
 def test_c20_sessions_arrive_in_order_whatever_happens_on_the_way(seed: int) -> None:
     async def scenario(world: PairWorld) -> None:

@@ -163,6 +163,7 @@ def test_the_messages_of_a_receiver_that_was_cut_come_back_when_their_locks_end(
         complete(healthy, healthy.receiver("brief", credit=100), 100)
 
 
+@pytest.mark.slow
 def test_a_receiver_that_closes_and_does_not_read_is_gone_in_time() -> None:
     """What it would still have to read must not keep the connection for ever."""
     with running_namespace(tier="relaxed", idle_timeout_s=1) as namespace:

@@ -43,6 +43,7 @@ def test_a_seed_plays_the_same_each_time() -> None:
     assert simulate(7).digest != simulate(8).digest
 
 
+@pytest.mark.slow
 def test_a_seed_plays_the_same_in_every_process() -> None:
     assert _told("11", "1") == _told("11", "2")
 
@@ -66,6 +67,7 @@ def test_one_run_is_told_line_by_line(capsys: pytest.CaptureFixture[str]) -> Non
     assert told.endswith("nothing is wrong\n")
 
 
+@pytest.mark.slow
 def test_many_runs_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--first", "20", "--seeds", "2", "--jobs", "1"]) == 0
     told = capsys.readouterr()
@@ -74,6 +76,7 @@ def test_many_runs_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
     assert "2 of 2" in told.err
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_tells_what_went_wrong_and_how_to_see_it_again(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -133,6 +133,7 @@ def test_another_transaction_number_does_not_bring_an_older_state_back(sound: So
     assert outcomes(sound, cases) == {REFUSED: len(cases)}
 
 
+@pytest.mark.slow
 def test_flips_in_the_headers_of_pages_and_nodes(sound: Sound) -> None:
     chance = random.Random(4)  # noqa: S311
     cases = []
@@ -161,6 +162,7 @@ def random_flips(sound: Sound, seed: int) -> Iterator[Case]:
         yield sound.flip(chance.randrange(len(sound.data)), chance.randrange(1, 256))
 
 
+@pytest.mark.slow
 def test_random_flips(sound: Sound) -> None:
     counts = outcomes(sound, list(islice(random_flips(sound, 5), 800)))
     assert min(counts[REFUSED], counts[SET_ASIDE], counts[UNHARMED]) > 10

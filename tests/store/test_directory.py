@@ -206,6 +206,7 @@ def test_a_half_made_directory_is_finished(tmp_path: Path, reached: str) -> None
     assert set(os.listdir(tmp_path)) == {FORMAT_FILE, LOCK_FILE, DATA_FILE}
 
 
+@pytest.mark.slow
 def test_the_first_creation_can_end_with_every_deed(tmp_path: Path) -> None:
     """Whatever a first creation does to the disk may be the last that the process did."""
     survived = 0

@@ -131,6 +131,7 @@ def test_topics_subscriptions_and_rules(client: ServiceBusAdministrationClient) 
             missing()
 
 
+@pytest.mark.slow
 def test_lists_of_more_than_a_page(client: ServiceBusAdministrationClient) -> None:
     names = [f"page/{number:03}" for number in range(120)]
     for name in names:
