@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import settings
 
 from tests.thoroughness import times
 
 settings.register_profile("pairbus", max_examples=times(100))
 settings.load_profile("pairbus")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What takes longest begins first: else all wait for it in the end."""
+    items.sort(key=lambda item: item.get_closest_marker("timeout") is None)

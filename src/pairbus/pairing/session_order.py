@@ -29,8 +29,8 @@ _PEEK_S: Final = 5.0
 
 _FIRST_LOOK_S: Final = 5.0
 _LOOK_S: Final = 1.0
-_REST: Final = 10
-"""How many times as long as a look took a queue is left alone: a long backlog is not looked through all the time."""
+_REST_S: Final = 0.05
+"""How long a queue is left alone for each page that it had: a long backlog is not looked through all the time."""
 
 _LONGEST_REST_S: Final = 60.0
 _HOLD_S: Final = 2.0
@@ -117,6 +117,9 @@ class SessionOrder:
         self._receivers: dict[int, MessageReceiver] = {}
         self._unseen = set(range(len(queues)))
         """The queues that have not been looked through yet."""
+
+        self._pages = [0] * len(queues)
+        """How many pages each of them had when it was looked through last."""
 
         self._seen = asyncio.Event()
         self._unreadable: set[int] = set()
@@ -209,10 +212,8 @@ class SessionOrder:
         while await look is not None:
             await asyncio.sleep(_LOOK_S)
             look = loop.create_task(self._first_look(index))
-        rest_s = _LOOK_S
         while True:
-            await asyncio.sleep(rest_s)
-            began_s = loop.time()
+            await asyncio.sleep(min(max(_LOOK_S, _REST_S * self._pages[index]), _LONGEST_REST_S))
             try:
                 await self._look(index)
             except MessagingError as error:
@@ -221,7 +222,6 @@ class SessionOrder:
                 _log.exception("the backlog queue '%s' could not be looked through", self._queues[index])
             else:
                 self._note_failure(index, None)
-            rest_s = min(max(_LOOK_S, _REST * (loop.time() - began_s)), _LONGEST_REST_S)
 
     def _note_failure(self, index: int, error: MessagingError | None) -> None:
         """It is told once."""
@@ -292,7 +292,7 @@ class SessionOrder:
     async def _scan(self, index: int) -> dict[Key, Span]:
         """Look through a whole queue, for the sessions that have messages in it."""
         found: dict[Key, Span] = {}
-        number = 0
+        number = pages = 0
         with suppress(EntityNotFoundError):  # then nothing is in it
             while page := await self._peek(index, number):
                 for message in page:
@@ -301,6 +301,8 @@ class SessionOrder:
                         first = found[key].first if key in found else message.sequence_number
                         found[key] = Span(first, message.sequence_number)
                 number = page[-1].sequence_number + 1
+                pages += 1
+        self._pages[index] = pages
         return found
 
     async def _peek(self, index: int, number: int) -> list[ReceivedMessage]:
