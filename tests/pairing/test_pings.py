@@ -15,6 +15,7 @@ from pairbus.client.errors import (
     MessagingTimeoutError,
     ServerBusyError,
 )
+from pairbus.client.token_provider import Token, TokenProvider
 from pairbus.dialect.annotations import PING_CONTENT_TYPE
 from pairbus.pairing import EntityState, PingSent
 from tests.faults.trouble import Trouble
@@ -326,3 +327,28 @@ async def _failed_over(
 
 def _pings(scene: Scene) -> list[PingSent]:
     return [event for event in scene.events if isinstance(event, PingSent)]
+
+
+def test_c13_a_token_provider_that_fails_does_not_end_the_pings() -> None:
+    async def scenario(world: PairWorld) -> None:
+        scene = await paired(world)
+        sender = await scene.sender()
+        await sender.send(letter("first"))
+        world.primary_road.refuse()
+        await sender.send(letter("diverted"))
+        provider, broken = scene.factory._credentials, _Broken()
+        scene.factory._credentials = broken
+        world.primary_road.heal()
+        await asyncio.sleep(3.5 * scene.pair._settings.ping_interval_s)
+        assert scene.state() is EntityState.FAILED_OVER
+        scene.factory._credentials = provider
+        world.primary_road.cut()
+        await asyncio.sleep(1.5 * scene.pair._settings.ping_interval_s)
+        assert scene.state() is EntityState.HEALTHY
+
+    run(scenario)
+
+
+class _Broken(TokenProvider):
+    async def get_token(self, audience: str) -> Token:
+        raise RuntimeError(f"the application's own mistake with {audience}")

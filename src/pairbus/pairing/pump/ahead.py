@@ -47,11 +47,13 @@ class Ahead:
         self.frontier = 0
         self.gaps.clear()
 
-    def forget(self) -> None:
-        """Know nothing at all: the queue is another one, and counts from one again."""
+    def forget(self) -> list[Line]:
+        """Know nothing at all: the queue is another one, and counts from one again. Gives what others stood in."""
+        lines = [*self._lines]
         self.start_over()
         self.others.clear()
         self._lines.clear()
+        return lines
 
     def received(self, sequence: int) -> None:
         """A message has come; as long as it is among those of others, what stands behind it waits."""

@@ -171,8 +171,9 @@ class BacklogReader:
                 continue
             if not is_deferred and self._is_made_anew(cargo):
                 _log.info("the backlog queue '%s' was made anew", self.path)
-                self.ahead.forget()
                 self._missing.clear()
+                for line in self.ahead.forget():  # nobody has what these wait for any more
+                    self._free(line)
             self.ahead.received(cargo.sequence)
             is_to_be_delivered = self._hand.take(cargo, self._clock.lock)
             if is_to_be_delivered:
