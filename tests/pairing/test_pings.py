@@ -337,12 +337,12 @@ def test_c13_a_token_provider_that_fails_does_not_end_the_pings() -> None:
         world.primary_road.refuse()
         await sender.send(letter("diverted"))
         provider, broken = scene.factory._credentials, _Broken()
+        assert isinstance(provider, TokenProvider)
         scene.factory._credentials = broken
         world.primary_road.heal()
         await asyncio.sleep(3.5 * scene.pair._settings.ping_interval_s)
         assert scene.state() is EntityState.FAILED_OVER
-        scene.factory._credentials = provider
-        world.primary_road.cut()
+        broken.mended = provider
         await asyncio.sleep(1.5 * scene.pair._settings.ping_interval_s)
         assert scene.state() is EntityState.HEALTHY
 
@@ -350,5 +350,10 @@ def test_c13_a_token_provider_that_fails_does_not_end_the_pings() -> None:
 
 
 class _Broken(TokenProvider):
+    def __init__(self) -> None:
+        self.mended: TokenProvider | None = None
+
     async def get_token(self, audience: str) -> Token:
+        if self.mended is not None:
+            return await self.mended.get_token(audience)
         raise RuntimeError(f"the application's own mistake with {audience}")
