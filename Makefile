@@ -31,14 +31,15 @@ setup: $(READY)
 
 $(PACKAGE): pyproject.toml setup.py
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "pairbus needs Python 3.11 or newer; try: make PYTHON=python3.12 …"; exit 1; }
+	@echo "setting up $(VENV): a minute or two, some 1 GB, most of it Spark …"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(PIP) install --editable '.[server]'
+	@$(PIP) install --editable '.[server,spark]'
 	@touch $@
 
 $(READY): $(PACKAGE) tests/peers/package.json
-	@echo "setting up $(VENV): about a minute, some 300 MB …"
+	@echo "adding what checks and tests need: about a minute, some 300 MB …"
 	@$(PIP) install --upgrade pip
-	@$(PIP) install --editable '.[server,dev]'
+	@$(PIP) install --editable '.[server,spark,dev]'
 	@for extra in proton fuzz; do \
 	    $(PIP) install --editable ".[$$extra]" >$(VENV)/$$extra.log 2>&1 \
 	    || echo "not installed: the extra '$$extra' (see $(VENV)/$$extra.log); what needs it is skipped"; done

@@ -73,7 +73,7 @@ ATTRIBUTES: Final[dict[type, dict[str, str]]] = {
         "failure_rules": "FailureRules",
         "preserve_session_order": "bool",
         "syphon": "SyphonSettings",
-        "syphon_engine": "str",
+        "syphon_engine": "str | SyphonEngine",
     },
 }
 """Attributes that are no properties."""

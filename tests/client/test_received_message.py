@@ -129,6 +129,41 @@ def test_how_often_it_was_delivered_before_is_there() -> None:
     assert ReceivedMessage(encode_message(Message(header=Header(delivery_count=UInt(4))))).delivery_count == 4
 
 
+# The bytes, and what is found without reading the rest of them
+
+
+def test_d1_the_bytes_are_there_as_they_came() -> None:
+    payload = encode_brokered(BrokeredMessage(b"body", label="old"))
+    for message in (ReceivedMessage(payload, delivered(bytes(16), payload)), ReceivedMessage(payload)):
+        assert message.payload == payload
+        assert message.label == "old"
+        message.label = "new"
+        assert message.payload == payload
+        for twin in duplicates(message):
+            assert twin.payload == payload
+
+
+def test_d1_the_bytes_of_what_cannot_be_read_are_there_too() -> None:
+    message = ReceivedMessage(b"garbage")
+    with pytest.raises(InvalidMessageError):
+        _ = message.body
+    assert message.payload == b"garbage"
+
+
+def test_d1_the_number_and_the_time_are_known_of_what_cannot_be_read_otherwise() -> None:
+    noted = {Symbol("x-opt-sequence-number"): 5, Symbol("x-opt-enqueued-time"): Timestamp(to_ms(AT))}
+    message = ReceivedMessage(encode_message(Message(message_annotations=noted, body=(b"cut",)))[:-1])
+    assert (message.sequence_number, message.enqueued_time) == (5, AT)
+    with pytest.raises(InvalidMessageError):
+        _ = message.state
+
+
+def test_d1_a_time_that_is_found_does_not_replace_one_that_was_set() -> None:
+    message = annotated(x_opt_sequence_number=5, x_opt_enqueued_time=Timestamp(0))
+    message.enqueued_time = AT
+    assert (message.sequence_number, message.enqueued_time) == (5, AT)
+
+
 # Bodies
 
 

@@ -8,15 +8,26 @@ from uuid import UUID
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pairbus.dialect.delivered import Changes, Stamp, lock_token_uuid_bytes, stamp
+from pairbus.dialect.delivered import (
+    STAMPED,
+    Changes,
+    Stamp,
+    is_lock_alone,
+    is_stamp_alone,
+    lock_token_uuid_bytes,
+    stamp,
+)
 from pairbus.wire import (
     AMQP_SEQUENCE,
     AMQP_VALUE,
     DATA,
+    DELIVERY_ANNOTATIONS,
+    MESSAGE_ANNOTATIONS,
     Header,
     Int,
     Message,
     Properties,
+    Sections,
     Short,
     Symbol,
     Timestamp,
@@ -138,3 +149,53 @@ def test_what_the_sender_wrote_comes_through(sent: Message, token: bytes | None,
     assert {name: annotations[name] for name in sent.message_annotations or {}} == (sent.message_annotations or {})
     kept = {name: value for name, value in (message.delivery_annotations or {}).items() if name != "x-opt-lock-token"}
     assert kept == (sent.delivery_annotations or {})
+
+
+# What is told without being read.
+
+
+def annotations_of(payload: bytes) -> tuple[bytes, bytes]:
+    sections = Sections(payload)
+    return sections.raw(MESSAGE_ANNOTATIONS), sections.raw(DELIVERY_ANNOTATIONS)
+
+
+@given(
+    st.integers(0, 2**63 - 1), st.integers(0, 2), st.none() | st.integers(0, 2**62), st.binary(min_size=16, max_size=16)
+)
+def test_what_most_messages_are_delivered_with_is_told(
+    number: int, state: int, locked_until_ms: int | None, token: bytes
+) -> None:
+    facts = Stamp(number, number, number, 0, state, None, token, locked_until_ms)
+    noted, locked = annotations_of(stamp(encode_message(Message(body=(b"x",))), facts))
+    assert is_stamp_alone(noted)
+    assert is_lock_alone(locked)
+
+
+def test_what_a_message_has_beside_the_stamp_is_not_overlooked() -> None:
+    own = {"x-opt-partition-key": "p"}
+    locked = Stamp(5, 3, 1_700_000_000_000, 2, 0, None, TOKEN, 1_700_000_060_000)
+    for message, facts in (
+        (Message(message_annotations=own, delivery_annotations=own), locked),
+        (Message(message_annotations=own, delivery_annotations={"x-opt-lock-token": 5, "a": 1}), PLAIN),
+        (Message(delivery_annotations={"a": 1}), locked._replace(dead_letter_source="orders")),
+        (Message(delivery_annotations={"a": 1}), locked._replace(partition_id=3)),
+    ):
+        noted, token = annotations_of(stamp(encode_message(message), facts))
+        assert not is_stamp_alone(noted)
+        assert not is_lock_alone(token)
+    assert not is_stamp_alone(b"")
+    assert not is_lock_alone(b"")
+
+
+@given(st.integers(0, 400), st.integers(1, 255))
+def test_what_passes_for_a_stamp_is_one(index: int, change: int) -> None:
+    """Whatever octet of it is another: then it is a number that is another, or it is not taken for a stamp."""
+    for facts in (PLAIN, PLAIN._replace(locked_until_ms=5, lock_token=TOKEN)):
+        for section in annotations_of(stamp(encode_message(Message(body=(b"x",))), facts)):
+            changed = bytearray(section)
+            if changed:
+                changed[index % len(changed)] ^= change
+            if is_stamp_alone(bytes(changed)):
+                assert set(Sections(bytes(changed)).message_annotations()) <= STAMPED
+            if is_lock_alone(bytes(changed)):
+                assert set(Sections(bytes(changed)).delivery_annotations()) == {"x-opt-lock-token"}

@@ -30,9 +30,9 @@ from pairbus.pairing import (
     SyphonStatus,
 )
 from pairbus.pairing.backlog import backlog_description
+from pairbus.pairing.homecoming.dead_letter_reason import DeadLetterReason
+from pairbus.pairing.homecoming.delivery_rules import DELIVERY_RULES
 from pairbus.pairing.policy import TRANSITIONS, Signal
-from pairbus.pairing.pump.dead_letter_reason import DeadLetterReason
-from pairbus.pairing.pump.delivery_rules import DELIVERY_RULES
 from tests.docs.snippets import ROOT
 from tests.docs.tables import code, codes, rows_of
 

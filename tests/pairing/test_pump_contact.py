@@ -13,8 +13,8 @@ from pairbus.broker import QueueDescription
 from pairbus.client.amqp.sending_link import SendingLink
 from pairbus.client.errors import MessagingCommunicationError, MessagingError, MessagingTimeoutError, UnauthorizedError
 from pairbus.client.settings import MessagingFactorySettings
+from pairbus.pairing.homecoming.contact import Contact, Namespace
 from pairbus.pairing.pump import InProcessSyphon
-from pairbus.pairing.pump.contact import Contact, Namespace
 from pairbus.server.amqp.connection import AmqpConnection
 from tests.faults.trouble import Trouble
 from tests.pairing.pumping import ATTEMPT_S, Pumping, queues

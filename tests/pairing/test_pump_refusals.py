@@ -27,7 +27,7 @@ from pairbus.client.errors import (
 from pairbus.client.message import BrokeredMessage, encode_brokered
 from pairbus.client.received_message import MessageState
 from pairbus.dialect.transfer import PATH, SCHEDULED_ENQUEUE_TIME, SESSION_ID, TIME_TO_LIVE, divert
-from pairbus.pairing.pump.delivery_rules import DELIVERY_RULES, Fate, fate_of
+from pairbus.pairing.homecoming.delivery_rules import DELIVERY_RULES, Fate, fate_of
 from tests.faults.trouble import Trouble
 from tests.pairing.pumping import Pumping, queues
 from tests.simulation.pair_world import PairWorld, run

@@ -17,12 +17,12 @@ from pairbus.pairing import ordered_route
 from pairbus.pairing.diversion import Diversion
 from pairbus.pairing.entity import PairedEntity
 from pairbus.pairing.events import PingSent
+from pairbus.pairing.homecoming.delivery_rules import Fate
+from pairbus.pairing.homecoming.destination import Destination
 from pairbus.pairing.ping import ping_message
 from pairbus.pairing.policy import FailoverPolicy, Signal
 from pairbus.pairing.pump import InProcessSyphon
 from pairbus.pairing.pump.backlog_reader import BacklogReader
-from pairbus.pairing.pump.delivery_rules import Fate
-from pairbus.pairing.pump.destination import Destination
 from tests.simulation import checks
 from tests.simulation.entities import ENTITIES, Entity
 from tests.simulation.mishap import Kind, Mishap
@@ -108,7 +108,7 @@ def test_a_sender_that_drops_what_it_should_divert_is_found(monkeypatch: pytest.
 
 
 def test_a_syphon_that_gives_messages_up_for_no_good_reason_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pairbus.pairing.pump.delivery.fate_of", lambda _error: Fate.NEVER)
+    monkeypatch.setattr("pairbus.pairing.homecoming.delivery.fate_of", lambda _error: Fate.NEVER)
     disable = Mishap(kind=Kind.DISABLE, at_s=10.0, lasts_s=30.0, namespace=PRIMARY, path=PLAIN.path)
     assert_found(wrong_with(PLAIN, disable), 1, "though its entity is there")
 

@@ -45,7 +45,7 @@ from pairbus.pairing.options import (
 )
 from pairbus.pairing.pair import NamespacePair as AsyncNamespacePair
 from pairbus.pairing.status import PairStatus
-from pairbus.pairing.syphon import IN_PROCESS, SyphonSettings
+from pairbus.pairing.syphon import IN_PROCESS, SyphonEngine, SyphonSettings
 
 _NO_TIME = timedelta()
 
@@ -179,6 +179,10 @@ class MessageReceiver(Part):
     def renew_lock(self, message: ReceivedMessage) -> datetime:
         """Keep a message locked for another lock duration; gives until when."""
         return self._call(self._inner.renew_lock, message)
+
+    def renew_locks(self, messages: Iterable[ReceivedMessage]) -> list[ReceivedMessage]:
+        """Keep messages locked for another lock duration; gives those that are not locked any more."""
+        return self._call(self._inner.renew_locks, gathered(messages))
 
     def peek(self, max_message_count: int = 1, from_sequence_number: int | None = None) -> list[ReceivedMessage]:
         """Look at messages without locking them, in every state. Each call goes on where the last one ended."""
@@ -337,6 +341,11 @@ class MessagingFactory(ClosingWrapper):
     def is_closed(self) -> bool:
         """Whether it has been closed, or given up."""
         return self._inner.is_closed
+
+    @property
+    def connection_string(self) -> str | None:
+        """What it was made from, with the key in it; ``None`` if that was something else."""
+        return self._inner.connection_string
 
     def create_message_sender(self, path: str) -> MessageSender:
         """A sender to a queue or a topic. It connects when it first sends."""
@@ -626,7 +635,7 @@ class SendAvailabilityPairedNamespaceOptions(Wrapper):
         failure_rules: FailureRules = FAILURE_RULES,
         preserve_session_order: bool = False,
         syphon: SyphonSettings | None = None,
-        syphon_engine: str = IN_PROCESS,
+        syphon_engine: str | SyphonEngine = IN_PROCESS,
     ) -> None:
         super().__init__(
             AsyncSendAvailabilityPairedNamespaceOptions(
@@ -702,7 +711,7 @@ class SendAvailabilityPairedNamespaceOptions(Wrapper):
         return self._inner.syphon
 
     @property
-    def syphon_engine(self) -> str:
+    def syphon_engine(self) -> str | SyphonEngine:
         return self._inner.syphon_engine
 
 

@@ -105,6 +105,7 @@ class MessagingFactory:
         """How many factories have this one for their secondary."""
 
         self._ended: asyncio.Future[None] | None = None
+        self._connection_string: str | None = None
 
     @classmethod
     def from_connection_string(
@@ -112,7 +113,9 @@ class MessagingFactory:
     ) -> MessagingFactory:
         """A factory for the namespace of a connection string; raises ``ValueError`` if it is none."""
         endpoint, token_provider, _ = open_connection_string(connection_string)
-        return cls(endpoint, token_provider, settings or MessagingFactorySettings())
+        factory = cls(endpoint, token_provider, settings or MessagingFactorySettings())
+        factory._connection_string = connection_string
+        return factory
 
     @classmethod
     def create(
@@ -144,6 +147,11 @@ class MessagingFactory:
     def is_closed(self) -> bool:
         """Whether it has been closed, or given up."""
         return self._state is not FactoryState.OPEN
+
+    @property
+    def connection_string(self) -> str | None:
+        """What it was made from, with the key in it; ``None`` if that was something else."""
+        return self._connection_string
 
     # What it makes.
 

@@ -25,12 +25,14 @@ from pairbus.dialect.annotations import (
     SEQUENCE_NUMBER,
     VIA_PARTITION_KEY,
 )
+from pairbus.dialect.enqueued import read_enqueued
 from pairbus.wire import Delivery, ProtocolError, Sections
 
 DEAD_LETTER_REASON: Final = "DeadLetterReason"
 DEAD_LETTER_DESCRIPTION: Final = "DeadLetterErrorDescription"
 _LOCK_TOKEN_BYTES: Final = 16
 _ITS_OWN: Final = frozenset({"_payload", "delivery", "lock_token"})
+_ENQUEUED: Final = frozenset({"enqueued_time", "sequence_number"})
 _LONGEST_TTL_MS: Final = 0xFFFFFFFF
 _ATTRIBUTES: Final = frozenset(
     {
@@ -107,10 +109,9 @@ class ReceivedMessage(BrokeredMessage):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """What other processes get can be read, and settled by a receiver of theirs as long as the lock holds."""
-        payload = self._payload.payload if isinstance(self._payload, Sections) else self._payload
         names = (*BrokeredMessage.__slots__, *ReceivedMessage.__slots__)
         state = {name: getattr(self, name) for name in names if name not in _ITS_OWN and _is_set(self, name)}
-        return ReceivedMessage, (payload, None, self.lock_token), (None, state)
+        return ReceivedMessage, (self.payload, None, self.lock_token), (None, state)
 
     def copy(self, message_id: MessageId | None = None) -> BrokeredMessage:
         """A message to send, with the same body and properties and an id of its own, unless one is given.
@@ -148,6 +149,11 @@ class ReceivedMessage(BrokeredMessage):
             return "<ReceivedMessage that cannot be read>"
 
     @property
+    def payload(self) -> bytes:
+        """The bytes of the whole message as they came, of which nothing that is set afterwards changes anything."""
+        return self._payload.payload if isinstance(self._payload, Sections) else self._payload
+
+    @property
     def expires_at(self) -> datetime | None:
         """When its time to live ends, counted from when it was enqueued; ``None`` for never."""
         if self.time_to_live is None:
@@ -170,6 +176,8 @@ class ReceivedMessage(BrokeredMessage):
         if name == "lock_token":  # which has nothing to do with what can be read of the message
             self.lock_token = _lock_token(self.delivery)
             return self.lock_token
+        if name in _ENQUEUED and self._read_enqueued(name):
+            return getattr(self, name)
         read = _READERS.get(name)
         if read is None:
             raise AttributeError(f"a message has no {name!r}")
@@ -181,6 +189,15 @@ class ReceivedMessage(BrokeredMessage):
             if other == name or not _is_set(self, other):  # it may have been set by the application
                 setattr(self, other, value)
         return found[name]
+
+    def _read_enqueued(self, name: str) -> bool:
+        """Read what whoever moves messages asks of each; whether that was found without the rest of the message."""
+        enqueued = read_enqueued(self.payload)
+        if enqueued.sequence_number is not None and not _is_set(self, "sequence_number"):
+            self.sequence_number = enqueued.sequence_number
+        if enqueued.time_ms is not None and not _is_set(self, "enqueued_time"):
+            self.enqueued_time = from_ms(enqueued.time_ms)
+        return _is_set(self, name)
 
     def _sections(self) -> Sections:
         if not isinstance(self._payload, Sections):

@@ -208,3 +208,29 @@ def _changed_properties(sections: Sections, changes: Changes) -> tuple[bytes, by
     user = {name: value for name, value in sent.items() if name.lower() not in replaced} | dict(changes.user)
     application = bytes((0x00, 0x53, APPLICATION_PROPERTIES)) + encode(user) if user else b""
     return encode(sections.properties()._replace(**fields)), application
+
+
+# What most messages are delivered with, so that it can be told, and taken off, without being read.
+_STAMP: Final = Struct(
+    f">{12 + len(_ENQUEUED_KEY) + 1}s8x{len(_SEQUENCE_KEY) + 1}s8x{len(_ORIGINAL_KEY) + 1}s8x{len(_STATE_KEY) + 1}sx"
+)
+_LOCKED_STAMP: Final = Struct(f"{_STAMP.format}{len(_LOCKED_KEY) + 1}s8x")
+_STAMPS: Final = {
+    shape.size: (shape, shape.unpack(_message_annotations(Sections(b""), facts)))
+    for shape, facts in (
+        (_STAMP, Stamp(0, 0, 0, 0, 0)),
+        (_LOCKED_STAMP, Stamp(0, 0, 0, 0, 0, locked_until_ms=0)),
+    )
+}
+"""By its length, a stamp: how it is laid out, and what of it is the same in all."""
+
+
+def is_stamp_alone(annotations: bytes) -> bool:
+    """Whether a section of message annotations is as ``stamp`` makes it where the sender has written none."""
+    found = _STAMPS.get(len(annotations))
+    return found is not None and found[0].unpack(annotations) == found[1]
+
+
+def is_lock_alone(annotations: bytes) -> bool:
+    """Whether a section of delivery annotations is as ``stamp`` makes it where the sender has written none."""
+    return len(annotations) == len(_LOCK_ALONE) + 16 and annotations.startswith(_LOCK_ALONE)

@@ -75,12 +75,16 @@ def check_sections(sections: Sections) -> None:
         sections.delivery_annotations()
     if FOOTER in spans:
         sections.footer()
-    if sections.body:
-        if sections.body[0][0] == DATA and len(sections.body) == 1:
-            if sections.payload[sections.body[0][2]] not in {0xA0, 0xB0}:
-                raise InvalidFieldError("a data section is not binary")
-        else:
-            sections.decode_body()
+    check_body(sections)
+
+
+def check_body(sections: Sections) -> None:
+    """Refuse a body that no receiver could read."""
+    body = sections.body
+    if len(body) != 1 or body[0][0] != DATA:
+        sections.decode_body()
+    elif sections.payload[body[0][2]] not in {0xA0, 0xB0}:
+        raise InvalidFieldError("a data section is not binary")
 
 
 def _with_properties(sections: Sections, properties: Properties) -> bytes:

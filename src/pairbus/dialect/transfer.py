@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from struct import Struct
 from typing import Any, Final, NamedTuple
 
 from pairbus.dialect.annotations import LOCK_TOKEN
 from pairbus.dialect.annotations import SCHEDULED_ENQUEUE_TIME as SCHEDULED_ANNOTATION
-from pairbus.dialect.delivered import STAMPED
-from pairbus.dialect.sent import check_sections
+from pairbus.dialect.delivered import STAMPED, is_lock_alone, is_stamp_alone
+from pairbus.dialect.sent import check_body
 from pairbus.wire import (
     APPLICATION_PROPERTIES,
     DELIVERY_ANNOTATIONS,
@@ -29,6 +30,7 @@ from pairbus.wire import (
     encode,
 )
 from pairbus.wire.decoder import decode_at, skip
+from pairbus.wire.sections import NO_HEADER, NO_PROPERTIES
 
 PATH: Final = "x-ms-path"
 SESSION_ID: Final = "x-ms-sessionid"
@@ -37,8 +39,11 @@ SCHEDULED_ENQUEUE_TIME: Final = "x-ms-scheduledenqueuetimeutc"
 RESERVED: Final = frozenset({PATH, SESSION_ID, TIME_TO_LIVE, SCHEDULED_ENQUEUE_TIME})
 """The application properties that only the transfer sets."""
 
-_LOCK: Final = frozenset({LOCK_TOKEN})
 _SCHEDULED: Final = frozenset({SCHEDULED_ANNOTATION})
+_LOCK_NAMES: Final = frozenset({LOCK_TOKEN.encode()})
+_STAMPED_NAMES: Final = frozenset(name.encode() for name in STAMPED | _SCHEDULED)
+_RESERVED_NAMES: Final = frozenset(name.encode() for name in RESERVED)
+_SHORT_TEXTS: Final = frozenset({0xA1, 0xA3})
 _LONGEST_TTL_MS: Final = 0xFFFFFFFF
 _LONGEST_MS: Final = (1 << 63) - 1
 _LATEST_MS: Final = 253_402_300_799_999
@@ -90,10 +95,10 @@ def divert(payload: bytes, path: str) -> bytes:
         bare = bare._replace(absolute_expiry_time=None)
     return _joined(
         sections,
-        _fields_section(sections, HEADER, header, header._replace(ttl=None)),
+        _fields_section(sections.raw(HEADER), header, header._replace(ttl=None)),
         sections.raw(DELIVERY_ANNOTATIONS),
         _map_section(MESSAGE_ANNOTATIONS, _without(noted, frozenset() if scheduled_ms is None else _SCHEDULED)),
-        _fields_section(sections, PROPERTIES, properties, bare),
+        _fields_section(sections.raw(PROPERTIES), properties, bare),
         _map_section(APPLICATION_PROPERTIES, [*(pair.raw for pair in named), *_kept(transfer)]),
     )
 
@@ -111,40 +116,43 @@ def header_bytes(payload: bytes) -> int:
 
 def read_transfer(payload: bytes) -> Transfer:
     """Read where a diverted message goes, and all of it that a service would look at; raises ``TransferError``."""
-    with _reading(None):
+    try:
         sections = Sections(payload)
         named = sections.application_properties()
+    except ProtocolError as error:
+        raise _unreadable(error, None) from error
     path = named.get(PATH)
     if path is None:
         raise TransferError(f"the message names no destination: it has no {PATH}")
     if type(path) is not str or not path:
         raise TransferError(f"{PATH} is {path!r:.100}, which is no path")
-    with _reading(path):
-        check_sections(sections)
-        sections.header()
-        sections.properties()
-        sections.message_annotations()
+    try:
+        _check_rest(sections)
+    except ProtocolError as error:
+        raise _unreadable(error, path) from error
     return Transfer(path, _session_id(named, path), _time_to_live_ms(named, path), _enqueue_time_ms(named, path))
 
 
 def restore(payload: bytes, transfer: Transfer, *, time_to_live_ms: int | None = None) -> bytes:
     """The message as the application sent it, without what the service adds; raises ``TransferError``.
 
-    ``time_to_live_ms`` stands for the time to live that was kept, where it is given.
+    ``payload`` is what the transfer was read from. ``time_to_live_ms`` stands for the time to live that was kept, where
+    it is given.
     """
     length_ms = transfer.time_to_live_ms if time_to_live_ms is None else time_to_live_ms
     ttl = None if length_ms is None else min(length_ms, _LONGEST_TTL_MS)
-    with _reading(transfer.path):
+    try:
         sections = Sections(payload)
-        header, properties = sections.header(), sections.properties()
         return _joined(
             sections,
-            _fields_section(sections, HEADER, header, header._replace(ttl=ttl, first_acquirer=False, delivery_count=0)),
-            _map_section(DELIVERY_ANNOTATIONS, _without(_pairs(sections, DELIVERY_ANNOTATIONS), _LOCK)),
-            _map_section(MESSAGE_ANNOTATIONS, _restored_annotations(sections, transfer)),
-            _fields_section(sections, PROPERTIES, properties, _restored_properties(properties, transfer, length_ms)),
-            _map_section(APPLICATION_PROPERTIES, _without(_pairs(sections, APPLICATION_PROPERTIES), RESERVED)),
+            _restored_header(sections.raw(HEADER), ttl),
+            _restored_delivery_annotations(sections),
+            _restored_annotations(sections, transfer.scheduled_ms),
+            _restored_properties(sections, transfer.session_id, length_ms),
+            _map_section(APPLICATION_PROPERTIES, _left(sections, APPLICATION_PROPERTIES, _RESERVED_NAMES)),
         )
+    except ProtocolError as error:
+        raise _unreadable(error, transfer.path) from error
 
 
 @contextmanager
@@ -152,7 +160,11 @@ def _reading(path: str | None) -> Iterator[None]:
     try:
         yield
     except ProtocolError as error:
-        raise TransferError(f"the message cannot be read: {error.description}", path) from error
+        raise _unreadable(error, path) from error
+
+
+def _unreadable(error: ProtocolError, path: str | None) -> TransferError:
+    return TransferError(f"the message cannot be read: {error.description}", path)
 
 
 # What is set.
@@ -180,6 +192,25 @@ def _scheduled_ms(noted: Iterable[_Pair]) -> int | None:
             if isinstance(value, int) and not isinstance(value, bool):
                 return min(int(value), _LONGEST_MS)
     return None
+
+
+def _check_rest(sections: Sections) -> None:
+    """Read what a service would stumble over, but for the application properties; raises ``ProtocolError``."""
+    if not is_lock_alone(sections.raw(DELIVERY_ANNOTATIONS)):
+        sections.delivery_annotations()
+    if not is_stamp_alone(sections.raw(MESSAGE_ANNOTATIONS)):
+        sections.message_annotations()
+    if FOOTER in sections.spans:
+        sections.footer()
+    _header(sections.raw(HEADER))
+    sections.properties()
+    check_body(sections)
+
+
+@lru_cache(maxsize=256)
+def _header(section: bytes) -> Header:
+    """A header: most messages have one of a few."""
+    return Sections(section).header()
 
 
 def _session_id(named: dict[str, Any], path: str) -> str | None:
@@ -222,22 +253,41 @@ def _kept(transfer: Transfer) -> list[bytes]:
     return pairs
 
 
-def _restored_annotations(sections: Sections, transfer: Transfer) -> list[bytes]:
+@lru_cache(maxsize=256)
+def _restored_header(section: bytes, ttl: int | None) -> bytes:
+    header = _header(section)
+    return _fields_section(section, header, header._replace(ttl=ttl, first_acquirer=False, delivery_count=0))
+
+
+def _restored_delivery_annotations(sections: Sections) -> bytes:
+    if is_lock_alone(sections.raw(DELIVERY_ANNOTATIONS)):
+        return b""
+    return _map_section(DELIVERY_ANNOTATIONS, _left(sections, DELIVERY_ANNOTATIONS, _LOCK_NAMES))
+
+
+def _restored_annotations(sections: Sections, scheduled_ms: int | None) -> bytes:
     """A time in the message itself is the one that it was enqueued in the backlog at, so it goes as well."""
-    pairs = _without(_pairs(sections, MESSAGE_ANNOTATIONS), STAMPED | _SCHEDULED)
-    if transfer.scheduled_ms is not None:
-        pairs.append(encode(Symbol(SCHEDULED_ANNOTATION)) + encode(Timestamp(transfer.scheduled_ms)))
-    return pairs
+    pairs: list[bytes] = []
+    if not is_stamp_alone(sections.raw(MESSAGE_ANNOTATIONS)):
+        pairs = _left(sections, MESSAGE_ANNOTATIONS, _STAMPED_NAMES)
+    if scheduled_ms is not None:
+        pairs.append(encode(Symbol(SCHEDULED_ANNOTATION)) + encode(Timestamp(scheduled_ms)))
+    return _map_section(MESSAGE_ANNOTATIONS, pairs)
 
 
-def _restored_properties(properties: Properties, transfer: Transfer, length_ms: int | None) -> Properties:
+def _restored_properties(sections: Sections, session_id: str | None, length_ms: int | None) -> bytes:
     """A time to live says when the message ends, if it is known when it was made, as in one that was sent directly."""
-    if transfer.session_id is not None:
-        properties = properties._replace(group_id=transfer.session_id)
-    if length_ms is not None and properties.creation_time is not None:
-        expires_ms = min(properties.creation_time + length_ms, _LATEST_MS)
-        properties = properties._replace(absolute_expiry_time=Timestamp(expires_ms))
-    return properties
+    section = sections.raw(PROPERTIES)
+    if session_id is None and length_ms is None:
+        return section
+    before = sections.properties()
+    after = before
+    if session_id is not None:
+        after = after._replace(group_id=session_id)
+    if length_ms is not None and before.creation_time is not None:
+        expires_ms = min(before.creation_time + length_ms, _LATEST_MS)
+        after = after._replace(absolute_expiry_time=Timestamp(expires_ms))
+    return _fields_section(section, before, after)
 
 
 def _joined(sections: Sections, *head: bytes) -> bytes:
@@ -246,11 +296,11 @@ def _joined(sections: Sections, *head: bytes) -> bytes:
     return b"".join([*head, *body, sections.raw(FOOTER)])
 
 
-def _fields_section(sections: Sections, code: int, before: Header | Properties, fields: Header | Properties) -> bytes:
+def _fields_section(section: bytes, before: Header | Properties, fields: Header | Properties) -> bytes:
     """A section that is a list of fields: as it is, if they are; none where all are what they are without it."""
     if fields == before:
-        return sections.raw(code)
-    return b"" if fields in (Header(), Properties()) else encode(fields)
+        return section
+    return b"" if fields in (NO_HEADER, NO_PROPERTIES) else encode(fields)
 
 
 # Maps are taken apart and put together as bytes: what is not looked at stays as it is written, with its type.
@@ -271,6 +321,35 @@ def _pairs(sections: Sections, code: int) -> list[_Pair]:
     if position != end or count != 2 * len(pairs):
         raise DecodeError("a map does not end where its size says")
     return pairs
+
+
+def _left(sections: Sections, code: int, names: frozenset[bytes]) -> list[bytes]:
+    """The pairs of a map without those of some names, each as it is written."""
+    span = sections.spans.get(code)
+    if span is None:
+        return []
+    payload = sections.payload
+    count, position, end = *_map_start(payload, span[1]), span[2]
+    left: list[bytes] = []
+    while position < end:
+        name, value = _name(payload, position)
+        behind = skip(payload, value)
+        if name not in names:
+            left.append(payload[position:behind])
+        position = behind
+        count -= 2
+    if position != end or count:
+        raise DecodeError("a map does not end where its size says")
+    return left
+
+
+def _name(payload: bytes, position: int) -> tuple[bytes, int]:
+    """The text of a key, and where its value stands; no text for a key that is none."""
+    if payload[position] in _SHORT_TEXTS and position + 1 < len(payload):
+        value = position + 2 + payload[position + 1]
+        return payload[position + 2 : value], value
+    key, value = decode_at(payload, position)
+    return (key.encode() if isinstance(key, str) else b""), value
 
 
 def _map_start(payload: bytes, position: int) -> tuple[int, int]:

@@ -13,8 +13,10 @@ GROUP: Final = "pairbus.syphons"
 """The group of entry points that other engines are found by."""
 
 
-def find_engine(name: str) -> SyphonEngine:
-    """An engine by its name; raises ``ValueError`` if there is none such installed."""
+def find_engine(name: str | SyphonEngine) -> SyphonEngine:
+    """An engine by its name, or the engine itself; raises ``ValueError`` if there is none such installed."""
+    if not isinstance(name, str):
+        return name
     if name == IN_PROCESS:
         return InProcessSyphon
     found = {entry.name: entry for entry in entry_points(group=GROUP)}

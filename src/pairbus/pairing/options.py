@@ -22,7 +22,7 @@ from pairbus.pairing.events import Listeners
 from pairbus.pairing.failure_rules import FAILURE_RULES, FailureRules, check_rules
 from pairbus.pairing.pair import NamespacePair
 from pairbus.pairing.settings import PairSettings
-from pairbus.pairing.syphon import IN_PROCESS, SyphonSettings
+from pairbus.pairing.syphon import IN_PROCESS, SyphonEngine, SyphonSettings
 
 _MOST_QUEUES: Final = 10_000
 _NO_TIME: Final = timedelta()
@@ -49,7 +49,7 @@ class SendAvailabilityPairedNamespaceOptions(PairedNamespaceOptions[NamespacePai
         failure_rules: FailureRules = FAILURE_RULES,
         preserve_session_order: bool = False,
         syphon: SyphonSettings | None = None,
-        syphon_engine: str = IN_PROCESS,
+        syphon_engine: str | SyphonEngine = IN_PROCESS,
     ) -> None:
         check_type("secondary_namespace_manager", secondary_namespace_manager, (NamespaceManager,))
         check_type("messaging_factory", messaging_factory, (MessagingFactory,))
@@ -58,7 +58,8 @@ class SendAvailabilityPairedNamespaceOptions(PairedNamespaceOptions[NamespacePai
             check_type(name, flag, (bool,))
         check_type("primary_name", primary_name, (str, NoneType))
         check_type("syphon", syphon, (SyphonSettings, NoneType))
-        check_type("syphon_engine", syphon_engine, (str,))
+        if not callable(syphon_engine):
+            check_type("syphon_engine", syphon_engine, (str,))
         check_rules(failure_rules)
         if not 1 <= backlog_queue_count <= _MOST_QUEUES:
             raise ValueError(f"backlog_queue_count is {backlog_queue_count}; it must be 1 to {_MOST_QUEUES:,}")

@@ -20,6 +20,7 @@ from pairbus.pairing.backlog import Backlog, in_groups
 from pairbus.pairing.drill import DrillReport, await_drill, drill_message, drill_queue
 from pairbus.pairing.entity import PairedEntity
 from pairbus.pairing.events import EntityChanged, EventStream, Listener, Listeners, PairEvent
+from pairbus.pairing.homecoming.bound import key_of
 from pairbus.pairing.ordered_route import OrderedRoute
 from pairbus.pairing.partnership import share_fate
 from pairbus.pairing.policy import EntityState, Signal
@@ -27,7 +28,7 @@ from pairbus.pairing.route import PairedRoute
 from pairbus.pairing.session_order import SessionOrder
 from pairbus.pairing.settings import PairSettings
 from pairbus.pairing.status import PairStatus
-from pairbus.pairing.syphon import Syphon, SyphonContext, SyphonEngine
+from pairbus.pairing.syphon import Held, Syphon, SyphonContext, SyphonEngine
 
 _log = logging.getLogger(__name__)
 
@@ -84,6 +85,7 @@ class NamespacePair:
             backlog_queues=self._backlog.paths,
             settings=self._settings.syphon,
             is_held=self._is_diverting,
+            held=self._held,
             tell=self._listeners.tell,
         )
         self._syphon = engine(context)
@@ -106,7 +108,7 @@ class NamespacePair:
         return OrderedRoute(lane, entity, self._backlog, settings, self._order)
 
     def _entity(self, path: str) -> PairedEntity:
-        key = _key(path)
+        key = key_of(path)
         entity = self._entities.get(key)
         if entity is None:
             entity = self._entities[key] = PairedEntity(
@@ -128,8 +130,11 @@ class NamespacePair:
             entity.straggle(-1)
 
     def _is_diverting(self, path: str) -> bool:
-        entity = self._entities.get(_key(path))
+        entity = self._entities.get(key_of(path))
         return self._is_held if entity is None else entity.is_diverting
+
+    def _held(self) -> Held:
+        return Held(known={key: one.is_diverting for key, one in self._entities.items()}, others=self._is_held)
 
     # Watching.
 
@@ -182,7 +187,7 @@ class NamespacePair:
         check_type("path", path, (str, NoneType))
         self._primary.check_open()
         if path is not None:
-            if signal is Signal.ENGAGED or self._is_held or _key(path) in self._entities:
+            if signal is Signal.ENGAGED or self._is_held or key_of(path) in self._entities:
                 self._entity(path.strip("/")).signal(signal)
             return
         self._is_held = signal is Signal.ENGAGED
@@ -230,7 +235,7 @@ class NamespacePair:
         return message, timedelta(seconds=took_s)
 
     async def _forget(self, path: str) -> None:
-        entity = self._entities.pop(_key(path), None)
+        entity = self._entities.pop(key_of(path), None)
         if entity is not None:
             await entity.close()
 
@@ -264,8 +269,3 @@ async def _delete(manager: NamespaceManager, path: str) -> None:
         await manager.delete_queue(path)
     except MessagingError as error:
         _log.warning("the queue of the drill could not be deleted: %s", error)
-
-
-def _key(path: str) -> str:
-    """Entities are the same however their paths are capitalised."""
-    return path.strip("/").lower()

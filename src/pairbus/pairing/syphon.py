@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import Enum
 from typing import Final, Protocol
@@ -11,6 +11,7 @@ from typing import Final, Protocol
 from pairbus.client.factory import MessagingFactory
 from pairbus.client.validation import check_type
 from pairbus.pairing.events import Listener
+from pairbus.pairing.homecoming.bound import key_of
 from pairbus.pairing.status import SyphonStatus
 
 IN_PROCESS: Final = "in-process"
@@ -48,6 +49,20 @@ class SyphonSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """What a pair sends nothing to at a moment. It can go to other processes."""
+
+    known: Mapping[str, bool] = field(default_factory=dict)
+    """Whether an entity is held, by its key; of those that the pair has to do with."""
+
+    others: bool = False
+    """Whether all others are."""
+
+    def holds(self, path: str) -> bool:
+        return self.known.get(key_of(path), self.others)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SyphonContext:
     """Everything that an engine is given."""
 
@@ -60,6 +75,9 @@ class SyphonContext:
 
     tell: Listener
     """Takes the events of the syphon."""
+
+    held: Callable[[], Held] = Held
+    """What ``is_held`` says of all entities, as a value."""
 
 
 class Syphon(Protocol):

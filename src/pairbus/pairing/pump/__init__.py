@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pairbus.pairing.pump.delivery_rules import DELIVERY_RULES, Fate
 from pairbus.pairing.pump.in_process_syphon import InProcessSyphon
 
-__all__ = ["DELIVERY_RULES", "Fate", "InProcessSyphon"]
+__all__ = ["InProcessSyphon"]

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from bisect import insort
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final
 
-Line: TypeAlias = tuple[str, str]
-"""A destination and a session: what has to stay in order."""
+from pairbus.pairing.homecoming.bound import Line
 
 _ENDLESS: Final = 1 << 63
 

@@ -7,20 +7,21 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
+from pairbus.client.chores import Chores
 from pairbus.client.errors import InvalidMessageError, InvalidRequestError, MessageNotFoundError, MessagingError
 from pairbus.client.received_message import ReceivedMessage
 from pairbus.client.receiver import MessageReceiver
 from pairbus.dialect.transfer import TransferError, restore
 from pairbus.pairing.events import Listener
-from pairbus.pairing.pump.ahead import Ahead, Line
+from pairbus.pairing.homecoming.bound import Line, bound_for, key_of, line_of
+from pairbus.pairing.homecoming.contact import Contact
+from pairbus.pairing.homecoming.dead_letter_reason import DeadLetterReason, reason_of
+from pairbus.pairing.homecoming.destination import Destination
+from pairbus.pairing.pump.ahead import Ahead
 from pairbus.pairing.pump.backlog_clock import BacklogClock
-from pairbus.pairing.pump.cargo import Cargo, key_of, line_of, transfer_of
+from pairbus.pairing.pump.cargo import Cargo
 from pairbus.pairing.pump.channel import Channel
-from pairbus.pairing.pump.chores import Chores
-from pairbus.pairing.pump.contact import Contact
-from pairbus.pairing.pump.dead_letter_reason import DeadLetterReason, reason_of
 from pairbus.pairing.pump.dead_letters import DeadLetters
-from pairbus.pairing.pump.destination import Destination
 from pairbus.pairing.pump.hand import Hand
 from pairbus.pairing.pump.survey import Survey
 from pairbus.pairing.syphon import SyphonSettings, TimeToLive
@@ -82,6 +83,20 @@ class BacklogReader:
         looking = self._chores.start(self._first_look())
         self._reading = asyncio.get_running_loop().create_task(self._run())
         return looking
+
+    def adopt(self, path: str, sequence: int, session_id: str | None) -> None:
+        """Deliver a message that somebody else has parked."""
+        key = key_of(path)
+        self._channel(path).adopt(sequence, None if session_id is None else (key, session_id))
+
+    async def touch(self) -> None:
+        """See that the queue can be read; raises ``MessagingError``."""
+        await self._receiver.peek(1, 0)
+
+    async def look(self) -> None:
+        """Look for what lies parked; raises ``MessagingError``."""
+        await self._survey.look_again()
+        await self._survey.look()
 
     async def _first_look(self) -> None:
         try:
@@ -293,7 +308,7 @@ class BacklogReader:
     def _adopt(self, message: ReceivedMessage) -> None:
         """A message was parked by somebody who may not be there any more."""
         try:
-            transfer = transfer_of(message)
+            transfer = bound_for(message.payload)
         except (TransferError, InvalidMessageError):
             self._chores.start(self._fetch_stray(message.sequence_number))
         else:

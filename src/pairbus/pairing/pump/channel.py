@@ -9,11 +9,12 @@ from heapq import heappop, heappush
 from typing import Final, Protocol
 
 from pairbus.client.errors import MessagingError
-from pairbus.pairing.pump.ahead import Ahead, Line
+from pairbus.pairing.homecoming.bound import Line
+from pairbus.pairing.homecoming.contact import Contact
+from pairbus.pairing.homecoming.delivery import Delivery, Desk
+from pairbus.pairing.homecoming.destination import Destination
+from pairbus.pairing.pump.ahead import Ahead
 from pairbus.pairing.pump.cargo import Cargo
-from pairbus.pairing.pump.contact import Contact
-from pairbus.pairing.pump.delivery import Delivery, Desk
-from pairbus.pairing.pump.destination import Destination
 
 _log = logging.getLogger(__name__)
 
@@ -26,7 +27,7 @@ _RESTART_S: Final = 5.0
 _UNTIDY: Final = 100
 
 
-class Hands(Desk, Protocol):
+class Hands(Desk[Cargo], Protocol):
     """What a channel needs of the backlog queue."""
 
     ahead: Ahead

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import logging
 from datetime import UTC, datetime
-from typing import Final
 
+from pairbus.client.chores import Chores
 from pairbus.client.errors import InvalidMessageError, MessagingError
 from pairbus.client.received_message import ReceivedMessage
 from pairbus.client.receiver import MessageReceiver
 from pairbus.dialect.transfer import TransferError
 from pairbus.pairing.events import Listener, MessageDeadLettered
+from pairbus.pairing.homecoming.dead_letter_reason import DeadLetterReason, one_line, reason_of
 from pairbus.pairing.pump.cargo import Cargo
-from pairbus.pairing.pump.chores import Chores
-from pairbus.pairing.pump.dead_letter_reason import DeadLetterReason, reason_of
 from pairbus.pairing.pump.hand import Hand
 
 _log = logging.getLogger(__name__)
-
-_LONGEST_DESCRIPTION: Final = 2_000
 
 
 class DeadLetters:
@@ -33,7 +30,7 @@ class DeadLetters:
 
     def add(self, cargoes: list[Cargo], reason: DeadLetterReason, description: str) -> None:
         """Move messages that are in hand."""
-        self._chores.start(self._move(cargoes, reason, _one_line(description)), is_due=True)
+        self._chores.start(self._move(cargoes, reason, one_line(description)), is_due=True)
 
     async def _move(self, cargoes: list[Cargo], reason: DeadLetterReason, description: str) -> None:
         async def settle(messages: list[ReceivedMessage]) -> None:
@@ -50,7 +47,7 @@ class DeadLetters:
         path = error.path if isinstance(error, TransferError) else None
         reason = reason_of(error) if isinstance(error, TransferError) else DeadLetterReason.UNREADABLE
         where = "" if path is None else f"the message for '{path}': "
-        description = _one_line(f"{where}{error}")
+        description = one_line(f"{where}{error}")
         self._chores.start(self._move_unreadable(message, path, reason, description), is_due=True)
 
     async def _move_unreadable(
@@ -83,8 +80,3 @@ def _id_of(message: ReceivedMessage) -> str:
         return str(message.message_id)
     except InvalidMessageError:
         return ""
-
-
-def _one_line(text: str) -> str:
-    """What a message brings may be anything, and this is read in logs and tables."""
-    return "".join(one if one.isprintable() else " " for one in text)[:_LONGEST_DESCRIPTION]

@@ -8,11 +8,11 @@ from collections.abc import Awaitable, Callable, Iterable
 from datetime import datetime, timedelta
 from typing import Final
 
+from pairbus.client.chores import Chores
 from pairbus.client.errors import MessageLockLostError, MessagingError
 from pairbus.client.received_message import ReceivedMessage
 from pairbus.client.receiver import MessageReceiver
 from pairbus.pairing.pump.cargo import Cargo
-from pairbus.pairing.pump.chores import Chores
 
 _log = logging.getLogger(__name__)
 

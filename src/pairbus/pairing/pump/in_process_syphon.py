@@ -7,10 +7,10 @@ import logging
 from typing import Final
 
 from pairbus.client.errors import EntityNotFoundError, MessagingError, UnauthorizedError
+from pairbus.pairing.homecoming.bound import key_of
+from pairbus.pairing.homecoming.contact import Contact
+from pairbus.pairing.homecoming.destination import Destination
 from pairbus.pairing.pump.backlog_reader import BacklogReader
-from pairbus.pairing.pump.cargo import key_of
-from pairbus.pairing.pump.contact import Contact
-from pairbus.pairing.pump.destination import Destination
 from pairbus.pairing.status import SyphonStatus
 from pairbus.pairing.syphon import IN_PROCESS, SyphonContext
 
@@ -55,7 +55,7 @@ class InProcessSyphon:
             looks = [reader.start() for reader in self._readers]
             if looks:
                 await asyncio.wait(looks, timeout=_FIRST_LOOK_S)
-                _check(looks)
+                check_looks(looks)
         except BaseException:
             await self.close()
             raise
@@ -127,7 +127,7 @@ class InProcessSyphon:
         await asyncio.gather(*(destination.close() for destination in self._destinations.values()))
 
 
-def _check(looks: list[asyncio.Task[None]]) -> None:
+def check_looks(looks: list[asyncio.Task[None]]) -> None:
     """Raise why a queue cannot be read, if that does not pass."""
     for look in looks:
         error = look.exception() if look.done() and not look.cancelled() else None

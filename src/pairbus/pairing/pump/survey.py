@@ -11,8 +11,8 @@ from pairbus.client.errors import InvalidMessageError, MessagingError
 from pairbus.client.received_message import MessageState, ReceivedMessage
 from pairbus.client.receiver import MessageReceiver
 from pairbus.dialect.transfer import TransferError, read_transfer
-from pairbus.pairing.pump.ahead import Ahead, Line
-from pairbus.pairing.pump.cargo import line_of, payload_of
+from pairbus.pairing.homecoming.bound import Line, line_of
+from pairbus.pairing.pump.ahead import Ahead
 
 _log = logging.getLogger(__name__)
 
@@ -135,6 +135,6 @@ class Survey:
 
 def _line(message: ReceivedMessage) -> Line | None:
     try:
-        return line_of(read_transfer(payload_of(message)))
+        return line_of(read_transfer(message.payload))
     except (TransferError, InvalidMessageError):
         return None

@@ -10,7 +10,7 @@ from typing import Final, Protocol
 
 from pairbus.client.errors import MessagingError, MessagingTimeoutError
 from pairbus.client.lane import Opener
-from pairbus.pairing.pump.delivery_rules import is_silence
+from pairbus.pairing.homecoming.delivery_rules import is_silence
 
 _log = logging.getLogger(__name__)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
+from typing import Final
 
 from pairbus.client.errors import (
     EntityNotFoundError,
@@ -12,7 +13,9 @@ from pairbus.client.errors import (
     MessagingError,
 )
 from pairbus.dialect.transfer import TransferError
-from pairbus.pairing.pump.cargo import InvalidDestinationError
+from pairbus.pairing.homecoming.bound import InvalidDestinationError
+
+_LONGEST_DESCRIPTION: Final = 2_000
 
 
 class DeadLetterReason(Enum):
@@ -47,3 +50,8 @@ def reason_of(error: MessagingError | TransferError) -> DeadLetterReason:
         case InvalidMessageError() | InvalidRequestError():
             return DeadLetterReason.INVALID_MESSAGE
     return DeadLetterReason.REFUSED
+
+
+def one_line(text: str) -> str:
+    """What a message brings may be anything, and this is read in logs and tables."""
+    return "".join(one if one.isprintable() else " " for one in text)[:_LONGEST_DESCRIPTION]

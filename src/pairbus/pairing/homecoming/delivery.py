@@ -4,41 +4,43 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final, Generic, Protocol, TypeVar
 
 from pairbus.client.errors import MessagingError, MessagingTimeoutError
 from pairbus.client.parcel import batch_bytes
-from pairbus.pairing.pump.cargo import Cargo
-from pairbus.pairing.pump.contact import Contact
-from pairbus.pairing.pump.delivery_rules import Fate, fate_of, is_silence
-from pairbus.pairing.pump.destination import Destination, Waiter
+from pairbus.pairing.homecoming.contact import Contact
+from pairbus.pairing.homecoming.delivery_rules import Fate, fate_of, is_silence
+from pairbus.pairing.homecoming.destination import Destination, Waiter
+
+C = TypeVar("C")
+"""A message, as an engine has it in hand."""
 
 _AT_ONCE_S: Final = 1.0
 """A connection that is lost so soon was lost before."""
 
 
-class Desk(Protocol):
+class Desk(Protocol[C]):
     """Who is told what became of messages."""
 
-    def restored(self, cargo: Cargo) -> bytes | None:
+    def restored(self, cargo: C) -> bytes | None:
         """The message as its destination gets it; ``None`` if there is none, and it is seen to."""
 
-    def delivered(self, cargoes: list[Cargo]) -> None: ...
+    def delivered(self, cargoes: list[C]) -> None: ...
 
-    def refuse(self, cargoes: list[Cargo], error: MessagingError) -> None:
+    def refuse(self, cargoes: list[C], error: MessagingError) -> None:
         """They can never be delivered."""
 
 
-class Delivery:
+class Delivery(Generic[C]):
     """Sends one batch after the other, so that a session stays in order when one of them fails."""
 
     def __init__(
         self,
         destination: Destination,
         contact: Contact,
-        desk: Desk,
+        desk: Desk[C],
         waiter: Waiter,
-        landed: Callable[[list[Cargo]], None],
+        landed: Callable[[list[C]], None],
     ) -> None:
         self._destination = destination
         self._contact = contact
@@ -46,7 +48,7 @@ class Delivery:
         self._waiter = waiter
         self._landed = landed
 
-    async def deliver(self, batch: list[Cargo]) -> None:
+    async def deliver(self, batch: list[C]) -> None:
         """Deliver messages until one has to wait; what is done with is told."""
         started_s = asyncio.get_running_loop().time()
         try:
@@ -59,9 +61,9 @@ class Delivery:
             if payloads and not await self._send(cargoes, payloads):
                 return
 
-    def _packed(self, batch: list[Cargo], most_bytes: int) -> tuple[list[Cargo], list[bytes], list[Cargo]]:
+    def _packed(self, batch: list[C], most_bytes: int) -> tuple[list[C], list[bytes], list[C]]:
         """What fits into one batch, and what is left."""
-        cargoes: list[Cargo] = []
+        cargoes: list[C] = []
         payloads: list[bytes] = []
         room = most_bytes
         for index, cargo in enumerate(batch):
@@ -76,7 +78,7 @@ class Delivery:
             payloads.append(payload)
         return cargoes, payloads, []
 
-    async def _send(self, cargoes: list[Cargo], payloads: list[bytes]) -> bool:
+    async def _send(self, cargoes: list[C], payloads: list[bytes]) -> bool:
         """Whether the destination works; what it has refused for good is seen to."""
         started_s = asyncio.get_running_loop().time()
         try:
@@ -107,7 +109,7 @@ class Delivery:
                 raise
             await self._destination.send(payloads)
 
-    async def _failed(self, cargoes: list[Cargo], error: MessagingError, started_s: float) -> bool:
+    async def _failed(self, cargoes: list[C], error: MessagingError, started_s: float) -> bool:
         """Whether the destination works nevertheless."""
         if is_silence(error):
             if await self._contact.doubt(self._destination.path, started_s):

@@ -1,0 +1,100 @@
+"""The streaming query of the syphon: read the backlog, restore, bring home."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.listener import StreamingQueryProgress
+from pyspark.sql.streaming.query import StreamingQuery
+
+from pairbus.jobs.syphon.landing import Landing
+from pairbus.jobs.syphon.outcome import OUTCOMES, Outcome
+from pairbus.jobs.syphon.restoration import READ, RESTORED, Restoration
+from pairbus.pairing.syphon import Held, TimeToLive
+from pairbus.spark.connection_reference import ConnectionReference
+from pairbus.spark.data_source import PairbusDataSource
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Obstacles:
+    """What must not be sent at the moment, as whoever runs the query knows it."""
+
+    held: Held
+    busy: frozenset[tuple[str, str]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyphonQuery:
+    """How the messages of one pair are brought home."""
+
+    primary: str
+    secondary: str
+    """The connections, as options say them."""
+
+    backlog_queues: tuple[str, ...]
+    time_to_live: TimeToLive
+    long_poll: timedelta
+    max_messages: int
+    checkpoint: str
+
+    def backlog(self, spark: SparkSession) -> DataFrame:
+        """The messages of all backlog queues, one partition for each: so a queue is read, and sent, in order."""
+        spark.dataSource.register(PairbusDataSource)
+        return (
+            spark.readStream.format(PairbusDataSource.name())
+            .schema(READ)
+            .option("connection", self.secondary)
+            .option("entities", ",".join(self.backlog_queues))
+            .option("settle", "sink")
+            .option("longPoll", f"{self.long_poll.total_seconds():g}s")
+            .option("maxMessagesPerTrigger", str(self.max_messages))
+            .load()
+        )
+
+    def landed(self, batch: DataFrame, obstacles: Obstacles) -> DataFrame:
+        """What becomes of the messages of a batch; to ask for it brings them home."""
+        landing = Landing(
+            primary=ConnectionReference.parse(self.primary),
+            secondary=ConnectionReference.parse(self.secondary),
+            held=obstacles.held,
+            busy=obstacles.busy,
+        )
+        restored = batch.mapInArrow(Restoration(time_to_live=self.time_to_live), RESTORED)
+        return restored.mapInArrow(landing, OUTCOMES)
+
+    def start(
+        self,
+        spark: SparkSession,
+        obstacles: Callable[[], Obstacles],
+        on_batch: Callable[[int, list[Outcome], float], None],
+        *,
+        once: bool = False,
+    ) -> StreamingQuery:
+        """Begin; ``on_batch`` is told of each batch before the next one is planned."""
+
+        def bring_home(batch: DataFrame, number: int) -> None:
+            started_s = time.monotonic()
+            rows = self.landed(batch, obstacles()).collect()
+            outcomes = [Outcome.from_row(row.asDict()) for row in rows]
+            on_batch(number, outcomes, time.monotonic() - started_s)
+
+        writer = (
+            self.backlog(spark)
+            .writeStream.queryName("pairbus-syphon")
+            .option("checkpointLocation", self.checkpoint)
+            .foreachBatch(bring_home)
+        )
+        return (writer.trigger(availableNow=True) if once else writer).start()
+
+
+def receives_of(progress: StreamingQueryProgress) -> int:
+    """How often backlog queues have been asked for messages, as the source reports it."""
+    for source in progress.sources:
+        if source.latestOffset:
+            return int(json.loads(source.latestOffset).get("receives", 0))
+    return 0

@@ -1,0 +1,253 @@
+"""The syphon whose work is done on Spark; an engine that a pair can have."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from contextlib import AbstractContextManager, suppress
+from datetime import UTC, datetime
+from typing import Any, Final, TypeVar
+
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from pairbus.jobs.syphon.batch_report import BatchReport
+from pairbus.jobs.syphon.connection_files import ConnectionFiles
+from pairbus.jobs.syphon.outcome import Kind, Outcome
+from pairbus.jobs.syphon.query import Obstacles, SyphonQuery, receives_of
+from pairbus.jobs.syphon.settings import SparkSyphonSettings
+from pairbus.pairing.events import MessageDeadLettered
+from pairbus.pairing.pump.stragglers import Stragglers
+from pairbus.pairing.status import SyphonStatus
+from pairbus.pairing.syphon import SyphonContext
+from pairbus.spark.session import ensured_session
+
+_log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+SPARK: Final = "spark"
+"""The engine, as ``syphon_engine`` names it."""
+
+_FIRST_PAUSE_S: Final = 1.0
+_LONGEST_PAUSE_S: Final = 60.0
+_QUIET_S: Final = 10.0
+_LOOK_S: Final = 3_600.0
+"""How often idle queues are looked at for what somebody else has parked."""
+
+_FAREWELL_S: Final = 30.0
+
+
+class SparkSyphon:
+    """Runs the streaming query, and starts it again if it fails; what is parked is brought home in this process.
+
+    All that it knows is in the backlog: it may die at any point, with or without its checkpoint.
+    """
+
+    def __init__(
+        self,
+        context: SyphonContext,
+        settings: SparkSyphonSettings | None = None,
+        on_batch: Callable[[BatchReport], None] | None = None,
+    ) -> None:
+        self._context = context
+        self._settings = settings or SparkSyphonSettings()
+        self._on_batch = on_batch
+        self._stragglers = Stragglers(context)
+        self._files = ConnectionFiles()
+        self._counts: Counter[Kind] = Counter()
+        self._lease: AbstractContextManager[SparkSession] | None = None
+        self._session: SparkSession | None = None
+        self._query: StreamingQuery | None = None
+        self._supervision: asyncio.Task[None] | None = None
+        self._loop = asyncio.get_running_loop()
+        self._worked_s = self._loop.time()
+        self._at_rest = asyncio.Event()
+        self._at_rest.set()
+        self._closing: asyncio.Task[None] | None = None
+
+    @property
+    def status(self) -> SyphonStatus:
+        parked = self._stragglers.status
+        return SyphonStatus(
+            engine=SPARK,
+            receives=self._receives,
+            syphoned=self._counts[Kind.DELIVERED] + self._counts[Kind.UNREMOVED] + parked.syphoned,
+            dead_lettered=self._counts[Kind.DEAD_LETTERED] + parked.dead_lettered,
+            waiting=parked.waiting,
+        )
+
+    @property
+    def counts(self) -> dict[Kind, int]:
+        """What became of the messages of all batches so far."""
+        return dict(self._counts)
+
+    @property
+    def _receives(self) -> int:
+        progress = None if self._query is None else self._query.lastProgress
+        return 0 if progress is None else receives_of(progress)
+
+    def resume(self, path: str) -> None:
+        """The pair sends to an entity again that was held."""
+        self._stragglers.resume(path)
+
+    # Running.
+
+    async def start(self) -> None:
+        """Begin; raises what makes that impossible. A session that has to be started first takes its time."""
+        await self._open()
+        self._supervision = self._loop.create_task(self._supervise())
+
+    async def drain(self) -> None:
+        """Bring home what is there now, and end. What cannot be delivered at the moment stays parked."""
+        await self._open()
+        query = await asyncio.to_thread(self._start_query, once=True)
+        await asyncio.to_thread(query.awaitTermination)
+        await self._stragglers.look()
+        await self._stragglers.rest()
+
+    async def _open(self) -> None:
+        try:
+            await self._stragglers.start()
+            await asyncio.to_thread(self._open_session)
+            self._describe()  # what is wrong with it is told now
+        except BaseException:
+            await self.close()
+            raise
+
+    def _open_session(self) -> None:
+        settings = self._settings
+        if settings.session is not None:
+            self._session = settings.session
+            return
+        self._lease = ensured_session(settings.master, app_name="pairbus syphon", config=settings.config)
+        self._session = self._lease.__enter__()
+
+    def _describe(self) -> SyphonQuery:
+        settings, context = self._settings, self._context
+        return SyphonQuery(
+            primary=settings.primary or self._files.reference(context.primary, "primary"),
+            secondary=settings.secondary or self._files.reference(context.secondary, "secondary"),
+            backlog_queues=context.backlog_queues,
+            time_to_live=context.settings.time_to_live,
+            long_poll=context.settings.long_poll,
+            max_messages=settings.max_messages,
+            checkpoint=str(settings.checkpoint or self._files.directory / "checkpoint"),
+        )
+
+    def _start_query(self, *, once: bool = False) -> StreamingQuery:
+        if self._session is None:
+            raise RuntimeError("it has not been started")
+        self._query = self._describe().start(self._session, self._obstacles, self._note, once=once)
+        return self._query
+
+    async def _supervise(self) -> None:
+        """Keep the query running; what ends it is told, and does not end the syphon."""
+        pause_s = _FIRST_PAUSE_S
+        looking = self._loop.create_task(self._look_when_quiet())
+        try:
+            while True:
+                started_s = self._loop.time()
+                try:
+                    query = await asyncio.to_thread(self._start_query)
+                    await asyncio.to_thread(query.awaitTermination)
+                except PySparkException as error:
+                    _log.warning("the query of the syphon starts again after: %s", _first_line(error))
+                except Exception:  # noqa: BLE001 (whatever it is, the backlog has to be brought home)
+                    _log.exception("the query of the syphon starts again after an unexpected error")
+                if self._closing is not None:
+                    return
+                self._at_rest.set()
+                pause_s = _FIRST_PAUSE_S if self._loop.time() - started_s > _LONGEST_PAUSE_S else pause_s
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        finally:
+            looking.cancel()
+
+    async def _look_when_quiet(self) -> None:
+        """When nothing comes any more, see what others have left parked; and now and then after that."""
+        while True:
+            await asyncio.sleep(_QUIET_S)
+            if self._at_rest.is_set() and self._loop.time() - self._worked_s >= _QUIET_S:
+                await self._stragglers.look()
+                await asyncio.sleep(_LOOK_S)
+
+    # Batches. Spark calls these two in a thread of its own.
+
+    def _obstacles(self) -> Obstacles:
+        return self._on_loop(self._see_obstacles())
+
+    def _note(self, number: int, outcomes: list[Outcome], seconds: float) -> None:
+        self._on_loop(self._take_note(number, outcomes, seconds))
+
+    def _on_loop(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    async def _see_obstacles(self) -> Obstacles:
+        self._at_rest.clear()
+        return Obstacles(held=self._context.held(), busy=self._stragglers.busy)
+
+    async def _take_note(self, number: int, outcomes: list[Outcome], seconds: float) -> None:
+        """Tell what has happened. While the primary namespace is away, there is no next batch."""
+        for outcome in outcomes:
+            self._counts[outcome.kind] += outcome.count
+            if outcome.kind is Kind.PARKED:
+                self._adopt(outcome)
+            elif outcome.kind is Kind.DEAD_LETTERED:
+                self._tell_dead_letter(outcome)
+        report = BatchReport.of(number, outcomes, seconds)
+        _log.info("%s", report)
+        if self._on_batch is not None:
+            self._on_batch(report)
+        self._worked_s = self._loop.time()
+        self._at_rest.set()
+        given_back = next((one for one in outcomes if one.kind is Kind.GIVEN_BACK and one.destination), None)
+        if given_back is not None and given_back.destination is not None and self._closing is None:
+            await self._stragglers.wait_for_primary(given_back.destination)
+
+    def _adopt(self, outcome: Outcome) -> None:
+        for number in outcome.numbers:
+            self._stragglers.adopt(outcome.queue, outcome.destination or "", number, outcome.session_id)
+
+    def _tell_dead_letter(self, outcome: Outcome) -> None:
+        _log.warning("a message of '%s' was dead-lettered: %s", outcome.queue, outcome.description)
+        self._context.tell(
+            MessageDeadLettered(
+                at=datetime.now(UTC),
+                backlog_queue=outcome.queue,
+                message_id=outcome.message_id or "",
+                path=outcome.destination,
+                reason=outcome.reason or "",
+                description=outcome.description or "",
+            )
+        )
+
+    # The end.
+
+    async def close(self) -> None:
+        """Stop; a batch that is under way is finished. To close twice is fine."""
+        if self._closing is None:
+            self._closing = self._loop.create_task(self._close())
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._at_rest.wait(), _FAREWELL_S)
+        if self._query is not None:
+            with suppress(PySparkException):
+                await asyncio.to_thread(self._query.stop)
+        if self._supervision is not None:
+            self._supervision.cancel()
+            await asyncio.wait((self._supervision,))
+        await self._stragglers.close()
+        if self._lease is not None:
+            lease, self._lease = self._lease, None
+            await asyncio.to_thread(lease.__exit__, None, None, None)
+        self._files.close()
+
+
+def _first_line(error: PySparkException) -> str:
+    """What Spark says of an error goes on for pages."""
+    return str(error).strip().partition("\n")[0][:500]

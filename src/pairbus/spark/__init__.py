@@ -1,0 +1,1 @@
+"""Service Bus entities as tables and streams of Spark."""

@@ -1,0 +1,365 @@
+"""One entity that a stream consumes: its messages are received with locks, so that nobody else has them meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from itertools import islice
+from typing import Final, TypeVar
+from uuid import UUID
+
+from pairbus.client.chores import Chores
+from pairbus.client.errors import MessageLockLostError, MessagingError
+from pairbus.client.factory import MessagingFactory
+from pairbus.client.received_message import MessageState, ReceivedMessage
+from pairbus.client.receiver import MessageReceiver
+from pairbus.client.times import to_ms
+from pairbus.dialect.enqueued import read_enqueued
+from pairbus.spark.offset import NOTHING, Portion
+from pairbus.spark.sequence_ranges import SequenceRanges
+
+_log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+_FIRST_PAUSE_S: Final = 1.0
+_LONGEST_PAUSE_S: Final = 30.0
+_SETTLED_AT_ONCE: Final = 1_000
+_RENEW_AT: Final = 0.5
+"""How much of a lock's time may pass before it is renewed."""
+
+_USUAL_LOCK_S: Final = 60.0
+_SHORTEST_LOCK_S: Final = 5.0
+_UNDER_WAY_S: Final = 1.0
+_LINK_MESSAGES: Final = 2_000
+_LINK_BYTES: Final = 8 * 1024 * 1024
+"""What is received over one link. A link keeps what it has received until that is settled over it, and nothing is: so
+it is replaced now and then, which takes its memory with it, here and in the namespace."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Claim:
+    """A message that is locked for the stream. Its body is read by whoever runs the task: the driver keeps none."""
+
+    number: int
+    enqueued_ms: int
+    token: UUID
+    locked_s: float
+    """When it was locked, or its lock renewed, on the clock of the loop."""
+
+    def message(self) -> ReceivedMessage:
+        """What a receiver can settle."""
+        return ReceivedMessage(b"", lock_token=self.token)
+
+
+class Intake:
+    """Receives as long as there is room, and keeps the locks until the messages are settled.
+
+    What it has received waits to be planned (``take``), is held by a batch then, and is removed when that is committed
+    (``remove``) unless the sink has seen to it (``drop``). Whoever loses a lock loses no message: it comes again, and
+    is known again by its number if it was dealt with already.
+    """
+
+    def __init__(
+        self,
+        factory: MessagingFactory,
+        path: str,
+        long_poll: timedelta,
+        most: int,
+        on_change: Callable[[], None],
+        has_room: Callable[[], bool],
+        target: int | None = None,
+    ) -> None:
+        self.path = path
+        self.receives = 0
+        self.error: MessagingError | None = None
+        """What has ended it."""
+
+        self.is_drained = False
+        """Whether everything up to the target has been received that can be."""
+
+        self.left = NOTHING
+        """What was dealt with, and is not known to be removed."""
+
+        self._factory = factory
+        self._long_poll = long_poll
+        self._most = most
+        self._on_change = on_change
+        self._has_room = has_room
+        self._target = target
+        """The last number that is to be received, if not all are."""
+
+        self._held = NOTHING
+        self._claims: dict[int, Claim] = {}
+        self._fresh: deque[int] = deque()
+        self._room = asyncio.Event()
+        self._desk: MessageReceiver | None = None
+        """Settles and peeks; it never receives."""
+
+        self._lock_s = _USUAL_LOCK_S
+        self._chores = Chores(path)
+
+    async def start(self) -> None:
+        """Begin to receive; raises ``MessagingError`` if the entity cannot be read."""
+        self._desk = await self._factory.create_message_receiver(self.path)
+        self._chores.start(self._run())
+        self._chores.start(self._renew())
+
+    @property
+    def waiting(self) -> int:
+        """How many messages no batch holds yet."""
+        return len(self._fresh)
+
+    @property
+    def fresh(self) -> int:
+        """How many messages can be planned."""
+        if self._target is None:
+            return len(self._fresh)
+        return sum(number <= self._target for number in self._fresh)
+
+    # Receiving.
+
+    async def _run(self) -> None:
+        """Receive for ever; an outage is told once, and what does not pass by itself ends it."""
+        pause_s = _FIRST_PAUSE_S
+        while not self.is_drained or self.left:
+            try:
+                await self._receive_over_one_link()
+            except MessagingError as error:
+                if not error.is_transient:
+                    self.error = error
+                    self._on_change()
+                    return
+                _log.log(
+                    logging.WARNING if pause_s == _FIRST_PAUSE_S else logging.DEBUG,
+                    "'%s' is read again after: %s",
+                    self.path,
+                    error,
+                )
+                await asyncio.wait((self._factory.reached(),), timeout=pause_s)
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            else:
+                pause_s = _FIRST_PAUSE_S
+
+    async def _receive_over_one_link(self) -> None:
+        receiver = await self._factory.create_message_receiver(self.path)
+        try:
+            messages = size_bytes = 0
+            while messages < _LINK_MESSAGES and size_bytes < _LINK_BYTES and (not self.is_drained or self.left):
+                await self._wait_for_room()
+                self.receives += 1
+                received = await receiver.receive(self._most, self._long_poll)
+                messages += len(received)
+                size_bytes += sum(len(message.payload) for message in received)
+                self._admit(received)
+        finally:
+            await receiver.close()
+
+    async def _wait_for_room(self) -> None:
+        while not self._has_room():
+            self._room.clear()
+            await self._room.wait()
+
+    def make_room(self) -> None:
+        """Something was planned, of this entity or of another one."""
+        self._room.set()
+
+    def _admit(self, messages: list[ReceivedMessage]) -> None:
+        now_s = asyncio.get_running_loop().time()
+        done: list[int] = []
+        for message in messages:
+            claim = _claim(message, now_s)
+            if claim is None:
+                continue  # nobody can name it; it comes again
+            if self.left.holds(claim.number, claim.enqueued_ms):
+                done.append(claim.number)
+            elif self._is_new(claim):
+                self._fresh.append(claim.number)
+            self._claims[claim.number] = claim
+        if messages:
+            self._note_lock(messages[-1])
+        if done:
+            self._chores.start(self._remove_left(done))
+        if self._target is not None and (not messages or max(self._fresh, default=0) > self._target):
+            self.is_drained = True
+        self._on_change()
+
+    def _is_new(self, claim: Claim) -> bool:
+        """Whether it waits for no batch yet, and is in none; one whose lock was lost comes again."""
+        before = self._claims.get(claim.number)
+        if before is not None and before.enqueued_ms == claim.enqueued_ms:
+            return False
+        return not self._held.holds(claim.number, claim.enqueued_ms) and claim.number not in self._fresh
+
+    def _note_lock(self, message: ReceivedMessage) -> None:
+        """How long a lock is, or less. No message was locked before it was enqueued, nor, if the clocks of this machine
+        and of the namespace agree, before it came. Where they do not, locks are renewed more often than need be.
+        """
+        if message.locked_until is not None:
+            ends = message.locked_until.timestamp()
+            longest_s = min(ends - message.enqueued_time.timestamp(), ends - time.time() + _UNDER_WAY_S)
+            self._lock_s = max(_SHORTEST_LOCK_S, min(self._lock_s, longest_s))
+
+    # What batches hold.
+
+    def take(self, most: int) -> Portion:
+        """Plan messages that were received, as many as there are or may be: they are held from now on."""
+        if self._target is None:
+            numbers = [self._fresh.popleft() for _ in range(min(most, len(self._fresh)))]
+        else:
+            target = self._target
+            numbers = list(islice((number for number in self._fresh if number <= target), most))
+            chosen = set(numbers)
+            self._fresh = deque(number for number in self._fresh if number not in chosen)
+        if not numbers:
+            return NOTHING
+        until_ms = max(self._claims[number].enqueued_ms for number in numbers)
+        self._held = Portion(numbers=SequenceRanges.of(numbers), until_ms=until_ms)
+        return self._held
+
+    def tokens(self, portion: Portion) -> dict[int, UUID]:
+        """The lock tokens of those that are locked for us."""
+        claims = (self._claims.get(number) for number in portion.numbers)
+        return {
+            claim.number: claim.token
+            for claim in claims
+            if claim is not None and portion.holds(claim.number, claim.enqueued_ms)
+        }
+
+    def resume(self, held: Portion | None, left: Portion | None) -> None:
+        """What is known from a checkpoint before anything is received."""
+        self._held = held or NOTHING
+        self.left = left or NOTHING
+
+    def _unplan(self, portion: Portion) -> None:
+        self._fresh = deque(
+            number for number in self._fresh if not portion.holds(number, self._claims[number].enqueued_ms)
+        )
+
+    def drop(self, portion: Portion) -> None:
+        """The sink has settled these, or left them to be received again."""
+        self._held = NOTHING
+        self._unplan(portion)
+        self._pop(portion, portion.numbers)
+
+    def _pop(self, portion: Portion, numbers: Iterable[int]) -> list[Claim]:
+        """The claims on messages of a portion. A claim on another one with the same number stays."""
+        found = [self._claims[number] for number in numbers if number in self._claims]
+        popped = [claim for claim in found if portion.holds(claim.number, claim.enqueued_ms)]
+        for claim in popped:
+            del self._claims[claim.number]
+        return popped
+
+    def remove(self, portion: Portion) -> None:
+        """A batch is committed: remove what it held, soon. What cannot be removed now is when it comes again."""
+        self.left |= portion
+        self._held = NOTHING
+        self._unplan(portion)
+        self._chores.start(self._remove_left(portion.numbers), is_due=True)
+
+    async def removed(self) -> None:
+        """Wait until everything is removed that can be now."""
+        await self._chores.finish()
+
+    async def _remove_left(self, numbers: Iterable[int]) -> None:
+        for group in _groups(numbers, _SETTLED_AT_ONCE):
+            claims = self._pop(self.left, group)
+            try:
+                removed = await self._complete(claims)
+            except MessagingError as error:
+                _log.info("messages of '%s' are removed when they come again: %s", self.path, error)
+                return
+            self.left = self.left.without(SequenceRanges.of(removed))
+
+    async def _complete(self, claims: list[Claim]) -> list[int]:
+        """The numbers of those that were removed."""
+        messages = [claim.message() for claim in claims]
+        if messages:
+            try:
+                await self._receiver.complete(messages)
+            except MessageLockLostError as error:
+                _log.info("messages of '%s' were not locked any more: %s", self.path, error)
+        return [claim.number for claim, message in zip(claims, messages, strict=True) if message.is_settled]
+
+    async def look_for_left(self) -> None:
+        """Forget of what was left that which is not there any more, or is somebody else's: it was deferred."""
+        there: list[int] = []
+        cursor = self.left.numbers
+        while cursor:
+            first, last = cursor.ranges[0].first, cursor.ranges[-1].last
+            page = await self._receiver.peek(min(_SETTLED_AT_ONCE, last - first + 1), first)
+            for message in page:
+                is_there = self.left.holds(message.sequence_number, to_ms(message.enqueued_time))
+                if is_there and message.state is MessageState.ACTIVE:
+                    there.append(message.sequence_number)
+            cursor = cursor.since(page[-1].sequence_number + 1) if page else SequenceRanges()
+        self.left = self.left.without(self.left.numbers - SequenceRanges.of(there))
+
+    @property
+    def _receiver(self) -> MessageReceiver:
+        if self._desk is None:
+            raise RuntimeError("it has not been started")
+        return self._desk
+
+    # Locks.
+
+    async def _renew(self) -> None:
+        while True:
+            await asyncio.sleep(self._lock_s * _RENEW_AT / 4)
+            due_s = asyncio.get_running_loop().time() - self._lock_s * _RENEW_AT
+            due = [claim for claim in self._claims.values() if claim.locked_s <= due_s]
+            for group in _groups(due, _SETTLED_AT_ONCE):
+                try:
+                    await self._renew_all(group)
+                except MessagingError as error:
+                    _log.info("locks of '%s' could not be renewed: %s", self.path, error)
+                    break
+
+    async def _renew_all(self, claims: list[Claim]) -> None:
+        messages = {claim.message(): claim for claim in claims}
+        now_s = asyncio.get_running_loop().time()
+        lost = await self._receiver.renew_locks(messages)
+        for claim in claims:
+            claim.locked_s = now_s
+        for message in lost:
+            self._lose(messages[message])
+
+    def _lose(self, claim: Claim) -> None:
+        """It comes again, to somebody; a batch that holds it goes on holding it."""
+        if self._claims.get(claim.number) is claim:
+            del self._claims[claim.number]
+            if claim.number in self._fresh:
+                self._fresh.remove(claim.number)
+
+    # The end.
+
+    async def close(self) -> None:
+        """Stop, and give back what no batch holds. To close twice is fine."""
+        await self._chores.close()
+        desk, self._desk = self._desk, None
+        if desk is None:
+            return
+        unplanned = [self._claims[number].message() for number in self._fresh]
+        try:
+            for group in _groups(unplanned, _SETTLED_AT_ONCE):
+                await desk.abandon(group)
+        except MessagingError as error:
+            _log.info("messages of '%s' come back when their locks end: %s", self.path, error)
+        await desk.close()
+
+
+def _claim(message: ReceivedMessage, now_s: float) -> Claim | None:
+    token, enqueued = message.lock_token, read_enqueued(message.payload)
+    if token is None or enqueued.sequence_number is None or enqueued.time_ms is None:
+        return None
+    return Claim(number=enqueued.sequence_number, enqueued_ms=enqueued.time_ms, token=token, locked_s=now_s)
+
+
+def _groups(items: Iterable[T], size: int) -> Iterator[list[T]]:
+    iterator = iter(items)
+    while group := list(islice(iterator, size)):
+        yield group

@@ -1,0 +1,161 @@
+"""What Spark asks of a source: a table that is read once, and streams that go on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Generic, TypeVar
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from pairbus.client.management.namespace_manager import NamespaceManager
+from pairbus.spark.browsing import Browsing
+from pairbus.spark.connections import factory_of, on_loop
+from pairbus.spark.consumption import Consumption
+from pairbus.spark.entity_patterns import resolve_entities
+from pairbus.spark.offset import BrowseOffset, ConsumeOffset
+from pairbus.spark.options import SourceOptions
+from pairbus.spark.pages import pages
+from pairbus.spark.partition import MessagePartition
+from pairbus.spark.record_batches import RecordBatches
+
+_EVERYTHING = 2**31 - 1
+S = TypeVar("S", Browsing, Consumption)
+
+
+def _entities(options: SourceOptions) -> tuple[str, ...]:
+    async def ask() -> tuple[str, ...]:
+        async with NamespaceManager.from_connection_string(options.connection.resolve()) as manager:
+            return await resolve_entities(options.entities, manager)
+
+    return on_loop(ask)
+
+
+def _read(options: SourceOptions, schema: StructType, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    if not isinstance(partition, MessagePartition):
+        raise TypeError(f"{partition!r:.100} is no partition of messages")
+    batches = RecordBatches(schema)
+    tokens = {number: str(token) for number, token in partition.tokens.items()}
+    for page in pages(options.connection, partition, options.page_size):
+        yield batches.of(partition.entity, page, tokens)
+
+
+class MessageReader(DataSourceReader):
+    """Reads all messages that there are, and leaves them where they are."""
+
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        self._options = options
+        self._schema = schema
+
+    def partitions(self) -> Sequence[InputPartition]:
+        options = self._options
+        browsing = Browsing(factory_of(options.connection), _entities(options), options)
+
+        async def everything() -> list[MessagePartition]:
+            try:
+                return await browsing.everything()
+            finally:
+                await browsing.close()
+
+        return on_loop(everything)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return _read(self._options, self._schema, partition)
+
+
+class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow, Generic[S]):
+    """What both kinds of streams have in common. A reader is pickled for its tasks: what runs stays in the driver."""
+
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        self._options = options
+        self._schema = schema
+        self._source: S | None = None
+        self._is_until_now = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_source": None}
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 (Spark's name)
+        return ReadMaxRows(self._options.max_messages_per_trigger)
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        self._is_until_now = True
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return _read(self._options, self._schema, partition)
+
+    def stop(self) -> None:
+        if self._source is not None:
+            on_loop(self._source.close)
+
+
+class ConsumingStreamReader(_StreamReader[Consumption]):
+    """Takes messages as a receiver does; they are removed when their batch is committed.
+
+    Spark calls ``commit`` for a batch when the next one is planned, and never for the last. But it asks for the latest
+    offset soon after each batch, and says where that begins: then everything before is in the checkpoint.
+    """
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
+        return ConsumeOffset().to_json()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+        known = ConsumeOffset.from_json(start)
+        consumption = self._started(known)
+        return on_loop(consumption.plan, known, _most(limit)).to_json()
+
+    def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
+        """For the progress of the query, which has no other place for it."""
+        return {"receives": 0, "waiting": 0} if self._source is None else self._source.report()
+
+    def _started(self, known: ConsumeOffset) -> Consumption:
+        if self._source is None:
+            options = self._options
+            source = Consumption(factory_of(options.connection), _entities(options), options)
+            on_loop(source.start, known, until_now=self._is_until_now)
+            self._source = source
+        return self._source
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        if start == end:
+            return []
+        known = ConsumeOffset.from_json(end)
+        return self._started(known).partitions(known)
+
+
+class BrowsingStreamReader(_StreamReader[Browsing]):
+    """Looks at messages as they come, and removes none."""
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
+        return on_loop(self._started().beginning).to_json()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+        return on_loop(self._started().plan, BrowseOffset.from_json(start), _most(limit)).to_json()
+
+    def _started(self) -> Browsing:
+        if self._source is None:
+            options = self._options
+            self._source = Browsing(factory_of(options.connection), _entities(options), options)
+        return self._source
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        on_loop(self._started().until_now)
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        return self._started().partitions(BrowseOffset.from_json(start), BrowseOffset.from_json(end))
+
+
+def _most(limit: ReadLimit) -> int:
+    match limit:
+        case ReadMaxRows(max_rows=most):
+            return most
+        case ReadAllAvailable():
+            return _EVERYTHING
+    raise ValueError(f"{limit!r} is no limit that this source knows")

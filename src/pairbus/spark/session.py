@@ -1,0 +1,244 @@
+"""A Spark session that starts on any machine, keeps quiet, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import warnings
+import weakref
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+from py4j.protocol import Py4JError
+from pyspark import SparkContext
+from pyspark.errors import PySparkRuntimeError
+from pyspark.sql import SparkSession
+
+from pairbus.spark.java import java_home, packaged_java_home
+
+_LOOPBACK: Final = "127.0.0.1"
+_GOODBYE_S: Final = 10.0
+
+_TIME: Final = {"spark.sql.session.timeZone": "UTC"}
+
+_LAUNCHED: Final = {
+    **_TIME,
+    "spark.python.worker.reuse": "true",
+    "spark.sql.execution.pyspark.udf.faulthandler.enabled": "true",
+    "spark.ui.showConsoleProgress": "false",
+}
+
+_LOCAL: Final = {
+    **_LAUNCHED,
+    "spark.driver.bindAddress": _LOOPBACK,
+    "spark.driver.host": _LOOPBACK,
+    "spark.sql.catalogImplementation": "in-memory",
+    "spark.sql.shuffle.partitions": "4",
+    "spark.ui.enabled": "false",
+}
+
+# The second logger is the one that Spark's shell asks how much to say, and says so aloud if that is not what all say.
+_LOGGING: Final = """\
+rootLogger.level = {level}
+rootLogger.appenderRef.console.ref = console
+logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
+logger.gateway.level = {level}
+appender.console.name = console
+appender.console.type = Console
+appender.console.target = SYSTEM_ERR
+appender.console.layout.type = PatternLayout
+appender.console.layout.pattern = %d{{yyyy-MM-dd HH:mm:ss}} %p %c{{1}}: %m%n%ex
+"""
+
+_starting = threading.Lock()
+"""The environment is everybody's: one session is started at a time."""
+
+
+class SparkStartError(RuntimeError):
+    """Spark cannot be started as it was asked for."""
+
+
+def spark_session(
+    master: str = "local[*]", *, app_name: str = "pairbus", config: Mapping[str, str] | None = None
+) -> SparkSession:
+    """The session that is running, as it is; else a new one. Inside ``spark-submit`` the master is the one given there.
+
+    ``config`` goes before what is set here. It can be read in the list of processes: no place for keys. A cluster keeps
+    what it is configured with in all that concerns addresses, directories, logs and its user interface.
+
+    Raises ``JavaNotFoundError`` if there is no Java to start it with, and ``SparkStartError`` if it does not start.
+    """
+    return _obtain(master, {"spark.app.name": app_name, **(config or {})})[0]
+
+
+@contextmanager
+def ensured_session(
+    master: str = "local[*]", *, app_name: str = "pairbus", config: Mapping[str, str] | None = None
+) -> Iterator[SparkSession]:
+    """A session for as long as it is needed; one that was there before goes on."""
+    session, is_ours = _obtain(master, {"spark.app.name": app_name, **(config or {})})
+    try:
+        yield session
+    finally:
+        if is_ours:
+            stop_session(session)
+
+
+def stop_session(session: SparkSession) -> None:
+    """Stop a session and the Java process behind it, whether that still answers or not.
+
+    PySpark leaves that process until this one ends, with all its memory. One that ``spark-submit`` began is not ended.
+    """
+    with _starting:
+        with warnings.catch_warnings(), suppress(Py4JError, OSError):
+            warnings.simplefilter("ignore", RuntimeWarning)  # Java may be gone, which is what is wanted
+            session.stop()
+        _end_java()
+
+
+def session_settings(master: str, scratch: Path, config: Mapping[str, str]) -> dict[str, str]:
+    """What a session is started with; ``scratch`` is a directory of its own."""
+    if not is_local(master):
+        return {"spark.master": master, **_LAUNCHED, **config}
+    logging = f"-Dlog4j2.configurationFile={(scratch / 'log4j2.properties').as_uri()}"
+    return {
+        "spark.master": master,
+        **_LOCAL,
+        "spark.local.dir": tempfile.gettempdir(),
+        "spark.sql.warehouse.dir": str(scratch / "warehouse"),
+        **config,
+        "spark.driver.extraJavaOptions": f"{logging} {config.get('spark.driver.extraJavaOptions', '')}".strip(),
+    }
+
+
+def session_environment(
+    master: str, environ: Mapping[str, str], java: Path | None, python: str
+) -> dict[str, str | None]:
+    """What has to be in the environment while a session is started; ``None`` for what must not be."""
+    # Only where everything runs on this machine is it certain that all of it can have this Python.
+    workers = python if is_local(master) else environ.get("PYSPARK_PYTHON", python)
+    return {
+        "JAVA_HOME": None if java is None else str(java),
+        "PYSPARK_DRIVER_PYTHON": python,
+        "PYSPARK_PYTHON": workers,
+        **({"SPARK_LOCAL_IP": _LOOPBACK} if is_local(master) else {}),
+    }
+
+
+def is_local(master: str) -> bool:
+    """Whether everything runs on this machine."""
+    return master.startswith("local")
+
+
+def _obtain(master: str, config: Mapping[str, str]) -> tuple[SparkSession, bool]:
+    """Give a session, and whether it is a new one."""
+    with _starting:
+        running = _running()
+        if running is not None:
+            return running, False
+        if master.startswith("sc://"):
+            return _build({"spark.remote": master, **_TIME, **config}), True
+        if "PYSPARK_GATEWAY_PORT" in os.environ:  # spark-submit has started everything already
+            return _build({**_TIME, **config}), True
+        return _launched(master, config), True
+
+
+def _running() -> SparkSession | None:
+    try:
+        session = SparkSession.active()
+    except PySparkRuntimeError:
+        return SparkSession.builder.getOrCreate() if _has_context() else None
+    except Py4JError:  # it was running, but its Java does not answer any more
+        _end_java()
+        return None
+    return None if _is_stopped(session) else session
+
+
+def _launched(master: str, config: Mapping[str, str]) -> SparkSession:
+    java = java_home(os.environ, packaged_java_home())
+    _end_java()  # one that a stopped session has left knows nothing of this environment
+    with ExitStack() as stack:
+        scratch = Path(
+            stack.enter_context(tempfile.TemporaryDirectory(prefix="pairbus-spark-", ignore_cleanup_errors=True))
+        )
+        logging = _LOGGING.format(level=config.get("spark.log.level", "ERROR"))
+        (scratch / "log4j2.properties").write_text(logging, encoding="utf-8")
+        with _environment(session_environment(master, os.environ, java, sys.executable)):
+            session = _build_or_end_java(session_settings(master, scratch, config))
+        weakref.finalize(session, stack.pop_all().close)
+    return session
+
+
+def _build(settings: Mapping[str, str]) -> SparkSession:
+    return SparkSession.builder.config(map=dict(settings)).getOrCreate()
+
+
+def _build_or_end_java(settings: Mapping[str, str]) -> SparkSession:
+    try:
+        return _build(settings)
+    except (Py4JError, PySparkRuntimeError) as error:
+        reason = _reason(error)  # it is Java that knows
+        _end_java()
+        raise SparkStartError(f"Spark did not start with the master {settings['spark.master']!r}: {reason}") from None
+    except BaseException:
+        _end_java()
+        raise
+
+
+def _reason(error: Exception) -> str:
+    """What happened, without the lines that say where in Java."""
+    lines = str(error).splitlines()
+    return next((line[2:] for line in lines if line.startswith(": ")), lines[0])
+
+
+@contextmanager
+def _environment(changes: Mapping[str, str | None]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in changes}
+    _set_environment(changes)
+    try:
+        yield
+    finally:
+        _set_environment(before)
+
+
+def _set_environment(values: Mapping[str, str | None]) -> None:
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+# What follows is not part of PySpark's interface: there is no other way to its Java process.
+
+
+def _has_context() -> bool:
+    return SparkContext._active_spark_context is not None  # noqa: SLF001
+
+
+def _is_stopped(session: SparkSession) -> bool:
+    context = getattr(session, "_sc", None)  # a session of Spark Connect has none
+    return context is not None and context._jsc is None  # noqa: SLF001
+
+
+def _end_java() -> None:
+    gateway = SparkContext._gateway  # noqa: SLF001
+    process: subprocess.Popen[bytes] | None = getattr(gateway, "proc", None)
+    if gateway is None or process is None:
+        return
+    with suppress(Py4JError, OSError):
+        gateway.shutdown()
+    with suppress(OSError):
+        process.stdin.close()  # type: ignore[union-attr] # Java ends when nobody can write there any more
+    try:
+        process.wait(_GOODBYE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    SparkContext._gateway = SparkContext._jvm = SparkContext._active_spark_context = None  # noqa: SLF001
+    SparkSession._instantiatedSession = SparkSession._activeSession = None  # noqa: SLF001

@@ -1,0 +1,315 @@
+"""Rows as messages: which columns there may be, what becomes of their values, and which rows are none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from typing import Any, Final
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    ByteType,
+    DataType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    MapType,
+    NullType,
+    ShortType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from pairbus.client.errors import InvalidMessageError
+from pairbus.client.message import BrokeredMessage, encode_brokered
+from pairbus.client.received_message import ReceivedMessage
+from pairbus.dialect.delivered import Stamp, stamp
+from pairbus.spark.errors import SchemaError
+from pairbus.spark.message_ids import MessageIds, Scope
+from pairbus.spark.outgoing import OutgoingMessages
+from pairbus.spark.schema import EXTRA_SCHEMA, MESSAGE_SCHEMA, arrow_schema
+from pairbus.wire import Byte, Float, Int, Sections, Short, Timestamp
+from pairbus.wire.decimal128 import decimal128
+
+AT: Final = datetime(2030, 1, 2, 3, 4, 5, 678_912, tzinfo=UTC)
+TEXTS: Final = (
+    "message_id",
+    "session_id",
+    "correlation_id",
+    "label",
+    "content_type",
+    "to",
+    "reply_to",
+    "reply_to_session_id",
+    "via_partition_key",
+)
+
+
+def columns(**kinds: DataType) -> StructType:
+    return StructType([StructField(name, kind) for name, kind in kinds.items()])
+
+
+def sent(schema: StructType, rows: Sequence[dict[str, Any]], entity: str | None = "orders") -> list[ReceivedMessage]:
+    return [ReceivedMessage(payload) for _, payload in made(schema, rows, entity)]
+
+
+def made(schema: StructType, rows: Sequence[dict[str, Any]], entity: str | None = "orders") -> list[tuple[str, bytes]]:
+    batch = pa.RecordBatch.from_pylist(list(rows), schema=arrow_schema(schema))
+    return [*OutgoingMessages(schema, entity).of(batch, MessageIds(Scope(nonce="test")))]
+
+
+def properties(kind: DataType, value: Any) -> dict[str, Any]:
+    """What becomes of application properties, with their types."""
+    schema = columns(body=BinaryType(), application_properties=kind)
+    ((_, payload),) = made(schema, [{"body": b"", "application_properties": value}])
+    return Sections(payload).application_properties()
+
+
+# What becomes of values.
+
+
+def test_every_column_becomes_what_it_says() -> None:
+    kinds: dict[str, DataType] = {name: StringType() for name in TEXTS}
+    schema = columns(
+        body=BinaryType(), **kinds, time_to_live_ms=LongType(), scheduled_enqueue_time=TimestampType()
+    ).add("application_properties", MapType(StringType(), StringType()))
+    row = {name: f"the {name}" for name in TEXTS}
+    rest = {"time_to_live_ms": 90_500, "scheduled_enqueue_time": AT, "application_properties": {"a": "b", "c": None}}
+    (message,) = sent(schema, [{"body": b"\x00\xff", **row, **rest}])
+    assert message.body == b"\x00\xff"
+    assert {name: getattr(message, name) for name in TEXTS} == row
+    assert message.time_to_live == timedelta(seconds=90.5)
+    assert message.scheduled_enqueue_time == AT.replace(microsecond=678_000)
+    assert message.application_properties == {"a": "b", "c": None}
+
+
+def test_a_partition_key_goes_with_the_same_session() -> None:
+    schema = columns(body=BinaryType(), session_id=StringType(), partition_key=StringType())
+    (message,) = sent(schema, [{"body": b"", "session_id": "s", "partition_key": "s"}])
+    assert (message.session_id, message.partition_key) == ("s", "s")
+
+
+def test_what_is_null_is_not_there() -> None:
+    kinds: dict[str, DataType] = {name: StringType() for name in TEXTS}
+    schema = columns(body=StringType(), **kinds, time_to_live_ms=IntegerType(), scheduled_enqueue_time=TimestampType())
+    schema = schema.add("application_properties", MapType(StringType(), StringType()))
+    (message,) = sent(schema, [dict.fromkeys(schema.names)])
+    assert message.body == b""
+    assert message.message_id
+    assert {getattr(message, name) for name in TEXTS if name != "message_id"} == {None}
+    assert (message.time_to_live, message.scheduled_enqueue_time) == (None, None)
+    assert message.application_properties == {}
+
+
+def test_a_text_is_sent_as_its_bytes() -> None:
+    assert [message.body for message in sent(columns(body=StringType()), [{"body": "süß"}])] == ["süß".encode()]
+
+
+def test_a_column_of_nothing_but_nulls_may_have_no_type() -> None:
+    schema = columns(body=BinaryType(), label=NullType(), application_properties=NullType())
+    (message,) = sent(schema, [{"body": b"x", "label": None, "application_properties": None}])
+    assert (message.body, message.label, message.application_properties) == (b"x", None, {})
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "expected"),
+    [
+        (StringType(), "text", "text"),
+        (BinaryType(), b"\x00", b"\x00"),
+        (BooleanType(), True, True),
+        (ByteType(), -3, Byte(-3)),
+        (ShortType(), 300, Short(300)),
+        (IntegerType(), 70_000, Int(70_000)),
+        (LongType(), 2**40, 2**40),
+        (FloatType(), 0.5, Float(0.5)),
+        (DoubleType(), 0.1, 0.1),
+        (DecimalType(10, 2), Decimal("12.50"), decimal128(Decimal("12.50"))),
+        (TimestampType(), AT, Timestamp(1_893_553_445_678)),
+    ],
+)
+def test_application_properties_have_the_types_of_the_fields_or_of_the_map(
+    kind: DataType, value: Any, expected: Any
+) -> None:
+    found = properties(columns(one=kind, none=kind), {"one": value, "none": None})
+    assert found == {"one": expected}  # a struct cannot leave a field out, so null does
+    assert type(found["one"]) is type(expected)
+    mapped = properties(MapType(StringType(), kind), {"one": value, "none": None})
+    assert mapped == {"one": expected, "none": None}
+    assert type(mapped["one"]) is type(expected)
+
+
+def test_a_time_before_the_epoch_is_rounded_down() -> None:
+    before = datetime(1969, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC)
+    assert properties(columns(at=TimestampType()), {"at": before}) == {"at": Timestamp(-1)}
+
+
+def test_a_time_to_live_that_nobody_lives_to_see_the_end_of_is_none() -> None:
+    (message,) = sent(columns(body=BinaryType(), time_to_live_ms=LongType()), [{"body": b"", "time_to_live_ms": 2**62}])
+    assert message.time_to_live is None
+
+
+def test_rows_are_taken_in_order_however_many_there_are() -> None:
+    rows = [{"body": f"{number}", "label": f"{number}"} for number in range(1_250)]
+    messages = sent(columns(body=StringType(), label=StringType()), rows)
+    assert [(message.body.decode(), message.label) for message in messages] == [
+        (row["body"], row["label"]) for row in rows
+    ]
+
+
+# Ids.
+
+
+def test_a_message_id_that_is_given_is_kept_and_others_are_made() -> None:
+    schema = columns(body=StringType(), message_id=StringType())
+    rows: list[dict[str, Any]] = [
+        {"body": "x", "message_id": "mine"},
+        {"body": "x", "message_id": None},
+        {"body": "x", "message_id": None},
+    ]
+    ids = [message.message_id for message in sent(schema, rows)]
+    assert ids[0] == "mine"
+    assert len(set(ids)) == 3
+    assert ids == [message.message_id for message in sent(schema, rows)]
+
+
+def test_ids_do_not_depend_on_when_they_are_made() -> None:
+    """A message with a time to live says when it was made; the id must not."""
+    schema = columns(body=StringType(), time_to_live_ms=LongType())
+    rows = [{"body": "x", "time_to_live_ms": 5_000}]
+    assert sent(schema, rows)[0].message_id == sent(schema, rows)[0].message_id
+
+
+# Payloads.
+
+
+def test_a_payload_is_sent_without_what_the_service_has_added() -> None:
+    payload = encode_brokered(BrokeredMessage("x", message_id="1", application_properties={"n": Int(5)}))
+    received = stamp(payload, Stamp(7, 7, 1_700_000_000_000, 3, 0, None, bytes(16), 1_700_000_060_000))
+    schema = columns(payload=BinaryType())
+    assert made(schema, [{"payload": payload}, {"payload": received}]) == [("orders", payload), ("orders", payload)]
+
+
+def test_a_payload_goes_before_what_else_is_told_of_it() -> None:
+    payload = encode_brokered(BrokeredMessage("x", message_id="1", label="one"))
+    schema = columns(payload=BinaryType(), body=BinaryType(), label=StringType(), lock_token=StringType())
+    (message,) = sent(schema, [{"payload": payload, "body": b"y", "label": "two", "lock_token": "t"}])
+    assert (message.body, message.label) == (b"x", "one")
+
+
+@pytest.mark.parametrize(("payload", "reason"), [(None, "its payload is null"), (b"x", "is no AMQP message")])
+def test_a_payload_that_is_none_is_refused(payload: bytes | None, reason: str) -> None:
+    with pytest.raises(InvalidMessageError, match=rf"'orders': .*{reason}"):
+        made(columns(payload=BinaryType()), [{"payload": payload}])
+
+
+# Where messages go.
+
+
+def test_each_row_goes_where_it_says() -> None:
+    rows = [{"entity": entity, "body": b""} for entity in ("orders", "news/eu", "Orders")]
+    found = made(columns(entity=StringType(), body=BinaryType()), rows, None)
+    assert [entity for entity, _ in found] == ["orders", "news/eu", "Orders"]
+
+
+def test_the_option_goes_before_the_column() -> None:
+    """What was read says where it was read, and is copied elsewhere with the option; Kafka's sink does the same."""
+    rows = [{"entity": "orders/$DeadLetterQueue", "body": b""}]
+    assert made(columns(entity=StringType(), body=BinaryType()), rows, "archive")[0][0] == "archive"
+
+
+@pytest.mark.parametrize(
+    "entity",
+    [None, "", "news/Subscriptions/audit", "orders/$DeadLetterQueue", "orders/$management", "$cbs", "a*", "/a"],
+)
+def test_a_row_that_goes_nowhere_is_refused(entity: str | None) -> None:
+    with pytest.raises(InvalidMessageError, match=r"its entity is "):
+        made(columns(entity=StringType(), body=BinaryType()), [{"entity": entity, "body": b""}], None)
+
+
+# Which columns there may be.
+
+
+def test_what_was_read_can_be_written() -> None:
+    payload = encode_brokered(BrokeredMessage("x"))
+    row = {**dict.fromkeys(MESSAGE_SCHEMA.names), "entity": "orders", "sequence_number": 1, "body": b"x"}
+    assert made(MESSAGE_SCHEMA, [row], None)[0][0] == "orders"
+    whole = StructType([*MESSAGE_SCHEMA, *EXTRA_SCHEMA])
+    assert made(whole, [{**row, "payload": payload, "lock_token": "t"}], None) == [("orders", payload)]
+
+
+@pytest.mark.parametrize(
+    ("schema", "reason"),
+    [
+        (columns(label=StringType()), "there is no column 'body' and no column 'payload' to send; there is label"),
+        (columns(), "there is no column 'body'"),
+        (columns(body=BinaryType(), lable=StringType()), "messages have no 'lable'; is 'label' meant?"),
+        (columns(body=BinaryType(), Body=BinaryType()), "messages have no 'Body'; is 'body' meant?"),
+        (columns(body=BinaryType(), amount=LongType()), "messages have no 'amount'; messages are made of"),
+        (columns(body=LongType()), "the column 'body' is bigint; it has to be binary or string"),
+        (columns(payload=StringType()), "the column 'payload' is string; it has to be binary"),
+        (
+            columns(body=BinaryType(), time_to_live_ms=StringType()),
+            "'time_to_live_ms' is string; it has to be bigint or",
+        ),
+        (columns(body=BinaryType(), scheduled_enqueue_time=DateType()), "is date; it has to be timestamp"),
+        (
+            columns(body=BinaryType(), application_properties=MapType(LongType(), StringType())),
+            "'application_properties.key' is bigint; it has to be string",
+        ),
+        (
+            columns(body=BinaryType(), application_properties=MapType(StringType(), ArrayType(LongType()))),
+            "'application_properties.value' is array<bigint>; it has to be",
+        ),
+        (
+            columns(body=BinaryType(), application_properties=columns(on=DateType())),
+            "'application_properties.on' is date; it has to be",
+        ),
+        (
+            StructType([StructField("body", BinaryType()), StructField("body", BinaryType())]),
+            "there are 2 columns with the name 'body'",
+        ),
+    ],
+)
+def test_columns_that_make_no_messages_are_refused(schema: StructType, reason: str) -> None:
+    with pytest.raises(SchemaError) as caught:
+        OutgoingMessages(schema, "orders")
+    assert reason in str(caught.value)
+
+
+def test_somewhere_it_must_be_said_where_rows_go() -> None:
+    with pytest.raises(SchemaError, match="no option 'entity', and no column 'entity'"):
+        OutgoingMessages(columns(body=BinaryType()), None)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [
+        ("session_id", "s" * 129, "session_id has 129 characters"),
+        ("time_to_live_ms", 0, "time_to_live is 0:00:00; it must be at least a millisecond"),
+    ],
+)
+def test_a_row_that_is_no_message_is_refused(name: str, value: Any, reason: str) -> None:
+    kind = LongType() if isinstance(value, int) else StringType()
+    with pytest.raises(InvalidMessageError, match=reason):
+        made(columns(body=BinaryType(), **{name: kind}), [{"body": b"", name: value}])
+
+
+def test_the_rows_before_one_that_is_no_message_are_messages() -> None:
+    """So that it can be told which row it is."""
+    schema = columns(body=BinaryType(), application_properties=columns(amount=DecimalType(38, 0)))
+    rows = [{"body": b"", "application_properties": {"amount": Decimal(amount)}} for amount in ("1", "2", "1" * 38)]
+    batch = pa.RecordBatch.from_pylist(rows, schema=arrow_schema(schema))
+    messages = OutgoingMessages(schema, "orders").of(batch, MessageIds(Scope(nonce="test")))
+    assert [next(messages)[0], next(messages)[0]] == ["orders", "orders"]
+    with pytest.raises(InvalidMessageError, match="more digits than the 34 of a decimal128"):
+        next(messages)
