@@ -56,7 +56,7 @@ class Scope:
         is_known = prefix is not None or (is_stream and query is not None)
         return cls(
             prefix=prefix,
-            nonce="" if is_known else nonce,
+            nonce=__import__("os").urandom(4).hex(),
             query=query,
             batch=None if task is None else task.getLocalProperty(_BATCH),
             partition=0 if task is None else task.partitionId(),

@@ -60,7 +60,7 @@ class Stragglers(InProcessSyphon):
 
     async def rest(self) -> None:
         """Wait until nothing can be delivered at the moment."""
-        while any(self._is_working(key) for _, key in self.busy):
+        while any(self._is_working(key) for _, key in self.busy):  # noqa: ASYNC110 (many would have to tell)
             await asyncio.sleep(_REST_S)
 
     def _is_working(self, key: str) -> bool:
