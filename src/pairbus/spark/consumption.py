@@ -10,7 +10,7 @@ from typing import Final
 
 from pairbus.client.errors import MessagingError
 from pairbus.client.factory import MessagingFactory
-from pairbus.spark.intake import Intake
+from pairbus.spark.intake import Intake, IntakeSettings
 from pairbus.spark.numbers import last_number_of
 from pairbus.spark.offset import ConsumeOffset, Portion
 from pairbus.spark.options import Settle, SourceOptions
@@ -43,6 +43,7 @@ class Consumption:
         self._factory = factory
         self._entities = tuple(entities)
         self._options = options
+        self._keeps = options.settle is Settle.COMMIT
         self._intakes: dict[str, Intake] = {}
         self._is_until_now = False
         self._committed: int | None = None
@@ -56,18 +57,21 @@ class Consumption:
         is read once more must not be planned again.
         """
         self._is_until_now = until_now
-        most = max(1, min(_AT_ONCE, self._options.max_messages_per_trigger // len(self._entities)))
+        settings = IntakeSettings(
+            long_poll=_NOW if until_now else self._options.long_poll,
+            at_once=max(1, min(_AT_ONCE, self._options.max_messages_per_trigger // len(self._entities))),
+            keeps=self._keeps,
+        )
         for path in self._entities:
             intake = self._intakes[path] = Intake(
                 self._factory,
                 path,
-                _NOW if until_now else self._options.long_poll,
-                most,
+                settings,
                 self._changed.set,
                 self._has_room,
                 await last_number_of(self._factory, path) if until_now else None,
             )
-            if self._options.settle is Settle.COMMIT:
+            if self._keeps:
                 intake.resume(known.held.get(path), known.left.get(path))
             await intake.start()
 
@@ -135,7 +139,7 @@ class Consumption:
             intake = self._intakes.get(path)
             tokens = {} if intake is None else intake.tokens(portion)
             # What a sink is to settle has to be locked for us; what is not comes again.
-            readable = portion.only(tokens) if self._options.settle is Settle.SINK else portion
+            readable = portion if self._keeps else portion.only(tokens)
             found += partitions(path, readable, self._options.partitions_per_queue, tokens)
         return found
 
@@ -155,10 +159,10 @@ class Consumption:
             intake = self._intakes.get(path)
             if intake is None:
                 _log.warning("messages of '%s' are not removed: the stream does not read it any more", path)
-            elif self._options.settle is Settle.SINK:
-                intake.drop(portion)
-            else:
+            elif self._keeps:
                 intake.remove(portion)
+            else:
+                intake.drop()
 
     async def _removed(self) -> None:
         await asyncio.gather(*(intake.removed() for intake in self._intakes.values()))

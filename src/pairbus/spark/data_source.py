@@ -39,8 +39,8 @@ class PairbusDataSource(DataSource):
         kind = ConsumingStreamReader if options.mode is ReadMode.CONSUME else BrowsingStreamReader
         return kind(options, check_schema(schema))
 
-    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:  # noqa: ARG002 (nothing is)
-        return MessageWriter(SinkOptions.from_options(self.options), schema)
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        return MessageWriter(SinkOptions.from_options(self.options), schema, overwrite=overwrite)
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: ARG002, N802
-        return MessageStreamWriter(SinkOptions.from_options(self.options), schema)
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
+        return MessageStreamWriter(SinkOptions.from_options(self.options), schema, overwrite=overwrite)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
@@ -14,7 +13,7 @@ from typing import Final, TypeVar
 from uuid import UUID
 
 from pairbus.client.chores import Chores
-from pairbus.client.errors import MessageLockLostError, MessagingError
+from pairbus.client.errors import MessagingError
 from pairbus.client.factory import MessagingFactory
 from pairbus.client.received_message import MessageState, ReceivedMessage
 from pairbus.client.receiver import MessageReceiver
@@ -56,6 +55,21 @@ class Claim:
         return ReceivedMessage(b"", lock_token=self.token)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IntakeSettings:
+    """How messages are taken in."""
+
+    long_poll: timedelta
+    """How long one receive waits."""
+
+    at_once: int
+    """How many messages one receive asks for."""
+
+    keeps: bool
+    """Whether what a batch holds is ours until the batch is committed; else the sink settles it, and what comes again
+    has been given back by it."""
+
+
 class Intake:
     """Receives as long as there is room, and keeps the locks until the messages are settled.
 
@@ -68,8 +82,7 @@ class Intake:
         self,
         factory: MessagingFactory,
         path: str,
-        long_poll: timedelta,
-        most: int,
+        settings: IntakeSettings,
         on_change: Callable[[], None],
         has_room: Callable[[], bool],
         target: int | None = None,
@@ -86,22 +99,32 @@ class Intake:
         """What was dealt with, and is not known to be removed."""
 
         self._factory = factory
-        self._long_poll = long_poll
-        self._most = most
+        self._settings = settings
         self._on_change = on_change
         self._has_room = has_room
         self._target = target
         """The last number that is to be received, if not all are."""
 
+        self._fresh: dict[int, Claim] = {}
+        """What no batch holds yet."""
+
         self._held = NOTHING
-        self._claims: dict[int, Claim] = {}
-        self._fresh: deque[int] = deque()
+        """What a batch holds that is not committed yet."""
+
+        self._planned: dict[int, Claim] = {}
+        """That of it which is locked for us."""
+
         self._room = asyncio.Event()
         self._desk: MessageReceiver | None = None
         """Settles and peeks; it never receives."""
 
         self._lock_s = _USUAL_LOCK_S
         self._chores = Chores(path)
+
+    def resume(self, held: Portion | None, left: Portion | None) -> None:
+        """What is known from a checkpoint before anything is received."""
+        self._held = held or NOTHING
+        self.left = left or NOTHING
 
     async def start(self) -> None:
         """Begin to receive; raises ``MessagingError`` if the entity cannot be read."""
@@ -116,17 +139,18 @@ class Intake:
 
     @property
     def fresh(self) -> int:
-        """How many messages can be planned."""
-        if self._target is None:
-            return len(self._fresh)
-        return sum(number <= self._target for number in self._fresh)
+        """How many of them can be planned."""
+        return sum(map(self._is_due, self._fresh))
+
+    def _is_due(self, number: int) -> bool:
+        return self._target is None or number <= self._target
 
     # Receiving.
 
     async def _run(self) -> None:
         """Receive for ever; an outage is told once, and what does not pass by itself ends it."""
         pause_s = _FIRST_PAUSE_S
-        while not self.is_drained or self.left:
+        while self._goes_on:
             try:
                 await self._receive_over_one_link()
             except MessagingError as error:
@@ -134,25 +158,25 @@ class Intake:
                     self.error = error
                     self._on_change()
                     return
-                _log.log(
-                    logging.WARNING if pause_s == _FIRST_PAUSE_S else logging.DEBUG,
-                    "'%s' is read again after: %s",
-                    self.path,
-                    error,
-                )
+                level = logging.WARNING if pause_s == _FIRST_PAUSE_S else logging.DEBUG
+                _log.log(level, "'%s' is read again after: %s", self.path, error)
                 await asyncio.wait((self._factory.reached(),), timeout=pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
             else:
                 pause_s = _FIRST_PAUSE_S
 
+    @property
+    def _goes_on(self) -> bool:
+        return not self.is_drained or bool(self.left)
+
     async def _receive_over_one_link(self) -> None:
         receiver = await self._factory.create_message_receiver(self.path)
         try:
             messages = size_bytes = 0
-            while messages < _LINK_MESSAGES and size_bytes < _LINK_BYTES and (not self.is_drained or self.left):
+            while messages < _LINK_MESSAGES and size_bytes < _LINK_BYTES and self._goes_on:
                 await self._wait_for_room()
                 self.receives += 1
-                received = await receiver.receive(self._most, self._long_poll)
+                received = await receiver.receive(self._settings.at_once, self._settings.long_poll)
                 messages += len(received)
                 size_bytes += sum(len(message.payload) for message in received)
                 self._admit(received)
@@ -170,30 +194,24 @@ class Intake:
 
     def _admit(self, messages: list[ReceivedMessage]) -> None:
         now_s = asyncio.get_running_loop().time()
-        done: list[int] = []
+        done: list[Claim] = []
         for message in messages:
             claim = _claim(message, now_s)
             if claim is None:
                 continue  # nobody can name it; it comes again
             if self.left.holds(claim.number, claim.enqueued_ms):
-                done.append(claim.number)
-            elif self._is_new(claim):
-                self._fresh.append(claim.number)
-            self._claims[claim.number] = claim
+                done.append(claim)
+            elif self._settings.keeps and self._held.holds(claim.number, claim.enqueued_ms):
+                self._planned[claim.number] = claim  # its lock was lost, and is ours again
+            else:
+                self._fresh[claim.number] = claim
         if messages:
             self._note_lock(messages[-1])
         if done:
-            self._chores.start(self._remove_left(done))
+            self._chores.start(self._complete(done), is_due=True)
         if self._target is not None and (not messages or max(self._fresh, default=0) > self._target):
             self.is_drained = True
         self._on_change()
-
-    def _is_new(self, claim: Claim) -> bool:
-        """Whether it waits for no batch yet, and is in none; one whose lock was lost comes again."""
-        before = self._claims.get(claim.number)
-        if before is not None and before.enqueued_ms == claim.enqueued_ms:
-            return False
-        return not self._held.holds(claim.number, claim.enqueued_ms) and claim.number not in self._fresh
 
     def _note_lock(self, message: ReceivedMessage) -> None:
         """How long a lock is, or less. No message was locked before it was enqueued, nor, if the clocks of this machine
@@ -208,96 +226,60 @@ class Intake:
 
     def take(self, most: int) -> Portion:
         """Plan messages that were received, as many as there are or may be: they are held from now on."""
-        if self._target is None:
-            numbers = [self._fresh.popleft() for _ in range(min(most, len(self._fresh)))]
-        else:
-            target = self._target
-            numbers = list(islice((number for number in self._fresh if number <= target), most))
-            chosen = set(numbers)
-            self._fresh = deque(number for number in self._fresh if number not in chosen)
+        numbers = list(islice(filter(self._is_due, self._fresh), most))
+        self._planned = {number: self._fresh.pop(number) for number in numbers}
         if not numbers:
             return NOTHING
-        until_ms = max(self._claims[number].enqueued_ms for number in numbers)
+        until_ms = max(claim.enqueued_ms for claim in self._planned.values())
         self._held = Portion(numbers=SequenceRanges.of(numbers), until_ms=until_ms)
         return self._held
 
     def tokens(self, portion: Portion) -> dict[int, UUID]:
         """The lock tokens of those that are locked for us."""
-        claims = (self._claims.get(number) for number in portion.numbers)
         return {
-            claim.number: claim.token
-            for claim in claims
-            if claim is not None and portion.holds(claim.number, claim.enqueued_ms)
+            number: claim.token for number, claim in self._planned.items() if portion.holds(number, claim.enqueued_ms)
         }
 
-    def resume(self, held: Portion | None, left: Portion | None) -> None:
-        """What is known from a checkpoint before anything is received."""
-        self._held = held or NOTHING
-        self.left = left or NOTHING
-
-    def _unplan(self, portion: Portion) -> None:
-        self._fresh = deque(
-            number for number in self._fresh if not portion.holds(number, self._claims[number].enqueued_ms)
-        )
-
-    def drop(self, portion: Portion) -> None:
-        """The sink has settled these, or left them to be received again."""
+    def drop(self) -> None:
+        """The sink has settled what the last batch held, or left it to be received again."""
         self._held = NOTHING
-        self._unplan(portion)
-        self._pop(portion, portion.numbers)
-
-    def _pop(self, portion: Portion, numbers: Iterable[int]) -> list[Claim]:
-        """The claims on messages of a portion. A claim on another one with the same number stays."""
-        found = [self._claims[number] for number in numbers if number in self._claims]
-        popped = [claim for claim in found if portion.holds(claim.number, claim.enqueued_ms)]
-        for claim in popped:
-            del self._claims[claim.number]
-        return popped
+        self._planned = {}
 
     def remove(self, portion: Portion) -> None:
         """A batch is committed: remove what it held, soon. What cannot be removed now is when it comes again."""
+        claims = [claim for claim in self._planned.values() if portion.holds(claim.number, claim.enqueued_ms)]
+        self.drop()
         self.left |= portion
-        self._held = NOTHING
-        self._unplan(portion)
-        self._chores.start(self._remove_left(portion.numbers), is_due=True)
+        self._chores.start(self._complete(claims), is_due=True)
 
     async def removed(self) -> None:
         """Wait until everything is removed that can be now."""
         await self._chores.finish()
 
-    async def _remove_left(self, numbers: Iterable[int]) -> None:
-        for group in _groups(numbers, _SETTLED_AT_ONCE):
-            claims = self._pop(self.left, group)
-            try:
-                removed = await self._complete(claims)
-            except MessagingError as error:
-                _log.info("messages of '%s' are removed when they come again: %s", self.path, error)
-                return
-            self.left = self.left.without(SequenceRanges.of(removed))
-
-    async def _complete(self, claims: list[Claim]) -> list[int]:
-        """The numbers of those that were removed."""
-        messages = [claim.message() for claim in claims]
-        if messages:
+    async def _complete(self, claims: list[Claim]) -> None:
+        for group in _groups(claims, _SETTLED_AT_ONCE):
+            messages = [claim.message() for claim in group]
             try:
                 await self._receiver.complete(messages)
-            except MessageLockLostError as error:
-                _log.info("messages of '%s' were not locked any more: %s", self.path, error)
-        return [claim.number for claim, message in zip(claims, messages, strict=True) if message.is_settled]
+            except MessagingError as error:
+                _log.info("messages of '%s' are removed when they come again: %s", self.path, error)
+            removed = [claim.number for claim, message in zip(group, messages, strict=True) if message.is_settled]
+            self.left = self.left.without(SequenceRanges.of(removed))
 
     async def look_for_left(self) -> None:
         """Forget of what was left that which is not there any more, or is somebody else's: it was deferred."""
+        left = self.left
         there: list[int] = []
-        cursor = self.left.numbers
+        cursor = left.numbers
         while cursor:
             first, last = cursor.ranges[0].first, cursor.ranges[-1].last
             page = await self._receiver.peek(min(_SETTLED_AT_ONCE, last - first + 1), first)
             for message in page:
-                is_there = self.left.holds(message.sequence_number, to_ms(message.enqueued_time))
-                if is_there and message.state is MessageState.ACTIVE:
+                is_left = left.holds(message.sequence_number, to_ms(message.enqueued_time))
+                if is_left and message.state is MessageState.ACTIVE:
                     there.append(message.sequence_number)
             cursor = cursor.since(page[-1].sequence_number + 1) if page else SequenceRanges()
-        self.left = self.left.without(self.left.numbers - SequenceRanges.of(there))
+        self.left = self.left.without(left.numbers - SequenceRanges.of(there))
 
     @property
     def _receiver(self) -> MessageReceiver:
@@ -311,8 +293,8 @@ class Intake:
         while True:
             await asyncio.sleep(self._lock_s * _RENEW_AT / 4)
             due_s = asyncio.get_running_loop().time() - self._lock_s * _RENEW_AT
-            due = [claim for claim in self._claims.values() if claim.locked_s <= due_s]
-            for group in _groups(due, _SETTLED_AT_ONCE):
+            claims = [*self._planned.values(), *self._fresh.values()]
+            for group in _groups((claim for claim in claims if claim.locked_s <= due_s), _SETTLED_AT_ONCE):
                 try:
                     await self._renew_all(group)
                 except MessagingError as error:
@@ -330,10 +312,9 @@ class Intake:
 
     def _lose(self, claim: Claim) -> None:
         """It comes again, to somebody; a batch that holds it goes on holding it."""
-        if self._claims.get(claim.number) is claim:
-            del self._claims[claim.number]
-            if claim.number in self._fresh:
-                self._fresh.remove(claim.number)
+        for claims in (self._fresh, self._planned):
+            if claims.get(claim.number) is claim:
+                del claims[claim.number]
 
     # The end.
 
@@ -343,10 +324,9 @@ class Intake:
         desk, self._desk = self._desk, None
         if desk is None:
             return
-        unplanned = [self._claims[number].message() for number in self._fresh]
         try:
-            for group in _groups(unplanned, _SETTLED_AT_ONCE):
-                await desk.abandon(group)
+            for group in _groups(self._fresh.values(), _SETTLED_AT_ONCE):
+                await desk.abandon(claim.message() for claim in group)
         except MessagingError as error:
             _log.info("messages of '%s' come back when their locks end: %s", self.path, error)
         await desk.close()

@@ -56,7 +56,7 @@ class Scope:
         is_known = prefix is not None or (is_stream and query is not None)
         return cls(
             prefix=prefix,
-            nonce=__import__("os").urandom(4).hex(),
+            nonce="" if is_known else nonce,
             query=query,
             batch=None if task is None else task.getLocalProperty(_BATCH),
             partition=0 if task is None else task.partitionId(),

@@ -35,7 +35,9 @@ def _entities(options: SourceOptions) -> tuple[str, ...]:
         async with NamespaceManager.from_connection_string(options.connection.resolve()) as manager:
             return await resolve_entities(options.entities, manager)
 
-    return on_loop(ask)
+    found = on_loop(ask)
+    options.starting_offsets.check(found)
+    return found
 
 
 def _read(options: SourceOptions, schema: StructType, partition: InputPartition) -> Iterator[pa.RecordBatch]:
