@@ -1,6 +1,6 @@
 """Run every benchmark: ``make bench``."""
 
-from benchmarks import broker, broker_growth, client, growth, pairing, server, server_scale, transfer
+from benchmarks import broker, broker_growth, client, growth, pairing, server, server_scale, syphon, transfer
 
 if __name__ == "__main__":
     transfer.compare()
@@ -18,3 +18,5 @@ if __name__ == "__main__":
     client.report()
     print()
     pairing.report()
+    print()
+    syphon.report()
