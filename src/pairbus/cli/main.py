@@ -13,6 +13,7 @@ try:
     from pairbus.cli.drill import drill
     from pairbus.cli.pair import pair
     from pairbus.cli.serve import serve
+    from pairbus.cli.syphon import syphon
     from pairbus.cli.trust import trust
 except ImportError as error:
     if (error.name or "").startswith("pairbus"):
@@ -28,7 +29,7 @@ app = typer.Typer(
     pretty_exceptions_show_locals=False,  # there are keys among them
     help="Service Bus namespaces on a machine of your own.",
 )
-for command in (serve, trust, pair, drill):
+for command in (serve, trust, pair, drill, syphon):
     app.command()(command)
 
 

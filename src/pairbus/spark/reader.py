@@ -24,7 +24,7 @@ from pairbus.spark.offset import BrowseOffset, ConsumeOffset
 from pairbus.spark.options import SourceOptions
 from pairbus.spark.pages import pages
 from pairbus.spark.partition import MessagePartition
-from pairbus.spark.record_batches import RecordBatches
+from pairbus.spark.record_batches import RecordBatches, is_reference
 
 _EVERYTHING = 2**31 - 1
 S = TypeVar("S", Browsing, Consumption)
@@ -45,6 +45,9 @@ def _read(options: SourceOptions, schema: StructType, partition: InputPartition)
         raise TypeError(f"{partition!r:.100} is no partition of messages")
     batches = RecordBatches(schema)
     tokens = {number: str(token) for number, token in partition.tokens.items()}
+    if is_reference(schema) and len(tokens) == len(partition.portion.numbers):
+        yield batches.of_locked(partition.entity, tokens)  # they are there, and nothing of them has to be read
+        return
     for page in pages(options.connection, partition, options.page_size):
         yield batches.of(partition.entity, page, tokens)
 

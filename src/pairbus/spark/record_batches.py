@@ -49,6 +49,9 @@ _STATES: Final = {state.value: state.name.lower() for state in MessageState}
 _ACTIVE: Final = MessageState.ACTIVE.name.lower()
 
 
+_REFERENCE: Final = frozenset({"entity", "sequence_number", "lock_token"})
+
+
 class RecordBatches:
     """Makes a batch of each page of messages, with the columns of one schema; only what these need is decoded.
 
@@ -66,6 +69,20 @@ class RecordBatches:
         page = _Page(entity, [message.payload for message in messages], tokens or {})
         columns = [_array(read(page), kind) for read, kind in self._columns]
         return pa.RecordBatch.from_arrays(columns, schema=self._schema)
+
+    def of_locked(self, entity: str, tokens: Mapping[int, str]) -> pa.RecordBatch:
+        """References to messages of an entity that are locked, by their sequence numbers."""
+        columns = {
+            "entity": pa.repeat(entity, len(tokens)),
+            "sequence_number": pa.array(tokens, pa.int64()),
+            "lock_token": pa.array(tokens.values(), pa.string()),
+        }
+        return pa.RecordBatch.from_arrays([columns[field.name] for field in self._schema], schema=self._schema)
+
+
+def is_reference(schema: StructType) -> bool:
+    """Whether its columns say which messages there are, and nothing that has to be read of them."""
+    return set(schema.names) <= _REFERENCE and "lock_token" in schema.names
 
 
 class _Page:

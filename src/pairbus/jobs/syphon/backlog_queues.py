@@ -32,8 +32,8 @@ async def _indexes_by_name(manager: NamespaceManager) -> dict[str, list[tuple[in
         queues = await manager.get_queues()
     except UnauthorizedError as error:
         raise UnauthorizedError(
-            f"the key of {manager.endpoint} has to have the claim Manage for the backlog queues to be found; without it,"
-            f" say how many there are, with --backlog-queues: {error.message}",
+            f"the key of {manager.endpoint} needs the claim Manage to find the backlog queues; without it, say how many"
+            f" there are, with --backlog-queues: {error.message}",
             entity=error.entity,
             condition=error.condition,
         ) from error

@@ -1,49 +1,46 @@
-"""The step that brings messages home: each is sent to its destination, and only then removed from the backlog."""
+"""The step that brings messages home: each is fetched, restored, sent to its destination, and only then removed.
+
+What flows through Spark is which messages there are, and under which locks. Their bodies go from one namespace to the
+other through the process that runs the task, and not through the JVM and back.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import logging
+import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
 
 import pyarrow as pa
 
-from pairbus.client.errors import InvalidMessageError, MessagingError
+from pairbus.client.errors import MessagingError
 from pairbus.client.received_message import ReceivedMessage
-from pairbus.client.receiver import MessageReceiver
-from pairbus.jobs.syphon.outcome import Kind, Outcome, record_batch
+from pairbus.dialect.enqueued import read_enqueued
+from pairbus.jobs.syphon.outcome import Outcome, record_batch
 from pairbus.jobs.syphon.quay import Quay, quay_of
-from pairbus.pairing.homecoming.bound import key_of
-from pairbus.pairing.homecoming.dead_letter_reason import one_line, reason_of
+from pairbus.jobs.syphon.restoration import Homecomer, Outcast, Restoration
+from pairbus.jobs.syphon.settlement import Settlement
 from pairbus.pairing.homecoming.delivery import Delivery
 from pairbus.pairing.syphon import Held
 from pairbus.spark.connection_reference import ConnectionReference
 from pairbus.spark.connections import on_loop
+from pairbus.spark.offset import Portion
+from pairbus.spark.pages import Pages
+from pairbus.spark.partition import MessagePartition
 from pairbus.spark.sequence_ranges import SequenceRanges
 
-_log = logging.getLogger(__name__)
+REFERENCES: Final = "entity string, sequence_number long, lock_token string"
+"""What the step needs to know of a message."""
 
-_SETTLED_AT_ONCE: Final = 1_000
+_PAGE: Final = 500
+_LOAD: Final = 4_000
+_LOAD_BYTES: Final = 8 * 1024 * 1024
+"""What is brought home at once: there are many destinations, and few messages for each of them in a page."""
 
-Settle = Callable[[MessageReceiver, list[ReceivedMessage]], Awaitable[None]]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Row:
-    """A message that was restored, in the order of the columns."""
-
-    queue: str
-    number: int
-    token: str
-    destination: str | None
-    session_id: str | None
-    payload: bytes
-    reason: str | None
-    description: str | None
+_WHENEVER: Final = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +49,7 @@ class Landing:
 
     primary: ConnectionReference
     secondary: ConnectionReference
+    restoration: Restoration
     held: Held
     """What the pair sends nothing to."""
 
@@ -60,134 +58,110 @@ class Landing:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            rows = [Row(*values) for values in zip(*(column.to_pylist() for column in batch.columns), strict=True)]
-            if rows:
-                task = _Task(quay_of(self.primary, self.secondary), self._must_wait)
-                yield record_batch(on_loop(task.run, rows))
+            for partition in _partitions(batch):
+                quay = quay_of(self.primary, self.secondary)
+                yield record_batch(on_loop(_Task(self, quay).run, partition))
 
-    def _must_wait(self, row: Row) -> bool:
-        path = row.destination or ""
-        return self.held.holds(path) or (row.queue, key_of(path)) in self.busy
+    def must_wait(self, message: Homecomer) -> bool:
+        return self.held.holds(message.key) or (message.queue, message.key) in self.busy
+
+
+def _partitions(batch: pa.RecordBatch) -> list[MessagePartition]:
+    """The messages of a batch, by backlog queue."""
+    tokens: dict[str, dict[int, UUID]] = defaultdict(dict)
+    for queue, number, token in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+        tokens[queue][number] = UUID(token)
+    return [
+        MessagePartition(
+            entity=queue, portion=Portion(numbers=SequenceRanges.of(found), until_ms=_WHENEVER), tokens=found
+        )
+        for queue, found in tokens.items()
+    ]
 
 
 class _Task:
-    """What is done with the rows of one Arrow batch: all destinations at once, each in the order of the rows."""
+    """Messages of one backlog queue: all destinations at once, each in the order of the queue."""
 
-    def __init__(self, quay: Quay, must_wait: Callable[[Row], bool]) -> None:
+    def __init__(self, landing: Landing, quay: Quay) -> None:
+        self._landing = landing
         self._quay = quay
-        self._must_wait = must_wait
-        self._outcomes: list[Outcome] = []
-        self._settling: set[asyncio.Task[None]] = set()
 
-    async def run(self, rows: list[Row]) -> list[Outcome]:
-        groups: dict[tuple[str, str], list[Row]] = defaultdict(list)
-        for row in rows:
-            if row.reason is not None:
-                self._dead_letter([row], row.reason, row.description or "")
-            elif row.destination is not None:
-                groups[row.queue, key_of(row.destination)].append(row)
-        await asyncio.gather(
-            *(_Group(self._quay, self, group).land(self._must_wait(group[0])) for group in groups.values())
-        )
-        while self._settling:
-            await asyncio.wait([*self._settling])
-        return self._outcomes
-
-    # What becomes of rows. Each is settled at once, beside what is still being sent.
-
-    def delivered(self, rows: list[Row]) -> None:
-        self._start(self._settle_all(rows, _complete, Kind.DELIVERED, Kind.UNREMOVED))
-
-    def park(self, rows: list[Row], cause: str) -> None:
-        self._start(self._settle_all(rows, _defer, Kind.PARKED, Kind.GIVEN_BACK, cause))
-
-    def give_back(self, rows: list[Row], cause: str) -> None:
-        self._start(self._settle_all(rows, _abandon, Kind.GIVEN_BACK, Kind.GIVEN_BACK, cause))
-
-    def refuse(self, rows: list[Row], error: MessagingError) -> None:
-        text = f"'{rows[0].destination}' does not take the message: {error}"
-        self._dead_letter(rows, reason_of(error).value, text)
-
-    def _dead_letter(self, rows: list[Row], reason: str, description: str) -> None:
-        self._start(self._move(rows, reason, one_line(description)))
-
-    def _start(self, work: Awaitable[None]) -> None:
-        task = asyncio.ensure_future(work)
-        self._settling.add(task)
-        task.add_done_callback(self._settling.discard)
-
-    async def _move(self, rows: list[Row], reason: str, description: str) -> None:
-        async def move(desk: MessageReceiver, messages: list[ReceivedMessage]) -> None:
-            await desk.dead_letter(messages, reason, description)
-
-        settled, _ = await self._settle(rows, move)
-        for row in settled:
-            self._outcomes.append(
-                Outcome(
-                    kind=Kind.DEAD_LETTERED,
-                    queue=row.queue,
-                    destination=row.destination,
-                    numbers=SequenceRanges.of([row.number]),
-                    reason=reason,
-                    description=description,
-                    message_id=_id_of(row.payload),
-                )
-            )
-
-    async def _settle_all(self, rows: list[Row], settle: Settle, done: Kind, undone: Kind, cause: str = "") -> None:
-        settled, unsettled = await self._settle(rows, settle)
-        for kind, found in ((done, settled), (undone, unsettled)):
-            by_session: dict[str | None, list[int]] = defaultdict(list)
-            for row in found:
-                by_session[row.session_id if kind is Kind.PARKED else None].append(row.number)
-            self._outcomes += [
-                Outcome(
-                    kind=kind,
-                    queue=rows[0].queue,
-                    destination=rows[0].destination,
-                    session_id=session_id,
-                    numbers=SequenceRanges.of(numbers),
-                    cause=cause or None,
-                )
-                for session_id, numbers in by_session.items()
-            ]
-
-    async def _settle(self, rows: list[Row], settle: Settle) -> tuple[list[Row], list[Row]]:
-        """Settle in the backlog what can be; the rest comes again when its locks end."""
-        messages = [ReceivedMessage(b"", lock_token=UUID(row.token)) for row in rows]
+    async def run(self, partition: MessagePartition) -> list[Outcome]:
+        settlement = Settlement(await self._quay.desk(partition.entity))
+        pages = Pages(self._quay.secondary, partition, _PAGE)
+        parked: set[str] = set()
         try:
-            desk = await self._quay.desk(rows[0].queue)
-            for start in range(0, len(messages), _SETTLED_AT_ONCE):
-                await settle(desk, messages[start : start + _SETTLED_AT_ONCE])
-        except MessagingError as error:
-            _log.warning("messages of '%s' come again: %s", rows[0].queue, error)
-        settled = [row for row, message in zip(rows, messages, strict=True) if message.is_settled]
-        return settled, [row for row, message in zip(rows, messages, strict=True) if not message.is_settled]
+            is_more = True
+            while is_more:
+                groups, is_more = await self._load(partition, pages, settlement)
+                await self._land(groups, settlement, parked)
+        finally:
+            await pages.close()
+        return await settlement.finish()
+
+    async def _load(
+        self, partition: MessagePartition, pages: Pages, settlement: Settlement
+    ) -> tuple[list[list[Homecomer]], bool]:
+        """Messages by destination, enough for batches that are worth sending; and whether there may be more."""
+        groups: dict[str, list[Homecomer]] = defaultdict(list)
+        count = size_bytes = 0
+        now_ms = int(time.time() * 1_000)
+        while count < _LOAD and size_bytes < _LOAD_BYTES:
+            page = await pages.next()
+            if page is None:
+                return [*groups.values()], False
+            for message in page:
+                found = self._restored(partition, message, now_ms)
+                if isinstance(found, Homecomer):
+                    groups[found.key].append(found)
+                elif found is not None:
+                    settlement.cast_out(found)
+                size_bytes += len(message.payload)
+            count += len(page)
+        return [*groups.values()], True
+
+    def _restored(
+        self, partition: MessagePartition, message: ReceivedMessage, now_ms: int
+    ) -> Homecomer | Outcast | None:
+        number = read_enqueued(message.payload).sequence_number
+        token = None if number is None else partition.tokens.get(number)
+        if number is None or token is None:
+            return None
+        return self._landing.restoration.restored(partition.entity, message, number, token, now_ms)
+
+    async def _land(self, groups: list[list[Homecomer]], settlement: Settlement, parked: set[str]) -> None:
+        """Bring messages home. What goes where something was parked before waits behind it."""
+        landings = [_Group(self._quay, settlement, group) for group in groups]
+        await asyncio.gather(
+            *(one.land(must_wait=one.key in parked or self._landing.must_wait(one.first)) for one in landings)
+        )
+        parked.update(one.key for one in landings if one.is_parked)
 
 
 class _Group:
-    """Rows of one backlog queue for one destination, in order."""
+    """Messages of one backlog queue for one destination, in order."""
 
-    def __init__(self, quay: Quay, task: _Task, rows: list[Row]) -> None:
-        self._task = task
-        self._rest = rows
+    def __init__(self, quay: Quay, settlement: Settlement, messages: list[Homecomer]) -> None:
+        self.first = messages[0]
+        self.key = self.first.key
+        self.is_parked = False
+        self._settlement = settlement
+        self._rest = messages
         self._contact = quay.contact
-        self._destination = quay.destination(rows[0].destination or "")
-        self._delivery: Delivery[Row] = Delivery(self._destination, quay.contact, self, self, self._landed)
+        self._destination = quay.destination(self.first.destination)
+        self._delivery: Delivery[Homecomer] = Delivery(self._destination, quay.contact, self, self, self._landed)
 
-    async def land(self, must_wait: bool) -> None:
-        if must_wait:
-            self._task.park(self._rest, "messages before them are parked, or the pair sends nothing to it")
-            return
-        if not self._contact.is_away:
+    async def land(self, *, must_wait: bool) -> None:
+        if not must_wait and not self._contact.is_away:
             await self._try()
         if not self._rest:
             return
         away, down = self._contact.cause, self._destination.cause
-        if away is not None:
-            self._task.give_back(self._rest, str(away))
+        if away is not None and not must_wait:
+            self._settlement.give_back(self._rest, str(away))
         else:
-            self._task.park(self._rest, str(down or "it is not reached"))
+            self.is_parked = True
+            self._settlement.park(self._rest, str(down or "others wait before them, or the pair sends nothing to it"))
 
     async def _try(self) -> None:
         """Deliver as far as that goes; one that was down is tried with one message, if it is time to."""
@@ -202,39 +176,20 @@ class _Group:
         finally:
             destination.leave(self)
 
-    def _landed(self, rows: Iterable[Row]) -> None:
-        gone = {row.number for row in rows}
-        self._rest = [row for row in self._rest if row.number not in gone]
+    def _landed(self, messages: Iterable[Homecomer]) -> None:
+        gone = {message.number for message in messages}
+        self._rest = [message for message in self._rest if message.number not in gone]
 
     def wake(self) -> None:
         """Nothing waits here: what cannot be delivered is parked."""
 
     # What the delivery asks and tells.
 
-    def restored(self, row: Row) -> bytes | None:
-        return row.payload
+    def restored(self, message: Homecomer) -> bytes | None:
+        return message.payload
 
-    def delivered(self, rows: list[Row]) -> None:
-        self._task.delivered(rows)
+    def delivered(self, messages: list[Homecomer]) -> None:
+        self._settlement.delivered(messages)
 
-    def refuse(self, rows: list[Row], error: MessagingError) -> None:
-        self._task.refuse(rows, error)
-
-
-async def _complete(desk: MessageReceiver, messages: list[ReceivedMessage]) -> None:
-    await desk.complete(messages)
-
-
-async def _defer(desk: MessageReceiver, messages: list[ReceivedMessage]) -> None:
-    await desk.defer(messages)
-
-
-async def _abandon(desk: MessageReceiver, messages: list[ReceivedMessage]) -> None:
-    await desk.abandon(messages)
-
-
-def _id_of(payload: bytes) -> str:
-    try:
-        return str(ReceivedMessage(payload).message_id)
-    except InvalidMessageError:
-        return ""
+    def refuse(self, messages: list[Homecomer], error: MessagingError) -> None:
+        self._settlement.refuse(messages, error)

@@ -78,7 +78,7 @@ class LineTeller:
     def tell(self, line: Line) -> None:
         now = datetime.now(UTC)
         text = line.as_json(now) if self._as_json else line.as_pairs(now)
-        print(text, file=self._file or sys.stdout, flush=True)  # noqa: T201 (that is what it is for)
+        print(text, file=self._file or sys.stdout, flush=True)
 
     def show(self, progress: Progress) -> None:
         """Its lines say it."""

@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Final
 
 from pairbus.pairing.syphon import SyphonSettings
 from pairbus.spark.connection_reference import ConnectionReference
+from pairbus.spark.option import duration
+
+LONG_POLL: Final = duration(
+    timedelta(seconds=1), timedelta(days=1), "a time from 1 second to 1 day, such as 30s, 15m or 1h"
+)
+"""How a person writes how long a receive waits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,9 +12,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.listener import StreamingQueryProgress
 from pyspark.sql.streaming.query import StreamingQuery
 
-from pairbus.jobs.syphon.landing import Landing
+from pairbus.jobs.syphon.landing import REFERENCES, Landing
 from pairbus.jobs.syphon.outcome import OUTCOMES, Outcome
-from pairbus.jobs.syphon.restoration import READ, RESTORED, Restoration
+from pairbus.jobs.syphon.restoration import Restoration
 from pairbus.pairing.syphon import Held, TimeToLive
 from pairbus.spark.connection_reference import ConnectionReference
 from pairbus.spark.data_source import PairbusDataSource
@@ -43,11 +43,11 @@ class SyphonQuery:
     checkpoint: str
 
     def backlog(self, spark: SparkSession) -> DataFrame:
-        """The messages of all backlog queues, one partition for each: so a queue is read, and sent, in order."""
+        """Which messages there are in the backlog, one partition a queue: so each is brought home in order."""
         spark.dataSource.register(PairbusDataSource)
         return (
             spark.readStream.format(PairbusDataSource.name())
-            .schema(READ)
+            .schema(REFERENCES)
             .option("connection", self.secondary)
             .option("entities", ",".join(self.backlog_queues))
             .option("settle", "sink")
@@ -61,11 +61,11 @@ class SyphonQuery:
         landing = Landing(
             primary=ConnectionReference.parse(self.primary),
             secondary=ConnectionReference.parse(self.secondary),
+            restoration=Restoration(time_to_live=self.time_to_live),
             held=obstacles.held,
             busy=obstacles.busy,
         )
-        restored = batch.mapInArrow(Restoration(time_to_live=self.time_to_live), RESTORED)
-        return restored.mapInArrow(landing, OUTCOMES)
+        return batch.mapInArrow(landing, OUTCOMES)
 
     def start(
         self,

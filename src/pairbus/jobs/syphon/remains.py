@@ -18,6 +18,7 @@ _PAGE: Final = 500
 _MOST: Final = 5_000
 """How many messages of a queue are looked at: to say what waits, it need not be counted."""
 
+_MOST_NAMED: Final = 5
 _NOT_KNOWN: Final = "they came back, or somebody else has them; run it again"
 
 
@@ -29,7 +30,7 @@ class Remains:
     """How many there are, by destination."""
 
     causes: Mapping[str, str] = field(default_factory=dict)
-    """Why they are, by the key of the destination."""
+    """Why they are, by the key of the destination; under the empty one, why all others are."""
 
     has_more: bool = False
     """Whether there are more than were counted."""
@@ -42,12 +43,14 @@ class Remains:
         return sum(self.counts.values())
 
     def cause_of(self, path: str) -> str:
-        return self.causes.get(key_of(path), _NOT_KNOWN)
+        return self.causes.get(key_of(path)) or self.causes.get("") or _NOT_KNOWN
 
-    def __str__(self) -> str:
+    @property
+    def summary(self) -> str:
         least = "at least " if self.has_more else ""
-        told = "; ".join(f"{count:,} for '{path}': {self.cause_of(path)}" for path, count in self.counts.items())
-        return f"{least}{self.total:,} messages still wait in the backlog: {told}"
+        told = ", ".join(f"'{path}'" for path in [*self.counts][:_MOST_NAMED])
+        more = f" and {len(self.counts) - _MOST_NAMED} more" if len(self.counts) > _MOST_NAMED else ""
+        return f"{least}{self.total:,} messages still wait in the backlog, for {told}{more}"
 
 
 class Stock:
@@ -75,7 +78,7 @@ class Stock:
         return True
 
     async def remains(self, causes: Mapping[str, MessagingError]) -> Remains:
-        """What is left of it; raises ``MessagingError``."""
+        """What is left of it, with the causes that are known, by path; raises ``MessagingError``."""
         counts: Counter[str] = Counter()
         has_more = False
         for path, last in self._last.items():

@@ -1,0 +1,84 @@
+"""A syphon as a command: it runs until a signal stops it, and ends with a code."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from dataclasses import dataclass
+from typing import Final
+
+from pairbus.client.errors import MessagingError
+from pairbus.jobs.syphon.lines import Fact, Line, Teller, told_logs
+from pairbus.jobs.syphon.order import SyphonOrder
+from pairbus.jobs.syphon.remains import Remains
+from pairbus.jobs.syphon.standalone import Engine, Standalone
+
+HOME: Final = 0
+"""Everything is home, or it was told to stop."""
+FAILED: Final = 1
+USAGE: Final = 2
+WAITING: Final = 3
+"""Messages still wait in the backlog."""
+
+_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+_MOST_TEXT: Final = 1_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """How a command has ended, and why it was not well."""
+
+    code: int
+    reason: str | None = None
+
+
+def run_syphon(order: SyphonOrder, engine: Engine, teller: Teller) -> Ending:
+    """Do what was ordered. The first signal has it finish what is under way, the second one ends it as it is."""
+    with told_logs(teller):
+        try:
+            remains = asyncio.run(_run(order, engine, teller))
+        except MessagingError as error:
+            return Ending(code=FAILED, reason=_one_line(str(error)))
+        except Exception as error:  # noqa: BLE001 (whatever it is, it is told in one line, and the command is over)
+            return Ending(code=FAILED, reason=_first_line(error))
+    return _ending(remains, teller)
+
+
+async def _run(order: SyphonOrder, engine: Engine, teller: Teller) -> Remains:
+    return await Standalone(order, engine, teller).run(_stop_on_signals())
+
+
+def _stop_on_signals() -> asyncio.Event:
+    """An event that the first signal sets; then the signals do what they always do."""
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def stop() -> None:
+        stopped.set()
+        for each in _SIGNALS:
+            loop.remove_signal_handler(each)
+            signal.signal(each, signal.SIG_DFL)
+
+    for each in _SIGNALS:
+        loop.add_signal_handler(each, stop)
+    return stopped
+
+
+def _ending(remains: Remains, teller: Teller) -> Ending:
+    if not remains:
+        return Ending(code=HOME)
+    for path, count in remains.counts.items():
+        cause = remains.cause_of(path)
+        facts: dict[str, Fact] = {"destination": path, "messages": count, "cause": cause}
+        text = f"{count:,} messages for '{path}' wait: {cause}"
+        teller.tell(Line(event="waiting", text=text, facts=facts, is_warning=True))
+    return Ending(code=WAITING, reason=remains.summary)
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _first_line(error: Exception) -> str:
+    """What Spark says of an error goes on for pages."""
+    return _one_line(str(error).strip().partition("\n")[0])[:_MOST_TEXT] or type(error).__name__

@@ -1,0 +1,161 @@
+"""A syphon that runs by itself: without a pair, in a process that sends nothing of its own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any, Final, Protocol
+
+from pairbus.client.errors import MessagingError
+from pairbus.client.factory import MessagingFactory
+from pairbus.client.management.namespace_manager import NamespaceManager
+from pairbus.jobs.syphon.backlog_queues import BacklogDepth, find_backlog_queues
+from pairbus.jobs.syphon.lines import Line, Teller
+from pairbus.jobs.syphon.order import SyphonOrder
+from pairbus.jobs.syphon.remains import Remains, Stock
+from pairbus.jobs.syphon.watch import Watch
+from pairbus.pairing.backlog import namespace_name
+from pairbus.pairing.events import PairEvent
+from pairbus.pairing.homecoming.contact import Contact
+from pairbus.pairing.partnership import share_fate
+from pairbus.pairing.syphon import Syphon, SyphonContext
+
+_ATTEMPT_S: Final = 5.0
+_ANYWHERE: Final = "x-pairbus-syphon"
+"""A path on the primary at which nothing is; that we are told so shows that it answers."""
+
+
+class DrainableSyphon(Syphon, Protocol):
+    """One that can end by itself."""
+
+    async def drain(self) -> None:
+        """Bring home what is there, and end; what cannot be delivered at the moment stays."""
+
+
+Engine = Callable[[SyphonContext], DrainableSyphon]
+
+
+class Standalone:
+    """Has what a pair would have for its syphon: two factories that share their fate, and the backlog queues."""
+
+    def __init__(self, order: SyphonOrder, engine: Engine, teller: Teller) -> None:
+        self._order = order
+        self._engine = engine
+        self._teller = teller
+
+    async def run(self, stopped: asyncio.Event) -> Remains:
+        """Bring messages home until ``stopped``, or once; tells what is left. Raises ``MessagingError``."""
+        order = self._order
+        first, second = order.primary.resolve(), order.secondary.resolve()
+        async with (
+            _factory(second) as secondary,
+            _factory(first) as primary,
+            NamespaceManager.from_connection_string(second) as manager,
+        ):
+            name = order.name or namespace_name(primary.endpoint)
+            queues = await find_backlog_queues(manager, name, order.backlog_queues)
+            context = SyphonContext(
+                primary=primary,
+                secondary=secondary,
+                backlog_queues=queues,
+                settings=order.settings,
+                is_held=_is_held,
+                tell=_ignore,
+            )
+            watch = Watch(self._teller, BacklogDepth(manager, queues))
+            self._tell_start(context)
+            return await (self._once(context, watch, stopped) if order.once else self._run(context, watch, stopped))
+
+    async def _run(self, context: SyphonContext, watch: Watch, stopped: asyncio.Event) -> Remains:
+        syphon = self._engine(context)
+        async with _closing(syphon):
+            await syphon.start()
+            await self._attend(context, watch.follow(syphon), stopped.wait())
+            self._tell("stopping", "stopping: what is under way is finished")
+        watch.end(syphon.status)
+        return Remains()
+
+    async def _once(self, context: SyphonContext, watch: Watch, stopped: asyncio.Event) -> Remains:
+        stock = await Stock.take(context.secondary, context.backlog_queues)
+        if not stock:
+            self._tell("ended", "nothing waits in the backlog", brought_home=0, dead_lettered=0)
+            return Remains()
+        away = await _absence(context.primary)
+        if away is not None:
+            return await stock.remains({"": away})
+        syphon = self._engine(context)
+        async with _closing(syphon):
+            await self._attend(context, watch.follow(syphon), stopped.wait(), syphon.drain())
+            waiting = syphon.status.waiting
+        watch.end(syphon.status)
+        return await stock.remains(waiting)
+
+    async def _attend(
+        self, context: SyphonContext, watching: Coroutine[Any, Any, None], *ends: Coroutine[Any, Any, object]
+    ) -> None:
+        """Wait until one of the ends has come, which must not be that of a factory."""
+        fate = asyncio.ensure_future(share_fate(context.primary, context.secondary))
+        background = asyncio.ensure_future(watching)
+        tasks = [asyncio.ensure_future(end) for end in ends]
+        try:
+            await asyncio.wait([fate, *tasks], return_when=asyncio.FIRST_COMPLETED)
+            if fate.done():
+                raise MessagingError(f"the factory of {context.primary.endpoint} or {context.secondary.endpoint} ended")
+            for task in tasks:
+                if task.done():
+                    task.result()
+        finally:
+            for task in (fate, background, *tasks):
+                task.cancel()
+            await asyncio.gather(fate, background, *tasks, return_exceptions=True)
+
+    def _tell_start(self, context: SyphonContext) -> None:
+        count = len(context.backlog_queues)
+        self._tell(
+            "starting",
+            f"bringing home to {context.primary.endpoint} what lies in {count:,} backlog"
+            f" {'queue' if count == 1 else 'queues'} of {context.secondary.endpoint}",
+            primary=str(context.primary.endpoint),
+            secondary=str(context.secondary.endpoint),
+            backlog_queues=count,
+        )
+
+    def _tell(self, event: str, text: str, **facts: str | int) -> None:
+        self._teller.tell(Line(event=event, text=text, facts=facts))
+
+
+@asynccontextmanager
+async def _factory(connection_string: str) -> AsyncIterator[MessagingFactory]:
+    async with MessagingFactory.from_connection_string(connection_string) as factory:
+        factory.limit_send_attempts(_ATTEMPT_S)
+        yield factory
+
+
+@asynccontextmanager
+async def _closing(syphon: Syphon) -> AsyncIterator[None]:
+    try:
+        yield
+    finally:
+        await syphon.close()
+
+
+async def _absence(primary: MessagingFactory) -> MessagingError | None:
+    """Why the primary namespace cannot be reached; ``None`` if it can."""
+    contact = Contact(primary, _nobody_waits)
+    await contact.doubt(_ANYWHERE, asyncio.get_running_loop().time())
+    cause = contact.cause
+    await contact.close()
+    return cause
+
+
+def _nobody_waits() -> None:
+    pass
+
+
+def _is_held(path: str) -> bool:
+    return False  # there is no pair that could hold anything
+
+
+def _ignore(event: PairEvent) -> None:
+    """What is worth telling is logged as well."""
