@@ -91,7 +91,8 @@ class Consumption:
                 await self._removed()
                 return start
             await self._wait(_MOMENT_S)
-        await asyncio.sleep(_LINGER_S)
+        if self._has_room():
+            await asyncio.sleep(_LINGER_S)
         return ConsumeOffset(batch=start.batch + 1, held=self._take(most), left=self._left())
 
     async def _wait(self, timeout_s: float) -> None:

@@ -46,6 +46,7 @@ class Dispatch:
         self._last: dict[str, asyncio.Task[None]] = {}
         """What was asked for last of each entity that is sent to."""
 
+        self._tasks: set[asyncio.Task[None]] = set()
         self._turns = asyncio.Semaphore(_MOST_SENDS)
         self._room = asyncio.Event()
         self._bytes = 0
@@ -61,23 +62,25 @@ class Dispatch:
         self._bytes += size_bytes
         key = path.lower()  # entities are the same however their names are capitalised
         sending = self._send(self._last.get(key), path, payloads, size_bytes)
-        self._last[key] = asyncio.get_running_loop().create_task(sending)
+        task = self._last[key] = asyncio.get_running_loop().create_task(sending)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def finish(self) -> dict[str, int]:
         """Wait until everything is confirmed: how many messages each entity got. Raises ``MessageWriteError``."""
-        while self._last:
-            await asyncio.wait(self._last.values())
+        if self._tasks:
+            await asyncio.wait([*self._tasks])
         if self._causes:
             raise MessageWriteError(self._causes, self._sent) from next(iter(self._causes.values()))
         return dict(self._sent)
 
     async def close(self) -> None:
         """Wait for nothing any more; what is not confirmed yet may have been sent, or not."""
-        sending = [*self._last.values()]
-        for task in sending:
+        tasks = [*self._tasks]
+        for task in tasks:
             task.cancel()
-        if sending:
-            await asyncio.wait(sending)
+        if tasks:
+            await asyncio.wait(tasks)
 
     async def _send(self, before: asyncio.Task[None] | None, path: str, payloads: list[bytes], size_bytes: int) -> None:
         key = path.lower()

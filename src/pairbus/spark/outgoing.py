@@ -19,11 +19,11 @@ from pairbus.spark.sink_columns import WRITTEN, check_columns, converter, same
 from pairbus.wire import ProtocolError
 
 _ROWS_AT_ONCE: Final = 500
-"""How many rows become Python's at a time; a batch of Spark's has thousands, and Python's take more room."""
+_BYTES_AT_ONCE: Final = 1 << 20
+"""How many rows become Python's at a time, and how much of them; a batch of Spark's may hold far more."""
 
 Message: TypeAlias = tuple[str, bytes]
 """Where it goes, and its bytes."""
-
 
 _ATTRIBUTES: Final = {"time_to_live_ms": "time_to_live"}
 """What a message calls a column, where that is something else."""
@@ -51,8 +51,9 @@ class OutgoingMessages:
     def of(self, batch: pa.RecordBatch, ids: MessageIds) -> Iterator[Message]:
         """The messages of a batch, in the order of the rows. Raises ``InvalidMessageError`` where one is none."""
         rows = self._forwarded if "payload" in self._indexes else self._made
-        for start in range(0, batch.num_rows, _ROWS_AT_ONCE):
-            yield from rows(batch.slice(start, _ROWS_AT_ONCE), ids)
+        at_once = _rows_at_once(batch)
+        for start in range(0, batch.num_rows, at_once):
+            yield from rows(batch.slice(start, at_once), ids)
 
     def _forwarded(self, batch: pa.RecordBatch, ids: MessageIds) -> Iterator[Message]:
         for entity, payload in zip(self._entities(batch), self._values(batch, "payload"), strict=False):
@@ -102,6 +103,11 @@ class OutgoingMessages:
         if convert is same:
             return iter(values)
         return (None if value is None else convert(value) for value in values)
+
+
+def _rows_at_once(batch: pa.RecordBatch) -> int:
+    fitting: int = _BYTES_AT_ONCE * batch.num_rows // max(1, batch.nbytes)
+    return max(1, min(_ROWS_AT_ONCE, fitting))
 
 
 def _as_numbers(column: pa.Array) -> pa.Array:

@@ -58,9 +58,12 @@ class Landing:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            for partition in _partitions(batch):
-                quay = quay_of(self.primary, self.secondary)
-                yield record_batch(on_loop(_Task(self, quay).run, partition))
+            yield record_batch(on_loop(self._land, _partitions(batch), quay_of(self.primary, self.secondary)))
+
+    async def _land(self, partitions: list[MessagePartition], quay: Quay) -> list[Outcome]:
+        """Several queues at a time: while one is being fetched, another is sent."""
+        found = await asyncio.gather(*(_Task(self, quay).run(partition) for partition in partitions))
+        return [outcome for outcomes in found for outcome in outcomes]
 
     def must_wait(self, message: Homecomer) -> bool:
         return self.held.holds(message.key) or (message.queue, message.key) in self.busy

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.listener import StreamingQueryProgress
 from pyspark.sql.streaming.query import StreamingQuery
@@ -65,7 +66,8 @@ class SyphonQuery:
             held=obstacles.held,
             busy=obstacles.busy,
         )
-        return batch.mapInArrow(landing, OUTCOMES)
+        tasks = _parallelism(batch.sparkSession)
+        return (batch if tasks is None else batch.coalesce(tasks)).mapInArrow(landing, OUTCOMES)
 
     def start(
         self,
@@ -90,6 +92,14 @@ class SyphonQuery:
             .foreachBatch(bring_home)
         )
         return (writer.trigger(availableNow=True) if once else writer).start()
+
+
+def _parallelism(spark: SparkSession) -> int | None:
+    """How many tasks run at a time. More of them only begin and end more often: a queue is one anyway."""
+    try:
+        return spark.sparkContext.defaultParallelism
+    except PySparkException:  # Spark Connect does not tell
+        return None
 
 
 def receives_of(progress: StreamingQueryProgress) -> int:

@@ -28,7 +28,7 @@ class SparkSyphonSettings:
     """Where executors find the connection strings: ``env:NAME`` or ``file:/path``. Without them they are written into
     a file that only this user can read, which does for executors on this machine."""
 
-    max_messages: int = 20_000
+    max_messages: int = 40_000
     """How many messages a batch holds at most."""
 
     config: Mapping[str, str] = field(default_factory=dict)
