@@ -189,11 +189,16 @@ def test_many_failures_are_told_in_few_words() -> None:
 def test_who_closes_it_waits_for_nobody() -> None:
     async def scenario() -> None:
         async with dispatching() as (peer, dispatch):
+            await dispatch.put("orders", [payload(9)])
+            await dispatch.finish()
+            before = asyncio.all_tasks()
             peer.outcome = lambda _delivery: None
-            await dispatch.put("orders", [payload(1)])
+            for number in range(3):  # one is under way, and the others wait for it
+                await dispatch.put("orders", [payload(number)])
             await settled()
             began_s = asyncio.get_running_loop().time()
             await dispatch.close()
             assert asyncio.get_running_loop().time() - began_s < 10
+            assert asyncio.all_tasks() <= before
 
     run(scenario())

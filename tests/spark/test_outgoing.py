@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -164,6 +165,20 @@ def test_rows_are_taken_in_order_however_many_there_are() -> None:
     assert [(message.body.decode(), message.label) for message in messages] == [
         (row["body"], row["label"]) for row in rows
     ]
+
+
+def test_e3_of_large_rows_few_are_taken_at_a_time() -> None:
+    schema = columns(body=BinaryType())
+    batch = pa.RecordBatch.from_pylist([{"body": bytes(200_000)}] * 200, schema=arrow_schema(schema))
+    messages = OutgoingMessages(schema, "orders").of(batch, MessageIds(Scope(nonce="test")))
+    tracemalloc.start()
+    try:
+        for _ in messages:
+            pass
+        _, most_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most_bytes < 5 << 20
 
 
 # Ids.

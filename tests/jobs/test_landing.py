@@ -1,0 +1,306 @@
+"""The step that brings messages home, between two real servers and without Spark: it is called as Spark calls it."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import timedelta
+
+import pyarrow as pa
+import pytest
+
+from pairbus import (
+    BrokeredMessage,
+    EntityStatus,
+    MessageState,
+    MessagingFactory,
+    NamespaceManager,
+    ReceivedMessage,
+)
+from pairbus.client.lane import Lane
+from pairbus.client.message import encode_brokered
+from pairbus.client.parcel import Parcel
+from pairbus.dialect.transfer import divert
+from pairbus.jobs.syphon.landing import Landing
+from pairbus.jobs.syphon.outcome import Kind, Outcome
+from pairbus.jobs.syphon.restoration import Restoration
+from pairbus.pairing.homecoming.dead_letter_reason import DeadLetterReason
+from pairbus.pairing.syphon import Held, TimeToLive
+from pairbus.spark.connection_reference import ConnectionReference
+from pairbus.testing import RunningNamespace, running_namespace
+from tests.client.stage import make_queue
+
+_SCHEMA = pa.schema([("entity", pa.string()), ("sequence_number", pa.int64()), ("lock_token", pa.string())])
+_NOBODY: frozenset[tuple[str, str]] = frozenset()
+
+
+@pytest.fixture(scope="module")
+def primary() -> Iterator[RunningNamespace]:
+    with running_namespace("contoso", tier="relaxed") as namespace:
+        yield namespace
+
+
+@pytest.fixture(scope="module")
+def secondary() -> Iterator[RunningNamespace]:
+    with running_namespace("fabrikam") as namespace:
+        yield namespace
+
+
+class Scene:
+    """A backlog queue, and what lands its messages."""
+
+    def __init__(self, primary: RunningNamespace, secondary: RunningNamespace) -> None:
+        self.primary, self.secondary = primary, secondary
+        self._references = [
+            ConnectionReference.parse(one.connection_string) for one in (primary, secondary)
+        ]  # they can be asked for only while a namespace runs
+        self.backlog = make_queue(secondary, max_delivery_count=2**31 - 1)
+
+    def landing(
+        self,
+        *,
+        held: Held | None = None,
+        busy: frozenset[tuple[str, str]] = _NOBODY,
+        time_to_live: TimeToLive = TimeToLive.FULL,
+    ) -> Landing:
+        made = Landing(
+            primary=self._references[0],
+            secondary=self._references[1],
+            restoration=Restoration(time_to_live=time_to_live),
+            held=held or Held(),
+            busy=busy,
+        )
+        travelled: Landing = pickle.loads(pickle.dumps(made))  # noqa: S301 (it goes to the executors so)
+        return travelled
+
+    def divert(self, *messages: tuple[str, BrokeredMessage]) -> None:
+        self.put([divert(encode_brokered(message), path) for path, message in messages])
+
+    def put(self, payloads: list[bytes]) -> None:
+        async def send() -> None:
+            async with MessagingFactory.from_connection_string(self.secondary.connection_string) as factory:
+                await Lane(factory, self.backlog).send(Parcel(payloads))
+
+        asyncio.run(send())
+
+    def lock(self, count: int) -> pa.RecordBatch:
+        """What the source gives of messages that it has locked."""
+
+        async def receive() -> list[ReceivedMessage]:
+            async with MessagingFactory.from_connection_string(self.secondary.connection_string) as factory:
+                receiver = await factory.create_message_receiver(self.backlog)
+                found: list[ReceivedMessage] = []
+                while len(found) < count:
+                    found += await receiver.receive(count - len(found), timedelta(seconds=10))
+                return found
+
+        found = asyncio.run(receive())
+        return pa.RecordBatch.from_pylist(
+            [
+                {"entity": self.backlog, "sequence_number": one.sequence_number, "lock_token": str(one.lock_token)}
+                for one in found
+            ],
+            schema=_SCHEMA,
+        )
+
+    def land(self, batch: pa.RecordBatch, landing: Landing | None = None) -> list[Outcome]:
+        found = list((landing or self.landing())(iter([batch])))
+        return [Outcome.from_row(row) for one in found for row in one.to_pylist()]
+
+    def lying(self, path: str | None = None, namespace: RunningNamespace | None = None) -> list[ReceivedMessage]:
+        """What lies in a queue, by default in the backlog."""
+
+        async def peek() -> list[ReceivedMessage]:
+            where = (namespace or self.secondary).connection_string
+            async with MessagingFactory.from_connection_string(where) as factory:
+                receiver = await factory.create_message_receiver(path or self.backlog)
+                return await receiver.peek(1_000, 1)
+
+        return asyncio.run(peek())
+
+    def home(self, path: str) -> list[str]:
+        return [str(message.message_id) for message in self.lying(path, self.primary)]
+
+    def set_status(self, path: str, status: EntityStatus) -> None:
+        async def update() -> None:
+            async with NamespaceManager.from_connection_string(self.primary.connection_string) as manager:
+                await manager.update_queue(replace(await manager.get_queue(path), status=status))
+
+        asyncio.run(update())
+
+
+@pytest.fixture
+def scene(primary: RunningNamespace, secondary: RunningNamespace) -> Scene:
+    return Scene(primary, secondary)
+
+
+def _message(number: int, session_id: str | None = None, **properties: object) -> BrokeredMessage:
+    return BrokeredMessage(b"x" * 50, message_id=f"m{number}", session_id=session_id, **properties)  # type: ignore[arg-type]
+
+
+def _counts(outcomes: list[Outcome]) -> dict[Kind, int]:
+    counts: dict[Kind, int] = {}
+    for outcome in outcomes:
+        counts[outcome.kind] = counts.get(outcome.kind, 0) + outcome.count
+    return counts
+
+
+def test_c14_messages_are_restored_sent_and_only_then_removed(scene: Scene) -> None:
+    first, second = make_queue(scene.primary), make_queue(scene.primary)
+    scene.divert(
+        *((first if number % 2 else second, _message(number, time_to_live=timedelta(hours=1))) for number in range(100))
+    )
+    outcomes = scene.land(scene.lock(100))
+    assert _counts(outcomes) == {Kind.DELIVERED: 100}
+    assert scene.home(first) == [f"m{number}" for number in range(1, 100, 2)]
+    assert scene.home(second) == [f"m{number}" for number in range(0, 100, 2)]
+    arrived = scene.lying(first, scene.primary)[0]
+    assert arrived.application_properties == {}
+    assert arrived.time_to_live == timedelta(hours=1)
+    assert scene.lying() == []
+
+
+def test_c15_a_task_that_is_run_again_sends_only_what_is_still_there(scene: Scene) -> None:
+    destination = make_queue(scene.primary)
+    scene.divert(*((destination, _message(number)) for number in range(20)))
+    batch = scene.lock(20)
+    assert _counts(scene.land(batch.slice(0, 12))) == {Kind.DELIVERED: 12}
+    assert _counts(scene.land(batch)) == {Kind.DELIVERED: 8}
+    assert scene.home(destination) == [f"m{number}" for number in range(20)]
+
+
+def test_c15_what_has_no_lock_any_more_is_told_to_come_again(scene: Scene) -> None:
+    destination = make_queue(scene.primary)
+    scene.divert((destination, _message(1)))
+    scene.lock(1)
+    batch = pa.RecordBatch.from_pylist(
+        [{"entity": scene.backlog, "sequence_number": 1, "lock_token": "5a2a3d16-7b9f-4a56-8b1c-0d6a3f5f2c11"}],
+        schema=_SCHEMA,
+    )
+    assert _counts(scene.land(batch)) == {Kind.UNREMOVED: 1}
+    assert [message.message_id for message in scene.lying()] == ["m1"]
+
+
+@pytest.mark.parametrize(
+    ("payload", "reason"),
+    [
+        (encode_brokered(BrokeredMessage(b"lost")), DeadLetterReason.NO_DESTINATION),
+        (
+            encode_brokered(BrokeredMessage(b"", application_properties={"x-ms-path": "a//b"})),
+            DeadLetterReason.INVALID_DESTINATION,
+        ),
+        (
+            encode_brokered(BrokeredMessage(b"", application_properties={"x-ms-path": "orders", "x-ms-sessionid": 7})),
+            DeadLetterReason.UNREADABLE,
+        ),
+        (divert(encode_brokered(BrokeredMessage(b"")), "nobody-there"), DeadLetterReason.ENTITY_NOT_FOUND),
+    ],
+    ids=["no path", "no entity's path", "wrong type", "entity gone"],
+)
+def test_c15_what_can_never_be_delivered_is_dead_lettered_with_the_reason(
+    scene: Scene, payload: bytes, reason: DeadLetterReason
+) -> None:
+    destination = make_queue(scene.primary)
+    scene.put([payload, divert(encode_brokered(_message(2)), destination)])
+    outcomes = scene.land(scene.lock(2))
+    assert _counts(outcomes) == {Kind.DEAD_LETTERED: 1, Kind.DELIVERED: 1}
+    [told] = [outcome for outcome in outcomes if outcome.kind is Kind.DEAD_LETTERED]
+    [dead] = scene.lying(f"{scene.backlog}/$DeadLetterQueue")
+    assert (dead.dead_letter_reason, told.reason) == (reason.value, reason.value)
+    assert dead.dead_letter_error_description == told.description != ""
+    assert scene.home(destination) == ["m2"]
+
+
+def test_c15_a_destination_that_is_down_holds_up_no_other_and_what_is_for_it_is_parked(scene: Scene) -> None:
+    down, up = make_queue(scene.primary), make_queue(scene.primary)
+    scene.set_status(down, EntityStatus.SEND_DISABLED)
+    scene.divert(*((down if number % 2 else up, _message(number, session_id=f"s{number % 3}")) for number in range(12)))
+    outcomes = scene.land(scene.lock(12))
+    assert _counts(outcomes) == {Kind.PARKED: 6, Kind.DELIVERED: 6}
+    parked = [outcome for outcome in outcomes if outcome.kind is Kind.PARKED]
+    assert {outcome.session_id for outcome in parked} == {"s0", "s1", "s2"}
+    assert all(outcome.cause and "disabled" in outcome.cause for outcome in parked)
+    assert {message.state for message in scene.lying()} == {MessageState.DEFERRED}
+    assert scene.home(up) == [f"m{number}" for number in range(0, 12, 2)]
+
+
+def test_c15_what_comes_behind_a_parked_message_is_parked_too(scene: Scene) -> None:
+    destination = make_queue(scene.primary)
+    scene.divert((destination, _message(1, session_id="a")))
+    busy = frozenset({(scene.backlog, destination.lower())})
+    assert _counts(scene.land(scene.lock(1), scene.landing(busy=busy))) == {Kind.PARKED: 1}
+    assert scene.home(destination) == []
+
+
+def test_c21_what_the_pair_holds_is_parked(scene: Scene) -> None:
+    destination, other = make_queue(scene.primary), make_queue(scene.primary)
+    scene.divert((destination, _message(1)), (other, _message(2)))
+    held = Held(known={destination.lower(): True})
+    assert _counts(scene.land(scene.lock(2), scene.landing(held=held))) == {Kind.PARKED: 1, Kind.DELIVERED: 1}
+    assert (scene.home(destination), scene.home(other)) == ([], ["m2"])
+
+
+def test_c15_a_full_destination_is_waited_for(scene: Scene) -> None:
+    destination = make_queue(scene.primary, max_size_megabytes=1)
+    scene.divert(*((destination, BrokeredMessage(b"x" * 60_000, message_id=f"m{number}")) for number in range(30)))
+    counts = _counts(scene.land(scene.lock(30)))
+    assert counts[Kind.PARKED] + counts.get(Kind.DELIVERED, 0) == 30
+    assert counts[Kind.PARKED] > 0
+    assert len(scene.home(destination)) == counts.get(Kind.DELIVERED, 0)
+
+
+def test_c15_while_the_primary_is_away_everything_is_given_back_as_it_was(secondary: RunningNamespace) -> None:
+    with running_namespace("adventure") as primary:
+        scene = Scene(primary, secondary)
+        destination = make_queue(primary)
+        scene.divert(*((destination, _message(number)) for number in range(5)))
+        batch = scene.lock(5)
+        primary.stop()
+        outcomes = scene.land(batch)
+        assert _counts(outcomes) == {Kind.GIVEN_BACK: 5}
+        assert {message.state for message in scene.lying()} == {MessageState.ACTIVE}
+        primary.start()
+        deadline_s = time.monotonic() + 60
+        delivered = 0
+        while delivered < 5:  # the step finds out by itself that it is back, in its own time
+            assert time.monotonic() < deadline_s
+            time.sleep(0.1)
+            delivered += _counts(scene.land(scene.lock(5 - delivered))).get(Kind.DELIVERED, 0)
+        assert sorted(scene.home(destination)) == [f"m{number}" for number in range(5)]
+
+
+def test_c16_what_is_left_of_a_time_to_live_is_restored_and_what_has_none_left_is_dead_lettered(scene: Scene) -> None:
+    destination = make_queue(scene.primary)
+    scene.divert(
+        (destination, _message(1, time_to_live=timedelta(milliseconds=1))),
+        (destination, _message(2, time_to_live=timedelta(hours=1))),
+    )
+    batch = scene.lock(2)
+    outcomes = scene.land(batch, scene.landing(time_to_live=TimeToLive.REMAINING))
+    assert _counts(outcomes) == {Kind.DEAD_LETTERED: 1, Kind.DELIVERED: 1}
+    [dead] = scene.lying(f"{scene.backlog}/$DeadLetterQueue")
+    assert (dead.message_id, dead.dead_letter_reason) == ("m1", DeadLetterReason.EXPIRED.value)
+    [arrived] = scene.lying(destination, scene.primary)
+    assert arrived.time_to_live is not None
+    assert timedelta(minutes=50) < arrived.time_to_live < timedelta(hours=1)
+
+
+def test_c15_one_message_that_is_refused_does_not_take_its_neighbours_along(scene: Scene) -> None:
+    destination = make_queue(scene.primary, requires_session=True)
+    scene.divert(*((destination, _message(number, session_id=None if number == 3 else "a")) for number in range(6)))
+    outcomes = scene.land(scene.lock(6))
+    assert _counts(outcomes) == {Kind.DELIVERED: 5, Kind.DEAD_LETTERED: 1}
+    assert scene.home(destination) == ["m0", "m1", "m2", "m4", "m5"]
+
+
+def test_many_messages_of_many_destinations_land_in_order(scene: Scene) -> None:
+    destinations = [make_queue(scene.primary) for _ in range(7)]
+    for start in range(0, 6_000, 500):
+        scene.divert(*((destinations[number % 7], _message(number)) for number in range(start, start + 500)))
+    assert _counts(scene.land(scene.lock(6_000))) == {Kind.DELIVERED: 6_000}
+    for index, path in enumerate(destinations):
+        expected = [f"m{number}" for number in range(6_000) if number % 7 == index]
+        assert scene.home(path) == expected[:1_000]

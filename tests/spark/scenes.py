@@ -1,0 +1,174 @@
+"""Scenes of streams in virtual time: a driver that does what Spark does, a sender, and others at the same queue."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterable, Iterator
+from contextlib import asynccontextmanager
+from itertools import pairwise
+from typing import Any, AsyncIterator, Final
+
+from pairbus.broker import QueueDescription
+from pairbus.client.factory import MessagingFactory
+from pairbus.client.message import BrokeredMessage
+from pairbus.client.received_message import ReceivedMessage
+from pairbus.client.receiver import MessageReceiver
+from pairbus.spark.consumption import Consumption
+from pairbus.spark.offset import ConsumeOffset
+from pairbus.spark.options import SourceOptions
+from pairbus.spark.pages import Pages
+from pairbus.spark.partition import MessagePartition
+from tests.faults.world import ORDERS, Stage, World
+
+NOWHERE: Final = "Endpoint=sb://localhost:1;SharedAccessKeyName=root;SharedAccessKey=c2VjcmV0;UseDevelopmentEmulator=true"
+"""Worlds in virtual time are reached by a factory of their own."""
+
+
+def options(*entities: str, **given: Any) -> SourceOptions:
+    named = {"connection": NOWHERE, "entities": ",".join(entities or (ORDERS,))}
+    return SourceOptions.from_options({**named, **{name: str(value) for name, value in given.items()}})
+
+
+def numbered(numbers: Iterable[int]) -> list[str]:
+    return [f"{number}" for number in numbers]
+
+
+class Driver:
+    """A query that consumes: it plans, reads and commits as Spark does, and writes its offsets as JSON."""
+
+    def __init__(self, factory: MessagingFactory, *entities: str, known: ConsumeOffset | None = None, **given: Any):
+        self.options = options(*entities, **given)
+        self.factory = factory
+        self.consumption = Consumption(factory, self.options.entities, self.options)
+        self.offset = known or ConsumeOffset()
+        """Where the query has come to: the end of the last batch that it has planned."""
+
+        self.rows: list[str] = []
+        """All that it has read so far."""
+
+    async def start(self, *, until_now: bool = False) -> None:
+        await self.consumption.start(self.offset, until_now=until_now)
+
+    async def plan(self) -> list[MessagePartition]:
+        """The partitions of the next batch; none if there is nothing new. What was planned before is committed."""
+        most = self.options.max_messages_per_trigger
+        end = through_json(await self.consumption.plan(self.offset, most))
+        is_new = end.to_json() != self.offset.to_json()
+        self.offset = end
+        return self.consumption.partitions(end) if is_new else []
+
+    async def read(self, partitions: Iterable[MessagePartition]) -> list[str]:
+        """What the tasks read, by body."""
+        return [message.text() for one in partitions for message in await read(self.factory, one)]
+
+    async def batch(self) -> list[str]:
+        """Commit the last batch, and run the next one."""
+        found = await self.read(await self.plan())
+        self.rows += found
+        return found
+
+    async def until(self, count: int) -> list[str]:
+        """Batches until so many rows have been read, or nothing has come for ten minutes."""
+        loop = asyncio.get_running_loop()
+        quiet_s = loop.time()
+        while len(self.rows) < count and loop.time() - quiet_s < 600:
+            if await self.batch():
+                quiet_s = loop.time()
+        return self.rows
+
+    async def die(self) -> None:
+        """As a process that is killed: nothing is given back, and nothing renewed any more."""
+        for intake in self.consumption._intakes.values():
+            await intake._chores.close()
+            if intake._desk is not None:
+                await intake._desk.close()
+                intake._desk = None
+
+    async def close(self) -> None:
+        await self.consumption.close()
+
+
+def through_json(offset: ConsumeOffset) -> ConsumeOffset:
+    """As it comes back from the checkpoint."""
+    return ConsumeOffset.from_json(json.loads(json.dumps(offset.to_json())))
+
+
+@asynccontextmanager
+async def driving(
+    world: Stage, *entities: str, known: ConsumeOffset | None = None, until_now: bool = False, **given: Any
+) -> AsyncIterator[Driver]:
+    """A query with a connection of its own, which ends with the block."""
+    factory = world.factory() if isinstance(world, World) else world.factories[0]
+    driver = Driver(factory, *entities, known=known, **given)
+    await driver.start(until_now=until_now)
+    try:
+        yield driver
+    finally:
+        await driver.close()
+
+
+async def read(factory: MessagingFactory, partition: MessagePartition, size: int = 500) -> list[ReceivedMessage]:
+    """What a task reads."""
+    pages = Pages(factory, partition, size)
+    found: list[ReceivedMessage] = []
+    try:
+        while (page := await pages.next()) is not None:
+            found += page
+    finally:
+        await pages.close()
+    return found
+
+
+class Others:
+    """Everybody else who uses the namespace, over a connection of their own."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.factory = world.factory()
+        self._receivers: dict[str, MessageReceiver] = {}
+
+    async def send(self, bodies: Iterable[str], path: str = ORDERS, **properties: Any) -> None:
+        """One after the other, though all of them in the same moment."""
+        sender = await self.factory.create_message_sender(path)
+        await sender.send([BrokeredMessage(body, **properties) for body in bodies])
+        await sender.close()
+
+    async def receiver(self, path: str = ORDERS) -> MessageReceiver:
+        if path not in self._receivers:
+            self._receivers[path] = await self.factory.create_message_receiver(path)
+        return self._receivers[path]
+
+    async def look(self, path: str = ORDERS) -> list[str]:
+        """All that is there, locked or not."""
+        receiver = await self.factory.create_message_receiver(path)
+        found: list[str] = []
+        while page := await receiver.peek(1_000):
+            found += [message.text() for message in page]
+        await receiver.close()
+        return found
+
+    async def until_empty(self, path: str = ORDERS) -> None:
+        """Wait until nothing is there; for five minutes."""
+        for _ in range(300):
+            if not await self.look(path):
+                return
+            await asyncio.sleep(1)
+        assert await self.look(path) == []
+
+    def make_anew(self, path: str = ORDERS, **description: Any) -> None:
+        """Delete a queue with all that is in it; the new one counts from one."""
+        self.world.namespace.delete(path)
+        self.world.namespace.create_queue(path, QueueDescription(**description))
+
+
+def in_order(rows: list[str]) -> bool:
+    return all(before <= after for before, after in pairwise(map(int, rows)))
+
+
+def duplicates(rows: Iterable[str]) -> Iterator[str]:
+    seen: set[str] = set()
+    for row in rows:
+        if row in seen:
+            yield row
+        seen.add(row)

@@ -1,0 +1,317 @@
+"""Streams and tables that only look, in virtual time: everything is seen once, and nothing is touched (D1)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from pairbus.client.errors import EntityNotFoundError
+from pairbus.client.factory import MessagingFactory
+from pairbus.client.message import BrokeredMessage
+from pairbus.client.received_message import ReceivedMessage
+from pairbus.client.receiver import MessageReceiver
+from pairbus.spark.browsing import Browsing
+from pairbus.spark.offset import BrowseOffset
+from tests.faults.fault import Fault, Kind, Way
+from tests.faults.world import ORDERS, World, run
+from tests.spark.scenes import Others, numbered, options, read
+
+
+class Browser:
+    """A query that browses, as Spark runs it."""
+
+    def __init__(self, factory: MessagingFactory, *entities: str, **given: Any) -> None:
+        self.options = options(*entities, mode="browse", **given)
+        self.factory = factory
+        self.browsing = Browsing(factory, self.options.entities, self.options)
+        self.offset = BrowseOffset()
+
+    async def batch(self, most: int | None = None) -> list[str]:
+        end = await self.browsing.plan(self.offset, most or self.options.max_messages_per_trigger)
+        end = BrowseOffset.from_json(end.to_json())
+        parts = [] if end == self.offset else self.browsing.partitions(self.offset, end)
+        self.offset = end
+        return [message.text() for one in parts for message in await read(self.factory, one)]
+
+
+@asynccontextmanager
+async def browsing(world: World, *entities: str, **given: Any) -> AsyncIterator[Browser]:
+    browser = Browser(world.factory(), *entities, **given)
+    browser.offset = await browser.browsing.beginning()
+    try:
+        yield browser
+    finally:
+        await browser.browsing.close()
+
+
+async def table(world: World, *entities: str, **given: Any) -> list[str]:
+    """What ``spark.read`` finds."""
+    browser = Browser(world.factory(), *entities, **given)
+    try:
+        parts = await browser.browsing.everything()
+        return [message.text() for one in parts for message in await read(browser.factory, one)]
+    finally:
+        await browser.browsing.close()
+
+
+async def take(others: Others, *numbers: int, path: str = ORDERS) -> None:
+    """Somebody else consumes these."""
+    receiver = await others.receiver(path)
+    found = await receiver.receive(1_000, timedelta(seconds=1))
+    await receiver.complete([message for message in found if message.sequence_number in numbers])
+    await receiver.abandon([message for message in found if message.sequence_number not in numbers])
+
+
+def test_d1_everything_is_seen_once_and_stays() -> None:
+    async def scenario(world: World) -> None:
+        others = Others(world)
+        await others.send(numbered(range(5)))
+        async with browsing(world) as browser:
+            assert await browser.batch() == numbered(range(5))
+            assert await browser.batch() == []
+            await others.send(numbered(range(5, 8)))
+            assert await browser.batch() == numbered(range(5, 8))
+        assert await others.look() == numbered(range(8))
+        receiver = await others.receiver()
+        found = await receiver.receive(10, timedelta(seconds=1))
+        assert [message.delivery_count for message in found] == [0] * 8
+
+    run(scenario)
+
+
+def test_d1_a_batch_sees_no_more_than_it_may() -> None:
+    async def scenario(world: World) -> None:
+        others = Others(world)
+        await others.send(numbered(range(25)))
+        async with browsing(world, maxMessagesPerTrigger=10) as browser:
+            found = [await browser.batch() for _ in range(3)]
+            assert [len(rows) for rows in found] == [10, 10, 5]
+            assert sum(found, []) == numbered(range(25))
+
+    run(scenario)
+
+
+def test_d1_of_several_entities_each_has_its_share() -> None:
+    async def scenario(world: World) -> None:
+        others = Others(world)
+        world.namespace.create_queue("second")
+        await others.send(numbered(range(30)))
+        await others.send(numbered(range(100, 103)), "second")
+        async with browsing(world, ORDERS, "second", maxMessagesPerTrigger=10) as browser:
+            assert await browser.batch() == [*numbered(range(5)), *numbered(range(100, 103))]
+            rows = [row for _ in range(5) for row in await browser.batch()]
+            assert rows == numbered(range(5, 30))
+
+    run(scenario)
+
+
+def test_d1_gaps_are_passed_and_cost_no_batches() -> None:
+    async def scenario(world: World) -> None:
+        others = Others(world)
+        await others.send(numbered(range(100)))
+        await take(others, *range(1, 91))
+        async with browsing(world, maxMessagesPerTrigger=4) as browser:
+            assert [await browser.batch() for _ in range(3)] == [
+                numbered(range(90, 94)),
+                numbered(range(94, 98)),
+                numbered(range(98, 100)),
+            ]
+
+    run(scenario)
+
+
+def test_d1_a_batch_whose_messages_were_consumed_meanwhile_is_read_without_them() -> None:
+    async def scenario(world: World) -> None:
+        others = Others(world)
+        await others.send(numbered(range(6)))
+        async with browsing(world, partitionsPerQueue=2) as browser:
+            end = await browser.browsing.plan(browser.offset, 10)
+            parts = browser.browsing.partitions(browser.offset, end)
+            await take(others, 1, 2, 3)
+            assert [message.text() for one in parts for message in await read(browser.factory, one)] == ["3", "4", "5"]
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("start", "seen"),
+    [
+        ("earliest", [*range(10), 10]),
+        ("latest", [10]),
+        ('{"orders": 7}', [6, 7, 8, 9, 10]),
+        ('{"Orders": 0}', [*range(10), 10]),
+        ('{"orders": 100}', []),
+        ('{"orders": "latest"}', [10]),
+    ],
+)
+def test_d1_where_a_stream_begins(start: str, seen: list[int]) -> None:
+    async def scenario(world: World) -> None:
+        others = Others(world)
+        await others.send(numbered(range(10)))
+        async with browsing(world, startingOffsets=start) as browser:
+            await others.send(["10"])
+            rows = await browser.batch()
+            assert rows == numbered(seen)
+            assert await browser.batch() == []
+
+    run(scenario)
+
+
+def test_d1_the_latest_of_an_empty_queue_is_its_beginning() -> None:
+    async def scenario(world: World) -> None:
+        others = Others(world)
+        async with browsing(world, startingOffsets="latest") as browser:
+            await others.send(numbered(range(3)))
+            assert await browser.batch() == numbered(range(3))
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("most", [3, 100])
+def test_d1_a_run_that_ends_sees_what_was_there_when_it_began(most: int) -> None:
+    async def scenario(world: World) -> None:
+        others = Others(world)
+        await others.send(numbered(range(10)))
+        async with browsing(world, maxMessagesPerTrigger=most) as browser:
+            await browser.browsing.until_now()
+            await others.send(numbered(range(10, 20)))
+            rows: list[str] = []
+            start_s = world.loop.time()
+            while found := await browser.batch():
+                rows += found
+            assert rows == numbered(range(10))
+            assert world.loop.time() - start_s < 5
+
+    run(scenario)
+
+
+def test_d1_a_run_that_ends_is_over_though_the_last_messages_are_gone() -> None:
+    async def scenario(world: World) -> None:
+        others = Others(world)
+        await others.send(numbered(range(10)))
+        async with browsing(world, maxMessagesPerTrigger=5) as browser:
+            await browser.browsing.until_now()
+            assert await browser.batch() == numbered(range(5))
+            await take(others, *range(6, 11))
+            assert await browser.batch() == []
+            assert await browser.batch() == []
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3, 7, 50])
+def test_d1_several_partitions_see_what_one_sees(parts: int) -> None:
+    async def scenario(world: World) -> None:
+        others = Others(world)
+        await others.send(numbered(range(20)))
+        await take(others, 3, 4, 5, 17)
+        kept = [number for number in range(20) if number + 1 not in (3, 4, 5, 17)]
+        assert await table(world, partitionsPerQueue=parts) == numbered(kept)
+        async with browsing(world, partitionsPerQueue=parts) as browser:
+            assert await browser.batch() == numbered(kept)
+
+    run(scenario)
+
+
+def test_d1_all_states_are_seen() -> None:
+    async def scenario(world: World) -> None:
+        others = Others(world)
+        await others.send(["deferred", "locked"])
+        receiver = await others.receiver()
+        first, _ = await receiver.receive(2, timedelta(0))
+        await receiver.defer(first)
+        sender = await others.factory.create_message_sender(ORDERS)
+        await sender.schedule(BrokeredMessage("scheduled"), datetime.fromtimestamp(world.wall_s() + 60, UTC))
+        async with browsing(world) as browser:
+            assert await browser.batch() == ["deferred", "locked", "scheduled"]
+            await asyncio.sleep(61)
+            assert await browser.batch() == ["scheduled"]  # it has a new number now that its time has come
+
+    run(scenario)
+
+
+def test_a_table_of_an_empty_queue_has_no_rows() -> None:
+    async def scenario(world: World) -> None:
+        assert await table(world) == []
+        assert await table(world, startingOffsets='{"orders": 17}') == []
+
+    run(scenario)
+
+
+def test_a_table_begins_where_it_is_said() -> None:
+    async def scenario(world: World) -> None:
+        others = Others(world)
+        await others.send(numbered(range(10)))
+        assert await table(world, startingOffsets='{"orders": 8}') == numbered(range(7, 10))
+
+    run(scenario)
+
+
+def test_e4_an_entity_that_is_not_there_is_an_error() -> None:
+    async def scenario(world: World) -> None:
+        with pytest.raises(EntityNotFoundError, match="nothing"):
+            await table(world, "nothing")
+        async with browsing(world) as browser:
+            world.namespace.delete(ORDERS)
+            with pytest.raises(EntityNotFoundError):
+                await browser.batch()
+
+    run(scenario)
+
+
+def test_d1_a_stream_goes_on_after_the_namespace_was_started_again() -> None:
+    async def scenario(world: World) -> None:
+        others = Others(world)
+        await others.send(numbered(range(3)))
+        async with browsing(world) as browser:
+            assert await browser.batch() == numbered(range(3))
+            world.namespace.kill()
+            world.namespace.start()
+            await others.send(numbered(range(3, 5)))
+            assert await browser.batch() == numbered(range(3, 5))
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("entities", [1, 3])
+def test_d3_an_idle_stream_does_not_ask_without_a_pause(entities: int) -> None:
+    """Each peek is paid for. Spark asks again as soon as it is told that there is nothing."""
+
+    async def scenario(world: World) -> None:
+        paths = [f"orders-{number}" for number in range(entities)]
+        for path in paths:
+            world.namespace.create_queue(path)
+        async with browsing(world, *paths) as browser:
+            assert await browser.batch() == []
+            world.proxy.apply(Fault(kind=Kind.DELAY, way=Way.BOTH, pause_s=0.001))
+            peeks = _count_peeks(browser)
+            ends_s = world.loop.time() + 600
+            while world.loop.time() < ends_s and len(peeks) < 2_000:
+                assert await browser.batch() == []
+                await asyncio.sleep(0.01)
+            assert len(peeks) <= 600 * entities
+
+    run(scenario)
+
+
+def _count_peeks(browser: Browser) -> list[int]:
+    """A number for each peek from now on."""
+    peeks: list[int] = []
+
+    def watch(receiver: MessageReceiver) -> None:
+        peek = receiver.peek
+
+        async def counted(max_message_count: int = 1, from_sequence_number: int | None = None) -> list[ReceivedMessage]:
+            peeks.append(max_message_count)
+            return await peek(max_message_count, from_sequence_number)
+
+        receiver.peek = counted  # type: ignore[method-assign]
+
+    for receiver in browser.browsing._receivers.values():
+        watch(receiver)
+    return peeks

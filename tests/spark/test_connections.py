@@ -1,0 +1,106 @@
+"""The connections of a process are kept between tasks, and made anew when their key or their process is another."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import pytest
+
+from pairbus.client.errors import ClosedError, MessagingError
+from pairbus.client.factory import MessagingFactory
+from pairbus.client.received_message import ReceivedMessage
+from pairbus.spark.connection_reference import ConnectionReference
+from pairbus.spark.connections import factory_of, on_loop
+from pairbus.spark.errors import ConnectionReferenceError
+from pairbus.testing import RunningNamespace, running_namespace
+from tests.client.stage import make_queue
+
+
+@pytest.fixture(scope="module")
+def namespace() -> Iterator[RunningNamespace]:
+    with running_namespace() as namespace:
+        yield namespace
+
+
+def peek(factory: MessagingFactory, path: str) -> list[ReceivedMessage]:
+    async def look() -> list[ReceivedMessage]:
+        receiver = await factory.create_message_receiver(path)
+        try:
+            return await receiver.peek(10)
+        finally:
+            await receiver.close()
+
+    return on_loop(look)
+
+
+def test_d1_tasks_of_one_process_share_a_connection(namespace: RunningNamespace) -> None:
+    reference = ConnectionReference.parse(namespace.connection_string)
+    same = ConnectionReference.parse(namespace.connection_string)
+    assert factory_of(reference) is factory_of(same)
+    queue = make_queue(namespace)
+    assert peek(factory_of(reference), queue) == []
+
+
+def test_a_connection_that_was_closed_is_made_anew(namespace: RunningNamespace) -> None:
+    reference = ConnectionReference.parse(namespace.connection_string)
+    before = factory_of(reference)
+    on_loop(before.close)
+    after = factory_of(reference)
+    assert after is not before
+    assert peek(after, make_queue(namespace)) == []
+
+
+def test_a_key_that_was_rotated_is_used_from_the_next_task_on(namespace: RunningNamespace, tmp_path: Path) -> None:
+    secret = tmp_path / "connection"
+    secret.write_text(namespace.connection_string)
+    reference = ConnectionReference.parse(f"file:{secret}")
+    before = factory_of(reference)
+    assert factory_of(reference) is before
+    secret.write_text(namespace.connection_string.replace(namespace.key, "bmV3"))
+    after = factory_of(reference)
+    assert after is not before
+    assert before.is_closed
+    with pytest.raises(MessagingError):
+        peek(after, make_queue(namespace))
+    with pytest.raises(ClosedError):
+        peek(before, "anything")
+
+
+def test_e4_a_secret_that_is_gone_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ConnectionReferenceError, match="nowhere"):
+        factory_of(ConnectionReference.parse(f"file:{tmp_path / 'nowhere'}"))
+
+
+def test_what_goes_wrong_on_the_loop_is_raised_where_it_was_asked_for() -> None:
+    async def fail(what: str) -> None:
+        raise ValueError(what)
+
+    with pytest.raises(ValueError, match="this"):
+        on_loop(fail, "this")
+
+
+def test_d1_a_forked_worker_has_connections_of_its_own(namespace: RunningNamespace) -> None:
+    """Spark forks its Python workers from one that may have been used."""
+    queue = make_queue(namespace)
+    reference = ConnectionReference.parse(namespace.connection_string)
+    assert peek(factory_of(reference), queue) == []
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+    worker = context.Process(target=_work, args=(reference, queue, theirs))
+    worker.start()
+    try:
+        assert ours.poll(20), "the worker does not answer"
+        assert ours.recv() == 0
+        worker.join(20)
+        assert worker.exitcode == 0
+    finally:
+        worker.kill()
+        worker.join()
+    assert peek(factory_of(reference), queue) == []
+
+
+def _work(reference: ConnectionReference, queue: str, answers: Connection) -> None:
+    answers.send(len(peek(factory_of(reference), queue)))

@@ -1,0 +1,174 @@
+"""Offsets survive the checkpoint, and one of another stream is told apart from ours."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pairbus.spark.errors import OffsetError
+from pairbus.spark.offset import NOTHING, BrowseOffset, ConsumeOffset, Portion
+from pairbus.spark.partition import MessagePartition, partitions
+from pairbus.spark.sequence_ranges import SequenceRanges
+
+NUMBERS = st.sets(st.integers(1, 60))
+MOMENTS = st.integers(0, 1_000)
+PORTIONS = st.builds(
+    lambda numbers, until_ms: Portion(numbers=SequenceRanges.of(numbers), until_ms=until_ms),
+    NUMBERS.filter(bool),
+    MOMENTS,
+)
+TABLES = st.dictionaries(st.sampled_from(["orders", "Orders/$DeadLetterQueue", "é/subscriptions/x"]), PORTIONS)
+CONSUMED = st.builds(
+    lambda batch, held, left: ConsumeOffset(batch=batch, held=held, left=left), st.integers(0), TABLES, TABLES
+)
+
+
+def through_json(value: dict[str, Any]) -> dict[str, Any]:
+    """What comes back from a checkpoint."""
+    read: dict[str, Any] = json.loads(json.dumps(value))
+    return read
+
+
+# What a batch holds of one entity.
+
+
+@given(PORTIONS, st.integers(0, 61), MOMENTS)
+def test_d1_a_portion_holds_a_number_only_if_it_was_enqueued_by_then(portion: Portion, number: int, at_ms: int) -> None:
+    assert portion.holds(number, at_ms) == (number in portion.numbers and at_ms <= portion.until_ms)
+    assert not NOTHING.holds(number, at_ms)
+    assert portion
+    assert not NOTHING
+
+
+@given(PORTIONS, PORTIONS, st.integers(0, 61), MOMENTS)
+def test_d1_two_portions_together_hold_what_either_holds(one: Portion, other: Portion, number: int, at_ms: int) -> None:
+    if one.holds(number, at_ms) or other.holds(number, at_ms):
+        assert (one | other).holds(number, at_ms)
+    assert one | NOTHING == NOTHING | one == one
+
+
+@given(PORTIONS, NUMBERS)
+def test_a_portion_of_some_numbers_and_one_without_them(portion: Portion, numbers: set[int]) -> None:
+    only, rest = portion.only(numbers), portion.without(SequenceRanges.of(numbers))
+    assert set(only.numbers) == set(portion.numbers) & numbers
+    assert set(rest.numbers) == set(portion.numbers) - numbers
+    assert rest.until_ms == (portion.until_ms if rest else 0)
+    assert only.until_ms == portion.until_ms
+
+
+# Offsets.
+
+
+@given(CONSUMED)
+def test_d1_an_offset_comes_back_from_the_checkpoint_as_it_was(offset: ConsumeOffset) -> None:
+    assert ConsumeOffset.from_json(through_json(offset.to_json())) == offset
+    assert pickle.loads(pickle.dumps(offset)) == offset  # noqa: S301 (ours)
+
+
+@given(CONSUMED)
+def test_the_same_offset_is_always_written_the_same(offset: ConsumeOffset) -> None:
+    """Spark compares what is written."""
+    turned = ConsumeOffset(
+        batch=offset.batch,
+        held=dict(reversed([*offset.held.items()])),
+        left=dict(reversed([*offset.left.items()])),
+    )
+    assert json.dumps(turned.to_json()) == json.dumps(offset.to_json())
+
+
+def test_d1_two_batches_with_the_same_messages_are_two_offsets() -> None:
+    held = {"orders": Portion(numbers=SequenceRanges.of([1]), until_ms=5)}
+    assert ConsumeOffset(batch=1, held=held).to_json() != ConsumeOffset(batch=2, held=held).to_json()
+
+
+def test_what_holds_nothing_is_not_written() -> None:
+    assert ConsumeOffset(held={"orders": NOTHING}).to_json() == ConsumeOffset().to_json()
+
+
+@given(st.dictionaries(st.text(min_size=1), st.integers(-1, 2**63 - 1)))
+def test_d1_an_offset_of_a_browser_comes_back_as_it_was(seen: dict[str, int]) -> None:
+    offset = BrowseOffset(seen=seen)
+    assert BrowseOffset.from_json(through_json(offset.to_json())) == offset
+    turned = BrowseOffset(seen=dict(reversed([*seen.items()])))
+    assert json.dumps(turned.to_json()) == json.dumps(offset.to_json())
+
+
+GOOD = ConsumeOffset(batch=3, held={"orders": Portion(numbers=SequenceRanges.of([1]), until_ms=5)}).to_json()
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        [],
+        "1",
+        5,
+        {},
+        {**GOOD, "version": 2},
+        {**GOOD, "more": 1},
+        {name: value for name, value in GOOD.items() if name != "left"},
+        {**GOOD, "batch": "3"},
+        {**GOOD, "batch": 3.0},
+        {**GOOD, "batch": True},
+        {**GOOD, "batch": None},
+        {**GOOD, "held": []},
+        {**GOOD, "held": {"orders": "1..4"}},
+        {**GOOD, "held": {"orders": {"numbers": "1..4"}}},
+        {**GOOD, "held": {"orders": {"numbers": "4..1", "until": 5}}},
+        {**GOOD, "held": {"orders": {"numbers": 4, "until": 5}}},
+        {**GOOD, "left": {"orders": {"numbers": "1..4", "until": "now"}}},
+        {**GOOD, "left": None},
+        BrowseOffset(seen={"orders": 3}).to_json(),
+    ],
+)
+def test_e3_what_is_no_offset_of_a_consumer_is_refused(value: Any) -> None:
+    with pytest.raises(OffsetError):
+        ConsumeOffset.from_json(value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        {},
+        {"version": 1, "seen": None},
+        {"version": 1, "seen": ["orders"]},
+        {"version": 1, "seen": {"orders": "3"}},
+        {"version": 1, "seen": {"orders": False}},
+        {"version": 1, "seen": {"orders": 3.5}},
+        {"version": 0, "seen": {}},
+        GOOD,
+    ],
+)
+def test_e3_what_is_no_offset_of_a_browser_is_refused(value: Any) -> None:
+    with pytest.raises(OffsetError):
+        BrowseOffset.from_json(value)
+
+
+def test_e4_an_offset_of_another_mode_is_told_apart_in_words() -> None:
+    with pytest.raises(OffsetError, match="a checkpoint belongs to one query, with one mode"):
+        ConsumeOffset.from_json(BrowseOffset(seen={"orders": 3}).to_json())
+
+
+# What tasks read of a portion.
+
+
+@given(PORTIONS, st.integers(1, 70))
+def test_d1_the_partitions_of_a_portion_are_the_portion(portion: Portion, parts: int) -> None:
+    tokens = {number: str(number) for number in portion.numbers if number % 2}
+    found = partitions("orders", portion, parts, tokens)  # type: ignore[arg-type]
+    assert [number for one in found for number in one.portion.numbers] == list(portion.numbers)
+    assert {number: token for one in found for number, token in one.tokens.items()} == tokens
+    assert all(set(one.tokens) <= set(one.portion.numbers) for one in found)
+    assert all((one.entity, one.portion.until_ms) == ("orders", portion.until_ms) for one in found)
+
+
+@given(PORTIONS)
+def test_d1_a_partition_reaches_its_task_as_it_is(portion: Portion) -> None:
+    sent = MessagePartition(entity="orders", portion=portion)
+    assert pickle.loads(pickle.dumps(sent)) == sent  # noqa: S301 (ours)

@@ -1,0 +1,427 @@
+"""The readers as Spark's workers call them, without Spark, against a running namespace (D1)."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import timedelta
+from typing import Any, Final, TypeVar
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows
+from pyspark.sql.types import StringType, StructField, StructType
+
+from pairbus.broker import QueueDescription
+from pairbus.client.errors import EntityNotFoundError, MessagingError
+from pairbus.client.message import BrokeredMessage
+from pairbus.client.received_message import ReceivedMessage
+from pairbus.spark.connection_reference import ConnectionReference
+from pairbus.spark.connections import factory_of, on_loop
+from pairbus.spark.data_source import PairbusDataSource
+from pairbus.spark.errors import EntityPatternError, OffsetError, SchemaError, SparkOptionError
+from pairbus.spark.reader import BrowsingStreamReader, ConsumingStreamReader
+from pairbus.spark.schema import MESSAGE_SCHEMA
+from pairbus.testing import RunningNamespace, running_namespace
+from tests.client.stage import make_queue, make_topic
+from tests.peers.waiting import eventually
+from tests.spark.scenes import numbered
+
+T = TypeVar("T")
+Offset = dict[str, Any]
+MOST: Final = ReadMaxRows(10_000)
+FEW: Final = ReadMaxRows(3)
+WHOLE: Final = StructType([*MESSAGE_SCHEMA, StructField("lock_token", StringType())])
+
+
+@pytest.fixture(scope="module")
+def namespace() -> Iterator[RunningNamespace]:
+    with running_namespace() as namespace:
+        yield namespace
+
+
+class Query:
+    """A stream as ``python_streaming_source_runner`` drives it: offsets and partitions go through bytes."""
+
+    def __init__(
+        self, namespace: RunningNamespace, entities: str, schema: StructType = MESSAGE_SCHEMA, **given: Any
+    ) -> None:
+        named = {"connection": namespace.connection_string, "entities": entities, "longPoll": "1s"}
+        self.source = PairbusDataSource({**named, **{name: str(value) for name, value in given.items()}})
+        self.schema = schema
+        self.reader = self.make()
+        self.offset: Offset = {}
+
+    def make(self) -> DataSourceStreamReader:
+        return self.source.streamReader(self.schema)
+
+    def begin(self) -> Query:
+        self.offset = carried(self.reader.initialOffset())
+        return self
+
+    def plan(self, limit: ReadLimit = MOST) -> list[InputPartition]:
+        start = self.offset
+        self.offset = carried(self.reader.latestOffset(start, limit))
+        return [] if start == self.offset else self.parts(self.reader, start, self.offset)
+
+    @staticmethod
+    def parts(reader: DataSourceStreamReader, start: Offset, end: Offset) -> list[InputPartition]:
+        return [pickled(one) for one in reader.partitions(start, end)]
+
+    def read(self, parts: Iterable[InputPartition], reader: DataSourceStreamReader | None = None) -> list[pa.RecordBatch]:
+        """What the tasks give, each with a reader of its own."""
+        return [batch for part in parts for batch in pickled(reader or self.reader).read(part)]
+
+    def batch(self, limit: ReadLimit = MOST) -> list[str]:
+        return bodies(self.read(self.plan(limit)))
+
+    def restarted(self) -> Query:
+        """The query in another process, from its checkpoint; nobody has told the first one."""
+        again = pickled(self)
+        again.reader = again.make()
+        return again
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "reader": None}
+
+    def __enter__(self) -> Query:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.reader.stop()
+
+
+def carried(offset: Offset) -> Offset:
+    read: Offset = json.loads(json.dumps(offset))
+    return read
+
+
+def pickled(value: T) -> T:
+    copied: T = pickle.loads(pickle.dumps(value))  # noqa: S301 (ours)
+    return copied
+
+
+def bodies(batches: Iterable[pa.RecordBatch]) -> list[str]:
+    return [row["body"].decode() for batch in batches for row in batch.to_pylist()]
+
+
+def send(namespace: RunningNamespace, path: str, texts: Iterable[str]) -> None:
+    factory = factory_of(ConnectionReference.parse(namespace.connection_string))
+
+    async def work() -> None:
+        sender = await factory.create_message_sender(path)
+        await sender.send([BrokeredMessage(text) for text in texts])
+        await sender.close()
+
+    on_loop(work)
+
+
+def look(namespace: RunningNamespace, path: str) -> list[str]:
+    factory = factory_of(ConnectionReference.parse(namespace.connection_string))
+
+    async def work() -> list[ReceivedMessage]:
+        receiver = await factory.create_message_receiver(path)
+        found = await receiver.peek(1_000)
+        await receiver.close()
+        return found
+
+    return [message.text() for message in on_loop(work)]
+
+
+def take(namespace: RunningNamespace, path: str, count: int, *, settle: bool = True) -> list[str]:
+    """What another consumer gets at this moment."""
+    factory = factory_of(ConnectionReference.parse(namespace.connection_string))
+
+    async def work() -> list[ReceivedMessage]:
+        receiver = await factory.create_message_receiver(path)
+        found = await receiver.receive(count, timedelta(0))
+        await (receiver.complete(found) if settle else receiver.abandon(found))
+        await receiver.close()
+        return found
+
+    return [message.text() for message in on_loop(work)]
+
+
+# Streams that consume.
+
+
+def test_d1_messages_are_read_then_removed(namespace: RunningNamespace) -> None:
+    queue = make_queue(namespace)
+    send(namespace, queue, numbered(range(10)))
+    with Query(namespace, queue, maxMessagesPerTrigger=4).begin() as query:
+        assert query.reader.getDefaultReadLimit() == ReadMaxRows(4)
+        limit = ReadMaxRows(4)
+        assert query.batch(limit) == numbered(range(4))
+        assert look(namespace, queue) == numbered(range(10))
+        assert query.batch(limit) == numbered(range(4, 8))
+        eventually(lambda: look(namespace, queue) == numbered(range(4, 10)))
+        assert query.batch(limit) == numbered(range(8, 10))
+        assert query.batch(limit) == []
+        assert look(namespace, queue) == []
+
+
+def test_d1_a_range_that_is_read_again_gives_the_same_arrow_batches(namespace: RunningNamespace) -> None:
+    queue = make_queue(namespace)
+    send(namespace, queue, numbered(range(20)))
+    with Query(namespace, queue, pageSize=3, partitionsPerQueue=2, maxMessagesPerTrigger=10).begin() as query:
+        start = query.offset
+        parts = query.plan(ReadMaxRows(10))
+        before = query.read(parts)
+        assert len(parts) == 2
+        taken = take(namespace, queue, 20)  # what waits for no batch, if there is any
+        send(namespace, queue, ["later"])
+        assert query.read(parts) == before
+        assert query.read(query.parts(query.reader, start, query.offset)) == before
+        with query.restarted() as other:
+            assert other.read(other.parts(other.reader, start, query.offset)) == before
+        assert not set(taken) & set(bodies(before))
+        assert bodies(before) == numbered(range(10))
+
+
+@pytest.mark.parametrize("parts", [1, 3, 8])
+def test_d1_several_partitions_give_the_same_rows_as_one(namespace: RunningNamespace, parts: int) -> None:
+    queue = make_queue(namespace)
+    send(namespace, queue, numbered(range(17)))
+    with Query(namespace, queue, partitionsPerQueue=parts).begin() as query:
+        found = query.plan()
+        assert len(found) == parts
+        assert bodies(query.read(found)) == numbered(range(17))
+
+
+def test_d1_a_batch_is_committed_by_a_reader_that_starts_from_it(namespace: RunningNamespace) -> None:
+    queue = make_queue(namespace, lock_duration_ms=5_000)
+    send(namespace, queue, numbered(range(6)))
+    query = Query(namespace, queue).begin()
+    assert query.batch(FEW)
+    query.reader.stop()
+    with query.restarted() as again:
+        rows: list[str] = []
+        eventually(lambda: rows.extend(again.batch(FEW)) or len(rows) >= 3)  # type: ignore[func-returns-value]
+        assert sorted(rows) == numbered(range(3, 6))
+        eventually(lambda: not again.batch(FEW) and not look(namespace, queue))
+
+
+def test_d1_a_batch_that_was_not_committed_is_read_by_a_new_reader(namespace: RunningNamespace) -> None:
+    queue = make_queue(namespace)
+    send(namespace, queue, numbered(range(5)))
+    query = Query(namespace, queue).begin()
+    start = query.offset
+    parts = query.plan()
+    before = query.read(parts)
+    query.reader.stop()
+    with query.restarted() as again:
+        assert again.read(again.parts(again.reader, start, query.offset)) == before
+        assert again.batch() == []
+
+
+def test_d1_available_now_reads_what_was_there_and_ends(namespace: RunningNamespace) -> None:
+    queue = make_queue(namespace)
+    send(namespace, queue, numbered(range(7)))
+    with Query(namespace, queue).begin() as query:
+        assert isinstance(query.reader, ConsumingStreamReader)
+        query.reader.prepareForTriggerAvailableNow()
+        rows = query.batch(FEW)
+        send(namespace, queue, ["later"])
+        while found := query.batch(FEW):
+            rows += found
+        assert rows == numbered(range(7))
+        assert look(namespace, queue) == ["later"]
+        assert take(namespace, queue, 10, settle=False) == ["later"]
+
+
+def test_d1_everything_at_once_if_no_limit_is_given(namespace: RunningNamespace) -> None:
+    queue = make_queue(namespace)
+    send(namespace, queue, numbered(range(50)))
+    with Query(namespace, queue, maxMessagesPerTrigger=50).begin() as query:
+        rows: list[str] = []
+        eventually(lambda: rows.extend(query.batch(ReadAllAvailable())) or len(rows) == 50)  # type: ignore[func-returns-value]
+        assert rows == numbered(range(50))
+
+
+def test_d1_the_namespace_is_started_again_between_batches() -> None:
+    with running_namespace() as namespace:
+        queue = make_queue(namespace)
+        send(namespace, queue, numbered(range(6)))
+        with Query(namespace, queue).begin() as query:
+            rows = query.batch(FEW)
+            namespace.restart()
+            send(namespace, queue, ["6"])
+            eventually(lambda: rows.extend(query.batch(FEW)) or len(set(rows)) == 7)  # type: ignore[func-returns-value]
+            assert sorted(set(rows)) == numbered(range(7))
+
+
+def test_d1_two_streams_share_a_queue(namespace: RunningNamespace) -> None:
+    queue = make_queue(namespace)
+    with Query(namespace, queue).begin() as one, Query(namespace, queue).begin() as other:
+        send(namespace, queue, numbered(range(12)))
+        rows: list[str] = []
+        eventually(lambda: rows.extend([*one.batch(FEW), *other.batch(FEW)]) or len(rows) >= 12)  # type: ignore[func-returns-value]
+        assert sorted(rows, key=int) == numbered(range(12))
+
+
+@pytest.mark.parametrize("kind", ["dead letters", "subscription", "pattern"])
+def test_d1_what_can_be_a_source(namespace: RunningNamespace, kind: str) -> None:
+    match kind:
+        case "dead letters":
+            queue = make_queue(namespace)
+            send(namespace, queue, ["a", "b"])
+            _dead_letter(namespace, queue, 2)
+            source = f"{queue}/$DeadLetterQueue"
+            places = [source]
+        case "subscription":
+            topic = make_topic(namespace, "audit", "other")
+            send(namespace, topic, ["a", "b"])
+            source = f"{topic}/Subscriptions/audit"
+            places = [source]
+        case _:
+            queue = make_queue(namespace)
+            second = f"{queue}-2"
+            namespace.call(lambda host: host.namespace.create_queue(second, QueueDescription(), host.now_ms()))
+            send(namespace, queue, ["a"])
+            send(namespace, second, ["b"])
+            source, places = f"{queue}*", [queue, second]
+    with Query(namespace, source, WHOLE).begin() as query:
+        rows: list[dict[str, Any]] = []
+        eventually(lambda: rows.extend(_rows(query.read(query.plan()))) or len(rows) == 2)  # type: ignore[func-returns-value]
+        assert sorted(row["body"] for row in rows) == [b"a", b"b"]
+        assert {row["entity"].lower() for row in rows} == {place.lower() for place in places}
+        assert query.batch() == []
+        assert [look(namespace, place) for place in places] == [[]] * len(places)
+
+
+def _rows(batches: Sequence[pa.RecordBatch]) -> list[dict[str, Any]]:
+    return [row for batch in batches for row in batch.to_pylist()]
+
+
+def _dead_letter(namespace: RunningNamespace, path: str, count: int) -> None:
+    factory = factory_of(ConnectionReference.parse(namespace.connection_string))
+
+    async def work() -> None:
+        receiver = await factory.create_message_receiver(path)
+        await receiver.dead_letter(await receiver.receive(count, timedelta(0)), "for a test")
+        await receiver.close()
+
+    on_loop(work)
+
+
+def test_d2_the_sink_gets_the_tokens_and_settles_with_them(namespace: RunningNamespace) -> None:
+    queue = make_queue(namespace)
+    send(namespace, queue, numbered(range(3)))
+    with Query(namespace, queue, WHOLE, settle="sink").begin() as query:
+        start = query.offset
+        rows = _rows(query.read(query.plan()))
+        assert [row["sequence_number"] for row in rows] == [1, 2, 3]
+        assert all(row["lock_token"] for row in rows)
+        with query.restarted() as other:
+            assert other.parts(other.reader, start, query.offset) == []  # whose locks these are not
+        assert query.batch() == []
+        assert look(namespace, queue) == numbered(range(3))
+
+
+def test_c14_a_report_counts_how_often_an_idle_stream_asks(namespace: RunningNamespace) -> None:
+    queue = make_queue(namespace)
+    with Query(namespace, queue).begin() as query:
+        reader = query.reader
+        assert isinstance(reader, ConsumingStreamReader)
+        assert reader.reportLatestOffset() == {"receives": 0, "waiting": 0}
+        assert [query.batch() for _ in range(3)] == [[], [], []]
+        report = reader.reportLatestOffset()
+        assert 2 <= report["receives"] <= 7  # one a second, in three to six of them
+        assert report["waiting"] == 0
+
+
+# Streams that browse, and tables.
+
+
+def test_d1_a_browsing_stream_sees_and_leaves(namespace: RunningNamespace) -> None:
+    queue = make_queue(namespace)
+    send(namespace, queue, numbered(range(5)))
+    with Query(namespace, queue, mode="browse", startingOffsets=json.dumps({queue: 2})).begin() as query:
+        assert isinstance(query.reader, BrowsingStreamReader)
+        start = query.offset
+        parts = query.plan(FEW)
+        before = query.read(parts)
+        assert bodies(before) == numbered(range(1, 4))
+        with query.restarted() as other:
+            assert other.read(other.parts(other.reader, start, query.offset)) == before
+            assert other.batch() == ["4"]
+        assert take(namespace, queue, 10) == numbered(range(5))  # nothing was locked
+
+
+def test_d1_a_browsing_stream_that_ends(namespace: RunningNamespace) -> None:
+    queue = make_queue(namespace)
+    send(namespace, queue, numbered(range(5)))
+    with Query(namespace, queue, mode="browse").begin() as query:
+        reader = query.reader
+        assert isinstance(reader, BrowsingStreamReader)
+        reader.prepareForTriggerAvailableNow()
+        send(namespace, queue, ["later"])
+        assert [query.batch(FEW) for _ in range(3)] == [["0", "1", "2"], ["3", "4"], []]
+
+
+def test_d1_a_table_has_all_that_is_there(namespace: RunningNamespace) -> None:
+    queue, second = make_queue(namespace), make_queue(namespace)
+    send(namespace, queue, numbered(range(9)))
+    send(namespace, second, ["x"])
+    given = {"connection": namespace.connection_string, "paths": json.dumps([queue, second]), "partitionsPerQueue": "3"}
+    reader = PairbusDataSource(given).reader(MESSAGE_SCHEMA)
+    parts = [pickled(part) for part in reader.partitions()]
+    assert len(parts) == 4
+    found = [batch for part in parts for batch in pickled(reader).read(part)]  # type: ignore[attr-defined]
+    assert sorted(bodies(found)) == [*numbered(range(9)), "x"]
+    assert bodies([batch for part in parts for batch in reader.read(part)]) == bodies(found)  # type: ignore[attr-defined]
+    assert take(namespace, queue, 10, settle=False) == numbered(range(9))
+
+
+# What is wrong.
+
+
+def test_e4_what_is_wrong_is_told_when_the_stream_begins(namespace: RunningNamespace) -> None:
+    queue = make_queue(namespace)
+    with pytest.raises(SparkOptionError, match="startingOffsets"):
+        Query(namespace, queue, mode="browse", startingOffsets='{"other": 5}').begin()
+    with pytest.raises(SparkOptionError, match="consumed from its head"):
+        Query(namespace, queue, startingOffsets="latest")
+    with pytest.raises(SchemaError, match="colour"):
+        Query(namespace, queue, StructType([StructField("colour", StringType())]))
+    with pytest.raises(EntityPatternError, match="no queue is called"):
+        Query(namespace, "nothing-*").begin().plan()
+    with pytest.raises(EntityNotFoundError, match="nothing"):
+        Query(namespace, "nothing").begin().plan()
+
+
+def test_e4_a_checkpoint_of_the_other_mode_is_refused(namespace: RunningNamespace) -> None:
+    queue = make_queue(namespace)
+    with Query(namespace, queue).begin() as query:
+        with pytest.raises(OffsetError, match="one mode"):
+            query.reader.latestOffset({"version": 1, "seen": {queue: 5}}, MOST)
+        with pytest.raises(ValueError, match="no limit"):
+            query.reader.latestOffset(query.offset, object())  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="no partition"):
+            list(query.reader.read(InputPartition(0)))  # type: ignore[arg-type]
+
+
+def test_d1_a_stream_that_could_not_begin_holds_nothing(namespace: RunningNamespace) -> None:
+    """One of its entities is not there: nobody must wait for the messages of the others."""
+    queue = make_queue(namespace)
+    send(namespace, queue, numbered(range(3)))
+    query = Query(namespace, f"{queue},nothing").begin()
+    assert isinstance(query.reader, ConsumingStreamReader)
+    query.reader.prepareForTriggerAvailableNow()
+    with pytest.raises(MessagingError, match="nothing"):
+        query.plan()
+    query.reader.stop()
+    assert take(namespace, queue, 10, settle=False) == numbered(range(3))
+
+
+def test_a_reader_that_has_done_nothing_can_be_stopped(namespace: RunningNamespace) -> None:
+    Query(namespace, "anything").reader.stop()
+
+
+def test_a_reader_is_pickled_without_what_runs(namespace: RunningNamespace) -> None:
+    queue = make_queue(namespace)
+    with Query(namespace, queue).begin() as query:
+        query.plan()
+        assert pickled(query.reader)._source is None  # type: ignore[attr-defined]
