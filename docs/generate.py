@@ -19,7 +19,12 @@ import pairbus
 from pairbus import blocking, broker, client, pairing, server, store, testing, wire
 from pairbus.broker import errors as broker_errors
 from pairbus.broker import limits as broker_limits
+from pairbus.jobs.syphon.settings import SparkSyphonSettings
 from pairbus.server import settings as server_settings
+from pairbus.spark import schema as spark_schema
+from pairbus.spark import sink_columns, value_text
+from pairbus.spark.option import Option
+from pairbus.spark.options import SINK_OPTIONS, SOURCE_OPTIONS
 from pairbus.store import errors as store_errors
 from pairbus.store import keys
 from pairbus.wire import states
@@ -678,6 +683,156 @@ def keys_table() -> str:
     return _table(["first byte", "then", "value"], rows)
 
 
+# Spark.
+
+SPARK_PAGE = """# Options and columns on Spark
+
+Generated from the code by `docs/generate.py`.
+
+What `spark.readStream.format("pairbus")`, `spark.read`, `writeStream` and `write` take and give. [How to read and write
+with Spark](../how-to/read-and-write-with-spark.md) shows it at work. Names of options are read without regard to case;
+one that is not here is an error, which names the nearest.
+
+## Options for reading
+
+{source}
+## Options for writing
+
+{sink}
+## Columns
+
+What a query reads that names no columns of its own. All of them may be null, except `entity` and `sequence_number`. The
+last column of the table says which of them a query that writes may have, and as what; the others may be there, and are
+not looked at.
+
+{columns}
+These are there for those who ask for them with `.schema(…)`, which takes any of all columns, in any order:
+
+{extra}
+## Application properties as text
+
+AMQP has more types than a map of one type can hold. A query that reads gets them as text:
+
+{text}
+Who needs the types reads `payload`. A query that writes may have a map or a struct, with values of these types:
+
+{properties}
+## Settings of the syphon
+
+What `SparkSyphonSettings` of `pairbus.jobs.syphon.settings` takes, beside [what every syphon has](pairing.md#options).
+[How to syphon on Spark](../how-to/syphon-on-spark.md) says how.
+
+{syphon}"""
+
+COLUMNS = {
+    "entity": "the queue or subscription that it was read from; where it is sent",
+    "sequence_number": "its number there; -1 if it cannot be read",
+    "enqueued_time": "when it came",
+    "body": "the body as bytes",
+    "body_kind": "how the body was sent: `data`, `value` or `sequence`",
+    "message_id": "",
+    "session_id": "",
+    "correlation_id": "",
+    "label": "the subject",
+    "content_type": "",
+    "to": "",
+    "reply_to": "",
+    "reply_to_session_id": "",
+    "partition_key": "",
+    "via_partition_key": "",
+    "time_to_live_ms": "in milliseconds",
+    "expires_at": "when its time to live ends",
+    "scheduled_enqueue_time": "when it is to come, or was to",
+    "delivery_count": "how often it was delivered before",
+    "state": "`active`, `deferred` or `scheduled`",
+    "enqueued_sequence_number": "its number where it was first enqueued, of one that was forwarded",
+    "partition_id": "the partition that it lies in, of a partitioned entity",
+    "dead_letter_source": "where a dead letter comes from",
+    "dead_letter_reason": "why it is one",
+    "dead_letter_error_description": "the same in words",
+    "application_properties": "[as text](#application-properties-as-text) when it is read",
+    "payload": "the whole message as AMQP has it, with all types; sent as it is, instead of a body and properties",
+    "lock_token": "what its lock is known by, in a stream that consumes",
+}
+
+
+def spark_page() -> str:
+    """The page that lists what queries say and get."""
+    return SPARK_PAGE.format(
+        source=_options_table(SOURCE_OPTIONS),
+        sink=_options_table(SINK_OPTIONS),
+        columns=_columns_table(spark_schema.MESSAGE_SCHEMA),
+        extra=_columns_table(spark_schema.EXTRA_SCHEMA),
+        text=_doc_table(value_text, ["AMQP", "text"]),
+        properties=_properties_table(),
+        syphon=_syphon_table(),
+    )
+
+
+def _options_table(options: Iterable[Option]) -> str:
+    rows = [
+        [
+            f"`{option.name}`",
+            "required" if option.required else "" if option.default is None else f"`{option.default}`",
+            option.form.text.replace("*", "\\*"),
+            option.doc,
+        ]
+        for option in options
+    ]
+    return _table(["option", "default", "value", "what it says"], rows)
+
+
+def _columns_table(columns: Any) -> str:
+    rows = [
+        [f"`{one.name}`", f"`{one.dataType.simpleString()}`", COLUMNS[one.name], _written_as(one.name)]
+        for one in columns
+    ]
+    return _table(["column", "type", "what it says", "written"], rows)
+
+
+def _written_as(column: str) -> str:
+    return " or ".join(f"`{_sql_name(kind)}`" for kind in sink_columns.WRITTEN.get(column, {}))
+
+
+def _sql_name(kind: Any) -> str:
+    names = {"integer": "int", "long": "bigint", "short": "smallint", "byte": "tinyint"}
+    name: str = kind.typeName()
+    return names.get(name, name)
+
+
+PROPERTY_TYPES = {
+    "binary": "binary", "boolean": "boolean", "tinyint": "byte", "decimal": "decimal128", "double": "double",
+    "float": "float", "int": "int", "bigint": "long", "void": "nothing", "smallint": "short", "string": "string",
+    "timestamp": "timestamp",
+}  # fmt: skip
+
+
+def _properties_table() -> str:
+    kinds = sink_columns._TYPED  # noqa: SLF001 (it is what decides)
+    rows = [[f"`{_sql_name(kind)}`", PROPERTY_TYPES[_sql_name(kind)]] for kind in kinds]
+    return _table(["of Spark", "in AMQP"], sorted(rows))
+
+
+def _doc_table(module: ModuleType, head: list[str]) -> str:
+    """A table that stands in the text of a module."""
+    lines = (module.__doc__ or "").splitlines()
+    first, last = (number for number, line in enumerate(lines) if line.startswith("===="))
+    width = lines[first].index(" ")
+    rows = [[line[:width].strip(), line[width:].strip().replace("``", "`")] for line in lines[first + 1 : last]]
+    return _table(head, rows)
+
+
+def _syphon_table() -> str:
+    texts = _field_texts(SparkSyphonSettings)
+    usual = SparkSyphonSettings()
+    rows = []
+    said = ""
+    for name in reversed(_fields(SparkSyphonSettings)):
+        said = texts.get(name, said)  # what stands below two fields is said of both
+        rows.append([f"`{name}`", f"`{getattr(usual, name)!r}`", said])
+    return _table(["setting", "default", "what it says"], reversed(rows))
+
+
 BLOCKS: dict[Path, dict[str, Callable[[], str]]] = {
     REFERENCE / "broker.md": {
         "errors": partial(errors_table, broker_errors, broker.BrokerError),
@@ -701,6 +856,7 @@ PAGES: dict[Path, Callable[[], str]] = {
     REFERENCE / "api-client.md": partial(api_page, CLIENT),
     REFERENCE / "api-pairing.md": partial(api_page, PAIRING),
     REFERENCE / "api-blocking.md": partial(api_page, BLOCKING),
+    REFERENCE / "spark-options.md": spark_page,
     **{page: partial(with_blocks, page, blocks) for page, blocks in BLOCKS.items()},
 }
 

@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import re
 import runpy
+from collections.abc import Iterator
 from dataclasses import fields
 from datetime import timedelta
 from pathlib import Path
@@ -51,7 +52,15 @@ OUTSIDE: Any = {"view": lambda _: broker.NO_PROPERTIES, "fresh_id": uuid4, "fres
 REFERENCE = ROOT / "docs" / "reference" / "wire.md"
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if snippets_of(page)], ids=lambda page: page.name)
+def with_snippets() -> Iterator[Any]:
+    for page in PAGES:
+        snippets = snippets_of(page)
+        if snippets:  # a session of Spark takes its time
+            has_spark = any("ensured_session" in snippet for snippet in snippets)
+            yield pytest.param(page, id=page.name, marks=pytest.mark.slow if has_spark else ())
+
+
+@pytest.mark.parametrize("page", [*with_snippets()])
 def test_every_snippet_runs(
     page: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager
 from itertools import pairwise
-from typing import Any, AsyncIterator, Final
+from typing import Any, Final
 
 from pairbus.broker import QueueDescription
 from pairbus.client.factory import MessagingFactory
@@ -21,7 +21,9 @@ from pairbus.spark.pages import Pages
 from pairbus.spark.partition import MessagePartition
 from tests.faults.world import ORDERS, Stage, World
 
-NOWHERE: Final = "Endpoint=sb://localhost:1;SharedAccessKeyName=root;SharedAccessKey=c2VjcmV0;UseDevelopmentEmulator=true"
+NOWHERE: Final = (
+    "Endpoint=sb://localhost:1;SharedAccessKeyName=root;SharedAccessKey=c2VjcmV0;UseDevelopmentEmulator=true"
+)
 """Worlds in virtual time are reached by a factory of their own."""
 
 

@@ -91,7 +91,7 @@ def test_d1_a_batch_sees_no_more_than_it_may() -> None:
         async with browsing(world, maxMessagesPerTrigger=10) as browser:
             found = [await browser.batch() for _ in range(3)]
             assert [len(rows) for rows in found] == [10, 10, 5]
-            assert sum(found, []) == numbered(range(25))
+            assert [row for rows in found for row in rows] == numbered(range(25))
 
     run(scenario)
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pairbus.spark.errors import OffsetError
-from pairbus.spark.offset import NOTHING, BrowseOffset, ConsumeOffset, Portion
+from pairbus.spark.offset import NO_LEFTOVERS, NOTHING, BrowseOffset, ConsumeOffset, Leftovers, Portion
 from pairbus.spark.partition import MessagePartition, partitions
 from pairbus.spark.sequence_ranges import SequenceRanges
 
@@ -23,8 +23,10 @@ PORTIONS = st.builds(
     MOMENTS,
 )
 TABLES = st.dictionaries(st.sampled_from(["orders", "Orders/$DeadLetterQueue", "é/subscriptions/x"]), PORTIONS)
+LEFTOVERS = st.lists(PORTIONS, max_size=3).map(lambda portions: Leftovers(portions=tuple(portions)))
+LEFT = st.dictionaries(st.sampled_from(["orders", "é/subscriptions/x"]), LEFTOVERS.filter(bool))
 CONSUMED = st.builds(
-    lambda batch, held, left: ConsumeOffset(batch=batch, held=held, left=left), st.integers(0), TABLES, TABLES
+    lambda batch, held, left: ConsumeOffset(batch=batch, held=held, left=left), st.integers(0), TABLES, LEFT
 )
 
 
@@ -45,20 +47,45 @@ def test_d1_a_portion_holds_a_number_only_if_it_was_enqueued_by_then(portion: Po
     assert not NOTHING
 
 
-@given(PORTIONS, PORTIONS, st.integers(0, 61), MOMENTS)
-def test_d1_two_portions_together_hold_what_either_holds(one: Portion, other: Portion, number: int, at_ms: int) -> None:
-    if one.holds(number, at_ms) or other.holds(number, at_ms):
-        assert (one | other).holds(number, at_ms)
-    assert one | NOTHING == NOTHING | one == one
-
-
 @given(PORTIONS, NUMBERS)
 def test_a_portion_of_some_numbers_and_one_without_them(portion: Portion, numbers: set[int]) -> None:
-    only, rest = portion.only(numbers), portion.without(SequenceRanges.of(numbers))
+    only, rest = portion.only(numbers), portion.without(numbers)
     assert set(only.numbers) == set(portion.numbers) & numbers
     assert set(rest.numbers) == set(portion.numbers) - numbers
-    assert rest.until_ms == (portion.until_ms if rest else 0)
-    assert only.until_ms == portion.until_ms
+    assert only.until_ms == rest.until_ms == portion.until_ms
+
+
+# What is left of batches.
+
+
+@given(LEFTOVERS, PORTIONS, st.integers(0, 61), MOMENTS)
+def test_d1_what_is_left_of_several_batches_is_what_is_left_of_each(
+    left: Leftovers, portion: Portion, number: int, at_ms: int
+) -> None:
+    """No more than that: the number of one and the time of another are no message of either."""
+    more = left + portion
+    assert more.holds(number, at_ms) == (left.holds(number, at_ms) or portion.holds(number, at_ms))
+    assert len(more) == len(left) + len(portion.numbers)
+    assert left + NOTHING == left
+
+
+@given(LEFTOVERS, st.lists(st.tuples(st.integers(1, 60), MOMENTS)), st.integers(1, 60), MOMENTS)
+def test_d1_what_is_removed_is_not_left_and_nothing_else_is_forgotten(
+    left: Leftovers, gone: list[tuple[int, int]], number: int, at_ms: int
+) -> None:
+    rest = left.without(gone)
+    assert not any(rest.holds(*message) for message in gone)
+    assert all(rest.portions)
+    if number not in {one for one, _ in gone}:
+        assert rest.holds(number, at_ms) == left.holds(number, at_ms)
+
+
+def test_d1_of_two_messages_with_one_number_only_the_one_that_was_removed_is_forgotten() -> None:
+    """The queue was made anew between them."""
+    old, new = (Portion(numbers=SequenceRanges.of([1, 2]), until_ms=until_ms) for until_ms in (10, 20))
+    left = Leftovers(portions=(old, new))
+    assert left.without([(1, 15)]) == Leftovers(portions=(old, new.without([1])))
+    assert not left.without([(1, 5), (2, 5)])
 
 
 # Offsets.
@@ -87,7 +114,7 @@ def test_d1_two_batches_with_the_same_messages_are_two_offsets() -> None:
 
 
 def test_what_holds_nothing_is_not_written() -> None:
-    assert ConsumeOffset(held={"orders": NOTHING}).to_json() == ConsumeOffset().to_json()
+    assert ConsumeOffset(held={"orders": NOTHING}, left={"orders": NO_LEFTOVERS}).to_json() == ConsumeOffset().to_json()
 
 
 @given(st.dictionaries(st.text(min_size=1), st.integers(-1, 2**63 - 1)))
@@ -121,7 +148,9 @@ GOOD = ConsumeOffset(batch=3, held={"orders": Portion(numbers=SequenceRanges.of(
         {**GOOD, "held": {"orders": {"numbers": "1..4"}}},
         {**GOOD, "held": {"orders": {"numbers": "4..1", "until": 5}}},
         {**GOOD, "held": {"orders": {"numbers": 4, "until": 5}}},
-        {**GOOD, "left": {"orders": {"numbers": "1..4", "until": "now"}}},
+        {**GOOD, "left": {"orders": {"numbers": "1..4", "until": 5}}},
+        {**GOOD, "left": {"orders": [{"numbers": "1..4", "until": "now"}]}},
+        {**GOOD, "left": {"orders": 5}},
         {**GOOD, "left": None},
         BrowseOffset(seen={"orders": 3}).to_json(),
     ],

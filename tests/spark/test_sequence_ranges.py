@@ -96,7 +96,24 @@ def test_how_it_is_told() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["1..", "..4", "1-4", "1,,2", ",1", "1,", "a", " 1", "1 ", "1\n", "1...4", "4..1", "1.4", "0x1", "1e3", "1" * 5_000],
+    [
+        "1..",
+        "..4",
+        "1-4",
+        "1,,2",
+        ",1",
+        "1,",
+        "a",
+        " 1",
+        "1 ",
+        "1\n",
+        "1...4",
+        "4..1",
+        "1.4",
+        "0x1",
+        "1e3",
+        "1" * 5_000,
+    ],
 )
 def test_e3_what_is_no_list_of_numbers_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"sequence numbers|range|digits"):

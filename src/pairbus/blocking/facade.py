@@ -180,9 +180,13 @@ class MessageReceiver(Part):
         """Keep a message locked for another lock duration; gives until when."""
         return self._call(self._inner.renew_lock, message)
 
-    def renew_locks(self, messages: Iterable[ReceivedMessage]) -> list[ReceivedMessage]:
-        """Keep messages locked for another lock duration; gives those that are not locked any more."""
-        return self._call(self._inner.renew_locks, gathered(messages))
+    def renew_locks(self, messages: Iterable[ReceivedMessage]) -> None:
+        """Keep messages locked for another lock duration, in one request.
+
+        Raises ``MessageLockLostError`` if one of them is not locked any more; the locks of the others may not have been
+        renewed then.
+        """
+        self._call(self._inner.renew_locks, gathered(messages))
 
     def peek(self, max_message_count: int = 1, from_sequence_number: int | None = None) -> list[ReceivedMessage]:
         """Look at messages without locking them, in every state. Each call goes on where the last one ended."""

@@ -45,7 +45,7 @@ _EngineOption = Annotated[
 ]
 _MasterOption = Annotated[str, typer.Option("--master", help="where Spark runs", metavar="MASTER")]
 _CheckpointOption = Annotated[
-    Path | None,
+    str | None,
     typer.Option(
         "--checkpoint",
         help="where Spark keeps its place; without one, the backlog itself says what is to be brought home",
@@ -177,9 +177,7 @@ def _settings(long_poll: str, time_to_live: TimeToLive, max_messages: int | None
     return SyphonSettings(long_poll=wait, time_to_live=time_to_live, max_messages=max_messages or usual.max_messages)
 
 
-def _spark(
-    order: SyphonOrder, teller: Teller, master: str, checkpoint: Path | None, max_messages: int | None
-) -> Engine:
+def _spark(order: SyphonOrder, teller: Teller, master: str, checkpoint: str | None, max_messages: int | None) -> Engine:
     try:
         from pairbus.jobs.syphon.settings import SparkSyphonSettings  # noqa: PLC0415 (Spark is not everywhere)
         from pairbus.jobs.syphon.spark_engine import spark_engine  # noqa: PLC0415

@@ -363,24 +363,18 @@ class MessageReceiver(Part):
         self._check_locked(message)
         return (await self._renew([message]))[0]
 
-    async def renew_locks(self, messages: Iterable[ReceivedMessage]) -> list[ReceivedMessage]:
-        """Keep messages locked for another lock duration; gives those that are not locked any more."""
+    async def renew_locks(self, messages: Iterable[ReceivedMessage]) -> None:
+        """Keep messages locked for another lock duration, in one request.
+
+        Raises ``MessageLockLostError`` if one of them is not locked any more; the locks of the others may not have been
+        renewed then.
+        """
         self._check_open()
         locked = [*messages]
         for message in locked:
             self._check_locked(message)
-        return await self._renew_in_halves(locked) if locked else []
-
-    async def _renew_in_halves(self, messages: list[ReceivedMessage]) -> list[ReceivedMessage]:
-        """All at once, if all are locked: one that is not keeps the namespace from renewing any."""
-        try:
-            await self._renew(messages)
-        except MessageLockLostError:
-            if len(messages) == 1:
-                return messages
-            half = len(messages) // 2
-            return [*await self._renew_in_halves(messages[:half]), *await self._renew_in_halves(messages[half:])]
-        return []
+        if locked:
+            await self._renew(locked)
 
     async def _renew(self, messages: list[ReceivedMessage]) -> list[datetime]:
         tokens = [message.lock_token for message in messages if message.lock_token is not None]

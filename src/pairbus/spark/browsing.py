@@ -66,9 +66,10 @@ class Browsing:
             if seen != start.seen:
                 self._pause_s = _FIRST_PAUSE_S
                 return BrowseOffset(seen=seen)
-            if self._targets is not None or loop.time() + self._pause_s > ends_s:
+            left_s = ends_s - loop.time()
+            if self._targets is not None or left_s <= 0:
                 return start
-            await asyncio.sleep(self._pause_s)
+            await asyncio.sleep(min(self._pause_s, left_s))
             self._pause_s = min(2 * self._pause_s, _LONGEST_WAIT_S)
 
     async def _look(self, start: BrowseOffset, most: int | None) -> dict[str, int]:

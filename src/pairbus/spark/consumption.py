@@ -12,7 +12,7 @@ from pairbus.client.errors import MessagingError
 from pairbus.client.factory import MessagingFactory
 from pairbus.spark.intake import Intake, IntakeSettings
 from pairbus.spark.numbers import last_number_of
-from pairbus.spark.offset import ConsumeOffset, Portion
+from pairbus.spark.offset import ConsumeOffset, Leftovers, Portion
 from pairbus.spark.options import Settle, SourceOptions
 from pairbus.spark.partition import MessagePartition, partitions
 
@@ -57,6 +57,14 @@ class Consumption:
         is read once more must not be planned again.
         """
         self._is_until_now = until_now
+        try:
+            await self._start(known)
+        except BaseException:
+            await self.close()
+            raise
+
+    async def _start(self, known: ConsumeOffset) -> None:
+        until_now = self._is_until_now
         settings = IntakeSettings(
             long_poll=_NOW if until_now else self._options.long_poll,
             at_once=max(1, min(_AT_ONCE, self._options.max_messages_per_trigger // len(self._entities))),
@@ -67,7 +75,7 @@ class Consumption:
                 self._factory,
                 path,
                 settings,
-                self._changed.set,
+                self._note_change,
                 self._has_room,
                 await last_number_of(self._factory, path) if until_now else None,
             )
@@ -79,6 +87,8 @@ class Consumption:
 
     async def plan(self, start: ConsumeOffset, most: int) -> ConsumeOffset:
         """What the next batch holds; ``start`` itself if there is nothing for a while, or, until now, any more."""
+        self._raise_errors()
+        await self._look_now_and_then()
         self.committed(start)
         loop = asyncio.get_running_loop()
         ends_s = loop.time() + min(_LONGEST_WAIT_S, self._options.long_poll.total_seconds())
@@ -96,16 +106,19 @@ class Consumption:
         return ConsumeOffset(batch=start.batch + 1, held=self._take(most), left=self._left())
 
     async def _wait(self, timeout_s: float) -> None:
-        """Wait for messages, and see now and then what has become of what was left."""
+        """Wait for messages."""
         self._changed.clear()
         try:
             async with asyncio.timeout(timeout_s):
                 await self._changed.wait()
         except TimeoutError:
-            now_s = asyncio.get_running_loop().time()
-            if now_s - self._looked_s >= _LOOK_S:
-                self._looked_s = now_s
-                await self._look_for_left()
+            await self._look_now_and_then()
+
+    def _note_change(self) -> None:
+        """Something has come, or is gone, and then there is room for more: of any entity."""
+        self._changed.set()
+        for intake in self._intakes.values():
+            intake.make_room()
 
     def _raise_errors(self) -> None:
         for intake in self._intakes.values():
@@ -122,15 +135,14 @@ class Consumption:
             if portion:
                 found[intake.path] = portion
                 room -= len(portion.numbers)
-        for intake in self._intakes.values():
-            intake.make_room()
+        self._note_change()
         return found
 
     def _has_room(self) -> bool:
         """What the next batch may hold is received while the last one is worked on, and no more."""
         return sum(intake.waiting for intake in self._intakes.values()) < self._options.max_messages_per_trigger
 
-    def _left(self) -> dict[str, Portion]:
+    def _left(self) -> dict[str, Leftovers]:
         return {path: intake.left for path, intake in self._intakes.items() if intake.left}
 
     def partitions(self, end: ConsumeOffset) -> list[MessagePartition]:
@@ -168,6 +180,13 @@ class Consumption:
     async def _removed(self) -> None:
         await asyncio.gather(*(intake.removed() for intake in self._intakes.values()))
 
+    async def _look_now_and_then(self) -> None:
+        """See what has become of what was left: others may have had it, and then nobody tells."""
+        now_s = asyncio.get_running_loop().time()
+        if self._left() and now_s - self._looked_s >= _LOOK_S:
+            self._looked_s = now_s
+            await self._look_for_left()
+
     async def _look_for_left(self) -> None:
         for intake in self._intakes.values():
             if intake.left:
@@ -185,7 +204,7 @@ class Consumption:
             await self._look_for_left()
             if self._left():
                 await asyncio.sleep(_MOMENT_S)
-        if left := sum(len(portion.numbers) for portion in self._left().values()):
+        if left := sum(map(len, self._left().values())):
             _log.warning("%d messages that are done with are removed when the query runs again", left)
         await self.close()
 

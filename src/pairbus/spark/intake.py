@@ -13,13 +13,13 @@ from typing import Final, TypeVar
 from uuid import UUID
 
 from pairbus.client.chores import Chores
-from pairbus.client.errors import MessagingError
+from pairbus.client.errors import MessageLockLostError, MessagingError
 from pairbus.client.factory import MessagingFactory
 from pairbus.client.received_message import MessageState, ReceivedMessage
 from pairbus.client.receiver import MessageReceiver
 from pairbus.client.times import to_ms
 from pairbus.dialect.enqueued import read_enqueued
-from pairbus.spark.offset import NOTHING, Portion
+from pairbus.spark.offset import NO_LEFTOVERS, NOTHING, Leftovers, Portion
 from pairbus.spark.sequence_ranges import SequenceRanges
 
 _log = logging.getLogger(__name__)
@@ -33,6 +33,7 @@ _RENEW_AT: Final = 0.5
 
 _USUAL_LOCK_S: Final = 60.0
 _SHORTEST_LOCK_S: Final = 5.0
+_TICK_S: Final = 1.0
 _UNDER_WAY_S: Final = 1.0
 _LINK_MESSAGES: Final = 2_000
 _LINK_BYTES: Final = 8 * 1024 * 1024
@@ -95,8 +96,7 @@ class Intake:
         self.is_drained = False
         """Whether everything up to the target has been received that can be."""
 
-        self.left = NOTHING
-        """What was dealt with, and is not known to be removed."""
+        self.left = NO_LEFTOVERS
 
         self._factory = factory
         self._settings = settings
@@ -118,13 +118,18 @@ class Intake:
         self._desk: MessageReceiver | None = None
         """Settles and peeks; it never receives."""
 
-        self._lock_s = _USUAL_LOCK_S
+        self._wanted = asyncio.Event()
+        """Set when there is something to receive after the end: what is left."""
+
+        self._lock_s: float | None = None
+        """How long a lock is, or less; not known before there was one."""
+
         self._chores = Chores(path)
 
-    def resume(self, held: Portion | None, left: Portion | None) -> None:
+    def resume(self, held: Portion | None, left: Leftovers | None) -> None:
         """What is known from a checkpoint before anything is received."""
         self._held = held or NOTHING
-        self.left = left or NOTHING
+        self.left = left or NO_LEFTOVERS
 
     async def start(self) -> None:
         """Begin to receive; raises ``MessagingError`` if the entity cannot be read."""
@@ -150,7 +155,10 @@ class Intake:
     async def _run(self) -> None:
         """Receive for ever; an outage is told once, and what does not pass by itself ends it."""
         pause_s = _FIRST_PAUSE_S
-        while self._goes_on:
+        while True:
+            if not self._goes_on:
+                self._wanted.clear()
+                await self._wanted.wait()
             try:
                 await self._receive_over_one_link()
             except MessagingError as error:
@@ -202,9 +210,9 @@ class Intake:
             if self.left.holds(claim.number, claim.enqueued_ms):
                 done.append(claim)
             elif self._settings.keeps and self._held.holds(claim.number, claim.enqueued_ms):
-                self._planned[claim.number] = claim  # its lock was lost, and is ours again
+                self._regain(self._planned, claim)
             else:
-                self._fresh[claim.number] = claim
+                self._regain(self._fresh, claim)
         if messages:
             self._note_lock(messages[-1])
         if done:
@@ -213,14 +221,23 @@ class Intake:
             self.is_drained = True
         self._on_change()
 
+    def _regain(self, claims: dict[int, Claim], claim: Claim) -> None:
+        """Have a message that is locked for us now. One that was so before has lost its lock meanwhile."""
+        before = claims.get(claim.number)
+        if before is not None and before.enqueued_ms == claim.enqueued_ms:
+            self._shorten(claim.locked_s - before.locked_s)
+        claims[claim.number] = claim
+
+    def _shorten(self, lock_s: float) -> None:
+        self._lock_s = max(_SHORTEST_LOCK_S, min(self._lock_s or _USUAL_LOCK_S, lock_s))
+
     def _note_lock(self, message: ReceivedMessage) -> None:
-        """How long a lock is, or less. No message was locked before it was enqueued, nor, if the clocks of this machine
-        and of the namespace agree, before it came. Where they do not, locks are renewed more often than need be.
+        """No message was locked before it was enqueued, nor, if the clocks of this machine and of the namespace agree,
+        before it came. Where they do not, a lock may seem longer than it is, until one is lost.
         """
         if message.locked_until is not None:
             ends = message.locked_until.timestamp()
-            longest_s = min(ends - message.enqueued_time.timestamp(), ends - time.time() + _UNDER_WAY_S)
-            self._lock_s = max(_SHORTEST_LOCK_S, min(self._lock_s, longest_s))
+            self._shorten(min(ends - message.enqueued_time.timestamp(), ends - time.time() + _UNDER_WAY_S))
 
     # What batches hold.
 
@@ -249,8 +266,9 @@ class Intake:
         """A batch is committed: remove what it held, soon. What cannot be removed now is when it comes again."""
         claims = [claim for claim in self._planned.values() if portion.holds(claim.number, claim.enqueued_ms)]
         self.drop()
-        self.left |= portion
+        self.left += portion
         self._chores.start(self._complete(claims), is_due=True)
+        self._wanted.set()
 
     async def removed(self) -> None:
         """Wait until everything is removed that can be now."""
@@ -263,23 +281,28 @@ class Intake:
                 await self._receiver.complete(messages)
             except MessagingError as error:
                 _log.info("messages of '%s' are removed when they come again: %s", self.path, error)
-            removed = [claim.number for claim, message in zip(group, messages, strict=True) if message.is_settled]
-            self.left = self.left.without(SequenceRanges.of(removed))
+            removed = [claim for claim, message in zip(group, messages, strict=True) if message.is_settled]
+            self.left = self.left.without((claim.number, claim.enqueued_ms) for claim in removed)
 
     async def look_for_left(self) -> None:
         """Forget of what was left that which is not there any more, or is somebody else's: it was deferred."""
-        left = self.left
-        there: list[int] = []
-        cursor = left.numbers
+        for portion in self.left.portions:
+            there = await self._still_there(portion)
+            gone = portion.numbers - SequenceRanges.of(there)
+            self.left = self.left.without((number, portion.until_ms) for number in gone)
+
+    async def _still_there(self, portion: Portion) -> list[int]:
+        found: list[int] = []
+        cursor = portion.numbers
         while cursor:
             first, last = cursor.ranges[0].first, cursor.ranges[-1].last
             page = await self._receiver.peek(min(_SETTLED_AT_ONCE, last - first + 1), first)
             for message in page:
-                is_left = left.holds(message.sequence_number, to_ms(message.enqueued_time))
-                if is_left and message.state is MessageState.ACTIVE:
-                    there.append(message.sequence_number)
+                number = message.sequence_number
+                if message.state is MessageState.ACTIVE and portion.holds(number, to_ms(message.enqueued_time)):
+                    found.append(number)
             cursor = cursor.since(page[-1].sequence_number + 1) if page else SequenceRanges()
-        self.left = self.left.without(left.numbers - SequenceRanges.of(there))
+        return found
 
     @property
     def _receiver(self) -> MessageReceiver:
@@ -291,30 +314,56 @@ class Intake:
 
     async def _renew(self) -> None:
         while True:
-            await asyncio.sleep(self._lock_s * _RENEW_AT / 4)
-            due_s = asyncio.get_running_loop().time() - self._lock_s * _RENEW_AT
+            lock_s = self._lock_s or _SHORTEST_LOCK_S
+            await asyncio.sleep(min(_TICK_S, lock_s * _RENEW_AT / 4))
+            now_s = asyncio.get_running_loop().time()
             claims = [*self._planned.values(), *self._fresh.values()]
-            for group in _groups((claim for claim in claims if claim.locked_s <= due_s), _SETTLED_AT_ONCE):
-                try:
+            self._lose([claim for claim in claims if claim.locked_s + lock_s <= now_s])
+            due = [claim for claim in claims if now_s - lock_s < claim.locked_s <= now_s - lock_s * _RENEW_AT]
+            try:
+                for group in _groups(due, _SETTLED_AT_ONCE):
                     await self._renew_all(group)
-                except MessagingError as error:
-                    _log.info("locks of '%s' could not be renewed: %s", self.path, error)
-                    break
+            except MessagingError as error:
+                _log.info("locks of '%s' could not be renewed: %s", self.path, error)
 
     async def _renew_all(self, claims: list[Claim]) -> None:
-        messages = {claim.message(): claim for claim in claims}
+        """Renew locks. One that is lost keeps the namespace from renewing the others of its group; it is looked for,
+        without asking for each of them: what a sink has settled, or a namespace forgotten, are many in a row.
+        """
         now_s = asyncio.get_running_loop().time()
-        lost = await self._receiver.renew_locks(messages)
-        for claim in claims:
-            claim.locked_s = now_s
-        for message in lost:
-            self._lose(messages[message])
+        if await self._is_renewed(claims):
+            for claim in claims:
+                claim.locked_s = now_s
+        elif len(claims) == 1 or not (await self._is_renewed(claims[-1:]) or await self._is_renewed(claims[:1])):
+            self._learn(claims, now_s)
+            self._lose(claims)
+        else:
+            half = len(claims) // 2
+            await self._renew_all(claims[:half])
+            await self._renew_all(claims[half:])
 
-    def _lose(self, claim: Claim) -> None:
-        """It comes again, to somebody; a batch that holds it goes on holding it."""
-        for claims in (self._fresh, self._planned):
-            if claims.get(claim.number) is claim:
-                del claims[claim.number]
+    async def _is_renewed(self, claims: list[Claim]) -> bool:
+        try:
+            await self._receiver.renew_locks(claim.message() for claim in claims)
+        except MessageLockLostError:
+            return False
+        return True
+
+    def _learn(self, lost: list[Claim], now_s: float) -> None:
+        """Locks that are lost are no longer than they have been held, unless the sink has settled the messages."""
+        is_ours = self._settings.keeps or any(claim.number in self._fresh for claim in lost)
+        if is_ours:
+            self._shorten(now_s - lost[0].locked_s)
+
+    def _lose(self, lost: list[Claim]) -> None:
+        """They come again, to somebody; a batch that holds them goes on holding them."""
+        for claim in lost:
+            for claims in (self._fresh, self._planned):
+                if claims.get(claim.number) is claim:
+                    del claims[claim.number]
+        if lost:
+            self.make_room()
+            self._on_change()
 
     # The end.
 

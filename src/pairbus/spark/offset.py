@@ -26,9 +26,6 @@ class Portion:
     """When the last of them was enqueued. A queue that is made anew counts from one again: what has one of these
     numbers, and was enqueued later, is another message."""
 
-    def __or__(self, other: Portion) -> Portion:
-        return Portion(numbers=self.numbers | other.numbers, until_ms=max(self.until_ms, other.until_ms))
-
     def __bool__(self) -> bool:
         return bool(self.numbers)
 
@@ -39,12 +36,46 @@ class Portion:
         """What it has of some numbers."""
         return Portion(numbers=self.numbers & SequenceRanges.of(numbers), until_ms=self.until_ms)
 
-    def without(self, numbers: SequenceRanges) -> Portion:
-        left = self.numbers - numbers
-        return Portion(numbers=left, until_ms=self.until_ms) if left else NOTHING
+    def without(self, numbers: Iterable[int]) -> Portion:
+        return Portion(numbers=self.numbers - SequenceRanges.of(numbers), until_ms=self.until_ms)
 
 
 NOTHING: Final = Portion()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leftovers:
+    """What was dealt with, and is not known to be removed.
+
+    Portions are never joined: each has a time of its own, and what is left of a queue that was made anew must not stand
+    for messages of the new one.
+    """
+
+    portions: tuple[Portion, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.portions)
+
+    def __len__(self) -> int:
+        return sum(len(portion.numbers) for portion in self.portions)
+
+    def __add__(self, portion: Portion) -> Leftovers:
+        return Leftovers(portions=(*self.portions, portion)) if portion else self
+
+    def holds(self, number: int, enqueued_ms: int) -> bool:
+        return any(portion.holds(number, enqueued_ms) for portion in self.portions)
+
+    def without(self, messages: Iterable[tuple[int, int]]) -> Leftovers:
+        """The rest without some messages, each known by its number and when it was enqueued."""
+        gone = [*messages]
+        rest = (
+            portion.without(number for number, enqueued_ms in gone if portion.holds(number, enqueued_ms))
+            for portion in self.portions
+        )
+        return Leftovers(portions=tuple(portion for portion in rest if portion))
+
+
+NO_LEFTOVERS: Final = Leftovers()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,17 +88,27 @@ class ConsumeOffset:
     held: Mapping[str, Portion] = field(default_factory=dict)
     """What the batch that ends here holds, by entity."""
 
-    left: Mapping[str, Portion] = field(default_factory=dict)
+    left: Mapping[str, Leftovers] = field(default_factory=dict)
     """What earlier batches held, and is not known to be removed yet, by entity."""
 
     def to_json(self) -> dict[str, Any]:
-        return {"version": _VERSION, "batch": self.batch, "held": _written(self.held), "left": _written(self.left)}
+        left = {path: [_written(one) for one in found.portions] for path, found in sorted(self.left.items()) if found}
+        held = {path: _written(portion) for path, portion in sorted(self.held.items()) if portion}
+        return {"version": _VERSION, "batch": self.batch, "held": held, "left": left}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> ConsumeOffset:
         """Read what ``to_json`` gives; raises ``OffsetError``."""
         _check(value, {"version", "batch", "held", "left"})
-        return cls(batch=_number(value["batch"]), held=_read(value["held"]), left=_read(value["left"]))
+        try:
+            held = {str(path): _read(entry) for path, entry in value["held"].items()}
+            left = {
+                str(path): Leftovers(portions=tuple(_read(entry) for entry in entries))
+                for path, entries in value["left"].items()
+            }
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise OffsetError(f"{value!r:.200} has no good tables of messages: {error}") from error
+        return cls(batch=_number(value["batch"]), held=held, left=left)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,19 +143,9 @@ def _number(value: Any) -> int:
     return value
 
 
-def _written(portions: Mapping[str, Portion]) -> dict[str, Any]:
-    return {
-        path: {"numbers": str(portion.numbers), "until": portion.until_ms}
-        for path, portion in sorted(portions.items())
-        if portion
-    }
+def _written(portion: Portion) -> dict[str, Any]:
+    return {"numbers": str(portion.numbers), "until": portion.until_ms}
 
 
-def _read(value: Any) -> dict[str, Portion]:
-    try:
-        return {
-            str(path): Portion(numbers=SequenceRanges.parse(entry["numbers"]), until_ms=_number(entry["until"]))
-            for path, entry in value.items()
-        }
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise OffsetError(f"{value!r:.200} is no table of messages: {error}") from error
+def _read(entry: Any) -> Portion:
+    return Portion(numbers=SequenceRanges.parse(entry["numbers"]), until_ms=_number(entry["until"]))

@@ -42,6 +42,8 @@ def _entities(options: SourceOptions) -> tuple[str, ...]:
 
 def _read(options: SourceOptions, schema: StructType, partition: InputPartition) -> Iterator[pa.RecordBatch]:
     if not isinstance(partition, MessagePartition):
+        if partition.value is None:
+            return  # of a table without partitions Spark reads one all the same
         raise TypeError(f"{partition!r:.100} is no partition of messages")
     batches = RecordBatches(schema)
     tokens = {number: str(token) for number, token in partition.tokens.items()}

@@ -9,6 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Final
 
+from pairbus.client.validation import shown
 from pairbus.jobs.syphon.command import run_syphon
 from pairbus.jobs.syphon.lines import LineTeller
 from pairbus.jobs.syphon.order import LONG_POLL, SyphonOrder
@@ -16,6 +17,7 @@ from pairbus.jobs.syphon.settings import SparkSyphonSettings
 from pairbus.jobs.syphon.spark_engine import spark_engine
 from pairbus.pairing.syphon import SyphonSettings, TimeToLive
 from pairbus.spark.connection_reference import ConnectionReference, Place
+from pairbus.spark.errors import ConnectionReferenceError
 
 PRIMARY: Final = "env:PAIRBUS_PRIMARY"
 SECONDARY: Final = "env:PAIRBUS_SECONDARY"
@@ -23,7 +25,12 @@ SECONDARY: Final = "env:PAIRBUS_SECONDARY"
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run it to its end; gives the exit code."""
-    given = _parser().parse_args(arguments)
+    parser = _parser()
+    given, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        parser.error(f"there is no argument {shown(unknown[0])}")  # it may be a connection string
+    for reference in (given.primary, given.secondary):
+        _check(parser, reference)
     order = SyphonOrder(
         primary=given.primary,
         secondary=given.secondary,
@@ -62,7 +69,13 @@ def _parser() -> argparse.ArgumentParser:
     add("--master", default=usual.master, help="where Spark runs; spark-submit has a --master of its own, which holds")
     add("--checkpoint", help="where the query keeps its place: a directory that driver and executors share")
     add("--once", action="store_true", help="bring home what is there, and end: with 0, or with 3 if messages wait")
-    add("--time-to-live", type=TimeToLive, default=TimeToLive.FULL, metavar="full|remaining", help="at home")
+    add(
+        "--time-to-live",
+        type=TimeToLive,
+        default=TimeToLive.FULL,
+        metavar="full|remaining",
+        help="whether it begins anew at home, or the time in the backlog counts",
+    )
     add("--long-poll", type=_long_poll, default="15m", help="how long a receive waits at an empty backlog queue")
     add("--max-messages", type=_count, default=usual.max_messages, metavar="N", help="how many a batch holds at most")
     add("--json", action="store_true", help="one JSON object a line, instead of key=value")
@@ -78,6 +91,13 @@ def _reference(text: str) -> ConnectionReference:
     if found.place is Place.OPTION:
         raise argparse.ArgumentTypeError("it is a connection string; say where one is: env:NAME or file:/path")
     return found
+
+
+def _check(parser: argparse.ArgumentParser, reference: ConnectionReference) -> None:
+    try:
+        reference.resolve()
+    except ConnectionReferenceError as error:
+        parser.error(str(error).replace("the option 'connection'", "a connection"))
 
 
 def _long_poll(text: str) -> timedelta:

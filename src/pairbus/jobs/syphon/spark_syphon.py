@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, suppress
 from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
 
+from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
@@ -62,6 +63,10 @@ class SparkSyphon:
         self._stragglers = Stragglers(context)
         self._files = ConnectionFiles()
         self._counts: Counter[Kind] = Counter()
+        self._receives = 0
+        self._received_before = 0
+        """By queries that have ended."""
+
         self._lease: AbstractContextManager[SparkSession] | None = None
         self._session: SparkSession | None = None
         self._query: StreamingQuery | None = None
@@ -70,6 +75,7 @@ class SparkSyphon:
         self._worked_s = self._loop.time()
         self._at_rest = asyncio.Event()
         self._at_rest.set()
+        self._is_draining = False
         self._closing: asyncio.Task[None] | None = None
 
     @property
@@ -88,10 +94,12 @@ class SparkSyphon:
         """What became of the messages of all batches so far."""
         return dict(self._counts)
 
-    @property
-    def _receives(self) -> int:
-        progress = None if self._query is None else self._query.lastProgress
-        return 0 if progress is None else receives_of(progress)
+    async def _ask_progress(self) -> None:
+        """How often the source has received: the query tells when it is asked, which takes a moment."""
+        query = self._query
+        progress = None if query is None else await asyncio.to_thread(lambda: query.lastProgress)
+        if progress is not None:
+            self._receives = self._received_before + receives_of(progress)
 
     def resume(self, path: str) -> None:
         """The pair sends to an entity again that was held."""
@@ -107,8 +115,10 @@ class SparkSyphon:
     async def drain(self) -> None:
         """Bring home what is there now, and end. What cannot be delivered at the moment stays parked."""
         await self._open()
+        self._is_draining = True
         query = await asyncio.to_thread(self._start_query, once=True)
         await asyncio.to_thread(query.awaitTermination)
+        await self._ask_progress()
         await self._stragglers.look()
         await self._stragglers.rest()
 
@@ -145,13 +155,14 @@ class SparkSyphon:
     def _start_query(self, *, once: bool = False) -> StreamingQuery:
         if self._session is None:
             raise RuntimeError("it has not been started")
+        self._received_before = self._receives
         self._query = self._describe().start(self._session, self._obstacles, self._note, once=once)
         return self._query
 
     async def _supervise(self) -> None:
         """Keep the query running; what ends it is told, and does not end the syphon."""
         pause_s = _FIRST_PAUSE_S
-        looking = self._loop.create_task(self._look_when_quiet())
+        looking = self._loop.create_task(self._watch())
         try:
             while True:
                 started_s = self._loop.time()
@@ -171,13 +182,17 @@ class SparkSyphon:
         finally:
             looking.cancel()
 
-    async def _look_when_quiet(self) -> None:
+    async def _watch(self) -> None:
         """When nothing comes any more, see what others have left parked; and now and then after that."""
+        looked_s = -_LOOK_S
         while True:
             await asyncio.sleep(_QUIET_S)
-            if self._at_rest.is_set() and self._loop.time() - self._worked_s >= _QUIET_S:
+            with suppress(PySparkException, Py4JError, OSError):  # it ends, and another one begins
+                await self._ask_progress()
+            now_s = self._loop.time()
+            if self._at_rest.is_set() and now_s - self._worked_s >= _QUIET_S and now_s - looked_s >= _LOOK_S:
+                looked_s = now_s
                 await self._stragglers.look()
-                await asyncio.sleep(_LOOK_S)
 
     # Batches. Spark calls these two in a thread of its own.
 
@@ -209,7 +224,11 @@ class SparkSyphon:
         self._worked_s = self._loop.time()
         self._at_rest.set()
         given_back = next((one for one in outcomes if one.kind is Kind.GIVEN_BACK and one.destination), None)
-        if given_back is not None and given_back.destination is not None and self._closing is None:
+        if given_back is None or given_back.destination is None or self._closing is not None:
+            return
+        if self._is_draining and self._query is not None:  # nothing more can be brought home now
+            self._loop.run_in_executor(None, self._query.stop)
+        else:
             await self._stragglers.wait_for_primary(given_back.destination)
 
     def _adopt(self, outcome: Outcome) -> None:

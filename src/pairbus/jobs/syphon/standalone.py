@@ -73,7 +73,8 @@ class Standalone:
             await syphon.start()
             await self._attend(context, watch.follow(syphon), stopped.wait())
             self._tell("stopping", "stopping: what is under way is finished")
-        watch.end(syphon.status)
+            status = syphon.status
+        watch.end(status)
         return Remains()
 
     async def _once(self, context: SyphonContext, watch: Watch, stopped: asyncio.Event) -> Remains:
@@ -87,9 +88,9 @@ class Standalone:
         syphon = self._engine(context)
         async with _closing(syphon):
             await self._attend(context, watch.follow(syphon), stopped.wait(), syphon.drain())
-            waiting = syphon.status.waiting
-        watch.end(syphon.status)
-        return await stock.remains(waiting)
+            status = syphon.status
+        watch.end(status)
+        return await stock.remains(status.waiting)
 
     async def _attend(
         self, context: SyphonContext, watching: Coroutine[Any, Any, None], *ends: Coroutine[Any, Any, object]

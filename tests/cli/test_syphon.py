@@ -1,0 +1,428 @@
+"""`pairbus syphon`, as an operator runs it: once or until it is stopped, on Spark or without."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+import typer.main
+from typer.testing import CliRunner
+
+from pairbus import (
+    BrokeredMessage,
+    MessagingFactory,
+    NamespaceManager,
+    QueueDescription,
+    SendAvailabilityPairedNamespaceOptions,
+)
+from pairbus.broker import Right
+from pairbus.cli.main import app
+from pairbus.client.management.descriptions import EntityStatus
+from pairbus.jobs.syphon.batch_report import BatchReport
+from pairbus.jobs.syphon.command import FAILED, HOME, USAGE, WAITING
+from pairbus.jobs.syphon.spark_engine import batch_line
+from pairbus.pairing.backlog import backlog_path
+from pairbus.testing import RunningNamespace, running_namespace
+from tests.cli.test_cli import ENVIRONMENT, PAIRBUS, PATIENCE_S, reason, run
+from tests.cli.test_drill import count_in, make_backlog
+from tests.cli.test_pair import Namespaces, nobody, options, with_key
+from tests.docs.snippets import ROOT
+from tests.docs.tables import code, codes, rows_of
+from tests.jobs.processes import members
+from tests.peers.waiting import eventually
+
+SPARK_PATIENCE_S = 240
+NO_TIME = timedelta(milliseconds=200)
+IN_PROCESS = ("--engine", "in-process")
+
+
+@pytest.fixture(scope="module")
+def namespaces() -> Iterator[Namespaces]:
+    with running_namespace("contoso", queues=["orders", "bills"]) as primary, running_namespace("fabrikam") as second:
+        yield Namespaces(primary, second)
+
+
+@pytest.fixture
+def name() -> str:
+    return f"contoso-{uuid4().hex[:8]}"
+
+
+@pytest.fixture(autouse=True)
+def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command sets its own for the processes that it starts."""
+    for variable in ("PAIRBUS_PRIMARY", "PAIRBUS_SECONDARY"):
+        monkeypatch.setenv(variable, "")
+        monkeypatch.delenv(variable)
+
+
+def divert(namespaces: Namespaces, name: str, path: str, count: int) -> None:
+    """Have messages lie in the backlog."""
+    first, second = namespaces.primary.connection_string, namespaces.secondary.connection_string
+
+    async def diverting() -> None:
+        async with (
+            NamespaceManager.from_connection_string(second) as manager,
+            MessagingFactory.from_connection_string(second) as secondary,
+            MessagingFactory.from_connection_string(first) as primary,
+        ):
+            options = SendAvailabilityPairedNamespaceOptions(manager, secondary, 2, primary_name=name)
+            pair = await primary.pair_namespace(options)
+            pair.engage()
+            sender = await primary.create_message_sender(path)
+            await sender.send([BrokeredMessage(f"{path} {number}") for number in range(count)])
+
+    asyncio.run(diverting())
+
+
+def received(namespace: RunningNamespace, path: str) -> list[str]:
+    """Take what has come home."""
+
+    async def receiving() -> list[str]:
+        async with MessagingFactory.from_connection_string(namespace.connection_string) as factory:
+            queue = await factory.create_queue_client(path)
+            found = []
+            while messages := await queue.receive(100, max_wait_time=NO_TIME):
+                found += [message.text() for message in messages]
+                await queue.complete(messages)
+            return found
+
+    return asyncio.run(receiving())
+
+
+def set_status(namespace: RunningNamespace, path: str, status: EntityStatus) -> None:
+    async def setting() -> None:
+        async with NamespaceManager.from_connection_string(namespace.connection_string) as manager:
+            await manager.update_queue(await changed(manager))
+
+    async def changed(manager: NamespaceManager) -> QueueDescription:
+        return replace(await manager.get_queue(path), status=status)
+
+    asyncio.run(setting())
+
+
+def records(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def record_of(done: subprocess.CompletedProcess[str], event: str) -> dict[str, Any]:
+    return next(record for record in records(done) if record["event"] == event)
+
+
+# What it does
+
+
+def test_c14_everything_is_brought_home_once_without_spark(namespaces: Namespaces, name: str) -> None:
+    divert(namespaces, name, "orders", 20)
+    done = run("syphon", *namespaces.options, *IN_PROCESS, "--name", name, "--once", "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert sorted(received(namespaces.primary, "orders")) == sorted(f"orders {number}" for number in range(20))
+    assert count_in(namespaces.secondary, name) == 0
+    assert record_of(done, "starting")["backlog_queues"] == 2
+    ended = record_of(done, "ended")
+    assert (ended["brought_home"], ended["dead_lettered"]) == (20, 0)
+    for namespace in (namespaces.primary, namespaces.secondary):
+        assert namespace.key not in done.stdout
+
+
+def test_lines_are_pairs_unless_json_is_wanted(namespaces: Namespaces, name: str) -> None:
+    divert(namespaces, name, "orders", 1)
+    done = run("syphon", *namespaces.options, *IN_PROCESS, "--name", name, "--once")
+    assert done.returncode == 0
+    last = done.stdout.splitlines()[-1]
+    assert re.fullmatch(r"time=\S+\+00:00 event=ended brought_home=1 dead_lettered=0", last)
+    assert received(namespaces.primary, "orders") == ["orders 0"]
+
+
+def test_with_nothing_in_the_backlog_nothing_is_started(namespaces: Namespaces, name: str) -> None:
+    make_backlog(namespaces, name, 2)
+    done = run("syphon", *namespaces.options, "--name", name, "--once", "--json")  # Spark would take longer
+    assert (done.returncode, done.stderr) == (0, "")
+    assert record_of(done, "ended")["brought_home"] == 0
+
+
+def test_c15_what_still_waits_is_code_3_and_told_with_the_cause(namespaces: Namespaces, name: str) -> None:
+    divert(namespaces, name, "orders", 3)
+    divert(namespaces, name, "bills", 2)
+    set_status(namespaces.primary, "bills", EntityStatus.SEND_DISABLED)
+    try:
+        done = run("syphon", *namespaces.options, *IN_PROCESS, "--name", name, "--once", "--json")
+    finally:
+        set_status(namespaces.primary, "bills", EntityStatus.ACTIVE)
+    assert done.returncode == 3
+    assert reason(done) == "pairbus: 2 messages still wait in the backlog, for 'bills'"
+    waiting = record_of(done, "waiting")
+    assert (waiting["destination"], waiting["messages"]) == ("bills", 2)
+    assert "disabled" in waiting["cause"].lower()
+    assert len(received(namespaces.primary, "orders")) == 3
+    assert count_in(namespaces.secondary, name) == 2
+    assert run("syphon", *namespaces.options, *IN_PROCESS, "--name", name, "--once").returncode == 0
+    assert len(received(namespaces.primary, "bills")) == 2
+
+
+def test_c15_a_primary_that_is_away_is_code_3(namespaces: Namespaces, name: str) -> None:
+    divert(namespaces, name, "orders", 3)
+    with nobody() as primary:
+        given = options(primary, namespaces.secondary.connection_string)
+        done = run("syphon", *given, "--name", name, "--once", "--json")  # on Spark, which is not even started
+    assert done.returncode == 3
+    waiting = record_of(done, "waiting")
+    assert (waiting["destination"], waiting["messages"]) == ("orders", 3)
+    assert "refused" in waiting["cause"] or "reach" in waiting["cause"]
+    assert "secret" not in done.stdout + done.stderr
+
+
+def test_c15_what_can_never_be_delivered_is_told_and_is_not_waited_for(namespaces: Namespaces, name: str) -> None:
+    divert(namespaces, name, "never-there", 1)
+    done = run("syphon", *namespaces.options, *IN_PROCESS, "--name", name, "--once", "--json")
+    assert done.returncode == 0
+    assert record_of(done, "ended")["dead_lettered"] == 1
+    told = [record["message"] for record in records(done) if record["event"] == "log"]
+    assert any("was dead-lettered" in text and "never-there" in text for text in told)
+
+
+def test_c14_it_runs_until_a_signal_stops_it(namespaces: Namespaces, name: str) -> None:
+    make_backlog(namespaces, name, 2)
+    arguments = ("syphon", *namespaces.options, *IN_PROCESS, "--name", name, "--json")
+    with running(*arguments) as process:
+        divert(namespaces, name, "orders", 5)
+        eventually(lambda: count_in(namespaces.secondary, name) == 0)
+        process.send_signal(signal.SIGTERM)
+        said, complaints = process.communicate(timeout=PATIENCE_S)
+    assert (process.returncode, complaints) == (0, "")
+    events = [json.loads(line)["event"] for line in said.splitlines()]
+    assert events[-2:] == ["stopping", "ended"]
+    assert len(received(namespaces.primary, "orders")) == 5
+
+
+@contextmanager
+def running(*arguments: object) -> Iterator[subprocess.Popen[str]]:
+    command = [*PAIRBUS, *map(str, arguments)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=ENVIRONMENT) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def test_backlog_queues_are_counted_where_the_key_may_not_look_for_them(namespaces: Namespaces, name: str) -> None:
+    divert(namespaces, name, "orders", 2)
+    keys = with_key(namespaces.primary, Right.SEND), with_key(namespaces.secondary, Right.LISTEN)
+    arguments = ("syphon", *options(*keys), *IN_PROCESS, "--name", name, "--once")
+    refused = run(*arguments)
+    assert refused.returncode == 1
+    assert "needs the claim Manage to find the backlog queues" in reason(refused)
+    assert "--backlog-queues" in reason(refused)
+    assert run(*arguments, "--backlog-queues", 2).returncode == 0
+    assert len(received(namespaces.primary, "orders")) == 2
+
+
+def test_connection_strings_come_by_reference_too(namespaces: Namespaces, name: str, tmp_path: Path) -> None:
+    make_backlog(namespaces, name, 1)
+    file = tmp_path / "fabrikam"
+    file.write_text(namespaces.secondary.connection_string)
+    for second in (f"file:{file}", f"@{file}"):
+        given = options("env:CONTOSO", second)
+        done = run("syphon", *given, "--name", name, "--once", CONTOSO=namespaces.primary.connection_string)
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.slow
+def test_in_a_terminal_there_is_a_bar_and_lines(namespaces: Namespaces, name: str) -> None:
+    divert(namespaces, name, "orders", 20)
+    command = [*PAIRBUS, "syphon", *namespaces.options, *IN_PROCESS, "--name", name]
+    ours, theirs = pty.openpty()
+    environment = ENVIRONMENT | {"COLUMNS": "100", "TERM": "xterm"}
+    with subprocess.Popen(command, stdout=theirs, stderr=subprocess.DEVNULL, env=environment) as process:
+        os.close(theirs)
+        try:
+            shown = ""
+            while "20 brought home, 0 in the backlog" not in shown:
+                shown += os.read(ours, 4096).decode(errors="replace")
+            process.send_signal(signal.SIGINT)
+            while "20 messages were brought home" not in shown:
+                shown += os.read(ours, 4096).decode(errors="replace")
+            assert process.wait(PATIENCE_S) == 0
+        finally:
+            process.kill()
+            os.close(ours)
+    assert "bringing home to" in shown
+    assert len(received(namespaces.primary, "orders")) == 20
+
+
+# On Spark
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_d2_everything_is_brought_home_once_on_spark(namespaces: Namespaces, name: str, tmp_path: Path) -> None:
+    divert(namespaces, name, "orders", 200)
+    divert(namespaces, name, "never-there", 1)
+    checkpoint = tmp_path / "checkpoint"
+    arguments = ("--master", "local[2]", "--checkpoint", checkpoint, "--name", name, "--once", "--json")
+    command = [*PAIRBUS, "syphon", *namespaces.options, *map(str, arguments)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=SPARK_PATIENCE_S, env=ENVIRONMENT
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(received(namespaces.primary, "orders")) == 200
+    batches = [record for record in records(done) if record["event"] == "batch"]
+    assert sum(batch["delivered"] for batch in batches) == 200
+    assert sum(batch["dead_lettered"] for batch in batches) == 1
+    assert record_of(done, "ended")["brought_home"] == 200
+    written = [file.read_bytes() for file in checkpoint.rglob("*") if file.is_file()]
+    assert written
+    for namespace in (namespaces.primary, namespaces.secondary):
+        assert namespace.key not in done.stdout + done.stderr
+        assert not any(namespace.key.encode() in data for data in written)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_d2_on_spark_it_runs_until_ctrl_c_and_leaves_no_process_behind(namespaces: Namespaces, name: str) -> None:
+    divert(namespaces, name, "orders", 50)
+    command = [*PAIRBUS, "syphon", *namespaces.options, "--master", "local[2]", "--name", name]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        command, stdout=pipe, stderr=pipe, text=True, env=ENVIRONMENT, start_new_session=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            said = next(line for line in process.stdout if "event=batch" in line)
+            os.killpg(process.pid, signal.SIGINT)  # as a terminal does it: all processes hear it
+            rest, complaints = process.communicate(timeout=SPARK_PATIENCE_S)
+        finally:
+            process.kill()
+    assert process.returncode == 0, complaints
+    assert " delivered=50 " in said
+    assert "event=stopping" in rest
+    assert "event=ended brought_home=50" in rest
+    assert "Traceback" not in complaints
+    assert len(received(namespaces.primary, "orders")) == 50
+    eventually(lambda: not members(process.pid))
+
+
+# What goes wrong
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (("--primary", "env:NOBODY_HAS_SET_IT"), "--primary says env:NOBODY_HAS_SET_IT, and that variable is not set"),
+        (("--primary", "file:/nowhere/at/all"), "--primary says file:/nowhere/at/all, and that cannot be read here"),
+        (("--primary", "@/nowhere/at/all"), "--primary: /nowhere/at/all cannot be read"),
+        (("--primary", "nonsense"), "--primary is no connection string"),
+        (("--long-poll", "soon"), "--long-poll is no such time; it is a time from 1 second to 1 day"),
+        (("--long-poll", "2d"), "--long-poll is no such time"),
+        (("--master", "spark://127.0.0.1:1"), "say env:NAME or file:/path"),
+        (("--master", "sc://127.0.0.1:1"), "Spark Connect"),
+        (("--name", "a//b"), "--name"),
+    ],
+    ids=["no variable", "no file", "no @file", "nonsense", "no time", "too long", "cluster", "connect", "name"],
+)
+def test_what_is_not_meant_is_code_2(namespaces: Namespaces, given: tuple[str, str], said: str) -> None:
+    arguments = [*namespaces.options]
+    if given[0] in arguments:
+        arguments[arguments.index(given[0]) + 1] = given[1]
+    else:
+        arguments += given
+    done = CliRunner().invoke(app, ["syphon", *arguments])
+    assert done.exit_code == 2
+    assert said in done.stderr
+    for namespace in (namespaces.primary, namespaces.secondary):
+        assert namespace.key not in done.output
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("--engine", "steam"), ("--time-to-live", "half"), ("--backlog-queues", "0"), ("--max-messages", "0")],
+    ids=lambda arguments: arguments[0],
+)
+def test_an_option_out_of_its_range_is_code_2(namespaces: Namespaces, arguments: tuple[str, str]) -> None:
+    assert CliRunner().invoke(app, ["syphon", *namespaces.options, *arguments]).exit_code == 2
+
+
+def test_a_cluster_takes_what_is_in_variables(namespaces: Namespaces, name: str) -> None:
+    make_backlog(namespaces, name, 1)
+    done = run(
+        "syphon",
+        *("--master", "spark://127.0.0.1:1", "--name", name, "--once"),
+        PAIRBUS_PRIMARY=namespaces.primary.connection_string,
+        PAIRBUS_SECONDARY=namespaces.secondary.connection_string,
+    )
+    assert (done.returncode, done.stderr) == (0, "")  # there is nothing to do, so nobody is asked
+
+
+def test_backlog_queues_that_nobody_has_made_are_code_1(namespaces: Namespaces, name: str) -> None:
+    make_backlog(namespaces, name, 1)
+    done = run("syphon", *namespaces.options, *IN_PROCESS, "--name", f"{name}-other", "--once")
+    assert done.returncode == 1
+    assert f"has no backlog queues of '{name}-other'" in reason(done)
+    counted = run("syphon", *namespaces.options, *IN_PROCESS, "--name", name, "--once", "--backlog-queues", 2)
+    assert counted.returncode == 1
+    assert backlog_path(name, 1) in reason(counted)
+
+
+def test_a_key_that_is_wrong_is_code_1(namespaces: Namespaces, name: str) -> None:
+    wrong = namespaces.secondary.connection_string.replace(namespaces.secondary.key, "d3Jvbmc=")
+    given = options(namespaces.primary.connection_string, wrong)
+    done = run("syphon", *given, *IN_PROCESS, "--name", name, "--once", "--backlog-queues", 1)
+    assert done.returncode == 1
+    assert "d3Jvbmc=" not in done.stderr
+
+
+# What is written about it
+
+
+HOW_TO = ROOT / "docs" / "how-to" / "syphon-on-spark.md"
+
+
+def test_the_table_of_options_is_complete() -> None:
+    command: Any = typer.main.get_command(app)
+    known = {option for one in command.commands["syphon"].params for option in one.opts}
+    told = [option for row in rows_of(HOW_TO, "option", "what it says") for option in codes(row[0])]
+    assert sorted(told) == sorted(known)
+
+
+def test_the_submitted_file_takes_the_same_options_without_the_engine() -> None:
+    command: Any = typer.main.get_command(app)
+    known = {option for one in command.commands["syphon"].params for option in one.opts}
+    done = subprocess.run(
+        [sys.executable, "-m", "pairbus.jobs.syphon.main", "--help"], capture_output=True, text=True, check=True
+    )
+    assert set(re.findall(r"^  (--[a-z-]+)", done.stdout, re.MULTILINE)) == known - {"--engine"}
+
+
+def test_the_table_of_events_is_that_of_the_code() -> None:
+    told = {code(row[0]) for row in rows_of(HOW_TO, "event", "other keys", "when")}
+    room = ROOT / "src" / "pairbus" / "jobs" / "syphon"
+    texts = [file.read_text("utf-8") for file in room.glob("*.py")]
+    made = {event for text in texts for event in re.findall(r"(?:event=|_tell\(\s*)\"([a-z]+)\"", text)}
+    assert told == made
+
+
+def test_the_keys_of_a_batch_are_listed() -> None:
+    line = batch_line(BatchReport(batch=1, counts={}, destinations={}, seconds=1.0))
+    (row,) = [row for row in rows_of(HOW_TO, "event", "other keys", "when") if row[0] == "`batch`"]
+    assert codes(row[1]) == [*line.facts]
+    kinds = [code(row[0]) for row in rows_of(HOW_TO, "of a batch", "what became of the messages")]
+    assert kinds == [name for name in line.facts if name not in {"batch", "seconds"}]
+
+
+def test_the_table_of_codes_is_that_of_the_code() -> None:
+    told = [int(row[0]) for row in rows_of(HOW_TO, "code", "what it means")]
+    assert told == [HOME, FAILED, USAGE, WAITING]

@@ -1,0 +1,398 @@
+"""The syphon on a Spark session of this machine, between two namespaces (D2, C14, C15)."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Final
+from uuid import uuid4
+
+import pytest
+from pyspark.sql import SparkSession
+
+from pairbus import BrokeredMessage, EntityStatus, MessagingFactory, NamespaceManager, ReceiveMode
+from pairbus.client.message import encode_brokered
+from pairbus.client.received_message import MessageState
+from pairbus.dialect.transfer import PATH, TIME_TO_LIVE, divert
+from pairbus.jobs.syphon.batch_report import BatchReport
+from pairbus.jobs.syphon.outcome import Kind
+from pairbus.jobs.syphon.settings import SparkSyphonSettings
+from pairbus.jobs.syphon.spark_syphon import SparkSyphon
+from pairbus.pairing.events import MessageDeadLettered, PairEvent
+from pairbus.pairing.pump import InProcessSyphon
+from pairbus.pairing.syphon import Held, SyphonContext, SyphonSettings
+from pairbus.spark.session import ensured_session
+from pairbus.testing import RunningNamespace, running_namespace
+from tests.client.stage import make_queue
+from tests.jobs.freight import Freight, Strings, dead_letters, depth, look, make_backlog, make_queues, send_raw
+from tests.jobs.waiting import eventually
+
+LIMIT_S: Final = 200.0
+
+
+@pytest.fixture(scope="module")
+def primary() -> Iterator[RunningNamespace]:
+    with running_namespace("contoso") as namespace:
+        yield namespace
+
+
+@pytest.fixture(scope="module")
+def secondary() -> Iterator[RunningNamespace]:
+    with running_namespace("fabrikam") as namespace:
+        yield namespace
+
+
+@pytest.fixture(scope="module")
+def strings(primary: RunningNamespace, secondary: RunningNamespace) -> Strings:
+    return Strings(primary=primary.connection_string, secondary=secondary.connection_string)
+
+
+@pytest.fixture(scope="module")
+def spark() -> Iterator[SparkSession]:
+    with ensured_session("local[2]") as session:
+        yield session
+
+
+def play(scenario: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(scenario, LIMIT_S))
+
+
+@dataclass(slots=True, kw_only=True)
+class Scene:
+    """A pair with a backlog of its own, and what syphons tell."""
+
+    strings: Strings
+    spark: SparkSession
+    directory: Path
+    primary: MessagingFactory
+    secondary: MessagingFactory
+    queues: tuple[str, ...]
+    name: str
+    events: list[PairEvent] = field(default_factory=list)
+    reports: list[BatchReport] = field(default_factory=list)
+
+    def context(self, held: Callable[[], Held] = Held, **settings: Any) -> SyphonContext:
+        return SyphonContext(
+            primary=self.primary,
+            secondary=self.secondary,
+            backlog_queues=self.queues,
+            settings=SyphonSettings(**{"long_poll": timedelta(seconds=2), **settings}),
+            is_held=lambda _: False,
+            tell=self.events.append,
+            held=held,
+        )
+
+    def syphon(self, checkpoint: str = "checkpoint", max_messages: int = 1_000, **settings: Any) -> SparkSyphon:
+        made = SparkSyphonSettings(
+            session=self.spark, checkpoint=self.directory / checkpoint, max_messages=max_messages
+        )
+        return SparkSyphon(self.context(**settings), made, self.reports.append)
+
+    async def drain(self, **settings: Any) -> SparkSyphon:
+        syphon = self.syphon(**settings)
+        try:
+            await syphon.drain()
+        finally:
+            await syphon.close()
+        return syphon
+
+    @asynccontextmanager
+    async def running(self, **settings: Any) -> AsyncIterator[SparkSyphon]:
+        syphon = self.syphon(**settings)
+        try:
+            await syphon.start()
+            yield syphon
+        finally:
+            await syphon.close()
+
+    async def destinations(self, count: int, **description: Any) -> list[str]:
+        return await make_queues(self.strings.primary, f"{self.name}-{uuid4().hex[:4]}", count, **description)
+
+    async def set_status(self, path: str, status: EntityStatus) -> None:
+        async with NamespaceManager.from_connection_string(self.strings.primary) as manager:
+            await manager.update_queue(replace(await manager.get_queue(path), status=status))
+
+    async def left(self) -> int:
+        return await depth(self.secondary, self.queues)
+
+    async def emptied(self) -> None:
+        async def is_empty() -> bool:
+            return await self.left() == 0
+
+        await eventually(is_empty)
+
+
+@asynccontextmanager
+async def scene(
+    strings: Strings, spark: SparkSession, directory: Path, *, queues: int = 3, lock_s: int = 60
+) -> AsyncIterator[Scene]:
+    name = uuid4().hex[:8]
+    paths = await make_backlog(strings.secondary, queues, timedelta(seconds=lock_s), name)
+    async with strings.factories() as (primary, secondary):
+        yield Scene(
+            strings=strings,
+            spark=spark,
+            directory=directory,
+            primary=primary,
+            secondary=secondary,
+            queues=paths,
+            name=name,
+        )
+
+
+def poison(destination: str) -> dict[str, bytes]:
+    """Messages that can go nowhere, by the reason for it."""
+
+    def raw(**properties: Any) -> bytes:
+        return encode_brokered(BrokeredMessage(b"?", message_id="poison", application_properties=properties))
+
+    return {
+        "PairbusNoDestination": raw(),
+        "PairbusUnreadable": raw(**{PATH: destination, TIME_TO_LIVE: "soon"}),
+        "PairbusInvalidDestination": raw(**{PATH: f"{destination}/$DeadLetterQueue"}),
+        "PairbusEntityNotFound": divert(encode_brokered(BrokeredMessage(b"?", message_id="poison")), "nowhere"),
+    }
+
+
+async def receive_all(factory: MessagingFactory, path: str) -> int:
+    """Take away what lies in a queue."""
+    count = 0
+    async with await factory.create_message_receiver(path, ReceiveMode.RECEIVE_AND_DELETE) as receiver:
+        while found := await receiver.receive(1_000, timedelta(seconds=1)):
+            count += len(found)
+    return count
+
+
+def test_c15_once_what_can_be_delivered_is_and_the_rest_is_parked_or_dead_lettered_and_comes_when_it_can(
+    strings: Strings, spark: SparkSession, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        async with scene(strings, spark, tmp_path) as at:
+            good, down = await at.destinations(6), await at.destinations(2, status=EntityStatus.SEND_DISABLED)
+            freight, waiting = Freight(good, at.queues, sessions=5), Freight(down, at.queues, seed=2, sessions=3)
+            await freight.load(at.secondary, 600)
+            await waiting.load(at.secondary, 300)
+            await send_raw(at.secondary, at.queues[0], poison(good[0]).values())
+            await freight.load(at.secondary, 1_400)
+
+            drained = await at.drain(max_messages=700)
+            arrived = await freight.arrivals(at.primary)
+            arrived.assert_exact()
+            assert not arrived.disordered
+            assert drained.counts[Kind.DELIVERED] == drained.status.syphoned == 2_000
+            assert {*drained.status.waiting} == {*down}
+            parked = [one for path in at.queues for one in await look(at.secondary, path)]
+            assert [one.state for one in parked] == [MessageState.DEFERRED] * 300
+
+            dead = {one.dead_letter_reason: one for one in await dead_letters(at.secondary, at.queues)}
+            assert {*dead} == {*poison(good[0])}
+            assert "'nowhere'" in str(dead["PairbusEntityNotFound"].dead_letter_error_description)
+            told = [event for event in at.events if isinstance(event, MessageDeadLettered)]
+            assert {event.reason for event in told} == {*dead}
+            assert {event.path for event in told} == {None, good[0], f"{good[0]}/$DeadLetterQueue", "nowhere"}
+
+            async with at.running() as syphon:
+                for path in down:
+                    await at.set_status(path, EntityStatus.ACTIVE)
+                await at.emptied()
+                assert syphon.status.syphoned == 300
+            arrived = await waiting.arrivals(at.primary)
+            arrived.assert_exact()
+            assert not arrived.disordered
+
+    play(scenario())
+
+
+def test_c14_a_running_syphon_keeps_up_asks_no_more_than_its_long_polls_and_outlives_the_primary(
+    strings: Strings, primary: RunningNamespace, spark: SparkSession, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        async with scene(strings, spark, tmp_path) as at:
+            freight = Freight(await at.destinations(4), at.queues)
+            await freight.load(at.secondary, 200)
+            async with at.running() as syphon:
+                for _ in range(4):  # it grows while it is drained
+                    await freight.load(at.secondary, 200)
+                    await asyncio.sleep(0.3)
+                await at.emptied()
+                (await freight.arrivals(at.primary)).assert_exact()
+
+                await eventually(lambda: syphon.status.receives > 0)
+                before, began_s = syphon.status.receives, asyncio.get_running_loop().time()
+                await asyncio.sleep(8)
+                polls = (asyncio.get_running_loop().time() - began_s) / 2 + 1
+                # What it reports may be as old as the last time that Spark asked.
+                assert syphon.status.receives - before <= len(at.queues) * (polls + 3)
+
+                await asyncio.to_thread(primary.stop)
+                await freight.load(at.secondary, 500)
+                await eventually(lambda: Kind.GIVEN_BACK in syphon.counts)
+                await asyncio.to_thread(primary.start)
+                await at.emptied()
+                assert Kind.PARKED not in syphon.counts
+            (await freight.arrivals(at.primary)).assert_complete()
+
+    play(scenario())
+
+
+def test_c15_locks_that_are_short_are_renewed_until_a_batch_is_brought_home(
+    strings: Strings, spark: SparkSession, tmp_path: Path
+) -> None:
+    def held_later() -> Held:
+        time.sleep(7)  # a batch has been planned, and its tasks are late
+        return Held()
+
+    async def scenario() -> None:
+        async with scene(strings, spark, tmp_path, queues=1, lock_s=5) as at:
+            freight = Freight(await at.destinations(3), at.queues)
+            await freight.load(at.secondary, 2_000)
+            syphon = at.syphon(max_messages=2_000, held=held_later)
+            await syphon.drain()
+            await syphon.close()
+            assert syphon.counts == {Kind.DELIVERED: 2_000}
+            (await freight.arrivals(at.primary)).assert_exact()
+
+    play(scenario())
+
+
+# What takes longer.
+
+
+@pytest.mark.slow
+def test_c15_a_full_destination_is_waited_for_and_holds_up_no_other(
+    strings: Strings, primary: RunningNamespace, spark: SparkSession, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        async with scene(strings, spark, tmp_path) as at:
+            full, good = make_queue(primary, max_size_megabytes=1), await at.destinations(3)
+            await send_raw(at.primary, full, [encode_brokered(BrokeredMessage(b"x" * 100_000))] * 10)
+            freight, waiting = Freight(good, at.queues), Freight([full], at.queues, seed=2, sessions=4)
+            async with at.running() as syphon:
+                await waiting.load(at.secondary, 500)
+                await freight.load(at.secondary, 1_000)
+
+                async def others_are_home() -> bool:
+                    return not (await freight.arrivals(at.primary)).lost
+
+                await eventually(others_are_home)
+                await eventually(lambda: {*syphon.status.waiting} == {full})
+                assert await at.left() >= 400
+                assert await receive_all(at.primary, full) >= 10
+                await at.emptied()
+            arrived = await waiting.arrivals(at.primary)
+            assert not arrived.changed
+            assert not arrived.disordered
+            assert arrived.repeats == 0
+
+    play(scenario())
+
+
+@pytest.mark.slow
+def test_c15_a_destination_that_comes_and_goes_gets_everything_in_order(
+    strings: Strings, spark: SparkSession, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        async with scene(strings, spark, tmp_path) as at:
+            flapping, good = await at.destinations(1), await at.destinations(3)
+            freight, other = Freight(flapping, at.queues[:1], sessions=6), Freight(good, at.queues, seed=2)
+            async with at.running(max_messages=100) as syphon:
+                for turn in range(6):
+                    await freight.load(at.secondary, 150)
+                    await other.load(at.secondary, 150)
+                    status = EntityStatus.SEND_DISABLED if turn % 2 == 0 else EntityStatus.ACTIVE
+                    await at.set_status(flapping[0], status)
+                    await asyncio.sleep(1.5)
+                await at.emptied()
+                assert syphon.status.syphoned >= 1_800
+            arrived = await freight.arrivals(at.primary)
+            arrived.assert_exact()
+            assert not arrived.disordered
+            (await other.arrivals(at.primary)).assert_exact()
+
+    play(scenario())
+
+
+@pytest.mark.slow
+def test_c15_once_ends_though_the_backlog_grows_all_the_time(
+    strings: Strings, spark: SparkSession, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        async with scene(strings, spark, tmp_path) as at:
+            freight = Freight(await at.destinations(4), at.queues)
+            await freight.load(at.secondary, 1_000)
+            first = {*freight.sent}
+
+            async def grow() -> None:
+                while True:
+                    await freight.load(at.secondary, 50)
+                    await asyncio.sleep(0.05)
+
+            growing = asyncio.create_task(grow())
+            await asyncio.wait_for(at.drain(max_messages=200), 120)
+            growing.cancel()
+            await asyncio.wait((growing,))
+            arrived = await freight.arrivals(at.primary)
+            assert not first & arrived.lost
+            assert arrived.lost, "it has not grown to the end"
+            await at.drain()
+            (await freight.arrivals(at.primary)).assert_exact()
+
+    play(scenario())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("detects", [False, True], ids=["plain", "duplicate detection"])
+@pytest.mark.parametrize("other", ["spark", "in-process"])
+def test_c15_two_syphons_at_once(
+    strings: Strings, spark: SparkSession, tmp_path: Path, other: str, detects: bool
+) -> None:
+    async def scenario() -> None:
+        async with scene(strings, spark, tmp_path) as at, strings.factories() as (primary, secondary):
+            freight = Freight(
+                await at.destinations(5, requires_duplicate_detection=detects), at.queues, sessions=0 if detects else 7
+            )
+            await freight.load(at.secondary, 4_000)
+            context = replace(at.context(), primary=primary, secondary=secondary)
+            settings = SparkSyphonSettings(session=spark, checkpoint=tmp_path / "other", max_messages=400)
+            second = SparkSyphon(context, settings) if other == "spark" else InProcessSyphon(context)
+            async with at.running(max_messages=400) as first:
+                await second.start()
+                await freight.load(at.secondary, 1_000)
+                await at.emptied()
+                assert first.status.syphoned + second.status.syphoned == 5_000
+                assert first.status.syphoned > 0
+                assert second.status.syphoned > 0
+                await second.close()
+            (await freight.arrivals(at.primary)).assert_exact()
+
+    play(scenario())
+
+
+@pytest.mark.slow
+def test_c15_it_can_be_closed_while_the_primary_is_away(
+    strings: Strings, primary: RunningNamespace, spark: SparkSession, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        async with scene(strings, spark, tmp_path) as at:
+            freight = Freight(await at.destinations(2), at.queues)
+            syphon = at.syphon()
+            await syphon.start()
+            await asyncio.to_thread(primary.stop)
+            try:
+                await freight.load(at.secondary, 200)
+                await eventually(lambda: Kind.GIVEN_BACK in syphon.counts)
+                await asyncio.wait_for(syphon.close(), 60)
+                assert await at.left() == 200
+            finally:
+                await asyncio.to_thread(primary.start)
+            assert spark.range(3).count() == 3, "the session goes on"
+            assert not spark.streams.active
+            await at.drain()
+            (await freight.arrivals(at.primary)).assert_exact()
+
+    play(scenario())
