@@ -12,6 +12,7 @@ from pairbus.broker import EntityStatus, QueueDescription
 from pairbus.client.errors import EntityDisabledError, EntityNotFoundError, MessagingError
 from pairbus.client.message import BrokeredMessage
 from pairbus.client.received_message import ReceivedMessage
+from pairbus.client.receiver import MessageReceiver
 from pairbus.spark.offset import ConsumeOffset
 from tests.faults.fault import Fault, Kind, Outage, Schedule, Way
 from tests.faults.world import ORDERS, VISITS, World, run
@@ -701,6 +702,32 @@ def test_d1_a_run_removes_what_came_again_before_it_ends() -> None:
             assert await others.look() == []
 
     run(scenario)
+
+
+def test_d1_a_run_that_has_ended_can_be_asked_again_though_something_is_left() -> None:
+    """As Spark does after a batch without data, which some queries need at their end."""
+
+    async def scenario(world: World) -> None:
+        others = Others(world)
+        await others.send(["0"])
+        receiver = await others.receiver()
+        async with driving(world, until_now=True) as driver:
+            (part,) = await driver.plan()
+            await receiver.abandon([ReceivedMessage(b"", lock_token=token) for token in part.tokens.values()])
+            (message,) = await receiver.receive(1, NO_WAIT)
+            held = asyncio.create_task(_keep(receiver, message))
+            assert await driver.batch() == []
+            assert await driver.batch() == []
+            held.cancel()
+            assert await others.look() == ["0"]
+
+    run(scenario)
+
+
+async def _keep(receiver: MessageReceiver, message: ReceivedMessage) -> None:
+    while True:
+        await asyncio.sleep(20)
+        await receiver.renew_lock(message)
 
 
 def test_d1_a_run_waits_for_what_a_killed_driver_has_locked() -> None:
