@@ -304,4 +304,4 @@ def logged_texts() -> set[str]:
         if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("_log.")
     )
     texts = {one.value for call in calls for one in call.args if isinstance(one, ast.Constant)}
-    return {re.escape(str(text)).replace("%s", ".*") for text in texts}
+    return {re.sub("%[sd]", ".*", re.escape(str(text))) for text in texts}

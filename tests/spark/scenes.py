@@ -19,7 +19,7 @@ from pairbus.spark.offset import ConsumeOffset
 from pairbus.spark.options import SourceOptions
 from pairbus.spark.pages import Pages
 from pairbus.spark.partition import MessagePartition
-from tests.faults.world import ORDERS, Stage, World
+from tests.faults.world import ORDERS, World
 
 NOWHERE: Final = (
     "Endpoint=sb://localhost:1;SharedAccessKeyName=root;SharedAccessKey=c2VjcmV0;UseDevelopmentEmulator=true"
@@ -98,11 +98,10 @@ def through_json(offset: ConsumeOffset) -> ConsumeOffset:
 
 @asynccontextmanager
 async def driving(
-    world: Stage, *entities: str, known: ConsumeOffset | None = None, until_now: bool = False, **given: Any
+    world: World, *entities: str, known: ConsumeOffset | None = None, until_now: bool = False, **given: Any
 ) -> AsyncIterator[Driver]:
     """A query with a connection of its own, which ends with the block."""
-    factory = world.factory() if isinstance(world, World) else world.factories[0]
-    driver = Driver(factory, *entities, known=known, **given)
+    driver = Driver(world.factory(), *entities, known=known, **given)
     await driver.start(until_now=until_now)
     try:
         yield driver

@@ -83,11 +83,11 @@ def test_d1_a_batch_holds_no_more_than_it_may() -> None:
 def test_d1_many_messages_come_over_many_links_and_each_once() -> None:
     async def scenario(world: World) -> None:
         others = Others(world)
-        for start in range(0, 6_000, 1_000):
-            await others.send(numbered(range(start, start + 1_000)))
-        async with driving(world, maxMessagesPerTrigger=5_000) as driver:
-            rows = await driver.until(6_000)
-            assert rows == numbered(range(6_000))
+        for start in range(0, 4_500, 500):
+            await others.send(numbered(range(start, start + 500)))
+        async with driving(world, maxMessagesPerTrigger=4_000) as driver:
+            rows = await driver.until(4_500)
+            assert rows == numbered(range(4_500))
             await driver.batch()
             assert await others.look() == []
 
@@ -133,7 +133,7 @@ def test_d1_no_entity_waits_for_ever_behind_others_that_always_have_something(mo
             world.namespace.create_queue(path)
         await others.send(["late"] * 50, paths[-1])  # the busiest of all
         async with driving(world, *paths, maxMessagesPerTrigger=most) as driver:
-            for _ in range(60):
+            for _ in range(30):
                 for path in paths[:-1]:
                     await others.send(["early"], path)
                 await driver.batch()
@@ -376,12 +376,12 @@ def test_what_is_left_and_gone_is_forgotten_though_messages_keep_coming() -> Non
         others = Others(world)
         receiver = await others.receiver()
         async with driving(world) as driver:
-            for number in range(400):
+            for number in range(150):
                 await others.send([f"{number}"])
                 (part,) = await driver.plan()
                 await receiver.complete([ReceivedMessage(b"", lock_token=token) for token in part.tokens.values()])
                 await asyncio.sleep(0.2)
-            assert len(driver.offset.to_json()["left"].get(ORDERS, [])) < 150
+            assert len(driver.offset.to_json()["left"].get(ORDERS, [])) < 60
 
     run(scenario)
 
@@ -711,15 +711,19 @@ def test_d1_a_run_that_has_ended_can_be_asked_again_though_something_is_left() -
         others = Others(world)
         await others.send(["0"])
         receiver = await others.receiver()
-        async with driving(world, until_now=True) as driver:
-            (part,) = await driver.plan()
-            await receiver.abandon([ReceivedMessage(b"", lock_token=token) for token in part.tokens.values()])
-            (message,) = await receiver.receive(1, NO_WAIT)
-            held = asyncio.create_task(_keep(receiver, message))
-            assert await driver.batch() == []
-            assert await driver.batch() == []
-            held.cancel()
-            assert await others.look() == ["0"]
+        first = Driver(world.factory())
+        await first.start()
+        assert await first.batch() == ["0"]
+        await first.die()
+        (message,) = await receiver.receive(1, timedelta(minutes=2))
+        kept = asyncio.create_task(_keep(receiver, message))
+        try:
+            async with driving(world, known=first.offset, until_now=True) as driver:
+                assert await driver.batch() == []
+                assert await driver.batch() == []
+                assert await others.look() == ["0"]
+        finally:
+            kept.cancel()
 
     run(scenario)
 
@@ -813,10 +817,9 @@ def test_d2_locks_of_a_long_batch_are_kept_for_the_sink_as_well() -> None:
 def test_c14_an_idle_stream_asks_once_every_long_poll() -> None:
     async def scenario(world: World) -> None:
         async with driving(world) as driver:
-            day_s = 86_400
-            while world.loop.time() < day_s:
+            while world.loop.time() < 2 * 3_600:
                 assert await driver.batch() == []
-            assert 96 <= driver.consumption.report()["receives"] <= 97
+            assert 8 <= driver.consumption.report()["receives"] <= 9
 
     run(scenario)
 

@@ -7,7 +7,7 @@ import sys
 from contextlib import nullcontext
 from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -23,6 +23,7 @@ from pairbus.cli.connection import (
 )
 from pairbus.cli.serve import fail
 from pairbus.cli.syphon_screen import SyphonScreen
+from pairbus.client.validation import shown
 from pairbus.jobs.syphon.command import run_syphon
 from pairbus.jobs.syphon.in_process_engine import DrainingSyphon
 from pairbus.jobs.syphon.lines import LineTeller, Teller
@@ -31,6 +32,9 @@ from pairbus.jobs.syphon.standalone import Engine
 from pairbus.pairing.syphon import SyphonSettings, TimeToLive
 from pairbus.spark.connection_reference import ConnectionReference, Place
 from pairbus.spark.errors import ConnectionReferenceError
+
+_HERE: Final = "local[*]"
+_MASTERS: Final = ("local", "spark://", "yarn", "k8s://", "sc://")
 
 
 class EngineName(Enum):
@@ -86,7 +90,7 @@ def syphon(
     primary: PrimaryOption,
     secondary: SecondaryOption,
     engine: _EngineOption = EngineName.SPARK,
-    master: _MasterOption = "local[*]",
+    master: _MasterOption = _HERE,
     checkpoint: _CheckpointOption = None,
     once: _OnceOption = False,
     backlog_queues: _BacklogQueuesOption = None,
@@ -103,7 +107,7 @@ def syphon(
 
     SIGTERM and Ctrl-C stop it after what is under way; a second one stops it at once. Nothing is lost either way.
 
-    Example: pairbus syphon --primary @contoso.txt --secondary @fabrikam.txt
+    Example: pairbus syphon --primary @contoso.txt --secondary @fabrikam.txt --name contoso
     """
     first, first_text = _reference("--primary", PRIMARY_VARIABLE, primary)
     second, second_text = _reference("--secondary", SECONDARY_VARIABLE, secondary)
@@ -111,6 +115,8 @@ def syphon(
     settings = _settings(long_poll, time_to_live, max_messages if engine is EngineName.IN_PROCESS else None)
     if engine is EngineName.SPARK:
         _check_master(master, first, second)
+    elif checkpoint is not None or master != _HERE:
+        fail("--master and --checkpoint are Spark's: leave them out with --engine in-process", USAGE)
     order = SyphonOrder(
         primary=_exported(PRIMARY_VARIABLE, first),
         secondary=_exported(SECONDARY_VARIABLE, second),
@@ -158,8 +164,8 @@ def _exported(variable: str, reference: ConnectionReference) -> ConnectionRefere
 
 
 def _check_master(master: str, *references: ConnectionReference) -> None:
-    if master.startswith("sc://"):
-        fail("--master: a syphon tells its driver of each batch, which Spark Connect cannot; name the master", USAGE)
+    if not master.startswith(_MASTERS):
+        fail(f"--master is {shown(master)}; it is local[N], local[*], spark://…, yarn, k8s://… or sc://…", USAGE)
     if not master.startswith("local") and any(one.place is Place.OPTION for one in references):
         fail(
             f"the executors of {master} have to find the connection strings for themselves: say env:NAME or file:/path,"

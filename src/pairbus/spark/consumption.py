@@ -49,6 +49,7 @@ class Consumption:
         self._committed: int | None = None
         self._changed = asyncio.Event()
         self._looked_s = 0.0
+        self._is_finished = False
 
     async def start(self, known: ConsumeOffset, *, until_now: bool) -> None:
         """Begin to receive, for ever or ``until_now``: what has come by now. Raises ``MessagingError``.
@@ -87,6 +88,8 @@ class Consumption:
 
     async def plan(self, start: ConsumeOffset, most: int) -> ConsumeOffset:
         """What the next batch holds; ``start`` itself if there is nothing for a while, or, until now, any more."""
+        if self._is_finished:
+            return start
         self._raise_errors()
         await self._look_now_and_then()
         self.committed(start)
@@ -196,6 +199,12 @@ class Consumption:
                     _log.info("'%s' could not be looked at: %s", intake.path, error)
 
     async def _finish(self) -> None:
+        """Once: Spark may ask again."""
+        if not self._is_finished:
+            self._is_finished = True
+            await self._end()
+
+    async def _end(self) -> None:
         """Wait until what was committed is removed, and give back what was received beyond the end."""
         loop = asyncio.get_running_loop()
         ends_s = loop.time() + _PATIENCE_S

@@ -34,6 +34,7 @@ _RENEW_AT: Final = 0.5
 _USUAL_LOCK_S: Final = 60.0
 _SHORTEST_LOCK_S: Final = 5.0
 _TICK_S: Final = 1.0
+_DOUBT_S: Final = 600.0
 _UNDER_WAY_S: Final = 1.0
 _LINK_MESSAGES: Final = 2_000
 _LINK_BYTES: Final = 8 * 1024 * 1024
@@ -124,6 +125,7 @@ class Intake:
         self._lock_s: float | None = None
         """How long a lock is, or less; not known before there was one."""
 
+        self._doubted_s = -_DOUBT_S
         self._chores = Chores(path)
 
     def resume(self, held: Portion | None, left: Leftovers | None) -> None:
@@ -225,17 +227,24 @@ class Intake:
         """Have a message that is locked for us now. One that was so before has lost its lock meanwhile."""
         before = claims.get(claim.number)
         if before is not None and before.enqueued_ms == claim.enqueued_ms:
-            self._shorten(claim.locked_s - before.locked_s)
+            self._found_short(claim.locked_s - before.locked_s, claim.locked_s)
         claims[claim.number] = claim
 
     def _shorten(self, lock_s: float) -> None:
         self._lock_s = max(_SHORTEST_LOCK_S, min(self._lock_s or _USUAL_LOCK_S, lock_s))
+
+    def _found_short(self, lock_s: float, now_s: float) -> None:
+        """A lock was lost; which may have another reason, so that is not believed for ever."""
+        self._shorten(lock_s)
+        self._doubted_s = now_s
 
     def _note_lock(self, message: ReceivedMessage) -> None:
         """No message was locked before it was enqueued, nor, if the clocks of this machine and of the namespace agree,
         before it came. Where they do not, a lock may seem longer than it is, until one is lost.
         """
         if message.locked_until is not None:
+            if asyncio.get_running_loop().time() - self._doubted_s > _DOUBT_S:
+                self._lock_s = None
             ends = message.locked_until.timestamp()
             self._shorten(min(ends - message.enqueued_time.timestamp(), ends - time.time() + _UNDER_WAY_S))
 
@@ -353,7 +362,7 @@ class Intake:
         """Locks that are lost are no longer than they have been held, unless the sink has settled the messages."""
         is_ours = self._settings.keeps or any(claim.number in self._fresh for claim in lost)
         if is_ours:
-            self._shorten(now_s - lost[0].locked_s)
+            self._found_short(now_s - lost[0].locked_s, now_s)
 
     def _lose(self, lost: list[Claim]) -> None:
         """They come again, to somebody; a batch that holds them goes on holding them."""

@@ -15,10 +15,10 @@ class BatchReport:
 
     batch: int
     counts: Mapping[Kind, int]
-    destinations: Mapping[str, int]
+    seconds: float
+    destinations: Mapping[str, int] = field(default_factory=dict)
     """Messages brought home, by destination."""
 
-    seconds: float
     causes: Mapping[str, str] = field(default_factory=dict)
     """Why destinations did not take theirs."""
 

@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
@@ -40,6 +41,7 @@ _LOAD: Final = 4_000
 _LOAD_BYTES: Final = 8 * 1024 * 1024
 """What is brought home at once: there are many destinations, and few messages for each of them in a page."""
 
+_PATIENCE_S: Final = 5.0
 _WHENEVER: Final = 2**63 - 1
 
 
@@ -155,8 +157,11 @@ class _Group:
         self._delivery: Delivery[Homecomer] = Delivery(self._destination, quay.contact, self, self, self._landed)
 
     async def land(self, *, must_wait: bool) -> None:
-        if not must_wait and not self._contact.is_away:
-            await self._try()
+        if not must_wait:
+            if self._contact.is_away:
+                await self._wait_for_primary()
+            if not self._contact.is_away:
+                await self._try()
         if not self._rest:
             return
         away, down = self._contact.cause, self._destination.cause
@@ -165,6 +170,12 @@ class _Group:
         else:
             self.is_parked = True
             self._settlement.park(self._rest, str(down or "others wait before them, or the pair sends nothing to it"))
+
+    async def _wait_for_primary(self) -> None:
+        """A little: it may be back soon, and what is given back comes again at once."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_PATIENCE_S):
+                await self._contact.wait()
 
     async def _try(self) -> None:
         """Deliver as far as that goes; one that was down is tried with one message, if it is time to."""

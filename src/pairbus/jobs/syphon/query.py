@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any, Final
+from uuid import uuid4
 
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession, functions
 from pyspark.sql.streaming.listener import StreamingQueryProgress
 from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+from pairbus.jobs.syphon.batch_report import BatchReport
 from pairbus.jobs.syphon.landing import REFERENCES, Landing
-from pairbus.jobs.syphon.outcome import OUTCOMES, Outcome
+from pairbus.jobs.syphon.outcome import OUTCOMES, Kind, Outcome
 from pairbus.jobs.syphon.restoration import Restoration
 from pairbus.pairing.syphon import Held, TimeToLive
 from pairbus.spark.connection_reference import ConnectionReference
 from pairbus.spark.data_source import PairbusDataSource
+
+_OBSERVED: Final = "syphon"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,13 +91,52 @@ class SyphonQuery:
             outcomes = [Outcome.from_row(row.asDict()) for row in rows]
             on_batch(number, outcomes, time.monotonic() - started_s)
 
-        writer = (
-            self.backlog(spark)
-            .writeStream.queryName("pairbus-syphon")
-            .option("checkpointLocation", self.checkpoint)
-            .foreachBatch(bring_home)
+        return self._start(self.backlog(spark).writeStream.foreachBatch(bring_home), once=once)
+
+    def start_remotely(self, spark: SparkSession, *, once: bool = False) -> StreamingQuery:
+        """The same with Spark Connect, where nobody is told of a batch: ``reports_of`` its progress tell.
+
+        What must not be sent at the moment is not known there either. So what comes behind a message that is parked may
+        overtake it.
+        """
+        outcomes = self.landed(self.backlog(spark), Obstacles(held=Held(), busy=frozenset()))
+        counts = (
+            functions.sum(functions.when(outcomes.kind == kind.value, outcomes["count"]).otherwise(0)).alias(kind.name)
+            for kind in Kind
         )
-        return (writer.trigger(availableNow=True) if once else writer).start()
+        return self._start(outcomes.observe(_OBSERVED, *counts).writeStream.format("noop"), once=once)
+
+    def _start(self, writer: DataStreamWriter, *, once: bool) -> StreamingQuery:
+        # A session runs one query of a name, and there may be several syphons in it.
+        named = writer.queryName(f"pairbus-syphon-{uuid4().hex[:8]}").option("checkpointLocation", self.checkpoint)
+        return (named.trigger(availableNow=True) if once else named).start()
+
+
+def is_remote(spark: SparkSession) -> bool:
+    """Whether it is a session of Spark Connect."""
+    return type(spark).__module__.startswith("pyspark.sql.connect")
+
+
+def _named(observed: Mapping[str, Any]) -> dict[str, Any]:
+    """Values by name; Spark Connect gives them apart from their names."""
+    if set(observed) != {"values", "schema"}:
+        return dict(observed)
+    names = (field["name"] for field in observed["schema"]["fields"])
+    return dict(zip(names, observed["values"], strict=True))
+
+
+def reports_of(progresses: Iterable[StreamingQueryProgress], after: int) -> list[BatchReport]:
+    """What the batches after one have come to, as the progress of a query says."""
+    found: list[BatchReport] = []
+    for progress in progresses:
+        observed = progress.observedMetrics.get(_OBSERVED)
+        if observed is not None and progress.batchId > after and progress.numInputRows:
+            named = _named(observed.asDict())
+            counts = {kind: int(named.get(kind.name) or 0) for kind in Kind}
+            found.append(
+                BatchReport(batch=progress.batchId, counts=counts, seconds=progress.durationMs["addBatch"] / 1_000)
+            )
+    return found
 
 
 def _parallelism(spark: SparkSession) -> int | None:

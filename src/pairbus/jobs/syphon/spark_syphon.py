@@ -18,7 +18,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pairbus.jobs.syphon.batch_report import BatchReport
 from pairbus.jobs.syphon.connection_files import ConnectionFiles
 from pairbus.jobs.syphon.outcome import Kind, Outcome
-from pairbus.jobs.syphon.query import Obstacles, SyphonQuery, receives_of
+from pairbus.jobs.syphon.query import Obstacles, SyphonQuery, is_remote, receives_of, reports_of
 from pairbus.jobs.syphon.settings import SparkSyphonSettings
 from pairbus.pairing.events import MessageDeadLettered
 from pairbus.pairing.pump.stragglers import Stragglers
@@ -39,6 +39,7 @@ the work: what its best compiler and its parallel collector take is never earned
 _FIRST_PAUSE_S: Final = 1.0
 _LONGEST_PAUSE_S: Final = 60.0
 _QUIET_S: Final = 10.0
+_HEAR_S: Final = 1.0
 _LOOK_S: Final = 3_600.0
 """How often idle queues are looked at for what somebody else has parked."""
 
@@ -64,6 +65,7 @@ class SparkSyphon:
         self._files = ConnectionFiles()
         self._counts: Counter[Kind] = Counter()
         self._receives = 0
+        self._heard = -1
         self._received_before = 0
         """By queries that have ended."""
 
@@ -76,6 +78,7 @@ class SparkSyphon:
         self._at_rest = asyncio.Event()
         self._at_rest.set()
         self._is_draining = False
+        self._end = asyncio.Event()
         self._closing: asyncio.Task[None] | None = None
 
     @property
@@ -94,12 +97,11 @@ class SparkSyphon:
         """What became of the messages of all batches so far."""
         return dict(self._counts)
 
-    async def _ask_progress(self) -> None:
-        """How often the source has received: the query tells when it is asked, which takes a moment."""
-        query = self._query
-        progress = None if query is None else await asyncio.to_thread(lambda: query.lastProgress)
-        if progress is not None:
-            self._receives = self._received_before + receives_of(progress)
+    @property
+    def _spark(self) -> SparkSession:
+        if self._session is None:
+            raise RuntimeError("it has not been started")
+        return self._session
 
     def resume(self, path: str) -> None:
         """The pair sends to an entity again that was held."""
@@ -117,8 +119,7 @@ class SparkSyphon:
         await self._open()
         self._is_draining = True
         query = await asyncio.to_thread(self._start_query, once=True)
-        await asyncio.to_thread(query.awaitTermination)
-        await self._ask_progress()
+        await self._attend(query)
         await self._stragglers.look()
         await self._stragglers.rest()
 
@@ -153,11 +154,42 @@ class SparkSyphon:
         )
 
     def _start_query(self, *, once: bool = False) -> StreamingQuery:
-        if self._session is None:
-            raise RuntimeError("it has not been started")
         self._received_before = self._receives
-        self._query = self._describe().start(self._session, self._obstacles, self._note, once=once)
+        self._heard = -1
+        query = self._describe()
+        if is_remote(self._spark):
+            self._query = query.start_remotely(self._spark, once=once)
+        else:
+            self._query = query.start(self._spark, self._obstacles, self._note, once=once)
         return self._query
+
+    async def _attend(self, query: StreamingQuery) -> None:
+        """Wait until a query ends; raises why, if it was not to."""
+        hearing = self._loop.create_task(self._hear_often(query))
+        try:
+            await asyncio.to_thread(query.awaitTermination)
+        finally:
+            hearing.cancel()
+            await asyncio.wait((hearing,))
+        await self._hear(query)
+
+    async def _hear_often(self, query: StreamingQuery) -> None:
+        while True:
+            await asyncio.sleep(_HEAR_S if is_remote(self._spark) else _QUIET_S)
+            with suppress(PySparkException, Py4JError, OSError):  # it ends
+                await self._hear(query)
+
+    async def _hear(self, query: StreamingQuery) -> None:
+        """Ask a query how it goes, which takes a moment. One that runs elsewhere tells of its batches only so."""
+        progresses = await asyncio.to_thread(lambda: query.recentProgress)
+        if not progresses:
+            return
+        self._receives = self._received_before + receives_of(progresses[-1])
+        for report in reports_of(progresses, self._heard):
+            self._heard = report.batch
+            self._report(report)
+            if report.counts[Kind.PARKED]:
+                await self._stragglers.look()
 
     async def _supervise(self) -> None:
         """Keep the query running; what ends it is told, and does not end the syphon."""
@@ -167,8 +199,7 @@ class SparkSyphon:
             while True:
                 started_s = self._loop.time()
                 try:
-                    query = await asyncio.to_thread(self._start_query)
-                    await asyncio.to_thread(query.awaitTermination)
+                    await self._attend(await asyncio.to_thread(self._start_query))
                 except PySparkException as error:
                     _log.warning("the query of the syphon starts again after: %s", _first_line(error))
                 except Exception:  # noqa: BLE001 (whatever it is, the backlog has to be brought home)
@@ -187,8 +218,6 @@ class SparkSyphon:
         looked_s = -_LOOK_S
         while True:
             await asyncio.sleep(_QUIET_S)
-            with suppress(PySparkException, Py4JError, OSError):  # it ends, and another one begins
-                await self._ask_progress()
             now_s = self._loop.time()
             if self._at_rest.is_set() and now_s - self._worked_s >= _QUIET_S and now_s - looked_s >= _LOOK_S:
                 looked_s = now_s
@@ -212,16 +241,14 @@ class SparkSyphon:
     async def _take_note(self, number: int, outcomes: list[Outcome], seconds: float) -> None:
         """Tell what has happened. While the primary namespace is away, there is no next batch."""
         for outcome in outcomes:
-            self._counts[outcome.kind] += outcome.count
             if outcome.kind is Kind.PARKED:
                 self._adopt(outcome)
             elif outcome.kind is Kind.DEAD_LETTERED:
                 self._tell_dead_letter(outcome)
-        report = BatchReport.of(number, outcomes, seconds)
-        _log.info("%s", report)
-        if self._on_batch is not None:
-            self._on_batch(report)
-        self._worked_s = self._loop.time()
+        dead = Counter((one.queue, one.description) for one in outcomes if one.kind is Kind.DEAD_LETTERED)
+        for (queue, description), count in dead.items():
+            _log.warning("%d messages of '%s' were dead-lettered: %s", count, queue, description)
+        self._report(BatchReport.of(number, outcomes, seconds))
         self._at_rest.set()
         given_back = next((one for one in outcomes if one.kind is Kind.GIVEN_BACK and one.destination), None)
         if given_back is None or given_back.destination is None or self._closing is not None:
@@ -229,14 +256,32 @@ class SparkSyphon:
         if self._is_draining and self._query is not None:  # nothing more can be brought home now
             self._loop.run_in_executor(None, self._query.stop)
         else:
-            await self._stragglers.wait_for_primary(given_back.destination)
+            await self._wait_for_primary(given_back.destination)
+
+    async def _wait_for_primary(self, path: str) -> None:
+        """Wait until the primary namespace is there, or the syphon is to end: Spark cannot stop us while we wait."""
+        waits = [
+            asyncio.ensure_future(self._stragglers.wait_for_primary(path)),
+            asyncio.ensure_future(self._end.wait()),
+        ]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+
+    def _report(self, report: BatchReport) -> None:
+        self._counts.update(report.counts)
+        self._worked_s = self._loop.time()
+        _log.info("%s", report)
+        if self._on_batch is not None:
+            self._on_batch(report)
 
     def _adopt(self, outcome: Outcome) -> None:
         for number in outcome.numbers:
             self._stragglers.adopt(outcome.queue, outcome.destination or "", number, outcome.session_id)
 
     def _tell_dead_letter(self, outcome: Outcome) -> None:
-        _log.warning("a message of '%s' was dead-lettered: %s", outcome.queue, outcome.description)
         self._context.tell(
             MessageDeadLettered(
                 at=datetime.now(UTC),
@@ -257,6 +302,7 @@ class SparkSyphon:
         await asyncio.shield(self._closing)
 
     async def _close(self) -> None:
+        self._end.set()
         with suppress(TimeoutError):
             await asyncio.wait_for(self._at_rest.wait(), _FAREWELL_S)
         if self._query is not None:

@@ -38,9 +38,10 @@ class DeadLetters:
 
         await self._hand.settle(cargoes, settle)
         self._hand.adopt_unsettled(cargoes)
-        for cargo in cargoes:
-            if cargo.message.is_settled:
-                self._moved(cargo.message, cargo.transfer.path, reason, description)
+        moved = [cargo for cargo in cargoes if cargo.message.is_settled]
+        for cargo in moved:
+            self._moved(cargo.message, cargo.transfer.path, reason, description)
+        self._log(len(moved), description)
 
     def add_unreadable(self, message: ReceivedMessage, error: TransferError | InvalidMessageError) -> None:
         """Move a message that was received, and is nothing that could be delivered."""
@@ -59,10 +60,14 @@ class DeadLetters:
             _log.warning("a message of '%s' could not be dead-lettered yet: %s", self._receiver.path, error)
         else:
             self._moved(message, path, reason, description)
+            self._log(1, description)
+
+    def _log(self, count: int, description: str) -> None:
+        if count:
+            _log.warning("%d messages of '%s' were dead-lettered: %s", count, self._receiver.path, description)
 
     def _moved(self, message: ReceivedMessage, path: str | None, reason: DeadLetterReason, description: str) -> None:
         self.count += 1
-        _log.warning("a message of '%s' was dead-lettered: %s", self._receiver.path, description)
         self._tell(
             MessageDeadLettered(
                 at=datetime.now(UTC),

@@ -1,0 +1,98 @@
+"""E1, D2: a syphon that is killed at any point, with all of its processes, loses nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from random import Random
+from typing import Any, Final
+
+import pytest
+
+from pairbus import MessagingFactory
+from tests.jobs.driver import driver
+from tests.jobs.freight import Freight, Strings, depth, make_backlog, make_queues
+from tests.pairing.processes import NamespaceProcess
+
+LIMIT_S: Final = 800.0
+MESSAGES: Final = 6_000
+BATCH: Final = 500
+QUEUES: Final = 3
+KILLS: Final = 4
+
+
+@pytest.fixture
+def strings(tmp_path: Path) -> Iterator[Strings]:
+    if not Path("/proc/self/stat").exists():
+        pytest.skip("processes are looked for in /proc")
+    with ExitStack() as stack:
+        primary, secondary = (
+            stack.enter_context(NamespaceProcess(tmp_path / name)) for name in ("contoso", "fabrikam")
+        )
+        yield Strings(primary=primary.connection_string, secondary=secondary.connection_string)
+
+
+def play(scenario: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(scenario, LIMIT_S))
+
+
+class Cargo:
+    """Messages for destinations that detect duplicates, and for others that do not."""
+
+    def __init__(self, exact: Freight, plain: Freight) -> None:
+        self._exact = exact
+        self._plain = plain
+
+    @classmethod
+    async def load(cls, strings: Strings, secondary: MessagingFactory, seed: int) -> Cargo:
+        queues = await make_backlog(strings.secondary, QUEUES)
+        exact = Freight(
+            await make_queues(strings.primary, "exact", 4, requires_duplicate_detection=True), queues, seed=seed
+        )
+        plain = Freight(await make_queues(strings.primary, "plain", 4), queues, seed=seed + 1_000, sessions=9)
+        for freight in (exact, plain, exact, plain):
+            await freight.load(secondary, MESSAGES // 4)
+        return cls(exact, plain)
+
+    async def check(self, primary: MessagingFactory, kills: int) -> None:
+        exact, plain = await self._exact.arrivals(primary), await self._plain.arrivals(primary)
+        print(f"{kills} kills; with duplicate detection: {exact}; without: {plain}")
+        print(f"sessions out of order: {len(plain.disordered)}")
+        exact.assert_exact()
+        plain.assert_complete()
+        # What was being brought home, and what was about to be.
+        assert plain.repeats <= kills * BATCH
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(LIMIT_S + 60)
+@pytest.mark.parametrize("seed", [1, 2])
+def test_e1_a_driver_that_is_killed_and_started_again_brings_everything_home(
+    strings: Strings, tmp_path: Path, seed: int
+) -> None:
+    random = Random(seed)  # noqa: S311 (the same each time)
+
+    async def scenario() -> None:
+        async with strings.factories() as (primary, secondary):
+            cargo = await Cargo.load(strings, secondary, seed)
+            for kill in range(KILLS):
+                checkpoint = "checkpoint" if kill != KILLS - 1 else "another"
+                async with driver(
+                    strings, tmp_path, queues=QUEUES, checkpoint=checkpoint, max_messages=BATCH
+                ) as running:
+                    if kill == 1:
+                        await running.ready()
+                        await asyncio.sleep(random.uniform(0, 6))  # while the first batch is planned, or under way
+                    else:
+                        await running.said(random.randrange(1, 4))
+                        await asyncio.sleep(random.random() / 2)
+                    await running.kill()
+                    print(f"killed after {len(running.batches)} batches")
+            async with driver(strings, tmp_path, queues=QUEUES, max_messages=BATCH, once=True) as running:
+                assert await running.ended() == 0
+            await cargo.check(primary, KILLS)
+            assert await depth(secondary, [f"contoso/x-servicebus-transfer/{index}" for index in range(QUEUES)]) == 0
+
+    play(scenario())
