@@ -333,7 +333,18 @@ def test_d2_on_spark_it_runs_until_ctrl_c_and_leaves_no_process_behind(namespace
         (("--engine", "in-process", "--master", "local[2]"), "in-process"),
         (("--name", "a//b"), "--name"),
     ],
-    ids=["no variable", "no file", "no @file", "nonsense", "no time", "too long", "cluster", "no master", "not its own", "name"],
+    ids=[
+        "no variable",
+        "no file",
+        "no @file",
+        "nonsense",
+        "no time",
+        "too long",
+        "cluster",
+        "no master",
+        "not its own",
+        "name",
+    ],
 )
 def test_what_is_not_meant_is_code_2(namespaces: Namespaces, given: tuple[str, str], said: str) -> None:
     arguments = [*namespaces.options]

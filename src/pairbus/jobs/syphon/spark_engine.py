@@ -18,6 +18,8 @@ def spark_engine(settings: SparkSyphonSettings, teller: Teller) -> Engine:
         teller.tell(batch_line(report))
 
     def make(context: SyphonContext) -> SparkSyphon:
+        text = f"starting Spark on {settings.master}, which takes some seconds"
+        teller.tell(Line(event="spark", text=text, facts={"master": settings.master}))
         return SparkSyphon(context, settings, tell)
 
     return make

@@ -1,0 +1,132 @@
+"""The syphon with the Spark of another process, through Spark Connect (D2)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Final
+
+import pyspark
+import pytest
+
+from pairbus import EntityStatus, NamespaceManager
+from pairbus.spark.java import java_home, packaged_java_home
+from pairbus.testing import running_namespace
+from tests.jobs.freight import Freight, Strings, make_backlog, make_queues
+
+SPARK: Final = Path(pyspark.__file__).parent
+START_S: Final = 120.0
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
+
+
+@contextmanager
+def connect_server(environment: dict[str, str], log: Path) -> Iterator[str]:
+    """Spark with a server for clients, in a process of its own; its address."""
+    port = _free_port()
+    [jar] = (SPARK / "jars").glob("spark-connect_*.jar")
+    command = [
+        str(SPARK / "bin" / "spark-submit"),
+        *("--master", "local[2]", "--class", "org.apache.spark.sql.connect.service.SparkConnectServer"),
+        *(
+            "--conf",
+            f"spark.connect.grpc.binding.port={port}",
+            "--conf",
+            "spark.connect.grpc.binding.address=127.0.0.1",
+        ),
+        *("--conf", "spark.ui.enabled=false", "--conf", "spark.driver.host=127.0.0.1"),
+        str(jar),
+    ]
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, env=environment, stdout=output, stderr=output, cwd=log.parent)
+        try:
+            deadline_s = time.monotonic() + START_S
+            while not _answers(port):
+                assert process.poll() is None, log.read_text()[-2_000:]
+                assert time.monotonic() < deadline_s, log.read_text()[-2_000:]
+                time.sleep(0.2)
+            yield f"sc://127.0.0.1:{port}"
+        finally:
+            process.terminate()
+            process.wait(60)
+
+
+def spark_environment(strings: Strings) -> dict[str, str]:
+    """What Spark's processes are started with: a Java, a Python, and the connection strings."""
+    home = java_home(os.environ, packaged_java_home())
+    return {
+        **{name: value for name, value in os.environ.items() if name != "JAVA_HOME"},
+        **({} if home is None else {"JAVA_HOME": str(home)}),
+        "PAIRBUS_PRIMARY": strings.primary,
+        "PAIRBUS_SECONDARY": strings.secondary,
+        "PYSPARK_PYTHON": sys.executable,
+    }
+
+
+def _answers(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), 1).close()
+    except OSError:
+        return False
+    return True
+
+
+def syphon_once(address: str, environment: dict[str, str]) -> tuple[int, list[dict[str, object]]]:
+    """The command, as somebody runs it who has the address; its code and its lines."""
+    command = [sys.executable, "-m", "pairbus.jobs.syphon.main", "--master", address, "--name", "contoso"]
+    found = subprocess.run(
+        [*command, "--once", "--json"], env=environment, capture_output=True, text=True, timeout=150, check=False
+    )
+    return found.returncode, [json.loads(line) for line in found.stdout.splitlines()]
+
+
+async def set_status(primary: str, path: str, status: EntityStatus) -> None:
+    async with NamespaceManager.from_connection_string(primary) as manager:
+        await manager.update_queue(replace(await manager.get_queue(path), status=status))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(500)
+def test_d2_a_syphon_through_spark_connect_and_what_is_parked_comes_home_the_next_time(tmp_path: Path) -> None:
+    with running_namespace("contoso") as primary, running_namespace("fabrikam") as secondary:
+        strings = Strings(primary=primary.connection_string, secondary=secondary.connection_string)
+
+        async def prepare() -> tuple[Freight, str]:
+            up, down = await make_queues(strings.primary, "orders", 2)
+            queues = await make_backlog(strings.secondary, 2, timedelta(minutes=1))
+            freight = Freight([up, down], queues)
+            async with strings.factories() as (_, away):
+                await freight.load(away, 200)
+            await set_status(strings.primary, down, EntityStatus.SEND_DISABLED)
+            return freight, down
+
+        async def check(freight: Freight) -> None:
+            async with strings.factories() as (home, _):
+                (await freight.arrivals(home)).assert_exact()
+
+        freight, down = asyncio.run(prepare())
+        environment = spark_environment(strings)
+        with connect_server(environment, tmp_path / "spark.log") as address:
+            code, told = syphon_once(address, environment)
+            batches = [line for line in told if line["event"] == "batch"]
+            assert (sum(int(str(line["delivered"])) for line in batches), code) == (100, 3)
+            assert sum(int(str(line["parked"])) for line in batches) == 100
+            assert [line["destination"] for line in told if line["event"] == "waiting"] == [down]
+            asyncio.run(set_status(strings.primary, down, EntityStatus.ACTIVE))
+            code, told = syphon_once(address, environment)
+            assert code == 0, told
+        asyncio.run(check(freight))
