@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
+from uuid import UUID
 
 import pyarrow as pa
 import pytest
@@ -106,8 +107,20 @@ class Scene:
             schema=_SCHEMA,
         )
 
-    def land(self, batch: pa.RecordBatch, landing: Landing | None = None) -> list[Outcome]:
-        found = list((landing or self.landing())(iter([batch])))
+    def defer(self, batch: pa.RecordBatch) -> None:
+        """Park messages, as another syphon does."""
+
+        async def defer() -> None:
+            async with MessagingFactory.from_connection_string(self.secondary.connection_string) as factory:
+                receiver = await factory.create_message_receiver(self.backlog)
+                await receiver.defer(
+                    ReceivedMessage(b"", lock_token=UUID(row["lock_token"])) for row in batch.to_pylist()
+                )
+
+        asyncio.run(defer())
+
+    def land(self, *batches: pa.RecordBatch, landing: Landing | None = None) -> list[Outcome]:
+        found = list((landing or self.landing())(iter(batches)))
         return [Outcome.from_row(row) for one in found for row in one.to_pylist()]
 
     def lying(self, path: str | None = None, namespace: RunningNamespace | None = None) -> list[ReceivedMessage]:
@@ -231,7 +244,7 @@ def test_c15_what_comes_behind_a_parked_message_is_parked_too(scene: Scene) -> N
     destination = make_queue(scene.primary)
     scene.divert((destination, _message(1, session_id="a")))
     busy = frozenset({(scene.backlog, destination.lower())})
-    assert _counts(scene.land(scene.lock(1), scene.landing(busy=busy))) == {Kind.PARKED: 1}
+    assert _counts(scene.land(scene.lock(1), landing=scene.landing(busy=busy))) == {Kind.PARKED: 1}
     assert scene.home(destination) == []
 
 
@@ -239,7 +252,7 @@ def test_c21_what_the_pair_holds_is_parked(scene: Scene) -> None:
     destination, other = make_queue(scene.primary), make_queue(scene.primary)
     scene.divert((destination, _message(1)), (other, _message(2)))
     held = Held(known={destination.lower(): True})
-    assert _counts(scene.land(scene.lock(2), scene.landing(held=held))) == {Kind.PARKED: 1, Kind.DELIVERED: 1}
+    assert _counts(scene.land(scene.lock(2), landing=scene.landing(held=held))) == {Kind.PARKED: 1, Kind.DELIVERED: 1}
     assert (scene.home(destination), scene.home(other)) == ([], ["m2"])
 
 
@@ -279,7 +292,7 @@ def test_c16_what_is_left_of_a_time_to_live_is_restored_and_what_has_none_left_i
         (destination, _message(2, time_to_live=timedelta(hours=1))),
     )
     batch = scene.lock(2)
-    outcomes = scene.land(batch, scene.landing(time_to_live=TimeToLive.REMAINING))
+    outcomes = scene.land(batch, landing=scene.landing(time_to_live=TimeToLive.REMAINING))
     assert _counts(outcomes) == {Kind.DEAD_LETTERED: 1, Kind.DELIVERED: 1}
     [dead] = scene.lying(f"{scene.backlog}/$DeadLetterQueue")
     assert (dead.message_id, dead.dead_letter_reason) == ("m1", DeadLetterReason.EXPIRED.value)
@@ -304,3 +317,46 @@ def test_many_messages_of_many_destinations_land_in_order(scene: Scene) -> None:
     for index, path in enumerate(destinations):
         expected = [f"m{number}" for number in range(6_000) if number % 7 == index]
         assert scene.home(path) == expected[:1_000]
+
+
+def test_c15_what_was_parked_is_remembered_as_long_as_the_task_runs(scene: Scene) -> None:
+    """Spark hands a task its messages in several batches, and a destination may come back between two of them."""
+    destination = make_queue(scene.primary)
+    scene.divert(*((destination, _message(number, session_id="a")) for number in range(6)))
+    batch = scene.lock(6)
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        scene.set_status(destination, EntityStatus.SEND_DISABLED)
+        yield batch.slice(0, 3)
+        scene.set_status(destination, EntityStatus.ACTIVE)
+        yield batch.slice(3)
+
+    outcomes = [Outcome.from_row(row) for one in scene.landing()(batches()) for row in one.to_pylist()]
+    assert _counts(outcomes) == {Kind.PARKED: 6}
+    assert scene.home(destination) == []
+
+
+def test_c15_what_somebody_else_has_parked_in_between_is_told_of_and_waited_for(scene: Scene) -> None:
+    destination, other = make_queue(scene.primary), make_queue(scene.primary)
+    paths = [other, destination, destination, other]
+    scene.divert(*((path, _message(number, session_id="a")) for number, path in enumerate(paths)))
+    batch = scene.lock(4)
+    scene.defer(batch.slice(1, 1))
+    outcomes = scene.land(pa.Table.from_batches([batch.slice(0, 1), batch.slice(2)]).combine_chunks().to_batches()[0])
+    assert _counts(outcomes) == {Kind.DELIVERED: 2, Kind.FOUND: 1, Kind.PARKED: 1}
+    [found] = [outcome for outcome in outcomes if outcome.kind is Kind.FOUND]
+    assert (found.destination, found.session_id, str(found.numbers)) == (destination, "a", "2")
+    assert scene.home(destination) == []
+
+
+def test_c15_what_the_pair_holds_because_the_primary_is_away_is_not_parked(secondary: RunningNamespace) -> None:
+    with running_namespace("adventure") as primary:
+        scene = Scene(primary, secondary)
+        destination = make_queue(primary)
+        scene.divert(*((destination, _message(number)) for number in range(5)))
+        batch = scene.lock(5)
+        primary.stop()
+        held = Held(known={destination.lower(): True})
+        assert _counts(scene.land(batch, landing=scene.landing(held=held))) == {Kind.GIVEN_BACK: 5}
+        assert {message.state for message in scene.lying()} == {MessageState.ACTIVE}
+        primary.start()

@@ -1,4 +1,4 @@
-"""Queries as users write them, on a Spark session: read from a subscription, kept as a table, written to queues (D1)."""
+"""Queries as users write them: read from a subscription, kept as a table, written to queues (D1)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
-from uuid import uuid4
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
@@ -42,7 +41,7 @@ def connection(namespace: RunningNamespace) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def spark(connection: str) -> Iterator[SparkSession]:  # noqa: ARG001 (it has to be there before)
+def spark(connection: str) -> Iterator[SparkSession]:
     with ensured_session("local[2]") as session:
         session.dataSource.register(PairbusDataSource)
         yield session
@@ -127,6 +126,7 @@ def test_d1_a_subscription_becomes_a_table_with_each_message_once_however_often_
             assert not query.awaitTermination(1), query.exception()
     finally:
         query.stop()
+    wait_for_links(namespace)
     send(factory, topic, range(700, 750))
     finish(into(table, rows).trigger(availableNow=True).start())
     assert numbers_of(spark, table) == [*range(750)]

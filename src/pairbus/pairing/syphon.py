@@ -58,6 +58,11 @@ class Held:
     others: bool = False
     """Whether all others are."""
 
+    @property
+    def is_all(self) -> bool:
+        """Whether everything that the pair has to do with is held."""
+        return self.others or (bool(self.known) and all(self.known.values()))
+
     def holds(self, path: str) -> bool:
         return self.known.get(key_of(path), self.others)
 

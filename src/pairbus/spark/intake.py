@@ -28,6 +28,7 @@ T = TypeVar("T")
 _FIRST_PAUSE_S: Final = 1.0
 _LONGEST_PAUSE_S: Final = 30.0
 _SETTLED_AT_ONCE: Final = 1_000
+_LOOKED_AT_ONCE: Final = 100
 _RENEW_AT: Final = 0.5
 """How much of a lock's time may pass before it is renewed."""
 
@@ -126,6 +127,9 @@ class Intake:
         """How long a lock is, or less; not known before there was one."""
 
         self._doubted_s = -_DOUBT_S
+        self._is_sure = settings.keeps
+        """Whether what has come is what lies first in the queue."""
+
         self._chores = Chores(path)
 
     def resume(self, held: Portion | None, left: Leftovers | None) -> None:
@@ -138,6 +142,8 @@ class Intake:
         self._desk = await self._factory.create_message_receiver(self.path)
         self._chores.start(self._run())
         self._chores.start(self._renew())
+        if not self._is_sure:
+            self._chores.start(self._make_sure())
 
     @property
     def waiting(self) -> int:
@@ -147,7 +153,12 @@ class Intake:
     @property
     def fresh(self) -> int:
         """How many of them can be planned."""
-        return sum(map(self._is_due, self._fresh))
+        return sum(map(self._is_due, self._fresh)) if self._is_sure else 0
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing more comes up to the target, and nothing of that waits."""
+        return self.is_drained and not any(map(self._is_due, self._fresh))
 
     def _is_due(self, number: int) -> bool:
         return self._target is None or number <= self._target
@@ -197,6 +208,38 @@ class Intake:
         while not self._has_room():
             self._room.clear()
             await self._room.wait()
+
+    async def _make_sure(self) -> None:
+        """Before the first batch: see that nothing lies before it which a process that was killed has left locked.
+
+        That comes when its lock ends, and has to go first: messages of a session stay in order. Somebody who is alive
+        may have it as well, so it is not waited for longer than that.
+        """
+        loop = asyncio.get_running_loop()
+        ends_s = loop.time() + _USUAL_LOCK_S + _UNDER_WAY_S
+        while loop.time() < ends_s:
+            try:
+                if self._fresh and await self._is_first(min(self._fresh)):
+                    break
+            except MessagingError as error:
+                _log.debug("'%s' could not be looked at: %s", self.path, error)
+            await asyncio.sleep(_TICK_S if self._fresh else _TICK_S / 10)
+            if not self._fresh:
+                ends_s = max(ends_s, loop.time() + _USUAL_LOCK_S + _UNDER_WAY_S)
+        self._is_sure = True
+        self._on_change()
+
+    async def _is_first(self, number: int) -> bool:
+        """Whether nothing that could be received lies before a message."""
+        cursor = 0
+        while cursor < number:
+            page = await self._receiver.peek(_LOOKED_AT_ONCE, cursor)
+            if not page:
+                return True
+            if any(one.state is MessageState.ACTIVE and one.sequence_number < number for one in page):
+                return False
+            cursor = page[-1].sequence_number + 1
+        return True
 
     def make_room(self) -> None:
         """Something was planned, of this entity or of another one."""
@@ -252,7 +295,7 @@ class Intake:
 
     def take(self, most: int) -> Portion:
         """Plan messages that were received, as many as there are or may be: they are held from now on."""
-        numbers = list(islice(filter(self._is_due, self._fresh), most))
+        numbers = sorted(filter(self._is_due, self._fresh))[:most]
         self._planned = {number: self._fresh.pop(number) for number in numbers}
         if not numbers:
             return NOTHING
@@ -331,9 +374,17 @@ class Intake:
             due = [claim for claim in claims if now_s - lock_s < claim.locked_s <= now_s - lock_s * _RENEW_AT]
             try:
                 for group in _groups(due, _SETTLED_AT_ONCE):
-                    await self._renew_all(group)
+                    await self._renew_group(group)
             except MessagingError as error:
                 _log.info("locks of '%s' could not be renewed: %s", self.path, error)
+
+    async def _renew_group(self, claims: list[Claim]) -> None:
+        now_s = asyncio.get_running_loop().time()
+        if await self._is_renewed(claims):
+            for claim in claims:
+                claim.locked_s = now_s
+        elif unsettled := await self._unsettled(claims):
+            await self._renew_all(unsettled)
 
     async def _renew_all(self, claims: list[Claim]) -> None:
         """Renew locks. One that is lost keeps the namespace from renewing the others of its group; it is looked for,
@@ -350,6 +401,16 @@ class Intake:
             half = len(claims) // 2
             await self._renew_all(claims[:half])
             await self._renew_all(claims[half:])
+
+    async def _unsettled(self, claims: list[Claim]) -> list[Claim]:
+        """Those that the sink has not settled yet, as far as it does: what it has settled is not there any more."""
+        if self._settings.keeps:
+            return claims
+        until_ms = max(claim.enqueued_ms for claim in claims)
+        portion = Portion(numbers=SequenceRanges.of(claim.number for claim in claims), until_ms=until_ms)
+        there = set(await self._still_there(portion))
+        self._lose([claim for claim in claims if claim.number not in there])
+        return [claim for claim in claims if claim.number in there]
 
     async def _is_renewed(self, claims: list[Claim]) -> bool:
         try:

@@ -23,6 +23,9 @@ class Pages:
         self._partition = partition
         self._size = size
         self._rest: SequenceRanges = partition.portion.numbers
+        self.beside: list[ReceivedMessage] = []
+        """What came along with the last page: it lies between the messages of the partition."""
+
         self._receiver: MessageReceiver | None = None
         self._coming: asyncio.Task[list[ReceivedMessage]] | None = None
 
@@ -38,7 +41,13 @@ class Pages:
         page = await coming
         self._rest = self._rest.since(page[-1].sequence_number + 1) if page else SequenceRanges()
         self._ask(self._receiver)
-        return [message for message in page if self._is_wanted(message)]
+        wanted = [message for message in page if self._is_wanted(message)]
+        if len(wanted) < len(page):
+            chosen = set(map(id, wanted))
+            self.beside = [message for message in page if id(message) not in chosen]
+        else:
+            self.beside = []
+        return wanted
 
     def _ask(self, receiver: MessageReceiver) -> None:
         """Ask for what comes next; what lies between the wanted numbers comes with them."""

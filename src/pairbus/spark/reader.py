@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 from collections.abc import Iterator, Sequence
+from types import FrameType
 from typing import Any, Generic, TypeVar
 
 import pyarrow as pa
@@ -128,6 +131,7 @@ class ConsumingStreamReader(_StreamReader[Consumption]):
             source = Consumption(factory_of(options.connection), _entities(options), options)
             on_loop(source.start, known, until_now=self._is_until_now)
             self._source = source
+            _end_well()
         return self._source
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
@@ -135,6 +139,19 @@ class ConsumingStreamReader(_StreamReader[Consumption]):
             return []
         known = ConsumeOffset.from_json(end)
         return self._started(known).partitions(known)
+
+
+def _end_well() -> None:
+    """When Spark ends the process of a stream, let what is locked for it go at once, and not when the locks end.
+
+    It ends it with SIGTERM, in the middle of whatever it does. Made an exception, that ends in ``stop``.
+    """
+    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _exit)
+
+
+def _exit(_signal: int, _frame: FrameType | None) -> None:
+    raise SystemExit(128 + signal.SIGTERM)
 
 
 class BrowsingStreamReader(_StreamReader[Browsing]):

@@ -12,18 +12,20 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 from uuid import UUID
 
 import pyarrow as pa
 
 from pairbus.client.errors import MessagingError
-from pairbus.client.received_message import ReceivedMessage
+from pairbus.client.received_message import MessageState, ReceivedMessage
 from pairbus.dialect.enqueued import read_enqueued
-from pairbus.jobs.syphon.outcome import Outcome, record_batch
+from pairbus.dialect.transfer import TransferError
+from pairbus.jobs.syphon.outcome import Kind, Outcome, record_batch
 from pairbus.jobs.syphon.quay import Quay, quay_of
 from pairbus.jobs.syphon.restoration import Homecomer, Outcast, Restoration
 from pairbus.jobs.syphon.settlement import Settlement
+from pairbus.pairing.homecoming.bound import bound_for, key_of
 from pairbus.pairing.homecoming.delivery import Delivery
 from pairbus.pairing.syphon import Held
 from pairbus.spark.connection_reference import ConnectionReference
@@ -32,6 +34,11 @@ from pairbus.spark.offset import Portion
 from pairbus.spark.pages import Pages
 from pairbus.spark.partition import MessagePartition
 from pairbus.spark.sequence_ranges import SequenceRanges
+
+_Waiting: TypeAlias = dict[tuple[str, str], Kind]
+"""What has become of messages of a backlog queue for a destination that were not delivered."""
+
+_BEHIND: Final = "others wait before them, or the pair sends nothing to it"
 
 REFERENCES: Final = "entity string, sequence_number long, lock_token string"
 """What the step needs to know of a message."""
@@ -59,16 +66,21 @@ class Landing:
     """The backlog queues and destinations between which messages are parked: others have to wait behind them."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        waiting: _Waiting = dict.fromkeys(self.busy, Kind.PARKED)
         for batch in batches:
-            yield record_batch(on_loop(self._land, _partitions(batch), quay_of(self.primary, self.secondary)))
+            quay = quay_of(self.primary, self.secondary)
+            yield record_batch(on_loop(self._land, _partitions(batch), quay, waiting))
 
-    async def _land(self, partitions: list[MessagePartition], quay: Quay) -> list[Outcome]:
+    async def _land(self, partitions: list[MessagePartition], quay: Quay, waiting: _Waiting) -> list[Outcome]:
         """Several queues at a time: while one is being fetched, another is sent."""
-        found = await asyncio.gather(*(_Task(self, quay).run(partition) for partition in partitions))
-        return [outcome for outcomes in found for outcome in outcomes]
-
-    def must_wait(self, message: Homecomer) -> bool:
-        return self.held.holds(message.key) or (message.queue, message.key) in self.busy
+        tasks = (_Task(self, quay, waiting).run(partition) for partition in partitions)
+        found = await asyncio.gather(*tasks, return_exceptions=True)  # none goes on behind the back of another try
+        outcomes: list[Outcome] = []
+        for one in found:
+            if isinstance(one, BaseException):
+                raise one
+            outcomes += one
+        return outcomes
 
 
 def _partitions(batch: pa.RecordBatch) -> list[MessagePartition]:
@@ -87,22 +99,23 @@ def _partitions(batch: pa.RecordBatch) -> list[MessagePartition]:
 class _Task:
     """Messages of one backlog queue: all destinations at once, each in the order of the queue."""
 
-    def __init__(self, landing: Landing, quay: Quay) -> None:
+    def __init__(self, landing: Landing, quay: Quay, waiting: _Waiting) -> None:
         self._landing = landing
         self._quay = quay
+        self._waiting = waiting
 
     async def run(self, partition: MessagePartition) -> list[Outcome]:
         settlement = Settlement(await self._quay.desk(partition.entity))
         pages = Pages(self._quay.secondary, partition, _PAGE)
-        parked: set[str] = set()
         try:
             is_more = True
             while is_more:
                 groups, is_more = await self._load(partition, pages, settlement)
-                await self._land(groups, settlement, parked)
+                await self._land(groups, settlement)
         finally:
             await pages.close()
-        return await settlement.finish()
+            outcomes = await settlement.finish()
+        return outcomes
 
     async def _load(
         self, partition: MessagePartition, pages: Pages, settlement: Settlement
@@ -115,6 +128,7 @@ class _Task:
             page = await pages.next()
             if page is None:
                 return [*groups.values()], False
+            self._see(partition.entity, pages.beside, settlement)
             for message in page:
                 found = self._restored(partition, message, now_ms)
                 if isinstance(found, Homecomer):
@@ -125,6 +139,15 @@ class _Task:
             count += len(page)
         return [*groups.values()], True
 
+    def _see(self, queue: str, beside: list[ReceivedMessage], settlement: Settlement) -> None:
+        """What lies parked between the messages was left there by somebody else. It is told of, and waited for."""
+        for message in beside:
+            if message.state is MessageState.DEFERRED:
+                with suppress(TransferError):
+                    transfer = bound_for(message.payload)
+                    settlement.found_parked(queue, message.sequence_number, transfer)
+                    self._waiting[queue, key_of(transfer.path)] = Kind.PARKED
+
     def _restored(
         self, partition: MessagePartition, message: ReceivedMessage, now_ms: int
     ) -> Homecomer | Outcast | None:
@@ -134,13 +157,13 @@ class _Task:
             return None
         return self._landing.restoration.restored(partition.entity, message, number, token, now_ms)
 
-    async def _land(self, groups: list[list[Homecomer]], settlement: Settlement, parked: set[str]) -> None:
-        """Bring messages home. What goes where something was parked before waits behind it."""
+    async def _land(self, groups: list[list[Homecomer]], settlement: Settlement) -> None:
+        """Bring messages home. What goes where something waits goes the same way as that, so as to stay behind it."""
         landings = [_Group(self._quay, settlement, group) for group in groups]
         await asyncio.gather(
-            *(one.land(must_wait=one.key in parked or self._landing.must_wait(one.first)) for one in landings)
+            *(one.land(self._waiting.get(one.line), is_held=self._landing.held.holds(one.key)) for one in landings)
         )
-        parked.update(one.key for one in landings if one.is_parked)
+        self._waiting.update({one.line: one.left for one in landings if one.left is not None})
 
 
 class _Group:
@@ -149,27 +172,36 @@ class _Group:
     def __init__(self, quay: Quay, settlement: Settlement, messages: list[Homecomer]) -> None:
         self.first = messages[0]
         self.key = self.first.key
-        self.is_parked = False
+        self.line = self.first.queue, self.key
+        self.left: Kind | None = None
+        """What has become of those that were not delivered."""
+
         self._settlement = settlement
         self._rest = messages
         self._contact = quay.contact
         self._destination = quay.destination(self.first.destination)
         self._delivery: Delivery[Homecomer] = Delivery(self._destination, quay.contact, self, self, self._landed)
 
-    async def land(self, *, must_wait: bool) -> None:
-        if not must_wait:
-            if self._contact.is_away:
-                await self._wait_for_primary()
-            if not self._contact.is_away:
-                await self._try()
+    async def land(self, waiting: Kind | None, *, is_held: bool) -> None:
+        """Deliver what can be, and leave the rest; all of it if others are ``waiting`` before it, in the same way."""
+        if waiting is None and is_held:
+            waiting = Kind.GIVEN_BACK if await self._is_away() else Kind.PARKED
+        if waiting is None:
+            await self._try()
         if not self._rest:
             return
         away, down = self._contact.cause, self._destination.cause
-        if away is not None and not must_wait:
-            self._settlement.give_back(self._rest, str(away))
+        if waiting is Kind.GIVEN_BACK or (waiting is None and away is not None):
+            self.left = Kind.GIVEN_BACK
+            self._settlement.give_back(self._rest, str(away or _BEHIND))
         else:
-            self.is_parked = True
-            self._settlement.park(self._rest, str(down or "others wait before them, or the pair sends nothing to it"))
+            self.left = Kind.PARKED
+            self._settlement.park(self._rest, str(down or _BEHIND))
+
+    async def _is_away(self) -> bool:
+        """What the pair holds may be held because the namespace is away: then nothing is parked for it."""
+        since_s = asyncio.get_running_loop().time() - _PATIENCE_S
+        return await self._contact.doubt(self._destination.path, since_s)
 
     async def _wait_for_primary(self) -> None:
         """A little: it may be back soon, and what is given back comes again at once."""
@@ -180,6 +212,10 @@ class _Group:
     async def _try(self) -> None:
         """Deliver as far as that goes; one that was down is tried with one message, if it is time to."""
         destination = self._destination
+        if self._contact.is_away:
+            await self._wait_for_primary()
+        if self._contact.is_away:
+            return
         try:
             if destination.is_down:
                 if not destination.may_try(self):

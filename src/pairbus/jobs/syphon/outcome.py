@@ -21,6 +21,8 @@ class Kind(Enum):
     """Its destination has confirmed it, and it could not be removed: it comes again."""
     PARKED = "parked"
     """Its destination does not take it at the moment: it lies deferred in the backlog."""
+    FOUND = "found parked"
+    """It lay parked already, somebody else has left it so."""
     GIVEN_BACK = "given back"
     """The primary namespace is away: it lies in the backlog as before."""
     DEAD_LETTERED = "dead-lettered"

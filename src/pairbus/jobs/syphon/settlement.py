@@ -11,6 +11,7 @@ from typing import Any, Final, TypeVar
 from pairbus.client.errors import InvalidMessageError, MessagingError
 from pairbus.client.received_message import ReceivedMessage
 from pairbus.client.receiver import MessageReceiver
+from pairbus.dialect.transfer import Transfer
 from pairbus.jobs.syphon.outcome import Kind, Outcome
 from pairbus.jobs.syphon.restoration import Homecomer, Outcast
 from pairbus.pairing.homecoming.dead_letter_reason import one_line, reason_of
@@ -62,6 +63,18 @@ class Settlement:
 
     def cast_out(self, message: Outcast) -> None:
         self._start(self._move([message], message.reason, one_line(message.description)))
+
+    def found_parked(self, queue: str, number: int, transfer: Transfer) -> None:
+        """A message lies parked that is none of ours."""
+        self._outcomes.append(
+            Outcome(
+                kind=Kind.FOUND,
+                queue=queue,
+                destination=transfer.path,
+                session_id=transfer.session_id,
+                numbers=SequenceRanges.of([number]),
+            )
+        )
 
     async def finish(self) -> list[Outcome]:
         """Wait until everything is settled that can be: what became of the messages."""

@@ -40,6 +40,7 @@ _FIRST_PAUSE_S: Final = 1.0
 _LONGEST_PAUSE_S: Final = 60.0
 _QUIET_S: Final = 10.0
 _HEAR_S: Final = 1.0
+_HELD_S: Final = 60.0
 _LOOK_S: Final = 3_600.0
 """How often idle queues are looked at for what somebody else has parked."""
 
@@ -78,7 +79,9 @@ class SparkSyphon:
         self._at_rest = asyncio.Event()
         self._at_rest.set()
         self._is_draining = False
-        self._end = asyncio.Event()
+        self._missed: str | None = None
+        """A destination whose messages were given back because the primary namespace was away."""
+
         self._closing: asyncio.Task[None] | None = None
 
     @property
@@ -154,6 +157,7 @@ class SparkSyphon:
         )
 
     def _start_query(self, *, once: bool = False) -> StreamingQuery:
+        asyncio.run_coroutine_threadsafe(self._stragglers.look_ahead(), self._loop).result()
         self._received_before = self._receives
         self._heard = -1
         query = self._describe()
@@ -207,6 +211,10 @@ class SparkSyphon:
                 if self._closing is not None:
                     return
                 self._at_rest.set()
+                if self._missed is not None:
+                    await self._stragglers.wait_for_primary(self._missed)
+                    self._missed = None
+                    continue
                 pause_s = _FIRST_PAUSE_S if self._loop.time() - started_s > _LONGEST_PAUSE_S else pause_s
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
@@ -235,13 +243,19 @@ class SparkSyphon:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     async def _see_obstacles(self) -> Obstacles:
+        """What must not be sent. While the pair holds all that it knows, there is no hurry to park everything."""
+        ends_s = self._loop.time() + _HELD_S
+        held = self._context.held()
+        while held.is_all and self._loop.time() < ends_s and self._closing is None:
+            await asyncio.sleep(_HEAR_S)
+            held = self._context.held()
         self._at_rest.clear()
-        return Obstacles(held=self._context.held(), busy=self._stragglers.busy)
+        return Obstacles(held=held, busy=self._stragglers.busy)
 
     async def _take_note(self, number: int, outcomes: list[Outcome], seconds: float) -> None:
-        """Tell what has happened. While the primary namespace is away, there is no next batch."""
+        """Tell what has happened. If the primary namespace is away, this query ends."""
         for outcome in outcomes:
-            if outcome.kind is Kind.PARKED:
+            if outcome.kind in (Kind.PARKED, Kind.FOUND):
                 self._adopt(outcome)
             elif outcome.kind is Kind.DEAD_LETTERED:
                 self._tell_dead_letter(outcome)
@@ -250,25 +264,11 @@ class SparkSyphon:
             _log.warning("%d messages of '%s' were dead-lettered: %s", count, queue, description)
         self._report(BatchReport.of(number, outcomes, seconds))
         self._at_rest.set()
-        given_back = next((one for one in outcomes if one.kind is Kind.GIVEN_BACK and one.destination), None)
-        if given_back is None or given_back.destination is None or self._closing is not None:
-            return
-        if self._is_draining and self._query is not None:  # nothing more can be brought home now
+        given_back = next((one.destination for one in outcomes if one.kind is Kind.GIVEN_BACK), None)
+        if given_back is not None and self._query is not None and self._closing is None:
+            # What was given back has to come before what waits already, and nothing is to be kept locked meanwhile.
+            self._missed = given_back
             self._loop.run_in_executor(None, self._query.stop)
-        else:
-            await self._wait_for_primary(given_back.destination)
-
-    async def _wait_for_primary(self, path: str) -> None:
-        """Wait until the primary namespace is there, or the syphon is to end: Spark cannot stop us while we wait."""
-        waits = [
-            asyncio.ensure_future(self._stragglers.wait_for_primary(path)),
-            asyncio.ensure_future(self._end.wait()),
-        ]
-        try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for wait in waits:
-                wait.cancel()
 
     def _report(self, report: BatchReport) -> None:
         self._counts.update(report.counts)
@@ -302,7 +302,6 @@ class SparkSyphon:
         await asyncio.shield(self._closing)
 
     async def _close(self) -> None:
-        self._end.set()
         with suppress(TimeoutError):
             await asyncio.wait_for(self._at_rest.wait(), _FAREWELL_S)
         if self._query is not None:

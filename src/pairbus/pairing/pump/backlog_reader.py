@@ -9,7 +9,7 @@ from typing import Final
 
 from pairbus.client.chores import Chores
 from pairbus.client.errors import InvalidMessageError, InvalidRequestError, MessageNotFoundError, MessagingError
-from pairbus.client.received_message import ReceivedMessage
+from pairbus.client.received_message import MessageState, ReceivedMessage
 from pairbus.client.receiver import MessageReceiver
 from pairbus.dialect.transfer import TransferError, restore
 from pairbus.pairing.events import Listener
@@ -32,6 +32,7 @@ _FIRST_PAUSE_S: Final = 1.0
 _LONGEST_PAUSE_S: Final = 30.0
 _SLOW_S: Final = 0.1
 _SLOWEST_S: Final = 2.0
+_AHEAD: Final = 200
 _IDLE_LOOK: Final = 4
 """How many receives come back empty before an idle queue is looked at: that costs, too."""
 
@@ -92,6 +93,22 @@ class BacklogReader:
     async def touch(self) -> None:
         """See that the queue can be read; raises ``MessagingError``."""
         await self._receiver.peek(1, 0)
+
+    async def look_ahead(self) -> None:
+        """Look for what lies parked before all that could be received; raises ``MessagingError``.
+
+        What is brought home goes from the front of the queue, so what was left on the way is in front.
+        """
+        cursor = 0
+        while True:
+            page = await self._receiver.peek(_AHEAD, cursor)
+            parked = [message for message in page if message.state is MessageState.DEFERRED]
+            for message in parked:
+                if message.sequence_number not in self._hand:
+                    self._adopt(message)
+            if not parked:
+                return
+            cursor = page[-1].sequence_number + 1
 
     async def look(self) -> None:
         """Look for what lies parked; raises ``MessagingError``."""

@@ -76,6 +76,12 @@ class Channel:
     def is_empty(self) -> bool:
         return not self._held and not self.parked and not self._under_way
 
+    @property
+    def is_moving(self) -> bool:
+        """Whether something can be delivered: it waits neither for the destination nor for what others have."""
+        has_some = bool(self._order or self._held or self._under_way)
+        return has_some and (not self.destination.is_down or self.destination.is_tried)
+
     # What comes in.
 
     def hold(self, cargo: Cargo) -> None:

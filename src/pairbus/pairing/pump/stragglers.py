@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 from pairbus.client.errors import MessagingError
+from pairbus.pairing.pump.backlog_reader import BacklogReader
 from pairbus.pairing.pump.in_process_syphon import InProcessSyphon, check_looks
 
 _log = logging.getLogger(__name__)
 
 _FIRST_LOOK_S: Final = 10.0
 _REST_S: Final = 0.1
+_PATIENCE_S: Final = 30.0
 
 
 class Stragglers(InProcessSyphon):
@@ -52,22 +55,38 @@ class Stragglers(InProcessSyphon):
 
     async def look(self) -> None:
         """Look for what somebody else has parked, who may not be there any more. For when the queues are quiet."""
+        await self._look(BacklogReader.look)
+
+    async def look_ahead(self) -> None:
+        """Look for what lies parked before all that can be received: what comes behind it has to wait."""
+        await self._look(BacklogReader.look_ahead)
+
+    async def _look(self, look: Callable[[BacklogReader], Awaitable[None]]) -> None:
         for reader in self._readers:
             try:
-                await reader.look()
+                await look(reader)
             except MessagingError as error:
                 _log.info("'%s' could not be looked at: %s", reader.path, error)
 
     async def rest(self) -> None:
-        """Wait until nothing can be delivered at the moment."""
-        while any(self._is_working(key) for _, key in self.busy):  # noqa: ASYNC110 (many would have to tell)
+        """Wait until nothing can be delivered at the moment, or nothing has been for a while."""
+        loop = asyncio.get_running_loop()
+        done, since_s = self._done, loop.time()
+        while self._is_working and loop.time() - since_s < _PATIENCE_S:
             await asyncio.sleep(_REST_S)
+            if self._done != done:
+                done, since_s = self._done, loop.time()
 
-    def _is_working(self, key: str) -> bool:
-        destination = self._destinations.get(key)
-        if destination is None or self._contact.is_away:
+    @property
+    def _done(self) -> int:
+        return sum(reader.syphoned + reader.dead_lettered for reader in self._readers)
+
+    @property
+    def _is_working(self) -> bool:
+        if self._contact.is_away:
             return False
-        return not destination.is_down or destination.is_tried
+        channels = (channel for reader in self._readers for channel in reader.channels.values())
+        return any(channel.is_moving for channel in channels)
 
     async def wait_for_primary(self, path: str) -> None:
         """If the primary namespace is away, wait until it is there."""
