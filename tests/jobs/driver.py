@@ -10,7 +10,7 @@ import argparse
 import asyncio
 import os
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -90,7 +90,6 @@ async def driver(
     master: str = "local[2]",
     max_messages: int = 1_000,
     once: bool = False,
-    environment: Mapping[str, str] | None = None,
 ) -> AsyncIterator[Driver]:
     """A syphon; it is killed at the end, if it has not ended before."""
     (directory / "temporary").mkdir(exist_ok=True)
@@ -105,7 +104,7 @@ async def driver(
             _PRIMARY: strings.primary,
             _SECONDARY: strings.secondary,
             "TMPDIR": str(directory / "temporary"),
-            **(environment or {}),
+            "SPARK_LOCAL_IP": "127.0.0.1",
         },
         start_new_session=True,
     )

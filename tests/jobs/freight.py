@@ -120,6 +120,32 @@ class Freight:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MixedFreight:
+    """Messages for destinations that detect duplicates, and for others that do not."""
+
+    exact: Freight
+    plain: Freight
+
+    @classmethod
+    async def make(cls, primary: str, queues: Sequence[str], seed: int) -> MixedFreight:
+        exact = await make_queues(primary, "exact", 4, requires_duplicate_detection=True)
+        plain = await make_queues(primary, "plain", 4)
+        return cls(exact=Freight(exact, queues, seed=seed), plain=Freight(plain, queues, seed=seed + 1_000, sessions=9))
+
+    async def load(self, secondary: MessagingFactory, count: int) -> None:
+        for freight in (self.exact, self.plain, self.exact, self.plain):
+            await freight.load(secondary, count // 4)
+
+    async def check(self, primary: MessagingFactory) -> int:
+        """Nothing is lost, and nothing twice where that is detected; how many repeats there are elsewhere."""
+        exact, plain = await self.exact.arrivals(primary), await self.plain.arrivals(primary)
+        print(f"with duplicate detection: {exact}; without: {plain}")
+        exact.assert_exact()
+        plain.assert_complete()
+        return plain.repeats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Arrivals:
     """What has come home, beside what was sent."""
 
@@ -186,7 +212,9 @@ class Arrivals:
         assert self.repeats == 0
 
     def __str__(self) -> str:
-        return f"{len(self.sent):,} sent, {len(self.lost):,} lost, {self.repeats:,} repeats"
+        counts = {"sent": self.sent, "lost": self.lost, "sessions out of order": self.disordered}
+        told = ", ".join(f"{len(found):,} {name}" for name, found in counts.items())
+        return f"{told}, {self.repeats:,} repeats"
 
 
 def portrait(message: ReceivedMessage) -> tuple[Any, ...]:

@@ -37,7 +37,7 @@ LIMIT_S: Final = 200.0
 
 @pytest.fixture(scope="module")
 def primary() -> Iterator[RunningNamespace]:
-    with running_namespace("contoso") as namespace:
+    with running_namespace("contoso", tier="relaxed") as namespace:
         yield namespace
 
 
@@ -208,7 +208,7 @@ def test_c15_once_what_can_be_delivered_is_and_the_rest_is_parked_or_dead_letter
     play(scenario())
 
 
-def test_c14_a_running_syphon_keeps_up_asks_no_more_than_its_long_polls_and_outlives_the_primary(
+def test_c15_a_running_syphon_keeps_up_with_a_backlog_that_grows_and_outlives_the_primary(
     strings: Strings, primary: RunningNamespace, spark: SparkSession, tmp_path: Path
 ) -> None:
     async def scenario() -> None:
@@ -221,13 +221,6 @@ def test_c14_a_running_syphon_keeps_up_asks_no_more_than_its_long_polls_and_outl
                     await asyncio.sleep(0.3)
                 await at.emptied()
                 (await freight.arrivals(at.primary)).assert_exact()
-
-                await eventually(lambda: syphon.status.receives > 0)
-                before, began_s = syphon.status.receives, asyncio.get_running_loop().time()
-                await asyncio.sleep(8)
-                polls = (asyncio.get_running_loop().time() - began_s) / 2 + 1
-                # What it reports may be as old as the last time that Spark asked.
-                assert syphon.status.receives - before <= len(at.queues) * (polls + 3)
 
                 await asyncio.to_thread(primary.stop)
                 await freight.load(at.secondary, 500)
@@ -261,6 +254,26 @@ def test_c15_locks_that_are_short_are_renewed_until_a_batch_is_brought_home(
 
 
 # What takes longer.
+
+
+@pytest.mark.slow
+def test_c14_an_idle_syphon_asks_no_more_than_its_long_polls(
+    strings: Strings, spark: SparkSession, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        async with scene(strings, spark, tmp_path) as at, at.running(long_poll=timedelta(seconds=3)) as syphon:
+            freight = Freight(await at.destinations(1), at.queues)
+            await freight.load(at.secondary, 10)
+            await at.emptied()
+            loop = asyncio.get_running_loop()
+            await eventually(lambda: syphon.status.receives > 0)
+            before, began_s = syphon.status.receives, loop.time()
+            await eventually(lambda: loop.time() - began_s > 40 and syphon.status.receives > before)
+            polls = len(at.queues) * (loop.time() - began_s) / 3
+            # What it tells may be ten seconds old, at the beginning and at the end.
+            assert polls * 0.6 <= syphon.status.receives - before <= polls + len(at.queues) * 5
+
+    play(scenario())
 
 
 @pytest.mark.slow

@@ -55,6 +55,9 @@ appender.console.layout.type = PatternLayout
 appender.console.layout.pattern = %d{{yyyy-MM-dd HH:mm:ss}} %p %c{{1}}: %m%n%ex
 """
 
+_leases: dict[SparkSession, int] = {}
+"""How many need each session that was started for them."""
+
 _starting = threading.Lock()
 """The environment is everybody's: one session is started at a time."""
 
@@ -80,12 +83,12 @@ def spark_session(
 def ensured_session(
     master: str = "local[*]", *, app_name: str = "pairbus", config: Mapping[str, str] | None = None
 ) -> Iterator[SparkSession]:
-    """A session for as long as it is needed; one that was there before goes on."""
-    session, is_ours = _obtain(master, {"spark.app.name": app_name, **(config or {})})
+    """A session for as long as it is needed: by all who have it from here. One that was there before goes on."""
+    session = _lease(master, {"spark.app.name": app_name, **(config or {})})
     try:
         yield session
     finally:
-        if is_ours:
+        if _is_last(session):
             stop_session(session)
 
 
@@ -148,12 +151,40 @@ def _obtain(master: str, config: Mapping[str, str]) -> tuple[SparkSession, bool]
         return _launched(master, config), True
 
 
+def _lease(master: str, config: Mapping[str, str]) -> SparkSession:
+    session, is_new = _obtain(master, config)
+    with _starting:
+        if is_new or session in _leases:
+            _leases[session] = _leases.get(session, 0) + 1
+    return session
+
+
+def _is_last(session: SparkSession) -> bool:
+    """Whether nobody needs a session any more that was started for those who do."""
+    with _starting:
+        if session not in _leases:
+            return False
+        _leases[session] -= 1
+        if _leases[session]:
+            return False
+        del _leases[session]
+        return True
+
+
+def is_alive(session: SparkSession) -> bool:
+    """Whether a session still answers: it may have been stopped, and Java may have died."""
+    try:
+        return not _is_stopped(session) and bool(session.version)
+    except Exception:  # noqa: BLE001 (it depends on how it has died)
+        return False
+
+
 def _running() -> SparkSession | None:
     try:
         session = SparkSession.active()
     except PySparkRuntimeError:
         return SparkSession.builder.getOrCreate() if _has_context() else None
-    except Py4JError:  # it was running, but its Java does not answer any more
+    except (Py4JError, OSError):  # it was running, but its Java does not answer any more
         _end_java()
         return None
     return None if _is_stopped(session) else session

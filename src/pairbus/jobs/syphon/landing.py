@@ -204,7 +204,8 @@ class _Group:
         return await self._contact.doubt(self._destination.path, since_s)
 
     async def _wait_for_primary(self) -> None:
-        """A little: it may be back soon, and what is given back comes again at once."""
+        """A little. Whoever has planned this has reached it, and what is given back comes again at once."""
+        self._contact.hurry()
         with suppress(TimeoutError):
             async with asyncio.timeout(_PATIENCE_S):
                 await self._contact.wait()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import Counter
 from collections.abc import Callable, Coroutine
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, AsyncExitStack, suppress
 from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
 
@@ -24,7 +25,7 @@ from pairbus.pairing.events import MessageDeadLettered
 from pairbus.pairing.pump.stragglers import Stragglers
 from pairbus.pairing.status import SyphonStatus
 from pairbus.pairing.syphon import SyphonContext
-from pairbus.spark.session import ensured_session
+from pairbus.spark.session import ensured_session, is_alive
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -45,6 +46,10 @@ _LOOK_S: Final = 3_600.0
 """How often idle queues are looked at for what somebody else has parked."""
 
 _FAREWELL_S: Final = 30.0
+
+
+class SessionLostError(RuntimeError):
+    """The Spark session that a syphon was given has ended."""
 
 
 class SparkSyphon:
@@ -76,6 +81,7 @@ class SparkSyphon:
         self._supervision: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
         self._worked_s = self._loop.time()
+        self._delivered_s = -math.inf
         self._at_rest = asyncio.Event()
         self._at_rest.set()
         self._is_draining = False
@@ -144,6 +150,18 @@ class SparkSyphon:
         self._lease = ensured_session(settings.master, app_name="pairbus syphon", config=config)
         self._session = self._lease.__enter__()
 
+    def _renew_session(self) -> None:
+        """Java has died, or somebody has stopped the session."""
+        if self._settings.session is not None:
+            raise SessionLostError("the Spark session that the syphon was given has ended; give it another one")
+        self._release_session()
+        self._open_session()
+
+    def _release_session(self) -> None:
+        lease, self._lease = self._lease, None
+        if lease is not None:
+            lease.__exit__(None, None, None)
+
     def _describe(self) -> SyphonQuery:
         settings, context = self._settings, self._context
         return SyphonQuery(
@@ -157,7 +175,9 @@ class SparkSyphon:
         )
 
     def _start_query(self, *, once: bool = False) -> StreamingQuery:
-        asyncio.run_coroutine_threadsafe(self._stragglers.look_ahead(), self._loop).result()
+        if not is_alive(self._spark):
+            self._renew_session()
+        self._on_loop(self._stragglers.look_ahead())
         self._received_before = self._receives
         self._heard = -1
         query = self._describe()
@@ -204,8 +224,10 @@ class SparkSyphon:
                 started_s = self._loop.time()
                 try:
                     await self._attend(await asyncio.to_thread(self._start_query))
-                except PySparkException as error:
+                except (PySparkException, Py4JError, OSError) as error:
                     _log.warning("the query of the syphon starts again after: %s", _first_line(error))
+                except SessionLostError as error:
+                    _log.warning("nothing is brought home: %s", error)
                 except Exception:  # noqa: BLE001 (whatever it is, the backlog has to be brought home)
                     _log.exception("the query of the syphon starts again after an unexpected error")
                 if self._closing is not None:
@@ -214,8 +236,8 @@ class SparkSyphon:
                 if self._missed is not None:
                     await self._stragglers.wait_for_primary(self._missed)
                     self._missed = None
-                    continue
-                pause_s = _FIRST_PAUSE_S if self._loop.time() - started_s > _LONGEST_PAUSE_S else pause_s
+                if self._delivered_s > started_s:
+                    pause_s = _FIRST_PAUSE_S
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
         finally:
@@ -273,6 +295,8 @@ class SparkSyphon:
     def _report(self, report: BatchReport) -> None:
         self._counts.update(report.counts)
         self._worked_s = self._loop.time()
+        if report.delivered:
+            self._delivered_s = self._worked_s
         _log.info("%s", report)
         if self._on_batch is not None:
             self._on_batch(report)
@@ -304,19 +328,24 @@ class SparkSyphon:
     async def _close(self) -> None:
         with suppress(TimeoutError):
             await asyncio.wait_for(self._at_rest.wait(), _FAREWELL_S)
+        async with AsyncExitStack() as steps:  # each is done, whatever becomes of the others; the last one first
+            steps.callback(self._files.close)
+            steps.push_async_callback(asyncio.to_thread, self._release_session)
+            steps.push_async_callback(self._stragglers.close)
+            steps.push_async_callback(self._end_supervision)
+            steps.push_async_callback(self._stop_query)
+
+    async def _stop_query(self) -> None:
         if self._query is not None:
-            with suppress(PySparkException):
+            with suppress(PySparkException, Py4JError, OSError):  # Java may be gone
                 await asyncio.to_thread(self._query.stop)
+
+    async def _end_supervision(self) -> None:
         if self._supervision is not None:
             self._supervision.cancel()
             await asyncio.wait((self._supervision,))
-        await self._stragglers.close()
-        if self._lease is not None:
-            lease, self._lease = self._lease, None
-            await asyncio.to_thread(lease.__exit__, None, None, None)
-        self._files.close()
 
 
-def _first_line(error: PySparkException) -> str:
+def _first_line(error: Exception) -> str:
     """What Spark says of an error goes on for pages."""
     return str(error).strip().partition("\n")[0][:500]

@@ -37,6 +37,7 @@ class Contact:
         self._pause_s = _FIRST_PAUSE_S
         self._probing: asyncio.Task[MessagingError | None] | None = None
         self._returning: asyncio.Task[None] | None = None
+        self._hurry = asyncio.Event()
         self._is_here = asyncio.Event()
         self._is_here.set()
 
@@ -102,7 +103,7 @@ class Contact:
     async def _return(self, path: str) -> None:
         """Try to reach it, less and less often, and at once when somebody else has."""
         while True:
-            await asyncio.wait((self._primary.reached(),), timeout=self._pause_s)
+            await self._pause()
             self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
             cause = await self._probe(path)
             if cause is None:
@@ -112,6 +113,21 @@ class Contact:
         self.cause = None
         self._is_here.set()
         self._on_change()
+
+    async def _pause(self) -> None:
+        """Wait before the next try, unless somebody has a reason to believe that it is there."""
+        self._hurry.clear()
+        hurrying = asyncio.ensure_future(self._hurry.wait())
+        try:
+            await asyncio.wait(
+                (self._primary.reached(), hurrying), timeout=self._pause_s, return_when=asyncio.FIRST_COMPLETED
+            )
+        finally:
+            hurrying.cancel()
+
+    def hurry(self) -> None:
+        """Somebody else has reached it, so it is worth trying now."""
+        self._hurry.set()
 
     async def close(self) -> None:
         tasks = [task for task in (self._probing, self._returning) if task is not None]

@@ -1,0 +1,198 @@
+"""The syphon on Spark inside an application: an engine that its pair is told by name, or is handed (C3, C17, D2)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from contextlib import ExitStack, asynccontextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from pyspark.sql import SparkSession
+
+from pairbus import (
+    EntityState,
+    FactoryFaultedError,
+    MessagingFactory,
+    NamespaceManager,
+    NamespacePair,
+    SendAvailabilityPairedNamespaceOptions,
+)
+from pairbus.client.connection_string import open_connection_string
+from pairbus.client.factory import FactoryState
+from pairbus.jobs.syphon.settings import SparkSyphonSettings
+from pairbus.jobs.syphon.spark_syphon import SparkSyphon
+from pairbus.pairing.engines import find_engine
+from pairbus.pairing.syphon import Syphon, SyphonContext, SyphonSettings
+from pairbus.spark.session import ensured_session
+from pairbus.testing import running_namespace
+from tests.client.stage import make_queue
+from tests.jobs.waiting import eventually
+from tests.pairing.processes import QUEUE, Books, NamespaceProcess, TwoNamespaces, receiving, sending
+
+LIMIT_S: Final = 250.0
+
+
+def play(scenario: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(scenario, LIMIT_S))
+
+
+def test_d2_the_engine_is_found_by_its_name() -> None:
+    assert find_engine("spark") is SparkSyphon
+    with pytest.raises(ValueError, match=r"no syphon engine 'flink'; there are: in-process, spark"):
+        find_engine("flink")
+
+
+class NoSession:
+    """What stands where a session would be that is never used."""
+
+
+def _context(primary: MessagingFactory, secondary: MessagingFactory, queue: str) -> SyphonContext:
+    return SyphonContext(
+        primary=primary,
+        secondary=secondary,
+        backlog_queues=(queue,),
+        settings=SyphonSettings(),
+        is_held=lambda _: False,
+        tell=lambda _: None,
+    )
+
+
+def test_e4_a_factory_without_a_connection_string_is_told_what_executors_need() -> None:
+    with running_namespace("contoso") as primary, running_namespace("fabrikam") as secondary:
+        backlog = make_queue(secondary)
+
+        async def scenario() -> None:
+            endpoint, token_provider, _ = open_connection_string(secondary.connection_string)
+            async with (
+                MessagingFactory.from_connection_string(primary.connection_string) as home,
+                MessagingFactory.create(endpoint, token_provider) as away,
+            ):
+                settings = SparkSyphonSettings(session=NoSession())  # type: ignore[arg-type]
+                syphon = SparkSyphon(_context(home, away, backlog), settings)
+                with pytest.raises(ValueError, match=r"secondary namespace was not made from a connection string"):
+                    await syphon.start()
+                await syphon.close()
+                assert not away.is_closed
+
+        play(scenario())
+
+
+@pytest.fixture
+def namespaces(tmp_path: Path) -> Iterator[TwoNamespaces]:
+    with ExitStack() as stack:
+        primary, secondary = (
+            stack.enter_context(NamespaceProcess(tmp_path / name)) for name in ("contoso", "fabrikam")
+        )
+        yield TwoNamespaces(primary, secondary)
+
+
+def children() -> list[int]:
+    """The processes that this one has started, and those that they have."""
+    found: list[int] = []
+    parents = [os.getpid()]
+    while parents:
+        parent = parents.pop()
+        for tasks in Path(f"/proc/{parent}/task").glob("*/children"):
+            try:
+                young = [int(pid) for pid in tasks.read_text().split()]
+            except OSError:
+                continue
+            found += young
+            parents += young
+    return found
+
+
+async def outlive_an_outage(namespaces: TwoNamespaces, books: Books, **options: Any) -> None:
+    """The primary is killed, messages are diverted, and it comes back: then everything comes home."""
+    factory = namespaces.primary_factory()
+    async with (
+        receiving(namespaces.primary_factory(), books),
+        namespaces.pairing(factory, enable_syphon=True, **options) as pair,
+    ):
+        assert syphon_of(pair).engine == "spark"
+        async with sending(await factory.create_message_sender(QUEUE), books):
+            await eventually(lambda: len(books.sent) > 50)
+            namespaces.primary.kill()
+            await eventually(lambda: pair.status().diverted >= 300)
+            await asyncio.to_thread(namespaces.primary.start)
+            await eventually(lambda: pair.status().entities[0].state is EntityState.HEALTHY)
+        await eventually(lambda: not books.lost)
+        await eventually(lambda: _is_drained(pair))
+        print(books.summary(pair.status().diverted))
+        assert syphon_of(pair).syphoned >= 300
+    assert not books.failed
+
+
+def syphon_of(pair: NamespacePair) -> Any:
+    return pair.status().syphon
+
+
+async def _is_drained(pair: NamespacePair) -> bool:
+    return not any((await pair.backlog_depth()).values())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_e1_a_pair_that_has_its_syphon_on_spark_outlives_an_outage_and_leaves_no_process(
+    namespaces: TwoNamespaces,
+) -> None:
+    async def scenario() -> None:
+        await namespaces.prepare(requires_duplicate_detection=True)
+        before = {*children()}
+        books = Books()
+        # The namespace that is started again is another process.
+        await outlive_an_outage(namespaces, books, syphon_engine="spark")
+        assert not books.duplicated
+        await eventually(lambda: len({*children()}) <= len(before))
+
+    play(scenario())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_c17_a_session_can_be_handed_over_and_a_factory_that_is_left_alone_is_faulted(
+    namespaces: TwoNamespaces, tmp_path: Path
+) -> None:
+    def engine(session: SparkSession) -> Any:
+        def make(context: SyphonContext) -> Syphon:
+            return SparkSyphon(context, SparkSyphonSettings(session=session, checkpoint=tmp_path / "checkpoint"))
+
+        return make
+
+    async def scenario(session: SparkSession) -> None:
+        await namespaces.prepare()
+        await outlive_an_outage(namespaces, Books(), syphon_engine=engine(session))
+        assert session.range(3).count() == 3, "it is the application's own"
+        assert not session.streams.active
+
+        async with paired(namespaces, syphon_engine=engine(session)) as (primary, secondary):
+            await secondary.close()
+            await eventually(lambda: primary.state is FactoryState.FAULTED, 30)
+            with pytest.raises(FactoryFaultedError):
+                await primary.create_message_sender(QUEUE)
+            await eventually(lambda: not session.streams.active, 60)
+
+    with ensured_session("local[2]") as session:
+        play(scenario(session))
+
+
+@asynccontextmanager
+async def paired(namespaces: TwoNamespaces, **options: Any) -> AsyncIterator[tuple[MessagingFactory, MessagingFactory]]:
+    """Factories of a pair whose ends are the test's own affair."""
+    primary = namespaces.primary_factory()
+    secondary = MessagingFactory.from_connection_string(namespaces.secondary.connection_string)
+    async with (
+        NamespaceManager.from_connection_string(namespaces.secondary.connection_string) as manager,
+        secondary,
+        primary,
+    ):
+        await primary.pair_namespace(
+            SendAvailabilityPairedNamespaceOptions(
+                manager, secondary, 2, timedelta(), enable_syphon=True, primary_name="contoso", **options
+            )
+        )
+        yield primary, secondary

@@ -1,0 +1,108 @@
+"""D2: the syphon on a standalone cluster, whose executors are killed; and how much it brings home."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterator
+from contextlib import ExitStack
+from datetime import timedelta
+from pathlib import Path
+from random import Random
+from typing import Any, Final
+
+import pytest
+
+from pairbus import MessagingFactory
+from tests.jobs.cluster import EXECUTOR, PYTHON, Cluster, cluster
+from tests.jobs.driver import driver
+from tests.jobs.freight import Freight, MixedFreight, Strings, depth, make_backlog, make_queues
+from tests.jobs.processes import kill
+from tests.jobs.waiting import eventually
+from tests.pairing.processes import NamespaceProcess
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are looked for in /proc"),
+]
+
+LIMIT_S: Final = 500.0
+BATCH: Final = 500
+QUEUES: Final = 4
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with cluster(tmp_path_factory.mktemp("cluster")) as running:
+        yield running
+
+
+@pytest.fixture
+def strings(tmp_path: Path) -> Iterator[Strings]:
+    with ExitStack() as stack:
+        primary, secondary = (
+            stack.enter_context(NamespaceProcess(tmp_path / name)) for name in ("contoso", "fabrikam")
+        )
+        yield Strings(primary=primary.connection_string, secondary=secondary.connection_string)
+
+
+def play(scenario: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(scenario, LIMIT_S))
+
+
+async def bring_home_50_000(strings: Strings, directory: Path, master: str) -> None:
+    async with strings.factories() as (primary, secondary):
+        queues = await make_backlog(strings.secondary, 10, timedelta(minutes=1))
+        freight = Freight(await make_queues(strings.primary, "home", 40), queues, sessions=20)
+        await freight.load(secondary, 50_000)
+        async with driver(strings, directory, queues=10, master=master, max_messages=10_000, once=True) as syphon:
+            assert await syphon.ended() == 0
+        arrived = await freight.arrivals(primary)
+        print(f"{master}: {arrived}", *syphon.batches, sep="\n")
+        arrived.assert_exact()
+        assert not arrived.disordered
+        assert await depth(secondary, queues) == 0
+
+
+def test_d2_50_000_messages_of_40_destinations_come_home_from_10_queues_on_one_machine(
+    strings: Strings, tmp_path: Path
+) -> None:
+    play(bring_home_50_000(strings, tmp_path, "local[2]"))
+
+
+def test_d2_50_000_messages_of_40_destinations_come_home_from_10_queues_on_a_cluster(
+    running: Cluster, strings: Strings, tmp_path: Path
+) -> None:
+    play(bring_home_50_000(strings, tmp_path, running.master))
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_e1_executors_and_their_workers_are_killed_and_the_job_goes_on(
+    running: Cluster, strings: Strings, tmp_path: Path, seed: int
+) -> None:
+    random = Random(seed)  # noqa: S311 (the same each time)
+    kills = [EXECUTOR, PYTHON, EXECUTOR]
+
+    async def scenario() -> None:
+        async with strings.factories() as (primary, secondary):
+            queues = await make_backlog(strings.secondary, QUEUES)
+            freight = await MixedFreight.make(strings.primary, queues, seed)
+            await freight.load(secondary, 2_000)
+            async with driver(strings, tmp_path, queues=QUEUES, master=running.master, max_messages=BATCH) as syphon:
+                for word in kills:
+                    await freight.load(secondary, 2_000)
+                    await syphon.said(len(syphon.batches) + 1)
+                    await asyncio.sleep(random.uniform(0, 0.5))
+                    await eventually(lambda word=word: bool(running.processes(word)))  # type: ignore[misc]
+                    kill(random.choice(sorted(running.processes(word))))
+                await emptied(secondary, queues)
+            assert await freight.check(primary) <= len(kills) * BATCH
+
+    play(scenario())
+
+
+async def emptied(secondary: MessagingFactory, queues: tuple[str, ...]) -> None:
+    async def is_empty() -> bool:
+        return await depth(secondary, queues) == 0
+
+    await eventually(is_empty, 240)

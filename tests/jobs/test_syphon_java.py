@@ -1,0 +1,127 @@
+"""Syphons whose Java dies, and several of them in one process (D2, C17)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Coroutine
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark import SparkContext
+from pyspark.sql import SparkSession
+
+from pairbus import MessagingFactory
+from pairbus.jobs.syphon.connection_files import ConnectionFiles
+from pairbus.jobs.syphon.settings import SparkSyphonSettings
+from pairbus.jobs.syphon.spark_syphon import SparkSyphon
+from pairbus.pairing.syphon import SyphonContext, SyphonSettings
+from pairbus.spark.connection_reference import ConnectionReference
+from pairbus.spark.session import ensured_session, is_alive
+from pairbus.testing import running_namespace
+from tests.jobs.freight import Freight, Strings, make_backlog, make_queues
+from tests.jobs.waiting import eventually
+
+
+def play(scenario: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(scenario, 250))
+
+
+def context(home: MessagingFactory, away: MessagingFactory, queues: tuple[str, ...]) -> SyphonContext:
+    return SyphonContext(
+        primary=home,
+        secondary=away,
+        backlog_queues=queues,
+        settings=SyphonSettings(long_poll=timedelta(seconds=2)),
+        is_held=lambda _: False,
+        tell=lambda _: None,
+    )
+
+
+def java_process() -> int:
+    gateway = SparkContext._gateway
+    assert gateway is not None
+    pid: int = gateway.proc.pid
+    return pid
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_d2_a_syphon_outlives_its_java_and_leaves_nothing_behind() -> None:
+    with running_namespace("contoso") as primary, running_namespace("fabrikam") as secondary:
+        strings = Strings(primary=primary.connection_string, secondary=secondary.connection_string)
+
+        async def scenario() -> None:
+            destinations = await make_queues(strings.primary, "orders", 2)
+            queues = await make_backlog(strings.secondary, 2)
+            freight = Freight(destinations, queues)
+            async with strings.factories() as (home, away):
+                syphon = SparkSyphon(context(home, away, queues), SparkSyphonSettings(master="local[2]"))
+                await syphon.start()
+                await freight.load(away, 50)
+                await eventually(lambda: syphon.status.syphoned == 50)
+                os.kill(java_process(), signal.SIGKILL)
+                await freight.load(away, 50)
+                await eventually(lambda: syphon.status.syphoned >= 100)
+                os.kill(java_process(), signal.SIGKILL)
+                await syphon.close()
+                assert syphon._supervision is not None
+                assert syphon._supervision.done()
+                assert syphon._files._directory is None
+                (await freight.arrivals(home)).assert_complete()
+
+        play(scenario())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_d2_the_last_of_several_syphons_ends_the_session() -> None:
+    with running_namespace("contoso") as primary, running_namespace("fabrikam") as secondary:
+        strings = Strings(primary=primary.connection_string, secondary=secondary.connection_string)
+
+        async def scenario() -> None:
+            destinations = await make_queues(strings.primary, "orders", 1)
+            queues = await make_backlog(strings.secondary, 2)
+            freight = Freight(destinations, queues[1:])
+            async with strings.factories() as (home, away):
+                settings = SparkSyphonSettings(master="local[2]")
+                first = SparkSyphon(context(home, away, queues[:1]), settings)
+                second = SparkSyphon(context(home, away, queues[1:]), settings)
+                await first.start()
+                await second.start()
+                session = SparkSession.active()
+                await first.close()
+                assert is_alive(session)
+                await freight.load(away, 20)
+                await eventually(lambda: second.status.syphoned == 20)
+                await second.close()
+                assert not is_alive(session)
+
+        play(scenario())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+def test_a_session_that_others_need_goes_on() -> None:
+    with ensured_session("local[1]") as outer:
+        with ensured_session("local[1]") as inner:
+            assert inner is outer
+        assert is_alive(outer)
+    assert not is_alive(outer)
+
+
+def test_connection_strings_for_other_processes_are_readable_and_go_with_this_one() -> None:
+    text = "Endpoint=sb://localhost:1;SharedAccessKeyName=root;SharedAccessKey=c2VjcmV0;UseDevelopmentEmulator=true"
+    files = ConnectionFiles()
+    reference = files.reference(MessagingFactory.from_connection_string(text), "primary")
+    assert "secret" not in reference
+    assert "c2VjcmV0" not in reference
+    assert ConnectionReference.parse(reference).resolve() == text
+    assert files.reference(MessagingFactory.from_connection_string(text), "primary") == reference
+    path = Path(reference.removeprefix("file:"))
+    assert path.exists()
+    files.close()
+    assert not path.exists()
