@@ -360,3 +360,14 @@ def test_c15_what_the_pair_holds_because_the_primary_is_away_is_not_parked(secon
         assert _counts(scene.land(batch, landing=scene.landing(held=held))) == {Kind.GIVEN_BACK: 5}
         assert {message.state for message in scene.lying()} == {MessageState.ACTIVE}
         primary.start()
+
+
+def test_c15_a_task_that_is_run_again_leaves_what_it_has_parked_where_it_is(scene: Scene) -> None:
+    destination = make_queue(scene.primary)
+    scene.divert(*((destination, _message(number)) for number in range(3)))
+    batch = scene.lock(3)
+    scene.set_status(destination, EntityStatus.SEND_DISABLED)
+    assert _counts(scene.land(batch)) == {Kind.PARKED: 3}
+    scene.set_status(destination, EntityStatus.ACTIVE)
+    assert _counts(scene.land(batch)) == {Kind.FOUND: 3}
+    assert scene.home(destination) == []

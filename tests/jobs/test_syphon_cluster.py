@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from random import Random
@@ -12,7 +13,7 @@ from typing import Any, Final
 
 import pytest
 
-from pairbus import MessagingFactory
+from pairbus import EntityStatus, MessagingFactory, NamespaceManager
 from tests.jobs.cluster import EXECUTOR, PYTHON, Cluster, cluster
 from tests.jobs.driver import driver
 from tests.jobs.freight import Freight, MixedFreight, Strings, depth, make_backlog, make_queues
@@ -77,7 +78,7 @@ def test_d2_50_000_messages_of_40_destinations_come_home_from_10_queues_on_a_clu
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_e1_executors_and_their_workers_are_killed_and_the_job_goes_on(
+def test_e1_executors_and_their_workers_are_killed_while_a_destination_is_down_and_the_job_goes_on(
     running: Cluster, strings: Strings, tmp_path: Path, seed: int
 ) -> None:
     random = Random(seed)  # noqa: S311 (the same each time)
@@ -87,18 +88,32 @@ def test_e1_executors_and_their_workers_are_killed_and_the_job_goes_on(
         async with strings.factories() as (primary, secondary):
             queues = await make_backlog(strings.secondary, QUEUES)
             freight = await MixedFreight.make(strings.primary, queues, seed)
+            down = Freight(
+                await make_queues(strings.primary, "down", 1, status=EntityStatus.SEND_DISABLED),
+                queues,
+                seed=7,
+                sessions=5,
+            )
             await freight.load(secondary, 2_000)
             async with driver(strings, tmp_path, queues=QUEUES, master=running.master, max_messages=BATCH) as syphon:
                 for word in kills:
+                    await down.load(secondary, 200)
                     await freight.load(secondary, 2_000)
                     await syphon.said(len(syphon.batches) + 1)
                     await asyncio.sleep(random.uniform(0, 0.5))
                     await eventually(lambda word=word: bool(running.processes(word)))  # type: ignore[misc]
                     kill(random.choice(sorted(running.processes(word))))
+                await enable(strings.primary, "down-0")
                 await emptied(secondary, queues)
+            (await down.arrivals(primary)).assert_complete()
             assert await freight.check(primary) <= len(kills) * BATCH
 
     play(scenario())
+
+
+async def enable(primary: str, path: str) -> None:
+    async with NamespaceManager.from_connection_string(primary) as manager:
+        await manager.update_queue(replace(await manager.get_queue(path), status=EntityStatus.ACTIVE))
 
 
 async def emptied(secondary: MessagingFactory, queues: tuple[str, ...]) -> None:

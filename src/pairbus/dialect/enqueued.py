@@ -5,12 +5,17 @@ from __future__ import annotations
 import struct
 from typing import Final, NamedTuple
 
-from pairbus.dialect.annotations import ENQUEUED_TIME, SEQUENCE_NUMBER
+from pairbus.dialect.annotations import ENQUEUED_TIME, MESSAGE_STATE, SEQUENCE_NUMBER
 from pairbus.wire import MESSAGE_ANNOTATIONS, ProtocolError, Sections, Symbol, encode
 from pairbus.wire.decoder import decode_at, skip
 
 _TIME: Final = encode(Symbol(ENQUEUED_TIME))
 _NUMBER: Final = encode(Symbol(SEQUENCE_NUMBER))
+_STATE: Final = encode(Symbol(MESSAGE_STATE))
+_DEFERRED: Final = 1
+_NEAR: Final = 4_096
+"""Where the annotations of the service are, in front of everything that an application writes."""
+
 _LONG: Final = struct.Struct(">q")
 _LONGS: Final = frozenset({0x81, 0x83})
 """A long and a timestamp, each with eight bytes."""
@@ -23,6 +28,17 @@ class Enqueued(NamedTuple):
 
     sequence_number: int | None = None
     time_ms: int | None = None
+
+
+def is_deferred(payload: bytes) -> bool:
+    """Whether a message that was looked at lies deferred; false if that cannot be read."""
+    start = payload.find(_STATE, 0, _NEAR)
+    if start < 0:
+        return False
+    try:
+        return bool(decode_at(payload, start + len(_STATE))[0] == _DEFERRED)
+    except (ProtocolError, LookupError, struct.error):
+        return False
 
 
 def read_enqueued(payload: bytes) -> Enqueued:

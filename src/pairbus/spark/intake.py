@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import islice
@@ -36,7 +37,10 @@ _USUAL_LOCK_S: Final = 60.0
 _SHORTEST_LOCK_S: Final = 5.0
 _TICK_S: Final = 1.0
 _DOUBT_S: Final = 600.0
+_FAREWELL_S: Final = 4.0
 _UNDER_WAY_S: Final = 1.0
+_FIRST_RECEIVE: Final = 20
+_RECEIVE_BYTES: Final = 4 * 1024 * 1024
 _LINK_MESSAGES: Final = 2_000
 _LINK_BYTES: Final = 8 * 1024 * 1024
 """What is received over one link. A link keeps what it has received until that is settled over it, and nothing is: so
@@ -115,6 +119,9 @@ class Intake:
 
         self._planned: dict[int, Claim] = {}
         """That of it which is locked for us."""
+
+        self._largest_bytes = 0
+        """How large messages are, going by the largest of the last ones; 0 before there was one."""
 
         self._room = asyncio.Event()
         self._desk: MessageReceiver | None = None
@@ -197,12 +204,21 @@ class Intake:
             while messages < _LINK_MESSAGES and size_bytes < _LINK_BYTES and self._goes_on:
                 await self._wait_for_room()
                 self.receives += 1
-                received = await receiver.receive(self._settings.at_once, self._settings.long_poll)
+                received = await receiver.receive(self._worth_asking_for, self._settings.long_poll)
                 messages += len(received)
-                size_bytes += sum(len(message.payload) for message in received)
+                sizes = [len(message.payload) for message in received]
+                size_bytes += sum(sizes)
+                self._largest_bytes = max(self._largest_bytes // 2, *sizes, 1) if sizes else self._largest_bytes
                 self._admit(received)
         finally:
             await receiver.close()
+
+    @property
+    def _worth_asking_for(self) -> int:
+        """How many messages one receive asks for: all of them are in memory for a moment, and they may be large."""
+        if not self._largest_bytes:
+            return min(self._settings.at_once, _FIRST_RECEIVE)
+        return max(1, min(self._settings.at_once, _RECEIVE_BYTES // self._largest_bytes))
 
     async def _wait_for_room(self) -> None:
         while not self._has_room():
@@ -219,7 +235,7 @@ class Intake:
         ends_s = loop.time() + _USUAL_LOCK_S + _UNDER_WAY_S
         while loop.time() < ends_s:
             try:
-                if self._fresh and await self._is_first(min(self._fresh)):
+                if self._fresh and await self._is_first(sorted(self._fresh)[:_LOOKED_AT_ONCE][-1]):
                     break
             except MessagingError as error:
                 _log.debug("'%s' could not be looked at: %s", self.path, error)
@@ -236,8 +252,10 @@ class Intake:
             page = await self._receiver.peek(_LOOKED_AT_ONCE, cursor)
             if not page:
                 return True
-            if any(one.state is MessageState.ACTIVE and one.sequence_number < number for one in page):
-                return False
+            for one in page:
+                is_before = one.sequence_number < number and one.sequence_number not in self._fresh
+                if is_before and one.state is MessageState.ACTIVE:
+                    return False
             cursor = page[-1].sequence_number + 1
         return True
 
@@ -443,10 +461,13 @@ class Intake:
         desk, self._desk = self._desk, None
         if desk is None:
             return
+        claims = [*self._fresh.values()] if self._settings.keeps else [*self._planned.values(), *self._fresh.values()]
         try:
-            for group in _groups(self._fresh.values(), _SETTLED_AT_ONCE):
-                await desk.abandon(claim.message() for claim in group)
-        except MessagingError as error:
+            async with asyncio.timeout(_FAREWELL_S):
+                for group in _groups(claims, _SETTLED_AT_ONCE):
+                    with suppress(MessageLockLostError):  # some of a batch may be settled
+                        await desk.abandon(claim.message() for claim in group)
+        except (MessagingError, TimeoutError) as error:
             _log.info("messages of '%s' come back when their locks end: %s", self.path, error)
         await desk.close()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from types import FrameType
 from typing import Any, Generic, TypeVar
 
@@ -18,11 +19,14 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from pairbus.client.errors import UnauthorizedError
 from pairbus.client.management.namespace_manager import NamespaceManager
+from pairbus.dialect.entity_path import split_entity_path
 from pairbus.spark.browsing import Browsing
 from pairbus.spark.connections import factory_of, on_loop
 from pairbus.spark.consumption import Consumption
 from pairbus.spark.entity_patterns import resolve_entities
+from pairbus.spark.errors import EntityPatternError
 from pairbus.spark.offset import BrowseOffset, ConsumeOffset
 from pairbus.spark.options import SourceOptions
 from pairbus.spark.pages import pages
@@ -41,6 +45,21 @@ def _entities(options: SourceOptions) -> tuple[str, ...]:
     found = on_loop(ask)
     options.starting_offsets.check(found)
     return found
+
+
+async def _nothing(options: SourceOptions, entities: tuple[str, ...]) -> list[MessagePartition]:
+    """No messages; a topic has none that could be looked at, so that is no answer to what was meant."""
+    with suppress(UnauthorizedError):  # only who may manage the namespace can ask
+        async with NamespaceManager.from_connection_string(options.connection.resolve()) as manager:
+            for path in entities:
+                found = split_entity_path(path)
+                if found is None or found.subscription is not None or found.sub_queue is not None:
+                    continue
+                if await manager.topic_exists(path):
+                    raise EntityPatternError(
+                        f"'{path}' is a topic: read one of its subscriptions, such as {path}/subscriptions/NAME"
+                    )
+    return []
 
 
 def _read(options: SourceOptions, schema: StructType, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -66,11 +85,12 @@ class MessageReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         options = self._options
-        browsing = Browsing(factory_of(options.connection), _entities(options), options)
+        entities = _entities(options)
+        browsing = Browsing(factory_of(options.connection), entities, options)
 
         async def everything() -> list[MessagePartition]:
             try:
-                return await browsing.everything()
+                return await browsing.everything() or await _nothing(options, entities)
             finally:
                 await browsing.close()
 

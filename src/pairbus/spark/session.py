@@ -174,7 +174,7 @@ def _is_last(session: SparkSession) -> bool:
 def is_alive(session: SparkSession) -> bool:
     """Whether a session still answers: it may have been stopped, and Java may have died."""
     try:
-        return not _is_stopped(session) and bool(session.version)
+        return not _is_stopped(session) and _answers(session)
     except Exception:  # noqa: BLE001 (it depends on how it has died)
         return False
 
@@ -255,6 +255,12 @@ def _has_context() -> bool:
 def _is_stopped(session: SparkSession) -> bool:
     context = getattr(session, "_sc", None)  # a session of Spark Connect has none
     return context is not None and context._jsc is None  # noqa: SLF001
+
+
+def _answers(session: SparkSession) -> bool:
+    """Asks for something that is known there alone."""
+    context = getattr(session, "_sc", None)
+    return bool(session.version) if context is None else not context._jsc.sc().isStopped()  # noqa: SLF001
 
 
 def _end_java() -> None:

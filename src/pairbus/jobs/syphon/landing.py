@@ -18,8 +18,8 @@ from uuid import UUID
 import pyarrow as pa
 
 from pairbus.client.errors import MessagingError
-from pairbus.client.received_message import MessageState, ReceivedMessage
-from pairbus.dialect.enqueued import read_enqueued
+from pairbus.client.received_message import ReceivedMessage
+from pairbus.dialect.enqueued import is_deferred, read_enqueued
 from pairbus.dialect.transfer import TransferError
 from pairbus.jobs.syphon.outcome import Kind, Outcome, record_batch
 from pairbus.jobs.syphon.quay import Quay, quay_of
@@ -129,6 +129,10 @@ class _Task:
             if page is None:
                 return [*groups.values()], False
             self._see(partition.entity, pages.beside, settlement)
+            parked = [message for message in page if is_deferred(message.payload)]
+            if parked:  # by this task, when it was run before
+                self._see(partition.entity, parked, settlement)
+                page = [message for message in page if not is_deferred(message.payload)]
             for message in page:
                 found = self._restored(partition, message, now_ms)
                 if isinstance(found, Homecomer):
@@ -142,7 +146,7 @@ class _Task:
     def _see(self, queue: str, beside: list[ReceivedMessage], settlement: Settlement) -> None:
         """What lies parked between the messages was left there by somebody else. It is told of, and waited for."""
         for message in beside:
-            if message.state is MessageState.DEFERRED:
+            if is_deferred(message.payload):
                 with suppress(TransferError):
                     transfer = bound_for(message.payload)
                     settlement.found_parked(queue, message.sequence_number, transfer)

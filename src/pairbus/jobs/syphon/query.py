@@ -78,16 +78,23 @@ class SyphonQuery:
     def start(
         self,
         spark: SparkSession,
-        obstacles: Callable[[], Obstacles],
+        obstacles: Callable[[], Obstacles | None],
         on_batch: Callable[[int, list[Outcome], float], None],
         *,
         once: bool = False,
     ) -> StreamingQuery:
-        """Begin; ``on_batch`` is told of each batch before the next one is planned."""
+        """Begin; ``on_batch`` is told of each batch before the next one is planned.
+
+        ``obstacles`` are asked for before each batch; if there are none to be had, the query is to end, and the batch
+        is left as it is.
+        """
 
         def bring_home(batch: DataFrame, number: int) -> None:
+            known = obstacles()
+            if known is None:
+                return
             started_s = time.monotonic()
-            rows = self.landed(batch, obstacles()).collect()
+            rows = self.landed(batch, known).collect()
             outcomes = [Outcome.from_row(row.asDict()) for row in rows]
             on_batch(number, outcomes, time.monotonic() - started_s)
 

@@ -9,7 +9,9 @@ from collections import Counter
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractContextManager, AsyncExitStack, suppress
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Final, TypeVar
+from uuid import uuid4
 
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
@@ -20,12 +22,13 @@ from pairbus.jobs.syphon.batch_report import BatchReport
 from pairbus.jobs.syphon.connection_files import ConnectionFiles
 from pairbus.jobs.syphon.outcome import Kind, Outcome
 from pairbus.jobs.syphon.query import Obstacles, SyphonQuery, is_remote, receives_of, reports_of
+from pairbus.jobs.syphon.reason import reason_of
 from pairbus.jobs.syphon.settings import SparkSyphonSettings
 from pairbus.pairing.events import MessageDeadLettered
 from pairbus.pairing.pump.stragglers import Stragglers
 from pairbus.pairing.status import SyphonStatus
 from pairbus.pairing.syphon import SyphonContext
-from pairbus.spark.session import ensured_session, is_alive
+from pairbus.spark.session import ensured_session, is_alive, is_local
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -36,6 +39,9 @@ SPARK: Final = "spark"
 _LOCAL: Final = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
 """For a session of its own on this machine. The JVM passes few bytes on, and shares the processors with those who do
 the work: what its best compiler and its parallel collector take is never earned back."""
+
+_ANYWHERE: Final = "x-pairbus-syphon"
+"""A path of the primary at which nothing is; that we are told so shows that it answers."""
 
 _FIRST_PAUSE_S: Final = 1.0
 _LONGEST_PAUSE_S: Final = 60.0
@@ -52,6 +58,10 @@ class SessionLostError(RuntimeError):
     """The Spark session that a syphon was given has ended."""
 
 
+class SyphonQueryError(RuntimeError):
+    """The query of a syphon has failed."""
+
+
 class SparkSyphon:
     """Runs the streaming query, and starts it again if it fails; what is parked is brought home in this process.
 
@@ -66,6 +76,7 @@ class SparkSyphon:
     ) -> None:
         self._context = context
         self._settings = settings or SparkSyphonSettings()
+        self._checkpoint = self._settings.checkpoint
         self._on_batch = on_batch
         self._stragglers = Stragglers(context)
         self._files = ConnectionFiles()
@@ -85,6 +96,7 @@ class SparkSyphon:
         self._at_rest = asyncio.Event()
         self._at_rest.set()
         self._is_draining = False
+        self._doing: asyncio.Future[Any] | None = None
         self._missed: str | None = None
         """A destination whose messages were given back because the primary namespace was away."""
 
@@ -127,15 +139,22 @@ class SparkSyphon:
         """Bring home what is there now, and end. What cannot be delivered at the moment stays parked."""
         await self._open()
         self._is_draining = True
-        query = await asyncio.to_thread(self._start_query, once=True)
-        await self._attend(query)
+        try:
+            await self._attend(await self._in_thread(partial(self._start_query, once=True)))
+        except (PySparkException, Py4JError) as error:
+            raise SyphonQueryError(reason_of(error)) from None  # Spark's own goes on for pages, and needs its Java
         await self._stragglers.look()
         await self._stragglers.rest()
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        """Have something done that cannot be interrupted: whoever stops waiting for it leaves it to ``close``."""
+        doing = self._doing = self._loop.run_in_executor(None, work)
+        return await asyncio.shield(doing)
 
     async def _open(self) -> None:
         try:
             await self._stragglers.start()
-            await asyncio.to_thread(self._open_session)
+            await self._in_thread(self._open_session)
             self._describe()  # what is wrong with it is told now
         except BaseException:
             await self.close()
@@ -149,6 +168,13 @@ class SparkSyphon:
         config = {**(_LOCAL if settings.master.startswith("local") else {}), **settings.config}
         self._lease = ensured_session(settings.master, app_name="pairbus syphon", config=config)
         self._session = self._lease.__enter__()
+
+    @property
+    def _is_here(self) -> bool:
+        """Whether everything runs on this machine."""
+        if is_remote(self._spark):
+            return False
+        return is_local(self._spark.sparkContext.master or "")
 
     def _renew_session(self) -> None:
         """Java has died, or somebody has stopped the session."""
@@ -164,6 +190,11 @@ class SparkSyphon:
 
     def _describe(self) -> SyphonQuery:
         settings, context = self._settings, self._context
+        if not self._is_here and (settings.primary is None or settings.secondary is None):
+            raise ValueError(
+                "executors on other machines have to find the connection strings for themselves: say where,"
+                " with SparkSyphonSettings(primary='env:NAME', secondary='env:NAME') or file:/path"
+            )
         return SyphonQuery(
             primary=settings.primary or self._files.reference(context.primary, "primary"),
             secondary=settings.secondary or self._files.reference(context.secondary, "secondary"),
@@ -171,7 +202,7 @@ class SparkSyphon:
             time_to_live=context.settings.time_to_live,
             long_poll=context.settings.long_poll,
             max_messages=settings.max_messages,
-            checkpoint=str(settings.checkpoint or self._files.directory / "checkpoint"),
+            checkpoint=str(self._checkpoint or self._files.directory / f"checkpoint-{uuid4().hex}"),
         )
 
     def _start_query(self, *, once: bool = False) -> StreamingQuery:
@@ -214,6 +245,8 @@ class SparkSyphon:
             self._report(report)
             if report.counts[Kind.PARKED]:
                 await self._stragglers.look()
+            if report.counts[Kind.GIVEN_BACK]:
+                self._leave(_ANYWHERE)
 
     async def _supervise(self) -> None:
         """Keep the query running; what ends it is told, and does not end the syphon."""
@@ -222,10 +255,12 @@ class SparkSyphon:
         try:
             while True:
                 started_s = self._loop.time()
+                is_failed = True
                 try:
-                    await self._attend(await asyncio.to_thread(self._start_query))
+                    await self._attend(await self._in_thread(self._start_query))
+                    is_failed = False
                 except (PySparkException, Py4JError, OSError) as error:
-                    _log.warning("the query of the syphon starts again after: %s", _first_line(error))
+                    _log.warning("the query of the syphon starts again after: %s", reason_of(error))
                 except SessionLostError as error:
                     _log.warning("nothing is brought home: %s", error)
                 except Exception:  # noqa: BLE001 (whatever it is, the backlog has to be brought home)
@@ -238,6 +273,9 @@ class SparkSyphon:
                     self._missed = None
                 if self._delivered_s > started_s:
                     pause_s = _FIRST_PAUSE_S
+                elif is_failed and pause_s > _FIRST_PAUSE_S and self._checkpoint is not None:
+                    _log.warning("the checkpoint %s is not used any more; nothing depends on it", self._checkpoint)
+                    self._checkpoint = None
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
         finally:
@@ -255,7 +293,7 @@ class SparkSyphon:
 
     # Batches. Spark calls these two in a thread of its own.
 
-    def _obstacles(self) -> Obstacles:
+    def _obstacles(self) -> Obstacles | None:
         return self._on_loop(self._see_obstacles())
 
     def _note(self, number: int, outcomes: list[Outcome], seconds: float) -> None:
@@ -264,13 +302,18 @@ class SparkSyphon:
     def _on_loop(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
-    async def _see_obstacles(self) -> Obstacles:
-        """What must not be sent. While the pair holds all that it knows, there is no hurry to park everything."""
+    async def _see_obstacles(self) -> Obstacles | None:
+        """What must not be sent; ``None`` if nothing is to be sent any more.
+
+        While the pair holds all that it knows, there is no hurry to park everything.
+        """
         ends_s = self._loop.time() + _HELD_S
         held = self._context.held()
         while held.is_all and self._loop.time() < ends_s and self._closing is None:
             await asyncio.sleep(_HEAR_S)
             held = self._context.held()
+        if self._missed is not None or self._closing is not None:
+            return None
         self._at_rest.clear()
         return Obstacles(held=held, busy=self._stragglers.busy)
 
@@ -287,10 +330,8 @@ class SparkSyphon:
         self._report(BatchReport.of(number, outcomes, seconds))
         self._at_rest.set()
         given_back = next((one.destination for one in outcomes if one.kind is Kind.GIVEN_BACK), None)
-        if given_back is not None and self._query is not None and self._closing is None:
-            # What was given back has to come before what waits already, and nothing is to be kept locked meanwhile.
-            self._missed = given_back
-            self._loop.run_in_executor(None, self._query.stop)
+        if given_back is not None:
+            self._leave(given_back)
 
     def _report(self, report: BatchReport) -> None:
         self._counts.update(report.counts)
@@ -300,6 +341,14 @@ class SparkSyphon:
         _log.info("%s", report)
         if self._on_batch is not None:
             self._on_batch(report)
+
+    def _leave(self, path: str) -> None:
+        """The primary namespace is away. What was given back has to come before what waits already, and nothing is to
+        be kept locked meanwhile: so the query ends, and begins anew when there is somewhere to go.
+        """
+        if self._query is not None and self._missed is None and self._closing is None:
+            self._missed = path
+            self._loop.run_in_executor(None, self._query.stop)
 
     def _adopt(self, outcome: Outcome) -> None:
         for number in outcome.numbers:
@@ -334,6 +383,16 @@ class SparkSyphon:
             steps.push_async_callback(self._stragglers.close)
             steps.push_async_callback(self._end_supervision)
             steps.push_async_callback(self._stop_query)
+            steps.push_async_callback(self._finish_doing)
+
+    async def _finish_doing(self) -> None:
+        """What is being started may come up after all, and has to be stopped then."""
+        if self._supervision is not None:
+            self._supervision.cancel()
+        if self._doing is not None:
+            await asyncio.wait((self._doing,))
+            if not self._doing.cancelled():
+                self._doing.exception()
 
     async def _stop_query(self) -> None:
         if self._query is not None:
@@ -344,8 +403,3 @@ class SparkSyphon:
         if self._supervision is not None:
             self._supervision.cancel()
             await asyncio.wait((self._supervision,))
-
-
-def _first_line(error: Exception) -> str:
-    """What Spark says of an error goes on for pages."""
-    return str(error).strip().partition("\n")[0][:500]

@@ -11,7 +11,7 @@ from pairbus.jobs.syphon.lines import Line, Progress, Teller
 from pairbus.pairing.status import SyphonStatus
 from pairbus.pairing.syphon import Syphon
 
-_LOOK_S: Final = 1.0
+_LOOK_S: Final = 5.0
 _LINE_S: Final = 10.0
 """How often there is a line, while something happens."""
 
