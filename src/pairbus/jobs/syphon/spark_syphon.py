@@ -40,6 +40,7 @@ _LOCAL: Final = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+
 """For a session of its own on this machine. The JVM passes few bytes on, and shares the processors with those who do
 the work: what its best compiler and its parallel collector take is never earned back."""
 
+_LOOPBACK: Final = ("spark://127.", "spark://localhost:", "spark://[::1]:")
 _ANYWHERE: Final = "x-pairbus-syphon"
 """A path of the primary at which nothing is; that we are told so shows that it answers."""
 
@@ -174,7 +175,8 @@ class SparkSyphon:
         """Whether everything runs on this machine."""
         if is_remote(self._spark):
             return False
-        return is_local(self._spark.sparkContext.master or "")
+        master = self._spark.sparkContext.master or ""
+        return is_local(master) or master.startswith(_LOOPBACK)
 
     def _renew_session(self) -> None:
         """Java has died, or somebody has stopped the session."""
