@@ -51,7 +51,7 @@ _PATIENCE_S: Final = 1_800.0
 class Extent:
     """How much is measured."""
 
-    messages: int = 50_000
+    messages: int = 100_000
     rounds: int = 3
     tenfold: int = 10
     """How many times as much the large backlog is; 0 for none."""

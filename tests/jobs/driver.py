@@ -39,6 +39,7 @@ class Driver:
         self._process = process
         self._said = asyncio.Condition()
         self._is_ready = False
+        self._is_over = False
         self._reading = asyncio.create_task(self._read())
 
     @property
@@ -54,13 +55,14 @@ class Driver:
                 self._is_ready |= line.decode().strip() == _READY
                 self._said.notify_all()
         async with self._said:
+            self._is_over = True
             self._said.notify_all()
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Wait for what it says; it must not end before."""
         async with asyncio.timeout(_LIMIT_S), self._said:
-            await self._said.wait_for(lambda: condition() or self._process.returncode is not None)
-        assert condition(), f"it has ended with {self._process.returncode}"
+            await self._said.wait_for(lambda: condition() or self._is_over)
+        assert condition(), "it has ended before"
 
     async def ready(self) -> None:
         await self.until(lambda: self._is_ready)
@@ -93,8 +95,12 @@ async def driver(
 ) -> AsyncIterator[Driver]:
     """A syphon; it is killed at the end, if it has not ended before."""
     (directory / "temporary").mkdir(exist_ok=True)
+    # Executors of a cluster have an environment of their own: what they connect with is in files then.
+    is_here = master.startswith("local")
+    references = (f"env:{_PRIMARY}", f"env:{_SECONDARY}") if is_here else strings.files(directory)
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "tests.jobs.driver", "--master", master, "--checkpoint", str(directory / checkpoint)),
+        *("--primary", references[0], "--secondary", references[1]),
         *("--queues", str(queues), "--max-messages", str(max_messages), *(["--once"] if once else [])),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
@@ -120,15 +126,13 @@ async def _syphon(arguments: argparse.Namespace) -> None:
     def say(report: BatchReport) -> None:
         print(report, flush=True)
 
-    # Executors of a cluster have an environment of their own: what they connect with is in a file then.
-    is_here = arguments.master.startswith("local")
     settings = SparkSyphonSettings(
         master=arguments.master,
         checkpoint=arguments.checkpoint,
-        primary=f"env:{_PRIMARY}" if is_here else None,
-        secondary=f"env:{_SECONDARY}" if is_here else None,
+        primary=arguments.primary,
+        secondary=arguments.secondary,
         max_messages=arguments.max_messages,
-        config={} if is_here else CLUSTER_CONFIG,
+        config={} if arguments.master.startswith("local") else CLUSTER_CONFIG,
     )
     strings = Strings(primary=os.environ[_PRIMARY], secondary=os.environ[_SECONDARY])
     async with strings.factories() as (primary, secondary):
@@ -171,6 +175,8 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--master", required=True)
     parser.add_argument("--checkpoint", required=True)
+    parser.add_argument("--primary", required=True)
+    parser.add_argument("--secondary", required=True)
     parser.add_argument("--queues", type=int, required=True)
     parser.add_argument("--max-messages", type=int, required=True)
     parser.add_argument("--once", action="store_true")

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from pathlib import Path
 from random import Random
 from typing import Any, Final
 
@@ -51,6 +52,14 @@ class Strings:
             MessagingFactory.from_connection_string(self.secondary) as secondary,
         ):
             yield primary, secondary
+
+    def files(self, directory: Path) -> tuple[str, str]:
+        """Where they can be found by processes with another environment."""
+        for name, text in (("primary", self.primary), ("secondary", self.secondary)):
+            path = directory / f"{name}.txt"
+            path.touch(0o600)
+            path.write_text(text)
+        return f"file:{directory / 'primary.txt'}", f"file:{directory / 'secondary.txt'}"
 
 
 def backlog_queues(count: int, namespace: str = NAMESPACE) -> tuple[str, ...]:

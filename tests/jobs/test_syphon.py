@@ -16,6 +16,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from pairbus import BrokeredMessage, EntityStatus, MessagingFactory, NamespaceManager, ReceiveMode
+from pairbus.client.connection_string import open_connection_string
 from pairbus.client.message import encode_brokered
 from pairbus.client.received_message import MessageState
 from pairbus.dialect.transfer import PATH, TIME_TO_LIVE, divert
@@ -208,6 +209,7 @@ def test_c15_once_what_can_be_delivered_is_and_the_rest_is_parked_or_dead_letter
     play(scenario())
 
 
+@pytest.mark.slow
 def test_c15_a_running_syphon_keeps_up_with_a_backlog_that_grows_and_outlives_the_primary(
     strings: Strings, primary: RunningNamespace, spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -233,6 +235,7 @@ def test_c15_a_running_syphon_keeps_up_with_a_backlog_that_grows_and_outlives_th
     play(scenario())
 
 
+@pytest.mark.slow
 def test_c15_locks_that_are_short_are_renewed_until_a_batch_is_brought_home(
     strings: Strings, spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -249,6 +252,25 @@ def test_c15_locks_that_are_short_are_renewed_until_a_batch_is_brought_home(
             await syphon.close()
             assert syphon.counts == {Kind.DELIVERED: 2_000}
             (await freight.arrivals(at.primary)).assert_exact()
+
+    play(scenario())
+
+
+def test_e4_a_factory_without_a_connection_string_is_told_what_executors_need(
+    strings: Strings, spark: SparkSession, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        endpoint, token_provider, _ = open_connection_string(strings.secondary)
+        async with (
+            scene(strings, spark, tmp_path) as at,
+            MessagingFactory.create(endpoint, token_provider) as secondary,
+        ):
+            syphon = SparkSyphon(replace(at.context(), secondary=secondary), SparkSyphonSettings(session=spark))
+            with pytest.raises(ValueError, match=r"secondary namespace was not made from a connection string"):
+                await syphon.start()
+            await syphon.close()
+            assert not secondary.is_closed
+            assert not spark.streams.active
 
     play(scenario())
 

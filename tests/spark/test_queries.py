@@ -144,6 +144,7 @@ def test_d1_a_subscription_becomes_a_table_with_each_message_once_however_often_
     assert secrets_below(tmp_path, namespace.key) == []
 
 
+@pytest.mark.slow
 def test_d1_a_table_is_read_without_taking_anything_and_written_to_one_entity_or_to_those_of_a_column(
     namespace: RunningNamespace, connection: str, spark: SparkSession, factory: MessagingFactory, tmp_path: Path
 ) -> None:
