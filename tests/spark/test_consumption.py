@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from datetime import UTC, datetime, timedelta
 from random import Random
+from uuid import UUID
 
 import pytest
 
@@ -893,5 +894,60 @@ def test_rows_come_in_the_order_of_the_queue() -> None:
         await others.send(numbered(range(500)))
         async with driving(world, maxMessagesPerTrigger=64) as driver:
             assert in_order(await driver.until(500))
+
+    run(scenario)
+
+
+# What a sink settles, in order.
+
+
+@pytest.mark.parametrize("ending", ["close", "die"])
+def test_c20_what_a_query_had_that_has_ended_comes_before_what_lies_behind_it(ending: str) -> None:
+    """A batch that was not brought home, and what was received ahead of the next one, are locked when a query ends."""
+
+    async def scenario(world: World) -> None:
+        others = Others(world)
+        await others.send(numbered(range(1, 41)))
+        first = Driver(world.factory(), settle="sink", maxMessagesPerTrigger=10)
+        await first.start()
+        assert await first.batch() == numbered(range(1, 11))
+        await asyncio.sleep(5)  # the next ones are received
+        await (first.close() if ending == "close" else first.die())
+        async with driving(world, settle="sink", maxMessagesPerTrigger=10) as second:
+            assert await second.until(10) == numbered(range(1, 11))
+
+    run(scenario)
+
+
+def test_c15_what_somebody_else_has_for_long_does_not_keep_a_query_from_beginning() -> None:
+    async def scenario(world: World) -> None:
+        others = Others(world)
+        await others.send(numbered(range(1, 11)))
+        receiver = await others.receiver()
+        [held] = await receiver.receive(1)
+        async with driving(world, settle="sink") as driver:
+            renewing = asyncio.create_task(_keep(receiver, held))
+            assert await driver.until(9) == numbered(range(2, 11))
+            renewing.cancel()
+
+    run(scenario)
+
+
+def test_c15_what_a_slow_sink_has_not_settled_stays_locked_beside_what_it_has() -> None:
+    async def scenario(world: World) -> None:
+        others = Others(world)
+        await others.send(numbered(range(100)))
+        async with driving(world, settle="sink", maxMessagesPerTrigger=100) as driver:
+            tokens: dict[int, UUID] = {}
+            while not tokens:
+                for partition in await driver.plan():
+                    tokens.update(partition.tokens)
+            settled = [number for number in tokens if not 40 <= number < 60]
+            await (await others.receiver()).complete(
+                ReceivedMessage(b"", lock_token=tokens[number]) for number in settled
+            )
+            await asyncio.sleep(300)
+            assert await driver.plan() == []  # what is not settled was not received again
+            assert len(await others.look()) == 100 - len(settled)
 
     run(scenario)

@@ -97,7 +97,7 @@ class Consumption:
         ends_s = loop.time() + min(_LONGEST_WAIT_S, self._options.long_poll.total_seconds())
         while not any(intake.fresh for intake in self._intakes.values()):
             self._raise_errors()
-            if self._is_until_now and all(intake.is_done for intake in self._intakes.values()):
+            if self._is_until_now and all(intake.is_drained for intake in self._intakes.values()):
                 await self._finish()
                 return start
             if not self._is_until_now and loop.time() >= ends_s:

@@ -149,8 +149,6 @@ class Intake:
         self._desk = await self._factory.create_message_receiver(self.path)
         self._chores.start(self._run())
         self._chores.start(self._renew())
-        if not self._is_sure:
-            self._chores.start(self._make_sure())
 
     @property
     def waiting(self) -> int:
@@ -160,12 +158,7 @@ class Intake:
     @property
     def fresh(self) -> int:
         """How many of them can be planned."""
-        return sum(map(self._is_due, self._fresh)) if self._is_sure else 0
-
-    @property
-    def is_done(self) -> bool:
-        """Whether nothing more comes up to the target, and nothing of that waits."""
-        return self.is_drained and not any(map(self._is_due, self._fresh))
+        return sum(map(self._is_due, self._fresh))
 
     def _is_due(self, number: int) -> bool:
         return self._target is None or number <= self._target
@@ -205,6 +198,10 @@ class Intake:
                 await self._wait_for_room()
                 self.receives += 1
                 received = await receiver.receive(self._worth_asking_for, self._settings.long_poll)
+                if received and not self._is_sure:
+                    received = await self._make_sure(receiver, received)
+                    if not received:
+                        continue
                 messages += len(received)
                 sizes = [len(message.payload) for message in received]
                 size_bytes += sum(sizes)
@@ -225,35 +222,30 @@ class Intake:
             self._room.clear()
             await self._room.wait()
 
-    async def _make_sure(self) -> None:
+    async def _make_sure(self, receiver: MessageReceiver, received: list[ReceivedMessage]) -> list[ReceivedMessage]:
         """Before the first batch: see that nothing lies before it which a process that was killed has left locked.
 
         That comes when its lock ends, and has to go first: messages of a session stay in order. Somebody who is alive
-        may have it as well, so it is not waited for longer than that.
+        may have it as well, so it is not waited for longer than that. Gives what is to be taken in now.
         """
-        loop = asyncio.get_running_loop()
-        ends_s = loop.time() + _USUAL_LOCK_S + _UNDER_WAY_S
-        while loop.time() < ends_s:
-            try:
-                if self._fresh and await self._is_first(sorted(self._fresh)[:_LOOKED_AT_ONCE][-1]):
-                    break
-            except MessagingError as error:
-                _log.debug("'%s' could not be looked at: %s", self.path, error)
-            await asyncio.sleep(_TICK_S if self._fresh else _TICK_S / 10)
-            if not self._fresh:
-                ends_s = max(ends_s, loop.time() + _USUAL_LOCK_S + _UNDER_WAY_S)
         self._is_sure = True
-        self._on_change()
+        if await self._are_first({message.sequence_number for message in received}):
+            return received
+        _log.info("'%s' is read when the locks have ended of what lies before", self.path)
+        self._note_lock(received[-1])
+        await receiver.abandon(received)
+        await asyncio.sleep((self._lock_s or _USUAL_LOCK_S) + _UNDER_WAY_S)
+        return []
 
-    async def _is_first(self, number: int) -> bool:
-        """Whether nothing that could be received lies before a message."""
-        cursor = 0
-        while cursor < number:
+    async def _are_first(self, numbers: set[int]) -> bool:
+        """Whether nothing that could be received lies before these messages, or between them."""
+        cursor, last = 0, max(numbers)
+        while cursor < last:
             page = await self._receiver.peek(_LOOKED_AT_ONCE, cursor)
             if not page:
                 return True
             for one in page:
-                is_before = one.sequence_number < number and one.sequence_number not in self._fresh
+                is_before = one.sequence_number < last and one.sequence_number not in numbers
                 if is_before and one.state is MessageState.ACTIVE:
                     return False
             cursor = page[-1].sequence_number + 1
