@@ -40,7 +40,7 @@ from pairbus.spark.message_ids import MessageIds, Scope
 from pairbus.spark.outgoing import OutgoingMessages
 from pairbus.spark.schema import EXTRA_SCHEMA, MESSAGE_SCHEMA, arrow_schema
 from pairbus.wire import Byte, Float, Int, Sections, Short, Timestamp
-from pairbus.wire.decimal128 import decimal128
+from pairbus.wire.decimals import decimal128
 
 AT: Final = datetime(2030, 1, 2, 3, 4, 5, 678_912, tzinfo=UTC)
 TEXTS: Final = (

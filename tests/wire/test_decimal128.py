@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pairbus.wire import EncodeError, decode, encode
-from pairbus.wire.decimal128 import decimal128
-from pairbus.wire.decimals import decimal_of
+from pairbus.wire.decimals import decimal128, decimal_of
 
 EXACT: Final = Context(prec=60)
 

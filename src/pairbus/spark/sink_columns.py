@@ -31,7 +31,7 @@ from pairbus.client.times import from_milliseconds, from_ms
 from pairbus.spark.errors import SchemaError
 from pairbus.spark.schema import EXTRA_SCHEMA, MESSAGE_SCHEMA
 from pairbus.wire import Byte, Decimal128, EncodeError, Float, Int, Short, Timestamp
-from pairbus.wire.decimal128 import decimal128
+from pairbus.wire.decimals import decimal128
 
 Convert: TypeAlias = Callable[[Any], Any]
 """Makes of a value, which is not null, what a message has."""

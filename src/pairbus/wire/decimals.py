@@ -1,10 +1,11 @@
-"""Decimal numbers of AMQP as Python's: IEEE 754 decimals whose coefficients are binary integers."""
+"""Decimal numbers of AMQP as Python's and back: IEEE 754 decimals whose coefficients are binary integers."""
 
 from __future__ import annotations
 
 from decimal import Decimal
 from typing import Final, NamedTuple
 
+from pairbus.wire.errors import EncodeError
 from pairbus.wire.types import Decimal32, Decimal64, Decimal128
 
 
@@ -40,3 +41,18 @@ def _parts(bits: int, layout: _Format, *, is_large: bool) -> tuple[int, int]:
     exponent = bits >> width & ((1 << layout.exponent_bits) - 1)
     coefficient = bits & ((1 << width) - 1)
     return exponent, coefficient | (0b100 << width if is_large else 0)
+
+
+def decimal128(number: Decimal) -> Decimal128:
+    """The bytes of a finite number; raises ``EncodeError`` for one with more digits than they hold."""
+    layout = _FORMATS[16]
+    sign, digits, exponent = number.as_tuple()
+    if not isinstance(exponent, int):
+        raise EncodeError(f"{number} is no number that has digits")
+    while len(digits) > layout.digits and digits[-1] == 0:
+        digits, exponent = digits[:-1], exponent + 1
+    biased = exponent + layout.bias
+    if len(digits) > layout.digits or biased not in range(2 * layout.bias - 64):
+        raise EncodeError(f"{number} has more digits than the {layout.digits} of a decimal128")
+    coefficient = int("".join(map(str, digits)))
+    return Decimal128((sign << 127 | biased << layout.coefficient_bits | coefficient).to_bytes(16))
