@@ -381,8 +381,11 @@ def test_c15_once_ends_though_the_backlog_grows_all_the_time(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("detects", [False, True], ids=["plain", "duplicate detection"])
-@pytest.mark.parametrize("other", ["spark", "in-process"])
+@pytest.mark.parametrize(
+    ("other", "detects"),
+    [("spark", False), ("in-process", True)],
+    ids=["spark, plain", "in-process, duplicate detection"],
+)
 def test_c15_two_syphons_at_once(
     strings: Strings, spark: SparkSession, tmp_path: Path, other: str, detects: bool
 ) -> None:

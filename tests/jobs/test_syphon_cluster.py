@@ -77,7 +77,7 @@ def test_d2_50_000_messages_of_40_destinations_come_home_from_10_queues_on_a_clu
     play(bring_home_50_000(strings, tmp_path, running.master))
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1])
 def test_e1_executors_and_their_workers_are_killed_while_a_destination_is_down_and_the_job_goes_on(
     running: Cluster, strings: Strings, tmp_path: Path, seed: int
 ) -> None:

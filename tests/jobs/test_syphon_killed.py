@@ -39,7 +39,7 @@ def play(scenario: Coroutine[Any, Any, None]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(LIMIT_S + 60)
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1])
 def test_e1_a_driver_that_is_killed_and_started_again_brings_everything_home(
     strings: Strings, tmp_path: Path, seed: int
 ) -> None:
