@@ -26,6 +26,7 @@ from typing import Any, Final
 import lmdb
 
 from benchmarks.broker import NOW, QUEUE, make_namespace
+from benchmarks.processors import cpu_s
 from benchmarks.transfer import COMPILED, HERE
 from pairbus.broker import Message as BrokerMessage
 from pairbus.broker import QueueDescription
@@ -71,7 +72,6 @@ _QUEUE_ENTRY: Final = (
     'xmlns="http://schemas.microsoft.com/netservices/2010/10/servicebus/connect"/></content></entry>'
 )
 _READ_BYTES: Final = 256 * 1024
-_TICKS: Final = os.sysconf("SC_CLK_TCK")
 
 _OPTIONS: Final = ("--port", "0", "--tier", "relaxed", "--log-level", "warning")
 _PLAIN: Final = "from pairbus.cli.main import app; app()"
@@ -102,8 +102,7 @@ class Server:
     @property
     def cpu_s(self) -> float:
         """How many seconds of processor time it has taken so far."""
-        fields = Path(f"/proc/{self.process.pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / _TICKS
+        return cpu_s(self.process.pid)
 
     @property
     def private_bytes(self) -> int:

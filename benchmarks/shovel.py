@@ -11,7 +11,7 @@ import importlib
 import os
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -48,6 +48,9 @@ class ShovelResult:
 
     steady_s: float
 
+    cpu_us: float
+    """What each of them took of the processors, in the node."""
+
     @property
     def per_s(self) -> float:
         """Messages a second in the steady state."""
@@ -81,7 +84,7 @@ async def _measure(node: ShovelNode, topology: Topology, messages: int, body: by
         await _publish(connection, topology, messages, body)
     expected = topology.expected(messages)
     async with await pika.connect(node.uri(PRIMARY)) as connection:
-        arrivals = Arrivals({queue: await connection.channel() for queue in expected}, expected)
+        arrivals = Arrivals({queue: await connection.channel() for queue in expected}, expected, node.cpu_s)
         declared_s = time.perf_counter()
         _, (started, ended) = await asyncio.gather(asyncio.to_thread(node.start_shovels), arrivals.watch())
     if started == ended:
@@ -91,6 +94,7 @@ async def _measure(node: ShovelNode, topology: Topology, messages: int, body: by
         start_up_s=started.at_s - declared_s,
         steady_messages=ended.arrived - started.arrived,
         steady_s=ended.done_s - started.at_s,
+        cpu_us=(ended.cpu_s - started.cpu_s) / (ended.arrived - started.arrived) * 1e6,
     )
 
 
@@ -123,6 +127,9 @@ class Look:
     done_s: float
     """When the last of them did."""
 
+    cpu_s: float
+    """The processor time that the node had taken by then."""
+
 
 class Arrivals:
     """What has come to the destinations. Looking takes from the shovels' processors, so it is done rarely.
@@ -130,9 +137,10 @@ class Arrivals:
     Every queue is asked through a channel of its own: a busy one lets wait, and all wait at the same time.
     """
 
-    def __init__(self, channels: Mapping[str, Any], expected: Mapping[str, int]) -> None:
+    def __init__(self, channels: Mapping[str, Any], expected: Mapping[str, int], cpu_s: Callable[[], float]) -> None:
         self._channels = channels
         self._expected = expected
+        self._cpu_s = cpu_s
         self._messages = sum(expected.values())
         self._lengths = dict.fromkeys(expected, 0)
 
@@ -167,7 +175,7 @@ class Arrivals:
             if length > expected:
                 raise ShovelError(f"{queue} holds {length:,} messages; {expected:,} were sent to it")
         arrived = sum(self._lengths.values())
-        return Look(arrived=arrived, at_s=statistics.fmean(answered_s), done_s=max(answered_s))
+        return Look(arrived=arrived, at_s=statistics.fmean(answered_s), done_s=max(answered_s), cpu_s=self._cpu_s())
 
     async def _ask(self, queue: str) -> float:
         """Note the length of a queue, and return when that was."""
@@ -187,6 +195,7 @@ def report(messages: int = MESSAGES, *, over_tcp: bool = False) -> None:
     print(f"RabbitMQ's shovels, {way}, on-confirm: {QUEUES} queues to {DESTINATIONS} of another virtual host, 1 KB")
     print(f"{os.cpu_count()} cores, {busy:.1f} processes wanted one in the minute before")
     print(f"{f'{messages:,} messages, without the first tenth':58}{result.per_s:10,.0f} a second")
+    print(f"{'what each took of the processors, in the node':58}{result.cpu_us:10,.0f} microseconds")
     print(f"{'that took':58}{result.steady_s:10,.1f} seconds")
     print(f"{'the first tenth, from the declaration on':58}{result.start_up_s:10,.1f} seconds")
 

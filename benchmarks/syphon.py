@@ -1,7 +1,8 @@
 """How fast a backlog comes home: the syphon on Spark and the one in the process, beside RabbitMQ's shovel.
 
 Both namespaces and whoever moves the messages share this machine. Engines take turns, each in a process of its own. A
-rate is taken in the steady state: from the end of the first batch, or of the first tenth, to the last message.
+rate is taken in the steady state: from the end of the first batch, or of the first tenth, to the last message. So is
+what every process takes of the processors.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ import argparse
 import asyncio
 import json
 import os
-import statistics
 import subprocess
 import sys
 import time
@@ -21,6 +21,7 @@ from tempfile import TemporaryDirectory
 from typing import Final
 
 from benchmarks.brokers.shovel_node import missing
+from benchmarks.processors import command_of, cpu_s, descendants
 from benchmarks.server import serving
 from benchmarks.shovel import measure_shovel
 from benchmarks.transfer import COMPILED, HERE
@@ -42,6 +43,7 @@ BODY: Final = b"x" * 1024
 _NAME: Final = "contoso"
 _MASTER: Final = "local[2]"
 _AT_ONCE: Final = 200
+_BATCHES: Final = 5
 _START_UP: Final = 0.1
 _LOOK_S: Final = 0.05
 _PATIENCE_S: Final = 1_800.0
@@ -105,44 +107,72 @@ def _ignore(_event: PairEvent) -> None:
     """What happens is not measured."""
 
 
-async def _with_spark(context: SyphonContext, messages: int) -> tuple[int, float]:
-    ends: list[tuple[float, int]] = []
+@dataclass(frozen=True, slots=True)
+class Look:
+    """How many messages were home at a time, and what the processes had taken of the processors by then."""
+
+    home: int
+    at_s: float
+    cpu_s: dict[str, float]
+
+    @classmethod
+    def now(cls, home: int) -> Look:
+        return cls(home, time.perf_counter(), _cpu_by_part_s())
+
+
+def _cpu_by_part_s() -> dict[str, float]:
+    parts = {name: cpu_s(process) for name, process in json.loads(os.environ["PAIRBUS_SERVERS"]).items()}
+    parts["driver"] = cpu_s(os.getpid())
+    for process in descendants(os.getpid()):
+        try:
+            part = next(part for part, sign in _SIGNS.items() if sign in command_of(process))
+            parts[part] = parts.get(part, 0.0) + cpu_s(process)
+        except (StopIteration, FileNotFoundError, ProcessLookupError):
+            continue  # a script that starts something else, or one that has just ended
+    return parts
+
+
+_SIGNS: Final = {"tasks": "pyspark.daemon", "source": "streaming_source", "Java": "org.apache.spark.deploy"}
+"""How the processes of a driver are told apart; what they are started with says it."""
+
+
+async def _with_spark(context: SyphonContext, messages: int, batch: int) -> tuple[Look, Look]:
+    ends: list[Look] = []
 
     def note(report: BatchReport) -> None:
-        ends.append((time.perf_counter(), report.delivered))
+        ends.append(Look.now((ends[-1].home if ends else 0) + report.delivered))
 
-    most = min(SparkSyphonSettings().max_messages, messages // 5)
-    syphon = SparkSyphon(context, SparkSyphonSettings(master=_MASTER, max_messages=most), note)
+    syphon = SparkSyphon(context, SparkSyphonSettings(master=_MASTER, max_messages=batch), note)
     try:
         await syphon.drain()
     finally:
         await syphon.close()
-    if sum(count for _, count in ends) != messages:
-        raise RuntimeError(f"of {messages:,} messages {sum(count for _, count in ends):,} came home")
-    return sum(count for _, count in ends[1:]), ends[-1][0] - ends[0][0]
+    if ends[-1].home != messages:
+        raise RuntimeError(f"of {messages:,} messages {ends[-1].home:,} came home")
+    return ends[0], ends[-1]
 
 
-async def _in_process(context: SyphonContext, messages: int) -> tuple[int, float]:
+async def _in_process(context: SyphonContext, messages: int, _batch: int) -> tuple[Look, Look]:
     syphon = InProcessSyphon(context)
     await syphon.start()
     try:
         while syphon.status.syphoned < messages * _START_UP:  # noqa: ASYNC110 (it tells nobody)
             await asyncio.sleep(_LOOK_S)
-        started, started_s = syphon.status.syphoned, time.perf_counter()
+        started = Look.now(syphon.status.syphoned)
         while syphon.status.syphoned < messages:  # noqa: ASYNC110
             await asyncio.sleep(_LOOK_S)
-        return messages - started, time.perf_counter() - started_s
+        return started, Look.now(messages)
     finally:
         await syphon.close()
 
 
-ENGINES: Final[dict[str, Callable[[SyphonContext, int], Awaitable[tuple[int, float]]]]] = {
+ENGINES: Final[dict[str, Callable[[SyphonContext, int, int], Awaitable[tuple[Look, Look]]]]] = {
     "spark": _with_spark,
     "in-process": _in_process,
 }
 
 
-async def _move(engine: str, messages: int) -> None:
+async def _move(engine: str, messages: int, batch: int) -> None:
     async with (
         MessagingFactory.from_connection_string(os.environ["PAIRBUS_PRIMARY"]) as primary,
         MessagingFactory.from_connection_string(os.environ["PAIRBUS_SECONDARY"]) as secondary,
@@ -155,15 +185,31 @@ async def _move(engine: str, messages: int) -> None:
             is_held=_is_held,
             tell=_ignore,
         )
-        count, seconds = await ENGINES[engine](context, messages)
-    print(json.dumps({"messages": count, "seconds": seconds}))
+        first, last = await ENGINES[engine](context, messages, batch)
+    count = last.home - first.home
+    each_us = {part: (taken_s - first.cpu_s.get(part, 0.0)) / count * 1e6 for part, taken_s in last.cpu_s.items()}
+    print(json.dumps({"per_s": count / (last.at_s - first.at_s), "cpu_us": each_us}))
 
 
 # What is measured
 
 
-def measure(engine: str, messages: int, *, compiled: bool = False) -> float:
-    """Messages a second, brought home by an engine from one namespace to another."""
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """Messages a second, and what each takes of the processors, by the process that takes it."""
+
+    per_s: float
+    cpu_us: dict[str, float]
+
+    @property
+    def parts(self) -> str:
+        return f"{sum(self.cpu_us.values()):.0f}: " + ", ".join(
+            f"{part} {each_us:.0f}" for part, each_us in sorted(self.cpu_us.items(), key=lambda item: -item[1])
+        )
+
+
+def measure(engine: str, messages: int, batch: int, *, compiled: bool = False) -> Rate:
+    """What an engine does that brings a backlog home from one namespace to another."""
     with (
         TemporaryDirectory(prefix="pairbus-bench-", dir=Path.cwd()) as directory,
         serving(Path(directory) / "primary", compiled=compiled) as primary,
@@ -176,14 +222,15 @@ def measure(engine: str, messages: int, *, compiled: bool = False) -> float:
             **os.environ,
             "PAIRBUS_PRIMARY": addresses[0],
             "PAIRBUS_SECONDARY": addresses[1],
+            "PAIRBUS_SERVERS": json.dumps({"primary": primary.process.pid, "secondary": secondary.process.pid}),
             "PYTHONPATH": os.pathsep.join(roots),
         }
-        command = [sys.executable, "-m", "benchmarks.syphon", "--move", engine, "--messages", str(messages)]
+        command = [sys.executable, "-m", "benchmarks.syphon", "--move", engine]
+        command += ["--messages", str(messages), "--batch", str(batch)]
         found = subprocess.run(
             command, env=environment, stdout=subprocess.PIPE, timeout=_PATIENCE_S, check=True, text=True
         )
-    told = json.loads(found.stdout.splitlines()[-1])
-    return float(told["messages"] / told["seconds"])
+    return Rate(**json.loads(found.stdout.splitlines()[-1]))
 
 
 def _roots(directory: Path, *, compiled: bool) -> list[str]:
@@ -198,25 +245,29 @@ def _roots(directory: Path, *, compiled: bool) -> list[str]:
     return [str(overlay.parent), str(HERE), str(COMPILED)]
 
 
-def _shovel(messages: int) -> float | None:
-    return None if missing() else measure_shovel(messages, QUEUES, DESTINATIONS, len(BODY)).per_s
+def _shovel(messages: int, *, over_tcp: bool) -> Rate | None:
+    if missing():
+        return None
+    result = measure_shovel(messages, QUEUES, DESTINATIONS, len(BODY), over_tcp=over_tcp)
+    return Rate(result.per_s, {"node": result.cpu_us})
 
 
 def report(extent: Extent = FULL) -> None:
-    messages = extent.messages
+    messages, batch = extent.messages, extent.messages // _BATCHES
     print(
         f"A backlog of {messages:,} messages of {len(BODY):,} bytes in {QUEUES} queues, for {DESTINATIONS}"
         f" destinations; messages a second, median of {extent.rounds}"
     )
     if reason := missing():
         print(f"  without RabbitMQ's shovel: {reason}")
-    movers: dict[str, Callable[[], float | None]] = {
-        f"Spark, {_MASTER}": lambda: measure("spark", messages),
-        f"Spark, {_MASTER}, wire compiled": lambda: measure("spark", messages, compiled=True),
-        "in the process": lambda: measure("in-process", messages),
-        "RabbitMQ's shovel": lambda: _shovel(messages),
+    movers: dict[str, Callable[[], Rate | None]] = {
+        f"Spark, {_MASTER}": lambda: measure("spark", messages, batch),
+        f"Spark, {_MASTER}, wire compiled": lambda: measure("spark", messages, batch, compiled=True),
+        "in the process": lambda: measure("in-process", messages // _BATCHES, batch),
+        "RabbitMQ's shovel": lambda: _shovel(messages, over_tcp=False),
+        "RabbitMQ's shovel, over TCP": lambda: _shovel(messages, over_tcp=True),
     }
-    found: dict[str, list[float]] = {name: [] for name in movers}
+    found: dict[str, list[Rate]] = {name: [] for name in movers}
     for _ in range(extent.rounds):
         for name, move in movers.items():
             rate = move()
@@ -225,14 +276,22 @@ def report(extent: Extent = FULL) -> None:
     peer = found["RabbitMQ's shovel"]
     for name, rates in found.items():
         if rates:
-            middle = statistics.median(rates)
-            beside = f"  {middle / statistics.median(peer):5.2f} of the shovel" if peer else ""
-            print(f"  {name:<32} {middle:8,.0f}  ({min(rates):,.0f} to {max(rates):,.0f}){beside}")
+            middle = _median(rates).per_s
+            beside = f"  {middle / _median(peer).per_s:5.2f} of the shovel" if peer else ""
+            least, most = min(rate.per_s for rate in rates), max(rate.per_s for rate in rates)
+            print(f"  {name:<32} {middle:8,.0f}  ({least:,.0f} to {most:,.0f}){beside}")
+    print("Microseconds of the processors that each message took, in the round of that rate")
+    for name, rates in found.items():
+        if rates:
+            print(f"  {name:<32} {_median(rates).parts}")
     if extent.tenfold:
-        large = extent.tenfold * messages
-        rate = measure("spark", large)
-        small = statistics.median(found[f"Spark, {_MASTER}"])
-        print(f"  Spark with {extent.tenfold} times the backlog: {rate:,.0f}, which is {rate / small:.2f} of the above")
+        large = measure("spark", extent.tenfold * messages, batch).per_s
+        small = _median(found[f"Spark, {_MASTER}"]).per_s
+        print(f"Spark with {extent.tenfold} times the backlog: {large:,.0f}, which is {large / small:.2f} of the above")
+
+
+def _median(rates: list[Rate]) -> Rate:
+    return sorted(rates, key=lambda rate: rate.per_s)[(len(rates) - 1) // 2]
 
 
 def main() -> None:
@@ -240,11 +299,12 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="measure less")
     parser.add_argument("--messages", type=int, help="how many messages the backlog has")
     parser.add_argument("--rounds", type=int)
+    parser.add_argument("--batch", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--move", choices=ENGINES, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     extent = QUICK if arguments.quick else FULL
     if arguments.move:
-        asyncio.run(_move(arguments.move, arguments.messages))
+        asyncio.run(_move(arguments.move, arguments.messages, arguments.batch))
         return
     report(
         Extent(

@@ -9,6 +9,7 @@ from typing import Final
 
 from benchmarks.brokers import rabbitmq
 from benchmarks.brokers.topology import BACKLOG, PRIMARY, Topology
+from benchmarks.processors import cpu_s
 from tests.client.rabbitmq_server import PASSWORD, USER, RabbitMqServer, free_port
 
 _CONTROL: Final = Path("/usr/lib/rabbitmq/bin/rabbitmqctl")
@@ -48,6 +49,10 @@ class ShovelNode(RabbitMqServer):
 
     def uri(self, virtual_host: str) -> str:
         return f"amqp://{USER}:{PASSWORD}@127.0.0.1:{self.port}/{virtual_host}"
+
+    def cpu_s(self) -> float:
+        """How many seconds of processor time the node has taken so far."""
+        return cpu_s(self.pid)
 
     def start_shovels(self) -> None:
         """Declare all in one command: with one command for each, the first would be done before the last begins."""

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from pairbus.broker.address import Address, Part, Place
+from pairbus.broker.chronicle import Chronicle, Moment
 from pairbus.broker.descriptions import (
     DEFAULT_RULE,
     AuthorizationRule,
@@ -79,6 +80,7 @@ __all__ = [
     "Amendments",
     "AuthorizationRule",
     "BrokerError",
+    "Chronicle",
     "CorrelationFilter",
     "Delivery",
     "Disposition",
@@ -108,6 +110,7 @@ __all__ = [
     "MessageSizeExceededError",
     "MessageState",
     "Missing",
+    "Moment",
     "Namespace",
     "Notice",
     "Operation",

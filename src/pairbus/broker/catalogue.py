@@ -384,6 +384,8 @@ class Catalogue:
         self._idle.pop(entity.id, None)
         self._context.records.remove_entity(entity.id)
         self._context.notices.append(EntityGone(entity.address))
+        if self._context.chronicle is not None:
+            self._context.chronicle.note_gone(entity.address)
         self._bury(entity)
 
     def _bury(self, entity: Entity) -> None:

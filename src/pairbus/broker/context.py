@@ -9,6 +9,7 @@ from uuid import UUID
 from pairbus.broker.address import Address
 from pairbus.broker.agenda import Agenda
 from pairbus.broker.bodies import Bodies
+from pairbus.broker.chronicle import Chronicle
 from pairbus.broker.limits import Limits
 from pairbus.broker.message import PropertyView
 from pairbus.broker.notices import Notice
@@ -26,6 +27,9 @@ class Context:
     view: Callable[[bytes], PropertyView]
     fresh_id: Callable[[], UUID]
     fresh_token: Callable[[], bytes]
+    chronicle: Chronicle | None = None
+    """Who is told what happens to messages; mostly nobody."""
+
     woken: dict[Address, None] = field(default_factory=dict)
     woken_sessions: dict[bytes, None] = field(default_factory=dict)
     """The tokens of held sessions in which something can be received."""

@@ -37,6 +37,9 @@ class Message(NamedTuple):
     ping: bool = False
     """Accepted like any message, and gone (C13)."""
 
+    returned: bool = False
+    """Whether it comes from a backlog. The broker keeps that for those who ask what a message has cost."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Amendments:
@@ -76,6 +79,13 @@ class Record(NamedTuple):
 
     dead_letter_source: str | None = None
     amendments: Amendments | None = None
+    returned: bool = False
+    """Whether it came from a backlog."""
+
+
+def unreadable(sequence: int) -> Record:
+    """What is known of a message whose record cannot be read."""
+    return Record(sequence, 0, NEVER, 0, 0, "", None, None, None, None, 0)
 
 
 class Delivery(NamedTuple):

@@ -19,6 +19,7 @@ from pairbus.broker.admission import check_send
 from pairbus.broker.agenda import Agenda
 from pairbus.broker.bodies import Bodies
 from pairbus.broker.catalogue import Catalogue
+from pairbus.broker.chronicle import Chronicle, Moment
 from pairbus.broker.context import Context
 from pairbus.broker.descriptions import (
     AuthorizationRule,
@@ -77,6 +78,7 @@ class Namespace:
         view: Callable[[bytes], PropertyView],
         fresh_id: Callable[[], UUID],
         fresh_token: Callable[[], bytes],
+        chronicle: Chronicle | None = None,
     ) -> None:
         """``view`` looks into an encoded message for rules; the ``fresh_…`` give a new value with each call."""
         self._context = Context(
@@ -87,6 +89,7 @@ class Namespace:
             view=view,
             fresh_id=fresh_id,
             fresh_token=fresh_token,
+            chronicle=chronicle,
         )
         self._agenda = self._context.agenda
         self._records = records
@@ -287,7 +290,7 @@ class Namespace:
         entity.touch(now_ms)
         for record in records:
             queue.take(record)
-            self._settlement.discard(queue, record)
+            self._settlement.discard(queue, record, Moment.REMOVED)
 
     # Receiving
 
@@ -405,7 +408,7 @@ class Namespace:
         chosen = list(islice(free, min(max_count, self._limits.messages_per_delete)))
         for record in chosen:
             queue.take(record)
-            self._settlement.discard(queue, record)
+            self._settlement.discard(queue, record, Moment.REMOVED)
         return len(chosen)
 
     # Settling

@@ -6,10 +6,11 @@ from collections.abc import Callable
 from typing import Final, TypeAlias
 
 from pairbus.broker.address import Address, Place
+from pairbus.broker.chronicle import Moment
 from pairbus.broker.context import Context
 from pairbus.broker.deadlines import Deadlines
 from pairbus.broker.lock import Lock
-from pairbus.broker.message import NEVER, MessageState, Record
+from pairbus.broker.message import NEVER, MessageState, Record, unreadable
 from pairbus.broker.sequences import Sequences
 from pairbus.broker.session import Session, Sessions
 
@@ -196,6 +197,8 @@ class Queue:
     def set_aside(self, sequence: int, record: Record | None = None) -> None:
         """Take a message out of service that cannot be read; what is left of it is kept for an operator to see."""
         self._context.records.set_aside(self.place, sequence)
+        if self._context.chronicle is not None:
+            self._context.chronicle.note(Moment.SET_ASIDE, self.address, record or unreadable(sequence))
         size = 0 if record is None else record.size
         self.size_bytes -= size
         self.usage.size_bytes -= size

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Final
 
+from pairbus.broker.chronicle import Moment
 from pairbus.broker.context import Context
 from pairbus.broker.entity import Holder
 from pairbus.broker.message import Delivery, Record
@@ -24,6 +25,7 @@ class Receiving:
     """Takes messages out of a queue. What cannot be read is set aside, and the next one is taken."""
 
     def __init__(self, context: Context, settlement: Settlement) -> None:
+        self._context = context
         self._records = context.records
         self._settlement = settlement
 
@@ -75,6 +77,8 @@ class Receiving:
         if body is None:
             queue.set_aside(record.sequence, record)
             return None
+        if self._context.chronicle is not None:
+            self._context.chronicle.note(Moment.RECEIVED, queue.address, record)
         if delete:
             self._settlement.discard(queue, record)
             return Delivery(record, body)

@@ -9,6 +9,7 @@ from zlib import crc32
 
 from pairbus.broker import reasons
 from pairbus.broker.candidate import Candidate
+from pairbus.broker.chronicle import Moment
 from pairbus.broker.context import Context
 from pairbus.broker.descriptions import EntityDescription, QueueDescription, TopicDescription
 from pairbus.broker.entity import Destination, Holder, QueueEntity, SubscriptionEntity, TopicEntity
@@ -56,9 +57,12 @@ class Router:
     def accept(self, entity: Destination, message: Message, now_ms: int) -> int | None:
         """Take a message in; its sequence number, or ``None`` where it vanishes (a ping, a duplicate)."""
         detects = entity.duplicates is not None
-        if message.ping or (detects and self._is_duplicate(entity, message, now_ms)):
+        if message.ping:
             return None
-        intake = entity.intake
+        intake, chronicle = entity.intake, self._context.chronicle
+        if detects and self._is_duplicate(entity, message, now_ms):
+            self._drop(entity, _draft(message, now_ms))
+            return None
         partition = _spread(intake, _partition_pin(entity, message))
         sequence = intake.next_sequence(partition)
         intake.note_sequence(partition)
@@ -80,7 +84,10 @@ class Router:
             scheduled_ms,
             sequence,
             MessageState.SCHEDULED if is_scheduled else MessageState.ACTIVE,
+            returned=message.returned,
         )
+        if chronicle is not None:
+            chronicle.note(Moment.ACCEPTED, intake.address, record, message.body)
         if stays:
             intake.add(record)
         else:
@@ -111,7 +118,8 @@ class Router:
 
     def dead_letter(self, holder: Holder, queue: Queue, record: Record, failure: Failure | None, now_ms: int) -> None:
         """Move a message that was taken to the dead letters of its entity, or wherever these are forwarded."""
-        self._move(queue, record, self._bury(holder, record, failure, self._stored_view(record), now_ms), now_ms)
+        letters = self._bury(holder, record, failure, self._stored_view(record), now_ms)
+        self._move(queue, record, letters, now_ms, Moment.DEAD_LETTERED)
 
     def activate(self, entity: Destination, record: Record, now_ms: int) -> None:
         """The time of a scheduled message that was taken has come: it gets a new number and goes on."""
@@ -137,8 +145,17 @@ class Router:
         self._move(queue, record, placements, now_ms)
         return True
 
-    def _move(self, queue: Queue, record: Record, placements: list[Placement], now_ms: int) -> None:
+    def _move(
+        self,
+        queue: Queue,
+        record: Record,
+        placements: list[Placement],
+        now_ms: int,
+        moment: Moment = Moment.MOVED,
+    ) -> None:
         self._forwards = 0
+        if self._context.chronicle is not None:
+            self._context.chronicle.note(moment, queue.address, record)
         queue.remove(record)
         self._context.bodies.share(record, len(placements))
         self._place(placements, record.body_id, now_ms, home=queue, shared=record.shared)
@@ -213,6 +230,7 @@ class Router:
             return self._bury(holder, record, failure, view, now_ms)
         if self._is_duplicate(entity, onward, now_ms):
             if not self._has_come_round(entity, onward):
+                self._drop(entity, onward)
                 return []
             failure = Failure(reasons.CAME_ROUND, f"'{entity.path}' has had this very message before")
             return self._bury(holder, record, failure, view, now_ms)
@@ -241,8 +259,15 @@ class Router:
         if entity is None or self._obstacle(entity, onward) is not None:
             return None
         if self._is_duplicate(entity, onward, now_ms):
-            return None if self._has_come_round(entity, onward) else []
+            if self._has_come_round(entity, onward):
+                return None
+            self._drop(entity, onward)
+            return []
         return self._go_on(entity, onward, view, now_ms)
+
+    def _drop(self, entity: Destination, repeated: Record) -> None:
+        if self._context.chronicle is not None:
+            self._context.chronicle.note(Moment.REPEATED, entity.intake.address, repeated)
 
     def _obstacle(self, entity: Destination | None, record: Record) -> Failure | None:
         """Why an entity does not take a message that is forwarded to it."""
@@ -280,15 +305,16 @@ class Router:
             partition = record.sequence >> PARTITION_SHIFT if stays else _spread(queue, pin)
             sequence = queue.next_sequence(partition)
             queue.note_sequence(partition)
-            queue.add(
-                record._replace(
-                    sequence=sequence,
-                    enqueued_ms=now_ms,
-                    original_sequence=record.original_sequence or sequence,
-                    body_id=body_id,
-                    shared=shared,
-                )
+            placed = record._replace(
+                sequence=sequence,
+                enqueued_ms=now_ms,
+                original_sequence=record.original_sequence or sequence,
+                body_id=body_id,
+                shared=shared,
             )
+            queue.add(placed)
+            if self._context.chronicle is not None:
+                self._context.chronicle.note(Moment.ROUTED, queue.address, placed)
 
     def _is_duplicate(self, entity: Destination, message: Message | Record, now_ms: int) -> bool:
         key = _duplicate_key(entity, message)
@@ -424,6 +450,7 @@ def _draft(message: Message, now_ms: int) -> Record:
         message.time_to_live_ms,
         message.scheduled_ms,
         _UNPLACED,
+        returned=message.returned,
     )
 
 

@@ -9,6 +9,7 @@ from typing import Final
 
 from pairbus.broker import reasons
 from pairbus.broker.address import Part
+from pairbus.broker.chronicle import Moment
 from pairbus.broker.context import Context
 from pairbus.broker.entity import Holder
 from pairbus.broker.errors import InvalidOperationError, InvalidRequestError
@@ -77,8 +78,9 @@ class Settlement:
         queue.unlock(lock)
         self._fail(queue, lock.record, now_ms)
 
-    def discard(self, queue: Queue, record: Record) -> None:
+    def discard(self, queue: Queue, record: Record, moment: Moment = Moment.COMPLETED) -> None:
         """Remove a message that was taken, with its body."""
+        self._note(moment, queue, record)
         queue.remove(record)
         self._context.bodies.release(record)
 
@@ -89,7 +91,7 @@ class Settlement:
             failure = Failure(reasons.EXPIRED, "the message outlived its time to live")
             self._router.dead_letter(holder, queue, record, failure, now_ms)
         else:
-            self.discard(queue, record)
+            self.discard(queue, record, Moment.EXPIRED)
 
     def _complete(self, queue: Queue, record: Record, _verdict: Verdict, _now_ms: int) -> None:
         self.discard(queue, record)
@@ -98,10 +100,12 @@ class Settlement:
         self._fail(queue, amended(record, verdict.properties), now_ms)
 
     def _release(self, queue: Queue, record: Record, _verdict: Verdict, now_ms: int) -> None:
+        self._note(Moment.ABANDONED, queue, record)
         self._rest(queue, record, queue.rest, now_ms)
 
     def _defer(self, queue: Queue, record: Record, verdict: Verdict, _now_ms: int) -> None:
         # Put off is not failed: the count stays.
+        self._note(Moment.DEFERRED, queue, record)
         queue.put_back(amended(record, verdict.properties)._replace(state=MessageState.DEFERRED))
 
     def _dead_letter(self, queue: Queue, record: Record, verdict: Verdict, now_ms: int) -> None:
@@ -115,6 +119,7 @@ class Settlement:
             failure = Failure(reasons.MAX_DELIVERY_COUNT, f"the message could not be consumed in {most} deliveries")
             self._router.dead_letter(holder, queue, record, failure, now_ms)
         else:
+            self._note(Moment.ABANDONED, queue, record)
             self._rest(queue, record, queue.put_back, now_ms)
 
     def _rest(self, queue: Queue, record: Record, put: Callable[[Record], None], now_ms: int) -> None:
@@ -124,6 +129,10 @@ class Settlement:
             self._holder(queue), queue, record, now_ms
         ):
             put(record)
+
+    def _note(self, moment: Moment, queue: Queue, record: Record) -> None:
+        if self._context.chronicle is not None:
+            self._context.chronicle.note(moment, queue.address, record)
 
 
 def check_verdict(queue: Queue, lock: Lock, verdict: Verdict, limits: Limits) -> None:

@@ -4,62 +4,36 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from itertools import islice
-from typing import Final, TypeVar
+from typing import Final
 from uuid import UUID
 
 from pairbus.client.chores import Chores
 from pairbus.client.errors import MessageLockLostError, MessagingError
 from pairbus.client.factory import MessagingFactory
-from pairbus.client.received_message import MessageState, ReceivedMessage
+from pairbus.client.received_message import ReceivedMessage
 from pairbus.client.receiver import MessageReceiver
-from pairbus.client.times import to_ms
-from pairbus.dialect.enqueued import read_enqueued
+from pairbus.spark.claim import Claim, in_requests
+from pairbus.spark.lock_time import LockTime
+from pairbus.spark.lookout import are_first, still_there
 from pairbus.spark.offset import NO_LEFTOVERS, NOTHING, Leftovers, Portion
+from pairbus.spark.renewal import Renewal
 from pairbus.spark.sequence_ranges import SequenceRanges
 
 _log = logging.getLogger(__name__)
-T = TypeVar("T")
 
 _FIRST_PAUSE_S: Final = 1.0
 _LONGEST_PAUSE_S: Final = 30.0
-_SETTLED_AT_ONCE: Final = 1_000
-_LOOKED_AT_ONCE: Final = 100
-_RENEW_AT: Final = 0.5
-"""How much of a lock's time may pass before it is renewed."""
-
-_USUAL_LOCK_S: Final = 60.0
-_SHORTEST_LOCK_S: Final = 5.0
-_TICK_S: Final = 1.0
-_DOUBT_S: Final = 600.0
 _FAREWELL_S: Final = 4.0
-_UNDER_WAY_S: Final = 1.0
 _FIRST_RECEIVE: Final = 20
 _RECEIVE_BYTES: Final = 4 * 1024 * 1024
 _LINK_MESSAGES: Final = 2_000
 _LINK_BYTES: Final = 8 * 1024 * 1024
 """What is received over one link. A link keeps what it has received until that is settled over it, and nothing is: so
 it is replaced now and then, which takes its memory with it, here and in the namespace."""
-
-
-@dataclass(slots=True, kw_only=True)
-class Claim:
-    """A message that is locked for the stream. Its body is read by whoever runs the task: the driver keeps none."""
-
-    number: int
-    enqueued_ms: int
-    token: UUID
-    locked_s: float
-    """When it was locked, or its lock renewed, on the clock of the loop."""
-
-    def message(self) -> ReceivedMessage:
-        """What a receiver can settle."""
-        return ReceivedMessage(b"", lock_token=self.token)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +77,7 @@ class Intake:
         """Whether everything up to the target has been received that can be."""
 
         self.left = NO_LEFTOVERS
+        self.lock_time = LockTime()
 
         self._factory = factory
         self._settings = settings
@@ -130,10 +105,6 @@ class Intake:
         self._wanted = asyncio.Event()
         """Set when there is something to receive after the end: what is left."""
 
-        self._lock_s: float | None = None
-        """How long a lock is, or less; not known before there was one."""
-
-        self._doubted_s = -_DOUBT_S
         self._is_sure = settings.keeps
         """Whether what has come is what lies first in the queue."""
 
@@ -148,7 +119,7 @@ class Intake:
         """Begin to receive; raises ``MessagingError`` if the entity cannot be read."""
         self._desk = await self._factory.create_message_receiver(self.path)
         self._chores.start(self._run())
-        self._chores.start(self._renew())
+        self._chores.start(Renewal(self, self._desk).run())
 
     @property
     def waiting(self) -> int:
@@ -229,27 +200,13 @@ class Intake:
         may have it as well, so it is not waited for longer than that. Gives what is to be taken in now.
         """
         self._is_sure = True
-        if await self._are_first({message.sequence_number for message in received}):
+        if await are_first(self._receiver, {message.sequence_number for message in received}):
             return received
         _log.info("'%s' is read when the locks have ended of what lies before", self.path)
-        self._note_lock(received[-1])
+        self.lock_time.note(received[-1])
         await receiver.abandon(received)
-        await asyncio.sleep((self._lock_s or _USUAL_LOCK_S) + _UNDER_WAY_S)
+        await asyncio.sleep(self.lock_time.patient_s)
         return []
-
-    async def _are_first(self, numbers: set[int]) -> bool:
-        """Whether nothing that could be received lies before these messages, or between them."""
-        cursor, last = 0, max(numbers)
-        while cursor < last:
-            page = await self._receiver.peek(_LOOKED_AT_ONCE, cursor)
-            if not page:
-                return True
-            for one in page:
-                is_before = one.sequence_number < last and one.sequence_number not in numbers
-                if is_before and one.state is MessageState.ACTIVE:
-                    return False
-            cursor = page[-1].sequence_number + 1
-        return True
 
     def make_room(self) -> None:
         """Something was planned, of this entity or of another one."""
@@ -259,7 +216,7 @@ class Intake:
         now_s = asyncio.get_running_loop().time()
         done: list[Claim] = []
         for message in messages:
-            claim = _claim(message, now_s)
+            claim = Claim.of(message, now_s)
             if claim is None:
                 continue  # nobody can name it; it comes again
             if self.left.holds(claim.number, claim.enqueued_ms):
@@ -269,7 +226,7 @@ class Intake:
             else:
                 self._regain(self._fresh, claim)
         if messages:
-            self._note_lock(messages[-1])
+            self.lock_time.note(messages[-1])
         if done:
             self._chores.start(self._complete(done), is_due=True)
         if self._target is not None and (not messages or max(self._fresh, default=0) > self._target):
@@ -280,26 +237,8 @@ class Intake:
         """Have a message that is locked for us now. One that was so before has lost its lock meanwhile."""
         before = claims.get(claim.number)
         if before is not None and before.enqueued_ms == claim.enqueued_ms:
-            self._found_short(claim.locked_s - before.locked_s, claim.locked_s)
+            self.lock_time.was_lost(claim.locked_s - before.locked_s, claim.locked_s)
         claims[claim.number] = claim
-
-    def _shorten(self, lock_s: float) -> None:
-        self._lock_s = max(_SHORTEST_LOCK_S, min(self._lock_s or _USUAL_LOCK_S, lock_s))
-
-    def _found_short(self, lock_s: float, now_s: float) -> None:
-        """A lock was lost; which may have another reason, so that is not believed for ever."""
-        self._shorten(lock_s)
-        self._doubted_s = now_s
-
-    def _note_lock(self, message: ReceivedMessage) -> None:
-        """No message was locked before it was enqueued, nor, if the clocks of this machine and of the namespace agree,
-        before it came. Where they do not, a lock may seem longer than it is, until one is lost.
-        """
-        if message.locked_until is not None:
-            if asyncio.get_running_loop().time() - self._doubted_s > _DOUBT_S:
-                self._lock_s = None
-            ends = message.locked_until.timestamp()
-            self._shorten(min(ends - message.enqueued_time.timestamp(), ends - time.time() + _UNDER_WAY_S))
 
     # What batches hold.
 
@@ -337,7 +276,7 @@ class Intake:
         await self._chores.finish()
 
     async def _complete(self, claims: list[Claim]) -> None:
-        for group in _groups(claims, _SETTLED_AT_ONCE):
+        for group in in_requests(claims):
             messages = [claim.message() for claim in group]
             try:
                 await self._receiver.complete(messages)
@@ -349,22 +288,8 @@ class Intake:
     async def look_for_left(self) -> None:
         """Forget of what was left that which is not there any more, or is somebody else's: it was deferred."""
         for portion in self.left.portions:
-            there = await self._still_there(portion)
-            gone = portion.numbers - SequenceRanges.of(there)
-            self.left = self.left.without((number, portion.until_ms) for number in gone)
-
-    async def _still_there(self, portion: Portion) -> list[int]:
-        found: list[int] = []
-        cursor = portion.numbers
-        while cursor:
-            first, last = cursor.ranges[0].first, cursor.ranges[-1].last
-            page = await self._receiver.peek(min(_SETTLED_AT_ONCE, last - first + 1), first)
-            for message in page:
-                number = message.sequence_number
-                if message.state is MessageState.ACTIVE and portion.holds(number, to_ms(message.enqueued_time)):
-                    found.append(number)
-            cursor = cursor.since(page[-1].sequence_number + 1) if page else SequenceRanges()
-        return found
+            there = await still_there(self._receiver, portion)
+            self.left = self.left.narrowed(portion.until_ms, portion.numbers - SequenceRanges.of(there))
 
     @property
     def _receiver(self) -> MessageReceiver:
@@ -374,68 +299,14 @@ class Intake:
 
     # Locks.
 
-    async def _renew(self) -> None:
-        while True:
-            lock_s = self._lock_s or _SHORTEST_LOCK_S
-            await asyncio.sleep(min(_TICK_S, lock_s * _RENEW_AT / 4))
-            now_s = asyncio.get_running_loop().time()
-            claims = [*self._planned.values(), *self._fresh.values()]
-            self._lose([claim for claim in claims if claim.locked_s + lock_s <= now_s])
-            due = [claim for claim in claims if now_s - lock_s < claim.locked_s <= now_s - lock_s * _RENEW_AT]
-            try:
-                for group in _groups(due, _SETTLED_AT_ONCE):
-                    await self._renew_group(group)
-            except MessagingError as error:
-                _log.info("locks of '%s' could not be renewed: %s", self.path, error)
+    def locked(self) -> list[Claim]:
+        return [*self._planned.values(), *self._fresh.values()]
 
-    async def _renew_group(self, claims: list[Claim]) -> None:
-        now_s = asyncio.get_running_loop().time()
-        if await self._is_renewed(claims):
-            for claim in claims:
-                claim.locked_s = now_s
-        elif unsettled := await self._unsettled(claims):
-            await self._renew_all(unsettled)
+    def may_be_settled(self, claim: Claim) -> bool:
+        """By the sink, which does that with what a batch holds."""
+        return not self._settings.keeps and claim.number not in self._fresh
 
-    async def _renew_all(self, claims: list[Claim]) -> None:
-        """Renew locks. One that is lost keeps the namespace from renewing the others of its group; it is looked for,
-        without asking for each of them: what a sink has settled, or a namespace forgotten, are many in a row.
-        """
-        now_s = asyncio.get_running_loop().time()
-        if await self._is_renewed(claims):
-            for claim in claims:
-                claim.locked_s = now_s
-        elif len(claims) == 1 or not (await self._is_renewed(claims[-1:]) or await self._is_renewed(claims[:1])):
-            self._learn(claims, now_s)
-            self._lose(claims)
-        else:
-            half = len(claims) // 2
-            await self._renew_all(claims[:half])
-            await self._renew_all(claims[half:])
-
-    async def _unsettled(self, claims: list[Claim]) -> list[Claim]:
-        """Those that the sink has not settled yet, as far as it does: what it has settled is not there any more."""
-        if self._settings.keeps:
-            return claims
-        until_ms = max(claim.enqueued_ms for claim in claims)
-        portion = Portion(numbers=SequenceRanges.of(claim.number for claim in claims), until_ms=until_ms)
-        there = set(await self._still_there(portion))
-        self._lose([claim for claim in claims if claim.number not in there])
-        return [claim for claim in claims if claim.number in there]
-
-    async def _is_renewed(self, claims: list[Claim]) -> bool:
-        try:
-            await self._receiver.renew_locks(claim.message() for claim in claims)
-        except MessageLockLostError:
-            return False
-        return True
-
-    def _learn(self, lost: list[Claim], now_s: float) -> None:
-        """Locks that are lost are no longer than they have been held, unless the sink has settled the messages."""
-        is_ours = self._settings.keeps or any(claim.number in self._fresh for claim in lost)
-        if is_ours:
-            self._found_short(now_s - lost[0].locked_s, now_s)
-
-    def _lose(self, lost: list[Claim]) -> None:
+    def lose(self, lost: list[Claim]) -> None:
         """They come again, to somebody; a batch that holds them goes on holding them."""
         for claim in lost:
             for claims in (self._fresh, self._planned):
@@ -453,25 +324,12 @@ class Intake:
         desk, self._desk = self._desk, None
         if desk is None:
             return
-        claims = [*self._fresh.values()] if self._settings.keeps else [*self._planned.values(), *self._fresh.values()]
+        claims = [*self._fresh.values()] if self._settings.keeps else self.locked()
         try:
             async with asyncio.timeout(_FAREWELL_S):
-                for group in _groups(claims, _SETTLED_AT_ONCE):
+                for group in in_requests(claims):
                     with suppress(MessageLockLostError):  # some of a batch may be settled
                         await desk.abandon(claim.message() for claim in group)
         except (MessagingError, TimeoutError) as error:
             _log.info("messages of '%s' come back when their locks end: %s", self.path, error)
         await desk.close()
-
-
-def _claim(message: ReceivedMessage, now_s: float) -> Claim | None:
-    token, enqueued = message.lock_token, read_enqueued(message.payload)
-    if token is None or enqueued.sequence_number is None or enqueued.time_ms is None:
-        return None
-    return Claim(number=enqueued.sequence_number, enqueued_ms=enqueued.time_ms, token=token, locked_s=now_s)
-
-
-def _groups(items: Iterable[T], size: int) -> Iterator[list[T]]:
-    iterator = iter(items)
-    while group := list(islice(iterator, size)):
-        yield group

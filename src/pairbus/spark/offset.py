@@ -65,6 +65,11 @@ class Leftovers:
     def holds(self, number: int, enqueued_ms: int) -> bool:
         return any(portion.holds(number, enqueued_ms) for portion in self.portions)
 
+    def narrowed(self, until_ms: int, gone: SequenceRanges) -> Leftovers:
+        """The rest without numbers of one portion: another may hold the same ones, if the entity was made anew."""
+        rest = (portion.without(gone) if portion.until_ms == until_ms else portion for portion in self.portions)
+        return Leftovers(portions=tuple(portion for portion in rest if portion))
+
     def without(self, messages: Iterable[tuple[int, int]]) -> Leftovers:
         """The rest without some messages, each known by its number and when it was enqueued."""
         gone = [*messages]

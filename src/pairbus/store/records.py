@@ -39,7 +39,8 @@ from pairbus.broker.values import Instant, Span, Value
 VERSION: Final = 1
 _VERSION_BYTE: Final = bytes((VERSION,))
 
-# version, state, hops, shared; delivery count, size; enqueued, expires, time to live, scheduled; body, original number;
+# version, state, hops, flags (shared, returned); delivery count, size; enqueued, expires, time to live, scheduled; body,
+# original number;
 # lengths of the texts and of the amendments behind it
 _MESSAGE: Final = struct.Struct(">BBBBIIqqqqQQHHHHI")
 _HEAD: Final = _MESSAGE.size
@@ -69,7 +70,7 @@ def encode_record(record: Record) -> bytes:
         VERSION,
         record.state,
         min(record.hops, 255),
-        record.shared,
+        record.shared | record.returned << 1,
         record.delivery_count,
         record.size,
         record.enqueued_ms,
@@ -96,7 +97,7 @@ def decode_record(sequence: int, data: bytes) -> Record:
 
 def _decode_record(sequence: int, data: bytes) -> Record:
     (
-        version, state, hops, shared, delivery_count, size, enqueued_ms, expires_ms, time_to_live_ms, scheduled_ms,
+        version, state, hops, flags, delivery_count, size, enqueued_ms, expires_ms, time_to_live_ms, scheduled_ms,
         body_id, original_sequence, id_length, session_length, partition_length, source_length, amendments_length,
     ) = _unpack_from(data)  # fmt: skip
     if version != VERSION:
@@ -132,9 +133,10 @@ def _decode_record(sequence: int, data: bytes) -> Record:
         _STATES[state],
         delivery_count,
         hops,
-        bool(shared),
+        bool(flags & 1),
         source,
         amendments,
+        bool(flags & 2),
     )
 
 
