@@ -39,9 +39,8 @@ from pairbus.broker.values import Instant, Span, Value
 VERSION: Final = 1
 _VERSION_BYTE: Final = bytes((VERSION,))
 
-# version, state, hops, flags (shared, returned); delivery count, size; enqueued, expires, time to live, scheduled; body,
-# original number;
-# lengths of the texts and of the amendments behind it
+# version, state, hops, flags (shared, returned); delivery count, size; enqueued, expires, time to live, scheduled;
+# body, original number; lengths of the texts and of the amendments behind it
 _MESSAGE: Final = struct.Struct(">BBBBIIqqqqQQHHHHI")
 _HEAD: Final = _MESSAGE.size
 _NO_TIME: Final = -1
