@@ -112,13 +112,13 @@ class Server:
 
 
 @contextmanager
-def serving(data: Path, *, compiled: bool = False) -> Iterator[Server]:
+def serving(data: Path, *options: str, compiled: bool = False) -> Iterator[Server]:
     """``pairbus serve`` on a free port of this machine, stopped with SIGTERM."""
     with TemporaryDirectory(prefix="pairbus-wire-") as wire:
         (Path(wire) / "wire").symlink_to(COMPILED / "pairbus" / "wire")
         start = ["-c", _WITH_COMPILED_WIRE, wire] if compiled else ["-c", _PLAIN]
         process = subprocess.Popen(
-            [sys.executable, *start, "serve", "--data", str(data), "--name", "bench", *_OPTIONS],
+            [sys.executable, *start, "serve", "--data", str(data), "--name", "bench", *_OPTIONS, *options],
             env={**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE / "src"), str(COMPILED)])},
             stdout=subprocess.PIPE,
             text=True,
@@ -329,9 +329,9 @@ def measure(data: Path, *, compiled: bool) -> Figures:
         sender, receiver = client.sender("orders"), client.receiver("orders")
         rounds: list[tuple[Rate, Rate, Rate]] = []
         for _ in range(ROUNDS):
-            sent = _rate(server, len(payloads), lambda: client.send_all(sender, payloads))
-            completed = _rate(server, len(payloads), lambda: client.complete_all(receiver, len(payloads)))
-            batched = _rate(server, len(payloads), lambda: client.send_all(sender, batches, BATCH_FORMAT, 5))
+            sent = rate_of(server, len(payloads), lambda: client.send_all(sender, payloads))
+            completed = rate_of(server, len(payloads), lambda: client.complete_all(receiver, len(payloads)))
+            batched = rate_of(server, len(payloads), lambda: client.send_all(sender, batches, BATCH_FORMAT, 5))
             client.complete_all(receiver, len(payloads))
             rounds.append((sent, batched, completed))
         sent, batched, completed = (_median(rates) for rates in zip(*rounds, strict=True))
@@ -340,7 +340,7 @@ def measure(data: Path, *, compiled: bool) -> Figures:
     return Figures(sent, batched, completed, confirmed_ms, received_ms)
 
 
-def _rate(server: Server, count: int, work: Callable[[], None]) -> Rate:
+def rate_of(server: Server, count: int, work: Callable[[], None]) -> Rate:
     before_s, start = server.cpu_s, time.perf_counter()
     work()
     seconds = time.perf_counter() - start

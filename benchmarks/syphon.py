@@ -29,11 +29,12 @@ from pairbus import BrokeredMessage, MessagingFactory, NamespaceManager, PairEve
 from pairbus.client.lane import Lane
 from pairbus.client.message import encode_brokered
 from pairbus.client.parcel import Parcel
+from pairbus.dialect.backlog_path import backlog_path
 from pairbus.dialect.transfer import divert
 from pairbus.jobs.syphon.batch_report import BatchReport
 from pairbus.jobs.syphon.settings import SparkSyphonSettings
 from pairbus.jobs.syphon.spark_syphon import SparkSyphon
-from pairbus.pairing.backlog import backlog_path, ensure_backlog_queues
+from pairbus.pairing.backlog import ensure_backlog_queues
 from pairbus.pairing.pump import InProcessSyphon
 from pairbus.pairing.syphon import SyphonContext, SyphonSettings
 

@@ -7,11 +7,14 @@ import json
 import os
 import pty
 import re
+import select
 import signal
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -32,10 +35,10 @@ from pairbus import (
 from pairbus.broker import Right
 from pairbus.cli.main import app
 from pairbus.client.management.descriptions import EntityStatus
+from pairbus.dialect.backlog_path import backlog_path
 from pairbus.jobs.syphon.batch_report import BatchReport
 from pairbus.jobs.syphon.command import FAILED, HOME, USAGE, WAITING
 from pairbus.jobs.syphon.spark_engine import batch_line
-from pairbus.pairing.backlog import backlog_path
 from pairbus.testing import RunningNamespace, running_namespace
 from tests.cli.test_cli import ENVIRONMENT, PAIRBUS, PATIENCE_S, reason, run
 from tests.cli.test_drill import count_in, make_backlog
@@ -225,8 +228,9 @@ def test_backlog_queues_are_counted_where_the_key_may_not_look_for_them(namespac
     arguments = ("syphon", *options(*keys), *IN_PROCESS, "--name", name, "--once")
     refused = run(*arguments)
     assert refused.returncode == 1
-    assert "needs the claim Manage to find the backlog queues" in reason(refused)
-    assert "--backlog-queues" in reason(refused)
+    assert "does not let the key of --secondary look for the backlog queues" in reason(refused)
+    assert "the claim 'Manage'" in reason(refused)
+    assert "say how many there are: --backlog-queues" in reason(refused)
     assert run(*arguments, "--backlog-queues", 2).returncode == 0
     assert len(received(namespaces.primary, "orders")) == 2
 
@@ -241,27 +245,93 @@ def test_connection_strings_come_by_reference_too(namespaces: Namespaces, name: 
         assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.slow
-def test_in_a_terminal_there_is_a_bar_and_lines(namespaces: Namespaces, name: str) -> None:
-    divert(namespaces, name, "orders", 20)
-    command = [*PAIRBUS, "syphon", *namespaces.options, *IN_PROCESS, "--name", name]
+# In a terminal
+
+
+class Terminal:
+    """A command in a terminal, and what it has shown there."""
+
+    def __init__(self, process: subprocess.Popen[bytes], screen: int) -> None:
+        self.process = process
+        self.shown = ""
+        self._screen = screen
+
+    def until(self, text: str) -> None:
+        """Read on until a text is shown."""
+        ends_s = time.monotonic() + PATIENCE_S
+        while text not in self.shown:
+            assert time.monotonic() < ends_s, f"never shown: {text}"
+            if select.select([self._screen], [], [], 0.1)[0]:
+                self.shown += os.read(self._screen, 4096).decode(errors="replace")
+
+    def end(self) -> int:
+        """The exit code. What was shown last is read, too."""
+        code = self.process.wait(PATIENCE_S)
+        with suppress(OSError):  # nobody is at the other end any more
+            while select.select([self._screen], [], [], 0)[0]:
+                self.shown += os.read(self._screen, 4096).decode(errors="replace")
+        return code
+
+
+@contextmanager
+def in_a_terminal(*arguments: object) -> Iterator[Terminal]:
     ours, theirs = pty.openpty()
     environment = ENVIRONMENT | {"COLUMNS": "100", "TERM": "xterm"}
+    command = [*PAIRBUS, *map(str, arguments)]
     with subprocess.Popen(command, stdout=theirs, stderr=subprocess.DEVNULL, env=environment) as process:
         os.close(theirs)
         try:
-            shown = ""
-            while "20 brought home, 0 in the backlog" not in shown:
-                shown += os.read(ours, 4096).decode(errors="replace")
-            process.send_signal(signal.SIGINT)
-            while "20 messages were brought home" not in shown:
-                shown += os.read(ours, 4096).decode(errors="replace")
-            assert process.wait(PATIENCE_S) == 0
+            yield Terminal(process, ours)
         finally:
             process.kill()
             os.close(ours)
-    assert "bringing home to" in shown
+
+
+@pytest.mark.slow
+def test_in_a_terminal_there_is_a_bar_and_lines(namespaces: Namespaces, name: str) -> None:
+    divert(namespaces, name, "orders", 20)
+    with in_a_terminal("syphon", *namespaces.options, *IN_PROCESS, "--name", name) as terminal:
+        terminal.until("20 brought home, 0 in the backlog")
+        terminal.process.send_signal(signal.SIGINT)
+        terminal.until("20 messages were brought home")
+        assert terminal.end() == 0
+    assert "bringing home to" in terminal.shown
+    assert is_cursor_shown(terminal.shown)
     assert len(received(namespaces.primary, "orders")) == 20
+
+
+def test_in_a_terminal_an_empty_backlog_is_told(namespaces: Namespaces, name: str) -> None:
+    make_backlog(namespaces, name, 1)
+    with in_a_terminal("syphon", *namespaces.options, *IN_PROCESS, "--name", name) as terminal:
+        terminal.until("nothing to bring home, waiting for messages")
+        terminal.process.send_signal(signal.SIGINT)
+        assert terminal.end() == 0
+
+
+def test_a_second_ctrl_c_leaves_the_terminal_in_order(namespaces: Namespaces, name: str) -> None:
+    with silent() as secondary:  # nothing is under way that would end by itself before the second one
+        given = options(namespaces.primary.connection_string, secondary)
+        with in_a_terminal("syphon", *given, *IN_PROCESS, "--name", name, "--backlog-queues", 1) as terminal:
+            terminal.until("bringing home to")
+            assert not is_cursor_shown(terminal.shown)
+            terminal.process.send_signal(signal.SIGINT)
+            terminal.until("stopping")
+            terminal.process.send_signal(signal.SIGINT)
+            assert terminal.end() == -signal.SIGINT
+    assert is_cursor_shown(terminal.shown)
+
+
+def is_cursor_shown(text: str) -> bool:
+    """What a terminal was told last about it."""
+    return text.rfind("\x1b[?25h") > text.rfind("\x1b[?25l")
+
+
+@contextmanager
+def silent() -> Iterator[str]:
+    """The connection string of a namespace that takes connections, and says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        key = "SharedAccessKeyName=some;SharedAccessKey=secret;UseDevelopmentEmulator=true"
+        yield f"Endpoint=sb://127.0.0.1:{listener.getsockname()[1]};{key}"
 
 
 # On Spark
@@ -389,12 +459,98 @@ def test_backlog_queues_that_nobody_has_made_are_code_1(namespaces: Namespaces, 
     assert backlog_path(name, 1) in reason(counted)
 
 
-def test_a_key_that_is_wrong_is_code_1(namespaces: Namespaces, name: str) -> None:
-    wrong = namespaces.secondary.connection_string.replace(namespaces.secondary.key, "d3Jvbmc=")
-    given = options(namespaces.primary.connection_string, wrong)
-    done = run("syphon", *given, *IN_PROCESS, "--name", name, "--once", "--backlog-queues", 1)
+def test_e4_a_backlog_queue_that_is_missing_is_told_once_with_what_to_do(namespaces: Namespaces, name: str) -> None:
+    make_backlog(namespaces, name, 1)
+    for mode in (("--once",), ()):
+        done = run("syphon", *namespaces.options, *IN_PROCESS, "--name", name, "--backlog-queues", 2, *mode)
+        assert done.returncode == 1
+        assert reason(done).count(backlog_path(name, 1)) == 1
+        assert "leave --backlog-queues out" in reason(done)
+        assert "pairbus pair make" in reason(done)
+
+
+def with_wrong_key(namespace: RunningNamespace) -> str:
+    return namespace.connection_string.replace(namespace.key, "d3Jvbmc=")
+
+
+@pytest.mark.parametrize(
+    ("given", "advice"),
+    [
+        (("--backlog-queues", "1"), "check the key of --secondary, and that it has the claim Listen"),
+        ((), "does not let the key of --secondary look for the backlog queues"),
+    ],
+    ids=["counted", "found"],
+)
+def test_e4_a_key_of_the_secondary_that_is_wrong_is_code_1(
+    namespaces: Namespaces, name: str, given: tuple[str, ...], advice: str
+) -> None:
+    keys = options(namespaces.primary.connection_string, with_wrong_key(namespaces.secondary))
+    done = run("syphon", *keys, *IN_PROCESS, "--name", name, "--once", *given)
     assert done.returncode == 1
+    assert "no key of that name has made it" in reason(done)
+    assert advice in reason(done)
+    assert "Send, Listen or Manage" not in reason(done)
     assert "d3Jvbmc=" not in done.stderr
+
+
+@pytest.mark.slow
+def test_e4_a_key_of_the_primary_that_is_wrong_is_why_messages_wait(namespaces: Namespaces, name: str) -> None:
+    divert(namespaces, name, "orders", 1)
+    keys = options(with_wrong_key(namespaces.primary), namespaces.secondary.connection_string)
+    done = run("syphon", *keys, *IN_PROCESS, "--name", name, "--once", "--json")
+    assert done.returncode == 3
+    assert "check the key of --primary, and that it has the claim Send" in record_of(done, "waiting")["cause"]
+    assert "d3Jvbmc=" not in done.stdout + done.stderr
+
+
+def test_e4_what_is_misspelt_in_a_connection_string_is_named(namespaces: Namespaces) -> None:
+    first, second = namespaces.primary.connection_string, namespaces.secondary.connection_string
+    slips = {
+        first.replace("sb://", "sb//"): "not written as sb://host",
+        first.replace("SharedAccessKey=", "SharedAccesKey="): "called SharedAccesKey, which is unknown",
+    }
+    for slip, said in slips.items():
+        done = CliRunner().invoke(app, ["syphon", *options(slip, second)])
+        assert done.exit_code == 2
+        assert said in done.stderr
+        assert namespaces.primary.key not in done.output
+
+
+# Who does not answer
+
+
+@pytest.mark.parametrize("given", [(), ("--backlog-queues", "1")], ids=["found", "counted"])
+def test_e4_a_secondary_that_nobody_listens_at_is_told_of_soon(
+    namespaces: Namespaces, name: str, given: tuple[str, ...]
+) -> None:
+    with nobody() as secondary:
+        keys = options(namespaces.primary.connection_string, secondary)
+        said = first_warning("syphon", *keys, *IN_PROCESS, "--name", name, *given, "--json")
+    assert "cannot be reached" in said["message"]
+    assert "it is tried again" in said["message"]
+
+
+@pytest.mark.slow
+def test_e4_a_namespace_that_says_nothing_is_told_of_soon(namespaces: Namespaces, name: str) -> None:
+    make_backlog(namespaces, name, 1)
+    first, second = namespaces.primary.connection_string, namespaces.secondary.connection_string
+    with silent() as nothing:
+        for keys in (options(first, nothing), options(nothing, second)):
+            said = first_warning("syphon", *keys, *IN_PROCESS, "--name", name, "--json")
+            assert said["event"] == "silent"
+            assert said["namespace"] in str(keys).replace("sb://", "amqp://")
+
+
+def first_warning(*arguments: object) -> dict[str, Any]:
+    """What a command says first of something that is wrong; it goes on then, and a signal ends it at once."""
+    with running(*arguments) as process:
+        assert process.stdout is not None
+        records = map(json.loads, process.stdout)
+        found: dict[str, Any] = next(one for one in records if one["event"] in {"log", "silent"})
+        assert process.poll() is None
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE_S) == 0
+        return found
 
 
 # What is written about it

@@ -35,7 +35,8 @@ from pairbus import (
     QueueDescription,
     SendAvailabilityPairedNamespaceOptions,
 )
-from pairbus.pairing.backlog import backlog_description, backlog_path
+from pairbus.dialect.backlog_path import backlog_path
+from pairbus.pairing.backlog import backlog_description
 
 QUEUE: Final = "orders"
 BACKLOG_QUEUES: Final = 3
@@ -72,9 +73,10 @@ async def drained(pair: NamespacePair) -> None:
 class NamespaceProcess:
     """``pairbus serve``; it has the same port and the same data whenever it is started."""
 
-    def __init__(self, data: Path) -> None:
+    def __init__(self, data: Path, *options: str) -> None:
         self.connection_string = ""
         self._data = data
+        self._options = options
         self._port = 0
         self._process: subprocess.Popen[str] | None = None
 
@@ -89,7 +91,7 @@ class NamespaceProcess:
         """Returns when it has said where it is."""
         options = ("--data", self._data, "--name", self._data.name, "--port", self._port, "--log-level", "error")
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "pairbus.cli.main", "serve", *map(str, options)],
+            [sys.executable, "-m", "pairbus.cli.main", "serve", *map(str, options), *self._options],
             stdout=subprocess.PIPE,
             text=True,
             env=_ENVIRONMENT,

@@ -29,10 +29,10 @@ from pairbus.client.management.namespace_manager import NamespaceManager
 from pairbus.client.retry import NO_RETRY
 from pairbus.client.settings import MessagingFactorySettings
 from pairbus.client.token_provider import SharedAccessKeyTokenProvider, TokenProvider
+from pairbus.dialect.backlog_path import backlog_path
 from pairbus.pairing.backlog import (
     Backlog,
     backlog_description,
-    backlog_path,
     ensure_backlog_queues,
     namespace_name,
 )

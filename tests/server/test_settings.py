@@ -57,7 +57,7 @@ def test_everything_can_be_said_in_every_place(tmp_path: Path) -> None:
         "key_name": "kn", "key": "secret", "jwt_issuer": "i", "jwt_audience": "a", "jwt_keys": "j",
         "allow_any_jwt": True, "idle_timeout_s": 5, "drain_s": 0.5, "max_connections": 9, "max_store_gb": 7,
         "log_level": "debug",
-        "log_format": "json", "open_metrics": True,
+        "log_format": "json", "open_metrics": True, "ledger": "l", "ledger_lives": True, "console": False,
     }  # fmt: skip
     assert values.keys() == SETTINGS.keys()
     by_option = load_settings(values, {}, None)

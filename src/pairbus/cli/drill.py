@@ -25,8 +25,9 @@ from pairbus.cli.connection import (
 from pairbus.cli.serve import fail
 from pairbus.client.errors import MessagingError, MessagingTimeoutError, UnauthorizedError
 from pairbus.client.management.namespace_manager import NamespaceManager
+from pairbus.dialect.backlog_path import backlog_path
 from pairbus.pairing import DrillReport, NamespacePair, SendAvailabilityPairedNamespaceOptions
-from pairbus.pairing.backlog import backlog_path, in_groups, namespace_name
+from pairbus.pairing.backlog import in_groups, namespace_name
 
 _LONGEST_S: Final = 3_600
 

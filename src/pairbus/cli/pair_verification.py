@@ -23,8 +23,9 @@ from pairbus.client.factory import MessagingFactory
 from pairbus.client.lane import Lane
 from pairbus.client.management.descriptions import QueueDescription
 from pairbus.client.management.namespace_manager import NamespaceManager
+from pairbus.dialect.backlog_path import backlog_path
 from pairbus.pairing import NamespacePair, SendAvailabilityPairedNamespaceOptions
-from pairbus.pairing.backlog import backlog_path, in_groups, namespace_name
+from pairbus.pairing.backlog import in_groups, namespace_name
 
 _NOWHERE: Final = "x-pairbus-pair"
 """A path on the primary at which nothing is; that we are told so shows that it answers, and that the key holds."""

@@ -18,6 +18,7 @@ from typing import Annotated, Any, Final, NoReturn
 import typer
 from rich.console import Console
 
+from pairbus.ledger import LedgerError
 from pairbus.server import NamespaceServer
 from pairbus.server.declaration import DeclarationError
 from pairbus.server.event_loop import new_event_loop
@@ -48,6 +49,8 @@ def serve(config: Path | None = None, **options: Any) -> None:
 
     What is not given here is taken from variables of the environment (PAIRBUS_SERVE_PORT for --port), then from the
     settings file. SIGTERM and Ctrl-C stop it after what is under way; a second one stops it at once.
+
+    Example: pairbus serve --data ./contoso --name contoso --port 5672
     """
     try:
         settings = load_settings(options, os.environ, config)
@@ -58,7 +61,7 @@ def serve(config: Path | None = None, **options: Any) -> None:
         fail(str(error), _BAD_SETTINGS)
     except ListenError as error:
         fail(str(error.strerror), _FAILED)
-    except (StoreError, OSError) as error:
+    except (StoreError, LedgerError, OSError) as error:
         fail(str(error), _FAILED)
 
 

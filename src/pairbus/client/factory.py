@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import timedelta
 from enum import Enum
@@ -433,9 +434,9 @@ class MessagingFactory:
     def release(self, part: Part) -> None:
         self._parts.pop(part, None)
 
-    async def open_sending_link(self, path: str) -> SendingLink:
+    async def open_sending_link(self, path: str, properties: Mapping[str, object] | None = None) -> SendingLink:
         line = await self._authorized(path)
-        link = SendingLink(line.connection, path)
+        link = SendingLink(line.connection, path, properties)
         await self._attached(link, path)
         return link
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -29,7 +29,7 @@ class Opener(Protocol):
 
     def reached(self) -> asyncio.Future[None]: ...
 
-    async def open_sending_link(self, path: str) -> SendingLink: ...
+    async def open_sending_link(self, path: str, properties: Mapping[str, object] | None = None) -> SendingLink: ...
 
 
 class Lane:
@@ -38,10 +38,11 @@ class Lane:
     It knows no way but this one: what is sent with it is never diverted.
     """
 
-    def __init__(self, opener: Opener, path: str) -> None:
+    def __init__(self, opener: Opener, path: str, properties: Mapping[str, object] | None = None) -> None:
+        """``properties`` go with the link: what the namespace should know of whoever sends."""
         self.path = path
         self._opener = opener
-        self._slot = Slot(lambda: opener.open_sending_link(path))
+        self._slot = Slot(lambda: opener.open_sending_link(path, properties))
         self._line = asyncio.Lock()
         self._lined_up = 0
         """How many wait for a link in the line; whoever comes then lines up too, so that the order is kept."""

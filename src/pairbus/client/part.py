@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Protocol, Self
@@ -43,7 +43,7 @@ class Maker(Protocol):
     def forget_token(self, path: str) -> None:
         """The token for an entity was not good enough: put another one next time."""
 
-    async def open_sending_link(self, path: str) -> SendingLink: ...
+    async def open_sending_link(self, path: str, properties: Mapping[str, object] | None = None) -> SendingLink: ...
 
     async def open_receiving_link(self, path: str, wish: Wish) -> ReceivingLink: ...
 

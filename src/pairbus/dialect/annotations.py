@@ -21,6 +21,9 @@ LOCKED_UNTIL_UTC: Final = "com.microsoft:locked-until-utc"
 LINK_TIMEOUT: Final = "com.microsoft:timeout"
 MAX_MESSAGE_BATCH_SIZE: Final = "com.microsoft:max-message-batch-size"
 TRANSFER_DESTINATION: Final = "com.microsoft:transfer-destination-address"
+SYPHON: Final = "com.pairbus:syphon"
+"""Ours: a property of the links on which a syphon sends, so that a bill can tell its messages from the others."""
+
 TIMESPAN: Final = "com.microsoft:timespan"
 
 PING_CONTENT_TYPE: Final = "application/vnd.ms-servicebus-ping"

@@ -3,11 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from string import ascii_letters, digits
 from typing import Final
 from urllib.parse import urlsplit
 
-_LONGEST_NAME: Final = len("UseDevelopmentEmulator")
+_NAMES: Final = {
+    name.lower(): name
+    for name in (
+        "Endpoint",
+        "HostName",
+        "SharedAccessKeyName",
+        "SharedAccessKey",
+        "SharedAccessSignature",
+        "EntityPath",
+        "UseDevelopmentEmulator",
+    )
+}
+_LONGEST_NAME: Final = max(map(len, _NAMES))
+_NEAR: Final = 0.8
+"""How like a known name one has to be to be a misspelling of it, and not perhaps a piece of a key."""
+
 _HOST: Final = frozenset(ascii_letters + digits + "-._:%")
 
 
@@ -53,8 +69,6 @@ def parse_connection_string(text: str) -> ConnectionString:
     token = parts.pop("sharedaccesssignature", None)
     entity_path = parts.pop("entitypath", None)
     development = parts.pop("usedevelopmentemulator", "false").lower() == "true"
-    if parts:
-        raise ConnectionStringError(f"the connection string has an unknown part{_told(min(parts))}")
     if (key_name is None) != (key is None):
         raise ConnectionStringError("SharedAccessKeyName and SharedAccessKey belong together")
     if key is not None and token is not None:
@@ -70,22 +84,33 @@ def parse_connection_string(text: str) -> ConnectionString:
     )
 
 
-def _told(name: str) -> str:
-    """The name of a part, unless it may be something else: a piece of a key."""
-    return f": '{name}'" if name.isalpha() and len(name) <= _LONGEST_NAME else ""
-
-
 def _split(text: str) -> dict[str, str]:
+    """The values of all parts, by their names in lower case."""
     parts: dict[str, str] = {}
-    for part in filter(None, (part.strip() for part in text.strip().split(";"))):
-        name, separator, value = part.partition("=")
-        name = name.strip().lower()
+    given = filter(None, (part.strip() for part in text.strip().split(";")))
+    for place, part in enumerate(given, start=1):
+        written, separator, value = part.partition("=")
+        name = written.strip().lower()
         if not separator or not name:
-            raise ConnectionStringError("the connection string has a part without '='")
+            raise ConnectionStringError(f"part {place} of the connection string has no '=' behind a name")
+        if name not in _NAMES:
+            raise _unknown(place, written.strip())
         if name in parts:
-            raise ConnectionStringError(f"the connection string has a part twice{_told(name)}")
+            raise ConnectionStringError(f"the connection string has the part {_NAMES[name]} twice")
         parts[name] = value.strip()
     return parts
+
+
+def _unknown(place: int, name: str) -> ConnectionStringError:
+    near = get_close_matches(name.lower(), _NAMES, n=1, cutoff=_NEAR)
+    if near:
+        return ConnectionStringError(
+            f"part {place} of the connection string is called {name}, which is unknown; is {_NAMES[near[0]]} meant?"
+        )
+    # What is not even like a name is not repeated, unless it is a short word: it may be a piece of a key.
+    told = f": '{name}'" if name.isalpha() and len(name) <= _LONGEST_NAME else ""
+    known = ", ".join(_NAMES.values())
+    return ConnectionStringError(f"part {place} of the connection string is unknown{told}; there are {known}")
 
 
 def _host(endpoint: str) -> tuple[str, int | None]:
@@ -96,6 +121,10 @@ def _host(endpoint: str) -> tuple[str, int | None]:
         raise ConnectionStringError("the Endpoint has no good host or port") from None  # its text may hold a key
     if not host:
         raise ConnectionStringError("the Endpoint has no host name")
+    if address.path.strip("/") or address.query or address.fragment:  # as with a ':' or ';' that was left out
+        raise ConnectionStringError(
+            "the Endpoint is not written as sb://host or sb://host:port; is its '://' whole, and a ';' behind it?"
+        )
     if not _HOST.issuperset(host):
         raise ConnectionStringError("the Endpoint has a host name with characters that none has")
     return host, port

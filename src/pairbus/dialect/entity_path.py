@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
@@ -9,6 +10,7 @@ from typing import Final
 CBS: Final = "$cbs"
 MANAGEMENT: Final = "$management"
 _SUBSCRIPTIONS: Final = "subscriptions"
+_IN_NO_NAME: Final = re.compile(r"[@?#*\\\x00-\x1f\x7f\ud800-\udfff]")
 
 
 class SubQueue(Enum):
@@ -71,3 +73,17 @@ def split_entity_path(path: str) -> EntityPath | None:
     if not all(segments) or not segments:
         return None
     return EntityPath("/".join(segments), subscription, sub_queue, management)
+
+
+def takes_messages(path: str) -> bool:
+    """Whether a path can be that of a queue or topic: nothing else can be sent to."""
+    found = split_entity_path(path)
+    return (
+        found is not None
+        and found.subscription is None
+        and found.sub_queue is None
+        and not found.management
+        and path == path.strip("/")
+        and _IN_NO_NAME.search(path) is None
+        and not any(segment.startswith("$") for segment in found.entity.split("/"))
+    )

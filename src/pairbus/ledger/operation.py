@@ -95,6 +95,14 @@ class Tally:
         self.units += units
         self.request_units += request_units
 
+    def merge(self, other: Tally) -> None:
+        """Count what another one has counted."""
+        self.operations += other.operations
+        self.messages += other.messages
+        self.bytes += other.bytes
+        self.units += other.units
+        self.request_units += other.request_units
+
 
 def units_of(size_bytes: int) -> int:
     """How many times something of that size is billed."""

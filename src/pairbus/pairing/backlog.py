@@ -25,6 +25,7 @@ from pairbus.client.factory import MessagingFactory
 from pairbus.client.lane import Lane
 from pairbus.client.management.descriptions import QueueDescription
 from pairbus.client.management.namespace_manager import NamespaceManager
+from pairbus.dialect.backlog_path import backlog_path
 from pairbus.pairing.events import BacklogQueueChanged, Listeners
 from pairbus.pairing.rotation import Rotation
 from pairbus.pairing.status import BacklogQueueStatus
@@ -32,7 +33,6 @@ from pairbus.pairing.status import BacklogQueueStatus
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-TRANSFER: Final = "x-servicebus-transfer"
 _EVERY_DELIVERY: Final = 2**31 - 1
 MOST_DELIVERIES: Final = 2_000
 """The delivery count that a service allows which refuses the other one."""
@@ -56,11 +56,6 @@ def _is_address(host: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def backlog_path(namespace: str, index: int) -> str:
-    """The path of a backlog queue of a primary namespace."""
-    return f"{namespace}/{TRANSFER}/{index}"
 
 
 def backlog_description(path: str) -> QueueDescription:

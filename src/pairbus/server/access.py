@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import Final
 
@@ -35,6 +35,9 @@ class Grant:
     entity: str | None = None
     """Whose key it was made with; ``None`` for a key of the namespace. Below ``orders`` there may be another entity,
     ``orders/old``, which the key of ``orders`` does not open."""
+
+    who: str = field(default="", compare=False)
+    """The name of the key, for the books."""
 
     def allows(self, path: str, right: Right, now_ms: int) -> bool:
         return (
@@ -83,7 +86,7 @@ class Gatekeeper:
         """The grant of a key to the whole namespace, shown as it is; raises ``UnauthorizedError``."""
         for rule in self._host.namespace.authorization(key_name, None, self._host.now_ms()):
             if any(hmac.compare_digest(_bytes(known), _bytes(key)) for known in _keys(rule)):
-                return Grant("", rights_of(rule))
+                return Grant("", rights_of(rule), who=key_name)
         raise UnauthorizedError(f"'{key_name}' is no key of this namespace, or has another value")
 
     def _admit_sas(self, text: str, path: str) -> Grant:
@@ -100,13 +103,13 @@ class Gatekeeper:
         namespace = self._host.namespace
         own = _signer(namespace.authorization(token.key_name, None, now_ms), token)
         if own is not None:
-            return Grant(path, rights_of(own), expires_ms)
+            return Grant(path, rights_of(own), expires_ms, who=token.key_name)
         entity = entity_of(path)
         address = None if entity is None else Address.of(entity)
         rule = _signer(namespace.authorization(token.key_name, address, now_ms), token)
         if rule is None:
             raise UnauthorizedError("the signature of the token does not hold: no key of that name has made it")
-        return Grant(path, rights_of(rule), expires_ms, entity)
+        return Grant(path, rights_of(rule), expires_ms, entity, token.key_name)
 
 
 def _signer(rules: Iterable[AuthorizationRule], token: SasToken) -> AuthorizationRule | None:

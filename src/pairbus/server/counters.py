@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+from pairbus.broker import Address
+
 
 @dataclass(slots=True)
 class Counters:
@@ -15,6 +17,8 @@ class Counters:
     messages_delivered: int = 0
     bytes_received: int = 0
     bytes_delivered: int = 0
+    pings: Counter[Address] = field(default_factory=Counter)
+    """By the entity that was asked whether it is well."""
     settled: Counter[str] = field(default_factory=Counter)
     """By disposition."""
     refused: Counter[str] = field(default_factory=Counter)
@@ -27,3 +31,14 @@ class Counters:
     """Ever accepted, by protocol."""
     links: Counter[str] = field(default_factory=Counter)
     """Attached now, by kind."""
+    peak_connections: int = 0
+    """The most that were open at a time since ``take_peak``."""
+
+    def connected(self, protocol: str) -> None:
+        self.connections[protocol] += 1
+        self.accepted[protocol] += 1
+        self.peak_connections = max(self.peak_connections, self.connections.total())
+
+    def take_peak(self) -> int:
+        peak, self.peak_connections = self.peak_connections, self.connections.total()
+        return max(peak, self.peak_connections)

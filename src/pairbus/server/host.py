@@ -51,6 +51,8 @@ class NamespaceHost:
         self.on_woken: Callable[[Address], object] = lambda _address: None
         """Something can be received there."""
         self.on_notice: Callable[[Notice], object] = lambda _notice: None
+        self.on_commit: Callable[[], object] = lambda: None
+        """What was written until now is about to be committed."""
         self.on_rebuilt: Callable[[], object] = lambda: None
         """A commit has failed: locks and held sessions are gone."""
         self.on_woken_session: Callable[[bytes], object] = lambda _token: None
@@ -79,6 +81,10 @@ class NamespaceHost:
             self._keep_in_use(now_ms)
         self._seen_ms = now_ms
         return now_ms
+
+    def seen_ms(self) -> int:
+        """The time as it was when somebody asked last."""
+        return self._seen_ms
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
@@ -132,6 +138,7 @@ class NamespaceHost:
         self._is_closed = True
         if self._timer is not None:
             self._timer.cancel()
+        self.on_commit()
         self._keeper.close()
 
     # What happens by itself.
@@ -147,6 +154,7 @@ class NamespaceHost:
         if self._is_closed:
             return
         now_ms = self.now_ms()
+        self.on_commit()
         try:
             self._keeper.commit(now_ms)
         finally:  # what waits for the disk has its own way to fail

@@ -7,18 +7,20 @@ import logging
 import os
 import ssl
 import time
-from collections.abc import Callable
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import partial
 from pathlib import Path
 from typing import Final, Self
 from uuid import uuid4
 
 import uvicorn
+from starlette.routing import BaseRoute
 from uvicorn.server import ServerState
 
 from pairbus.broker import Namespace, Records
 from pairbus.dialect.connection_string import ConnectionString
+from pairbus.ledger import Ledger
 from pairbus.server.access import Gatekeeper, VerifyJwt
 from pairbus.server.amqp.services import AmqpServices
 from pairbus.server.clock import Clock, SystemClock
@@ -32,7 +34,9 @@ from pairbus.server.http.protocol import HttpProtocol, StreamingWebSocket
 from pairbus.server.jwt import DEFAULT_AUDIENCE, JwtVerifier, allow_any
 from pairbus.server.keys import ensure_root_key, other_root_keys
 from pairbus.server.listener import Listener
+from pairbus.server.lives import Lives
 from pairbus.server.messages import MessageView
+from pairbus.server.metering import Meter, path_of_address
 from pairbus.server.reception import Reception
 from pairbus.server.settings import Settings, SettingsError
 from pairbus.server.signing_keys import SigningKeys, SigningKeysError
@@ -41,6 +45,9 @@ from pairbus.store import Keeper, StoreError
 from pairbus.store.certificate import Certificate, open_certificate
 
 _log = logging.getLogger(__name__)
+
+Annex = Callable[[AmqpServices], AbstractAsyncContextManager[Sequence[BaseRoute]]]
+"""What others serve beside the namespace, over HTTP: routes that work on its services, for as long as they are open."""
 
 _POLL_S: Final = 0.01
 _LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
@@ -52,8 +59,9 @@ _KEEP_ALIVE_MARGIN_S: Final = 10
 class NamespaceServer:
     """One namespace on one machine. Use it as ``async with NamespaceServer(settings) as server``."""
 
-    def __init__(self, settings: Settings, *, clock: Clock | None = None) -> None:
+    def __init__(self, settings: Settings, *, clock: Clock | None = None, annexes: Sequence[Annex] = ()) -> None:
         self.settings = settings
+        self._annexes = annexes
         self.ports: tuple[int, ...] = ()
         self.ca_file: Path | None = None
         """The certificate that vouches for ours; ``None`` where the settings name one of their own."""
@@ -62,6 +70,7 @@ class NamespaceServer:
         self._clock = clock or SystemClock()
         self._resources = AsyncExitStack()
         self._parts: _Parts | None = None
+        self._lives: Lives | None = None
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -103,7 +112,7 @@ class NamespaceServer:
     async def start(self) -> None:
         """Open the namespace and listen.
 
-        Raises ``StoreError``, ``OSError``, ``SettingsError`` or ``DeclarationError``.
+        Raises ``StoreError``, ``LedgerError``, ``OSError``, ``SettingsError`` or ``DeclarationError``.
         """
         async with AsyncExitStack() as stack:
             self._parts = await self._assemble(stack)
@@ -129,12 +138,17 @@ class NamespaceServer:
 
     async def _assemble(self, stack: AsyncExitStack) -> _Parts:
         settings = self.settings
-        host = self._open_namespace(stack)
+        ledger = self._open_ledger(stack)
+        host = self._open_namespace()
+        counters = Counters()
+        meter = None if ledger is None else self._open_meter(stack, ledger, host, counters)
+        stack.callback(host.close)
         await host.durable()
         gatekeeper = Gatekeeper(host, await self._jwt(stack))
-        counters = Counters()
-        services = AmqpServices(host, gatekeeper, Dispatcher(host), counters, settings.idle_timeout_s * 1_000)
-        http = self._http(services, gatekeeper)
+        dispatcher = Dispatcher(host)
+        services = AmqpServices(host, gatekeeper, dispatcher, counters, settings.idle_timeout_s * 1_000, meter)
+        routes = [route for annex in self._annexes for route in await stack.enter_async_context(annex(services))]
+        http = self._http(services, gatekeeper, routes)
         state = ServerState()
         state.default_headers = http.encoded_headers
         listener = Listener(
@@ -147,7 +161,24 @@ class NamespaceServer:
         self.ports = tuple(listener.listen(settings.host, port) for port in settings.port)
         return _Parts(services, listener, state)
 
-    def _open_namespace(self, stack: AsyncExitStack) -> NamespaceHost:
+    def _open_ledger(self, stack: AsyncExitStack) -> Ledger | None:
+        settings = self.settings
+        if settings.ledger is None:
+            return None
+        ledger = Ledger.open(settings.ledger, settings.name)
+        stack.callback(ledger.close)
+        if settings.ledger_lives:
+            self._lives = Lives(path_of_address, self._clock())
+        return ledger
+
+    def _open_meter(self, stack: AsyncExitStack, ledger: Ledger, host: NamespaceHost, counters: Counters) -> Meter:
+        if self._lives is not None:
+            self._lives.now_ms = host.seen_ms
+        meter = Meter(ledger, host, counters, self._lives)
+        stack.callback(meter.close)
+        return meter
+
+    def _open_namespace(self) -> NamespaceHost:
         settings = self.settings
         loop = asyncio.get_running_loop()
         keeper = Keeper.open(
@@ -167,7 +198,6 @@ class NamespaceServer:
         )
         wall_clock = self._clock.wall_ms if isinstance(self._clock, SystemClock) else None
         host = NamespaceHost(settings.name, settings.limits, keeper, self._clock, loop, wall_clock)
-        stack.callback(host.close)
         try:
             self._furnish(host.namespace)
         except BaseException:
@@ -189,6 +219,7 @@ class NamespaceServer:
             view=MessageView,
             fresh_id=uuid4,
             fresh_token=partial(os.urandom, 16),
+            chronicle=self._lives,
         )
 
     async def _jwt(self, stack: AsyncExitStack) -> VerifyJwt | None:
@@ -219,15 +250,16 @@ class NamespaceServer:
         context.load_cert_chain(certificate.cert_file, certificate.key_file)
         return context
 
-    def _http(self, services: AmqpServices, gatekeeper: Gatekeeper) -> uvicorn.Config:
+    def _http(self, services: AmqpServices, gatekeeper: Gatekeeper, routes: Sequence[BaseRoute]) -> uvicorn.Config:
         app = make_app(
             services.host,
             gatekeeper,
             Metrics(services.counters, services.host.commits),
-            [websocket_route(services)],
+            [websocket_route(services), *routes],
             open_metrics=self.settings.open_metrics,
             is_draining=lambda: services.is_draining,
             created_ms=services.host.created_ms,
+            meter=services.meter,
         )
         config = uvicorn.Config(
             app,

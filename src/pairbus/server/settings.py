@@ -111,6 +111,12 @@ class Settings:
     log_level: LogLevel = field(default=LogLevel.INFO, metadata=_about("from which weight on something is logged"))
     log_format: LogFormat = field(default=LogFormat.TEXT, metadata=_about("lines of text, or of JSON"))
     open_metrics: bool = field(default=False, metadata=_about("show the metrics to those without a key too"))
+    console: bool = field(default=True, metadata=_about("serve the console, a page for browsers, at /console"))
+    ledger: Path | None = field(
+        default=None,
+        metadata=_about("a directory to record in what is billed, as Parquet files; made if it is not there"),
+    )
+    ledger_lives: bool = field(default=False, metadata=_about("record what happens to each message in the ledger, too"))
     entities: Declaration = field(default=Declaration())
     """From the settings file alone."""
 
@@ -125,6 +131,7 @@ class Settings:
         _expect(self.idle_timeout_s > 0, f"idle_timeout_s is {self.idle_timeout_s}; at least 1")
         _expect(self.drain_s >= 0, f"drain_s is {self.drain_s}; at least 0")
         _expect(self.max_connections > 0, f"max_connections is {self.max_connections}; at least 1")
+        _expect(self.ledger or not self.ledger_lives, "ledger_lives needs a ledger to be recorded in")
         _expect(self.max_store_gb > 0, f"max_store_gb is {self.max_store_gb}; at least 1")
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Mapping
 from itertools import count
 from typing import Any, Final, NamedTuple
 from uuid import uuid4
@@ -30,6 +31,7 @@ from pairbus.wire import (
     Rejected,
     SenderSettleMode,
     Source,
+    Symbol,
     Target,
 )
 
@@ -52,7 +54,7 @@ class _Waiting(NamedTuple):
 class SendingLink(AmqpLink):
     """Sends in the order in which it is asked to, and has each message confirmed on its own."""
 
-    def __init__(self, connection: AmqpConnection, path: str) -> None:
+    def __init__(self, connection: AmqpConnection, path: str, properties: Mapping[str, object] | None = None) -> None:
         super().__init__(connection, path)
         self.max_message_bytes = 0
         """The largest message that the entity takes; 0 if it names no limit."""
@@ -76,6 +78,7 @@ class SendingLink(AmqpLink):
             target=Target(address=path),
             snd_settle_mode=SenderSettleMode.UNSETTLED,
             rcv_settle_mode=ReceiverSettleMode.FIRST,
+            properties=None if properties is None else {Symbol(name): each for name, each in properties.items()},
         )
 
     @property

@@ -6,7 +6,8 @@ from typing import Final
 
 from pairbus.client.errors import EntityNotFoundError, UnauthorizedError
 from pairbus.client.management.namespace_manager import NamespaceManager
-from pairbus.pairing.backlog import TRANSFER, backlog_path, in_groups
+from pairbus.dialect.backlog_path import TRANSFER, backlog_path
+from pairbus.pairing.backlog import in_groups
 
 _MOST_NAMES: Final = 5
 
@@ -32,10 +33,10 @@ async def _indexes_by_name(manager: NamespaceManager) -> dict[str, list[tuple[in
         queues = await manager.get_queues()
     except UnauthorizedError as error:
         raise UnauthorizedError(
-            f"the key of {manager.endpoint} needs the claim Manage to find the backlog queues; without it, say how many"
-            f" there are, with --backlog-queues: {error.message}",
+            f"{manager.endpoint} does not let the key of --secondary look for the backlog queues: {error.message}",
             entity=error.entity,
             condition=error.condition,
+            hint="check that it is right; if it only lacks the claim Manage, say how many there are: --backlog-queues",
         ) from error
     found: dict[str, list[tuple[int, str]]] = {}
     for queue in queues:

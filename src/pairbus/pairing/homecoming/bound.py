@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-from pairbus.dialect.entity_path import split_entity_path
+from pairbus.dialect.entity_path import takes_messages
 from pairbus.dialect.transfer import Transfer, TransferError, read_transfer
 
 Line: TypeAlias = tuple[str, str]
@@ -18,14 +18,7 @@ class InvalidDestinationError(TransferError):
 def bound_for(payload: bytes) -> Transfer:
     """Read where a message goes; raises ``TransferError`` if that is nowhere."""
     transfer = read_transfer(payload)
-    found = split_entity_path(transfer.path)
-    if (
-        found is None
-        or found.subscription is not None
-        or found.sub_queue is not None
-        or found.management
-        or any(segment.startswith("$") for segment in found.entity.split("/"))
-    ):
+    if not takes_messages(transfer.path.strip("/")):
         raise InvalidDestinationError("that is no path of a queue or topic", transfer.path)
     return transfer
 

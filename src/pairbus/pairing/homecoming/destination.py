@@ -11,6 +11,7 @@ from typing import Final, Protocol
 from pairbus.client.errors import MessagingError, ServerBusyError
 from pairbus.client.lane import Lane, Opener
 from pairbus.client.parcel import Parcel
+from pairbus.dialect.annotations import SYPHON
 from pairbus.pairing.events import DestinationChanged, Listener
 
 _log = logging.getLogger(__name__)
@@ -38,7 +39,7 @@ class Destination:
 
         self.waiters: set[Waiter] = set()
         self.used_s = asyncio.get_running_loop().time()
-        self._lane = Lane(primary, path)
+        self._lane = Lane(primary, path, {SYPHON: True})
         self._hold = is_held
         self._tell = tell
         self._pause_s = _FIRST_PAUSE_S

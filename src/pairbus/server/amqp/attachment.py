@@ -22,6 +22,7 @@ from pairbus.dialect.annotations import (
     LOCKED_UNTIL_UTC,
     MAX_MESSAGE_BATCH_SIZE,
     SESSION_FILTER,
+    SYPHON,
     TRANSFER_DESTINATION,
 )
 from pairbus.dialect.entity_path import CBS, split_entity_path
@@ -159,7 +160,8 @@ def _attach_producer(peer: Peer, link: Link, attach: Attach, place: Place, adopt
         raise InvalidOperationError(f"'{address}' cannot be sent to: send to its queue or topic", str(address))
     limits = peer.host.limits
     largest = getattr(description, "max_message_bytes", None) or limits.message_bytes
-    adopt(Producer(peer, link, place.path, needs, address, via))
+    from_syphon = _property(attach, SYPHON) is True
+    adopt(Producer(peer, link, place.path, needs, address, via, from_syphon=from_syphon))
     link.attach(
         source=attach.source,
         target=attach.target,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from pairbus.broker import Right
-from pairbus.server.access import NEVER_MS, Grant
+from pairbus.server.access import NEVER_MS, Grant, covers
 
 _MOST_AUDIENCES: Final = 10_000
 """Every link may have a token of its own, and a connection does not have more links."""
@@ -33,6 +33,10 @@ class Claims:
         return not rights or any(
             grant.allows(path, right, now_ms) for grant in self._grants.values() for right in rights
         )
+
+    def who(self, path: str) -> str:
+        """The name of a key that opens this, for the books; empty where there is none."""
+        return next((grant.who for grant in self._grants.values() if covers(grant.path, path)), "")
 
     def next_expiry_ms(self) -> int | None:
         """When the next grant ends, or has ended without having been dropped."""

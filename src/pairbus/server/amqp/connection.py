@@ -73,6 +73,7 @@ class AmqpConnection(Peer):
         self.gatekeeper = services.gatekeeper
         self.dispatcher = services.dispatcher
         self.counters = services.counters
+        self.meter = services.meter
         self.claims = Claims()
         self.replies = Replies()
         self.transactions = Transactions(services.host)
@@ -115,8 +116,7 @@ class AmqpConnection(Peer):
             DispositionReceived: self._disposed,
         }
         services.connections.add(self)
-        self.counters.connections[protocol] += 1
-        self.counters.accepted[protocol] += 1
+        self.counters.connected(protocol)
         self._opening = self.host.loop.call_later(_OPEN_WITHIN_S, self._give_up)
 
     # What the transport says.

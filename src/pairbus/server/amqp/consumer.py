@@ -14,6 +14,7 @@ from pairbus.server.amqp.verdicts import echo_of, verdict_of
 from pairbus.server.dispatcher import SHARE, Receiver
 from pairbus.server.errors import REFUSABLE, refusal_of
 from pairbus.server.messages import delivered_payload
+from pairbus.server.metering import ReceiveToll
 from pairbus.store import StoreError
 from pairbus.wire import RELEASED, Delivery, Link, MessageTooLargeError, Received, Rejected, TransactionalState
 
@@ -56,6 +57,9 @@ class Consumer(Node, Receiver):
         """What the receiver has, and until when it is locked."""
         self.is_lost = False
         self._is_forgotten = False
+        self._toll = None if peer.meter is None else ReceiveToll(peer.meter, address, peer.claims.who(path))
+        self._was_served = False
+        """Whether something was given of the credit that is there now."""
         peer.dispatcher.count(address)
         peer.dispatcher.add(self)
 
@@ -119,6 +123,9 @@ class Consumer(Node, Receiver):
         counters = self._peer.counters
         counters.messages_delivered += 1
         counters.bytes_delivered += len(payload)
+        self._was_served = self.link.credit > 0
+        if self._toll is not None:
+            self._toll.given(message, len(payload))
         self._peer.wrote(len(payload))
 
     def _drop_oldest(self) -> None:
@@ -147,7 +154,10 @@ class Consumer(Node, Receiver):
         if self.wants() and self.take(SHARE):
             self._peer.host.loop.call_soon(self._peer.guard, self.on_credit)  # others have their turn in between
         elif self.link.drain and not self._taken and self._peer.is_writable and self.link.is_attached:
+            if self._toll is not None and self.link.credit and not self._was_served:
+                self._toll.went_empty()
             self.link.drained()
+            self._was_served = False
             self._peer.flush()
 
     def on_writable(self) -> None:
@@ -177,6 +187,8 @@ class Consumer(Node, Receiver):
             self._peer.counters.refused[refusal.condition] += 1
             return Rejected(refusal.error)
         self._peer.counters.settled[verdict.disposition.name.lower()] += 1
+        if self._toll is not None:
+            self._toll.settled()
         return echo_of(state)
 
     def _enlist(self, delivery: Delivery, state: TransactionalState) -> object:

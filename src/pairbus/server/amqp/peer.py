@@ -15,6 +15,7 @@ from pairbus.server.amqp.transactions import Transactions
 from pairbus.server.counters import Counters
 from pairbus.server.dispatcher import Dispatcher
 from pairbus.server.host import NamespaceHost
+from pairbus.server.metering import Meter
 from pairbus.wire import Delivery, Link
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ class Peer(ABC):
     gatekeeper: Gatekeeper
     dispatcher: Dispatcher
     counters: Counters
+    meter: Meter | None
+    """Who counts what is billed, if anybody does."""
     claims: Claims
     replies: Replies
     transactions: Transactions

@@ -8,6 +8,7 @@ from pairbus.server.access import Gatekeeper
 from pairbus.server.counters import Counters
 from pairbus.server.dispatcher import Dispatcher
 from pairbus.server.host import NamespaceHost
+from pairbus.server.metering import Meter
 from pairbus.wire import Configuration
 
 _LEAST_INCOMPLETE_BYTES: Final = 16 * 1024 * 1024
@@ -51,11 +52,13 @@ class AmqpServices:
         dispatcher: Dispatcher,
         counters: Counters,
         idle_timeout_ms: int,
+        meter: Meter | None = None,
     ) -> None:
         self.host = host
         self.gatekeeper = gatekeeper
         self.dispatcher = dispatcher
         self.counters = counters
+        self.meter = meter
         self.configuration = Configuration(
             container_id=host.name,
             idle_time_out_ms=idle_timeout_ms,

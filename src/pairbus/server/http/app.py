@@ -18,19 +18,22 @@ from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocketClose
 
 from pairbus.broker import Address
+from pairbus.ledger.operation import SUCCEEDED, Kind, Sort, Stage, units_of
 from pairbus.server.access import Gatekeeper
 from pairbus.server.errors import BadRequestError, UnauthorizedError, refusal_of
 from pairbus.server.host import NamespaceHost
 from pairbus.server.http.answers import error_answer, fresh_tracking_id
 from pairbus.server.http.call import Call, authority_of
-from pairbus.server.http.credentials import Credentials
+from pairbus.server.http.credentials import Credentials, key_name_of
 from pairbus.server.http.metrics import Metrics
 from pairbus.server.http.monitoring import Monitoring
 from pairbus.server.http.routes import Found, Route, find, segments_of
+from pairbus.server.metering import Meter
 
 _log = logging.getLogger(__name__)
 
 MAX_BODY_BYTES: Final = 1 << 20
+_REFUSED: Final = 400
 _METHODS: Final = frozenset({"GET", "PUT", "DELETE", "POST", "HEAD", "OPTIONS", "PATCH"})
 
 
@@ -52,6 +55,9 @@ class Options:
     created_ms: int | None = None
     """Since when there is this namespace; since now, where it is not given."""
 
+    meter: Meter | None = None
+    """Who counts what is billed, if anybody does."""
+
 
 def make_app(
     host: NamespaceHost,
@@ -63,9 +69,12 @@ def make_app(
     open_metrics: bool = False,
     is_draining: Callable[[], bool] = bool,
     created_ms: int | None = None,
+    meter: Meter | None = None,
 ) -> Starlette:
     """Everything that is served over HTTP. ``extra_routes`` are asked first."""
-    options = Options(base_url=base_url, open_metrics=open_metrics, is_draining=is_draining, created_ms=created_ms)
+    options = Options(
+        base_url=base_url, open_metrics=open_metrics, is_draining=is_draining, created_ms=created_ms, meter=meter
+    )
     app = Starlette(routes=list(extra_routes))
     # Names of entities have slashes in them, encoded or not, which is why the paths are not matched by Starlette.
     app.router.default = Management(host, gatekeeper, metrics, options)
@@ -80,6 +89,7 @@ class Management:
         self._host = host
         self._gatekeeper = gatekeeper
         self._metrics = metrics
+        self._meter = options.meter
         self._created_ms = host.now_ms() if options.created_ms is None else options.created_ms
         self._authority = None if options.base_url is None else options.base_url.rpartition("://")[2].strip("/")
         self._monitoring = Monitoring(host, metrics, open_metrics=options.open_metrics, is_draining=options.is_draining)
@@ -110,6 +120,8 @@ class Management:
         self._metrics.http_seconds.labels(operation).observe(time.perf_counter() - started)
         if isinstance(found, Found) and found.route.right is not None:
             self._metrics.counters.requests[operation, response.status_code] += 1
+            if self._meter is not None:
+                self._count(self._meter, request, "/".join(segments), response)
         return response
 
     async def _perform(self, request: Request, found: Found, path: str) -> Response:
@@ -143,6 +155,19 @@ class Management:
             body=await _body(request) if route.method == "PUT" else b"",
         )
         return await route.handler(call)
+
+    @staticmethod
+    def _count(meter: Meter, request: Request, path: str, response: Response) -> None:
+        is_refused = response.status_code >= _REFUSED
+        sort = Sort(
+            kind=Kind.MANAGEMENT,
+            stage=Stage.MANAGEMENT,
+            entity=path.lower(),
+            result=str(response.status_code) if is_refused else SUCCEEDED,
+            who="" if is_refused else key_name_of(request.headers.get("authorization")),
+        )
+        size_bytes = len(response.body) if isinstance(response.body, bytes) else 0
+        meter.account(sort).add(0, size_bytes, units_of(size_bytes), units_of(size_bytes))
 
     def _refuse(self, error: Exception) -> Response:
         refusal = refusal_of(error)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from pairbus.broker import Right
+from pairbus.dialect.sas import SasTokenError, parse_sas_token
 from pairbus.server.access import Gatekeeper, Grant
 from pairbus.server.errors import UnauthorizedError
 
@@ -44,6 +45,17 @@ class Credentials:
         if scheme.lower() == _BEARER:
             return self.gatekeeper.admit(rest.strip(), path)
         return self.gatekeeper.admit(text, path)
+
+
+def key_name_of(text: str | None) -> str:
+    """The name of the key in an authorization that holds, for the books; empty where it has none."""
+    scheme, _, rest = (text or "").partition(" ")
+    try:
+        if scheme.lower() == _BASIC:
+            return _key(rest)[0]
+        return parse_sas_token(rest.strip() if scheme.lower() == _BEARER else text or "").key_name
+    except (UnauthorizedError, SasTokenError):
+        return ""
 
 
 def _key(encoded: str) -> tuple[str, str]:

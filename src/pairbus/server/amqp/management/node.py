@@ -9,6 +9,7 @@ from pairbus.broker import Address, Right
 from pairbus.dialect.management import Operation, Request, Response
 from pairbus.server.amqp.management import messages, rules, sessions
 from pairbus.server.amqp.management.call import Call
+from pairbus.server.amqp.management.toll import count_request
 from pairbus.server.amqp.node import Need
 from pairbus.server.amqp.peer import Peer
 from pairbus.server.amqp.requests import RequestNode
@@ -71,6 +72,9 @@ class ManagementNode(RequestNode):
             answer = response if error is None else _refusal(error)
             operation = request.operation if request.operation in OPERATIONS else "other"
             self._peer.counters.requests[operation, answer.status] += 1
+            if self._peer.meter is not None:
+                who = self._peer.claims.who(self.path)
+                count_request(self._peer.meter, self._address, who, request, answer)
             if self.link.is_attached:
                 self._peer.replies.send(self.link, self.path, request, answer)
 

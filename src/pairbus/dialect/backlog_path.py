@@ -1,0 +1,18 @@
+"""How backlog queues are called: the name of the namespace that they belong to, and a number."""
+
+from __future__ import annotations
+
+from typing import Final
+
+TRANSFER: Final = "x-servicebus-transfer"
+
+
+def backlog_path(namespace: str, index: int) -> str:
+    """The path of a backlog queue of a primary namespace."""
+    return f"{namespace}/{TRANSFER}/{index}"
+
+
+def is_backlog_path(path: str) -> bool:
+    """Whether a queue with this path is a backlog queue of some namespace."""
+    name, _, number = path.rpartition("/")
+    return number.isdecimal() and name.lower().endswith(f"/{TRANSFER}")

@@ -1,0 +1,31 @@
+"""What is in the journals of a ledger that somebody may be writing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from pairbus.ledger.journal import OPEN, SUFFIX, NewerJournalError, read_journal
+from pairbus.ledger.stem import Stem
+
+
+def read_open_journals(directory: Path, table: str) -> Mapping[str, Any]:
+    """Their complete chunks, by their stems; one that has none is left out."""
+    found: dict[str, Any] = {}
+    for path in sorted((directory / OPEN).glob("*" + SUFFIX)):
+        stem = Stem.parse(path.stem)
+        if stem is not None and stem.table == table:
+            tables = _tables_of(path, stem)
+            if tables:
+                found[stem.name] = pa.concat_tables(tables)
+    return found
+
+
+def _tables_of(path: Path, stem: Stem) -> list[Any]:
+    try:
+        return read_journal(path, stem).tables
+    except (FileNotFoundError, NewerJournalError):  # it has just become a Parquet file, or is not ours to understand
+        return []

@@ -1,0 +1,201 @@
+"""What every operation is counted as, and when it goes into the ledger: not before it is on disk."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from functools import partial
+from typing import Final, Protocol
+
+from pairbus.broker import Address, Delivery, Message, Part
+from pairbus.dialect.backlog_path import is_backlog_path
+from pairbus.ledger.life import Life
+from pairbus.ledger.operation import SUCCEEDED, UNIT_BYTES, Kind, Sort, Stage, Tally, units_of
+from pairbus.server.counters import Counters
+from pairbus.server.host import NamespaceHost
+from pairbus.server.lives import Lives
+from pairbus.store import StoreError
+from pairbus.wire import Condition
+
+_TICK_S: Final = 0.5
+_SECOND_MS: Final = 1_000
+_CONNECTIONS_EVERY_MS: Final = 60_000
+_CHANGING: Final = frozenset({Kind.SEND, Kind.SETTLE, Kind.SCHEDULE, Kind.CANCEL, Kind.PURGE, Kind.MANAGEMENT})
+"""What has failed when it could not be written."""
+
+
+class Book(Protocol):
+    """Where it is written down: a ledger."""
+
+    def write_operations(self, second_ms: int, rows: Sequence[tuple[Sort, Tally]], connections: int) -> None: ...
+
+    def write_lives(self, lives: Sequence[Life]) -> None: ...
+
+
+class Account(Tally):
+    """Operations of one sort, counted where they happen; the meter takes them from there."""
+
+    __slots__ = ("_touched", "sort")
+
+    def __init__(self, sort: Sort, touched: list[Account]) -> None:
+        super().__init__()
+        self.sort = sort
+        self._touched = touched
+
+    def add(self, messages: int = 0, size_bytes: int = 0, units: int = 1, request_units: int = 1) -> None:
+        if not self.operations:
+            self._touched.append(self)
+        self.operations += 1
+        self.messages += messages
+        self.bytes += size_bytes
+        self.units += units
+        self.request_units += request_units
+
+    def take(self) -> tuple[Sort, Tally]:
+        """What was counted so far; from now on it counts from nothing."""
+        taken = Tally()
+        taken.merge(self)
+        self.operations = self.messages = self.bytes = self.units = self.request_units = 0
+        return self.sort, taken
+
+
+class Meter:
+    """Counts for a ledger.
+
+    What was counted is sealed with each commit, and written when that is done: what never became durable is counted as
+    failed, and no message is said to have been accepted that a crash has taken back.
+    """
+
+    def __init__(self, book: Book, host: NamespaceHost, counters: Counters, lives: Lives | None) -> None:
+        self._book = book
+        self._host = host
+        self._counters = counters
+        self._lives = lives
+        self._touched: list[Account] = []
+        self._durable: dict[Sort, Tally] = {}
+        self._durable_lives: list[Life] = []
+        self._connections = 0
+        self._told = 0
+        self._told_ms = 0
+        self._timer: asyncio.TimerHandle | None = None
+        host.on_commit = self.seal
+        self._tick()
+
+    def account(self, sort: Sort) -> Account:
+        """Where operations of one sort are counted; one for each link, and no more than that."""
+        return Account(sort, self._touched)
+
+    def seal(self) -> None:
+        """A commit begins: what was counted until now is known with it."""
+        lives = [] if self._lives is None else self._lives.take()
+        if self._touched or lives:
+            rows = [account.take() for account in self._touched]
+            self._touched.clear()
+            self._host.when_durable(partial(self._sealed, rows, lives))
+
+    def _sealed(self, rows: list[tuple[Sort, Tally]], lives: list[Life], error: StoreError | None) -> None:
+        for sort, tally in rows:
+            known = sort
+            if error is not None and sort.kind in _CHANGING and sort.result == SUCCEEDED:
+                known = sort._replace(result=Condition.INTERNAL_ERROR.value)
+            self._durable.setdefault(known, Tally()).merge(tally)
+        if error is None:
+            self._durable_lives += lives
+
+    def _tick(self) -> None:
+        self.flush()
+        self._timer = self._host.loop.call_later(_TICK_S, self._tick)
+
+    def flush(self) -> None:
+        """Hand over what is durable."""
+        self.seal()
+        now_ms = self._host.now_ms()
+        rows, self._durable = [*self._durable.items()], {}
+        lives, self._durable_lives = self._durable_lives, []
+        connections = self._connections_to_tell(now_ms)
+        if rows or connections:
+            self._book.write_operations(now_ms // _SECOND_MS * _SECOND_MS, rows, connections)
+        if lives:
+            self._book.write_lives(lives)
+
+    def _connections_to_tell(self, now_ms: int) -> int:
+        """The most that were open, when that has changed, and every minute: a bill wants the peak of an hour."""
+        peak = self._counters.take_peak()
+        if peak == self._told and now_ms - self._told_ms < _CONNECTIONS_EVERY_MS:
+            return 0
+        self._told, self._told_ms = peak, now_ms
+        return peak
+
+    def close(self) -> None:
+        """Hand over the rest; the store is closed by now."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self.flush()
+
+
+class SendToll:
+    """What is counted of the messages that come over a link."""
+
+    def __init__(self, meter: Meter, address: Address, who: str, *, from_syphon: bool) -> None:
+        entity = path_of_address(address)
+        stage = Stage.BACKLOG if is_backlog_path(entity) else Stage.SYPHON if from_syphon else Stage.DIRECT
+        self._meter = meter
+        self._sort = Sort(Kind.SEND, stage, entity, SUCCEEDED, who)
+        self._sent = meter.account(self._sort)
+        self._pings = meter.account(self._sort._replace(stage=Stage.PING))
+        self._refused: dict[str, Account] = {}
+
+    def sent(self, messages: Sequence[Message], size_bytes: int) -> None:
+        account = self._pings if len(messages) == 1 and messages[0].ping else self._sent
+        if size_bytes <= UNIT_BYTES:
+            account.add(len(messages), size_bytes, len(messages) or 1)
+        else:
+            units = sum(units_of(len(message.body)) for message in messages) or 1
+            account.add(len(messages), size_bytes, units, units_of(size_bytes))
+
+    def refused(self, condition: str, size_bytes: int) -> None:
+        account = self._refused.get(condition)
+        if account is None:
+            account = self._refused[condition] = self._meter.account(self._sort._replace(result=condition))
+        account.add(1, size_bytes, units_of(size_bytes), units_of(size_bytes))
+
+
+class ReceiveToll:
+    """What is counted of the messages that go out over a link, and of what is said of them."""
+
+    def __init__(self, meter: Meter, address: Address, who: str) -> None:
+        entity = path_of_address(address)
+        is_backlog = is_backlog_path(entity)
+        sort = Sort(Kind.RECEIVE, Stage.SYPHON if is_backlog else Stage.DIRECT, entity, SUCCEEDED, who)
+        self._given = meter.account(sort)
+        self._returned = self._given if is_backlog else meter.account(sort._replace(stage=Stage.RETURNED))
+        idle = Stage.IDLE if is_backlog else Stage.DIRECT
+        self._empty = meter.account(sort._replace(kind=Kind.EMPTY_RECEIVE, stage=idle))
+        self._settled = meter.account(sort._replace(kind=Kind.SETTLE))
+
+    def given(self, message: Delivery, size_bytes: int) -> None:
+        account = self._returned if message.record.returned else self._given
+        if size_bytes <= UNIT_BYTES:
+            account.add(1, size_bytes)
+        else:
+            account.add(1, size_bytes, units_of(size_bytes), units_of(size_bytes))
+
+    def went_empty(self) -> None:
+        """The receiver has waited for nothing."""
+        self._empty.add()
+
+    def settled(self) -> None:
+        self._settled.add(1)
+
+
+def path_of_address(address: Address) -> str:
+    """The path of an entity or a part of one, in lower case, as the ledger has it."""
+    path = address.entity if address.subscription is None else f"{address.entity}/subscriptions/{address.subscription}"
+    return path + _ENDS[address.part]
+
+
+_ENDS: Final = {
+    Part.MAIN: "",
+    Part.DEAD_LETTER: "/$deadletterqueue",
+    Part.TRANSFER_DEAD_LETTER: "/$transfer/$deadletterqueue",
+}

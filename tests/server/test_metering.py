@@ -1,0 +1,265 @@
+"""D3: every operation that would be billed is recorded, and what happens to each message, when that is switched on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pairbus import (
+    BrokeredMessage,
+    MessagingFactory,
+    MessagingFactorySettings,
+    NamespaceManager,
+    QueueDescription,
+    ReceiveMode,
+    ServerBusyError,
+)
+from pairbus.broker import Address
+from pairbus.client.lane import Lane
+from pairbus.client.message import encode_brokered
+from pairbus.client.parcel import Parcel
+from pairbus.dialect.annotations import PING_CONTENT_TYPE, SYPHON
+from pairbus.dialect.backlog_path import backlog_path
+from pairbus.dialect.transfer import divert
+from pairbus.ledger import LIVES, OPERATIONS
+from pairbus.testing import RunningNamespace, running_namespace
+from tests.server.books import lives_in, operations_in, rows_of
+
+BACKLOG = backlog_path("contoso", 0)
+SHORT = timedelta(milliseconds=300)
+KEY = "RootManageSharedAccessKey"
+
+
+@contextmanager
+def metered(tmp_path: Path, *, lives: bool = False, **settings: Any) -> Iterator[RunningNamespace]:
+    options: dict[str, Any] = {"queues": ["orders", BACKLOG], "topics": {"news": ["all", "some"]}, **settings}
+    with running_namespace("north", ledger=tmp_path / "ledger", ledger_lives=lives, **options) as namespace:
+        yield namespace
+
+
+def play(namespace: RunningNamespace, scene: Callable[[MessagingFactory], Awaitable[None]]) -> None:
+    async def played() -> None:
+        async with MessagingFactory.from_connection_string(namespace.connection_string) as factory:
+            await scene(factory)
+
+    asyncio.run(asyncio.wait_for(played(), 60.0))
+
+
+def test_d3_sends_receives_and_settlements_are_counted_by_what_they_were(tmp_path: Path) -> None:
+    async def scene(factory: MessagingFactory) -> None:
+        sender = await factory.create_message_sender("orders")
+        await sender.send([BrokeredMessage(b"x", message_id=str(number)) for number in range(10)])
+        await sender.send(BrokeredMessage(b"y" * 100_000))
+        receiver = await factory.create_message_receiver("orders")
+        await receiver.peek(3)
+        received = await receiver.receive(11, SHORT * 10)
+        while len(received) < 11:
+            received += await receiver.receive(11 - len(received), SHORT * 10)
+        await receiver.complete(received)
+        assert await receiver.receive(1, SHORT) == []
+
+    with metered(tmp_path) as namespace:
+        play(namespace, scene)
+    counted = operations_in(tmp_path / "ledger", "kind", "stage", "entity", "result", "who")
+    ordinary = ("orders", "ok", KEY)
+    assert counted["send", "direct", *ordinary] == 11
+    assert counted["receive", "direct", *ordinary] == 11
+    assert counted["settle", "direct", *ordinary] == 11
+    assert counted["peek", "direct", *ordinary] == 3
+    assert counted["empty receive", "direct", *ordinary] == 1
+    rows = [row for row in rows_of(tmp_path / "ledger", OPERATIONS) if row["kind"] == "send"]
+    assert sum(row["operations"] for row in rows) == 2
+    assert sum(row["units"] for row in rows) == 12  # 100,000 bytes are two times 64 KB
+    assert sum(row["request_units"] for row in rows) == 3
+    assert sum(row["bytes"] for row in rows) > 100_000
+    assert {row["namespace"] for row in rows} == {"north"}
+
+
+def test_d3_diverted_messages_are_charged_four_times(tmp_path: Path) -> None:
+    async def divert_one(factory: MessagingFactory) -> None:
+        payload = divert(encode_brokered(BrokeredMessage(b"x", message_id="one")), "orders")
+        await Lane(factory, BACKLOG).send(Parcel([payload]))
+        syphon = await factory.create_message_receiver(BACKLOG, receive_mode=ReceiveMode.RECEIVE_AND_DELETE)
+        assert len(await syphon.receive(1, SHORT * 10)) == 1
+        assert await syphon.receive(1, SHORT) == []
+        home = Lane(factory, "orders", {SYPHON: True})
+        await home.send(Parcel([encode_brokered(BrokeredMessage(b"x", message_id="one"))]))
+        receiver = await factory.create_message_receiver("orders")
+        await receiver.complete(await receiver.receive(1, SHORT * 10))
+
+    with metered(tmp_path) as namespace:
+        play(namespace, divert_one)
+    counted = operations_in(tmp_path / "ledger", "kind", "stage", "entity")
+    assert counted["send", "backlog", BACKLOG] == 1
+    assert counted["receive", "syphon", BACKLOG] == 1
+    assert counted["send", "syphon", "orders"] == 1
+    assert counted["receive", "returned", "orders"] == 1
+    assert counted["empty receive", "idle", BACKLOG] == 1
+    assert counted["send", "direct", "orders"] == counted["receive", "direct", "orders"] == 0
+
+
+def test_d3_what_came_home_is_known_after_a_restart(tmp_path: Path) -> None:
+    async def bring_home(factory: MessagingFactory) -> None:
+        lane = Lane(factory, "news", {SYPHON: True})
+        await lane.send(Parcel([encode_brokered(BrokeredMessage(b"x"))]))
+
+    async def receive(factory: MessagingFactory) -> None:
+        receiver = await factory.create_message_receiver("news/Subscriptions/all")
+        await receiver.complete(await receiver.receive(1, SHORT * 10))
+
+    with metered(tmp_path, data=tmp_path / "data") as namespace:
+        play(namespace, bring_home)
+        namespace.restart()
+        play(namespace, receive)
+    counted = operations_in(tmp_path / "ledger", "kind", "stage", "entity")
+    assert counted["receive", "returned", "news/subscriptions/all"] == 1
+
+
+def test_d3_pings_are_lines_of_their_own(tmp_path: Path) -> None:
+    async def ping(factory: MessagingFactory) -> None:
+        sender = await factory.create_message_sender("orders")
+        await sender.send(BrokeredMessage(b"", content_type=PING_CONTENT_TYPE, time_to_live=timedelta(seconds=1)))
+
+    with metered(tmp_path, lives=True) as namespace:
+        play(namespace, ping)
+    assert operations_in(tmp_path / "ledger", "kind", "stage")["send", "ping"] == 1
+    assert lives_in(tmp_path / "ledger") == []
+
+
+def test_d3_management_requests_and_refusals_are_counted(tmp_path: Path) -> None:
+    async def scene(namespace: RunningNamespace) -> None:
+        async with NamespaceManager.from_connection_string(namespace.connection_string) as manager:
+            await manager.create_queue("more")
+        hasty = MessagingFactorySettings(operation_timeout=timedelta(seconds=2))
+        async with MessagingFactory.from_connection_string(namespace.connection_string, settings=hasty) as factory:
+            sender = await factory.create_message_sender("more")
+            await sender.send(BrokeredMessage(b"x"))
+            namespace.server_busy = True
+            with pytest.raises(ServerBusyError):
+                await sender.send(BrokeredMessage(b"x"))
+            namespace.server_busy = False
+
+    with metered(tmp_path) as namespace:
+        asyncio.run(asyncio.wait_for(scene(namespace), 120.0))
+    counted = operations_in(tmp_path / "ledger", "kind", "stage", "entity", "result")
+    assert counted["management", "management", "more", "ok"] >= 1
+    assert counted["send", "direct", "more", "ok"] == 1
+    assert counted["send", "direct", "more", "com.microsoft:server-busy"] >= 1
+    connections = [
+        row["connections"] for row in rows_of(tmp_path / "ledger", OPERATIONS) if row["kind"] == "connection"
+    ]
+    assert max(connections) >= 1
+
+
+# Lives
+
+
+def test_d4_the_life_of_a_message(tmp_path: Path) -> None:
+    async def live(factory: MessagingFactory) -> None:
+        sender = await factory.create_message_sender("orders")
+        await sender.send([BrokeredMessage(b"x", message_id=f"m{number}") for number in range(4)])
+        receiver = await factory.create_message_receiver("orders")
+        one, two, three, four = await receiver.receive(4, SHORT * 10)
+        await receiver.complete(one)
+        await receiver.abandon(two)
+        await receiver.defer(three)
+        await receiver.dead_letter(four, "poison", "it was")
+
+    with metered(tmp_path, lives=True) as namespace:
+        play(namespace, live)
+    events = lives_in(tmp_path / "ledger")
+    assert events[:4] == [("accepted", "orders", number) for number in range(1, 5)]
+    assert events[4:8] == [("received", "orders", number) for number in range(1, 5)]
+    assert {*events[8:13]} == {
+        ("completed", "orders", 1),
+        ("abandoned", "orders", 2),
+        ("deferred", "orders", 3),
+        ("dead-lettered", "orders", 4),
+        ("routed", "orders/$deadletterqueue", 1),
+    }
+    rows = rows_of(tmp_path / "ledger", LIVES)
+    assert [row["message_id"] for row in rows[:4]] == ["m0", "m1", "m2", "m3"]
+    assert {row["destination"] for row in rows} == {None}
+
+
+def test_d4_a_topic_routes_copies_that_know_their_origin(tmp_path: Path) -> None:
+    async def publish(factory: MessagingFactory) -> None:
+        await (await factory.create_message_sender("news")).send(BrokeredMessage(b"x", session_id="s"))
+
+    with metered(tmp_path, lives=True) as namespace:
+        play(namespace, publish)
+    rows = rows_of(tmp_path / "ledger", LIVES)
+    assert [(row["event"], row["entity"]) for row in rows] == [
+        ("accepted", "news"),
+        ("routed", "news/subscriptions/all"),
+        ("routed", "news/subscriptions/some"),
+    ]
+    assert len({row["original_sequence"] for row in rows}) == 1
+    assert {row["session_id"] for row in rows} == {"s"}
+
+
+def test_d4_where_a_diverted_message_is_bound_for(tmp_path: Path) -> None:
+    async def scene(factory: MessagingFactory) -> None:
+        message = BrokeredMessage(b"x", message_id="one", session_id="s")
+        await Lane(factory, BACKLOG).send(Parcel([divert(encode_brokered(message), "Orders")]))
+        await Lane(factory, "orders", {SYPHON: True}).send(Parcel([encode_brokered(message)]))
+
+    with metered(tmp_path, lives=True) as namespace:
+        play(namespace, scene)
+    diverted, returned = rows_of(tmp_path / "ledger", LIVES)
+    assert (diverted["stage"], diverted["entity"], diverted["destination"]) == ("backlog", BACKLOG, "orders")
+    assert (returned["stage"], returned["entity"], returned["destination"]) == ("syphon", "orders", None)
+    assert (diverted["message_id"], returned["message_id"]) == ("one", "one")
+
+
+def test_d4_duplicates_expiry_purges_and_deleted_entities(tmp_path: Path) -> None:
+    async def scene(namespace: RunningNamespace) -> None:
+        async with NamespaceManager.from_connection_string(namespace.connection_string) as manager:
+            await manager.create_queue(QueueDescription("once", requires_duplicate_detection=True))
+            async with MessagingFactory.from_connection_string(namespace.connection_string) as factory:
+                once = await factory.create_message_sender("once")
+                await once.send([BrokeredMessage(b"x", message_id="same"), BrokeredMessage(b"x", message_id="same")])
+                orders = await factory.create_message_sender("orders")
+                await orders.send(BrokeredMessage(b"x", time_to_live=timedelta(milliseconds=1)))
+                receiver = await factory.create_message_receiver("orders")
+                assert await receiver.receive(1, SHORT) == []
+            await manager.delete_queue("once")
+
+    with metered(tmp_path, lives=True) as namespace:
+        asyncio.run(asyncio.wait_for(scene(namespace), 60.0))
+        namespace.call(lambda host: host.namespace.delete_messages(Address.of("orders"), 10, host.now_ms()))
+    assert lives_in(tmp_path / "ledger") == [
+        ("accepted", "once", 1),
+        ("repeated", "once", 0),
+        ("accepted", "orders", 1),
+        ("expired", "orders", 1),
+        ("removed", "once", 0),
+    ]
+
+
+def test_d4_without_being_asked_nobody_records_lives(tmp_path: Path) -> None:
+    async def scene(factory: MessagingFactory) -> None:
+        await (await factory.create_message_sender("orders")).send(BrokeredMessage(b"x"))
+
+    with metered(tmp_path) as namespace:
+        play(namespace, scene)
+    assert rows_of(tmp_path / "ledger", LIVES) == []
+
+
+def test_d4_ordinals_go_on_after_a_restart(tmp_path: Path) -> None:
+    async def scene(factory: MessagingFactory) -> None:
+        await (await factory.create_message_sender("orders")).send(BrokeredMessage(b"x"))
+
+    with metered(tmp_path, lives=True, data=tmp_path / "data") as namespace:
+        play(namespace, scene)
+        namespace.restart()
+        play(namespace, scene)
+    rows = rows_of(tmp_path / "ledger", LIVES)
+    assert [row["sequence"] for row in rows] == [1, 2]
+    assert rows[0]["ordinal"] < rows[1]["ordinal"]

@@ -1,0 +1,139 @@
+"""D3: after a crash or a failed commit the ledger says nothing that is not so."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from random import Random
+from uuid import uuid4
+
+import pytest
+
+from pairbus import BrokeredMessage, MessagingFactory, NamespaceManager
+from pairbus.broker import NO_PROPERTIES, STANDARD, Address, Message, Namespace, QueueDescription, Records
+from pairbus.ledger import LIVES, OPERATIONS, SUCCEEDED, Kind, Life, Sort, Stage, Tally
+from pairbus.server.clock import SystemClock
+from pairbus.server.counters import Counters
+from pairbus.server.host import NamespaceHost
+from pairbus.server.lives import Lives
+from pairbus.server.metering import Meter, SendToll, path_of_address
+from pairbus.store import Keeper, StoreError
+from pairbus.store.errors import StoreFailedError
+from pairbus.store.memory import MemoryStore
+from tests.pairing.processes import NamespaceProcess
+from tests.server.books import rows_of
+
+ORDERS = Address.of("orders")
+
+
+class Notes:
+    """A book that keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.operations: list[tuple[Sort, Tally]] = []
+        self.lives: list[Life] = []
+
+    def write_operations(self, _second_ms: int, rows: Sequence[tuple[Sort, Tally]], _connections: int) -> None:
+        self.operations += rows
+
+    def write_lives(self, lives: Sequence[Life]) -> None:
+        self.lives += lives
+
+
+def test_d3_what_never_became_durable_was_not_accepted() -> None:
+    async def scene() -> None:
+        loop, clock, store, notes = asyncio.get_running_loop(), SystemClock(), MemoryStore(), Notes()
+        lives = Lives(path_of_address, clock())
+
+        def make(records: Records) -> Namespace:
+            return Namespace(
+                records,
+                view=lambda _body: NO_PROPERTIES,
+                fresh_id=uuid4,
+                fresh_token=partial(os.urandom, 16),
+                chronicle=lives,
+            )
+
+        keeper = Keeper(store, make, clock(), wake=loop.call_soon_threadsafe)
+        host = NamespaceHost("north", STANDARD, keeper, clock, loop)
+        lives.now_ms = host.seen_ms
+        meter = Meter(notes, host, Counters(), lives)
+        toll = SendToll(meter, ORDERS, "key", from_syphon=False)
+        host.namespace.create_queue("orders", QueueDescription(), host.now_ms())
+        await host.durable()
+
+        def send(message_id: str) -> None:
+            message = Message(b"x", message_id)
+            host.namespace.send(ORDERS, [message], host.now_ms())
+            toll.sent([message], 1)
+
+        send("kept")
+        await host.durable()
+        store.fail_next_run(StoreFailedError("the store", "the test wants it so"))
+        send("lost")
+        with pytest.raises(StoreError):
+            await host.durable()
+        send("kept, too")
+        await host.durable()
+        host.close()
+        meter.close()
+        assert [(life.event, life.message_id) for life in notes.lives] == [
+            ("accepted", "kept"),
+            ("accepted", "kept, too"),
+        ]
+        counted = {sort: tally.messages for sort, tally in notes.operations if sort.kind is Kind.SEND}
+        sort = Sort(Kind.SEND, Stage.DIRECT, "orders", SUCCEEDED, "key")
+        assert counted == {sort: 2, sort._replace(result="amqp:internal-error"): 1}
+
+    asyncio.run(asyncio.wait_for(scene(), 20.0))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_d3_after_a_kill_the_ledger_is_complete_up_to_the_last_moments_and_never_wrong(
+    tmp_path: Path, seed: int
+) -> None:
+    ledger = tmp_path / "ledger"
+    confirmed: list[tuple[float, str]] = []
+
+    async def send_until_it_is_killed(namespace: NamespaceProcess) -> float:
+        async with NamespaceManager.from_connection_string(namespace.connection_string) as manager:
+            await manager.create_queue("orders")
+        loop = asyncio.get_running_loop()
+        async with MessagingFactory.from_connection_string(namespace.connection_string) as factory:
+            sender = await factory.create_message_sender("orders")
+            killed_s = loop.time() + Random(seed).uniform(1.5, 3.5)  # noqa: S311 (a test)
+            while loop.time() < killed_s:
+                message_id = str(len(confirmed))
+                await sender.send(BrokeredMessage(b"x", message_id=message_id))
+                confirmed.append((loop.time(), message_id))
+            namespace.kill()
+            return killed_s
+
+    namespace = NamespaceProcess(tmp_path / "north", "--ledger", str(ledger), "--ledger-lives")
+    with namespace:
+        killed_s = asyncio.run(asyncio.wait_for(send_until_it_is_killed(namespace), 60.0))
+        namespace.start()  # it saves what is left
+        ids = [row["message_id"] for row in rows_of(ledger, LIVES) if row["event"] == "accepted"]
+        sent = sum(row["messages"] for row in rows_of(ledger, OPERATIONS) if row["kind"] == "send")
+    known = {message_id for _, message_id in confirmed}
+    assert len(ids) == len({*ids})
+    assert len({*ids} - known) <= 1  # one may have been on disk, and its answer not
+    assert {message_id for at_s, message_id in confirmed if at_s < killed_s - 2.0} <= {*ids}
+    assert sent <= len(known) + 1
+    assert sent >= sum(at_s < killed_s - 2.0 for at_s, _ in confirmed)
+
+
+def test_d3_a_ledger_that_cannot_be_written_is_told_at_the_start(tmp_path: Path) -> None:
+    (tmp_path / "ledger").write_text("this is no directory")
+    options = ["--data", tmp_path / "north", "--port", "0", "--ledger", tmp_path / "ledger"]
+    command = [sys.executable, "-m", "pairbus.cli.main", "serve", *map(str, options)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 1
+    assert str(tmp_path / "ledger") in ended.stderr
+    assert "Traceback" not in ended.stderr
