@@ -29,7 +29,12 @@ def operations_in(directory: Path, *columns: str) -> Counter[tuple[Any, ...]]:
     return found
 
 
+def events_of(directory: Path) -> list[dict[str, Any]]:
+    """What has happened to messages, in its order; that the namespace was started is left out."""
+    rows = sorted(rows_of(directory, LIVES), key=lambda row: row["ordinal"])
+    return [row for row in rows if row["event"] != "started"]
+
+
 def lives_in(directory: Path) -> list[tuple[str, str, int]]:
     """What has happened, where, and to which number."""
-    rows = sorted(rows_of(directory, LIVES), key=lambda row: row["ordinal"])
-    return [(row["event"], row["entity"], row["sequence"]) for row in rows]
+    return [(row["event"], row["entity"], row["sequence"]) for row in events_of(directory)]

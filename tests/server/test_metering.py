@@ -20,7 +20,7 @@ from pairbus import (
     ReceiveMode,
     ServerBusyError,
 )
-from pairbus.broker import Address
+from pairbus.broker import Address, Message
 from pairbus.client.lane import Lane
 from pairbus.client.message import encode_brokered
 from pairbus.client.parcel import Parcel
@@ -28,8 +28,9 @@ from pairbus.dialect.annotations import PING_CONTENT_TYPE, SYPHON
 from pairbus.dialect.backlog_path import backlog_path
 from pairbus.dialect.transfer import divert
 from pairbus.ledger import LIVES, OPERATIONS
+from pairbus.server.host import NamespaceHost
 from pairbus.testing import RunningNamespace, running_namespace
-from tests.server.books import lives_in, operations_in, rows_of
+from tests.server.books import events_of, lives_in, operations_in, rows_of
 
 BACKLOG = backlog_path("contoso", 0)
 SHORT = timedelta(milliseconds=300)
@@ -183,7 +184,7 @@ def test_d4_the_life_of_a_message(tmp_path: Path) -> None:
         ("dead-lettered", "orders", 4),
         ("routed", "orders/$deadletterqueue", 1),
     }
-    rows = rows_of(tmp_path / "ledger", LIVES)
+    rows = events_of(tmp_path / "ledger")
     assert [row["message_id"] for row in rows[:4]] == ["m0", "m1", "m2", "m3"]
     assert {row["destination"] for row in rows} == {None}
 
@@ -194,7 +195,7 @@ def test_d4_a_topic_routes_copies_that_know_their_origin(tmp_path: Path) -> None
 
     with metered(tmp_path, lives=True) as namespace:
         play(namespace, publish)
-    rows = rows_of(tmp_path / "ledger", LIVES)
+    rows = events_of(tmp_path / "ledger")
     assert [(row["event"], row["entity"]) for row in rows] == [
         ("accepted", "news"),
         ("routed", "news/subscriptions/all"),
@@ -212,8 +213,9 @@ def test_d4_where_a_diverted_message_is_bound_for(tmp_path: Path) -> None:
 
     with metered(tmp_path, lives=True) as namespace:
         play(namespace, scene)
-    diverted, returned = rows_of(tmp_path / "ledger", LIVES)
+    diverted, returned = events_of(tmp_path / "ledger")
     assert (diverted["stage"], diverted["entity"], diverted["destination"]) == ("backlog", BACKLOG, "orders")
+    assert diverted["session_id"] == "s"
     assert (returned["stage"], returned["entity"], returned["destination"]) == ("syphon", "orders", None)
     assert (diverted["message_id"], returned["message_id"]) == ("one", "one")
 
@@ -249,7 +251,7 @@ def test_d4_without_being_asked_nobody_records_lives(tmp_path: Path) -> None:
 
     with metered(tmp_path) as namespace:
         play(namespace, scene)
-    assert rows_of(tmp_path / "ledger", LIVES) == []
+    assert events_of(tmp_path / "ledger") == []
 
 
 def test_d4_ordinals_go_on_after_a_restart(tmp_path: Path) -> None:
@@ -260,6 +262,39 @@ def test_d4_ordinals_go_on_after_a_restart(tmp_path: Path) -> None:
         play(namespace, scene)
         namespace.restart()
         play(namespace, scene)
+    assert lives_in(tmp_path / "ledger") == [
+        ("accepted", "orders", 1),
+        ("found", "orders", 1),
+        ("accepted", "orders", 2),
+    ]
+
+
+def test_d4_what_lies_there_is_told_at_each_start(tmp_path: Path) -> None:
+    async def scene(factory: MessagingFactory) -> None:
+        message = BrokeredMessage(b"x", message_id="one", session_id="s")
+        await Lane(factory, BACKLOG).send(Parcel([divert(encode_brokered(message), "Orders")]))
+        await (await factory.create_message_sender("news")).send(BrokeredMessage(b"x"))
+
+    with metered(tmp_path, lives=True, data=tmp_path / "data") as namespace:
+        play(namespace, scene)
+        namespace.restart()
     rows = rows_of(tmp_path / "ledger", LIVES)
-    assert [row["sequence"] for row in rows] == [1, 2]
-    assert rows[0]["ordinal"] < rows[1]["ordinal"]
+    assert [row["event"] for row in rows].count("started") == 2
+    found = {row["entity"]: row for row in rows if row["event"] == "found"}
+    assert found.keys() == {BACKLOG, "news/subscriptions/all", "news/subscriptions/some"}
+    diverted = found[BACKLOG]
+    assert (diverted["destination"], diverted["session_id"], diverted["stage"]) == ("orders", "s", "backlog")
+
+
+def test_d4_more_is_found_than_a_ledger_keeps_in_memory(tmp_path: Path) -> None:
+    many = 25_000
+
+    def fill(host: NamespaceHost) -> None:
+        for number in range(0, many, 500):
+            messages = [Message(b"x", str(each)) for each in range(number, number + 500)]
+            host.namespace.send(Address.of("orders"), messages, host.now_ms())
+
+    with metered(tmp_path, lives=True, data=tmp_path / "data") as namespace:
+        namespace.call(fill)
+        namespace.restart()
+    assert [row["event"] for row in events_of(tmp_path / "ledger")].count("found") == many

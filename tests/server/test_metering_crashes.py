@@ -84,6 +84,7 @@ def test_d3_what_never_became_durable_was_not_accepted() -> None:
         meter.close()
         assert [(life.event, life.message_id) for life in notes.lives] == [
             ("accepted", "kept"),
+            ("found", "kept"),
             ("accepted", "kept, too"),
         ]
         counted = {sort: tally.messages for sort, tally in notes.operations if sort.kind is Kind.SEND}

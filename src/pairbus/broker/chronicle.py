@@ -29,6 +29,9 @@ class Moment(Enum):
     MOVED = auto()
     """It has left a queue to be routed."""
 
+    FOUND = auto()
+    """It is in a queue that was read from the store."""
+
     EXPIRED = auto()
     REMOVED = auto()
     SET_ASIDE = auto()
@@ -41,7 +44,12 @@ class Chronicle(Protocol):
     """
 
     def note(self, moment: Moment, address: Address, record: Record, body: bytes | None = None, /) -> None:
-        """Something has happened to a message in a queue. What was accepted comes with its body."""
+        """Something has happened to a message in a queue. What was accepted comes with its body, and so does what was
+        found, if that is wanted.
+        """
+
+    def wants_body(self, address: Address, /) -> bool:
+        """Whether it matters what is in the messages that are found in a queue."""
 
     def note_gone(self, address: Address, /) -> None:
         """An entity was deleted, with all messages in it."""

@@ -105,6 +105,12 @@ class Queue:
         return len(self.present)
 
     @property
+    def arrived_count(self) -> int:
+        """How many messages ever came to lie here, or (of a topic) pass through: each was given a number."""
+        first_bit = PARTITION_SHIFT
+        return sum(last - (partition << first_bit) for partition, last in enumerate(self._last_sequences))
+
+    @property
     def locked_count(self) -> int:
         return len(self._locked)
 

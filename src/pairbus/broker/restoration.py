@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pairbus.broker.access import Access
 from pairbus.broker.address import Place
 from pairbus.broker.catalogue import Catalogue
+from pairbus.broker.chronicle import Moment
 from pairbus.broker.context import Context
 from pairbus.broker.descriptions import AuthorizationRule, EntityRecord, RuleDescription
 from pairbus.broker.entity import Holder, QueueEntity, TopicEntity
@@ -79,11 +80,18 @@ class Restoration:
             bodies.restore(record)
             if queue is not None:
                 queue.restore(record)
+                self._note(queue, record)
             else:
                 orphans.add(record.sequence)
         if queue is None and place.entity_id not in self._left_alone:
             self._orphans[place] = orphans
         return 0 if queue is None else len(queue)
+
+    def _note(self, queue: Queue, record: Record) -> None:
+        chronicle = self._context.chronicle
+        if chronicle is not None:
+            body = self._context.records.body(record.body_id) if chronicle.wants_body(queue.address) else None
+            chronicle.note(Moment.FOUND, queue.address, record, body)
 
     def session_state(self, entity_id: int, session_id: str, updated_ms: int) -> bool:
         """Whether anyone claims the state."""

@@ -21,6 +21,9 @@ class EntityInfo:
     size_bytes: int
     """Of a queue with its dead letters; of a topic with all its subscriptions; of a subscription alone."""
 
+    arrived_count: int = 0
+    """How many messages ever came in; with the counts that follow it says how many have left."""
+
     ready_count: int = 0
     locked_count: int = 0
     deferred_count: int = 0
@@ -55,6 +58,7 @@ def entity_info(entity: Entity) -> EntityInfo:
         updated_ms=entity.updated_ms,
         accessed_ms=entity.accessed_ms,
         size_bytes=size,
+        arrived_count=main.arrived_count,
         ready_count=main.ready_count,
         locked_count=main.locked_count,
         deferred_count=len(main.deferred),
@@ -75,6 +79,7 @@ def _topic_info(topic: TopicEntity) -> EntityInfo:
         updated_ms=topic.updated_ms,
         accessed_ms=topic.accessed_ms,
         size_bytes=topic.usage.size_bytes,
+        arrived_count=topic.intake.arrived_count,
         scheduled_count=len(topic.intake.scheduled),
         subscription_count=len(topic.subscriptions),
         sql_filter_count=sum(each.sql_count for each in rules),

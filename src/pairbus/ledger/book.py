@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 
 from pairbus.ledger.columns import COLUMNS
@@ -34,6 +35,12 @@ class Book:
         """Make the directories."""
         for name in (OPEN, *COLUMNS):
             make_directory(self.directory / name)
+
+    def expect_writable(self) -> None:
+        """Raise ``OSError`` unless files can be made."""
+        probe = self.directory / f".{os.getpid()}.probe"
+        probe.touch()
+        probe.unlink(missing_ok=True)
 
     def adopt(self) -> None:
         """Take over what processes have left behind that were killed; it is closed with the next that is."""

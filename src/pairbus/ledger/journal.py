@@ -57,7 +57,8 @@ class Journal:
         path, unlocked = place / (stem.name + SUFFIX), place / (stem.name + UNLOCKED_SUFFIX)
         descriptor = os.open(unlocked, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:
-            try_lock(descriptor)
+            if not try_lock(descriptor):
+                raise BlockingIOError(f"somebody else has {unlocked}, and removes it")  # noqa: TRY301
             unlocked.rename(path)
             sync_directory(place)
         except BaseException:
@@ -136,7 +137,7 @@ class Journal:
 
 def _opened(path: Path) -> int | None:
     try:
-        return os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         return None
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -72,13 +71,12 @@ class Ledger:
         from pairbus.ledger.writer import Writer  # noqa: PLC0415
 
         book = Book(directory, settings)
-        try:
-            book.prepare()
-            _expect_writable(directory)
-            book.adopt()
-        except OSError as error:
-            if error.errno not in _PASSING:
-                raise LedgerDirectoryError(directory, error.strerror or str(error)) from error
+        for step in (book.prepare, book.expect_writable, book.adopt):
+            try:
+                step()
+            except OSError as error:
+                if error.errno not in _PASSING:
+                    raise LedgerDirectoryError(directory, error.strerror or str(error)) from error
         waiting = Waiting(settings.most_waiting, settings.most_operations)
         writer = Writer(book, waiting, well_formed(namespace), lambda: time.sleep(_PAUSE_S))
         writer.turn(clock())
@@ -121,9 +119,10 @@ class Ledger:
 def read_open(directory: Path, table: str) -> Mapping[str, Any]:
     """What is in the journals of a table that are no Parquet files yet, as ``pyarrow.Table`` by the stem of their name.
 
-    That is the last minutes of a ledger that is being written. A journal may become a Parquet file at any time, so
-    whoever wants each row once reads the journals first, lists the Parquet files then, and leaves out those whose stem
-    he has already. Raises ``PyArrowMissingError``; what another version has written is left out.
+    That is the last minutes of a ledger that is being written. A journal may become a Parquet file at any time. Whoever
+    wants each row once reads the journals first, lists the Parquet files then, and where both have the same stem leaves
+    one of them out: the journal, since rows may have come after it was read, and others after these.
+    Raises ``PyArrowMissingError`` and ``OSError``; what a later version has written is left out.
     """
     _expect_pyarrow()
     from pairbus.ledger.open_journals import read_open_journals  # noqa: PLC0415
@@ -136,10 +135,3 @@ def _expect_pyarrow() -> None:
         import pyarrow as pa  # noqa: F401, PLC0415 (it takes its time, and is not everywhere)
     except ImportError as error:
         raise PyArrowMissingError from error
-
-
-def _expect_writable(directory: Path) -> None:
-    """Raise ``OSError`` unless a file can be made."""
-    probe = directory / f".{os.getpid()}.probe"
-    probe.touch()
-    probe.unlink()

@@ -43,6 +43,13 @@ class Event(StrEnum):
     SET_ASIDE = "set aside"
     """It cannot be read any more, and is not given to anyone."""
 
+    STARTED = "started"
+    """Nobody's event: the namespace was read from its store. If it was killed before, the last second before that is
+    not in the ledger; what lies in it then is told anew."""
+
+    FOUND = "found"
+    """It lay in its queue when the namespace was started."""
+
     MISSED = "missed"
     """Nobody's event: so many events (``sequence``) could not be recorded, and are not in the ledger."""
 

@@ -13,7 +13,7 @@ from pairbus.ledger.life import Life
 from pairbus.ledger.schema import SCHEMAS, TYPES
 from pairbus.ledger.stem import HOUR_MS, hour_of
 
-_SLICE: Final = 2_000
+_SLICE: Final = 1_000
 """So many rows are converted in one go: the interpreter serves nobody else meanwhile."""
 
 OperationRow = tuple[int, str, str, str, str, str, int, int, int, int, int, int]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from threading import Lock
 from typing import Final, NamedTuple
 
@@ -96,9 +97,8 @@ class Waiting:
             merged, self._merged = self._merged, {}
             if not self._lives:
                 self._end_gap()
-            lives: list[Life] = []
-            while self._lives and len(lives) < _CHUNK:
-                lives += self._lives.popleft()
+            groups = self._pop_lives()
+        lives = [*chain.from_iterable(groups)]
         return Taken(seconds, [*merged.values()], lives) if seconds or merged or lives else None
 
     def done(self, lives: int) -> None:
@@ -127,6 +127,14 @@ class Waiting:
         self._merged[at_ms, sort] = found._replace(connections=max(found.connections, counted.connections))
 
     # Events
+
+    def _pop_lives(self) -> list[Sequence[Life]]:
+        groups: list[Sequence[Life]] = []
+        count = 0
+        while self._lives and count < _CHUNK:
+            groups.append(self._lives.popleft())
+            count += len(groups[-1])
+        return groups
 
     def _widen_gap(self, first: Life, count: int) -> None:
         self.lives_missed += count

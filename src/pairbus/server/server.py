@@ -20,7 +20,7 @@ from uvicorn.server import ServerState
 
 from pairbus.broker import Namespace, Records
 from pairbus.dialect.connection_string import ConnectionString
-from pairbus.ledger import Ledger
+from pairbus.ledger import Ledger, Life
 from pairbus.server.access import Gatekeeper, VerifyJwt
 from pairbus.server.amqp.services import AmqpServices
 from pairbus.server.clock import Clock, SystemClock
@@ -50,6 +50,8 @@ Annex = Callable[[AmqpServices], AbstractAsyncContextManager[Sequence[BaseRoute]
 """What others serve beside the namespace, over HTTP: routes that work on its services, for as long as they are open."""
 
 _POLL_S: Final = 0.01
+_LEDGER_S: Final = 10.0
+_MOST_WAITING: Final = 100_000
 _LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
 _EVERYWHERE: Final = ("0.0.0.0", "::")  # noqa: S104 (asked for by name)
 _KEEP_ALIVE_S: Final = 120
@@ -93,10 +95,20 @@ class NamespaceServer:
     def tls_connection_string(self) -> str:
         return str(self._connection_string(development=False))
 
-    def _connection_string(self, *, development: bool) -> ConnectionString:
+    @property
+    def address(self) -> str:
+        """Where it is for browsers, without TLS: ``http://localhost:5672``."""
+        host = self._known_host
+        return f"http://{f'[{host}]' if ':' in host else host}:{self.ports[0]}"
+
+    @property
+    def _known_host(self) -> str:
         host = self.settings.host
+        return "localhost" if host in {*_LOOPBACK, *_EVERYWHERE} else host
+
+    def _connection_string(self, *, development: bool) -> ConnectionString:
         return ConnectionString(
-            host="localhost" if host in {*_LOOPBACK, *_EVERYWHERE} else host,
+            host=self._known_host,
             port=self.ports[0],
             key_name=self.settings.key_name,
             key=self.key,
@@ -168,11 +180,12 @@ class NamespaceServer:
         ledger = Ledger.open(settings.ledger, settings.name)
         stack.callback(ledger.close)
         if settings.ledger_lives:
-            self._lives = Lives(path_of_address, self._clock())
+            self._lives = Lives(path_of_address, self._clock(), partial(_write_slowly, ledger))
         return ledger
 
     def _open_meter(self, stack: AsyncExitStack, ledger: Ledger, host: NamespaceHost, counters: Counters) -> Meter:
         if self._lives is not None:
+            self._lives.settle_in()
             self._lives.now_ms = host.seen_ms
         meter = Meter(ledger, host, counters, self._lives)
         stack.callback(meter.close)
@@ -213,6 +226,8 @@ class NamespaceServer:
             _log.warning("'%s' is a key with all rights, too; delete it if it should not be", name)
 
     def _make_namespace(self, records: Records) -> Namespace:
+        if self._lives is not None:
+            self._lives.begin()
         return Namespace(
             records,
             limits=self.settings.limits,
@@ -280,6 +295,14 @@ class NamespaceServer:
         )
         config.load()
         return config
+
+
+def _write_slowly(ledger: Ledger, lives: list[Life]) -> None:
+    """There may be more than a ledger keeps in memory; nobody is served yet, so there is time to wait for the disk."""
+    ledger.write_lives(lives)
+    deadline = time.monotonic() + _LEDGER_S
+    while ledger.status.lives_waiting > _MOST_WAITING and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
 
 
 def _load(context: ssl.SSLContext, cert: Path, key: Path) -> None:

@@ -76,7 +76,11 @@ def receive_deferred(call: Call) -> Response:
         session_token=call.session_token(),
         max_bytes=_DEFERRED_BYTES,
     )
-    return Response(body={"messages": [_deferred(delivery) for delivery in found]}) if found else NO_MESSAGES
+    messages = [_deferred(delivery) for delivery in found]
+    counters = call.peer.counters
+    counters.messages_delivered += len(messages)
+    counters.bytes_delivered += sum(len(message["message"]) for message in messages)
+    return Response(body={"messages": messages}) if messages else NO_MESSAGES
 
 
 def _deferred(delivery: Delivery) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sized
+from collections.abc import Mapping
 from typing import Final
 
 from pairbus.broker import Address
@@ -10,6 +10,7 @@ from pairbus.dialect.backlog_path import is_backlog_path
 from pairbus.dialect.management import Operation, Request, Response
 from pairbus.ledger.operation import SUCCEEDED, Kind, Sort, Stage, units_of
 from pairbus.server.metering import Meter, path_of_address
+from pairbus.wire import Array
 
 KINDS: Final[Mapping[str, Kind]] = {
     Operation.PEEK_MESSAGE: Kind.PEEK,
@@ -60,4 +61,4 @@ def _sizes(holder: Request | Response) -> list[int]:
 def _named(kind: Kind, request: Request) -> int:
     name = _LISTS.get(kind)
     named = request.body.get(name) if name is not None and isinstance(request.body, Mapping) else None
-    return len(named) if isinstance(named, Sized) else 0
+    return len(named.items if isinstance(named, Array) else named) if isinstance(named, Array | list) else 0

@@ -1,0 +1,181 @@
+"""Writes a ledger where the system lets no file grow, sees what becomes of it, and goes on when there is room again.
+
+The limit on the size of files is the process's own, so the errors are the system's, and nobody else is disturbed.
+"""
+
+from __future__ import annotations
+
+import logging
+import resource
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from pairbus.ledger import LIVES, OPERATIONS, Ledger, LedgerSettings
+from pairbus.ledger.journal import read_journal
+from pairbus.ledger.stem import Stem
+from tests.ledger.entries import (
+    NAMESPACE,
+    START_MS,
+    eventually,
+    journals_in,
+    life_row,
+    lives_from,
+    read_ledger,
+    sort_of,
+    tally_of,
+)
+
+SETTINGS: Final = LedgerSettings(flush_s=0.01, retry_s=0.02, most_waiting=1_000, most_operations=200)
+AT_A_TIME: Final = 100
+
+
+class Lines(logging.Handler):
+    """What was logged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(f"{record.levelname} {record.getMessage()}")
+
+
+LOG: Final = Lines()
+
+
+def limit_files(size: int) -> None:
+    _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, most))
+
+
+def fill(ledger: Ledger, number: int = 0) -> int:
+    """Write until something is refused; tells the number of the next event."""
+    while ledger.status.error is None:
+        before = ledger.status.lives_written
+        ledger.write_lives(lives_from(number, AT_A_TIME))
+        number += AT_A_TIME
+        eventually(lambda: ledger.status.error or ledger.status.lives_written > before)  # noqa: B023
+    return number
+
+
+def has_no_rest(path: Path) -> bool:
+    """Whether nothing is left in a journal of what did not fit; it is tried again, so for a moment there is."""
+    stem = Stem.parse(path.stem)
+    assert stem is not None
+    size = path.stat().st_size
+    return read_journal(path, stem).trusted_bytes == size
+
+
+def expect_lives(directory: Path, count: int) -> None:
+    rows = sorted(read_ledger(directory, LIVES), key=lambda row: row["ordinal"])
+    assert rows == [life_row(life) for life in lives_from(0, count)]
+
+
+def expect_operations(directory: Path, count: int) -> None:
+    rows = read_ledger(directory, OPERATIONS)
+    assert sum(row["operations"] for row in rows) == sum(tally_of(number).operations for number in range(count))
+    assert sum(row["bytes"] for row in rows) == sum(tally_of(number).bytes for number in range(count))
+
+
+def nothing_is_lost(directory: Path) -> None:
+    """What waits is written when there is room; once it is told that there is none, and once that there is."""
+    limit_files(60_000)
+    ledger = Ledger.open(directory, NAMESPACE, SETTINGS, clock=lambda: START_MS)
+    number = fill(ledger)
+    assert number > 2 * AT_A_TIME
+    eventually(lambda: all(map(has_no_rest, journals_in(directory))))
+    for second in range(500):
+        ledger.write_operations(START_MS + 1_000 * second, [(sort_of(second), tally_of(second))], 0)
+    ledger.write_lives(lives_from(number, AT_A_TIME))
+    number += AT_A_TIME
+    assert ledger.status.lives_waiting == 2 * AT_A_TIME
+    limit_files(resource.RLIM_INFINITY)
+    eventually(lambda: ledger.status.lives_written == number and not ledger.status.error)
+    ledger.close()
+    assert ledger.status.lives_missed == ledger.status.lives_waiting == 0
+    expect_lives(directory, number)
+    expect_operations(directory, 500)
+    begun, ended = LOG.lines
+    assert begun.startswith(f"ERROR the ledger in {directory} cannot be written")
+    assert "File too large" in begun
+    assert ended == f"WARNING the ledger in {directory} is written again"
+
+
+def what_is_too_much_is_counted(directory: Path) -> None:
+    limit_files(60_000)
+    ledger = Ledger.open(directory, NAMESPACE, SETTINGS, clock=lambda: START_MS)
+    number = fill(ledger)
+    for _ in range(20):
+        ledger.write_lives(lives_from(number, AT_A_TIME))
+        number += AT_A_TIME
+    status = ledger.status
+    assert status.lives_waiting == SETTINGS.most_waiting
+    assert status.lives_missed == number - status.lives_waiting - status.lives_written
+    limit_files(resource.RLIM_INFINITY)
+    eventually(lambda: not ledger.status.error)
+    ledger.write_lives(lives_from(number, AT_A_TIME))
+    ledger.close()
+    rows = sorted(read_ledger(directory, LIVES), key=lambda row: row["ordinal"])
+    first = number - status.lives_missed
+    expected = [*map(life_row, lives_from(0, first)), *map(life_row, lives_from(number, AT_A_TIME))]
+    (gap,) = [row for row in rows if row["event"] == "missed"]
+    assert (gap["ordinal"], gap["sequence"]) == (first, status.lives_missed)
+    assert [row for row in rows if row is not gap] == expected
+    assert ledger.status.lives_missed == status.lives_missed
+
+
+def no_room_to_close(directory: Path) -> None:
+    """The Parquet file does not fit: the journal stays, can be read, and later becomes one after all."""
+    ledger = Ledger.open(directory, NAMESPACE, SETTINGS, clock=lambda: START_MS)
+    ledger.write_lives(lives_from(0, AT_A_TIME))
+    eventually(lambda: ledger.status.lives_written == AT_A_TIME)
+    limit_files(1_000)
+    ledger.close()
+    assert ledger.status.error is not None
+    assert len(journals_in(directory)) == 1
+    expect_lives(directory, AT_A_TIME)
+    again = Ledger.open(directory, NAMESPACE, SETTINGS, clock=lambda: START_MS)
+    assert again.status.error is not None
+    limit_files(resource.RLIM_INFINITY)
+    eventually(lambda: again.status.files_closed == 1)
+    assert journals_in(directory) == []
+    again.close()
+    expect_lives(directory, AT_A_TIME)
+    assert [*directory.rglob("_*")] == []
+
+
+def full_disk(directory: Path) -> None:
+    """A small disk of its own: nothing more can be made on it, not even a name."""
+    ballast = directory / "ballast"
+    ledger = Ledger.open(directory, NAMESPACE, SETTINGS, clock=lambda: START_MS)
+    number = fill(ledger)
+    ledger.close()
+    assert "No space left" in LOG.lines[0]
+    assert LOG.lines[-1].endswith(f"was closed without its last {ledger.status.lives_waiting} rows")
+    assert ledger.status.lives_waiting > 0
+    written = ledger.status.lives_written
+    expect_lives(directory, written)
+    again = Ledger.open(directory, NAMESPACE, SETTINGS, clock=lambda: START_MS)
+    assert again.status.error is not None
+    again.write_lives(lives_from(written, number - written))
+    ballast.unlink()
+    eventually(lambda: again.status.error is None)
+    again.close()
+    assert journals_in(directory) == []
+    expect_lives(directory, number)
+
+
+SCENES: Final[dict[str, Callable[[Path], None]]] = {
+    scene.__name__: scene for scene in (nothing_is_lost, what_is_too_much_is_counted, no_room_to_close)
+}
+
+if __name__ == "__main__":
+    logging.getLogger("pairbus").addHandler(LOG)
+    if sys.argv[1] == full_disk.__name__:
+        (Path(sys.argv[2]) / "ballast").write_bytes(bytes(shutil.disk_usage(sys.argv[2]).free // 2))
+        full_disk(Path(sys.argv[2]))
+    else:
+        SCENES[sys.argv[1]](Path(sys.argv[2]))

@@ -1,0 +1,141 @@
+"""When journals become files, and what these look like."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pairbus.ledger import COLUMNS, LIVES, OPERATIONS, VERSION_KEY, LedgerSettings
+from pairbus.ledger.book import Book
+from pairbus.ledger.page import life_pages
+from tests.ledger.entries import (
+    HOUR_MS,
+    NAMESPACE,
+    START_MS,
+    journals_in,
+    life_row,
+    lives_from,
+    ordinals,
+    parquet_files,
+    read_ledger,
+)
+
+SETTINGS = LedgerSettings(close_s=60, close_bytes=50_000)
+
+
+def book_in(directory: Path, settings: LedgerSettings = SETTINGS) -> Book:
+    book = Book(directory, settings)
+    book.prepare()
+    return book
+
+
+def write(book: Book, first: int, count: int, at_ms: int = START_MS, now_ms: int = START_MS) -> None:
+    for page in life_pages(NAMESPACE, lives_from(first, count, at_ms), lambda: None):
+        book.append(page, now_ms)
+
+
+def test_a_journal_is_closed_when_it_is_old_enough(tmp_path: Path) -> None:
+    book = book_in(tmp_path)
+    write(book, 0, 10)
+    book.close_due(START_MS + 59_999)
+    assert len(journals_in(tmp_path)) == 1
+    assert parquet_files(tmp_path, LIVES) == []
+    book.close_due(START_MS + 60_000)
+    assert journals_in(tmp_path) == []
+    assert len(parquet_files(tmp_path, LIVES)) == 1
+    write(book, 10, 10, now_ms=START_MS + 60_001)
+    book.close()
+    assert len(parquet_files(tmp_path, LIVES)) == 2
+    assert ordinals(tmp_path) == [*range(20)]
+
+
+def test_a_journal_is_closed_when_it_is_large_enough(tmp_path: Path) -> None:
+    book = book_in(tmp_path)
+    written = 0
+    while not parquet_files(tmp_path, LIVES):
+        assert all(journal.stat().st_size < 50_000 for journal in journals_in(tmp_path))
+        write(book, written, 10)
+        written += 10
+        book.close_due(START_MS)
+    assert journals_in(tmp_path) == []
+    assert ordinals(tmp_path) == [*range(written)]
+
+
+def test_a_journal_is_closed_when_its_hour_is_over(tmp_path: Path) -> None:
+    end_ms = START_MS + HOUR_MS
+    book = book_in(tmp_path)
+    write(book, 0, 10, end_ms - 1_000, now_ms=end_ms - 1_000)
+    book.close_due(end_ms - 1)
+    assert len(journals_in(tmp_path)) == 1
+    book.close_due(end_ms)
+    assert journals_in(tmp_path) == []
+
+
+def test_a_clock_that_is_set_back_keeps_no_journal_open(tmp_path: Path) -> None:
+    book = book_in(tmp_path)
+    write(book, 0, 10)
+    book.close_due(START_MS - 10)
+    assert journals_in(tmp_path) == []
+
+
+def test_rows_go_to_the_hour_of_their_own_time(tmp_path: Path) -> None:
+    """Whenever they are written: these come around midnight, some of them late, some of an hour that is yet to come."""
+    midnight_ms = START_MS + 21 * HOUR_MS
+    book = book_in(tmp_path)
+    write(book, 0, 2_000, midnight_ms - 500, now_ms=midnight_ms)
+    write(book, 2_000, 10, midnight_ms + HOUR_MS, now_ms=midnight_ms)
+    book.close()
+    hours = {file.parent.relative_to(tmp_path).as_posix(): file for file in parquet_files(tmp_path, LIVES)}
+    assert [*hours] == ["lives/day=2026-11-16/hour=23", "lives/day=2026-11-17/hour=00", "lives/day=2026-11-17/hour=01"]
+    for number, file in enumerate(hours.values()):
+        times = pq.ParquetFile(file).read(["at"]).column(0).cast(pa.int64()).to_pylist()
+        assert {at // HOUR_MS for at in times} == {midnight_ms // HOUR_MS - 1 + number}
+    assert ordinals(tmp_path) == [*range(2_010)]
+
+
+def test_what_a_file_looks_like(tmp_path: Path) -> None:
+    book = book_in(tmp_path, LedgerSettings())
+    lives = lives_from(0, 3_000)
+    write(book, 1_500, 1_500)
+    write(book, 0, 1_500)
+    book.close()
+    (file,) = parquet_files(tmp_path, LIVES)
+    parquet = pq.ParquetFile(file)
+    assert parquet.schema_arrow.names == [*COLUMNS[LIVES]]
+    assert parquet.schema_arrow.metadata[VERSION_KEY.encode()] == b"1"
+    assert parquet.schema_arrow.field("at").type == pa.timestamp("ms", tz="UTC")
+    assert [field.name for field in parquet.schema_arrow if field.nullable] == ["session_id", "destination"]
+    group = parquet.metadata.row_group(0)
+    columns = {(column := group.column(number)).path_in_schema: column for number in range(group.num_columns)}
+    assert {column.compression for column in columns.values()} == {"ZSTD"}
+    assert columns["entity"].has_dictionary_page
+    assert not columns["message_id"].has_dictionary_page
+    assert columns["at"].statistics.min < columns["at"].statistics.max
+    rows = read_ledger(tmp_path, LIVES)
+    assert rows == sorted(map(life_row, lives), key=lambda row: (row["at"], row["ordinal"]))
+
+
+def test_an_empty_book_is_a_ledger_with_two_tables(tmp_path: Path) -> None:
+    book_in(tmp_path / "new" / "ledger").close()
+    assert sorted(path.name for path in (tmp_path / "new" / "ledger").iterdir()) == sorted([LIVES, OPERATIONS, "open"])
+
+
+def test_a_file_that_cannot_be_written_is_tried_again(tmp_path: Path) -> None:
+    book = book_in(tmp_path)
+    write(book, 0, 10)
+    (tmp_path / LIVES).rmdir()
+    (tmp_path / LIVES).write_text("something is in the way")
+    with pytest.raises(OSError, match=os.strerror(errno.EEXIST)):
+        book.close_due(START_MS + HOUR_MS)
+    assert ordinals(tmp_path) == [*range(10)]
+    write(book, 10, 10)
+    (tmp_path / LIVES).unlink()
+    book.close_due(START_MS + HOUR_MS)
+    assert journals_in(tmp_path) == []
+    assert len(parquet_files(tmp_path, LIVES)) == 2
+    assert ordinals(tmp_path) == [*range(20)]

@@ -1,0 +1,64 @@
+"""A process that is killed: what it had on disk is in the ledger once, and nothing is there that was never written."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+from pairbus.ledger import LIVES, OPERATIONS, Ledger
+from tests.ledger.child import run
+from tests.ledger.entries import (
+    NAMESPACE,
+    journals_in,
+    life_of,
+    life_row,
+    operation_row,
+    read_ledger,
+    sort_of,
+    tally_of,
+)
+from tests.ledger.killed_child import AT_A_TIME, ROUND, at_ms_of
+
+
+@pytest.mark.parametrize(
+    ("seed", "kills"), [(1, 25), pytest.param(2, 100, marks=[pytest.mark.slow, pytest.mark.timeout(600)])]
+)
+def test_d3_nothing_that_was_on_disk_is_lost_or_there_twice(tmp_path: Path, seed: int, kills: int) -> None:
+    said = run("killed_child", tmp_path, seed, kills, deadline_s=450)
+    reports = [[*map(int, line.split())] for line in said.splitlines()]
+    assert len(reports) == kills
+    assert sum(lives > 0 for _, lives, _ in reports) > kills // 3
+    before = read_ledger(tmp_path, LIVES)
+    Ledger.open(tmp_path, NAMESPACE).close()
+    assert journals_in(tmp_path) == []
+    check_lives(tmp_path, {number: lives for number, lives, _ in reports})
+    check_operations(tmp_path, {number: operations for number, _, operations in reports})
+    assert len(read_ledger(tmp_path, LIVES)) == len(before)
+
+
+def check_lives(directory: Path, reported: dict[int, int]) -> None:
+    """What is there of each round is its first numbers, without a hole, and at least those that were reported."""
+    rounds = defaultdict(list)
+    for row in read_ledger(directory, LIVES):
+        number = row["ordinal"]
+        first = number - number % AT_A_TIME
+        assert row == life_row(life_of(number, at_ms_of(first)))
+        rounds[number // ROUND].append(number % ROUND)
+    for number, count in reported.items():
+        found = sorted(rounds[number])
+        assert found == [*range(len(found))], f"round {number}"
+        assert len(found) >= count, f"round {number}"
+
+
+def check_operations(directory: Path, reported: dict[int, int]) -> None:
+    rounds = defaultdict(list)
+    for row in read_ledger(directory, OPERATIONS):
+        number = int(row["entity"].removeprefix("orders/"))
+        assert row == operation_row(at_ms_of(number), sort_of(number), tally_of(number))
+        rounds[number // ROUND].append(number % ROUND)
+    for number, count in reported.items():
+        found = sorted(rounds[number])
+        assert found == [*range(0, len(found) * AT_A_TIME, AT_A_TIME)], f"round {number}"
+        assert len(found) >= count, f"round {number}"

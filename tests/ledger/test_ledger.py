@@ -1,0 +1,280 @@
+"""A ledger as a namespace uses it: handed something, it returns at once, and has it on disk soon."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import subprocess
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pairbus.ledger import (
+    LIVES,
+    OPERATIONS,
+    Kind,
+    Ledger,
+    LedgerDirectoryError,
+    LedgerError,
+    LedgerSettings,
+    LedgerSettingsError,
+    Life,
+    read_open,
+)
+from tests.ledger.child import run, start
+from tests.ledger.entries import (
+    HOUR_MS,
+    NAMESPACE,
+    START_MS,
+    eventually,
+    journals_in,
+    life_of,
+    life_row,
+    lives_from,
+    operation_row,
+    ordinals,
+    parquet_files,
+    read_ledger,
+    sort_of,
+    tally_of,
+)
+
+QUICK = LedgerSettings(flush_s=0.01)
+
+
+def open_ledger(directory: Path, settings: LedgerSettings = QUICK) -> Ledger:
+    return Ledger.open(directory, NAMESPACE, settings, clock=lambda: START_MS)
+
+
+def test_d3_what_is_handed_over_is_in_the_ledger(tmp_path: Path) -> None:
+    ledger = open_ledger(tmp_path)
+    rows = [(sort_of(number), tally_of(number)) for number in range(20)]
+    ledger.write_operations(START_MS, rows, 9)
+    ledger.write_lives(lives_from(0, 50))
+    ledger.close()
+    *operations, connections = read_ledger(tmp_path, OPERATIONS)
+    assert operations == [operation_row(START_MS, sort, tally) for sort, tally in rows]
+    assert (connections["kind"], connections["connections"], connections["operations"]) == (Kind.CONNECTION, 9, 0)
+    assert read_ledger(tmp_path, LIVES) == [life_row(life) for life in lives_from(0, 50)]
+    assert journals_in(tmp_path) == []
+
+
+def test_d3_what_is_handed_over_is_on_disk_within_a_second_and_can_be_read(tmp_path: Path) -> None:
+    """By the default settings, and while the ledger is open; once the first journal is there."""
+    ledger = open_ledger(tmp_path, LedgerSettings())
+    waits_s = []
+    for turn in range(3):
+        begun_s = time.monotonic()
+        ledger.write_lives(lives_from(turn * 10, 10))
+        eventually(partial(has_rows, tmp_path, 10 * turn + 10))
+        waits_s.append(time.monotonic() - begun_s)
+    (stem,) = read_open(tmp_path, LIVES)
+    assert min(waits_s) < 1
+    ledger.close()
+    assert read_open(tmp_path, LIVES) == {}
+    assert [file.stem for file in parquet_files(tmp_path, LIVES)] == [stem]
+    assert ordinals(tmp_path) == [*range(30)]
+
+
+def has_rows(directory: Path, count: int) -> bool:
+    return len(read_ledger(directory, LIVES)) == count
+
+
+def test_the_status_tells_what_is_on_disk(tmp_path: Path) -> None:
+    ledger = open_ledger(tmp_path)
+    assert ledger.status.rows_written == 0
+    ledger.write_lives(lives_from(0, 10))
+    ledger.write_operations(START_MS, [(sort_of(0), tally_of(0))], 0)
+    eventually(lambda: ledger.status.rows_written == 11)
+    status = ledger.status
+    assert (status.lives_written, status.operations_written, status.lives_waiting) == (10, 1, 0)
+    assert (status.lives_missed, status.files_closed, status.error) == (0, 0, None)
+    ledger.close()
+    assert ledger.status.files_closed == 2
+
+
+def test_an_hour_that_goes_by(tmp_path: Path) -> None:
+    now_ms = START_MS
+    ledger = Ledger.open(tmp_path, NAMESPACE, QUICK, clock=lambda: now_ms)
+    ledger.write_lives(lives_from(0, 10, now_ms))
+    eventually(lambda: ledger.status.lives_written == 10)
+    now_ms += HOUR_MS
+    eventually(lambda: ledger.status.files_closed == 1)
+    ledger.write_lives(lives_from(10, 10, now_ms))
+    ledger.close()
+    assert [file.parent.name for file in parquet_files(tmp_path, LIVES)] == ["hour=03", "hour=04"]
+    assert ordinals(tmp_path) == [*range(20)]
+
+
+def test_a_reader_sees_each_row_once_while_files_are_closed(tmp_path: Path) -> None:
+    """However the two get in each other's way: what he sees has no hole, and never becomes less."""
+    ledger = open_ledger(tmp_path, LedgerSettings(flush_s=0.001, close_bytes=10_000))
+    seen = written = 0
+    while ledger.status.files_closed < 8:
+        ledger.write_lives(lives_from(written, 20))
+        written += 20
+        found = ordinals(tmp_path)
+        assert found == [*range(len(found))]
+        assert seen <= len(found) <= written
+        seen = len(found)
+    ledger.close()
+    assert ordinals(tmp_path) == [*range(written)]
+
+
+# Opening and closing
+
+
+def test_to_close_twice_is_fine(tmp_path: Path) -> None:
+    ledger = open_ledger(tmp_path)
+    ledger.write_lives(lives_from(0, 10))
+    ledger.close()
+    ledger.close()
+    assert ordinals(tmp_path) == [*range(10)]
+
+
+def test_what_comes_after_the_end_does_no_harm(tmp_path: Path) -> None:
+    ledger = open_ledger(tmp_path)
+    ledger.close()
+    ledger.write_lives(lives_from(0, 10))
+    ledger.write_operations(START_MS, [(sort_of(0), tally_of(0))], 1)
+    ledger.close()
+    assert read_ledger(tmp_path, LIVES) == read_ledger(tmp_path, OPERATIONS) == []
+    assert ledger.status.lives_waiting == 10
+
+
+def test_a_ledger_is_opened_again(tmp_path: Path) -> None:
+    for turn in range(3):
+        ledger = open_ledger(tmp_path)
+        ledger.write_lives(lives_from(10 * turn, 10))
+        ledger.close()
+    assert ordinals(tmp_path) == [*range(30)]
+    assert len(parquet_files(tmp_path, LIVES)) == 3
+
+
+@pytest.mark.parametrize("below", ["file", "file/ledger"])
+def test_a_directory_that_cannot_be_made(tmp_path: Path, below: str) -> None:
+    (tmp_path / "file").write_text("no directory")
+    with pytest.raises(LedgerDirectoryError, match="a ledger cannot be written in") as caught:
+        open_ledger(tmp_path / below)
+    assert isinstance(caught.value, LedgerError)
+    assert caught.value.path == tmp_path / below
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_directory_that_cannot_be_written(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(LedgerDirectoryError, match=os.strerror(errno.EACCES)):
+        open_ledger(tmp_path)
+    tmp_path.chmod(0o700)
+
+
+def test_a_machine_without_pyarrow(tmp_path: Path) -> None:
+    lines = run("bare_child", tmp_path).splitlines()
+    assert lines == ["a ledger needs pyarrow, which is not installed: pip install 'pairbus[ledger]'"] * 2
+
+
+@pytest.mark.parametrize("name", LedgerSettings.__slots__)
+def test_settings_that_make_no_sense(name: str) -> None:
+    settings: Callable[..., LedgerSettings] = LedgerSettings
+    with pytest.raises(LedgerSettingsError, match=f"{name} is 0"):
+        settings(**{name: 0})
+
+
+# Several processes
+
+
+def test_several_processes_recover_what_one_has_left(tmp_path: Path) -> None:
+    with start("writing_child", tmp_path, NAMESPACE) as child:
+        say(child, None, "open")
+        say(child, "0 50", "written")
+        child.kill()
+    children = [start("writing_child", tmp_path, NAMESPACE) for _ in range(3)]
+    for other in children:
+        other.communicate(timeout=60)
+    assert journals_in(tmp_path) == []
+    assert ordinals(tmp_path) == [*range(50)]
+
+
+def test_two_processes_write_to_one_directory(tmp_path: Path) -> None:
+    """Neither takes what the other one writes for something that was left behind."""
+    with start("writing_child", tmp_path, "fabrikam") as child:
+        say(child, None, "open")
+        say(child, "0 10", "written")
+        ledger = open_ledger(tmp_path)
+        ledger.write_lives(lives_from(100, 10))
+        eventually(lambda: ledger.status.lives_written == 10)
+        assert len(journals_in(tmp_path)) == 2
+        ledger.close()
+        (journal,) = journals_in(tmp_path)
+        say(child, "10 10", "written")
+        assert journals_in(tmp_path) == [journal]
+        child.kill()
+    assert len(read_ledger(tmp_path, LIVES)) == 30
+    open_ledger(tmp_path).close()
+    assert journals_in(tmp_path) == []
+    expected = [life_row(life, "fabrikam") for life in lives_from(0, 20)] + [*map(life_row, lives_from(100, 10))]
+    assert sorted(read_ledger(tmp_path, LIVES), key=lambda row: row["ordinal"]) == expected
+
+
+def say(child: subprocess.Popen[str], line: str | None, answer: str) -> None:
+    assert child.stdin is not None
+    assert child.stdout is not None
+    if line is not None:
+        child.stdin.write(line + "\n")
+        child.stdin.flush()
+    assert child.stdout.readline() == answer + "\n"
+
+
+# What nobody should do
+
+
+def test_a_row_that_is_none_is_given_up(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It is told, counted, and does not keep others from being written."""
+    ledger = open_ledger(tmp_path)
+    one: Any = "one"
+    for life in (
+        life_of(1)._replace(sequence=one),
+        life_of(2)._replace(at_ms=1 << 60),
+        life_of(3)._replace(size=1 << 70),
+    ):
+        ledger.write_lives([life])
+        eventually(lambda: not ledger.status.lives_waiting)
+    assert ledger.status.lives_missed == 3
+    ledger.write_lives(lives_from(10, 5))
+    ledger.close()
+    assert ledger.status.error is None
+    assert ordinals(tmp_path) == [*range(10, 15)]
+    assert [record.levelno for record in caplog.records] == [logging.ERROR] * 3
+
+
+def test_half_a_pair_of_surrogates_is_replaced(tmp_path: Path) -> None:
+    ledger = open_ledger(tmp_path)
+    ledger.write_lives([life_of(1)._replace(message_id="a\ud800b", session_id="\udfff"), life_of(2)])
+    ledger.write_operations(START_MS, [(sort_of(1)._replace(entity="\ud83d\ude00"), tally_of(1))], 0)
+    ledger.close()
+    first, second = read_ledger(tmp_path, LIVES)
+    assert (first["message_id"], first["session_id"]) == ("a\ufffdb", "\ufffd")
+    assert second == life_row(life_of(2))
+    (operation,) = read_ledger(tmp_path, OPERATIONS)
+    assert operation["entity"] == "\U0001f600"
+
+
+def test_to_hand_over_takes_no_time(tmp_path: Path) -> None:
+    """Not even while the writer is at work with as much as there can be."""
+    ledger = open_ledger(tmp_path, LedgerSettings(flush_s=0.01))
+    lives = [lives_from(first, 1_000) for first in range(0, 100_000, 1_000)]
+    waits_s = sorted(taken_s(ledger, some) for some in lives)
+    assert waits_s[len(waits_s) // 2] < 0.001
+    ledger.close()
+    assert ledger.status.lives_written == 100_000
+
+
+def taken_s(ledger: Ledger, lives: list[Life]) -> float:
+    begun_s = time.perf_counter()
+    ledger.write_lives(lives)
+    return time.perf_counter() - begun_s
