@@ -37,7 +37,7 @@ from tests.thoroughness import times
 from tests.wire.pair import frame
 
 HARNESS = Path(__file__).with_name("fuzz_wire.py")
-RUNS = 1_000_000
+RUNS = 250_000
 LARGEST = 2048
 
 CORPUS = corpus()

@@ -67,6 +67,22 @@ async def take(others: Others, *numbers: int, path: str = ORDERS) -> None:
     await receiver.abandon([message for message in found if message.sequence_number not in numbers])
 
 
+def test_d1_a_checkpoint_holds_for_an_entity_however_it_is_spelled() -> None:
+    async def scenario(world: World) -> None:
+        others = Others(world)
+        await others.send(numbered(range(5)))
+        async with browsing(world) as browser:
+            assert await browser.batch() == numbered(range(5))
+            offset = browser.offset
+        await others.send(numbered(range(5, 7)))
+        async with browsing(world, ORDERS.upper()) as browser:
+            browser.offset = offset
+            assert await browser.batch() == numbered(range(5, 7))
+            assert browser.offset.seen.keys() == offset.seen.keys()
+
+    run(scenario)
+
+
 def test_d1_everything_is_seen_once_and_stays() -> None:
     async def scenario(world: World) -> None:
         others = Others(world)

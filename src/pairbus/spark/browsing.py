@@ -75,9 +75,10 @@ class Browsing:
     async def _look(self, start: BrowseOffset, most: int | None) -> dict[str, int]:
         share = None if most is None else max(1, most // len(self._entities))
         seen = dict(start.seen)
+        spelled = {path.lower(): path for path in seen}  # an entity is the same however its path is capitalised
         for path in self._entities:
-            last = seen.get(path, 0)
-            seen[path] = await self._further(path, last, share)
+            known = spelled.get(path.lower(), path)
+            seen[known] = await self._further(path, seen.get(known, 0), share)
         return seen
 
     async def _further(self, path: str, last: int, share: int | None) -> int:
