@@ -1,0 +1,1 @@
+"""What namespaces cost: bills from their ledgers, and forecasts."""

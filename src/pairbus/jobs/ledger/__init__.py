@@ -1,0 +1,20 @@
+"""Ledgers as tables of Spark."""
+
+from pairbus.jobs.ledger.errors import (
+    DamagedFileError,
+    LedgerReadError,
+    NewerLedgerError,
+    NotALedgerError,
+    WrongColumnsError,
+)
+from pairbus.jobs.ledger.tables import read_lives, read_operations
+
+__all__ = [
+    "DamagedFileError",
+    "LedgerReadError",
+    "NewerLedgerError",
+    "NotALedgerError",
+    "WrongColumnsError",
+    "read_lives",
+    "read_operations",
+]

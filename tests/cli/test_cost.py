@@ -1,0 +1,174 @@
+"""`pairbus cost`, as somebody runs it who pays."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections.abc import Iterator
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+import typer.main
+from pyspark.sql import SparkSession
+from typer.testing import CliRunner, Result
+
+from pairbus.cli.connection import FAILED, USAGE
+from pairbus.cli.main import app
+from pairbus.spark.session import ensured_session
+from tests.cli.test_cli import run
+from tests.docs.snippets import ROOT
+from tests.jobs.ledger.written import operation, write
+
+PAGE = ROOT / "docs" / "how-to" / "know-what-it-costs.md"
+EVIL = "[red]<b>orders"
+
+
+@pytest.fixture(scope="module")
+def spark() -> Iterator[SparkSession]:
+    """Running, so that the command need not start one each time."""
+    with ensured_session("local[2]") as session:
+        yield session
+
+
+@pytest.fixture
+def ledgers(tmp_path: Path) -> tuple[Path, Path]:
+    """Of a pair that has diverted a million messages; it sent 12.5 million itself, which are included."""
+    first, second = tmp_path / "contoso", tmp_path / "fabrikam"
+    million = {"operations": 10**6, "messages": 10**6, "bytes": 10**9, "units": 10**6, "request_units": 10**6}
+    away = {"namespace": "fabrikam", "entity": "contoso/x-servicebus-transfer/0", **million}
+    sent = {"operations": 12_500_000, "messages": 12_500_000, "units": 12_500_000}
+    write(
+        first,
+        [
+            operation("2026-04-01T00:00", entity=EVIL, **sent),
+            operation("2026-04-01T11:00", kind="send", stage="syphon", **million),
+            operation("2026-04-01T12:00", kind="receive", stage="returned", **million),
+        ],
+    )
+    write(
+        second,
+        [
+            operation("2026-04-01T10:00", kind="send", stage="backlog", **away),
+            operation("2026-04-01T11:00", kind="receive", stage="syphon", **away),
+            operation("2026-04-01T13:00", kind="empty receive", stage="idle", **(away | {"messages": 0, "bytes": 0})),
+        ],
+    )
+    return first, second
+
+
+def invoke(*arguments: object) -> Result:
+    return CliRunner().invoke(app, ["cost", *map(str, arguments)])
+
+
+def both(ledgers: tuple[Path, Path]) -> tuple[object, ...]:
+    return ("--ledger", ledgers[0], "--ledger", ledgers[1])
+
+
+@pytest.mark.slow
+def test_d3_a_bill_in_every_format(spark: SparkSession, ledgers: tuple[Path, Path]) -> None:
+    # 17.5 million operations, 5 million of them above what is included: 4.00. A gigabyte out: 0.15. The month: 10.
+    told = invoke(*both(ledgers), "--rates", "standard", "--format", "json")
+    assert told.exit_code == 0, told.output
+    document = json.loads(told.stdout)
+    assert Decimal(document["total"]) == Decimal("14.15")
+    assert document["diverted_messages"] == 1_000_000
+    assert Decimal(document["per_diverted_message"]) == Decimal("0.000001064")  # (4 x 4.00 / 17.5 + 0.15) / 1,000,000
+    assert sum(Decimal(line["amount"]) for line in document["lines"]) == Decimal("14.15")
+
+    lines = [*csv.DictReader(io.StringIO(invoke(*both(ledgers), "--by", "entity", "--format", "csv").stdout))]
+    assert sum(Decimal(line["amount"]) for line in lines) == Decimal("14.15")
+    assert EVIL in {line["entity"] for line in lines}
+    assert {line["currency"] for line in lines} == {"USD"}
+
+    table = invoke(*both(ledgers), "--by", "entity").stdout
+    assert EVIL in table
+    assert "14.15 USD by Azure Service Bus, Standard tier" in table
+    for step in ("send to backlog", "receive from backlog", "send to primary", "receive from primary", "idle polls"):
+        assert step in table
+
+    page = invoke(*both(ledgers), "--by", "entity", "--format", "html").stdout
+    assert page.startswith("<!DOCTYPE html>")
+    assert "<b>orders" not in page
+
+
+@pytest.mark.slow
+def test_a_bill_for_a_part_of_the_time(spark: SparkSession, ledgers: tuple[Path, Path]) -> None:
+    # From 10:00 to before 12:00: three million operations, at 0.05 a million; a gigabyte out.
+    told = invoke(*both(ledgers), "--rates", "basic", "--from", "2026-04-01T10:00", "--to", "2026-04-01T14:00+02:00",
+                  "--format", "json", "--by", "hour")  # fmt: skip
+    document = json.loads(told.stdout)
+    assert Decimal(document["total"]) == Decimal("0.30")
+    assert [line["hour"] for line in document["lines"]] == ["2026-04-01T10:00Z", "2026-04-01T11:00Z"]
+
+
+@pytest.mark.slow
+def test_a_ledger_that_is_none_or_damaged_ends_it_with_one_line(
+    spark: SparkSession, ledgers: tuple[Path, Path], tmp_path: Path
+) -> None:
+    nothing = invoke("--ledger", tmp_path / "nothing")
+    assert nothing.exit_code == FAILED
+    assert nothing.stderr.startswith("pairbus: there is no directory")
+    file = next(ledgers[1].rglob("*.parquet"))
+    file.write_bytes(file.read_bytes()[:-10])
+    damaged = invoke(*both(ledgers))
+    assert damaged.exit_code == FAILED
+    assert str(file) in damaged.stderr
+    assert "Traceback" not in damaged.output
+    assert damaged.stdout == ""
+
+
+def test_d3_a_forecast_as_a_table_and_as_json() -> None:
+    options = ("--forecast", "--messages-per-day", 1_000_000, "--outage-hours", 12, "--entities", 5, "--senders", 4)
+    table = invoke(*options)
+    assert table.exit_code == 0, table.output
+    assert "Pairing costs 0.9096 USD a month" in table.stdout
+    assert "28,800" in table.stdout
+    document = json.loads(invoke(*options, "--format", "json").stdout)
+    assert Decimal(document["difference"]) == Decimal("0.9096")
+    polls = next(line for line in document["operations"] if line["name"] == "idle polls")
+    assert polls["operations"] == 28_800
+
+
+def test_a_forecast_starts_no_spark() -> None:
+    done = run("cost", "--forecast", "--messages-per-day", 0, "--long-poll", "5m", JAVA_HOME="/nowhere")
+    assert done.returncode == 0, done.stderr
+    assert "86,400" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "name a ledger with --ledger, or say --forecast"),
+        (("--forecast",), "--forecast goes with --messages-per-day"),
+        (("--forecast", "--messages-per-day", "1", "--ledger", "x"), "without --ledger"),
+        (("--forecast", "--messages-per-day", "1", "--format", "csv"), "not into csv"),
+        (("--forecast", "--messages-per-day", "1", "--ping-interval", "soon"), "--ping-interval is no such time"),
+        (("--ledger", "x", "--rates", "gold"), "there is no rate card 'gold'"),
+        (("--ledger", "x", "--zone", "moon"), "no zone 'moon'"),
+        (("--ledger", "x", "--from", "yesterday"), "--from is no such time"),
+        (("--ledger", "x", "--from", "2026-04-02", "--to", "2026-04-01"), "--to is not after --from"),
+    ],
+)
+def test_what_cannot_be_meant_is_told_in_one_line(arguments: tuple[str, ...], said: str) -> None:
+    done = invoke(*arguments)
+    assert done.exit_code == USAGE
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_wrong_card_of_ones_own_is_told_by_its_key(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text('name = "mine"\n', encoding="utf-8")
+    done = invoke("--ledger", "x", "--rates", file)
+    assert done.exit_code == USAGE
+    assert f"the rate card {file} lacks the key title" in done.stderr
+
+
+def test_the_page_names_every_option() -> None:
+    command = typer.main.get_command(app).commands["cost"]  # type: ignore[attr-defined]
+    options = {name for parameter in command.params for name in parameter.opts if name.startswith("--")}
+    named = {*re.findall(r"--[a-z-]+", PAGE.read_text(encoding="utf-8"))}
+    assert options - {"--help"} <= named

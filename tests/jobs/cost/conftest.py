@@ -1,0 +1,16 @@
+"""The session that the tests of bills share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from pyspark.sql import SparkSession
+
+from pairbus.spark.session import ensured_session
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    with ensured_session("local[2]") as session:
+        yield session

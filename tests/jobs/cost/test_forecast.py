@@ -1,0 +1,151 @@
+"""What pairing would cost (D3), worked out by hand."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from datetime import timedelta
+from decimal import Decimal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pairbus.jobs.cost.forecast import Forecast, Workload, WorkloadError, forecast, shown
+from pairbus.jobs.cost.month import Meter
+from pairbus.jobs.cost.rate_card import load_rate_card
+
+STANDARD = load_rate_card("standard")
+BUSY = Workload(messages_per_day=1_000_000, outage_hours=Decimal(12), entities=5, senders=4)
+
+
+def operations(found: Forecast, name: str) -> int:
+    (line,) = (line for line in found.lines if line.name == name)
+    return line.operations
+
+
+def test_c14_ten_idle_backlog_queues_are_asked_28_800_times_a_month() -> None:
+    found = forecast(Workload(messages_per_day=0), STANDARD)
+    assert operations(found, "idle polls") == 28_800
+    assert operations(found, "pings") == 0
+    assert found.paired.usage.units == 28_800 + 20  # and a sender and a syphon have looked at ten queues
+    assert found.unpaired.usage.units == 0
+
+
+def test_d3_each_diverted_message_is_charged_four_times() -> None:
+    # 30 million messages in 720 hours, 12 of them an outage: 500,000 are diverted.
+    found = forecast(BUSY, STANDARD)
+    assert [(line.name, line.operations) for line in found.lines] == [
+        ("send", 29_500_000),
+        ("receive", 29_500_000),
+        ("send to backlog", 500_000),
+        ("receive from backlog", 500_000),
+        ("send to primary", 500_000),
+        ("receive from primary", 500_000),
+        ("pings", 14_400),  # 5 entities, 4 factories, 720 minutes
+        ("idle polls", 28_800),
+        ("looks at backlog queues", 50),  # 10 queues, by 4 senders and a syphon
+    ]
+
+
+def test_d3_the_bill_with_pairing_and_without() -> None:
+    # Without: 60,000,000 operations, 12,500,000 included, the rest at 0.80 a million: 38. The base charge: 10.
+    # With: 59,000,000 + 2,000,000 + 14,400 + 28,800 + 50 = 61,043,250; 48,543,250 at 0.80 a million: 38.8346.
+    # The syphon fetches 500,000 x 1,000 bytes: half a gigabyte at 0.15: 0.075. The base charge is for both: 10.
+    found = forecast(BUSY, STANDARD)
+    assert found.unpaired.total == Decimal(48)
+    assert found.paired.amount(Meter.OPERATIONS) == Decimal("38.8346")
+    assert found.paired.amount(Meter.BANDWIDTH) == Decimal("0.075")
+    assert found.paired.total == Decimal("48.9096")
+    assert found.difference == Decimal("0.9096")
+
+
+def test_d3_a_second_premium_namespace_costs_as_much_as_the_first() -> None:
+    # 720 hours at 0.9275 are 667.80.
+    found = forecast(Workload(messages_per_day=1_000), load_rate_card("premium"))
+    assert (found.unpaired.total, found.paired.total) == (Decimal("667.80"), Decimal("1335.60"))
+
+
+def test_a_large_message_is_charged_for_every_64_kb() -> None:
+    found = forecast(replace(BUSY, message_bytes=100_000), load_rate_card("basic"))
+    assert found.paired.usage.units == 2 * 61_000_000 + 14_400 + 28_800 + 50
+
+
+def test_connections_are_counted_in_both_namespaces() -> None:
+    # Without: 2,000 + 1 all month. With: 2 x 2,000 + 1 + 2 for the syphon. Each times 720 / 730, the first 1,000 free.
+    found = forecast(Workload(messages_per_day=0, senders=2_000), STANDARD)
+    assert found.unpaired.amount(Meter.CONNECTIONS) == Decimal("29.207671233")
+    assert found.paired.amount(Meter.CONNECTIONS) == Decimal("88.444931507")
+
+
+def test_d3_what_each_setting_changes() -> None:
+    found = forecast(BUSY, STANDARD)
+    assert [(knob.name, knob.now, knob.then, knob.units, knob.amount) for knob in found.knobs] == [
+        ("backlog queues", "10", "20", 28_800 + 50, Decimal("0.02308")),
+        ("syphon hosts", "1", "2", 28_800 + 10, Decimal("0.023048")),
+        ("long poll", "15 min", "30 min", -14_400, Decimal("-0.01152")),
+        ("ping interval", "1 min", "2 min", -7_200, Decimal("-0.00576")),
+        ("senders", "4", "8", 14_400 + 40, Decimal("0.011552")),
+        ("outage hours", "12", "24", 1_000_000 + 14_400, Decimal("0.88652")),
+    ]
+
+
+def test_without_an_outage_the_last_setting_becomes_an_hour() -> None:
+    knob = forecast(replace(BUSY, outage_hours=Decimal(0)), STANDARD).knobs[-1]
+    assert (knob.now, knob.then) == ("0", "1")
+    assert knob.units > 0
+
+
+@given(
+    st.integers(0, 10**9),
+    st.integers(0, 10**6),
+    st.decimals(0, 720, places=2),
+    st.sampled_from(["standard", "premium", "basic"]),
+)
+def test_pairing_never_costs_less_than_none(messages: int, size: int, hours: Decimal, name: str) -> None:
+    workload = Workload(messages_per_day=messages, message_bytes=size, outage_hours=hours)
+    found = forecast(workload, load_rate_card(name))
+    assert found.difference >= 0
+    assert found.paired.total == sum(one.amount for one in found.paired.readings)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("messages_per_day", -1),
+        ("message_bytes", -1),
+        ("entities", 0),
+        ("backlog_queues", 0),
+        ("syphon_hosts", 0),
+        ("senders", 0),
+        ("receivers", -1),
+        ("outage_hours", Decimal(721)),
+        ("ping_interval", timedelta(0)),
+        ("long_poll", timedelta(seconds=-1)),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(setting: str, value: object) -> None:
+    with pytest.raises(WorkloadError, match=setting):
+        Workload(**({"messages_per_day": 1} | {setting: value}))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("time", "text"),
+    [
+        (timedelta(hours=2), "2 h"),
+        (timedelta(minutes=90), "90 min"),
+        (timedelta(seconds=90), "90 s"),
+        (timedelta(milliseconds=1500), "1.5 s"),
+    ],
+)
+def test_times_are_shown_in_their_largest_unit(time: timedelta, text: str) -> None:
+    assert shown(time) == text
+
+
+def test_a_forecast_needs_no_spark() -> None:
+    program = (
+        "import sys; import pairbus.jobs.cost.forecast, pairbus.jobs.cost.report, pairbus.jobs.cost.page; "
+        "sys.exit('pyspark' in sys.modules or 'pyarrow' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False, timeout=60).returncode == 0

@@ -1,0 +1,118 @@
+"""Rate cards: what is in those that come along, and what is said about one that is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from decimal import Decimal
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pairbus.jobs.cost.card_section import RateCardError
+from pairbus.jobs.cost.rate_card import CARD_NAMES, load_rate_card, read_rate_card, with_zone
+from pairbus.jobs.cost.tier import Tier, graduated
+from pairbus.ledger.operation import Kind
+
+STANDARD = (files("pairbus.jobs.cost") / "rates" / "standard.toml").read_text(encoding="utf-8")
+TIERS = (
+    Tier(price=Decimal(0), up_to=Decimal(10)),
+    Tier(price=Decimal(3), up_to=Decimal(100)),
+    Tier(price=Decimal(1)),
+)
+
+
+@pytest.mark.parametrize("name", CARD_NAMES)
+def test_every_card_says_where_it_is_from(name: str) -> None:
+    card = load_rate_card(name)
+    assert card.name == name
+    assert card.sources
+    assert all(source.startswith(("https://", "http://")) for source in card.sources)
+    assert card.currency == "USD"
+    assert card.as_of < card.read_on
+
+
+def test_every_card_of_the_package_has_a_name() -> None:
+    found = {file.name.removesuffix(".toml") for file in (files("pairbus.jobs.cost") / "rates").iterdir()}
+    assert found == set(CARD_NAMES)
+
+
+@pytest.mark.parametrize("name", CARD_NAMES)
+def test_what_a_pair_is_charged_for_is_billable(name: str) -> None:
+    billable = load_rate_card(name).operations.billable
+    assert {Kind.SEND, Kind.RECEIVE, Kind.EMPTY_RECEIVE, Kind.MANAGEMENT} <= billable
+    assert not {Kind.SETTLE, Kind.RENEW_LOCK, Kind.CONNECTION} & billable
+
+
+def test_a_card_of_ones_own_is_read_from_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text(STANDARD.replace("price = 0.80", "price = 0.10"), encoding="utf-8")
+    assert load_rate_card(file).operations.tiers[1].price == Decimal("0.10")
+
+
+@pytest.mark.parametrize(("quantity", "amount"), [(0, 0), (10, 0), (11, 3), (100, 270), (101, 271), (1_000, 1_170)])
+def test_each_part_of_a_quantity_has_the_price_of_its_tier(quantity: int, amount: int) -> None:
+    assert graduated(Decimal(quantity), TIERS) == amount
+
+
+@given(st.integers(0, 10_000), st.integers(0, 10_000))
+def test_more_never_costs_less(one: int, more: int) -> None:
+    assert graduated(Decimal(one + more), TIERS) >= graduated(Decimal(one), TIERS)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda text: text.replace("currency", "# currency"), "lacks the key currency"),
+        (lambda text: text.replace("counted_by", "# counted_by"), "lacks the key operations.counted_by"),
+        (lambda text: text.replace("{ price = 0.20 }", "{ }"), "lacks the key operations.tiers[3].price"),
+        (lambda text: text.replace("[operations]", "[operation]"), "lacks the key operations"),
+        (lambda text: text.replace("hours_per_month", "hours"), "lacks the key connections.hours_per_month"),
+        (lambda text: text.replace("\nmonth =", "\nmonths ="), "an unknown key: months"),
+        (lambda text: text.replace("failures =", "failure = 1\nfailures ="), "an unknown key: operations.failure"),
+        (lambda text: text.replace('"session state"', '"sessions"'), "operations.billable: 'sessions' is none of"),
+        (lambda text: text.replace('"session state"', '"connection"'), "operations.billable: connections are no"),
+        (lambda text: text.replace('"message"', '"byte"'), "operations.counted_by: 'byte' is none of 'message'"),
+        (lambda text: text.replace("price = 0.80", 'price = "a lot"'), "operations.tiers[1].price: a number"),
+        (lambda text: text.replace("price = 0.80", "price = -1"), "operations.tiers[1].price: a number of 0 or more"),
+        (lambda text: text.replace("price = 0.80", "price = nan"), "operations.tiers[1].price: a number of 0 or more"),
+        (lambda text: text.replace("price = 0.80", "price = true"), "operations.tiers[1].price: a number"),
+        (lambda text: text.replace("up_to = 100_000_000", "up_to = 1"), "operations.tiers[1].up_to: it is not above"),
+        (lambda text: text.replace("{ price = 0.20 }", "{ price = 0.20, up_to = 9 }"), "the last tier has no end"),
+        (lambda text: text.replace("65_536", "1_024"), "operations.unit_bytes: ledgers count in units of 65536"),
+        (lambda text: text.replace("per = 1_000_000", "per = 0"), "operations.per: a whole number of 1 or more"),
+        (lambda text: text.replace('zone = "north', 'zone = "south'), "bandwidth.zone: 'south-america-europe'"),
+        (lambda text: text.replace("read_on = 2026-11-16", 'read_on = "today"'), "read_on: a date"),
+        (lambda text: text.replace('["syphon"]', '"syphon"'), "bandwidth.stages: a list is expected"),
+        (lambda text: "connections = 3\n" + text.replace("[connections]", "[other]"), "connections: a table is"),
+        (lambda text: text.replace('name = "standard"', "name = "), "not TOML"),
+        (lambda text: text.replace('name = "standard"', "name = 3"), "name: a text is expected"),
+    ],
+)
+def test_what_is_wrong_with_a_card_is_named(change: Callable[[str], str], said: str) -> None:
+    changed = change(STANDARD)
+    assert changed != STANDARD
+    with pytest.raises(RateCardError) as caught:
+        read_rate_card("mine.toml", changed)
+    assert said in str(caught.value)
+    assert "mine.toml" in str(caught.value)
+
+
+def test_a_card_that_is_not_there_or_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(RateCardError, match="no rate card 'gold': it is one of standard, premium, basic, or a file"):
+        load_rate_card("gold")
+    with pytest.raises(RateCardError, match="cannot be read"):
+        load_rate_card(tmp_path)
+    (tmp_path / "binary.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(RateCardError, match="cannot be read"):
+        load_rate_card(tmp_path / "binary.toml")
+
+
+def test_the_price_of_bandwidth_is_that_of_the_zone() -> None:
+    card = with_zone(load_rate_card("standard"), "asia-pacific")
+    assert card.bandwidth is not None
+    assert card.bandwidth.price == Decimal("0.20")
+    with pytest.raises(RateCardError, match="no zone 'moon'; it has: north-america-europe, asia-pacific"):
+        with_zone(card, "moon")

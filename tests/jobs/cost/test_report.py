@@ -1,0 +1,134 @@
+"""What a bill says to people and to programs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import date
+from decimal import Decimal
+from html.parser import HTMLParser
+
+import pytest
+
+from pairbus.jobs.cost.document import forecast_document, statement_document
+from pairbus.jobs.cost.forecast import Workload, forecast
+from pairbus.jobs.cost.month import MonthlyUsage, monthly_bill
+from pairbus.jobs.cost.page import html_page
+from pairbus.jobs.cost.rate_card import load_rate_card
+from pairbus.jobs.cost.report import change, forecast_report, money, statement_report
+from pairbus.jobs.cost.statement import PAIRING_STEPS, By, Statement, StatementLine
+
+CARD = load_rate_card("standard")
+EVIL = "<script>alert('1')</script> & [bold]"
+EMPTY = {"meta", "!doctype"}
+
+
+def counted(*labels: str, operations: int = 0, amount: str = "0") -> StatementLine:
+    return StatementLine(
+        labels=labels,
+        operations=operations,
+        failed=0,
+        messages=operations,
+        bytes=0,
+        units=operations,
+        amount=Decimal(amount),
+    )
+
+
+def example() -> Statement:
+    """13.5 million sends to one queue, one of which was diverted."""
+    return Statement(
+        card=CARD,
+        by=By.ENTITY,
+        months={date(2026, 4, 1): monthly_bill(MonthlyUsage(units=13_500_000), CARD)},
+        lines=(counted("", "", amount="10"), counted("contoso", EVIL, operations=13_500_000, amount="0.80")),
+        steps=tuple(counted(step.name, operations=1, amount="0.00000006") for step in PAIRING_STEPS),
+    )
+
+
+class Outline(HTMLParser):
+    """What elements a page has, and whether each that was begun is ended."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: list[str] = []
+        self.addresses: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.append(tag)
+        self.addresses += [value or "" for name, value in attrs if name in {"src", "href"}]
+        if tag not in EMPTY:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+@pytest.mark.parametrize(
+    ("amount", "text"),
+    [("0", "0.00"), ("10", "10.00"), ("0.8", "0.80"), ("0.000000661", "0.000000661"), ("1234567.5", "1,234,567.50")],
+)
+def test_an_amount_is_shown_to_its_last_digit(amount: str, text: str) -> None:
+    assert money(Decimal(amount).quantize(Decimal("0.000000001"))) == text
+
+
+def test_a_change_has_a_sign() -> None:
+    assert (change("1.00"), change("-1.00"), change("0.00")) == ("+1.00", "-1.00", "+0.00")
+
+
+def test_the_tables_of_a_bill_end_in_the_same_total() -> None:
+    months, lines, pairing = statement_report(example()).sections
+    assert months.total is not None
+    assert lines.total is not None
+    assert months.total[-1] == lines.total[-1] == "10.80"
+    assert lines.columns[:2] == ("namespace", "entity")
+    assert "1 messages were diverted" in pairing.note
+    assert "0.00000024" in pairing.note
+
+
+def test_a_bill_without_a_pair_says_nothing_of_one() -> None:
+    alone = replace(example(), steps=tuple(counted(step.name) for step in PAIRING_STEPS))
+    assert len(statement_report(alone).sections) == 2
+    assert statement_document(alone)["per_diverted_message"] is None
+
+
+@pytest.mark.parametrize(
+    "report",
+    [statement_report(example()), forecast_report(forecast(Workload(messages_per_day=10), CARD))],
+    ids=["bill", "forecast"],
+)
+def test_a_page_stands_alone_and_can_be_read_aloud(report: object) -> None:
+    page = html_page(report)  # type: ignore[arg-type]
+    outline = Outline()
+    outline.feed(page)
+    outline.close()
+    assert not outline.open
+    assert not outline.addresses
+    assert not {"script", "link", "img", "iframe"} & {*outline.seen}
+    assert outline.seen.count("caption") == outline.seen.count("table") >= 2
+    assert 'scope="col"' in page
+    assert 'scope="row"' in page
+    assert "prefers-color-scheme: dark" in page
+    assert '<html lang="en">' in page
+    assert "@import" not in page
+    assert "url(" not in page
+
+
+def test_names_of_entities_are_no_markup() -> None:
+    page = html_page(statement_report(example()))
+    assert EVIL not in page
+    assert "&lt;script&gt;" in page
+
+
+def test_a_document_keeps_every_digit() -> None:
+    document = json.loads(json.dumps(statement_document(example())))
+    assert document["total"] == "10.800000000"
+    assert document["months"][0]["month"] == "2026-04"
+    assert document["months"][0]["meters"]["operations"]["included"] == "12500000"
+    assert document["lines"][1]["entity"] == EVIL
+    assert document["pairing"][0]["step"] == "send to backlog"
+    assert document["per_diverted_message"] == "0.000000240"
+    assert document["rates"]["sources"] == [*CARD.sources]
+    forecast_text = json.dumps(forecast_document(forecast(Workload(messages_per_day=10), CARD)))
+    assert json.loads(forecast_text)["settings"][0]["name"] == "backlog queues"
