@@ -15,10 +15,14 @@ from pathlib import Path
 from types import GenericAlias, ModuleType, UnionType
 from typing import Any
 
+import typer
+
 import pairbus
 from pairbus import blocking, broker, client, pairing, server, store, testing, wire
 from pairbus.broker import errors as broker_errors
 from pairbus.broker import limits as broker_limits
+from pairbus.cli import amqp_json, message_lines
+from pairbus.cli.main import app as commands
 from pairbus.jobs.syphon.settings import SparkSyphonSettings
 from pairbus.server import settings as server_settings
 from pairbus.spark import schema as spark_schema
@@ -833,6 +837,113 @@ def _syphon_table() -> str:
     return _table(["setting", "default", "what it says"], reversed(rows))
 
 
+# Commands.
+
+CLI_HEAD = """# Commands
+
+Generated from the code by `docs/generate.py`. `pairbus COMMAND --help` says the same. A *variable* is one of the
+environment, which counts where the option is not given. [Everyday commands](../how-to/everyday-commands.md) shows some
+of them at work.
+"""
+
+CLI_LINES = """
+## Messages as lines
+
+What `receive` and `peek` write with `--lines` and `--json`, and `send --lines` reads, is an object of JSON a message,
+on a line of its own. These names are sent; only what is there is written:
+
+{sent}
+These are told of a message, and not looked at when it is sent:
+
+{told}
+Whole numbers are written with all their digits, and some have more than programs can keep that take every number of
+JSON for a double: the sequence numbers of partitioned entities do.
+
+JSON has fewer types than AMQP. In `application_properties`, in ids, and in bodies that are values:
+
+{types}"""
+
+LINE_NAMES = {
+    "body": "the body as text, where it is text in UTF-8; of a value, a list with that value; of a sequence, a list;"
+    " anything else that is written by hand is sent as JSON",
+    "body_base64": "the body where it is no text, in base64",
+    "body_kind": "`value` or `sequence`, of a body that is no bytes",
+    "message_id": "made up where it is not there",
+    "correlation_id": "",
+    "session_id": "",
+    "partition_key": "",
+    "via_partition_key": "",
+    "label": "the subject",
+    "content_type": "",
+    "to": "",
+    "reply_to": "",
+    "reply_to_session_id": "",
+    "time_to_live_ms": "in milliseconds; it begins anew",
+    "scheduled_enqueue_time": "when it is to come; a time that is past means now",
+    "application_properties": "an object with a value for each name; what dead-lettering has added is not among them",
+    "amqp": "what Service Bus makes nothing of, where it is not as usual: "
+    + ", ".join(f"`{field.name}`" for field in dataclasses.fields(client.AmqpView)),
+}
+
+
+def cli_page() -> str:
+    """The page that lists the commands."""
+    found = "".join(_command_text(path, command) for path, command in _commands(typer.main.get_command(commands)))
+    return CLI_HEAD + found + _lines_text()
+
+
+def _commands(command: Any, path: str = "pairbus") -> Iterable[tuple[str, Any]]:
+    yield path, command
+    for name, child in getattr(command, "commands", {}).items():
+        yield from _commands(child, f"{path} {name}")
+
+
+def _command_text(path: str, command: Any) -> str:
+    paragraphs = [" ".join(part.split()) for part in inspect.cleandoc(command.help or "").split("\n\n")]
+    examples = [part.removeprefix("Example: ") for part in paragraphs if part.startswith("Example: ")]
+    told = [_escaped(part) for part in paragraphs if not part.startswith("Example: ")]
+    shown = "\n".join(["```console", *(f"$ {example}" for example in examples), "```"])
+    rows = [_parameter_row(parameter) for parameter in command.params if not parameter.hidden]
+    table = _table(["option", "value", "default", "variable", "what it says"], rows) if rows else ""
+    return "\n\n".join([f"\n## `{path}`", *told, shown, table]).rstrip("\n") + "\n"
+
+
+def _parameter_row(parameter: Any) -> list[str]:
+    is_option = parameter.param_type_name == "option"
+    names = [*parameter.opts, *parameter.secondary_opts] if is_option else [parameter.metavar]
+    kind = type(parameter.default)
+    value = "\\|".join(one.value for one in kind) if _is_enumeration(kind) else parameter.metavar or ""
+    return [
+        ", ".join(f"`{name}`" for name in names),
+        f"`{value}`" if value and is_option else "",
+        "required" if parameter.required else _shown_default(parameter),
+        f"`{parameter.envvar}`" if parameter.envvar else "",
+        _escaped(parameter.help or "")
+        + ("; may be repeated" * (parameter.multiple and "repeated" not in parameter.help)),
+    ]
+
+
+def _shown_default(parameter: Any) -> str:
+    if isinstance(parameter.show_default, str):
+        return f"`{parameter.show_default}`"
+    default = parameter.default
+    if not parameter.show_default or default is None or isinstance(default, bool):
+        return ""
+    return f"`{default.value if isinstance(default, Enum) else default}`"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("*", "\\*").replace("|", "\\|").replace("_", "\\_").replace("<", "\\<")
+
+
+def _lines_text() -> str:
+    return CLI_LINES.format(
+        sent=_table(["name", "what it says"], [[f"`{name}`", LINE_NAMES[name]] for name in message_lines.SENT]),
+        told=", ".join(f"`{name}`" for name in message_lines.READ_ONLY) + ".\n",
+        types=_doc_table(amqp_json, ["AMQP", "JSON"]),
+    )
+
+
 BLOCKS: dict[Path, dict[str, Callable[[], str]]] = {
     REFERENCE / "broker.md": {
         "errors": partial(errors_table, broker_errors, broker.BrokerError),
@@ -857,6 +968,7 @@ PAGES: dict[Path, Callable[[], str]] = {
     REFERENCE / "api-pairing.md": partial(api_page, PAIRING),
     REFERENCE / "api-blocking.md": partial(api_page, BLOCKING),
     REFERENCE / "spark-options.md": spark_page,
+    REFERENCE / "cli.md": cli_page,
     **{page: partial(with_blocks, page, blocks) for page, blocks in BLOCKS.items()},
 }
 

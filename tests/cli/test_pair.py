@@ -26,8 +26,8 @@ from pairbus.cli.backlog_difference import Harm, differences
 from pairbus.cli.main import app
 from pairbus.client import NamespaceManager, QueueDescription
 from pairbus.client.management.descriptions import EntityStatus
-from pairbus.dialect.connection_string import parse_connection_string
 from pairbus.dialect.backlog_path import backlog_path
+from pairbus.dialect.connection_string import parse_connection_string
 from pairbus.pairing.backlog import backlog_description
 from pairbus.server.host import NamespaceHost
 from pairbus.testing import RunningNamespace, running_namespace

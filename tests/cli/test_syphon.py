@@ -201,6 +201,8 @@ def test_c14_it_runs_until_a_signal_stops_it(namespaces: Namespaces, name: str) 
     make_backlog(namespaces, name, 2)
     arguments = ("syphon", *namespaces.options, *IN_PROCESS, "--name", name, "--json")
     with running(*arguments) as process:
+        assert process.stdout is not None
+        assert json.loads(process.stdout.readline())["event"] == "starting"
         divert(namespaces, name, "orders", 5)
         eventually(lambda: count_in(namespaces.secondary, name) == 0)
         process.send_signal(signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""The two namespaces of a pair, as a person names them: by option, by variable, or in a file."""
+"""Namespaces, as a person names them: by option, by variable, or in a file."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ T = TypeVar("T")
 
 FAILED: Final = 1
 USAGE: Final = 2
+STOPPED: Final = 130
+"""By Ctrl-C, as shells have it."""
 
+CONNECTION_VARIABLE: Final = "PAIRBUS_CONNECTION"
 PRIMARY_VARIABLE: Final = "PAIRBUS_PRIMARY"
 SECONDARY_VARIABLE: Final = "PAIRBUS_SECONDARY"
 
@@ -43,6 +46,16 @@ _SETTINGS: Final = MessagingFactorySettings(
 _HOST: Final = re.compile(r"[\w.:%-]+")
 _QUOTED: Final = re.compile(r"(['\"]).{2,}\1", re.DOTALL)
 
+ConnectionOption: TypeAlias = Annotated[
+    str,
+    typer.Option(
+        "--connection",
+        envvar=CONNECTION_VARIABLE,
+        metavar="CONNECTION",
+        show_default=False,
+        help="the connection string of the namespace; @FILE for one in a file, where others do not see the key",
+    ),
+]
 PrimaryOption: TypeAlias = Annotated[
     str,
     typer.Option(
@@ -104,7 +117,7 @@ class Connection:
 
 def read_connections(primary: str, secondary: str, name: str | None) -> tuple[Connection, Connection]:
     """What the options of both say; ends the command if they are no good."""
-    first, second = _read("--primary", primary), _read("--secondary", secondary)
+    first, second = read_connection(primary, "--primary"), read_connection(secondary, "--secondary")
     if is_same_namespace(first.endpoint, second.endpoint):
         fail(f"--primary and --secondary are both {first.endpoint}; a pair has two namespaces", USAGE)
     if name is not None:
@@ -119,7 +132,8 @@ def _check_name(name: str) -> None:
         fail(str(error), USAGE)
 
 
-def _read(option: str, given: str) -> Connection:
+def read_connection(given: str, option: str = "--connection") -> Connection:
+    """What an option says; ends the command if it is no good."""
     text = _read_file(option, Path(given[1:])) if given.startswith("@") else given
     try:
         endpoint, key, entity_path = open_connection_string(text)

@@ -38,7 +38,10 @@ def trust(
         typer.Option(help="the data directory of a namespace", envvar=SETTINGS["data"].variable, show_default=False),
     ],
 ) -> None:
-    """Print where the certificate authority of a namespace is, and how clients are told to trust it."""
+    """Print where the certificate authority of a namespace is, and how clients are told to trust it.
+
+    Example: pairbus trust --data ./contoso
+    """
     if not data.is_dir():
         fail(f"there is no directory {data}; start the namespace once with: pairbus serve --data {data}", 1)
     try:

@@ -157,6 +157,7 @@ def _parallelism(spark: SparkSession) -> int | None:
 def receives_of(progress: StreamingQueryProgress) -> int:
     """How often backlog queues have been asked for messages, as the source reports it."""
     for source in progress.sources:
-        if source.latestOffset:
-            return int(json.loads(source.latestOffset).get("receives", 0))
+        offset = json.loads(source.latestOffset or "null")  # Spark itself says null of a source that has not answered
+        if offset:
+            return int(offset.get("receives", 0))
     return 0

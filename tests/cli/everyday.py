@@ -1,0 +1,120 @@
+"""A namespace, and the everyday commands of whoever works with it."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+from uuid import uuid4
+
+from typer.testing import CliRunner
+
+from pairbus.blocking import BrokeredMessage, MessagingFactory, NamespaceManager, QueueDescription, ReceivedMessage
+from pairbus.cli.main import app
+from pairbus.testing import RunningNamespace
+from tests.cli.test_cli import ENVIRONMENT, PAIRBUS, PATIENCE_S
+
+SOON = timedelta(seconds=5)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """What a command has come to."""
+
+    code: int
+    stdout: str
+    stderr: str
+
+    @property
+    def reason(self) -> str:
+        """The one line that a failed command says."""
+        (line,) = self.stderr.splitlines()
+        assert line.startswith("pairbus: ")
+        assert "Traceback" not in line
+        return line
+
+
+class Desk:
+    """A namespace as a person sees it who types commands."""
+
+    def __init__(self, namespace: RunningNamespace) -> None:
+        self.namespace = namespace
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return ENVIRONMENT | {"PAIRBUS_CONNECTION": self.namespace.connection_string, "COLUMNS": "200"}
+
+    def run(self, *arguments: object, stdin: bytes | None = None) -> Done:
+        """A command to its end, in this process."""
+        result = CliRunner().invoke(app, [*map(str, arguments)], input=stdin, env=self.environment)
+        assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+        return Done(code=result.exit_code, stdout=result.stdout, stderr=result.stderr)
+
+    def spoken(self, *arguments: object, stdin: bytes | None = None) -> str:
+        """What a command prints that does what it should."""
+        done = self.run(*arguments, stdin=stdin)
+        assert (done.code, done.stderr) == (0, "")
+        return done.stdout
+
+    @contextmanager
+    def started(self, *arguments: object, **options: Any) -> Iterator[subprocess.Popen[bytes]]:
+        """A command in a process of its own."""
+        command = [*PAIRBUS, *map(str, arguments)]
+        pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        with subprocess.Popen(command, env=self.environment, bufsize=0, **(pipes | options)) as process:
+            try:
+                yield process
+            finally:
+                process.kill()
+
+    # What is in the namespace.
+
+    def queue(self, **settings: Any) -> str:
+        """A new queue."""
+        path = f"queue-{uuid4().hex[:8]}"
+        with NamespaceManager.from_connection_string(self.namespace.connection_string) as manager:
+            manager.create_queue(QueueDescription(path, **settings))
+        return path
+
+    def send(self, path: str, *messages: BrokeredMessage | str) -> None:
+        made = [BrokeredMessage(one) if isinstance(one, str) else one for one in messages]
+        with MessagingFactory.from_connection_string(self.namespace.connection_string) as factory:
+            factory.create_message_sender(path).send(made)
+
+    def receive(self, path: str, count: int = 1, wait: timedelta = SOON) -> list[ReceivedMessage]:
+        """Take messages out, in their order."""
+        found: list[ReceivedMessage] = []
+        with MessagingFactory.from_connection_string(self.namespace.connection_string) as factory:
+            receiver = factory.create_message_receiver(path)
+            while len(found) < count and (messages := receiver.receive(count - len(found), wait)):
+                receiver.complete(messages)
+                found += messages
+        for message in found:
+            message.application_properties, message.body, message.delivery_count, message.message_id  # noqa: B018
+        return found
+
+    def count(self, path: str) -> int:
+        """How many messages lie there, whatever their state."""
+        with NamespaceManager.from_connection_string(self.namespace.connection_string) as manager:
+            return manager.get_queue_runtime_info(path).message_count
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    """Wait until something holds."""
+    end_s = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < end_s, "it did not come to that in time"
+        time.sleep(0.05)
+
+
+def interrupt(process: subprocess.Popen[bytes]) -> tuple[int, str]:
+    """Press Ctrl-C: the exit code, and what is said then."""
+    process.send_signal(signal.SIGINT)
+    code = process.wait(PATIENCE_S)  # its standard input stays open: nothing else tells it to end
+    assert process.stderr is not None
+    return code, process.stderr.read().decode()

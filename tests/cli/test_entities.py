@@ -1,0 +1,265 @@
+"""`pairbus entities`: queues, topics and subscriptions, from the command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import subprocess
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from pairbus.blocking import NamespaceManager
+from pairbus.broker import Right
+from pairbus.cli.entity_settings import SETTINGS, has_setting
+from pairbus.client.management.descriptions import (
+    EntityStatus,
+    QueueDescription,
+    SubscriptionDescription,
+    TopicDescription,
+)
+from pairbus.client.management.rules import SqlFilter
+from tests.cli.everyday import Desk
+from tests.cli.test_cli import PAIRBUS, PATIENCE_S
+from tests.cli.test_pair import with_key
+
+
+def new_name() -> str:
+    return f"new-{uuid4().hex[:8]}"
+
+
+def told(desk: Desk, *arguments: object) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(desk.spoken("entities", *arguments, "--json"))
+    return document
+
+
+def manager(desk: Desk) -> NamespaceManager:
+    return NamespaceManager.from_connection_string(desk.namespace.connection_string)
+
+
+# Looking.
+
+
+def test_the_list_has_counts(desk: Desk) -> None:
+    queue = desk.queue()
+    desk.send(queue, "one", "two")
+    desk.spoken("receive", queue, "--dead-letter")
+    rows = [line.split("\t") for line in desk.spoken("entities", "list").splitlines()]
+    assert rows[0] == ["entity", "kind", "status", "active", "dead letters", "scheduled", "transfer", "bytes"]
+    (row,) = (row for row in rows if row[0] == queue)
+    assert row[1:6] == ["queue", "Active", "1", "1", "0"]
+    assert ["events/Subscriptions/audit", "subscription", "Active"] in [row[:3] for row in rows]
+    assert ["events", "topic", "Active"] in [row[:3] for row in rows]
+
+
+def test_the_list_for_machines(desk: Desk) -> None:
+    queue = desk.queue(max_delivery_count=7)
+    listed = told(desk, "list")
+    assert {*listed} == {"queues", "topics", "subscriptions"}
+    (found,) = (one for one in listed["queues"] if one["path"] == queue)
+    assert (found["max_delivery_count"], found["active_message_count"], found["status"]) == (7, 0, "Active")
+    assert [one["path"] for one in listed["subscriptions"]] == ["events/Subscriptions/audit"]
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"), [("events", "topic"), ("events/Subscriptions/audit", "subscription"), ("EVENTS", "topic")]
+)
+def test_one_is_shown_whatever_it_is(desk: Desk, path: str, kind: str) -> None:
+    assert f"kind: {kind}\n" in desk.spoken("entities", "show", path)
+    assert told(desk, "show", path)["kind"] == kind
+
+
+# Making and changing.
+
+OPTIONS: dict[str, list[str]] = {
+    "lock_duration": ["--lock-duration", "30s"],
+    "max_delivery_count": ["--max-delivery-count", "7"],
+    "default_message_time_to_live": ["--ttl", "14d"],
+    "enable_dead_lettering_on_message_expiration": ["--dead-letter-expired"],
+    "requires_session": ["--sessions"],
+    "requires_duplicate_detection": ["--detect-duplicates"],
+    "duplicate_detection_history_time_window": ["--duplicate-window", "1h"],
+    "max_size_in_megabytes": ["--max-size-mb", "2048"],
+    "max_message_size_in_kilobytes": ["--max-message-kb", "256"],
+    "enable_partitioning": ["--no-partitioned"],
+    "forward_to": ["--forward-to", "events"],
+    "forward_dead_lettered_messages_to": ["--forward-dead-letters-to", "events"],
+    "auto_delete_on_idle": ["--auto-delete-on-idle", "never"],
+    "status": ["--status", "disabled"],
+    "user_metadata": ["--metadata", "of the kitchen"],
+}
+SHOWN = {
+    "lock_duration": "30s",
+    "max_delivery_count": 7,
+    "default_message_time_to_live": "14d",
+    "enable_dead_lettering_on_message_expiration": True,
+    "requires_session": True,
+    "requires_duplicate_detection": True,
+    "duplicate_detection_history_time_window": "1h",
+    "max_size_in_megabytes": 2048,
+    "max_message_size_in_kilobytes": 256,
+    "enable_partitioning": False,
+    "forward_to": "events",
+    "forward_dead_lettered_messages_to": "events",
+    "auto_delete_on_idle": "never",
+    "status": "Disabled",
+    "user_metadata": "of the kitchen",
+}
+
+
+def test_there_is_an_example_of_every_setting() -> None:
+    assert OPTIONS.keys() == SHOWN.keys() == {setting.field for setting in SETTINGS}
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.option)
+@pytest.mark.parametrize("kind", [QueueDescription, TopicDescription, SubscriptionDescription])
+def test_every_setting_of_each_kind(desk: Desk, kind: Any, setting: Any) -> None:
+    path = f"events/Subscriptions/{new_name()}" if kind is SubscriptionDescription else new_name()
+    is_topic = ["--topic"] if kind is TopicDescription else []
+    arguments = ("create", path, *is_topic, *OPTIONS[setting.field], "--json")
+    done = desk.run("entities", *arguments)
+    if not has_setting(kind, setting):
+        assert done.code == 2
+        assert f"has no {setting.option}" in done.reason
+        return
+    assert (done.code, done.stderr) == (0, "")
+    assert json.loads(done.stdout)[setting.field] == SHOWN[setting.field]
+    desk.spoken("entities", "delete", path, "--yes")
+
+
+def test_what_is_changed_is_changed_and_the_rest_stays(desk: Desk) -> None:
+    queue = desk.queue(max_delivery_count=7)
+    changed = told(desk, "update", queue, "--status", "SendDisabled", "--lock-duration", "20s")
+    assert (changed["status"], changed["lock_duration"], changed["max_delivery_count"]) == ("SendDisabled", "20s", 7)
+    assert desk.run("send", queue, "--body", "x").code == 1
+    with manager(desk) as namespace:
+        assert namespace.get_queue(queue).status is EntityStatus.SEND_DISABLED
+
+
+@pytest.mark.parametrize("path", ["events", "events/Subscriptions/audit"])
+def test_topics_and_subscriptions_are_changed_too(desk: Desk, path: str) -> None:
+    assert told(desk, "update", path, "--metadata", "x")["user_metadata"] == "x"
+
+
+def test_a_subscription_with_a_filter(desk: Desk) -> None:
+    name = new_name()
+    desk.spoken("entities", "create", f"events/Subscriptions/{name}", "--filter", "sys.label = 'paid'")
+    with manager(desk) as namespace:
+        (rule,) = namespace.get_rules("events", name)
+    assert isinstance(rule.filter, SqlFilter)
+    assert rule.filter.expression == "sys.label = 'paid'"
+    desk.spoken("entities", "delete", f"events/Subscriptions/{name}", "--yes")
+
+
+def test_what_is_there_is_an_error_unless_it_may_be(desk: Desk) -> None:
+    queue = desk.queue(max_delivery_count=7)
+    done = desk.run("entities", "create", queue)
+    assert done.code == 1
+    assert "--exist-ok" in done.reason
+    assert told(desk, "create", queue, "--exist-ok")["max_delivery_count"] == 7
+
+
+@pytest.mark.parametrize("kind", ["queue", "topic", "subscription"])
+def test_delete(desk: Desk, kind: str) -> None:
+    path = f"events/Subscriptions/{new_name()}" if kind == "subscription" else new_name()
+    desk.spoken("entities", "create", path, *(["--topic"] if kind == "topic" else []))
+    refused = desk.run("entities", "delete", path)
+    assert refused.code == 2
+    assert f"say --yes to delete the {kind} '{path}'" in refused.reason
+    assert desk.spoken("entities", "delete", path, "--yes") == f"{kind} '{path}' deleted\n"
+    assert desk.run("entities", "show", path).code == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("answer", ["n", "y"])
+def test_a_person_is_asked_first(desk: Desk, answer: str) -> None:
+    queue = desk.queue()
+    desk.send(queue, "one")
+    ours, theirs = pty.openpty()
+    command = [*PAIRBUS, "entities", "delete", queue]
+    with subprocess.Popen(
+        command, env=desk.environment, stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    ) as process:
+        try:
+            os.write(ours, f"{answer}\n".encode())
+            said, _ = process.communicate(timeout=PATIENCE_S)
+        finally:
+            process.kill()
+            os.close(ours)
+            os.close(theirs)
+    assert f"Delete the queue '{queue}' with its 1 messages?".encode() in said
+    assert process.returncode == (0 if answer == "y" else 1)
+    assert desk.run("entities", "show", queue).code == (1 if answer == "y" else 0)
+
+
+@pytest.mark.slow
+def test_in_a_terminal_there_is_a_table(desk: Desk) -> None:
+    queue = desk.queue()
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(
+        [*PAIRBUS, "entities", "list"], env=desk.environment | {"TERM": "xterm"}, stdout=theirs
+    ) as process:
+        os.close(theirs)
+        shown = ""
+        try:
+            while "└" not in shown:
+                shown += os.read(ours, 4096).decode(errors="replace")
+            assert process.wait(PATIENCE_S) == 0
+        finally:
+            process.kill()
+            os.close(ours)
+    assert re.search(rf"│ {queue} +│ queue +│ Active", re.sub(r"\x1b\[[0-9;]*m", "", shown))
+
+
+# What goes wrong.
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("create", "x/$DeadLetterQueue"), "is not managed by itself"),
+        (("create", "a/Subscriptions/b", "--topic"), "leave out --topic"),
+        (("create", "x", "--filter", "1 = 1"), "--filter belongs to a subscription"),
+        (("create", "x", "--lock-duration", "long"), "--lock-duration is 'long'"),
+        (("create", "x", "--status", "asleep"), "--status is 'asleep'; it is active, disabled,"),
+        (("create", "x", "--max-delivery-count", "-1"), "max_delivery_count is -1"),
+        (("create", "x*"), "no name has the character '*'"),
+        (("update", "events"), "say what to change"),
+        (("update", "events", "--lock-duration", "1m"), "a topic has no --lock-duration"),
+    ],
+)
+def test_what_cannot_be_is_one_line_and_code_2(desk: Desk, arguments: tuple[str, ...], said: str) -> None:
+    done = desk.run("entities", *arguments)
+    assert (done.code, done.stdout) == (2, "")
+    assert said in done.reason
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("show", "nowhere"), "there is neither a queue nor a topic 'nowhere'"),
+        (("show", "events/Subscriptions/nobody"), "nobody"),
+        (("delete", "nowhere", "--yes"), "there is neither a queue nor a topic 'nowhere'"),
+        (("create", "nowhere/Subscriptions/x"), "nowhere"),
+        (("create", "x", "--lock-duration", "10m"), "lock"),
+    ],
+)
+def test_what_the_namespace_refuses_is_one_line_and_code_1(desk: Desk, arguments: tuple[str, ...], said: str) -> None:
+    done = desk.run("entities", *arguments)
+    assert (done.code, done.stdout) == (1, "")
+    assert said in done.reason.lower()
+
+
+def test_a_setting_that_cannot_be_changed_has_no_option(desk: Desk) -> None:
+    assert desk.run("entities", "update", "events", "--sessions").code == 2
+
+
+def test_a_key_without_manage_is_code_1_and_not_told(desk: Desk) -> None:
+    text = with_key(desk.namespace, Right.LISTEN)
+    done = desk.run("entities", "list", "--connection", text)
+    assert done.code == 1
+    assert text.partition("SharedAccessKey=")[2].partition(";")[0] not in done.reason
+    assert "Manage" in done.reason

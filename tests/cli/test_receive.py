@@ -1,0 +1,402 @@
+"""`pairbus receive`: what becomes of messages, and that none is lost on the way."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import subprocess
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+from azure.servicebus import ServiceBusClient, ServiceBusMessage
+
+from pairbus.blocking import BodyKind, BrokeredMessage, MessagingFactory
+from pairbus.cli.message_lines import READ_ONLY
+from pairbus.wire import (
+    Byte,
+    Char,
+    Decimal32,
+    Decimal64,
+    Decimal128,
+    Float,
+    Int,
+    Short,
+    Symbol,
+    Timestamp,
+    UByte,
+    UInt,
+    ULong,
+    UShort,
+)
+from tests.cli.everyday import Desk, eventually, interrupt
+from tests.cli.test_cli import PATIENCE_S
+
+AT_ONCE = ("--wait", "0s")
+
+
+def documents(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text("utf-8").splitlines()]
+
+
+def sent_part(document: dict[str, Any]) -> dict[str, Any]:
+    """Without what the namespace says anew of each message."""
+    return {name: value for name, value in document.items() if name not in READ_ONLY}
+
+
+# What becomes of them.
+
+
+def test_nothing_is_removed_unless_that_is_said(desk: Desk) -> None:
+    queue = desk.queue()
+    desk.send(queue, "one espresso")
+    told = desk.spoken("receive", queue)
+    assert told.startswith("#1  ")
+    assert told.endswith("\none espresso\n\n")
+    (message,) = desk.receive(queue)
+    assert message.delivery_count == 1
+
+
+def test_several_that_are_given_back_are_several(desk: Desk) -> None:
+    queue = desk.queue()
+    desk.send(queue, "one", "two", "three")
+    assert desk.spoken("receive", queue, "--count", 5, "--body", "--wait", "300ms", "--abandon") == "one\ntwo\nthree\n"
+    assert [message.body for message in desk.receive(queue, 3)] == [b"one", b"two", b"three"]
+
+
+def test_complete_removes(desk: Desk) -> None:
+    queue = desk.queue()
+    desk.send(queue, "one", "two")
+    assert desk.spoken("receive", queue, "--complete", "--body") == "one\n"
+    assert desk.count(queue) == 1
+
+
+def test_delete_removes_as_well(desk: Desk) -> None:
+    queue = desk.queue()
+    desk.send(queue, "one", "two", "three")
+    assert desk.spoken("receive", queue, "--delete", "--count", 2, "--body") == "one\ntwo\n"
+    assert [message.body for message in desk.receive(queue)] == [b"three"]
+
+
+def test_dead_letters_have_a_reason_and_can_be_sent_again(desk: Desk, tmp_path: Path) -> None:
+    queue = desk.queue()
+    desk.send(queue, BrokeredMessage("one", message_id="1", application_properties={"table": Int(4)}))
+    desk.spoken("receive", queue, "--dead-letter", "--reason", "cold", "--description", "it stood too long")
+    told = desk.spoken("peek", queue, "--dead-letters")
+    assert "dead letter reason cold  dead letter error description it stood too long" in told
+    assert "table=4" in told
+    assert "DeadLetterReason" not in told
+    file = tmp_path / "dead.jsonl"
+    desk.spoken("receive", queue, "--dead-letters", "--all", "--complete", "--lines", file, *AT_ONCE)
+    (document,) = documents(file)
+    assert (document["entity"], document["dead_letter_reason"]) == (f"{queue}/$DeadLetterQueue", "cold")
+    assert desk.count(queue) == 0
+    desk.spoken("send", queue, "--lines", file)
+    (message,) = desk.receive(queue)
+    assert (message.body, message.message_id, message.application_properties) == (b"one", "1", {"table": Int(4)})
+
+
+def test_what_is_deferred_is_received_by_its_number(desk: Desk) -> None:
+    queue = desk.queue()
+    desk.send(queue, "one", "two")
+    line, _ = desk.spoken("receive", queue, "--defer", "--count", 2, "--json").splitlines()
+    number = json.loads(line)["sequence_number"]
+    assert desk.run("receive", queue, *AT_ONCE).code == 3
+    assert desk.spoken("receive", queue, "--deferred", number, "--body") == "one\n"
+    assert desk.spoken("receive", queue, "--deferred", number, "--deferred", number + 1, "--complete", "--body") == (
+        "one\ntwo\n"
+    )
+    missing = desk.run("receive", queue, "--deferred", number)
+    assert missing.code == 1
+    assert "pairbus: " in missing.reason
+
+
+def test_a_subscription(desk: Desk) -> None:
+    desk.send("events", "to all")
+    assert desk.spoken("receive", "events/subscriptions/audit", "--complete", "--body") == "to all\n"
+
+
+def test_sessions(desk: Desk) -> None:
+    queue = desk.queue(requires_session=True)
+    desk.send(queue, *(BrokeredMessage(f"{name} {n}", session_id=name) for n in (1, 2) for name in ("a", "b")))
+    assert desk.spoken("receive", queue, "--session", "b", "--all", "--complete", "--body", *AT_ONCE) == "b 1\nb 2\n"
+    assert desk.spoken("receive", queue, "--next-session", "--complete", "--body", *AT_ONCE) == "a 1\n"
+    assert desk.run("receive", queue, "--session", "b", *AT_ONCE).code == 3
+    assert "session a" in desk.spoken("receive", queue, "--session", "a", "--delete").replace("session id", "session")
+    nothing = desk.run("receive", queue, "--next-session", "--wait", "200ms")
+    assert (nothing.code, "no message came" in nothing.reason) == (3, True)
+    without = desk.run("receive", queue)
+    assert without.code == 1
+    assert "session" in without.reason
+
+
+def test_an_empty_queue_is_code_3_and_one_line(desk: Desk) -> None:
+    queue = desk.queue()
+    done = desk.run("receive", queue, "--complete", "--wait", "200ms")
+    assert (done.code, done.stdout, done.reason) == (3, "", f"pairbus: no message came from '{queue}' within 200ms")
+    assert desk.spoken("receive", queue, "--all", "--complete", *AT_ONCE) == ""
+
+
+# Into a file, and back.
+
+ONE_OF_EACH = {
+    "null": None,
+    "boolean": True,
+    "ubyte": UByte(255),
+    "ushort": UShort(1),
+    "uint": UInt(1),
+    "ulong": ULong(2**64 - 1),
+    "byte": Byte(-1),
+    "short": Short(-1),
+    "int": Int(-1),
+    "long": -(2**63),
+    "float": Float(0.1),
+    "double": 1.0,
+    "infinite": float("inf"),
+    "decimal32": Decimal32(b"\x22\x50\x00\x01"),
+    "decimal64": Decimal64(bytes(8)),
+    "decimal128": Decimal128(bytes(16)),
+    "char": Char("𝄞"),
+    "timestamp": datetime(2030, 1, 2, 3, 4, 5, 678_000, tzinfo=UTC),
+    "ancient": Timestamp(-(2**62)),
+    "uuid": UUID(int=5),
+    "binary": b"\xff\x00",
+    "string": "\u2028\n\ufeff\x00",
+    "symbol": Symbol("s"),
+}
+
+
+def test_what_is_exported_and_imported_is_the_same(desk: Desk, tmp_path: Path) -> None:
+    queue, first, second = desk.queue(), tmp_path / "first.jsonl", tmp_path / "second.jsonl"
+    desk.send(
+        queue,
+        BrokeredMessage(
+            b"\xff\xfe",
+            message_id=UUID(int=7),
+            correlation_id=b"\x00\x01",
+            session_id="s",
+            partition_key="s",
+            label="l",
+            content_type="c",
+            to="t",
+            reply_to="r",
+            reply_to_session_id="rs",
+            time_to_live=timedelta(days=400),
+            application_properties=ONE_OF_EACH,
+        ),
+        BrokeredMessage([1, Symbol("x"), {"a": None}], body_kind=BodyKind.VALUE),
+        BrokeredMessage([b"\xff", {UInt(1): "y"}], body_kind=BodyKind.SEQUENCE),
+        "\r\n text \u2029",
+        b"".decode(),
+    )
+    desk.spoken("receive", queue, "--count", 5, "--complete", "--lines", first)
+    assert desk.count(queue) == 0
+    desk.spoken("send", queue, "--lines", first)
+    told = desk.spoken("receive", queue, "--count", 5, "--complete", "--lines", second, "--json")
+    assert json.loads(told) == {"entity": queue, "received": 5, "settled": "complete"}
+    before, after = documents(first), documents(second)
+    assert [sent_part(one) for one in before] == [sent_part(one) for one in after]
+    assert {*before[0]["application_properties"]} == {*ONE_OF_EACH}
+    assert before[0]["application_properties"]["ulong"] == {"ulong": 2**64 - 1}
+
+
+def test_messages_of_the_official_sdk_are_exported_and_imported(desk: Desk, tmp_path: Path) -> None:
+    queue, file = desk.queue(), tmp_path / "messages.jsonl"
+    properties: dict[Any, Any] = {"i": 5, "f": 1.5, "b": True, "t": "text", "o": b"o", "u": UUID(int=5)}
+    with ServiceBusClient.from_connection_string(desk.namespace.connection_string) as client:
+        with client.get_queue_sender(queue) as sender:
+            sender.send_messages(ServiceBusMessage("one", subject="s", application_properties=properties))
+        with client.get_queue_receiver(queue) as receiver:
+            before = receiver.peek_messages()[0]
+            desk.spoken("receive", queue, "--complete", "--lines", file)
+            desk.spoken("send", queue, "--lines", file)
+            (after,) = receiver.receive_messages(max_wait_time=PATIENCE_S)
+    assert after.application_properties == before.application_properties
+    assert (after.subject, str(after), after.message_id) == ("s", "one", before.message_id)
+
+
+def test_ten_thousand_go_out_and_in(desk: Desk, tmp_path: Path) -> None:
+    queue, file = desk.queue(), tmp_path / "messages.jsonl"
+    desk.send(queue, *(str(number) for number in range(10_000)))
+    told = desk.spoken("receive", queue, "--all", "--complete", "--lines", file, "--wait", "200ms")
+    assert told == f"10,000 of '{queue}' written to {file} and completed\n"
+    assert [document["body"] for document in documents(file)] == [*map(str, range(10_000))]
+    assert desk.count(queue) == 0
+    desk.spoken("send", queue, "--lines", file)
+    assert desk.count(queue) == 10_000
+
+
+def test_a_file_is_added_to(desk: Desk, tmp_path: Path) -> None:
+    queue, file = desk.queue(), tmp_path / "messages.jsonl"
+    for body in ("one", "two"):
+        desk.send(queue, body)
+        desk.spoken("receive", queue, "--complete", "--lines", file)
+    assert [document["body"] for document in documents(file)] == ["one", "two"]
+
+
+def test_a_file_whose_last_line_has_no_end_is_not_added_to(desk: Desk, tmp_path: Path) -> None:
+    queue, file = desk.queue(), tmp_path / "messages.jsonl"
+    desk.send(queue, "one")
+    file.write_text('{"body": "half', encoding="utf-8")
+    done = desk.run("receive", queue, "--complete", "--lines", file)
+    assert done.code == 1
+    assert "has no end" in done.reason
+    assert (file.read_text("utf-8"), desk.count(queue)) == ('{"body": "half', 1)
+
+
+HAS_FULL_DISK = pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no disk that is always full")
+
+
+@HAS_FULL_DISK
+@pytest.mark.parametrize(
+    ("file", "said"),
+    [("/dev/full", "No space left on device"), ("/nowhere/at/all", "No such file or directory")],
+)
+def test_what_cannot_be_written_stays_in_the_queue(desk: Desk, file: str, said: str) -> None:
+    queue = desk.queue()
+    desk.send(queue, "one", "two")
+    done = desk.run("receive", queue, "--all", "--complete", "--lines", file)
+    assert done.code == 1
+    assert done.reason == f"pairbus: {file} cannot be written: {said}"
+    assert [message.body for message in desk.receive(queue, 2, timedelta(seconds=2))] == [b"one", b"two"]
+
+
+@HAS_FULL_DISK
+def test_what_was_deleted_and_cannot_be_written_is_told(desk: Desk) -> None:
+    queue = desk.queue()
+    desk.send(queue, "one", "two")
+    done = desk.run("receive", queue, "--delete", "--count", 2, "--lines", "/dev/full")
+    assert done.code == 1
+    assert "WARNING: 2 messages were deleted, and could not be written" in done.stderr
+
+
+# Processes that end before their time.
+
+
+def test_ctrl_c_gives_back_what_is_held(desk: Desk) -> None:
+    queue = desk.queue()
+    desk.send(queue, "one")
+    with desk.started("receive", queue, "--count", 2, "--wait", "60s", "--body") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"one\n"
+        code, complaints = interrupt(process)
+    assert code == 130
+    assert re.fullmatch(r"pairbus: stopped: (nothing received|1 received and given back)\n", complaints)
+    assert [message.body for message in desk.receive(queue)] == [b"one"]
+
+
+@pytest.mark.slow
+def test_who_reads_no_more_gets_no_more(desk: Desk) -> None:
+    queue = desk.queue()
+    desk.send(queue, *(f"{number:05}" + "x" * 500 for number in range(5_000)))
+    with desk.started("receive", queue, "--all", "--complete", "--body") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith(b"00000")
+        process.stdout.close()
+        assert process.stderr is not None
+        assert (process.wait(PATIENCE_S), process.stderr.read()) == (1, b"")
+    left = desk.receive(queue, 5_000, timedelta(seconds=1))
+    assert 0 < len(left) < 5_000
+    # What was not removed is there again at once, and in its order.
+    assert [message.body[:5] for message in left] == [b"%05d" % n for n in range(5_000 - len(left), 5_000)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lines", [1, 300, 2_000])
+def test_killed_at_any_point_each_message_is_in_the_file_or_in_the_queue(
+    desk: Desk, tmp_path: Path, lines: int
+) -> None:
+    queue, file = desk.queue(lock_duration=timedelta(seconds=5)), tmp_path / "messages.jsonl"
+    desk.send(queue, *(f"{number:05}" + "x" * 500 for number in range(5_000)))
+    with desk.started("receive", queue, "--all", "--complete", "--lines", file) as process:
+        eventually(lambda: file.exists() and file.read_bytes().count(b"\n") >= lines)
+        process.kill()
+        process.wait(PATIENCE_S)
+    whole = file.read_bytes().rpartition(b"\n")[0].splitlines()
+    written = {json.loads(line)["body"].encode() for line in whole}
+    left = {message.body for message in desk.receive(queue, 5_000, timedelta(seconds=8))}
+    assert len(written | left) == 5_000
+
+
+@pytest.mark.slow
+def test_a_reader_that_takes_its_time_loses_nothing(desk: Desk) -> None:
+    """What was printed long ago is still locked when the time comes to remove it."""
+    queue = desk.queue(lock_duration=timedelta(seconds=5))
+    desk.send(queue, *("x" * 60_000 for _ in range(10)))
+    with desk.started("receive", queue, "--count", 10, "--complete", "--body") as process:
+        assert process.stdout is not None
+        assert process.stdout.read(1) == b"x"
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(8)
+        rest, complaints = process.communicate(timeout=PATIENCE_S)
+    assert (process.returncode, complaints, len(rest)) == (0, b"", 10 * 60_001 - 1)
+    assert desk.count(queue) == 0
+
+
+@pytest.mark.slow
+def test_in_a_terminal_there_is_a_bar_and_a_word_about_what_is_given_back(desk: Desk, tmp_path: Path) -> None:
+    queue = desk.queue()
+    desk.send(queue, *("x" for _ in range(500)))
+    shown = seen("receive", queue, "--all", "--complete", "--wait", "1s", "--lines", tmp_path / "messages", desk=desk)
+    assert "500 received" in shown
+    desk.send(queue, "x")
+    assert seen("receive", queue, desk=desk) == "given back; say --complete to remove what is received\r\n"
+
+
+def seen(*arguments: object, desk: Desk) -> str:
+    """What a command says to whoever looks on."""
+    ours, theirs = pty.openpty()
+    parts = []
+    try:
+        with desk.started(*arguments, stderr=theirs, stdout=subprocess.DEVNULL) as process:
+            os.close(theirs)
+            with suppress(OSError):  # which is how a terminal says that nobody writes any more
+                while part := os.read(ours, 1 << 16):
+                    parts.append(part)
+            assert process.wait(PATIENCE_S) == 0
+    finally:
+        os.close(ours)
+    return b"".join(parts).decode()
+
+
+# What goes wrong.
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--complete", "--delete"), "a message has one of these ends"),
+        (("--all",), "with --all, say what becomes of them"),
+        (("--all", "--abandon"), "with --all, say what becomes of them"),
+        (("--all", "--complete", "--count", "2"), "--all and --count"),
+        (("--reason", "x"), "belong to --dead-letter"),
+        (("--session", "x", "--next-session"), "--session and --next-session"),
+        (("--deferred", "1", "--count", "2"), "--deferred says which messages"),
+        (("--wait", "soon"), "--wait is 'soon'"),
+        (("--body", "--lines", "x"), "leave out --body"),
+    ],
+)
+def test_what_cannot_be_is_one_line_and_code_2(desk: Desk, arguments: tuple[str, ...], said: str) -> None:
+    done = desk.run("receive", "orders", *arguments)
+    assert (done.code, done.stdout) == (2, "")
+    assert said in done.reason
+
+
+def test_a_queue_that_is_not_there_is_code_1(desk: Desk) -> None:
+    done = desk.run("receive", "nowhere")
+    assert done.code == 1
+    assert "'nowhere'" in done.reason
+
+
+def test_a_session_that_somebody_has_is_code_1(desk: Desk) -> None:
+    queue = desk.queue(requires_session=True)
+    with MessagingFactory.from_connection_string(desk.namespace.connection_string) as factory:
+        factory.accept_message_session(queue, "mine")
+        done = desk.run("receive", queue, "--session", "mine", *AT_ONCE)
+    assert done.code == 1
+    assert "mine" in done.reason

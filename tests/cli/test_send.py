@@ -1,0 +1,305 @@
+"""`pairbus send`, as a person types it and as a script does."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pairbus.broker import Right
+from pairbus.wire import Int
+from tests.cli.everyday import Desk, eventually, interrupt
+from tests.cli.test_cli import PATIENCE_S
+from tests.cli.test_pair import nobody, with_key
+from tests.wire.values import identity
+
+
+def lines_file(folder: Path, *documents: Any) -> Path:
+    file = folder / "messages.jsonl"
+    texts = [one if isinstance(one, str) else json.dumps(one) for one in documents]
+    file.write_text("".join(f"{text}\n" for text in texts), encoding="utf-8")
+    return file
+
+
+# One message.
+
+
+def test_a_body_of_the_command_line(desk: Desk) -> None:
+    queue = desk.queue()
+    assert desk.spoken("send", queue, "--body", "one espresso") == f"1 message sent to '{queue}'\n"
+    assert desk.receive(queue)[0].body == b"one espresso"
+
+
+@pytest.mark.parametrize("arguments", [(), ("--file", "-")], ids=["nothing said", "-"])
+def test_a_body_of_standard_input_is_every_byte_of_it(desk: Desk, arguments: tuple[str, ...]) -> None:
+    queue = desk.queue()
+    desk.spoken("send", queue, *arguments, stdin=b"\xff\x00 one\n")
+    assert desk.receive(queue)[0].body == b"\xff\x00 one\n"
+
+
+def test_a_body_of_a_file(desk: Desk, tmp_path: Path) -> None:
+    queue = desk.queue()
+    (tmp_path / "body").write_bytes(bytes(range(256)))
+    desk.spoken("send", queue, "--file", tmp_path / "body")
+    assert desk.receive(queue)[0].body == bytes(range(256))
+
+
+def test_what_the_options_say_is_in_the_message(desk: Desk) -> None:
+    queue = desk.queue(requires_session=False)
+    options = {
+        "--message-id": "order-1",
+        "--session-id": "table 4",
+        "--correlation-id": "c",
+        "--label": "order",
+        "--content-type": "text/plain",
+        "--ttl": "90s",
+    }
+    properties = ("a=b=c", "table:int=4", "when:timestamp=1970-01-01T00:00:01Z", "hot:boolean=true", "a:b=c", "empty=")
+    desk.spoken(
+        "send",
+        queue,
+        "--body",
+        "x",
+        *(word for option in options.items() for word in option),
+        *(word for text in properties for word in ("--property", text)),
+    )
+    (message,) = desk.receive(queue)
+    assert (message.message_id, message.session_id, message.correlation_id) == ("order-1", "table 4", "c")
+    assert (message.label, message.content_type) == ("order", "text/plain")
+    assert message.time_to_live == timedelta(seconds=90)
+    assert identity(message.application_properties) == identity(
+        {
+            "a": "b=c",
+            "table": Int(4),
+            "when": datetime.fromtimestamp(1, UTC),
+            "hot": True,
+            "a:b": "c",
+            "empty": "",
+        }
+    )
+
+
+def test_a_message_for_later(desk: Desk) -> None:
+    queue = desk.queue()
+    desk.spoken("send", queue, "--body", "x", "--schedule", "1h")
+    desk.spoken("send", queue, "--body", "x", "--schedule", "2090-01-02T03:04:05Z")
+    first, second = map(json.loads, desk.spoken("peek", queue, "--json").splitlines())
+    assert (first["state"], second["scheduled_enqueue_time"]) == ("scheduled", "2090-01-02T03:04:05.000Z")
+    due = datetime.fromisoformat(first["scheduled_enqueue_time"]) - datetime.now(UTC)
+    assert timedelta(minutes=59) < due <= timedelta(hours=1)
+
+
+def test_machines_are_told_in_json(desk: Desk) -> None:
+    queue = desk.queue()
+    assert json.loads(desk.spoken("send", queue, "--body", "x", "--json")) == {"entity": queue, "sent": 1}
+
+
+def test_a_topic(desk: Desk) -> None:
+    desk.spoken("send", "events", "--body", "to all")
+    assert desk.receive("events/Subscriptions/audit")[0].body == b"to all"
+
+
+def test_the_entity_of_the_connection_string(desk: Desk, tmp_path: Path) -> None:
+    queue = desk.queue()
+    file = tmp_path / "connection.txt"
+    file.write_text(f"{desk.namespace.connection_string};EntityPath={queue}\n", encoding="utf-8")
+    assert f"'{queue}'" in desk.spoken("send", "--connection", f"@{file}", "--body", "x")
+    assert desk.count(queue) == 1
+
+
+# Many.
+
+
+def test_as_many_as_are_wanted_each_with_its_own_id(desk: Desk) -> None:
+    queue = desk.queue(requires_duplicate_detection=True)
+    assert desk.spoken("send", queue, "--body", "x", "--count", 10_000) == f"10,000 messages sent to '{queue}'\n"
+    assert desk.count(queue) == 10_000
+
+
+def test_lines(desk: Desk, tmp_path: Path) -> None:
+    queue = desk.queue()
+    file = lines_file(tmp_path, {"body": "one", "label": "a"}, "", {"body_base64": "/w==", "message_id": "2"})
+    assert desk.spoken("send", queue, "--lines", file) == f"2 messages sent to '{queue}'\n"
+    one, two = desk.receive(queue, 2)
+    assert (one.body, one.label, two.body, two.message_id) == (b"one", "a", b"\xff", "2")
+
+
+def test_a_line_that_is_no_message_is_found_before_any_is_sent(desk: Desk, tmp_path: Path) -> None:
+    queue = desk.queue()
+    documents = [{"body": "x" * 100}] * 20_000  # more than is read at a time
+    file = lines_file(tmp_path, *documents, {"boddy": 1})
+    done = desk.run("send", queue, "--lines", file)
+    assert done.code == 2
+    assert f"{file}, line 20,001: a message has no 'boddy'; is 'body' meant?; nothing has been sent" in done.reason
+    assert desk.count(queue) == 0
+
+
+def test_lines_go_on_where_they_should(desk: Desk, tmp_path: Path) -> None:
+    queue = desk.queue()
+    file = lines_file(tmp_path, *({"body": str(number)} for number in range(1, 6)))
+    desk.spoken("send", queue, "--lines", file, "--from-line", 4)
+    assert [message.body for message in desk.receive(queue, 2)] == [b"4", b"5"]
+
+
+def test_lines_with_new_ids_are_no_duplicates(desk: Desk, tmp_path: Path) -> None:
+    queue = desk.queue(requires_duplicate_detection=True)
+    file = lines_file(tmp_path, {"message_id": "1"}, {"message_id": "1"})
+    desk.spoken("send", queue, "--lines", file)
+    assert desk.count(queue) == 1
+    desk.spoken("send", queue, "--lines", file, "--new-ids")
+    assert desk.count(queue) == 3
+
+
+def test_an_empty_file_of_lines_is_no_message(desk: Desk, tmp_path: Path) -> None:
+    queue = desk.queue()
+    assert desk.spoken("send", queue, "--lines", lines_file(tmp_path)) == f"0 messages sent to '{queue}'\n"
+
+
+def test_what_is_refused_half_way_is_told_with_its_lines(desk: Desk, tmp_path: Path) -> None:
+    queue = desk.queue()
+    small = [{"body": "x" * 1000}] * 300
+    file = lines_file(tmp_path, *small, {"body": "x" * 300_000}, *small)
+    done = desk.run("send", queue, "--lines", file)
+    assert done.code == 1
+    told = done.reason
+    assert "lines " in told
+    assert "go on with --from-line " in told
+    first = int(told.rsplit(" ", 1)[1])
+    assert 1 < first <= 301
+    assert desk.count(queue) >= first - 1
+
+
+@pytest.mark.slow
+def test_lines_of_a_pipe_are_sent_as_they_come(desk: Desk) -> None:
+    queue = desk.queue()
+    with desk.started("send", queue, "--lines", "-", stdin=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        for number in range(1, 4):
+            process.stdin.write(b'{"body": "x"}\n')
+            process.stdin.flush()
+            eventually(lambda number=number: desk.count(queue) == number)  # type: ignore[misc]
+        process.stdin.write(b"nonsense\n")
+        out, complaints = process.communicate(timeout=PATIENCE_S)
+    assert (process.returncode, out) == (2, b"")
+    assert b"pairbus: standard input, line 4: it is no JSON" in complaints
+    assert complaints.endswith(b"; 3 sent\n")
+
+
+def test_ctrl_c_stops_it_while_it_waits_for_more(desk: Desk) -> None:
+    queue = desk.queue()
+    with desk.started("send", queue, "--lines", "-", stdin=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        process.stdin.write(b'{"body": "x"}\n')
+        process.stdin.flush()
+        eventually(lambda: desk.count(queue) == 1)
+        code, complaints = interrupt(process)
+    assert code == 130
+    # It may be there before we have heard so.
+    unheard = "nothing sent, and perhaps some of the 1 that were under way"
+    assert complaints in {"pairbus: stopped: 1 sent\n", f"pairbus: stopped: {unheard}\n"}
+
+
+def test_a_person_is_told_that_a_body_is_waited_for_and_can_stop_it(desk: Desk) -> None:
+    ours, theirs = pty.openpty()
+    try:
+        with desk.started("send", "orders", stdin=theirs) as process:
+            assert process.stderr is not None
+            assert process.stderr.readline() == b"the body, and Ctrl-D at its end:\n"
+            code, complaints = interrupt(process)
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    assert (code, "Traceback" in complaints) == (130, False)
+
+
+# What goes wrong.
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("q/Subscriptions/s", "--body", "x"), "cannot be sent to; a queue or a topic can"),
+        (("q/$DeadLetterQueue", "--body", "x"), "cannot be sent to"),
+        (("q?x", "--body", "x"), "no name has the character '?'"),
+        (("q", "--body", "x", "--file", "y"), "leave two of them out"),
+        (("q", "--file", "/nowhere/at/all"), "/nowhere/at/all cannot be read: No such file"),
+        (("q", "--lines", "/nowhere/at/all"), "/nowhere/at/all cannot be read: No such file"),
+        (("q", "--lines", "x", "--label", "y"), "each line says all of its message"),
+        (("q", "--lines", "x", "--count", "2"), "each line says all of its message"),
+        (("q", "--body", "x", "--from-line", "2"), "belong to --lines"),
+        (("q", "--body", "x", "--message-id", "y", "--count", "2"), "--message-id names one message"),
+        (("q", "--body", "x", "--property", "y"), "it is NAME=TEXT"),
+        (("q", "--body", "x", "--property", "y:int=z"), "'z' is no int"),
+        (("q", "--body", "x", "--ttl", "soon"), "--ttl is 'soon'; it is a number and a unit"),
+        (("q", "--body", "x", "--ttl", "0s"), "time_to_live is 0:00:00"),
+        (("q", "--body", "x", "--schedule", "soon"), "--schedule is 'soon'; it is a time such as"),
+        (("q", "--body", "x", "--session-id", "s" * 200), "session_id has 200 characters"),
+        (("--body", "x"), "has no EntityPath"),
+        (("q", "--connection", "nonsense", "--body", "x"), "--connection is no connection string"),
+        (("q", "--connection", "@/nowhere", "--body", "x"), "/nowhere cannot be read"),
+    ],
+)
+def test_what_cannot_be_is_one_line_and_code_2(desk: Desk, arguments: tuple[str, ...], said: str) -> None:
+    done = desk.run("send", *arguments)
+    assert (done.code, done.stdout) == (2, "")
+    assert said in done.reason
+
+
+def test_an_entity_that_is_not_there_is_code_1(desk: Desk) -> None:
+    done = desk.run("send", "nowhere", "--body", "x")
+    assert done.code == 1
+    assert "'nowhere'" in done.reason
+    assert "under way" not in done.reason
+
+
+def test_a_message_that_is_too_large_is_code_1(desk: Desk, tmp_path: Path) -> None:
+    (tmp_path / "large").write_bytes(os.urandom(300_000))
+    done = desk.run("send", desk.queue(), "--file", tmp_path / "large")
+    assert done.code == 1
+    assert "262,144" in done.reason or "262144" in done.reason
+
+
+def test_the_key_is_not_told(desk: Desk) -> None:
+    queue = desk.queue()
+    listener = with_key(desk.namespace, Right.LISTEN)
+    wrong = desk.namespace.connection_string.replace(desk.namespace.key, desk.namespace.key[::-1])
+    for text in (listener, wrong, desk.namespace.connection_string.replace("SharedAccessKey=", "SharedAccessKye=")):
+        done = desk.run("send", queue, "--connection", text, "--body", "x")
+        assert done.code in {1, 2}
+        key = text.partition("SharedAccessKey=")[2].partition(";")[0] or desk.namespace.key
+        for part in (done.stdout, done.reason):
+            assert key not in part
+            assert desk.namespace.key not in part
+
+
+@pytest.mark.slow
+def test_a_namespace_that_is_not_there_is_told_soon(desk: Desk) -> None:
+    with nobody() as text:
+        done = desk.run("send", "q", "--connection", text, "--body", "x")
+    assert done.code == 1
+    assert "under way" in done.reason
+
+
+@pytest.mark.slow
+def test_a_namespace_that_goes_away_half_way_is_told_with_how_to_go_on(desk: Desk, tmp_path: Path) -> None:
+    queue = desk.queue()
+    file = lines_file(tmp_path, *({"body": f"{number:06}" + "x" * 2_000} for number in range(20_000)))
+    with desk.started("send", queue, "--lines", file) as process:
+        eventually(lambda: desk.count(queue) > 0)
+        desk.namespace.stop()
+        _, complaints = process.communicate(timeout=2 * PATIENCE_S)
+    desk.namespace.start()
+    assert process.returncode == 1
+    told = complaints.decode()
+    first = int(told.strip().rsplit(" ", 1)[1])
+    assert "go on with --from-line" in told
+    desk.spoken("send", queue, "--lines", file, "--from-line", first)
+    assert desk.count(queue) >= 20_000
+    bodies = {message.body for message in desk.receive(queue, desk.count(queue))}
+    assert len(bodies) == 20_000
