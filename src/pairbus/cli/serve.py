@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import MISSING
+from functools import partial
 from inspect import Parameter, Signature
 from pathlib import Path
 from typing import Annotated, Any, Final, NoReturn
@@ -18,6 +19,7 @@ from typing import Annotated, Any, Final, NoReturn
 import typer
 from rich.console import Console
 
+from pairbus.console import open_console
 from pairbus.ledger import LedgerError
 from pairbus.server import NamespaceServer
 from pairbus.server.declaration import DeclarationError
@@ -82,7 +84,8 @@ def _raise_file_limit() -> None:
 async def _serve(settings: Settings) -> None:
     _raise_file_limit()
     stopped = _stop_on_signals()
-    async with NamespaceServer(settings) as server:
+    annexes = [partial(open_console, settings)] if settings.console else []
+    async with NamespaceServer(settings, annexes=annexes) as server:
         _announce(settings, server)
         await stopped.wait()
         await server.stop()
@@ -112,6 +115,8 @@ def _announce(settings: Settings, server: NamespaceServer) -> None:
     lines = {"namespace": settings.name, "host": settings.host, "ports": ports, "data": str(settings.data)}
     if server.ca_file is not None:
         lines["trust"] = f"{server.ca_file} (pairbus trust --data {settings.data} says how)"
+    if settings.console:
+        lines["console"] = f"{server.address}/console"
     if sys.stdout.isatty():
         _announce_in_colour(lines, server.connection_string)
     else:

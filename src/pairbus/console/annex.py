@@ -1,0 +1,247 @@
+"""The console as routes of a server: how each request is answered."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from http import HTTPStatus
+from importlib.resources import files
+from typing import Final
+from urllib.parse import quote
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
+from starlette.routing import BaseRoute, Match, Route
+from starlette.types import Scope
+
+from pairbus.console.actions import ACTIONS, Act
+from pairbus.console.credentials import read_credentials
+from pairbus.console.door import BY_ITSELF, NOT_OURS, PATH, Door, check_origin, is_readable_by_others
+from pairbus.console.events import Live, stream
+from pairbus.console.form import read_form
+from pairbus.console.headers import HEADERS
+from pairbus.console.pages import entities, entity, message, pair, server
+from pairbus.console.pages.frame import Page, framed, refusal_page
+from pairbus.console.pages.login import login_page
+from pairbus.console.session import Session
+from pairbus.console.visit import Visit
+from pairbus.console.watch import Watch
+from pairbus.server.amqp.services import AmqpServices
+from pairbus.server.errors import REFUSABLE, BadRequestError, UnauthorizedError, refusal_of
+from pairbus.server.settings import Settings
+
+_log = logging.getLogger(__name__)
+
+LOGIN: Final = f"{PATH}/login"
+WRONG_KEY_DELAY_S: Final = 1.0
+MOST_STREAMS: Final = 100
+_FOLLOWING: Final = re.compile(r"/console(/[a-z]+)?(\?[!-~]*)?")
+_API_VERSION: Final = b"api-version="
+
+_PAGES: Final[Mapping[str, Callable[[Visit], Page]]] = {
+    PATH: entities.entities_page,
+    f"{PATH}/entity": entity.entity_page,
+    f"{PATH}/message": message.message_page,
+    f"{PATH}/pair": pair.pair_page,
+    f"{PATH}/server": server.server_page,
+}
+_LIVE: Final[Mapping[str, Live]] = {
+    "entities": entities.live_values,
+    "entity": entity.live_values,
+    "pair": pair.live_values,
+    "server": server.live_values,
+}
+_STATIC: Final = {"console.css": "text/css", "console.js": "text/javascript", "icon.svg": "image/svg+xml"}
+
+
+@asynccontextmanager
+async def open_console(settings: Settings, services: AmqpServices) -> AsyncIterator[Sequence[BaseRoute]]:
+    """The routes of the console, which looks at the namespace from now on until it is closed."""
+    watch = Watch(services)
+    await watch.read()
+    task = asyncio.create_task(watch.run(), name="console")
+    try:
+        yield Desk(watch, settings, Door(services, settings.name)).routes()
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+class ConsoleRoute(Route):
+    """A path of the console. A request that says its ``api-version`` means an entity of that name, and is not ours."""
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        if _API_VERSION in scope.get("query_string", b""):
+            return Match.NONE, {}
+        match, child = super().matches(scope)
+        return (match, child) if match is Match.FULL else (Match.NONE, {})
+
+
+class Desk:
+    """Answers what comes to the console."""
+
+    def __init__(self, watch: Watch, settings: Settings, door: Door) -> None:
+        self._watch = watch
+        self._settings = settings
+        self._door = door
+
+    def routes(self) -> list[BaseRoute]:
+        pages = [_route(path, partial(self._page, make)) for path, make in _PAGES.items()]
+        actions = [_route(path, partial(self._action, act), "POST") for path, act in ACTIONS.items()]
+        statics = [_route(f"{PATH}/static/{name}", partial(_static, name)) for name in _STATIC]
+        return [
+            *pages,
+            *actions,
+            *statics,
+            _route(f"{PATH}/", _home),
+            _route(f"{PATH}/events", self._events),
+            _route(LOGIN, self._show_login),
+            _route(LOGIN, self._log_in, "POST"),
+            _route(f"{PATH}/logout", self._log_out, "POST"),
+        ]
+
+    # Pages
+
+    async def _page(self, make: Callable[[Visit], Page], request: Request) -> Response:
+        session = self._door.session_of(request, by_itself=BY_ITSELF in request.headers)
+        if session is None:
+            return _to_login(request)
+        visit = self._visit(request, session)
+        try:
+            await self._watch.refresh()
+            return HTMLResponse(framed(make(visit), visit))
+        except REFUSABLE as error:
+            return _refused(visit, error)
+
+    async def _events(self, request: Request) -> Response:
+        session = self._door.session_of(request, by_itself=True)
+        live = _LIVE.get(request.query_params.get("page", ""))
+        if session is None or live is None:
+            return Response(status_code=HTTPStatus.FORBIDDEN if session is None else HTTPStatus.NOT_FOUND)
+        if self._watch.watchers >= MOST_STREAMS:
+            return Response("too many pages are open", HTTPStatus.SERVICE_UNAVAILABLE, {"Retry-After": "10"})
+        events = stream(self._visit(request, session), live, partial(self._door.goes_on, session))
+        return StreamingResponse(events, media_type="text/event-stream")
+
+    # What changes something
+
+    async def _action(self, act: Act, request: Request) -> Response:
+        form = await read_form(request)
+        session = self._door.session_of(request)
+        if session is None:
+            return _to_login(request)
+        visit = self._visit(request, session, form)
+        try:
+            self._check(request, visit)
+            done = await act(visit)
+        except REFUSABLE as error:
+            return _refused(visit, error)
+        _log.info("console, by '%s': %s", session.who, done.told)
+        session.notice = done.told
+        return RedirectResponse(done.following, HTTPStatus.SEE_OTHER)
+
+    def _check(self, request: Request, visit: Visit) -> None:
+        """Raise ``UnauthorizedError`` unless the form is one of ours, and the key allows changes."""
+        check_origin(request)
+        if not visit.session.is_sealed(visit.form.get("seal", "")):
+            raise UnauthorizedError(NOT_OURS)
+        if not visit.can_manage:
+            raise UnauthorizedError("your key has not the claim 'Manage': you may look only")
+
+    async def _log_out(self, request: Request) -> Response:
+        form = await read_form(request)
+        session = self._door.session_of(request)
+        response = RedirectResponse(LOGIN, HTTPStatus.SEE_OTHER)
+        if session is not None and session.is_sealed(form.get("seal", "")):
+            self._door.leave(session, response)
+        return response
+
+    # Logging in
+
+    async def _show_login(self, request: Request) -> Response:
+        return self._login(request, request.query_params.get("next", ""))
+
+    async def _log_in(self, request: Request) -> Response:
+        form = await read_form(request)
+        following = _following(form.get("next", ""))
+        try:
+            check_origin(request)
+            session = self._door.enter(read_credentials(form))
+        except UnauthorizedError as error:
+            _log.warning("console: a login failed")
+            await asyncio.sleep(WRONG_KEY_DELAY_S)  # who guesses has to wait
+            return self._login(request, following, str(error))
+        _log.info("console: '%s' has logged in", session.who)
+        response = RedirectResponse(following, HTTPStatus.SEE_OTHER)
+        self._door.give_cookie(session, request, response)
+        return response
+
+    def _login(self, request: Request, following: str, complaint: str = "") -> Response:
+        page = login_page(
+            self._settings.name,
+            _following(following),
+            complaint=complaint and complaint[0].upper() + complaint[1:] + ".",
+            is_open=is_readable_by_others(request),
+        )
+        return HTMLResponse(page, HTTPStatus.UNAUTHORIZED if complaint else HTTPStatus.OK)
+
+    def _visit(self, request: Request, session: Session, form: Mapping[str, str] | None = None) -> Visit:
+        return Visit(
+            watch=self._watch,
+            settings=self._settings,
+            session=session,
+            can_manage=self._door.may_manage(session),
+            query=request.query_params,
+            by_itself=BY_ITSELF in request.headers,
+            form=form or {},
+        )
+
+
+def _route(path: str, answer: Callable[[Request], Awaitable[Response]], method: str = "GET") -> Route:
+    async def endpoint(request: Request) -> Response:
+        try:
+            response = await answer(request)
+        except ClientDisconnect:
+            return Response(status_code=HTTPStatus.BAD_REQUEST)  # nobody reads it
+        except BadRequestError as error:
+            response = Response(str(error), HTTPStatus.BAD_REQUEST, media_type="text/plain")
+        response.headers.update(HEADERS)
+        return response
+
+    return ConsoleRoute(path, endpoint, methods=[method])
+
+
+def _refused(visit: Visit, error: Exception) -> Response:
+    refusal = refusal_of(error)
+    status = HTTPStatus.FORBIDDEN if refusal.status == HTTPStatus.UNAUTHORIZED else HTTPStatus(refusal.status)
+    text = refusal.description
+    page = refusal_page("This cannot be done", f"{text[:1].upper()}{text[1:].rstrip('.')}.")
+    return HTMLResponse(framed(page, visit), status)
+
+
+def _to_login(request: Request) -> Response:
+    if BY_ITSELF in request.headers:
+        return Response(status_code=HTTPStatus.FORBIDDEN)
+    address = request.url.path if request.method == "GET" else PATH
+    if request.method == "GET" and request.url.query:
+        address += f"?{request.url.query}"
+    return RedirectResponse(f"{LOGIN}?next={quote(_following(address), safe='/')}", HTTPStatus.SEE_OTHER)
+
+
+def _following(address: str) -> str:
+    """Where to go after the login: to a page of the console, and nowhere else."""
+    return address if _FOLLOWING.fullmatch(address) and not address.startswith(LOGIN) else PATH
+
+
+async def _home(_request: Request) -> Response:
+    return RedirectResponse(PATH, HTTPStatus.SEE_OTHER)
+
+
+async def _static(name: str, _request: Request) -> Response:
+    data = (files("pairbus.console") / "static" / name).read_bytes()
+    return Response(data, media_type=_STATIC[name])

@@ -1,0 +1,65 @@
+"""A real browser: Debian's chromium, driven by Playwright, and axe-core in its pages."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from tests.peers.presence import absent, import_peer
+
+_AXE: Final = Path(__file__).parents[1] / "peers" / "node_modules" / "axe-core" / "axe.min.js"
+_SERIOUS: Final = {"serious", "critical"}
+
+
+@contextmanager
+def chromium() -> Iterator[Any]:
+    """The browser; without it a test is skipped, and says so. ``.ci/run`` installs it where it can."""
+    playwright = import_peer("playwright.sync_api", "playwright")
+    program = shutil.which("chromium")
+    if program is None:
+        pytest.skip("chromium is not installed (Debian: chromium)")
+    if not _AXE.exists():
+        absent("axe-core")
+    # As root it has no sandbox of its own; it sees nothing but our pages.
+    arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=program, args=arguments)
+        try:
+            yield browser
+        finally:
+            browser.close()
+
+
+@contextmanager
+def page_of(browser: Any, *, scheme: str = "light", width: int = 1000, height: int = 700) -> Iterator[Any]:
+    """A page that keeps what went wrong in it, and asks nobody but this machine."""
+    context = browser.new_context(color_scheme=scheme, viewport={"width": width, "height": height})
+    context.add_init_script(path=str(_AXE))
+    page = context.new_page()
+    asked: list[str] = []
+    wrong: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.on("console", lambda message: wrong.append(message.text) if "Content Security Policy" in message.text else 0)
+    try:
+        yield page
+    finally:
+        context.close()
+    assert [url for url in asked if not url.startswith("http://localhost:")] == []
+    assert wrong == []
+
+
+def serious_findings(page: Any) -> list[str]:
+    """What axe-core finds wrong, the serious things."""
+    found = page.evaluate("async () => (await axe.run(document, {resultTypes: ['violations']})).violations")
+    return [f"{each['id']}: {each['help']}: {_places(each)}" for each in found if each["impact"] in _SERIOUS]
+
+
+def _places(finding: dict[str, Any]) -> list[str]:
+    return [str(node["target"]) for node in finding["nodes"]][:5]

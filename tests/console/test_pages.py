@@ -1,0 +1,224 @@
+"""What the pages show, whatever is in the messages."""
+
+from __future__ import annotations
+
+import json
+from html import unescape
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from pairbus.broker import Address, Part, QueueDescription
+from pairbus.console.operations import Operations
+from pairbus.ledger.operation import Stage
+from pairbus.server.host import NamespaceHost
+from tests.console.site import Person, Site, eventually
+
+NASTY = "<script>alert('1')</script>\"&\x00\x1b\udc80"
+
+
+def entities_with(person: Person, text: str) -> bool:
+    return text in person.get().text
+
+
+def test_entities_are_shown_with_their_counts(site: Site) -> None:
+    site.send("orders", b"espresso", b"latte")
+    site.send("news", b"closed on Monday")
+    site.dead_letter("payments", b"one cent")
+    person = site.manager()
+    with person.stream(page="entities"):  # somebody looks, so it is counted every second
+        reply = eventually(lambda: (page := person.get()).live("active:orders") == "2" and page)
+    assert reply.live("active:news/Subscriptions/all") == "1"
+    assert reply.live("dead:payments") == "1"
+    assert reply.live("total:active") == "3"
+    assert reply.live("total:dead") == "1"
+    assert "/console/entity?entity=news&amp;subscription=all" in reply.text
+
+
+def test_entities_are_found_by_their_names_and_shown_in_pages(site: Site) -> None:
+    def make(host: NamespaceHost) -> None:
+        for number in range(250):
+            host.namespace.create_queue(f"shelf/{number}", QueueDescription(), host.now_ms())
+
+    site.call(make)
+    person = site.manager()
+    with person.stream(page="entities"):
+        eventually(lambda: "of 254" in person.get().text)
+    assert person.get().text.count('<th scope="row"') == 100
+    assert person.get("/console", skip=200).text.count('<th scope="row"') == 54
+    found = person.get("/console", q="SHELF/24")
+    assert found.text.count('<th scope="row"') == 11
+    assert "No entity has" in person.get("/console", q="nothing like it").text
+
+
+def test_an_entity_and_its_messages_are_shown(site: Site) -> None:
+    site.send("orders", *(f"cup {number}".encode() for number in range(30)))
+    person = site.listener()
+    first = person.get("/console/entity", entity="ORDERS")
+    assert first.live("active") == "30"
+    assert first.text.count('<th scope="row"') == 25
+    assert "cup 24" in first.text
+    second = person.get("/console/entity", entity="orders", **{"from": "26"})
+    assert "from=26" in first.text
+    assert (second.text.count('<th scope="row"'), "cup 29" in second.text) == (5, True)
+
+
+def test_dead_letters_are_shown_with_their_reason(site: Site) -> None:
+    site.dead_letter("orders", b"espresso")
+    page = site.manager().get("/console/entity", entity="orders", part="dead")
+    assert "too hot" in page.text
+    assert "the &lt;b&gt;cup&lt;/b&gt; burns" in page.text
+    assert "Resubmit all" in page.text
+
+
+def test_topics_and_subscriptions_have_pages(site: Site) -> None:
+    site.send("news", b"closed on Monday")
+    person = site.manager()
+    assert "Scheduled messages" in person.get("/console/entity", entity="news").text
+    page = person.get("/console/entity", entity="news", subscription="all")
+    assert "closed on Monday" in page.text
+    assert page.live("active") == "1"
+
+
+def test_who_may_look_only_is_offered_nothing_else(site: Site) -> None:
+    site.dead_letter("orders", b"espresso")
+    for query in ({}, {"part": "dead"}):
+        page = site.listener().get("/console/entity", entity="orders", **query)
+        assert "/console/purge" not in page.text
+        assert "/console/resubmit" not in page.text
+
+
+@pytest.mark.parametrize("part", ["", "dead"])
+def test_a_message_cannot_be_more_than_text(site: Site, part: str) -> None:
+    bury = site.dead_letter if part else site.send
+    bury("orders", NASTY.encode("utf-8", "surrogatepass"), message_id="<script>alert('1')</script>", nasty="<i>")
+    person = site.manager()
+    sequence = site.sequences("orders", part=Part.DEAD_LETTER if part else Part.MAIN)[0]
+    for view in ("text", "hex", "json", "nonsense"):
+        page = person.get("/console/message", entity="orders", sequence=sequence, view=view, part=part)
+        assert page.status == 200
+        assert "<script>alert" not in page.text
+        assert "<i>" not in page.text
+        assert "\x00" not in page.text
+    assert "<script>alert" not in person.get("/console/entity", entity="orders", part=part).text
+
+
+def test_a_name_cannot_be_more_than_text(shared_site: Site) -> None:
+    page = shared_site.manager().get("/console", q="\"><script>alert('1')</script>")
+    assert "<script>alert" not in page.text
+    page = shared_site.manager().get("/console/entity", entity="<script>alert('1')</script>")
+    assert (page.status, "<script>alert" in page.text) == (404, False)
+
+
+def test_json_is_laid_out_and_bytes_are_shown_as_such(site: Site) -> None:
+    site.send("orders", json.dumps({"drink": "espresso", "cups": [1, 2]}).encode(), bytes(range(40)), b"plain")
+    person = site.manager()
+    shown = [unescape(person.get("/console/message", entity="orders", sequence=number).text) for number in (1, 2, 3)]
+    assert '{\n  "drink": "espresso",\n  "cups": [\n    1,\n    2\n  ]\n}' in shown[0]
+    assert "00000010  10 11 12 13" in shown[1]
+    assert ">plain</pre>" in shown[2]
+    as_bytes = person.get("/console/message", entity="orders", sequence=3, view="hex").text
+    assert "00000000  70 6c 61 69 6e" in as_bytes
+
+
+def test_a_long_body_is_cut(site: Site) -> None:
+    site.send("orders", b"x" * 200_000)
+    page = site.manager().get("/console/message", entity="orders", sequence=1)
+    assert "of which the first 64 KB are shown" in page.text
+    assert len(page.text) < 80_000
+
+
+def test_deeply_nested_json_is_just_text(site: Site) -> None:
+    site.send("orders", b"[" * 50_000)
+    assert site.manager().get("/console/message", entity="orders", sequence=1).status == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "query", "status"),
+    [
+        ("/console/entity", {"entity": "nothing"}, 404),
+        ("/console/entity", {}, 400),
+        ("/console/entity", {"entity": "orders", "part": "nonsense"}, 400),
+        ("/console/entity", {"entity": "orders", "from": "-1"}, 200),
+        ("/console/entity", {"entity": "orders", "from": "9" * 30}, 200),
+        ("/console/entity", {"entity": "orders", "from": "9" * 19}, 200),
+        ("/console/message", {"entity": "orders", "sequence": "7"}, 404),
+        ("/console/message", {"entity": "orders", "sequence": "x"}, 404),
+        ("/console", {"skip": "99999999"}, 200),
+    ],
+)
+def test_an_address_that_leads_nowhere_is_told(
+    shared_site: Site, path: str, query: dict[str, str], status: int
+) -> None:
+    reply = shared_site.manager().get(path, **query)
+    assert reply.status == status
+    if status != 200:
+        assert reply.alert
+
+
+def test_e3_whatever_is_asked_for_is_answered(shared_site: Site) -> None:
+    person = shared_site.manager()
+    seal = person.get().seal
+    random = Random(1)  # noqa: S311
+    pages = ("", "/entity", "/message", "/pair", "/server", "/login", "/static/console.js", "/nothing", "/purge")
+    values = ("", "orders", "news", "all", "dead", "0", "-1", "9" * 40, "½", "\x00", "a/b", "../..", "x" * 5_000, "%s")
+    names = ("entity", "subscription", "part", "from", "sequence", "view", "q", "skip", "next", "page", "confirmation")
+    for _ in range(200):
+        given = {name: random.choice(values) for name in random.sample(names, 4)}
+        page = f"/console{random.choice(pages)}"
+        assert person.get(page, **given).status < 500, (page, given)
+        assert person.post("/console/resubmit", seal=seal, **given).status < 500, given
+
+
+def test_d3_a_server_with_a_ledger_says_so(tmp_path: Path) -> None:
+    site = Site(tmp_path / "contoso", ledger=tmp_path / "ledger")
+    site.start()
+    try:
+        assert "keeps a ledger" in site.manager().get("/console/server").text
+    finally:
+        site.close()
+
+
+def test_b2_the_server_shows_its_facets_and_whether_it_is_busy(site: Site) -> None:
+    person = site.manager()
+    page = person.get("/console/server")
+    assert page.live("facet:Connections") == "0"
+    assert page.live("facet:Queues and topics") == "3"
+    assert page.live("busy") == "Requests are taken."
+    site.call(lambda host: setattr(host, "deny", lambda _operation, _address: "too hot"))
+    assert "server busy: too hot" in person.get("/console/server").live("busy")
+
+
+def test_the_server_shows_what_would_be_billed(shared_site: Site) -> None:
+    page = shared_site.manager().get("/console/server")
+    assert page.live("operations:direct") == "0"
+    assert page.live("operations:ping") == "0"
+    assert page.live("amount:ping") == "0.000000"
+    assert "keeps no ledger" in page.text
+
+
+def test_d3_operations_have_the_price_of_the_rate_card() -> None:
+    assert Operations(stage=Stage.PING, count=1_000_000).amount == "0.800000"
+    assert Operations(stage=Stage.PING, count=1).amount == "0.000001"
+
+
+def test_c5_backlog_queues_are_shown_on_the_page_of_the_pair(site: Site) -> None:
+    path = "fabrikam/x-servicebus-transfer/0"
+    site.call(lambda host: host.namespace.create_queue(path, QueueDescription(), host.now_ms()))
+    site.send(path, b"diverted", **{"x-ms-path": "bills"})
+    person = site.manager()
+    with person.stream(page="pair"):
+        page = eventually(lambda: path in (reply := person.get("/console/pair")).text and reply)
+    assert page.live(f"depth:{path}") == "1"
+    assert page.live("state:fabrikam bills") == "diverted"
+    assert "Messages for fabrikam are diverted" in page.text
+
+
+def test_a_full_page_holds_up_nobody(site: Site) -> None:
+    for _ in range(30):
+        site.send("orders", b"x" * 250_000)
+    page = site.manager().get("/console/entity", entity="orders")
+    assert page.status == 200
+    assert 'aria-label="Pages"' in page.text
+    assert site.call(lambda host: host.namespace.entity(Address.of("orders"), host.now_ms())).ready_count == 30

@@ -1,0 +1,184 @@
+"""What a namespace can tell of itself and of a pair: rates, the last hour, and what is new."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from pairbus import BrokeredMessage, MessagingFactory
+from pairbus.broker import Address, QueueDescription
+from pairbus.console.census import Census, EntityCount, take_census
+from pairbus.console.destinations import NOW_MS, Destination, DestinationState
+from pairbus.console.diary import Diary
+from pairbus.console.timeline import KEPT_MS, STEP_MS, Point, Timeline
+from pairbus.console.watch import Rates, Reading
+from pairbus.server import NamespaceServer, Settings
+from tests.console.site import Site, eventually, message
+
+
+def count(path: str = "orders", *, arrived: int, active: int, kind: str = "queue") -> EntityCount:
+    return EntityCount(
+        kind=kind,
+        path=path,
+        address=Address.of(path),
+        status="active",
+        active=active,
+        scheduled=0,
+        dead_letters=0,
+        failed_transfers=0,
+        size_bytes=0,
+        arrived=arrived,
+    )
+
+
+def reading(at_s: float, *entities: EntityCount, sent: int = 0, commits: int = 0, commit_s: float = 0.0) -> Reading:
+    census = Census(at_ms=int(at_s * 1_000), entities={entity.path: entity for entity in entities})
+    return Reading(
+        census=census,
+        sent=sent,
+        received=0,
+        pings=Counter(),
+        commits=commits,
+        commit_s=commit_s,
+        cpu_s=0.0,
+        at_s=at_s,
+    )
+
+
+def test_rates_come_from_what_has_come_and_what_is_left() -> None:
+    rates = Rates(
+        before=reading(10, count(arrived=100, active=50), sent=7, commits=1, commit_s=1.0),
+        after=reading(12, count(arrived=140, active=30), sent=47, commits=5, commit_s=1.2),
+    )
+    assert rates.arriving("orders") == 20
+    assert rates.leaving("orders") == 30
+    assert rates.sent == 20
+    assert rates.commit_ms == pytest.approx(50)
+
+
+def test_an_entity_that_was_made_anew_has_no_negative_rates() -> None:
+    rates = Rates(before=reading(10, count(arrived=100, active=50)), after=reading(12, count(arrived=4, active=4)))
+    assert (rates.arriving("orders"), rates.leaving("orders")) == (0, 0)
+    assert (rates.arriving("nothing"), rates.leaving("nothing")) == (0, 0)
+
+
+def test_an_entity_that_is_new_has_come_with_all_it_has() -> None:
+    rates = Rates(before=reading(10), after=reading(12, count(arrived=4, active=1)))
+    assert (rates.arrived("orders"), rates.left("orders")) == (4, 3)
+
+
+@pytest.mark.parametrize(
+    ("path", "primary"),
+    [
+        ("contoso/x-servicebus-transfer/0", "contoso"),
+        ("Contoso/X-ServiceBus-Transfer/12", "Contoso"),
+        ("a/b/x-servicebus-transfer/3", "a/b"),
+        ("contoso/x-servicebus-transfer/x", None),
+        ("x-servicebus-transfer/0", None),
+        ("orders", None),
+    ],
+)
+def test_c5_a_backlog_queue_is_known_by_its_name(path: str, primary: str | None) -> None:
+    assert count(path, arrived=0, active=0).primary == primary
+    assert count(path, arrived=0, active=0, kind="topic").primary is None
+
+
+def test_c19_a_destination_is_diverted_then_waits_then_is_home() -> None:
+    destination = Destination(primary="contoso", path="orders", first_ms=0, last_ms=1_000)
+    assert destination.state(NOW_MS, has_backlog=True) is DestinationState.DIVERTED
+    assert destination.state(NOW_MS + 1_000, has_backlog=True) is DestinationState.WAITING
+    assert destination.state(2_000, has_backlog=False) is DestinationState.HOME
+
+
+def point(at_ms: int) -> Point:
+    return Point(at_ms=at_ms, waiting=0, dead_letters=0, sent=0, received=0, backlog=0, diverted=0, syphoned=0, pings=0)
+
+
+def test_the_timeline_is_an_hour_long_and_no_longer() -> None:
+    timeline = Timeline()
+    assert timeline.is_due(0)
+    for at_ms in range(0, 2 * KEPT_MS, STEP_MS):
+        assert timeline.is_due(at_ms)
+        timeline.add(point(at_ms))
+        assert not timeline.is_due(at_ms + STEP_MS - 1)
+    times = [each.at_ms for each in timeline]
+    assert len(timeline) == KEPT_MS // STEP_MS
+    assert times[-1] - times[0] == KEPT_MS - STEP_MS
+
+
+def texts(diary: Diary) -> list[str]:
+    return [entry.text for entry in diary][::-1]
+
+
+def test_c19_the_diary_tells_the_story_of_an_outage() -> None:
+    diary = Diary(0)
+    diary.note_backlog("contoso", 0, 0, 0, 1_000)
+    for second in range(2, 10):
+        diary.note_backlog("contoso", second * 10, 10, 0, second * 1_000)
+    diary.note_backlog("contoso", 40, 0, 40, 60_000)
+    diary.note_backlog("contoso", 0, 0, 40, 61_000)
+    diary.note_backlog("contoso", 0, 0, 0, 62_000)
+    assert texts(diary)[1:] == [
+        "Messages for contoso are diverted to the backlog: senders have failed over.",
+        "A syphon brings messages home to contoso.",
+        "The backlog of contoso is empty: everything has been brought home.",
+    ]
+
+
+def test_the_next_outage_is_news_again() -> None:
+    diary = Diary(0)
+    for at_ms in (0, 5_000, 10_000, 600_000):
+        diary.note_backlog("contoso", 1, 1, 0, at_ms)
+    assert len(texts(diary)) == 1 + 2
+
+
+def test_the_diary_is_bounded() -> None:
+    diary = Diary(0)
+    for number in range(10_000):
+        diary.note_pings("orders", 1, number)
+    assert len(diary) == 200
+
+
+async def count_many(data: Path) -> Census:
+    async with NamespaceServer(Settings(data=data, port=(0,))) as server:
+        namespace, now_ms = server.host.namespace, server.host.now_ms()
+        for number in range(320):
+            namespace.create_queue(f"queue/{number}", QueueDescription(), now_ms)
+        namespace.send(Address.of("queue/319"), [message(b"espresso")], now_ms)
+        return await take_census(server.host)
+
+
+def test_a_census_counts_every_entity(tmp_path: Path) -> None:
+    census = asyncio.run(count_many(tmp_path / "contoso"))
+    assert len(census.entities) == 320
+    assert census.entities["queue/319"].active == 1
+    assert census.entities["queue/319"].arrived == 1
+
+
+def test_c13_pings_are_counted_and_told(site: Site) -> None:
+    ping = BrokeredMessage(b"", content_type="application/vnd.ms-servicebus-ping")
+
+    async def send() -> None:
+        async with MessagingFactory.from_connection_string(site.server.connection_string) as factory:
+            sender = await factory.create_message_sender("orders")
+            await sender.send(ping)
+
+    asyncio.run(send())
+    person = site.manager()
+    with person.stream(page="pair"):
+        page = eventually(lambda: (reply := person.get("/console/pair")).live("pings") == "1" and reply)
+    assert "orders was pinged and answered" in page.text
+    assert site.sequences("orders") == []
+    assert person.get("/console/server").live("operations:ping") == "1"
+
+
+def test_counting_costs_little_when_nobody_looks(site: Site) -> None:
+    """It is counted seldom then, and at once when somebody comes."""
+    person = site.manager()
+    site.send("orders", b"espresso")
+    with person.stream(page="entities") as events:
+        next(events)
+        eventually(lambda: person.get().live("active:orders") == "1", within_s=4)
