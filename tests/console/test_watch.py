@@ -175,6 +175,25 @@ def test_c13_pings_are_counted_and_told(site: Site) -> None:
     assert person.get("/console/server").live("operations:ping") == "1"
 
 
+def test_d3_with_a_ledger_the_console_shows_what_it_has(tmp_path: Path) -> None:
+    site = Site(tmp_path / "contoso", ledger=tmp_path / "ledger")
+    site.start()
+    try:
+
+        async def send() -> None:
+            async with MessagingFactory.from_connection_string(site.server.connection_string) as factory:
+                sender = await factory.create_message_sender("orders")
+                await sender.send([BrokeredMessage(b"x"), BrokeredMessage(b"y" * 100_000)])
+
+        asyncio.run(send())
+        page = site.manager().get("/console/server")
+        assert page.live("operations:direct") == "3"  # 100,000 bytes are two times 64 KB
+        assert page.live("operations:idle") == "0"
+        assert "keeps a ledger" in page.text
+    finally:
+        site.close()
+
+
 def test_counting_costs_little_when_nobody_looks(site: Site) -> None:
     """It is counted seldom then, and at once when somebody comes."""
     person = site.manager()

@@ -8,15 +8,18 @@ from functools import cache
 from typing import Final
 
 from pairbus.console.watch import Watch
-from pairbus.jobs.cost.rate_card import RateCard, load_rate_card
+from pairbus.jobs.cost.rate_card import CountedBy, RateCard, load_rate_card
 from pairbus.ledger.operation import Stage
+from pairbus.server.metering import Meter
 
 _CARD: Final = "standard"
 _WHAT: Final = {
     Stage.DIRECT: "messages sent and received, backlog queues left out",
     Stage.BACKLOG: "messages diverted to backlog queues here",
-    Stage.SYPHON: "messages taken from backlog queues here",
+    Stage.SYPHON: "messages taken from backlog queues here, or brought home to entities here",
+    Stage.RETURNED: "messages received that had been brought home",
     Stage.PING: "pings",
+    Stage.IDLE: "receives from backlog queues that found nothing",
     Stage.MANAGEMENT: "management requests",
 }
 
@@ -39,9 +42,26 @@ class Operations:
 
 
 def operations(watch: Watch) -> list[Operations]:
-    """Counted in messages, of 64 KB at most each; the ledger has it exactly, with sizes, polls and hours.
+    """Since the start: as the ledger has it, if one is kept; else estimated from what the server counts anyway."""
+    meter = watch.services.meter
+    return _estimated(watch) if meter is None else _metered(meter)
 
-    What came to backlog queues and left them is counted from the first look on; a restart begins anew.
+
+def _metered(meter: Meter) -> list[Operations]:
+    """In units of 64 KB, of the kinds that the card bills."""
+    rates = rate_card().operations
+    by_message = rates.counted_by is CountedBy.MESSAGE
+    counts = dict.fromkeys(Stage, 0)
+    for (kind, stage), tally in meter.totals.items():
+        if kind in rates.billable:
+            counts[stage] += tally.units if by_message else tally.request_units
+    return [Operations(stage=stage, count=count) for stage, count in counts.items()]
+
+
+def _estimated(watch: Watch) -> list[Operations]:
+    """Counted in messages, of 64 KB at most each.
+
+    What came to backlog queues and left them is counted from the first look on.
     """
     counters = watch.services.counters
     pings = counters.pings.total()

@@ -71,6 +71,9 @@ class Meter:
         self._host = host
         self._counters = counters
         self._lives = lives
+        self.totals: dict[tuple[Kind, Stage], Tally] = {}
+        """What was done since the start, by what it was and what for; what was refused is left out."""
+
         self._touched: list[Account] = []
         self._durable: dict[Sort, Tally] = {}
         self._durable_lives: list[Life] = []
@@ -99,6 +102,8 @@ class Meter:
             if error is not None and sort.kind in _CHANGING and sort.result == SUCCEEDED:
                 known = sort._replace(result=Condition.INTERNAL_ERROR.value)
             self._durable.setdefault(known, Tally()).merge(tally)
+            if known.result == SUCCEEDED:
+                self.totals.setdefault((known.kind, known.stage), Tally()).merge(tally)
         if error is None:
             self._durable_lives += lives
 
