@@ -126,10 +126,15 @@ def refusal_of(error: Exception) -> Refusal:
     return Refusal(Condition.INTERNAL_ERROR, 500, "the server failed; its log says why")
 
 
+_THERE_IS_NO: Final = "there is no "
+
+
 def _description(error: Exception) -> str:
     if isinstance(error, EntityNotFoundError):
-        # The JavaScript SDK knows a missing entity by this sentence.
-        return f"The messaging entity '{error.entity}' could not be found. {error}"
+        # The JavaScript SDK knows a missing entity by this sentence. What only says the same is left out.
+        said = str(error)
+        rest = "Create it, or check its name" if said.startswith(_THERE_IS_NO) else said
+        return f"The messaging entity '{error.entity}' could not be found. {rest}"
     if isinstance(error, StoreFullError):
         return "the disk of the namespace is full: receive messages, or try again when its operator has made room"
     if isinstance(error, StoreError):  # what it says in full is for the operator, who finds it in the log

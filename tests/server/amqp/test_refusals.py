@@ -140,6 +140,9 @@ def test_each_error_is_told_in_the_words_of_the_service(kind: type[Exception]) -
     if isinstance(error, StoreError):  # where the store is, and what is wrong with it, is for its operator
         assert "disk" in refusal.description
         assert str(error) not in refusal.description
+    elif isinstance(error, EntityNotFoundError):
+        assert error.entity is not None
+        assert error.entity in refusal.description
     else:
         assert str(error) in refusal.description
     assert refusal.error.condition == condition
@@ -148,8 +151,10 @@ def test_each_error_is_told_in_the_words_of_the_service(kind: type[Exception]) -
 
 
 def test_a_missing_entity_is_told_in_the_sentence_that_the_sdk_for_javascript_knows() -> None:
-    refusal = refusal_of(EntityNotFoundError("there is none", "orders"))
-    assert refusal.description == "The messaging entity 'orders' could not be found. there is none"
+    deleted = refusal_of(EntityNotFoundError("'orders' was deleted", "orders"))
+    assert deleted.description == "The messaging entity 'orders' could not be found. 'orders' was deleted"
+    absent = refusal_of(EntityNotFoundError("there is no queue or topic 'orders'", "orders"))
+    assert absent.description == "The messaging entity 'orders' could not be found. Create it, or check its name"
 
 
 @pytest.mark.parametrize("error", [DecodeError("x"), InvalidFieldError("x")], ids=["decode", "field"])

@@ -1,0 +1,108 @@
+"""A capture that is killed, with all that it has started, at points that a seed chooses."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from random import Random
+from typing import Final
+
+import pytest
+
+from pairbus.blocking import MessagingFactory
+from pairbus.jobs.capture.command import DONE
+from pairbus.testing import running_namespace
+from tests.client.stage import make_queue
+from tests.jobs.capture.entities import LIMIT_S, book, depth, eventually, send, sent
+from tests.jobs.capture.messages import ids
+from tests.jobs.processes import kill_session, members
+
+ROOT: Final = Path(__file__).resolve().parents[3]
+BATCH: Final = 100
+EACH_TIME: Final = 1_000
+SHORT_LOCK_MS: Final = 5_000
+
+
+@contextmanager
+def process(connection_string: str, *arguments: object) -> Iterator[subprocess.Popen[str]]:
+    """The command, with all that it starts; all of it is killed at the end."""
+    with subprocess.Popen(
+        [*map(str, (sys.executable, "-m", "pairbus", "capture", *arguments, "--master", "local[2]", "--json"))],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "PAIRBUS_SOURCE": connection_string},
+        start_new_session=True,
+    ) as found:
+        try:
+            yield found
+        finally:
+            kill_session(found.pid)
+    assert not members(found.pid)
+
+
+def until_file(running: subprocess.Popen[str], to: Path) -> None:
+    """It has said that a window has its file."""
+    assert running.stdout is not None
+    for line in running.stdout:
+        if line.startswith("{") and json.loads(line)["event"] == "file":
+            return
+    pytest.fail("it has ended before")
+
+
+def until_piece(running: subprocess.Popen[str], to: Path) -> None:
+    """A task has written something, or is about to."""
+    before = {*(to / "_capture" / "pieces").glob("*")}
+    eventually(lambda: bool({*(to / "_capture" / "pieces").glob("*")} - before))
+
+
+def until_batch(running: subprocess.Popen[str], to: Path) -> None:
+    """A batch is in the book."""
+    before = book(to).taken
+    eventually(lambda: book(to).taken != before)
+
+
+POINTS: Final[list[tuple[Callable[[subprocess.Popen[str], Path], None], float]]] = [
+    (until_piece, 0.3),
+    (until_file, 3.0),
+    (until_batch, 0.1),
+]
+"""What is waited for, and how much longer it runs at most."""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("seed", [1, 2])
+def test_e1_killed_at_any_point_each_message_is_captured_once(seed: int, tmp_path: Path) -> None:
+    random, to = Random(seed), tmp_path / "files"  # noqa: S311 (the same each time)
+    with (
+        running_namespace() as namespace,
+        MessagingFactory.from_connection_string(namespace.connection_string) as factory,
+    ):
+        queues = [make_queue(namespace, lock_duration_ms=SHORT_LOCK_MS) for _ in range(2)]
+        what = (*("--entity", queues[0], "--entity", queues[1]), "--to", to)
+        small = ("--max-messages", BATCH, "--window", "1s")
+        for kill, (until, longest_s) in enumerate(POINTS):
+            for queue in queues:
+                send(factory, queue, range(kill * EACH_TIME, (kill + 1) * EACH_TIME))
+            with process(namespace.connection_string, *what, *small) as running:
+                until(running, to)
+                time.sleep(random.random() * longest_s)
+            seen = ids(to)
+            assert len(seen) == len(set(seen))
+
+        def is_done() -> bool:
+            with process(namespace.connection_string, *what, "--once") as last:
+                last.communicate(timeout=LIMIT_S)
+            return last.returncode == DONE  # others are tried again: what was killed may still have something locked
+
+        assert any(is_done() for _ in range(4))
+        everything = [name for queue in queues for name in sent(queue, range(len(POINTS) * EACH_TIME))]
+        assert ids(to) == sorted(everything)
+        assert [depth(factory, queue) for queue in queues] == [0, 0]
