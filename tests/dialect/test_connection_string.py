@@ -55,12 +55,47 @@ def test_many_spellings_are_understood(text: str, expected: ConnectionString) ->
         "Endpoint=sb://a;SharedAccessKeyName=k;SharedAccessKey=secret;SharedAccessSignature=secret",
         "Endpoint=sb://a;Colour=red",
         "=x;Endpoint=sb://a",
+        "Endpoint=sb//secret",
+        "Endpoint=sb://a/SharedAccessKey=secret",
+        "Endpoint=sb://a?secret",
+        "Endpoint=sb://a;SharedAccessKeyName=k;c2VjcmV0secret=",
     ],
 )
 def test_e3_what_is_no_connection_string_is_refused_without_its_secrets(text: str) -> None:
     with pytest.raises(ConnectionStringError) as refused:
         parse_connection_string(text)
     assert "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize("endpoint", ["sb//contoso", "sb:/contoso", "sb://contoso/SharedAccessKeyName=root"])
+def test_e4_an_endpoint_with_a_slip_of_the_pen_is_no_host(endpoint: str) -> None:
+    with pytest.raises(ConnectionStringError, match=r"not written as sb://host or sb://host:port"):
+        parse_connection_string(f"Endpoint={endpoint};SharedAccessKeyName=root;SharedAccessKey=a+b/c==")
+
+
+@pytest.mark.parametrize(
+    ("slip", "meant"),
+    [
+        ("SharedAccesKey", "SharedAccessKey"),
+        ("SharedAccessKeyNam", "SharedAccessKeyName"),
+        ("UseDevelopmentEmulater", "UseDevelopmentEmulator"),
+        ("EntityPaht", "EntityPath"),
+    ],
+)
+def test_e4_a_part_that_is_misspelt_is_named_with_what_is_meant(slip: str, meant: str) -> None:
+    with pytest.raises(ConnectionStringError) as refused:
+        parse_connection_string(f"Endpoint=sb://a;{slip}=secret")
+    assert f"part 2 of the connection string is called {slip}, which is unknown; is {meant} meant?" in str(
+        refused.value
+    )
+    assert "secret" not in str(refused.value)
+
+
+def test_e4_a_part_that_nobody_knows_is_named_and_so_are_those_that_there_are() -> None:
+    with pytest.raises(
+        ConnectionStringError, match=r"part 2 .* is unknown: 'Colour'; there are Endpoint, .*EntityPath"
+    ):
+        parse_connection_string("Endpoint=sb://a;Colour=red")
 
 
 @given(st.text())

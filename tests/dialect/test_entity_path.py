@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pairbus.dialect.entity_path import EntityPath, SubQueue, parse_entity_path
+from pairbus.dialect.entity_path import EntityPath, SubQueue, parse_entity_path, takes_messages
 from pairbus.dialect.ticks import from_ticks, to_ticks
 
 DEAD, TRANSFER = SubQueue.DEAD_LETTER, SubQueue.TRANSFER_DEAD_LETTER
@@ -40,11 +40,32 @@ def test_what_names_no_entity_is_none(address: str) -> None:
     assert parse_entity_path(address) is None
 
 
+@pytest.mark.parametrize(
+    "path", ["orders", "Orders", "a/b/c", "contoso/x-servicebus-transfer/0", "subscriptions/s", "a,b"]
+)
+def test_queues_and_topics_take_messages(path: str) -> None:
+    assert takes_messages(path)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("", "/", "/orders", "orders/", "a//b"),
+        *("news/Subscriptions/all", "orders/$DeadLetterQueue", "orders/$Transfer/$DeadLetterQueue"),
+        *("orders/$management", "$cbs", "$management", "a/$b/c"),
+        *("a*", "a?", "a@b", "a#b", "a\\b", "a\nb", "a\x00b"),
+    ],
+)
+def test_nothing_else_does(path: str) -> None:
+    assert not takes_messages(path)
+
+
 @given(st.text())
 def test_e3_any_text_is_a_path_or_none(address: str) -> None:
     path = parse_entity_path(address)
     if path is not None:
         assert path.entity
+    assert path is not None or not takes_messages(address)
 
 
 @given(st.integers(-62_135_596_800_000, 253_402_300_799_999))

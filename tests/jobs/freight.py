@@ -16,8 +16,8 @@ from pairbus import BrokeredMessage, MessagingFactory, NamespaceManager, QueueDe
 from pairbus.client.lane import Lane
 from pairbus.client.message import encode_brokered
 from pairbus.client.parcel import Parcel
-from pairbus.dialect.transfer import divert
 from pairbus.dialect.backlog_path import backlog_path
+from pairbus.dialect.transfer import divert
 from pairbus.pairing.backlog import backlog_description
 
 NAMESPACE: Final = "contoso"

@@ -97,11 +97,13 @@ def test_d2_it_is_submitted_to_spark(namespaces: Namespaces, name: str, tmp_path
     }
     submit = [str(Path(pyspark.__file__).parent / "bin" / "spark-submit"), "--master", "local[2]"]
     arguments = ["--name", name, "--checkpoint", str(tmp_path / "checkpoint"), "--once", "--json"]
-    done = run([*submit, "--conf", "spark.ui.enabled=false", str(main.__file__), *arguments], variables)
+    quiet = ["--conf", "spark.ui.enabled=false", "--conf", "spark.log.level=ERROR"]
+    done = run([*submit, *quiet, str(main.__file__), *arguments], variables)
     assert done.returncode == 0, done.stderr[-3000:]
     assert len(received(namespaces.primary, "orders")) == 100
     assert count_in(namespaces.secondary, name) == 0
-    events = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert " INFO MicroBatchExecution" not in done.stderr  # Spark's log, of which there is a lot otherwise
+    events = [json.loads(line) for line in done.stdout.splitlines()]
     assert events[-1]["event"] == "ended"
     assert events[-1]["brought_home"] == 100
     for namespace in (namespaces.primary, namespaces.secondary):

@@ -57,6 +57,25 @@ def test_d1_a_long_batch_keeps_its_messages_from_everyone_else() -> None:
     run(scenario)
 
 
+@pytest.mark.parametrize("name", [ORDERS.upper(), ORDERS.title()])
+def test_d1_a_restart_that_writes_an_entity_otherwise_knows_what_its_checkpoint_holds(name: str) -> None:
+    async def scenario(world: World) -> None:
+        others = Others(world)
+        await others.send(numbered(range(6)))
+        first = Driver(world.factory(), maxMessagesPerTrigger=4)
+        await first.start()
+        assert await first.batch() == numbered(range(4))
+        await first.die()
+        async with driving(world, name, known=first.offset, maxMessagesPerTrigger=4) as again:
+            assert await again.read(again.consumption.partitions(again.offset)) == numbered(range(4))
+            assert await again.until(2) == numbered(range(4, 6))  # and none of the batch that was there already
+            assert [*again.offset.held] == [ORDERS]
+            assert await again.batch() == []
+            await others.until_empty()
+
+    run(scenario)
+
+
 def test_d1_the_last_batch_is_removed_though_nothing_new_comes() -> None:
     async def scenario(world: World) -> None:
         others = Others(world)

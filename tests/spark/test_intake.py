@@ -234,6 +234,37 @@ def test_d2_what_comes_again_while_a_batch_holds_it_is_planned_again_only_if_the
     run(scenario)
 
 
+@pytest.mark.parametrize("settled", [[], [1], [1, 2, 3], [2, 5], [9, 10], [4, 5, 6, 7], [*range(1, 11)]], ids=str)
+def test_d2_what_the_sink_has_settled_keeps_nothing_else_from_being_given_back(settled: list[int]) -> None:
+    async def scenario(world: World) -> None:
+        others = Others(world)
+        await others.send(numbered(range(12)))
+        async with taking_in(world, keeps=False) as (intake, _):
+            await eventually(lambda: intake.fresh == 12)
+            tokens = intake.tokens(intake.take(10))
+            receiver = await others.receiver()
+            for number in settled:
+                await receiver.complete(ReceivedMessage(b"", lock_token=tokens[number]))
+        assert await free(others) == [str(number) for number in range(12) if number + 1 not in settled]
+
+    run(scenario)
+
+
+def test_d2_what_the_sink_gave_back_and_came_again_is_given_back_with_the_rest() -> None:
+    async def scenario(world: World) -> None:
+        others = Others(world)
+        await others.send(numbered(range(6)))
+        async with taking_in(world, keeps=False) as (intake, _):
+            await eventually(lambda: intake.fresh == 6)
+            tokens = intake.tokens(intake.take(6))
+            receiver = await others.receiver()
+            await receiver.abandon([ReceivedMessage(b"", lock_token=token) for token in tokens.values()])
+            await eventually(lambda: intake.fresh == 6)
+        assert await free(others) == numbered(range(6))
+
+    run(scenario)
+
+
 def test_what_is_left_and_not_there_any_more_is_forgotten() -> None:
     async def scenario(world: World) -> None:
         others = Others(world)

@@ -12,6 +12,7 @@ from rich.progress import Progress as Bars
 from pairbus.jobs.syphon.lines import Line, Progress
 
 _UNKNOWN: Final = "looking at the backlog"
+_EMPTY: Final = "nothing to bring home, waiting for messages"
 
 
 class SyphonScreen:
@@ -35,6 +36,10 @@ class SyphonScreen:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.rest()
+
+    def rest(self) -> None:
+        """Twice is fine."""
         self._bars.stop()
 
     def tell(self, line: Line) -> None:
@@ -45,7 +50,7 @@ class SyphonScreen:
         waiting = "" if depth is None else f", {depth:,} in the backlog"
         self._bars.update(
             self._task,
-            description=f"{done:,} brought home{waiting}",
+            description=f"{done:,} brought home{waiting}" if done or depth != 0 else _EMPTY,
             completed=done,
-            total=None if depth is None else max(done + depth, 1),
+            total=done + depth if depth is not None and done + depth else None,
         )

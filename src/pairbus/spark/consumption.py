@@ -45,6 +45,9 @@ class Consumption:
         self._options = options
         self._keeps = options.settle is Settle.COMMIT
         self._intakes: dict[str, Intake] = {}
+        """By their paths in lower case: an entity is the same however its path is capitalised. One that a checkpoint
+        knows already is called as it is there."""
+
         self._is_until_now = False
         self._committed: int | None = None
         self._changed = asyncio.Event()
@@ -71,8 +74,10 @@ class Consumption:
             at_once=max(1, min(_AT_ONCE, self._options.max_messages_per_trigger // len(self._entities))),
             keeps=self._keeps,
         )
-        for path in self._entities:
-            intake = self._intakes[path] = Intake(
+        spelled = {path.lower(): path for path in (*known.left, *known.held)}
+        for given in self._entities:
+            path = spelled.get(given.lower(), given)
+            intake = self._intakes[path.lower()] = Intake(
                 self._factory,
                 path,
                 settings,
@@ -146,13 +151,13 @@ class Consumption:
         return sum(intake.waiting for intake in self._intakes.values()) < self._options.max_messages_per_trigger
 
     def _left(self) -> dict[str, Leftovers]:
-        return {path: intake.left for path, intake in self._intakes.items() if intake.left}
+        return {intake.path: intake.left for intake in self._intakes.values() if intake.left}
 
     def partitions(self, end: ConsumeOffset) -> list[MessagePartition]:
         """What the tasks of a batch read."""
         found: list[MessagePartition] = []
         for path, portion in end.held.items():
-            intake = self._intakes.get(path)
+            intake = self._intakes.get(path.lower())
             tokens = {} if intake is None else intake.tokens(portion)
             # What a sink is to settle has to be locked for us; what is not comes again.
             readable = portion if self._keeps else portion.only(tokens)
@@ -172,7 +177,7 @@ class Consumption:
             return
         self._committed = offset.batch
         for path, portion in offset.held.items():
-            intake = self._intakes.get(path)
+            intake = self._intakes.get(path.lower())
             if intake is None:
                 _log.warning("messages of '%s' are not removed: the stream does not read it any more", path)
             elif self._keeps:

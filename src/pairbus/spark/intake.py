@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
@@ -324,12 +323,35 @@ class Intake:
         desk, self._desk = self._desk, None
         if desk is None:
             return
-        claims = [*self._fresh.values()] if self._settings.keeps else self.locked()
+        planned = (
+            [] if self._settings.keeps else [one for one in self._planned.values() if one.number not in self._fresh]
+        )
         try:
             async with asyncio.timeout(_FAREWELL_S):
-                for group in in_requests(claims):
-                    with suppress(MessageLockLostError):  # some of a batch may be settled
-                        await desk.abandon(claim.message() for claim in group)
+                for claims in (self._fresh.values(), (one for one in planned if one.number not in self._fresh)):
+                    for group in in_requests(claims):
+                        await _give_back(desk, group)
         except (MessagingError, TimeoutError) as error:
             _log.info("messages of '%s' come back when their locks end: %s", self.path, error)
         await desk.close()
+
+
+async def _give_back(receiver: MessageReceiver, claims: list[Claim]) -> None:
+    """Abandon messages. One that the sink has settled keeps the namespace from giving back the others of its group, so
+    it is looked for; where the first and the last are settled, all are taken to be.
+    """
+    if not claims or await _is_given_back(receiver, claims):
+        return
+    ends = [await _is_given_back(receiver, end) for end in (claims[:1], claims[1:][-1:]) if end]
+    if any(ends):
+        rest, half = claims[1:-1], len(claims) // 2
+        await _give_back(receiver, rest[:half])
+        await _give_back(receiver, rest[half:])
+
+
+async def _is_given_back(receiver: MessageReceiver, claims: list[Claim]) -> bool:
+    try:
+        await receiver.abandon(claim.message() for claim in claims)
+    except MessageLockLostError:
+        return False
+    return True

@@ -9,9 +9,8 @@ from enum import Enum
 from typing import Final, Self
 
 from pairbus.client.validation import shown
-from pairbus.dialect.entity_path import EntityPath, split_entity_path
+from pairbus.dialect.entity_path import split_entity_path, takes_messages
 from pairbus.spark.connection_reference import ConnectionReference
-from pairbus.spark.entity_patterns import WILDCARDS
 from pairbus.spark.errors import SparkOptionError
 from pairbus.spark.option import Form, Option, duration, number, one_of, read_names, read_values
 from pairbus.spark.starting_offsets import StartingOffsets
@@ -45,7 +44,7 @@ def _read_entities(text: str) -> tuple[str, ...]:
     if not names:
         raise ValueError
     for name in names:
-        if _entity_path(name) is None:
+        if not _is_readable(name):
             raise SparkOptionError(
                 f"the option 'entities' names {shown(name)}, which no entity is called; they are {_ENTITIES.text}"
             )
@@ -53,21 +52,22 @@ def _read_entities(text: str) -> tuple[str, ...]:
 
 
 def _read_entity(text: str) -> str:
-    path = _entity_path(text)
-    if path is None or path.subscription is not None or path.sub_queue is not None:
-        raise ValueError
-    if not WILDCARDS.isdisjoint(text) or "," in text:
+    if not takes_messages(text) or _is_secret(text) or "," in text:  # rows go to one
         raise ValueError
     return text
 
 
-def _entity_path(name: str) -> EntityPath | None:
-    """What a name or pattern leads to, if that can be an entity."""
+def _is_readable(name: str) -> bool:
+    """Whether a name or pattern can be that of entities."""
     path = split_entity_path(name)
-    is_secret = "=" in name and "sharedaccess" in name.lower()  # a connection string in the wrong place
-    if path is None or path.management or is_secret:
-        return None
-    return path if name == name.strip("/") and _NOT_IN_A_NAME.isdisjoint(name) and name.isprintable() else None
+    if path is None or path.management or _is_secret(name):
+        return False
+    return name == name.strip("/") and _NOT_IN_A_NAME.isdisjoint(name) and name.isprintable()
+
+
+def _is_secret(name: str) -> bool:
+    """A connection string in the wrong place."""
+    return "=" in name and "sharedaccess" in name.lower()
 
 
 def _read_prefix(text: str) -> str:
@@ -161,8 +161,11 @@ SINK_OPTIONS: Final = (
     Option(
         name="messageIdPrefix",
         form=Form(f"a text of 1 to {_LONGEST_PREFIX} characters", _read_prefix),
-        doc="How the ids of messages begin that have none in the column `message_id`. Without it each query has one of"
-        " its own. A job that is run again with the same prefix and the same rows sends the same ids.",
+        doc="How the ids of messages begin that have none in the column `message_id`. It names one write: what is"
+        " written again with the same prefix and the same rows has the same ids, and is dropped where duplicates are"
+        " detected."
+        " So give every other write another one, such as the day that it is for. Without it each has one of its own."
+        " The batches of a stream are told apart in any case.",
     ),
     Option(
         name="batchSize",

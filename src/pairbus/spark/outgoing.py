@@ -12,7 +12,7 @@ from pyspark.sql.types import StructType
 from pairbus.client.errors import InvalidMessageError
 from pairbus.client.message import BrokeredMessage, encode_brokered
 from pairbus.client.validation import shown
-from pairbus.dialect.entity_path import split_entity_path
+from pairbus.dialect.entity_path import takes_messages
 from pairbus.dialect.forwarded import forwarded
 from pairbus.spark.message_ids import MessageIds
 from pairbus.spark.sink_columns import WRITTEN, check_columns, converter, same
@@ -27,8 +27,6 @@ Message: TypeAlias = tuple[str, bytes]
 
 _ATTRIBUTES: Final = {"time_to_live_ms": "time_to_live"}
 """What a message calls a column, where that is something else."""
-
-_NOT_IN_A_NAME: Final = frozenset("@#\\*?,")
 
 
 class OutgoingMessages:
@@ -90,7 +88,7 @@ class OutgoingMessages:
             return entity
         if entity is None:
             raise InvalidMessageError("its entity is null, and there is no option 'entity'")
-        if not _takes_messages(entity):
+        if not takes_messages(entity):
             raise InvalidMessageError(f"its entity is {shown(entity)}; it has to be the name of a queue or topic")
         self._destinations.add(entity)
         return entity
@@ -126,16 +124,3 @@ def _without_times(kind: pa.DataType) -> pa.DataType:
         fields = [kind.field(index) for index in range(kind.num_fields)]
         return pa.struct([field.with_type(_without_times(field.type)) for field in fields])
     return kind
-
-
-def _takes_messages(entity: str) -> bool:
-    path = split_entity_path(entity)
-    return (
-        path is not None
-        and path.subscription is None
-        and path.sub_queue is None
-        and not path.management
-        and entity == entity.strip("/")
-        and _NOT_IN_A_NAME.isdisjoint(entity)
-        and not any(segment.startswith("$") for segment in path.entity.split("/"))
-    )

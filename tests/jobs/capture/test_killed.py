@@ -78,7 +78,7 @@ POINTS: Final[list[tuple[Callable[[subprocess.Popen[str], Path], None], float]]]
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1])
 def test_e1_killed_at_any_point_each_message_is_captured_once(seed: int, tmp_path: Path) -> None:
     random, to = Random(seed), tmp_path / "files"  # noqa: S311 (the same each time)
     with (

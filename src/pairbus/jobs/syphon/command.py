@@ -33,7 +33,7 @@ class Ending:
 
 
 def run_syphon(order: SyphonOrder, engine: Engine, teller: Teller) -> Ending:
-    """Do what was ordered. The first signal has it finish what is under way, the second one ends it as it is."""
+    """Do what was ordered. The first signal has it finish what is under way, the second one ends the process."""
     with told_logs(teller):
         try:
             remains = asyncio.run(_run(order, engine, teller))
@@ -45,19 +45,24 @@ def run_syphon(order: SyphonOrder, engine: Engine, teller: Teller) -> Ending:
 
 
 async def _run(order: SyphonOrder, engine: Engine, teller: Teller) -> Remains:
-    return await Standalone(order, engine, teller).run(_stop_on_signals())
+    return await Standalone(order, engine, teller).run(_stop_on_signals(teller))
 
 
-def _stop_on_signals() -> asyncio.Event:
-    """An event that the first signal sets; then the signals do what they always do."""
+def _stop_on_signals(teller: Teller) -> asyncio.Event:
+    """An event that the first signal sets; then the signals do what they always do.
+
+    The next one ends the process where it stands, so the terminal is put in order before.
+    """
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
 
     def stop() -> None:
         stopped.set()
+        teller.rest()
         for each in _SIGNALS:
             loop.remove_signal_handler(each)
             signal.signal(each, signal.SIG_DFL)
+        teller.tell(Line(event="stopping", text="stopping: what is under way is finished"))
 
     for each in _SIGNALS:
         loop.add_signal_handler(each, stop)

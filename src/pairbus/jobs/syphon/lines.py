@@ -67,6 +67,9 @@ class Teller(Protocol):
     def show(self, progress: Progress) -> None:
         """For those who look at it all the time."""
 
+    def rest(self) -> None:
+        """Show nothing any more, and leave the terminal as it was. There may be lines to tell all the same."""
+
 
 class LineTeller:
     """Writes lines for programs, and for people who read logs."""
@@ -82,6 +85,9 @@ class LineTeller:
 
     def show(self, progress: Progress) -> None:
         """Its lines say it."""
+
+    def rest(self) -> None:
+        """It shows nothing anyway."""
 
 
 class _LogHandler(logging.Handler):

@@ -48,6 +48,9 @@ _FIRST_PAUSE_S: Final = 1.0
 _LONGEST_PAUSE_S: Final = 60.0
 _QUIET_S: Final = 10.0
 _HEAR_S: Final = 1.0
+_END_S: Final = 1
+"""How long one wait for the end of a query lasts."""
+
 _HELD_S: Final = 60.0
 _LOOK_S: Final = 3_600.0
 """How often idle queues are looked at for what somebody else has parked."""
@@ -224,7 +227,9 @@ class SparkSyphon:
         """Wait until a query ends; raises why, if it was not to."""
         hearing = self._loop.create_task(self._hear_often(query))
         try:
-            await asyncio.to_thread(query.awaitTermination)
+            # In short waits: whoever ends its loop without closing this waits for one of them, and not for the query.
+            while not await asyncio.to_thread(query.awaitTermination, _END_S):
+                pass
         finally:
             hearing.cancel()
             await asyncio.wait((hearing,))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
-from typing import Any, Final, Protocol
+from contextlib import asynccontextmanager, suppress
+from typing import Any, Final, Protocol, TypeVar
 
-from pairbus.client.errors import MessagingError
+from pairbus.client.errors import EntityNotFoundError, MessagingError, UnauthorizedError
 from pairbus.client.factory import MessagingFactory
 from pairbus.client.management.namespace_manager import NamespaceManager
 from pairbus.jobs.syphon.backlog_queues import BacklogDepth, find_backlog_queues
@@ -21,9 +21,11 @@ from pairbus.pairing.homecoming.contact import Contact
 from pairbus.pairing.partnership import share_fate
 from pairbus.pairing.syphon import Syphon, SyphonContext
 
+T = TypeVar("T")
+
 _ATTEMPT_S: Final = 5.0
 _ANYWHERE: Final = "x-pairbus-syphon"
-"""A path on the primary at which nothing is; that we are told so shows that it answers."""
+"""A path at which nothing is; that we are told so shows that a namespace answers."""
 
 
 class DrainableSyphon(Syphon, Protocol):
@@ -52,9 +54,12 @@ class Standalone:
             _factory(second) as secondary,
             _factory(first) as primary,
             NamespaceManager.from_connection_string(second) as manager,
+            _beside(self._greet(secondary), self._greet(primary)),
         ):
             name = order.name or namespace_name(primary.endpoint)
-            queues = await find_backlog_queues(manager, name, order.backlog_queues)
+            queues = await _unless(stopped, find_backlog_queues(manager, name, order.backlog_queues))
+            if queues is None:
+                return self._end_early("nothing was brought home")
             context = SyphonContext(
                 primary=primary,
                 secondary=secondary,
@@ -65,23 +70,35 @@ class Standalone:
             )
             watch = Watch(self._teller, BacklogDepth(manager, queues))
             self._tell_start(context)
-            return await (self._once(context, watch, stopped) if order.once else self._run(context, watch, stopped))
+            try:
+                return await (self._once(context, watch, stopped) if order.once else self._run(context, watch, stopped))
+            except MessagingError as error:
+                raise _explained(error, context) from error
+
+    async def _greet(self, factory: MessagingFactory) -> None:
+        """Have it told soon that a namespace is silent. Of one that cannot even be connected to the factory tells."""
+        with suppress(MessagingError):  # whatever it is, whoever needs the namespace meets with it
+            try:
+                async with asyncio.timeout(_ATTEMPT_S):
+                    await factory.greet(_ANYWHERE)
+            except TimeoutError:
+                text = f"{factory.endpoint} has not answered within {_ATTEMPT_S:g} s; it is tried again"
+                facts = {"namespace": str(factory.endpoint)}
+                self._teller.tell(Line(event="silent", text=text, facts=facts, is_warning=True))
 
     async def _run(self, context: SyphonContext, watch: Watch, stopped: asyncio.Event) -> Remains:
         syphon = self._engine(context)
         async with _closing(syphon):
-            await syphon.start()
+            await _unless(stopped, syphon.start())
             await self._attend(context, watch.follow(syphon), stopped.wait())
-            self._tell("stopping", "stopping: what is under way is finished")
             status = syphon.status
         watch.end(status)
         return Remains()
 
     async def _once(self, context: SyphonContext, watch: Watch, stopped: asyncio.Event) -> Remains:
-        stock = await Stock.take(context.secondary, context.backlog_queues)
+        stock = await _unless(stopped, Stock.take(context.secondary, context.backlog_queues))
         if not stock:
-            self._tell("ended", "nothing waits in the backlog", brought_home=0, dead_lettered=0)
-            return Remains()
+            return self._end_early("nothing was brought home" if stock is None else "nothing waits in the backlog")
         away = await _absence(context.primary)
         if away is not None:
             return await stock.remains({"": away})
@@ -90,7 +107,8 @@ class Standalone:
             await self._attend(context, watch.follow(syphon), stopped.wait(), syphon.drain())
             status = syphon.status
         watch.end(status)
-        return await stock.remains(status.waiting)
+        causes = {path: _with_advice(cause, "--primary", "Send") for path, cause in status.waiting.items()}
+        return await stock.remains(causes)
 
     async def _attend(
         self, context: SyphonContext, watching: Coroutine[Any, Any, None], *ends: Coroutine[Any, Any, object]
@@ -110,6 +128,10 @@ class Standalone:
             for task in (fate, background, *tasks):
                 task.cancel()
             await asyncio.gather(fate, background, *tasks, return_exceptions=True)
+
+    def _end_early(self, text: str) -> Remains:
+        self._tell("ended", text, brought_home=0, dead_lettered=0)
+        return Remains()
 
     def _tell_start(self, context: SyphonContext) -> None:
         count = len(context.backlog_queues)
@@ -134,11 +156,56 @@ async def _factory(connection_string: str) -> AsyncIterator[MessagingFactory]:
 
 
 @asynccontextmanager
+async def _beside(*works: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Have things done meanwhile, as far as they get."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _unless(stopped: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
+    """What comes of it; ``None`` if it was given up because a signal came."""
+    doing, stopping = asyncio.ensure_future(work), asyncio.ensure_future(stopped.wait())
+    try:
+        await asyncio.wait((doing, stopping), return_when=asyncio.FIRST_COMPLETED)
+        return doing.result() if doing.done() else None
+    finally:
+        for task in (doing, stopping):
+            task.cancel()
+        await asyncio.gather(doing, stopping, return_exceptions=True)
+
+
+@asynccontextmanager
 async def _closing(syphon: Syphon) -> AsyncIterator[None]:
     try:
         yield
     finally:
         await syphon.close()
+
+
+def _explained(error: MessagingError, context: SyphonContext) -> MessagingError:
+    """An error in the words of whoever has given the options."""
+    if error.entity not in context.backlog_queues:
+        return error
+    if isinstance(error, EntityNotFoundError):
+        return EntityNotFoundError(
+            f"{context.secondary.endpoint} has no backlog queue '{error.entity}': leave --backlog-queues out to read"
+            " those that are there, and have pairbus pair make what is missing",
+            entity=error.entity,
+        )
+    return _with_advice(error, "--secondary", "Listen")
+
+
+def _with_advice(error: MessagingError, option: str, claim: str) -> MessagingError:
+    if not isinstance(error, UnauthorizedError):
+        return error
+    advised = error.copy()
+    advised.hint = f"check the key of {option}, and that it has the claim {claim}"
+    return advised
 
 
 async def _absence(primary: MessagingFactory) -> MessagingError | None:

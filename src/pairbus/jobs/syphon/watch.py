@@ -17,7 +17,7 @@ _LINE_S: Final = 10.0
 
 
 class Watch:
-    """Asks for the depth of the backlog only when messages have moved: an idle syphon costs nothing more."""
+    """Asks for the depth of the backlog only when something has happened: an idle syphon costs nothing more."""
 
     def __init__(self, teller: Teller, depth: BacklogDepth) -> None:
         self._teller = teller
@@ -26,13 +26,13 @@ class Watch:
     async def follow(self, syphon: Syphon) -> None:
         """Show how it is doing, until cancelled."""
         loop = asyncio.get_running_loop()
-        shown: tuple[int, int] | None = None
+        shown: tuple[object, ...] | None = None
         told, told_s = (0, 0), loop.time()
         while True:
             status = syphon.status
             moved = (status.syphoned, status.dead_lettered)
-            if moved != shown:
-                shown = moved
+            if (seen := (*moved, *sorted(status.waiting))) != shown:
+                shown = seen
                 progress = Progress(brought_home=moved[0], dead_lettered=moved[1], depth=await self._ask())
                 self._teller.show(progress)
                 if moved != told and loop.time() - told_s >= _LINE_S:

@@ -1,0 +1,488 @@
+"""The demo does what it says, and nothing is left of it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from pairbus.cli.demo.acts import Acts
+from pairbus.cli.demo.application import PLACES
+from pairbus.cli.demo.namespace import Namespace, NamespaceStartError
+from pairbus.cli.demo.outage import ENTITIES, Aftermath, Outage, Plan
+from pairbus.cli.demo.outcome import Outcome
+from pairbus.cli.demo.proof import Proof
+from pairbus.cli.demo.reading import EntityReading, Rate, Reading
+from pairbus.cli.demo.screen import PlainScreen, Screen, opened_screen
+from pairbus.cli.demo.silence import errors_to
+from pairbus.cli.demo.spark_work import beyond_allowances
+from pairbus.cli.demo.tally import Tally
+from pairbus.client import BrokeredMessage, MessagingFactory
+from pairbus.jobs.cost.rate_card import load_rate_card
+from pairbus.jobs.cost.statement import By, Statement, StatementLine
+from pairbus.jobs.reconcile.report import MissingMessage
+from pairbus.jobs.reconcile.totals import MEASURES
+from pairbus.jobs.reconcile.waits import EDGES, Waits
+from pairbus.pairing import EntityState
+from tests.jobs.processes import kill_session, members
+
+PATIENCE_S = 60.0
+LONG_S = 840.0
+"""A whole run, where much else is going on."""
+
+KILLED_AT = datetime(2026, 3, 4, 12, 0, 0, tzinfo=UTC)
+AUDIT, BILLING = PLACES["events"]
+
+
+# What is counted.
+
+
+def a_tally() -> Tally:
+    """Two orders and an event, all received where they should be."""
+    tally = Tally(PLACES)
+    for entity, message_id in (("orders", "o1"), ("orders", "o2"), ("events", "e1")):
+        tally.note_sent(entity, message_id, 0.25)
+    for number, (place, message_id) in enumerate((("orders", "o1"), (AUDIT, "e1"), (BILLING, "e1"), ("orders", "o2"))):
+        tally.note_received(place, message_id, number)
+    return tally
+
+
+def test_what_is_sent_to_a_topic_is_expected_at_each_subscription() -> None:
+    tally = a_tally()
+    assert (tally.sent, tally.expected, tally.received) == (3, 4, 4)
+    assert (tally.lost, tally.doubled, tally.redelivered, tally.failed) == (0, 0, 0, 0)
+
+
+def test_a_message_is_lost_at_the_place_that_it_did_not_come_to() -> None:
+    tally = Tally(PLACES)
+    tally.note_sent("events", "e1", 0.1)
+    tally.note_received(AUDIT, "e1", 1)
+    assert (tally.lost, tally.expected, tally.received) == (1, 2, 1)
+    assert tally.has_received(AUDIT, "e1")
+    assert not tally.has_received(BILLING, "e1")
+    assert not tally.has_received("elsewhere", "e1")
+
+
+def test_another_delivery_is_no_other_message() -> None:
+    tally = a_tally()
+    tally.note_received("orders", "o1", 0)  # the same one again: its completion was not confirmed
+    assert (tally.doubled, tally.redelivered) == (0, 1)
+    tally.note_received("orders", "o1", 77)  # the namespace holds it twice
+    assert (tally.doubled, tally.redelivered, tally.received) == (1, 1, 4)
+
+
+def test_the_longest_wait_is_also_that_of_a_send_that_failed() -> None:
+    tally = a_tally()
+    tally.note_failed(3.5)
+    assert (tally.failed, tally.longest_wait_s, tally.sent) == (1, 3.5, 3)
+
+
+def test_a_rate_looks_back_two_seconds() -> None:
+    rate = Rate()
+    found = [rate.per_second(second, count) for second, count in ((0, 0), (1, 100), (2, 200), (3, 1_200), (4, 1_200))]
+    assert found == [0, 100, 100, 550, 500]
+
+
+# What is seen.
+
+
+def a_reading(elapsed_s: float = 12.0, state: EntityState = EntityState.FAILED_OVER) -> Reading:
+    return Reading(
+        elapsed_s=elapsed_s,
+        entities=tuple(EntityReading(path=path, state=state, diverted=30, pings=4) for path in PLACES),
+        sent=1_234,
+        sent_rate=200.4,
+        received=999,
+        received_rate=0,
+        backlog=56,
+        syphoned=7,
+        syphon_rate=3.5,
+    )
+
+
+def a_console(**options: Any) -> tuple[Console, StringIO]:
+    file = StringIO()
+    return Console(file=file, highlight=False, width=120, **options), file
+
+
+def test_without_a_terminal_there_are_plain_lines_and_not_too_many() -> None:
+    console, file = a_console()
+    with opened_screen(console) as screen:
+        screen.begin("An act")
+        screen.tell("Something [has] happened.")
+        for second in (0.0, 0.5, 1.9, 2.0, 3.9, 4.1):
+            screen.show(a_reading(second))
+        screen.advance(1, 2)
+        screen.end("An act", 4.14)
+    lines = file.getvalue().splitlines()
+    assert lines[:2] == ["== An act", "   Something [has] happened."]
+    assert [line.split()[0] for line in lines[2:-1]] == ["0.0", "2.0", "4.1"]
+    assert "orders failed over, events failed over; sent 1,234 (200/s), diverted 60, in the backlog 56" in lines[2]
+    assert lines[2].endswith("pings 8")
+    assert lines[-1] == "   it took 4.1 s"
+    assert "\x1b" not in file.getvalue()
+
+
+def test_in_a_terminal_there_is_a_table_and_a_line_for_each_act() -> None:
+    console, file = a_console(force_terminal=True)
+    with opened_screen(console) as screen:
+        screen.begin("An act")
+        screen.show(a_reading())
+        screen.advance(1, 2)
+        screen.tell("Something [has] happened.")
+        screen.end("An act", 1.5)
+        screen.begin("Another one")
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", file.getvalue())
+    for text in ("after 12 s", "failed over", "in the backlog", "1,234", "An act (1.5 s)", "Another one"):
+        assert text in shown
+    assert "Something [has] happened." in shown
+
+
+def test_an_act_that_fails_has_no_end() -> None:
+    console, file = a_console()
+    acts = Acts(PlainScreen(console))
+    with acts.act("well"):
+        pass
+    with suppress(KeyError), acts.act("badly"):
+        raise KeyError
+    assert [*acts.seconds] == ["well"]
+    assert file.getvalue().count("it took") == 1
+
+
+def test_complaints_of_others_go_to_a_file(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    command = [sys.executable, "-c", "import sys; print('chatter', file=sys.stderr)"]
+    with errors_to(tmp_path / "log.txt"):
+        subprocess.run(command, check=True, timeout=PATIENCE_S)
+        print("a warning", file=sys.stderr)
+    print("heard again", file=sys.stderr)
+    assert capfd.readouterr().err.endswith("heard again\n")
+    log = (tmp_path / "log.txt").read_text()
+    assert "chatter" in log
+    assert "heard again" not in log
+
+
+# What it comes to.
+
+
+def a_missing_message(message_id: str = "o1", accepted_at: datetime = KILLED_AT) -> MissingMessage:
+    return MissingMessage(
+        entity="orders",
+        message_id=message_id,
+        session_id=None,
+        accepted_at=accepted_at,
+        cause="passed over",
+        last_place="orders",
+        sequence=1,
+    )
+
+
+def a_proof(**measures: int) -> Proof:
+    counts = {entity: dict.fromkeys(MEASURES, 0) for entity in ("orders", "events", AUDIT, BILLING, "x-drill/1")}
+    counts["orders"] |= {"diverted": 2} | measures
+    waits = Waits(
+        messages=2,
+        p50=timedelta(seconds=2.5),
+        p99=timedelta(seconds=9),
+        longest=timedelta(seconds=9),
+        histogram=(0,) * (len(EDGES) + 1),
+    )
+    return Proof(counts=counts, missing=(), waits=waits, gaps=0)
+
+
+def an_outcome(tally: Tally | None = None, proof: Proof | None = None) -> Outcome:
+    line = StatementLine(
+        labels=("send to backlog",), operations=2, failed=0, messages=2, bytes=0, units=2, amount=Decimal("0.0000016")
+    )
+    idle = replace(line, labels=("pings",), operations=0, messages=0, units=0, amount=Decimal(0))
+    card = beyond_allowances(load_rate_card("standard"))
+    return Outcome(
+        aftermath=Aftermath(tally=tally or a_tally(), diverted=2, pings=3, syphoned=2, killed_at=KILLED_AT),
+        proof=proof or a_proof(),
+        statement=Statement(card=card, by=By.STAGE, months={}, lines=(), steps=(line, idle)),
+        seconds={"An act": 1.25, "Another one": 2.5},
+    )
+
+
+def test_it_is_fine_if_nothing_is_lost_or_doubled_and_the_ledgers_agree() -> None:
+    outcome = an_outcome()
+    assert outcome.is_fine
+    assert [*outcome.lines()] == [
+        "sent 3, of these diverted 2; failed 0",
+        "received 4 of 4: the queue's once, the topic's by each subscription",
+        "lost 0, duplicates 0",
+        "the longest wait of a send: 0.25 s",
+        "from diverted to delivered: p50 2.5 s, longest 9.0 s",
+        "the ledgers agree: nothing is missing",
+        (
+            "the outage cost 0.000002 USD, at 0.80 USD for a million operations above those included "
+            "(Azure Service Bus, Standard tier)"
+        ),
+    ]
+
+
+def test_it_says_how_many_messages_the_ledgers_do_not_tell_of() -> None:
+    assert an_outcome(proof=a_proof(accepted=1)).untold == 0
+    assert an_outcome(proof=a_proof(accepted=1, repeated=1)).untold == 1  # accepted, diverted, and known as the same
+    console, file = a_console()
+    an_outcome().print(console)
+    assert "1 messages of the last moment before the kill are not recorded as accepted" in " ".join(
+        file.getvalue().split()
+    )
+
+
+def test_its_tables_show_what_there_is() -> None:
+    console, file = a_console()
+    an_outcome().print(console)
+    shown = file.getvalue()
+    for text in ("events/subscriptions/billing", "send to backlog", "An act", "together", "3.8"):
+        assert text in shown
+    assert "x-drill" not in shown  # it is none of the application's
+    assert "pings" not in shown  # they came to nothing
+
+
+def failing_send(tally: Tally) -> None:
+    tally.note_failed(1.0)
+
+
+def losing_one(tally: Tally) -> None:
+    tally.note_sent("orders", "o3", 0.1)
+
+
+def doubling_one(tally: Tally) -> None:
+    tally.note_received("orders", "o1", 99)
+
+
+@pytest.mark.parametrize("mishap", [failing_send, losing_one, doubling_one])
+def test_it_is_not_fine_if_the_application_has_seen_something(mishap: Any) -> None:
+    tally = a_tally()
+    mishap(tally)
+    assert not an_outcome(tally).is_fine
+
+
+@pytest.mark.parametrize(
+    ("proof", "objection"),
+    [
+        (replace(a_proof(), gaps=2), "they have 2 gaps"),
+        (a_proof(duplicated=1), "1 messages came home twice"),
+        (a_proof(backlog_waiting=3), "3 messages wait in the backlog"),
+        (a_proof(diverted=1), "only 1 of 2 messages were diverted"),
+        (replace(a_proof(), missing=(a_missing_message("o9"),)), "1 messages are missing"),
+        (
+            replace(a_proof(), missing=(a_missing_message("o1", KILLED_AT - timedelta(seconds=9)),)),
+            "1 messages are missing",
+        ),
+    ],
+)
+def test_it_is_not_fine_if_the_ledgers_object(proof: Proof, objection: str) -> None:
+    outcome = an_outcome(proof=proof)
+    assert not outcome.is_fine
+    assert f"the ledgers do not agree: {objection}" in [*outcome.lines()]
+
+
+def test_what_the_killed_ledger_had_not_recorded_is_not_missing() -> None:
+    moment = KILLED_AT - timedelta(seconds=0.5)
+    outcome = an_outcome(proof=replace(a_proof(), missing=(a_missing_message("o1", moment),)))
+    assert outcome.is_fine
+    assert any("had not yet recorded the receipt of 1 messages" in line for line in outcome.lines())
+
+
+def test_beyond_its_allowances_a_card_has_one_price() -> None:
+    card = beyond_allowances(load_rate_card("standard"))
+    assert [tier.price for tier in card.operations.tiers] == [Decimal("0.80")]
+    assert not card.month
+    assert card.connections is None
+
+
+# Namespaces.
+
+
+def test_a_namespace_is_killed_and_serves_again_what_it_had(tmp_path: Path) -> None:
+    async def send_and_receive(connection_string: str, text: str | None) -> list[str]:
+        async with MessagingFactory.from_connection_string(connection_string) as factory:
+            queue = await factory.create_queue_client("orders")
+            if text is not None:
+                await queue.send(BrokeredMessage(text))
+                return []
+            return [message.text() for message in await queue.receive()]
+
+    with Namespace("contoso", tmp_path, ENTITIES) as contoso:
+        contoso.start()
+        first, process, console = contoso.connection_string, contoso.process_id, contoso.console
+        asyncio.run(send_and_receive(first, "one espresso"))
+        contoso.kill()
+        assert contoso.process_id is None
+        assert not is_running(process)
+        contoso.start()
+        assert (contoso.connection_string, contoso.console) == (first, console)
+        assert asyncio.run(send_and_receive(first, None)) == ["one espresso"]
+        process = contoso.process_id
+    assert not is_running(process)
+    assert any(contoso.ledger.rglob("*.parquet"))
+
+
+def test_a_namespace_that_cannot_be_served_says_why(tmp_path: Path) -> None:
+    contoso = Namespace("contoso", tmp_path, "nonsense = 1\n")
+    with contoso, pytest.raises(NamespaceStartError, match="nonsense"):
+        contoso.start()
+
+
+def is_running(process: int | None) -> bool:
+    return process is not None and Path(f"/proc/{process}").exists()
+
+
+KEEPER = """
+import sys
+from pathlib import Path
+from rich.console import Console
+from pairbus.cli.demo.namespace import Namespace
+from pairbus.cli.demo.performance import keep
+
+with Namespace("contoso", Path(sys.argv[1])) as contoso:
+    contoso.start()
+    keep([contoso], Console())
+print("over")
+"""
+
+
+def test_what_is_kept_goes_on_until_ctrl_c(tmp_path: Path) -> None:
+    with started([sys.executable, "-c", KEEPER, str(tmp_path)], tmp_path) as process:
+        said = read_until(process, "Both go on until Ctrl-C.")
+        assert re.search(r"contoso: http://localhost:\d+/console", said)
+        assert "Endpoint=sb://localhost:" in said
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=PATIENCE_S)[0] == "over\n"
+        assert not members(process.pid)
+
+
+# The story.
+
+
+@pytest.mark.slow
+def test_c9_an_outage_is_lived_through_without_spark(tmp_path: Path) -> None:
+    async def play(primary: Namespace, secondary: Namespace, screen: Screen) -> Aftermath:
+        acts = Acts(screen)
+        await asyncio.gather(*(asyncio.to_thread(each.start) for each in (primary, secondary)))
+        outage = Outage(primary, secondary, screen, acts, Plan(outage_s=3, rate=60), "in-process")
+        return await outage.live_through()
+
+    console, file = a_console()
+    with (
+        Namespace("contoso", tmp_path, ENTITIES) as primary,
+        Namespace("fabrikam", tmp_path) as secondary,
+        opened_screen(console) as screen,
+    ):
+        aftermath = asyncio.run(play(primary, secondary, screen))
+    tally = aftermath.tally
+    assert (tally.failed, tally.lost, tally.doubled) == (0, 0, 0)
+    assert tally.received == tally.expected > tally.sent > aftermath.diverted > 0
+    assert aftermath.pings >= 2
+    assert aftermath.syphoned >= aftermath.diverted
+    said = file.getvalue()
+    for entity in PLACES:
+        assert f"'{entity}' is failed over: its messages go to the backlog in fabrikam." in said
+        assert f"A ping to '{entity}' was answered." in said
+        assert f"'{entity}' is healthy: its messages go to contoso again." in said
+
+
+# All of it, as a process.
+
+
+@contextmanager
+def started(command: list[str], tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """A process that begins a session, so that all that belongs to it can be found; it leaves its files in a place."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PAIRBUS_")}
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=environment | {"TMPDIR": str(tmp_path), "PYTHONUNBUFFERED": "1"},
+        start_new_session=True,
+    ) as process:
+        try:
+            yield process
+        finally:
+            kill_session(process.pid)
+
+
+def demo(*options: str) -> list[str]:
+    return [sys.executable, "-m", "pairbus", "demo", "--rate", "50", "--seconds", "3", *options]
+
+
+def read_until(process: subprocess.Popen[str], text: str) -> str:
+    said = ""
+    for line in process.stdout or ():
+        said += line
+        if text in line:
+            return said
+    raise AssertionError(f"it ended without saying {text!r}: {said}")
+
+
+def leftovers(tmp_path: Path) -> list[str]:
+    return [path.name for path in tmp_path.glob("pairbus-*")]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(LONG_S + 60)
+def test_the_whole_demo_loses_nothing_and_leaves_nothing(tmp_path: Path) -> None:
+    with started(demo(), tmp_path) as process:
+        said, _ = process.communicate(timeout=LONG_S)
+        assert process.returncode == 0, said
+        assert not members(process.pid)
+    assert leftovers(tmp_path) == []
+    *_, sent, received, lost, wait, delivered, ledgers, cost = said.splitlines()
+    assert re.fullmatch(r"sent [\d,]+, of these diverted [1-9][\d,]*; failed 0", sent)
+    found = re.match(r"received ([\d,]+) of ([\d,]+): ", received)
+    assert found is not None
+    assert found[1] == found[2]
+    assert lost == "lost 0, duplicates 0"
+    assert re.fullmatch(r"the longest wait of a send: \d+\.\d\d s", wait)
+    assert re.fullmatch(r"from diverted to delivered: p50 \d+\.\d s, longest \d+\.\d s", delivered)
+    assert ledgers.startswith("the ledgers agree: nothing is missing")
+    assert re.match(r"the outage cost 0\.\d{6} USD, ", cost)
+    assert re.search(r"console: http://localhost:\d+/console", said)
+    assert said.count("The syphon: batch ") >= 2  # of the drill, and of the outage
+    for chatter in ("SharedAccessKey", "WARN", "Traceback", "\x1b"):
+        assert chatter not in said
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(LONG_S + 60)
+@pytest.mark.parametrize(
+    ("number", "moment"),
+    [(signal.SIGINT, "sent "), (signal.SIGTERM, "Everything runs on this machine")],
+    ids=["ctrl-c in the middle", "sigterm while it starts"],
+)
+def test_a_demo_that_is_stopped_leaves_nothing(tmp_path: Path, number: signal.Signals, moment: str) -> None:
+    with started(demo(), tmp_path) as process:
+        said = read_until(process, moment)
+        process.send_signal(number)
+        rest, _ = process.communicate(timeout=LONG_S)
+        assert process.returncode == 130, said + rest
+        assert rest.endswith("pairbus: stopped\n")
+        assert not members(process.pid)
+    assert leftovers(tmp_path) == []
+    assert "SharedAccessKey" not in said + rest
+
+
+def test_without_spark_it_says_what_is_missing() -> None:
+    code = "import sys; sys.modules['pyspark'] = sys.modules['py4j'] = None; from pairbus.cli.main import app; app()"
+    ended = subprocess.run(
+        [sys.executable, "-c", code, "demo"], capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
+    assert ended.returncode == 1
+    assert "install pairbus with its extras, 'pairbus[server,spark]'" in ended.stderr
