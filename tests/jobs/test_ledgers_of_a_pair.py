@@ -1,4 +1,4 @@
-"""D3: what the ledgers of a pair say of an outage is what the namespaces have counted themselves."""
+"""D3, D4: what the ledgers of a pair say of an outage is what has happened."""
 
 from __future__ import annotations
 
@@ -6,6 +6,14 @@ import asyncio
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
+from pairbus.jobs.ledger.tables import read_lives
+from pairbus.jobs.reconcile.reconciliation import reconcile
+from pairbus.jobs.reconcile.report import report
+from pairbus.jobs.reconcile.session import SESSION
+from pairbus.jobs.reconcile.verdict import Verdict
+from pairbus.spark.session import ensured_session
 from tests.jobs.outage import outage
 from tests.server.books import operations_in, rows_of
 
@@ -38,3 +46,20 @@ def test_d3_every_diverted_message_has_its_four_charges(tmp_path: Path) -> None:
     assert home["send", "syphon"] == home["receive", "returned"] == diverted
     assert home["send", "direct"] == home["receive", "direct"] == MESSAGES - diverted
     assert home["send", "ping"] >= 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_d4_nothing_is_missing_of_100_000_messages_with_an_outage(tmp_path: Path) -> None:
+    with outage(tmp_path) as pair:
+        asyncio.run(pair.live_through(100_000))
+        diverted = pair.diverted
+    with ensured_session("local[2]", config=SESSION) as spark:
+        primary, secondary = (read_lives(spark, [ledger]) for ledger in pair.ledgers)
+        found = report(reconcile(primary, secondary), 10)
+    assert found.verdict is Verdict.FINE
+    assert not found.missing
+    assert not found.duplicated
+    counts = found.total.counts
+    assert counts["diverted"] == counts["syphoned"] == diverted
+    assert counts["received"] == counts["completed"] == 100_000

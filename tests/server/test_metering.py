@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -203,6 +203,26 @@ def test_d4_a_topic_routes_copies_that_know_their_origin(tmp_path: Path) -> None
     ]
     assert len({row["original_sequence"] for row in rows}) == 1
     assert {row["session_id"] for row in rows} == {"s"}
+
+
+def test_d4_what_is_scheduled_waits_for_its_time_and_is_moved_then(tmp_path: Path) -> None:
+    async def schedule(factory: MessagingFactory) -> None:
+        sender = await factory.create_message_sender("orders")
+        soon = datetime.now(UTC) + timedelta(seconds=1)
+        await sender.send(BrokeredMessage(b"x", scheduled_enqueue_time=soon))
+        receiver = await factory.create_message_receiver("orders")
+        await receiver.complete(await receiver.receive(1, SHORT * 20))
+
+    with metered(tmp_path, lives=True) as namespace:
+        play(namespace, schedule)
+    assert lives_in(tmp_path / "ledger") == [
+        ("accepted", "orders", 1),
+        ("scheduled", "orders", 1),
+        ("moved", "orders", 1),
+        ("routed", "orders", 2),
+        ("received", "orders", 2),
+        ("completed", "orders", 2),
+    ]
 
 
 def test_d4_where_a_diverted_message_is_bound_for(tmp_path: Path) -> None:

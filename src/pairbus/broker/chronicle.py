@@ -13,6 +13,9 @@ class Moment(Enum):
     """A point in the life of a message."""
 
     ACCEPTED = auto()
+    SCHEDULED = auto()
+    """It was accepted, and waits for its time."""
+
     REPEATED = auto()
     """A duplicate was taken from its sender, and dropped."""
 

@@ -12,7 +12,7 @@ from pairbus.broker.context import Context
 from pairbus.broker.descriptions import AuthorizationRule, EntityRecord, RuleDescription
 from pairbus.broker.entity import Holder, QueueEntity, TopicEntity
 from pairbus.broker.housekeeping import Grave, Housekeeping
-from pairbus.broker.message import Record
+from pairbus.broker.message import MessageState, Record
 from pairbus.broker.queue import Queue
 from pairbus.broker.sequences import Sequences
 
@@ -92,6 +92,8 @@ class Restoration:
         if chronicle is not None:
             body = self._context.records.body(record.body_id) if chronicle.wants_body(queue.address) else None
             chronicle.note(Moment.FOUND, queue.address, record, body)
+            if record.state is MessageState.SCHEDULED:
+                chronicle.note(Moment.SCHEDULED, queue.address, record)
 
     def session_state(self, entity_id: int, session_id: str, updated_ms: int) -> bool:
         """Whether anyone claims the state."""

@@ -88,6 +88,8 @@ class Router:
         )
         if chronicle is not None:
             chronicle.note(Moment.ACCEPTED, intake.address, record, message.body)
+            if is_scheduled:
+                chronicle.note(Moment.SCHEDULED, intake.address, record)
         if stays:
             intake.add(record)
         else:

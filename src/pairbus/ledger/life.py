@@ -14,6 +14,9 @@ class Event(StrEnum):
     ACCEPTED = "accepted"
     """Taken from a sender, and on disk. The sequence number is that of the entity that it was sent to."""
 
+    SCHEDULED = "scheduled"
+    """It was accepted for a later time, and waits for that; then it is moved."""
+
     REPEATED = "repeated"
     """Sent again within the window of duplicate detection: taken from the sender, and dropped."""
 

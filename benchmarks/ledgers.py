@@ -1,0 +1,375 @@
+"""How `pairbus cost` and `pairbus reconcile` grow with the ledger: ten times the rows should take eleven times as long.
+
+Ledgers of a day with an outage of an hour are generated into a temporary directory; each job runs over each of them in
+a process of its own, on two processors.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from pairbus.ledger.columns import COLUMNS, LIVES, NUMBER, OPERATIONS, TEXT, TIME
+from pairbus.ledger.life import Event
+from pairbus.ledger.operation import Kind, Stage
+
+ROWS: Final = (10_000_000, 100_000_000)
+QUICK_ROWS: Final = (1_000_000, 3_000_000)
+GOAL: Final = 1.1
+"""How much faster than the rows the time may grow."""
+
+DAY: Final = datetime(2026, 3, 1, tzinfo=UTC)
+HOURS: Final = 24
+OUTAGE: Final = 12
+ENTITIES: Final = 40
+SESSIONS: Final = 1_000
+MASTER: Final = "local[2]"
+
+_HOUR_MS: Final = 3_600_000
+_BUSY_MS: Final = 3_500_000
+"""The part of an hour in which messages are sent; they are received before it ends."""
+
+_FETCH_MS: Final = 1_000
+"""From the fetching of a message from the backlog to its acceptance at home, and to its removal, at most."""
+
+_CHUNK: Final = 250_000
+_PRIMARY: Final = "contoso"
+_SECONDARY: Final = "fabrikam"
+_TYPES: Final = {TIME: pa.timestamp("ms", tz="UTC"), TEXT: pa.string(), NUMBER: pa.int64()}
+
+
+# Ledgers.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    """Messages of a day, numbered from 0; those of an hour are sent at even distances."""
+
+    messages: int
+
+    @property
+    def an_hour(self) -> int:
+        return self.messages // HOURS
+
+    def chunks(self, hour: int) -> Iterator[Any]:
+        first = hour * self.an_hour
+        for start in range(first, first + self.an_hour, _CHUNK):
+            yield np.arange(start, min(start + _CHUNK, first + self.an_hour), dtype=np.int64)
+
+    def sent_ms(self, numbers: Any) -> Any:
+        hour, within = np.divmod(numbers, self.an_hour)
+        return _ms(DAY) + hour * _HOUR_MS + within * _BUSY_MS // self.an_hour
+
+
+def generate(directory: Path, rows: int) -> None:
+    """Ledgers of a pair with about so many rows of operations, and so many of lives."""
+    # Of each message there are three events, and three more if it was diverted.
+    traffic = Traffic(messages=round(rows / (3 + 3 / HOURS)))
+    for hour in range(HOURS):
+        for chunk in traffic.chunks(hour):
+            if hour == OUTAGE:
+                _write_diverted(directory, traffic, chunk)
+            else:
+                _write_direct(directory, traffic, chunk)
+        _write_operations(directory / _PRIMARY, hour, rows // HOURS)
+
+
+def _write_direct(directory: Path, traffic: Traffic, numbers: Any) -> None:
+    sent_ms = traffic.sent_ms(numbers)
+    steps = ((Event.ACCEPTED, 0, 0), (Event.RECEIVED, 20, 1), (Event.COMPLETED, 50, 2))
+    _write_lives(
+        directory / _PRIMARY,
+        [
+            _lives(_PRIMARY, numbers, event, Stage.DIRECT, sent_ms + later, later * 8 + residue)
+            for event, later, residue in steps
+        ],
+    )
+
+
+def _write_diverted(directory: Path, traffic: Traffic, numbers: Any) -> None:
+    sent_ms = traffic.sent_ms(numbers)
+    away = [_backlog(numbers, Event.ACCEPTED, Stage.BACKLOG, sent_ms, 0)]
+    _write_lives(directory / _SECONDARY, away)
+    home_ms = sent_ms + _HOUR_MS + _FETCH_MS
+    fetched = [
+        _backlog(numbers, Event.RECEIVED, Stage.SYPHON, home_ms - 5, 1),
+        _backlog(numbers, Event.COMPLETED, Stage.SYPHON, home_ms + 5, 2),
+    ]
+    _write_lives(directory / _SECONDARY, fetched)
+    steps = (
+        (Event.ACCEPTED, Stage.SYPHON, 0, 3),
+        (Event.RECEIVED, Stage.RETURNED, 20, 4),
+        (Event.COMPLETED, Stage.RETURNED, 50, 5),
+    )
+    hour_later, returned = 8 * traffic.an_hour, traffic.messages // ENTITIES + 1
+    _write_lives(
+        directory / _PRIMARY,
+        [
+            _lives(
+                _PRIMARY,
+                numbers,
+                event,
+                stage,
+                home_ms + later,
+                hour_later + later * 8 + residue,
+                sequence_from=returned,
+            )
+            for event, stage, later, residue in steps
+        ],
+    )
+
+
+def _lives(
+    namespace: str, numbers: Any, event: Event, stage: Stage, at_ms: Any, later: int, sequence_from: int = 0
+) -> Any:
+    entity = numbers % ENTITIES
+    sequence = pa.array(numbers // ENTITIES + 1 + sequence_from)
+    session = pc.if_else(pa.array(entity % 2 == 1), _text("session-", numbers % SESSIONS), pa.scalar(None, pa.string()))
+    return _table(
+        LIVES,
+        len(numbers),
+        at=at_ms,
+        namespace=namespace,
+        ordinal=numbers * 8 + later,
+        event=str(event),
+        stage=str(stage),
+        entity=_text("orders-", entity),
+        sequence=sequence,
+        original_sequence=sequence,
+        message_id=_text("message-", numbers),
+        session_id=session,
+        destination=None,
+        size=1_024,
+    )
+
+
+def _backlog(numbers: Any, event: Event, stage: Stage, at_ms: Any, residue: int) -> Any:
+    is_start = event is Event.ACCEPTED
+    entity = numbers % ENTITIES
+    session = pc.if_else(pa.array(entity % 2 == 1), _text("session-", numbers % SESSIONS), pa.scalar(None, pa.string()))
+    return _table(
+        LIVES,
+        len(numbers),
+        at=at_ms,
+        namespace=_SECONDARY,
+        ordinal=numbers * 8 + residue,
+        event=str(event),
+        stage=str(stage),
+        entity=f"{_PRIMARY}/x-servicebus-transfer/0",
+        sequence=numbers + 1,
+        original_sequence=numbers + 1,
+        message_id=_text("message-", numbers),
+        session_id=session if is_start else None,
+        destination=_text("orders-", entity) if is_start else None,
+        size=1_024,
+    )
+
+
+def _write_operations(ledger: Path, hour: int, rows: int) -> None:
+    kinds = pa.array([str(Kind.SEND), str(Kind.RECEIVE), str(Kind.SETTLE), str(Kind.EMPTY_RECEIVE)])
+    for number, start in enumerate(range(0, rows, 4 * _CHUNK)):
+        numbers = np.arange(start, min(start + 4 * _CHUNK, rows), dtype=np.int64)
+        at_ms = _ms(DAY) + hour * _HOUR_MS + numbers * _HOUR_MS // rows // 1_000 * 1_000
+        table = _table(
+            OPERATIONS,
+            len(numbers),
+            at=at_ms,
+            namespace=_PRIMARY,
+            kind=kinds.take(pa.array(numbers % 4)),
+            stage=str(Stage.DIRECT),
+            entity=_text("orders-", numbers // 4 % ENTITIES),
+            result="ok",
+            who="RootManageSharedAccessKey",
+            operations=numbers % 7 + 1,
+            messages=numbers % 7 + 1,
+            bytes=(numbers % 7 + 1) * 1_024,
+            units=numbers % 7 + 1,
+            request_units=numbers % 7 + 1,
+            connections=0,
+        )
+        place = ledger / OPERATIONS / _partition(DAY + timedelta(hours=hour))
+        place.mkdir(parents=True, exist_ok=True)
+        pq.write_table(table, place / f"operations-{number}.parquet", compression="zstd", compression_level=1)
+
+
+def _write_lives(ledger: Path, tables: list[Any]) -> None:
+    """In the order of their ordinals, in the hour of the first of them."""
+    table = pa.concat_tables(tables).sort_by("ordinal")
+    first = table["at"][0].as_py()
+    place = ledger / LIVES / _partition(first)
+    place.mkdir(parents=True, exist_ok=True)
+    name = f"lives-{len(list(place.iterdir()))}.parquet"
+    pq.write_table(table, place / name, compression="zstd", compression_level=1)
+
+
+def _table(name: str, rows: int, **values: Any) -> Any:
+    columns = [_column(values[column], _TYPES[kind], rows) for column, kind in COLUMNS[name].items()]
+    return pa.table(dict(zip(COLUMNS[name], columns, strict=True)))
+
+
+def _column(value: Any, kind: Any, rows: int) -> Any:
+    if isinstance(value, np.ndarray):
+        return pa.array(value).cast(kind)
+    if isinstance(value, (pa.Array, pa.ChunkedArray)):
+        return value.cast(kind)
+    return pa.repeat(pa.scalar(value, kind), rows)
+
+
+def _text(prefix: str, numbers: Any) -> Any:
+    return pc.binary_join_element_wise(prefix, pa.array(numbers).cast(pa.string()), "")
+
+
+def _partition(time: datetime) -> str:
+    return f"day={time:%Y-%m-%d}/hour={time:%H}"
+
+
+def _ms(time: datetime) -> int:
+    return round(time.timestamp() * 1_000)
+
+
+# Jobs, each in a process of its own.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What a job took."""
+
+    seconds: float
+    peak_bytes: int
+    """Of Java's memory, at most."""
+
+    answer: str
+
+
+def _reconcile(directory: Path) -> str:
+    from pairbus.jobs.reconcile import reconcile, report  # noqa: PLC0415 (the generator does without Spark)
+
+    spark = _session()
+    found = report(reconcile(*(_read(spark, directory / name) for name in (_PRIMARY, _SECONDARY))))
+    total = found.total.counts
+    return (
+        f"{found.verdict}: {total['accepted']:,} accepted, {total['diverted']:,} diverted, "
+        f"{total['received']:,} received, {total['missing']:,} missing"
+    )
+
+
+def _cost(directory: Path) -> str:
+    from pairbus.jobs.cost.bill import statement  # noqa: PLC0415
+    from pairbus.jobs.cost.rate_card import load_rate_card  # noqa: PLC0415
+    from pairbus.jobs.ledger import read_operations  # noqa: PLC0415
+
+    found = statement(read_operations(_session(), directory / _PRIMARY), load_rate_card("standard"))
+    return f"{len(found.lines):,} lines"
+
+
+def _an_hour(directory: Path) -> str:
+    """Of the lives of one hour: which partitions Spark reads is in the plan."""
+    from pairbus.jobs.ledger import read_lives  # noqa: PLC0415
+
+    start = DAY + timedelta(hours=OUTAGE + 1)
+    lives = read_lives(_session(), directory / _PRIMARY, start, start + timedelta(hours=1))
+    rows = lives.count()
+    plan: str = lives._jdf.queryExecution().executedPlan().toString()  # noqa: SLF001 (there is no other way to it)
+    filters = next(line for line in plan.splitlines() if "PartitionFilters" in line)
+    return f"{rows:,} rows; PartitionFilters{filters.partition('PartitionFilters')[2].partition(', PushedFilters')[0]}"
+
+
+def _read(spark: Any, ledger: Path) -> Any:
+    from pairbus.jobs.ledger import read_lives  # noqa: PLC0415
+
+    return read_lives(spark, ledger)
+
+
+def _session() -> Any:
+    from pairbus.jobs.reconcile.session import SESSION  # noqa: PLC0415
+    from pairbus.spark.session import spark_session  # noqa: PLC0415
+
+    return spark_session(MASTER, config=SESSION)
+
+
+_JOBS: Final[dict[str, Callable[[Path], str]]] = {"cost": _cost, "reconcile": _reconcile, "an hour of lives": _an_hour}
+
+
+def _run_here(job: str, directory: Path) -> Result:
+    from pairbus.spark.session import stop_session  # noqa: PLC0415
+
+    session = _session()  # its start is not what is measured
+    started_s = time.perf_counter()
+    answer = _JOBS[job](directory)
+    seconds = time.perf_counter() - started_s
+    result = Result(seconds=seconds, peak_bytes=_peak_bytes(), answer=answer)
+    stop_session(session)
+    return result
+
+
+def _peak_bytes() -> int:
+    """The most memory that a child of this process has had: Java is the one."""
+    peaks = [0]
+    for status in Path("/proc").glob("[0-9]*/status"):
+        try:
+            fields = dict(line.split(":", 1) for line in status.read_text().splitlines() if ":" in line)
+        except OSError:
+            continue  # it has ended
+        if int(fields["PPid"]) == os.getpid() and "VmHWM" in fields:
+            peaks.append(int(fields["VmHWM"].split()[0]) * 1_024)
+    return max(peaks)
+
+
+def measure(job: str, directory: Path) -> Result:
+    """Run a job in a process of its own."""
+    command = [sys.executable, "-m", "benchmarks.ledgers", "--job", job, "--directory", str(directory)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{job} has failed: {done.stderr[-2_000:]}")
+    return Result(**json.loads(done.stdout.splitlines()[-1]))
+
+
+def report(rows: tuple[int, int] = ROWS) -> None:
+    """Print what each job took over each of the ledgers, and how it grew."""
+    print(
+        f"Ledgers of a day, an hour of it an outage, on {MASTER}; {os.getloadavg()[0]:.1f} processes wanted a processor"
+    )
+    took: dict[str, list[float]] = {job: [] for job in _JOBS}
+    for count in rows:
+        with TemporaryDirectory(prefix="pairbus-bench-", dir=Path.cwd()) as directory:
+            started_s = time.perf_counter()
+            generate(Path(directory), count)
+            print(f"{count:,} rows each of operations and lives: generated in {time.perf_counter() - started_s:,.0f} s")
+            for job, seconds in took.items():
+                result = measure(job, Path(directory))
+                seconds.append(result.seconds)
+                print(f"  {job:18}{result.seconds:9,.1f} s{result.peak_bytes / 2**30:7.1f} GiB   {result.answer}")
+    times = rows[1] / rows[0]
+    for job in ("cost", "reconcile"):
+        growth = took[job][1] / took[job][0]
+        verdict = "within" if growth <= times * GOAL else "beyond"
+        print(
+            f"{job}: {times:g} times the rows took {growth:.1f} times as long, {verdict} the goal of {times * GOAL:g}"
+        )
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="1 and 3 million rows instead of 10 and 100 million")
+    parser.add_argument("--job", choices=[*_JOBS], help=argparse.SUPPRESS)
+    parser.add_argument("--directory", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.job is None:
+        report(QUICK_ROWS if options.quick else ROWS)
+    else:
+        print(json.dumps(asdict(_run_here(options.job, options.directory))))

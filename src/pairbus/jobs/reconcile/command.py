@@ -1,0 +1,52 @@
+"""From the ledgers that somebody names to a report, on a Spark session for as long as that takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from pyspark.errors import PySparkException
+
+from pairbus.jobs.ledger import LedgerReadError, read_lives
+from pairbus.jobs.reconcile.errors import ReconcileError, ReconcileInputError
+from pairbus.jobs.reconcile.reconciliation import CLOCK_SLACK, reconcile
+from pairbus.jobs.reconcile.report import Report, report
+from pairbus.jobs.reconcile.session import SESSION
+from pairbus.spark.java import JavaNotFoundError
+from pairbus.spark.session import SparkStartError, ensured_session
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reconcilable:
+    """The ledgers of a pair, and which messages of them are of interest."""
+
+    primary: Sequence[str]
+    secondary: Sequence[str]
+    start: datetime | None
+    end: datetime | None
+    name: str | None
+
+    def report(self, master: str, listed: int) -> Report:
+        """Raises ``ReconcileInputError`` if a ledger is no good, ``ReconcileError`` if Spark is not."""
+        since = None if self.start is None else self.start - CLOCK_SLACK
+        try:
+            with ensured_session(master, app_name="pairbus reconcile", config=SESSION) as spark:
+                # Of the secondary everything is read: what lay in the backlog at the start was diverted before it.
+                primary = read_lives(spark, self.primary, since)
+                secondary = read_lives(spark, self.secondary)
+                found = reconcile(primary, secondary, self.start, self.end, self.name)
+                try:
+                    return report(found, listed)
+                finally:
+                    found.release()
+        except LedgerReadError as error:
+            raise ReconcileInputError(str(error)) from error
+        except (SparkStartError, JavaNotFoundError) as error:
+            raise ReconcileError(str(error)) from error
+        except PySparkException as error:
+            raise ReconcileError(f"Spark could not do it: {_first_line(error)}") from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

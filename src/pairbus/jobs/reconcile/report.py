@@ -1,0 +1,248 @@
+"""What was found, as values: to be shown, printed, or sent on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+from pyspark.sql import DataFrame, Row
+from pyspark.sql.functions import col, timestamp_seconds, unix_seconds
+from pyspark.sql.functions import sum as sum_of
+
+from pairbus.jobs.ledger.period import Period
+from pairbus.jobs.reconcile.clocks import ClockComparison
+from pairbus.jobs.reconcile.reconciliation import CLOCK_SLACK, Reconciliation
+from pairbus.jobs.reconcile.survey import Survey
+from pairbus.jobs.reconcile.timeline import LINES
+from pairbus.jobs.reconcile.totals import MEASURES
+from pairbus.jobs.reconcile.verdict import Verdict
+from pairbus.jobs.reconcile.waits import Waits, waits_of
+
+LISTED: Final = 20
+"""How many of the missing are listed if nobody says otherwise."""
+
+_POINTS: Final = 240
+"""How many points of time a chart has at most."""
+
+_STEPS_MIN: Final = (1, 2, 5, 10, 15, 30, 60, 120, 360, 720, 1_440)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EntityCounts:
+    """What was counted of one entity, or of all."""
+
+    entity: str
+    counts: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MissingMessage:
+    """A message that was accepted, and is nowhere."""
+
+    entity: str
+    message_id: str
+    session_id: str | None
+    accepted_at: datetime | None
+    cause: str
+    last_place: str
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DuplicatedMessage:
+    """A message that came home more often than it was diverted."""
+
+    entity: str
+    message_id: str
+    session_id: str | None
+    diverted_at: datetime
+    home_at: datetime
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DisorderedMessage:
+    """A message that was received after one that had been sent later."""
+
+    entity: str
+    sequence: int
+    message_id: str
+    session_id: str | None
+    sent_at: datetime
+    received_at: datetime
+    is_within_session: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimelinePoint:
+    """How many messages in a stretch of time."""
+
+    at: datetime
+    direct: int
+    diverted: int
+    syphoned: int
+    received: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What was found. Lists hold the first few; the counts are of all."""
+
+    primary: str | None
+    secondary: str | None
+    period: Period
+    looked_until: tuple[datetime | None, datetime | None]
+    """The last event that each of the ledgers tells of."""
+
+    verdict: Verdict
+    notes: tuple[str, ...]
+    total: EntityCounts
+    entities: tuple[EntityCounts, ...]
+    missing: tuple[MissingMessage, ...]
+    duplicated: tuple[DuplicatedMessage, ...]
+    disordered: tuple[DisorderedMessage, ...]
+    waits: Waits
+    timeline: tuple[TimelinePoint, ...]
+    step: timedelta
+    """How long the stretches of the timeline are."""
+
+    clocks: ClockComparison
+
+
+def report(found: Reconciliation, listed: int = LISTED) -> Report:
+    """Compute all that there is to tell, with so many messages in each list."""
+    entities = tuple(
+        EntityCounts(entity=row["entity"], counts={name: row[name] for name in MEASURES})
+        for row in found.totals.collect()
+    )
+    counts = {name: sum(one.counts[name] for one in entities) for name in MEASURES}
+    step, points = _timeline(found)
+    return Report(
+        primary=next(iter(found.primary.namespaces), None),
+        secondary=next(iter(found.secondary.namespaces), None),
+        period=found.period,
+        looked_until=(_utc(found.primary.last_at), _utc(found.secondary.last_at)),
+        verdict=_verdict(found, counts),
+        notes=tuple(_notes(found, counts)),
+        total=EntityCounts(entity="", counts=counts),
+        entities=entities,
+        missing=_first(MissingMessage, found.missing, "accepted_at", listed if counts["missing"] else 0),
+        duplicated=_first(DuplicatedMessage, found.duplicated, "home_at", listed if counts["duplicated"] else 0),
+        disordered=_first(DisorderedMessage, found.disordered, "received_at", listed if _is_disordered(counts) else 0),
+        waits=waits_of(found.delivered),
+        timeline=points,
+        step=step,
+        clocks=found.clocks,
+    )
+
+
+def _is_disordered(counts: Mapping[str, int]) -> bool:
+    return bool(counts["out_of_order"] or counts["out_of_order_in_session"])
+
+
+def _first(kind: Any, table: DataFrame, by: str, most: int) -> Any:
+    if not most:
+        return ()
+    rows = table.orderBy(by, "entity", "sequence").limit(most).collect()
+    return tuple(kind(**_values(row)) for row in rows)
+
+
+# What it comes to.
+
+
+def _verdict(found: Reconciliation, counts: Mapping[str, int]) -> Verdict:
+    if found.primary.gaps or found.secondary.gaps or not found.primary.namespaces:
+        return Verdict.UNKNOWN
+    if counts["missing"]:
+        return Verdict.MISSING
+    return Verdict.UNKNOWN if counts["unrecorded"] else Verdict.FINE
+
+
+def _notes(found: Reconciliation, counts: Mapping[str, int]) -> list[str]:
+    notes = [_gap_note(side, one) for side, one in (("primary", found.primary), ("secondary", found.secondary))]
+    notes.append(_empty_note(found))
+    notes.append(_clock_note(found.clocks))
+    if found.period.start is not None:
+        notes.append(
+            f"messages were chosen by when they were accepted; the primary's ledger was read from {CLOCK_SLACK} before"
+            " that on, and both to their ends"
+        )
+    if counts["unrecorded"]:
+        notes.append(
+            f"{counts['unrecorded']:,} messages were gone when the primary was started again, and nobody is known to "
+            "have received them: the last second before it was killed is not in its ledger"
+        )
+    if counts["unmatched"]:
+        notes.append(
+            f"{counts['unmatched']:,} messages came home that the secondary's ledger does not tell of: "
+            "it may have begun later than the outage"
+        )
+    return [note for note in notes if note]
+
+
+def _gap_note(side: str, found: Survey) -> str:
+    if not found.gaps:
+        return ""
+    return (
+        f"the {side}'s ledger has {found.gaps:,} gaps: {found.missed:,} events could not be recorded, "
+        "so what is missing cannot be told for certain"
+    )
+
+
+def _empty_note(found: Reconciliation) -> str:
+    if not found.primary.namespaces:
+        return "the primary's ledger tells nothing of messages in this time: are their lives recorded?"
+    if not found.secondary.namespaces:
+        return "the secondary's ledger tells nothing of messages: nothing was diverted, or their lives are not recorded"
+    return ""
+
+
+def _clock_note(clocks: ClockComparison) -> str:
+    if not clocks.correction:
+        return ""
+    which = "ahead of" if clocks.correction > timedelta() else "behind"
+    if not clocks.agrees:
+        return (
+            f"the clocks differ, and not always by the same: the primary's is {abs(clocks.correction)} {which} the "
+            "secondary's in the middle; times between the namespaces, and the order of messages, are uncertain by that"
+        )
+    return (
+        f"the clocks differ: the primary's is at least {abs(clocks.correction)} {which} the secondary's; "
+        "the secondary's times are corrected by that"
+    )
+
+
+# The chart.
+
+
+def _timeline(found: Reconciliation) -> tuple[timedelta, tuple[TimelinePoint, ...]]:
+    """Minutes put together to stretches, of which there are not too many."""
+    step_min = _step_min(found.period, found.primary)
+    seconds = step_min * 60
+    stretch = timestamp_seconds((unix_seconds("minute") / seconds).cast("long") * seconds)
+    rows = (
+        found.timeline.groupBy(stretch.alias("at"))
+        .agg(*(sum_of(col(name)).alias(name) for name in LINES))
+        .orderBy("at")
+        .collect()
+    )
+    return timedelta(minutes=step_min), tuple(TimelinePoint(**_values(row)) for row in rows)
+
+
+def _step_min(period: Period, found: Survey) -> int:
+    first, last = period.start or _utc(found.first_at), period.end or _utc(found.last_at)
+    if first is None or last is None:
+        return 1
+    span_min = (last - first) // timedelta(minutes=1) + 1
+    return next((step for step in _STEPS_MIN if span_min <= step * _POINTS), -(-span_min // _POINTS))
+
+
+def _values(row: Row) -> dict[str, Any]:
+    return {name: _utc(value) if isinstance(value, datetime) else value for name, value in row.asDict().items()}
+
+
+def _utc(time: datetime | None) -> datetime | None:
+    """Spark gives times without a zone, in that of this machine."""
+    return None if time is None else time.astimezone(UTC)

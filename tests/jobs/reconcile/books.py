@@ -1,0 +1,113 @@
+"""Ledgers for tests: lives as rows, tables and files."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql import DataFrame, SparkSession
+
+from pairbus.jobs.ledger.tables import table_schema
+from pairbus.ledger.columns import COLUMNS, LIVES, NUMBER, TEXT, TIME
+from pairbus.ledger.life import Event, Life
+from pairbus.ledger.operation import Stage
+
+BEGIN: Final = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
+
+_TYPES: Final = {TIME: pa.timestamp("ms", tz="UTC"), TEXT: pa.string(), NUMBER: pa.int64()}
+_SCHEMA: Final = pa.schema([(name, _TYPES[kind]) for name, kind in COLUMNS[LIVES].items()])
+
+
+class Clock:
+    """One time for all who have it; it never stands still."""
+
+    def __init__(self) -> None:
+        self.now_ms = round(BEGIN.timestamp() * 1000)
+
+    def tick(self, ms: int = 1) -> int:
+        self.now_ms += ms
+        return self.now_ms
+
+
+class Book:
+    """What one namespace records."""
+
+    def __init__(self, namespace: str, clock: Clock, ahead: timedelta = timedelta()) -> None:
+        self.namespace = namespace
+        self.lives: list[Life] = []
+        self._clock = clock
+        self._ahead_ms = ahead // timedelta(milliseconds=1)
+        self._ordinal = 0
+
+    def note(
+        self,
+        event: Event,
+        stage: Stage,
+        entity: str,
+        sequence: int,
+        original: int | None = None,
+        message_id: str = "",
+        session_id: str | None = None,
+        destination: str | None = None,
+    ) -> Life:
+        self._ordinal += 1
+        life = Life(
+            self._clock.tick() + self._ahead_ms,
+            self._ordinal,
+            event,
+            stage,
+            entity,
+            sequence,
+            sequence if original is None else original,
+            message_id,
+            session_id,
+            destination,
+            1_024,
+        )
+        self.lives.append(life)
+        return life
+
+    def same_time(self, life: Life) -> None:
+        """Have the last event happen at the very time of another."""
+        self.lives[-1] = self.lives[-1]._replace(at_ms=life.at_ms)
+
+    def frame(self, spark: SparkSession) -> DataFrame:
+        table = arrow_table(self.namespace, self.lives)
+        return spark.createDataFrame(table.set_column(0, "at", table["at"].cast(pa.timestamp("us", "UTC"))), SCHEMA)
+
+    def write(self, directory: Path) -> Path:
+        """As a ledger in files."""
+        write_lives(directory, self.namespace, self.lives)
+        return directory
+
+
+SCHEMA: Final = table_schema(LIVES)
+
+
+def arrow_table(namespace: str, lives: Iterable[Life]) -> Any:
+    rows = [(life.at_ms, namespace, *map(_plain, life[1:])) for life in lives]
+    columns: Sequence[Sequence[Any]] = list(zip(*rows, strict=True)) or [()] * len(_SCHEMA)
+    return pa.table(
+        [pa.array(list(values), field.type) for values, field in zip(columns, _SCHEMA, strict=True)], schema=_SCHEMA
+    )
+
+
+def _plain(value: Any) -> Any:
+    return str(value) if isinstance(value, (Event, Stage)) else value
+
+
+def write_lives(directory: Path, namespace: str, lives: Iterable[Life]) -> None:
+    by_hour: dict[str, list[Life]] = defaultdict(list)
+    for life in lives:
+        at = datetime.fromtimestamp(life.at_ms / 1000, UTC)
+        by_hour[f"day={at:%Y-%m-%d}/hour={at:%H}"].append(life)
+    (directory / LIVES).mkdir(parents=True, exist_ok=True)
+    for hour, those in by_hour.items():
+        place = directory / LIVES / hour
+        place.mkdir(parents=True, exist_ok=True)
+        pq.write_table(arrow_table(namespace, those), place / "lives-1.parquet")

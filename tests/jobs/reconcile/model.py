@@ -1,0 +1,275 @@
+"""A small model of two namespaces and what goes on between them, which knows what becomes of every message."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Final
+
+from pairbus.ledger.life import Event
+from pairbus.ledger.operation import Stage
+from tests.jobs.reconcile.books import Book, Clock
+
+PRIMARY: Final = "contoso"
+SECONDARY: Final = "fabrikam"
+BACKLOG: Final = f"{PRIMARY}/x-servicebus-transfer/0"
+DEAD_LETTERS: Final = "/$DeadLetterQueue"
+
+
+@dataclass(eq=False)
+class Message:
+    """A message in one place."""
+
+    message_id: str
+    session_id: str | None
+    sent_ms: int
+    """When its sender was told that it is accepted, by a clock that is right."""
+
+    is_home: bool = False
+    sequence: int = 0
+    original: int = 0
+    destination: str | None = None
+    deliveries: int = 0
+    received_ms: int = 0
+    """When it was first received."""
+
+
+@dataclass(eq=False)
+class Place:
+    """A queue or a subscription."""
+
+    path: str
+    waiting: list[Message] = field(default_factory=list)
+    received: list[Message] = field(default_factory=list)
+    """In the order in which they were first received."""
+
+    last: int = 0
+
+    def number(self) -> int:
+        self.last += 1
+        return self.last
+
+
+class PairModel:
+    """Whatever is done here is recorded in both books, and counted."""
+
+    def __init__(self, primary_ahead: timedelta = timedelta()) -> None:
+        self.clock = Clock()
+        self.primary = Book(PRIMARY, self.clock, primary_ahead)
+        self.secondary = Book(SECONDARY, self.clock)
+        self.backlog = Place(BACKLOG)
+        self.places: dict[str, Place] = {}
+        self.topics: dict[str, tuple[str, ...]] = {}
+        self.counts: dict[str, Counter[str]] = {}
+        self.waits_ms: list[int] = []
+        self._diverted_ms: dict[int, int] = {}
+        self._topic_numbers: Counter[str] = Counter()
+
+    def topic(self, name: str, *subscriptions: str) -> None:
+        self.topics[name] = tuple(f"{name}/Subscriptions/{one}" for one in subscriptions)
+
+    def place(self, path: str) -> Place:
+        return self.places.setdefault(path, Place(path))
+
+    def places_of(self, entity: str) -> Sequence[Place]:
+        return [self.place(path) for path in self.topics.get(entity, (entity,))]
+
+    def count(self, entity: str, **measures: int) -> None:
+        self.counts.setdefault(entity.lower(), Counter()).update(measures)
+
+    # Sending.
+
+    def send(self, entity: str, message_id: str = "", session_id: str | None = None) -> None:
+        self._accept(entity, Message(message_id, session_id, self.clock.tick()), Stage.DIRECT)
+        self.count(entity, accepted=1)
+
+    def _accept(self, entity: str, message: Message, stage: Stage) -> None:
+        is_home = stage is Stage.SYPHON
+        if entity not in self.topics:
+            place = self.place(entity)
+            number = place.number()
+            self.primary.note(Event.ACCEPTED, stage, entity, number, None, *_names(message))
+            place.waiting.append(_copy(message, number, number, is_home=is_home))
+            return
+        self._topic_numbers[entity] += 1
+        original = self._topic_numbers[entity]
+        life = self.primary.note(Event.ACCEPTED, stage, entity, original, None, *_names(message))
+        for place in self.places_of(entity):
+            number = place.number()
+            self.primary.note(Event.ROUTED, stage, place.path, number, original, *_names(message))
+            self.primary.same_time(life)
+            place.waiting.append(_copy(message, number, original, is_home=is_home))
+            self.count(place.path, routed=1)
+
+    def divert(self, destination: str, message_id: str = "", session_id: str | None = None) -> Message:
+        number = self.backlog.number()
+        message = Message(message_id, session_id, self.clock.tick(), sequence=number, destination=destination)
+        self.secondary.note(Event.ACCEPTED, Stage.BACKLOG, BACKLOG, number, None, message_id, session_id, destination)
+        self.backlog.waiting.append(message)
+        self.count(destination, diverted=1, backlog_waiting=1)
+        return message
+
+    # The syphon.
+
+    def syphon(self, message: Message, *, copies: int = 1, drops: int = 0) -> None:
+        """Bring a message home, so many times; some of it is dropped by the destination as duplicates."""
+        self._of_backlog(Event.RECEIVED, message)
+        for _ in range(copies):
+            self._accept(self._bound(message), message, Stage.SYPHON)
+            self.count(self._bound(message), syphoned=1)
+        for _ in range(drops):
+            self.primary.note(Event.REPEATED, Stage.SYPHON, self._bound(message), 0, 0, *_names(message))
+            self.count(self._bound(message), repeated=1)
+        self._leave(message, Event.COMPLETED)
+        if copies > 1:
+            self.count(self._bound(message), duplicated=copies - 1)
+        if copies + drops == 0:
+            self.count(self._bound(message), missing=1)
+
+    def bury(self, message: Message) -> None:
+        """Into the dead letters of the backlog."""
+        self._of_backlog(Event.RECEIVED, message)
+        self._leave(message, Event.DEAD_LETTERED)
+        letters = BACKLOG + DEAD_LETTERS
+        self.secondary.note(Event.ROUTED, Stage.DIRECT, letters, 1, message.sequence, message.message_id)
+        self.count(self._bound(message), backlog_dead_lettered=1)
+
+    def expire_in_backlog(self, message: Message) -> None:
+        self._leave(message, Event.EXPIRED)
+        self.count(self._bound(message), backlog_expired=1)
+
+    def give_back(self, message: Message) -> None:
+        self._of_backlog(Event.RECEIVED, message)
+        self._of_backlog(Event.ABANDONED, message)
+
+    def park(self, message: Message) -> None:
+        self._of_backlog(Event.RECEIVED, message)
+        self._of_backlog(Event.DEFERRED, message)
+
+    def drain(self) -> None:
+        for message in list(self.backlog.waiting):
+            self.syphon(message)
+
+    def _bound(self, message: Message) -> str:
+        assert message.destination is not None
+        return message.destination
+
+    def _of_backlog(self, event: Event, message: Message) -> None:
+        self.secondary.note(event, Stage.SYPHON, BACKLOG, message.sequence, None, message.message_id)
+
+    def _leave(self, message: Message, event: Event) -> None:
+        self._of_backlog(event, message)
+        self.backlog.waiting.remove(message)
+        self.count(self._bound(message), backlog_waiting=-1)
+
+    # Receiving.
+
+    def receive(self, place: Place, message: Message) -> None:
+        life = self._of_place(Event.RECEIVED, place, message)
+        message.deliveries += 1
+        if message.deliveries == 1:
+            message.received_ms = life
+            place.received.append(message)
+            self.count(place.path, received=1)
+
+    def complete(self, place: Place, message: Message) -> None:
+        self._end(Event.COMPLETED, place, message, completed=1)
+
+    def abandon(self, place: Place, message: Message) -> None:
+        self._of_place(Event.ABANDONED, place, message)
+
+    def defer(self, place: Place, message: Message) -> None:
+        self._of_place(Event.DEFERRED, place, message)
+
+    def dead_letter(self, place: Place, message: Message) -> None:
+        self._end(Event.DEAD_LETTERED, place, message, dead_lettered=1)
+        letters = self.place(place.path + DEAD_LETTERS).number()
+        self.primary.note(
+            Event.ROUTED, Stage.DIRECT, place.path + DEAD_LETTERS, letters, message.original, *_names(message)
+        )
+
+    def expire(self, place: Place, message: Message) -> None:
+        self._end(Event.EXPIRED, place, message, expired=1)
+
+    def remove(self, place: Place, message: Message) -> None:
+        self._end(Event.REMOVED, place, message, removed=1)
+
+    def receive_all(self) -> None:
+        """What an application does on a good day."""
+        for place in list(self.places.values()):
+            for message in list(place.waiting):
+                self.receive(place, message)
+                self.complete(place, message)
+
+    def _of_place(self, event: Event, place: Place, message: Message) -> int:
+        stage = Stage.RETURNED if message.is_home else Stage.DIRECT
+        names = message.message_id, message.session_id
+        return self.primary.note(event, stage, place.path, message.sequence, message.original, *names).at_ms
+
+    def _end(self, event: Event, place: Place, message: Message, **measures: int) -> None:
+        self._of_place(event, place, message)
+        place.waiting.remove(message)
+        self.count(place.path, **measures)
+
+    # Starting again.
+
+    def restart(self) -> None:
+        """Both namespaces are read from their stores, and tell what lies in them."""
+        self.primary.note(Event.STARTED, Stage.DIRECT, "", 0)
+        for place in self.places.values():
+            for message in place.waiting:
+                stage = Stage.SYPHON if message.is_home else Stage.DIRECT
+                names = message.original, message.message_id, message.session_id
+                self.primary.note(Event.FOUND, stage, place.path, message.sequence, *names)
+        self.secondary.note(Event.STARTED, Stage.DIRECT, "", 0)
+        for message in self.backlog.waiting:
+            number, to = message.sequence, message.destination
+            self.secondary.note(Event.FOUND, Stage.BACKLOG, BACKLOG, number, number, *_names(message), to)
+
+    def lose(self, lives: int) -> None:
+        """The primary is killed: the last it has done is not recorded."""
+        del self.primary.lives[-lives:]
+
+    # What it knows in the end.
+
+    def expected(self) -> dict[str, dict[str, int]]:
+        """Everything that is not 0, for each entity."""
+        for place in self.places.values():
+            if not place.path.endswith(DEAD_LETTERS):
+                self.counts.setdefault(place.path.lower(), Counter())
+                self.counts[place.path.lower()].update(self._state_of(place))
+        named = {
+            entity: {name: count for name, count in found.items() if count} for entity, found in self.counts.items()
+        }
+        self.counts.clear()
+        return {entity: found for entity, found in named.items() if found}
+
+    def _state_of(self, place: Place) -> dict[str, int]:
+        late = [one for number, one in enumerate(place.received) if _is_late(one, place.received[:number])]
+        in_session = [
+            one
+            for number, one in enumerate(place.received)
+            if one.session_id is not None
+            and _is_late(one, [other for other in place.received[:number] if other.session_id == one.session_id])
+        ]
+        return {
+            "waiting": len(place.waiting),
+            "out_of_order": len(late),
+            "out_of_order_in_session": len(in_session),
+        }
+
+
+def _is_late(message: Message, before: Sequence[Message]) -> bool:
+    return any(other.sent_ms > message.sent_ms for other in before)
+
+
+def _names(message: Message) -> tuple[str, str | None]:
+    return message.message_id, message.session_id
+
+
+def _copy(message: Message, number: int, original: int, *, is_home: bool) -> Message:
+    return Message(
+        message.message_id, message.session_id, message.sent_ms, is_home=is_home, sequence=number, original=original
+    )

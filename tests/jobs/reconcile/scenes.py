@@ -1,0 +1,168 @@
+"""Runs of a pair to be reconciled together: each has entities of its own, so each is judged on its own."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pairbus.ledger.life import Event, Life
+from pairbus.ledger.operation import Stage
+from tests.jobs.reconcile.model import BACKLOG, PairModel
+
+ROUNDS: Final = 12
+
+
+def clean_pair() -> PairModel:
+    """An outage, with everything that may happen to a message, and nothing wrong."""
+    model = PairModel()
+    model.topic("news", "red", "blue")
+    model.send("older", "there before the ledger")
+    model.primary.lives.clear()
+    model.count("older", accepted=-1, found=1)
+    model.restart()
+    for number in range(ROUNDS):
+        model.send("direct-only", f"d{number}")
+        model.send("orders", f"o{number}", f"s{number % 3}")
+        model.send("news", f"n{number}")
+    model.receive_all()
+    for number in range(ROUNDS, 2 * ROUNDS):
+        model.divert("Orders" if number % 2 else "orders", f"o{number}", f"s{number % 3}")
+        model.divert("news", f"n{number}")
+        model.divert("nameless")
+        model.divert("reused", "same")
+    model.give_back(model.backlog.waiting[0])
+    model.park(model.backlog.waiting[1])
+    _unify_spelling(model)
+    model.send("orders", "waits while it is down")
+    model.restart()
+    for message in model.backlog.waiting[:ROUNDS]:
+        model.syphon(message)
+    model.restart()
+    model.drain()
+    model.receive_all()
+    _letters(model)
+    return model
+
+
+def _unify_spelling(model: PairModel) -> None:
+    """The model is not told that names compare without regard to case."""
+    for message in model.backlog.waiting:
+        assert message.destination is not None
+        message.destination = message.destination.lower()
+
+
+def _letters(model: PairModel) -> None:
+    for number in range(4):
+        model.send("letters", f"l{number}")
+    place = model.place("letters")
+    failed, late, purged, put_off = list(place.waiting)
+    for _ in range(3):
+        model.receive(place, failed)
+        model.abandon(place, failed)
+    model.receive(place, failed)
+    model.dead_letter(place, failed)
+    model.expire(place, late)
+    model.remove(place, purged)
+    model.receive(place, put_off)
+    model.defer(place, put_off)
+    model.receive(place, put_off)
+    model.complete(place, put_off)
+    model.count("letters", redelivered=3)
+
+
+class FaultyPair:
+    """One fault in each entity."""
+
+    def __init__(self) -> None:
+        self.model = model = PairModel()
+        for entity in ("unreceived", "swapped", "twice", "lost", "buried", "expired", "purged", "left", "restarted"):
+            for number in range(ROUNDS):
+                model.send(entity, f"{entity}-direct-{number}")
+                model.divert(entity, f"{entity}-{number}")
+        self._syphon()
+        self._receive()
+        self._forget("unreceived", "unreceived-direct-5", Event.RECEIVED, Event.COMPLETED)
+        self._set_aside()
+        self._forwarding()
+        self._made_again()
+        self._of_another_pair()
+
+    def _syphon(self) -> None:
+        model = self.model
+        special = {
+            "twice-3": lambda message: model.syphon(message, copies=2),
+            "twice-4": lambda message: model.syphon(message, copies=1, drops=1),
+            "lost-7": lambda message: model.syphon(message, copies=0),
+            "lost-8": lambda message: model.syphon(message, copies=0, drops=1),
+            "buried-2": model.bury,
+            "expired-2": model.expire_in_backlog,
+            "purged-2": self._purge,
+            "left-9": model.give_back,
+            "left-10": model.park,
+        }
+        for message in list(model.backlog.waiting):
+            special.get(message.message_id, model.syphon)(message)
+
+    def _purge(self, message: object) -> None:
+        found = next(one for one in self.model.backlog.waiting if one is message)
+        self.model._leave(found, Event.REMOVED)
+        self.model.count("purged", missing=1)
+
+    def _receive(self) -> None:
+        model = self.model
+        for place in list(model.places.values()):
+            waiting = list(place.waiting)
+            if place.path == "swapped":
+                waiting[0], waiting[1] = waiting[1], waiting[0]
+            for message in waiting:
+                model.receive(place, message)
+                if place.path == "restarted" and message.sequence == 2:
+                    model.receive(place, message)
+                    model.count("restarted", delivered_twice=1)
+                model.complete(place, message)
+
+    def _forget(self, entity: str, message_id: str, *events: Event) -> None:
+        """Take from the ledger what it told of a message."""
+        lives = self.model.primary.lives
+        kept = [one for one in lives if not (one.message_id == message_id and one.event in events)]
+        assert len(lives) - len(kept) == len(events)
+        lives[:] = kept
+        place = self.model.place(entity)
+        forgotten = next(one for one in place.received if one.message_id == message_id)
+        place.received.remove(forgotten)
+        self.model.count(entity, received=-1, completed=-1, missing=1)
+
+    def _set_aside(self) -> None:
+        self.model.send("broken", "b")
+        place = self.model.place("broken")
+        self.model._end(Event.SET_ASIDE, place, place.waiting[0], missing=1)
+
+    def _forwarding(self) -> None:
+        """A queue that keeps nothing: what it accepts is routed to another one at once."""
+        book = self.model.primary
+        for number in range(1, 4):
+            accepted = book.note(Event.ACCEPTED, Stage.DIRECT, "front", number, None, f"f{number}")
+            book.note(Event.ROUTED, Stage.DIRECT, "back", number, number, f"f{number}")
+            book.same_time(accepted)
+        self.model.count("front", accepted=3)
+        self.model.count("back", routed=3, waiting=3)
+
+    def _made_again(self) -> None:
+        """A queue that was deleted with a message in it, and another that has its name and its numbers."""
+        book = self.model.primary
+        for number, message_id in ((1, "first"), (2, "second")):
+            book.note(Event.ACCEPTED, Stage.DIRECT, "anew", number, None, message_id)
+        book.note(Event.RECEIVED, Stage.DIRECT, "anew", 1, None, "first")
+        book.note(Event.COMPLETED, Stage.DIRECT, "anew", 1, None, "first")
+        book.note(Event.REMOVED, Stage.DIRECT, "anew", 0)
+        book.note(Event.ACCEPTED, Stage.DIRECT, "anew", 1, None, "third")
+        self.model.count("anew", accepted=3, received=1, completed=1, removed=1, waiting=1)
+
+    def _of_another_pair(self) -> None:
+        """The secondary may be that of others, too."""
+        other = BACKLOG.replace("contoso", "litware")
+        self.model.secondary.note(Event.ACCEPTED, Stage.BACKLOG, other, 1, None, "other", None, "orders")
+        self.model.secondary.note(Event.COMPLETED, Stage.SYPHON, other, 1, None, "other")
+
+
+def gap(model: PairModel, events: int) -> Life:
+    return model.primary.note(Event.MISSED, Stage.DIRECT, "", events)

@@ -1,0 +1,140 @@
+"""A report as text, as JSON and as a page (D4)."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import timedelta
+from html.parser import HTMLParser
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from pairbus.jobs.reconcile.chart import timeline_chart, waits_chart
+from pairbus.jobs.reconcile.document import as_document
+from pairbus.jobs.reconcile.durations import told
+from pairbus.jobs.reconcile.page import as_page
+from pairbus.jobs.reconcile.report import Report
+from pairbus.jobs.reconcile.text import as_text, headline
+from pairbus.jobs.reconcile.verdict import Verdict
+from tests.jobs.reconcile.sample import MINUTE, SAMPLE, point
+
+
+class Outline(HTMLParser):
+    """The tags of a page, and what they point to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.addresses: list[str] = []
+        self.open: list[str] = []
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.addresses += [value or "" for name, value in attributes if name in {"src", "href", "xlink:href"}]
+        if tag not in {"meta", "line", "rect", "polyline"}:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in self.open:
+            assert self.open.pop() == tag
+
+
+def outline(report: Report) -> Outline:
+    found = Outline()
+    found.feed(as_page(report))
+    return found
+
+
+def test_the_text_says_it_first_and_lists_what_is_missing() -> None:
+    lines = as_text(SAMPLE).splitlines()
+    assert "contoso, paired with fabrikam" in lines[0]
+    assert lines[1] == "1 message is missing"
+    assert any(line.split() == ["accepted", "from", "senders", "1,200"] for line in lines)
+    assert any("not home" in line and "2026-03-01 12:00:00.000 UTC" in line for line in lines)
+
+
+def test_ids_do_not_reach_the_terminal_as_they_are() -> None:
+    assert "\x1b" not in as_text(SAMPLE)
+    assert r"\x1b" in as_text(SAMPLE)
+
+
+def test_what_is_always_looked_for_is_told_when_it_is_none() -> None:
+    text = as_text(SAMPLE)
+    assert "still waiting in the backlog" in text
+    assert "expired" not in text
+
+
+@pytest.mark.parametrize("verdict", Verdict)
+def test_every_verdict_has_a_sentence(verdict: Verdict) -> None:
+    assert headline(replace(SAMPLE, verdict=verdict))
+
+
+def test_the_document_is_json() -> None:
+    document = json.loads(json.dumps(as_document(SAMPLE)))
+    assert document["verdict"] == "missing"
+    assert document["total"]["accepted"] == 1_200
+    assert document["missing"][0]["accepted_at"] == "2026-03-01T12:00:00+00:00"
+    assert document["diverted_to_delivered"]["p99"] == 5_400
+    assert document["timeline"]["step"] == 60
+
+
+def test_the_page_needs_nothing_else_and_is_well_formed() -> None:
+    found = outline(SAMPLE)
+    assert not found.open
+    assert not found.addresses
+    assert "script" not in found.tags
+    assert {"main", "h1", "svg", "table", "th"} <= set(found.tags)
+
+
+def test_the_page_is_for_light_and_dark() -> None:
+    assert "prefers-color-scheme: dark" in as_page(SAMPLE)
+
+
+def test_what_senders_have_written_is_text_on_the_page() -> None:
+    page = as_page(SAMPLE)
+    assert "&lt;script&gt;" in page
+    assert "&lt;by a bit&gt;" in page
+    assert "orders &amp; more" in page
+
+
+def test_a_page_of_nothing_has_no_charts() -> None:
+    empty = replace(
+        SAMPLE, timeline=(), waits=replace(SAMPLE.waits, messages=0), missing=(), duplicated=(), entities=()
+    )
+    assert "svg" not in outline(empty).tags
+
+
+@pytest.mark.parametrize("chart", [timeline_chart(SAMPLE.timeline, MINUTE), waits_chart(SAMPLE.waits.histogram)])
+def test_a_chart_says_what_it_is(chart: str) -> None:
+    image = ET.fromstring(chart)  # noqa: S314 (it is ours)
+    ids = {element.get("id") for element in image}
+    assert image.get("role") == "img"
+    assert set((image.get("aria-labelledby") or "").split()) <= ids
+
+
+def test_a_minute_without_messages_is_drawn() -> None:
+    chart = timeline_chart((point(0, direct=4), point(3, direct=4)), MINUTE)
+    first = next(line for line in ET.fromstring(chart).iter("polyline"))  # noqa: S314
+    heights = [spot.split(",")[1] for spot in (first.get("points") or "").split()]
+    assert len(heights) == 4
+    assert heights[0] == heights[3] != heights[1] == heights[2]
+
+
+def test_a_single_point_is_a_chart() -> None:
+    assert "polyline" in timeline_chart((point(0),), MINUTE)
+
+
+@pytest.mark.parametrize(
+    ("duration", "text"),
+    [
+        (timedelta(milliseconds=5), "0.005 s"),
+        (timedelta(seconds=30), "30 s"),
+        (timedelta(minutes=90), "1.5 h"),
+        (timedelta(days=2), "2 d"),
+        (timedelta(), "0 s"),
+        (None, "-"),
+    ],
+)
+def test_lengths_of_time_are_told_with_their_unit(duration: timedelta | None, text: str) -> None:
+    assert told(duration) == text

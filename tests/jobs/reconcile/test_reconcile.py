@@ -1,0 +1,337 @@
+"""What reconciling says of ledgers, beside a model that knows what became of every message (D4)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import UTC, datetime, timedelta
+from typing import TypeVar
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pyspark.sql import SparkSession
+
+from pairbus.jobs.reconcile import LedgersMixedError, Report, Verdict, reconcile, report
+from pairbus.ledger.life import Event
+from pairbus.ledger.operation import Stage
+from tests.jobs.reconcile.model import Message, PairModel, Place
+from tests.jobs.reconcile.scenes import ROUNDS, FaultyPair, clean_pair, gap
+from tests.thoroughness import times
+
+T = TypeVar("T")
+
+LIMIT_S = 900
+"""For a machine that many share."""
+
+slow = pytest.mark.slow
+
+
+def reconciled(
+    spark: SparkSession, model: PairModel, start: datetime | None = None, end: datetime | None = None
+) -> Report:
+    found = reconcile(model.primary.frame(spark), model.secondary.frame(spark), start, end)
+    try:
+        return report(found, listed=100)
+    finally:
+        found.release()
+
+
+def counts(found: Report) -> dict[str, dict[str, int]]:
+    """Everything that is not 0, for each entity."""
+    named = {one.entity: {name: count for name, count in one.counts.items() if count} for one in found.entities}
+    return {entity: those for entity, those in named.items() if those}
+
+
+def ids(found: Report, cause: str) -> set[str]:
+    return {one.message_id for one in found.missing if one.cause == cause}
+
+
+@pytest.mark.timeout(LIMIT_S)
+def test_d4_a_clean_outage_is_fine(spark: SparkSession) -> None:
+    model = clean_pair()
+    found = reconciled(spark, model)
+    assert found.verdict is Verdict.FINE
+    assert counts(found) == model.expected()
+    assert not found.notes
+    assert not found.missing
+    assert found.waits.messages == 4 * ROUNDS
+    assert sum(found.waits.histogram) == 4 * ROUNDS
+    assert sum(one.diverted for one in found.timeline) == 4 * ROUNDS
+    assert sum(one.syphoned for one in found.timeline) == 4 * ROUNDS
+    assert found.clocks.correction == timedelta()
+
+
+@pytest.fixture(scope="module")
+def faulty() -> FaultyPair:
+    return FaultyPair()
+
+
+@pytest.fixture(scope="module")
+def found(spark: SparkSession, faulty: FaultyPair) -> Report:
+    return reconciled(spark, faulty.model)
+
+
+@slow
+@pytest.mark.timeout(LIMIT_S)
+class TestPlantedFaults:
+    """One of each, each in an entity of its own."""
+
+    def test_everything_is_counted(self, found: Report, faulty: FaultyPair) -> None:
+        assert counts(found) == faulty.model.expected()
+
+    def test_the_verdict(self, found: Report) -> None:
+        assert found.verdict is Verdict.MISSING
+
+    def test_what_was_lost_by_the_syphon_is_named(self, found: Report) -> None:
+        assert ids(found, "not home") == {"lost-7"}
+
+    def test_what_was_purged_from_the_backlog_is_named(self, found: Report) -> None:
+        assert ids(found, "removed from the backlog") == {"purged-2"}
+
+    def test_what_a_receiver_never_got_is_named(self, found: Report) -> None:
+        assert ids(found, "passed over") == {"unreceived-direct-5"}
+
+    def test_what_cannot_be_read_is_named(self, found: Report) -> None:
+        assert ids(found, "set aside") == {"b"}
+
+    def test_what_came_home_twice_is_named(self, found: Report) -> None:
+        assert [(one.entity, one.message_id) for one in found.duplicated] == [("twice", "twice-3")]
+
+    def test_what_was_swapped_is_named(self, found: Report) -> None:
+        assert "swapped-direct-0" in {one.message_id for one in found.disordered if one.entity == "swapped"}
+
+    def test_a_missing_one_has_the_time_of_its_acceptance(self, found: Report, faulty: FaultyPair) -> None:
+        lost = next(one for one in found.missing if one.message_id == "lost-7")
+        accepted = next(one for one in faulty.model.secondary.lives if one.message_id == "lost-7")
+        assert lost.accepted_at == datetime.fromtimestamp(accepted.at_ms / 1000, UTC)
+
+
+@slow
+@pytest.mark.timeout(LIMIT_S)
+@pytest.mark.parametrize("minutes", [-7, 7])
+def test_clocks_that_differ_by_minutes_are_told_and_corrected(spark: SparkSession, minutes: int) -> None:
+    model = PairModel(primary_ahead=timedelta(minutes=minutes))
+    for number in range(ROUNDS):
+        model.send("orders", f"before-{number}", "s")
+    model.receive_all()
+    for number in range(ROUNDS):
+        model.divert("orders", f"m{number}", "s")
+    model.clock.tick(5_000)
+    model.drain()
+    model.receive_all()
+    gap(model, 12)
+    found = reconciled(spark, model)
+    assert counts(found) == model.expected()
+    assert abs(found.clocks.correction - timedelta(minutes=minutes)) < timedelta(milliseconds=50)
+    assert any("clocks differ" in note for note in found.notes)
+    assert found.waits.p50 is not None
+    assert timedelta(seconds=5) <= found.waits.p50 < timedelta(seconds=6)
+    assert found.verdict is Verdict.UNKNOWN
+    assert any("12 events" in note for note in found.notes)
+
+
+@slow
+@pytest.mark.timeout(LIMIT_S)
+def test_a_time_range_chooses_by_acceptance_and_follows_what_was_chosen(spark: SparkSession) -> None:
+    model = PairModel()
+    hour_ms = 3_600_000
+    for number in range(3):
+        model.divert("queue")  # no ids: only counting tells what is whose
+        model.send("queue", f"early-{number}")
+    model.clock.tick(3 * hour_ms)
+    start = datetime.fromtimestamp(model.clock.tick() / 1000, UTC)
+    for number in range(4):
+        model.divert("queue")
+        model.divert("queue", f"within-{number}")
+        model.send("queue", f"within-direct-{number}")
+    end = datetime.fromtimestamp(model.clock.tick() / 1000, UTC)
+    for number in range(5):
+        model.divert("queue", f"late-{number}")
+        model.send("queue", f"late-direct-{number}")
+    model.clock.tick(2 * hour_ms)
+    for message in list(model.backlog.waiting):
+        model.syphon(message, copies=0 if message.message_id in {"within-2", "late-1"} else 1)
+    model.receive_all()
+    total = reconciled(spark, model, start, end).total.counts
+    told = {name: total[name] for name in ("accepted", "diverted", "syphoned", "received", "missing", "duplicated")}
+    assert told == {"accepted": 4, "diverted": 8, "syphoned": 7, "received": 11, "missing": 1, "duplicated": 0}
+    assert reconciled(spark, model).total.counts["missing"] == 2
+
+
+@slow
+@pytest.mark.timeout(LIMIT_S)
+def test_what_a_killed_namespace_has_not_recorded_is_not_taken_for_waiting(spark: SparkSession) -> None:
+    model = PairModel()
+    for number in range(4):
+        model.send("orders", f"m{number}")
+    model.receive(model.place("orders"), model.place("orders").waiting[0])
+    model.divert("orders", "diverted")
+    model.syphon(model.backlog.waiting[0])
+    recorded = len(model.primary.lives)
+    model.receive_all()
+    model.lose(len(model.primary.lives) - recorded)
+    model.restart()
+    found = reconciled(spark, model)
+    assert counts(found) == {"orders": {"accepted": 4, "diverted": 1, "syphoned": 1, "received": 1, "unrecorded": 4}}
+    assert found.verdict is Verdict.UNKNOWN
+    assert any("4 messages were gone" in note for note in found.notes)
+
+
+@slow
+@pytest.mark.timeout(LIMIT_S)
+def test_what_is_scheduled_is_waited_for_and_not_passed_over(spark: SparkSession) -> None:
+    model = PairModel()
+    accepted = model.primary.note(Event.ACCEPTED, Stage.DIRECT, "orders", 1, message_id="later")
+    model.primary.note(Event.SCHEDULED, Stage.DIRECT, "orders", 1, message_id="later")
+    model.primary.same_time(accepted)
+    for event in (Event.ACCEPTED, Event.RECEIVED, Event.COMPLETED):
+        model.primary.note(event, Stage.DIRECT, "orders", 2, message_id="now")
+    found = reconciled(spark, model)
+    assert counts(found) == {"orders": {"accepted": 2, "received": 1, "completed": 1, "waiting": 1}}
+    assert found.verdict is Verdict.FINE
+
+
+@slow
+@pytest.mark.timeout(LIMIT_S)
+def test_ledgers_on_the_wrong_sides_are_refused(spark: SparkSession) -> None:
+    model = PairModel()
+    model.send("queue", "m")
+    model.divert("queue", "n")
+    primary, secondary = model.primary.frame(spark), model.secondary.frame(spark)
+    with pytest.raises(LedgersMixedError, match="several namespaces: contoso, fabrikam"):
+        reconcile(primary.unionByName(secondary), secondary)
+    with pytest.raises(LedgersMixedError, match="both ledgers are of the namespace 'contoso'"):
+        reconcile(primary, primary)
+
+
+@slow
+@pytest.mark.timeout(LIMIT_S)
+def test_a_ledger_that_tells_nothing_gives_no_verdict(spark: SparkSession) -> None:
+    model = PairModel()
+    found = reconciled(spark, model)
+    assert found.verdict is Verdict.UNKNOWN
+    assert any("are their lives recorded" in note for note in found.notes)
+    assert not found.entities
+
+
+# Whatever the model does.
+
+
+class Steps:
+    """A pair to which things happen as they are drawn; each queue has messages of one kind."""
+
+    def __init__(self, draw: st.DataObject) -> None:
+        self.model = PairModel()
+        self.model.topic("unique-topic", "a", "b")
+        self._draw = draw
+        self._numbers: Counter[str] = Counter()
+
+    def run(self, steps: int) -> PairModel:
+        kinds = (self.send, self.divert, self.divert, self.syphon, self.syphon, self.receive, self.receive, self.settle)
+        for choice in self._draw.draw(st.lists(st.sampled_from(kinds), min_size=steps, max_size=steps)):
+            choice()
+        return self.model
+
+    def _names(self) -> tuple[str, str, str | None]:
+        entity = self._one("unique", "unique-topic", "nameless", "reused")
+        self._numbers[entity] += 1
+        number = self._numbers[entity]
+        message_id = {"nameless": "", "reused": f"r{number % 2}"}.get(entity, f"m{number}")
+        return entity, message_id, self._one(None, "s", "t") if entity.startswith("unique") else None
+
+    def send(self) -> None:
+        self.model.send(*self._names())
+
+    def divert(self) -> None:
+        self.model.divert(*self._names())
+
+    def syphon(self) -> None:
+        waiting = self.model.backlog.waiting
+        if not waiting:
+            return
+        message = self._one(*waiting)
+        is_unique = message.message_id.startswith("m")
+        fates = ["home", "home", "home", "bury", "expire", "park", "give back"]
+        # Where ids are not unique, one that is lost and one that came twice cannot be told apart.
+        match self._one(*fates, *(["lost", "twice", "dropped"] if is_unique else ["lost"])):
+            case "home":
+                self.model.syphon(message)
+            case "lost":
+                self.model.syphon(message, copies=0)
+            case "twice":
+                self.model.syphon(message, copies=2)
+            case "dropped":
+                self.model.syphon(message, copies=1, drops=1)
+            case "bury":
+                self.model.bury(message)
+            case "expire":
+                self.model.expire_in_backlog(message)
+            case "park":
+                self.model.park(message)
+            case _:
+                self.model.give_back(message)
+
+    def receive(self) -> None:
+        """The next in line: it has not been received yet."""
+        found = [(place, one) for place, one in self._present() if not one.deliveries]
+        if found:
+            place, _ = self._one(*found)
+            self.model.receive(place, next(one for one in place.waiting if not one.deliveries))
+
+    def settle(self) -> None:
+        found = [(place, one) for place, one in self._present() if one.deliveries]
+        if not found:
+            return
+        place, message = self._one(*found)
+        match self._one("complete", "complete", "dead-letter", "again", "twice"):
+            case "complete":
+                self.model.complete(place, message)
+            case "dead-letter":
+                self.model.dead_letter(place, message)
+            case "again":
+                self.model.abandon(place, message)
+                self.model.receive(place, message)
+                self.model.count(place.path, redelivered=1)
+            case _:
+                self.model.receive(place, message)
+                self.model.count(place.path, delivered_twice=1)
+
+    def _present(self) -> list[tuple[Place, Message]]:
+        places = [place for place in self.model.places.values() if "$" not in place.path]
+        return [(place, one) for place in places for one in place.waiting]
+
+    def _one(self, *choices: T) -> T:
+        return self._draw.draw(st.sampled_from(choices))
+
+
+def without_order(found: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
+    """Without what cannot be known: which of several that look alike was sent first."""
+    return {
+        entity: {
+            name: count
+            for name, count in those.items()
+            if entity.startswith("unique") or not name.startswith("out_of_order")
+        }
+        for entity, those in found.items()
+    }
+
+
+@slow
+@pytest.mark.timeout(LIMIT_S)
+@settings(
+    max_examples=times(12),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+@given(draw=st.data())
+def test_d4_whatever_the_model_does_is_counted_as_it_counts(spark: SparkSession, draw: st.DataObject) -> None:
+    model = Steps(draw).run(150)
+    found = reconciled(spark, model)
+    assert without_order(counts(found)) == without_order(model.expected())
+    missing = sum(one.event is Event.MISSED for one in model.primary.lives)
+    assert missing == 0
+    assert found.verdict is (Verdict.MISSING if found.total.counts["missing"] else _fine(model))
+
+
+def _fine(model: PairModel) -> Verdict:
+    return Verdict.FINE if model.primary.lives else Verdict.UNKNOWN
