@@ -13,13 +13,14 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 # Compiled modules are kept: otherwise each of the many processes of a test run compiles everything anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup demo test slow check bench compiled fuzz model simulate clean
+.PHONY: help setup demo test slow check docs bench compiled fuzz model simulate clean
 
 help:
 	@echo "make demo      run the demo"
 	@echo "make test      run the tests; with CI=true the slow ones too"
 	@echo "make slow      run the slow tests"
 	@echo "make check     ruff, mypy --strict, import-linter"
+	@echo "make docs      make the documentation into a site, build/site"
 	@echo "make bench     measure speed and memory"
 	@echo "make fuzz      fuzz the wire; RUNS=… says how many inputs"
 	@echo "make model     the broker beside its model; RUNS=… says how many runs"
@@ -48,7 +49,7 @@ $(READY): $(PACKAGE) tests/peers/package.json
 	@touch $@
 
 demo: $(PACKAGE)
-	@$(BIN)/python -m pairbus.cli.demo
+	@$(BIN)/pairbus demo $(ARGS)
 
 # On a laptop the slow tests are left out; `make slow` runs them, and so does `make test` when CI=true.
 test: $(READY)
@@ -62,6 +63,9 @@ check: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+docs: $(READY)
+	$(BIN)/mkdocs build --strict
 
 compiled: $(COMPILED)/.ready
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import importlib
 import inspect
+import pkgutil
 import re
-from collections.abc import Callable, Iterable, Mapping
-from datetime import timedelta
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import UTC, datetime, timedelta
 from enum import Enum, IntEnum
 from functools import partial
 from itertools import pairwise
@@ -16,6 +18,8 @@ from types import GenericAlias, ModuleType, UnionType
 from typing import Any
 
 import typer
+from prometheus_client.core import Metric
+from prometheus_client.parser import text_string_to_metric_families
 
 import pairbus
 from pairbus import blocking, broker, client, pairing, server, store, testing, wire
@@ -25,6 +29,9 @@ from pairbus.cli import amqp_json, message_lines
 from pairbus.cli.main import app as commands
 from pairbus.jobs.syphon.settings import SparkSyphonSettings
 from pairbus.server import settings as server_settings
+from pairbus.server.counters import Counters
+from pairbus.server.http.metrics import Metrics, Traffic
+from pairbus.server.http.occupancy import Entities, Totals
 from pairbus.spark import schema as spark_schema
 from pairbus.spark import sink_columns, value_text
 from pairbus.spark.option import Option
@@ -273,7 +280,7 @@ SERVER = Room(
 
 TESTING = Room(
     module=testing,
-    more="The [README](../../README.md#a-namespace) shows these names at work.",
+    more="[In a test](../index.md#in-a-test) shows these names at work.",
     first={"A namespace in the test's own process": ["running_namespace", "RunningNamespace"]},
     sections={"Constants": lambda _: True},
 )
@@ -944,6 +951,118 @@ def _lines_text() -> str:
     )
 
 
+# Metrics.
+
+METRICS_PAGE = """# Metrics
+
+Generated from the code by `docs/generate.py`. All are in the text format of Prometheus. A counter's name ends in
+`_total`; a summary has `_count` and `_sum`, a histogram `_bucket` as well.
+
+## Of a namespace
+
+What `pairbus serve` answers to `GET /metrics`. [How to operate](../how-to/operate.md#watch-a-server) says what to be
+alarmed by.
+
+{server}
+These name entities, so they are shown to those who have the claim *Manage* or *Listen* on the namespace, or, with the
+setting `open_metrics`, to all:
+
+{entities}
+## Of a pair
+
+What `NamespacePair.metrics()` gives, in the process of the application. [How to watch a
+pair](../how-to/watch-a-pair.md#metrics) says how to give them out, and what to be alarmed by. Those of the syphon are
+there where one runs in the process, and `pairbus_pair_backlog_messages` where the secondary tells it.
+
+{pair}"""
+
+_SAMPLE_PAIR = pairing.PairStatus(
+    primary="sb://contoso",
+    secondary="sb://fabrikam",
+    entities=(
+        pairing.PairedEntityStatus(
+            path="orders",
+            state=pairing.EntityState.HEALTHY,
+            since=datetime.fromtimestamp(0, UTC),
+            cause=None,
+            failures=0,
+            diverted=0,
+            pings=0,
+        ),
+    ),
+    backlog_queues=(pairing.BacklogQueueStatus(path="backlog", is_used=True, cause=None, diverted=0),),
+    syphon=pairing.SyphonStatus(
+        engine="in-process",
+        receives=0,
+        syphoned=0,
+        dead_lettered=0,
+        waiting={"orders": client.MessagingError("it is down")},
+    ),
+)
+
+
+def metrics_page() -> str:
+    """The page of everything that is measured."""
+    metrics = Metrics(Counters())
+    counted = [*Traffic(Counters(), lambda: (0, 0.0)).collect(), *Totals([]).collect()]
+    over_http = [
+        _metric_row(family, getattr(meter, "_labelnames", ()))
+        for meter in (metrics.http, metrics.http_seconds)
+        for family in meter.collect()
+    ]
+    pair = text_string_to_metric_families(_SAMPLE_PAIR.metrics({"backlog": 0}))
+    return METRICS_PAGE.format(
+        server=_metrics_table([*(_metric_row(each, getattr(each, "_labelnames", ())) for each in counted), *over_http]),
+        entities=_metrics_table(_metric_row(each, getattr(each, "_labelnames", ())) for each in Entities([]).collect()),
+        pair=_metrics_table(_metric_row(each, each.samples[0].labels) for each in pair),
+    )
+
+
+def _metrics_table(rows: Iterable[list[str]]) -> str:
+    return _table(["metric", "kind", "labels", "what it says"], rows)
+
+
+def _metric_row(family: Metric, labels: Iterable[str]) -> list[str]:
+    name = f"{family.name}_total" if family.type == "counter" else family.name
+    return [f"`{name}`", family.type, ", ".join(f"`{label}`" for label in labels), family.documentation]
+
+
+# Errors.
+
+ALL_ERRORS_HEAD = """# Errors of all rooms
+
+Generated from the code by `docs/generate.py`. Every error that is raised on purpose, by the room that it belongs to.
+What applications meet are those of the [client](errors.md), where it is also said what to do; those who embed a
+namespace meet the ones of the [broker](broker.md#errors) and the
+[store](../explanation/disk-layout.md#errors-of-the-store).
+"""
+
+
+def all_errors_page() -> str:
+    """The page of every error that there is."""
+    rooms: dict[str, list[type[Exception]]] = {}
+    for kind in _all_errors():
+        rooms.setdefault(kind.__module__.split(".")[1], []).append(kind)
+    return ALL_ERRORS_HEAD + "".join(
+        f"\n## `pairbus.{room}`\n\n{_table(['error', 'is a', 'where', 'says'], map(_error_row, kinds))}"
+        for room, kinds in sorted(rooms.items())
+    )
+
+
+def _all_errors() -> Iterator[type[Exception]]:
+    for module in pkgutil.walk_packages(pairbus.__path__, "pairbus."):
+        if not module.name.endswith("__main__"):
+            for name, kind in vars(importlib.import_module(module.name)).items():
+                if _is_error(kind) and kind.__module__ == module.name and not name.startswith("_"):
+                    yield kind
+
+
+def _error_row(kind: type[Exception]) -> list[str]:
+    bases = ", ".join(f"`{base.__name__}`" for base in kind.__bases__)
+    where = kind.__module__.removeprefix("pairbus.")
+    return [f"`{kind.__name__}`", bases, f"`{where}`", _escaped(_summary(kind))]
+
+
 BLOCKS: dict[Path, dict[str, Callable[[], str]]] = {
     REFERENCE / "broker.md": {
         "errors": partial(errors_table, broker_errors, broker.BrokerError),
@@ -969,6 +1088,8 @@ PAGES: dict[Path, Callable[[], str]] = {
     REFERENCE / "api-blocking.md": partial(api_page, BLOCKING),
     REFERENCE / "spark-options.md": spark_page,
     REFERENCE / "cli.md": cli_page,
+    REFERENCE / "metrics.md": metrics_page,
+    REFERENCE / "all-errors.md": all_errors_page,
     **{page: partial(with_blocks, page, blocks) for page, blocks in BLOCKS.items()},
 }
 

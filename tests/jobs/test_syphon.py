@@ -399,13 +399,13 @@ def test_c15_two_syphons_at_once(
             settings = SparkSyphonSettings(session=spark, checkpoint=tmp_path / "other", max_messages=400)
             second = SparkSyphon(context, settings) if other == "spark" else InProcessSyphon(context)
             async with at.running(max_messages=400) as first:
+                await eventually(lambda: first.status.syphoned > 0)
                 try:  # one on Spark first waits for the locks of what lies before
                     await second.start()
                     await freight.load(at.secondary, 1_000)
                     await at.emptied()
                     # a batch is counted when it ends, which is after its messages are gone
                     await eventually(lambda: first.status.syphoned + second.status.syphoned == 5_000)
-                    assert first.status.syphoned > 0
                 finally:
                     await second.close()
             (await freight.arrivals(at.primary)).assert_exact()

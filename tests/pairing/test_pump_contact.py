@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -126,7 +126,7 @@ class _Primary(Namespace):
     def check_open(self) -> None:
         """It is."""
 
-    async def open_sending_link(self, path: str) -> SendingLink:
+    async def open_sending_link(self, path: str, properties: Mapping[str, object] | None = None) -> SendingLink:
         raise AssertionError(f"an entity was asked: {path}")
 
     async def greet(self, path: str) -> None:

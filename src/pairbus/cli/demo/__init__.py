@@ -1,1 +1,1 @@
-"""``make demo``: what works so far, shown on this machine."""
+"""``pairbus demo``: an outage of a pair, survived on this machine and accounted for."""
