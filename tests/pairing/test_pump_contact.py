@@ -127,7 +127,7 @@ class _Primary(Namespace):
         """It is."""
 
     async def open_sending_link(self, path: str, properties: Mapping[str, object] | None = None) -> SendingLink:
-        raise AssertionError(f"an entity was asked: {path}")
+        raise AssertionError(f"an entity was asked: {path}, {properties}")
 
     async def greet(self, path: str) -> None:
         assert path == "orders"
