@@ -49,6 +49,7 @@ DIVERTED_STEPS: Final = (
 
 PAIRING_STEPS: Final = (
     *DIVERTED_STEPS,
+    PairingStep(name="second look of a syphon on Spark", kind=Kind.PEEK, stages=(Stage.SYPHON,)),
     PairingStep(name="settling and the like", stages=(Stage.BACKLOG, Stage.SYPHON, Stage.RETURNED)),
     PairingStep(name="pings", stages=(Stage.PING,)),
     PairingStep(name="idle polls", stages=(Stage.IDLE,)),
