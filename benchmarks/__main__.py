@@ -1,6 +1,18 @@
 """Run every benchmark: ``make bench``."""
 
-from benchmarks import broker, broker_growth, client, growth, pairing, server, server_scale, syphon, transfer
+from benchmarks import (
+    broker,
+    broker_growth,
+    client,
+    growth,
+    ledgers,
+    metering,
+    pairing,
+    server,
+    server_scale,
+    syphon,
+    transfer,
+)
 
 if __name__ == "__main__":
     transfer.compare()
@@ -20,3 +32,7 @@ if __name__ == "__main__":
     pairing.report()
     print()
     syphon.report()
+    print()
+    metering.report()
+    print()
+    ledgers.report()

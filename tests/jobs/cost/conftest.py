@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 from pairbus.spark.session import ensured_session
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def spark() -> Iterator[SparkSession]:
     with ensured_session("local[2]") as session:
         yield session

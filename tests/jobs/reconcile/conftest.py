@@ -19,7 +19,7 @@ QUICK: Final = {
 """For a few rows, to plan and to compile takes longer than the work. The command is tested as users run it."""
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def spark() -> Iterator[SparkSession]:
     with ensured_session("local[2]", config=QUICK) as session:
         yield session
