@@ -332,6 +332,10 @@ class Rule:
 # Entities
 
 
+_NUMBER: Final = (1 << PARTITION_BITS) - 1
+"""A sequence number without the partition that gave it."""
+
+
 @dataclass(slots=True, eq=False)
 class Box:
     """One part of an entity: letters in no particular order."""
@@ -909,6 +913,7 @@ class Model:
             updated_ms=entity.updated_ms,
             accessed_ms=entity.accessed_ms,
             size_bytes=entity.usage(),
+            arrived_count=sum(number & _NUMBER for number in entity.main.last.values()),
             ready_count=sum(letter.is_ready for letter in main),
             locked_count=sum(letter.token is not None for letter in main),
             deferred_count=sum(letter.token is None and letter.state is DEFERRED for letter in main),

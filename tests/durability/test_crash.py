@@ -79,7 +79,7 @@ def crash(path: Path, books: Books, random: Random) -> None:
     books.read(reports)
 
 
-@pytest.mark.parametrize("kills", [15, pytest.param(120, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [15, pytest.param(60, marks=pytest.mark.slow)])
 def test_e1_nothing_confirmed_is_lost_when_the_process_is_killed(tmp_path: Path, kills: int) -> None:
     path = tmp_path / "data"
     create_queue(path)

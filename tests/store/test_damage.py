@@ -170,7 +170,7 @@ def test_random_flips(sound: Sound) -> None:
 
 @pytest.mark.slow
 def test_many_random_flips(sound: Sound) -> None:
-    outcomes(sound, list(islice(random_flips(sound, 6), 20_000)))
+    outcomes(sound, list(islice(random_flips(sound, 6), 8_000)))
 
 
 def sector_damage(sound: Sound, chance: random.Random) -> Case:

@@ -13,7 +13,7 @@ from tests.store.killed_child import NEWEST, state_after
 from tests.store.opening import EVERYTHING
 
 
-@pytest.mark.parametrize("kills", [8, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [8, pytest.param(50, marks=pytest.mark.slow)])
 def test_nothing_that_was_durable_is_lost_by_a_kill(tmp_path: Path, kills: int) -> None:
     chance = random.Random(kills)  # noqa: S311
     said = 0

@@ -104,9 +104,10 @@ def _split(text: str) -> dict[str, str]:
 def _unknown(place: int, name: str) -> ConnectionStringError:
     near = get_close_matches(name.lower(), _NAMES, n=1, cutoff=_NEAR)
     if near:
-        return ConnectionStringError(
-            f"part {place} of the connection string is called {name}, which is unknown; is {_NAMES[near[0]]} meant?"
-        )
+        meant = _NAMES[near[0]]
+        # With a '=' in the wrong place, a piece of the key is in the name.
+        called = f"called {name}, which is unknown" if name.isalpha() and len(name) <= len(meant) + 1 else "unknown"
+        return ConnectionStringError(f"part {place} of the connection string is {called}; is {meant} meant?")
     # What is not even like a name is not repeated, unless it is a short word: it may be a piece of a key.
     told = f": '{name}'" if name.isalpha() and len(name) <= _LONGEST_NAME else ""
     known = ", ".join(_NAMES.values())
