@@ -52,7 +52,7 @@ def _metered(meter: Meter) -> list[Operations]:
     rates = rate_card().operations
     by_message = rates.counted_by is CountedBy.MESSAGE
     counts = dict.fromkeys(Stage, 0)
-    for (kind, stage), tally in meter.totals.items():
+    for (kind, stage), tally in meter.totals().items():
         if kind in rates.billable:
             counts[stage] += tally.units if by_message else tally.request_units
     return [Operations(stage=stage, count=count) for stage, count in counts.items()]

@@ -35,11 +35,14 @@ class Book(Protocol):
 class Account(Tally):
     """Operations of one sort, counted where they happen; the meter takes them from there."""
 
-    __slots__ = ("_touched", "sort")
+    __slots__ = ("_touched", "durable", "sort")
 
     def __init__(self, sort: Sort, touched: list[Account]) -> None:
         super().__init__()
         self.sort = sort
+        self.durable = Tally()
+        """What is on disk of it, and not in the ledger yet."""
+
         self._touched = touched
 
     def add(self, messages: int = 0, size_bytes: int = 0, units: int = 1, request_units: int = 1) -> None:
@@ -51,12 +54,26 @@ class Account(Tally):
         self.units += units
         self.request_units += request_units
 
-    def take(self) -> tuple[Sort, Tally]:
+    def add_one(self, size_bytes: int = 0) -> None:
+        """Count an operation on one message of no more than one unit: most are."""
+        if not self.operations:
+            self._touched.append(self)
+        self.operations += 1
+        self.messages += 1
+        self.bytes += size_bytes
+        self.units += 1
+        self.request_units += 1
+
+    def take(self) -> Tally:
         """What was counted so far; from now on it counts from nothing."""
         taken = Tally()
         taken.merge(self)
         self.operations = self.messages = self.bytes = self.units = self.request_units = 0
-        return self.sort, taken
+        return taken
+
+    def take_durable(self) -> Tally:
+        taken, self.durable = self.durable, Tally()
+        return taken
 
 
 class Meter:
@@ -71,11 +88,11 @@ class Meter:
         self._host = host
         self._counters = counters
         self._lives = lives
-        self.totals: dict[tuple[Kind, Stage], Tally] = {}
-        """What was done since the start, by what it was and what for; what was refused is left out."""
-
+        self._totals: dict[tuple[Kind, Stage], Tally] = {}
         self._touched: list[Account] = []
-        self._durable: dict[Sort, Tally] = {}
+        self._ready: list[Account] = []
+        """Those that have something for the ledger."""
+
         self._durable_lives: list[Life] = []
         self._connections = 0
         self._told = 0
@@ -83,6 +100,11 @@ class Meter:
         self._timer: asyncio.TimerHandle | None = None
         host.on_commit = self.seal
         self._tick()
+
+    def totals(self) -> dict[tuple[Kind, Stage], Tally]:
+        """What was done since the start, by what it was and what for; what was refused is left out."""
+        self.flush()
+        return self._totals
 
     def account(self, sort: Sort) -> Account:
         """Where operations of one sort are counted; one for each link, and no more than that."""
@@ -92,20 +114,25 @@ class Meter:
         """A commit begins: what was counted until now is known with it."""
         lives = [] if self._lives is None else self._lives.take()
         if self._touched or lives:
-            rows = [account.take() for account in self._touched]
+            rows = [(account, account.take()) for account in self._touched]
             self._touched.clear()
             self._host.when_durable(partial(self._sealed, rows, lives))
 
-    def _sealed(self, rows: list[tuple[Sort, Tally]], lives: list[Life], error: StoreError | None) -> None:
-        for sort, tally in rows:
-            known = sort
-            if error is not None and sort.kind in _CHANGING and sort.result == SUCCEEDED:
-                known = sort._replace(result=Condition.INTERNAL_ERROR.value)
-            self._durable.setdefault(known, Tally()).merge(tally)
-            if known.result == SUCCEEDED:
-                self.totals.setdefault((known.kind, known.stage), Tally()).merge(tally)
+    def _sealed(self, rows: list[tuple[Account, Tally]], lives: list[Life], error: StoreError | None) -> None:
+        """This is done with every commit, so it looks nothing up."""
+        for account, tally in rows:
+            known = account if error is None else self._failed(account)
+            if not known.durable.operations:
+                self._ready.append(known)
+            known.durable.merge(tally)
         if error is None:
             self._durable_lives += lives
+
+    def _failed(self, account: Account) -> Account:
+        sort = account.sort
+        if sort.kind not in _CHANGING or sort.result != SUCCEEDED:
+            return account
+        return self.account(sort._replace(result=Condition.INTERNAL_ERROR.value))
 
     def _tick(self) -> None:
         self.flush()
@@ -115,13 +142,28 @@ class Meter:
         """Hand over what is durable."""
         self.seal()
         now_ms = self._host.now_ms()
-        rows, self._durable = [*self._durable.items()], {}
+        rows = self._take_rows()
         lives, self._durable_lives = self._durable_lives, []
         connections = self._connections_to_tell(now_ms)
         if rows or connections:
             self._book.write_operations(now_ms // _SECOND_MS * _SECOND_MS, rows, connections)
         if lives:
             self._book.write_lives(lives)
+
+    def _take_rows(self) -> list[tuple[Sort, Tally]]:
+        """What is durable, counted together: many links may do the same."""
+        found: dict[Sort, Tally] = {}
+        for account in self._ready:
+            tally = account.take_durable()
+            sort = account.sort
+            if sort in found:
+                found[sort].merge(tally)
+            else:
+                found[sort] = tally
+            if sort.result == SUCCEEDED:
+                self._totals.setdefault((sort.kind, sort.stage), Tally()).merge(tally)
+        self._ready.clear()
+        return [*found.items()]
 
     def _connections_to_tell(self, now_ms: int) -> int:
         """The most that were open, when that has changed, and every minute: a bill wants the peak of an hour."""
@@ -149,6 +191,8 @@ class SendToll:
         self._sent = meter.account(self._sort)
         self._pings = meter.account(self._sort._replace(stage=Stage.PING))
         self._refused: dict[str, Account] = {}
+        self.sent_small = self._sent.add_one
+        """For one message that is no larger than a unit, and no ping."""
 
     def sent(self, messages: Sequence[Message], size_bytes: int) -> None:
         account = self._pings if len(messages) == 1 and messages[0].ping else self._sent
@@ -178,19 +222,18 @@ class ReceiveToll:
         self._empty = meter.account(sort._replace(kind=Kind.EMPTY_RECEIVE, stage=idle))
         self._settled = meter.account(sort._replace(kind=Kind.SETTLE))
 
+        self.given_small = self._given.add_one
+        """For a message that never was in a backlog, and is no larger than a unit."""
+
+        self.settled = self._settled.add_one
+
     def given(self, message: Delivery, size_bytes: int) -> None:
         account = self._returned if message.record.returned else self._given
-        if size_bytes <= UNIT_BYTES:
-            account.add(1, size_bytes)
-        else:
-            account.add(1, size_bytes, units_of(size_bytes), units_of(size_bytes))
+        account.add(1, size_bytes, units_of(size_bytes), units_of(size_bytes))
 
     def went_empty(self) -> None:
         """The receiver has waited for nothing."""
         self._empty.add()
-
-    def settled(self) -> None:
-        self._settled.add(1)
 
 
 def path_of_address(address: Address) -> str:

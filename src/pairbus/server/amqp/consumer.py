@@ -8,6 +8,7 @@ from typing import Final
 
 from pairbus.broker import Address, Disposition, SessionGrant, Settle, Verdict
 from pairbus.broker import Delivery as Message
+from pairbus.ledger.operation import UNIT_BYTES
 from pairbus.server.amqp.node import Need, Node
 from pairbus.server.amqp.peer import Peer
 from pairbus.server.amqp.verdicts import echo_of, verdict_of
@@ -124,8 +125,12 @@ class Consumer(Node, Receiver):
         counters.messages_delivered += 1
         counters.bytes_delivered += len(payload)
         self._was_served = self.link.credit > 0
-        if self._toll is not None:
-            self._toll.given(message, len(payload))
+        toll = self._toll
+        if toll is not None:
+            if message.record.returned or len(payload) > UNIT_BYTES:
+                toll.given(message, len(payload))
+            else:
+                toll.given_small(len(payload))
         self._peer.wrote(len(payload))
 
     def _drop_oldest(self) -> None:

@@ -6,6 +6,7 @@ from typing import Final
 
 from pairbus.broker import Address, Message, Send
 from pairbus.dialect.batch import BATCH_FORMAT, split_batch
+from pairbus.ledger.operation import UNIT_BYTES
 from pairbus.server.amqp.node import Need, Node
 from pairbus.server.amqp.peer import Peer
 from pairbus.server.errors import REFUSABLE, BadRequestError, refusal_of
@@ -72,8 +73,13 @@ class Producer(Node):
         else:
             host.namespace.send(self._address, messages, host.now_ms())
             self._peer.confirm(delivery, ACCEPTED)
-        if self._toll is not None:
-            self._toll.sent(messages, len(delivery.payload))
+        toll = self._toll
+        if toll is not None:
+            size_bytes = len(delivery.payload)
+            if len(messages) == 1 and size_bytes <= UNIT_BYTES and not messages[0].ping:
+                toll.sent_small(size_bytes)
+            else:
+                toll.sent(messages, size_bytes)
 
     def on_detached(self) -> None:
         self._peer.dispatcher.discount(self._address)
