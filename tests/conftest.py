@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 from hypothesis import settings
 
 from tests.thoroughness import times
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # As a job in the background this process ignores Ctrl-C, and so would all that it starts.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 
 settings.register_profile("pairbus", max_examples=times(100))
 settings.load_profile("pairbus")

@@ -101,6 +101,7 @@ def running(order: CaptureOrder) -> Iterator[Told]:
 # Once
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_d5_a_queue_and_a_subscription_are_captured_once(
     order: CaptureOrder, namespace: RunningNamespace, factory: MessagingFactory, spark: SparkSession

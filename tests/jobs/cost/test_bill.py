@@ -66,6 +66,7 @@ def add_up(lines: Sequence[StatementLine]) -> Decimal:
     return sum((one.amount for one in lines), Decimal(0))
 
 
+@pytest.mark.slow
 def test_d3_the_bill_of_the_standard_tier(spark: SparkSession, tmp_path: Path) -> None:
     # Operations, in units of 64 KB:
     #   direct: 60,000,000 sends, 60,000,000 receives                        120,000,000

@@ -46,6 +46,7 @@ def ids(found: Report, cause: str) -> set[str]:
     return {one.message_id for one in found.missing if one.cause == cause}
 
 
+@slow
 @pytest.mark.timeout(LIMIT_S)
 def test_d4_a_clean_outage_is_fine(spark: SparkSession) -> None:
     model = clean_pair()
