@@ -56,7 +56,7 @@ def with_snippets() -> Iterator[Any]:
     for page in PAGES:
         snippets = snippets_of(page)
         if snippets:  # a session of Spark takes its time
-            has_spark = any("_session(" in snippet or "pyspark" in snippet for snippet in snippets)
+            has_spark = any("pyspark" in snippet or "pairbus.spark" in snippet for snippet in snippets)
             yield pytest.param(page, id=page.name, marks=pytest.mark.slow if has_spark else ())
 
 
