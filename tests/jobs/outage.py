@@ -37,6 +37,9 @@ class Outage:
     """What each namespace has counted itself, over all its starts."""
 
     received: Counter[str] = field(default_factory=Counter)
+    _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while messages are received and completed: the primary is not stopped in the middle of that."""
+
     diverted: int = 0
 
     def stop(self, namespace: RunningNamespace) -> None:
@@ -75,9 +78,10 @@ class Outage:
             receiving = asyncio.create_task(self._receive(await other.create_message_receiver("orders")))
             third = messages // 3
             await self._send(factory, range(third))
-            await asyncio.to_thread(self.stop, self.primary)
-            await self._send(factory, range(third, 2 * third))
-            await asyncio.to_thread(self.primary.start)
+            async with self._turn:
+                await asyncio.to_thread(self.stop, self.primary)
+                await self._send(factory, range(third, 2 * third))
+                await asyncio.to_thread(self.primary.start)
             await self._send(factory, range(2 * third, messages))
             await self._until_home(pair, messages)
             self.diverted = pair.status().diverted
@@ -94,12 +98,13 @@ class Outage:
 
     async def _receive(self, receiver: MessageReceiver) -> None:
         while True:
-            try:
-                messages = await receiver.receive(500, _MOMENT)
-                await receiver.complete(messages)
-            except MessagingError:
-                continue  # what was not completed comes again
-            self.received.update(str(message.message_id) for message in messages)
+            async with self._turn:
+                try:
+                    messages = await receiver.receive(500, _MOMENT)
+                    self.received.update(str(message.message_id) for message in messages)
+                    await receiver.complete(messages)
+                except MessagingError:
+                    continue  # what was not completed comes again
 
     async def _until_home(self, pair: NamespacePair, messages: int) -> None:
         async with asyncio.timeout(_PATIENCE_S):
