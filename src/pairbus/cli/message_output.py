@@ -17,6 +17,7 @@ from pairbus.cli.message_lines import DEAD_LETTER_PROPERTIES, line_of
 from pairbus.cli.serve import fail
 from pairbus.client.message import BodyKind
 from pairbus.client.received_message import ReceivedMessage
+from pairbus.durable import sync_directory
 from pairbus.spark.value_text import text_of
 from pairbus.wire import Sections
 
@@ -81,11 +82,7 @@ def _keep(file: BinaryIO, path: Path, octets: bytes) -> None:
 def _keep_name(path: Path) -> None:
     """A new name is in its directory, and that is to be kept too."""
     if os.name == "posix" and path.is_file():
-        directory = os.open(path.absolute().parent, os.O_RDONLY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+        sync_directory(path.absolute().parent)
 
 
 # The screen.

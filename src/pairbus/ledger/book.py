@@ -6,8 +6,8 @@ import logging
 import os
 from pathlib import Path
 
+from pairbus.durable import make_directory, sync_directory
 from pairbus.ledger.columns import COLUMNS
-from pairbus.ledger.durable import make_directory, sync_directory
 from pairbus.ledger.journal import OPEN, SUFFIX, Journal, NewerJournalError
 from pairbus.ledger.page import Page
 from pairbus.ledger.parquet import write_parquet

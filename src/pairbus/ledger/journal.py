@@ -10,9 +10,9 @@ from typing import Any, BinaryIO, Final, NamedTuple, Self
 
 import pyarrow as pa
 
+from pairbus.durable import make_directory, sync_content, sync_directory, try_lock
 from pairbus.ledger.chunk import head_of, read_chunks
 from pairbus.ledger.columns import VERSION, VERSION_KEY
-from pairbus.ledger.durable import make_directory, sync_content, sync_directory, try_lock
 from pairbus.ledger.page import Page
 from pairbus.ledger.schema import SCHEMAS
 from pairbus.ledger.stem import Stem

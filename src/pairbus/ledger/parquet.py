@@ -9,8 +9,8 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pairbus.durable import make_directory, put_in_place
 from pairbus.ledger.columns import COLUMNS, LIVES, OPERATIONS, TEXT
-from pairbus.ledger.durable import make_directory, put_in_place
 
 _ROW_GROUP: Final = 128 * 1024
 """Rows of a group: whoever looks for a minute skips the others."""

@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from pairbus.store.durable import make_directory, put_in_place
+from pairbus.durable import OURS_ALONE, make_directory, put_in_place
 from pairbus.store.errors import StoreFailedError
 
 DIRECTORY: Final = "tls"
@@ -81,7 +81,7 @@ def open_certificate(directory: Path, names: Sequence[str], now_ms: int) -> Cert
     files = certificate_files(directory)
     now = datetime.fromtimestamp(now_ms / 1000, UTC)
     try:
-        make_directory(files.ca_file.parent)
+        make_directory(files.ca_file.parent, OURS_ALONE)
         ca = _open_ca(files, now)
         _open_leaf(files, ca, _alternatives((*_LOCAL, *names)), now)
     except OSError as error:

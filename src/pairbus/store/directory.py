@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-from pairbus.store.durable import make_directory, put_in_place
+from pairbus.durable import OURS_ALONE, make_directory, put_in_place
 from pairbus.store.errors import (
     DamagedStoreError,
     NewerFormatError,
@@ -54,7 +54,7 @@ class DataDirectory:
         """
         try:
             _expect_ours(path)
-            make_directory(path)
+            make_directory(path, OURS_ALONE)
             lock = _take_lock(path / LOCK_FILE)
         except OSError as error:
             raise StoreFailedError(str(path), str(error)) from error

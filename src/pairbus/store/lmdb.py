@@ -13,9 +13,9 @@ try:
 except ImportError as error:
     raise ImportError("the store on disk needs lmdb: pip install 'pairbus[server]'") from error
 
+from pairbus.durable import put_in_place
 from pairbus.store.checksum import CHECKSUM_BYTES, seal, unseal
 from pairbus.store.datafile import MEBIBYTE, NO_SPACE, DataFile
-from pairbus.store.durable import put_in_place
 from pairbus.store.errors import (
     CommitOrderError,
     DamagedRecordError,

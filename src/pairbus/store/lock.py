@@ -1,21 +1,15 @@
-"""A lock on a file that ends with the process, however that ends."""
+"""The lock on a data directory, where the system has such locks."""
 
 from __future__ import annotations
 
 import sys
 
+from pairbus.durable import try_lock as lock_file
 from pairbus.store.errors import UnsupportedSystemError
-
-if sys.platform != "win32":
-    import fcntl
 
 
 def try_lock(descriptor: int) -> bool:
     """Lock an open file until it is closed; tells whether nobody else has."""
     if sys.platform == "win32":
         raise UnsupportedSystemError(sys.platform)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+    return lock_file(descriptor)

@@ -6,14 +6,12 @@ import sys
 from pathlib import Path
 from typing import BinaryIO, Final
 
+from pairbus.durable import make_directory, try_lock
 from pairbus.jobs.capture.book import Book
 from pairbus.jobs.capture.captured_file import CapturedFile
 from pairbus.jobs.capture.errors import CaptureDamagedError, CaptureError, CaptureInUseError
-from pairbus.jobs.capture.whole_file import make_directory, whole_file
+from pairbus.jobs.capture.whole_file import whole_file
 from pairbus.jobs.capture.window import Window
-
-if sys.platform != "win32":
-    import fcntl
 
 _HIDDEN: Final = "_capture"
 """Spark and Arrow pass over names that begin like this."""
@@ -68,11 +66,9 @@ def _locked(path: Path, root: Path) -> BinaryIO:
     if sys.platform == "win32":
         raise CaptureError("a capture needs a system with locks on files such as Linux or macOS")
     file = path.open("wb")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    if not try_lock(file.fileno()):
         file.close()
         raise CaptureInUseError(
             f"another capture writes into {root}; give each a directory of its own, or name all entities to one"
-        ) from None
+        )
     return file

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
+
+from pairbus.durable import make_directory, put_in_place
 
 
 @contextmanager
@@ -20,24 +21,4 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
     part = path.with_name(f".{path.name}.part")
     with part.open("wb") as file:
         yield file
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
-    _sync(path.parent)
-
-
-def make_directory(path: Path) -> None:
-    """Make a directory with all above it, each of which stays when the power goes."""
-    if path.is_dir():
-        return
-    make_directory(path.parent)
-    path.mkdir(exist_ok=True)  # tasks of other processes make it, too
-    _sync(path.parent)
-
-
-def _sync(directory: Path) -> None:
-    opened = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(opened)
-    finally:
-        os.close(opened)
+    put_in_place(part, path)

@@ -1,4 +1,4 @@
-"""Files and names that survive a power failure."""
+"""Files and names that survive a power failure, and locks on files that end with their process, however that ends."""
 
 from __future__ import annotations
 
@@ -7,20 +7,21 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from pairbus.ledger.errors import UnsupportedSystemError
-
 if sys.platform != "win32":
     import fcntl
+
+OURS_ALONE: Final = 0o700
+"""The mode of a directory that nobody else may look into."""
 
 sync_content: Final = getattr(os, "fdatasync", os.fsync)
 
 
-def make_directory(path: Path) -> None:
-    """Make a directory, and those above it that are missing. Who may read it is up to the process's umask."""
+def make_directory(path: Path, mode: int = 0o777) -> None:
+    """Make a directory, and those above it that are missing; what others may do there is less what the umask takes."""
     if path.is_dir():
         return
-    make_directory(path.parent)
-    path.mkdir(exist_ok=True)
+    make_directory(path.parent, mode)
+    path.mkdir(mode=mode, exist_ok=True)  # another process may make it, too
     sync_directory(path.parent)
 
 
@@ -28,12 +29,13 @@ def put_in_place(temporary: Path, path: Path) -> None:
     """Give a complete file its final name."""
     with temporary.open("rb") as file:
         os.fsync(file.fileno())
-    temporary.rename(path)
+    temporary.replace(path)
     sync_directory(path.parent)
 
 
 def sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    """Have the names in a directory kept."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
@@ -43,7 +45,7 @@ def sync_directory(path: Path) -> None:
 def try_lock(descriptor: int) -> bool:
     """Lock an open file until it is closed, or its process has ended; tells whether nobody else has."""
     if sys.platform == "win32":
-        raise UnsupportedSystemError(sys.platform)
+        raise NotImplementedError(f"there are no such locks on {sys.platform}")
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
