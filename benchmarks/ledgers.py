@@ -75,68 +75,54 @@ class Traffic:
         hour, within = np.divmod(numbers, self.an_hour)
         return _ms(DAY) + hour * _HOUR_MS + within * _BUSY_MS // self.an_hour
 
+    def home_ms(self, numbers: Any) -> Any:
+        """When what was diverted is accepted at home: an hour later."""
+        return self.sent_ms(numbers) + _HOUR_MS + _FETCH_MS
+
 
 def generate(directory: Path, rows: int) -> None:
     """Ledgers of a pair with about so many rows of operations, and so many of lives."""
     # Of each message there are three events, and three more if it was diverted.
     traffic = Traffic(messages=round(rows / (3 + 3 / HOURS)))
+    primary, secondary = Writer(directory / _PRIMARY), Writer(directory / _SECONDARY)
     for hour in range(HOURS):
         for chunk in traffic.chunks(hour):
             if hour == OUTAGE:
-                _write_diverted(directory, traffic, chunk)
+                secondary.write([_backlog(chunk, Event.ACCEPTED, Stage.BACKLOG, traffic.sent_ms(chunk))])
+            elif hour == OUTAGE + 1:
+                diverted = chunk - traffic.an_hour
+                secondary.write(_fetched(traffic, diverted))
+                primary.write([*_direct(traffic, chunk), *_returned(traffic, diverted)])
             else:
-                _write_direct(directory, traffic, chunk)
+                primary.write(_direct(traffic, chunk))
         _write_operations(directory / _PRIMARY, hour, rows // HOURS)
 
 
-def _write_direct(directory: Path, traffic: Traffic, numbers: Any) -> None:
+def _direct(traffic: Traffic, numbers: Any) -> list[Any]:
     sent_ms = traffic.sent_ms(numbers)
-    steps = ((Event.ACCEPTED, 0, 0), (Event.RECEIVED, 20, 1), (Event.COMPLETED, 50, 2))
-    _write_lives(
-        directory / _PRIMARY,
-        [
-            _lives(_PRIMARY, numbers, event, Stage.DIRECT, sent_ms + later, later * 8 + residue)
-            for event, later, residue in steps
-        ],
-    )
+    steps = ((Event.ACCEPTED, 0), (Event.RECEIVED, 20), (Event.COMPLETED, 50))
+    return [_lives(numbers, event, Stage.DIRECT, sent_ms + later_ms) for event, later_ms in steps]
 
 
-def _write_diverted(directory: Path, traffic: Traffic, numbers: Any) -> None:
-    sent_ms = traffic.sent_ms(numbers)
-    away = [_backlog(numbers, Event.ACCEPTED, Stage.BACKLOG, sent_ms, 0)]
-    _write_lives(directory / _SECONDARY, away)
-    home_ms = sent_ms + _HOUR_MS + _FETCH_MS
-    fetched = [
-        _backlog(numbers, Event.RECEIVED, Stage.SYPHON, home_ms - 5, 1),
-        _backlog(numbers, Event.COMPLETED, Stage.SYPHON, home_ms + 5, 2),
-    ]
-    _write_lives(directory / _SECONDARY, fetched)
+def _fetched(traffic: Traffic, numbers: Any) -> list[Any]:
+    home_ms = traffic.home_ms(numbers)
+    steps = ((Event.RECEIVED, -5), (Event.COMPLETED, 5))
+    return [_backlog(numbers, event, Stage.SYPHON, home_ms + later_ms) for event, later_ms in steps]
+
+
+def _returned(traffic: Traffic, numbers: Any) -> list[Any]:
+    home_ms, returned = traffic.home_ms(numbers), traffic.messages // ENTITIES + 1
     steps = (
-        (Event.ACCEPTED, Stage.SYPHON, 0, 3),
-        (Event.RECEIVED, Stage.RETURNED, 20, 4),
-        (Event.COMPLETED, Stage.RETURNED, 50, 5),
+        (Event.ACCEPTED, Stage.SYPHON, 0),
+        (Event.RECEIVED, Stage.RETURNED, 20),
+        (Event.COMPLETED, Stage.RETURNED, 50),
     )
-    hour_later, returned = 8 * traffic.an_hour, traffic.messages // ENTITIES + 1
-    _write_lives(
-        directory / _PRIMARY,
-        [
-            _lives(
-                _PRIMARY,
-                numbers,
-                event,
-                stage,
-                home_ms + later,
-                hour_later + later * 8 + residue,
-                sequence_from=returned,
-            )
-            for event, stage, later, residue in steps
-        ],
-    )
+    return [
+        _lives(numbers, event, stage, home_ms + later_ms, sequence_from=returned) for event, stage, later_ms in steps
+    ]
 
 
-def _lives(
-    namespace: str, numbers: Any, event: Event, stage: Stage, at_ms: Any, later: int, sequence_from: int = 0
-) -> Any:
+def _lives(numbers: Any, event: Event, stage: Stage, at_ms: Any, sequence_from: int = 0) -> Any:
     entity = numbers % ENTITIES
     sequence = pa.array(numbers // ENTITIES + 1 + sequence_from)
     session = pc.if_else(pa.array(entity % 2 == 1), _text("session-", numbers % SESSIONS), pa.scalar(None, pa.string()))
@@ -144,8 +130,8 @@ def _lives(
         LIVES,
         len(numbers),
         at=at_ms,
-        namespace=namespace,
-        ordinal=numbers * 8 + later,
+        namespace=_PRIMARY,
+        ordinal=0,
         event=str(event),
         stage=str(stage),
         entity=_text("orders-", entity),
@@ -158,7 +144,7 @@ def _lives(
     )
 
 
-def _backlog(numbers: Any, event: Event, stage: Stage, at_ms: Any, residue: int) -> Any:
+def _backlog(numbers: Any, event: Event, stage: Stage, at_ms: Any) -> Any:
     is_start = event is Event.ACCEPTED
     entity = numbers % ENTITIES
     session = pc.if_else(pa.array(entity % 2 == 1), _text("session-", numbers % SESSIONS), pa.scalar(None, pa.string()))
@@ -167,7 +153,7 @@ def _backlog(numbers: Any, event: Event, stage: Stage, at_ms: Any, residue: int)
         len(numbers),
         at=at_ms,
         namespace=_SECONDARY,
-        ordinal=numbers * 8 + residue,
+        ordinal=0,
         event=str(event),
         stage=str(stage),
         entity=f"{_PRIMARY}/x-servicebus-transfer/0",
@@ -207,14 +193,23 @@ def _write_operations(ledger: Path, hour: int, rows: int) -> None:
         pq.write_table(table, place / f"operations-{number}.parquet", compression="zstd", compression_level=1)
 
 
-def _write_lives(ledger: Path, tables: list[Any]) -> None:
-    """In the order of their ordinals, in the hour of the first of them."""
-    table = pa.concat_tables(tables).sort_by("ordinal")
-    first = table["at"][0].as_py()
-    place = ledger / LIVES / _partition(first)
-    place.mkdir(parents=True, exist_ok=True)
-    name = f"lives-{len(list(place.iterdir()))}.parquet"
-    pq.write_table(table, place / name, compression="zstd", compression_level=1)
+class Writer:
+    """Writes lives, and counts them as a namespace does: in the order of time, without a hole."""
+
+    def __init__(self, ledger: Path) -> None:
+        self._ledger = ledger
+        self._last = 0
+
+    def write(self, tables: list[Any]) -> None:
+        """Into the hour of the first of them."""
+        table = pa.concat_tables(tables).sort_by("at")
+        ordinals = np.arange(self._last + 1, self._last + 1 + len(table), dtype=np.int64)
+        self._last += len(table)
+        place = self._ledger / LIVES / _partition(table["at"][0].as_py())
+        place.mkdir(parents=True, exist_ok=True)
+        file = place / f"lives-{len(list(place.iterdir()))}.parquet"
+        table = table.set_column(table.schema.get_field_index("ordinal"), "ordinal", pa.array(ordinals))
+        pq.write_table(table, file, compression="zstd", compression_level=1)
 
 
 def _table(name: str, rows: int, **values: Any) -> Any:

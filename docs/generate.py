@@ -28,10 +28,14 @@ from pairbus.broker import limits as broker_limits
 from pairbus.cli import amqp_json, message_lines
 from pairbus.cli.main import app as commands
 from pairbus.jobs.syphon.settings import SparkSyphonSettings
+from pairbus.ledger import LedgerStatus
 from pairbus.server import settings as server_settings
 from pairbus.server.counters import Counters
+from pairbus.server.http.ledger_metrics import LedgerMetrics
 from pairbus.server.http.metrics import Metrics, Traffic
 from pairbus.server.http.occupancy import Entities, Totals
+from pairbus.server.side_buffer.metrics import SideBufferMetrics
+from pairbus.server.side_buffer.tally import Tally
 from pairbus.spark import schema as spark_schema
 from pairbus.spark import sink_columns, value_text
 from pairbus.spark.option import Option
@@ -169,7 +173,9 @@ MEMBERS: dict[str, list[str]] = {
     "MessagingFactorySettings": [],
     "RetryPolicy": [],
     "SendAvailabilityPairedNamespaceOptions": ["name_of"],
-    "NamespacePair": ["status", "backlog_depth", "subscribe", "events", "engage", "release", "drill"],
+    "NamespacePair": [
+        "status", "metrics", "backlog_depth", "subscribe", "events", "report", "engage", "release", "drill",
+    ],
 }  # fmt: skip
 """What is shown of a class where it is not everything that is public."""
 
@@ -1001,10 +1007,21 @@ _SAMPLE_PAIR = pairing.PairStatus(
 )
 
 
+_SAMPLE_LEDGER = LedgerStatus(
+    operations_written=0, lives_written=0, lives_waiting=0, lives_missed=0, files_closed=0, error=None
+)
+
+
 def metrics_page() -> str:
     """The page of everything that is measured."""
     metrics = Metrics(Counters())
-    counted = [*Traffic(Counters(), lambda: (0, 0.0)).collect(), *Totals([]).collect()]
+    traffic = Traffic(Counters(), lambda: (0, 0.0))
+    counted = [
+        *traffic.collect(),
+        *LedgerMetrics(lambda: _SAMPLE_LEDGER).collect(),
+        *SideBufferMetrics(Tally()).collect(),
+        *Totals([]).collect(),
+    ]
     over_http = [
         _metric_row(family, getattr(meter, "_labelnames", ()))
         for meter in (metrics.http, metrics.http_seconds)

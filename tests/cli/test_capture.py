@@ -8,7 +8,7 @@ import pty
 import re
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from pairbus.cli.main import app
 from pairbus.jobs.capture.columns import WINDOW_COLUMNS
 from pairbus.jobs.capture.command import DONE
 from pairbus.jobs.capture.directory import CaptureDirectory
-from pairbus.jobs.syphon.command import FAILED, USAGE, WAITING
+from pairbus.jobs.ending import FAILED, USAGE, WAITING
 from pairbus.testing import RunningNamespace, running_namespace
 from tests.cli.test_cli import ENVIRONMENT, PAIRBUS, reason, run
 from tests.docs.snippets import ROOT
@@ -76,9 +76,21 @@ def test_in_a_terminal_there_are_sentences(namespace: RunningNamespace, tmp_path
     assert "0 messages were captured, 0 files written" in shown
 
 
+def terminate(process: subprocess.Popen[str]) -> None:
+    process.send_signal(signal.SIGTERM)
+
+
+def press_ctrl_c(process: subprocess.Popen[str]) -> None:
+    """A terminal tells all who work in it: Spark's processes, too."""
+    os.killpg(process.pid, signal.SIGINT)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_d5_it_captures_until_it_is_stopped(namespace: RunningNamespace, tmp_path: Path) -> None:
+@pytest.mark.parametrize("stop", [terminate, press_ctrl_c])
+def test_d5_it_captures_until_it_is_stopped(
+    namespace: RunningNamespace, tmp_path: Path, stop: Callable[[subprocess.Popen[str]], None]
+) -> None:
     with (
         MessagingFactory.from_connection_string(namespace.connection_string) as factory,
         factory.create_message_sender("orders") as orders,
@@ -101,20 +113,19 @@ def test_d5_it_captures_until_it_is_stopped(namespace: RunningNamespace, tmp_pat
     )
     command = [*PAIRBUS, "capture", "--source", f"@{file}", *names, "--to", str(tmp_path / "files")]
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT, text=True
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT, text=True, start_new_session=True
     ) as process:
         try:
             assert process.stdout is not None
             lines: list[dict[str, Any]] = []
             while sum(line.get("messages", 0) for line in lines if line["event"] == "file") < 70:
                 lines.append(json.loads(next(process.stdout)))
-            process.send_signal(signal.SIGTERM)
+            stop(process)
             rest, said = process.communicate(timeout=SPARK_PATIENCE_S)
         finally:
             process.kill()
-    assert process.returncode == DONE
-    assert "Error" not in said
-    assert records(rest)[-1]["event"] == "ended"
+    assert (process.returncode, said) == (DONE, "")
+    assert [record["event"] for record in records(rest)] == ["stopping", "ended"]
     assert records(rest)[-1]["messages"] == 70
     assert ids(tmp_path / "files") == sorted(
         [f"orders-{number}" for number in range(50)] + [f"news-{number}" for number in range(20)]
@@ -124,7 +135,7 @@ def test_d5_it_captures_until_it_is_stopped(namespace: RunningNamespace, tmp_pat
         "source=orders",
         "source=news%2FSubscriptions%2Faudit",
     }
-    assert namespace.key not in said + rest
+    assert namespace.key not in rest
 
 
 # What is wrong
@@ -135,7 +146,8 @@ def test_d5_it_captures_until_it_is_stopped(namespace: RunningNamespace, tmp_pat
     [
         (("--source", "env:PAIRBUS_NO_SUCH"), "--source says env:PAIRBUS_NO_SUCH, and that variable is not set"),
         (("--source", "file:/nowhere/at/all"), "--source says file:/nowhere/at/all, and that cannot be read here"),
-        (("--source", "@/nowhere/at/all"), "--source says file:/nowhere/at/all"),
+        (("--source", "@/nowhere/at/all"), "--source: /nowhere/at/all cannot be read"),
+        (("--source", __file__), "--source is the name of a file: to have it read, write @"),
         (("--source", "nonsense"), "--source is no connection string"),
         (("--entity", "a//b"), "--entity names"),
         (("--window", "soon"), "--window: 'soon' is neither; it is a time from 1s to 1h"),

@@ -272,7 +272,7 @@ def test_somebody_elses_directory_is_one_line_and_code_1(tmp_path: Path, command
 
 
 def test_a_missing_dependency_says_what_to_install() -> None:
-    code = "import sys; sys.modules['lmdb'] = None; import pairbus.cli.main"
+    code = "import sys; sys.modules['lmdb'] = None; from pairbus.cli.main import app; app(['serve'])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=PATIENCE_S)
     assert done.returncode == 1
     assert "install 'pairbus[server]'" in reason(done)

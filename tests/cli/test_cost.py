@@ -21,15 +21,16 @@ from pairbus.spark.session import ensured_session
 from tests.cli.test_cli import run
 from tests.docs.snippets import ROOT
 from tests.jobs.ledger.written import operation, write
+from tests.spark.quick import QUICK
 
 PAGE = ROOT / "docs" / "how-to" / "know-what-it-costs.md"
-EVIL = "[red]<b>orders"
+EVIL = "=[red]<b>orders"
 
 
 @pytest.fixture(scope="module")
 def spark() -> Iterator[SparkSession]:
     """Running, so that the command need not start one each time."""
-    with ensured_session("local[2]") as session:
+    with ensured_session("local[2]", config=QUICK) as session:
         yield session
 
 
@@ -80,7 +81,7 @@ def test_d3_a_bill_in_every_format(spark: SparkSession, ledgers: tuple[Path, Pat
 
     lines = [*csv.DictReader(io.StringIO(invoke(*both(ledgers), "--by", "entity", "--format", "csv").stdout))]
     assert sum(Decimal(line["amount"]) for line in lines) == Decimal("14.15")
-    assert EVIL in {line["entity"] for line in lines}
+    assert f"'{EVIL}" in {line["entity"] for line in lines}  # no formula for a program that opens tables
     assert {line["currency"] for line in lines} == {"USD"}
 
     table = invoke(*both(ledgers), "--by", "entity").stdout
@@ -89,9 +90,26 @@ def test_d3_a_bill_in_every_format(spark: SparkSession, ledgers: tuple[Path, Pat
     for step in ("send to backlog", "receive from backlog", "send to primary", "receive from primary", "idle polls"):
         assert step in table
 
+    assert {"(base charge)", "contoso/x-servicebus-transfer/0"} < {line["entity"] for line in lines}
+    assert all(line["namespace"] for line in lines)
+
     page = invoke(*both(ledgers), "--by", "entity", "--format", "html").stdout
     assert page.startswith("<!DOCTYPE html>")
     assert "<b>orders" not in page
+
+
+@pytest.mark.slow
+def test_d3_what_an_outage_has_cost(spark: SparkSession, ledgers: tuple[Path, Path]) -> None:
+    # Four charges of a million messages and a million idle polls, at 0.80 a million; a gigabyte out at 0.15.
+    time = ("--from", "2026-04-01T10:00", "--to", "2026-04-01T14:00")
+    told = invoke(*both(ledgers), *time, "--beyond-allowances", "--format", "json")
+    assert told.exit_code == 0, told.output
+    document = json.loads(told.stdout)
+    assert Decimal(document["pairing_total"]["amount"]) == Decimal("4.15")
+    assert Decimal(document["total"]) == Decimal("4.15")  # nothing else was done, and no base charge is in it
+    assert document["rates"]["title"] == "Azure Service Bus, Standard tier, beyond what is included"
+    table = invoke(*both(ledgers), *time, "--beyond-allowances").stdout
+    assert re.search(r"all of it .* 4\.15 *$", table, re.MULTILINE)
 
 
 @pytest.mark.slow
@@ -120,14 +138,31 @@ def test_a_ledger_that_is_none_or_damaged_ends_it_with_one_line(
     assert damaged.stdout == ""
 
 
+@pytest.mark.slow
+def test_a_ledger_whose_damage_only_spark_finds_ends_it_with_one_line(
+    spark: SparkSession, ledgers: tuple[Path, Path]
+) -> None:
+    file = next(ledgers[1].rglob("*.parquet"))
+    content = file.read_bytes()
+    file.write_bytes(content[:4] + bytes(400) + content[404:])
+    damaged = invoke(*both(ledgers))
+    assert damaged.exit_code == FAILED, damaged.exception
+    assert damaged.stderr.startswith("pairbus: Spark could not read the ledgers: ")
+    assert file.name in damaged.stderr
+    assert damaged.stderr.count("\n") == 1
+    assert damaged.stdout == ""
+
+
 def test_d3_a_forecast_as_a_table_and_as_json() -> None:
     options = ("--forecast", "--messages-per-day", 1_000_000, "--outage-hours", 12, "--entities", 5, "--senders", 4)
     table = invoke(*options)
     assert table.exit_code == 0, table.output
-    assert "Pairing costs 0.9096 USD a month" in table.stdout
+    assert "Pairing costs 1.3846 USD a month" in table.stdout  # 0.475 of it because the syphon is on Spark
     assert "28,800" in table.stdout
     document = json.loads(invoke(*options, "--format", "json").stdout)
-    assert Decimal(document["difference"]) == Decimal("0.9096")
+    assert Decimal(document["difference"]) == Decimal("1.3846")
+    in_process = json.loads(invoke(*options, "--format", "json", "--engine", "in-process").stdout)
+    assert Decimal(in_process["difference"]) == Decimal("0.9096")
     polls = next(line for line in document["operations"] if line["name"] == "idle polls")
     assert polls["operations"] == 28_800
 
@@ -142,13 +177,26 @@ def test_a_forecast_starts_no_spark() -> None:
     ("arguments", "said"),
     [
         ((), "name a ledger with --ledger, or say --forecast"),
-        (("--forecast",), "--forecast goes with --messages-per-day"),
-        (("--forecast", "--messages-per-day", "1", "--ledger", "x"), "without --ledger"),
-        (("--forecast", "--messages-per-day", "1", "--format", "csv"), "not into csv"),
-        (("--forecast", "--messages-per-day", "1", "--ping-interval", "soon"), "--ping-interval is no such time"),
+        (("--forecast",), "--forecast needs --messages-per-day"),
+        (("--forecast", "--messages-per-day", "1", "--ledger", "x"), "--ledger is about a bill"),
+        (("--forecast", "--messages-per-day", "1", "--by", "stage"), "--by is about a bill"),
+        (("--forecast", "--messages-per-day", "1", "--from", "2026-04-02"), "--from is about a bill"),
+        (("--forecast", "--messages-per-day", "1", "--to", "2026-04-02"), "--to is about a bill"),
+        (("--forecast", "--messages-per-day", "1", "--master", "local"), "--master is about a bill"),
+        (("--forecast", "--messages-per-day", "1", "--format", "csv"), "a forecast is not written as csv"),
+        (("--forecast", "--messages-per-day", "1", "--ping-interval", "soon"), "--ping-interval is 'soon'; it is a"),
+        (("--ledger", "x", "--outage-hours", "2"), "--outage-hours is about a forecast: say --forecast as well"),
+        (("--print-card", "--forecast"), "--forecast does not go with --print-card"),
+        (("--print-card", "--zone", "asia-pacific"), "--zone does not go with --print-card"),
+        (("--print-card", "--rates", "gold"), "there is no rate card 'gold'"),
+        (("--forecast", "--messages-per-day", str(10**30)), "messages_per_day is 1000"),
+        (
+            ("--forecast", "--messages-per-day", str(10**12), "--message-bytes", str(10**12), "--outage-hours", "720"),
+            "cannot be meant",
+        ),
         (("--ledger", "x", "--rates", "gold"), "there is no rate card 'gold'"),
         (("--ledger", "x", "--zone", "moon"), "no zone 'moon'"),
-        (("--ledger", "x", "--from", "yesterday"), "--from is no such time"),
+        (("--ledger", "x", "--from", "yesterday"), "--from is 'yesterday'; it is a time in UTC such as"),
         (("--ledger", "x", "--from", "2026-04-02", "--to", "2026-04-01"), "--to is not after --from"),
     ],
 )
@@ -165,6 +213,23 @@ def test_a_wrong_card_of_ones_own_is_told_by_its_key(tmp_path: Path) -> None:
     done = invoke("--ledger", "x", "--rates", file)
     assert done.exit_code == USAGE
     assert f"the rate card {file} lacks the key title" in done.stderr
+
+
+def test_a_card_is_printed_to_be_changed(tmp_path: Path) -> None:
+    printed = invoke("--rates", "basic", "--print-card")
+    assert printed.exit_code == 0, printed.output
+    file = tmp_path / "mine.toml"
+    file.write_text(printed.stdout.replace('currency = "USD"', 'currency = "EUR"'), encoding="utf-8")
+    assert " EUR a month" in invoke("--forecast", "--messages-per-day", "1", "--rates", file).stdout
+    assert invoke("--rates", file, "--print-card").stdout == file.read_text(encoding="utf-8")
+
+
+def test_a_ledger_that_is_not_there_is_told_before_spark_starts(tmp_path: Path) -> None:
+    for place, said in ((tmp_path / "nowhere", "there is no directory"), (tmp_path, "is no ledger")):
+        done = run("cost", "--ledger", place, "--master", "nonsense")  # Spark would complain of that
+        assert done.returncode == FAILED
+        assert said in done.stderr
+        assert done.stderr.count("\n") == 1
 
 
 def test_the_page_names_every_option() -> None:

@@ -7,6 +7,8 @@ import os
 import pty
 import re
 import subprocess
+from contextlib import suppress
+from datetime import timedelta
 from typing import Any
 from uuid import uuid4
 
@@ -72,6 +74,14 @@ def test_one_is_shown_whatever_it_is(desk: Desk, path: str, kind: str) -> None:
     assert told(desk, "show", path)["kind"] == kind
 
 
+def test_what_is_shown_has_the_option_that_sets_it(desk: Desk) -> None:
+    queue = desk.queue(default_message_time_to_live=timedelta(days=14))
+    lines = desk.spoken("entities", "show", queue).splitlines()
+    assert "default_message_time_to_live: 14d  (--ttl)" in lines
+    assert "requires_duplicate_detection: False  (--detect-duplicates)" in lines
+    assert "active_message_count: 0" in lines
+
+
 # Making and changing.
 
 OPTIONS: dict[str, list[str]] = {
@@ -128,6 +138,14 @@ def test_every_setting_of_each_kind(desk: Desk, kind: Any, setting: Any) -> None
     assert (done.code, done.stderr) == (0, "")
     assert json.loads(done.stdout)[setting.field] == SHOWN[setting.field]
     desk.spoken("entities", "delete", path, "--yes")
+
+
+def test_what_was_done_is_one_line(desk: Desk) -> None:
+    queue = new_name()
+    assert desk.spoken("entities", "create", queue) == f"queue '{queue}' made\n"
+    again = desk.spoken("entities", "create", queue, "--exist-ok", "--ttl", "1d")
+    assert again == f"queue '{queue}' is there already, and stays as it is\n"
+    assert desk.spoken("entities", "update", queue, "--ttl", "1d") == f"queue '{queue}' changed\n"
 
 
 def test_what_is_changed_is_changed_and_the_rest_stays(desk: Desk) -> None:
@@ -195,23 +213,32 @@ def test_a_person_is_asked_first(desk: Desk, answer: str) -> None:
     assert desk.run("entities", "show", queue).code == (1 if answer == "y" else 0)
 
 
-@pytest.mark.slow
-def test_in_a_terminal_there_is_a_table(desk: Desk) -> None:
-    queue = desk.queue()
+def listed_in_terminal(desk: Desk, columns: int) -> str:
     ours, theirs = pty.openpty()
-    with subprocess.Popen(
-        [*PAIRBUS, "entities", "list"], env=desk.environment | {"TERM": "xterm"}, stdout=theirs
-    ) as process:
+    environment = desk.environment | {"TERM": "xterm", "COLUMNS": str(columns)}
+    with subprocess.Popen([*PAIRBUS, "entities", "list"], env=environment, stdout=theirs) as process:
         os.close(theirs)
         shown = ""
         try:
-            while "└" not in shown:
-                shown += os.read(ours, 4096).decode(errors="replace")
+            with suppress(OSError):  # that is how a terminal ends
+                while part := os.read(ours, 4096):
+                    shown += part.decode(errors="replace")
             assert process.wait(PATIENCE_S) == 0
         finally:
             process.kill()
             os.close(ours)
-    assert re.search(rf"│ {queue} +│ queue +│ Active", re.sub(r"\x1b\[[0-9;]*m", "", shown))
+    return re.sub(r"\x1b\[[0-9;]*m", "", shown)
+
+
+@pytest.mark.slow
+def test_in_a_terminal_there_is_a_table(desk: Desk) -> None:
+    queue = desk.queue()
+    wide = listed_in_terminal(desk, 200)
+    assert re.search(rf"│ {queue} +│ queue +│ Active +│ +0 │ +0 │ +0 │ +0 │ +\d+ │", wide)
+    assert "too narrow" not in wide
+    narrow = listed_in_terminal(desk, 78)
+    assert re.search(rf"│ {queue} +│ queue +│ Active +│ +0 │ +0 │\r\n", narrow)
+    assert "without scheduled, transfer, bytes: the terminal is too narrow" in narrow
 
 
 # What goes wrong.

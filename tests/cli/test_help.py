@@ -102,6 +102,10 @@ def test_commands_are_completed() -> None:
     assert "receive" in completed("pairbus re")
 
 
+def test_rate_cards_are_completed() -> None:
+    assert completed("pairbus cost --rates st") == ["standard"]
+
+
 def test_entities_are_completed_from_the_namespace(desk: Desk) -> None:
     queue = desk.queue()
     connection = {"PAIRBUS_CONNECTION": desk.namespace.connection_string}

@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from pairbus.blocking import BrokeredMessage
+from pairbus.broker import Right
 from tests.cli.everyday import Desk
 from tests.cli.test_cli import PATIENCE_S
+from tests.cli.test_pair import with_key
 
 
 def test_the_next_ten_are_shown_and_left_as_they_are(desk: Desk) -> None:
@@ -98,6 +100,15 @@ def test_what_cannot_be_is_one_line_and_code_2(desk: Desk, arguments: tuple[str,
     done = desk.run("peek", *arguments)
     assert (done.code, done.stdout) == (2, "")
     assert said in done.reason
+
+
+def test_a_topic_has_no_messages_and_that_is_said(desk: Desk) -> None:
+    done = desk.run("peek", "events")
+    assert (done.code, done.stdout) == (1, "")
+    assert "'events' is a topic: peek at one of its subscriptions, events/Subscriptions/NAME" in done.reason
+    assert desk.spoken("peek", "events/Subscriptions/audit") == ""
+    text = with_key(desk.namespace, Right.LISTEN)
+    assert desk.spoken("peek", desk.queue(), "--connection", text) == ""
 
 
 def test_a_queue_that_is_not_there_is_code_1(desk: Desk) -> None:

@@ -16,13 +16,13 @@ from pyspark.sql import SparkSession
 from typer.testing import CliRunner, Result
 
 from pairbus.cli.main import app
-from pairbus.jobs.reconcile.session import SESSION
 from pairbus.spark.session import ensured_session
 from tests.cli.test_cli import ENVIRONMENT, PAIRBUS
 from tests.docs.snippets import ROOT
 from tests.docs.tables import codes, rows_of
 from tests.jobs.reconcile.model import PairModel
 from tests.jobs.reconcile.scenes import gap
+from tests.spark.quick import QUICK
 
 LIMIT_S = 900
 PAGE = ROOT / "docs" / "how-to" / "prove-that-nothing-was-lost.md"
@@ -40,8 +40,8 @@ def run(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def spark() -> Iterator[SparkSession]:
-    """Running, so that the command need not start one each time."""
-    with ensured_session("local[2]", config=SESSION) as session:
+    """Running, so that the command need not start one each time; where it does, it is the one that users have."""
+    with ensured_session("local[2]", config=QUICK) as session:
         yield session
 
 
@@ -93,6 +93,17 @@ def test_a_gap_leaves_it_open(spark: SparkSession, tmp_path: Path) -> None:
     assert done.exit_code == 3, done.stderr
     assert "it cannot be told" in done.stdout
     assert "3 events could not be recorded" in done.stdout
+    assert "\ndiverted from 2026-03-01 12:00:00." in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(LIMIT_S)
+def test_d4_ledgers_that_are_swapped_prove_nothing(spark: SparkSession, tmp_path: Path) -> None:
+    _, primary, _, secondary = ledgers(tmp_path, outage(lost=True))
+    done = invoke("--primary", secondary, "--secondary", primary)
+    assert done.exit_code == 3, done.stderr
+    assert "it cannot be told" in done.stdout
+    assert "note: --primary and --secondary seem to be swapped" in done.stdout
 
 
 @pytest.mark.slow
@@ -112,6 +123,31 @@ def test_what_is_no_ledger_is_bad_input(spark: SparkSession, tmp_path: Path) -> 
         assert str(file) in done.stderr
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(LIMIT_S)
+def test_damage_that_only_spark_finds_is_told_in_one_line(spark: SparkSession, tmp_path: Path) -> None:
+    good = ledgers(tmp_path, outage())
+    (file,) = (tmp_path / "contoso").rglob("*.parquet")
+    whole = file.read_bytes()
+    file.write_bytes(whole[:4] + bytes(400) + whole[404:])
+    done = invoke(*good)
+    assert (done.exit_code, done.stdout) == (3, ""), done.exception
+    assert done.stderr.splitlines()[-1].startswith("pairbus: Spark could not do it: [FAILED_READ_FILE")
+    assert file.name in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.slow
+def test_d4_the_secondary_is_read_first_so_that_what_comes_home_meanwhile_is_not_missing(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    both = ledgers(tmp_path, outage())
+    for file in tmp_path.rglob("*.parquet"):
+        file.write_bytes(b"PAR1")
+    done = invoke(*both)
+    assert f"{tmp_path / 'fabrikam'}/" in done.stderr.splitlines()[-1]
+    assert "contoso" not in done.stderr.splitlines()[-1]
+
+
 def other_columns(directory: Path) -> bytes:
     file = directory / "other.parquet"
     pq.write_table(pa.table({"at": [1]}), file)
@@ -121,16 +157,20 @@ def other_columns(directory: Path) -> bytes:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        (("--from", "yesterday"), "--from is no time"),
-        (("--to", "12:00"), "--to is no time"),
+        (("--from", "yesterday"), "--from is 'yesterday'; it is a time in UTC such as"),
+        (("--to", "12:00"), "--to is '12:00'; it is a time"),
         (("--from", "2026-03-02", "--to", "2026-03-01"), "--to is not after --from"),
+        (("--out", "/nonexistent/x.json"), "--out: there is no directory /nonexistent"),
+        (("--out", "/tmp"), "--out: /tmp is a directory"),  # noqa: S108 (nothing is written)
+        ((), "there is no directory"),
     ],
 )
-def test_times_that_are_none_are_refused(options: tuple[str, ...], text: str) -> None:
-    result = invoke("--primary", "a", "--secondary", "b", *options)
-    assert result.exit_code == 2
+def test_what_cannot_be_is_told_before_spark_is_started(tmp_path: Path, options: tuple[str, ...], text: str) -> None:
+    """A master that nobody is at: whoever starts Spark hears of that instead."""
+    paths = ("--primary", tmp_path / "a", "--secondary", tmp_path / "b")
+    result = invoke(*paths, "--master", "no such master", *options)
+    assert (result.exit_code, result.stdout) == (2, "")
     assert text in result.stderr
-    assert not result.stdout
 
 
 @pytest.mark.parametrize("missing", ["--primary", "--secondary"])

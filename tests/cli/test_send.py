@@ -60,7 +60,14 @@ def test_what_the_options_say_is_in_the_message(desk: Desk) -> None:
         "--content-type": "text/plain",
         "--ttl": "90s",
     }
-    properties = ("a=b=c", "table:int=4", "when:timestamp=1970-01-01T00:00:01Z", "hot:boolean=true", "a:b=c", "empty=")
+    properties = (
+        "a=b=c",
+        "table:int=4",
+        "when:timestamp=1970-01-01T00:00:01Z",
+        "hot:boolean=true",
+        "a:b:string=c",
+        "empty=",
+    )
     desk.spoken(
         "send",
         queue,
@@ -201,7 +208,7 @@ def test_ctrl_c_stops_it_while_it_waits_for_more(desk: Desk) -> None:
         code, complaints = interrupt(process)
     assert code == 130
     # It may be there before we have heard so.
-    unheard = "nothing sent, and perhaps some of the 1 that were under way"
+    unheard = "nothing sent, and perhaps the one that was under way"
     assert complaints in {"pairbus: stopped: 1 sent\n", f"pairbus: stopped: {unheard}\n"}
 
 
@@ -236,6 +243,8 @@ def test_a_person_is_told_that_a_body_is_waited_for_and_can_stop_it(desk: Desk) 
         (("q", "--body", "x", "--message-id", "y", "--count", "2"), "--message-id names one message"),
         (("q", "--body", "x", "--property", "y"), "it is NAME=TEXT"),
         (("q", "--body", "x", "--property", "y:int=z"), "'z' is no int"),
+        (("q", "--body", "x", "--property", "table:integer=4"), "'integer' is no type; it is one of string, boolean,"),
+        (("q", "--body", "x", "--property", "a:b=4"), "say NAME:string=TEXT"),
         (("q", "--body", "x", "--ttl", "soon"), "--ttl is 'soon'; it is a number and a unit"),
         (("q", "--body", "x", "--ttl", "0s"), "time_to_live is 0:00:00"),
         (("q", "--body", "x", "--schedule", "soon"), "--schedule is 'soon'; it is a time such as"),
@@ -243,6 +252,8 @@ def test_a_person_is_told_that_a_body_is_waited_for_and_can_stop_it(desk: Desk) 
         (("--body", "x"), "has no EntityPath"),
         (("q", "--connection", "nonsense", "--body", "x"), "--connection is no connection string"),
         (("q", "--connection", "@/nowhere", "--body", "x"), "/nowhere cannot be read"),
+        (("q", "--connection", __file__, "--body", "x"), f"is the name of a file: to have it read, write @{__file__}"),
+        (("q", "--connection", "x" * 5_000, "--body", "x"), "--connection is no connection string"),
     ],
 )
 def test_what_cannot_be_is_one_line_and_code_2(desk: Desk, arguments: tuple[str, ...], said: str) -> None:
@@ -283,7 +294,8 @@ def test_a_namespace_that_is_not_there_is_told_soon(desk: Desk) -> None:
     with nobody() as text:
         done = desk.run("send", "q", "--connection", text, "--body", "x")
     assert done.code == 1
-    assert "under way" in done.reason
+    assert done.reason.endswith("; nothing sent, and perhaps the one that was under way")
+    assert "is its namespace running" in done.reason
 
 
 @pytest.mark.slow

@@ -36,8 +36,8 @@ from pairbus.broker import Right
 from pairbus.cli.main import app
 from pairbus.client.management.descriptions import EntityStatus
 from pairbus.dialect.backlog_path import backlog_path
+from pairbus.jobs.ending import DONE, FAILED, USAGE, WAITING
 from pairbus.jobs.syphon.batch_report import BatchReport
-from pairbus.jobs.syphon.command import FAILED, HOME, USAGE, WAITING
 from pairbus.jobs.syphon.spark_engine import batch_line
 from pairbus.testing import RunningNamespace, running_namespace
 from tests.cli.test_cli import ENVIRONMENT, PAIRBUS, PATIENCE_S, reason, run
@@ -398,8 +398,8 @@ def test_d2_on_spark_it_runs_until_ctrl_c_and_leaves_no_process_behind(namespace
         (("--primary", "file:/nowhere/at/all"), "--primary says file:/nowhere/at/all, and that cannot be read here"),
         (("--primary", "@/nowhere/at/all"), "--primary: /nowhere/at/all cannot be read"),
         (("--primary", "nonsense"), "--primary is no connection string"),
-        (("--long-poll", "soon"), "--long-poll is no such time; it is a time from 1 second to 1 day"),
-        (("--long-poll", "2d"), "--long-poll is no such time"),
+        (("--long-poll", "soon"), "--long-poll is 'soon'; it is a time from 1 second to 1 day"),
+        (("--long-poll", "2d"), "--long-poll is '2d'; it is a time"),
         (("--master", "spark://127.0.0.1:1"), "say env:NAME or file:/path"),
         (("--master", "yarm"), "yarm"),
         (("--engine", "in-process", "--master", "local[2]"), "in-process"),
@@ -580,7 +580,7 @@ def test_the_submitted_file_takes_the_same_options_without_the_engine() -> None:
 def test_the_table_of_events_is_that_of_the_code() -> None:
     told = {code(row[0]) for row in rows_of(HOW_TO, "event", "other keys", "when")}
     room = ROOT / "src" / "pairbus" / "jobs" / "syphon"
-    texts = [file.read_text("utf-8") for file in room.glob("*.py")]
+    texts = [file.read_text("utf-8") for file in (*room.glob("*.py"), room.parent / "lines.py")]
     made = {event for text in texts for event in re.findall(r"(?:event=|_tell\(\s*)\"([a-z]+)\"", text)}
     assert told == made
 
@@ -595,4 +595,4 @@ def test_the_keys_of_a_batch_are_listed() -> None:
 
 def test_the_table_of_codes_is_that_of_the_code() -> None:
     told = [int(row[0]) for row in rows_of(HOW_TO, "code", "what it means")]
-    assert told == [HOME, FAILED, USAGE, WAITING]
+    assert told == [DONE, FAILED, USAGE, WAITING]

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from pairbus.cli.syphon_screen import SyphonScreen
-from pairbus.jobs.syphon.lines import Line, Progress
+from pairbus.jobs.lines import Line, Progress
 
 HIDE, SHOW = "\x1b[?25l", "\x1b[?25h"
 

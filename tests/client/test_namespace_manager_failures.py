@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
@@ -87,7 +88,9 @@ class Counting(TokenProvider):
 # Busy, down, and back
 
 
-def test_a_namespace_that_is_busy_is_asked_again_until_it_is_not(namespace: RunningNamespace) -> None:
+def test_a_namespace_that_is_busy_is_asked_again_until_it_is_not(
+    namespace: RunningNamespace, caplog: pytest.LogCaptureFixture
+) -> None:
     calls: list[int] = []
 
     def called(number: int) -> None:
@@ -101,8 +104,12 @@ def test_a_namespace_that_is_busy_is_asked_again_until_it_is_not(namespace: Runn
         async with NamespaceManager.create(endpoint, provider, SOON) as manager:
             assert (await manager.get_queue("orders")).path == "orders"
 
-    asyncio.run(asking())
+    with caplog.at_level(logging.INFO, "pairbus.client.management"):
+        asyncio.run(asking())
     assert calls == [1, 2, 3]
+    begins, ends = (record.getMessage() for record in caplog.records)  # once each, however often it was tried
+    assert begins.endswith("; it is tried again")
+    assert ends == f"{endpoint} has been reached again"
 
 
 def test_a_namespace_that_stays_busy_is_told_as_busy(namespace: RunningNamespace) -> None:

@@ -51,7 +51,8 @@ class Application:
 
     async def _run(self) -> None:
         async with self._resources:
-            factory, _pair = await self._pair(enable_syphon=False)
+            factory, pair = await self._pair(enable_syphon=False)
+            pair.report("checkout")
             sender = await factory.create_message_sender(self._queue)
             self._ready.set()
             while not self._stopped.is_set():

@@ -79,6 +79,14 @@ def number(page: Any, key: str) -> float:
     return float(live(page, key).inner_text().replace(",", ""))
 
 
+def told(page: Any, column: str) -> str:
+    """A column of the entity as the application has reported it."""
+    cells = page.locator('[data-fragment="senders"] tr', has_text="checkout").locator(
+        f'[data-live^="{column}:sender "]'
+    )
+    return str(cells.first.inner_text()) if cells.count() else ""
+
+
 def keep(page: Any, name: str, *, is_whole: bool = False) -> None:
     """A picture for the documentation, where one is wanted."""
     directory = os.environ.get("PAIRBUS_IMAGES")
@@ -88,8 +96,9 @@ def keep(page: Any, name: str, *, is_whole: bool = False) -> None:
 
 
 def test_c19_an_outage_is_seen_as_it_happens(
-    browser: Any, contoso: NamespaceProcess, fabrikam: NamespaceProcess
+    browser: Any, contoso: NamespaceProcess, fabrikam: NamespaceProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("socket.gethostname", lambda: "web-1")  # for the pictures
     with (
         Application(contoso.connection_string, fabrikam.connection_string, "orders") as application,
         page_of(browser) as primary,
@@ -103,18 +112,31 @@ def test_c19_an_outage_is_seen_as_it_happens(
         eventually(lambda: number(primary, "active:orders") > first)
         keep(primary, "entities")
         assert number(secondary, "depth") == 0
+        eventually(lambda: told(secondary, "state") == "healthy")
         # The primary dies: messages are diverted.
         contoso.kill()
         primary.get_by_text("The server cannot be reached").wait_for(timeout=PATIENCE_MS)
         eventually(lambda: number(secondary, "depth") > 60)
         eventually(lambda: number(secondary, "diverted") > 1)
-        secondary.get_by_text("Messages for contoso are diverted to the backlog").wait_for(timeout=PATIENCE_MS)
+        eventually(lambda: told(secondary, "state") == "failed over")
+        eventually(lambda: int(told(secondary, "diverted")) > 20)
+        eventually(lambda: int(told(secondary, "pings")) > 0)
+        assert "localhost" in told(secondary, "reason")
+        assert serious_findings(secondary) == []
+        # The sender's own words stand in the timeline, and not what the namespace concludes as well.
+        secondary.get_by_text("has failed over to the backlog").wait_for(timeout=PATIENCE_MS)
+        assert secondary.get_by_text("Messages for contoso are diverted to the backlog").count() == 0
         assert live(secondary, "state:contoso orders").inner_text() == "diverted"
         # It comes back, and knows nobody: the page asks for the key again. A ping calls the senders home.
         contoso.start()
         primary.wait_for_url(f"{address(contoso)}/login**", timeout=PATIENCE_MS)
         log_in(primary, contoso, "/pair")
-        primary.get_by_text("orders was pinged and answered").wait_for(timeout=PATIENCE_MS)
+        for page in (secondary, primary):
+            eventually(lambda page=page: told(page, "state") == "healthy")  # type: ignore[misc]
+            page.get_by_text("checkout (web-1, process").last.wait_for(timeout=PATIENCE_MS)
+            assert page.get_by_text("has come back to the primary").count() == 1
+        assert primary.get_by_role("row", name="orders").first.count() == 1
+        eventually(lambda: primary.get_by_text("orders was pinged and answered").count() == 0)
         eventually(lambda: number(secondary, "diverted") == 0)
         before = number(secondary, "depth")
         assert before > 60

@@ -10,9 +10,14 @@ from random import Random
 import pytest
 
 from pairbus.broker import Address, Part, QueueDescription
+from pairbus.console.facets import facet_lines
 from pairbus.console.operations import Operations
 from pairbus.ledger.operation import Stage
+from pairbus.server import Settings
+from pairbus.server.errors import ServerBusyError
 from pairbus.server.host import NamespaceHost
+from pairbus.server.throttle.facets import FACETS
+from pairbus.server.throttle.throttle import Throttle
 from tests.console.site import Person, Site, eventually
 
 NASTY = "<script>alert('1')</script>\"&\x00\x1b\udc80"
@@ -183,11 +188,42 @@ def test_d3_a_server_with_a_ledger_says_so(tmp_path: Path) -> None:
 def test_b2_the_server_shows_its_facets_and_whether_it_is_busy(site: Site) -> None:
     person = site.manager()
     page = person.get("/console/server")
-    assert page.live("facet:Connections") == "0"
-    assert page.live("facet:Queues and topics") == "3"
+    assert [page.live(f"denied:{facet.name}") for facet in FACETS] == ["0"] * len(FACETS)
+    assert page.live("facet:connections").isdigit()
+    assert page.live("state:connections") == "well"
+    assert page.live("facet:memory").endswith(" MB")
+    assert page.live("state:memory") == ""
+    assert page.live("entities") == "3 of 10,000"
     assert page.live("busy") == "Requests are taken."
     site.call(lambda host: setattr(host, "deny", lambda _operation, _address: "too hot"))
     assert "server busy: too hot" in person.get("/console/server").live("busy")
+
+
+def test_b2_the_server_shows_which_facet_denies_and_what_it_has_denied(tmp_path: Path) -> None:
+    site = Site(tmp_path / "contoso", throttle_memory_mb=1)
+    site.start()
+    try:
+        for _ in range(2):
+            with pytest.raises(ServerBusyError):
+                site.call(lambda host: host.check_busy("send", Address.of("orders")))
+        page = site.manager().get("/console/server")
+        assert page.live("state:memory") == "denies now"
+        assert page.live("denied:memory") == "2"
+        assert "'memory' is at " in page.live("busy")
+        assert "its threshold is 1.0 MB" in page.live("busy")
+        assert ">1.0 MB</td>" in page.text
+    finally:
+        site.close()
+
+
+@pytest.mark.parametrize(
+    ("reading", "state"), [(70, "well"), (80, "near the threshold"), (100, "denies now"), (None, "")]
+)
+def test_b2_a_facet_that_is_near_its_threshold_is_said_to_be(reading: float | None, state: str) -> None:
+    throttle = Throttle(Settings(data=Path("there"), max_connections=100))
+    throttle.update({"connections": reading})
+    line = facet_lines(throttle)[0]
+    assert (line.title, line.threshold, line.state) == ("Connections", "100", state)
 
 
 def test_the_server_shows_what_would_be_billed(shared_site: Site) -> None:

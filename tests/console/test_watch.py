@@ -43,7 +43,6 @@ def reading(at_s: float, *entities: EntityCount, sent: int = 0, commits: int = 0
         pings=Counter(),
         commits=commits,
         commit_s=commit_s,
-        cpu_s=0.0,
         at_s=at_s,
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+from pathlib import Path
 from urllib.request import Request, urlopen
 
 from prometheus_client.core import Metric
@@ -22,8 +23,8 @@ ROWS = {
 }
 
 
-def test_a_namespace_gives_out_what_the_page_says() -> None:
-    with running_namespace(queues=["orders"]) as contoso:
+def test_a_namespace_gives_out_what_the_page_says(tmp_path: Path) -> None:
+    with running_namespace(queues=["orders"], ledger=tmp_path) as contoso:
         seen(contoso)  # the first request is in the counts of the second
         check(seen(contoso), {name for name in ROWS if not name.startswith(("pairbus_pair_", "pairbus_syphon_"))})
 

@@ -169,6 +169,19 @@ async def receive_all(factory: MessagingFactory, path: str) -> int:
     return count
 
 
+def test_d2_what_lies_in_the_backlog_is_brought_home(strings: Strings, spark: SparkSession, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with scene(strings, spark, tmp_path) as at:
+            freight = Freight(await at.destinations(2), at.queues)
+            await freight.load(at.secondary, 100)
+            assert (await at.drain()).counts[Kind.DELIVERED] == 100
+            (await freight.arrivals(at.primary)).assert_exact()
+            assert await at.left() == 0
+
+    play(scenario())
+
+
+@pytest.mark.slow
 def test_c15_once_what_can_be_delivered_is_and_the_rest_is_parked_or_dead_lettered_and_comes_when_it_can(
     strings: Strings, spark: SparkSession, tmp_path: Path
 ) -> None:

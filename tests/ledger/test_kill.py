@@ -23,7 +23,12 @@ from tests.ledger.killed_child import AT_A_TIME, ROUND, at_ms_of
 
 
 @pytest.mark.parametrize(
-    ("seed", "kills"), [(1, 25), pytest.param(2, 50, marks=[pytest.mark.slow, pytest.mark.timeout(600)])]
+    ("seed", "kills"),
+    [
+        (3, 6),
+        pytest.param(1, 25, marks=pytest.mark.slow),
+        pytest.param(2, 50, marks=[pytest.mark.slow, pytest.mark.timeout(600)]),
+    ],
 )
 def test_d3_nothing_that_was_on_disk_is_lost_or_there_twice(tmp_path: Path, seed: int, kills: int) -> None:
     said = run("killed_child", tmp_path, seed, kills, deadline_s=450)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import shutil
 import subprocess
 import time
 from collections.abc import Callable
@@ -248,7 +249,9 @@ def test_a_row_that_is_none_is_given_up(tmp_path: Path, caplog: pytest.LogCaptur
     ledger.write_lives(lives_from(10, 5))
     ledger.close()
     assert ledger.status.error is None
-    assert ordinals(tmp_path) == [*range(10, 15)]
+    *gaps, first, _, _, _, _ = read_ledger(tmp_path, LIVES)
+    assert sum(row["sequence"] for row in gaps if row["event"] == "missed") == 3
+    assert first["ordinal"] == 10
     assert [record.levelno for record in caplog.records] == [logging.ERROR] * 3
 
 
@@ -278,3 +281,46 @@ def taken_s(ledger: Ledger, lives: list[Life]) -> float:
     begun_s = time.perf_counter()
     ledger.write_lives(lives)
     return time.perf_counter() - begun_s
+
+
+def test_d3_a_hand_over_is_known_to_be_written_when_it_is(tmp_path: Path) -> None:
+    ledger = open_ledger(tmp_path)
+    assert ledger.hand_overs_written == 0
+    for number in range(1, 4):
+        assert ledger.write_lives(lives_from(number * 10, 10)) == number
+        eventually(lambda expected=number: ledger.hand_overs_written == expected)  # type: ignore[misc]
+        assert ordinals(tmp_path) == [*range(10, number * 10 + 10)]
+    ledger.close()
+
+
+def test_which_events_are_on_disk_is_known_of_files_and_journals(tmp_path: Path) -> None:
+    first = open_ledger(tmp_path)
+    first.write_lives(lives_from(0, 100))
+    first.close()
+    other = Ledger.open(tmp_path, "another", QUICK, clock=lambda: START_MS)
+    other.write_lives(lives_from(100, 100))
+    other.close()
+    ledger = open_ledger(tmp_path)
+    ledger.write_lives(lives_from(200, 10))
+    eventually(lambda: ledger.status.lives_waiting == 0)
+    assert ledger.ordinals_from(life_of(90)) == {*range(90, 100), *range(200, 210)}
+    assert ledger.ordinals_from(life_of(90, START_MS + HOUR_MS)) == {*range(200, 210)}  # files of that hour on
+    (parquet_files(tmp_path, LIVES)[0]).write_bytes(b"no Parquet")
+    assert ledger.ordinals_from(life_of(205)) == {*range(205, 210)}
+    ledger.close()
+
+
+@pytest.mark.parametrize("how", ["removed", "moved"])
+def test_d3_a_ledger_that_is_taken_away_is_begun_anew_with_what_was_not_in_a_file_yet(tmp_path: Path, how: str) -> None:
+    directory = tmp_path / "ledger"
+    ledger = open_ledger(directory)
+    ledger.write_lives(lives_from(0, 10))
+    eventually(lambda: ledger.hand_overs_written == 1)
+    if how == "moved":
+        directory.rename(tmp_path / "elsewhere")
+    else:
+        shutil.rmtree(directory)
+    eventually(lambda: parquet_files(directory, LIVES))
+    ledger.write_lives(lives_from(10, 10))
+    ledger.close()
+    assert ordinals(directory) == [*range(20)]

@@ -69,7 +69,7 @@ def test_two_gaps_are_two() -> None:
 
 
 def gap(first: int, count: int) -> Life:
-    at_ms = START_MS + first % 1_000
+    at_ms = START_MS + (first + count - 1) % 1_000
     return Life(at_ms, first, Event.MISSED, Stage.DIRECT, "", count, 0, "", None, None, 0)
 
 
@@ -132,3 +132,42 @@ def test_what_was_handed_over_is_not_changed() -> None:
         waiting.add_operations(Second(START_MS + second, [(sort, tally)], 0))
     assert sum(row.tally.operations for row in counted(waiting)) == 200
     assert tally.operations == 1
+
+
+def test_a_hand_over_counts_as_taken_with_its_last_event_and_not_before() -> None:
+    waiting = Waiting(25, 10)
+    assert [waiting.add_lives(lives_from(first, 10)) for first in (0, 10, 20, 30)] == [1, 2, 3, 4]
+    assert take(waiting).hand_over == 3  # the fourth was missed, which is told later
+    waiting.done(25)
+    assert waiting.add_lives(lives_from(40, 5)) == 5
+    taken = take(waiting)
+    assert taken.lives == [gap(25, 15), *lives_from(40, 5)]
+    assert taken.hand_over == 5
+    waiting.add_operations(Second(START_MS, [], 1))
+    assert take(waiting).hand_over == 5
+
+
+def test_a_gap_does_not_stand_for_the_hand_over_that_ends_it() -> None:
+    waiting = Waiting(60_000, 10)
+    waiting.add_lives(lives_from(0, 60_000))
+    waiting.add_lives(lives_from(60_000, 10))  # there is no room
+    assert take(waiting).hand_over == 1
+    waiting.done(60_000)
+    waiting.add_lives(lives_from(60_010, 50_000))
+    waiting.add_lives(lives_from(110_010, 9_000))
+    assert take(waiting).hand_over == 3
+    assert take(waiting).hand_over == 4
+
+
+def test_what_is_given_up_is_a_gap_and_so_are_gaps_that_were_with_it() -> None:
+    waiting = Waiting(5, 10)
+    waiting.add_lives(lives_from(0, 8))
+    waiting.done(len(take(waiting).lives))
+    waiting.add_lives(lives_from(8, 2))
+    taken = take(waiting).lives
+    assert taken == [gap(5, 3), *lives_from(8, 2)]
+    waiting.give_up(taken, START_MS)
+    assert waiting.lives == 0
+    (told,) = take(waiting).lives
+    assert (told.event, told.at_ms, told.sequence) == (Event.MISSED, START_MS, 5)
+    assert waiting.lives_missed == 5

@@ -107,9 +107,16 @@ class NamespaceProcess:
 
     def kill(self) -> None:
         """SIGKILL: it has no time to say or to write anything. To kill it twice is fine."""
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> None:
+        """SIGTERM: it puts its things in order first."""
+        self._end(signal.SIGTERM)
+
+    def _end(self, how: signal.Signals) -> None:
         process, self._process = self._process, None
         if process is not None:
-            process.send_signal(signal.SIGKILL)
+            process.send_signal(how)
             process.communicate()
 
 

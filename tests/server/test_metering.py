@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
 import pytest
 
@@ -318,3 +320,26 @@ def test_d4_more_is_found_than_a_ledger_keeps_in_memory(tmp_path: Path) -> None:
         namespace.call(fill)
         namespace.restart()
     assert [row["event"] for row in events_of(tmp_path / "ledger")].count("found") == many
+
+
+@pytest.mark.parametrize(("size", "units"), [(1, 1), (65_400, 1), (66_000, 2)])
+def test_d3_a_message_has_as_many_units_when_it_is_received_as_when_it_was_sent(
+    tmp_path: Path, size: int, units: int
+) -> None:
+    async def scene(factory: MessagingFactory) -> None:
+        sender = await factory.create_message_sender("orders")
+        await sender.send(BrokeredMessage(b"x" * size))
+        receiver = await factory.create_message_receiver("orders")
+        await receiver.complete(await receiver.receive())
+
+    with metered(tmp_path) as namespace:
+        play(namespace, scene)
+    counted = {row["kind"]: row["units"] for row in rows_of(tmp_path / "ledger", OPERATIONS)}
+    assert (counted["send"], counted["receive"]) == (units, units)
+
+
+def test_d3_a_stranger_puts_no_names_into_the_ledger(tmp_path: Path) -> None:
+    with metered(tmp_path) as namespace, pytest.raises(HTTPError, match="401"):
+        urlopen(f"http://localhost:{namespace.port}/made-up?api-version=2021-05", timeout=10)
+    rows = [row for row in rows_of(tmp_path / "ledger", OPERATIONS) if row["kind"] == "management"]
+    assert [(row["entity"], row["result"]) for row in rows if row["result"] == "401"] == [("", "401")]

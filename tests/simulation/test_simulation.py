@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -19,9 +21,15 @@ from tests.thoroughness import times
 
 GROUP = 5
 RUNS = times(160)
+SOON = 20
 
 
-@pytest.mark.parametrize("first", range(0, RUNS, GROUP))
+def groups() -> Iterator[Any]:
+    for first in range(0, RUNS, GROUP):
+        yield pytest.param(first, marks=pytest.mark.slow if first >= SOON else ())
+
+
+@pytest.mark.parametrize("first", [*groups()])
 def test_nothing_is_lost_whatever_goes_wrong(first: int) -> None:
     reports = [simulate(seed) for seed in range(first, first + GROUP)]
     failed = [str(report) for report in reports if report.problems]

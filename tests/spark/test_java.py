@@ -20,8 +20,6 @@ from pairbus.spark.java import (
 )
 
 _VECTOR = "jdk.incubator.vector"
-_FULL = f"java.base java.sql {_VECTOR}"
-_SLIM = "java.base java.sql"
 _UNWANTED = f"--add-modules={_VECTOR}"
 
 
@@ -36,8 +34,8 @@ def make_java(home: Path, script: str = "exit 1", release: str | None = None) ->
     return home
 
 
-def release(version: str, modules: str = _FULL) -> str:
-    return f'JAVA_RUNTIME_VERSION="99+1"\nJAVA_VERSION="{version}"\nMODULES="{modules}"\n'
+def release(version: str) -> str:
+    return f'JAVA_RUNTIME_VERSION="99+1"\nJAVA_VERSION="{version}"\nMODULES="java.base java.sql {_VECTOR}"\n'
 
 
 def environment(tmp_path: Path, **variables: str) -> dict[str, str]:
@@ -63,7 +61,7 @@ def test_the_machines_own_java_goes_first(
     tmp_path: Path, named: str | None, on_path: str | None, packaged: str | None, chosen: str
 ) -> None:
     homes = {
-        name: make_java(tmp_path / name, release=release(version))
+        name: make_java(tmp_path / name, script=f"echo {name}", release=release(version))
         for name, version in (("named", named), ("PATH", on_path), ("packaged", packaged))
         if version is not None
     }
@@ -76,14 +74,17 @@ def test_the_machines_own_java_goes_first(
         with pytest.raises(JavaNotFoundError, match=r"pip install 'pairbus\[spark\]'"):
             java_home(environ, homes.get("packaged"))
     else:
-        expected = None if chosen == "PATH" else homes[chosen]
-        assert java_home(environ, homes.get("packaged")) == expected
+        home = java_home(environ, homes.get("packaged"))
+        assert home is not None
+        assert run(home) == f"{chosen}\n"
 
 
 @pytest.mark.parametrize("home", ["", "/nowhere/at/all"])
 def test_a_java_home_that_is_not_there_is_passed_over(tmp_path: Path, home: str) -> None:
-    on_path = make_java(tmp_path / "java", release=release("17"))
-    assert java_home(environment(tmp_path, JAVA_HOME=home, PATH=str(on_path / "bin")), None) is None
+    on_path = make_java(tmp_path / "java", script="echo found", release=release("17"))
+    chosen = java_home(environment(tmp_path, JAVA_HOME=home, PATH=str(on_path / "bin")), None)
+    assert chosen is not None
+    assert run(chosen) == "found\n"
 
 
 def test_the_error_says_what_was_found_and_what_to_do(tmp_path: Path) -> None:
@@ -138,7 +139,7 @@ def test_a_file_that_is_no_program_is_no_java(tmp_path: Path) -> None:
 def test_a_java_with_a_release_file_is_not_run(tmp_path: Path) -> None:
     home = make_java(tmp_path / "java", script=f"touch {tmp_path}/ran", release=release("21"))
     found = find_java(home / "bin" / "java", os.environ)
-    assert found == Java(executable=home / "bin" / "java", version=21, has_vector_module=True)
+    assert found == Java(executable=home / "bin" / "java", version=21, is_launcher=False)
     assert not (tmp_path / "ran").exists()
 
 
@@ -152,8 +153,8 @@ def test_a_link_to_java_is_followed_to_its_release_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("where", ["JAVA_HOME", "PATH", "packaged"])
-def test_a_java_without_the_vector_module_gets_a_launcher(tmp_path: Path, where: str) -> None:
-    home = make_java(tmp_path / "java", script='printf "<%s>" "$@"', release=release("25.0.2", _SLIM))
+def test_every_java_is_started_without_the_module_that_it_warns_of_or_has_not(tmp_path: Path, where: str) -> None:
+    home = make_java(tmp_path / "java", script='printf "<%s>" "$@"', release=release("25.0.2"))
     found = {"JAVA_HOME": {"JAVA_HOME": str(home)}, "PATH": {"PATH": str(home / "bin")}, "packaged": {}}[where]
     chosen = java_home(environment(tmp_path, **found), home if where == "packaged" else None)
     assert chosen is not None
@@ -170,7 +171,7 @@ def run(home: Path, *arguments: str, environ: Mapping[str, str] | None = None) -
 
 def slim(home: Path, script: str = 'printf "<%s>" "$@"') -> Java:
     make_java(home, script=script)
-    return Java(executable=home / "bin" / "java", version=25, has_vector_module=False)
+    return Java(executable=home / "bin" / "java", version=25, is_launcher=False)
 
 
 def test_the_launcher_hands_on_all_else_as_it_is(tmp_path: Path) -> None:
@@ -239,7 +240,7 @@ print(subprocess.run([home / "bin" / "java", "x"], capture_output=True, text=Tru
 
 
 def test_many_processes_at_once_do_not_harm_each_other(tmp_path: Path) -> None:
-    packaged = make_java(tmp_path / "java", script='printf "<%s>" "$@"', release=release("25.0.2", _SLIM))
+    packaged = make_java(tmp_path / "java", script='printf "<%s>" "$@"', release=release("25.0.2"))
     command = [sys.executable, "-c", _MAKE_AND_RUN, str(packaged)]
     processes = [
         subprocess.Popen(

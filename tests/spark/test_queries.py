@@ -104,6 +104,17 @@ def secrets_below(directory: Path, secret: str) -> list[Path]:
     return [path for path in directory.rglob("*") if path.is_file() and secret.encode() in path.read_bytes()]
 
 
+def test_d1_what_a_queue_holds_becomes_a_table_and_is_gone(
+    namespace: RunningNamespace, connection: str, spark: SparkSession, factory: MessagingFactory, tmp_path: Path
+) -> None:
+    queue, table = make_queue(namespace), tmp_path / "table"
+    send(factory, queue, range(50))
+    finish(into(table, stream(spark, connection, queue)).trigger(availableNow=True).start())
+    assert numbers_of(spark, table) == [*range(50)]
+    assert look(factory, queue) == []
+
+
+@pytest.mark.slow
 def test_d1_a_subscription_becomes_a_table_with_each_message_once_however_often_the_query_is_started(
     namespace: RunningNamespace,
     connection: str,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import pickle
+import subprocess
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any, Final, Self, TypeVar
@@ -445,3 +447,25 @@ def test_a_reader_is_pickled_without_what_runs(namespace: RunningNamespace) -> N
     with Query(namespace, queue).begin() as query:
         query.plan()
         assert pickled(query.reader)._source is None  # type: ignore[attr-defined]
+
+
+_HANG_UP = """
+from pairbus.spark.reader import BrowsingStreamReader
+reader = BrowsingStreamReader(None, None)
+try:
+    try:
+        raise {error}
+    finally:
+        reader.stop()
+except BaseException:
+    raise BrokenPipeError  # Spark's program tells a driver of it that has hung up
+"""
+
+
+@pytest.mark.parametrize(("error", "is_told"), [("EOFError", False), ("SystemExit(143)", False), ("ValueError", True)])
+def test_that_spark_has_hung_up_is_no_news(error: str, is_told: bool) -> None:
+    script = _HANG_UP.format(error=error)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert ("Traceback" in done.stderr) == is_told
+    assert bool(done.stderr) == is_told

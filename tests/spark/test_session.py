@@ -179,6 +179,7 @@ print("left", len(children()) - 1)
 """
 
 
+@pytest.mark.slow
 def test_d2_a_session_on_a_machine_with_nothing_but_python(machine: Machine) -> None:
     out, err = machine.run_python(_FRESH)
     said = dict(line.split(" ", 1) for line in out.splitlines())
@@ -229,7 +230,9 @@ print("left", len(children()) - 1)
 
 @pytest.mark.slow
 def test_sessions_follow_each_other_in_one_process(machine: Machine) -> None:
-    out, _ = machine.run_python(_AGAIN, PATH=os.environ["PATH"], PYSPARK_PYTHON=sys.executable)
+    names = "PATH", "SPARK_CONF_DIR"
+    variables = {name: os.environ[name] for name in names}
+    out, _ = machine.run_python(_AGAIN, PYSPARK_PYTHON=sys.executable, **variables)
     nonsense, could_not = "'local[nonsense]'", "Could not parse Master URL:"
     assert out.splitlines() == [
         "of the context True",

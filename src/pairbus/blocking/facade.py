@@ -750,6 +750,14 @@ class NamespacePair(Wrapper):
         """The events from now on, until the pair is closed; of those who are slow, the oldest are dropped."""
         return self._iterate(self._inner.events)
 
+    def report(self, application: str | None = None) -> None:
+        """Have both namespaces told how this pair is doing, for their consoles, until it is closed.
+
+        ``application`` is what it is called there: the name of the program, if nothing is said. A namespace that cannot
+        be told is tried again; nobody waits for that. To be told again under another name, say it again.
+        """
+        self._call_function(self._inner.report, application)
+
     def engage(self, path: str | None = None) -> None:
         """Divert the messages for an entity, or for all, until ``release``; the primary is not pinged meanwhile."""
         self._call_function(self._inner.engage, path)

@@ -275,6 +275,11 @@ class Namespace:
         accept = self._router.accept
         return [accept(entity, message, now_ms) for message in messages]
 
+    def check_send(self, address: Address, messages: Sequence[Message], now_ms: int) -> None:
+        """Raise what a send of these would be refused with, whatever room the store has."""
+        self.advance(now_ms)
+        check_send(self._lookup.sendable(address), messages, self._limits)
+
     def cancel_scheduled(self, address: Address, sequences: Sequence[int], now_ms: int) -> None:
         """Remove messages that still wait for their time, all or none."""
         now_ms = self.advance(now_ms)

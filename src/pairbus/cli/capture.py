@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import Annotated, Final
@@ -10,22 +9,20 @@ from typing import Annotated, Final
 import typer
 from rich.console import Console
 
-from pairbus.cli.connection import FAILED, USAGE
-from pairbus.cli.serve import fail
-from pairbus.client.validation import shown
+from pairbus.cli.connection import FAILED, USAGE, read_connection
+from pairbus.cli.failure import fail
+from pairbus.cli.spark_place import HERE, MasterOption, check_master, exported, read_reference
 from pairbus.dialect.entity_path import split_entity_path
 from pairbus.jobs.capture.limits import WindowLimits
 from pairbus.jobs.capture.order import CaptureOrder
-from pairbus.jobs.syphon.command import Ending
-from pairbus.jobs.syphon.lines import Line, LineTeller, Teller
-from pairbus.spark.connection_reference import ConnectionReference, Place
+from pairbus.jobs.ending import Ending
+from pairbus.jobs.lines import Line, LineTeller, Teller
+from pairbus.spark.connection_reference import ConnectionReference
 from pairbus.spark.errors import SparkOptionError
 from pairbus.spark.options import SourceOptions
 
 SOURCE_VARIABLE: Final = "PAIRBUS_SOURCE"
 
-_HERE: Final = "local[*]"
-_MASTERS: Final = ("local", "spark://", "yarn", "k8s://")
 
 _SourceOption = Annotated[
     str,
@@ -66,7 +63,7 @@ _OnceOption = Annotated[
     bool, typer.Option("--once", help="capture what is there, and end: with 0, or with 3 if messages still wait")
 ]
 _KeepOption = Annotated[bool, typer.Option("--keep", help="look at the messages, and remove none")]
-_MasterOption = Annotated[str, typer.Option("--master", help="where Spark runs", metavar="MASTER")]
+
 _MaxMessagesOption = Annotated[
     int, typer.Option("--max-messages", min=1, max=10_000_000, help="how many messages a batch takes", metavar="N")
 ]
@@ -81,7 +78,7 @@ def capture(
     checkpoint: _CheckpointOption = None,
     once: _OnceOption = False,
     keep: _KeepOption = False,
-    master: _MasterOption = _HERE,
+    master: MasterOption = HERE,
     max_messages: _MaxMessagesOption = 40_000,
     as_json: _JsonOption = False,
 ) -> None:
@@ -95,8 +92,10 @@ def capture(
 
     Example: pairbus capture --source @contoso.txt --entity orders --to ./orders --window 5m --window 64MB
     """
-    _check_master(master)
-    reference = _reference(source, master)
+    reference, text = read_reference("--source", SOURCE_VARIABLE, source)
+    read_connection(text, "--source")
+    check_master(master, {SOURCE_VARIABLE: reference}, takes_connect=False)
+    reference = exported(SOURCE_VARIABLE, reference)
     order = CaptureOrder(
         source=reference,
         entities=_entities(entity, reference),
@@ -137,33 +136,6 @@ def _run(order: CaptureOrder, teller: Teller) -> Ending:
 
 
 # What the options say.
-
-
-def _check_master(master: str) -> None:
-    if master.startswith("sc://"):
-        fail("--master is a Spark Connect server, which cannot tell of batches here; run it on that machine", USAGE)
-    if not master.startswith(_MASTERS):
-        fail(f"--master is {shown(master)}; it is local[N], local[*], spark://…, yarn or k8s://…", USAGE)
-
-
-def _reference(given: str, master: str) -> ConnectionReference:
-    """Where the connection string is, for processes that Spark starts: so no key gets into a plan, or onto a disk."""
-    try:
-        found = ConnectionReference.parse(f"file:{Path(given[1:]).absolute()}" if given.startswith("@") else given)
-        found.resolve()
-    except SparkOptionError as error:
-        fail(str(error).replace("the option 'connection'", "--source"), USAGE)
-    if found.place is not Place.OPTION:
-        return found
-    if os.environ.get(SOURCE_VARIABLE) != given:
-        if not master.startswith("local"):
-            fail(
-                f"the executors of {master} have to find the connection string for themselves: say env:NAME or"
-                f" file:/path, or set {SOURCE_VARIABLE} here and there",
-                USAGE,
-            )
-        os.environ[SOURCE_VARIABLE] = given
-    return ConnectionReference(place=Place.VARIABLE, text=SOURCE_VARIABLE)
 
 
 def _entities(given: list[str], reference: ConnectionReference) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import re
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
@@ -14,7 +15,7 @@ from typing import Annotated, Any, Final, TypeAlias, TypeVar
 
 import typer
 
-from pairbus.cli.serve import fail
+from pairbus.cli.failure import fail
 from pairbus.client.connection_string import open_connection_string
 from pairbus.client.endpoint import Endpoint
 from pairbus.client.errors import MessagingError
@@ -138,6 +139,8 @@ def read_connection(given: str, option: str = "--connection") -> Connection:
     try:
         endpoint, key, entity_path = open_connection_string(text)
     except ValueError as error:
+        if os.path.isfile(given):  # of a Path, what is too long for one would be an error
+            fail(f"{option} is the name of a file: to have it read, write @{given}", USAGE)
         # What the error quotes may be a piece of the key, in a text that has a slip of the pen somewhere.
         fail(f"{option} is no connection string: {_QUOTED.sub('…', one_line(error))}", USAGE)
     if not _HOST.fullmatch(endpoint.host):

@@ -2,140 +2,89 @@
 
 from __future__ import annotations
 
-import csv
-import json
 import sys
-from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime, timedelta
 from decimal import Decimal
-from enum import Enum
-from typing import Annotated, Any, Final
+from typing import Final
 
 import typer
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+from typer.core import TyperOption
 
 from pairbus.cli.connection import FAILED, USAGE
-from pairbus.cli.serve import fail
+from pairbus.cli.cost_options import (
+    BILL,
+    FORECAST,
+    BeyondOption,
+    ByOption,
+    EngineOption,
+    EntitiesOption,
+    ForecastOption,
+    Format,
+    FormatOption,
+    FromOption,
+    HostsOption,
+    LedgerOption,
+    MasterOption,
+    MessagesOption,
+    OutageOption,
+    PingOption,
+    PollOption,
+    PrintOption,
+    QueuesOption,
+    RatesOption,
+    ReceiversOption,
+    SendersOption,
+    SizeOption,
+    ToOption,
+    ZoneOption,
+)
+from pairbus.cli.cost_output import show, write_csv
+from pairbus.cli.durations import read_utc
+from pairbus.cli.failure import fail
+from pairbus.cli.interruption import stopped_by_ctrl_c
+from pairbus.client.validation import shown
+from pairbus.jobs.cost.allowances import beyond_allowances
 from pairbus.jobs.cost.card_section import RateCardError
 from pairbus.jobs.cost.document import forecast_document, statement_document
-from pairbus.jobs.cost.forecast import HOURS, Workload, forecast
-from pairbus.jobs.cost.page import html_page
-from pairbus.jobs.cost.rate_card import RateCard, load_rate_card, with_zone
-from pairbus.jobs.cost.report import Report, Section, forecast_report, statement_report
+from pairbus.jobs.cost.forecast import Engine, Workload, WorkloadError, forecast
+from pairbus.jobs.cost.month import AmountError
+from pairbus.jobs.cost.rate_card import RateCard, load_rate_card, rate_card_text, with_zone
+from pairbus.jobs.cost.report import forecast_report, statement_report
 from pairbus.jobs.cost.statement import By, Statement
 from pairbus.spark.option import duration
 
 _INTERVAL: Final = duration(
     timedelta(seconds=1), timedelta(days=1), "a time from 1 second to 1 day, such as 30s, 15m or 1h"
 )
-_WIDTH: Final = 200
-"""Of tables that nobody looks at in a terminal."""
-
-
-class Format(Enum):
-    """How a bill is written."""
-
-    TABLE = "table"
-    CSV = "csv"
-    JSON = "json"
-    HTML = "html"
-
-
-_BILL: Final = "Bill"
-_FORECAST: Final = "Forecast"
-
-_LedgerOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--ledger", help="the directory of a ledger; once for each namespace", metavar="DIR", rich_help_panel=_BILL
-    ),
-]
-_RatesOption = Annotated[
-    str, typer.Option("--rates", help="the rate card: standard, premium, basic, or a file", metavar="CARD")
-]
-_ZoneOption = Annotated[
-    str | None, typer.Option("--zone", help="a zone of the rate card, for the price of bandwidth", metavar="ZONE")
-]
-_FormatOption = Annotated[Format, typer.Option("--format", help="how it is written; csv has the lines of a bill")]
-_ByOption = Annotated[
-    By, typer.Option("--by", help="what the lines of the bill are put together by", rich_help_panel=_BILL)
-]
-_FromOption = Annotated[
-    str | None,
-    typer.Option(
-        "--from", help="the first time that counts, such as 2026-03-01 or 2026-03-01T12:00 (UTC)", metavar="TIME",
-        rich_help_panel=_BILL,
-    ),
-]  # fmt: skip
-_ToOption = Annotated[
-    str | None,
-    typer.Option("--to", help="the first time that does not count any more", metavar="TIME", rich_help_panel=_BILL),
-]
-_MasterOption = Annotated[
-    str, typer.Option("--master", help="where Spark runs", metavar="MASTER", rich_help_panel=_BILL)
-]
-_ForecastOption = Annotated[
-    bool, typer.Option("--forecast", help="say what pairing would cost; needs no ledger", rich_help_panel=_FORECAST)
-]
-_MessagesOption = Annotated[
-    int | None, typer.Option("--messages-per-day", min=0, help="that are sent", rich_help_panel=_FORECAST)
-]
-_SizeOption = Annotated[
-    int, typer.Option("--message-bytes", min=0, help="the size of a message, on average", rich_help_panel=_FORECAST)
-]
-_EntitiesOption = Annotated[
-    int, typer.Option("--entities", min=1, help="queues and topics that are sent to", rich_help_panel=_FORECAST)
-]
-_SendersOption = Annotated[int, typer.Option("--senders", min=1, help="processes that send", rich_help_panel=_FORECAST)]
-_ReceiversOption = Annotated[
-    int, typer.Option("--receivers", min=0, help="processes that receive", rich_help_panel=_FORECAST)
-]
-_QueuesOption = Annotated[
-    int, typer.Option("--backlog-queues", min=1, help="backlog queues of the pair", rich_help_panel=_FORECAST)
-]
-_OutageOption = Annotated[
-    float,
-    typer.Option(
-        "--outage-hours", min=0, max=HOURS, help="how long the primary is down in a month", rich_help_panel=_FORECAST
-    ),
-]
-_PingOption = Annotated[
-    str, typer.Option("--ping-interval", help="how often it is asked then", metavar="TIME", rich_help_panel=_FORECAST)
-]
-_HostsOption = Annotated[
-    int, typer.Option("--syphon-hosts", min=1, help="processes that run a syphon", rich_help_panel=_FORECAST)
-]
-_PollOption = Annotated[
-    str,
-    typer.Option(
-        "--long-poll", help="how long a syphon waits at an empty backlog queue", metavar="TIME",
-        rich_help_panel=_FORECAST,
-    ),
-]  # fmt: skip
+_OF_A_CARD: Final = frozenset({"rates", "prints_card"})
 
 
 def cost(
-    ledger: _LedgerOption = None,
-    rates: _RatesOption = "standard",
-    zone: _ZoneOption = None,
-    form: _FormatOption = Format.TABLE,
-    by: _ByOption = By.STAGE,
-    start: _FromOption = None,
-    end: _ToOption = None,
-    master: _MasterOption = "local[*]",
-    is_forecast: _ForecastOption = False,
-    messages_per_day: _MessagesOption = None,
-    message_bytes: _SizeOption = 1_000,
-    entities: _EntitiesOption = 1,
-    senders: _SendersOption = 1,
-    receivers: _ReceiversOption = 1,
-    backlog_queues: _QueuesOption = 10,
-    outage_hours: _OutageOption = 1.0,
-    ping_interval: _PingOption = "1m",
-    syphon_hosts: _HostsOption = 1,
-    long_poll: _PollOption = "15m",
+    context: typer.Context,
+    ledger: LedgerOption = None,
+    rates: RatesOption = "standard",
+    zone: ZoneOption = None,
+    is_beyond: BeyondOption = False,
+    prints_card: PrintOption = False,
+    form: FormatOption = Format.TABLE,
+    by: ByOption = By.STAGE,
+    start: FromOption = None,
+    end: ToOption = None,
+    master: MasterOption = "local[*]",
+    is_forecast: ForecastOption = False,
+    messages_per_day: MessagesOption = None,
+    message_bytes: SizeOption = 1_000,
+    entities: EntitiesOption = 1,
+    senders: SendersOption = 1,
+    receivers: ReceiversOption = 1,
+    backlog_queues: QueuesOption = 10,
+    outage_hours: OutageOption = 1.0,
+    ping_interval: PingOption = "1m",
+    syphon_hosts: HostsOption = 1,
+    long_poll: PollOption = "15m",
+    engine: EngineOption = Engine.SPARK,
 ) -> None:
     """Say what namespaces have cost, by their ledgers; or what pairing would cost.
 
@@ -143,12 +92,34 @@ def cost(
 
     Example: pairbus cost --ledger contoso/ledger --ledger fabrikam/ledger --rates standard --by stage
 
+    Example: pairbus cost --ledger contoso/ledger --ledger fabrikam/ledger --beyond-allowances --from 2026-03-01T12:00
+
     Example: pairbus cost --forecast --messages-per-day 1000000 --outage-hours 2
     """
-    card = _card(rates, zone)
-    if is_forecast:
-        if ledger or messages_per_day is None or form is Format.CSV:
-            fail("--forecast goes with --messages-per-day, without --ledger, and not into csv", USAGE)
+    card = _card(rates, zone, is_beyond=is_beyond)
+    given = [*_given(context)]
+    if prints_card:
+        _refuse((one for one in given if one.name not in _OF_A_CARD), "does not go with --print-card")
+        sys.stdout.write(rate_card_text(rates))
+        return
+    if not is_forecast:
+        _refuse(
+            (one for one in given if one.rich_help_panel == FORECAST), "is about a forecast: say --forecast as well"
+        )
+        if not ledger:
+            fail("name a ledger with --ledger, or say --forecast", USAGE)
+        bill = _bill(ledger, card, by, read_utc("--from", start), read_utc("--to", end), master)
+        if form is Format.CSV:
+            write_csv(bill)
+        else:
+            show(statement_report(bill), statement_document(bill), form)
+        return
+    _refuse((one for one in given if one.rich_help_panel == BILL), "is about a bill: leave it out with --forecast")
+    if messages_per_day is None:
+        fail("--forecast needs --messages-per-day", USAGE)
+    if form is Format.CSV:
+        fail("a forecast is not written as csv; --format is table, json or html with --forecast", USAGE)
+    try:
         workload = Workload(
             messages_per_day=messages_per_day,
             message_bytes=message_bytes,
@@ -160,46 +131,46 @@ def cost(
             ping_interval=_interval("--ping-interval", ping_interval),
             syphon_hosts=syphon_hosts,
             long_poll=_interval("--long-poll", long_poll),
+            engine=engine,
         )
         found = forecast(workload, card)
-        _show(forecast_report(found), forecast_document(found), form)
-        return
-    if not ledger:
-        fail("name a ledger with --ledger, or say --forecast", USAGE)
-    bill = _bill(ledger, card, by, _time("--from", start), _time("--to", end), master)
-    if form is Format.CSV:
-        _write_csv(bill)
-    else:
-        _show(statement_report(bill), statement_document(bill), form)
+    except (WorkloadError, AmountError) as error:
+        fail(str(error), USAGE)
+    show(forecast_report(found), forecast_document(found), form)
 
 
 # What the options say.
 
 
-def _card(rates: str, zone: str | None) -> RateCard:
+def _given(context: typer.Context) -> Iterator[TyperOption]:
+    """The options that somebody has typed."""
+    for one in context.command.params:
+        source = context.get_parameter_source(one.name or "")
+        if isinstance(one, TyperOption) and source is not None and source.name == "COMMANDLINE":
+            yield one
+
+
+def _refuse(options: Iterable[TyperOption], reason: str) -> None:
+    """What would be passed over in silence."""
+    for one in options:
+        fail(f"{one.opts[0]} {reason}", USAGE)
+
+
+def _card(rates: str, zone: str | None, *, is_beyond: bool) -> RateCard:
     try:
         card = load_rate_card(rates)
-        return card if zone is None else with_zone(card, zone)
+        card = card if zone is None else with_zone(card, zone)
     except RateCardError as error:
         fail(str(error), USAGE)
+    return beyond_allowances(card) if is_beyond else card
 
 
 def _interval(option: str, text: str) -> timedelta:
     try:
         found: timedelta = _INTERVAL.read(text.strip())
     except ValueError:
-        fail(f"{option} is no such time; it is {_INTERVAL.text}", USAGE)
+        fail(f"{option} is {shown(text)}; it is {_INTERVAL.text}", USAGE)
     return found
-
-
-def _time(option: str, text: str | None) -> datetime | None:
-    if text is None:
-        return None
-    try:
-        time = datetime.fromisoformat(text)
-    except ValueError:
-        fail(f"{option} is no such time; it is like 2026-03-01 or 2026-03-01T12:00", USAGE)
-    return time if time.tzinfo is not None else time.replace(tzinfo=UTC)
 
 
 # What the ledgers say.
@@ -211,10 +182,9 @@ def _bill(
     if start is not None and end is not None and start >= end:
         fail("--to is not after --from", USAGE)
     try:
-        from pyspark.errors import PySparkException  # noqa: PLC0415 (Spark is not everywhere)
-
-        from pairbus.jobs.cost.bill import statement  # noqa: PLC0415
-        from pairbus.jobs.ledger import LedgerReadError, read_operations  # noqa: PLC0415
+        from pairbus.jobs.cost.bill import statement  # noqa: PLC0415 (Spark is not everywhere)
+        from pairbus.jobs.ledger import LedgerReadError, check_ledgers, read_operations  # noqa: PLC0415
+        from pairbus.jobs.ledger.failure import FAILURES, failure_line  # noqa: PLC0415
         from pairbus.spark.java import JavaNotFoundError  # noqa: PLC0415
         from pairbus.spark.session import SparkStartError, ensured_session  # noqa: PLC0415
     except ImportError as error:
@@ -222,54 +192,14 @@ def _bill(
             raise  # that would be our own mistake
         fail(f"{error}; install pairbus with its extra, 'pairbus[spark]'", FAILED)
     try:
-        with Console(stderr=True).status("reading ledgers"), ensured_session(master, app_name="pairbus cost") as spark:
+        check_ledgers(ledgers)
+        with (
+            stopped_by_ctrl_c(),
+            Console(stderr=True).status("reading ledgers"),
+            ensured_session(master, app_name="pairbus cost") as spark,
+        ):
             return statement(read_operations(spark, ledgers, start, end), card, by)
-    except (LedgerReadError, JavaNotFoundError, SparkStartError) as error:
+    except (LedgerReadError, JavaNotFoundError, SparkStartError, AmountError) as error:
         fail(str(error), FAILED)
-    except PySparkException as error:
-        fail(f"Spark could not read the ledgers: {str(error).splitlines()[0]}", FAILED)
-
-
-# How it is shown.
-
-
-def _show(report: Report, document: dict[str, Any], form: Format) -> None:
-    if form is Format.JSON:
-        print(json.dumps(document, indent=2, ensure_ascii=False))
-    elif form is Format.HTML:
-        print(html_page(report), end="")
-    else:
-        _print_tables(report)
-
-
-def _print_tables(report: Report) -> None:
-    console = Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else _WIDTH)
-    console.print(report.heading, style="bold")
-    for section in report.sections:
-        console.print()
-        console.print(_table(section))
-        if section.note:
-            console.print(section.note)
-    console.print()
-    for note in report.footnotes:
-        console.print(note, style="dim", soft_wrap=True)
-
-
-def _table(section: Section) -> Table:
-    table = Table(
-        title=section.title, title_justify="left", title_style="bold", show_footer=section.total is not None, box=None
-    )
-    footers = section.total or ("",) * len(section.columns)
-    for place, (name, footer) in enumerate(zip(section.columns, footers, strict=True)):
-        table.add_column(name, Text(footer), justify="left" if place < section.texts else "right", no_wrap=True)
-    for row in section.rows:
-        table.add_row(*map(Text, row))
-    return table
-
-
-def _write_csv(bill: Statement) -> None:
-    writer = csv.writer(sys.stdout, lineterminator="\n")
-    writer.writerow((*bill.groups, "operations", "failed", "messages", "bytes", "units", "amount", "currency"))
-    for line in bill.lines:
-        counts = (line.operations, line.failed, line.messages, line.bytes, line.units)
-        writer.writerow((*line.labels, *counts, f"{line.amount:f}", bill.card.currency))
+    except FAILURES as error:
+        fail(f"Spark could not read the ledgers: {failure_line(error)}", FAILED)

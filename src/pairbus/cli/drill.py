@@ -22,7 +22,7 @@ from pairbus.cli.connection import (
     read_connections,
     run,
 )
-from pairbus.cli.serve import fail
+from pairbus.cli.failure import fail
 from pairbus.client.errors import MessagingError, MessagingTimeoutError, UnauthorizedError
 from pairbus.client.management.namespace_manager import NamespaceManager
 from pairbus.dialect.backlog_path import backlog_path

@@ -7,13 +7,14 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from pairbus.cli.connection import USAGE
-from pairbus.cli.serve import fail
+from pairbus.cli.failure import fail
 from pairbus.client.validation import shown
 from pairbus.spark.option import duration
 
 NEVER: Final = "never"
 _LONGEST: Final = timedelta(days=36_500)
 _FORM: Final = duration(timedelta(), _LONGEST, "a number and a unit, such as 500ms, 30s, 15m, 1h or 14d")
+
 
 _UNITS: Final = {
     "d": timedelta(days=1),
@@ -48,6 +49,17 @@ def read_duration(option: str, text: str, *, least: timedelta = timedelta()) -> 
 def read_lifetime(option: str, text: str) -> timedelta:
     """The same, which may also have no end."""
     return timedelta.max if text.strip().lower() == NEVER else read_duration(option, text)
+
+
+def read_utc(option: str, text: str | None) -> datetime | None:
+    """A point in time that is over, as ledgers have it: without a zone it is UTC."""
+    if text is None:
+        return None
+    try:
+        time = datetime.fromisoformat(text.strip())
+        return time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
+    except (OverflowError, ValueError):
+        fail(f"{option} is {shown(text)}; it is a time in UTC such as 2026-03-01 or 2026-03-01T12:00", USAGE)
 
 
 def read_moment(option: str, text: str, now: datetime) -> datetime:

@@ -11,6 +11,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
+from pairbus.cli.command_group import MARKUP
 from pairbus.cli.connection import (
     FAILED,
     USAGE,
@@ -24,7 +25,7 @@ from pairbus.cli.connection import (
 from pairbus.cli.entity_listing import Entity, all_entities, show_one, show_table
 from pairbus.cli.entity_names import EntityArgument, entity_path
 from pairbus.cli.entity_settings import Description, read_settings, take_settings
-from pairbus.cli.serve import fail
+from pairbus.cli.failure import fail
 from pairbus.client.errors import EntityAlreadyExistsError, EntityNotFoundError
 from pairbus.client.management.descriptions import QueueDescription, SubscriptionDescription, TopicDescription
 from pairbus.client.management.namespace_manager import NamespaceManager
@@ -34,7 +35,10 @@ from pairbus.dialect.entity_path import EntityPath, split_entity_path
 T = TypeVar("T")
 
 entities = typer.Typer(
+    name="entities",
+    add_completion=False,
     no_args_is_help=True,
+    rich_markup_mode=MARKUP,
     help="""List, show, make, change and delete queues, topics and subscriptions, here or in Azure.
 
     The key needs Manage. Each command ends with 0, with 1 when something went wrong, and with 2 when it was asked for
@@ -111,15 +115,17 @@ def create_entity(
     description = _description(path, options, is_topic=topic)
     rule = None if sql_filter is None else _rule(sql_filter)
 
-    async def making(manager: NamespaceManager) -> Entity:
+    async def making(manager: NamespaceManager) -> tuple[Entity, str]:
+        done = "made"
         try:
             await _create(manager, path, description, rule)
         except EntityAlreadyExistsError as error:
             if not exist_ok:
                 fail(f"{one_line(error)}; --exist-ok is content with it", FAILED)
-        return await _entity(manager, path)
+            done = "is there already, and stays as it is"
+        return await _entity(manager, path), done
 
-    _show(_with_manager(namespace, making), as_json=as_json)
+    _tell(*_with_manager(namespace, making), as_json=as_json)
 
 
 @entities.command("update")
@@ -141,7 +147,7 @@ def update_entity(
         await _update(manager, path, _changed(found, values))
         return await _entity(manager, path)
 
-    _show(_with_manager(namespace, changing), as_json=as_json)
+    _tell(_with_manager(namespace, changing), "changed", as_json=as_json)
 
 
 @entities.command("delete")
@@ -275,6 +281,17 @@ async def _delete(manager: NamespaceManager, entity: Entity) -> None:
             await manager.delete_topic(entity.path)
         case SubscriptionDescription() if path is not None and path.subscription is not None:
             await manager.delete_subscription(path.entity, path.subscription)
+
+
+# What is said.
+
+
+def _tell(entity: Entity, done: str, *, as_json: bool) -> None:
+    """In a line for a person, who knows what was asked for."""
+    if as_json:
+        _show(entity, as_json=True)
+    else:
+        print(f"{entity.kind} '{entity.path}' {done}")
 
 
 def _show(entity: Entity, *, as_json: bool) -> None:

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from pairbus.cli.amqp_json import moment_text
 from pairbus.cli.durations import duration_text
-from pairbus.cli.entity_settings import KINDS, Description
+from pairbus.cli.entity_settings import KINDS, SETTINGS, Description
 from pairbus.client.management.descriptions import SubscriptionDescription
 from pairbus.client.management.namespace_manager import NamespaceManager
 from pairbus.client.management.runtime_info import QueueRuntimeInfo, SubscriptionRuntimeInfo, TopicRuntimeInfo
@@ -25,6 +25,11 @@ RuntimeInfo: TypeAlias = QueueRuntimeInfo | TopicRuntimeInfo | SubscriptionRunti
 _HEAD: Final = ("entity", "kind", "status", "active", "dead letters", "scheduled", "transfer", "bytes")
 _NUMBERS: Final = 3
 """From which column on there are numbers."""
+
+_LEAST: Final = 5
+"""How many columns are shown in any terminal: the others can be done without."""
+
+_ENDLESS: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,15 +141,32 @@ def show_table(entities: Sequence[Entity], *, in_colour: bool) -> None:
         print(*("\t".join(row) for row in (_HEAD, *(entity.row() for entity in entities))), sep="\n")
         return
     console = Console(highlight=False, markup=False)  # a path may have brackets
+    tables = (_table(entities, width) for width in range(len(_HEAD), _LEAST - 1, -1))
+    table = next(one for one in tables if len(one.columns) == _LEAST or _fits(one, console))
+    console.print(table)
+    if len(table.columns) < len(_HEAD):
+        console.print(
+            f"without {', '.join(_HEAD[len(table.columns) :])}: the terminal is too narrow; --json has it all"
+        )
+
+
+def _table(entities: Sequence[Entity], width: int) -> Table:
+    """The first columns of it."""
     table = Table()
-    for number, title in enumerate(_HEAD):
+    for number, title in enumerate(_HEAD[:width]):
         table.add_column(title, justify="right" if number >= _NUMBERS else "left", overflow="fold")
     for entity in entities:
-        numbers = (f"{int(cell):,}" if cell else "" for cell in entity.row()[_NUMBERS:])
-        table.add_row(*entity.row()[:_NUMBERS], *numbers)
-    console.print(table)
+        row = entity.row()[:width]
+        table.add_row(*row[:_NUMBERS], *(f"{int(cell):,}" if cell else "" for cell in row[_NUMBERS:]))
+    return table
+
+
+def _fits(table: Table, console: Console) -> bool:
+    return console.measure(table, options=console.options.update(max_width=_ENDLESS)).maximum <= console.width
 
 
 def show_one(entity: Entity) -> None:
+    """A line for each thing that is known, with the option that sets it."""
+    options = {setting.field: f"  ({setting.option})" for setting in SETTINGS}
     for name, value in entity.document().items():
-        print(f"{name}: {value}")
+        print(f"{name}: {value}{options.get(name, '')}")

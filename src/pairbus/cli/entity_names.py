@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final, TypeAlias
 import typer
 
 from pairbus.cli.connection import CONNECTION_VARIABLE, USAGE, Connection, read_connection
-from pairbus.cli.serve import fail
+from pairbus.cli.failure import fail
 from pairbus.client.errors import MessagingError
 from pairbus.client.management.namespace_manager import NamespaceManager
 from pairbus.client.validation import check_path

@@ -12,7 +12,7 @@ import typer
 
 from pairbus.cli.connection import USAGE
 from pairbus.cli.durations import NEVER, read_lifetime
-from pairbus.cli.serve import fail
+from pairbus.cli.failure import fail
 from pairbus.client.management.descriptions import (
     EntityStatus,
     QueueDescription,

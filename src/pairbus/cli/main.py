@@ -2,41 +2,38 @@
 
 from __future__ import annotations
 
-import sys
-from typing import Annotated
+from typing import Annotated, Final
 
 from pairbus import __version__
+from pairbus.cli.extra import extra_needed
 
-try:
+with extra_needed():
     import typer
 
-    from pairbus.cli.capture import capture
-    from pairbus.cli.cost import cost
-    from pairbus.cli.demo.command import demo
-    from pairbus.cli.drill import drill
-    from pairbus.cli.entities import entities
-    from pairbus.cli.pair import pair
-    from pairbus.cli.peek import peek
-    from pairbus.cli.receive import receive
-    from pairbus.cli.reconcile import reconcile
-    from pairbus.cli.send import send
-    from pairbus.cli.serve import serve
-    from pairbus.cli.syphon import syphon
-    from pairbus.cli.trust import trust
-except ImportError as error:
-    if (error.name or "").startswith("pairbus"):
-        raise  # that would be our own mistake
-    print(f"pairbus: {error}; install pairbus with its extra, 'pairbus[server]'", file=sys.stderr)
-    sys.exit(1)
+    from pairbus.cli.command_group import MARKUP, command_group
+
+_COMMANDS: Final = {
+    "demo": "pairbus.cli.demo.command",
+    "serve": "pairbus.cli.serve",
+    "trust": "pairbus.cli.trust",
+    "send": "pairbus.cli.send",
+    "receive": "pairbus.cli.receive",
+    "peek": "pairbus.cli.peek",
+    "pair": "pairbus.cli.pair",
+    "drill": "pairbus.cli.drill",
+    "syphon": "pairbus.cli.syphon",
+    "capture": "pairbus.cli.capture",
+    "cost": "pairbus.cli.cost",
+    "reconcile": "pairbus.cli.reconcile",
+    "entities": "pairbus.cli.entities",
+}
 
 app = typer.Typer(
+    cls=command_group(_COMMANDS),
     no_args_is_help=True,
-    rich_markup_mode="markdown",  # else the lines of a paragraph end where they end in the source
+    rich_markup_mode=MARKUP,
     pretty_exceptions_show_locals=False,  # there are keys among them
 )
-for command in (demo, serve, trust, send, receive, peek, pair, drill, syphon, capture, cost, reconcile):
-    app.command()(command)
-app.add_typer(entities, name="entities")
 
 
 def _show_version(is_wanted: bool) -> None:

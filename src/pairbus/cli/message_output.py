@@ -13,8 +13,8 @@ import typer
 
 from pairbus.cli.amqp_json import moment_text
 from pairbus.cli.connection import FAILED, USAGE
+from pairbus.cli.failure import fail
 from pairbus.cli.message_lines import DEAD_LETTER_PROPERTIES, line_of
-from pairbus.cli.serve import fail
 from pairbus.client.message import BodyKind
 from pairbus.client.received_message import ReceivedMessage
 from pairbus.durable import sync_directory

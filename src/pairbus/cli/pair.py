@@ -25,8 +25,8 @@ from pairbus.cli.connection import (
     read_connections,
     run,
 )
+from pairbus.cli.failure import fail
 from pairbus.cli.pair_verification import BacklogQueueVerification, PairVerification, verify_pair
-from pairbus.cli.serve import fail
 
 _PROGRAM: Final = """\
 import asyncio

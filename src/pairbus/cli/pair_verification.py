@@ -9,7 +9,7 @@ from typing import Final, NoReturn
 
 from pairbus.cli.backlog_difference import BacklogDifference, Harm, differences
 from pairbus.cli.connection import FAILED, Connection, one_line
-from pairbus.cli.serve import fail
+from pairbus.cli.failure import fail
 from pairbus.client.amqp.receiving_link import Wish
 from pairbus.client.errors import (
     EntityNotFoundError,

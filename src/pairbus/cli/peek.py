@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Final
 
 import typer
 
-from pairbus.cli.connection import STOPPED, USAGE, Connection, ConnectionOption, read_connection, run
+from pairbus.cli.connection import FAILED, STOPPED, USAGE, Connection, ConnectionOption, read_connection, run
 from pairbus.cli.entity_names import ReceivingArgument, entity_path
+from pairbus.cli.failure import fail
 from pairbus.cli.message_output import Output, message_output
-from pairbus.cli.serve import fail
 from pairbus.cli.work_bar import Advance, work_bar
+from pairbus.client.errors import MessagingError
+from pairbus.dialect.entity_path import split_entity_path
 
 _AT_A_TIME: Final = 250
 
@@ -93,4 +96,17 @@ async def _peek(
             first = messages[-1].sequence_number + 1
             done += len(messages)
             advance(done, done)
-        return done
+    if not done:
+        await _refuse_topic(namespace, path)
+    return done
+
+
+async def _refuse_topic(namespace: Connection, path: str) -> None:
+    """A topic has no messages: those are in its subscriptions, so that nothing is no answer to what was meant."""
+    found = split_entity_path(path)
+    if found is None or found.subscription is not None or found.sub_queue is not None:
+        return
+    with suppress(MessagingError):  # only who may manage the namespace can ask
+        async with namespace.manager() as manager:
+            if await manager.topic_exists(path):
+                fail(f"'{path}' is a topic: peek at one of its subscriptions, {path}/Subscriptions/NAME", FAILED)

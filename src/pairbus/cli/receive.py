@@ -18,9 +18,9 @@ import typer
 from pairbus.cli.connection import FAILED, STOPPED, USAGE, Connection, ConnectionOption, one_line, read_connection, run
 from pairbus.cli.durations import read_duration
 from pairbus.cli.entity_names import ReceivingArgument, entity_path
+from pairbus.cli.failure import fail
 from pairbus.cli.message_output import Output, message_output
 from pairbus.cli.peek import BodyOption, CountOption, DeadLettersOption, JsonLinesOption, LinesOption
-from pairbus.cli.serve import fail
 from pairbus.cli.work_bar import Advance, work_bar
 from pairbus.client.errors import LockLostError, MessagingError, MessagingTimeoutError
 from pairbus.client.factory import MessagingFactory
@@ -69,7 +69,10 @@ class _Tally:
 
 
 _AllOption = Annotated[
-    bool, typer.Option("--all", help="all that come, until none has come for --wait; not of those that are given back")
+    bool,
+    typer.Option(
+        "--all", help="all that come, until none has come for --wait; say what becomes of them, as with --complete"
+    ),
 ]
 _WaitOption = Annotated[str, typer.Option("--wait", help="how long to wait for the next message", metavar="TIME")]
 _CompleteOption = Annotated[bool, typer.Option("--complete", help="remove them, after they were printed or written")]

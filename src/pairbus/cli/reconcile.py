@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import datetime
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -14,7 +15,9 @@ import typer
 from rich.console import Console
 
 from pairbus.cli.connection import USAGE, one_line
-from pairbus.cli.serve import fail
+from pairbus.cli.durations import read_utc
+from pairbus.cli.failure import fail
+from pairbus.cli.interruption import stopped_by_ctrl_c
 
 if TYPE_CHECKING:
     from pairbus.jobs.reconcile import Report
@@ -80,15 +83,17 @@ def reconcile(
     """Prove what became of the messages of a pair: what was received, what waits, what is missing.
 
     Ends with 0 if nothing is missing, 1 if something is, 2 if the ledgers or options are no good, 3 if it cannot be
-    told: a ledger has gaps, or Spark does not start.
+    told: a ledger has gaps, or Spark does not start. Ctrl-C ends it with 130.
 
     The ledgers have to hold the lives of messages, not only operations.
 
     Example: pairbus reconcile --primary contoso/ledger --secondary fabrikam/ledger --format html --out report.html
     """
-    start, end = _time("--from", from_), _time("--to", to)
+    start, end = read_utc("--from", from_), read_utc("--to", to)
     if start is not None and end is not None and start >= end:
         fail("--to is not after --from", USAGE)
+    if out is not None:
+        _check_writable(out)
     found = _report(primary, secondary, start, end, name, list_, master)
     _write(_rendered(found, format_), out)
     code = _exit_code(found)
@@ -98,14 +103,14 @@ def reconcile(
         raise typer.Exit(code)
 
 
-def _time(option: str, given: str | None) -> datetime | None:
-    if given is None:
-        return None
-    try:
-        time = datetime.fromisoformat(given)
-    except ValueError:
-        fail(f"{option} is no time; it is like 2026-03-01T12:00 or 2026-03-01T12:00:00+01:00", USAGE)
-    return time.replace(tzinfo=UTC) if time.tzinfo is None else time
+def _check_writable(out: Path) -> None:
+    """What is wrong with it is told now, and not when all the work is done."""
+    if out.is_dir():
+        fail(f"--out: {out} is a directory; name a file", USAGE)
+    if not out.parent.is_dir():
+        fail(f"--out: there is no directory {out.parent}", USAGE)
+    if not os.access(out if out.exists() else out.parent, os.W_OK):
+        fail(f"--out: {out} cannot be written", USAGE)
 
 
 def _report(
@@ -126,7 +131,7 @@ def _report(
         fail(f"{error}; install pairbus with its extra, 'pairbus[spark]'", UNKNOWN)
     ledgers = Reconcilable(primary=primary, secondary=secondary, start=start, end=end, name=name)
     try:
-        with Console(stderr=True).status("reading ledgers"):
+        with stopped_by_ctrl_c(), Console(stderr=True).status("reading ledgers"):
             return ledgers.report(master, listed)
     except ReconcileError as error:
         fail(one_line(error), USAGE if error.is_input else UNKNOWN)

@@ -28,9 +28,9 @@ from pairbus.cli.connection import (
 )
 from pairbus.cli.durations import read_duration, read_moment
 from pairbus.cli.entity_names import SendingArgument, entity_path
+from pairbus.cli.failure import fail
 from pairbus.cli.message_feed import fed
 from pairbus.cli.message_lines import Batch, MessageLineError, read_batches
-from pairbus.cli.serve import fail
 from pairbus.cli.work_bar import Advance, work_bar
 from pairbus.client.errors import InvalidMessageError, MessagingError
 from pairbus.client.message import BrokeredMessage, encode_brokered
@@ -90,7 +90,8 @@ _ScheduleOption = Annotated[
     str | None,
     typer.Option(
         "--schedule",
-        help="when it is to be enqueued: 2030-01-02T03:04:05Z, or how long until then, such as 10m",
+        help="when it is to be enqueued: 2030-01-02T03:04:05Z (without a zone, by this machine's clock), or how long"
+        " until then, such as 10m",
         metavar="TIME",
         show_default=False,
     ),
@@ -186,8 +187,15 @@ def _read_property(text: str) -> tuple[str, Any]:
     if not equals or not name:
         fail(f"--property is {text!r:.50}; it is NAME=TEXT or NAME:TYPE=VALUE", USAGE)
     plain, colon, kind = name.rpartition(":")
-    if not colon or kind not in TYPED_TEXTS:
+    if not colon:
         return name, value
+    if kind not in TYPED_TEXTS:
+        known = ", ".join(TYPED_TEXTS)
+        fail(
+            f"--property {name!r:.50}: {kind!r:.50} is no type; it is one of {known}. If the colon belongs to the name,"
+            " say NAME:string=TEXT",
+            USAGE,
+        )
     try:
         return plain, value_from_text(kind, value)
     except (ArithmeticError, ValueError) as error:
@@ -330,5 +338,6 @@ def _so_far(tally: _Tally, file: Path | None) -> str:
     batch = tally.under_way
     if batch is None:
         return told
-    maybe = f", and perhaps some of the {len(batch.messages):,} that were under way"
-    return told + maybe + (f"; go on with --from-line {batch.first_line}" if file not in {None, _STDIN} else "")
+    count = len(batch.messages)
+    told += f", and perhaps {f'some of the {count:,} that were' if count > 1 else 'the one that was'} under way"
+    return told + (f"; go on with --from-line {batch.first_line}" if file not in {None, _STDIN} else "")

@@ -14,11 +14,12 @@ from dataclasses import MISSING
 from functools import partial
 from inspect import Parameter, Signature
 from pathlib import Path
-from typing import Annotated, Any, Final, NoReturn
+from typing import Annotated, Any, Final
 
 import typer
 from rich.console import Console
 
+from pairbus.cli.failure import fail
 from pairbus.console import open_console
 from pairbus.ledger import LedgerError
 from pairbus.server import NamespaceServer
@@ -65,12 +66,6 @@ def serve(config: Path | None = None, **options: Any) -> None:
         fail(str(error.strerror), _FAILED)
     except (StoreError, LedgerError, OSError) as error:
         fail(str(error), _FAILED)
-
-
-def fail(reason: str, code: int) -> NoReturn:
-    """End with one line that says why."""
-    print(f"pairbus: {reason}", file=sys.stderr)
-    raise typer.Exit(code)
 
 
 def _raise_file_limit() -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from contextlib import nullcontext
 from enum import Enum
-from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated
 
 import typer
 
@@ -21,20 +19,16 @@ from pairbus.cli.connection import (
     SecondaryOption,
     read_connections,
 )
-from pairbus.cli.serve import fail
+from pairbus.cli.failure import fail
+from pairbus.cli.spark_place import HERE, MasterOption, check_master, exported, read_reference
 from pairbus.cli.syphon_screen import SyphonScreen
 from pairbus.client.validation import shown
+from pairbus.jobs.lines import LineTeller, Teller
 from pairbus.jobs.syphon.command import run_syphon
 from pairbus.jobs.syphon.in_process_engine import DrainingSyphon
-from pairbus.jobs.syphon.lines import LineTeller, Teller
 from pairbus.jobs.syphon.order import LONG_POLL, SyphonOrder
 from pairbus.jobs.syphon.standalone import Engine
 from pairbus.pairing.syphon import SyphonSettings, TimeToLive
-from pairbus.spark.connection_reference import ConnectionReference, Place
-from pairbus.spark.errors import ConnectionReferenceError
-
-_HERE: Final = "local[*]"
-_MASTERS: Final = ("local", "spark://", "yarn", "k8s://", "sc://")
 
 
 class EngineName(Enum):
@@ -47,7 +41,6 @@ class EngineName(Enum):
 _EngineOption = Annotated[
     EngineName, typer.Option("--engine", help="what the work is done on; in-process needs nothing else")
 ]
-_MasterOption = Annotated[str, typer.Option("--master", help="where Spark runs", metavar="MASTER")]
 _CheckpointOption = Annotated[
     str | None,
     typer.Option(
@@ -90,7 +83,7 @@ def syphon(
     primary: PrimaryOption,
     secondary: SecondaryOption,
     engine: _EngineOption = EngineName.SPARK,
-    master: _MasterOption = _HERE,
+    master: MasterOption = HERE,
     checkpoint: _CheckpointOption = None,
     once: _OnceOption = False,
     backlog_queues: _BacklogQueuesOption = None,
@@ -109,17 +102,17 @@ def syphon(
 
     Example: pairbus syphon --primary @contoso.txt --secondary @fabrikam.txt --name contoso
     """
-    first, first_text = _reference("--primary", PRIMARY_VARIABLE, primary)
-    second, second_text = _reference("--secondary", SECONDARY_VARIABLE, secondary)
+    first, first_text = read_reference("--primary", PRIMARY_VARIABLE, primary)
+    second, second_text = read_reference("--secondary", SECONDARY_VARIABLE, secondary)
     read_connections(first_text, second_text, name)
     settings = _settings(long_poll, time_to_live, max_messages if engine is EngineName.IN_PROCESS else None)
     if engine is EngineName.SPARK:
-        _check_master(master, first, second)
-    elif checkpoint is not None or master != _HERE:
+        check_master(master, {PRIMARY_VARIABLE: first, SECONDARY_VARIABLE: second}, takes_connect=True)
+    elif checkpoint is not None or master != HERE:
         fail("--master and --checkpoint are Spark's: leave them out with --engine in-process", USAGE)
     order = SyphonOrder(
-        primary=_exported(PRIMARY_VARIABLE, first),
-        secondary=_exported(SECONDARY_VARIABLE, second),
+        primary=exported(PRIMARY_VARIABLE, first),
+        secondary=exported(SECONDARY_VARIABLE, second),
         name=name,
         backlog_queues=backlog_queues,
         settings=settings,
@@ -140,45 +133,11 @@ def syphon(
 # What the options say.
 
 
-def _reference(option: str, variable: str, given: str) -> tuple[ConnectionReference, str]:
-    """Where the connection string is, with what is there; one that is in its variable already is left there."""
-    if given.startswith("@"):
-        return ConnectionReference(place=Place.FILE, text=str(Path(given[1:]).absolute())), given
-    if given.lower().startswith((Place.VARIABLE.value, Place.FILE.value)):
-        try:
-            found = ConnectionReference.parse(given)
-            return found, found.resolve()
-        except ConnectionReferenceError as error:
-            fail(str(error).replace("the option 'connection'", option), USAGE)
-    if os.environ.get(variable) == given:
-        return ConnectionReference(place=Place.VARIABLE, text=variable), given
-    return ConnectionReference(place=Place.OPTION, text=given), given
-
-
-def _exported(variable: str, reference: ConnectionReference) -> ConnectionReference:
-    """Processes that Spark starts on this machine have our environment: so no key gets into a plan, or onto a disk."""
-    if reference.place is not Place.OPTION:
-        return reference
-    os.environ[variable] = reference.text
-    return ConnectionReference(place=Place.VARIABLE, text=variable)
-
-
-def _check_master(master: str, *references: ConnectionReference) -> None:
-    if not master.startswith(_MASTERS):
-        fail(f"--master is {shown(master)}; it is local[N], local[*], spark://…, yarn, k8s://… or sc://…", USAGE)
-    if not master.startswith("local") and any(one.place is Place.OPTION for one in references):
-        fail(
-            f"the executors of {master} have to find the connection strings for themselves: say env:NAME or file:/path,"
-            f" or set {PRIMARY_VARIABLE} and {SECONDARY_VARIABLE} here and there",
-            USAGE,
-        )
-
-
 def _settings(long_poll: str, time_to_live: TimeToLive, max_messages: int | None) -> SyphonSettings:
     try:
         wait = LONG_POLL.read(long_poll.strip())
     except ValueError:
-        fail(f"--long-poll is no such time; it is {LONG_POLL.text}", USAGE)
+        fail(f"--long-poll is {shown(long_poll)}; it is {LONG_POLL.text}", USAGE)
     usual = SyphonSettings()
     return SyphonSettings(long_poll=wait, time_to_live=time_to_live, max_messages=max_messages or usual.max_messages)
 

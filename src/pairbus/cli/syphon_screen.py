@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bars
 
-from pairbus.jobs.syphon.lines import Line, Progress
+from pairbus.jobs.lines import Line, Progress
 
 _UNKNOWN: Final = "looking at the backlog"
 _EMPTY: Final = "nothing to bring home, waiting for messages"

@@ -8,7 +8,7 @@ from typing import Annotated, Final
 
 import typer
 
-from pairbus.cli.serve import fail
+from pairbus.cli.failure import fail
 from pairbus.server.settings import SETTINGS
 from pairbus.store import DataDirectory, StoreError, StoreInUseError
 from pairbus.store.certificate import certificate_files, open_certificate

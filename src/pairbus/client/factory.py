@@ -12,6 +12,7 @@ from enum import Enum
 from types import NoneType, TracebackType
 from typing import Final, Self
 
+from pairbus.client.absence import Absence
 from pairbus.client.amqp.authorization import Authorization
 from pairbus.client.amqp.connection import AmqpConnection
 from pairbus.client.amqp.link import AmqpLink
@@ -98,7 +99,7 @@ class MessagingFactory:
         self._ending: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._reached: asyncio.Future[None] | None = None
-        self._is_away = False
+        self._absence = Absence(endpoint, _log)
         self._send_attempt_s = settings.attempt_s
         self._pairing: Pairing | None = None
         self._is_pairing = False
@@ -135,6 +136,11 @@ class MessagingFactory:
     @property
     def endpoint(self) -> Endpoint:
         return self._endpoint
+
+    @property
+    def credentials(self) -> Credentials:
+        """What it shows to its namespace."""
+        return self._credentials
 
     @property
     def settings(self) -> MessagingFactorySettings:
@@ -493,13 +499,9 @@ class MessagingFactory:
         try:
             line = await self._try_to_connect()
         except MessagingError as error:
-            if error.is_transient and not self._is_away:
-                _log.warning("%s; it is tried again", error)
-                self._is_away = True
+            self._absence.failed(error)
             raise
-        if self._is_away:
-            _log.info("%s has been reached again", self._endpoint)
-        self._is_away = False
+        self._absence.reached()
         line.connection.send_attempt_s = self._send_attempt_s
         line.connection.gone.add_done_callback(lambda _: self._disconnected(line.connection))
         if self._reached is not None and not self._reached.done():
@@ -508,8 +510,7 @@ class MessagingFactory:
 
     def _disconnected(self, connection: AmqpConnection) -> None:
         if self._state is FactoryState.OPEN and self._ending is None:
-            self._is_away = True
-            _log.warning("%s; it is opened again when it is needed", connection.error)
+            self._absence.began(connection.error, "it is opened again when it is needed")
 
     async def _try_to_connect(self) -> _Line:
         timeout_s = self._settings.attempt_s

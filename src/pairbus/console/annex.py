@@ -27,11 +27,13 @@ from pairbus.console.headers import HEADERS
 from pairbus.console.pages import entities, entity, message, pair, server
 from pairbus.console.pages.frame import Page, framed, refusal_page
 from pairbus.console.pages.login import login_page
+from pairbus.console.report_api import ReportApi
 from pairbus.console.session import Session
 from pairbus.console.visit import Visit
 from pairbus.console.watch import Watch
 from pairbus.server.amqp.services import AmqpServices
 from pairbus.server.errors import REFUSABLE, BadRequestError, UnauthorizedError, refusal_of
+from pairbus.server.http.app import BodyTooLargeError
 from pairbus.server.settings import Settings
 
 _log = logging.getLogger(__name__)
@@ -99,6 +101,7 @@ class Desk:
             *actions,
             *statics,
             _route(f"{PATH}/", _home),
+            _route(f"{PATH}/api/pair", ReportApi(self._watch).take, "POST"),
             _route(f"{PATH}/events", self._events),
             _route(LOGIN, self._show_login),
             _route(LOGIN, self._log_in, "POST"),
@@ -209,7 +212,9 @@ def _route(path: str, answer: Callable[[Request], Awaitable[Response]], method: 
         except ClientDisconnect:
             return Response(status_code=HTTPStatus.BAD_REQUEST)  # nobody reads it
         except BadRequestError as error:
-            response = Response(str(error), HTTPStatus.BAD_REQUEST, media_type="text/plain")
+            is_too_large = isinstance(error, BodyTooLargeError)
+            status = HTTPStatus.REQUEST_ENTITY_TOO_LARGE if is_too_large else HTTPStatus.BAD_REQUEST
+            response = Response(str(error), status, media_type="text/plain")
         response.headers.update(HEADERS)
         return response
 

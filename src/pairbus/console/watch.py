@@ -14,8 +14,10 @@ from typing import Final
 from pairbus.broker import Address
 from pairbus.console.census import Census, EntityCount, take_census
 from pairbus.console.destinations import Destinations
-from pairbus.console.diary import Diary
+from pairbus.console.diary import Diary, Switch
+from pairbus.console.reports import Reports
 from pairbus.console.timeline import Point, Timeline
+from pairbus.pairing.report import PairReport, Receiver
 from pairbus.server.amqp.services import AmqpServices
 from pairbus.store import StoreError
 
@@ -40,7 +42,6 @@ class Reading:
     pings: Counter[Address]
     commits: int
     commit_s: float
-    cpu_s: float
     at_s: float = field(default_factory=time.monotonic)
 
     @property
@@ -66,11 +67,6 @@ class Rates:
     @property
     def received(self) -> float:
         return (self.after.received - self.before.received) / self.seconds
-
-    @property
-    def cpu(self) -> float:
-        """Of one processor."""
-        return (self.after.cpu_s - self.before.cpu_s) / self.seconds
 
     @property
     def commit_ms(self) -> float | None:
@@ -105,6 +101,7 @@ class Watch:
         self.timeline = Timeline()
         self.diary = Diary(self.started_ms)
         self.destinations = Destinations()
+        self.reports = Reports()
         self.diverted_count = 0
         """How many messages came to backlog queues since the start."""
         self.syphoned_count = 0
@@ -140,6 +137,27 @@ class Watch:
     async def changed(self) -> None:
         """Wait for the next reading."""
         await asyncio.shield(self._changed)
+
+    def hear(self, report: PairReport) -> None:
+        """An application tells of its pair; raises ``ServerBusyError`` when too many do."""
+        now_ms = self.services.host.now_ms()
+        news = self.reports.take(report, now_ms)
+        if news is None:
+            return
+        process = f"{report.host}, process {report.process}"
+        for one in news.switches:
+            switch = Switch(
+                application=report.application,
+                processes=frozenset({process}),
+                primary=report.primary,
+                path=one.path,
+                state=one.state,
+                reason=one.reason,
+                is_of_ours=report.receiver is Receiver.PRIMARY,
+            )
+            self.diary.note_switch(switch, news.heard.here_ms(one.at_ms))
+        if news.missed:
+            self.diary.note_missed(f"{report.application} ({process})", news.missed, now_ms)
 
     async def run(self) -> None:
         """Read until cancelled."""
@@ -177,7 +195,6 @@ class Watch:
                 pings=services.counters.pings.copy(),
                 commits=commits,
                 commit_s=commit_s,
-                cpu_s=time.process_time(),
             )
         )
         self._changed.set_result(None)
@@ -207,6 +224,7 @@ class Watch:
 
     def _note(self, rates: Rates) -> None:
         now_ms = rates.after.at_ms
+        self.reports.expire(now_ms)
         totals: dict[str, list[int]] = {}
         for queue in rates.after.census.backlog:
             sums = totals.setdefault(queue.primary or "", [0, 0, 0])
@@ -218,7 +236,8 @@ class Watch:
         for primary, (depth, diverted, syphoned) in totals.items():
             self.diverted_count += diverted
             self.syphoned_count += syphoned
-            self.diary.note_backlog(primary, depth, diverted, syphoned, now_ms)
+            is_told = self.reports.tells_of_diversion(primary)
+            self.diary.note_backlog(primary, depth, diverted, syphoned, now_ms, is_told=is_told)
         for address, count in (rates.after.pings - rates.before.pings).items():
             self.diary.note_pings(str(address), count, now_ms)
 

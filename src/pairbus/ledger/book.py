@@ -82,6 +82,7 @@ class Book:
         return (
             journal.size >= self._settings.close_bytes
             or journal.stem.is_over(now_ms)
+            or not journal.has_its_name
             or not 0 <= age_ms < self._settings.close_s * 1_000  # a clock may be set back
         )
 

@@ -90,6 +90,14 @@ class Journal:
         os.close(descriptor)
         return None
 
+    @property
+    def has_its_name(self) -> bool:
+        """Whether it is still where it was made; somebody may have removed the directory, or moved it."""
+        try:
+            return self.path.stat().st_ino == os.fstat(self._descriptor).st_ino
+        except FileNotFoundError:
+            return False
+
     def append(self, page: Page) -> None:
         """Put a page on disk, or raise ``OSError``: then it is as it was, or will be before anything else is done."""
         self.trim()

@@ -6,6 +6,7 @@ import errno
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 from threading import Event as Flag
 from threading import Thread
@@ -89,9 +90,22 @@ class Ledger:
         """
         self._waiting.add_operations(Second(second_ms, rows, connections))
 
-    def write_lives(self, lives: Sequence[Life]) -> None:
-        """Hand over what has happened to messages; the sequence is the ledger's from now on."""
-        self._waiting.add_lives(lives)
+    def write_lives(self, lives: Sequence[Life]) -> int:
+        """Hand over what has happened to messages; the sequence is the ledger's from now on.
+
+        Returns the number of the hand-over: when ``hand_overs_written`` has reached it, it is on disk.
+        """
+        return self._waiting.add_lives(lives)
+
+    @property
+    def hand_overs_written(self) -> int:
+        return self._writer.hand_overs_written
+
+    def ordinals_from(self, first: Life) -> AbstractSet[int]:
+        """Which events of this namespace are on disk, from one on. Raises ``OSError``."""
+        from pairbus.ledger.recorded import recorded_ordinals  # noqa: PLC0415 (it needs pyarrow)
+
+        return recorded_ordinals(self._book.directory, self._writer.namespace, first)
 
     @property
     def status(self) -> LedgerStatus:

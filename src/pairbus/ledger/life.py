@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from pairbus.ledger.operation import Stage
 
@@ -47,8 +49,7 @@ class Event(StrEnum):
     """It cannot be read any more, and is not given to anyone."""
 
     STARTED = "started"
-    """Nobody's event: the namespace was read from its store. If it was killed before, the last second before that is
-    not in the ledger; what lies in it then is told anew."""
+    """Nobody's event: the namespace was read from its store. What lies in it then is told anew."""
 
     FOUND = "found"
     """It lay in its queue when the namespace was started."""
@@ -77,3 +78,43 @@ class Life(NamedTuple):
     """Where a diverted message is bound for; of what was accepted in a backlog queue only."""
 
     size: int
+
+
+_ORDINAL: Final = Life._fields.index("ordinal")
+_ORIGINAL: Final = Life._fields.index("original_sequence")
+
+
+def pack_lives(lives: Sequence[Life]) -> bytes:
+    """Events as bytes that a later version can read, too.
+
+    They are written by columns, of which most have one value throughout: what happens at a time is much alike.
+    """
+    columns: list[Sequence[object]] = [*zip(*lives, strict=True)]
+    columns[_ORDINAL] = [life.ordinal - place for place, life in enumerate(lives)]
+    columns[_ORIGINAL] = [life.original_sequence - life.sequence for life in lives]
+    return json.dumps([len(lives), *map(_shortened, columns)], separators=(",", ":")).encode()
+
+
+def unpack_lives(content: bytes) -> list[Life]:
+    """Raises ``ValueError`` where it is nothing that was packed."""
+    try:
+        count, *columns = json.loads(content)
+        places = range(count)
+        rows = zip(places, *(one if isinstance(one, list) else [one] * count for one in columns), strict=True)
+        return [_unpacked(place, Life(*row)) for place, *row in rows]
+    except TypeError as error:
+        raise ValueError(f"these are no events: {error}") from error
+
+
+def _shortened(column: Sequence[object]) -> object:
+    first = column[0]
+    return first if column.count(first) == len(column) else column
+
+
+def _unpacked(place: int, life: Life) -> Life:
+    return life._replace(
+        ordinal=life.ordinal + place,
+        event=Event(life.event),
+        stage=Stage(life.stage),
+        original_sequence=life.original_sequence + life.sequence,
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ import pyarrow as pa
 
 from pairbus.ledger.journal import OPEN, SUFFIX, NewerJournalError, read_journal
 from pairbus.ledger.stem import Stem
+
+_log = logging.getLogger(__name__)
 
 
 def read_open_journals(directory: Path, table: str) -> Mapping[str, Any]:
@@ -27,5 +30,8 @@ def read_open_journals(directory: Path, table: str) -> Mapping[str, Any]:
 def _tables_of(path: Path, stem: Stem) -> list[Any]:
     try:
         return read_journal(path, stem).tables
-    except (FileNotFoundError, NewerJournalError):  # it has just become a Parquet file, or is not ours to understand
+    except FileNotFoundError:  # it has just become a Parquet file
+        return []
+    except NewerJournalError as error:
+        _log.warning("%s is left out: %s", path, error)
         return []

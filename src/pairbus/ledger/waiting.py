@@ -22,6 +22,9 @@ _CHUNK: Final = 50_000
 _CONNECTIONS: Final = Sort(Kind.CONNECTION, Stage.DIRECT, "", SUCCEEDED, "")
 
 
+_NOTHING: Final = Life(0, 0, Event.MISSED, Stage.DIRECT, "", 0, 0, "", None, None, 0)
+
+
 class Counted(NamedTuple):
     """Operations of one sort that were done within a second, or longer if there was no room for more."""
 
@@ -52,6 +55,8 @@ class Taken(NamedTuple):
     seconds: Sequence[Second]
     merged: Sequence[Counted]
     lives: Sequence[Life]
+    hand_over: int
+    """The last hand-over of events that is in it, or was before."""
 
 
 class Waiting:
@@ -67,7 +72,11 @@ class Waiting:
         self._lock = Lock()
         self._seconds: list[Second] = []
         self._merged: dict[tuple[int, Sort], Counted] = {}
-        self._lives: deque[Sequence[Life]] = deque()
+        self._lives: deque[tuple[int, Sequence[Life]]] = deque()
+        """With the numbers of their hand-overs."""
+
+        self._hand_over = 0
+        self._taken = 0
         self._gap: Life | None = None
         """Stands for what was missed since there was no room."""
 
@@ -79,16 +88,18 @@ class Waiting:
                 for counted in second.counted():
                     self._merge(counted)
 
-    def add_lives(self, lives: Sequence[Life]) -> None:
+    def add_lives(self, lives: Sequence[Life]) -> int:
+        """Returns the number of the hand-over."""
         with self._lock:
+            self._hand_over += 1
             room = max(0, self._most_lives - self.lives)
             kept = lives if len(lives) <= room else lives[:room]
             if kept:
-                self._end_gap()
-                self._lives.append(kept)
+                self._end_gap(self._hand_over - 1)
+                self._lives.append((self._hand_over, kept))
                 self.lives += len(kept)
-            if len(kept) < len(lives):
-                self._widen_gap(lives[len(kept)], len(lives) - len(kept))
+            self._widen_gap(lives[len(kept) :])
+            return self._hand_over
 
     def take(self) -> Taken | None:
         """All operations, and as many events as are worth a flush, in their order; nothing if there is nothing."""
@@ -96,21 +107,26 @@ class Waiting:
             seconds, self._seconds = self._seconds, []
             merged, self._merged = self._merged, {}
             if not self._lives:
-                self._end_gap()
+                self._end_gap(self._hand_over)
             groups = self._pop_lives()
-        lives = [*chain.from_iterable(groups)]
-        return Taken(seconds, [*merged.values()], lives) if seconds or merged or lives else None
+            self._taken = groups[-1][0] if groups else self._taken
+        lives = [*chain.from_iterable(group for _, group in groups)]
+        return Taken(seconds, [*merged.values()], lives, self._taken) if seconds or merged or lives else None
 
     def done(self, lives: int) -> None:
         """So many events are on disk."""
         with self._lock:
             self.lives -= lives
 
-    def give_up(self, lives: int) -> None:
-        """So many events can never be written."""
+    def give_up(self, lives: Sequence[Life], now_ms: int) -> None:
+        """These were taken, and can never be written: something about them is no number, or no time."""
+        told = sum(life.sequence for life in lives if life.event is Event.MISSED)
         with self._lock:
-            self.lives -= lives
-            self.lives_missed += lives
+            self.lives -= len(lives)
+            self._widen_gap([_NOTHING._replace(at_ms=now_ms) for life in lives if life.event is not Event.MISSED])
+            if told:  # gaps that were to be written with them
+                gap = self._gap or _NOTHING._replace(at_ms=now_ms)
+                self._gap = gap._replace(sequence=gap.sequence + told)
 
     # Operations
 
@@ -128,22 +144,26 @@ class Waiting:
 
     # Events
 
-    def _pop_lives(self) -> list[Sequence[Life]]:
-        groups: list[Sequence[Life]] = []
+    def _pop_lives(self) -> list[tuple[int, Sequence[Life]]]:
+        groups: list[tuple[int, Sequence[Life]]] = []
         count = 0
         while self._lives and count < _CHUNK:
             groups.append(self._lives.popleft())
-            count += len(groups[-1])
+            count += len(groups[-1][1])
         return groups
 
-    def _widen_gap(self, first: Life, count: int) -> None:
-        self.lives_missed += count
-        if self._gap is None:
-            self._gap = Life(first.at_ms, first.ordinal, Event.MISSED, Stage.DIRECT, "", 0, 0, "", None, None, 0)
-        self._gap = self._gap._replace(sequence=self._gap.sequence + count)
+    def _widen_gap(self, missed: Sequence[Life]) -> None:
+        """A gap has the time of its end: whoever reads from the middle of it on has to find it."""
+        if not missed:
+            return
+        self.lives_missed += len(missed)
+        gap = self._gap
+        if gap is None:
+            gap = _NOTHING._replace(ordinal=missed[0].ordinal)
+        self._gap = gap._replace(at_ms=missed[-1].at_ms, sequence=gap.sequence + len(missed))
 
-    def _end_gap(self) -> None:
+    def _end_gap(self, hand_over: int) -> None:
         if self._gap is not None:
-            self._lives.append((self._gap,))
+            self._lives.append((hand_over, (self._gap,)))
             self.lives += 1
             self._gap = None

@@ -27,13 +27,18 @@ class Writer:
         """``pause`` is called now and then, so that others can work."""
         self.operations_written = 0
         self.lives_written = 0
+        self.hand_overs_written = 0
+        """All hand-overs of events up to this one are on disk, or can never be."""
+
         self.error: str | None = None
         self._book = book
         self._waiting = waiting
-        self._namespace = namespace
+        self.namespace = namespace
         self._pause = pause
         self._pages: deque[Page] = deque()
         """What was taken, and is not on disk yet."""
+
+        self._taken_hand_over = 0
 
     def turn(self, now_ms: int) -> None:
         """Put on disk what waits, and close what is due."""
@@ -63,22 +68,24 @@ class Writer:
             while self._pages:
                 self._append(self._pages[0], now_ms)
                 self._pages.popleft()
+            self.hand_overs_written = self._taken_hand_over
             taken = self._waiting.take()
             if taken is None:
                 return
-            self._convert(taken)
+            self._convert(taken, now_ms)
+            self._taken_hand_over = taken.hand_over
 
-    def _convert(self, taken: Taken) -> None:
+    def _convert(self, taken: Taken, now_ms: int) -> None:
         """What cannot be a row is a defect, and must not be tried for ever."""
         try:
-            self._pages += operation_pages(self._namespace, [*_rows(taken)], self._pause)
+            self._pages += operation_pages(self.namespace, [*_rows(taken)], self._pause)
         except Exception:  # noqa: BLE001
             _log.exception("operations of %d hand-overs cannot be written to the ledger", len(taken.seconds))
         try:
-            self._pages += life_pages(self._namespace, taken.lives, self._pause)
+            self._pages += life_pages(self.namespace, taken.lives, self._pause)
         except Exception:  # noqa: BLE001
             _log.exception("%d events cannot be written to the ledger", len(taken.lives))
-            self._waiting.give_up(len(taken.lives))
+            self._waiting.give_up(taken.lives, now_ms)
 
     def _append(self, page: Page, now_ms: int) -> None:
         rows = page.row_count

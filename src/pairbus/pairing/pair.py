@@ -15,6 +15,7 @@ from pairbus.client.lane import Lane
 from pairbus.client.management.namespace_manager import NamespaceManager
 from pairbus.client.message import BrokeredMessage
 from pairbus.client.validation import check_type
+from pairbus.dialect.backlog_path import TRANSFER
 from pairbus.pairing.addresses import is_same_host, is_same_namespace
 from pairbus.pairing.backlog import Backlog, in_groups
 from pairbus.pairing.drill import DrillReport, await_drill, drill_message, drill_queue
@@ -24,6 +25,8 @@ from pairbus.pairing.homecoming.bound import key_of
 from pairbus.pairing.ordered_route import OrderedRoute
 from pairbus.pairing.partnership import share_fate
 from pairbus.pairing.policy import EntityState, Signal
+from pairbus.pairing.report import MOST_NAME
+from pairbus.pairing.reporter import PairReporter, program_name
 from pairbus.pairing.route import PairedRoute
 from pairbus.pairing.session_order import SessionOrder
 from pairbus.pairing.settings import PairSettings
@@ -66,6 +69,7 @@ class NamespacePair:
                 on_seen=self._seen,
             )
         self._syphon: Syphon | None = None
+        self._reporter: PairReporter | None = None
         self._partnership: asyncio.Task[None] | None = None
         self._is_closed = False
 
@@ -173,6 +177,28 @@ class NamespacePair:
         """The events from now on, until the pair is closed; of those who are slow, the oldest are dropped."""
         return EventStream(self._listeners, self._primary.ended())
 
+    def report(self, application: str | None = None) -> None:
+        """Have both namespaces told how this pair is doing, for their consoles, until it is closed.
+
+        ``application`` is what it is called there: the name of the program, if nothing is said. A namespace that cannot
+        be told is tried again; nobody waits for that. To be told again under another name, say it again.
+        """
+        check_type("application", application, (str, NoneType))
+        name = program_name() if application is None else application.strip()
+        if not 1 <= len(name) <= MOST_NAME:
+            raise ValueError(f"application has {len(name)} characters; it must have 1 to {MOST_NAME}")
+        self._primary.check_open()
+        if self._reporter is not None:
+            self._reporter.application = name
+            return
+        primary_name = self._backlog.paths[0].rpartition("/")[0][: -len(TRANSFER) - 1]
+        entities = self._entities.values()
+        self._reporter = PairReporter(
+            name, primary_name, self._primary, self._backlog.factory, lambda: [one.status for one in entities]
+        )
+        self._listeners.add(self._reporter.note)
+        self._reporter.start()
+
     # Switching by hand.
 
     def engage(self, path: str | None = None) -> None:
@@ -253,6 +279,8 @@ class NamespacePair:
             return
         self._is_closed = True
         closing = [entity.close() for entity in self._entities.values()]
+        if self._reporter is not None:
+            closing.append(self._reporter.close())
         if self._order is not None:
             closing.append(self._order.close())
         if self._syphon is not None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Final
 
 from pairbus.broker import Address, Limits, Namespace, Notice
 from pairbus.server.clock import Clock
 from pairbus.server.errors import ServerBusyError
+from pairbus.server.side_buffer.buffer import SideBuffer
+from pairbus.server.throttle.throttle import Throttle
 from pairbus.store import Keeper, Recovery, StoreError
 
 _log = logging.getLogger(__name__)
@@ -21,7 +23,7 @@ _LONGEST_PAUSE_S: Final = 60.0
 _LEAP_MS: Final = 90_000
 
 Deny = Callable[[str, Address | None], str | None]
-"""Is asked before each request; a reason denies it with *server busy*."""
+"""Is asked before each request that the throttle lets pass; a reason denies it with *server busy*."""
 
 Durable = Callable[[StoreError | None], object]
 
@@ -47,12 +49,15 @@ class NamespaceHost:
         """The time of day as it is set, which may go back: for what others have dated, and nothing else."""
         self._clock = clock
         self._seen_ms = clock()
+        self.throttle = Throttle()
+        self.side_buffer: SideBuffer | None = None
+        """Where sends go that the store cannot take, if there is such a place."""
         self.deny: Deny = lambda _operation, _address: None
         self.on_woken: Callable[[Address], object] = lambda _address: None
         """Something can be received there."""
         self.on_notice: Callable[[Notice], object] = lambda _notice: None
         self.on_commit: Callable[[], object] = lambda: None
-        """What was written until now is about to be committed."""
+        """A commit begins, with all that was written until now."""
         self.on_rebuilt: Callable[[], object] = lambda: None
         """A commit has failed: locks and held sessions are gone."""
         self.on_woken_session: Callable[[bytes], object] = lambda _token: None
@@ -65,6 +70,7 @@ class NamespaceHost:
         self._minute_ms = self._seen_ms
         self._is_closed = False
         keeper.rebuilt = self._rebuilt
+        keeper.before_commit = self._before_commit
         self._schedule()
 
     @property
@@ -95,6 +101,10 @@ class NamespaceHost:
         """Since when there is this namespace."""
         return self._keeper.created_ms
 
+    def used_bytes(self) -> int:
+        """What is in use of the store's file."""
+        return self._keeper.used_bytes
+
     def commits(self) -> tuple[int, float]:
         """How often something was written to disk, and how many seconds that took altogether."""
         return self._keeper.commit_count, self._keeper.commit_seconds
@@ -109,13 +119,36 @@ class NamespaceHost:
 
     def check_busy(self, operation: str, address: Address | None = None) -> None:
         """Raise ``ServerBusyError`` if the request has to wait."""
-        reason = self.deny(operation, address)
+        reason = self.throttle.deny(operation) if self.throttle.is_busy else None
+        if reason is None:
+            reason = self.deny(operation, address)
         if reason is not None:
             raise ServerBusyError(reason, None if address is None else str(address))
 
     def when_durable(self, done: Durable) -> None:
         """Have someone told when all that was written until now is on disk, or why it is not."""
         self._keeper.when_durable(done)
+        self._schedule()
+
+    def put_in_outbox(self, number: int, content: bytes) -> bool:
+        """Keep something in the store with the commit that is to come; tells whether it is taken."""
+        return self._keeper.put_in_outbox(number, content)
+
+    def remove_from_outbox(self, numbers: Iterable[int]) -> None:
+        if not self._is_closed:
+            self._keeper.remove_from_outbox(numbers)
+            self._schedule()
+
+    def outbox(self) -> Sequence[tuple[int, bytes]]:
+        """What was in the outbox at the start."""
+        return self._keeper.outbox()
+
+    def merged(self, identity: bytes) -> Mapping[str, int]:
+        """Up to where what lay in a side buffer is in the store, by entity."""
+        return self._keeper.merged(identity)
+
+    def put_merged(self, identity: bytes, entity: str, position: int) -> None:
+        self._keeper.put_merged(identity, entity, position)
         self._schedule()
 
     async def durable(self) -> None:
@@ -138,7 +171,6 @@ class NamespaceHost:
         self._is_closed = True
         if self._timer is not None:
             self._timer.cancel()
-        self.on_commit()
         self._keeper.close()
 
     # What happens by itself.
@@ -154,7 +186,6 @@ class NamespaceHost:
         if self._is_closed:
             return
         now_ms = self.now_ms()
-        self.on_commit()
         try:
             self._keeper.commit(now_ms)
         finally:  # what waits for the disk has its own way to fail
@@ -195,6 +226,9 @@ class NamespaceHost:
     def _keep_in_use(self, now_ms: int) -> None:
         with suppress(StoreError):  # then there is nothing that could be idle
             self._keeper.namespace.keep_in_use(self.in_use(), now_ms)
+
+    def _before_commit(self) -> None:
+        self.on_commit()
 
     def _rebuilt(self, recovery: Recovery) -> None:
         _log.warning("a commit failed; the namespace was read anew: %s", recovery)

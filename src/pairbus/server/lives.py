@@ -16,8 +16,16 @@ _ARRIVALS: Final = frozenset({Moment.ACCEPTED, Moment.REPEATED, Moment.FOUND})
 _ORDINAL_BITS: Final = 22
 """Ordinals begin with the time of the start: those of a later process are larger."""
 
+_UNKNOWN: Final = 1 << _ORDINAL_BITS
+"""So many events at most have changed nothing in the store since the last that has."""
+
 _MANY: Final = 10_000
 _NOBODY: Final = Record(0, 0, 0, 0, 0, "", None, None, None, None, 0)
+
+
+def start_of(ordinal: int) -> int:
+    """When the process was started that has counted so far, in milliseconds; no later than the event."""
+    return ordinal >> _ORDINAL_BITS
 
 
 class Lives:
@@ -36,8 +44,14 @@ class Lives:
         self._paths: dict[Address, tuple[str, bool]] = {}
         self._spill = spill
 
-    def begin(self) -> None:
-        """The namespace is read from the store: at the start, or because a commit has failed."""
+    def begin(self, after: int = 0) -> None:
+        """The namespace is read from the store: at the start, or because a commit has failed.
+
+        What no commit has taken yet has not happened then. ``after`` is an ordinal of an earlier process, whose clock
+        may have been ahead.
+        """
+        self._waiting.clear()
+        self._ordinal = max(self._ordinal, after + _UNKNOWN)
         self._append(Event.STARTED, Stage.DIRECT, "", _NOBODY)
 
     def settle_in(self) -> None:

@@ -9,15 +9,15 @@ from typing import Final, Protocol
 
 from pairbus.broker import Address, Delivery, Message, Part
 from pairbus.dialect.backlog_path import is_backlog_path
-from pairbus.ledger.life import Life
 from pairbus.ledger.operation import SUCCEEDED, UNIT_BYTES, Kind, Sort, Stage, Tally, units_of
 from pairbus.server.counters import Counters
 from pairbus.server.host import NamespaceHost
-from pairbus.server.lives import Lives
+from pairbus.server.outbox import Envelope, Outbox
 from pairbus.store import StoreError
 from pairbus.wire import Condition
 
 _TICK_S: Final = 0.5
+_POLL_S: Final = 0.01
 _SECOND_MS: Final = 1_000
 _CONNECTIONS_EVERY_MS: Final = 60_000
 _CHANGING: Final = frozenset({Kind.SEND, Kind.SETTLE, Kind.SCHEDULE, Kind.CANCEL, Kind.PURGE, Kind.MANAGEMENT})
@@ -29,13 +29,11 @@ class Book(Protocol):
 
     def write_operations(self, second_ms: int, rows: Sequence[tuple[Sort, Tally]], connections: int) -> None: ...
 
-    def write_lives(self, lives: Sequence[Life]) -> None: ...
-
 
 class Account(Tally):
     """Operations of one sort, counted where they happen; the meter takes them from there."""
 
-    __slots__ = ("_touched", "durable", "sort")
+    __slots__ = ("_small", "_touched", "durable", "sort")
 
     def __init__(self, sort: Sort, touched: list[Account]) -> None:
         super().__init__()
@@ -43,10 +41,13 @@ class Account(Tally):
         self.durable = Tally()
         """What is on disk of it, and not in the ledger yet."""
 
+        self._small = 0
+        """Operations on one message of no more than one unit: most are, and one number says it all of them."""
+
         self._touched = touched
 
     def add(self, messages: int = 0, size_bytes: int = 0, units: int = 1, request_units: int = 1) -> None:
-        if not self.operations:
+        if not self.operations and not self._small:
             self._touched.append(self)
         self.operations += 1
         self.messages += messages
@@ -55,20 +56,21 @@ class Account(Tally):
         self.request_units += request_units
 
     def add_one(self, size_bytes: int = 0) -> None:
-        """Count an operation on one message of no more than one unit: most are."""
-        if not self.operations:
+        """Count an operation on one message of no more than one unit."""
+        if not self._small and not self.operations:
             self._touched.append(self)
-        self.operations += 1
-        self.messages += 1
+        self._small += 1
         self.bytes += size_bytes
-        self.units += 1
-        self.request_units += 1
 
     def take(self) -> Tally:
         """What was counted so far; from now on it counts from nothing."""
-        taken = Tally()
+        taken, small = Tally(), self._small
         taken.merge(self)
-        self.operations = self.messages = self.bytes = self.units = self.request_units = 0
+        taken.operations += small
+        taken.messages += small
+        taken.units += small
+        taken.request_units += small
+        self.operations = self.messages = self.bytes = self.units = self.request_units = self._small = 0
         return taken
 
     def take_durable(self) -> Tally:
@@ -83,17 +85,23 @@ class Meter:
     failed, and no message is said to have been accepted that a crash has taken back.
     """
 
-    def __init__(self, book: Book, host: NamespaceHost, counters: Counters, lives: Lives | None) -> None:
+    def __init__(
+        self,
+        book: Book,
+        host: NamespaceHost,
+        counters: Counters,
+        outbox: Outbox | None = None,
+    ) -> None:
+        """``outbox`` is for the events of messages, where they are wanted."""
         self._book = book
         self._host = host
         self._counters = counters
-        self._lives = lives
+        self._outbox = outbox
         self._totals: dict[tuple[Kind, Stage], Tally] = {}
         self._touched: list[Account] = []
         self._ready: list[Account] = []
         """Those that have something for the ledger."""
 
-        self._durable_lives: list[Life] = []
         self._connections = 0
         self._told = 0
         self._told_ms = 0
@@ -112,21 +120,21 @@ class Meter:
 
     def seal(self) -> None:
         """A commit begins: what was counted until now is known with it."""
-        lives = [] if self._lives is None else self._lives.take()
-        if self._touched or lives:
+        envelope = None if self._outbox is None else self._outbox.seal()
+        if self._touched or envelope is not None:
             rows = [(account, account.take()) for account in self._touched]
             self._touched.clear()
-            self._host.when_durable(partial(self._sealed, rows, lives))
+            self._host.when_durable(partial(self._sealed, rows, envelope))
 
-    def _sealed(self, rows: list[tuple[Account, Tally]], lives: list[Life], error: StoreError | None) -> None:
+    def _sealed(self, rows: list[tuple[Account, Tally]], envelope: Envelope | None, error: StoreError | None) -> None:
         """This is done with every commit, so it looks nothing up."""
         for account, tally in rows:
             known = account if error is None else self._failed(account)
             if not known.durable.operations:
                 self._ready.append(known)
             known.durable.merge(tally)
-        if error is None:
-            self._durable_lives += lives
+        if self._outbox is not None and envelope is not None:
+            self._outbox.committed(envelope, error)
 
     def _failed(self, account: Account) -> Account:
         sort = account.sort
@@ -135,20 +143,19 @@ class Meter:
         return self.account(sort._replace(result=Condition.INTERNAL_ERROR.value))
 
     def _tick(self) -> None:
-        self.flush()
         self._timer = self._host.loop.call_later(_TICK_S, self._tick)
+        self.flush()
 
     def flush(self) -> None:
         """Hand over what is durable."""
         self.seal()
         now_ms = self._host.now_ms()
         rows = self._take_rows()
-        lives, self._durable_lives = self._durable_lives, []
         connections = self._connections_to_tell(now_ms)
         if rows or connections:
             self._book.write_operations(now_ms // _SECOND_MS * _SECOND_MS, rows, connections)
-        if lives:
-            self._book.write_lives(lives)
+        if self._outbox is not None:
+            self._outbox.hand_over()
 
     def _take_rows(self) -> list[tuple[Sort, Tally]]:
         """What is durable, counted together: many links may do the same."""
@@ -172,6 +179,14 @@ class Meter:
             return 0
         self._told, self._told_ms = peak, now_ms
         return peak
+
+    async def hand_over(self, within_s: float) -> None:
+        """Hand over all there is, and wait until the ledger has it, so that the store need not keep it."""
+        deadline = self._host.loop.time() + within_s
+        self.flush()
+        while self._outbox is not None and not self._outbox.is_empty and self._host.loop.time() < deadline:
+            await asyncio.sleep(_POLL_S)
+            self._outbox.hand_over()
 
     def close(self) -> None:
         """Hand over the rest; the store is closed by now."""
@@ -229,7 +244,8 @@ class ReceiveToll:
 
     def given(self, message: Delivery, size_bytes: int) -> None:
         account = self._returned if message.record.returned else self._given
-        account.add(1, size_bytes, units_of(size_bytes), units_of(size_bytes))
+        units = units_of(message.record.size)  # of the message, without what the namespace says of it
+        account.add(1, size_bytes, units, units)
 
     def went_empty(self) -> None:
         """The receiver has waited for nothing."""

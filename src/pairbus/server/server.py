@@ -29,6 +29,7 @@ from pairbus.server.declaration import apply_declaration
 from pairbus.server.dispatcher import Dispatcher
 from pairbus.server.host import NamespaceHost
 from pairbus.server.http.app import make_app
+from pairbus.server.http.ledger_metrics import LedgerMetrics
 from pairbus.server.http.metrics import Metrics
 from pairbus.server.http.protocol import HttpProtocol, StreamingWebSocket
 from pairbus.server.jwt import DEFAULT_AUDIENCE, JwtVerifier, allow_any
@@ -37,9 +38,17 @@ from pairbus.server.listener import Listener
 from pairbus.server.lives import Lives
 from pairbus.server.messages import MessageView
 from pairbus.server.metering import Meter, path_of_address
+from pairbus.server.outbox import MOST_BYTES, Outbox
 from pairbus.server.reception import Reception
 from pairbus.server.settings import Settings, SettingsError
+from pairbus.server.side_buffer.buffer import SideBuffer
+from pairbus.server.side_buffer.metrics import SideBufferMetrics
+from pairbus.server.side_buffer.tally import Tally
 from pairbus.server.signing_keys import SigningKeys, SigningKeysError
+from pairbus.server.throttle.gauges import Gauges
+from pairbus.server.throttle.pulse import Pulse
+from pairbus.server.throttle.throttle import Throttle
+from pairbus.server.throttle.timer import ThrottleTimer
 from pairbus.server.websocket import websocket_route
 from pairbus.store import Keeper, StoreError
 from pairbus.store.certificate import Certificate, open_certificate
@@ -51,6 +60,9 @@ Annex = Callable[[AmqpServices], AbstractAsyncContextManager[Sequence[BaseRoute]
 
 _POLL_S: Final = 0.01
 _LEDGER_S: Final = 10.0
+_HAND_OVER_S: Final = 2.0
+"""A ledger that is well needs less; what another one has not taken by then is handed over at the next start."""
+
 _MOST_WAITING: Final = 100_000
 _LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
 _EVERYWHERE: Final = ("0.0.0.0", "::")  # noqa: S104 (asked for by name)
@@ -72,6 +84,7 @@ class NamespaceServer:
         self._clock = clock or SystemClock()
         self._resources = AsyncExitStack()
         self._parts: _Parts | None = None
+        self._ledger: Ledger | None = None
         self._lives: Lives | None = None
 
     async def __aenter__(self) -> Self:
@@ -150,12 +163,15 @@ class NamespaceServer:
 
     async def _assemble(self, stack: AsyncExitStack) -> _Parts:
         settings = self.settings
-        ledger = self._open_ledger(stack)
+        ledger = self._ledger = self._open_ledger(stack)
         host = self._open_namespace()
         counters = Counters()
         meter = None if ledger is None else self._open_meter(stack, ledger, host, counters)
         stack.callback(host.close)
+        if meter is not None:
+            stack.push_async_callback(meter.hand_over, _HAND_OVER_S)
         await host.durable()
+        self._open_side_buffer(stack, host)
         gatekeeper = Gatekeeper(host, await self._jwt(stack))
         dispatcher = Dispatcher(host)
         services = AmqpServices(host, gatekeeper, dispatcher, counters, settings.idle_timeout_s * 1_000, meter)
@@ -163,15 +179,36 @@ class NamespaceServer:
         http = self._http(services, gatekeeper, routes)
         state = ServerState()
         state.default_headers = http.encoded_headers
+
+        def connection_count() -> int:
+            return services.stream_count + len(state.connections) + listener.waiting_count
+
         listener = Listener(
             host.loop,
             lambda secure: Reception(services, lambda: HttpProtocol(http, state, {}), secure=secure),
             self._tls(),
-            lambda: services.stream_count + len(state.connections) + listener.waiting_count < settings.max_connections,
+            lambda: host.throttle.admit("connections", connection_count()),
         )
         stack.callback(listener.close)
+        self._watch_facets(stack, host, connection_count)
         self.ports = tuple(listener.listen(settings.host, port) for port in settings.port)
         return _Parts(services, listener, state)
+
+    def _open_side_buffer(self, stack: AsyncExitStack, host: NamespaceHost) -> None:
+        settings = self.settings
+        if settings.side_buffer is not None:
+            buffer = SideBuffer.open(settings.side_buffer, settings.name, host, settings.max_side_buffer_bytes)
+            stack.push_async_callback(buffer.close)
+            buffer.start()
+            host.side_buffer = buffer
+
+    def _watch_facets(self, stack: AsyncExitStack, host: NamespaceHost, connection_count: Callable[[], int]) -> None:
+        gauges = Gauges(
+            data=self.settings.data, used_bytes=host.used_bytes, connection_count=connection_count, pulse=Pulse()
+        )
+        timer = ThrottleTimer(host.throttle, gauges, host.loop)
+        stack.callback(timer.close)
+        timer.start()
 
     def _open_ledger(self, stack: AsyncExitStack) -> Ledger | None:
         settings = self.settings
@@ -184,10 +221,14 @@ class NamespaceServer:
         return ledger
 
     def _open_meter(self, stack: AsyncExitStack, ledger: Ledger, host: NamespaceHost, counters: Counters) -> Meter:
+        outbox = None
         if self._lives is not None:
             self._lives.settle_in()
             self._lives.now_ms = host.seen_ms
-        meter = Meter(ledger, host, counters, self._lives)
+            most_bytes = min(MOST_BYTES, self.settings.max_store_bytes // 16)
+            outbox = Outbox(self._lives, host, ledger, most_bytes)
+            outbox.replay(self._clock(), partial(_write_slowly, ledger))
+        meter = Meter(ledger, host, counters, outbox)
         stack.callback(meter.close)
         return meter
 
@@ -200,6 +241,7 @@ class NamespaceServer:
             self._clock(),
             wake=loop.call_soon_threadsafe,
             max_bytes=settings.max_store_bytes,
+            recovering=self._begin_lives,
         )
         recovery = keeper.recovery
         _log.info(
@@ -211,6 +253,7 @@ class NamespaceServer:
         )
         wall_clock = self._clock.wall_ms if isinstance(self._clock, SystemClock) else None
         host = NamespaceHost(settings.name, settings.limits, keeper, self._clock, loop, wall_clock)
+        host.throttle = Throttle(settings)
         try:
             self._furnish(host.namespace)
         except BaseException:
@@ -226,8 +269,6 @@ class NamespaceServer:
             _log.warning("'%s' is a key with all rights, too; delete it if it should not be", name)
 
     def _make_namespace(self, records: Records) -> Namespace:
-        if self._lives is not None:
-            self._lives.begin()
         return Namespace(
             records,
             limits=self.settings.limits,
@@ -236,6 +277,10 @@ class NamespaceServer:
             fresh_token=partial(os.urandom, 16),
             chronicle=self._lives,
         )
+
+    def _begin_lives(self, last: int) -> None:
+        if self._lives is not None:
+            self._lives.begin(last)
 
     async def _jwt(self, stack: AsyncExitStack) -> VerifyJwt | None:
         settings = self.settings
@@ -266,10 +311,16 @@ class NamespaceServer:
         return context
 
     def _http(self, services: AmqpServices, gatekeeper: Gatekeeper, routes: Sequence[BaseRoute]) -> uvicorn.Config:
+        metrics = Metrics(services.counters, services.host.commits, services.host.throttle)
+        buffer = services.host.side_buffer
+        metrics.registry.register(SideBufferMetrics(Tally() if buffer is None else buffer.tally))
+        ledger = self._ledger
+        if ledger is not None:
+            metrics.registry.register(LedgerMetrics(lambda: ledger.status))
         app = make_app(
             services.host,
             gatekeeper,
-            Metrics(services.counters, services.host.commits),
+            metrics,
             [websocket_route(services), *routes],
             open_metrics=self.settings.open_metrics,
             is_draining=lambda: services.is_draining,
@@ -297,12 +348,13 @@ class NamespaceServer:
         return config
 
 
-def _write_slowly(ledger: Ledger, lives: list[Life]) -> None:
+def _write_slowly(ledger: Ledger, lives: list[Life]) -> int:
     """There may be more than a ledger keeps in memory; nobody is served yet, so there is time to wait for the disk."""
-    ledger.write_lives(lives)
+    hand_over = ledger.write_lives(lives)
     deadline = time.monotonic() + _LEDGER_S
     while ledger.status.lives_waiting > _MOST_WAITING and time.monotonic() < deadline:
         time.sleep(_POLL_S)
+    return hand_over
 
 
 def _load(context: ssl.SSLContext, cert: Path, key: Path) -> None:
@@ -341,6 +393,8 @@ class _Parts:
                 await services.host.durable()
         except (StoreError, TimeoutError) as error:
             _log.error("what came last could not be written: %s", error)
+        if services.host.side_buffer is not None:  # it may have been taken in there instead
+            await _until(services.host.side_buffer.is_quiet, deadline)
         for connection in [*services.connections]:
             connection.shut_down()
         await _until(lambda: not services.connections, deadline)

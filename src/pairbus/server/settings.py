@@ -23,6 +23,7 @@ PREFIX: Final = "PAIRBUS_SERVE_"
 CONFIG_VARIABLE: Final = PREFIX + "CONFIG"
 """Names the settings file, where the command line does not."""
 
+_MEGABYTE: Final = 1 << 20
 _GIGABYTE: Final = 1 << 30
 _NAME: Final = re.compile(r"[A-Za-z](?:[A-Za-z0-9-]{0,48}[A-Za-z0-9])?")
 _TABLES: Final = ("queues", "topics", "keys")
@@ -108,6 +109,32 @@ class Settings:
     max_store_gb: int = field(
         default=DEFAULT_MAX_BYTES // _GIGABYTE, metadata=_about("how many gigabytes the store may take at most")
     )
+    side_buffer: Path | None = field(
+        default=None,
+        metadata=_about(
+            "a directory, best on another disk, that sends are kept in while the store cannot take them;"
+            " made if it is not there"
+        ),
+    )
+    side_buffer_mb: int = field(default=256, metadata=_about("how many megabytes the side buffer may take at most"))
+    throttle_store_percent: float | None = field(
+        default=None, metadata=_about("deny sends with server busy while so much of max_store_gb is in use, or more")
+    )
+    throttle_disk_mb: int | None = field(
+        default=None,
+        metadata=_about("deny sends with server busy while the disk has room for so few megabytes, or fewer"),
+    )
+    throttle_memory_mb: int | None = field(
+        default=None, metadata=_about("deny sends with server busy while the process has so many megabytes, or more")
+    )
+    throttle_processor_percent: float | None = field(
+        default=None,
+        metadata=_about("deny sends with server busy while the event loop uses so much of one processor, or more"),
+    )
+    throttle_delay_ms: int | None = field(
+        default=None,
+        metadata=_about("deny sends with server busy while the event loop is so many milliseconds late, or more"),
+    )
     log_level: LogLevel = field(default=LogLevel.INFO, metadata=_about("from which weight on something is logged"))
     log_format: LogFormat = field(default=LogFormat.TEXT, metadata=_about("lines of text, or of JSON"))
     open_metrics: bool = field(default=False, metadata=_about("show the metrics to those without a key too"))
@@ -133,6 +160,13 @@ class Settings:
         _expect(self.max_connections > 0, f"max_connections is {self.max_connections}; at least 1")
         _expect(self.ledger or not self.ledger_lives, "ledger_lives needs a ledger to be recorded in")
         _expect(self.max_store_gb > 0, f"max_store_gb is {self.max_store_gb}; at least 1")
+        _expect(self.side_buffer_mb > 0, f"side_buffer_mb is {self.side_buffer_mb}; at least 1")
+        for name in ("throttle_store_percent", "throttle_processor_percent"):
+            percent = getattr(self, name)
+            _expect(percent is None or 0 < percent <= 100, f"{name} is {percent}; more than 0, and 100 at most")
+        for name in ("throttle_disk_mb", "throttle_memory_mb", "throttle_delay_ms"):
+            count = getattr(self, name)
+            _expect(count is None or count > 0, f"{name} is {count}; at least 1")
 
     @property
     def limits(self) -> Limits:
@@ -141,6 +175,10 @@ class Settings:
     @property
     def max_store_bytes(self) -> int:
         return self.max_store_gb * _GIGABYTE
+
+    @property
+    def max_side_buffer_bytes(self) -> int:
+        return self.side_buffer_mb * _MEGABYTE
 
 
 def _expect(condition: object, complaint: str) -> None:

@@ -18,14 +18,13 @@ from typing import Final
 OLDEST: Final = 17
 """The oldest Java that Spark 4 runs on."""
 
-_VECTOR_MODULE: Final = "jdk.incubator.vector"
 _ANSWER_S: Final = 10.0
 _VERSION: Final = re.compile(r'(?:JAVA_VERSION=|version )"(?:1\.)?(\d+)')
-_MODULES: Final = re.compile(r'^MODULES="(.*)"', re.MULTILINE)
 
-# Spark asks for a module that speeds up linear algebra. A Java without it does not even start then.
+# Spark asks for a module that speeds up linear algebra. A Java without it does not even start then, and one that has it
+# warns of it before every answer.
 _LAUNCHER: Final = """#!/bin/sh
-for option do shift; [ "$option" = --add-modules={module} ] || set -- "$@" "$option"; done; exec {java} "$@"
+for option do shift; [ "$option" = --add-modules=jdk.incubator.vector ] || set -- "$@" "$option"; done; exec \
 """
 
 
@@ -39,7 +38,8 @@ class Java:
 
     executable: Path
     version: int
-    has_vector_module: bool
+    is_launcher: bool
+    """Whether it is one of ours already: JAVA_HOME may come from a process that has started this one."""
 
 
 def java_home(environ: Mapping[str, str], packaged: Path | None) -> Path | None:
@@ -52,9 +52,9 @@ def java_home(environ: Mapping[str, str], packaged: Path | None) -> Path | None:
         java = find_java(executable, environ)
         if java is None or java.version < OLDEST:
             continue
-        if not java.has_vector_module:
-            return launcher_home(java, environ)
-        return None if executable is on_path else executable.parent.parent
+        if java.is_launcher or os.name != "posix":  # a launcher is a script
+            return None if executable is on_path else executable.parent.parent
+        return launcher_home(java, environ)
     raise JavaNotFoundError(
         f"Spark needs Java {OLDEST} or newer."
         f" {_seen('JAVA_HOME', named, environ)}, {_seen('the PATH', on_path, environ)},"
@@ -76,18 +76,15 @@ def find_java(executable: Path, environ: Mapping[str, str]) -> Java | None:
     """See what Java that is; ``None`` if it is none. It is run only if there is no file that tells."""
     if not _is_executable(executable):
         return None
-    text = _release(executable)
-    version = _VERSION.search(text) or _VERSION.search(_answer(executable, environ))
+    version = _VERSION.search(_release(executable)) or _VERSION.search(_answer(executable, environ))
     if version is None:
         return None
-    modules = _MODULES.search(text)
-    has_vector_module = modules is None or _VECTOR_MODULE in modules[1].split()
-    return Java(executable=executable, version=int(version[1]), has_vector_module=has_vector_module)
+    return Java(executable=executable, version=int(version[1]), is_launcher=_is_launcher(executable))
 
 
 def launcher_home(java: Java, environ: Mapping[str, str]) -> Path:
-    """Make a JAVA_HOME whose ``bin/java`` leaves out the option that this Java cannot start with."""
-    text = _LAUNCHER.format(module=_VECTOR_MODULE, java=shlex.quote(str(java.executable)))
+    """Make a JAVA_HOME whose ``bin/java`` leaves out the option that Java cannot start with, or warns of."""
+    text = f'{_LAUNCHER}{shlex.quote(str(java.executable))} "$@"\n'
     # By its content, so that two environments with a Java each do not change one file in turn.
     name = f"java-{java.version}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
     for cache in _caches(environ):
@@ -120,6 +117,11 @@ def _seen(where: str, executable: Path | None, environ: Mapping[str, str]) -> st
 
 def _is_executable(path: Path) -> bool:
     return path.is_file() and os.access(path, os.X_OK)
+
+
+def _is_launcher(executable: Path) -> bool:
+    with executable.open("rb") as file:
+        return file.read(len(_LAUNCHER)) == _LAUNCHER.encode()
 
 
 def _release(executable: Path) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -122,6 +123,10 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow, Generic
         return _read(self._options, self._schema, partition)
 
     def stop(self) -> None:
+        if isinstance(sys.exception(), EOFError | SystemExit):
+            # Spark has hung up, which is how it ends a stream. It cannot be told anything any more, tries all the same,
+            # and prints two tracebacks of that.
+            sys.excepthook = _say_nothing
         if self._source is not None:
             on_loop(self._source.close)
 
@@ -172,6 +177,10 @@ def _end_well() -> None:
 
 def _exit(_signal: int, _frame: FrameType | None) -> None:
     raise SystemExit(128 + signal.SIGTERM)
+
+
+def _say_nothing(*_error: object) -> None:
+    """Nobody is there who would want to know."""
 
 
 class BrowsingStreamReader(_StreamReader[Browsing]):

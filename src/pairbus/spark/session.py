@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -12,6 +13,7 @@ import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from types import FrameType
 from typing import Final
 
 from py4j.protocol import Py4JError
@@ -211,7 +213,8 @@ def _build(settings: Mapping[str, str]) -> SparkSession:
 
 def _build_or_end_java(settings: Mapping[str, str]) -> SparkSession:
     try:
-        return _build(settings)
+        with _interrupts_kept():
+            return _build(settings)
     except (Py4JError, PySparkRuntimeError) as error:
         reason = _reason(error)  # it is Java that knows
         _end_java()
@@ -235,6 +238,32 @@ def _environment(changes: Mapping[str, str | None]) -> Iterator[None]:
         yield
     finally:
         _set_environment(before)
+
+
+@contextmanager
+def _interrupts_kept() -> Iterator[None]:
+    """Ctrl-C waits until Spark is there: nobody knows a Java yet that has just been started, and it would be left.
+
+    PySpark then has Ctrl-C end everything, also where somebody has said what else it should do: that is put back.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
+        yield
+        return
+    is_pressed = False
+
+    def note(_number: int, _frame: FrameType | None) -> None:
+        nonlocal is_pressed
+        is_pressed = True
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        if before is not signal.default_int_handler or signal.getsignal(signal.SIGINT) is note:
+            signal.signal(signal.SIGINT, before)
+        if is_pressed:
+            signal.raise_signal(signal.SIGINT)
 
 
 def _set_environment(values: Mapping[str, str | None]) -> None:

@@ -33,7 +33,7 @@ class DataFile:
         self._path = path
         self._max_bytes = 0
         self._step_bytes = step_bytes
-        self._used_bytes = 0
+        self.used_bytes = 0
         self._allocated_bytes = 0
         self._allocates = hasattr(os, "posix_fallocate")
         """Where nothing can be allocated ahead, the free space of the disk has to be good enough."""
@@ -53,7 +53,7 @@ class DataFile:
     @property
     def free_bytes(self) -> int:
         """What is there for LMDB to use, as far as we know."""
-        return self._allocated_bytes - self._used_bytes
+        return self._allocated_bytes - self.used_bytes
 
     def set_limit(self, max_bytes: int) -> None:
         """Say how long the file may become at the most, and begin to measure."""
@@ -65,7 +65,7 @@ class DataFile:
         """Look how much is in use, and allocate more when less than a step is left."""
         try:
             meta = self._newest_meta()
-            self._used_bytes = meta.used_pages * meta.page_bytes
+            self.used_bytes = meta.used_pages * meta.page_bytes
             self._count()
         except OSError:  # then what we knew before has to do
             return

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,17 +13,13 @@ from pairbus.store.errors import (
     NewerFormatError,
     NotADataDirectoryError,
     StoreFailedError,
-    StoreInUseError,
 )
 from pairbus.store.lmdb import create_data_file
-from pairbus.store.lock import try_lock
+from pairbus.store.lock import take_lock
 from pairbus.store.pages import verify
 
 FORMAT_VERSION: Final = 1
 """The way in which we write today. One that older code cannot read has a higher number."""
-
-_NO_FOLLOW: Final = getattr(os, "O_NOFOLLOW", 0)
-"""A link in place of our file would have us write into somebody else's."""
 
 FORMAT_FILE: Final = "format"
 LOCK_FILE: Final = "pairbus.lock"
@@ -55,7 +50,7 @@ class DataDirectory:
         try:
             _expect_ours(path)
             make_directory(path, OURS_ALONE)
-            lock = _take_lock(path / LOCK_FILE)
+            lock = take_lock(path / LOCK_FILE)
         except OSError as error:
             raise StoreFailedError(str(path), str(error)) from error
         try:
@@ -88,25 +83,6 @@ def _expect_ours(path: Path) -> None:
     names = set(os.listdir(path))
     if FORMAT_FILE not in names and (strangers := names - _HALF_MADE - _MADE_BY_THE_SYSTEM):
         raise NotADataDirectoryError(path, f"there is {min(strangers)!r} in it, and no file {FORMAT_FILE!r}")
-
-
-def _take_lock(path: Path) -> int:
-    # The file stays when the lock goes: to remove it would let two processes lock two files of the same name.
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | _NO_FOLLOW, 0o600)
-    if not try_lock(descriptor):
-        holder = _holder(descriptor)
-        os.close(descriptor)
-        raise StoreInUseError(path.parent, holder)
-    with suppress(OSError):  # it is only for the other's error, and the disk may be full
-        os.ftruncate(descriptor, 0)
-        os.write(descriptor, b"%d\n" % os.getpid())
-    return descriptor
-
-
-def _holder(descriptor: int) -> int | None:
-    with suppress(ValueError):
-        return int(os.pread(descriptor, 32, 0))
-    return None
 
 
 def _complete(path: Path, now_ms: int) -> int:

@@ -9,10 +9,11 @@ from pairbus.broker.address import Place
 from pairbus.broker.descriptions import AuthorizationRule, EntityRecord, RuleDescription
 from pairbus.broker.message import Record
 from pairbus.store import keys
-from pairbus.store.errors import DamagedRecordError, NamespaceReplacedError, StoreFullError
+from pairbus.store.errors import DamagedRecordError, NamespaceReplacedError, StoreError, StoreFullError
 from pairbus.store.keyvalue import Commit, KeyValueStore
 from pairbus.store.records import (
     RecordFormatError,
+    decode_number,
     decode_record,
     decode_stamped,
     encode_access,
@@ -34,6 +35,7 @@ _PER_RECORD_BYTES: Final = 512
 
 LAST_BODY: Final = keys.COUNTER + b"last body id"
 ACCESS_KEY: Final = keys.ACCESS + b"access"
+LAST_OUTBOX: Final = keys.COUNTER + b"last in outbox"
 LAST_ENTITY: Final = keys.COUNTER + b"last entity id"
 
 _ABSENT: Final = b"\0absent"
@@ -101,6 +103,38 @@ class Journal:
             if self._room < wanted:
                 raise StoreFullError(self._store.place, "what is left is kept for removing messages")
             self._wanted_bytes = 0
+
+    def put_in_outbox(self, number: int, content: bytes) -> bool:
+        """Have something for others written with what is there to be committed, which it tells of.
+
+        It does not make a commit, and takes no room from messages: tells whether it is taken. For what is empty there
+        is always room.
+        """
+        if self.is_empty:
+            return False
+        try:
+            if content:
+                self.admit(len(content), 0)
+        except StoreError:
+            return False
+        self._put(keys.outbox_key(number), content)
+        self._batch[LAST_OUTBOX] = encode_number(number)
+        return True
+
+    def last_in_outbox(self) -> int:
+        """The number that was put there last, whether it is still there or not."""
+        data = self._read(LAST_OUTBOX)
+        try:
+            return 0 if data is None else decode_number(data)
+        except RecordFormatError:
+            return 0
+
+    def remove_from_outbox(self, number: int) -> None:
+        self._batch[keys.outbox_key(number)] = None
+
+    def put_merged(self, identity: bytes, path: str, position: int) -> None:
+        """Note up to where what lay in a side buffer is among what was written."""
+        self._put(keys.merged_key(identity, path), encode_stamped(position, path))
 
     def adopt(self, changes: Mapping[bytes, bytes | None]) -> None:
         """Take over what the recovery has found to be written."""

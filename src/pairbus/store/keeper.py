@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
@@ -13,11 +14,13 @@ from typing import Self, TypeAlias, TypeVar
 
 from pairbus.broker.namespace import Namespace
 from pairbus.broker.records import Records
+from pairbus.store import keys
 from pairbus.store.directory import DataDirectory
 from pairbus.store.errors import StoreError, StoreFailedError, StoreFullError
 from pairbus.store.journal import Journal
 from pairbus.store.keyvalue import Commit, KeyValueStore
 from pairbus.store.lmdb import DEFAULT_MAX_BYTES, LmdbStore
+from pairbus.store.records import RecordFormatError, decode_stamped
 from pairbus.store.recovery import Recovery, recover
 
 Done: TypeAlias = Callable[[StoreError | None], object]
@@ -27,6 +30,9 @@ Wake: TypeAlias = Callable[[Callable[[], None]], object]
 """Has a function called soon on the thread that the keeper belongs to, such as ``loop.call_soon_threadsafe``."""
 
 MakeNamespace: TypeAlias = Callable[[Records], Namespace]
+
+Recovering: TypeAlias = Callable[[int], object]
+"""Is told that a namespace is about to be read, and the last number that was put into the outbox."""
 
 T = TypeVar("T")
 
@@ -44,12 +50,18 @@ class Keeper:
     """
 
     def __init__(
-        self, store: KeyValueStore, make_namespace: MakeNamespace, now_ms: int, wake: Wake | None = None
+        self,
+        store: KeyValueStore,
+        make_namespace: MakeNamespace,
+        now_ms: int,
+        wake: Wake | None = None,
+        recovering: Recovering = lambda _last: None,
     ) -> None:
         if wake is not None and not callable(wake):
             raise TypeError(f"wake is {wake!r}; it has to be a function such as loop.call_soon_threadsafe")
         self._store = store
         self._make_namespace = make_namespace
+        self._recovering = recovering
         self._wake = wake
         self._now_ms = now_ms
         self.commit_count = 0
@@ -68,6 +80,8 @@ class Keeper:
         self._work: SimpleQueue[Commit | None] = SimpleQueue()
         self._outcomes: SimpleQueue[StoreError | None] = SimpleQueue()
         self.rebuilt: Callable[[Recovery], object] = lambda _recovery: None
+        self.before_commit: Callable[[], object] = lambda: None
+        """A commit begins: what is put into the outbox now goes with all that was written until now, and no more."""
         self._namespace: Namespace | None = None
         self._journal = Journal(store, self._damaged)
         self.recovery = self._recover()
@@ -84,6 +98,7 @@ class Keeper:
         wake: Wake | None = None,
         *,
         max_bytes: int = DEFAULT_MAX_BYTES,
+        recovering: Recovering = lambda _last: None,
     ) -> Keeper:
         """The namespace in a data directory, which is made if it is new. Raises the errors of the store."""
         with ExitStack() as stack:
@@ -91,7 +106,7 @@ class Keeper:
             stack.callback(directory.close)
             store = LmdbStore(directory.data_file, max_bytes=max_bytes)
             stack.callback(store.close)
-            keeper = cls(store, make_namespace, now_ms, wake)
+            keeper = cls(store, make_namespace, now_ms, wake, recovering)
             keeper.created_ms = directory.created_ms
             keeper._resources = stack.pop_all()
         return keeper
@@ -109,6 +124,11 @@ class Keeper:
             self.rebuilt(self._recover())
         assert self._namespace is not None  # noqa: S101 (or the line above has raised)
         return self._namespace
+
+    @property
+    def used_bytes(self) -> int:
+        """What is in use of the store's file; the file itself never becomes shorter."""
+        return self._store.used_bytes
 
     @property
     def damaged(self) -> Sequence[bytes]:
@@ -132,6 +152,52 @@ class Keeper:
         self._complain()
         if error is not None and self._wake is None:
             raise error
+
+    # The outbox: what a commit has done, for somebody who writes it down elsewhere, and may be killed before that.
+
+    def put_in_outbox(self, number: int, content: bytes) -> bool:
+        """Keep something with the commit that is to come: it is there if that is, and not if it is not.
+
+        Tells whether it is taken: not where there is nothing to commit, or too little room.
+        """
+        return self._journal.put_in_outbox(number, content)
+
+    def remove_from_outbox(self, numbers: Iterable[int]) -> None:
+        for number in numbers:
+            self._journal.remove_from_outbox(number)
+
+    def outbox(self) -> Sequence[tuple[int, bytes]]:
+        """What was kept and not removed, at the start. What is damaged is there as empty: it was a copy."""
+        prefix = keys.OUTBOX
+        damaged: list[tuple[int, bytes]] = []
+        found = self._store.scan(
+            prefix, keys.after(prefix), lambda key, _raw: damaged.append((keys.split_outbox(key), b""))
+        )
+        return sorted([*((keys.split_outbox(key), content) for key, content in found), *damaged])
+
+    # The side buffer: messages that were kept elsewhere for a while, and are sent again.
+
+    def put_merged(self, identity: bytes, path: str, position: int) -> None:
+        """Note, with the commit that is to come, up to where an entity's messages are here that lay in a buffer."""
+        self._journal.put_merged(identity, path, position)
+
+    def merged(self, identity: bytes) -> dict[str, int]:
+        """What was noted of a buffer, by entity, at the start. What is damaged is set aside."""
+        prefix = keys.MERGED
+        merged: dict[str, int] = {}
+        for key, value in self._store.scan(prefix, keys.after(prefix), self._set_aside):
+            if key.startswith(prefix + identity):
+                try:
+                    position, path, _ = decode_stamped(value)
+                except RecordFormatError:
+                    self._set_aside(key, value)
+                else:
+                    merged[path] = position
+        return merged
+
+    def _set_aside(self, key: bytes, raw: bytes) -> None:
+        self._damaged.append(key)
+        self._journal.adopt({keys.aside_key(key): raw, key: None})
 
     def close(self) -> None:
         """Wait for the commit that runs, commit the rest, tell everyone, and close the store.
@@ -173,6 +239,7 @@ class Keeper:
     def _commit(self) -> StoreError | None:
         if self._is_committing or (self._journal.is_empty and not self._waiting):
             return None
+        self._tell(self.before_commit)
         self._is_committing = True
         self._committing, self._waiting = self._waiting, []
         error, commit = _attempt(self._journal.seal)
@@ -216,9 +283,9 @@ class Keeper:
             self._take_back(error)
         self._is_committing = False
         for done in told:
-            self._tell(done, error)
+            self._tell(partial(done, error))
         if error is not None and self._namespace is not None:
-            self._tell(self.rebuilt, self.recovery)
+            self._tell(partial(self.rebuilt, self.recovery))
 
     def _take_back(self, error: StoreError) -> None:
         self._namespace = None
@@ -231,14 +298,15 @@ class Keeper:
     def _recover(self) -> Recovery:
         """Read the namespace from the store. Only one that is complete takes the place of the last."""
         journal = Journal(self._store, self._damaged, self._wanted_bytes)
+        self._recovering(journal.last_in_outbox())
         namespace = self._make_namespace(journal)
         self.recovery = recover(self._store, journal, namespace, self._now_ms)
         self._journal, self._namespace = journal, namespace
         return self.recovery
 
-    def _tell(self, listener: Callable[[T], object], news: T) -> None:
+    def _tell(self, listener: Callable[[], object]) -> None:
         try:
-            listener(news)
+            listener()
         except Exception as error:  # noqa: BLE001 (the others have to be told too; it is raised in the end)
             self._complaints.append(error)
 

@@ -12,6 +12,8 @@ kind      then                                                holds
 ``D``     entity id, message id (and partition key)           when the id was seen first
 ``R``     entity id, part, sequence number (8)                what is kept of a message besides its body
 ``B``     body id (8)                                         an encoded message
+``O``     a number (8)                                        what is kept for others until they have it: the outbox
+``P``     identity of a side buffer (8), an entity's path     up to where it is merged
 ``X``     another key                                         what was found damaged under that key
 ========  ==================================================  =====================================================
 
@@ -33,6 +35,8 @@ SESSION: Final = b"S"
 DUPLICATE: Final = b"D"
 RECORD: Final = b"R"
 BODY: Final = b"B"
+OUTBOX: Final = b"O"
+MERGED: Final = b"P"
 ASIDE: Final = b"X"
 
 _LONGEST_TEXT: Final = 400
@@ -67,6 +71,14 @@ def body_key(body_id: int) -> bytes:
     return _pack_body(BODY, body_id)
 
 
+def outbox_key(number: int) -> bytes:
+    return _BODY.pack(OUTBOX, number)
+
+
+def merged_key(identity: bytes, path: str) -> bytes:
+    return MERGED + identity + _text(path)
+
+
 def session_key(entity_id: int, session_id: str) -> bytes:
     return _ENTITY.pack(SESSION, entity_id) + _text(session_id)
 
@@ -92,6 +104,10 @@ def split_rule(key: bytes) -> tuple[int, int]:
 def split_sequence(key: bytes) -> tuple[int, int, int]:
     _, entity_id, part, partition = _SEQUENCE.unpack(key)
     return entity_id, part, partition
+
+
+def split_outbox(key: bytes) -> int:
+    return int.from_bytes(key[1:], "big")
 
 
 def after(prefix: bytes) -> bytes:

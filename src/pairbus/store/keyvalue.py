@@ -40,6 +40,10 @@ class KeyValueStore(Protocol):
     def place(self) -> str:
         """Where it is, for the text of errors."""
 
+    @property
+    def used_bytes(self) -> int:
+        """How much room its records take, as far as that is known."""
+
     def get(self, key: bytes) -> bytes | None:
         """Return what is stored under a key; raises DamagedRecordError."""
 

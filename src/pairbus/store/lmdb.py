@@ -68,6 +68,10 @@ class LmdbStore:
             raise
         self._file.set_limit(self.max_bytes)
 
+    @property
+    def used_bytes(self) -> int:
+        return self._file.used_bytes
+
     def get(self, key: bytes) -> bytes | None:
         check_key(key)
         try:

@@ -33,6 +33,10 @@ class MemoryStore:
         self._closed = False
         self._lock = Lock()
 
+    @property
+    def used_bytes(self) -> int:
+        return self._used
+
     def get(self, key: bytes) -> bytes | None:
         check_key(key)
         self._expect_open()

@@ -102,7 +102,7 @@ class RunningNamespace:
 
     @property
     def server_busy(self) -> bool:
-        """Whether every request is denied with *server busy*."""
+        """Whether every request is denied with *server busy*, and not only those that its own thresholds deny."""
         return self._is_busy
 
     @server_busy.setter

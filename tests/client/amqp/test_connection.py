@@ -86,6 +86,7 @@ def test_where_nobody_listens_there_is_no_connection() -> None:
         peer.close()
         with pytest.raises(MessagingCommunicationError, match=f"{peer.endpoint} cannot be reached") as caught:
             await AmqpConnection.open(peer.endpoint, SETTINGS, None)
+        assert "is its namespace running" in str(caught.value)
         assert caught.value.is_transient
         assert isinstance(caught.value.__cause__, OSError)
 

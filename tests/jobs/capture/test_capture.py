@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from random import Random
@@ -19,7 +21,7 @@ from pairbus.jobs.capture.capture import Capture
 from pairbus.jobs.capture.captured_file import CapturedFile
 from pairbus.jobs.capture.columns import FILE_COLUMNS
 from pairbus.jobs.capture.directory import CaptureDirectory
-from pairbus.jobs.capture.errors import CaptureDamagedError, CaptureInUseError
+from pairbus.jobs.capture.errors import CaptureDamagedError, CaptureInUseError, OtherSourceError
 from pairbus.jobs.capture.limits import LEAST_BYTES, WindowLimits
 from tests.jobs.capture.kills import Killed, killed_before
 from tests.jobs.capture.messages import DAY_MS, captured, files, ids, messages
@@ -38,10 +40,10 @@ class Script:
         self.told: list[CapturedFile] = []
 
     @contextmanager
-    def run(self) -> Iterator[Capture]:
+    def run(self, source: str = "") -> Iterator[Capture]:
         directory = CaptureDirectory(self.root)
         try:
-            yield Capture(directory, self.limits, self.told.append)
+            yield Capture(directory, self.limits, self.told.append, source)
         finally:
             directory.close()
 
@@ -122,6 +124,42 @@ def test_a_batch_that_comes_again_with_others_gives_these_others(tmp_path: Path)
         with script.run() as capture:
             script.take(capture, messages(range(5, 20)))
     with script.run() as capture:
+        script.end(capture)
+    assert ids(tmp_path) == expected(range(20))
+
+
+def test_d5_a_directory_belongs_to_one_namespace(tmp_path: Path) -> None:
+    """Another one has messages with the same numbers, which must be neither passed over nor removed."""
+    script = Script(tmp_path)
+    with script.run("contoso:5672") as capture:
+        script.take(capture, messages(range(10)))
+    with pytest.raises(
+        OtherSourceError, match="contoso:5672, which numbers its messages as fabrikam:5672 does"
+    ) as caught:
+        script.run("fabrikam:5672").__enter__()
+    assert str(tmp_path) in str(caught.value)
+    with script.run("contoso:5672") as capture:
+        script.end(capture)
+    assert ids(tmp_path) == expected(range(10))
+
+
+def test_what_a_batch_that_fails_has_written_does_not_stay(tmp_path: Path) -> None:
+    """A disk that is full would be filled once more with each attempt."""
+    script = Script(tmp_path)
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        yield messages(range(10, 20))
+        yield messages([1], "bills")
+        raise OSError(errno.ENOSPC, "no space left")
+
+    with script.run() as capture:
+        script.take(capture, messages(range(10)))
+        kept = set(capture.pieces.iterdir())
+        for _ in range(3):
+            with pytest.raises(OSError, match="no space left"):
+                capture.take(lambda writer: replace(writer, largest_bytes=1).write(batches()), lambda: script.now_ms)
+            assert set(capture.pieces.iterdir()) == kept
+        script.take(capture, messages(range(10, 20)))
         script.end(capture)
     assert ids(tmp_path) == expected(range(20))
 

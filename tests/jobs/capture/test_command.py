@@ -19,8 +19,8 @@ from pairbus.blocking import MessagingFactory
 from pairbus.jobs.capture.command import DONE, CaptureCommand, run_capture
 from pairbus.jobs.capture.limits import LEAST_BYTES, WindowLimits
 from pairbus.jobs.capture.order import CaptureOrder
-from pairbus.jobs.syphon.command import FAILED, WAITING, Ending
-from pairbus.jobs.syphon.lines import Line, LineTeller
+from pairbus.jobs.ending import FAILED, WAITING, Ending
+from pairbus.jobs.lines import Line, LineTeller
 from pairbus.spark.connection_reference import ConnectionReference
 from pairbus.spark.session import ensured_session
 from pairbus.testing import RunningNamespace, running_namespace

@@ -12,12 +12,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pairbus.jobs.cost.forecast import Forecast, Workload, WorkloadError, forecast, shown
-from pairbus.jobs.cost.month import Meter
+from pairbus.jobs.cost.allowances import beyond_allowances
+from pairbus.jobs.cost.forecast import Engine, Forecast, Workload, WorkloadError, forecast, shown
+from pairbus.jobs.cost.month import AmountError, Meter
 from pairbus.jobs.cost.rate_card import load_rate_card
 
 STANDARD = load_rate_card("standard")
-BUSY = Workload(messages_per_day=1_000_000, outage_hours=Decimal(12), entities=5, senders=4)
+SMALLEST = Decimal("0.000000001")
+ON_SPARK = Workload(messages_per_day=1_000_000, outage_hours=Decimal(12), entities=5, senders=4)
+BUSY = replace(ON_SPARK, engine=Engine.IN_PROCESS)
 
 
 def operations(found: Forecast, name: str) -> int:
@@ -43,9 +46,10 @@ def test_d3_each_diverted_message_is_charged_four_times() -> None:
         ("receive from backlog", 500_000),
         ("send to primary", 500_000),
         ("receive from primary", 500_000),
+        ("looks of a syphon into the backlog", 0),
         ("pings", 14_400),  # 5 entities, 4 factories, 720 minutes
         ("idle polls", 28_800),
-        ("looks at backlog queues", 50),  # 10 queues, by 4 senders and a syphon
+        ("asking for backlog queues", 50),  # 10 queues, by 4 senders and a syphon
     ]
 
 
@@ -59,6 +63,25 @@ def test_d3_the_bill_with_pairing_and_without() -> None:
     assert found.paired.amount(Meter.BANDWIDTH) == Decimal("0.075")
     assert found.paired.total == Decimal("48.9096")
     assert found.difference == Decimal("0.9096")
+
+
+def test_d3_a_syphon_on_spark_looks_at_each_diverted_message_once_more() -> None:
+    # 500,000 operations more, at 0.80 a million: 0.40; half a gigabyte more out of the secondary's region: 0.075.
+    on_spark, in_process = forecast(ON_SPARK, STANDARD), forecast(BUSY, STANDARD)
+    assert operations(on_spark, "looks of a syphon into the backlog") == 500_000
+    assert on_spark.paired.total - in_process.paired.total == Decimal("0.475")
+    assert on_spark.unpaired == in_process.unpaired
+    assert Workload(messages_per_day=1).engine is Engine.SPARK  # as `pairbus syphon` is, if nothing else is said
+
+
+def test_d3_a_forecast_beyond_what_is_included_is_about_every_operation() -> None:
+    # 28,800 polls, and a sender and a syphon that ask for ten queues, at 0.80 a million: 0.023056.
+    # A sender and a receiver have a connection each; with pairing the sender has two, and so has the syphon.
+    found = forecast(Workload(messages_per_day=0), beyond_allowances(STANDARD))
+    connection = Decimal("0.03") * 720 / 730
+    assert found.unpaired.total == (2 * connection).quantize(SMALLEST)
+    assert found.paired.amount(Meter.OPERATIONS) == Decimal("0.023056")
+    assert found.paired.total == Decimal("0.023056") + (5 * connection).quantize(SMALLEST)
 
 
 def test_d3_a_second_premium_namespace_costs_as_much_as_the_first() -> None:
@@ -88,11 +111,12 @@ def test_d3_what_each_setting_changes() -> None:
         ("ping interval", "1 min", "2 min", -7_200, Decimal("-0.00576")),
         ("senders", "4", "8", 14_400 + 40, Decimal("0.011552")),
         ("outage hours", "12", "24", 1_000_000 + 14_400, Decimal("0.88652")),
+        ("engine", "in-process", "spark", 500_000, Decimal("0.475")),
     ]
 
 
-def test_without_an_outage_the_last_setting_becomes_an_hour() -> None:
-    knob = forecast(replace(BUSY, outage_hours=Decimal(0)), STANDARD).knobs[-1]
+def test_without_an_outage_its_hours_become_one() -> None:
+    knob = forecast(replace(BUSY, outage_hours=Decimal(0)), STANDARD).knobs[-2]
     assert (knob.now, knob.then) == ("0", "1")
     assert knob.units > 0
 
@@ -121,6 +145,10 @@ def test_pairing_never_costs_less_than_none(messages: int, size: int, hours: Dec
         ("senders", 0),
         ("receivers", -1),
         ("outage_hours", Decimal(721)),
+        ("outage_hours", Decimal("nan")),
+        ("messages_per_day", 10**30),
+        ("message_bytes", 10**30),
+        ("senders", 10**30),
         ("ping_interval", timedelta(0)),
         ("long_poll", timedelta(seconds=-1)),
     ],
@@ -128,6 +156,12 @@ def test_pairing_never_costs_less_than_none(messages: int, size: int, hours: Dec
 def test_what_cannot_be_is_refused_by_name(setting: str, value: object) -> None:
     with pytest.raises(WorkloadError, match=setting):
         Workload(**({"messages_per_day": 1} | {setting: value}))  # type: ignore[arg-type]
+
+
+def test_an_amount_that_cannot_be_meant_is_refused() -> None:
+    enormous = Workload(messages_per_day=10**12, message_bytes=10**12, outage_hours=Decimal(720))
+    with pytest.raises(AmountError, match="cannot be meant"):
+        forecast(enormous, STANDARD)
 
 
 @pytest.mark.parametrize(

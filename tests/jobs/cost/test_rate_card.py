@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pairbus.jobs.cost.allowances import beyond_allowances
 from pairbus.jobs.cost.card_section import RateCardError
-from pairbus.jobs.cost.rate_card import CARD_NAMES, load_rate_card, read_rate_card, with_zone
+from pairbus.jobs.cost.rate_card import CARD_NAMES, load_rate_card, rate_card_text, read_rate_card, with_zone
 from pairbus.jobs.cost.tier import Tier, graduated
 from pairbus.ledger.operation import Kind
 
@@ -52,6 +53,38 @@ def test_a_card_of_ones_own_is_read_from_a_file(tmp_path: Path) -> None:
     assert load_rate_card(file).operations.tiers[1].price == Decimal("0.10")
 
 
+@pytest.mark.parametrize("name", CARD_NAMES)
+def test_the_text_of_a_card_is_a_card(name: str) -> None:
+    assert read_rate_card("mine.toml", rate_card_text(name)) == load_rate_card(name)
+
+
+def test_the_notes_of_a_card_do_not_contradict_it() -> None:
+    card = load_rate_card("standard")
+    assert card.operations.tiers[0].up_to == 12_500_000
+    assert "include 13 million operations instead of 12.5" in card.notes
+
+
+def test_beyond_what_it_includes_a_card_has_one_price_for_everything() -> None:
+    card = load_rate_card("standard")
+    beyond = beyond_allowances(card)
+    assert beyond.operations.tiers == (Tier(price=Decimal("0.80")),)
+    assert beyond.connections is not None
+    assert beyond.connections.tiers == (Tier(price=Decimal("0.03")),)
+    assert not beyond.month
+    assert beyond.bandwidth == card.bandwidth
+    assert beyond.title == "Azure Service Bus, Standard tier, beyond what is included"
+    assert card.notes in beyond.notes
+    assert "used up" in beyond.notes
+
+
+@pytest.mark.parametrize(("name", "price"), [("basic", "0.05"), ("premium", "0")])
+def test_a_card_that_includes_nothing_has_the_same_prices_beyond(name: str, price: str) -> None:
+    beyond = beyond_allowances(load_rate_card(name))
+    assert beyond.operations.tiers == (Tier(price=Decimal(price)),)
+    assert beyond.connections is None
+    assert beyond.messaging_units == load_rate_card(name).messaging_units
+
+
 @pytest.mark.parametrize(("quantity", "amount"), [(0, 0), (10, 0), (11, 3), (100, 270), (101, 271), (1_000, 1_170)])
 def test_each_part_of_a_quantity_has_the_price_of_its_tier(quantity: int, amount: int) -> None:
     assert graduated(Decimal(quantity), TIERS) == amount
@@ -78,6 +111,8 @@ def test_more_never_costs_less(one: int, more: int) -> None:
         (lambda text: text.replace("price = 0.80", 'price = "a lot"'), "operations.tiers[1].price: a number"),
         (lambda text: text.replace("price = 0.80", "price = -1"), "operations.tiers[1].price: a number of 0 or more"),
         (lambda text: text.replace("price = 0.80", "price = nan"), "operations.tiers[1].price: a number of 0 or more"),
+        (lambda text: text.replace("price = 0.80", "price = 8e20"), "operations.tiers[1].price: a number below"),
+        (lambda text: text.replace("per = 1_000_000", "per = 1e999999999"), "operations.per: a whole number of 1 or"),
         (lambda text: text.replace("price = 0.80", "price = true"), "operations.tiers[1].price: a number"),
         (lambda text: text.replace("up_to = 100_000_000", "up_to = 1"), "operations.tiers[1].up_to: it is not above"),
         (lambda text: text.replace("{ price = 0.20 }", "{ price = 0.20, up_to = 9 }"), "the last tier has no end"),

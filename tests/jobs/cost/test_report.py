@@ -15,7 +15,7 @@ from pairbus.jobs.cost.forecast import Workload, forecast
 from pairbus.jobs.cost.month import MonthlyUsage, monthly_bill
 from pairbus.jobs.cost.page import html_page
 from pairbus.jobs.cost.rate_card import load_rate_card
-from pairbus.jobs.cost.report import change, forecast_report, money, statement_report
+from pairbus.jobs.cost.report import change, forecast_report, money, money_column, statement_report
 from pairbus.jobs.cost.statement import PAIRING_STEPS, By, Statement, StatementLine
 
 CARD = load_rate_card("standard")
@@ -71,6 +71,32 @@ class Outline(HTMLParser):
 )
 def test_an_amount_is_shown_to_its_last_digit(amount: str, text: str) -> None:
     assert money(Decimal(amount).quantize(Decimal("0.000000001"))) == text
+
+
+def test_amounts_of_a_column_align_at_the_point() -> None:
+    amounts = [Decimal("10.000000000"), Decimal("0.000091669"), Decimal("-0.0184"), Decimal(0)]
+    assert money_column(amounts) == ["10.000000000", "0.000091669", "-0.018400000", "0.000000000"]
+    assert money_column(amounts[::3]) == ["10.00", "0.00"]
+    assert money_column([]) == []
+
+
+@pytest.mark.parametrize("report", [0, 1], ids=["bill", "forecast"])
+def test_every_column_of_amounts_has_as_many_decimals_in_all_its_rows(report: int) -> None:
+    found = (statement_report(example()), forecast_report(forecast(Workload(messages_per_day=10**7), CARD)))[report]
+    for section in found.sections:
+        for place, name in enumerate(section.columns):
+            if "amount" in name or "pairing" in name or name == "difference":
+                rows = [*section.rows, section.total] if section.total is not None else section.rows
+                assert len({len(row[place].partition(".")[2]) for row in rows}) == 1, (section.title, name)
+
+
+def test_what_the_pair_did_ends_in_a_total() -> None:
+    pairing = statement_report(example()).sections[-1]
+    count = len(PAIRING_STEPS)
+    assert pairing.total == ("all of it", str(count), "0", str(count), "0", str(count), "0.00000048")
+    assert statement_document(example())["pairing_total"] == {
+        "operations": count, "failed": 0, "messages": count, "bytes": 0, "units": count, "amount": "0.00000048",
+    }  # fmt: skip
 
 
 def test_a_change_has_a_sign() -> None:

@@ -53,7 +53,11 @@ def test_several_ledgers_are_read_as_one_and_none_twice(spark: SparkSession, tmp
     first, second = tmp_path / "first", tmp_path / "a [b] {c}"
     write(first, [operation("2026-03-31T12:00", entity="a")])
     write(second, [operation("2026-03-30T07:00", entity="b"), operation("2026-03-31T12:00", entity="c")])
-    assert entities(read_operations(spark, [first, str(second), first])) == ["a", "b", "c"]
+    link = tmp_path / "link"
+    link.symlink_to(first)
+    spellings: list[str | Path] = [first, f"{first}/", first / ".." / "first", link, f"file:{first}", f"file:{first}/"]
+    assert entities(read_operations(spark, [str(second), first, *spellings[:4]])) == ["a", "b", "c"]
+    assert entities(read_operations(spark, spellings[4:])) == ["a"]
 
 
 @pytest.mark.slow
@@ -212,6 +216,13 @@ def test_a_time_range_has_a_time_zone_and_an_order() -> None:
         Period(end=NOON.replace(tzinfo=None))
     with pytest.raises(ValueError, match="before it starts"):
         Period(start=NOON, end=NOON - timedelta(seconds=1))
+
+
+def test_a_time_range_may_begin_and_end_before_any_ledger() -> None:
+    first = datetime.min.replace(tzinfo=UTC)
+    period = Period(start=first, end=first)
+    assert not period.has_hour(NOON.date(), 12)
+    assert Period(start=first).has_hour(NOON.date(), 12)
 
 
 def test_the_last_hour_of_a_range_is_that_of_its_last_instant() -> None:

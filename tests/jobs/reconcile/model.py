@@ -59,6 +59,7 @@ class PairModel:
         self.clock = Clock()
         self.primary = Book(PRIMARY, self.clock, primary_ahead)
         self.secondary = Book(SECONDARY, self.clock)
+        self.secondary.note(Event.STARTED, Stage.DIRECT, "", 0)
         self.backlog = Place(BACKLOG)
         self.places: dict[str, Place] = {}
         self.topics: dict[str, tuple[str, ...]] = {}

@@ -7,6 +7,7 @@ from typing import Final
 
 from pairbus.jobs.ledger.period import Period
 from pairbus.jobs.reconcile.clocks import ClockComparison
+from pairbus.jobs.reconcile.diversion import Diversion
 from pairbus.jobs.reconcile.report import (
     DisorderedMessage,
     DuplicatedMessage,
@@ -76,6 +77,7 @@ SAMPLE: Final = Report(
             is_within_session=True,
         ),
     ),
+    diversion=Diversion(first_at=BEGIN, last_at=BEGIN + MINUTE, last_home_at=BEGIN + 9 * MINUTE),
     waits=Waits(
         messages=3,
         p50=timedelta(seconds=1.5),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 from pairbus.jobs.reconcile.clocks import comparison
+from pairbus.jobs.reconcile.reconciliation import CLOCK_SLACK, read_since
+from tests.jobs.reconcile.books import BEGIN
 
 MS = timedelta(milliseconds=1)
 
@@ -39,3 +41,9 @@ def test_without_messages_nothing_is_known() -> None:
 
 def test_what_was_never_removed_from_the_backlog_bounds_one_side_only() -> None:
     assert comparison(pairs=1, low_ms=None, high_ms=-5_000, median_ms=-5_000.0).correction == -5_000 * MS
+
+
+def test_the_time_before_a_range_is_left_out_where_there_is_none() -> None:
+    assert read_since(None) is None
+    assert read_since(BEGIN) == BEGIN - CLOCK_SLACK
+    assert read_since(datetime.min.replace(tzinfo=UTC)) == datetime(1969, 12, 31, 23, tzinfo=UTC)

@@ -11,6 +11,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from pairbus.jobs.reconcile.chart import timeline_chart, waits_chart
+from pairbus.jobs.reconcile.diversion import Diversion
 from pairbus.jobs.reconcile.document import as_document
 from pairbus.jobs.reconcile.durations import told
 from pairbus.jobs.reconcile.page import as_page
@@ -52,6 +53,19 @@ def test_the_text_says_it_first_and_lists_what_is_missing() -> None:
     assert lines[1] == "1 message is missing"
     assert any(line.split() == ["accepted", "from", "senders", "1,200"] for line in lines)
     assert any("not home" in line and "2026-03-01 12:00:00.000 UTC" in line for line in lines)
+
+
+def test_the_text_and_the_page_say_when_the_outage_was() -> None:
+    said = "diverted from 2026-03-01 12:00:00.000 UTC to 2026-03-01 12:01:00.000 UTC; "
+    home = "the last one came home at 2026-03-01 12:09:00.000 UTC"
+    assert said + home in as_text(SAMPLE).splitlines()
+    assert said + home in as_page(SAMPLE)
+    assert as_document(SAMPLE)["diversion"]["last_home_at"] == "2026-03-01T12:09:00+00:00"
+    away = replace(SAMPLE, diversion=replace(SAMPLE.diversion, last_home_at=None))
+    assert said + "none has come home" in as_text(away)
+    healthy = replace(SAMPLE, diversion=Diversion(first_at=None, last_at=None, last_home_at=None))
+    assert "diverted from" not in as_text(healthy)
+    assert "diverted from" not in as_page(healthy)
 
 
 def test_ids_do_not_reach_the_terminal_as_they_are() -> None:

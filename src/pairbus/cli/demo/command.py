@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from pairbus.cli.connection import FAILED
-from pairbus.cli.serve import fail
+from pairbus.cli.failure import fail
 
 _WIDTH: Final = 120
 """Of what nobody looks at in a window."""

@@ -151,6 +151,7 @@ class Outage:
         )
         pair = await sending.pair_namespace(options)
         pair.subscribe(self._tell)
+        pair.report("pairbus demo")
         names = f"{self._primary.name} is paired with {self._secondary.name}"
         self._screen.tell(f"{names}, which has {options.backlog_queue_count} backlog queues for it.")
         return pair

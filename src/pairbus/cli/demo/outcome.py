@@ -14,11 +14,8 @@ from rich.table import Table
 from pairbus.cli.demo.application import PLACES
 from pairbus.cli.demo.outage import Aftermath
 from pairbus.cli.demo.proof import Proof
-from pairbus.jobs.cost.statement import Statement
-from pairbus.jobs.reconcile.report import MissingMessage
-
-_BLIND: Final = timedelta(seconds=2)
-"""So much of a ledger may go with a process that is killed: it is written beside the messages, and not before them."""
+from pairbus.jobs.cost.report import money_column
+from pairbus.jobs.cost.statement import PINGS, Statement
 
 _MOST_MISHAPS: Final = 20
 
@@ -34,6 +31,13 @@ _COUNTS: Final = {
     "missing": "missing",
     "duplicated": "doubled",
 }
+_EXCEPTIONS: Final = {
+    "waiting": "waiting",
+    "dead_lettered": "dead-lettered",
+    "expired": "expired",
+    "unrecorded": "unrecorded",
+}
+"""Where else a message is that was not received; shown if there is any, so that the table adds up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,9 +61,11 @@ class Outcome:
         proof, diverted = self.proof, self.aftermath.diverted
         if proof.gaps:
             yield f"they have {proof.gaps:,} gaps"
-        missing = sum(not self._is_unrecorded(one) for one in self._missing)
+        missing = sum(one.entity in _ENTITIES for one in proof.missing)
         if missing:
             yield f"{missing:,} messages are missing"
+        if self._untold:
+            yield f"{self._untold:,} messages are not recorded as accepted"
         for measure, text in (("duplicated", "came home twice"), ("backlog_waiting", "wait in the backlog")):
             found = proof.of(measure, _ENTITIES)
             if found:
@@ -69,18 +75,8 @@ class Outcome:
             yield f"only {found:,} of {diverted:,} messages were diverted"
 
     @property
-    def _missing(self) -> list[MissingMessage]:
-        return [one for one in self.proof.missing if one.entity in _ENTITIES]
-
-    def _is_unrecorded(self, message: MissingMessage) -> bool:
-        """Whether it was received all the same: only the ledger's last moment before the kill is not there."""
-        killed_at, accepted_at = self.aftermath.killed_at, message.accepted_at
-        was_then = accepted_at is not None and abs(accepted_at - killed_at) <= _BLIND
-        return was_then and self.aftermath.tally.has_received(message.entity, message.message_id)
-
-    @property
-    def untold(self) -> int:
-        """How many messages the ledgers do not tell of: the primary was killed before their acceptance was recorded."""
+    def _untold(self) -> int:
+        """How many messages were confirmed, and the ledgers do not tell of them."""
         accepted, diverted, repeated = (self.proof.of(name, _ENTITIES) for name in ("accepted", "diverted", "repeated"))
         return max(0, self.aftermath.tally.sent - (accepted + diverted - repeated))
 
@@ -88,8 +84,11 @@ class Outcome:
 
     def print(self, console: Console) -> None:
         console.print()
-        for table in (self._ledger_table(), self._bill_table(), self._times_table()):
-            console.print(table)
+        console.print(self._ledger_table())
+        console.print(self._bill_table())
+        if self._unheard_pings:
+            console.print(self._pings(), soft_wrap=True)
+        console.print(self._times_table())
         for mishap in islice(self.aftermath.tally.mishaps(), _MOST_MISHAPS):
             console.print(mishap, soft_wrap=True)
         for line in self.lines():
@@ -109,35 +108,41 @@ class Outcome:
         yield self._cost()
 
     def _agreement(self) -> str:
-        objections, unrecorded = [*self.objections()], len(self._missing)
-        if objections:
-            return f"the ledgers do not agree: {', '.join(objections)}"
-        if unrecorded:
-            return (
-                "the ledgers agree: nothing is missing; when the primary was killed, its ledger had not yet recorded "
-                f"the receipt of {unrecorded:,} messages, which the application has"
-            )
-        return "the ledgers agree: nothing is missing"
+        objections = ", ".join(self.objections())
+        return f"the ledgers do not agree: {objections}" if objections else "the ledgers agree: nothing is missing"
 
     def _cost(self) -> str:
-        card, amount = self.statement.card, sum(step.amount for step in self.statement.steps)
+        card, amount = self.statement.card, self.statement.pairing_total.amount
         price = f"{card.operations.tiers[0].price:f} {card.currency} for a million operations"
-        return f"the outage cost {amount:.6f} {card.currency}, at {price} above those included ({card.title})"
+        return f"the outage cost {amount:.6f} {card.currency}, at {price} ({card.title})"
+
+    @property
+    def _unheard_pings(self) -> int:
+        """How many pings the pair has sent that no namespace knows of."""
+        heard = sum(step.operations for step in self.statement.steps if step.labels == (PINGS,))
+        return max(0, self.aftermath.pings - heard)
+
+    def _pings(self) -> str:
+        found_nobody = f"{self._unheard_pings:,} of {self.aftermath.pings:,} pings found nobody there"
+        return f"{found_nobody}: no ledger has them, and nobody bills them"
 
     def _ledger_table(self) -> Table:
-        table = _table("By the ledgers", "entity", *_COUNTS.values())
+        columns = _COUNTS | {name: text for name, text in _EXCEPTIONS.items() if self.proof.of(name, _ENTITIES)}
+        table = _table("By the ledgers", "entity", *columns.values())
         for entity, counts in self.proof.counts.items():
             if entity in _ENTITIES:
-                table.add_row(entity, *(f"{counts[name]:,}" for name in _COUNTS))
-        if self.untold:
-            table.caption = f"{self.untold:,} messages of the last moment before the kill are not recorded as accepted"
+                table.add_row(entity, *(f"{counts[name]:,}" for name in columns))
         return table
 
     def _bill_table(self) -> Table:
         table = _table("What the outage cost", "step", "messages", "billed operations", self.statement.card.currency)
-        for step in self.statement.steps:
-            if step.units:
-                table.add_row(step.labels[0], f"{step.messages:,}", f"{step.units:,}", f"{step.amount:.6f}")
+        whole = self.statement.pairing_total
+        steps = [step for step in self.statement.steps if step.units or step.amount]
+        *amounts, total = money_column([*(step.amount for step in steps), whole.amount])
+        for step, amount in zip(steps, amounts, strict=True):
+            table.add_row(step.labels[0], f"{step.messages:,}", f"{step.units:,}", amount)
+        table.add_section()
+        table.add_row("all of it", "", f"{whole.units:,}", total)
         return table
 
     def _times_table(self) -> Table:

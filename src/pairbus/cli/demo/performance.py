@@ -123,8 +123,8 @@ def keep(namespaces: Iterable[Namespace], console: Console) -> None:
     for each in namespaces:
         console.print(f"\n{each.name}: {each.console}", soft_wrap=True)
         console.print(each.connection_string, soft_wrap=True, markup=False)
-    console.print("\nBoth go on until Ctrl-C.")
     with suppress(KeyboardInterrupt):
+        console.print("\nBoth go on until Ctrl-C.")
         while True:
             signal.pause()
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
-from decimal import Decimal
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -15,10 +14,10 @@ from pyspark.sql.functions import col
 
 from pairbus.cli.demo.application import PLACES
 from pairbus.cli.demo.proof import Proof
+from pairbus.jobs.cost.allowances import beyond_allowances
 from pairbus.jobs.cost.bill import statement
-from pairbus.jobs.cost.rate_card import RateCard, load_rate_card
+from pairbus.jobs.cost.rate_card import load_rate_card
 from pairbus.jobs.cost.statement import Statement
-from pairbus.jobs.cost.tier import Tier
 from pairbus.jobs.ledger.tables import read_lives, read_operations
 from pairbus.jobs.reconcile import reconcile
 from pairbus.jobs.reconcile.report import MissingMessage
@@ -80,7 +79,8 @@ class SparkWork:
 
     def prove(self, ledgers: Ledgers) -> Proof:
         """What became of every message, by the ledgers of both namespaces."""
-        primary, secondary = (read_lives(self._spark, path) for path in (ledgers.primary, ledgers.secondary))
+        # The secondary first: what comes home after that is no riddle.
+        secondary, primary = (read_lives(self._spark, path) for path in (ledgers.secondary, ledgers.primary))
         found = reconcile(primary, secondary)
         try:
             counts = {row["entity"]: {name: row[name] for name in MEASURES} for row in found.totals.collect()}
@@ -89,7 +89,7 @@ class SparkWork:
                 counts=counts,
                 missing=tuple(MissingMessage(**row.asDict()) for row in missing),
                 waits=waits_of(found.delivered.where(col("entity").isin(*PLACES))),
-                gaps=found.primary.gaps + found.secondary.gaps,
+                gaps=sum(side.gaps + side.absent for side in (found.primary, found.secondary)),
             )
         finally:
             found.release()
@@ -105,10 +105,3 @@ class SparkWork:
         if self._session is None:
             raise RuntimeError("it has not been started")
         return self._session
-
-
-def beyond_allowances(card: RateCard) -> RateCard:
-    """The same card for a month in which all that it includes is used up already: what more costs."""
-    price = next((tier.price for tier in card.operations.tiers if tier.price), Decimal(0))
-    operations = replace(card.operations, tiers=(Tier(price=price),))
-    return replace(card, operations=operations, month=Decimal(0), connections=None)

@@ -48,9 +48,6 @@ class Tally:
         """The completion of a message was confirmed; ``number`` is what it was known by at that place."""
         self._completed[place][message_id].add(number)
 
-    def has_received(self, place: str, message_id: str) -> bool:
-        return message_id in self._received.get(place, ())
-
     @property
     def sent(self) -> int:
         return sum(map(len, self._sent.values()))

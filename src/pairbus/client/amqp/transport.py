@@ -9,6 +9,7 @@ from typing import Final, cast
 from pairbus.client.endpoint import Endpoint
 from pairbus.client.errors import MessagingCommunicationError
 from pairbus.client.settings import MessagingFactorySettings, Transport
+from pairbus.client.unreachable import unreachable
 from pairbus.client.web_socket import WebSocketRefusedError, connect_web_socket
 
 _NO_TLS: Final = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNKNOWN_PROTOCOL")
@@ -35,7 +36,7 @@ async def connect(protocol: asyncio.Protocol, endpoint: Endpoint, settings: Mess
         ) from error
     except ssl.SSLError as error:
         if error.reason not in _NO_TLS:
-            raise MessagingCommunicationError(f"{endpoint} cannot be reached: {error}") from error
+            raise unreachable(endpoint, error) from error
         raise MessagingCommunicationError(
             f"{endpoint}: what answers there does not speak TLS ({error.reason}); a namespace without it is at "
             "amqp://…, and its connection string says UseDevelopmentEmulator=true",
@@ -44,4 +45,4 @@ async def connect(protocol: asyncio.Protocol, endpoint: Endpoint, settings: Mess
     except WebSocketRefusedError as error:
         raise MessagingCommunicationError(f"{endpoint}: {error}", is_transient=False) from error
     except (OSError, UnicodeError) as error:  # a host name that cannot be one is a UnicodeError
-        raise MessagingCommunicationError(f"{endpoint} cannot be reached: {error}") from error
+        raise unreachable(endpoint, error) from error

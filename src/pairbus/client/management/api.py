@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -9,12 +10,14 @@ from types import MappingProxyType
 from typing import Final, TypeVar
 from urllib.parse import urlencode
 
+from pairbus.client.absence import Absence
 from pairbus.client.endpoint import Endpoint
 from pairbus.client.errors import (
     ClosedError,
     EntityAlreadyExistsError,
     EntityNotFoundError,
     MessagingCommunicationError,
+    MessagingError,
     ServerBusyError,
 )
 from pairbus.client.management.atom import WORDS, Description, Noun, forwarding_targets, write_description
@@ -37,6 +40,8 @@ from pairbus.dialect.atom import (
     parse_entry,
     parse_feed,
 )
+
+_log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -69,6 +74,7 @@ class ManagementApi:
         self._settings = settings
         self._tls = settings.tls_context() if endpoint.tls else None
         self._is_closed = False
+        self._absence = Absence(endpoint, _log)
 
     def close(self) -> None:
         """Let nothing begin any more. There is nothing else to close: each request has a connection of its own."""
@@ -242,7 +248,17 @@ class ManagementApi:
     async def _try(self, resource: Resource, attempt: Callable[[], Awaitable[T]]) -> T:
         if self._is_closed:
             raise ClosedError("the namespace manager has been closed", entity=resource.entity)
-        return await retrying(attempt, settings=self._settings, entity=resource.entity)
+        return await retrying(lambda: self._told(attempt), settings=self._settings, entity=resource.entity)
+
+    async def _told(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        """Try; an outage is told once when it begins, and once when it ends."""
+        try:
+            result = await attempt()
+        except MessagingError as error:
+            self._absence.failed(error)
+            raise
+        self._absence.reached()
+        return result
 
 
 def _not_found(resource: Resource, reason: str) -> EntityNotFoundError:

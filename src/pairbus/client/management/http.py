@@ -13,6 +13,7 @@ import h11
 
 from pairbus.client.endpoint import Endpoint
 from pairbus.client.errors import InvalidRequestError, MessagingCommunicationError, MessagingTimeoutError
+from pairbus.client.unreachable import unreachable
 
 MAX_RESPONSE_BYTES: Final = 16 * 1024 * 1024
 """Far more than a page of descriptions has."""
@@ -112,7 +113,7 @@ async def _connect(endpoint: Endpoint, tls: ssl.SSLContext | None) -> tuple[asyn
             is_transient=False,
         ) from error
     except (OSError, UnicodeError) as error:  # a name that no host can have is a UnicodeError
-        raise MessagingCommunicationError(f"{endpoint} cannot be reached: {error}") from error
+        raise unreachable(endpoint, error) from error
 
 
 async def _hang_up(writer: asyncio.StreamWriter) -> None:

@@ -1,10 +1,11 @@
-"""The pair, as far as one of its two namespaces can see it."""
+"""The pair: what one of its two namespaces sees of it, and what applications have told."""
 
 from __future__ import annotations
 
 from pairbus.console.census import EntityCount
 from pairbus.console.chart import Line, draw
 from pairbus.console.markup import Markup, fill, join, render
+from pairbus.console.pages import senders
 from pairbus.console.pages.frame import Page, cell
 from pairbus.console.place import Place
 from pairbus.console.visit import Visit
@@ -25,6 +26,7 @@ def pair_page(visit: Visit) -> Page:
             diverted=cell(live, "diverted", "b"),
             syphoned=cell(live, "syphoned", "b"),
             pings=cell(live, "pings", "b"),
+            senders=senders.table(visit.watch.reports, live),
             queues=_queues(visit, live),
             destinations=_destinations(visit, live),
             pinged=_pinged(visit),
@@ -45,9 +47,10 @@ def live_values(visit: Visit) -> dict[str, str]:
         "diverted": rate(sum(rates.arriving(queue.path) for queue in backlog)),
         "syphoned": rate(sum(rates.leaving(queue.path) for queue in backlog)),
         "pings": number(reading.pings.total()),
-        "summary": f"{number(depth)} diverted messages wait in the backlog",
+        "summary": f"{number(depth)} diverted messages wait in the backlog{senders.told(watch.reports)}",
         "timeline": str(0 if watch.timeline.last is None else watch.timeline.last.at_ms),
-        "diary": str(len(watch.diary)) + next((str(entry.at_ms) for entry in watch.diary), ""),
+        "diary": str(watch.diary.edition),
+        **senders.live_values(watch.reports),
     }
     for queue in backlog:
         values |= {

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from pairbus import __version__
-from pairbus.console.facets import Facet, busy_reason, facets
+from pairbus.console.facets import FacetLine, busy_reason, facet_lines
 from pairbus.console.markup import Markup, fill, join, render
 from pairbus.console.operations import Operations, operations, rate_card
 from pairbus.console.pages.frame import Page, cell
 from pairbus.console.visit import Visit
 from pairbus.console.wording import moment, number, span
-
-_NEAR: Final = 0.8
-"""From which share on a facet is said to be near its threshold."""
 
 
 def server_page(visit: Visit) -> Page:
@@ -31,8 +26,10 @@ def server_page(visit: Visit) -> Page:
             tier=visit.settings.tier.value,
             started=moment(visit.watch.started_ms),
             running=cell(live, "running", "dd"),
+            entities=cell(live, "entities", "dd"),
+            commit=cell(live, "commit", "dd"),
             busy=fill('<p class="state" data-live="busy">$busy</p>', busy=live["busy"]),
-            facets=join(_facet(live, facet) for facet in facets(visit.watch, visit.settings)),
+            facets=join(_facet(live, line) for line in facet_lines(visit.host.throttle)),
             connections=join(_pair(live, f"connections:{name}", name) for name in sorted(counters.connections)),
             links=join(_pair(live, f"links:{name}", name) for name in sorted(counters.links)),
             operations=join(_operation(live, one) for one in operations(visit.watch)),
@@ -46,16 +43,19 @@ def server_page(visit: Visit) -> Page:
 def live_values(visit: Visit) -> dict[str, str]:
     watch = visit.watch
     counters = watch.services.counters
-    read = facets(watch, visit.settings)
-    reason = busy_reason(watch)
+    reason = busy_reason(visit.host)
     values = {
         "running": span((watch.reading.at_ms - watch.started_ms) / 1_000),
+        "entities": _entities(visit),
+        "commit": "none" if watch.rates.commit_ms is None else f"{watch.rates.commit_ms:.1f} ms",
         "busy": "Requests are taken." if reason is None else f"Requests are denied with server busy: {reason}",
         "shape": str(hash((*sorted(counters.connections), *sorted(counters.links)))),
         "summary": "" if reason is None else "The server is busy and denies requests",
     }
-    values |= {f"facet:{facet.name}": facet.reading for facet in read}
-    values |= {f"share:{facet.name}": _share(facet) for facet in read}
+    for line in facet_lines(visit.host.throttle):
+        values[f"facet:{line.name}"] = line.reading
+        values[f"state:{line.name}"] = line.state
+        values[f"denied:{line.name}"] = line.denied
     values |= {f"connections:{name}": number(count) for name, count in counters.connections.items()}
     values |= {f"links:{name}": number(count) for name, count in counters.links.items()}
     done = operations(watch)
@@ -64,19 +64,20 @@ def live_values(visit: Visit) -> dict[str, str]:
     return values
 
 
-def _share(facet: Facet) -> str:
-    if facet.share is None:
-        return ""
-    return f"{facet.share * 100:.0f} %" + (", near the threshold" if facet.share >= _NEAR else "")
+def _entities(visit: Visit) -> str:
+    entities = visit.watch.reading.census.entities.values()
+    count = sum(entity.kind != "subscription" for entity in entities)
+    return f"{number(count)} of {number(visit.host.limits.entities)}"
 
 
-def _facet(live: dict[str, str], facet: Facet) -> Markup:
+def _facet(live: dict[str, str], line: FacetLine) -> Markup:
     return fill(
-        '<tr><th scope="row">$name</th>$reading<td class="number">$threshold</td>$share</tr>',
-        name=facet.name,
-        reading=cell(live, f"facet:{facet.name}"),
-        threshold=facet.threshold,
-        share=cell(live, f"share:{facet.name}"),
+        '<tr><th scope="row">$title</th>$reading<td class="number">$threshold</td>$state$denied</tr>',
+        title=line.title,
+        reading=cell(live, f"facet:{line.name}"),
+        threshold=line.threshold,
+        state=cell(live, f"state:{line.name}"),
+        denied=cell(live, f"denied:{line.name}"),
     )
 
 

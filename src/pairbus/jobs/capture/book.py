@@ -26,6 +26,9 @@ class Book:
     not get to know that it was done, is known by its numbers. So each message is in one window, whatever Spark thinks.
     """
 
+    source: str = ""
+    """The namespace that the messages are of: others give their messages the same numbers. Empty for any."""
+
     taken: Mapping[str, Portion] = field(default_factory=dict)
     """What the last batch held, by entity in lower case."""
 
@@ -78,7 +81,12 @@ class Book:
             for entity, portion in self.taken.items()
         }
         return json.dumps(
-            {"version": _VERSION, "taken": taken, "windows": [window.to_json() for window in self.windows]}
+            {
+                "version": _VERSION,
+                "source": self.source,
+                "taken": taken,
+                "windows": [window.to_json() for window in self.windows],
+            }
         )
 
     @classmethod
@@ -89,6 +97,7 @@ class Book:
             if value["version"] != _VERSION:
                 raise CaptureDamagedError(f"it was written by another version of pairbus: {value['version']!r:.20}")
             return cls(
+                source=str(value.get("source", "")),
                 taken={str(entity): _portion(entry) for entity, entry in value["taken"].items()},
                 windows=tuple(map(Window.from_json, value["windows"])),
             )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from threading import Lock
 
@@ -17,6 +18,7 @@ from pairbus.jobs.capture.book import Book
 from pairbus.jobs.capture.captured_file import CapturedFile
 from pairbus.jobs.capture.catch import Catch
 from pairbus.jobs.capture.directory import CaptureDirectory
+from pairbus.jobs.capture.errors import OtherSourceError
 from pairbus.jobs.capture.limits import WindowLimits
 from pairbus.jobs.capture.piece_writer import PieceWriter
 
@@ -29,9 +31,13 @@ class Capture:
     """
 
     def __init__(
-        self, directory: CaptureDirectory, limits: WindowLimits, on_file: Callable[[CapturedFile], None]
+        self,
+        directory: CaptureDirectory,
+        limits: WindowLimits,
+        on_file: Callable[[CapturedFile], None],
+        source: str = "",
     ) -> None:
-        """Go on where the last one has ended. Raises ``CaptureDamagedError``."""
+        """Go on where the last one has ended. Raises ``CaptureDamagedError`` and ``OtherSourceError``."""
         self._directory = directory
         self._limits = limits
         self._on_file = on_file
@@ -39,6 +45,7 @@ class Capture:
         """A batch comes in a thread of Spark's."""
 
         self._book = directory.read()
+        self._claim(source)
         self.messages = 0
         """How many have been taken in all."""
 
@@ -53,7 +60,11 @@ class Capture:
         """Take a batch, whose messages ``write`` has written."""
         with self._lock:
             writer = PieceWriter.of(self._directory.pieces, self._limits.size_bytes, self._book.taken)
-            catches = [*write(writer)]
+            try:
+                catches = [*write(writer)]
+            except Exception:
+                self._directory.sweep(self._book)  # on a disk that is full, each attempt would leave less
+                raise
             self._keep(self._book.entered(catches, now_ms(), self._limits))
             self.messages += sum(catch.piece.messages for catch in catches if catch.piece is not None)
             self._keep(self._book.closed_when_due(now_ms(), self._limits))
@@ -79,6 +90,13 @@ class Capture:
         with self._lock:
             self._keep(self._book.closed_all(now_ms))
             self._write_files()
+
+    def _claim(self, source: str) -> None:
+        """What is known of one namespace's messages must not be held against those of another."""
+        owner = self._book.source
+        if owner and source and owner != source:
+            raise OtherSourceError(self._directory.root, owner, source)
+        self._keep(replace(self._book, source=owner or source))
 
     def _keep(self, book: Book) -> None:
         if book != self._book:

@@ -15,6 +15,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from pairbus.client.errors import MessagingError
+from pairbus.dialect.connection_string import parse_connection_string
 from pairbus.jobs.capture.capture import Capture
 from pairbus.jobs.capture.captured_file import CapturedFile
 from pairbus.jobs.capture.directory import CaptureDirectory
@@ -32,9 +33,10 @@ from pairbus.jobs.capture.order import CaptureOrder
 from pairbus.jobs.capture.query import now_ms, start_query
 from pairbus.jobs.capture.stock import Stock, are_gone
 from pairbus.jobs.capture.stop_signals import stopped_by_signals
-from pairbus.jobs.syphon.command import FAILED, WAITING, Ending
-from pairbus.jobs.syphon.lines import Teller, told_logs
-from pairbus.jobs.syphon.reason import reason_of
+from pairbus.jobs.ending import FAILED, WAITING, Ending
+from pairbus.jobs.lines import Teller, told_logs
+from pairbus.jobs.reason import reason_of
+from pairbus.spark.connection_reference import ConnectionReference
 from pairbus.spark.errors import SparkOptionError
 from pairbus.spark.offset import Portion
 from pairbus.spark.session import ensured_session
@@ -66,6 +68,12 @@ def run_capture(order: CaptureOrder, teller: Teller) -> Ending:
             return Ending(code=FAILED, reason=reason_of(error))
 
 
+def _address_of(source: ConnectionReference) -> str:
+    """Where a namespace is; keys come and go."""
+    found = parse_connection_string(source.resolve())
+    return f"{found.host}:{found.port}".lower()
+
+
 class CaptureCommand:
     """Has a directory, a Spark session and a query, and closes windows in time while nothing comes."""
 
@@ -80,7 +88,7 @@ class CaptureCommand:
         directory = CaptureDirectory(order.to)
         try:
             self._teller.tell(starting_line(order))
-            capture = Capture(directory, order.limits, self._note)
+            capture = Capture(directory, order.limits, self._note, _address_of(order.source))
             checkpoint = order.checkpoint or str(directory.checkpoint)
             waiting = (
                 self._once(capture, stopped, checkpoint) if order.once else self._run(capture, stopped, checkpoint)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 
 class CaptureError(RuntimeError):
     """A capture cannot go on."""
@@ -9,6 +11,16 @@ class CaptureError(RuntimeError):
 
 class CaptureInUseError(CaptureError):
     """Another capture writes into the same directory."""
+
+
+class OtherSourceError(CaptureError):
+    """The directory belongs to the capture of another namespace."""
+
+    def __init__(self, root: Path, owner: str, source: str) -> None:
+        super().__init__(
+            f"{root} has what was captured from {owner}, which numbers its messages as {source} does:"
+            " one would be taken for the other. Give each namespace a directory of its own"
+        )
 
 
 class CaptureDamagedError(CaptureError):

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 from pairbus.jobs.capture.captured_file import CapturedFile
 from pairbus.jobs.capture.order import CaptureOrder
-from pairbus.jobs.syphon.lines import Line
+from pairbus.jobs.lines import Line
 
 
 def starting_line(order: CaptureOrder) -> Line:

@@ -17,10 +17,12 @@ def stopped_by_signals() -> Iterator[Event]:
     """An event that the first signal sets; then the signals do what they always do."""
     stopped = Event()
 
-    def stop(_signal: int, _frame: FrameType | None) -> None:
-        stopped.set()
+    def stop(number: int, _frame: FrameType | None) -> None:
         for each in _SIGNALS:
             signal.signal(each, signal.SIG_DFL)
+        if stopped.is_set():  # while Spark was starting, which has put this back since then
+            signal.raise_signal(number)
+        stopped.set()
 
     before = {each: signal.signal(each, stop) for each in _SIGNALS}
     try:

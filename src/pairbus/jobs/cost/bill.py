@@ -8,16 +8,19 @@ from datetime import UTC, datetime
 from typing import Final
 
 from pyspark.sql import Column, DataFrame, Row
-from pyspark.sql.functions import coalesce, col, lit, when
+from pyspark.sql.functions import coalesce, col, concat, lit, when
 from pyspark.sql.functions import sum as total
 from pyspark.sql.types import IntegerType, StringType, StructField, StructType
 
-from pairbus.jobs.cost.lines import AMOUNT, charges_of, monthly_bills
+from pairbus.jobs.cost.lines import AMOUNT, BASE_CHARGE, charges_of, monthly_bills
 from pairbus.jobs.cost.rate_card import RateCard
 from pairbus.jobs.cost.statement import GROUPS, PAIRING_STEPS, By, Statement, StatementLine
 from pairbus.jobs.cost.usage import COUNTS, usage
 
 _STEPS: Final = StructType([StructField("number", IntegerType()), StructField("step", StringType())])
+
+_ALL: Final = "(all)"
+"""Namespaces, for what they are charged together."""
 
 
 def charges(operations: DataFrame, card: RateCard) -> DataFrame:
@@ -31,9 +34,12 @@ def charges(operations: DataFrame, card: RateCard) -> DataFrame:
 
 
 def bill(charged: DataFrame, by: By) -> DataFrame:
-    """The lines of ``charges``, put together."""
+    """The lines of ``charges``, put together.
+
+    Those of no entity have their kind in its place, in brackets; the base charge is of no namespace, and of no hour.
+    """
     groups = GROUPS[by]
-    return charged.groupBy(*groups).agg(*_sums()).orderBy(*groups)
+    return _named(charged, by).groupBy(*groups).agg(*_sums()).orderBy(*groups)
 
 
 def pairing(charged: DataFrame) -> DataFrame:
@@ -70,6 +76,22 @@ def _kept(table: DataFrame) -> Iterator[DataFrame]:
         table.unpersist()
 
 
+def _named(charged: DataFrame, by: By) -> DataFrame:
+    """With something in the place of a name where there is none; no entity can have a name with brackets."""
+    match by:
+        case By.ENTITY:
+            kind = concat(lit("("), col("kind"), lit(")"))
+            return charged.withColumns({"namespace": _or("namespace", lit(_ALL)), "entity": _or("entity", kind)})
+        case By.HOUR:
+            return charged.withColumn("hour", when(col("kind") != BASE_CHARGE, col("hour")))
+        case By.STAGE:
+            return charged
+
+
+def _or(name: str, other: Column) -> Column:
+    return when(col(name) == "", other).otherwise(col(name))
+
+
 def _sums() -> Iterator[Column]:
     for name in COUNTS:
         yield total(name).alias(name)
@@ -102,5 +124,7 @@ def _lines(rows: Sequence[Row], groups: Sequence[str]) -> tuple[StatementLine, .
     )
 
 
-def _label(value: str | datetime) -> str:
+def _label(value: str | datetime | None) -> str:
+    if value is None:
+        return f"({BASE_CHARGE})"
     return f"{value.astimezone(UTC):%Y-%m-%dT%H:%MZ}" if isinstance(value, datetime) else value

@@ -7,9 +7,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from enum import StrEnum
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 Choice = TypeVar("Choice", bound=StrEnum)
+
+_TOO_DEAR: Final = 10**9
+_TOO_MANY: Final = 10**18
+"""Nothing is meant to be as much as this. Amounts that have more digits would not fit into their column."""
 
 
 class RateCardError(ValueError):
@@ -49,19 +53,27 @@ class CardSection:
         return value
 
     def amount(self, key: str, default: Decimal | None = None) -> Decimal:
-        """A number that is not below zero."""
+        """A number that is not below zero, and could be a price."""
+        number = self._number(key, default)
+        if number >= _TOO_DEAR:
+            raise self.wrong(key, f"a number below {_TOO_DEAR:,} is expected, and {number} is there")
+        return number
+
+    def positive(self, key: str) -> Decimal:
+        number = self._number(key)
+        if number != number.to_integral_value() or not 1 <= number < _TOO_MANY:
+            raise self.wrong(
+                key, f"a whole number of 1 or more is expected, below {_TOO_MANY:,}, and {number} is there"
+            )
+        return number
+
+    def _number(self, key: str, default: Decimal | None = None) -> Decimal:
         value = self._value(key, default)
         if isinstance(value, bool) or not isinstance(value, (int, Decimal)):
             raise self.wrong(key, f"a number is expected, and {value!r} is there")
         number = Decimal(value)
         if not number.is_finite() or number < 0:
             raise self.wrong(key, f"a number of 0 or more is expected, and {value} is there")
-        return number
-
-    def positive(self, key: str) -> Decimal:
-        number = self.amount(key)
-        if number != number.to_integral_value() or number < 1:
-            raise self.wrong(key, f"a whole number of 1 or more is expected, and {number} is there")
         return number
 
     def choice(self, key: str, kinds: type[Choice]) -> Choice:

@@ -22,6 +22,7 @@ def statement_document(statement: Statement) -> Document:
         "by": statement.by.value,
         "lines": [_line(line, statement.groups) for line in statement.lines],
         "pairing": [_line(step, ("step",)) for step in statement.steps],
+        "pairing_total": _line(statement.pairing_total, ()),
         "diverted_messages": statement.diverted_messages,
         "per_diverted_message": None if each is None else _digits(each),
     }

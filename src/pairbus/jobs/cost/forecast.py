@@ -6,10 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from decimal import Decimal
+from enum import StrEnum
 from typing import Final
 
 from pairbus.jobs.cost.month import MonthlyBill, MonthlyUsage, monthly_bill
 from pairbus.jobs.cost.rate_card import RateCard
+from pairbus.jobs.cost.statement import LOOKS, PINGS
 from pairbus.ledger.operation import Kind, Stage, units_of
 
 DAYS: Final = 30
@@ -17,6 +19,24 @@ HOURS: Final = 24 * DAYS
 """Of the month that is forecast."""
 
 _HOUR: Final = timedelta(hours=1)
+
+
+_MOST: Final = 10**12
+_LEAST: Final = {
+    0: ("messages_per_day", "message_bytes", "receivers"),
+    1: ("entities", "senders", "backlog_queues", "syphon_hosts"),
+}
+
+
+class Engine(StrEnum):
+    """What a syphon does its work on."""
+
+    SPARK = "spark"
+    IN_PROCESS = "in-process"
+
+    @property
+    def other(self) -> Engine:
+        return Engine.IN_PROCESS if self is Engine.SPARK else Engine.SPARK
 
 
 class WorkloadError(ValueError):
@@ -47,18 +67,18 @@ class Workload:
     """Processes that run a syphon."""
 
     long_poll: timedelta = timedelta(minutes=15)
+    engine: Engine = Engine.SPARK
+    """Of the syphons."""
 
     def __post_init__(self) -> None:
-        for name in ("messages_per_day", "message_bytes", "receivers"):
-            if getattr(self, name) < 0:
-                raise WorkloadError(f"{name} is {getattr(self, name)}; it is 0 or more")
-        for name in ("entities", "senders", "backlog_queues", "syphon_hosts"):
-            if getattr(self, name) < 1:
-                raise WorkloadError(f"{name} is {getattr(self, name)}; it is 1 or more")
+        for least, names in _LEAST.items():
+            for name in names:
+                if not least <= getattr(self, name) <= _MOST:
+                    raise WorkloadError(f"{name} is {getattr(self, name)}; it is {least} to {_MOST:,}")
         for name in ("ping_interval", "long_poll"):
             if getattr(self, name) <= timedelta(0):
                 raise WorkloadError(f"{name} is {getattr(self, name)}; it is longer than nothing")
-        if not 0 <= self.outage_hours <= HOURS:
+        if not self.outage_hours.is_finite() or not 0 <= self.outage_hours <= HOURS:
             raise WorkloadError(f"outage_hours is {self.outage_hours}; it is 0 to {HOURS}")
 
     @property
@@ -69,6 +89,11 @@ class Workload:
     def diverted(self) -> int:
         """Messages are sent evenly; those of the outage are diverted."""
         return round(self.messages * self.outage_hours / HOURS)
+
+    @property
+    def looks(self) -> int:
+        """On Spark, a driver receives what is diverted, and a task looks at it again to carry it."""
+        return self.diverted if self.engine is Engine.SPARK else 0
 
     @property
     def pings(self) -> int:
@@ -156,10 +181,11 @@ def _paired_lines(workload: Workload) -> Iterator[ForecastLine]:
         ("receive from primary", Kind.RECEIVE, Stage.RETURNED),
     ):
         yield ForecastLine(name=name, kind=kind, stage=stage, operations=diverted, message_bytes=size)
-    yield ForecastLine(name="pings", kind=Kind.SEND, stage=Stage.PING, operations=workload.pings)
+    yield ForecastLine(name=LOOKS, kind=Kind.PEEK, stage=Stage.SYPHON, operations=workload.looks, message_bytes=size)
+    yield ForecastLine(name=PINGS, kind=Kind.SEND, stage=Stage.PING, operations=workload.pings)
     yield ForecastLine(name="idle polls", kind=Kind.EMPTY_RECEIVE, stage=Stage.IDLE, operations=workload.idle_polls)
-    looks = workload.backlog_queues * (workload.senders + workload.syphon_hosts)  # once, when they are paired
-    yield ForecastLine(name="looks at backlog queues", kind=Kind.MANAGEMENT, stage=Stage.MANAGEMENT, operations=looks)
+    asked = workload.backlog_queues * (workload.senders + workload.syphon_hosts)  # once, when they are paired
+    yield ForecastLine(name="asking for backlog queues", kind=Kind.MANAGEMENT, stage=Stage.MANAGEMENT, operations=asked)
 
 
 def _direct(workload: Workload, messages: int) -> Iterator[ForecastLine]:
@@ -202,9 +228,9 @@ def _usage(lines: Iterator[ForecastLine], card: RateCard, connections: int, *, n
 
 
 def _knobs(workload: Workload, card: RateCard) -> Iterator[Knob]:
-    """Each setting doubled; an outage that is none becomes an hour."""
+    """Each setting doubled; an outage that is none becomes an hour, and the engine the other one."""
     now = _paired_bill(workload, card)
-    for name, before, after, changed in _doubled(workload):
+    for name, before, after, changed in _changed(workload):
         then = _paired_bill(changed, card)
         yield Knob(
             name=name,
@@ -215,7 +241,7 @@ def _knobs(workload: Workload, card: RateCard) -> Iterator[Knob]:
         )
 
 
-def _doubled(workload: Workload) -> Iterator[tuple[str, str, str, Workload]]:
+def _changed(workload: Workload) -> Iterator[tuple[str, str, str, Workload]]:
     queues, hosts, senders = 2 * workload.backlog_queues, 2 * workload.syphon_hosts, 2 * workload.senders
     pings, polls = 2 * workload.ping_interval, 2 * workload.long_poll
     hours = min(Decimal(HOURS), 2 * workload.outage_hours) or Decimal(1)
@@ -225,6 +251,8 @@ def _doubled(workload: Workload) -> Iterator[tuple[str, str, str, Workload]]:
     yield "ping interval", shown(workload.ping_interval), shown(pings), replace(workload, ping_interval=pings)
     yield "senders", str(workload.senders), str(senders), replace(workload, senders=senders)
     yield "outage hours", _plain(workload.outage_hours), _plain(hours), replace(workload, outage_hours=hours)
+    other = workload.engine.other
+    yield "engine", workload.engine.value, other.value, replace(workload, engine=other)
 
 
 def _plain(number: Decimal) -> str:

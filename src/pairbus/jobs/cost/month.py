@@ -16,6 +16,12 @@ AMOUNT_DIGITS: Final = 9
 
 _SMALLEST: Final = Decimal(1).scaleb(-AMOUNT_DIGITS)
 _QUANTITY: Final = Decimal("0.000001")
+_TOO_MUCH: Final = Decimal(10) ** 15
+"""What an amount has to stay below: so many digits are kept before its point."""
+
+
+class AmountError(ValueError):
+    """Something costs more than can be meant."""
 
 
 class Meter(StrEnum):
@@ -73,7 +79,11 @@ def monthly_bill(usage: MonthlyUsage, card: RateCard) -> MonthlyBill:
 
 
 def rounded(amount: Decimal) -> Decimal:
-    """An amount with the decimals that amounts are kept with."""
+    """An amount with the decimals that amounts are kept with. Raises ``AmountError``."""
+    if amount >= _TOO_MUCH:
+        raise AmountError(
+            f"an amount of {amount:.3e} cannot be meant: look at the prices of the rate card, and at what was counted"
+        )
     return amount.quantize(_SMALLEST, ROUND_HALF_EVEN)
 
 

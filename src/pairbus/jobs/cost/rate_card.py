@@ -120,17 +120,21 @@ def load_rate_card(card: str | Path) -> RateCard:
 
     Raises ``RateCardError`` with the key that is missing, unknown or wrong.
     """
+    return read_rate_card(str(card), rate_card_text(card))
+
+
+def rate_card_text(card: str | Path) -> str:
+    """The file of such a card as it is, for somebody to change. Raises ``RateCardError`` if it cannot be read."""
     name = str(card)
     if name in CARD_NAMES:
-        return read_rate_card(name, (_RATES / f"{name}.toml").read_text(encoding="utf-8"))
+        return (_RATES / f"{name}.toml").read_text(encoding="utf-8")
     try:
-        text = Path(card).read_text(encoding="utf-8")
+        return Path(card).read_text(encoding="utf-8")
     except FileNotFoundError:
         known = ", ".join(CARD_NAMES)
         raise RateCardError(f"there is no rate card {name!r}: it is one of {known}, or a file") from None
     except (OSError, UnicodeDecodeError) as error:
         raise RateCardError(f"the rate card {name} cannot be read: {error}") from error
-    return read_rate_card(name, text)
 
 
 def read_rate_card(place: str, text: str) -> RateCard:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
 from pairbus.jobs.cost.forecast import DAYS, Forecast
 from pairbus.jobs.cost.month import Meter
 from pairbus.jobs.cost.rate_card import RateCard
-from pairbus.jobs.cost.statement import DIVERTED_STEPS, Statement, StatementLine
+from pairbus.jobs.cost.statement import Statement, StatementLine, added_up
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,10 +35,17 @@ class Report:
     footnotes: tuple[str, ...]
 
 
-def money(amount: Decimal) -> str:
-    """An amount with all decimals that it has, and at least two."""
-    whole, _, decimals = f"{amount:,f}".partition(".")
-    return f"{whole}.{decimals.rstrip('0').ljust(2, '0')}"
+def money(amount: Decimal, decimals: int = 2) -> str:
+    """An amount with all decimals that it has, and at least so many."""
+    whole, _, digits = f"{amount:,f}".partition(".")
+    return f"{whole}.{digits.rstrip('0').ljust(decimals, '0')}"
+
+
+def money_column(amounts: Iterable[Decimal]) -> list[str]:
+    """Amounts that stand below each other: all have as many decimals as one of them needs."""
+    column = [*amounts]
+    longest = max((len(money(amount).partition(".")[2]) for amount in column), default=0)
+    return [money(amount, longest) for amount in column]
 
 
 def number(quantity: int | Decimal) -> str:
@@ -62,61 +69,63 @@ def statement_report(statement: Statement) -> Report:
 
 
 def _statement_sections(statement: Statement, amount: str) -> Iterator[Section]:
-    yield Section(
-        title="By month",
-        columns=("month", "meter", "used", "included", amount),
-        rows=tuple(
-            (f"{month:%Y-%m}", one.meter.value, number(one.quantity), number(one.included), money(one.amount))
-            for month, bill in statement.months.items()
-            for one in bill.readings
-        ),
-        total=("total", "", "", "", money(statement.total)),
-        texts=2,
-    )
+    yield _by_month(statement, amount)
     groups = statement.groups
     counts = ("operations", "failed", "messages", "bytes", "units", amount)
+    rows, total = _counted(statement.lines)
     yield Section(
         title=f"By {statement.by.value}",
         columns=(*groups, *counts),
-        rows=tuple((*line.labels, *_counts(line)) for line in statement.lines),
-        total=("total", *[""] * (len(groups) - 1), *_counts(_sum(statement.lines))),
+        rows=rows,
+        total=("total", *[""] * (len(groups) - 1), *total),
         texts=len(groups),
     )
-    if any(step.operations for step in statement.steps):
+    if statement.pairing_total.operations:
+        rows, total = _counted(statement.steps)
         yield Section(
             title="Diverted messages, and what else the pair did",
             columns=("step", *counts),
-            rows=tuple((*step.labels, *_counts(step)) for step in statement.steps),
+            rows=rows,
+            total=("all of it", *total),
             note=_per_diverted_message(statement),
         )
+
+
+def _by_month(statement: Statement, amount: str) -> Section:
+    readings = [(f"{month:%Y-%m}", one) for month, bill in statement.months.items() for one in bill.readings]
+    *amounts, total = money_column([*(one.amount for _, one in readings), statement.total])
+    return Section(
+        title="By month",
+        columns=("month", "meter", "used", "included", amount),
+        rows=tuple(
+            (month, one.meter.value, number(one.quantity), number(one.included), cost)
+            for (month, one), cost in zip(readings, amounts, strict=True)
+        ),
+        total=("total", "", "", "", total),
+        texts=2,
+    )
 
 
 def _per_diverted_message(statement: Statement) -> str:
     each = statement.per_diverted_message
     if each is None:
         return "No message was diverted."
-    four = sum((step.amount for step in statement.steps[: len(DIVERTED_STEPS)]), Decimal(0))
     return (
-        f"{statement.diverted_messages:,} messages were diverted. Their four charges are {money(four)} "
-        f"{statement.card.currency}, which is {money(each)} for each."
+        f"{statement.diverted_messages:,} messages were diverted. Their four charges are "
+        f"{money(statement.four_charges)} {statement.card.currency}, which is {money(each)} for each."
     )
+
+
+def _counted(lines: Sequence[StatementLine]) -> tuple[tuple[tuple[str, ...], ...], tuple[str, ...]]:
+    """The rows of lines, and what they come to without a label."""
+    whole = added_up(lines)
+    *amounts, total = money_column([*(line.amount for line in lines), whole.amount])
+    rows = tuple((*line.labels, *_counts(line), amount) for line, amount in zip(lines, amounts, strict=True))
+    return rows, (*_counts(whole), total)
 
 
 def _counts(line: StatementLine) -> tuple[str, ...]:
-    counted = (line.operations, line.failed, line.messages, line.bytes, line.units)
-    return (*map(number, counted), money(line.amount))
-
-
-def _sum(lines: Sequence[StatementLine]) -> StatementLine:
-    return StatementLine(
-        labels=(),
-        operations=sum(line.operations for line in lines),
-        failed=sum(line.failed for line in lines),
-        messages=sum(line.messages for line in lines),
-        bytes=sum(line.bytes for line in lines),
-        units=sum(line.units for line in lines),
-        amount=sum((line.amount for line in lines), Decimal(0)),
-    )
+    return tuple(map(number, (line.operations, line.failed, line.messages, line.bytes, line.units)))
 
 
 def forecast_report(forecast: Forecast) -> Report:
@@ -133,30 +142,36 @@ def forecast_report(forecast: Forecast) -> Report:
 
 
 def _forecast_sections(forecast: Forecast, currency: str) -> Iterator[Section]:
-    unpaired, paired = forecast.unpaired, forecast.paired
-    amounts = ((unpaired.amount(meter), paired.amount(meter), meter) for meter in Meter)
-    yield Section(
-        title=f"A month, in {currency}",
-        columns=("meter", "without pairing", "with pairing", "difference"),
-        rows=tuple(
-            (meter.value, money(before), money(after), change(money(after - before)))
-            for before, after, meter in amounts
-            if before or after
-        ),
-        total=("total", money(unpaired.total), money(paired.total), change(money(forecast.difference))),
-    )
+    yield _compared(forecast, currency)
     yield Section(
         title="What is done in it, with pairing",
         columns=("operation", "operations", "units"),
         rows=tuple((line.name, number(line.operations), number(line.units)) for line in forecast.lines),
     )
+    amounts = money_column(knob.amount for knob in forecast.knobs)
     yield Section(
         title="What each setting changes",
         columns=("setting", "from", "to", "units", f"amount ({currency})"),
         rows=tuple(
-            (knob.name, knob.now, knob.then, change(number(knob.units)), change(money(knob.amount)))
-            for knob in forecast.knobs
+            (knob.name, knob.now, knob.then, change(number(knob.units)), change(amount))
+            for knob, amount in zip(forecast.knobs, amounts, strict=True)
         ),
+    )
+
+
+def _compared(forecast: Forecast, currency: str) -> Section:
+    unpaired, paired = forecast.unpaired, forecast.paired
+    meters = [meter for meter in Meter if unpaired.amount(meter) or paired.amount(meter)]
+    before = money_column([*map(unpaired.amount, meters), unpaired.total])
+    after = money_column([*map(paired.amount, meters), paired.total])
+    differences = [*(paired.amount(meter) - unpaired.amount(meter) for meter in meters), forecast.difference]
+    names = [*(meter.value for meter in meters), "total"]
+    *rows, total = zip(names, before, after, map(change, money_column(differences)), strict=True)
+    return Section(
+        title=f"A month, in {currency}",
+        columns=("meter", "without pairing", "with pairing", "difference"),
+        rows=tuple(rows),
+        total=total,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from decimal import Decimal
@@ -47,11 +47,17 @@ DIVERTED_STEPS: Final = (
 )
 """The four charges of a diverted message."""
 
+LOOKS: Final = "looks of a syphon into the backlog"
+"""A syphon on Spark looks at every message once more, to carry it; each syphon, at what waits, if it is asked to."""
+
+PINGS: Final = "pings"
+"""Those that have reached the primary: of others no ledger tells."""
+
 PAIRING_STEPS: Final = (
     *DIVERTED_STEPS,
-    PairingStep(name="second look of a syphon on Spark", kind=Kind.PEEK, stages=(Stage.SYPHON,)),
+    PairingStep(name=LOOKS, kind=Kind.PEEK, stages=(Stage.SYPHON,)),
     PairingStep(name="settling and the like", stages=(Stage.BACKLOG, Stage.SYPHON, Stage.RETURNED)),
-    PairingStep(name="pings", stages=(Stage.PING,)),
+    PairingStep(name=PINGS, stages=(Stage.PING,)),
     PairingStep(name="idle polls", stages=(Stage.IDLE,)),
 )
 """These, and what else a pair does."""
@@ -70,6 +76,19 @@ class StatementLine:
     bytes: int
     units: int
     amount: Decimal
+
+
+def added_up(lines: Sequence[StatementLine]) -> StatementLine:
+    """All lines as one, which has no labels."""
+    return StatementLine(
+        labels=(),
+        operations=sum(line.operations for line in lines),
+        failed=sum(line.failed for line in lines),
+        messages=sum(line.messages for line in lines),
+        bytes=sum(line.bytes for line in lines),
+        units=sum(line.units for line in lines),
+        amount=sum((line.amount for line in lines), Decimal(0)),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +114,16 @@ class Statement:
         return sum((month.total for month in self.months.values()), Decimal(0))
 
     @property
+    def pairing_total(self) -> StatementLine:
+        """All that the pair did."""
+        return added_up(self.steps)
+
+    @property
+    def four_charges(self) -> Decimal:
+        """Of all diverted messages."""
+        return added_up(self.steps[: len(DIVERTED_STEPS)]).amount
+
+    @property
     def diverted_messages(self) -> int:
         return self.steps[0].messages
 
@@ -103,5 +132,4 @@ class Statement:
         """The four charges of one diverted message, on average; ``None`` if there was none."""
         if not self.diverted_messages:
             return None
-        four = sum((step.amount for step in self.steps[: len(DIVERTED_STEPS)]), Decimal(0))
-        return rounded(four / self.diverted_messages)
+        return rounded(self.four_charges / self.diverted_messages)

@@ -7,7 +7,7 @@ from pairbus.jobs.ledger.errors import (
     NotALedgerError,
     WrongColumnsError,
 )
-from pairbus.jobs.ledger.tables import read_lives, read_operations
+from pairbus.jobs.ledger.tables import check_ledgers, read_lives, read_operations
 
 __all__ = [
     "DamagedFileError",
@@ -15,6 +15,7 @@ __all__ = [
     "NewerLedgerError",
     "NotALedgerError",
     "WrongColumnsError",
+    "check_ledgers",
     "read_lives",
     "read_operations",
 ]

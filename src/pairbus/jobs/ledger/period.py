@@ -9,6 +9,9 @@ from typing import Final
 from pyspark.sql import Column
 from pyspark.sql.functions import col, lit
 
+OLDEST: Final = datetime(1970, 1, 1, tzinfo=UTC)
+"""Nothing in a ledger is older; and from the oldest time that there is, nothing could be taken off."""
+
 _INSTANT: Final = timedelta(microseconds=1)
 
 
@@ -34,7 +37,7 @@ class Period:
     @property
     def last_hour(self) -> tuple[date, int] | None:
         """The partition of the last instant."""
-        return None if self.end is None else _hour_of(self.end - _INSTANT)
+        return None if self.end is None else _hour_of(max(self.end, OLDEST) - _INSTANT)
 
     def has_hour(self, day: date, hour: int) -> bool:
         """Whether a partition may hold rows of this range."""

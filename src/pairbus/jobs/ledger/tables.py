@@ -59,17 +59,37 @@ def read_lives(
     return _read(spark, LIVES, paths, Period(start=start, end=end))
 
 
+def check_ledgers(paths: Paths) -> None:
+    """See whether there are ledgers in directories of this machine, before Spark is started for them.
+
+    Raises ``NotALedgerError``. Of what is at an address, only Spark can tell.
+    """
+    for place in _places(paths):
+        if not _ADDRESS.match(place):
+            LedgerDirectory(path=Path(place))
+
+
 def table_schema(table: str) -> StructType:
     """The columns of a table, as Spark has them."""
     return StructType([StructField(name, _SPARK_TYPES[kind]) for name, kind in COLUMNS[table].items()])
 
 
 def _read(spark: SparkSession, table: str, paths: Paths, period: Period) -> DataFrame:
+    parts = [part for place in _places(paths) for part in _parts(spark, table, place, period)]
+    return reduce(DataFrame.unionByName, parts)
+
+
+def _places(paths: Paths) -> list[str]:
     places = [paths] if isinstance(paths, (str, Path)) else list(paths)
     if not places:
         raise LedgerReadError("no ledger is named")
-    parts = [part for place in dict.fromkeys(map(str, places)) for part in _parts(spark, table, place, period)]
-    return reduce(DataFrame.unionByName, parts)
+    return list(dict.fromkeys(map(_plain, places)))
+
+
+def _plain(place: str | Path) -> str:
+    """The same for all ways to write it: rows of a ledger that is named twice would be there twice."""
+    text = str(place)
+    return text.rstrip("/") if _ADDRESS.match(text) else str(Path(text).resolve())
 
 
 def _parts(spark: SparkSession, table: str, place: str, period: Period) -> list[DataFrame]:

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from pyspark.errors import PySparkException
-
-from pairbus.jobs.ledger import LedgerReadError, read_lives
+from pairbus.jobs.ledger import LedgerReadError, check_ledgers, read_lives
+from pairbus.jobs.ledger.failure import FAILURES, failure_line
 from pairbus.jobs.reconcile.errors import ReconcileError, ReconcileInputError
-from pairbus.jobs.reconcile.reconciliation import CLOCK_SLACK, reconcile
+from pairbus.jobs.reconcile.reconciliation import read_since, reconcile
 from pairbus.jobs.reconcile.report import Report, report
 from pairbus.jobs.reconcile.session import SESSION
 from pairbus.spark.java import JavaNotFoundError
@@ -29,12 +28,13 @@ class Reconcilable:
 
     def report(self, master: str, listed: int) -> Report:
         """Raises ``ReconcileInputError`` if a ledger is no good, ``ReconcileError`` if Spark is not."""
-        since = None if self.start is None else self.start - CLOCK_SLACK
         try:
+            check_ledgers([*self.secondary, *self.primary])
             with ensured_session(master, app_name="pairbus reconcile", config=SESSION) as spark:
-                # Of the secondary everything is read: what lay in the backlog at the start was diverted before it.
-                primary = read_lives(spark, self.primary, since)
+                # Of the secondary everything is read: what lay in the backlog at the start was diverted before it. And
+                # it is read first: of what leaves the backlog meanwhile, only the arrival is seen then.
                 secondary = read_lives(spark, self.secondary)
+                primary = read_lives(spark, self.primary, read_since(self.start))
                 found = reconcile(primary, secondary, self.start, self.end, self.name)
                 try:
                     return report(found, listed)
@@ -44,9 +44,5 @@ class Reconcilable:
             raise ReconcileInputError(str(error)) from error
         except (SparkStartError, JavaNotFoundError) as error:
             raise ReconcileError(str(error)) from error
-        except PySparkException as error:
-            raise ReconcileError(f"Spark could not do it: {_first_line(error)}") from error
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
+        except FAILURES as error:
+            raise ReconcileError(f"Spark could not do it: {failure_line(error)}") from error

@@ -28,7 +28,9 @@ _ENDS: Final = (
 def copies_of(events: DataFrame, last_started: int) -> DataFrame:
     """One row for each message in each place that it was put into, or found in, while the ledger was kept.
 
-    One that was not found when the namespace was last started has left, also if that was not recorded.
+    One that was not found when the namespace was last started has left, and how was not recorded: an ending is in the
+    ledger if it is in the store. A number is given twice by a namespace that was restored from a copy: one of those
+    messages may still wait, and of the others nobody knows.
 
     Texts stay behind: numbers are what Spark groups in place, without sorting, and there may be many millions.
     """
@@ -50,7 +52,7 @@ def copies_of(events: DataFrame, last_started: int) -> DataFrame:
     )
     is_open = greatest(col("starts"), lit(1)) > col("ends")
     seems_to_wait = is_open & ~col("is_deleted") & ~_is_through_topic()
-    is_there = col("present_ordinal") > last_started
+    is_there = (col("present_ordinal") > last_started) & (col("starts") <= 1)
     again = col("deliveries") - 1
     return counted.where(col("present_ordinal").isNotNull()).select(
         *PLACE,
@@ -59,7 +61,7 @@ def copies_of(events: DataFrame, last_started: int) -> DataFrame:
         (col("removed") + when(is_open & col("is_deleted"), 1).otherwise(0)).alias("removed"),
         when(col("starts") == 0, 1).otherwise(0).alias("found"),
         (seems_to_wait & is_there).alias("waits"),
-        (seems_to_wait & ~is_there & (col("deliveries") == 0)).alias("is_unrecorded"),
+        (seems_to_wait & ~is_there).alias("is_unrecorded"),
         _or_none(least(again, col("abandoned"))).alias("redelivered"),
         _or_none(again - col("abandoned") - col("deferred")).alias("delivered_twice"),
     )

@@ -48,7 +48,7 @@ def diverted_messages(events: DataFrame, since: datetime | None, last_started: i
 
     One that was not found when the namespace was last started has left, also if that was not recorded.
     """
-    accepted = first_seen(events.where(col("stage") == Stage.BACKLOG)).select(
+    accepted = first_seen(events, Stage.BACKLOG).select(
         *PLACE,
         lower(trimmed(coalesce("destination", lit("")), lit("/"))).alias("destination"),
         "message_id",

@@ -26,6 +26,7 @@ def as_document(report: Report) -> dict[str, Any]:
         "missing": [asdict(one) for one in report.missing],
         "duplicated": [asdict(one) for one in report.duplicated],
         "out_of_order": [asdict(one) for one in report.disordered],
+        "diversion": asdict(report.diversion),
         "diverted_to_delivered": {
             "messages": waits.messages,
             "p50": waits.p50,

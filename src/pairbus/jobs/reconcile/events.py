@@ -9,6 +9,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql.functions import broadcast, coalesce, col, concat, lit, size, when
 from pyspark.sql.functions import filter as only
+from pyspark.sql.functions import min as least_of
 from pyspark.sql.types import (
     ArrayType,
     BooleanType,
@@ -21,6 +22,7 @@ from pyspark.sql.types import (
 
 from pairbus.jobs.reconcile.survey import Entity
 from pairbus.ledger.life import Event
+from pairbus.ledger.operation import Stage
 
 PLACE: Final = ("entity_id", "incarnation", "sequence")
 """What a message in an entity is known by. An entity that was deleted and made again has another incarnation."""
@@ -87,11 +89,17 @@ def entity_table(lives: DataFrame, entities: list[Entity]) -> DataFrame:
     return lives.sparkSession.createDataFrame(table, schema)
 
 
-def first_seen(events: DataFrame) -> DataFrame:
-    """When messages were accepted; of those that the ledger does not tell that of, when one was found in its place."""
-    accepted = events.where(col("event") == Event.ACCEPTED)
-    found = events.where(col("event") == Event.FOUND).dropDuplicates(list(PLACE))
-    return accepted.unionByName(found.join(accepted, list(PLACE), "left_anti").select(*accepted.columns))
+def first_seen(events: DataFrame, stage: Stage) -> DataFrame:
+    """When messages were accepted; of those that the ledger does not tell that of, when one was first found.
+
+    What was routed there was accepted elsewhere, also where both have given it the same number.
+    """
+    accepted = events.where((col("event") == Event.ACCEPTED) & (col("stage") == stage))
+    found = events.where((col("event") == Event.FOUND) & (col("stage") == stage))
+    first = found.groupBy(*PLACE).agg(least_of("ordinal").alias("ordinal"))
+    begun = events.where(is_any(Event.ACCEPTED, Event.ROUTED))
+    earliest = found.join(first, [*PLACE, "ordinal"]).join(begun, list(PLACE), "left_anti")
+    return accepted.unionByName(earliest.select(*accepted.columns))
 
 
 def is_any(*events: Event) -> Any:

@@ -18,8 +18,7 @@ from pairbus.ledger.operation import Stage
 def homecomings(events: DataFrame) -> DataFrame:
     """What the primary has accepted from the syphon, or has found in the queue that it was accepted in."""
     is_first_place = ~col("is_subscription") & (col("sequence") == col("original_sequence"))
-    from_syphon = events.where((col("stage") == Stage.SYPHON) & is_first_place)
-    return first_seen(from_syphon).select(
+    return first_seen(events.where(is_first_place), Stage.SYPHON).select(
         *PLACE,
         col("path").alias("destination"),
         "message_id",

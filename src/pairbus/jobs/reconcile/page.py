@@ -10,7 +10,7 @@ from typing import Final
 from pairbus.jobs.reconcile.chart import bar_name, timeline_chart, waits_chart
 from pairbus.jobs.reconcile.durations import told
 from pairbus.jobs.reconcile.report import Report
-from pairbus.jobs.reconcile.text import headline, moment, scope, shown, told_measures
+from pairbus.jobs.reconcile.text import headline, moment, outage, scope, shown, told_measures
 from pairbus.jobs.reconcile.timeline import LINES
 from pairbus.jobs.reconcile.totals import MEASURES
 
@@ -78,6 +78,8 @@ def _sections(report: Report) -> Iterator[str]:
     measures = told_measures(report)
     yield "<h2>In all</h2>"
     yield _table(("what", "messages"), ((MEASURES[name], report.total.counts[name]) for name in measures))
+    if report.diversion.first_at is not None:
+        yield f"<p>{_text(outage(report))}</p>"
     if report.missing:
         yield f"<h2>Missing ({len(report.missing):,} of {report.total.counts['missing']:,})</h2>"
         yield _table(

@@ -9,12 +9,13 @@ from typing import Final
 
 from pyspark import StorageLevel
 from pyspark.sql import Column, DataFrame
-from pyspark.sql.functions import coalesce, col, count_if, greatest, lit, unix_millis, when
+from pyspark.sql.functions import coalesce, col, greatest, lit, unix_millis, when
 from pyspark.sql.functions import min as least_of
 
-from pairbus.jobs.ledger.period import Period
+from pairbus.jobs.ledger.period import OLDEST, Period
 from pairbus.jobs.reconcile.clocks import ClockComparison, compare_clocks
 from pairbus.jobs.reconcile.copies import copies_of, forwarded
+from pairbus.jobs.reconcile.diversion import Diversion, diversion_of
 from pairbus.jobs.reconcile.diverted import Fate, diverted_messages
 from pairbus.jobs.reconcile.errors import LedgersMixedError
 from pairbus.jobs.reconcile.events import PLACE, entity_table, located, repeated
@@ -23,7 +24,7 @@ from pairbus.jobs.reconcile.order import overtaken, overtaken_in_stretches
 from pairbus.jobs.reconcile.passed_over import passed_over
 from pairbus.jobs.reconcile.survey import Entity, Survey, survey
 from pairbus.jobs.reconcile.timeline import timeline
-from pairbus.jobs.reconcile.totals import copy_counts, counted, diverted_counts, totals
+from pairbus.jobs.reconcile.totals import copy_counts, counted, diverted_counts, forwarded_counts, totals
 from pairbus.ledger.life import Event
 
 CLOCK_SLACK: Final = timedelta(hours=1)
@@ -60,15 +61,24 @@ class Reconciliation:
     timeline: DataFrame
     """``minute``, and what ``LINES`` names."""
 
+    diversion: Diversion
     clocks: ClockComparison
     primary: Survey
     secondary: Survey
     period: Period
+    name: str | None
+    """What the backlog queues call the primary, if somebody has said so."""
+
     _kept: DataFrame = field(repr=False)
 
     def release(self) -> None:
         """Remove what was kept for these tables from Spark's disks; they are computed from the ledgers after that."""
         self._kept.unpersist()
+
+
+def read_since(start: datetime | None) -> datetime | None:
+    """From when on the primary's ledger is looked at, for messages that were accepted from ``start`` on."""
+    return None if start is None else max(start, OLDEST) - CLOCK_SLACK
 
 
 def reconcile(
@@ -87,7 +97,7 @@ def reconcile(
     Raises ``LedgersMixedError`` if there are several namespaces on a side, or one on both.
     """
     period = Period(start=start, end=end)
-    since = None if start is None else start - CLOCK_SLACK
+    since = read_since(start)
     if since is not None:
         primary_lives = primary_lives.where(col("at") >= lit(since))
     primary, secondary = survey(primary_lives, since), survey(secondary_lives, since)
@@ -99,7 +109,10 @@ def _check(primary: Survey, secondary: Survey) -> None:
     for side, found in (("primary", primary), ("secondary", secondary)):
         if len(found.namespaces) > 1:
             names = ", ".join(sorted(found.namespaces))
-            raise LedgersMixedError(f"the ledgers of the {side} are of several namespaces: {names}; name those of one")
+            raise LedgersMixedError(
+                f"the ledgers of the {side} are of several namespaces: {names}; name those of one, and give each"
+                " namespace a directory of its own"
+            )
     if primary.namespaces & secondary.namespaces:
         name = next(iter(primary.namespaces))
         raise LedgersMixedError(f"both ledgers are of the namespace {name!r}; a pair has two")
@@ -118,7 +131,7 @@ class _Comparison:
         since: datetime | None,
         name: str | None,
     ) -> None:
-        self._primary, self._secondary, self._period = primary, secondary, period
+        self._primary, self._secondary, self._period, self._name = primary, secondary, period, name
         self._entities = [one for one in primary.entities if one.backlog_of is None and not one.is_dead_letters]
         self._primary_lives = primary_lives
         self._events = located(primary_lives, self._entities)
@@ -135,19 +148,21 @@ class _Comparison:
         sent = self._with_direct(at_home.where(col("sent_ordinal").isNotNull()))
         diverted = self._diverted.where(self._is_chosen("diverted_at"))
         lost = _settled(self._not_home())
-        surplus = self._matched.where(col("is_surplus") & self._is_chosen("diverted_at"))
+        home = self._matched.where(self._is_chosen("diverted_at"))
+        surplus = home.where("is_surplus")
         late, late_in_session = self._late(sent)
-        over = _settled(passed_over(chosen, self._copies))
+        forwarded = _settled(self._forwarded(chosen))
+        over = _settled(passed_over(chosen.join(forwarded, list(PLACE), "left_anti"), self._copies))
         return Reconciliation(
             totals=totals(
                 [
                     copy_counts(chosen),
-                    self._forwarded(chosen),
+                    forwarded_counts(forwarded),
                     counted(over, "missing").withColumn("waiting", -col("missing")),
                     counted(late, "out_of_order"),
                     counted(late_in_session, "out_of_order_in_session"),
                     counted(surplus, "duplicated"),
-                    counted(self._matched.where(self._is_chosen("diverted_at")), "syphoned"),
+                    counted(home, "syphoned"),
                     counted(self._matched.where(col("diverted").isNull() & self._is_chosen("home_at")), "unmatched"),
                     counted(self._repeated.where(self._is_chosen("at")), "repeated"),
                 ],
@@ -167,10 +182,12 @@ class _Comparison:
             ).select("entity", "sequence", "message_id", "session_id", "sent_at", "received_at", "is_within_session"),
             delivered=self._delivered(at_home),
             timeline=timeline(self._events, self._backlog, self._period, self._clocks.correction),
+            diversion=diversion_of(diverted, home, self._clocks.correction),
             clocks=self._clocks,
             primary=self._primary,
             secondary=self._secondary,
             period=self._period,
+            name=self._name,
             _kept=self._copies,
         )
 
@@ -232,13 +249,10 @@ class _Comparison:
         return late.where(is_chosen), in_session.where(is_chosen)
 
     def _forwarded(self, chosen: DataFrame) -> DataFrame:
-        """Taken off from what waits, and from what is gone."""
+        """What a queue has passed on at once."""
         if not self._primary.has(Event.ROUTED, Event.REPEATED):
-            return counted(chosen.where(lit(False)), "waiting")
-        found = forwarded(chosen, self._primary_lives)
-        return found.groupBy("entity_id").agg(
-            (-count_if("waits")).alias("waiting"), (-count_if("is_unrecorded")).alias("unrecorded")
-        )
+            return chosen.where(lit(False))
+        return forwarded(chosen, self._primary_lives)
 
     def _delivered(self, at_home: DataFrame) -> DataFrame:
         """When a message was first received, of all its copies."""

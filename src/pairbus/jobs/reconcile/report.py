@@ -13,6 +13,8 @@ from pyspark.sql.functions import sum as sum_of
 
 from pairbus.jobs.ledger.period import Period
 from pairbus.jobs.reconcile.clocks import ClockComparison
+from pairbus.jobs.reconcile.diversion import Diversion
+from pairbus.jobs.reconcile.doubts import doubts
 from pairbus.jobs.reconcile.reconciliation import CLOCK_SLACK, Reconciliation
 from pairbus.jobs.reconcile.survey import Survey
 from pairbus.jobs.reconcile.timeline import LINES
@@ -103,6 +105,7 @@ class Report:
     missing: tuple[MissingMessage, ...]
     duplicated: tuple[DuplicatedMessage, ...]
     disordered: tuple[DisorderedMessage, ...]
+    diversion: Diversion
     waits: Waits
     timeline: tuple[TimelinePoint, ...]
     step: timedelta
@@ -118,19 +121,21 @@ def report(found: Reconciliation, listed: int = LISTED) -> Report:
         for row in found.totals.collect()
     )
     counts = {name: sum(one.counts[name] for one in entities) for name in MEASURES}
+    doubtful = doubts(found.primary, found.secondary, found.name, counts)
     step, points = _timeline(found)
     return Report(
         primary=next(iter(found.primary.namespaces), None),
         secondary=next(iter(found.secondary.namespaces), None),
         period=found.period,
         looked_until=(_utc(found.primary.last_at), _utc(found.secondary.last_at)),
-        verdict=_verdict(found, counts),
-        notes=tuple(_notes(found, counts)),
+        verdict=Verdict.UNKNOWN if doubtful else _verdict(found, counts),
+        notes=(*doubtful, *_notes(found, counts)),
         total=EntityCounts(entity="", counts=counts),
         entities=entities,
         missing=_first(MissingMessage, found.missing, "accepted_at", listed if counts["missing"] else 0),
         duplicated=_first(DuplicatedMessage, found.duplicated, "home_at", listed if counts["duplicated"] else 0),
         disordered=_first(DisorderedMessage, found.disordered, "received_at", listed if _is_disordered(counts) else 0),
+        diversion=found.diversion,
         waits=waits_of(found.delivered),
         timeline=points,
         step=step,
@@ -153,7 +158,8 @@ def _first(kind: Any, table: DataFrame, by: str, most: int) -> Any:
 
 
 def _verdict(found: Reconciliation, counts: Mapping[str, int]) -> Verdict:
-    if found.primary.gaps or found.secondary.gaps or not found.primary.namespaces:
+    sides = (found.primary, found.secondary)
+    if any(one.gaps or one.absent or not one.namespaces for one in sides):
         return Verdict.UNKNOWN
     if counts["missing"]:
         return Verdict.MISSING
@@ -171,8 +177,8 @@ def _notes(found: Reconciliation, counts: Mapping[str, int]) -> list[str]:
         )
     if counts["unrecorded"]:
         notes.append(
-            f"{counts['unrecorded']:,} messages were gone when the primary was started again, and nobody is known to "
-            "have received them: the last second before it was killed is not in its ledger"
+            f"{counts['unrecorded']:,} messages were gone when the primary was started again, and its ledger does not "
+            "tell how they have ended: it was not kept all the time, or the namespace was restored from a copy"
         )
     if counts["unmatched"]:
         notes.append(
@@ -183,6 +189,11 @@ def _notes(found: Reconciliation, counts: Mapping[str, int]) -> list[str]:
 
 
 def _gap_note(side: str, found: Survey) -> str:
+    if found.absent:
+        return (
+            f"the {side}'s ledger lacks {found.absent:,} events that were recorded: a file was removed, or damaged, "
+            "so what is missing cannot be told for certain"
+        )
     if not found.gaps:
         return ""
     return (
@@ -195,7 +206,7 @@ def _empty_note(found: Reconciliation) -> str:
     if not found.primary.namespaces:
         return "the primary's ledger tells nothing of messages in this time: are their lives recorded?"
     if not found.secondary.namespaces:
-        return "the secondary's ledger tells nothing of messages: nothing was diverted, or their lives are not recorded"
+        return "the secondary's ledger tells nothing of messages: are their lives recorded?"
     return ""
 
 

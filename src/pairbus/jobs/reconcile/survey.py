@@ -15,6 +15,7 @@ from pyspark.sql.functions import sum as sum_of
 
 from pairbus.dialect.backlog_path import TRANSFER, is_backlog_path
 from pairbus.dialect.entity_path import split_entity_path
+from pairbus.jobs.reconcile.holes import absent_events
 from pairbus.ledger.life import Event
 
 _BACKLOG: Final = f"/{TRANSFER}/"
@@ -58,6 +59,9 @@ class Survey:
     gaps: int
     """How many times that was so."""
 
+    absent: int
+    """How many events are not there though they were recorded."""
+
     last_started: int
     """The ordinal of the last start of the namespace; what lay in it then is told after it."""
 
@@ -74,9 +78,9 @@ class Survey:
 
 
 def survey(lives: DataFrame, since: datetime | None = None) -> Survey:
-    """Look through the lives of a namespace once; again for deleted entities, if there are any.
+    """Look through the lives of a namespace, and then at their numbers; again for deleted entities, if there are any.
 
-    Gaps are counted that were noticed since then: an event is noted as missed after it should have been recorded.
+    Gaps and holes are counted that are of a time since then: a gap has the time of its end.
     """
     event = col("event")
     is_gap = (event == Event.MISSED) & (lit(True) if since is None else col("at") >= lit(since))
@@ -100,6 +104,7 @@ def survey(lives: DataFrame, since: datetime | None = None) -> Survey:
         counts=_counts(rows),
         missed=sum(row["missed"] or 0 for row in rows),
         gaps=sum(row["gaps"] for row in rows),
+        absent=absent_events(lives, since),
         last_started=max((row["last_ordinal"] for row in rows if row["event"] == Event.STARTED), default=0),
         first_at=min((row["first_at"] for row in rows), default=None),
         last_at=max((row["last_at"] for row in rows), default=None),

@@ -43,6 +43,14 @@ def scope(report: Report) -> str:
     return f"{pair}: messages accepted from {moment(start) or 'the beginning'} to {moment(end) or 'the end'}"
 
 
+def outage(report: Report) -> str:
+    """From when to when messages were diverted, in a sentence."""
+    found = report.diversion
+    home = moment(found.last_home_at)
+    told_home = f"the last one came home at {home}" if home else "none has come home"
+    return f"diverted from {moment(found.first_at)} to {moment(found.last_at)}; {told_home}"
+
+
 def moment(time: datetime | None) -> str:
     return "" if time is None else f"{time:%Y-%m-%d %H:%M:%S}.{time.microsecond // 1000:03} UTC"
 
@@ -63,9 +71,11 @@ def _lines(report: Report) -> Iterator[str]:
     measures = told_measures(report)
     yield ""
     yield from _table(((MEASURES[name], f"{report.total.counts[name]:,}") for name in measures), numbers={1})
+    if report.diversion.first_at is not None:
+        yield ""
+        yield outage(report)
     waits = report.waits
     if waits.messages:
-        yield ""
         yield f"from diverted to delivered: p50 {told(waits.p50)}, p99 {told(waits.p99)}, longest {told(waits.longest)}"
     yield from _entities(report, measures)
     yield from _lists(report)

@@ -60,6 +60,13 @@ def copy_counts(copies: DataFrame) -> DataFrame:
     )
 
 
+def forwarded_counts(copies: DataFrame) -> DataFrame:
+    """Taken off from what waits, and from what is gone."""
+    return copies.groupBy("entity_id").agg(
+        (-count_if("waits")).alias("waiting"), (-count_if("is_unrecorded")).alias("unrecorded")
+    )
+
+
 def diverted_counts(diverted: DataFrame) -> DataFrame:
     return diverted.groupBy(col("destination").alias("entity")).agg(
         count_if(lit(True)).alias("diverted"),

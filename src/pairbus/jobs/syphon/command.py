@@ -4,32 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from dataclasses import dataclass
 from typing import Final
 
 from pairbus.client.errors import MessagingError
-from pairbus.jobs.syphon.lines import Fact, Line, Teller, told_logs
+from pairbus.jobs.ending import DONE, FAILED, WAITING, Ending
+from pairbus.jobs.lines import Fact, Line, Teller, told_logs
 from pairbus.jobs.syphon.order import SyphonOrder
 from pairbus.jobs.syphon.remains import Remains
 from pairbus.jobs.syphon.standalone import Engine, Standalone
 
-HOME: Final = 0
-"""Everything is home, or it was told to stop."""
-FAILED: Final = 1
-USAGE: Final = 2
-WAITING: Final = 3
-"""Messages still wait in the backlog."""
-
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 _MOST_TEXT: Final = 1_000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ending:
-    """How a command has ended, and why it was not well."""
-
-    code: int
-    reason: str | None = None
 
 
 def run_syphon(order: SyphonOrder, engine: Engine, teller: Teller) -> Ending:
@@ -71,7 +56,7 @@ def _stop_on_signals(teller: Teller) -> asyncio.Event:
 
 def _ending(remains: Remains, teller: Teller) -> Ending:
     if not remains:
-        return Ending(code=HOME)
+        return Ending(code=DONE)
     for path, count in remains.counts.items():
         cause = remains.cause_of(path)
         facts: dict[str, Fact] = {"destination": path, "messages": count, "cause": cause}

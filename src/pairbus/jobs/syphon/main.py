@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Final
 
 from pairbus.client.validation import shown
+from pairbus.jobs.lines import LineTeller
 from pairbus.jobs.syphon.command import run_syphon
-from pairbus.jobs.syphon.lines import LineTeller
 from pairbus.jobs.syphon.order import LONG_POLL, SyphonOrder
 from pairbus.jobs.syphon.settings import SparkSyphonSettings
 from pairbus.jobs.syphon.spark_engine import spark_engine

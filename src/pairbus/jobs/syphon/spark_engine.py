@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from pairbus.jobs.lines import Fact, Line, Teller
 from pairbus.jobs.syphon.batch_report import BatchReport
-from pairbus.jobs.syphon.lines import Fact, Line, Teller
 from pairbus.jobs.syphon.outcome import Kind
 from pairbus.jobs.syphon.settings import SparkSyphonSettings
 from pairbus.jobs.syphon.spark_syphon import SparkSyphon

@@ -18,11 +18,11 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from pairbus.jobs.reason import reason_of
 from pairbus.jobs.syphon.batch_report import BatchReport
 from pairbus.jobs.syphon.connection_files import ConnectionFiles
 from pairbus.jobs.syphon.outcome import Kind, Outcome
 from pairbus.jobs.syphon.query import Obstacles, SyphonQuery, is_remote, receives_of, reports_of
-from pairbus.jobs.syphon.reason import reason_of
 from pairbus.jobs.syphon.settings import SparkSyphonSettings
 from pairbus.pairing.events import MessageDeadLettered
 from pairbus.pairing.pump.stragglers import Stragglers

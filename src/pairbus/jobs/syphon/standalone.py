@@ -10,8 +10,8 @@ from typing import Any, Final, Protocol, TypeVar
 from pairbus.client.errors import EntityNotFoundError, MessagingError, UnauthorizedError
 from pairbus.client.factory import MessagingFactory
 from pairbus.client.management.namespace_manager import NamespaceManager
+from pairbus.jobs.lines import Line, Teller
 from pairbus.jobs.syphon.backlog_queues import BacklogDepth, find_backlog_queues
-from pairbus.jobs.syphon.lines import Line, Teller
 from pairbus.jobs.syphon.order import SyphonOrder
 from pairbus.jobs.syphon.remains import Remains, Stock
 from pairbus.jobs.syphon.watch import Watch

@@ -6,8 +6,8 @@ import asyncio
 from typing import Final
 
 from pairbus.client.errors import MessagingError
+from pairbus.jobs.lines import Line, Progress, Teller
 from pairbus.jobs.syphon.backlog_queues import BacklogDepth
-from pairbus.jobs.syphon.lines import Line, Progress, Teller
 from pairbus.pairing.status import SyphonStatus
 from pairbus.pairing.syphon import Syphon
 

@@ -14,13 +14,14 @@ from pairbus.server.amqp.attachment import attach_link
 from pairbus.server.amqp.claims import Claims
 from pairbus.server.amqp.consumer import Consumer
 from pairbus.server.amqp.node import Node
-from pairbus.server.amqp.peer import Peer
+from pairbus.server.amqp.peer import Keep, Peer
 from pairbus.server.amqp.replies import Replies
 from pairbus.server.amqp.services import AmqpServices, Transport
 from pairbus.server.amqp.transactions import Transactions
 from pairbus.server.errors import REFUSABLE, BadRequestError, UnauthorizedError, refusal_of
 from pairbus.store import StoreError
 from pairbus.wire import (
+    ACCEPTED,
     ANONYMOUS,
     MSSBCBS,
     PLAIN,
@@ -240,6 +241,21 @@ class AmqpConnection(Peer):
         self._unconfirmed_bytes += len(delivery.payload)
         self._confirming_bytes += len(delivery.payload)
 
+    def divert(self, delivery: Delivery, keep: Keep) -> None:
+        self._send_confirmations()  # should what came before it fail, that comes first
+        self.keep(delivery, keep)
+
+    def keep(self, delivery: Delivery, keep: Keep) -> None:
+        self._unconfirmed_bytes += len(delivery.payload)
+        keep(partial(self._kept, delivery))
+
+    def _kept(self, delivery: Delivery, error: Exception | None) -> None:
+        self._unconfirmed_bytes -= len(delivery.payload)
+        if not self._is_lost:
+            self.guard(partial(self._tell, [(delivery, ACCEPTED)], error))
+            self.wrote(0)
+            self._balance()
+
     def refuse(self, delivery: Delivery, error: Exception) -> None:
         refusal = refusal_of(error)
         self.counters.refused[refusal.condition] += 1
@@ -392,10 +408,16 @@ class AmqpConnection(Peer):
 
     def _confirm(self, batch: list[tuple[Delivery, object]], size: int, error: StoreError | None) -> None:
         self._unconfirmed_bytes -= size
+        if error is not None:
+            batch = [each for each in batch if not self._rescue(each[0], error)]
         self._tell(batch, error)
         self._balance()
 
-    def _tell(self, answers: list[tuple[Delivery, object]], error: StoreError | None = None) -> None:
+    def _rescue(self, delivery: Delivery, error: StoreError) -> bool:
+        node = self._nodes.get(delivery.link)
+        return node is not None and node.rescue(delivery, error)
+
+    def _tell(self, answers: list[tuple[Delivery, object]], error: Exception | None = None) -> None:
         """Settle messages, with these states or with the reason why they could not be kept."""
         failure = None if error is None else Rejected(refusal_of(error).error)
         peer = self._engine.peer

@@ -127,7 +127,7 @@ class Consumer(Node, Receiver):
         self._was_served = self.link.credit > 0
         toll = self._toll
         if toll is not None:
-            if message.record.returned or len(payload) > UNIT_BYTES:
+            if message.record.returned or message.record.size > UNIT_BYTES:
                 toll.given(message, len(payload))
             else:
                 toll.given_small(len(payload))

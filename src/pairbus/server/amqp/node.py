@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TypeAlias
 
 from pairbus.broker import Right
+from pairbus.store import StoreError
 from pairbus.wire import Delivery, Link
 
 Need: TypeAlias = tuple[str, tuple[Right, ...]]
@@ -26,6 +27,10 @@ class Node:
 
     def on_delivery(self, delivery: Delivery) -> None:
         """The peer sent a message."""
+
+    def rescue(self, delivery: Delivery, error: StoreError) -> bool:  # noqa: ARG002
+        """A message of the peer's could not be kept; whether it will be, elsewhere, and is confirmed then."""
+        return False
 
     def on_credit(self) -> None:
         """The peer takes more messages, or wants the rest of its credit back."""

@@ -21,6 +21,12 @@ from pairbus.wire import Delivery, Link
 if TYPE_CHECKING:
     from pairbus.store import StoreError
 
+Tell = Callable[[Exception | None], object]
+"""Is told that something is kept, or why it is not."""
+
+Keep = Callable[[Tell], object]
+"""Has something kept, and tells it whom it is given."""
+
 
 class Peer(ABC):
     """One connection, as its nodes see it."""
@@ -52,6 +58,14 @@ class Peer(ABC):
     @abstractmethod
     def confirm(self, delivery: Delivery, state: object) -> None:
         """Tell the peer the outcome of its message, once all that was written until now is on disk."""
+
+    @abstractmethod
+    def divert(self, delivery: Delivery, keep: Keep) -> None:
+        """As ``keep``, behind all that came before it."""
+
+    @abstractmethod
+    def keep(self, delivery: Delivery, keep: Keep) -> None:
+        """Have a message of the peer's kept elsewhere than in the store, and tell the peer the outcome."""
 
     @abstractmethod
     def refuse(self, delivery: Delivery, error: Exception) -> None:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
-from pairbus.broker import Address, Message, Send
+from pairbus.broker import Address, BrokerError, Message, Send
 from pairbus.dialect.batch import BATCH_FORMAT, split_batch
 from pairbus.ledger.operation import UNIT_BYTES
 from pairbus.server.amqp.node import Need, Node
-from pairbus.server.amqp.peer import Peer
+from pairbus.server.amqp.peer import Peer, Tell
 from pairbus.server.errors import REFUSABLE, BadRequestError, refusal_of
 from pairbus.server.messages import received_message
 from pairbus.server.metering import SendToll
+from pairbus.server.side_buffer.buffer import SideBuffer
+from pairbus.server.side_buffer.store import PASSING
+from pairbus.store import StoreError
 from pairbus.wire import ACCEPTED, Delivery, Link, TransactionalState
 
 CREDIT: Final = 2_000
@@ -70,19 +74,65 @@ class Producer(Node):
         elif self._via is not None:
             host.namespace.transact([Send(self._address, messages, self._via)], host.now_ms())
             self._peer.confirm(delivery, ACCEPTED)
-        else:
+        elif host.side_buffer is None:
             host.namespace.send(self._address, messages, host.now_ms())
             self._peer.confirm(delivery, ACCEPTED)
-        toll = self._toll
-        if toll is not None:
-            size_bytes = len(delivery.payload)
-            if len(messages) == 1 and size_bytes <= UNIT_BYTES and not messages[0].ping:
-                toll.sent_small(size_bytes)
+        elif not self._send_beside(host.side_buffer, delivery, messages):
+            return  # it is counted when it is kept
+        if self._toll is not None:
+            _count(self._toll, messages, len(delivery.payload))
+
+    # With a side buffer (B3)
+
+    def _send_beside(self, buffer: SideBuffer, delivery: Delivery, messages: list[Message]) -> bool:
+        """Send to the store, or have it kept beside the store if that has to be; whether it was the store."""
+        host, cause = self._peer.host, None
+        if not buffer.holds(self._address):
+            namespace = host.namespace  # without it nothing can be judged, and the sender is told so
+            try:
+                namespace.send(self._address, messages, host.now_ms())
+            except PASSING as error:
+                cause = error
             else:
-                toll.sent(messages, size_bytes)
+                self._peer.confirm(delivery, ACCEPTED)
+                return True
+        host.namespace.check_send(self._address, messages, host.now_ms())
+        done = partial(self._kept, delivery, messages)
+        self._peer.divert(
+            delivery, lambda tell: buffer.intake.divert(self._address, messages, partial(done, tell), cause)
+        )
+        return False
+
+    def rescue(self, delivery: Delivery, error: StoreError) -> bool:
+        host = self._peer.host
+        buffer = host.side_buffer
+        if buffer is None or self._via is not None or not isinstance(error, PASSING):
+            return False
+        messages = _messages(delivery, from_syphon=self._from_syphon)
+        try:
+            host.namespace.check_send(self._address, messages, host.now_ms())
+        except (BrokerError, StoreError):  # its entity was made in the commit that failed, and is gone
+            return False
+        done = partial(self._kept, delivery, messages)
+        self._peer.keep(
+            delivery, lambda tell: buffer.intake.rescue(self._address, messages, partial(done, tell), error)
+        )
+        return True
+
+    def _kept(self, delivery: Delivery, messages: list[Message], tell: Tell, error: Exception | None) -> None:
+        if error is None and self._toll is not None:
+            _count(self._toll, messages, len(delivery.payload))
+        tell(error)
 
     def on_detached(self) -> None:
         self._peer.dispatcher.discount(self._address)
+
+
+def _count(toll: SendToll, messages: list[Message], size_bytes: int) -> None:
+    if len(messages) == 1 and size_bytes <= UNIT_BYTES and not messages[0].ping:
+        toll.sent_small(size_bytes)
+    else:
+        toll.sent(messages, size_bytes)
 
 
 def _messages(delivery: Delivery, *, from_syphon: bool) -> list[Message]:

@@ -162,7 +162,7 @@ class Management:
         sort = Sort(
             kind=Kind.MANAGEMENT,
             stage=Stage.MANAGEMENT,
-            entity=path.lower(),
+            entity="" if is_refused else path.lower(),  # or a stranger could make up entities
             result=str(response.status_code) if is_refused else SUCCEEDED,
             who="" if is_refused else key_name_of(request.headers.get("authorization")),
         )

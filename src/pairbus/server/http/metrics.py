@@ -10,6 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from pairbus.server.counters import Counters
+from pairbus.server.throttle.throttle import Throttle
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # when a counter was made is of no use to anyone
 
@@ -22,10 +23,12 @@ Commits = Callable[[], tuple[int, float]]
 class Metrics:
     """Counts of one server, with a registry of its own. No label ever names an entity."""
 
-    def __init__(self, counters: Counters, commits: Commits = lambda: (0, 0.0)) -> None:
+    def __init__(
+        self, counters: Counters, commits: Commits = lambda: (0, 0.0), throttle: Throttle | None = None
+    ) -> None:
         self.counters = counters
         self.registry = registry = CollectorRegistry()
-        registry.register(Traffic(counters, commits))
+        registry.register(Traffic(counters, commits, throttle))
         self.http = Counter(
             "pairbus_http_requests", "Requests over HTTP", ["route", "method", "status"], registry=registry
         )
@@ -37,9 +40,10 @@ class Metrics:
 class Traffic(Collector):
     """The server's own counters, read when someone asks: counting has to cost nothing."""
 
-    def __init__(self, counters: Counters, commits: Commits) -> None:
+    def __init__(self, counters: Counters, commits: Commits, throttle: Throttle | None = None) -> None:
         self._counters = counters
         self._commits = commits
+        self._throttle = throttle or Throttle()
 
     def collect(self) -> Iterator[Metric]:
         counted = self._counters
@@ -67,6 +71,27 @@ class Traffic(Collector):
         )
         count, seconds = self._commits()
         yield SummaryMetricFamily("pairbus_commit_seconds", "Writing to disk", count_value=count, sum_value=seconds)
+        yield from _facets(self._throttle)
+
+
+def _facets(throttle: Throttle) -> Iterator[Metric]:
+    labels = ["facet", "unit"]
+    readings = GaugeMetricFamily("pairbus_facet_reading", "What all entities share, as it is now", labels=labels)
+    thresholds = GaugeMetricFamily("pairbus_facet_threshold", "From where on requests are denied", labels=labels)
+    denying = GaugeMetricFamily("pairbus_facet_denying", "1 for a facet that denies requests now", labels=["facet"])
+    for status in throttle.statuses:
+        facet = status.facet
+        if status.reading is not None:
+            readings.add_metric([facet.name, facet.unit], status.reading)
+        if status.threshold is not None:
+            thresholds.add_metric([facet.name, facet.unit], status.threshold)
+        denying.add_metric([facet.name], status.is_denying)
+    yield readings
+    yield thresholds
+    yield denying
+    yield _totals(
+        "pairbus_facet_denied", "Requests denied with server busy, and connections", ["facet"], _one(throttle.denied)
+    )
 
 
 def _one(counts: dict[str, int]) -> dict[tuple[str, ...], int]:

@@ -1,4 +1,4 @@
-"""What a syphon says while it runs, one line for each thing that happens."""
+"""What a job says while it runs, one line for each thing that happens."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class _LogHandler(logging.Handler):
 
 @contextmanager
 def told_logs(teller: Teller) -> Iterator[None]:
-    """Have what is logged told, as far as it says how the syphon is doing."""
+    """Have what is logged told, as far as it says how the job is doing."""
     handler = _LogHandler(teller)
     ours = logging.getLogger("pairbus")
     before = {name: logging.getLogger(name).level for name in _LEVELS}

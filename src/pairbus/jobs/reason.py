@@ -1,4 +1,4 @@
-"""Why a query has failed, in one line: what Spark says of it goes on for pages."""
+"""Why a query of Spark's has failed, in one line: what Spark says of it goes on for pages."""
 
 from __future__ import annotations
 

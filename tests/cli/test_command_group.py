@@ -1,0 +1,48 @@
+"""Commands are imported when they are asked for."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from pairbus.cli.command_group import LazyCommands
+
+COMMANDS = {"send": "pairbus.cli.send", "entities": "pairbus.cli.entities"}
+
+
+def run(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+
+
+@pytest.mark.parametrize("command", ["send", "receive", "entities", "reconcile", "syphon"])
+def test_who_talks_to_a_server_does_not_import_one(command: str) -> None:
+    ended = run(
+        "import sys; from pairbus.cli.main import app\n"
+        f"app(['{command}', '--help'], standalone_mode=False)\n"
+        "print('also', sorted({'pairbus.server', 'pairbus.console', 'lmdb', 'pyspark'} & {*sys.modules}))"
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.endswith("also []\n")
+
+
+def test_a_command_for_which_something_is_not_installed_says_what_to_install() -> None:
+    ended = run("import sys; sys.modules['uvicorn'] = None; from pairbus.cli.main import app; app(['serve'])")
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert ended.stderr.startswith("pairbus: import of uvicorn halted")
+    assert ended.stderr.endswith("; install pairbus with its extra, 'pairbus[server]'\n")
+
+
+def test_a_mistake_of_our_own_is_no_missing_extra() -> None:
+    with pytest.raises(ModuleNotFoundError, match=r"pairbus\.cli\.nothing"):
+        LazyCommands({"nothing": "pairbus.cli.nothing"})["nothing"]
+
+
+def test_they_are_a_mapping_like_that_of_any_group() -> None:
+    commands = LazyCommands(COMMANDS)
+    assert [*commands] == [*COMMANDS]
+    assert len(commands) == 2
+    assert commands.get("nothing") is None
+    assert commands["send"] is commands["send"]
+    assert {name: command.name for name, command in commands.items()} == {name: name for name in COMMANDS}

@@ -1,0 +1,231 @@
+"""B3 with a real server, a real store that has no room, real clients, and kill -9."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from random import Random
+from shutil import copytree, rmtree
+from urllib.request import urlopen
+
+import pytest
+from azure.servicebus import ServiceBusClient, ServiceBusMessage
+
+from pairbus.broker import Address
+from pairbus.ledger import LIVES
+from pairbus.server.host import NamespaceHost
+from pairbus.testing import RunningNamespace
+from pairbus.wire import ACCEPTED, Delivery, Link, Rejected, plain
+from tests.server.amqp.wire_client import HungUpError, WireClient, eventually, text_message
+from tests.server.books import rows_of
+from tests.server.side_buffer.small_server import Served, serving, small_settings
+
+ORDERS = Address.of("orders")
+PADDING = b"." * 8_000
+LARGE_MB = 256
+
+
+@pytest.fixture
+def namespace(tmp_path: Path) -> Iterator[RunningNamespace]:
+    running = RunningNamespace(small_settings(tmp_path, 32))
+    running.start()
+    try:
+        yield running
+    finally:
+        running.close()
+
+
+def held(namespace: RunningNamespace) -> int:
+    def ask(host: NamespaceHost) -> int:
+        assert host.side_buffer is not None
+        return host.side_buffer.tally.held
+
+    return namespace.call(ask)
+
+
+def metric(namespace: RunningNamespace, name: str) -> int:
+    with urlopen(f"http://localhost:{namespace.port}/metrics", timeout=10) as answer:
+        found = re.search(rf"^pairbus_side_buffer_{name} (\S+)$", answer.read().decode(), re.MULTILINE)
+    assert found is not None
+    return int(float(found[1]))
+
+
+def connected(port: int, key: str) -> WireClient:
+    return WireClient(port, sasl=plain("RootManageSharedAccessKey", key)).open()
+
+
+def body(number: int) -> bytes:
+    return b"%d " % number + PADDING
+
+
+class Stream:
+    """Sends numbered messages, and knows which were confirmed."""
+
+    def __init__(self) -> None:
+        self.next = 0
+        self.confirmed: list[int] = []
+        self.in_doubt: set[int] = set()
+
+    def send(self, client: WireClient, link: Link, count: int, window: int = 50) -> None:
+        underway: list[tuple[int, Delivery]] = []
+        try:
+            for _ in range(count):
+                payload = text_message(body(self.next), message_id=str(self.next))
+                underway.append((self.next, client.begin_send(link, payload)))
+                self.next += 1
+                if len(underway) >= window:
+                    self._note(client, *underway.pop(0))
+            while underway:
+                self._note(client, *underway.pop(0))
+        except HungUpError:
+            self.in_doubt.update(number for number, delivery in underway)
+            raise
+
+    def _note(self, client: WireClient, number: int, delivery: Delivery) -> None:
+        try:
+            state = client.outcome(delivery)
+        except HungUpError:
+            self.in_doubt.add(number)
+            raise
+        assert not isinstance(state, Rejected), state
+        self.confirmed.append(number)
+
+
+def numbers_in(namespace: RunningNamespace) -> list[int]:
+    def peek(host: NamespaceHost) -> list[int]:
+        found: list[int] = []
+        first = 0
+        while page := host.namespace.peek(ORDERS, first, 1_000, host.now_ms()):
+            found += [int(each.record.message_id) for each in page]
+            first = page[-1].record.sequence + 1
+        return found
+
+    return namespace.call(peek)
+
+
+def test_b3_the_official_sdk_sends_on_while_the_store_is_full_and_gets_all_in_order(
+    namespace: RunningNamespace,
+) -> None:
+    stream = Stream()
+    with connected(namespace.port, namespace.key) as client:
+        link = client.sender("orders")
+        while not held(namespace):
+            stream.send(client, link, 200)
+    filled = stream.next
+    with ServiceBusClient.from_connection_string(namespace.connection_string) as sdk:
+        with sdk.get_queue_sender("orders") as sender:
+            for number in range(filled, filled + 10):
+                sender.send_messages(ServiceBusMessage(body(number), message_id=str(number)))
+            sender.send_messages(
+                [ServiceBusMessage(body(number), message_id=str(number)) for number in range(filled + 10, filled + 15)]
+            )
+        assert held(namespace) >= 15
+        assert metric(namespace, "taken_total") >= metric(namespace, "messages") >= 15
+        received: list[int] = []
+        with sdk.get_queue_receiver("orders", receive_mode="receiveanddelete") as receiver:
+            while len(received) < filled + 15:
+                messages = receiver.receive_messages(max_message_count=500, max_wait_time=20)
+                assert messages
+                received += [int(str(message.message_id)) for message in messages]
+    assert received == [*range(filled + 15)]
+    assert held(namespace) == metric(namespace, "messages") == 0
+    assert metric(namespace, "merged_total") == metric(namespace, "taken_total")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_b3_after_kills_while_it_buffers_and_while_it_merges_everything_is_there_once(
+    tmp_path: Path, seed: int
+) -> None:
+    chance = Random(seed)  # noqa: S311 (a test's own)
+    stream = Stream()
+    for _ in range(2):
+        with serving(tmp_path, 32) as served:
+            _send_until_killed(served, stream, chance)
+    for _ in range(3):  # now there is room: it is killed while it merges
+        with serving(tmp_path, LARGE_MB) as served:
+            time.sleep(chance.random() * 0.4)
+            served.kill()
+    namespace = RunningNamespace(small_settings(tmp_path, LARGE_MB))
+    namespace.start()
+    try:
+        eventually(lambda: not held(namespace))
+        found = numbers_in(namespace)
+    finally:
+        namespace.close()
+    assert len(found) == len(set(found)), "nothing is there twice"
+    assert {*found} - {*stream.confirmed} <= stream.in_doubt
+    assert [number for number in found if number not in stream.in_doubt] == stream.confirmed
+    events = [
+        (row["event"], int(row["message_id"])) for row in rows_of(tmp_path / "ledger", LIVES) if row["message_id"]
+    ]
+    accepted = [number for event, number in events if event == "accepted"]
+    assert len(accepted) == len(set(accepted)), "the ledger says so, too"
+    # Where the store is nearly full, no room is taken for events: what a kill costs the ledger is told at the start.
+    assert {number for event, number in events if event in {"accepted", "found"}} == {*found}
+
+
+def _send_until_killed(served: Served, stream: Stream, chance: Random) -> None:
+    with connected(served.port, served.key) as client:
+        link = client.sender("orders")
+        stream.send(client, link, 1_500)  # more than the store takes
+        kill_at = stream.next + chance.randrange(50, 400)
+        while stream.next < kill_at:
+            stream.send(client, link, 25)
+        sent = [
+            (number, client.begin_send(link, text_message(body(number), message_id=str(number))))
+            for number in range(stream.next, stream.next + 20)
+        ]
+        stream.next += 20
+        time.sleep(chance.random() * 0.02)
+        served.kill()
+        try:
+            for number, delivery in sent:
+                state = client.outcome(delivery)
+                assert state == ACCEPTED
+                stream.confirmed.append(number)
+        except HungUpError:
+            stream.in_doubt.update(number for number, delivery in sent if not delivery.settled)
+            stream.confirmed += [n for n, d in sent if d.settled and n not in stream.confirmed]
+
+
+def left_in_the_buffer(tmp_path: Path) -> Stream:
+    """What was sent until the store was full, and some more, to a namespace that has stopped."""
+    stream = Stream()
+    small = RunningNamespace(small_settings(tmp_path, 32))
+    small.start()
+    with connected(small.port, small.key) as client:
+        link = client.sender("orders")
+        while not held(small):
+            stream.send(client, link, 200)
+    small.close()
+    return stream
+
+
+def test_b3_what_lies_in_the_buffer_at_a_stop_is_merged_at_the_next_start(tmp_path: Path) -> None:
+    stream = left_in_the_buffer(tmp_path)
+    large = RunningNamespace(small_settings(tmp_path, LARGE_MB))
+    large.start()
+    try:
+        eventually(lambda: not held(large))
+        assert numbers_in(large) == stream.confirmed
+    finally:
+        large.close()
+    assert not [*(tmp_path / "side").glob("*.parcels")]
+
+
+def test_b3_files_that_were_merged_and_are_still_there_are_not_merged_again(tmp_path: Path) -> None:
+    """As after a kill between the commit and the removal of the file."""
+    stream = left_in_the_buffer(tmp_path)
+    copytree(tmp_path / "side", tmp_path / "before")
+    for turn in ("it is merged", "it was merged"):
+        large = RunningNamespace(small_settings(tmp_path, LARGE_MB))
+        large.start()
+        eventually(partial(lambda large: not held(large), large))
+        assert numbers_in(large) == stream.confirmed, turn
+        large.close()
+        rmtree(tmp_path / "side")
+        copytree(tmp_path / "before", tmp_path / "side")

@@ -1,0 +1,331 @@
+"""D3: what a commit has done is in the store until it is in the ledger: a crash in between takes nothing from it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from pairbus.broker import NO_PROPERTIES, Address, Message, Namespace, QueueDescription, Records
+from pairbus.ledger import LIVES, Ledger, LedgerSettings
+from pairbus.ledger.life import pack_lives, unpack_lives
+from pairbus.server.lives import Lives
+from pairbus.server.metering import path_of_address
+from pairbus.server.outbox import Envelope, Outbox
+from pairbus.store import Keeper, StoreError, keys
+from pairbus.store.errors import StoreFailedError
+from pairbus.store.memory import MemoryStore
+from tests.ledger.entries import eventually, lives_from
+from tests.server.books import rows_of
+
+ORDERS = Address.of("orders")
+NOW_MS = 1_794_798_000_000
+QUICK = LedgerSettings(flush_s=0.01)
+
+
+class Run:
+    """A namespace with a ledger, from its start until it stops or is killed; its store outlives it."""
+
+    def __init__(self, store: MemoryStore, ledger: Ledger, start_ms: int, most_bytes: int = 1_000_000) -> None:
+        self.ledger = ledger
+        self._lives = Lives(path_of_address, start_ms, ledger.write_lives)
+        self.keeper = Keeper(store, self._make, start_ms, recovering=self._lives.begin)
+        self._lives.settle_in()
+        self.outbox = Outbox(self._lives, self.keeper, ledger, most_bytes)
+        self.outbox.replay(start_ms, ledger.write_lives)
+        self.keeper.before_commit = self.seal
+        self._now_ms = start_ms
+
+    def _make(self, records: Records) -> Namespace:
+        return Namespace(
+            records,
+            view=lambda _body: NO_PROPERTIES,
+            fresh_id=uuid4,
+            fresh_token=partial(os.urandom, 16),
+            chronicle=self._lives,
+        )
+
+    def seal(self) -> None:
+        envelope = self.outbox.seal()
+        if envelope is not None:
+            self.keeper.when_durable(partial(self._committed, envelope))
+
+    def _committed(self, envelope: Envelope, error: StoreError | None) -> None:
+        self.outbox.committed(envelope, error)
+
+    def send(self, *message_ids: str) -> None:
+        messages = [Message(b"x", message_id) for message_id in message_ids]
+        self.keeper.namespace.send(ORDERS, messages, self._now_ms)
+        self.keeper.commit(self._now_ms)
+
+    def hand_over(self) -> None:
+        """All there is, until the ledger has it."""
+        self.outbox.hand_over()
+        eventually(self._is_written)
+        self.keeper.commit(self._now_ms)
+
+    def _is_written(self) -> bool:
+        self.outbox.hand_over()
+        return self.outbox.is_empty
+
+    def receive_all(self) -> None:
+        namespace = self.keeper.namespace
+        for delivery in namespace.receive(ORDERS, 100, self._now_ms):
+            assert delivery.lock_token is not None
+            namespace.settle(ORDERS, delivery.lock_token, self._now_ms)
+        self.keeper.commit(self._now_ms)
+
+
+@pytest.fixture
+def begin(tmp_path: Path) -> Iterator[Callable[..., Run]]:
+    """Starts a namespace on a store. The ledger of the one before is closed; its outbox is as a kill has left it."""
+    started: list[Run] = []
+
+    def begin_run(store: MemoryStore, most_bytes: int = 1_000_000) -> Run:
+        if started:
+            started[-1].ledger.close()
+        start_ms = NOW_MS + len(started) * 1_000
+        started.append(Run(store, Ledger.open(tmp_path, "north", QUICK, clock=lambda: start_ms), start_ms, most_bytes))
+        return started[-1]
+
+    yield begin_run
+    started[-1].ledger.close()
+
+
+def store_with_a_queue(begin: Callable[..., Run]) -> MemoryStore:
+    store = MemoryStore()
+    run = begin(store)
+    run.keeper.namespace.create_queue("orders", QueueDescription(), NOW_MS)
+    run.keeper.commit(NOW_MS)
+    return store
+
+
+def in_store(store: MemoryStore) -> int:
+    return len([*store.scan(keys.OUTBOX, keys.after(keys.OUTBOX))])
+
+
+def told(directory: Path) -> list[tuple[str, str]]:
+    rows = sorted(rows_of(directory, LIVES), key=lambda row: row["ordinal"])
+    return [(row["event"], row["message_id"]) for row in rows if row["event"] not in {"started", "found"}]
+
+
+def test_d3_what_was_not_handed_over_is_put_into_the_ledger_at_the_next_start(
+    tmp_path: Path, begin: Callable[..., Run]
+) -> None:
+    store = store_with_a_queue(begin)
+    killed = begin(store)
+    killed.send("a", "b")
+    killed.receive_all()
+    assert in_store(store) == 2  # a commit each
+    begin(store).hand_over()
+    events = [("accepted", "a"), ("accepted", "b"), ("completed", "a"), ("completed", "b")]
+    assert [event for event in told(tmp_path) if event[0] != "received"] == events
+    assert in_store(store) == 0
+
+
+def test_d3_what_is_in_the_ledger_is_not_put_there_again(tmp_path: Path, begin: Callable[..., Run]) -> None:
+    store = store_with_a_queue(begin)
+    killed = begin(store)
+    killed.send("a")
+    killed.outbox.hand_over()
+    eventually(lambda: killed.ledger.status.lives_waiting == 0)  # it is on disk, and killed before the store knows
+    killed.send("b")
+    assert in_store(store) == 2
+    begin(store).hand_over()
+    assert told(tmp_path) == [("accepted", "a"), ("accepted", "b")]
+    assert in_store(store) == 0
+
+
+def test_what_the_ledger_has_is_removed_with_the_next_commit(begin: Callable[..., Run]) -> None:
+    store = store_with_a_queue(begin)
+    run = begin(store)
+    for number in range(10):
+        run.send(str(number))
+    assert in_store(store) == 10
+    run.hand_over()
+    assert in_store(store) == 0
+
+
+def test_what_a_failed_commit_has_done_is_neither_kept_nor_told(tmp_path: Path, begin: Callable[..., Run]) -> None:
+    store = store_with_a_queue(begin)
+    run = begin(store)
+    store.fail_next_run(StoreFailedError("the store", "the test wants it so"))
+    with pytest.raises(StoreError):
+        run.send("lost")
+    run.send("kept")
+    assert in_store(store) == 1
+    run.hand_over()
+    assert told(tmp_path) == [("accepted", "kept")]
+
+
+def test_a_receipt_alone_makes_no_commit(begin: Callable[..., Run]) -> None:
+    store = store_with_a_queue(begin)
+    run = begin(store)
+    run.send("a")
+    run.hand_over()
+    run.keeper.namespace.receive(ORDERS, 1, NOW_MS)
+    run.keeper.commit(NOW_MS)
+    assert in_store(store) == 0
+
+
+def test_events_take_no_room_from_messages(tmp_path: Path, begin: Callable[..., Run]) -> None:
+    store = store_with_a_queue(begin)
+    run = begin(store)
+    run.send("a")
+    run.hand_over()
+    store.max_bytes = 1  # nothing fits any more, but what is there can be removed
+    run.receive_all()
+    assert in_store(store) == 1  # it says that something was not kept
+    run.hand_over()
+    assert ("completed", "a") in told(tmp_path)
+    assert in_store(store) == 0
+
+
+def test_while_the_ledger_is_not_written_no_more_than_so_much_is_kept(
+    tmp_path: Path, begin: Callable[..., Run]
+) -> None:
+    store = store_with_a_queue(begin)
+    run = begin(store, most_bytes=500)
+    for number in range(20):
+        run.send(str(number))
+    assert 1 < in_store(store) < 10
+    run.hand_over()
+    assert in_store(store) == 0
+    assert told(tmp_path) == [("accepted", str(number)) for number in range(20)]
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"no JSON", b"[1]", b'[["a"]]', b'[[1,2,"eaten","direct","",0,0,"",null,null,0]]']
+)
+def test_what_is_no_event_is_a_gap(tmp_path: Path, begin: Callable[..., Run], content: bytes) -> None:
+    store = store_with_a_queue(begin)
+    run = begin(store)
+    run.send("a")
+    run.keeper.namespace.create_queue("bills", QueueDescription(), NOW_MS)
+    assert run.keeper.put_in_outbox(1, content)
+    run.keeper.commit(NOW_MS)
+    begin(store).hand_over()
+    assert sorted(told(tmp_path)) == [("accepted", "a"), ("missed", "")]
+    assert in_store(store) == 0
+
+
+def test_what_is_damaged_is_a_gap(tmp_path: Path, begin: Callable[..., Run]) -> None:
+    store = store_with_a_queue(begin)
+    run = begin(store)
+    run.send("a")
+    run.send("b")
+    first, _ = store.scan(keys.OUTBOX, keys.after(keys.OUTBOX))
+    store.damage(first[0])
+    begin(store).hand_over()
+    assert told(tmp_path) == [("missed", ""), ("accepted", "b")]
+    assert in_store(store) == 0
+
+
+def test_what_is_put_before_a_commit_goes_with_it_and_with_no_other(begin: Callable[..., Run]) -> None:
+    """Also where one commit follows the other at once, as it does under load."""
+    store = store_with_a_queue(begin)
+    run = begin(store)
+    assert not run.keeper.put_in_outbox(1, b"nothing has happened")
+    seen: list[int] = []
+    run.keeper.before_commit = lambda: seen.append(in_store(store))
+    run.send("a")
+    run.keeper.commit(NOW_MS)  # there is nothing to commit
+    assert seen == [0]
+
+
+def test_events_come_back_as_they_were() -> None:
+    lives = lives_from(0, 500)
+    lives.append(lives[0]._replace(message_id="half a pair \ud800", session_id="\0é"))
+    assert unpack_lives(pack_lives(lives)) == lives
+
+
+def test_d3_what_there_was_no_room_for_is_a_gap_after_a_kill(tmp_path: Path, begin: Callable[..., Run]) -> None:
+    store = store_with_a_queue(begin)
+    killed = begin(store)
+    killed.send("a")
+    killed.hand_over()
+    store.max_bytes = 1
+    killed.receive_all()
+    begin(store).hand_over()
+    assert [event for event, _ in told(tmp_path)] == ["accepted", "missed"]
+    assert in_store(store) == 0
+
+
+def test_d3_what_was_not_kept_is_no_gap_if_the_ledger_has_it(tmp_path: Path, begin: Callable[..., Run]) -> None:
+    store = store_with_a_queue(begin)
+    killed = begin(store, most_bytes=1)
+    killed.send("a")
+    killed.send("b")
+    killed.send("c")
+    killed.outbox.hand_over()
+    eventually(lambda: killed.ledger.status.lives_waiting == 0)
+    assert in_store(store) == 2  # the first, and one for the others
+    begin(store).hand_over()
+    assert told(tmp_path) == [("accepted", "a"), ("accepted", "b"), ("accepted", "c")]
+    assert in_store(store) == 0
+
+
+def test_d3_what_a_failed_commit_has_undone_is_not_told_with_the_next(
+    tmp_path: Path, begin: Callable[..., Run]
+) -> None:
+    store = store_with_a_queue(begin)
+    run = begin(store)
+    run.keeper.namespace.send(ORDERS, [Message(b"x", "one")], NOW_MS)
+    run.keeper.before_commit = lambda: None  # it is under way, and more is done meanwhile
+    store.fail_next_run(StoreFailedError("the store", "the test wants it so"))
+    with pytest.raises(StoreError):
+        run.keeper.commit(NOW_MS)
+    run.keeper.before_commit = run.seal
+    run.send("two")
+    run.hand_over()
+    assert told(tmp_path) == [("accepted", "two")]
+
+
+def test_d3_what_is_found_after_a_failed_commit_is_not_kept_in_the_store(begin: Callable[..., Run]) -> None:
+    store = store_with_a_queue(begin)
+    run = begin(store)
+    run.send(*map(str, range(100)))
+    run.hand_over()
+    store.fail_next_run(StoreFailedError("the store", "the test wants it so"))
+    with pytest.raises(StoreError):
+        run.send("lost")
+    run.send("kept")
+    ((_, content),) = store.scan(keys.OUTBOX, keys.after(keys.OUTBOX))
+    assert [life.message_id for life in unpack_lives(content)] == ["kept"]
+
+
+def test_d3_the_events_of_a_process_come_after_those_of_the_one_before_whatever_its_clock_says(
+    tmp_path: Path, begin: Callable[..., Run]
+) -> None:
+    store = store_with_a_queue(begin)
+    run = begin(store)
+    run.send("first")
+    run.ledger.close()
+    earlier_ms = NOW_MS - 3_600_000
+    again = Run(store, Ledger.open(tmp_path, "north", QUICK, clock=lambda: earlier_ms), earlier_ms)
+    again.send("second")
+    again.hand_over()
+    again.ledger.close()
+    assert told(tmp_path) == [("accepted", "first"), ("accepted", "second")]
+
+
+def test_events_that_are_alike_take_little_room() -> None:
+    first = lives_from(0, 1)[0]
+    alike = [first._replace(ordinal=7 + place, sequence=place, original_sequence=place) for place in range(100)]
+    assert unpack_lives(pack_lives(alike)) == alike
+    assert len(pack_lives(alike)) < 1_000
+
+
+@pytest.mark.parametrize("place", range(12))
+def test_what_lacks_a_piece_is_no_event(place: int) -> None:
+    columns = json.loads(pack_lives(lives_from(0, 3)))
+    with pytest.raises(ValueError):  # noqa: PT011 (whichever it is)
+        unpack_lives(json.dumps([*columns[:place], *columns[place + 1 :]]).encode())
+    columns[place] = [1, 2, 3, 4]
+    with pytest.raises(ValueError):  # noqa: PT011
+        unpack_lives(json.dumps(columns).encode())
