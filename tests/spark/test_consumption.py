@@ -17,7 +17,7 @@ from pairbus.client.receiver import MessageReceiver
 from pairbus.spark.offset import ConsumeOffset
 from tests.faults.fault import Fault, Kind, Outage, Schedule, Way
 from tests.faults.world import ORDERS, VISITS, World, run
-from tests.spark.scenes import Driver, Others, driving, duplicates, in_order, numbered, read
+from tests.spark.scenes import Driver, Others, driving, in_order, numbered, read
 from tests.thoroughness import times
 
 NO_WAIT = timedelta(0)
@@ -700,8 +700,6 @@ def test_d1_a_run_does_not_end_because_nobody_answers(trouble: str, after_s: flo
             while await driver.batch():
                 pass
             rows = set(driver.rows)
-            if trouble == "stall":  # what has got lost on its way is locked, for a link that is gone: for the next run
-                rows |= set(await others.look())
             assert sorted(rows, key=int) == numbered(range(50))
 
     run(scenario)
@@ -754,7 +752,8 @@ async def _keep(receiver: MessageReceiver, message: ReceivedMessage) -> None:
         await receiver.renew_lock(message)
 
 
-def test_d1_a_run_waits_for_what_a_killed_driver_has_locked() -> None:
+@pytest.mark.parametrize("later", [0, 20])
+def test_d1_a_run_waits_for_what_a_killed_driver_has_locked(later: int) -> None:
     async def scenario(world: World) -> None:
         others = Others(world)
         await others.send(numbered(range(6)))
@@ -763,15 +762,53 @@ def test_d1_a_run_waits_for_what_a_killed_driver_has_locked() -> None:
         await first.batch()
         await first.die()
         async with driving(world, known=first.offset, until_now=True, maxMessagesPerTrigger=3) as second:
+            await others.send(numbered(range(6, 6 + later)))
             rows = [*first.rows]
             while found := await second.batch():
                 rows += found
-            assert not [*duplicates(rows)]
-            assert not set(await others.look()) & set(first.rows)  # what was committed is removed
-        async with driving(world, known=second.offset, until_now=True) as third:
-            while found := await third.batch():
-                rows += found
-            assert sorted(rows) == numbered(range(6))  # what was planned by nobody waited for the end of its locks
+            assert sorted(rows) == numbered(range(6))
+            assert await others.look() == numbered(range(6, 6 + later))
+            receiver = await others.receiver()
+            again = await receiver.receive(50, timedelta(seconds=1))
+            assert [message.delivery_count for message in again] == [1] * len(again)  # given back once, at the end
+            assert len(again) == later
+
+    run(scenario)
+
+
+def test_d1_a_run_ends_when_what_others_have_locked_is_done_with() -> None:
+    async def scenario(world: World) -> None:
+        others = Others(world)
+        await others.send(numbered(range(3)))
+        receiver = await others.receiver()
+        taken = await receiver.receive(1, timedelta(seconds=1))
+        start_s = world.loop.time()
+        async with driving(world, until_now=True) as driver:
+            assert await driver.batch() == ["1", "2"]
+            ending = asyncio.create_task(driver.batch())
+            await asyncio.sleep(10)
+            assert not ending.done()
+            await receiver.complete(taken)
+            assert await ending == []
+        assert world.loop.time() - start_s < 15
+
+    run(scenario)
+
+
+def test_d1_a_run_does_not_wait_for_ever_for_somebody_who_keeps_a_lock() -> None:
+    async def scenario(world: World) -> None:
+        others = Others(world)
+        await others.send(numbered(range(3)))
+        receiver = await others.receiver()
+        (message,) = await receiver.receive(1, timedelta(seconds=1))
+        kept = asyncio.create_task(_keep(receiver, message))
+        try:
+            async with driving(world, until_now=True) as driver:
+                assert await driver.batch() == ["1", "2"]
+                assert await driver.batch() == []
+                assert await others.look() == ["0"]
+        finally:
+            kept.cancel()
 
     run(scenario)
 

@@ -93,10 +93,10 @@ def test_what_comes_waits_in_order_until_it_is_taken() -> None:
         others = Others(world)
         async with taking_in(world) as (intake, room):
             await others.send(numbered(range(5)))
-            await eventually(lambda: intake.fresh == 5)
+            await eventually(lambda: intake.waiting == 5)
             assert room.changes
             assert list(intake.take(3).numbers) == [1, 2, 3]
-            assert (intake.fresh, intake.waiting) == (2, 2)
+            assert intake.waiting == 2
             assert list(intake.take(10).numbers) == [4, 5]
             assert intake.take(10) == NOTHING
 
@@ -139,11 +139,11 @@ def test_d1_until_a_number_nothing_behind_it_is_planned(sent: int) -> None:
         others = Others(world)
         await others.send(numbered(range(sent)))
         async with taking_in(world, target=3) as (intake, _):
-            await eventually(lambda: intake.fresh == 3)
+            await eventually(lambda: intake.waiting == 3)
             assert list(intake.take(5).numbers) == [1, 2, 3]
             await asyncio.sleep(70)
             assert intake.is_drained
-            assert intake.fresh == 0
+            assert intake.waiting == 0
 
     run(scenario)
 
@@ -166,7 +166,7 @@ def test_d2_tokens_settle_what_they_stand_for() -> None:
         others = Others(world)
         await others.send(numbered(range(4)))
         async with taking_in(world) as (intake, _):
-            await eventually(lambda: intake.fresh == 4)
+            await eventually(lambda: intake.waiting == 4)
             held = intake.take(2)
             tokens = intake.tokens(held)
             assert list(tokens) == [1, 2]
@@ -183,7 +183,7 @@ def test_d1_what_a_checkpoint_holds_is_not_planned_again_and_what_it_has_done_is
         others = Others(world)
         await others.send(numbered(range(6)))
         async with taking_in(world, held=portion(1, 2), left=portion(3)) as (intake, _):
-            await eventually(lambda: intake.fresh == 3)
+            await eventually(lambda: intake.waiting == 3)
             await intake.removed()
             assert intake.left == NO_LEFTOVERS
             assert await others.look() == ["0", "1", "3", "4", "5"]
@@ -203,7 +203,7 @@ def test_d1_what_has_the_number_of_something_done_and_is_newer_is_planned() -> N
         old_ms = world.namespace.now_ms() - 60_000
         done = portion(1, 2, 3, until_ms=old_ms)
         async with taking_in(world, held=done, left=done) as (intake, _):
-            await eventually(lambda: intake.fresh == 3)
+            await eventually(lambda: intake.waiting == 3)
             intake.remove(done)
             await intake.removed()
             assert await others.look() == numbered(range(3))
@@ -218,13 +218,13 @@ def test_d2_what_comes_again_while_a_batch_holds_it_is_planned_again_only_if_the
         others = Others(world)
         await others.send(["0"])
         async with taking_in(world, keeps=keeps) as (intake, _):
-            await eventually(lambda: intake.fresh == 1)
+            await eventually(lambda: intake.waiting == 1)
             held = intake.take(1)
             token = intake.tokens(held)[1]
             receiver = await others.receiver()
             await receiver.abandon(ReceivedMessage(b"", lock_token=token))
             await asyncio.sleep(1)
-            assert intake.fresh == (0 if keeps else 1)
+            assert intake.waiting == (0 if keeps else 1)
             if keeps:
                 assert intake.tokens(held)[1] != token  # it is locked for us anew
                 intake.remove(held)
@@ -240,7 +240,7 @@ def test_d2_what_the_sink_has_settled_keeps_nothing_else_from_being_given_back(s
         others = Others(world)
         await others.send(numbered(range(12)))
         async with taking_in(world, keeps=False) as (intake, _):
-            await eventually(lambda: intake.fresh == 12)
+            await eventually(lambda: intake.waiting == 12)
             tokens = intake.tokens(intake.take(10))
             receiver = await others.receiver()
             for number in settled:
@@ -255,11 +255,11 @@ def test_d2_what_the_sink_gave_back_and_came_again_is_given_back_with_the_rest()
         others = Others(world)
         await others.send(numbered(range(6)))
         async with taking_in(world, keeps=False) as (intake, _):
-            await eventually(lambda: intake.fresh == 6)
+            await eventually(lambda: intake.waiting == 6)
             tokens = intake.tokens(intake.take(6))
             receiver = await others.receiver()
             await receiver.abandon([ReceivedMessage(b"", lock_token=token) for token in tokens.values()])
-            await eventually(lambda: intake.fresh == 6)
+            await eventually(lambda: intake.waiting == 6)
         assert await free(others) == numbered(range(6))
 
     run(scenario)
@@ -304,7 +304,7 @@ def test_locks_are_kept_as_long_as_it_runs_and_no_longer() -> None:
         others = Others(world)
         await others.send(numbered(range(4)), "brief")
         async with taking_in(world, "brief") as (intake, _):
-            await eventually(lambda: intake.fresh == 4)
+            await eventually(lambda: intake.waiting == 4)
             intake.take(2)
             for _ in range(10):
                 await asyncio.sleep(60)
@@ -327,7 +327,7 @@ def test_locks_are_kept_on_a_machine_whose_clock_is_wrong(skew_s: float, wasted:
         await others.send(numbered(range(4)), "brief")
         await asyncio.sleep(100)  # they are no news when they are received
         async with taking_in(world, "brief") as (intake, _):
-            await eventually(lambda: intake.fresh == 4)
+            await eventually(lambda: intake.waiting == 4)
             await asyncio.sleep(600)
             receiver = await others.receiver("brief")
             counts = [message.delivery_count for message in await receiver.peek(4)]
@@ -356,7 +356,7 @@ def test_an_outage_is_waited_for_and_told_once(caplog: pytest.LogCaptureFixture)
             await asyncio.sleep(600)
             world.namespace.start()
             await others.send(["0"])
-            await eventually(lambda: intake.fresh == 1)
+            await eventually(lambda: intake.waiting == 1)
             assert intake.error is None
 
     with caplog.at_level("WARNING", "pairbus.spark"):
@@ -369,7 +369,7 @@ def test_a_claim_on_a_message_that_is_not_locked_any_more_is_no_error() -> None:
         others = Others(world)
         await others.send(numbered(range(3)))
         async with taking_in(world) as (intake, _):
-            await eventually(lambda: intake.fresh == 3)
+            await eventually(lambda: intake.waiting == 3)
             held = intake.take(3)
             token = intake.tokens(held)[2]
             receiver = await others.receiver()

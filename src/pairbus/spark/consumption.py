@@ -100,7 +100,7 @@ class Consumption:
         self.committed(start)
         loop = asyncio.get_running_loop()
         ends_s = loop.time() + min(_LONGEST_WAIT_S, self._options.long_poll.total_seconds())
-        while not any(intake.fresh for intake in self._intakes.values()):
+        while not any(intake.waiting for intake in self._intakes.values()):
             self._raise_errors()
             if self._is_until_now and all(intake.is_drained for intake in self._intakes.values()):
                 await self._finish()
@@ -135,7 +135,7 @@ class Consumption:
 
     def _take(self, most: int) -> dict[str, Portion]:
         """Everything if that is few enough; else of all entities as much, as far as they have it."""
-        waiting = sorted((intake for intake in self._intakes.values() if intake.fresh), key=lambda one: one.fresh)
+        waiting = sorted((intake for intake in self._intakes.values() if intake.waiting), key=lambda one: one.waiting)
         found: dict[str, Portion] = {}
         room = most
         for index, intake in enumerate(waiting):

@@ -17,7 +17,7 @@ from pairbus.client.received_message import ReceivedMessage
 from pairbus.client.receiver import MessageReceiver
 from pairbus.spark.claim import Claim, in_requests
 from pairbus.spark.lock_time import LockTime
-from pairbus.spark.lookout import are_first, still_there
+from pairbus.spark.lookout import are_first, is_any_there, still_there
 from pairbus.spark.offset import NO_LEFTOVERS, NOTHING, Leftovers, Portion
 from pairbus.spark.renewal import Renewal
 from pairbus.spark.sequence_ranges import SequenceRanges
@@ -29,6 +29,7 @@ _LONGEST_PAUSE_S: Final = 30.0
 _FAREWELL_S: Final = 4.0
 _FIRST_RECEIVE: Final = 20
 _RECEIVE_BYTES: Final = 4 * 1024 * 1024
+_MOMENT_S: Final = 1.0
 _LINK_MESSAGES: Final = 2_000
 _LINK_BYTES: Final = 8 * 1024 * 1024
 """What is received over one link. A link keeps what it has received until that is settled over it, and nothing is: so
@@ -85,6 +86,12 @@ class Intake:
         self._target = target
         """The last number that is to be received, if not all are."""
 
+        self._patient_until_s: float | None = None
+        """Until when what others have locked before the target is waited for, once nothing else comes."""
+
+        self._beyond: dict[int, Claim] = {}
+        """What lies behind the target. It is kept to the end: given back at once, it would be all that comes again."""
+
         self._fresh: dict[int, Claim] = {}
         """What no batch holds yet."""
 
@@ -124,14 +131,6 @@ class Intake:
     def waiting(self) -> int:
         """How many messages no batch holds yet."""
         return len(self._fresh)
-
-    @property
-    def fresh(self) -> int:
-        """How many of them can be planned."""
-        return sum(map(self._is_due, self._fresh))
-
-    def _is_due(self, number: int) -> bool:
-        return self._target is None or number <= self._target
 
     # Receiving.
 
@@ -177,12 +176,16 @@ class Intake:
                 size_bytes += sum(sizes)
                 self._largest_bytes = max(self._largest_bytes // 2, *sizes, 1) if sizes else self._largest_bytes
                 self._admit(received)
+                if self._target is not None:
+                    await self._see_whether_drained(self._target, received)
         finally:
             await receiver.close()
 
     @property
     def _worth_asking_for(self) -> int:
         """How many messages one receive asks for: all of them are in memory for a moment, and they may be large."""
+        if self._beyond:
+            return 1
         if not self._largest_bytes:
             return min(self._settings.at_once, _FIRST_RECEIVE)
         return max(1, min(self._settings.at_once, _RECEIVE_BYTES // self._largest_bytes))
@@ -222,14 +225,42 @@ class Intake:
                 done.append(claim)
             elif self._settings.keeps and self._held.holds(claim.number, claim.enqueued_ms):
                 self._regain(self._planned, claim)
+            elif self._target is not None and claim.number > self._target:
+                self._regain(self._beyond, claim)
             else:
                 self._regain(self._fresh, claim)
         if messages:
             self.lock_time.note(messages[-1])
         if done:
             self._chores.start(self._complete(done), is_due=True)
-        if self._target is not None and (not messages or max(self._fresh, default=0) > self._target):
-            self.is_drained = True
+        self._on_change()
+
+    async def _see_whether_drained(self, target: int, received: list[ReceivedMessage]) -> None:
+        """Nothing that comes lies before the target any more. There may be more all the same, which is locked: by a
+        process that was killed, and comes when its lock ends; or by one that is alive, and is not waited for longer.
+        """
+        is_end = not received or any(message.sequence_number > target for message in received)
+        if not is_end or self.is_drained:
+            self._patient_until_s = None
+        elif not self._settings.keeps or not await is_any_there(self._receiver, self._not_ours(target)):
+            self._end()
+        elif self._patient_until_s is None:
+            _log.info("'%s' is read until the locks have ended of what others have received", self.path)
+            self._patient_until_s = asyncio.get_running_loop().time() + self.lock_time.patient_s
+        elif asyncio.get_running_loop().time() >= self._patient_until_s:
+            self._end()
+        if self._beyond:
+            await asyncio.sleep(_MOMENT_S)  # else, what was received takes as long when there is nothing
+
+    def _not_ours(self, target: int) -> SequenceRanges:
+        """The numbers up to the target that we neither have nor have had."""
+        ours = SequenceRanges.of((*self._fresh, *self._planned)) | self._held.numbers
+        for portion in self.left.portions:
+            ours |= portion.numbers
+        return SequenceRanges([(0, target)]) - ours
+
+    def _end(self) -> None:
+        self.is_drained = True
         self._on_change()
 
     def _regain(self, claims: dict[int, Claim], claim: Claim) -> None:
@@ -243,7 +274,7 @@ class Intake:
 
     def take(self, most: int) -> Portion:
         """Plan messages that were received, as many as there are or may be: they are held from now on."""
-        numbers = sorted(filter(self._is_due, self._fresh))[:most]
+        numbers = sorted(self._fresh)[:most]
         self._planned = {number: self._fresh.pop(number) for number in numbers}
         if not numbers:
             return NOTHING
@@ -299,16 +330,16 @@ class Intake:
     # Locks.
 
     def locked(self) -> list[Claim]:
-        return [*self._planned.values(), *self._fresh.values()]
+        return [*self._planned.values(), *self._fresh.values(), *self._beyond.values()]
 
     def may_be_settled(self, claim: Claim) -> bool:
         """By the sink, which does that with what a batch holds."""
-        return not self._settings.keeps and claim.number not in self._fresh
+        return not (self._settings.keeps or claim.number in self._fresh or claim.number in self._beyond)
 
     def lose(self, lost: list[Claim]) -> None:
         """They come again, to somebody; a batch that holds them goes on holding them."""
         for claim in lost:
-            for claims in (self._fresh, self._planned):
+            for claims in (self._fresh, self._planned, self._beyond):
                 if claims.get(claim.number) is claim:
                     del claims[claim.number]
         if lost:
@@ -328,7 +359,7 @@ class Intake:
         )
         try:
             async with asyncio.timeout(_FAREWELL_S):
-                for claims in (self._fresh.values(), (one for one in planned if one.number not in self._fresh)):
+                for claims in (self._beyond.values(), self._fresh.values(), planned):
                     for group in in_requests(claims):
                         await _give_back(desk, group)
         except (MessagingError, TimeoutError) as error:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Final
 
-from pairbus.client.received_message import MessageState
+from pairbus.client.received_message import MessageState, ReceivedMessage
 from pairbus.client.receiver import MessageReceiver
 from pairbus.client.times import to_ms
 from pairbus.spark.offset import Portion
@@ -31,14 +33,27 @@ async def are_first(receiver: MessageReceiver, numbers: set[int]) -> bool:
 
 async def still_there(receiver: MessageReceiver, portion: Portion) -> set[int]:
     """The numbers of a portion whose messages could be received, or are locked; what is deferred is somebody else's."""
-    found: set[int] = set()
-    cursor = portion.numbers
-    while cursor:
-        first, last = cursor.ranges[0].first, cursor.ranges[-1].last
-        page = await receiver.peek(min(_AT_ONCE, last - first + 1), first)
+    return {
+        message.sequence_number
+        async for message in _active(receiver, portion.numbers, _AT_ONCE)
+        if portion.holds(message.sequence_number, to_ms(message.enqueued_time))
+    }
+
+
+async def is_any_there(receiver: MessageReceiver, numbers: SequenceRanges) -> bool:
+    """Whether a message with one of these numbers could be received, or is locked."""
+    async with aclosing(_active(receiver, numbers, _FIRST_AT_ONCE)) as found:
+        async for _ in found:
+            return True
+    return False
+
+
+async def _active(receiver: MessageReceiver, numbers: SequenceRanges, at_once: int) -> AsyncGenerator[ReceivedMessage]:
+    rest = numbers
+    while rest:
+        first, last = rest.ranges[0].first, rest.ranges[-1].last
+        page = await receiver.peek(min(at_once, last - first + 1), first)
         for message in page:
-            number = message.sequence_number
-            if message.state is MessageState.ACTIVE and portion.holds(number, to_ms(message.enqueued_time)):
-                found.add(number)
-        cursor = cursor.since(page[-1].sequence_number + 1) if page else SequenceRanges()
-    return found
+            if message.state is MessageState.ACTIVE and message.sequence_number in numbers:
+                yield message
+        rest = rest.since(page[-1].sequence_number + 1) if page else SequenceRanges()

@@ -140,9 +140,9 @@ def test_d5_what_is_kept_is_captured_once_and_stays(
 def test_what_somebody_has_locked_is_told_with_code_3(
     order: CaptureOrder, namespace: RunningNamespace, factory: MessagingFactory
 ) -> None:
-    queue = make_queue(namespace)
+    queue = make_queue(namespace, lock_duration_ms=LOCK)
     send(factory, queue, range(10))
-    with factory.create_message_receiver(queue) as receiver:
+    with factory.create_message_receiver(queue, max_auto_lock_renewal=timedelta(minutes=5)) as receiver:
         locked = receiver.receive(4)
         ending, told = once(replace(order, entities=(queue,)))
         assert ending.code == WAITING
