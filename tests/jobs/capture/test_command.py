@@ -161,6 +161,7 @@ def test_what_cannot_be_read_is_told_with_code_1(order: CaptureOrder, is_once: b
     assert ending.code == FAILED
     assert ending.reason is not None
     assert "nowhere" in ending.reason
+    assert not told.of("spark"), "before Spark is started, which takes seconds"
 
 
 @pytest.mark.slow

@@ -90,8 +90,11 @@ class CaptureCommand:
             self._teller.tell(starting_line(order))
             capture = Capture(directory, order.limits, self._note, _address_of(order.source))
             checkpoint = order.checkpoint or str(directory.checkpoint)
+            stock = asyncio.run(Stock.take(order.source.resolve(), order.entities))  # what cannot be read is told now
             waiting = (
-                self._once(capture, stopped, checkpoint) if order.once else self._run(capture, stopped, checkpoint)
+                self._once(capture, stopped, checkpoint, stock)
+                if order.once
+                else self._run(capture, stopped, checkpoint)
             )
             capture.close_all(now_ms())
             self._teller.tell(ended_line(capture.messages, self._files))
@@ -129,10 +132,9 @@ class CaptureCommand:
                 stopped.wait(pause_s)
         return {}
 
-    def _once(self, capture: Capture, stopped: Event, checkpoint: str) -> Mapping[str, int]:
+    def _once(self, capture: Capture, stopped: Event, checkpoint: str, stock: Stock) -> Mapping[str, int]:
         """Capture what is there now; tells what is left of it. Without any messages Spark is not even started."""
         order, connection = self._order, self._order.source.resolve()
-        stock = asyncio.run(Stock.take(connection, order.entities))
         if order.keep or asyncio.run(stock.waiting(connection, most=1)):
             with self._session() as spark:
                 error = self._attend(start_query(spark, order, capture, checkpoint), capture, stopped)
