@@ -206,6 +206,17 @@ def test_a_key_of_the_primary_that_may_only_send_is_enough(namespaces: Namespace
 
 
 @pytest.mark.slow
+def test_a_primary_that_has_a_backlog_itself_may_be_the_secondary(name: str) -> None:
+    with running_namespace("contoso") as contoso, running_namespace("fabrikam") as fabrikam:
+        create(fabrikam, backlog_description(backlog_path(name, 0)))
+        given = options(fabrikam.connection_string, contoso.connection_string)
+        done = run("pair", *given, "--backlog-queues", 1, "--name", "swapped")
+    assert done.returncode == 0
+    assert "WARNING: the primary has backlog queues itself, of 'contoso" in reason(done)
+    assert "if --primary and --secondary are swapped" in reason(done)
+
+
+@pytest.mark.slow
 def test_an_entity_path_is_what_the_primary_is_asked_for(namespaces: Namespaces, name: str) -> None:
     given = options(f"{namespaces.primary.connection_string}EntityPath=orders", namespaces.secondary.connection_string)
     done = run("pair", *given, "--backlog-queues", 1, "--name", name)

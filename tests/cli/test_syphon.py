@@ -374,13 +374,16 @@ def test_d2_on_spark_it_runs_until_ctrl_c_and_leaves_no_process_behind(namespace
     ) as process:
         try:
             assert process.stdout is not None
-            said = next(line for line in process.stdout if "event=batch" in line)
+            delivered = 0
+            while delivered < 50:
+                said = next(line for line in process.stdout if "event=batch" in line)
+                delivered += int(said.partition(" delivered=")[2].split()[0])
             os.killpg(process.pid, signal.SIGINT)  # as a terminal does it: all processes hear it
             rest, complaints = process.communicate(timeout=SPARK_PATIENCE_S)
         finally:
             process.kill()
     assert process.returncode == 0, complaints
-    assert " delivered=50 " in said
+    assert delivered == 50
     assert "event=stopping" in rest
     assert "event=ended brought_home=50" in rest
     assert "Traceback" not in complaints
@@ -505,6 +508,15 @@ def test_e4_a_key_of_the_primary_that_is_wrong_is_why_messages_wait(namespaces: 
     assert "d3Jvbmc=" not in done.stdout + done.stderr
 
 
+def test_e4_a_key_of_the_primary_that_is_wrong_is_told_while_nothing_waits(namespaces: Namespaces, name: str) -> None:
+    make_backlog(namespaces, name, 1)
+    keys = options(with_wrong_key(namespaces.primary), namespaces.secondary.connection_string)
+    done = run("syphon", *keys, *IN_PROCESS, "--name", name, "--once", "--json")
+    assert done.returncode == 0
+    assert record_of(done, "refused")["namespace"].startswith("amqp://localhost")
+    assert "d3Jvbmc=" not in done.stdout + done.stderr
+
+
 def test_e4_what_is_misspelt_in_a_connection_string_is_named(namespaces: Namespaces) -> None:
     first, second = namespaces.primary.connection_string, namespaces.secondary.connection_string
     slips = {
@@ -581,7 +593,7 @@ def test_the_table_of_events_is_that_of_the_code() -> None:
     told = {code(row[0]) for row in rows_of(HOW_TO, "event", "other keys", "when")}
     room = ROOT / "src" / "pairbus" / "jobs" / "syphon"
     texts = [file.read_text("utf-8") for file in (*room.glob("*.py"), room.parent / "lines.py")]
-    made = {event for text in texts for event in re.findall(r"(?:event=|_tell\(\s*)\"([a-z]+)\"", text)}
+    made = {event for text in texts for event in re.findall(r"(?:event=|_(?:tell|warn)\(\s*)\"([a-z]+)\"", text)}
     assert told == made
 
 

@@ -124,7 +124,8 @@ async def _check_backlog(manager: NamespaceManager, name: str, count: int) -> No
     if missing:
         fail(
             f"the secondary {manager.endpoint} has no '{missing[0]}' ({len(missing)} of {count} are missing); "
-            "--name and --backlog-queues have to be those of the pair, and pairbus pair makes what is missing",
+            "--name and --backlog-queues have to be those of the pair, and --primary and --secondary must not be "
+            "swapped; pairbus pair makes what is missing",
             FAILED,
         )
 

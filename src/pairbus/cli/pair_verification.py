@@ -25,7 +25,7 @@ from pairbus.client.management.descriptions import QueueDescription
 from pairbus.client.management.namespace_manager import NamespaceManager
 from pairbus.dialect.backlog_path import backlog_path
 from pairbus.pairing import NamespacePair, SendAvailabilityPairedNamespaceOptions
-from pairbus.pairing.backlog import in_groups, namespace_name
+from pairbus.pairing.backlog import backlog_queues_by_name, in_groups, namespace_name
 
 _NOWHERE: Final = "x-pairbus-pair"
 """A path on the primary at which nothing is; that we are told so shows that it answers, and that the key holds."""
@@ -79,6 +79,8 @@ class PairVerification:
     """Why the primary was not reached; ``None`` if it was."""
 
     backlog_queues: tuple[BacklogQueueVerification, ...]
+    backlogs_in_primary: tuple[str, ...] = ()
+    """Whose backlog queues the primary has, as far as it tells: a namespace that is the secondary of another."""
 
     @property
     def defective(self) -> tuple[BacklogQueueVerification, ...]:
@@ -93,6 +95,11 @@ class PairVerification:
             yield (
                 f"the primary namespace was not reached: {one_line(self.primary_failure)}; "
                 "if it is down, the pair is set up all the same, else check the address"
+            )
+        if self.backlogs_in_primary:
+            yield (
+                f"the primary has backlog queues itself, of '{self.backlogs_in_primary[0]}'; if --primary and "
+                "--secondary are swapped, delete those that were made now, and run this again"
             )
         risks: dict[BacklogDifference, list[str]] = {}
         for queue in self.backlog_queues:
@@ -113,7 +120,12 @@ async def verify_pair(
     """Set up a pair and look at it; ends the command if that cannot be done."""
     name = namespace_name(primary.endpoint) if primary_name is None else primary_name
     paths = [backlog_path(name, index) for index in range(backlog_queue_count)]
-    async with secondary.factory() as backup, primary.factory() as factory, secondary.manager() as manager:
+    async with (
+        secondary.factory() as backup,
+        primary.factory() as factory,
+        secondary.manager() as manager,
+        primary.manager() as home,
+    ):
         primary_failure = await _reach(factory, primary)
         before = await _look(manager, paths)
         options = SendAvailabilityPairedNamespaceOptions(
@@ -126,6 +138,7 @@ async def verify_pair(
             primary_name=name,
             primary_failure=primary_failure,
             backlog_queues=await _backlog_queues(pair, options, before),
+            backlogs_in_primary=() if primary_failure is not None else await _backlogs(home),
         )
 
 
@@ -151,6 +164,14 @@ async def _reach(factory: MessagingFactory, primary: Connection) -> MessagingErr
     finally:
         await lane.close()
     return None
+
+
+async def _backlogs(manager: NamespaceManager) -> tuple[str, ...]:
+    """Whose backlog queues a namespace has; nobody's, if the key may not ask."""
+    try:
+        return tuple(sorted(await backlog_queues_by_name(manager)))
+    except MessagingError:
+        return ()
 
 
 # The secondary.

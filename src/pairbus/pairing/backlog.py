@@ -25,7 +25,7 @@ from pairbus.client.factory import MessagingFactory
 from pairbus.client.lane import Lane
 from pairbus.client.management.descriptions import QueueDescription
 from pairbus.client.management.namespace_manager import NamespaceManager
-from pairbus.dialect.backlog_path import backlog_path
+from pairbus.dialect.backlog_path import TRANSFER, backlog_path
 from pairbus.pairing.events import BacklogQueueChanged, Listeners
 from pairbus.pairing.rotation import Rotation
 from pairbus.pairing.status import BacklogQueueStatus
@@ -77,6 +77,19 @@ async def ensure_backlog_queues(manager: NamespaceManager, namespace: str, count
     paths = [backlog_path(namespace, index) for index in range(count)]
     first = await _ensure(manager, paths[0])  # what is wrong with one is mostly wrong with all
     return [first, *await in_groups(partial(_ensure, manager), paths[1:])]
+
+
+async def backlog_queues_by_name(manager: NamespaceManager) -> dict[str, list[tuple[int, str]]]:
+    """The backlog queues of a namespace: their numbers and paths by the name, in lower case, of whose they are.
+
+    It needs the claim *Manage*; raises ``MessagingError``.
+    """
+    found: dict[str, list[tuple[int, str]]] = {}
+    for queue in await manager.get_queues():
+        name, _, rest = queue.path.rpartition(f"/{TRANSFER}/")
+        if name and rest.isdecimal():
+            found.setdefault(name.lower(), []).append((int(rest), queue.path))
+    return found
 
 
 async def in_groups(ask: Callable[[str], Awaitable[T]], paths: Sequence[str]) -> list[T]:

@@ -155,12 +155,28 @@ def test_what_somebody_has_locked_is_told_with_code_3(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("is_once", [True, False])
-def test_what_cannot_be_read_is_told_with_code_1(order: CaptureOrder, is_once: bool) -> None:
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("nowhere", "could not be found"),
+        ("topic", "is a topic: capture one of its subscriptions, "),
+        ("sessions", "what requires sessions can be copied, with --keep"),
+    ],
+)
+def test_what_cannot_be_read_is_told_with_code_1(
+    order: CaptureOrder, namespace: RunningNamespace, is_once: bool, kind: str, said: str
+) -> None:
+    entities = {
+        "nowhere": "nowhere",
+        "topic": make_topic(namespace, "audit"),
+        "sessions": make_queue(namespace, requires_session=True),
+    }
     told = Told()
-    ending = run_capture(replace(order, entities=("nowhere",), once=is_once), told)
+    ending = run_capture(replace(order, entities=(entities[kind],), once=is_once), told)
     assert ending.code == FAILED
     assert ending.reason is not None
-    assert "nowhere" in ending.reason
+    assert entities[kind] in ending.reason
+    assert said in ending.reason
     assert not told.of("spark"), "before Spark is started, which takes seconds"
 
 

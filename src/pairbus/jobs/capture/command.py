@@ -90,7 +90,7 @@ class CaptureCommand:
             self._teller.tell(starting_line(order))
             capture = Capture(directory, order.limits, self._note, _address_of(order.source))
             checkpoint = order.checkpoint or str(directory.checkpoint)
-            stock = asyncio.run(Stock.take(order.source.resolve(), order.entities))  # what cannot be read is told now
+            stock = asyncio.run(Stock.take(order.source.resolve(), order.entities, keep=order.keep))
             waiting = (
                 self._once(capture, stopped, checkpoint, stock)
                 if order.once

@@ -23,6 +23,10 @@ class OtherSourceError(CaptureError):
         )
 
 
+class UncapturableError(CaptureError):
+    """Messages of this entity cannot be captured, or not in this way."""
+
+
 class CaptureDamagedError(CaptureError):
     """What a capture has kept in its directory cannot be read, or is not all there."""
 

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, Self
 
+from pairbus.client.amqp.receiving_link import Wish
+from pairbus.client.errors import InvalidRequestError, UnauthorizedError
 from pairbus.client.factory import MessagingFactory
 from pairbus.client.management.namespace_manager import NamespaceManager
 from pairbus.client.received_message import MessageState
 from pairbus.client.receiver import MessageReceiver
+from pairbus.dialect.entity_path import split_entity_path
+from pairbus.jobs.capture.errors import UncapturableError
 from pairbus.spark.entity_patterns import resolve_entities
 from pairbus.spark.lookout import still_there
 from pairbus.spark.numbers import last_number_of
@@ -25,13 +30,17 @@ class Stock:
     last: Mapping[str, int]
 
     @classmethod
-    async def take(cls, connection: str, entities: Iterable[str]) -> Self:
-        """Raises ``MessagingError``, and ``EntityPatternError`` if a pattern fits nothing."""
+    async def take(cls, connection: str, entities: Iterable[str], *, keep: bool) -> Self:
+        """Raises ``MessagingError``, ``EntityPatternError`` if a pattern fits nothing, and ``UncapturableError``."""
         async with (
             NamespaceManager.from_connection_string(connection) as manager,
             MessagingFactory.from_connection_string(connection) as factory,
         ):
             paths = await resolve_entities(entities, manager)
+            for path in paths:
+                await _expect_no_topic(manager, path)
+                if not keep:
+                    await _expect_receivable(factory, path)
             return cls(last={path: await last_number_of(factory, path) for path in paths})
 
     async def waiting(self, connection: str, most: int | None = None) -> dict[str, int]:
@@ -43,6 +52,26 @@ class Stock:
                     if count := await _count(receiver, last, most):
                         found[path] = count
         return found
+
+
+async def _expect_no_topic(manager: NamespaceManager, path: str) -> None:
+    """A topic has no messages of its own, which looks like an empty queue."""
+    found = split_entity_path(path)
+    with suppress(UnauthorizedError):  # only who may manage the namespace can ask
+        is_queue_name = found is not None and found.subscription is None and found.sub_queue is None
+        if is_queue_name and await manager.topic_exists(path):
+            raise UncapturableError(f"'{path}' is a topic: capture one of its subscriptions, {path}/Subscriptions/NAME")
+
+
+async def _expect_receivable(factory: MessagingFactory, path: str) -> None:
+    """Attach as the query will, and ask for nothing."""
+    try:
+        link = await factory.open_receiving_link(path, Wish())
+    except InvalidRequestError as error:
+        raise UncapturableError(
+            f"'{path}' cannot be captured: {error}; what requires sessions can be copied, with --keep"
+        ) from error
+    await link.close()
 
 
 async def are_gone(connection: str, portions: Mapping[str, Portion]) -> bool:

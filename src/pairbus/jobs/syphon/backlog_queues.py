@@ -6,8 +6,8 @@ from typing import Final
 
 from pairbus.client.errors import EntityNotFoundError, UnauthorizedError
 from pairbus.client.management.namespace_manager import NamespaceManager
-from pairbus.dialect.backlog_path import TRANSFER, backlog_path
-from pairbus.pairing.backlog import in_groups
+from pairbus.dialect.backlog_path import backlog_path
+from pairbus.pairing.backlog import backlog_queues_by_name, in_groups
 
 _MOST_NAMES: Final = 5
 
@@ -16,21 +16,8 @@ async def find_backlog_queues(manager: NamespaceManager, name: str, count: int |
     """The paths of all that there are, or of as many as there are said to be. Raises ``MessagingError``."""
     if count is not None:
         return tuple(backlog_path(name, index) for index in range(count))
-    found = await _indexes_by_name(manager)
-    indexes = found.get(name.lower())
-    if indexes is None:
-        others = ", ".join(f"'{other}'" for other in sorted(found)[:_MOST_NAMES]) or "nobody"
-        raise EntityNotFoundError(
-            f"{manager.endpoint} has no backlog queues of '{name}'; it has those of {others}:"
-            " --name has to be that of the pair, and pairbus pair makes what is missing",
-            entity=backlog_path(name, 0),
-        )
-    return tuple(path for _, path in sorted(indexes))
-
-
-async def _indexes_by_name(manager: NamespaceManager) -> dict[str, list[tuple[int, str]]]:
     try:
-        queues = await manager.get_queues()
+        found = await backlog_queues_by_name(manager)
     except UnauthorizedError as error:
         raise UnauthorizedError(
             f"{manager.endpoint} does not let the key of --secondary look for the backlog queues: {error.message}",
@@ -38,12 +25,16 @@ async def _indexes_by_name(manager: NamespaceManager) -> dict[str, list[tuple[in
             condition=error.condition,
             hint="check that it is right; if it only lacks the claim Manage, say how many there are: --backlog-queues",
         ) from error
-    found: dict[str, list[tuple[int, str]]] = {}
-    for queue in queues:
-        name, _, rest = queue.path.rpartition(f"/{TRANSFER}/")
-        if name and rest.isdecimal():
-            found.setdefault(name.lower(), []).append((int(rest), queue.path))
-    return found
+    indexes = found.get(name.lower())
+    if indexes is None:
+        others = ", ".join(f"'{other}'" for other in sorted(found)[:_MOST_NAMES]) or "nobody"
+        raise EntityNotFoundError(
+            f"{manager.endpoint} has no backlog queues of '{name}'; it has those of {others}:"
+            " --name has to be that of the pair, and --primary and --secondary must not be swapped; pairbus pair makes"
+            " what is missing",
+            entity=backlog_path(name, 0),
+        )
+    return tuple(path for _, path in sorted(indexes))
 
 
 class BacklogDepth:

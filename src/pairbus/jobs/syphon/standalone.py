@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Final, Protocol, TypeVar
 
@@ -54,7 +54,7 @@ class Standalone:
             _factory(second) as secondary,
             _factory(first) as primary,
             NamespaceManager.from_connection_string(second) as manager,
-            _beside(self._greet(secondary), self._greet(primary)),
+            _beside(self._greet(secondary), self._greet(primary)) as greetings,
         ):
             name = order.name or namespace_name(primary.endpoint)
             queues = await _unless(stopped, find_backlog_queues(manager, name, order.backlog_queues))
@@ -71,7 +71,9 @@ class Standalone:
             watch = Watch(self._teller, BacklogDepth(manager, queues))
             self._tell_start(context)
             try:
-                return await (self._once(context, watch, stopped) if order.once else self._run(context, watch, stopped))
+                if order.once:
+                    return await self._once(context, watch, stopped, greetings)
+                return await self._run(context, watch, stopped)
             except MessagingError as error:
                 raise _explained(error, context) from error
 
@@ -82,9 +84,17 @@ class Standalone:
                 async with asyncio.timeout(_ATTEMPT_S):
                     await factory.greet(_ANYWHERE)
             except TimeoutError:
-                text = f"{factory.endpoint} has not answered within {_ATTEMPT_S:g} s; it is tried again"
-                facts = {"namespace": str(factory.endpoint)}
-                self._teller.tell(Line(event="silent", text=text, facts=facts, is_warning=True))
+                self._warn(
+                    "silent", f"{factory.endpoint} has not answered within {_ATTEMPT_S:g} s; it is tried again", factory
+                )
+            except UnauthorizedError as error:  # while the backlog is empty, nobody would learn of it before an outage
+                text = (
+                    f"{factory.endpoint} refuses the key: {error.message}; one that is for single entities may be fine"
+                )
+                self._warn("refused", text, factory)
+
+    def _warn(self, event: str, text: str, factory: MessagingFactory) -> None:
+        self._teller.tell(Line(event=event, text=text, facts={"namespace": str(factory.endpoint)}, is_warning=True))
 
     async def _run(self, context: SyphonContext, watch: Watch, stopped: asyncio.Event) -> Remains:
         syphon = self._engine(context)
@@ -95,9 +105,16 @@ class Standalone:
         watch.end(status)
         return Remains()
 
-    async def _once(self, context: SyphonContext, watch: Watch, stopped: asyncio.Event) -> Remains:
+    async def _once(
+        self,
+        context: SyphonContext,
+        watch: Watch,
+        stopped: asyncio.Event,
+        greetings: Collection[asyncio.Future[None]],
+    ) -> Remains:
         stock = await _unless(stopped, Stock.take(context.secondary, context.backlog_queues))
         if not stock:
+            await _unless(stopped, asyncio.wait(greetings))  # nobody else would find out that a key is wrong
             return self._end_early("nothing was brought home" if stock is None else "nothing waits in the backlog")
         away = await _absence(context.primary)
         if away is not None:
@@ -156,11 +173,11 @@ async def _factory(connection_string: str) -> AsyncIterator[MessagingFactory]:
 
 
 @asynccontextmanager
-async def _beside(*works: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+async def _beside(*works: Coroutine[Any, Any, None]) -> AsyncIterator[Collection[asyncio.Future[None]]]:
     """Have things done meanwhile, as far as they get."""
     tasks = [asyncio.ensure_future(work) for work in works]
     try:
-        yield
+        yield tasks
     finally:
         for task in tasks:
             task.cancel()
@@ -194,7 +211,8 @@ def _explained(error: MessagingError, context: SyphonContext) -> MessagingError:
     if isinstance(error, EntityNotFoundError):
         return EntityNotFoundError(
             f"{context.secondary.endpoint} has no backlog queue '{error.entity}': leave --backlog-queues out to read"
-            " those that are there, and have pairbus pair make what is missing",
+            " those that are there, see that --primary and --secondary are not swapped, and have pairbus pair make"
+            " what is missing",
             entity=error.entity,
         )
     return _with_advice(error, "--secondary", "Listen")
