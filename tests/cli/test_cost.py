@@ -99,6 +99,15 @@ def test_d3_a_bill_in_every_format(spark: SparkSession, ledgers: tuple[Path, Pat
 
 
 @pytest.mark.slow
+def test_d3_without_the_ledger_of_the_secondary_it_is_not_said_that_nothing_was_diverted(
+    spark: SparkSession, ledgers: tuple[Path, Path]
+) -> None:
+    told = invoke("--ledger", ledgers[0])
+    assert "1,000,000 messages came home from a backlog; what was diverted is in the ledger of the" in told.stdout
+    assert "No message was diverted" not in told.stdout
+
+
+@pytest.mark.slow
 def test_d3_what_an_outage_has_cost(spark: SparkSession, ledgers: tuple[Path, Path]) -> None:
     # Four charges of a million messages and a million idle polls, at 0.80 a million; a gigabyte out at 0.15.
     time = ("--from", "2026-04-01T10:00", "--to", "2026-04-01T14:00")

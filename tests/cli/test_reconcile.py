@@ -96,6 +96,13 @@ def test_a_gap_leaves_it_open(spark: SparkSession, tmp_path: Path) -> None:
     assert "\ndiverted from 2026-03-01 12:00:00." in done.stdout
 
 
+def test_d4_a_ledger_on_both_sides_is_told_before_spark_is_started(tmp_path: Path) -> None:
+    _, primary, _, _ = ledgers(tmp_path, outage())
+    done = invoke("--primary", primary, "--secondary", f"{primary}/../contoso", "--master", "nowhere")
+    assert done.exit_code == 2
+    assert "is named as --primary and as --secondary" in done.stderr
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(LIMIT_S)
 def test_d4_ledgers_that_are_swapped_prove_nothing(spark: SparkSession, tmp_path: Path) -> None:

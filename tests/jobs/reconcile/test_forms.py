@@ -55,6 +55,13 @@ def test_the_text_says_it_first_and_lists_what_is_missing() -> None:
     assert any("not home" in line and "2026-03-01 12:00:00.000 UTC" in line for line in lines)
 
 
+def test_the_text_says_of_how_many_the_waits_are() -> None:
+    waits = replace(SAMPLE.waits, messages=SAMPLE.total.counts["diverted"])
+    assert "\nfrom diverted to delivered: p50 " in as_text(replace(SAMPLE, waits=waits))
+    some = as_text(replace(SAMPLE, waits=replace(waits, messages=waits.messages - 1)))
+    assert "\nfrom diverted to delivered (without 1 that were not received yet): p50" in some
+
+
 def test_the_text_and_the_page_say_when_the_outage_was() -> None:
     said = "diverted from 2026-03-01 12:00:00.000 UTC to 2026-03-01 12:01:00.000 UTC; "
     home = "the last one came home at 2026-03-01 12:09:00.000 UTC"

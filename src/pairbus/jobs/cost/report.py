@@ -109,6 +109,8 @@ def _by_month(statement: Statement, amount: str) -> Section:
 def _per_diverted_message(statement: Statement) -> str:
     each = statement.per_diverted_message
     if each is None:
+        if home := statement.messages_home:
+            return f"{home:,} messages came home from a backlog; what was diverted is in the ledger of the secondary."
         return "No message was diverted."
     return (
         f"{statement.diverted_messages:,} messages were diverted. Their four charges are "

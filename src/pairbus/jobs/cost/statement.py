@@ -47,6 +47,8 @@ DIVERTED_STEPS: Final = (
 )
 """The four charges of a diverted message."""
 
+_HOME: Final = 2
+
 LOOKS: Final = "looks of a syphon into the backlog"
 """A syphon on Spark looks at every message once more, to carry it; each syphon, at what waits, if it is asked to."""
 
@@ -126,6 +128,11 @@ class Statement:
     @property
     def diverted_messages(self) -> int:
         return self.steps[0].messages
+
+    @property
+    def messages_home(self) -> int:
+        """Messages that came home from a backlog: the primary's ledger tells of these, without the secondary's too."""
+        return self.steps[_HOME].messages
 
     @property
     def per_diverted_message(self) -> Decimal | None:

@@ -64,7 +64,7 @@ def check_ledgers(paths: Paths) -> None:
 
     Raises ``NotALedgerError``. Of what is at an address, only Spark can tell.
     """
-    for place in _places(paths):
+    for place in plain_places(paths):
         if not _ADDRESS.match(place):
             LedgerDirectory(path=Path(place))
 
@@ -75,11 +75,12 @@ def table_schema(table: str) -> StructType:
 
 
 def _read(spark: SparkSession, table: str, paths: Paths, period: Period) -> DataFrame:
-    parts = [part for place in _places(paths) for part in _parts(spark, table, place, period)]
+    parts = [part for place in plain_places(paths) for part in _parts(spark, table, place, period)]
     return reduce(DataFrame.unionByName, parts)
 
 
-def _places(paths: Paths) -> list[str]:
+def plain_places(paths: Paths) -> list[str]:
+    """Where ledgers are, each once, however it is written."""
     places = [paths] if isinstance(paths, (str, Path)) else list(paths)
     if not places:
         raise LedgerReadError("no ledger is named")

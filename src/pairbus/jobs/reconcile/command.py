@@ -8,7 +8,8 @@ from datetime import datetime
 
 from pairbus.jobs.ledger import LedgerReadError, check_ledgers, read_lives
 from pairbus.jobs.ledger.failure import FAILURES, failure_line
-from pairbus.jobs.reconcile.errors import ReconcileError, ReconcileInputError
+from pairbus.jobs.ledger.tables import plain_places
+from pairbus.jobs.reconcile.errors import LedgersMixedError, ReconcileError, ReconcileInputError
 from pairbus.jobs.reconcile.reconciliation import read_since, reconcile
 from pairbus.jobs.reconcile.report import Report, report
 from pairbus.jobs.reconcile.session import SESSION
@@ -30,6 +31,7 @@ class Reconcilable:
         """Raises ``ReconcileInputError`` if a ledger is no good, ``ReconcileError`` if Spark is not."""
         try:
             check_ledgers([*self.secondary, *self.primary])
+            self._expect_two()
             with ensured_session(master, app_name="pairbus reconcile", config=SESSION) as spark:
                 # Of the secondary everything is read: what lay in the backlog at the start was diverted before it. And
                 # it is read first: of what leaves the backlog meanwhile, only the arrival is seen then.
@@ -46,3 +48,9 @@ class Reconcilable:
             raise ReconcileError(str(error)) from error
         except FAILURES as error:
             raise ReconcileError(f"Spark could not do it: {failure_line(error)}") from error
+
+    def _expect_two(self) -> None:
+        """Before Spark is started, which takes longer than to see this."""
+        for place in plain_places(self.primary):
+            if place in plain_places(self.secondary):
+                raise LedgersMixedError(f"{place} is named as --primary and as --secondary; a pair has two namespaces")

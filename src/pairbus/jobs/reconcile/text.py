@@ -76,7 +76,12 @@ def _lines(report: Report) -> Iterator[str]:
         yield outage(report)
     waits = report.waits
     if waits.messages:
-        yield f"from diverted to delivered: p50 {told(waits.p50)}, p99 {told(waits.p99)}, longest {told(waits.longest)}"
+        rest = report.total.counts["diverted"] - waits.messages
+        some = f" (without {rest:,} that were not received yet)" if rest > 0 else ""
+        yield (
+            f"from diverted to delivered{some}: p50 {told(waits.p50)}, p99 {told(waits.p99)}, "
+            f"longest {told(waits.longest)}"
+        )
     yield from _entities(report, measures)
     yield from _lists(report)
 
