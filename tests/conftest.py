@@ -24,7 +24,7 @@ _COMPATIBILITY = Path(__file__).parent / "compatibility"
 # Those who start Spark in a process of its own have it from here, too.
 os.environ.setdefault("SPARK_CONF_DIR", str(Path(__file__).parent / "spark" / "defaults"))
 
-settings.register_profile("pairbus", max_examples=times(100))
+settings.register_profile("pairbus", max_examples=times(100), deadline=None)
 settings.load_profile("pairbus")
 
 

@@ -204,7 +204,7 @@ def test_c19_events_are_iterated_over_until_the_factory_is_closed(two: Two) -> N
         listening = threads.submit(listen)
         eventually(lambda: not heard.empty(), step=lambda: _switch_back_and_forth(pair))
         two.primary.close()
-        assert listening.result(timeout=10) == heard.qsize()
+        assert listening.result(timeout=60) == heard.qsize()
     assert isinstance(heard.get(), EntityChanged)
 
 

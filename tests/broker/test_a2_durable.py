@@ -29,7 +29,7 @@ class Loop:
 
     def run_one(self) -> None:
         """Wait for the commit that runs, and hear how it ended."""
-        self._handed.get(timeout=10)()
+        self._handed.get(timeout=60)()
 
 
 class Told(list[StoreError | None]):

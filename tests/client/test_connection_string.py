@@ -74,3 +74,9 @@ def test_what_is_no_connection_string_is_told_without_its_secrets(text: str) -> 
 def test_what_is_no_text_is_told() -> None:
     with pytest.raises(TypeError, match="a connection string is a text, not a bytes"):
         open_connection_string(b"Endpoint=sb://localhost")  # type: ignore[arg-type]
+
+
+def test_the_name_of_a_file_is_told_to_be_one() -> None:
+    with pytest.raises(ConnectionStringError, match="names a file, which only the commands of pairbus read") as caught:
+        open_connection_string("@contoso.txt")
+    assert "contoso" not in str(caught.value)

@@ -39,7 +39,7 @@ SOON = MessagingFactorySettings(
         minimum_backoff=MILLISECOND, maximum_backoff=10 * MILLISECOND, server_busy_backoff=timedelta()
     )
 )
-BOUND_S = 20.0
+BOUND_S = 45.0
 
 
 @pytest.fixture(scope="module")

@@ -10,11 +10,11 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self
+from typing import Self
 
 from tests.compatibility.administration import Administration, Rule, RuleAction, RuleFilter
 from tests.compatibility.values import Entity, Message, Mode, Received, SubQueue, Subscription, Value
-from tests.thoroughness import THOROUGH
+from tests.compatibility.waiting import PATIENCE
 
 
 class Transport(StrEnum):
@@ -106,8 +106,8 @@ class Receiver(ABC):
     """Receives from a queue, a subscription, or one of their sub-queues."""
 
     @abstractmethod
-    async def receive(self, count: int = 1, *, wait: timedelta = timedelta(seconds=5)) -> list[Received]:
-        """Receive up to so many, waiting so long for the first one."""
+    async def receive(self, count: int = 1, *, wait: timedelta = PATIENCE) -> list[Received]:
+        """Receive so many, waiting so long for the first one; fewer, if the others do not come."""
 
     @abstractmethod
     async def stream(self, count: int) -> list[Received]:
@@ -219,7 +219,7 @@ class Client(AbstractAsyncContextManager["Client"], ABC):
         session_id: str | None,
         *,
         mode: Mode = Mode.PEEK_LOCK,
-        wait: timedelta = timedelta(seconds=5),
+        wait: timedelta = PATIENCE,
         renew_for: timedelta | None = None,
     ) -> SessionReceiver:
         """A receiver of one session: of that id, or (``None``) the next one that is free, waiting so long for it."""
@@ -267,13 +267,9 @@ class Adapter(ABC):
     def administration(self, endpoint: Endpoint) -> Administration: ...
 
 
-LONG_ENOUGH: Final = timedelta(seconds=3 if THOROUGH else 1)
-"""After so long, nothing more comes, also where many tests share a processor; waits overlap, so they cost little."""
-
-
-async def drain(receiver: Receiver, *, wait: timedelta = LONG_ENOUGH) -> AsyncIterator[Received]:
+async def drain(receiver: Receiver) -> AsyncIterator[Received]:
     """Receive and complete whatever there is."""
-    while found := await receiver.receive(100, wait=wait):
-        for received in found:
+    while there := await receiver.peek(100, from_sequence_number=1):
+        for received in await receiver.receive(len(there)):
             await receiver.complete(received)
             yield received

@@ -31,6 +31,7 @@ from tests.compatibility.pairbus_errors import translated
 from tests.compatibility.pairbus_messages import content_of, incoming, outgoing
 from tests.compatibility.pairbus_rules import rule_in, rule_out
 from tests.compatibility.values import Entity, Message, Mode, Received, SubQueue, Subscription, Value
+from tests.compatibility.waiting import PATIENCE
 
 ABILITIES: Final = frozenset(
     {
@@ -53,9 +54,6 @@ ABILITIES: Final = frozenset(
 )
 
 BACKOFF: Final = timedelta(milliseconds=100)
-GAP: Final = timedelta(milliseconds=300)
-"""How long a receiver that has got some messages, and wants more, waits for them."""
-
 _MODES: Final = {
     Mode.PEEK_LOCK: ReceiveMode.PEEK_LOCK,
     Mode.RECEIVE_AND_DELETE: ReceiveMode.RECEIVE_AND_DELETE,
@@ -138,10 +136,10 @@ class PairbusReceiver(SessionReceiver):
         self._half = half
         self._receiver = receiver
 
-    async def receive(self, count: int = 1, *, wait: timedelta = timedelta(seconds=5)) -> list[Received]:
+    async def receive(self, count: int = 1, *, wait: timedelta = PATIENCE) -> list[Received]:
         found = await self._half.do(self._receiver.receive, count, wait)
         while found and len(found) < count:  # a receive gives what is there, and does not wait for more
-            more = await self._half.do(self._receiver.receive, count - len(found), GAP)
+            more = await self._half.do(self._receiver.receive, count - len(found), PATIENCE)
             if not more:
                 break
             found += more
@@ -285,7 +283,7 @@ class PairbusClient(Client):
         session_id: str | None,
         *,
         mode: Mode = Mode.PEEK_LOCK,
-        wait: timedelta = timedelta(seconds=5),
+        wait: timedelta = PATIENCE,
         renew_for: timedelta | None = None,
     ) -> SessionReceiver:
         accepted = await self._half.do(

@@ -35,6 +35,7 @@ from tests.compatibility.values import (
     Subscription,
     Value,
 )
+from tests.compatibility.waiting import PATIENCE
 
 ABILITIES: Final = frozenset(
     {
@@ -184,14 +185,16 @@ class PythonReceiver(SessionReceiver):
                 await self._half.open(self._receiver)
             self._is_open = True
 
-    async def receive(self, count: int = 1, *, wait: timedelta = timedelta(seconds=5)) -> list[Received]:
+    async def receive(self, count: int = 1, *, wait: timedelta = PATIENCE) -> list[Received]:
         await self.open()
         found = await self._half.do(
             self._receiver.receive_messages, max_message_count=count, max_wait_time=wait.total_seconds()
         )
         while found and len(found) < count:  # a receive ends at the first gap between messages
             more = await self._half.do(
-                self._receiver.receive_messages, max_message_count=count - len(found), max_wait_time=0.3
+                self._receiver.receive_messages,
+                max_message_count=count - len(found),
+                max_wait_time=PATIENCE.total_seconds(),
             )
             if not more:
                 break
@@ -332,7 +335,7 @@ class PythonClient(Client):
         session_id: str | None,
         *,
         mode: Mode = Mode.PEEK_LOCK,
-        wait: timedelta = timedelta(seconds=5),
+        wait: timedelta = PATIENCE,
         renew_for: timedelta | None = None,
     ) -> SessionReceiver:
         receiver = self._receiver(

@@ -24,6 +24,7 @@ LISTENER = AuthorizationRule(name="listener", rights=(Right.LISTEN,), primary_ke
 
 REFUSED = {Reason.UNAUTHORIZED, Reason.CONNECTION}  # Python takes it for the connection's fault at a custom endpoint
 SHORTLY = timedelta(milliseconds=500)
+LIFETIME_S = 15
 
 
 @feature("A wrong key is refused", transports=EVERY_TRANSPORT)
@@ -129,11 +130,11 @@ async def test_an_expired_signature(
 async def test_a_signature_that_expires(
     namespace: RunningNamespace, endpoint: Endpoint, queue: str, connect: Connect
 ) -> None:
-    token = signature(namespace, queue, 3)
+    token = signature(namespace, queue, LIFETIME_S)
     async with connect(endpoint.with_signature(token)) as client:
         sender = await client.sender(queue)
         await sender.send(text("in time"))
-        await past(now() + timedelta(seconds=4))
+        await past(now() + timedelta(seconds=LIFETIME_S + 1))
         with pytest.raises(SdkError) as refused:
             await sender.send(text("too late"))
         assert refused.value.reason in {Reason.UNAUTHORIZED, Reason.CONNECTION}

@@ -10,6 +10,7 @@ import pytest
 
 from pairbus.testing import RunningNamespace
 from tests.compatibility.entities import Entities
+from tests.compatibility.waiting import BRIEF_MS
 from tests.peers.proton_container import ProtonClient, is_open, proton, reactor
 from tests.peers.waiting import eventually
 
@@ -177,7 +178,8 @@ def declare(client: ProtonClient, witness: Witness) -> Any:
 
 @pytest.mark.parametrize("outcome", ["committed", "aborted"])
 def test_a_transaction(client: ProtonClient, entities: Entities, outcome: str) -> None:
-    source, target = entities.queue(lock_duration_ms=2000), entities.queue()
+    source = entities.queue(lock_duration_ms=BRIEF_MS if outcome == "aborted" else 60_000)
+    target = entities.queue()
     client.send(client.sender(source), proton.Message(body="order"))
     client.receiver(source, options=reactor.AtLeastOnce()).flow(1)
     (arrival,) = client.receive(1)

@@ -12,7 +12,7 @@ from tests.compatibility.client import Ability, Client, Endpoint
 from tests.compatibility.entities import Entities
 from tests.compatibility.feature import EVERY_TRANSPORT, feature
 from tests.compatibility.values import Mode, Reason, SdkError, SubQueue, text
-from tests.compatibility.waiting import now, past
+from tests.compatibility.waiting import BRIEF, BRIEF_MS, PATIENCE, now, past
 
 SHORTLY = timedelta(milliseconds=1500)
 
@@ -52,7 +52,7 @@ async def test_waiting_for_a_session(
     client: Client, endpoint: Endpoint, sessions: str, connect: Callable[[Endpoint], Client]
 ) -> None:
     async with connect(endpoint) as other:
-        waiting = asyncio.create_task(other.session(sessions, None, wait=timedelta(seconds=10)))
+        waiting = asyncio.create_task(other.session(sessions, None, wait=PATIENCE))
         await (await client.sender(sessions)).send(text("hello", session_id="late"))
         receiver = await waiting
         assert receiver.session_id == "late"
@@ -67,7 +67,7 @@ async def test_no_session(client: Client, sessions: str) -> None:
     with pytest.raises(SdkError) as refused:
         await client.session(sessions, None, wait=SHORTLY)
     assert refused.value.reason is Reason.TIMEOUT
-    assert SHORTLY * 0.8 <= now() - before < timedelta(seconds=10)
+    assert SHORTLY * 0.8 <= now() - before < PATIENCE
 
 
 @feature("A session that another receiver holds cannot be locked")
@@ -166,7 +166,7 @@ async def test_peek(client: Client, sessions: str) -> None:
 @feature("Schedule a message for a session")
 async def test_schedule(client: Client, sessions: str) -> None:
     await (await client.sender(sessions)).schedule([text("hello", session_id="a")], now() + timedelta(milliseconds=300))
-    receiver = await client.session(sessions, None, wait=timedelta(seconds=10))
+    receiver = await client.session(sessions, None)
     assert receiver.session_id == "a"
     received = await receiver.one()
     assert received.text == "hello"
@@ -175,12 +175,12 @@ async def test_schedule(client: Client, sessions: str) -> None:
 
 @feature("Renew the lock of a session")
 async def test_renewal(client: Client, entities: Entities) -> None:
-    queue = entities.queue(requires_session=True, lock_duration_ms=2500)
+    queue = entities.queue(requires_session=True, lock_duration_ms=2 * BRIEF_MS)
     await (await client.sender(queue)).send(text("hello", session_id="a"))
     receiver = await client.session(queue, "a")
     first = receiver.locked_until
     received = await receiver.one()
-    await past(first - timedelta(milliseconds=2000))
+    await past(first - BRIEF)
     until = await receiver.renew_session_lock()
     assert until > first
     await past(first)
@@ -190,17 +190,17 @@ async def test_renewal(client: Client, entities: Entities) -> None:
 @pytest.mark.slow
 @feature("The SDK renews the lock of a session by itself")
 async def test_automatic_renewal(client: Client, entities: Entities) -> None:
-    queue = entities.queue(requires_session=True, lock_duration_ms=2500)
+    queue = entities.queue(requires_session=True, lock_duration_ms=2 * BRIEF_MS)
     await (await client.sender(queue)).send(text("hello", session_id="a"))
     receiver = await client.session(queue, "a", renew_for=timedelta(minutes=1))
     received = await receiver.one()
-    await past(now() + timedelta(seconds=3))
+    await past(now() + 2 * BRIEF + timedelta(seconds=1))
     await receiver.complete(received)
 
 
 @feature("A session whose lock has expired is lost, and free for others; its messages are counted")
 async def test_a_lost_session(client: Client, entities: Entities) -> None:
-    queue = entities.queue(requires_session=True, lock_duration_ms=500)
+    queue = entities.queue(requires_session=True, lock_duration_ms=BRIEF_MS)
     await (await client.sender(queue)).send(text("hello", session_id="a"))
     receiver = await client.session(queue, "a")
     received = await receiver.one()

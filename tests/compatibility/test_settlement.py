@@ -12,9 +12,7 @@ from tests.compatibility.client import Ability, Client, Endpoint
 from tests.compatibility.entities import Entities
 from tests.compatibility.feature import EVERY_TRANSPORT, feature
 from tests.compatibility.values import Mode, Reason, SdkError, State, SubQueue, text
-from tests.compatibility.waiting import now, past
-
-BRIEF_MS = 400
+from tests.compatibility.waiting import BRIEF, BRIEF_MS, now, past
 
 
 async def is_empty(client: Client, queue: str, sub_queue: SubQueue | None = None) -> bool:
@@ -218,13 +216,13 @@ async def test_an_expired_lock(client: Client, entities: Entities) -> None:
 
 @feature("Renewing a lock keeps the message")
 async def test_renewing_a_lock(client: Client, entities: Entities) -> None:
-    queue = entities.queue(lock_duration_ms=2000)
+    queue = entities.queue(lock_duration_ms=2 * BRIEF_MS)
     await (await client.sender(queue)).send(text("hello"))
     receiver = await client.receiver(queue)
     received = await receiver.one()
     first = received.locked_until
     assert first is not None
-    await past(first - timedelta(milliseconds=1500))
+    await past(first - BRIEF)
     until = await receiver.renew_lock(received)
     assert until > first
     await past(first)
@@ -259,11 +257,11 @@ async def test_renewing_an_expired_lock(client: Client, entities: Entities) -> N
 @pytest.mark.slow
 @feature("The SDK renews locks by itself")
 async def test_automatic_renewal(client: Client, entities: Entities) -> None:
-    queue = entities.queue(lock_duration_ms=2500)
+    queue = entities.queue(lock_duration_ms=2 * BRIEF_MS)
     await (await client.sender(queue)).send(text("hello"))
     receiver = await client.receiver(queue, renew_for=timedelta(minutes=1))
     received = await receiver.one()
-    await past(now() + timedelta(seconds=3))
+    await past(now() + 2 * BRIEF + timedelta(seconds=1))
     await receiver.complete(received)
     assert await is_empty(client, queue)
 
@@ -294,7 +292,7 @@ async def test_settling_with_another_receiver(client: Client, queue: str) -> Non
 async def test_locks_exclude_others(
     client: Client, endpoint: Endpoint, entities: Entities, connect: Callable[[Endpoint], Client]
 ) -> None:
-    queue = entities.queue(lock_duration_ms=1500)
+    queue = entities.queue(lock_duration_ms=BRIEF_MS)
     await (await client.sender(queue)).send(text("hello"))
     receiver = await client.receiver(queue)
     received = await receiver.one()

@@ -5,14 +5,25 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from datetime import UTC, datetime
-from typing import TypeVar
+from datetime import UTC, datetime, timedelta
+from typing import Final, TypeVar
 
 import pytest
 
+from tests.thoroughness import THOROUGH
+
 T = TypeVar("T")
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
+
+PATIENCE: Final = timedelta(seconds=30)
+"""How long what has to come is waited for. Generous: many tests share a processor."""
+
+BRIEF: Final = timedelta(seconds=8 if THOROUGH else 1)
+"""A lock that is seen to end, and is long enough for what is done under it, where many tests share a processor; waits
+overlap, so they cost little."""
+
+BRIEF_MS: Final = round(BRIEF.total_seconds() * 1_000)
 
 
 async def eventually(condition: Callable[[], Awaitable[T]]) -> T:

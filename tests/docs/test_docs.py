@@ -100,11 +100,11 @@ def test_the_server_of_the_how_to_page_refuses_a_receiver_and_goes_on() -> None:
             events: list[object] = []
             while not any(isinstance(event, LinkDetached) for event in events):
                 writer.write(client.data_to_send())
-                events += client.receive_data(await asyncio.wait_for(reader.read(65536), 10))
+                events += client.receive_data(await asyncio.wait_for(reader.read(65536), 60))
             client.close()
             writer.write(client.data_to_send())
             while not client.is_finished:
-                events += client.receive_data(await asyncio.wait_for(reader.read(65536), 10))
+                events += client.receive_data(await asyncio.wait_for(reader.read(65536), 60))
             writer.close()
             await writer.wait_closed()
             return events

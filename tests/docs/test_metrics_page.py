@@ -51,7 +51,7 @@ async def metrics_of_a_pair(primary_string: str, secondary_string: str) -> str:
 def seen(contoso: RunningNamespace) -> list[Metric]:
     key = base64.b64encode(f"RootManageSharedAccessKey:{contoso.key}".encode()).decode()
     request = Request(f"http://localhost:{contoso.port}/metrics", headers={"Authorization": f"Basic {key}"})
-    with urlopen(request, timeout=10) as answer:  # noqa: S310 (it is our own)
+    with urlopen(request, timeout=60) as answer:  # noqa: S310 (it is our own)
         return [*text_string_to_metric_families(answer.read().decode())]
 
 

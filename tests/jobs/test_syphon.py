@@ -33,7 +33,9 @@ from tests.client.stage import make_queue
 from tests.jobs.freight import Freight, Strings, dead_letters, depth, look, make_backlog, make_queues, send_raw
 from tests.jobs.waiting import eventually
 
-LIMIT_S: Final = 200.0
+LIMIT_S: Final = 500.0
+
+pytestmark = pytest.mark.timeout(LIMIT_S + 100)
 
 
 @pytest.fixture(scope="module")
@@ -214,7 +216,7 @@ def test_c15_once_what_can_be_delivered_is_and_the_rest_is_parked_or_dead_letter
                 for path in down:
                     await at.set_status(path, EntityStatus.ACTIVE)
                 await at.emptied()
-                assert syphon.status.syphoned == 300
+                await eventually(lambda: syphon.status.syphoned == 300)  # it is told after they are gone
             arrived = await waiting.arrivals(at.primary)
             arrived.assert_exact()
             assert not arrived.disordered
@@ -252,12 +254,14 @@ def test_c15_a_running_syphon_keeps_up_with_a_backlog_that_grows_and_outlives_th
 def test_c15_locks_that_are_short_are_renewed_until_a_batch_is_brought_home(
     strings: Strings, spark: SparkSession, tmp_path: Path
 ) -> None:
+    lock_s = 15
+
     def held_later() -> Held:
-        time.sleep(7)  # a batch has been planned, and its tasks are late
+        time.sleep(lock_s + 3)  # a batch has been planned, and its tasks are late
         return Held()
 
     async def scenario() -> None:
-        async with scene(strings, spark, tmp_path, queues=1, lock_s=5) as at:
+        async with scene(strings, spark, tmp_path, queues=1, lock_s=lock_s) as at:
             freight = Freight(await at.destinations(3), at.queues)
             await freight.load(at.secondary, 2_000)
             syphon = at.syphon(max_messages=2_000, held=held_later)
@@ -301,12 +305,18 @@ def test_c14_an_idle_syphon_asks_no_more_than_its_long_polls(
             await freight.load(at.secondary, 10)
             await at.emptied()
             loop = asyncio.get_running_loop()
-            await eventually(lambda: syphon.status.receives > 0)
-            before, began_s = syphon.status.receives, loop.time()
-            await eventually(lambda: loop.time() - began_s > 40 and syphon.status.receives > before)
-            polls = len(at.queues) * (loop.time() - began_s) / 3
-            # What it tells may be ten seconds old, at the beginning and at the end.
-            assert polls * 0.6 <= syphon.status.receives - before <= polls + len(at.queues) * 5
+
+            async def told_anew() -> tuple[int, float]:
+                before = syphon.status.receives
+                await eventually(lambda: syphon.status.receives > before)
+                return syphon.status.receives, loop.time()
+
+            before, began_s = await told_anew()
+            await asyncio.sleep(30)
+            receives, ended_s = await told_anew()
+            assert receives - before >= len(at.queues)
+            # What it tells first may be ten seconds old, and more where many share the processors.
+            assert receives - before <= len(at.queues) * ((ended_s - began_s + 25) / 3 + 1)
 
     play(scenario())
 
@@ -356,7 +366,7 @@ def test_c15_a_destination_that_comes_and_goes_gets_everything_in_order(
                     await at.set_status(flapping[0], status)
                     await asyncio.sleep(1.5)
                 await at.emptied()
-                assert syphon.status.syphoned >= 1_800
+                await eventually(lambda: syphon.status.syphoned >= 1_800)  # it is told after they are gone
             arrived = await freight.arrivals(at.primary)
             arrived.assert_exact()
             assert not arrived.disordered
@@ -375,15 +385,19 @@ def test_c15_once_ends_though_the_backlog_grows_all_the_time(
             await freight.load(at.secondary, 1_000)
             first = {*freight.sent}
 
+            drained = asyncio.Event()
+
             async def grow() -> None:
-                while True:
+                while not drained.is_set():
                     await freight.load(at.secondary, 50)
                     await asyncio.sleep(0.05)
 
-            growing = asyncio.create_task(grow())
-            await asyncio.wait_for(at.drain(max_messages=200), 120)
-            growing.cancel()
-            await asyncio.wait((growing,))
+            async with asyncio.TaskGroup() as group:
+                group.create_task(grow())
+                try:
+                    await asyncio.wait_for(at.drain(max_messages=200), 120)
+                finally:
+                    drained.set()  # what is being sent then is sent to its end
             arrived = await freight.arrivals(at.primary)
             assert not first & arrived.lost
             assert arrived.lost, "it has not grown to the end"

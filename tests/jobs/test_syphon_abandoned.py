@@ -25,7 +25,7 @@ from tests.jobs.processes import kill_session, members
 from tests.jobs.waiting import eventually
 
 START_S: Final = 240.0
-END_S: Final = 30.0
+END_S: Final = 120.0
 PRIMARY: Final = "SYPHON_PRIMARY"
 SECONDARY: Final = "SYPHON_SECONDARY"
 MESSAGES: Final = 3

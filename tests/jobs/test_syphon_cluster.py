@@ -97,18 +97,30 @@ def test_e1_executors_and_their_workers_are_killed_while_a_destination_is_down_a
             await freight.load(secondary, 2_000)
             async with driver(strings, tmp_path, queues=QUEUES, master=running.master, max_messages=BATCH) as syphon:
                 for word in kills:
+                    before = len(syphon.batches)
                     await down.load(secondary, 200)
                     await freight.load(secondary, 2_000)
-                    await syphon.said(len(syphon.batches) + 1)
+                    await syphon.said(before + 1)
                     await asyncio.sleep(random.uniform(0, 0.5))
-                    await eventually(lambda word=word: bool(running.processes(word)))  # type: ignore[misc]
-                    kill(random.choice(sorted(running.processes(word))))
+                    await kill_one(running, word, random)
                 await enable(strings.primary, "down-0")
                 await emptied(secondary, queues)
             (await down.arrivals(primary)).assert_complete()
             assert await freight.check(primary) <= len(kills) * BATCH
 
     play(scenario())
+
+
+async def kill_one(cluster: Cluster, word: str, random: Random) -> None:
+    """Kill one of the processes with a word in their command, as soon as there is one."""
+    found: list[int] = []
+
+    def is_there() -> bool:
+        found[:] = sorted(cluster.processes(word))
+        return bool(found)
+
+    await eventually(is_there)
+    kill(random.choice(found))
 
 
 async def enable(primary: str, path: str) -> None:

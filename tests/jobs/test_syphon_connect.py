@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import socket
+import re
 import subprocess
 import sys
 import time
@@ -26,28 +26,18 @@ from tests.jobs.freight import Freight, Strings, make_backlog, make_queues
 
 SPARK: Final = Path(pyspark.__file__).parent
 START_S: Final = 120.0
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
+STARTED: Final = re.compile(r"Spark Connect server started at: \S+:(\d+)")
 
 
 @contextmanager
 def connect_server(environment: dict[str, str], log: Path) -> Iterator[str]:
     """Spark with a server for clients, in a process of its own; its address."""
-    port = _free_port()
     [jar] = (SPARK / "jars").glob("spark-connect_*.jar")
     command = [
         str(SPARK / "bin" / "spark-submit"),
         *("--master", "local[2]", "--class", "org.apache.spark.sql.connect.service.SparkConnectServer"),
-        *(
-            "--conf",
-            f"spark.connect.grpc.binding.port={port}",
-            "--conf",
-            "spark.connect.grpc.binding.address=127.0.0.1",
-        ),
+        *("--conf", "spark.connect.grpc.binding.port=0"),
+        *("--conf", "spark.connect.grpc.binding.address=127.0.0.1"),
         *("--conf", "spark.ui.enabled=false", "--conf", "spark.driver.host=127.0.0.1"),
         str(jar),
     ]
@@ -55,11 +45,11 @@ def connect_server(environment: dict[str, str], log: Path) -> Iterator[str]:
         process = subprocess.Popen(command, env=environment, stdout=output, stderr=output, cwd=log.parent)
         try:
             deadline_s = time.monotonic() + START_S
-            while not _answers(port):
+            while (found := STARTED.search(log.read_text())) is None:
                 assert process.poll() is None, log.read_text()[-2_000:]
                 assert time.monotonic() < deadline_s, log.read_text()[-2_000:]
                 time.sleep(0.2)
-            yield f"sc://127.0.0.1:{port}"
+            yield f"sc://127.0.0.1:{found[1]}"
         finally:
             process.terminate()
             process.wait(60)
@@ -75,14 +65,6 @@ def spark_environment(strings: Strings) -> dict[str, str]:
         "PAIRBUS_SECONDARY": strings.secondary,
         "PYSPARK_PYTHON": sys.executable,
     }
-
-
-def _answers(port: int) -> bool:
-    try:
-        socket.create_connection(("127.0.0.1", port), 1).close()
-    except OSError:
-        return False
-    return True
 
 
 def syphon_once(address: str, environment: dict[str, str]) -> tuple[int, list[dict[str, object]]]:

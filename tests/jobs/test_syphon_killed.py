@@ -16,7 +16,7 @@ from tests.jobs.freight import MixedFreight, Strings, depth, make_backlog
 from tests.pairing.processes import NamespaceProcess
 
 LIMIT_S: Final = 800.0
-MESSAGES: Final = 6_000
+EACH_TIME: Final = 1_500
 BATCH: Final = 500
 QUEUES: Final = 3
 KILLS: Final = 4
@@ -49,8 +49,8 @@ def test_e1_a_driver_that_is_killed_and_started_again_brings_everything_home(
         async with strings.factories() as (primary, secondary):
             queues = await make_backlog(strings.secondary, QUEUES)
             freight = await MixedFreight.make(strings.primary, queues, seed)
-            await freight.load(secondary, MESSAGES)
             for kill in range(KILLS):
+                await freight.load(secondary, EACH_TIME)
                 checkpoint = "checkpoint" if kill != KILLS - 1 else "another"
                 async with driver(
                     strings, tmp_path, queues=QUEUES, checkpoint=checkpoint, max_messages=BATCH
@@ -59,7 +59,7 @@ def test_e1_a_driver_that_is_killed_and_started_again_brings_everything_home(
                         await running.ready()
                         await asyncio.sleep(random.uniform(0, 6))  # while the first batch is planned, or under way
                     else:
-                        await running.said(random.randrange(1, 4))
+                        await running.said(random.randrange(1, 1 + EACH_TIME // BATCH))  # so many there are in any case
                         await asyncio.sleep(random.random() / 2)
                     await running.kill()
                     print(f"killed after {len(running.batches)} batches")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -40,7 +41,7 @@ from pairbus.pairing.backlog import backlog_description
 
 QUEUE: Final = "orders"
 BACKLOG_QUEUES: Final = 3
-_DEADLINE_S: Final = 60.0
+_DEADLINE_S: Final = 120.0
 _ROOT: Final = Path(__file__).resolve().parents[2]
 _ENVIRONMENT: Final = {name: value for name, value in os.environ.items() if not name.startswith("PAIRBUS_")}
 _READY: Final = "ready"
@@ -50,7 +51,7 @@ _A_MOMENT: Final = timedelta(seconds=1)
 
 
 async def eventually(condition: Callable[[], object]) -> None:
-    """Wait until something is so, for a minute at most."""
+    """Wait until something is so, in a bounded time."""
     deadline_s = time.monotonic() + _DEADLINE_S
     while not condition():
         if time.monotonic() > deadline_s:
@@ -78,14 +79,20 @@ class NamespaceProcess:
         self._data = data
         self._options = options
         self._port = 0
+        self._claim: socket.socket | None = None
         self._process: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> Self:
+        if sys.platform == "linux":
+            self._claim = _claim_port()
+            self._port = self._claim.getsockname()[1]
         self.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self.kill()
+        if self._claim is not None:
+            self._claim.close()
 
     def start(self) -> None:
         """Returns when it has said where it is."""
@@ -118,6 +125,14 @@ class NamespaceProcess:
         if process is not None:
             process.send_signal(how)
             process.communicate()
+
+
+def _claim_port() -> socket.socket:
+    """Have a port that nobody is given, also while the namespace is away; who asks for it by its number gets it."""
+    claim = socket.socket()
+    claim.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    claim.bind(("127.0.0.1", 0))
+    return claim
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +196,10 @@ class Books:
     failed: dict[str, MessagingError] = field(default_factory=dict)
     received: dict[str, set[int]] = field(default_factory=dict)
     """With their sequence numbers: what is delivered again after a crash is still one message."""
+
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while messages are received and completed. A message may be delivered before it is on disk, and is another
+    one then if a kill comes between: whoever counts duplicates takes the turn for the kill."""
 
     @property
     def lost(self) -> set[str]:
@@ -259,13 +278,14 @@ async def receiving(factory: MessagingFactory, books: Books) -> AsyncIterator[No
 
 async def _receive(receiver: MessageReceiver, books: Books) -> None:
     while True:
-        with suppress(MessagingError):  # what was not completed comes again
-            messages = await receiver.receive(100, _A_MOMENT)
-            for message in messages:
-                assert message.text() == message.message_id
-                books.received.setdefault(str(message.message_id), set()).add(message.sequence_number)
-            if messages:
-                await receiver.complete(messages)
+        async with books.turn:
+            with suppress(MessagingError):  # what was not completed comes again
+                messages = await receiver.receive(100, _A_MOMENT)
+                for message in messages:
+                    assert message.text() == message.message_id
+                    books.received.setdefault(str(message.message_id), set()).add(message.sequence_number)
+                if messages:
+                    await receiver.complete(messages)
 
 
 # The application that is killed

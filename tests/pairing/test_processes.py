@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from datetime import timedelta
 from pathlib import Path
 from random import Random
@@ -27,7 +27,7 @@ from tests.pairing.processes import (
     sending,
 )
 
-LIMIT_S = 150.0
+LIMIT_S = 250.0
 
 
 @pytest.fixture
@@ -48,7 +48,9 @@ def state_of(pair: NamespacePair) -> EntityState:
     return entity.state
 
 
-async def outlive_outages(namespaces: TwoNamespaces, books: Books, *, outages: int, diverted: int) -> int:
+async def outlive_outages(
+    namespaces: TwoNamespaces, books: Books, *, outages: int, diverted: int, detects: bool
+) -> int:
     """The primary is killed, and comes back when so many messages have been diverted; how many that were in all."""
     factory = namespaces.primary_factory()
     async with (
@@ -60,7 +62,8 @@ async def outlive_outages(namespaces: TwoNamespaces, books: Books, *, outages: i
                 before = len(books.sent)
                 await eventually(lambda before=before: len(books.sent) > before + 50)  # type: ignore[misc]
                 wanted = pair.status().diverted + diverted
-                namespaces.primary.kill()
+                async with books.turn if detects else nullcontext():
+                    namespaces.primary.kill()
                 await eventually(lambda wanted=wanted: pair.status().diverted >= wanted)  # type: ignore[misc]
                 assert state_of(pair) is EntityState.FAILED_OVER
                 await asyncio.to_thread(namespaces.primary.start)
@@ -84,7 +87,8 @@ def test_e1_no_send_fails_and_nothing_is_lost_when_the_primary_is_killed(
 
     async def scenario() -> None:
         await namespaces.prepare(requires_duplicate_detection=detects)
-        assert await outlive_outages(namespaces, books, outages=outages, diverted=diverted) >= outages * diverted
+        found = await outlive_outages(namespaces, books, outages=outages, diverted=diverted, detects=detects)
+        assert found >= outages * diverted
 
     play(scenario())
     assert books.failed == {}
@@ -105,6 +109,14 @@ async def divert_many(namespaces: TwoNamespaces, factory: MessagingFactory, book
     await asyncio.to_thread(namespaces.primary.start)
 
 
+async def kill_application(namespaces: TwoNamespaces, books: Books, random: Random) -> None:
+    """Kill one when so many more messages have been received."""
+    async with application(namespaces, books) as running:
+        received = len(books.received) + random.randrange(1, 600)
+        await eventually(lambda: len(books.received) >= received)
+        await running.kill()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("detects", [False, True], ids=["plain", "duplicate detection"])
@@ -118,15 +130,15 @@ def test_e1_nothing_is_lost_when_what_sends_and_syphons_is_killed_again_and_agai
         await namespaces.prepare(requires_duplicate_detection=detects)
         factory = namespaces.primary_factory()
         async with namespaces.pairing(factory) as pair:
-            await divert_many(namespaces, factory, books, 6_000)
+            is_through = True
+            while is_through:  # with all of it before it was killed
+                await divert_many(namespaces, factory, books, 6_000)
+                async with receiving(namespaces.primary_factory(), books):
+                    await kill_application(namespaces, books, random)
+                is_through = not any((await pair.backlog_depth()).values())
             async with receiving(namespaces.primary_factory(), books):
-                for kill in range(4):
-                    async with application(namespaces, books) as running:
-                        received = len(books.received) + random.randrange(1, 600)
-                        await eventually(lambda received=received: len(books.received) >= received)  # type: ignore[misc]
-                        await running.kill()
-                    if kill == 0:
-                        assert any((await pair.backlog_depth()).values()), "it was through before it was killed"
+                for _ in range(3):
+                    await kill_application(namespaces, books, random)
                 async with application(namespaces, books) as running:
                     await eventually(lambda: running.said > 50)
                     await drained(pair)
@@ -145,7 +157,7 @@ def test_e1_what_no_namespace_takes_is_raised_and_what_one_has_taken_is_not_lost
 
     async def scenario() -> None:
         await namespaces.prepare()
-        short = timedelta(seconds=1)
+        short = timedelta(seconds=5)
         factory = namespaces.primary_factory(operation_timeout=2 * short)
         async with (
             receiving(namespaces.primary_factory(), books),

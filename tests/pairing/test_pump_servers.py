@@ -63,7 +63,7 @@ async def _eventually(condition: Callable[[], bool]) -> None:
 async def _ids(factory: MessagingFactory, path: str, count: int) -> list[str]:
     receiver = await factory.create_message_receiver(path, ReceiveMode.RECEIVE_AND_DELETE)
     found: list[str] = []
-    while len(found) < count:
+    while len({*found}) < count:
         found += [str(message.message_id) for message in await receiver.receive(1_000, seconds(10))]
     await receiver.close()
     return found

@@ -55,7 +55,7 @@ from tests.peers.comparison import with_types
 from tests.peers.node_server import MODIFIED, PASSWORD, REJECTED, USER, NodeServer, Stored
 from tests.peers.payload import message, pattern
 from tests.peers.proton_container import ProtonClient, is_closed, is_open, proton, reactor
-from tests.peers.waiting import eventually, passed
+from tests.peers.waiting import SLOWNESS, eventually, passed
 
 SIZES = (1, 1024, 1024 * 1024)
 FRAME_SIZES = (512, 4096, 32768)
@@ -779,11 +779,11 @@ def test_what_proton_asks_of_a_link_reaches_us_and_our_answer_reaches_proton(
 
 
 def test_our_heartbeats_keep_an_idle_proton_connected(server: NodeServer) -> None:
-    with connect(server, heartbeat=0.6) as client:
+    with connect(server, heartbeat=0.6 * SLOWNESS) as client:
         (opened,) = server.seen(ConnectionOpened)
-        assert opened.open.idle_time_out == 300
+        assert opened.open.idle_time_out == 300 * SLOWNESS
         before = client.connection.transport.frames_input
-        client.until(passed(1.3))
+        client.until(passed(1.3 * SLOWNESS))
         assert client.failure is None
         assert is_open(client.connection)
         assert client.connection.transport.frames_input - before >= 5
@@ -801,13 +801,16 @@ def test_proton_gives_up_a_server_without_heartbeats() -> None:
 
 def test_protons_heartbeats_keep_it_connected_to_us_even_when_they_come_a_little_late() -> None:
     """Proton may take all of the time that our open grants it: what we give it up after must be more (part 2.4.5)."""
-    with NodeServer(Configuration(container_id="c", idle_time_out_ms=600)) as server, connect(server) as client:
+    with (
+        NodeServer(Configuration(container_id="c", idle_time_out_ms=600 * SLOWNESS)) as server,
+        connect(server) as client,
+    ):
 
         def step_late() -> None:
             client.step()
-            eventually(passed(0.02))
+            eventually(passed(0.02 * SLOWNESS))
 
-        eventually(passed(1.5), step=step_late)
+        eventually(passed(1.5 * SLOWNESS), step=step_late)
         assert is_open(client.connection)
         client.send(client.sender("accepted"), proton.Message())
 

@@ -42,7 +42,7 @@ from tests.peers.node_server import MODIFIED, REJECTED
 from tests.peers.payload import message, pattern
 from tests.peers.proton_container import ProtonListener, is_closed, is_open, proton, settle_as
 from tests.peers.socket_client import SocketClient
-from tests.peers.waiting import eventually, passed
+from tests.peers.waiting import SLOWNESS, eventually, passed
 
 SIZES = (1, 1024, 1024 * 1024)
 FRAME_SIZES = (512, 4096, 32768)
@@ -531,12 +531,12 @@ def test_two_sessions_with_two_links_each_carry_large_messages_at_once() -> None
 
 
 def test_our_heartbeats_keep_us_connected_to_proton() -> None:
-    with ProtonListener(heartbeat=0.6) as listener, connect(listener) as client:
+    with ProtonListener(heartbeat=0.6 * SLOWNESS) as listener, connect(listener) as client:
         client.opened()
         assert client.engine.peer is not None
-        assert client.engine.peer.idle_time_out == 300
+        assert client.engine.peer.idle_time_out == 300 * SLOWNESS
         before = listener.transports[0].frames_input
-        client.until(passed(1.3))
+        client.until(passed(1.3 * SLOWNESS))
         assert is_open(listener.connections[0])
         assert listener.transports[0].frames_input - before >= 5
         client.send(client.sender(client.session(), "queue"), message())
@@ -551,10 +551,10 @@ def test_proton_gives_us_up_without_heartbeats() -> None:
 
 
 def test_protons_heartbeats_keep_it_connected_to_us(listener: ProtonListener) -> None:
-    configuration = Configuration(container_id="c", idle_time_out_ms=800)
+    configuration = Configuration(container_id="c", idle_time_out_ms=800 * SLOWNESS)
     with connect(listener, configuration=configuration) as client:
         client.opened()
-        client.until(passed(1.3))
+        client.until(passed(1.3 * SLOWNESS))
         client.send(client.sender(client.session(), "queue"), message())
 
 

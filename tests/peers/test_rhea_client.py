@@ -50,7 +50,7 @@ from pairbus.wire.errors import AuthenticationError, IdleTimeoutError
 from tests.peers.node_server import PASSWORD, USER, NodeServer, Stored
 from tests.peers.payload import message, pattern
 from tests.peers.rhea_container import RheaClient, buffer, data, typed
-from tests.peers.waiting import eventually, passed
+from tests.peers.waiting import SLOWNESS, eventually, passed
 
 SIZES = (1, 1024, 1024 * 1024)
 FRAME_SIZES = (1024, 4096, 65536)
@@ -797,11 +797,11 @@ def test_what_rhea_asks_of_a_link_reaches_us(client: RheaClient, server: NodeSer
 
 
 def test_our_heartbeats_keep_an_idle_rhea_connected(server: NodeServer) -> None:
-    with connect(server, idle_time_out=300) as client:
+    with connect(server, idle_time_out=300 * SLOWNESS) as client:
         client.wait_for("connection_open")
         (opened,) = server.seen(ConnectionOpened)
-        assert opened.open.idle_time_out == 300
-        client.until(passed(1.3))
+        assert opened.open.idle_time_out == 300 * SLOWNESS
+        client.until(passed(1.3 * SLOWNESS))
         assert not client.all("disconnected")
         assert not server.seen(ConnectionClosed)
         sender(client, "out", "accepted")
@@ -815,9 +815,12 @@ def test_rhea_gives_up_a_server_without_heartbeats() -> None:
 
 
 def test_rheas_heartbeats_keep_it_connected_to_us() -> None:
-    with NodeServer(Configuration(container_id="c", idle_time_out_ms=800)) as server, connect(server) as client:
+    with (
+        NodeServer(Configuration(container_id="c", idle_time_out_ms=800 * SLOWNESS)) as server,
+        connect(server) as client,
+    ):
         client.wait_for("connection_open")
-        client.until(passed(1.3))
+        client.until(passed(1.3 * SLOWNESS))
         sender(client, "out", "accepted")
         send(client, "out", {"body": "x"})
 

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import pytest
 
+from tests.thoroughness import THOROUGH
+
 T = TypeVar("T")
 
-DEADLINE_S = 10.0
+DEADLINE_S = 60.0
+"""Generous: the other side may share the processors with many."""
+
+
+SLOWNESS: Final = 10 if THOROUGH else 1
+"""How much slower heartbeats are than they would have to be: in CI many share the processors, and one may come late."""
 
 
 def pause() -> None:

@@ -490,7 +490,7 @@ def test_a_socket_that_says_nothing_is_dropped_after_half_a_minute(house: House)
             lambda: True,
         )
         port = listener.listen("127.0.0.1", 0)
-        with socket.create_connection(("127.0.0.1", port), timeout=10) as silent:
+        with socket.create_connection(("127.0.0.1", port), timeout=60) as silent:
             await until(lambda: listener.waiting_count)
             await pass_time(29)
             assert listener.waiting_count

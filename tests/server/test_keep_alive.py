@@ -10,7 +10,7 @@ from pairbus.testing import running_namespace
 
 def test_clients_are_told_how_long_they_may_keep_a_connection() -> None:
     with running_namespace("contoso") as namespace:
-        connection = http.client.HTTPConnection("localhost", namespace.port, timeout=10)
+        connection = http.client.HTTPConnection("localhost", namespace.port, timeout=60)
         for _ in range(2):  # the second time on the same connection
             connection.request("GET", "/health")
             response = connection.getresponse()

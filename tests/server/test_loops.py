@@ -54,7 +54,7 @@ def test_a_message_comes_through(
     with connect(contoso) as client:
         with client.get_queue_sender("orders") as sender:
             sender.send_messages(ServiceBusMessage(body))
-        with client.get_queue_receiver("orders", max_wait_time=5) as receiver:
+        with client.get_queue_receiver("orders", max_wait_time=60) as receiver:
             (message,) = receiver.receive_messages(1)
             assert b"".join(message.body) == body
             receiver.complete_message(message)

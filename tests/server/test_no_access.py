@@ -523,7 +523,7 @@ class Caller:
     def __call__(
         self, method: str, path: str, token: str | None, body: str | None = None, **headers: str
     ) -> HttpAnswer:
-        connection = http.client.HTTPSConnection("localhost", self._port, context=self._context, timeout=10)
+        connection = http.client.HTTPSConnection("localhost", self._port, context=self._context, timeout=60)
         authorization = {} if token is None else {"Authorization": token}
         try:
             connection.request(method, path, body, {**authorization, **headers})

@@ -82,7 +82,7 @@ def test_what_is_received_and_deleted_while_the_server_stops_is_received_or_stil
 
 
 def test_a_websocket_is_told_in_amqp_that_the_server_stops(namespace: RunningNamespace) -> None:
-    with socket.create_connection(("127.0.0.1", namespace.port), timeout=10) as stream:
+    with socket.create_connection(("127.0.0.1", namespace.port), timeout=60) as stream:
         key = base64.b64encode(os.urandom(16))
         stream.sendall(
             b"GET /$servicebus/websocket HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
@@ -156,7 +156,7 @@ def test_a_stop_whose_last_commit_fails_lets_go_of_everything(
 
 
 def test_who_has_not_said_what_it_speaks_is_hung_up_on(namespace: RunningNamespace) -> None:
-    with socket.create_connection(("127.0.0.1", namespace.port), timeout=10) as stream:
+    with socket.create_connection(("127.0.0.1", namespace.port), timeout=60) as stream:
         stream.sendall(b"AM")  # which may become AMQP
         eventually(lambda: namespace._running._running.services.receptions)
         namespace.stop()

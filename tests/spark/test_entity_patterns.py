@@ -198,6 +198,6 @@ def naive(pattern: str, name: str) -> bool:
 def test_a_pattern_with_many_stars_takes_no_time() -> None:
     from pairbus.spark.entity_patterns import _matches
 
-    begun_s = time.monotonic()
+    begun_s = time.thread_time()
     assert not _matches("*a" * 60 + "b", "a" * 260)
-    assert time.monotonic() - begun_s < 5
+    assert time.thread_time() - begun_s < 5

@@ -312,7 +312,7 @@ def losing(connection: Path, queue: str) -> Callable[[Iterable[pa.RecordBatch]],
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(600)
 def test_d1_a_table_is_written_with_spark_and_lost_tasks_do_no_harm(
     namespace: RunningNamespace, spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -332,7 +332,7 @@ def test_d1_a_table_is_written_with_spark_and_lost_tasks_do_no_harm(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(600)
 def test_d1_a_batch_of_a_stream_that_is_run_again_after_a_restart_does_no_harm(
     namespace: RunningNamespace, spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -349,7 +349,7 @@ def test_d1_a_batch_of_a_stream_that_is_run_again_after_a_restart_does_no_harm(
             .trigger(availableNow=True)
             .start(queue)
         )
-        assert query.awaitTermination(90)
+        assert query.awaitTermination(240)
 
     for name in ("one", "two"):  # the same content twice, in two batches
         (source / name).write_text("a\nb\nb")
@@ -363,7 +363,7 @@ def test_d1_a_batch_of_a_stream_that_is_run_again_after_a_restart_does_no_harm(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(600)
 def test_e4_what_is_wrong_with_a_write_is_told_by_spark(namespace: RunningNamespace, spark: SparkSession) -> None:
     rows = spark.sql("select 'x' as body, 1 as amount")
     sink = rows.write.format("pairbus").mode("append").option("connection", namespace.connection_string)

@@ -47,33 +47,49 @@ def process(connection_string: str, *arguments: object) -> Iterator[subprocess.P
     assert not members(found.pid)
 
 
-def until_file(running: subprocess.Popen[str], to: Path) -> None:
+Until = Callable[[subprocess.Popen[str]], None]
+
+
+def until_file(_to: Path) -> Until:
     """It has said that a window has its file."""
-    assert running.stdout is not None
-    for line in running.stdout:
-        if line.startswith("{") and json.loads(line)["event"] == "file":
-            return
-    pytest.fail("it has ended before")
+
+    def wait(running: subprocess.Popen[str]) -> None:
+        assert running.stdout is not None
+        for line in running.stdout:
+            if line.startswith("{") and json.loads(line)["event"] == "file":
+                return
+        pytest.fail("it has ended before")
+
+    return wait
 
 
-def until_piece(running: subprocess.Popen[str], to: Path) -> None:
-    """A task has written something, or is about to."""
-    before = {*(to / "_capture" / "pieces").glob("*")}
-    eventually(lambda: bool({*(to / "_capture" / "pieces").glob("*")} - before))
+def until_piece(to: Path) -> Until:
+    """A task has written something, or is about to; or that is in the book already."""
+    before, taken = pieces(to), taken_of(to)
+    return lambda _: eventually(lambda: bool(pieces(to) - before) or taken_of(to) != taken)
 
 
-def until_batch(running: subprocess.Popen[str], to: Path) -> None:
+def until_batch(to: Path) -> Until:
     """A batch is in the book."""
-    before = book(to).taken
-    eventually(lambda: book(to).taken != before)
+    taken = taken_of(to)
+    return lambda _: eventually(lambda: taken_of(to) != taken)
 
 
-POINTS: Final[list[tuple[Callable[[subprocess.Popen[str], Path], None], float]]] = [
+def pieces(to: Path) -> set[Path]:
+    return {*(to / "_capture" / "pieces").glob("*")}
+
+
+def taken_of(to: Path) -> object:
+    """What is in the book; nothing, before there is one."""
+    return book(to).taken if (to / "_capture" / "book.json").exists() else {}
+
+
+POINTS: Final[list[tuple[Callable[[Path], Until], float]]] = [
     (until_piece, 0.3),
     (until_file, 3.0),
     (until_batch, 0.1),
 ]
-"""What is waited for, and how much longer it runs at most."""
+"""What is waited for, from before it is started, and how much longer it runs at most."""
 
 
 @pytest.mark.slow
@@ -91,8 +107,9 @@ def test_e1_killed_at_any_point_each_message_is_captured_once(seed: int, tmp_pat
         for kill, (until, longest_s) in enumerate(POINTS):
             for queue in queues:
                 send(factory, queue, range(kill * EACH_TIME, (kill + 1) * EACH_TIME))
+            wait = until(to)
             with process(namespace.connection_string, *what, *small) as running:
-                until(running, to)
+                wait(running)
                 time.sleep(random.random() * longest_s)
             seen = ids(to)
             assert len(seen) == len(set(seen))

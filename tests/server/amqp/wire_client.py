@@ -51,7 +51,8 @@ from pairbus.wire import (
 T = TypeVar("T")
 E = TypeVar("E")
 
-DEADLINE_S: Final = 10.0
+DEADLINE_S: Final = 60.0
+"""Generous: whoever waits may share the processors with many."""
 
 
 def eventually(condition: Callable[[], T | None]) -> T:
