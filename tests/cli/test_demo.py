@@ -25,6 +25,7 @@ from pairbus.cli.demo.application import PLACES
 from pairbus.cli.demo.namespace import Namespace, NamespaceStartError
 from pairbus.cli.demo.outage import ENTITIES, Aftermath, Outage, Plan
 from pairbus.cli.demo.outcome import Outcome
+from pairbus.cli.demo.performance import told_when_stopped
 from pairbus.cli.demo.proof import Proof
 from pairbus.cli.demo.reading import EntityReading, Rate, Reading
 from pairbus.cli.demo.screen import PlainScreen, Screen, opened_screen
@@ -163,6 +164,43 @@ def test_an_act_that_fails_has_no_end() -> None:
         raise KeyError
     assert [*acts.seconds] == ["well"]
     assert file.getvalue().count("it took") == 1
+
+
+def test_who_stops_it_is_told_before_what_is_under_way_has_ended() -> None:
+    console, file = a_console()
+    seen: list[str] = []
+
+    async def spark_starts() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            seen.append(file.getvalue())
+
+    async def stop() -> None:
+        running = asyncio.create_task(told_when_stopped(spark_starts(), PlainScreen(console)))
+        await asyncio.sleep(0.01)
+        running.cancel()
+        await running
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(stop())
+    assert seen == ["   Stopping; this may take some seconds …\n"]
+
+
+def test_who_does_not_stop_it_is_told_nothing() -> None:
+    console, file = a_console()
+
+    async def succeed() -> int:
+        return 7
+
+    async def fail() -> int:
+        raise KeyError("orders")
+
+    assert asyncio.run(told_when_stopped(succeed(), PlainScreen(console))) == 7
+    with pytest.raises(KeyError, match="orders"):
+        asyncio.run(told_when_stopped(fail(), PlainScreen(console)))
+    assert file.getvalue() == ""
 
 
 def test_complaints_of_others_go_to_a_file(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -379,9 +417,10 @@ from rich.console import Console
 from pairbus.cli.demo.namespace import Namespace
 from pairbus.cli.demo.performance import keep
 
-with Namespace("contoso", Path(sys.argv[1])) as contoso:
+with Namespace("contoso", Path(sys.argv[1])) as contoso, Namespace("fabrikam", Path(sys.argv[1])) as fabrikam:
     contoso.start()
-    keep([contoso], Console())
+    fabrikam.start()
+    keep(contoso, fabrikam, Console())
 print("over")
 """
 
@@ -389,8 +428,13 @@ print("over")
 def test_what_is_kept_goes_on_until_ctrl_c(tmp_path: Path) -> None:
     with started([sys.executable, "-c", KEEPER, str(tmp_path)], tmp_path) as process:
         said = read_until(process, "Both go on until Ctrl-C.")
-        assert re.search(r"contoso: http://localhost:\d+/console", said)
-        assert "Endpoint=sb://localhost:" in said
+        for name in ("contoso", "fabrikam"):
+            assert re.search(rf"^{name}: http://localhost:\d+/console$", said, re.MULTILINE)
+            assert f"its ledger: {tmp_path / name / 'ledger'}\n" in said
+        assert said.count("Endpoint=sb://localhost:") == 2
+        primary, secondary = (tmp_path / name / "ledger" for name in ("contoso", "fabrikam"))
+        assert f"pairbus reconcile --primary {primary} --secondary {secondary}\n" in said
+        assert f"pairbus cost --ledger {primary} --ledger {secondary} " in said
         process.send_signal(signal.SIGINT)
         assert process.communicate(timeout=PATIENCE_S)[0] == "over\n"
         assert not members(process.pid)
@@ -502,6 +546,7 @@ def test_a_demo_that_is_stopped_leaves_nothing(tmp_path: Path, number: signal.Si
         process.send_signal(number)
         rest, _ = process.communicate(timeout=LONG_S)
         assert process.returncode == 130, said + rest
+        assert "Stopping; this may take some seconds" in rest
         assert rest.endswith("pairbus: stopped\n")
         assert not members(process.pid)
     assert leftovers(tmp_path) == []

@@ -74,7 +74,7 @@ class Application:
             timedelta(0),
             enable_syphon=enable_syphon,
             ping_interval=timedelta(seconds=1),
-            attempt_timeout=timedelta(seconds=1),
+            attempt_timeout=timedelta(seconds=20),  # a namespace that is slow has not failed
             primary_name="contoso",
         )
         return primary, await primary.pair_namespace(options)

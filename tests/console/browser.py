@@ -14,6 +14,7 @@ import pytest
 from tests.peers.presence import absent, import_peer
 
 _AXE: Final = Path(__file__).parents[1] / "peers" / "node_modules" / "axe-core" / "axe.min.js"
+_PATIENCE_MS: Final = 60_000
 _SERIOUS: Final = {"serious", "critical"}
 
 
@@ -41,6 +42,7 @@ def page_of(browser: Any, *, scheme: str = "light", width: int = 1000, height: i
     """A page that keeps what went wrong in it, and asks nobody but this machine."""
     context = browser.new_context(color_scheme=scheme, viewport={"width": width, "height": height})
     context.add_init_script(path=str(_AXE))
+    context.set_default_timeout(_PATIENCE_MS)
     page = context.new_page()
     asked: list[str] = []
     wrong: list[str] = []

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import select
 import ssl
 import time
+from collections.abc import Callable
+from functools import partial
 from http.client import HTTPConnection, HTTPSConnection
 from pathlib import Path
-from threading import Thread
 from typing import Any
 from urllib.parse import urlencode
 
@@ -52,7 +54,7 @@ def test_a_key_that_listens_may_look_only(shared_site: Site) -> None:
 
 
 def test_a_token_for_the_namespace_opens_it_until_it_ends(site: Site) -> None:
-    expires_s = int(time.time()) + 3
+    expires_s = int(time.time()) + 3_600
     token = make_sas_token("sb://localhost/", site.settings.key_name, site.server.key, expires_s)
     person = site.person()
     text = f"Endpoint=sb://localhost;SharedAccessSignature={token}"
@@ -94,20 +96,43 @@ def test_what_was_typed_is_not_repeated(shared_site: Site) -> None:
 
 def test_who_guesses_has_to_wait_and_holds_up_nobody_else(shared_site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(annex, "WRONG_KEY_DELAY_S", DELAY_S)
-    answered: list[str] = []
-
-    def guess() -> None:
-        assert shared_site.person().post("/console/login", key_name="nobody", key="wrong").status == 401
-        answered.append("guess")
-
-    guesser = Thread(target=guess)
     began = time.monotonic()
-    guesser.start()
-    assert shared_site.manager().get().status == 200
-    answered.append("login")
-    guesser.join(PATIENCE_S)
+    assert shared_site.person().post("/console/login", key_name="nobody", key="wrong").status == 401
     assert time.monotonic() - began >= DELAY_S
-    assert answered == ["login", "guess"]
+
+    monkeypatch.setattr(annex, "WRONG_KEY_DELAY_S", 10.0 * PATIENCE_S)
+    guesser = HTTPConnection("127.0.0.1", shared_site.port, timeout=PATIENCE_S)
+    form = {"Content-Type": "application/x-www-form-urlencoded"}
+    guesser.request("POST", "/console/login", urlencode({"key_name": "nobody", "key": "wrong"}), form)
+    assert shared_site.manager().get().status == 200
+    assert select.select([guesser.sock], [], [], 0)[0] == []
+    guesser.close()
+
+
+WITH_ANOTHER_KEY = "Endpoint=sb://{};SharedAccessKeyName=nobody;SharedAccessKey=wrong"
+
+
+def test_a_connection_string_of_another_server_is_told_as_such(shared_site: Site) -> None:
+    text = WITH_ANOTHER_KEY.format("localhost:1")
+    reply = shared_site.person().post("/console/login", connection_string=text)
+    assert "is no key of this namespace" in reply.alert
+    assert reply.alert.endswith(
+        "; the Endpoint of the connection string is another one: "
+        f"it is localhost:1, and this is 127.0.0.1:{shared_site.port}."
+    )
+
+
+@pytest.mark.parametrize("endpoint", ["localhost:{}", "127.0.0.1:{}", "LOCALHOST", "[::1]:{}"])
+def test_a_wrong_key_with_the_right_endpoint_is_just_wrong(shared_site: Site, endpoint: str) -> None:
+    text = WITH_ANOTHER_KEY.format(endpoint.format(shared_site.port))
+    reply = shared_site.person().post("/console/login", connection_string=text)
+    assert "is no key of this namespace" in reply.alert
+    assert "Endpoint" not in reply.alert
+
+
+def test_the_endpoint_does_not_matter_where_the_key_is_right(shared_site: Site) -> None:
+    text = f"Endpoint=sb://elsewhere;SharedAccessKeyName={LISTENER.name};SharedAccessKey={LISTENER.primary_key}"
+    assert shared_site.person().post("/console/login", connection_string=text).status == 303
 
 
 def test_the_cookie_is_for_this_server_and_no_script(shared_site: Site) -> None:
@@ -123,7 +148,7 @@ def test_the_cookie_is_for_this_server_and_no_script(shared_site: Site) -> None:
 def test_over_tls_the_cookie_comes_back_over_tls_only(shared_site: Site) -> None:
     assert shared_site.server.ca_file is not None
     context = ssl.create_default_context(cafile=str(shared_site.server.ca_file))
-    connection = HTTPSConnection("localhost", shared_site.port, timeout=10, context=context)
+    connection = HTTPSConnection("localhost", shared_site.port, timeout=PATIENCE_S, context=context)
     body = urlencode({"connection_string": shared_site.server.connection_string})
     connection.request("POST", "/console/login", body, {"Content-Type": "application/x-www-form-urlencoded"})
     response = connection.getresponse()
@@ -136,6 +161,38 @@ def test_a_cookie_that_was_made_up_opens_nothing(shared_site: Site) -> None:
     person = shared_site.person()
     person.cookies["pairbus-contoso"] = "made up"
     assert person.get().status == 303
+
+
+def test_who_was_never_here_is_told_nothing_at_the_login(shared_site: Site) -> None:
+    assert "log in again" not in shared_site.person().get("/console/login").text
+
+
+def test_who_is_logged_in_is_told_nothing_at_the_login(shared_site: Site) -> None:
+    assert "log in again" not in shared_site.manager().get("/console/login").text
+
+
+def test_after_a_restart_the_login_says_why_one_is_there(site: Site) -> None:
+    person = site.manager()
+    site.stop()
+    site._await(site.server.start())
+    person.port = site.port
+    reply = person.get(person.get("/console/pair").location)
+    assert "The server was started anew; log in again." in reply.text
+    assert person.post("/console/login", key_name=LISTENER.name, key=LISTENER.primary_key).status == 303
+    assert "log in again" not in person.get("/console/login").text
+
+
+def test_who_was_away_for_long_is_told_that_the_login_has_ended(site: Site) -> None:
+    person = site.manager()
+    site.call(lambda host: setattr(host, "now_ms", partial(later, host.now_ms)))
+    reply = person.get(person.get("/console/pair").location)
+    assert "Your login has ended; log in again." in reply.text
+    wrong = person.post("/console/login", key_name="nobody", key="wrong")
+    assert "log in again" not in wrong.text
+
+
+def later(now_ms: Callable[[], int]) -> int:
+    return now_ms() + IDLE_MS
 
 
 @pytest.mark.parametrize(
@@ -242,7 +299,7 @@ def test_the_seal_of_another_session_does_not_do(site: Site) -> None:
     ids=["too long", "no text", "too many fields", "no form"],
 )
 def test_a_form_that_is_none_is_refused(shared_site: Site, body: str, kind: str, status: int) -> None:
-    connection = HTTPConnection("127.0.0.1", shared_site.port, timeout=10)
+    connection = HTTPConnection("127.0.0.1", shared_site.port, timeout=PATIENCE_S)
     connection.request("POST", "/console/login", body, {"Content-Type": kind})
     assert connection.getresponse().status == status
     connection.close()

@@ -91,6 +91,11 @@ def test_a_chart_is_told_in_words_too() -> None:
     assert "has no values yet" in draw("Backlog", "backlog", [], [Line(name="waiting", values=[])])
 
 
+def test_a_chart_says_which_zone_its_times_are_of() -> None:
+    chart = draw("Backlog", "backlog", [0, 3_600_000], [Line(name="waiting", values=[7, 3])])
+    assert re.findall(r'class="time [a-z]+"[^>]*>([^<]*)<', chart) == ["00:00:00 UTC", "01:00:00 UTC"]
+
+
 @given(st.binary(max_size=2_000))
 def test_any_body_can_be_shown_in_any_way(body: bytes) -> None:
     for view in View:

@@ -9,7 +9,7 @@ from random import Random
 
 import pytest
 
-from pairbus.broker import Address, Part, QueueDescription
+from pairbus.broker import Address, Part, QueueDescription, SubscriptionDescription, TopicDescription
 from pairbus.console.facets import facet_lines
 from pairbus.console.operations import Operations
 from pairbus.ledger.operation import Stage
@@ -84,6 +84,48 @@ def test_topics_and_subscriptions_have_pages(site: Site) -> None:
     page = person.get("/console/entity", entity="news", subscription="all")
     assert "closed on Monday" in page.text
     assert page.live("active") == "1"
+
+
+def test_a_topic_shows_its_subscriptions_with_their_counts(site: Site) -> None:
+    def subscribe(host: NamespaceHost) -> None:
+        host.namespace.create_topic("news2", TopicDescription(), host.now_ms())
+        for topic, name in (("news", "Press"), ("news2", "others")):
+            host.namespace.create_subscription(topic, name, SubscriptionDescription(), host.now_ms())
+
+    site.call(subscribe)
+    site.send("news", b"closed on Monday")
+    site.dead_letter("news", b"open on Sunday", subscription="Press")
+    person = site.manager()
+    with person.stream(page="entity", entity="NEWS") as events:
+        told = json.loads(next(data for kind, data in events if kind == "patch"))
+        page = eventually(
+            lambda: (
+                (reply := person.get("/console/entity", entity="NEWS")).live("dead:news/Subscriptions/Press") == "1"
+                and reply
+            )
+        )
+    assert "active:news/Subscriptions/all" in told
+    assert page.live("active:news/Subscriptions/all") == "2"
+    assert page.live("active:news/Subscriptions/Press") == "1"
+    assert '<a href="/console/entity?entity=news&amp;subscription=Press">Press</a>' in page.text
+    assert "others" not in page.text
+    assert "Subscriptions</h2>" not in person.get("/console/entity", entity="orders").text
+
+
+def test_of_many_subscriptions_some_are_shown_and_of_none_it_is_said(site: Site) -> None:
+    def subscribe(host: NamespaceHost) -> None:
+        host.namespace.create_topic("quiet", TopicDescription(), host.now_ms())
+        for number in range(101):
+            host.namespace.create_subscription("news", f"s{number}", SubscriptionDescription(), host.now_ms())
+
+    site.call(subscribe)
+    person = site.manager()
+    with person.stream(page="entities"):
+        link = '<a href="/console?q=news%2FSubscriptions%2F">All 102 subscriptions</a>'
+        page = eventually(lambda: link in (reply := person.get("/console/entity", entity="news")).text and reply)
+    assert page.text.count('<th scope="row"') == 100
+    assert "1 to 100 of 102" in person.get("/console?q=news%2FSubscriptions%2F").text
+    assert "what is sent to this topic is dropped" in person.get("/console/entity", entity="quiet").text
 
 
 def test_who_may_look_only_is_offered_nothing_else(site: Site) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from http import HTTPStatus
@@ -15,8 +15,7 @@ from urllib.parse import quote
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
-from starlette.routing import BaseRoute, Match, Route
-from starlette.types import Scope
+from starlette.routing import BaseRoute
 
 from pairbus.console.actions import ACTIONS, Act
 from pairbus.console.credentials import read_credentials
@@ -28,6 +27,7 @@ from pairbus.console.pages import entities, entity, message, pair, server
 from pairbus.console.pages.frame import Page, framed, refusal_page
 from pairbus.console.pages.login import login_page
 from pairbus.console.report_api import ReportApi
+from pairbus.console.route import Answer, BrowserRoute, ConsoleRoute
 from pairbus.console.session import Session
 from pairbus.console.visit import Visit
 from pairbus.console.watch import Watch
@@ -42,7 +42,6 @@ LOGIN: Final = f"{PATH}/login"
 WRONG_KEY_DELAY_S: Final = 1.0
 MOST_STREAMS: Final = 100
 _FOLLOWING: Final = re.compile(r"/console(/[a-z]+)?(\?[!-~]*)?")
-_API_VERSION: Final = b"api-version="
 
 _PAGES: Final[Mapping[str, Callable[[Visit], Page]]] = {
     PATH: entities.entities_page,
@@ -74,16 +73,6 @@ async def open_console(settings: Settings, services: AmqpServices) -> AsyncItera
             await task
 
 
-class ConsoleRoute(Route):
-    """A path of the console. A request that says its ``api-version`` means an entity of that name, and is not ours."""
-
-    def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        if _API_VERSION in scope.get("query_string", b""):
-            return Match.NONE, {}
-        match, child = super().matches(scope)
-        return (match, child) if match is Match.FULL else (Match.NONE, {})
-
-
 class Desk:
     """Answers what comes to the console."""
 
@@ -106,6 +95,15 @@ class Desk:
             _route(LOGIN, self._show_login),
             _route(LOGIN, self._log_in, "POST"),
             _route(f"{PATH}/logout", self._log_out, "POST"),
+            *self._strays(),
+        ]
+
+    def _strays(self) -> list[BaseRoute]:
+        """What a browser asks for that is no page: it is led to one, or told so. They come last."""
+        return [
+            BrowserRoute("/", _answering(_home), "text/html"),
+            BrowserRoute("/favicon.ico", _answering(partial(_static, "icon.svg")), "image/", "text/html"),
+            BrowserRoute("/{path:path}", _answering(self._no_page), "text/html", below=PATH),
         ]
 
     # Pages
@@ -120,6 +118,17 @@ class Desk:
             return HTMLResponse(framed(make(visit), visit))
         except REFUSABLE as error:
             return _refused(visit, error)
+
+    async def _no_page(self, request: Request) -> Response:
+        address = request.url.path.lower()
+        if address != request.url.path and address in {*_PAGES, LOGIN}:
+            query = f"?{request.url.query}" if request.url.query else ""
+            return RedirectResponse(f"{address}{query}", HTTPStatus.SEE_OTHER)
+        session = self._door.session_of(request)
+        if session is None:
+            return _to_login(request)
+        page = refusal_page("There is no such page", "The console has nothing at this address.")
+        return HTMLResponse(framed(page, self._visit(request, session)), HTTPStatus.NOT_FOUND)
 
     async def _events(self, request: Request) -> Response:
         session = self._door.session_of(request, by_itself=True)
@@ -174,7 +183,7 @@ class Desk:
         following = _following(form.get("next", ""))
         try:
             check_origin(request)
-            session = self._door.enter(read_credentials(form))
+            session = self._door.enter(read_credentials(form), request.headers.get("host", ""))
         except UnauthorizedError as error:
             _log.warning("console: a login failed")
             await asyncio.sleep(WRONG_KEY_DELAY_S)  # who guesses has to wait
@@ -189,6 +198,7 @@ class Desk:
             self._settings.name,
             _following(following),
             complaint=complaint and complaint[0].upper() + complaint[1:] + ".",
+            reason="" if complaint else self._door.farewell(request),
             is_open=is_readable_by_others(request),
         )
         return HTMLResponse(page, HTTPStatus.UNAUTHORIZED if complaint else HTTPStatus.OK)
@@ -205,7 +215,13 @@ class Desk:
         )
 
 
-def _route(path: str, answer: Callable[[Request], Awaitable[Response]], method: str = "GET") -> Route:
+def _route(path: str, answer: Answer, method: str = "GET") -> BaseRoute:
+    return ConsoleRoute(path, _answering(answer), methods=[method])
+
+
+def _answering(answer: Answer) -> Answer:
+    """The same, with what every answer says about itself, and refusals as answers."""
+
     async def endpoint(request: Request) -> Response:
         try:
             response = await answer(request)
@@ -218,7 +234,7 @@ def _route(path: str, answer: Callable[[Request], Awaitable[Response]], method: 
         response.headers.update(HEADERS)
         return response
 
-    return ConsoleRoute(path, endpoint, methods=[method])
+    return endpoint
 
 
 def _refused(visit: Visit, error: Exception) -> Response:

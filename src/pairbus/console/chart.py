@@ -108,7 +108,7 @@ def _grid(top: float, times_ms: Sequence[int]) -> Markup:
         return lines
     ends = ((_LEFT, "start", times_ms[-1] - max(times_ms[-1] - times_ms[0], _FEWEST_MS)), (_WIDTH, "end", times_ms[-1]))
     times = (
-        fill('<text class="time $p" x="$x" y="$y">$at</text>', p=place, x=x, y=_HEIGHT - 4, at=clock_time(at_ms))
+        fill('<text class="time $p" x="$x" y="$y">$at UTC</text>', p=place, x=x, y=_HEIGHT - 4, at=clock_time(at_ms))
         for x, place, at_ms in ends
     )
     return join([lines, *times])

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from pairbus.broker import Right
-from pairbus.console.credentials import Typed
+from pairbus.console.credentials import Typed, told_endpoint
 from pairbus.console.session import LONGEST_MS, Session, Sessions, check_rights
 from pairbus.server.access import Grant
 from pairbus.server.amqp.services import AmqpServices
@@ -20,6 +20,8 @@ BY_ITSELF: Final = "x-console"
 """The header of what a page asks without anybody's doing."""
 
 NOT_OURS: Final = "this form was not made by a page of this console; load it again"
+STARTED_ANEW: Final = "The server was started anew; log in again."
+ENDED: Final = "Your login has ended; log in again."
 _LOOPBACK: Final = ("127.", "::1")
 
 
@@ -32,10 +34,14 @@ class Door:
         # Browsers do not tell the ports of a host apart: each namespace of a machine has its own cookie.
         self._cookie = f"pairbus-{namespace}"
 
-    def enter(self, typed: Typed) -> Session:
-        """Begin a session; raises ``UnauthorizedError``."""
+    def enter(self, typed: Typed, host: str) -> Session:
+        """Begin a session; raises ``UnauthorizedError``. ``host`` is what the browser calls this server."""
         admit = typed.admitted_by(self._services.gatekeeper)
-        check_rights(admit(), self._services.host.wall_ms())
+        try:
+            grant = admit()
+        except UnauthorizedError as error:
+            raise UnauthorizedError(f"{error}{told_endpoint(typed.endpoint, host)}") from error
+        check_rights(grant, self._services.host.wall_ms())
         return self._sessions.open(typed.name, admit, self._services.host.now_ms())
 
     def session_of(self, request: Request, *, by_itself: bool = False) -> Session | None:
@@ -43,6 +49,13 @@ class Door:
         session_id = request.cookies.get(self._cookie, "")
         session = self._sessions.find(session_id, self._services.host.now_ms(), by_itself=by_itself)
         return None if session is None or self.grant_of(session) is None else session
+
+    def farewell(self, request: Request) -> str:
+        """Why somebody who was known is known no more; nothing of those who never were."""
+        session_id = request.cookies.get(self._cookie, "")
+        if not session_id or self.session_of(request, by_itself=True) is not None:
+            return ""
+        return ENDED if self._sessions.is_of_ours(session_id) else STARTED_ANEW
 
     def grant_of(self, session: Session) -> Grant | None:
         """What its key allows now; ``None`` once it allows nothing."""

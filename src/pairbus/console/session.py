@@ -18,6 +18,7 @@ _MOST: Final = 200
 """How many sessions there may be; the one that was used least lately makes room."""
 
 _BYTES: Final = 32
+_MARK_BYTES: Final = 6
 
 Admit = Callable[[], Grant]
 """Shows the key or token again; raises ``UnauthorizedError`` when it is good no more."""
@@ -29,7 +30,7 @@ class Session:
 
     who: str
     admit: Admit = field(repr=False)
-    id: str = field(default_factory=lambda: secrets.token_urlsafe(_BYTES), repr=False)
+    id: str = field(repr=False)
     seal: str = field(default_factory=lambda: secrets.token_urlsafe(_BYTES), repr=False)
     """What only a page of ours knows: a form without it was made by somebody else."""
 
@@ -60,13 +61,15 @@ class Sessions:
 
     def __init__(self) -> None:
         self._sessions: dict[str, Session] = {}
+        self._mark = secrets.token_urlsafe(_MARK_BYTES)
 
     def __len__(self) -> int:
         return len(self._sessions)
 
     def open(self, who: str, admit: Admit, now_ms: int) -> Session:
         self._drop_old(now_ms)
-        session = Session(who=who, admit=admit, began_ms=now_ms, seen_ms=now_ms)
+        session_id = f"{self._mark}.{secrets.token_urlsafe(_BYTES)}"
+        session = Session(id=session_id, who=who, admit=admit, began_ms=now_ms, seen_ms=now_ms)
         self._sessions[session.id] = session
         return session
 
@@ -80,6 +83,10 @@ class Sessions:
             session.seen_ms = now_ms
             self._sessions[session_id] = self._sessions.pop(session_id)  # those that rest come first
         return session
+
+    def is_of_ours(self, session_id: str) -> bool:
+        """Whether it was a session here once, and not of a server before this one."""
+        return session_id.startswith(f"{self._mark}.")
 
     def close(self, session_id: str) -> None:
         self._sessions.pop(session_id, None)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import FrameType
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from rich.console import Console
 
@@ -77,11 +78,11 @@ class _Performance:
             for each in (self._primary, self._secondary, self._spark):
                 stack.enter_context(each)
             with opened_screen(self._console) as screen:
-                outcome = asyncio.run(self._play(screen))
+                outcome = asyncio.run(told_when_stopped(self._play(screen), screen))
             outcome.print(self._console)
             if self._plan.is_kept:
                 self._spark.stop()
-                keep((self._primary, self._secondary), self._console)
+                keep(self._primary, self._secondary, self._console)
         return 0 if outcome.is_fine else FAILED
 
     async def _play(self, screen: Screen) -> Outcome:
@@ -118,11 +119,32 @@ class _Performance:
             raise
 
 
-def keep(namespaces: Iterable[Namespace], console: Console) -> None:
-    """Show how to get to the namespaces, and wait for Ctrl-C."""
-    for each in namespaces:
+async def told_when_stopped(work: Coroutine[Any, Any, T], screen: Screen) -> T:
+    """Say so as soon as somebody presses Ctrl-C: what is under way, such as the start of Spark, takes time to end."""
+    task = asyncio.create_task(work)
+    try:
+        await asyncio.wait([task])
+    except asyncio.CancelledError:
+        screen.tell("Stopping; this may take some seconds …")
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        raise
+    return task.result()
+
+
+def keep(primary: Namespace, secondary: Namespace, console: Console) -> None:
+    """Show how to get to the namespaces and their ledgers, and wait for Ctrl-C."""
+    for each in (primary, secondary):
         console.print(f"\n{each.name}: {each.console}", soft_wrap=True)
         console.print(each.connection_string, soft_wrap=True, markup=False)
+        console.print(f"its ledger: {each.ledger}", soft_wrap=True, markup=False)
+    ledgers = [shlex.quote(str(each.ledger)) for each in (primary, secondary)]
+    console.print("\nWhat became of every message, and what it cost, in another terminal:")
+    for command in (
+        f"pairbus reconcile --primary {ledgers[0]} --secondary {ledgers[1]}",
+        f"pairbus cost --ledger {ledgers[0]} --ledger {ledgers[1]} --beyond-allowances",
+    ):
+        console.print(command, soft_wrap=True, markup=False)
     with suppress(KeyboardInterrupt):
         console.print("\nBoth go on until Ctrl-C.")
         while True:

@@ -7,10 +7,11 @@ from urllib.parse import urlencode
 
 from pairbus.console.census import EntityCount
 from pairbus.console.markup import Markup, fill, join, render
+from pairbus.console.pages.counts import count_cells, count_headings, count_values
 from pairbus.console.pages.frame import Page, cell
 from pairbus.console.place import place_at
 from pairbus.console.visit import Visit
-from pairbus.console.wording import number, rate, size
+from pairbus.console.wording import number, rate
 
 _ON_A_PAGE: Final = 100
 
@@ -31,6 +32,7 @@ def entities_page(visit: Visit) -> Page:
             dead=cell(live, "total:dead", "b"),
             sent=cell(live, "total:sent", "b"),
             received=cell(live, "total:received", "b"),
+            headings=count_headings(),
             rows=join(_row(live, entity) for entity in shown) if shown else _none(wanted),
             paging=_paging(wanted, skip, len(found)),
         ),
@@ -50,14 +52,7 @@ def live_values(visit: Visit) -> dict[str, str]:
     }
     shown = _shown(visit)
     for entity in shown:
-        values |= {
-            f"active:{entity.path}": number(entity.active),
-            f"scheduled:{entity.path}": number(entity.scheduled),
-            f"dead:{entity.path}": number(entity.dead_letters + entity.failed_transfers),
-            f"in:{entity.path}": rate(rates.arriving(entity.path)),
-            f"out:{entity.path}": rate(rates.leaving(entity.path)),
-            f"size:{entity.path}": size(entity.size_bytes),
-        }
+        values |= count_values(entity, rates)
     # Which rows there are: the browser asks for them anew when this has changed.
     values["shape"] = str(hash(tuple((entity.path, entity.kind, entity.status) for entity in shown)))
     return values
@@ -76,12 +71,13 @@ def _shown(visit: Visit) -> list[EntityCount]:
 def _row(live: dict[str, str], entity: EntityCount) -> Markup:
     path = entity.path
     return fill(
-        '<tr><th scope="row"><a href="$link">$path</a></th><td>$kind</td><td>$status</td>$cells</tr>',
+        '<tr><th scope="row"><a href="$link">$path</a></th><td data-label="Kind">$kind</td>'
+        '<td data-label="Status">$status</td>$cells</tr>',
         link=place_at(path, entity.address).link(),
         path=path,
         kind="backlog queue" if entity.primary is not None else entity.kind,
         status=entity.status,
-        cells=join(cell(live, f"{column}:{path}") for column in ("active", "scheduled", "dead", "in", "out", "size")),
+        cells=count_cells(entity, live),
     )
 
 

@@ -7,6 +7,7 @@ from typing import Final
 from pairbus.broker import EntityInfo, Part, TopicDescription
 from pairbus.console.markup import Markup, fill, join, render
 from pairbus.console.message import ShownMessage, View, body_text, show
+from pairbus.console.pages import subscriptions
 from pairbus.console.pages.frame import Page, cell
 from pairbus.console.pages.sealed_form import sealed_form
 from pairbus.console.place import Place, place_of
@@ -38,6 +39,7 @@ def entity_page(visit: Visit) -> Page:
             status=info.description.status.value,
             created=moment(info.created_ms),
             cards=join(_card(live, key, label) for key, label in _cards(is_topic=is_topic)),
+            subscriptions=subscriptions.table(visit, place, live) if is_topic else Markup(),
             tabs=_tabs(place, info, is_topic=is_topic),
             heading=_heading(place, is_topic=is_topic),
             table=_table(visit, place, messages),
@@ -54,7 +56,8 @@ def live_values(visit: Visit) -> dict[str, str]:
     # Names compare without regard to case, and the books have them as they were spelled first.
     path = _known_path(visit, place)
     dead = info.dead_letter_count + info.transfer_dead_letter_count
-    return {
+    values = subscriptions.live_values(visit, place) if isinstance(info.description, TopicDescription) else {}
+    return values | {
         "active": number(info.active_count),
         "locked": number(info.locked_count),
         "deferred": number(info.deferred_count),

@@ -53,12 +53,19 @@ def _link(name: str, current: str) -> Markup:
 
 
 def _notice(text: str) -> Markup:
-    return fill('<p class="notice" role="status">$text</p>', text=text) if text else Markup()
+    """What was done. It has the focus: whoever uses a keyboard or listens is told, and goes on from there."""
+    return fill('<p class="notice" tabindex="-1" autofocus role="status">$text</p>', text=text) if text else Markup()
 
 
-def cell(live: dict[str, str], key: str, kind: str = "td") -> Markup:
-    """A number that is kept up to date."""
-    return fill('<$kind class="number" data-live="$key">$value</$kind>', kind=kind, key=key, value=live[key])
+def cell(live: dict[str, str], key: str, kind: str = "td", label: str = "") -> Markup:
+    """A number that is kept up to date. Its label stands beside it where a row is narrow, and has no heading above."""
+    return fill(
+        '<$kind class="number" data-live="$key"$label>$value</$kind>',
+        kind=kind,
+        key=key,
+        label=fill(' data-label="$label"', label=label) if label else Markup(),
+        value=live[key],
+    )
 
 
 def refusal_page(title: str, text: str) -> Page:

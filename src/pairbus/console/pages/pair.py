@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from pairbus.console.census import EntityCount
 from pairbus.console.chart import Line, draw
 from pairbus.console.markup import Markup, fill, join, render
@@ -10,6 +12,14 @@ from pairbus.console.pages.frame import Page, cell
 from pairbus.console.place import Place
 from pairbus.console.visit import Visit
 from pairbus.console.wording import clock_time, moment, number, rate
+
+_COLUMNS: Final = {
+    "depth": "Waiting",
+    "in": "Diverted, a second",
+    "out": "Syphoned, a second",
+    "dead": "Dead letters",
+}
+"""Of backlog queues."""
 
 
 def pair_page(visit: Visit) -> Page:
@@ -72,16 +82,17 @@ def _queues(visit: Visit, live: dict[str, str]) -> Markup:
     backlog = visit.watch.reading.census.backlog
     if not backlog:
         return Markup("<p>There are no backlog queues here: no namespace uses this one as its secondary.</p>")
-    return render("backlog", rows=join(_queue(live, queue) for queue in backlog))
+    headings = join(fill('<th scope="col" class="number">$label</th>', label=label) for label in _COLUMNS.values())
+    return render("backlog", headings=headings, rows=join(_queue(live, queue) for queue in backlog))
 
 
 def _queue(live: dict[str, str], queue: EntityCount) -> Markup:
     return fill(
-        '<tr><th scope="row"><a href="$link">$path</a></th><td>$primary</td>$cells</tr>',
+        '<tr><th scope="row"><a href="$link">$path</a></th><td data-label="Primary">$primary</td>$cells</tr>',
         link=Place(entity=queue.path).link(),
         path=queue.path,
         primary=queue.primary,
-        cells=join(cell(live, f"{column}:{queue.path}") for column in ("depth", "in", "out", "dead")),
+        cells=join(cell(live, f"{column}:{queue.path}", label=label) for column, label in _COLUMNS.items()),
     )
 
 
@@ -161,7 +172,7 @@ def _diary(visit: Visit) -> Markup:
         fill(
             '<li><time datetime="$full">$at</time> $text</li>',
             full=moment(entry.at_ms).replace(" UTC", "Z"),
-            at=clock_time(entry.at_ms),
+            at=f"{clock_time(entry.at_ms)} UTC",
             text=entry.text,
         )
         for entry in visit.watch.diary
