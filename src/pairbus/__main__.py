@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pairbus.cli.main import app
+from pairbus_command import main
 
 if __name__ == "__main__":
-    app()
+    main()

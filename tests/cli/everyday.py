@@ -14,12 +14,19 @@ from uuid import uuid4
 
 from typer.testing import CliRunner
 
-from pairbus.blocking import BrokeredMessage, MessagingFactory, NamespaceManager, QueueDescription, ReceivedMessage
+from pairbus.blocking import (
+    BrokeredMessage,
+    MessagingFactory,
+    NamespaceManager,
+    QueueDescription,
+    ReceivedMessage,
+    ReceiveMode,
+)
 from pairbus.cli.main import app
 from pairbus.testing import RunningNamespace
 from tests.cli.test_cli import ENVIRONMENT, PAIRBUS, PATIENCE_S
 
-SOON = timedelta(seconds=5)
+SOON = timedelta(seconds=30)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,9 +56,10 @@ class Desk:
     def environment(self) -> dict[str, str]:
         return ENVIRONMENT | {"PAIRBUS_CONNECTION": self.namespace.connection_string, "COLUMNS": "200"}
 
-    def run(self, *arguments: object, stdin: bytes | None = None) -> Done:
+    def run(self, *arguments: object, stdin: bytes | None = None, **variables: str) -> Done:
         """A command to its end, in this process."""
-        result = CliRunner().invoke(app, [*map(str, arguments)], input=stdin, env=self.environment)
+        environment = self.environment | variables
+        result = CliRunner().invoke(app, [*map(str, arguments)], input=stdin, env=environment)
         assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
         return Done(code=result.exit_code, stdout=result.stdout, stderr=result.stderr)
 
@@ -90,9 +98,8 @@ class Desk:
         """Take messages out, in their order."""
         found: list[ReceivedMessage] = []
         with MessagingFactory.from_connection_string(self.namespace.connection_string) as factory:
-            receiver = factory.create_message_receiver(path)
+            receiver = factory.create_message_receiver(path, ReceiveMode.RECEIVE_AND_DELETE)  # no lock ends meanwhile
             while len(found) < count and (messages := receiver.receive(count - len(found), wait)):
-                receiver.complete(messages)
                 found += messages
         for message in found:
             message.application_properties, message.body, message.delivery_count, message.message_id  # noqa: B018
@@ -112,9 +119,9 @@ def eventually(condition: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
-def interrupt(process: subprocess.Popen[bytes]) -> tuple[int, str]:
-    """Press Ctrl-C: the exit code, and what is said then."""
-    process.send_signal(signal.SIGINT)
+def interrupt(process: subprocess.Popen[bytes], number: signal.Signals = signal.SIGINT) -> tuple[int, str]:
+    """Press Ctrl-C, or send another signal: the exit code, and what is said then."""
+    process.send_signal(number)
     code = process.wait(PATIENCE_S)  # its standard input stays open: nothing else tells it to end
     assert process.stderr is not None
     return code, process.stderr.read().decode()

@@ -24,7 +24,7 @@ from pairbus.jobs.capture.command import DONE
 from pairbus.jobs.capture.directory import CaptureDirectory
 from pairbus.jobs.ending import FAILED, USAGE, WAITING
 from pairbus.testing import RunningNamespace, running_namespace
-from tests.cli.test_cli import ENVIRONMENT, PAIRBUS, reason, run
+from tests.cli.test_cli import ENVIRONMENT, PAIRBUS, PATIENCE_S, reason, run
 from tests.docs.snippets import ROOT
 from tests.docs.tables import code, codes, rows_of
 from tests.jobs.capture.messages import ids
@@ -68,7 +68,7 @@ def test_in_a_terminal_there_are_sentences(namespace: RunningNamespace, tmp_path
     ours, theirs = pty.openpty()
     command = [*PAIRBUS, "capture", *options(namespace, tmp_path / "files"), "--once"]
     with subprocess.Popen(command, stdout=theirs, stderr=subprocess.DEVNULL, env=ENVIRONMENT) as process:
-        assert process.wait(30) == 0
+        assert process.wait(PATIENCE_S) == 0
     os.close(theirs)
     shown = os.read(ours, 10_000).decode()
     os.close(ours)

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from pairbus.cli.command_group import LazyCommands
+from pairbus.cli.extra import missing
 
 COMMANDS = {"send": "pairbus.cli.send", "entities": "pairbus.cli.entities"}
 
@@ -30,8 +31,16 @@ def test_who_talks_to_a_server_does_not_import_one(command: str) -> None:
 def test_a_command_for_which_something_is_not_installed_says_what_to_install() -> None:
     ended = run("import sys; sys.modules['uvicorn'] = None; from pairbus.cli.main import app; app(['serve'])")
     assert (ended.returncode, ended.stdout) == (1, "")
-    assert ended.stderr.startswith("pairbus: import of uvicorn halted")
-    assert ended.stderr.endswith("; install pairbus with its extra, 'pairbus[server]'\n")
+    assert ended.stderr == (
+        "pairbus: uvicorn is not installed; install pairbus with its extra 'server';"
+        " in the clone: pip install '.[server]'\n"
+    )
+
+
+def test_other_extras_are_named_with_the_one_that_the_commands_need() -> None:
+    told = missing(ModuleNotFoundError("No module named 'pyspark.sql'", name="pyspark.sql"), "spark")
+    assert told.startswith("pyspark is not installed; ")
+    assert told.endswith(": pip install '.[server,spark]'")
 
 
 def test_a_mistake_of_our_own_is_no_missing_extra() -> None:

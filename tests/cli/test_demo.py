@@ -559,7 +559,7 @@ def test_without_spark_it_says_what_is_missing() -> None:
         [sys.executable, "-c", code, "demo"], capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
     assert ended.returncode == 1
-    assert "install pairbus with its extras, 'pairbus[server,spark]'" in ended.stderr
+    assert "install pairbus with its extras 'server' and 'spark'" in ended.stderr
 
 
 @pytest.mark.slow

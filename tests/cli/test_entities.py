@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import re
+import signal
 import subprocess
 from contextlib import suppress
 from datetime import timedelta
@@ -192,8 +193,17 @@ def test_delete(desk: Desk, kind: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("answer", ["n", "y"])
-def test_a_person_is_asked_first(desk: Desk, answer: str) -> None:
+@pytest.mark.parametrize(
+    ("answer", "code", "told"),
+    [
+        (b"y\n", 0, b"deleted"),
+        (b"n\n", 1, b"pairbus: nothing was deleted"),
+        (b"\x04", 1, b"pairbus: nothing was deleted"),
+        (signal.SIGINT, 130, b"pairbus: stopped: nothing was deleted"),
+    ],
+    ids=["yes", "no", "Ctrl-D", "Ctrl-C"],
+)
+def test_a_person_is_asked_first(desk: Desk, answer: bytes | signal.Signals, code: int, told: bytes) -> None:
     queue = desk.queue()
     desk.send(queue, "one")
     ours, theirs = pty.openpty()
@@ -202,15 +212,22 @@ def test_a_person_is_asked_first(desk: Desk, answer: str) -> None:
         command, env=desk.environment, stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     ) as process:
         try:
-            os.write(ours, f"{answer}\n".encode())
-            said, _ = process.communicate(timeout=PATIENCE_S)
+            assert process.stdout is not None
+            said = b""
+            while b"?" not in said:
+                said += os.read(process.stdout.fileno(), 4_096)
+            if isinstance(answer, bytes):
+                os.write(ours, answer)
+            else:
+                process.send_signal(answer)
+            said += process.communicate(timeout=PATIENCE_S)[0]
         finally:
             process.kill()
             os.close(ours)
             os.close(theirs)
-    assert f"Delete the queue '{queue}' with its 1 messages?".encode() in said
-    assert process.returncode == (0 if answer == "y" else 1)
-    assert desk.run("entities", "show", queue).code == (1 if answer == "y" else 0)
+    assert f"Delete the queue '{queue}' with its 1 message?".encode() in said
+    assert (process.returncode, told in said, b"Abort" in said) == (code, True, False)
+    assert desk.run("entities", "show", queue).code == (0 if code else 1)
 
 
 def listed_in_terminal(desk: Desk, columns: int) -> str:
@@ -252,7 +269,9 @@ def test_in_a_terminal_there_is_a_table(desk: Desk) -> None:
         (("create", "x", "--filter", "1 = 1"), "--filter belongs to a subscription"),
         (("create", "x", "--lock-duration", "long"), "--lock-duration is 'long'"),
         (("create", "x", "--status", "asleep"), "--status is 'asleep'; it is active, disabled,"),
-        (("create", "x", "--max-delivery-count", "-1"), "max_delivery_count is -1"),
+        (("create", "x", "--max-delivery-count", "-1"), "--max-delivery-count is -1"),
+        (("update", "events", "--sessions"), "--sessions is decided when an entity is made, and never again"),
+        (("update", "events", "--no-partitioned"), "--partitioned is decided when an entity is made"),
         (("create", "x*"), "no name has the character '*'"),
         (("update", "events"), "say what to change"),
         (("update", "events", "--lock-duration", "1m"), "a topic has no --lock-duration"),
@@ -268,10 +287,15 @@ def test_what_cannot_be_is_one_line_and_code_2(desk: Desk, arguments: tuple[str,
     ("arguments", "said"),
     [
         (("show", "nowhere"), "there is neither a queue nor a topic 'nowhere'"),
-        (("show", "events/Subscriptions/nobody"), "nobody"),
+        (("show", "events/Subscriptions/nobody"), "there is no subscription 'events/subscriptions/nobody'"),
         (("delete", "nowhere", "--yes"), "there is neither a queue nor a topic 'nowhere'"),
-        (("create", "nowhere/Subscriptions/x"), "nowhere"),
-        (("create", "x", "--lock-duration", "10m"), "lock"),
+        (("create", "nowhere/Subscriptions/x"), "there is no topic 'nowhere'; make it first"),
+        (("create", "x", "--lock-duration", "10m"), "--lock-duration is 10m; it has to be from 5s to 5m"),
+        (("create", "x", "--ttl", "0s"), "--ttl is 0s; it has to be at least 1s"),
+        (("create", "x", "--max-size-mb", "3"), "--max-size-mb is 3; it can be 1024, 2048"),
+        (("create", "x", "--max-message-kb", "999"), "--max-message-kb is 999; it has to be from 1 to 256"),
+        (("create", "events"), "'events' is a topic, not a queue"),
+        (("create", "events", "--exist-ok"), "'events' is a topic, not a queue"),
     ],
 )
 def test_what_the_namespace_refuses_is_one_line_and_code_1(desk: Desk, arguments: tuple[str, ...], said: str) -> None:
@@ -280,8 +304,15 @@ def test_what_the_namespace_refuses_is_one_line_and_code_1(desk: Desk, arguments
     assert said in done.reason.lower()
 
 
-def test_a_setting_that_cannot_be_changed_has_no_option(desk: Desk) -> None:
-    assert desk.run("entities", "update", "events", "--sessions").code == 2
+def test_a_setting_that_cannot_be_changed_is_not_offered(desk: Desk) -> None:
+    assert "--sessions" in desk.spoken("entities", "create", "--help")
+    assert "--sessions" not in desk.spoken("entities", "update", "--help")
+
+
+def test_a_queue_is_no_topic_though_it_may_exist(desk: Desk) -> None:
+    queue = desk.queue()
+    done = desk.run("entities", "create", queue, "--topic", "--exist-ok")
+    assert (done.code, done.stdout, done.reason) == (1, "", f"pairbus: '{queue}' is a queue, not a topic")
 
 
 def test_a_key_without_manage_is_code_1_and_not_told(desk: Desk) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import typer
+from typer.testing import CliRunner
 
 from pairbus.cli.main import app
 from tests.cli.everyday import Desk, eventually
@@ -66,6 +67,12 @@ def test_every_example_can_be_typed(path: str, example: str) -> None:
 def test_every_option_is_explained(path: str) -> None:
     for parameter in ALL[path].params:
         assert getattr(parameter, "help", None), f"{path} {parameter.name}"
+
+
+@pytest.mark.parametrize("path", ALL)
+def test_no_type_is_shown_behind_what_takes_no_value(path: str) -> None:
+    words = [*path.split()[1:], "--help"]
+    assert "<bool>" not in CliRunner().invoke(app, words, env={"COLUMNS": "200", "TERM": "dumb"}).output
 
 
 @pytest.mark.parametrize("path", ["pairbus send", "pairbus receive", "pairbus peek", "pairbus entities"])

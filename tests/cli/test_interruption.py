@@ -1,44 +1,124 @@
-"""Ctrl-C in a command whose job runs on Spark: one line, and nothing of Java's."""
+"""Ctrl-C in the first moments of a command, and in one whose job runs on Spark: one line, and nothing of Java's."""
 
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import sys
-import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from tests.cli.test_cli import PATIENCE_S
 from tests.jobs.ledger.written import operation, write
 from tests.ledger.entries import eventually
 
-PATIENCE_S = 60
+Moment = Callable[[int, Path], bool]
 
 
-def has_java(pid: int) -> bool:
+def has_java(pid: int, _temporary: Path) -> bool:
     """Whether a process has started Java, or what will become Java."""
     return bool(Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(120)
-@pytest.mark.parametrize("later_s", [0.0, 7.0], ids=["while Spark starts", "at work"])
-def test_e4_ctrl_c_ends_it_and_the_java_that_it_has_started(tmp_path: Path, later_s: float) -> None:
-    """Java has the ends of the pipes as well, so they are closed when it is gone, too."""
-    write(tmp_path, [operation(f"2026-03-{day:02}T{hour:02}:00") for day in range(1, 29) for hour in range(24)])
-    command = [sys.executable, "-m", "pairbus", "cost", "--ledger", str(tmp_path)]
+def has_spark(_pid: int, temporary: Path) -> bool:
+    """Whether Java is through with starting Spark, and has made the place where it keeps its blocks."""
+    return any(temporary.glob("**/blockmgr-*"))
+
+
+@contextmanager
+def standing_still(process: subprocess.Popen[str]) -> Iterator[bool]:
+    """Have a command stop where it is, with all that it has started; whether it is still at work."""
+    assert process.stdout is not None
+    os.killpg(process.pid, signal.SIGSTOP)
+    try:
+        yield process.poll() is None and not select.select([process.stdout], [], [], 0)[0]
+    finally:
+        os.killpg(process.pid, signal.SIGCONT)
+
+
+def interrupted(
+    ledger: Path, temporary: Path, moment: Moment, number: signal.Signals = signal.SIGINT
+) -> tuple[int, str, str] | None:
+    """What becomes of a command when Ctrl-C is pressed at a moment; nothing, if that has passed.
+
+    Ctrl-C goes to all processes; another signal, as of a supervisor, to the command alone.
+    """
+    temporary.mkdir()
+    command = [sys.executable, "-m", "pairbus", "cost", "--ledger", str(ledger)]
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env=os.environ | {"TMPDIR": str(temporary)},
     ) as process:
         try:
-            eventually(lambda: has_java(process.pid))
-            time.sleep(later_s)
-            os.killpg(process.pid, signal.SIGINT)
+            eventually(lambda: moment(process.pid, temporary) or process.poll() is not None, PATIENCE_S)
+            with standing_still(process) as is_at_work:
+                is_in_time = is_at_work and (moment is has_spark or not has_spark(process.pid, temporary))
+                if is_in_time and number is signal.SIGINT:
+                    os.killpg(process.pid, number)
+                elif is_in_time:
+                    process.send_signal(number)
             out, said = process.communicate(timeout=PATIENCE_S)
         finally:
             process.kill()
-    assert (process.returncode, out) == (130, "")
-    if not later_s:  # else it may have come between Spark's start and ours, where Spark has its own way to tell it
+    return (process.returncode, out, said) if is_in_time else None
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("moment", [has_java, has_spark], ids=["while Spark starts", "at work"])
+def test_e4_ctrl_c_ends_it_and_the_java_that_it_has_started(tmp_path: Path, moment: Moment) -> None:
+    """Java has the ends of the pipes as well, so they are closed when it is gone, too."""
+    ledger, tries = tmp_path / "ledger", 0
+    write(ledger, [operation(f"2026-03-{day:02}T{hour:02}:00") for day in range(1, 29) for hour in range(24)])
+    while (found := interrupted(ledger, tmp_path / f"{tries}", moment)) is None:
+        tries += 1
+    code, out, said = found
+    assert (code, out) == (130, "")
+    if moment is has_java:  # else it may have come between Spark's start and ours, and Spark has its own way to tell it
         assert said == "pairbus: stopped\n"
+
+
+ENTRIES = {
+    "the script": (["-c", "from pairbus_command import main; main()"], "h11"),
+    "the module": (["-m", "pairbus"], "typer"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "imported"), ENTRIES.values(), ids=ENTRIES.keys())
+def test_ctrl_c_is_one_line_while_modules_are_imported(tmp_path: Path, arguments: list[str], imported: str) -> None:
+    """The first of them that is not our own takes its time."""
+    (tmp_path / f"{imported}.py").write_text("print('importing', flush=True)\nimport time\ntime.sleep(600)\n")
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, *arguments, "send", "--help"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "importing\n"
+            process.send_signal(signal.SIGINT)
+            _, said = process.communicate(timeout=PATIENCE_S)
+        finally:
+            process.kill()
+    assert (process.returncode, said) == (130, "pairbus: stopped\n")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_e4_sigterm_ends_it_as_well_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    ledger, tries = tmp_path / "ledger", 0
+    write(ledger, [operation(f"2026-03-{day:02}T{hour:02}:00") for day in range(1, 29) for hour in range(24)])
+    while (found := interrupted(ledger, tmp_path / f"{tries}", has_spark, signal.SIGTERM)) is None:
+        tries += 1
+    code, out, said = found
+    assert (code, out) == (143, "")
+    assert said.splitlines()[-1] == "pairbus: stopped"
+    assert not [*(tmp_path / f"{tries}").glob("pairbus-spark-*")]

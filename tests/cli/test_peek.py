@@ -109,9 +109,3 @@ def test_a_topic_has_no_messages_and_that_is_said(desk: Desk) -> None:
     assert desk.spoken("peek", "events/Subscriptions/audit") == ""
     text = with_key(desk.namespace, Right.LISTEN)
     assert desk.spoken("peek", desk.queue(), "--connection", text) == ""
-
-
-def test_a_queue_that_is_not_there_is_code_1(desk: Desk) -> None:
-    done = desk.run("peek", "nowhere")
-    assert done.code == 1
-    assert "nowhere" in done.reason

@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import re
+import signal
 import subprocess
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
@@ -36,6 +37,7 @@ from pairbus.wire import (
 )
 from tests.cli.everyday import Desk, eventually, interrupt
 from tests.cli.test_cli import PATIENCE_S
+from tests.cli.test_send import STOPS
 
 AT_ONCE = ("--wait", "0s")
 
@@ -132,14 +134,16 @@ def test_sessions(desk: Desk) -> None:
     assert (nothing.code, "no message came" in nothing.reason) == (3, True)
     without = desk.run("receive", queue)
     assert without.code == 1
-    assert "session" in without.reason
+    assert "--session ID" in without.reason
+    assert "--next-session" in without.reason
 
 
 def test_an_empty_queue_is_code_3_and_one_line(desk: Desk) -> None:
     queue = desk.queue()
     done = desk.run("receive", queue, "--complete", "--wait", "200ms")
     assert (done.code, done.stdout, done.reason) == (3, "", f"pairbus: no message came from '{queue}' within 200ms")
-    assert desk.spoken("receive", queue, "--all", "--complete", *AT_ONCE) == ""
+    done = desk.run("receive", queue, "--all", "--complete", *AT_ONCE)
+    assert (done.code, done.stdout, done.reason) == (0, "", f"pairbus: no message came from '{queue}' within 0s")
 
 
 # Into a file, and back.
@@ -278,14 +282,15 @@ def test_what_was_deleted_and_cannot_be_written_is_told(desk: Desk) -> None:
 # Processes that end before their time.
 
 
-def test_ctrl_c_gives_back_what_is_held(desk: Desk) -> None:
+@STOPS
+def test_ctrl_c_and_sigterm_give_back_what_is_held(desk: Desk, number: signal.Signals, expected: int) -> None:
     queue = desk.queue()
     desk.send(queue, "one")
     with desk.started("receive", queue, "--count", 2, "--wait", "60s", "--body") as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"one\n"
-        code, complaints = interrupt(process)
-    assert code == 130
+        code, complaints = interrupt(process, number)
+    assert code == expected
     assert re.fullmatch(r"pairbus: stopped: (nothing received|1 received and given back)\n", complaints)
     assert [message.body for message in desk.receive(queue)] == [b"one"]
 
@@ -324,15 +329,36 @@ def test_killed_at_any_point_each_message_is_in_the_file_or_in_the_queue(
 
 
 @pytest.mark.slow
+def test_what_is_in_the_file_and_was_not_removed_is_told(desk: Desk, tmp_path: Path) -> None:
+    """The namespace goes away while the output waits for whoever reads it."""
+    queue, pipe = desk.queue(), tmp_path / "pipe"
+    desk.send(queue, *("x" * 2_000 for _ in range(100)))  # more than a pipe holds
+    os.mkfifo(pipe)
+    arguments = ("receive", queue, "--count", 100, "--complete", "--lines", pipe)
+    with desk.started(*arguments) as process, pipe.open("rb") as reader:
+        assert reader.readline().endswith(b"\n")
+        desk.namespace.stop()
+        try:
+            rest = reader.read().count(b"\n")
+            _, complaints = process.communicate(timeout=2 * PATIENCE_S)
+        finally:
+            desk.namespace.start()
+    assert (process.returncode, rest) == (1, 99)
+    told = complaints.decode()
+    assert f"; none completed for certain; 100 more written to {pipe}, and perhaps still in the queue" in told
+
+
+@pytest.mark.slow
 def test_a_reader_that_takes_its_time_loses_nothing(desk: Desk) -> None:
     """What was printed long ago is still locked when the time comes to remove it."""
-    queue = desk.queue(lock_duration=timedelta(seconds=5))
+    lock_s = 15
+    queue = desk.queue(lock_duration=timedelta(seconds=lock_s))
     desk.send(queue, *("x" * 60_000 for _ in range(10)))
     with desk.started("receive", queue, "--count", 10, "--complete", "--body") as process:
         assert process.stdout is not None
         assert process.stdout.read(1) == b"x"
         with pytest.raises(subprocess.TimeoutExpired):
-            process.wait(8)
+            process.wait(lock_s + 3)
         rest, complaints = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, complaints, len(rest)) == (0, b"", 10 * 60_001 - 1)
     assert desk.count(queue) == 0
@@ -387,10 +413,24 @@ def test_what_cannot_be_is_one_line_and_code_2(desk: Desk, arguments: tuple[str,
     assert said in done.reason
 
 
-def test_a_queue_that_is_not_there_is_code_1(desk: Desk) -> None:
-    done = desk.run("receive", "nowhere")
-    assert done.code == 1
-    assert "'nowhere'" in done.reason
+@pytest.mark.parametrize("command", ["receive", "peek"])
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("nowhere", "there is neither a queue nor a topic 'nowhere'; pairbus entities list"),
+        ("events/audit", "if a subscription is meant, that is events/Subscriptions/audit;"),
+        ("events/Subscriptions/none", "there is no subscription 'events/Subscriptions/none'; pairbus"),
+        ("events/Subscriptions/none/$DeadLetterQueue", "there is no subscription 'events/Subscriptions/none'; pairbus"),
+        ("events", "'events' is a topic: "),
+        ("events", " of its subscriptions, events/Subscriptions/NAME"),
+    ],
+)
+def test_what_is_not_there_is_code_1_and_has_the_name_that_was_typed(
+    desk: Desk, command: str, path: str, said: str
+) -> None:
+    done = desk.run(command, path)
+    assert (done.code, done.stdout) == (1, "")
+    assert said in done.reason
 
 
 def test_a_session_that_somebody_has_is_code_1(desk: Desk) -> None:

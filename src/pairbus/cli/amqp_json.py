@@ -165,13 +165,18 @@ def octets_of(text: Any) -> bytes:
     """Raises ``ValueError`` for what is not base64."""
     try:
         return b64decode(text_of(text), validate=True)
-    except Base64Error as error:
-        raise ValueError(f"no base64: {error}") from None
+    except Base64Error:
+        raise ValueError("no base64") from None
 
 
 def moment_of(text: Any) -> datetime:
     """Raises ``ValueError`` for what is no time, or has no time zone."""
-    moment = datetime.fromisoformat(text_of(text))
+    try:
+        moment = datetime.fromisoformat(text_of(text))
+    except ValueError:
+        raise ValueError(f"{text!r:.50} is not a time such as 2030-01-02T03:04:05Z") from None
+    if moment.tzinfo is None:
+        raise ValueError(f"{text!r:.50} has no time zone; put Z behind it for UTC")
     to_ms(moment)
     return moment
 
@@ -183,10 +188,17 @@ def value_from_text(kind: str, text: str) -> Any:
     if kind == "boolean":
         return {"true": True, "false": False}[text] if text in {"true", "false"} else _refuse(text, "true or false")
     if kind in _WHOLE:
-        return value_of({kind: int(text)})
+        return value_of({kind: _number_from(int, text, "a whole number")})
     if kind in {"float", "double"}:
-        return value_of({kind: text if text in _SPECIAL else float(text)})
+        return value_of({kind: text if text in _SPECIAL else _number_from(float, text, "a number")})
     return value_of({kind: text})
+
+
+def _number_from(kind: Callable[[str], Any], text: str, wanted: str) -> Any:
+    try:
+        return kind(text)
+    except ValueError:
+        return _refuse(text, wanted)
 
 
 def _refuse(given: Any, wanted: str) -> Any:
@@ -212,6 +224,13 @@ def _binary_fraction(given: Any) -> float:
 
 def _timestamp_of(given: Any) -> Timestamp:
     return Timestamp(to_ms(moment_of(given)) if isinstance(given, str) else whole_of(given))
+
+
+def _uuid_of(given: Any) -> UUID:
+    try:
+        return UUID(text_of(given))
+    except ValueError:
+        raise ValueError(f"{given!r:.50} is not 32 hexadecimal digits") from None
 
 
 def _character(given: Any) -> Char:
@@ -258,7 +277,7 @@ _READERS: Final[dict[str, Callable[[Any], Any]]] = {
     **{name: partial(_number_of, kind) for name, kind in _WHOLE.items()},
     **{name: partial(_decimal_of, kind, length) for name, (kind, length) in _DECIMALS.items()},
     "timestamp": _timestamp_of,
-    "uuid": lambda given: UUID(text_of(given)),
+    "uuid": _uuid_of,
     "binary": octets_of,
     "symbol": lambda given: Symbol(text_of(given)),
     "char": _character,

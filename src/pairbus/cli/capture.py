@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from pairbus.cli.connection import FAILED, USAGE, read_connection
+from pairbus.cli.extra import extra_needed
 from pairbus.cli.failure import fail
 from pairbus.cli.spark_place import HERE, MasterOption, check_master, exported, read_reference
 from pairbus.dialect.entity_path import split_entity_path
@@ -126,12 +127,8 @@ class _Screen(LineTeller):
 
 
 def _run(order: CaptureOrder, teller: Teller) -> Ending:
-    try:
+    with extra_needed("spark", code=FAILED):
         from pairbus.jobs.capture.command import run_capture  # noqa: PLC0415 (Spark is not everywhere)
-    except ImportError as error:
-        if (error.name or "").startswith("pairbus"):
-            raise  # that would be our own mistake
-        fail(f"{error}; install pairbus with its extra, 'pairbus[spark]'", FAILED)
     return run_capture(order, teller)
 
 

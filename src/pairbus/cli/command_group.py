@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from typing import Any, Final
@@ -9,10 +10,21 @@ from typing import Any, Final
 import typer
 from typer.core import TyperGroup
 
+from pairbus.cli.connection import STOPPED
 from pairbus.cli.extra import extra_needed
+from pairbus.cli.failure import fail
 
 MARKUP: Final = "markdown"
 """Else the lines of a paragraph end where they end in the source."""
+
+_PLAIN: Final = (
+    (re.compile(r"Input should be a valid integer\b.*", re.DOTALL), "it has to be a whole number"),
+    (re.compile(r"Input should be a valid number\b.*", re.DOTALL), "it has to be a number"),
+    (re.compile(r"Input should be greater than or equal to "), "it has to be at least "),
+    (re.compile(r"Input should be less than or equal to "), "it can be at most "),
+    (re.compile(r"Value error, "), ""),
+)
+"""What the library that reads options says to programmers, and what to say to everybody else."""
 
 
 class LazyCommands(Mapping[str, Any]):
@@ -41,6 +53,19 @@ def command_group(modules: Mapping[str, str]) -> type[TyperGroup]:
         def __init__(self, **settings: Any) -> None:
             super().__init__(**{**settings, "commands": LazyCommands(modules)})
 
+        def get_params(self, ctx: Any) -> Any:
+            _show_flags_alone(self)
+            return super().get_params(ctx)
+
+        def invoke(self, ctx: Any) -> Any:
+            try:
+                return super().invoke(ctx)
+            except typer.BadParameter as error:
+                error.message = _plain(error.message)
+                raise
+            except KeyboardInterrupt:  # of a command that has nothing to say of how far it has come
+                fail("stopped", STOPPED)
+
     return LazyGroup
 
 
@@ -51,8 +76,24 @@ def _found(module: str, name: str) -> Callable[..., Any]:
 
 
 def _made(command: Callable[..., Any]) -> Any:
-    if isinstance(command, typer.Typer):
-        return typer.main.get_command(command)
-    alone = typer.Typer(add_completion=False, rich_markup_mode=MARKUP)
-    alone.command()(command)
-    return typer.main.get_command(alone)
+    if not isinstance(command, typer.Typer):
+        alone = typer.Typer(add_completion=False, rich_markup_mode=MARKUP)
+        alone.command()(command)
+        command = alone
+    made = typer.main.get_command(command)
+    for one in (made, *getattr(made, "commands", {}).values()):
+        _show_flags_alone(one)
+    return made
+
+
+def _show_flags_alone(command: Any) -> None:
+    """Without the type of a value behind them, which they do not take; --help is one of them."""
+    for parameter in (*command.params, command.get_help_option(typer.Context(command))):
+        if getattr(parameter, "is_flag", False) and parameter.metavar is None:
+            parameter.metavar = ""
+
+
+def _plain(message: str) -> str:
+    for theirs, ours in _PLAIN:
+        message = theirs.sub(ours, message)
+    return message

@@ -6,7 +6,8 @@ import asyncio
 import logging
 import os
 import re
-from collections.abc import AsyncIterator, Coroutine
+import ssl
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -23,6 +24,7 @@ from pairbus.client.factory import MessagingFactory
 from pairbus.client.management.namespace_manager import NamespaceManager
 from pairbus.client.retry import RetryPolicy
 from pairbus.client.settings import MessagingFactorySettings
+from pairbus.client.unreachable import TRUST_ADVICE
 from pairbus.client.validation import check_path
 from pairbus.pairing.addresses import is_same_namespace
 
@@ -44,6 +46,14 @@ _SETTINGS: Final = MessagingFactorySettings(
 )
 """Somebody waits for the command: what does not work is told soon."""
 
+TRUST_VARIABLE: Final = "SSL_CERT_FILE"
+"""Names the certificate authority to trust. OpenSSL reads it, and says nothing of a file that is not there."""
+
+_TRUST: Final = (
+    f"set {TRUST_VARIABLE} to the file of the authority that has signed it; of a namespace of pairbus that is"
+    " tls/ca.pem in its data directory, and pairbus trust --data DIR shows where that is"
+)
+_ENDPOINT: Final = "endpoint="
 _HOST: Final = re.compile(r"[\w.:%-]+")
 _QUOTED: Final = re.compile(r"(['\"]).{2,}\1", re.DOTALL)
 
@@ -135,7 +145,7 @@ def _check_name(name: str) -> None:
 
 def read_connection(given: str, option: str = "--connection") -> Connection:
     """What an option says; ends the command if it is no good."""
-    text = _read_file(option, Path(given[1:])) if given.startswith("@") else given
+    text = read_connection_file(option, Path(given[1:])) if given.startswith("@") else given
     try:
         endpoint, key, entity_path = open_connection_string(text)
     except ValueError as error:
@@ -147,26 +157,51 @@ def read_connection(given: str, option: str = "--connection") -> Connection:
         fail(f"{option} is no connection string: its Endpoint is no host; are the parts divided by ';'?", USAGE)
     if key is None:
         fail(f"{option} has neither a key nor a token: SharedAccessKeyName=…;SharedAccessKey=…", USAGE)
+    if endpoint.tls:
+        _check_trust()
     return Connection(text=text, endpoint=endpoint, entity_path=entity_path)
 
 
-def _read_file(option: str, file: Path) -> str:
+def read_connection_file(option: str, file: Path) -> str:
+    """The connection string in a file: all of it, or, as in what serve prints, the line that begins like one."""
     try:
-        return file.read_text("utf-8").strip()
+        text = file.read_text("utf-8-sig").strip()
     except UnicodeDecodeError:
         fail(f"{option}: {file} is no text", USAGE)
     except OSError as error:
         fail(f"{option}: {file} cannot be read: {error.strerror}", USAGE)
+    lines = text.splitlines()
+    if len(lines) <= 1:
+        return text
+    found = [line.strip() for line in lines if line.strip().lower().startswith(_ENDPOINT)]
+    if len(found) != 1:
+        many = f"{len(found)} lines begin" if found else "no line begins"
+        fail(f"{option}: {file} has {len(lines):,} lines, of which one should begin with Endpoint=; {many} so", USAGE)
+    return found[0]
+
+
+def _check_trust() -> None:
+    """OpenSSL would go on without what the variable names, and the namespace would be the one to blame."""
+    named = os.environ.get(TRUST_VARIABLE)
+    if not named:
+        return
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(named)
+    except ssl.SSLError:
+        fail(f"{TRUST_VARIABLE} is {named}, and that is no certificate in PEM", USAGE)
+    except OSError as error:
+        fail(f"{TRUST_VARIABLE} is {named}, and that cannot be read: {error.strerror}", USAGE)
 
 
 def one_line(error: Exception | str) -> str:
-    return " ".join(str(error).split())
+    """What went wrong, with advice that fits whoever types commands."""
+    return " ".join(str(error).replace(TRUST_ADVICE, _TRUST).split())
 
 
-def run(work: Coroutine[Any, Any, T]) -> T:
+def run(work: Coroutine[Any, Any, T], explain: Callable[[MessagingError], str] = one_line) -> T:
     """Do it to its end; what goes wrong is told in one line, and not as it happens."""
     logging.getLogger("pairbus").addHandler(logging.NullHandler())
     try:
         return asyncio.run(work)
     except MessagingError as error:
-        fail(one_line(error), FAILED)
+        fail(explain(error), FAILED)

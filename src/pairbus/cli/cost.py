@@ -42,8 +42,9 @@ from pairbus.cli.cost_options import (
 )
 from pairbus.cli.cost_output import show, write_csv
 from pairbus.cli.durations import read_utc
+from pairbus.cli.extra import extra_needed
 from pairbus.cli.failure import fail
-from pairbus.cli.interruption import stopped_by_ctrl_c
+from pairbus.cli.interruption import stopped_by_signals
 from pairbus.client.validation import shown
 from pairbus.jobs.cost.allowances import beyond_allowances
 from pairbus.jobs.cost.card_section import RateCardError
@@ -181,22 +182,19 @@ def _bill(
 ) -> Statement:
     if start is not None and end is not None and start >= end:
         fail("--to is not after --from", USAGE)
-    try:
+    with extra_needed("spark", code=FAILED):
         from pairbus.jobs.cost.bill import statement  # noqa: PLC0415 (Spark is not everywhere)
         from pairbus.jobs.ledger import LedgerReadError, check_ledgers, read_operations  # noqa: PLC0415
         from pairbus.jobs.ledger.failure import FAILURES, failure_line  # noqa: PLC0415
+        from pairbus.jobs.ledger.workload import session_config  # noqa: PLC0415
         from pairbus.spark.java import JavaNotFoundError  # noqa: PLC0415
         from pairbus.spark.session import SparkStartError, ensured_session  # noqa: PLC0415
-    except ImportError as error:
-        if (error.name or "").startswith("pairbus"):
-            raise  # that would be our own mistake
-        fail(f"{error}; install pairbus with its extra, 'pairbus[spark]'", FAILED)
     try:
         check_ledgers(ledgers)
         with (
-            stopped_by_ctrl_c(),
+            stopped_by_signals(),
             Console(stderr=True).status("reading ledgers"),
-            ensured_session(master, app_name="pairbus cost") as spark,
+            ensured_session(master, app_name="pairbus cost", config=session_config(ledgers, {})) as spark,
         ):
             return statement(read_operations(spark, ledgers, start, end), card, by)
     except (LedgerReadError, JavaNotFoundError, SparkStartError, AmountError) as error:

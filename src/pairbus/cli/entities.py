@@ -14,6 +14,7 @@ import typer
 from pairbus.cli.command_group import MARKUP
 from pairbus.cli.connection import (
     FAILED,
+    STOPPED,
     USAGE,
     Connection,
     ConnectionOption,
@@ -23,10 +24,15 @@ from pairbus.cli.connection import (
     run,
 )
 from pairbus.cli.entity_listing import Entity, all_entities, show_one, show_table
-from pairbus.cli.entity_names import EntityArgument, entity_path
-from pairbus.cli.entity_settings import Description, read_settings, take_settings
+from pairbus.cli.entity_names import EntityArgument, entity_path, not_there
+from pairbus.cli.entity_settings import KINDS, Description, in_options, read_settings, refuse_fixed, take_settings
 from pairbus.cli.failure import fail
-from pairbus.client.errors import EntityAlreadyExistsError, EntityNotFoundError
+from pairbus.client.errors import (
+    EntityAlreadyExistsError,
+    EntityNotFoundError,
+    InvalidRequestError,
+    MessagingError,
+)
 from pairbus.client.management.descriptions import QueueDescription, SubscriptionDescription, TopicDescription
 from pairbus.client.management.namespace_manager import NamespaceManager
 from pairbus.client.management.rules import DEFAULT_RULE, RuleDescription, SqlFilter
@@ -116,14 +122,15 @@ def create_entity(
     rule = None if sql_filter is None else _rule(sql_filter)
 
     async def making(manager: NamespaceManager) -> tuple[Entity, str]:
-        done = "made"
         try:
             await _create(manager, path, description, rule)
         except EntityAlreadyExistsError as error:
+            found = await _entity(manager, path)
+            _refuse_other_kind(found, type(description))
             if not exist_ok:
                 fail(f"{one_line(error)}; --exist-ok is content with it", FAILED)
-            done = "is there already, and stays as it is"
-        return await _entity(manager, path), done
+            return found, "is there already, and stays as it is"
+        return await _entity(manager, path), "made"
 
     _tell(*_with_manager(namespace, making), as_json=as_json)
 
@@ -138,6 +145,7 @@ def update_entity(
     """
     namespace = read_connection(connection)
     path = _path(entity, namespace)
+    refuse_fixed(options)
 
     async def changing(manager: NamespaceManager) -> Entity:
         found = (await _entity(manager, path)).description
@@ -191,14 +199,14 @@ def _description(path: EntityPath, options: dict[str, Any], *, is_topic: bool) -
     try:
         return kind(path.subscription or path.entity, **values)
     except (TypeError, ValueError) as error:
-        fail(one_line(error), USAGE)
+        fail(in_options(one_line(error)), USAGE)
 
 
 def _changed(description: Description, values: dict[str, Any]) -> Description:
     try:
         return replace(description, **values)
     except (TypeError, ValueError) as error:
-        fail(one_line(error), USAGE)
+        fail(in_options(one_line(error)), USAGE)
 
 
 def _rule(sql_filter: str) -> RuleDescription:
@@ -212,7 +220,25 @@ def _ask(entity: Entity) -> None:
     if not sys.stdin.isatty():
         fail(f"say --yes to delete the {entity.kind} '{entity.path}' with all its messages", USAGE)
     count = entity.info.active_message_count + entity.info.dead_letter_message_count
-    typer.confirm(f"Delete the {entity.kind} '{entity.path}' with its {count:,} messages?", abort=True)
+    messages = "1 message" if count == 1 else f"{count:,} messages"
+    if not _is_wanted(f"Delete the {entity.kind} '{entity.path}' with its {messages}?"):
+        fail("nothing was deleted", FAILED)
+
+
+def _is_wanted(question: str) -> bool:
+    """What a person answers; no answer is none."""
+    try:
+        return typer.confirm(question)
+    except typer.Abort as error:  # which stands for Ctrl-C as well as for Ctrl-D
+        print(file=sys.stderr)
+        if isinstance(error.__context__, EOFError):
+            return False
+        fail("stopped: nothing was deleted", STOPPED)
+
+
+def _refuse_other_kind(found: Entity, wanted: type[Description]) -> None:
+    if not isinstance(found.description, wanted):
+        fail(f"'{found.path}' is a {found.kind}, not a {KINDS[wanted]}", FAILED)
 
 
 # What the namespace is asked.
@@ -223,17 +249,25 @@ def _with_manager(namespace: Connection, work: Callable[[NamespaceManager], Coro
         async with namespace.manager() as manager:
             return await work(manager)
 
-    return run(working())
+    return run(working(), _explained)
+
+
+def _explained(error: MessagingError) -> str:
+    told = in_options(error.message) if isinstance(error, InvalidRequestError) else error.message
+    return one_line(error) if told == error.message else told
 
 
 async def _entity(manager: NamespaceManager, path: EntityPath) -> Entity:
     """Whatever has that path."""
     description: Description
     if path.subscription is not None:
-        description, info = await asyncio.gather(
-            manager.get_subscription(path.entity, path.subscription),
-            manager.get_subscription_runtime_info(path.entity, path.subscription),
-        )
+        try:
+            description, info = await asyncio.gather(
+                manager.get_subscription(path.entity, path.subscription),
+                manager.get_subscription_runtime_info(path.entity, path.subscription),
+            )
+        except EntityNotFoundError:
+            fail(not_there(str(path)), FAILED)
         return Entity(path=str(path), description=description, info=info)
     try:
         queue = await manager.get_queue(path.entity)
@@ -246,7 +280,7 @@ async def _topic(manager: NamespaceManager, path: str) -> Entity:
     try:
         topic = await manager.get_topic(path)
     except EntityNotFoundError:
-        fail(f"there is neither a queue nor a topic '{path}'; pairbus entities list shows what there is", FAILED)
+        fail(not_there(path), FAILED)
     return Entity(path=topic.path, description=topic, info=await manager.get_topic_runtime_info(path))
 
 
@@ -259,7 +293,13 @@ async def _create(
         case TopicDescription():
             await manager.create_topic(description)
         case SubscriptionDescription():
-            await manager.create_subscription(path.entity, description, rule)
+            try:
+                await manager.create_subscription(path.entity, description, rule)
+            except EntityNotFoundError:
+                fail(
+                    f"there is no topic '{path.entity}'; make it first: pairbus entities create {path.entity} --topic",
+                    FAILED,
+                )
 
 
 async def _update(manager: NamespaceManager, path: EntityPath, description: Description) -> None:

@@ -5,20 +5,23 @@ from __future__ import annotations
 import asyncio
 import io
 import os
+from collections.abc import Callable
 from contextlib import redirect_stderr, suppress
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any, Final, TypeAlias
 
 import typer
 
-from pairbus.cli.connection import CONNECTION_VARIABLE, USAGE, Connection, read_connection
+from pairbus.cli.connection import CONNECTION_VARIABLE, USAGE, Connection, one_line, read_connection
 from pairbus.cli.failure import fail
-from pairbus.client.errors import MessagingError
+from pairbus.client.errors import EntityNotFoundError, InvalidRequestError, MessagingError
 from pairbus.client.management.namespace_manager import NamespaceManager
 from pairbus.client.validation import check_path
 from pairbus.dialect.entity_path import SubQueue, split_entity_path
 from pairbus.pairing.backlog import in_groups
 
+_LOOK: Final = "pairbus entities list shows what there is"
 _PATIENCE_S: Final = 1.0
 """Somebody has pressed a key, and waits."""
 
@@ -38,6 +41,37 @@ def entity_path(given: str | None, connection: Connection, *, dead_letters: bool
     if not dead_letters:
         return str(found)
     return str(replace(found, sub_queue=found.sub_queue or SubQueue.DEAD_LETTER))
+
+
+def explaining(path: str) -> Callable[[MessagingError], str]:
+    """Tells why nothing came of it, in the words of whoever has typed the path."""
+    return partial(_explained, path)
+
+
+def _explained(path: str, error: MessagingError) -> str:
+    if isinstance(error, EntityNotFoundError):
+        return not_there(path)
+    if isinstance(error, InvalidRequestError):
+        if "requires sessions" in error.message:
+            return f"'{path}' requires sessions: say which with --session ID, or take the next with --next-session"
+        if "is a topic" in error.message:
+            return is_topic(path, "receive from")
+    return one_line(error)
+
+
+def is_topic(path: str, verb: str) -> str:
+    return f"'{path}' is a topic: {verb} one of its subscriptions, {path}/Subscriptions/NAME"
+
+
+def not_there(path: str) -> str:
+    """With how subscriptions are named, where one may be meant."""
+    found = split_entity_path(path)
+    if found is not None and found.subscription is not None:
+        return f"there is no subscription '{replace(found, sub_queue=None)}'; {_LOOK}"
+    name = path if found is None else found.entity
+    topic, slash, rest = name.rpartition("/")
+    meant = f"; if a subscription is meant, that is {topic}/Subscriptions/{rest}" if slash else ""
+    return f"there is neither a queue nor a topic '{name}'{meant}; {_LOOK}"
 
 
 # Completion.

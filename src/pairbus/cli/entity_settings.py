@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from datetime import timedelta
@@ -11,7 +12,7 @@ from typing import Annotated, Any, Final, TypeAlias
 import typer
 
 from pairbus.cli.connection import USAGE
-from pairbus.cli.durations import NEVER, read_lifetime
+from pairbus.cli.durations import NEVER, duration_text, read_lifetime
 from pairbus.cli.failure import fail
 from pairbus.client.management.descriptions import (
     EntityStatus,
@@ -153,23 +154,79 @@ def read_settings(kind: type[Description], options: Mapping[str, Any]) -> dict[s
     return values
 
 
+def refuse_fixed(options: Mapping[str, Any]) -> None:
+    """End the command if an entity that exists is to become what it cannot."""
+    for setting in SETTINGS:
+        if setting.is_fixed and options.get(setting.field) is not None:
+            fail(
+                f"{setting.option} is decided when an entity is made, and never again: to have it otherwise,"
+                " delete the entity and make it anew",
+                USAGE,
+            )
+
+
+# What is said of them.
+
+
+def _time(count_ms: int) -> str:
+    return duration_text(timedelta(milliseconds=count_ms))
+
+
+def _kilobytes(count_bytes: int) -> str:
+    return str(max(1, count_bytes // 1024))
+
+
+_NUMBER: Final = re.compile(r"\d+")
+_REFUSED: Final = re.compile(r"(\w+) of '[^']*' is (\d+); possible (is|are) (.+)")
+_MAY_BE: Final = {"is": "it has to be", "are": "it can be"}
+_TYPED: Final[Mapping[str, tuple[str, Callable[[int], str]]]] = {
+    "lock_duration_ms": ("--lock-duration", _time),
+    "default_time_to_live_ms": ("--ttl", _time),
+    "duplicate_window_ms": ("--duplicate-window", _time),
+    "auto_delete_on_idle_ms": ("--auto-delete-on-idle", _time),
+    "max_delivery_count": ("--max-delivery-count", str),
+    "max_size_megabytes": ("--max-size-mb", str),
+    "max_message_bytes": ("--max-message-kb", _kilobytes),
+}
+"""What a namespace of pairbus calls them and counts them in: the option, and what is typed there."""
+
+
+def in_options(said: str) -> str:
+    """What a namespace, or a description, says of a setting, in what a person types."""
+    refused = _REFUSED.fullmatch(said)
+    if refused is not None and refused[1] in _TYPED:
+        option, typed = _TYPED[refused[1]]
+        possible = _NUMBER.sub(lambda number: typed(int(number[0])), refused[4])
+        return f"{option} is {typed(int(refused[2]))}; {_MAY_BE[refused[3]]} {possible}"
+    for setting in SETTINGS:
+        if said.startswith(f"{setting.field} "):
+            return setting.option + said.removeprefix(setting.field)
+    return said
+
+
+# Options.
+
+
 def take_settings(command: Callable[..., None], *, is_new: bool) -> None:
-    """Give a command that takes ``**options`` one for each setting; those of an entity that exists are fewer."""
+    """Give a command that takes ``**options`` one for each setting.
+
+    Of those that never change, an entity that exists takes none; who tries it is told so.
+    """
     own = [
         one for one in signature(command, eval_str=True).parameters.values() if one.kind is not Parameter.VAR_KEYWORD
     ]
     own = [one.replace(kind=Parameter.KEYWORD_ONLY) for one in own]
-    parameters = [*own, *(_option(setting) for setting in SETTINGS if is_new or not setting.is_fixed)]
+    parameters = [*own, *(_option(setting, hidden=setting.is_fixed and not is_new) for setting in SETTINGS)]
     command.__signature__ = signature(command).replace(parameters=parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
 
 
-def _option(setting: EntitySetting) -> Parameter:
+def _option(setting: EntitySetting, *, hidden: bool) -> Parameter:
     name = setting.option
     if setting.kind is bool:
         name = f"{name}/{name.replace('--', '--no-', 1)}"
     typed = setting.kind if setting.kind in {bool, int} else str
     metavar = {timedelta: "TIME", EntityStatus: "STATUS", str: "TEXT", int: "N"}.get(setting.kind)
     # Without a default: what is not said is left to the namespace.
-    info = typer.Option(name, help=setting.help, show_default=False, metavar=metavar)
+    info = typer.Option(name, help=setting.help, show_default=False, metavar=metavar, hidden=hidden)
     return Parameter(setting.field, Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[typed | None, info])

@@ -10,8 +10,8 @@ from typing import Annotated, Final
 
 import typer
 
-from pairbus.cli.connection import FAILED, STOPPED, USAGE, Connection, ConnectionOption, read_connection, run
-from pairbus.cli.entity_names import ReceivingArgument, entity_path
+from pairbus.cli.connection import FAILED, USAGE, Connection, ConnectionOption, read_connection, run
+from pairbus.cli.entity_names import ReceivingArgument, entity_path, explaining, is_topic
 from pairbus.cli.failure import fail
 from pairbus.cli.message_output import Output, message_output
 from pairbus.cli.work_bar import Advance, work_bar
@@ -72,10 +72,7 @@ def peek(
         message_output(path, lines, as_json=as_json, body_only=body) as output,
         work_bar("peeked", most, is_wanted=lines is not None) as advance,
     ):
-        try:
-            found = run(_peek(namespace, path, most, from_sequence, output, advance))
-        except KeyboardInterrupt:
-            fail("stopped", STOPPED)
+        found = run(_peek(namespace, path, most, from_sequence, output, advance), explaining(path))
     if lines is not None:
         told = {"entity": path, "peeked": found}
         print(json.dumps(told) if as_json else f"{found:,} of '{path}' written to {lines}")
@@ -109,4 +106,4 @@ async def _refuse_topic(namespace: Connection, path: str) -> None:
     with suppress(MessagingError):  # only who may manage the namespace can ask
         async with namespace.manager() as manager:
             if await manager.topic_exists(path):
-                fail(f"'{path}' is a topic: peek at one of its subscriptions, {path}/Subscriptions/NAME", FAILED)
+                fail(is_topic(path, "peek at"), FAILED)

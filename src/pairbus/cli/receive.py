@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import Enum
 from pathlib import Path
@@ -15,10 +15,11 @@ from typing import Annotated, Final
 
 import typer
 
-from pairbus.cli.connection import FAILED, STOPPED, USAGE, Connection, ConnectionOption, one_line, read_connection, run
+from pairbus.cli.connection import FAILED, USAGE, Connection, ConnectionOption, one_line, read_connection, run
 from pairbus.cli.durations import read_duration
-from pairbus.cli.entity_names import ReceivingArgument, entity_path
+from pairbus.cli.entity_names import ReceivingArgument, entity_path, explaining
 from pairbus.cli.failure import fail
+from pairbus.cli.interruption import telling_how_far
 from pairbus.cli.message_output import Output, message_output
 from pairbus.cli.peek import BodyOption, CountOption, DeadLettersOption, JsonLinesOption, LinesOption
 from pairbus.cli.work_bar import Advance, work_bar
@@ -58,6 +59,7 @@ class _Order:
     session_id: str | None
     next_session: bool
     deferred: tuple[int, ...]
+    lines: Path | None
 
 
 @dataclass(slots=True)
@@ -66,6 +68,9 @@ class _Tally:
 
     received: int = 0
     """Those that were printed or written, and settled."""
+
+    given_out: list[ReceivedMessage] = field(default_factory=list, repr=False)
+    """Those that were printed or written, and are being settled."""
 
 
 _AllOption = Annotated[
@@ -133,7 +138,8 @@ def receive(
     --lines names a file. Whatever stops the command in between, the message is in one of the two places, or in both.
 
     It ends with 0 when there was a message, and always with --all, with 3 when none came in time, with 1 when something
-    went wrong, with 2 when it was asked for something that cannot be, and with 130 when it was stopped by Ctrl-C.
+    went wrong, with 2 when it was asked for something that cannot be, with 130 when it was stopped by Ctrl-C, and with
+    143 by SIGTERM.
 
     Example: pairbus receive orders --connection @contoso.txt --complete
 
@@ -158,6 +164,7 @@ def receive(
         session_id=session,
         next_session=next_session,
         deferred=tuple(dict.fromkeys(deferred or ())),
+        lines=lines,
     )
     _check(order, everything=everything, counts=count is not None)
     namespace = read_connection(connection)
@@ -165,14 +172,15 @@ def receive(
     tally = _Tally()
     with (
         message_output(path, lines, as_json=as_json, body_only=body) as output,
+        telling_how_far(lambda: _so_far(tally, order)),
         work_bar("received", order.most, is_wanted=lines is not None) as advance,
     ):
-        try:
-            run(_receive(namespace, path, order, tally, output, advance))
-        except KeyboardInterrupt:
-            fail(f"stopped: {_so_far(tally, order)}", STOPPED)
-    if not tally.received and not everything:
-        fail(f"no message came from '{path}' within {wait}", EMPTY)
+        run(_receive(namespace, path, order, tally, output, advance), explaining(path))
+    if not tally.received:
+        nothing = f"no message came from '{path}' within {wait}"
+        if not everything:
+            fail(nothing, EMPTY)
+        print(f"pairbus: {nothing}", file=sys.stderr)
     _tell(path, tally, order, lines, as_json=as_json, is_default=not said)
 
 
@@ -205,12 +213,15 @@ async def _receive(
                 held += messages
                 await asyncio.to_thread(output, messages)
                 if order.verdict is not Verdict.ABANDON:
+                    tally.given_out = messages
                     await _settle(receiver, order, messages)
                     held.clear()
+                    tally.given_out = []
                 tally.received += len(messages)
                 advance(tally.received, tally.received)
         except MessagingError as error:
-            fail(f"{one_line(error)}{f'; {_so_far(tally, order)} before' if tally.received else ''}", FAILED)
+            is_news = tally.received or tally.given_out
+            fail(f"{explaining(path)(error)}{f'; {_so_far(tally, order)}' if is_news else ''}", FAILED)
         finally:
             await _give_back(receiver, held)
 
@@ -270,7 +281,14 @@ async def _give_back(receiver: MessageReceiver, messages: list[ReceivedMessage])
 
 
 def _so_far(tally: _Tally, order: _Order) -> str:
-    return f"{tally.received:,} received and {order.verdict.value}" if tally.received else "nothing received"
+    done = order.verdict.value
+    told = f"{tally.received:,} received and {done}" if tally.received else "nothing received"
+    left = sum(not one.is_settled for one in tally.given_out)
+    if not left or order.verdict is Verdict.DELETE:
+        return told
+    told = told if tally.received else f"none {done} for certain"
+    where = "printed" if order.lines is None else f"written to {order.lines}"
+    return f"{told}; {left:,} more {where}, and perhaps still in the queue"
 
 
 def _tell(path: str, tally: _Tally, order: _Order, lines: Path | None, *, as_json: bool, is_default: bool) -> None:

@@ -16,8 +16,9 @@ from rich.console import Console
 
 from pairbus.cli.connection import USAGE, one_line
 from pairbus.cli.durations import read_utc
+from pairbus.cli.extra import extra_needed
 from pairbus.cli.failure import fail
-from pairbus.cli.interruption import stopped_by_ctrl_c
+from pairbus.cli.interruption import stopped_by_signals
 
 if TYPE_CHECKING:
     from pairbus.jobs.reconcile import Report
@@ -122,16 +123,12 @@ def _report(
     listed: int,
     master: str,
 ) -> Report:
-    try:
+    with extra_needed("spark", code=UNKNOWN):
         from pairbus.jobs.reconcile.command import Reconcilable  # noqa: PLC0415 (Spark is not everywhere)
         from pairbus.jobs.reconcile.errors import ReconcileError  # noqa: PLC0415
-    except ImportError as error:
-        if (error.name or "").startswith("pairbus"):
-            raise  # that would be our own mistake
-        fail(f"{error}; install pairbus with its extra, 'pairbus[spark]'", UNKNOWN)
     ledgers = Reconcilable(primary=primary, secondary=secondary, start=start, end=end, name=name)
     try:
-        with stopped_by_ctrl_c(), Console(stderr=True).status("reading ledgers"):
+        with stopped_by_signals(), Console(stderr=True).status("reading ledgers"):
             return ledgers.report(master, listed)
     except ReconcileError as error:
         fail(one_line(error), USAGE if error.is_input else UNKNOWN)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, Final, NoReturn
 
@@ -17,7 +18,6 @@ import typer
 from pairbus.cli.amqp_json import TYPED_TEXTS, value_from_text
 from pairbus.cli.connection import (
     FAILED,
-    STOPPED,
     USAGE,
     Connection,
     ConnectionOption,
@@ -27,18 +27,20 @@ from pairbus.cli.connection import (
     run,
 )
 from pairbus.cli.durations import read_duration, read_moment
-from pairbus.cli.entity_names import SendingArgument, entity_path
+from pairbus.cli.entity_names import SendingArgument, entity_path, explaining
 from pairbus.cli.failure import fail
+from pairbus.cli.interruption import telling_how_far
 from pairbus.cli.message_feed import fed
 from pairbus.cli.message_lines import Batch, MessageLineError, read_batches
 from pairbus.cli.work_bar import Advance, work_bar
-from pairbus.client.errors import InvalidMessageError, MessagingError
+from pairbus.client.errors import EntityNotFoundError, InvalidMessageError, MessagingError, UnauthorizedError
 from pairbus.client.message import BrokeredMessage, encode_brokered
 from pairbus.dialect.entity_path import split_entity_path
 
 _AT_A_TIME: Final = 500
 _MOST_BYTES: Final = 1 << 20
 _STDIN: Final = Path("-")
+_SHORTEST: Final = timedelta(milliseconds=1)
 
 _BodyOption = Annotated[str | None, typer.Option("--body", help="the body", metavar="TEXT", show_default=False)]
 _FileOption = Annotated[
@@ -110,6 +112,12 @@ class _Tally:
     """The same in what the whole is measured in."""
 
     under_way: Batch | None = field(default=None, repr=False)
+    reached: asyncio.Future[None] | None = field(default=None, repr=False)
+    """Done when there has been a connection; before that nothing can have been sent."""
+
+    @property
+    def is_begun(self) -> bool:
+        return self.reached is not None and self.reached.done()
 
 
 def send(
@@ -139,7 +147,7 @@ def send(
     says with which line to go on; what was under way then may arrive twice.
 
     It ends with 0 when all messages are on the namespace's disk, with 1 when something went wrong, with 2 when it was
-    asked for something that cannot be, and with 130 when it was stopped by Ctrl-C.
+    asked for something that cannot be, with 130 when it was stopped by Ctrl-C, and with 143 by SIGTERM.
 
     Example: pairbus send orders --connection @contoso.txt --body 'one espresso' --property table:int=4
 
@@ -153,7 +161,7 @@ def send(
         "correlation_id": correlation_id,
         "label": label,
         "content_type": content_type,
-        "time_to_live": None if ttl is None else read_duration("--ttl", ttl),
+        "time_to_live": None if ttl is None else read_duration("--ttl", ttl, least=_SHORTEST),
         "scheduled_enqueue_time": None if schedule is None else read_moment("--schedule", schedule, datetime.now(UTC)),
         "application_properties": dict(map(_read_property, properties)) if properties else None,
     }
@@ -199,7 +207,7 @@ def _read_property(text: str) -> tuple[str, Any]:
     try:
         return plain, value_from_text(kind, value)
     except (ArithmeticError, ValueError) as error:
-        fail(f"--property {plain}: {value!r:.50} is no {kind}: {one_line(error)}", USAGE)
+        fail(f"--property {plain}:{kind}: {one_line(error)}", USAGE)
 
 
 def _read_body(body: str | None, file: Path | None) -> bytes:
@@ -234,8 +242,10 @@ def _send_lines(namespace: Connection, path: str, file: Path, from_line: int, *,
             total = None
             if file.is_file():
                 total = file.stat().st_size
-                for _ in read_batches(opened, from_line):
-                    pass  # a line that is no message is found before the first one is sent
+                # A line that is no message is found before the first one is sent.
+                count = sum(len(batch.messages) for batch in read_batches(opened, from_line))
+                if not count and from_line > 1:
+                    fail(f"--from-line is {from_line}, and {file} has no message from there on", USAGE)
                 opened.seek(0)
             batches = read_batches(opened, from_line)
             batches = map(_with_new_ids, batches) if new_ids else batches
@@ -276,11 +286,11 @@ def _send_all(
     file: Path | None = None,
 ) -> None:
     tally = _Tally()
-    try:
-        with work_bar("sent", total, is_wanted=total is None or total > _AT_A_TIME) as advance:
-            run(_send(namespace, path, batches, tally, advance, file))
-    except KeyboardInterrupt:
-        fail(f"stopped: {_so_far(tally, file)}", STOPPED)
+    with (
+        telling_how_far(lambda: _so_far(tally, file)),
+        work_bar("sent", total, is_wanted=total is None or total > _AT_A_TIME) as advance,
+    ):
+        run(_send(namespace, path, batches, tally, advance, file), explaining(path))
     if as_json:
         print(json.dumps({"entity": path, "sent": tally.sent}))
     else:
@@ -297,6 +307,7 @@ async def _send(
 ) -> None:
     async with AsyncExitStack() as stack:
         factory = await stack.enter_async_context(namespace.factory())
+        tally.reached = factory.reached()
         sender = await factory.create_message_sender(path)
         try:
             async for batch in _each(batches, file):
@@ -307,7 +318,7 @@ async def _send(
                 tally.under_way = None
                 advance(tally.sent, tally.part)
         except MessagingError as error:
-            _fail_half_way(error, tally, file)
+            _fail_half_way(error, path, tally, file)
         except MessageLineError as error:
             fail(f"{_name(file or _STDIN)}, {error}; {_so_far(tally, file)}", USAGE)
 
@@ -321,7 +332,10 @@ async def _each(batches: Iterator[Batch], file: Path | None) -> AsyncIterator[Ba
             yield batch
 
 
-def _fail_half_way(error: MessagingError, tally: _Tally, file: Path | None) -> NoReturn:
+def _fail_half_way(error: MessagingError, path: str, tally: _Tally, file: Path | None) -> NoReturn:
+    told = explaining(path)(error)
+    if not tally.is_begun or (not tally.sent and isinstance(error, EntityNotFoundError | UnauthorizedError)):
+        fail(f"{told}; nothing was sent", FAILED)
     batch = tally.under_way
     where = ""
     if file is not None and batch is not None:
@@ -329,14 +343,14 @@ def _fail_half_way(error: MessagingError, tally: _Tally, file: Path | None) -> N
         where = f"{_name(file)}, {lines if batch.first_line < batch.last_line else f'line {batch.first_line:,}'}: "
     is_one = batch is not None and len(batch.messages) == 1
     is_refused = is_one and not tally.sent and not error.is_transient
-    fail(f"{where}{one_line(error)}{'' if is_refused else f'; {_so_far(tally, file)}'}", FAILED)
+    fail(f"{where}{told}{'' if is_refused else f'; {_so_far(tally, file)}'}", FAILED)
 
 
 def _so_far(tally: _Tally, file: Path | None) -> str:
     """What is certain, and how to go on."""
     told = f"{tally.sent:,} sent" if tally.sent else "nothing sent"
     batch = tally.under_way
-    if batch is None:
+    if batch is None or not tally.is_begun:
         return told
     count = len(batch.messages)
     told += f", and perhaps {f'some of the {count:,} that were' if count > 1 else 'the one that was'} under way"

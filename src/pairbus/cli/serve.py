@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import logging
 import os
 import signal
+import ssl
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -25,7 +27,7 @@ from pairbus.ledger import LedgerError
 from pairbus.server import NamespaceServer
 from pairbus.server.declaration import DeclarationError
 from pairbus.server.event_loop import new_event_loop
-from pairbus.server.listener import ListenError
+from pairbus.server.listener import Listener, ListenError
 from pairbus.server.settings import (
     CONFIG_VARIABLE,
     SETTINGS,
@@ -44,6 +46,10 @@ except ImportError:  # there is no such limit on Windows
 
 _FAILED: Final = 1
 _BAD_SETTINGS: Final = 2
+_NO_PORT: Final = frozenset({errno.EADDRINUSE, errno.EACCES})
+_KEY_CHARACTERS: Final = 32
+"""What is shorter can be guessed; those that are made have 44, as those of Azure."""
+
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -63,7 +69,8 @@ def serve(config: Path | None = None, **options: Any) -> None:
     except (SettingsError, DeclarationError) as error:
         fail(str(error), _BAD_SETTINGS)
     except ListenError as error:
-        fail(str(error.strerror), _FAILED)
+        advice = "; name another with --port, or 0 for any that is free" if error.errno in _NO_PORT else ""
+        fail(f"{error.strerror}{advice}", _FAILED)
     except (StoreError, LedgerError, OSError) as error:
         fail(str(error), _FAILED)
 
@@ -76,8 +83,26 @@ def _raise_file_limit() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
+def _try_ports(settings: Settings) -> None:
+    """A data directory is large: none is made for a namespace that cannot be reached. Raises ``ListenError``."""
+    if settings.data.exists():
+        return
+    listener = Listener(
+        asyncio.get_running_loop(),
+        lambda _is_secure: asyncio.Protocol(),
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER),
+        lambda: False,
+    )
+    try:
+        for port in settings.port:
+            listener.listen(settings.host, port)
+    finally:
+        listener.close()
+
+
 async def _serve(settings: Settings) -> None:
     _raise_file_limit()
+    _try_ports(settings)
     stopped = _stop_on_signals()
     annexes = [partial(open_console, settings)] if settings.console else []
     async with NamespaceServer(settings, annexes=annexes) as server:
@@ -117,11 +142,16 @@ def _announce(settings: Settings, server: NamespaceServer) -> None:
     else:
         print(*(f"{name}: {text}" for name, text in lines.items()), server.connection_string, sep="\n", flush=True)
     if settings.allow_any_jwt:
-        print(
-            "pairbus: WARNING: allow_any_jwt lets EVERYONE in who can make a JSON web token",
-            file=sys.stderr,
-            flush=True,
+        _warn("allow_any_jwt lets EVERYONE in who can make a JSON web token")
+    if settings.key is not None and len(settings.key) < _KEY_CHARACTERS:
+        _warn(
+            f"the root key has {len(settings.key)} characters, and may be guessed: take at least {_KEY_CHARACTERS},"
+            " or leave it out to have one made"
         )
+
+
+def _warn(text: str) -> None:
+    print(f"pairbus: WARNING: {text}", file=sys.stderr, flush=True)
 
 
 def _announce_in_colour(lines: dict[str, str], connection_string: str) -> None:

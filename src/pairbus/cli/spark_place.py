@@ -9,7 +9,7 @@ from typing import Annotated, Final, TypeAlias
 
 import typer
 
-from pairbus.cli.connection import USAGE
+from pairbus.cli.connection import USAGE, read_connection_file
 from pairbus.cli.failure import fail
 from pairbus.client.validation import shown
 from pairbus.spark.connection_reference import ConnectionReference, Place
@@ -25,7 +25,7 @@ MasterOption: TypeAlias = Annotated[str, typer.Option("--master", help="where Sp
 def read_reference(option: str, variable: str, given: str) -> tuple[ConnectionReference, str]:
     """Where the connection string is, with what is there; one that is in its variable already is left there."""
     if given.startswith("@"):
-        return ConnectionReference(place=Place.FILE, text=str(Path(given[1:]).absolute())), given
+        return _read_named(option, Path(given[1:])), given
     if given.lower().startswith((Place.VARIABLE.value, Place.FILE.value)):
         try:
             found = ConnectionReference.parse(given)
@@ -35,6 +35,14 @@ def read_reference(option: str, variable: str, given: str) -> tuple[ConnectionRe
     if os.environ.get(variable) == given:
         return ConnectionReference(place=Place.VARIABLE, text=variable), given
     return ConnectionReference(place=Place.OPTION, text=given), given
+
+
+def _read_named(option: str, file: Path) -> ConnectionReference:
+    """A file, which Spark reads for itself if the connection string is all that is in it."""
+    text = read_connection_file(option, file)
+    if file.read_text("utf-8-sig").strip() != text:
+        return ConnectionReference(place=Place.OPTION, text=text)
+    return ConnectionReference(place=Place.FILE, text=str(file.absolute()))
 
 
 def exported(variable: str, reference: ConnectionReference) -> ConnectionReference:

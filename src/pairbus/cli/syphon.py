@@ -19,6 +19,7 @@ from pairbus.cli.connection import (
     SecondaryOption,
     read_connections,
 )
+from pairbus.cli.extra import extra_needed
 from pairbus.cli.failure import fail
 from pairbus.cli.spark_place import HERE, MasterOption, check_master, exported, read_reference
 from pairbus.cli.syphon_screen import SyphonScreen
@@ -143,13 +144,9 @@ def _settings(long_poll: str, time_to_live: TimeToLive, max_messages: int | None
 
 
 def _spark(order: SyphonOrder, teller: Teller, master: str, checkpoint: str | None, max_messages: int | None) -> Engine:
-    try:
+    with extra_needed("spark", code=FAILED, otherwise="; or say --engine in-process"):
         from pairbus.jobs.syphon.settings import SparkSyphonSettings  # noqa: PLC0415 (Spark is not everywhere)
         from pairbus.jobs.syphon.spark_engine import spark_engine  # noqa: PLC0415
-    except ImportError as error:
-        if (error.name or "").startswith("pairbus"):
-            raise  # that would be our own mistake
-        fail(f"{error}; install pairbus with its extra, 'pairbus[spark]', or say --engine in-process", FAILED)
     settings = SparkSyphonSettings(
         master=master,
         checkpoint=checkpoint,

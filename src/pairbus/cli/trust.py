@@ -10,14 +10,15 @@ import typer
 
 from pairbus.cli.failure import fail
 from pairbus.server.settings import SETTINGS
-from pairbus.store import DataDirectory, StoreError, StoreInUseError
+from pairbus.store import DataDirectory, NotADataDirectoryError, StoreError, StoreInUseError
 from pairbus.store.certificate import certificate_files, open_certificate
 
 _INSTRUCTIONS: Final = """
 Who connects with TLS has to trust it. Messaging with UseDevelopmentEmulator=true in the connection string goes without
 TLS; the administration clients of Azure always use it.
 
-pairbus                 MessagingFactorySettings(ca_file="{ca}")
+pairbus, commands       export SSL_CERT_FILE={ca}
+pairbus, programs       MessagingFactorySettings(ca_file="{ca}")
 Python, sync and aio    ServiceBusAdministrationClient.from_connection_string(…, connection_verify="{ca}")
                         ServiceBusClient.from_connection_string(…, connection_verify="{ca}")
                         or, for the synchronous administration: export REQUESTS_CA_BUNDLE={ca}
@@ -46,6 +47,8 @@ def trust(
         fail(f"there is no directory {data}; start the namespace once with: pairbus serve --data {data}", 1)
     try:
         ca_file = _authority(data.resolve())
+    except NotADataDirectoryError as error:
+        fail(f"{error.path} is no data directory of pairbus: {error.reason}. Name the one that serve was given", 1)
     except StoreError as error:
         fail(str(error), 1)
     print(ca_file)

@@ -14,6 +14,11 @@ def open_connection_string(text: str) -> tuple[Endpoint, TokenProvider | None, s
     """
     if not isinstance(text, str):
         raise TypeError(f"a connection string is a text, not a {type(text).__name__}")
+    if text.lstrip().startswith("@"):  # not repeated: it may be something else, with a key in it
+        raise ConnectionStringError(
+            "what begins with '@' names a file, which only the commands of pairbus read; in a program, read the file"
+            " and hand over the connection string that is in it"
+        )
     parts = parse_connection_string(text)
     endpoint = Endpoint(parts.host, parts.port, tls=not parts.development)
     return endpoint, _token_provider(parts), parts.entity_path or None

@@ -44,6 +44,10 @@ _LOCAL: Final = {
     "spark.ui.enabled": "false",
 }
 
+LIGHT: Final = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
+"""For little work on this machine, or work that Java only passes on to those with whom it shares the processors: what
+its best compiler and its parallel collector take is never earned back."""
+
 # The second logger is the one that Spark's shell asks how much to say, and says so aloud if that is not what all say.
 _LOGGING: Final = """\
 rootLogger.level = {level}
@@ -213,7 +217,7 @@ def _build(settings: Mapping[str, str]) -> SparkSession:
 
 def _build_or_end_java(settings: Mapping[str, str]) -> SparkSession:
     try:
-        with _interrupts_kept():
+        with _signals_kept():
             return _build(settings)
     except (Py4JError, PySparkRuntimeError) as error:
         reason = _reason(error)  # it is Java that knows
@@ -241,29 +245,32 @@ def _environment(changes: Mapping[str, str | None]) -> Iterator[None]:
 
 
 @contextmanager
-def _interrupts_kept() -> Iterator[None]:
+def _signals_kept() -> Iterator[None]:
     """Ctrl-C waits until Spark is there: nobody knows a Java yet that has just been started, and it would be left.
 
-    PySpark then has Ctrl-C end everything, also where somebody has said what else it should do: that is put back.
+    So does SIGTERM where somebody has said what it should do. PySpark then has Ctrl-C end everything, also where
+    somebody has said what else it should do: that is put back.
     """
-    before = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(before):
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    ours = {number: handler for number, handler in before.items() if callable(handler)}
+    if threading.current_thread() is not threading.main_thread() or not ours:
         yield
         return
-    is_pressed = False
+    came: list[int] = []
 
-    def note(_number: int, _frame: FrameType | None) -> None:
-        nonlocal is_pressed
-        is_pressed = True
+    def note(number: int, _frame: FrameType | None) -> None:
+        came.append(number)
 
-    signal.signal(signal.SIGINT, note)
+    for number in ours:
+        signal.signal(number, note)
     try:
         yield
     finally:
-        if before is not signal.default_int_handler or signal.getsignal(signal.SIGINT) is note:
-            signal.signal(signal.SIGINT, before)
-        if is_pressed:
-            signal.raise_signal(signal.SIGINT)
+        for number, handler in ours.items():
+            if handler is not signal.default_int_handler or signal.getsignal(number) is note:
+                signal.signal(number, handler)
+        if came:
+            signal.raise_signal(came[0])
 
 
 def _set_environment(values: Mapping[str, str | None]) -> None:

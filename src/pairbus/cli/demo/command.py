@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from pairbus.cli.connection import FAILED
-from pairbus.cli.failure import fail
+from pairbus.cli.extra import extra_needed
 
 _WIDTH: Final = 120
 """Of what nobody looks at in a window."""
@@ -35,11 +35,7 @@ def demo(seconds: _SecondsOption = 10, rate: _RateOption = 200, keep: _KeepOptio
 
     Example: pairbus demo --seconds 20 --keep
     """
-    try:
+    with extra_needed("server", "spark", code=FAILED):
         from pairbus.cli.demo.performance import Plan, perform  # noqa: PLC0415 (Spark is not everywhere)
-    except ImportError as error:
-        if (error.name or "").startswith("pairbus"):
-            raise  # that would be our own mistake
-        fail(f"{error}; install pairbus with its extras, 'pairbus[server,spark]'", FAILED)
     console = Console(highlight=False, width=None if sys.stdout.isatty() else _WIDTH)
     raise typer.Exit(perform(Plan(outage_s=seconds, rate=rate, is_kept=keep), console))

@@ -27,11 +27,11 @@ from pairbus.jobs.syphon.batch_report import BatchReport
 from pairbus.jobs.syphon.settings import SparkSyphonSettings
 from pairbus.jobs.syphon.spark_syphon import SparkSyphon
 from pairbus.pairing import Syphon, SyphonContext, SyphonEngine
-from pairbus.spark.session import spark_session, stop_session
+from pairbus.spark.session import LIGHT, spark_session, stop_session
 
 _MASTER: Final = "local[2]"
 _CONFIG: Final = {
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    **LIGHT,
     "spark.sql.shuffle.partitions": "2",
 }
 """Everything is small here, and everybody shares the processors."""

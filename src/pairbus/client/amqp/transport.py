@@ -9,7 +9,7 @@ from typing import Final, cast
 from pairbus.client.endpoint import Endpoint
 from pairbus.client.errors import MessagingCommunicationError
 from pairbus.client.settings import MessagingFactorySettings, Transport
-from pairbus.client.unreachable import unreachable
+from pairbus.client.unreachable import unreachable, untrusted
 from pairbus.client.web_socket import WebSocketRefusedError, connect_web_socket
 
 _NO_TLS: Final = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNKNOWN_PROTOCOL")
@@ -29,11 +29,7 @@ async def connect(protocol: asyncio.Protocol, endpoint: Endpoint, settings: Mess
                 ssl=settings.tls_context() if endpoint.tls else None,
             )
     except ssl.SSLCertVerificationError as error:
-        raise MessagingCommunicationError(
-            f"{endpoint}: its certificate is not trusted ({error.verify_message}); name the authority that has signed "
-            "it with MessagingFactorySettings(ca_file=…)",
-            is_transient=False,
-        ) from error
+        raise untrusted(endpoint, error) from error
     except ssl.SSLError as error:
         if error.reason not in _NO_TLS:
             raise unreachable(endpoint, error) from error

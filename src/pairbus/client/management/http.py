@@ -13,7 +13,7 @@ import h11
 
 from pairbus.client.endpoint import Endpoint
 from pairbus.client.errors import InvalidRequestError, MessagingCommunicationError, MessagingTimeoutError
-from pairbus.client.unreachable import unreachable
+from pairbus.client.unreachable import unreachable, untrusted
 
 MAX_RESPONSE_BYTES: Final = 16 * 1024 * 1024
 """Far more than a page of descriptions has."""
@@ -107,11 +107,7 @@ async def _connect(endpoint: Endpoint, tls: ssl.SSLContext | None) -> tuple[asyn
     try:
         return await asyncio.open_connection(endpoint.host, endpoint.http_port, ssl=tls)
     except ssl.SSLCertVerificationError as error:
-        raise MessagingCommunicationError(
-            f"the certificate of {endpoint} is not trusted: {error.verify_message}; to trust it, name the file of its"
-            " certificate authority in the settings (ca_file), or give them an ssl_context",
-            is_transient=False,
-        ) from error
+        raise untrusted(endpoint, error) from error
     except (OSError, UnicodeError) as error:  # a name that no host can have is a UnicodeError
         raise unreachable(endpoint, error) from error
 

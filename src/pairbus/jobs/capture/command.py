@@ -39,13 +39,10 @@ from pairbus.jobs.reason import reason_of
 from pairbus.spark.connection_reference import ConnectionReference
 from pairbus.spark.errors import SparkOptionError
 from pairbus.spark.offset import Portion
-from pairbus.spark.session import ensured_session
+from pairbus.spark.session import LIGHT, ensured_session
 
 DONE: Final = 0
 """All is captured that was there, or it was told to stop."""
-
-_CONFIG: Final = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
-"""For a session on this machine. Java passes few bytes on, and shares the processors with those who do the work."""
 
 _TICK_S: Final = 0.5
 _FIRST_PAUSE_S: Final = 1.0
@@ -146,7 +143,7 @@ class CaptureCommand:
     def _session(self) -> Iterator[SparkSession]:
         master = self._order.master
         self._teller.tell(spark_line(master))
-        config = _CONFIG if master.startswith("local") else {}
+        config = LIGHT if master.startswith("local") else {}
         with ensured_session(master, app_name="pairbus capture", config=config) as spark:
             yield spark
 

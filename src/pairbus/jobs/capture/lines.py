@@ -49,8 +49,12 @@ def stopping_line() -> Line:
 
 
 def ended_line(messages: int, files: int) -> Line:
-    text = f"{messages:,} messages were captured, {files:,} files written"
+    text = f"{_counted(messages, 'message')} captured, {_counted(files, 'file')} written"
     return Line(event="ended", text=text, facts={"messages": messages, "files": files})
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _written(time_ms: int) -> str:

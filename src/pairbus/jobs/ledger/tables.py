@@ -65,7 +65,7 @@ def check_ledgers(paths: Paths) -> None:
     Raises ``NotALedgerError``. Of what is at an address, only Spark can tell.
     """
     for place in plain_places(paths):
-        if not _ADDRESS.match(place):
+        if not is_address(place):
             LedgerDirectory(path=Path(place))
 
 
@@ -79,6 +79,11 @@ def _read(spark: SparkSession, table: str, paths: Paths, period: Period) -> Data
     return reduce(DataFrame.unionByName, parts)
 
 
+def is_address(place: str) -> bool:
+    """Whether it is for Spark to find, and no directory of this machine."""
+    return _ADDRESS.match(place) is not None
+
+
 def plain_places(paths: Paths) -> list[str]:
     """Where ledgers are, each once, however it is written."""
     places = [paths] if isinstance(paths, (str, Path)) else list(paths)
@@ -90,11 +95,11 @@ def plain_places(paths: Paths) -> list[str]:
 def _plain(place: str | Path) -> str:
     """The same for all ways to write it: rows of a ledger that is named twice would be there twice."""
     text = str(place)
-    return text.rstrip("/") if _ADDRESS.match(text) else str(Path(text).resolve())
+    return text.rstrip("/") if is_address(text) else str(Path(text).resolve())
 
 
 def _parts(spark: SparkSession, table: str, place: str, period: Period) -> list[DataFrame]:
-    if _ADDRESS.match(place):
+    if is_address(place):
         return [_remote(spark, table, place, period)]
     return _local(spark, table, LedgerDirectory(path=Path(place)), period)
 

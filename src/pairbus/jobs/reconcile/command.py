@@ -9,6 +9,7 @@ from datetime import datetime
 from pairbus.jobs.ledger import LedgerReadError, check_ledgers, read_lives
 from pairbus.jobs.ledger.failure import FAILURES, failure_line
 from pairbus.jobs.ledger.tables import plain_places
+from pairbus.jobs.ledger.workload import session_config
 from pairbus.jobs.reconcile.errors import LedgersMixedError, ReconcileError, ReconcileInputError
 from pairbus.jobs.reconcile.reconciliation import read_since, reconcile
 from pairbus.jobs.reconcile.report import Report, report
@@ -32,7 +33,8 @@ class Reconcilable:
         try:
             check_ledgers([*self.secondary, *self.primary])
             self._expect_two()
-            with ensured_session(master, app_name="pairbus reconcile", config=SESSION) as spark:
+            config = session_config([*self.secondary, *self.primary], SESSION)
+            with ensured_session(master, app_name="pairbus reconcile", config=config) as spark:
                 # Of the secondary everything is read: what lay in the backlog at the start was diverted before it. And
                 # it is read first: of what leaves the backlog meanwhile, only the arrival is seen then.
                 secondary = read_lives(spark, self.secondary)

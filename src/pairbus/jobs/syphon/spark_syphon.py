@@ -28,17 +28,13 @@ from pairbus.pairing.events import MessageDeadLettered
 from pairbus.pairing.pump.stragglers import Stragglers
 from pairbus.pairing.status import SyphonStatus
 from pairbus.pairing.syphon import SyphonContext
-from pairbus.spark.session import ensured_session, is_alive, is_local
+from pairbus.spark.session import LIGHT, ensured_session, is_alive, is_local
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 SPARK: Final = "spark"
 """The engine, as ``syphon_engine`` names it."""
-
-_LOCAL: Final = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
-"""For a session of its own on this machine. The JVM passes few bytes on, and shares the processors with those who do
-the work: what its best compiler and its parallel collector take is never earned back."""
 
 _LOOPBACK: Final = ("spark://127.", "spark://localhost:", "spark://[::1]:")
 _ANYWHERE: Final = "x-pairbus-syphon"
@@ -169,7 +165,7 @@ class SparkSyphon:
         if settings.session is not None:
             self._session = settings.session
             return
-        config = {**(_LOCAL if settings.master.startswith("local") else {}), **settings.config}
+        config = {**(LIGHT if settings.master.startswith("local") else {}), **settings.config}
         self._lease = ensured_session(settings.master, app_name="pairbus syphon", config=config)
         self._session = self._lease.__enter__()
 

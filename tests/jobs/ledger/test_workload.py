@@ -1,0 +1,31 @@
+"""What Spark is told, by how much there is to read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pairbus.jobs.ledger.workload import FEW_ROWS, session_config
+
+MANY = {"spark.sql.shuffle.partitions": "64"}
+
+
+def written(directory: Path, size_bytes: int) -> Path:
+    file = directory / "lives" / "date=2026-03-01" / "hour=12" / "one.parquet"
+    file.parent.mkdir(parents=True)
+    with file.open("wb") as content:
+        content.truncate(size_bytes)
+    return directory
+
+
+def test_few_rows_are_not_worth_much_planning(tmp_path: Path) -> None:
+    little = [written(tmp_path / "contoso", 4_000_000), written(tmp_path / "fabrikam", 4_000_000)]
+    assert session_config(little, MANY) == FEW_ROWS
+
+
+def test_together_they_may_be_many(tmp_path: Path) -> None:
+    large = [written(tmp_path / "contoso", 4_500_000), written(tmp_path / "fabrikam", 4_500_000)]
+    assert session_config(large, MANY) == MANY
+
+
+def test_of_what_is_elsewhere_nobody_knows(tmp_path: Path) -> None:
+    assert session_config([written(tmp_path, 1), "s3a://bucket/ledger"], MANY) == MANY
