@@ -95,7 +95,7 @@ def ordinals(directory: Path) -> list[int]:
     return sorted(row["ordinal"] for row in read_ledger(directory, LIVES))
 
 
-def eventually(condition: Callable[[], object], deadline_s: float = 30.0) -> None:
+def eventually(condition: Callable[[], object], deadline_s: float = 120.0) -> None:
     """Wait until something is so."""
     end_s = time.monotonic() + deadline_s
     while not condition():

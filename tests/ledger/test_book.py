@@ -35,7 +35,7 @@ def book_in(directory: Path, settings: LedgerSettings = SETTINGS) -> Book:
 
 
 def write(book: Book, first: int, count: int, at_ms: int = START_MS, now_ms: int = START_MS) -> None:
-    for page in life_pages(NAMESPACE, lives_from(first, count, at_ms), lambda: None):
+    for page in life_pages(NAMESPACE, lives_from(first, count, at_ms), lambda: None).pages:
         book.append(page, now_ms)
 
 

@@ -35,7 +35,7 @@ STEM = Stem.of_hour(LIVES, hour_of(START_MS), START_MS)
 
 
 def page_of(first: int, count: int) -> Page:
-    (page,) = life_pages(NAMESPACE, lives_from(first, count), lambda: None)
+    (page,) = life_pages(NAMESPACE, lives_from(first, count), lambda: None).pages
     return page
 
 

@@ -12,8 +12,8 @@ from uuid import uuid4
 import pytest
 
 from pairbus.broker import NO_PROPERTIES, Address, Message, Namespace, QueueDescription, Records
-from pairbus.ledger import LIVES, Ledger, LedgerSettings
-from pairbus.ledger.life import pack_lives, unpack_lives
+from pairbus.ledger import LIVES, Ledger, LedgerSettings, read_open
+from pairbus.ledger.life import extent_of, pack_lives, unpack_lives
 from pairbus.server.lives import Lives
 from pairbus.server.metering import path_of_address
 from pairbus.server.outbox import Envelope, Outbox
@@ -37,7 +37,7 @@ class Run:
         self.keeper = Keeper(store, self._make, start_ms, recovering=self._lives.begin)
         self._lives.settle_in()
         self.outbox = Outbox(self._lives, self.keeper, ledger, most_bytes)
-        self.outbox.replay(start_ms, ledger.write_lives)
+        self.outbox.replay(start_ms)
         self.keeper.before_commit = self.seal
         self._now_ms = start_ms
 
@@ -270,6 +270,40 @@ def test_d3_what_was_not_kept_is_no_gap_if_the_ledger_has_it(tmp_path: Path, beg
     assert in_store(store) == 0
 
 
+def test_d3_the_gap_says_how_many_events_were_not_kept(tmp_path: Path, begin: Callable[..., Run]) -> None:
+    store = store_with_a_queue(begin)
+    killed = begin(store, most_bytes=1)
+    killed.send("kept")
+    killed.send("a", "b", "c")
+    store.fail_next_run(StoreFailedError("the store", "the test wants it so"))
+    with pytest.raises(StoreError):
+        killed.send("lost", "lost, too")
+    killed.send("d", "e")
+    assert in_store(store) == 2  # the first, and one for the others
+    begin(store).hand_over()
+    assert told(tmp_path) == [("accepted", "kept"), ("missed", "")]
+    assert missed(tmp_path) == [5]
+    assert in_store(store) == 0
+
+
+def test_d3_what_the_ledger_has_meanwhile_is_not_counted_with_what_was_not_kept(
+    tmp_path: Path, begin: Callable[..., Run]
+) -> None:
+    store = store_with_a_queue(begin)
+    killed = begin(store, most_bytes=1)
+    killed.send("kept")
+    killed.send("a", "b", "c")
+    killed.hand_over()
+    killed.send("kept again")
+    killed.send("d", "e")
+    begin(store).hand_over()
+    assert missed(tmp_path) == [2]
+
+
+def missed(directory: Path) -> list[int]:
+    return [row["sequence"] for row in rows_of(directory, LIVES) if row["event"] == "missed"]
+
+
 def test_d3_what_a_failed_commit_has_undone_is_not_told_with_the_next(
     tmp_path: Path, begin: Callable[..., Run]
 ) -> None:
@@ -329,3 +363,160 @@ def test_what_lacks_a_piece_is_no_event(place: int) -> None:
     columns[place] = [1, 2, 3, 4]
     with pytest.raises(ValueError):  # noqa: PT011
         unpack_lives(json.dumps(columns).encode())
+
+
+# A ledger that has no room
+
+
+TINY = LedgerSettings(flush_s=0.01, retry_s=0.01, most_waiting=20)
+
+
+def failing_ledger(directory: Path, settings: LedgerSettings = TINY) -> Ledger:
+    """One that can write nothing until ``open`` is a directory again."""
+    ledger = Ledger.open(directory, "north", settings, clock=lambda: NOW_MS)
+    (directory / "open").rmdir()
+    (directory / "open").write_text("in the way")
+    return ledger
+
+
+def run_with_a_queue(store: MemoryStore, ledger: Ledger, most_bytes: int = 1_000_000) -> Run:
+    run = Run(store, ledger, NOW_MS, most_bytes)
+    run.keeper.namespace.create_queue("orders", QueueDescription(), NOW_MS)
+    run.keeper.commit(NOW_MS)
+    return run
+
+
+def send_many(run: Run, count: int) -> None:
+    for number in range(count):
+        run.send(str(number))
+        run.outbox.hand_over()
+
+
+def accepted(count: int) -> list[tuple[str, str]]:
+    return [("accepted", str(number)) for number in range(count)]
+
+
+def test_d3_what_is_in_the_store_waits_there_until_the_ledger_has_room(tmp_path: Path) -> None:
+    store, ledger = MemoryStore(), failing_ledger(tmp_path)
+    run = run_with_a_queue(store, ledger)
+    send_many(run, 100)
+    assert in_store(store) == 100
+    assert ledger.status.lives_waiting <= 10
+    (tmp_path / "open").unlink()
+    run.hand_over()
+    (journal,) = read_open(tmp_path, LIVES).values()
+    assert journal["message_id"].to_pylist() == ["", *map(str, range(100))]  # a start, and the rest in its order
+    ledger.close()
+    assert ledger.status.lives_missed == 0
+    assert told(tmp_path) == accepted(100)
+    assert in_store(store) == 0
+
+
+def test_d3_what_waits_in_the_store_outlives_a_kill_and_a_ledger_that_is_small(tmp_path: Path) -> None:
+    store, ledger = MemoryStore(), failing_ledger(tmp_path)
+    send_many(run_with_a_queue(store, ledger), 100)
+    (tmp_path / "open").unlink()
+    ledger.close()  # it writes what it has been given, which the store does not hear of
+    small = LedgerSettings(flush_s=0.3, most_waiting=150)  # it has room for what is found, and not for both
+    again = Ledger.open(tmp_path, "north", small, clock=lambda: NOW_MS)
+    run = Run(store, again, NOW_MS + 1_000)
+    run.hand_over()
+    again.close()
+    assert again.status.lives_missed == 0
+    assert told(tmp_path) == accepted(100)
+    assert in_store(store) == 0
+
+
+def test_d3_what_happens_while_the_ledger_catches_up_comes_behind_what_waits(tmp_path: Path) -> None:
+    store, ledger = MemoryStore(), failing_ledger(tmp_path)
+    run = run_with_a_queue(store, ledger)
+    send_many(run, 50)
+    (tmp_path / "open").unlink()
+    for number in range(50, 300):
+        run.send(str(number))
+        run.outbox.hand_over()
+    run.hand_over()
+    (journal,) = read_open(tmp_path, LIVES).values()
+    assert journal["message_id"].to_pylist() == ["", *map(str, range(300))]
+    ledger.close()
+
+
+def test_d3_events_are_missed_only_where_the_store_has_no_room_either(tmp_path: Path) -> None:
+    store, ledger = MemoryStore(), failing_ledger(tmp_path)
+    run = run_with_a_queue(store, ledger, most_bytes=2_000)
+    send_many(run, 100)
+    kept = in_store(store) - 1  # and a mark
+    assert 10 < kept < 40
+    assert ledger.status.lives_missed > 0
+    (tmp_path / "open").unlink()
+    run.hand_over()
+    ledger.close()
+    found = told(tmp_path)
+    assert found[:kept] == accepted(kept)
+    assert len(found) - 1 + ledger.status.lives_missed == 100  # one says how many
+    assert missed(tmp_path) == [ledger.status.lives_missed]
+    assert in_store(store) == 0
+
+
+def test_d3_what_a_ledger_has_of_an_entry_is_not_written_again(tmp_path: Path, begin: Callable[..., Run]) -> None:
+    """A chunk of the ledger is of one hour; what a commit has done may be of two, and a kill come between."""
+    store = store_with_a_queue(begin)
+    killed = begin(store)
+    killed.send("a", "b", "c")
+    ((_, content),) = store.scan(keys.OUTBOX, keys.after(keys.OUTBOX))
+    killed.ledger.write_lives(unpack_lives(content)[:2])
+    begin(store).hand_over()
+    assert told(tmp_path) == [("accepted", "a"), ("accepted", "b"), ("accepted", "c")]
+
+
+# Clocks that are wrong
+
+
+IN_2041_MS = 2_240_000_000_000
+
+
+def test_d3_a_start_with_a_wrong_clock_does_not_end_the_events(tmp_path: Path) -> None:
+    store = MemoryStore()
+    for start_ms in (NOW_MS, IN_2041_MS, NOW_MS + 1_000):
+        ledger = Ledger.open(tmp_path, "north", QUICK, clock=lambda: NOW_MS)
+        run = Run(store, ledger, start_ms)
+        if start_ms == NOW_MS:
+            run.keeper.namespace.create_queue("orders", QueueDescription(), NOW_MS)
+        run.send(str(start_ms))
+        run.hand_over()
+        ledger.close()
+        assert ledger.status.lives_missed == 0
+    assert told(tmp_path) == [("accepted", str(each)) for each in (NOW_MS, IN_2041_MS, NOW_MS + 1_000)]
+
+
+def test_d3_a_store_that_was_once_started_with_a_wrong_clock_is_mended(
+    tmp_path: Path, begin: Callable[..., Run]
+) -> None:
+    """By a version that let numbers become too large."""
+    store = store_with_a_queue(begin)
+    run = begin(store)
+    number = IN_2041_MS << 22
+    run.keeper.namespace.send(ORDERS, [Message(b"x", "then")], NOW_MS)
+    lives = [life._replace(ordinal=number + place) for place, life in enumerate(lives_from(0, 3))]
+    assert run.keeper.put_in_outbox(number + 2, pack_lives(lives))
+    run.keeper.before_commit = lambda: None
+    run.keeper.commit(NOW_MS)
+    again = begin(store)
+    again.send("a")
+    again.hand_over()
+    assert again.ledger.status.lives_missed == 0
+    begin(store).send("b")
+    begin(store).hand_over()
+    assert told(tmp_path) == [("missed", ""), ("accepted", "a"), ("accepted", "b")]
+    assert missed(tmp_path) == [3]
+
+
+def test_what_was_packed_is_known_without_unpacking_it() -> None:
+    lives = lives_from(7, 500)
+    assert [*extent_of(pack_lives(lives)).ordinals] == [*range(7, 507)]
+    assert extent_of(pack_lives(lives)).first_ms == min(life.at_ms for life in lives)
+    some = [lives[0], lives[3], lives[2]]
+    assert extent_of(pack_lives(some)) == (lives[0].at_ms, [7, 10, 9])
+    for content in (b"no JSON", b"[1]", b'[["a"]]', b"17", b'[1,"then",7]'):
+        with pytest.raises(ValueError):  # noqa: PT011 (whichever it is)
+            extent_of(content)

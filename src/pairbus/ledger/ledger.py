@@ -101,8 +101,13 @@ class Ledger:
     def hand_overs_written(self) -> int:
         return self._writer.hand_overs_written
 
+    @property
+    def lives_room(self) -> int:
+        """How many more events it takes that can as well wait elsewhere; the rest of its memory is for the others."""
+        return max(0, (self._settings.most_waiting + 1) // 2 - self._waiting.lives)
+
     def ordinals_from(self, first: Life) -> AbstractSet[int]:
-        """Which events of this namespace are on disk, from one on. Raises ``OSError``."""
+        """Which events of this namespace are on disk, from one on, as far as that can be read."""
         from pairbus.ledger.recorded import recorded_ordinals  # noqa: PLC0415 (it needs pyarrow)
 
         return recorded_ordinals(self._book.directory, self._writer.namespace, first)

@@ -20,6 +20,10 @@ OperationRow = tuple[int, str, str, str, str, str, int, int, int, int, int, int]
 """The columns of an operation but for the namespace."""
 
 
+_MOST_ATTEMPTS: Final = 1_000
+"""So often rows are converted to find those that cannot be; what is left then is refused together."""
+
+
 class Page(NamedTuple):
     """Rows of one table and one hour: what a flush appends to a journal."""
 
@@ -40,24 +44,58 @@ class Page(NamedTuple):
         return memoryview(sink.getvalue())
 
 
-def operation_pages(namespace: str, rows: Sequence[OperationRow], pause: Callable[[], object]) -> list[Page]:
-    """Pages of operations, by their hours."""
-    return _pages(OPERATIONS, namespace, rows, pause)
+class Sifted(NamedTuple):
+    """Rows that were converted, and those that cannot be."""
+
+    pages: list[Page]
+    """By their hours."""
+
+    refused: list[Any]
+    failure: Exception | None
+    """Why some were refused."""
 
 
-def life_pages(namespace: str, lives: Sequence[Life], pause: Callable[[], object]) -> list[Page]:
-    """Pages of events, by their hours."""
-    return _pages(LIVES, namespace, lives, pause)
+def operation_pages(namespace: str, rows: Sequence[OperationRow], pause: Callable[[], object]) -> Sifted:
+    return _sifted(OPERATIONS, namespace, rows, pause)
 
 
-def _pages(table: str, namespace: str, rows: Sequence[Any], pause: Callable[[], object]) -> list[Page]:
+def life_pages(namespace: str, lives: Sequence[Life], pause: Callable[[], object]) -> Sifted:
+    return _sifted(LIVES, namespace, lives, pause)
+
+
+def _sifted(table: str, namespace: str, rows: Sequence[Any], pause: Callable[[], object]) -> Sifted:
+    """One row that is no good costs none of the others: it is found by halving."""
+    batches: dict[str, list[Any]] = defaultdict(list)
+    refused: list[Any] = []
+    failure: Exception | None = None
+    pieces, attempts = [rows], 0
+    while pieces:
+        piece = pieces.pop()
+        attempts += 1
+        try:
+            found = _batches(table, namespace, piece, pause)
+        except Exception as error:  # noqa: BLE001 (whatever it is, it would be the same the next time)
+            failure = error
+            if len(piece) == 1 or attempts > _MOST_ATTEMPTS:
+                refused += piece
+            else:
+                middle = len(piece) // 2
+                pieces += [piece[middle:], piece[:middle]]
+            pause()
+        else:
+            for hour, some in found.items():
+                batches[hour] += some
+    return Sifted([Page(table, hour, found) for hour, found in batches.items()], refused, failure)
+
+
+def _batches(table: str, namespace: str, rows: Sequence[Any], pause: Callable[[], object]) -> Mapping[str, list[Any]]:
     batches: dict[str, list[Any]] = defaultdict(list)
     for start in range(0, len(rows), _SLICE):
         if start:
             pause()
         for hour_ms, columns in _by_hour(rows[start : start + _SLICE]):
             batches[hour_of(hour_ms)].append(_batch(table, namespace, columns))
-    return [Page(table, hour, found) for hour, found in batches.items()]
+    return batches
 
 
 def _by_hour(rows: Sequence[Any]) -> Iterator[tuple[int, list[tuple[Any, ...]]]]:

@@ -77,15 +77,16 @@ class Writer:
 
     def _convert(self, taken: Taken, now_ms: int) -> None:
         """What cannot be a row is a defect, and must not be tried for ever."""
-        try:
-            self._pages += operation_pages(self.namespace, [*_rows(taken)], self._pause)
-        except Exception:  # noqa: BLE001
-            _log.exception("operations of %d hand-overs cannot be written to the ledger", len(taken.seconds))
-        try:
-            self._pages += life_pages(self.namespace, taken.lives, self._pause)
-        except Exception:  # noqa: BLE001
-            _log.exception("%d events cannot be written to the ledger", len(taken.lives))
-            self._waiting.give_up(taken.lives, now_ms)
+        lives = life_pages(self.namespace, taken.lives, self._pause)
+        self._pages += lives.pages
+        if lives.refused:
+            _log.error("%d events cannot be written to the ledger", len(lives.refused), exc_info=lives.failure)
+            self._waiting.give_up(lives.refused, now_ms)
+        operations = operation_pages(self.namespace, [*_rows(taken)], self._pause)
+        self._pages += operations.pages
+        if operations.refused:
+            count = len(operations.refused)
+            _log.error("%d rows of operations cannot be written to the ledger", count, exc_info=operations.failure)
 
     def _append(self, page: Page, now_ms: int) -> None:
         rows = page.row_count

@@ -144,11 +144,16 @@ class NamespaceHost:
         return self._keeper.outbox()
 
     def merged(self, identity: bytes) -> Mapping[str, int]:
-        """Up to where what lay in a side buffer is in the store, by entity."""
+        """Up to where what lay in a side buffer is in the store, by entity; without an identity, in any."""
         return self._keeper.merged(identity)
 
     def put_merged(self, identity: bytes, entity: str, position: int) -> None:
         self._keeper.put_merged(identity, entity, position)
+        self._schedule()
+
+    def probe(self, identity: bytes, done: Durable) -> None:
+        """Have someone told whether the store can be written; nothing is taken back if it cannot."""
+        self._keeper.probe(identity, done)
         self._schedule()
 
     async def durable(self) -> None:

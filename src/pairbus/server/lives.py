@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Final
+import time
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
 
 from pairbus.broker import Address, Moment, Record
 from pairbus.dialect.backlog_path import is_backlog_path
 from pairbus.dialect.transfer import TransferError, read_transfer
 from pairbus.ledger.life import Event, Life
 from pairbus.ledger.operation import Stage
+from pairbus.ledger.status import LedgerStatus
 
 _EVENTS: Final = {moment: Event[moment.name] for moment in Moment}
 _ARRIVALS: Final = frozenset({Moment.ACCEPTED, Moment.REPEATED, Moment.FOUND})
@@ -19,7 +21,19 @@ _ORDINAL_BITS: Final = 22
 _UNKNOWN: Final = 1 << _ORDINAL_BITS
 """So many events at most have changed nothing in the store since the last that has."""
 
+LARGEST_ORDINAL: Final = (1 << 63) - 1
+"""The ledger has 64 bits for a number, and one of them is its sign."""
+
+_LAST_TO_FOLLOW: Final = LARGEST_ORDINAL - (1 << 40)
+"""Behind a larger one there is no room for the events of a process."""
+
+_LATEST_MS: Final = (1 << 41) - (1 << 36)
+"""A clock is believed up to here, in 2037: soon after it, ordinals would be too large. Later starts go on counting."""
+
 _MANY: Final = 10_000
+_MOST_WAITING: Final = 100_000
+_WAIT_S: Final = 5.0
+_POLL_S: Final = 0.01
 _NOBODY: Final = Record(0, 0, 0, 0, 0, "", None, None, None, None, 0)
 
 
@@ -39,7 +53,7 @@ class Lives:
         """The time that the broker has, and no newer one: it is asked for each event."""
 
         self._path_of = path_of
-        self._ordinal = start_ms << _ORDINAL_BITS
+        self._ordinal = min(start_ms, _LATEST_MS) << _ORDINAL_BITS
         self._waiting: list[Life] = []
         self._paths: dict[Address, tuple[str, bool]] = {}
         self._spill = spill
@@ -48,10 +62,11 @@ class Lives:
         """The namespace is read from the store: at the start, or because a commit has failed.
 
         What no commit has taken yet has not happened then. ``after`` is an ordinal of an earlier process, whose clock
-        may have been ahead.
+        may have been ahead; one that is too large to be in the ledger is left out of account.
         """
         self._waiting.clear()
-        self._ordinal = max(self._ordinal, after + _UNKNOWN)
+        if after <= _LAST_TO_FOLLOW:
+            self._ordinal = max(self._ordinal, after + _UNKNOWN)
         self._append(Event.STARTED, Stage.DIRECT, "", _NOBODY)
 
     def settle_in(self) -> None:
@@ -111,6 +126,50 @@ class Lives:
             path = self._path_of(address)
             self._paths[address] = known = path, is_backlog_path(path)
         return known
+
+
+class Book(Protocol):
+    """Where it goes: a ledger."""
+
+    @property
+    def status(self) -> LedgerStatus: ...
+
+    def write_lives(self, lives: Sequence[Life]) -> int: ...
+
+
+class Spill:
+    """Takes what is found at the start to the ledger. There may be more of it than that keeps in memory.
+
+    Nobody is served yet, so there is a little time to wait for the ledger's disk: a few seconds in all, and as long as
+    the start takes by itself. For a disk that takes nothing there is none; what does not fit then is missed.
+    """
+
+    def __init__(
+        self,
+        book: Book,
+        most_waiting: int = _MOST_WAITING,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], object] = time.sleep,
+    ) -> None:
+        self._book = book
+        self._most_waiting = most_waiting
+        self._clock = clock
+        self._sleep = sleep
+        self._begun_s = clock()
+        self._waited_s = 0.0
+
+    def __call__(self, lives: Sequence[Life]) -> None:
+        self._book.write_lives(lives)
+        now_s = self._clock()
+        worked_s = now_s - self._begun_s - self._waited_s
+        end_s = now_s + _WAIT_S + worked_s - self._waited_s
+        while self._is_behind() and self._clock() < end_s:
+            self._sleep(_POLL_S)
+        self._waited_s += self._clock() - now_s
+
+    def _is_behind(self) -> bool:
+        status = self._book.status
+        return status.error is None and status.lives_waiting > self._most_waiting
 
 
 def _bound_for(body: bytes) -> tuple[str | None, str | None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from functools import partial
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from pairbus.broker import Address, Delivery, Message, Part
 from pairbus.dialect.backlog_path import is_backlog_path
@@ -28,6 +28,15 @@ class Book(Protocol):
     """Where it is written down: a ledger."""
 
     def write_operations(self, second_ms: int, rows: Sequence[tuple[Sort, Tally]], connections: int) -> None: ...
+
+
+class Charge(NamedTuple):
+    """What is counted of one operation."""
+
+    messages: int
+    size_bytes: int
+    units: int
+    request_units: int
 
 
 class Account(Tally):
@@ -117,6 +126,12 @@ class Meter:
     def account(self, sort: Sort) -> Account:
         """Where operations of one sort are counted; one for each link, and no more than that."""
         return Account(sort, self._touched)
+
+    def add_durable(self, account: Account, charge: Charge) -> None:
+        """Count what is on disk already, whatever becomes of the next commit."""
+        if not account.durable.operations:
+            self._ready.append(account)
+        account.durable.add(*charge)
 
     def seal(self) -> None:
         """A commit begins: what was counted until now is known with it."""
@@ -210,12 +225,14 @@ class SendToll:
         """For one message that is no larger than a unit, and no ping."""
 
     def sent(self, messages: Sequence[Message], size_bytes: int) -> None:
-        account = self._pings if len(messages) == 1 and messages[0].ping else self._sent
-        if size_bytes <= UNIT_BYTES:
-            account.add(len(messages), size_bytes, len(messages) or 1)
-        else:
-            units = sum(units_of(len(message.body)) for message in messages) or 1
-            account.add(len(messages), size_bytes, units, units_of(size_bytes))
+        self._account_of(messages).add(*_charge_of(messages, size_bytes))
+
+    def kept(self, messages: Sequence[Message], size_bytes: int) -> None:
+        """They are on disk elsewhere than in the store."""
+        self._meter.add_durable(self._account_of(messages), _charge_of(messages, size_bytes))
+
+    def _account_of(self, messages: Sequence[Message]) -> Account:
+        return self._pings if len(messages) == 1 and messages[0].ping else self._sent
 
     def refused(self, condition: str, size_bytes: int) -> None:
         account = self._refused.get(condition)
@@ -250,6 +267,14 @@ class ReceiveToll:
     def went_empty(self) -> None:
         """The receiver has waited for nothing."""
         self._empty.add()
+
+
+def _charge_of(messages: Sequence[Message], size_bytes: int) -> Charge:
+    count = len(messages)
+    if size_bytes <= UNIT_BYTES:
+        return Charge(count, size_bytes, count or 1, 1)
+    units = sum(units_of(len(message.body)) for message in messages) or 1
+    return Charge(count, size_bytes, units, units_of(size_bytes))
 
 
 def path_of_address(address: Address) -> str:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
+from itertools import chain
 from typing import Final, NamedTuple, Protocol
 
-from pairbus.ledger.life import Event, Life, pack_lives, unpack_lives
+from pairbus.ledger.life import Event, Extent, Life, extent_of, pack_lives, unpack_lives
 from pairbus.ledger.operation import Stage
-from pairbus.server.lives import Lives, start_of
+from pairbus.server.lives import LARGEST_ORDINAL, Lives, start_of
 from pairbus.store import StoreError
 
 _log = logging.getLogger(__name__)
@@ -19,6 +20,13 @@ _TOLD_ANEW: Final = frozenset({Event.STARTED, Event.FOUND})
 """The next start tells these by itself."""
 
 _NOT_KEPT: Final = b""
+"""Stands for events that there was no room for; so does their number in decimal digits, where that found room."""
+
+_AT_A_TIME: Final = 20_000
+"""So many events that were put off are handed over in one go: nobody is served meanwhile."""
+
+_EVENTS_AN_ENTRY: Final = 10
+"""What it costs to unpack one, besides its events."""
 
 MOST_BYTES: Final = 64 * 1024 * 1024
 """So much is kept while the ledger cannot be written; what happens then is in memory alone."""
@@ -40,6 +48,9 @@ class Book(Protocol):
     @property
     def hand_overs_written(self) -> int: ...
 
+    @property
+    def lives_room(self) -> int: ...
+
     def write_lives(self, lives: Sequence[Life]) -> int: ...
 
     def ordinals_from(self, first: Life) -> AbstractSet[int]: ...
@@ -52,11 +63,33 @@ class Envelope(NamedTuple):
     number: int | None
     """Where it is in the store, if it is."""
 
+    content: bytes = b""
+    """What is there, or nothing if there was no room."""
+
+    unkept: int = 0
+    """How many events a mark stands for."""
+
+
+class HandOver(NamedTuple):
+    """What was given to the ledger in one go."""
+
+    number: int
+    in_store: Sequence[int]
+    """The numbers of what is in the store of it."""
+
+    size: int
+    """What that takes there."""
+
+    unkept: int = 0
+
 
 class Outbox:
     """Carries events from commits to the ledger. Each is in the store, or in the ledger, or in both; never in neither.
 
     What changes nothing in the store, as a receipt with a lock, is in neither for a moment: a crash undoes it, too.
+
+    While the ledger has no room, what is in the store is put off, and handed over later, in its order. Until then it is
+    in memory as it is in the store: no more than may be there, and much smaller than events are.
     """
 
     def __init__(self, lives: Lives, store: Store, book: Book, most_bytes: int = MOST_BYTES) -> None:
@@ -64,128 +97,192 @@ class Outbox:
         self._store = store
         self._book = book
         self._most_bytes = most_bytes
-        self._sizes: dict[int, int] = {}
-        """Of what is in the store, by its numbers."""
-
         self._bytes = 0
-        self._last_mark: int | None = None
-        self._ready: list[Life] = []
+        """What is in the store."""
+
+        self._unkept = 0
+        """How many events are not in the store, and may not be in the ledger."""
+
+        self._marks: tuple[int, ...] = ()
+        """The numbers of the last marks: of the one that counts, and the one before it."""
+
+        self._ready: list[Envelope] = []
         """What is on disk, and not handed over yet."""
 
-        self._ready_numbers: list[int] = []
-        self._handed_over: deque[tuple[int, Sequence[int]]] = deque()
-        """The numbers of hand-overs, and of what is in the store of them."""
+        self._put_off: deque[tuple[int, bytes]] = deque()
+        self._recorded: dict[int, AbstractSet[int]] = {}
+        """Ordinals that the ledger has of what was put off, where it has a part of it."""
+
+        self._gaps_ms = 0
+        """The time that gaps are given which were found at the start: one has the time of its end, at the latest."""
+
+        self._handed_over: deque[HandOver] = deque()
 
     @property
     def is_empty(self) -> bool:
         """Whether everything is in the ledger that is known to be on disk."""
-        return not self._ready and not self._handed_over
+        return not self._ready and not self._put_off and not self._handed_over
 
-    def replay(self, now_ms: int, write: Callable[[list[Life]], int]) -> None:
-        """At the start: hand over what the process before has not written, or may not have.
-
-        ``write`` may wait for the ledger; there may be more than it keeps in memory.
-        """
-        entries = [(number, len(content), _unpacked(number, content)) for number, content in self._store.outbox()]
-        found = [life for _, _, lives in entries for life in lives]
-        recorded = self._book.ordinals_from(_earliest(found)) if found else frozenset()
-        for number, size, lives in entries:
-            self._keep(number, size)
-            missing = [_dated(life, now_ms) for life in lives if life.ordinal not in recorded]
-            if missing:
-                self._handed_over.append((write(missing), [number]))
-            else:
-                self._ready_numbers.append(number)
-        if found:
-            _log.info("what had happened last was %d events; the ledger has them now", len(found))
+    def replay(self, now_ms: int) -> None:
+        """At the start: have everything handed over that the process before has not written, or may not have."""
+        self._gaps_ms = now_ms
+        entries = [(number, content, _extent(number, content, now_ms)) for number, content in self._store.outbox()]
+        recorded = self._recorded_of([extent for _, _, extent in entries], now_ms)
+        written: list[int] = []
+        size = count = 0
+        for number, content, extent in entries:
+            known = {ordinal for ordinal in extent.ordinals if ordinal in recorded}
+            self._bytes += len(content)
+            if len(known) == len(extent.ordinals):
+                written.append(number)
+                size += len(content)
+                continue
+            self._put_off.append((number, content))
+            count += len(extent.ordinals) - len(known)
+            if known:
+                self._recorded[number] = known
+        if written:
+            self._handed_over.append(HandOver(0, written, size))
+        if count:
+            _log.info("what had happened last was %d events that are not in the ledger; it gets them now", count)
         self.hand_over()
+
+    def _recorded_of(self, extents: Sequence[Extent], now_ms: int) -> AbstractSet[int]:
+        """What the ledger has of them, and maybe more."""
+        possible = [extent for extent in extents if min(extent.ordinals, default=0) <= LARGEST_ORDINAL]
+        if not possible:
+            return frozenset()
+        first_ms = min(now_ms, *(extent.first_ms for extent in possible))
+        ordinal = min(min(extent.ordinals, default=0) for extent in possible)
+        return self._book.ordinals_from(_gap(ordinal, 0, first_ms))
 
     def seal(self) -> Envelope | None:
         """A commit begins: keep what has happened with it."""
         lives = self._lives.take()
-        return Envelope(lives, self._put(lives)) if lives else None
+        return self._put(lives) if lives else None
 
-    def _put(self, lives: Sequence[Life]) -> int | None:
-        """If there is no room, an empty entry says that something was not kept."""
+    def _put(self, lives: Sequence[Life]) -> Envelope:
+        """If there is no room, a mark says that something was not kept."""
         kept = [life for life in lives if life.event not in _TOLD_ANEW]
         if not kept:
-            return None
+            return Envelope(lives, None)
         number = kept[-1].ordinal
-        content = pack_lives(kept) if self._bytes < self._most_bytes else _NOT_KEPT
-        if content and self._store.put_in_outbox(number, content):
-            self._keep(number, len(content))
-            return number
-        return self._mark(number)
+        if self._bytes < self._most_bytes:
+            content = pack_lives(kept)
+            if self._store.put_in_outbox(number, content):
+                self._bytes += len(content)
+                return Envelope(lives, number, content)
+        return Envelope(lives, number, unkept=len(kept)) if self._mark(number, len(kept)) else Envelope(lives, None)
 
-    def _mark(self, number: int) -> int | None:
-        """The last such entry stands for those before it."""
-        if not self._store.put_in_outbox(number, _NOT_KEPT):
-            return None
-        if self._last_mark is not None:
-            self._store.remove_from_outbox([self._last_mark])
-        self._last_mark = number
-        return number
+    def _mark(self, number: int, count: int) -> bool:
+        """The last mark stands for those before it, and says how many events that is at the most."""
+        put = self._store.put_in_outbox
+        if not put(number, b"%d" % (self._unkept + count)) and not put(number, _NOT_KEPT):
+            return False
+        self._store.remove_from_outbox(self._marks[-1:])
+        self._marks = *self._marks[-1:], number
+        self._unkept += count
+        return True
 
     def committed(self, envelope: Envelope, error: StoreError | None) -> None:
         """The commit is done: what has happened is on disk. Or it has failed, and nothing has happened."""
         if error is None:
-            self._ready += envelope.lives
-            if envelope.number is not None:
-                self._ready_numbers.append(envelope.number)
-        elif envelope.number is not None:
-            self._forget(envelope.number)
+            self._ready.append(envelope)
+            return
+        self._bytes -= len(envelope.content)
+        if envelope.unkept:
+            self._unkept -= envelope.unkept
+            self._marks = self._marks[:-1]  # the one before it is still there
 
     def hand_over(self) -> None:
-        """Give to the ledger what is on disk, and remove from the store what the ledger has."""
-        lives, self._ready = self._ready, []
-        numbers, self._ready_numbers = self._ready_numbers, []
-        if lives:
-            self._handed_over.append((self._book.write_lives(lives), numbers))
-        elif numbers:
-            self._handed_over.append((0, numbers))
+        """Give to the ledger what is on disk, as far as it has room, and remove from the store what the ledger has."""
+        ready, self._ready = self._ready, []
+        count = sum(len(envelope.lives) for envelope in ready)
+        most = max(_AT_A_TIME, 2 * (count + _EVENTS_AN_ENTRY * len(ready)))  # or under load it would never end
+        if self._put_off or count > self._book.lives_room:
+            ready = [rest for rest in map(self._without_kept, ready) if rest.lives]
+        if ready:
+            self._write(ready)
+        self._catch_up(most)
         self._clear(self._book.hand_overs_written)
+
+    def _without_kept(self, envelope: Envelope) -> Envelope:
+        """Put off what is in the store; what is left is nowhere else."""
+        if envelope.number is None or envelope.unkept:
+            return envelope
+        self._put_off.append((envelope.number, envelope.content))
+        return Envelope([life for life in envelope.lives if life.event in _TOLD_ANEW], None)
+
+    def _catch_up(self, most: int) -> None:
+        """Hand over what was put off, as far as there is room."""
+        room = self._book.lives_room
+        taken: list[Envelope] = []
+        count = 0
+        while self._put_off and count < room and count + _EVENTS_AN_ENTRY * len(taken) < most:
+            number, content = self._put_off.popleft()
+            recorded = self._recorded.pop(number, frozenset())
+            lives = [life for life in self._unpacked(number, content) if life.ordinal not in recorded]
+            taken.append(Envelope(lives, number, content))
+            count += len(lives)
+        if taken:
+            self._write(taken)
+
+    def _write(self, envelopes: Sequence[Envelope]) -> None:
+        lives = [*chain.from_iterable(envelope.lives for envelope in envelopes)]
+        marks = [envelope.number for envelope in envelopes if envelope.unkept]
+        numbers = [envelope.number for envelope in envelopes if not envelope.unkept] + marks[-1:]
+        self._handed_over.append(
+            HandOver(
+                self._book.write_lives(lives) if lives else 0,
+                [number for number in numbers if number is not None],
+                sum(len(envelope.content) for envelope in envelopes),
+                sum(envelope.unkept for envelope in envelopes),
+            )
+        )
 
     def _clear(self, written: int) -> None:
         """While a failed store is read anew nothing can be removed; there will be another time."""
-        while self._handed_over and self._handed_over[0][0] <= written:
-            numbers = self._handed_over[0][1]
+        while self._handed_over and self._handed_over[0].number <= written:
+            done = self._handed_over[0]
             try:
-                self._store.remove_from_outbox(numbers)
+                self._store.remove_from_outbox(done.in_store)
             except StoreError:
                 return
             self._handed_over.popleft()
-            for number in numbers:
-                self._forget(number)
+            self._bytes -= done.size
+            self._unkept -= done.unkept
 
-    def _keep(self, number: int, size: int) -> None:
-        self._sizes[number] = size
-        self._bytes += size
+    def _unpacked(self, number: int, content: bytes) -> list[Life]:
+        """What an entry holds. What was not kept, and what cannot be read or written, is a gap."""
+        fits = number <= LARGEST_ORDINAL
+        try:
+            lives = [] if _is_mark(content) else unpack_lives(content)
+        except ValueError as error:
+            _log.warning("what is under number %d in the outbox is left out of the ledger: %s", number, error)
+            return [_gap(number if fits else 0, 1, self._gaps_ms)]
+        if lives and fits:
+            return lives
+        return [_gap(number if fits else 0, len(lives) or _count_of(content), self._gaps_ms)]
 
-    def _forget(self, number: int) -> None:
-        self._bytes -= self._sizes.pop(number, 0)
+
+def _is_mark(content: bytes) -> bool:
+    return content == _NOT_KEPT or content.isdigit()
 
 
-def _unpacked(number: int, content: bytes) -> list[Life]:
-    """What an entry holds. What was not kept, or cannot be read, is a gap, unless the ledger has it."""
-    if content == _NOT_KEPT:
-        return [_gap(number)]
+def _count_of(mark: bytes) -> int:
+    return int(mark or b"1")
+
+
+def _extent(number: int, content: bytes, now_ms: int) -> Extent:
+    """Which events an entry holds. Of one that does not say, the ledger has the last, if it has them."""
     try:
-        return unpack_lives(content)
-    except ValueError as error:
-        _log.warning("what is under number %d in the outbox is left out of the ledger: %s", number, error)
-        return [_gap(number)]
+        if not _is_mark(content):
+            return extent_of(content)
+    except ValueError:  # it is told when it is handed over
+        pass
+    started_ms = start_of(number)
+    return Extent(started_ms if started_ms <= now_ms else 0, [number])
 
 
-def _gap(number: int) -> Life:
-    return Life(start_of(number), number, Event.MISSED, Stage.DIRECT, "", 1, 0, "", None, None, 0)
-
-
-def _dated(life: Life, now_ms: int) -> Life:
-    """A gap has the time of its end; here, of all that is known."""
-    return life._replace(at_ms=now_ms) if life.event is Event.MISSED else life
-
-
-def _earliest(lives: Sequence[Life]) -> Life:
-    """The one with the smallest ordinal, and with the time of the first."""
-    first = min(lives, key=lambda life: life.ordinal)
-    return first._replace(at_ms=min(life.at_ms for life in lives))
+def _gap(ordinal: int, count: int, at_ms: int) -> Life:
+    return Life(at_ms, ordinal, Event.MISSED, Stage.DIRECT, "", count, 0, "", None, None, 0)

@@ -20,7 +20,7 @@ from uvicorn.server import ServerState
 
 from pairbus.broker import Namespace, Records
 from pairbus.dialect.connection_string import ConnectionString
-from pairbus.ledger import Ledger, Life
+from pairbus.ledger import Ledger
 from pairbus.server.access import Gatekeeper, VerifyJwt
 from pairbus.server.amqp.services import AmqpServices
 from pairbus.server.clock import Clock, SystemClock
@@ -35,13 +35,13 @@ from pairbus.server.http.protocol import HttpProtocol, StreamingWebSocket
 from pairbus.server.jwt import DEFAULT_AUDIENCE, JwtVerifier, allow_any
 from pairbus.server.keys import ensure_root_key, other_root_keys
 from pairbus.server.listener import Listener
-from pairbus.server.lives import Lives
+from pairbus.server.lives import Lives, Spill
 from pairbus.server.messages import MessageView
 from pairbus.server.metering import Meter, path_of_address
 from pairbus.server.outbox import MOST_BYTES, Outbox
 from pairbus.server.reception import Reception
 from pairbus.server.settings import Settings, SettingsError
-from pairbus.server.side_buffer.buffer import SideBuffer
+from pairbus.server.side_buffer.buffer import SideBuffer, miss
 from pairbus.server.side_buffer.metrics import SideBufferMetrics
 from pairbus.server.side_buffer.tally import Tally
 from pairbus.server.signing_keys import SigningKeys, SigningKeysError
@@ -59,11 +59,9 @@ Annex = Callable[[AmqpServices], AbstractAsyncContextManager[Sequence[BaseRoute]
 """What others serve beside the namespace, over HTTP: routes that work on its services, for as long as they are open."""
 
 _POLL_S: Final = 0.01
-_LEDGER_S: Final = 10.0
 _HAND_OVER_S: Final = 2.0
 """A ledger that is well needs less; what another one has not taken by then is handed over at the next start."""
 
-_MOST_WAITING: Final = 100_000
 _LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
 _EVERYWHERE: Final = ("0.0.0.0", "::")  # noqa: S104 (asked for by name)
 _KEEP_ALIVE_S: Final = 120
@@ -201,6 +199,8 @@ class NamespaceServer:
             stack.push_async_callback(buffer.close)
             buffer.start()
             host.side_buffer = buffer
+        else:
+            miss(host)
 
     def _watch_facets(self, stack: AsyncExitStack, host: NamespaceHost, connection_count: Callable[[], int]) -> None:
         gauges = Gauges(
@@ -217,7 +217,7 @@ class NamespaceServer:
         ledger = Ledger.open(settings.ledger, settings.name)
         stack.callback(ledger.close)
         if settings.ledger_lives:
-            self._lives = Lives(path_of_address, self._clock(), partial(_write_slowly, ledger))
+            self._lives = Lives(path_of_address, self._clock(), Spill(ledger))
         return ledger
 
     def _open_meter(self, stack: AsyncExitStack, ledger: Ledger, host: NamespaceHost, counters: Counters) -> Meter:
@@ -227,7 +227,7 @@ class NamespaceServer:
             self._lives.now_ms = host.seen_ms
             most_bytes = min(MOST_BYTES, self.settings.max_store_bytes // 16)
             outbox = Outbox(self._lives, host, ledger, most_bytes)
-            outbox.replay(self._clock(), partial(_write_slowly, ledger))
+            outbox.replay(self._clock())
         meter = Meter(ledger, host, counters, outbox)
         stack.callback(meter.close)
         return meter
@@ -346,15 +346,6 @@ class NamespaceServer:
         )
         config.load()
         return config
-
-
-def _write_slowly(ledger: Ledger, lives: list[Life]) -> int:
-    """There may be more than a ledger keeps in memory; nobody is served yet, so there is time to wait for the disk."""
-    hand_over = ledger.write_lives(lives)
-    deadline = time.monotonic() + _LEDGER_S
-    while ledger.status.lives_waiting > _MOST_WAITING and time.monotonic() < deadline:
-        time.sleep(_POLL_S)
-    return hand_over
 
 
 def _load(context: ssl.SSLContext, cert: Path, key: Path) -> None:

@@ -20,7 +20,7 @@ from pairbus.store.errors import StoreError, StoreFailedError, StoreFullError
 from pairbus.store.journal import Journal
 from pairbus.store.keyvalue import Commit, KeyValueStore
 from pairbus.store.lmdb import DEFAULT_MAX_BYTES, LmdbStore
-from pairbus.store.records import RecordFormatError, decode_stamped
+from pairbus.store.records import RecordFormatError, decode_stamped, encode_stamped
 from pairbus.store.recovery import Recovery, recover
 
 Done: TypeAlias = Callable[[StoreError | None], object]
@@ -72,6 +72,8 @@ class Keeper:
         self._waiting: list[Done] = []
         self._committing: list[Done] = []
         self._is_committing = False
+        self._probe: Done | None = None
+        """Who waits for a commit that nothing of the namespace is in."""
         self._is_closed = False
         self._wanted_bytes = 0
         self._damaged: list[bytes] = []
@@ -182,7 +184,10 @@ class Keeper:
         self._journal.put_merged(identity, path, position)
 
     def merged(self, identity: bytes) -> dict[str, int]:
-        """What was noted of a buffer, by entity, at the start. What is damaged is set aside."""
+        """What was noted of a buffer, by entity, at the start; without an identity, of any of them.
+
+        What is damaged is set aside.
+        """
         prefix = keys.MERGED
         merged: dict[str, int] = {}
         for key, value in self._store.scan(prefix, keys.after(prefix), self._set_aside):
@@ -194,6 +199,21 @@ class Keeper:
                 else:
                     merged[path] = position
         return merged
+
+    def probe(self, identity: bytes, done: Done) -> None:
+        """Have someone told whether the store can be written; if it cannot, nothing is taken back for that.
+
+        What is there to be committed tells it as well. Where there is nothing, one small record is written, under a
+        name that no entity has.
+        """
+        if self._is_committing or self._waiting or not self._journal.is_empty:
+            self.when_durable(done)
+            return
+        self._is_committing = True
+        self._probe = done
+        batch = {keys.merged_key(identity, ""): encode_stamped(0, "")}
+        self._hand_over(partial(self._store.prepare, batch))
+        self._complain()
 
     def _set_aside(self, key: bytes, raw: bytes) -> None:
         self._damaged.append(key)
@@ -242,7 +262,10 @@ class Keeper:
         self._tell(self.before_commit)
         self._is_committing = True
         self._committing, self._waiting = self._waiting, []
-        error, commit = _attempt(self._journal.seal)
+        return self._hand_over(self._journal.seal)
+
+    def _hand_over(self, prepare: Callable[[], Commit]) -> StoreError | None:
+        error, commit = _attempt(prepare)
         if commit is not None and self._thread is not None:
             self._work.put(commit)
             return None
@@ -274,6 +297,9 @@ class Keeper:
             self._finish(self._outcomes.get())
 
     def _finish(self, error: StoreError | None) -> None:
+        if self._probe is not None:
+            self._finish_probe(self._probe, error)
+            return
         told, self._committing = self._committing, []
         if error is None:
             self._journal.sealed()
@@ -286,6 +312,12 @@ class Keeper:
             self._tell(partial(done, error))
         if error is not None and self._namespace is not None:
             self._tell(partial(self.rebuilt, self.recovery))
+
+    def _finish_probe(self, done: Done, error: StoreError | None) -> None:
+        """Nothing of the namespace was in it: what was written meanwhile is committed next, whatever came of it."""
+        self._probe = None
+        self._is_committing = False
+        self._tell(partial(done, error))
 
     def _take_back(self, error: StoreError) -> None:
         self._namespace = None

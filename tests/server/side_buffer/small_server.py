@@ -14,7 +14,7 @@ from pathlib import Path
 from pairbus.server import NamespaceServer, Settings, Tier
 from pairbus.server.declaration import parse_declaration
 
-START_S = 30.0
+START_S = 120.0
 MEGABYTE = 1024 * 1024
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,14 +18,17 @@ from pairbus.server.dispatcher import Dispatcher
 from pairbus.server.host import NamespaceHost
 from pairbus.server.side_buffer.buffer import SideBuffer
 from pairbus.server.side_buffer.merger import Pauses
-from pairbus.store import Keeper, StoreError
+from pairbus.store import Batch, Keeper, StoreError, keys
 from pairbus.store.errors import StoreFailedError, StoreFullError
+from pairbus.store.journal import RESERVE_BYTES
 from pairbus.store.memory import MemoryCommit
+from pairbus.store.records import decode_stamped
 from tests.server.amqp.test_failed_commits import GatedStore, Stage
 from tests.server.amqp.wire_client import DEADLINE_S
 
 MEGABYTE = 1024 * 1024
 ORDERS = Address.of("orders")
+VISITS = Address.of("visits")
 FAILED = StoreFailedError("the store", "the test wants it so")
 FULL = StoreFullError("the store", "the test wants it so")
 
@@ -35,11 +39,34 @@ class TroubledStore(GatedStore):
     def __init__(self) -> None:
         super().__init__()
         self.trouble: StoreError | None = None
+        self.attempts = 0
+        """How often something was to be committed."""
+        self.merged: list[list[str]] = []
+        """Of which entities something was merged, by commit."""
+        self.merging_gate = threading.Event()
+        self.merging_gate.set()
+        self.is_merging = threading.Event()
+        """A commit that merges something waits at its gate, or has passed it."""
+
+    def prepare(self, batch: Batch) -> MemoryCommit:
+        self.attempts += 1
+        return super().prepare(batch)
 
     def write(self, commit: MemoryCommit) -> None:
+        values = [value for key, value in commit.batch.items() if key.startswith(keys.MERGED) and value is not None]
+        entities = [entity for position, entity, _ in map(decode_stamped, values) if position]
+        if entities:
+            self.is_merging.set()
+            assert self.merging_gate.wait(DEADLINE_S)
         if self.trouble is not None:
             self.fail_next_run(self.trouble)
         super().write(commit)
+        if entities:
+            self.merged.append(entities)
+
+    def give_room(self, size_bytes: int) -> None:
+        """Let it take so much more, and what is kept for settling."""
+        self.max_bytes = self.used_bytes + RESERVE_BYTES + size_bytes
 
 
 class BufferedStage(Stage):
@@ -74,6 +101,11 @@ class BufferedStage(Stage):
     async def merged(self) -> None:
         await eventually(lambda: not self.buffer.tally.held)
 
+    async def rounds(self, number: int = 5) -> None:
+        """Wait until it was tried so often to merge something."""
+        attempts = self.store.attempts
+        await eventually(lambda: self.store.attempts >= attempts + number)
+
     def ids(self, address: Address = ORDERS) -> list[str]:
         found = self.host.namespace.peek(address, 0, 10_000, self.host.now_ms())
         return [each.record.message_id for each in found]
@@ -95,6 +127,7 @@ async def staged(path: Path, max_bytes: int = MEGABYTE) -> AsyncIterator[Buffere
     finally:
         stage.store.trouble = None
         stage.store.gate.set()
+        stage.store.merging_gate.set()
         connections: list[Any] = [*stage.services.connections]
         for connection in connections:
             connection.connection_lost()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+from base64 import b64decode
+from errno import ENOSPC
 from pathlib import Path
 
 import pytest
@@ -14,12 +17,15 @@ from pairbus.broker import Address, Message
 from pairbus.server.settings import SettingsError
 from pairbus.server.side_buffer.archive import Archive
 from pairbus.server.side_buffer.aside import Aside, Leftover
+from pairbus.server.side_buffer.complaints import Complaints
 from pairbus.server.side_buffer.directory import FORMAT_FILE, BufferDirectory
 from pairbus.server.side_buffer.lane import TURNS, Entry, Lane, LaneState, Turn
+from pairbus.server.side_buffer.lanes import Lanes
 from pairbus.server.side_buffer.merger import Pauses
 from pairbus.server.side_buffer.parcel import Parcel, ParcelFormatError, mark_of, pack_parcel, unpack_parcel
 from pairbus.server.side_buffer.segment import HEAD_BYTES, Damage, Segment
 from pairbus.server.side_buffer.shelf import Placed, Shelf
+from pairbus.server.side_buffer.sweeper import Sweeper
 from pairbus.store import NewerFormatError, StoreFailedError, StoreInUseError
 
 IDENTITY = bytes(range(8))
@@ -52,9 +58,11 @@ messages = st.builds(
 )
 
 
-@given(texts, st.integers(0, 2**62), st.lists(messages, max_size=5))
-def test_a_parcel_comes_out_as_it_went_in(entity: str, accepted_ms: int, several: list[Message]) -> None:
-    parcel = Parcel(entity, accepted_ms, several)
+@given(texts, st.integers(0, 2**62), st.lists(messages, max_size=5), st.none() | st.integers(0, 2**62))
+def test_a_parcel_comes_out_as_it_went_in(
+    entity: str, accepted_ms: int, several: list[Message], position: int | None
+) -> None:
+    parcel = Parcel(entity, accepted_ms, several, position)
     assert unpack_parcel(pack_parcel(parcel, MARK), MARK) == parcel
 
 
@@ -129,6 +137,40 @@ def test_b3_damage_at_the_end_of_a_file_that_another_follows_is_no_torn_write(tm
     assert second == content(2)
 
 
+def test_b3_damage_in_the_last_parcel_is_no_write_that_was_cut_off(tmp_path: Path) -> None:
+    """It may have been confirmed: its bytes are kept, and what comes later goes behind it."""
+    shelf = Shelf(tmp_path, 0)
+    _, placed = shelf.append([content(1), content(2)])
+    shelf.close()
+    (path,) = tmp_path.iterdir()
+    whole = path.read_bytes()
+    for position in range(placed.position, len(whole)):
+        damaged = bytearray(whole)
+        damaged[position] ^= 0x55
+        path.write_bytes(damaged)
+        shelf = Shelf(tmp_path, 0)
+        expected = [content(1), Damage(placed.position, bytes(damaged[placed.position :]))]
+        assert found(shelf) == expected
+        shelf.append([content(3)])
+        assert found(shelf) == [*expected, content(3)]
+        shelf.close()
+
+
+def test_b3_what_is_damaged_at_the_end_is_set_aside_once(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path, 0)
+    shelf.append([content(1), content(2)])
+    shelf.close()
+    (path,) = tmp_path.iterdir()
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    for expected in (1, 0):
+        archive = Archive(tmp_path, IDENTITY, {}, MEGABYTE)
+        to_merge, set_aside = archive.find()
+        assert (len(to_merge), set_aside) == (1, expected)
+        archive.close()
+    (line,) = map(json.loads, (tmp_path / "set-aside.jsonl").read_text().splitlines())
+    assert b64decode(line["damaged"]) == path.read_bytes()[-_size(2) :]
+
+
 def test_b3_no_body_passes_for_a_parcel(tmp_path: Path) -> None:
     """Behind damage the next parcel is looked for: in the body of a message it is not found."""
     other = mark_of(b"guessed!")
@@ -173,10 +215,10 @@ def test_files_are_removed_one_by_one_and_positions_go_on(tmp_path: Path) -> Non
     shelf = Shelf(tmp_path, 7, segment_bytes=1)
     first, second = (shelf.append([content(number)])[0] for number in (1, 2))
     assert first.base == 7
-    assert shelf.remove([first.base]) == _size(1)
+    shelf.remove(first.base)
     assert found(shelf) == [content(2)]
-    shelf.remove([second.base])
-    assert shelf.bases == []
+    shelf.remove(second.base)
+    assert shelf.sizes == {}
     (third,) = shelf.append([content(3)])
     assert third.position == second.position + _size(2)
 
@@ -216,6 +258,74 @@ def test_b3_at_the_start_only_what_is_not_in_the_store_is_to_be_merged(tmp_path:
         ("visits", placed[3].position),
     ]
     assert not set_aside
+    archive.close()
+
+
+def test_b3_why_nothing_could_be_set_aside_is_not_hidden_by_what_fails_then(tmp_path: Path) -> None:
+    aside = Aside(tmp_path)
+    aside.path.symlink_to("/dev/full")  # it cannot be made shorter, either
+    with pytest.raises(OSError, match="space") as raised:
+        aside.add([Leftover(5, "gone", b"1")])
+    assert raised.value.errno == ENOSPC
+    aside.path.unlink()
+    aside.path.write_text('{"position": 5, "rea')  # what was written of it
+    assert aside.add([Leftover(5, "gone", b"1"), Leftover(9, "gone", b"2")]) == 2
+    assert Aside(tmp_path).add([Leftover(5, "gone", b"1"), Leftover(9, "gone", b"2")]) == 0
+
+
+def test_b3_a_damaged_place_is_told_from_a_parcel_that_was_moved_away_from_it(tmp_path: Path) -> None:
+    parcel = Leftover(5, "gone", Parcel("orders", 1, [Message(b"body")]))
+    assert Aside(tmp_path).add([Leftover(5, "damaged", b"?")]) == 1
+    assert Aside(tmp_path).add([parcel]) == 1
+    assert Aside(tmp_path).add([parcel, Leftover(5, "damaged", b"?")]) == 0
+
+
+@pytest.mark.parametrize("is_left", [False, True], ids=["moved", "moved, and the first one is there, too"])
+def test_b3_what_was_moved_keeps_its_place_and_is_there_once(tmp_path: Path, is_left: bool) -> None:
+    archive = Archive(tmp_path, IDENTITY, {}, 8)  # each append has a file of its own
+
+    async def scene() -> None:
+        for number in range(3):
+            await archive.append([content(number)], [1])
+        (first, *_) = [entry for _, entry in archive.find()[0]]
+        moved = await archive.move([first])
+        moved |= {moved[first]: (await archive.move([moved[first]]))[moved[first]]}
+        assert {entry.position for entry in moved.values()} == {first.position}
+        if not is_left:
+            await archive.remove(first.placed.base)
+
+    asyncio.run(scene())
+    archive.close()
+    again = Archive(tmp_path, IDENTITY, {}, MEGABYTE)
+    entries = [entry for _, entry in again.find()[0]]
+    parcels = asyncio.run(again.read(entries))
+    assert [parcel.accepted_ms for parcel in parcels if isinstance(parcel, Parcel)] == [0, 1, 2]
+    again.close()
+    merged = Archive(tmp_path, IDENTITY, {"orders": entries[0].position + 1}, MEGABYTE)
+    assert [entry for _, entry in merged.find()[0]] == entries[1:]
+    merged.close()
+
+
+def test_b3_a_file_is_not_removed_while_something_is_being_written_to_it(tmp_path: Path) -> None:
+    archive, lanes = Archive(tmp_path, IDENTITY, {}, MEGABYTE), Lanes()
+    sweeper = Sweeper(archive, lanes, Complaints())
+
+    async def scene() -> None:
+        await archive.append([content(1)], [1])  # no lane needs it
+        appending = asyncio.create_task(archive.append([content(2)], [1]))
+        await asyncio.sleep(0)
+        await sweeper.sweep()
+        (entry,) = await appending
+        lanes.add(Address.of("orders"), entry)
+        await sweeper.sweep()
+        (parcel,) = await archive.read([entry])
+        assert isinstance(parcel, Parcel)
+        assert parcel.accepted_ms == 2
+        lanes.done_with([entry])
+        await sweeper.sweep()
+
+    asyncio.run(scene())
+    assert not [*tmp_path.iterdir()]
     archive.close()
 
 
@@ -270,7 +380,7 @@ def test_every_turn_of_a_lane_is_in_the_table_or_impossible(state: LaneState, tu
 
 def test_a_batch_is_bounded_by_number_and_size_and_has_one_at_least() -> None:
     lane = Lane(Address.of("orders"))
-    lane.entries.extend(Entry(position, 0, 10, 1) for position in range(5))
+    lane.entries.extend(Entry(position, Placed(0, position), 10, 1) for position in range(5))
     assert [entry.position for entry in lane.first(3, 1_000)] == [0, 1, 2]
     assert [entry.position for entry in lane.first(5, 25)] == [0, 1]
     assert [entry.position for entry in lane.first(5, 1)] == [0]

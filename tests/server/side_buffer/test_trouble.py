@@ -25,9 +25,7 @@ from pairbus.wire import (
 )
 from tests.server.amqp.test_failed_commits import condition_of, declare, value
 from tests.server.amqp.wire_client import text_message
-from tests.server.side_buffer.stage import FAILED, FULL, ORDERS, BufferedStage, eventually, play
-
-VISITS = Address.of("visits")
+from tests.server.side_buffer.stage import FAILED, FULL, ORDERS, VISITS, BufferedStage, eventually, play
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from pairbus.server.throttle.timer import ThrottleTimer
 from pairbus.store import LmdbStore, StoreInUseError, apply
 from pairbus.store.directory import DATA_FILE
 
-DEADLINE_S = 30.0
+DEADLINE_S = 120.0
 
 
 def gauges(data: Path, store: LmdbStore | None = None) -> Gauges:

@@ -37,7 +37,7 @@ ORDERS: Final = "orders"
 LARGE: Final = bytes(200_000)
 ENOUGH: Final = 12
 BACKOFF_S: Final = 10.0
-PATIENCE_S: Final = 30
+PATIENCE_S: Final = 60
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def is_busy(namespace: RunningNamespace) -> bool:
 
 
 def metrics(namespace: RunningNamespace) -> dict[str, float]:
-    with urlopen(f"http://localhost:{namespace.port}/metrics", timeout=10) as answer:
+    with urlopen(f"http://localhost:{namespace.port}/metrics", timeout=PATIENCE_S) as answer:
         found = re.findall(r'^pairbus_facet_(\w+)\{facet="store".*\} (\S+)$', answer.read().decode(), re.MULTILINE)
     return {name: float(value) for name, value in found}
 
@@ -96,7 +96,7 @@ def request(namespace: RunningNamespace, method: str, path: str) -> int:
         method=method,
     )
     try:
-        with urlopen(asked, timeout=10) as answer:  # noqa: S310 (it is our own)
+        with urlopen(asked, timeout=PATIENCE_S) as answer:  # noqa: S310 (it is our own)
             return int(answer.status)
     except HTTPError as error:
         error.close()

@@ -121,7 +121,7 @@ class Producer(Node):
 
     def _kept(self, delivery: Delivery, messages: list[Message], tell: Tell, error: Exception | None) -> None:
         if error is None and self._toll is not None:
-            _count(self._toll, messages, len(delivery.payload))
+            self._toll.kept(messages, len(delivery.payload))
         tell(error)
 
     def on_detached(self) -> None:

@@ -10,15 +10,27 @@ from typing import Self
 
 from pairbus.broker import Address
 from pairbus.server.side_buffer.archive import Archive
+from pairbus.server.side_buffer.complaints import Complaints
 from pairbus.server.side_buffer.directory import BufferDirectory
 from pairbus.server.side_buffer.intake import Intake
 from pairbus.server.side_buffer.lanes import Lanes
 from pairbus.server.side_buffer.merger import Merger, Pauses
 from pairbus.server.side_buffer.store import Store
+from pairbus.server.side_buffer.sweeper import Sweeper
 from pairbus.server.side_buffer.tally import Tally
+from pairbus.server.side_buffer.transfer import Transfer
 from pairbus.store import StoreFailedError
 
 _log = logging.getLogger(__name__)
+
+
+def miss(store: Store) -> None:
+    """Where no side buffer is set: say so if there was one, since nobody looks into it now."""
+    if any(store.merged(b"").values()):
+        _log.warning(
+            "this namespace had a side buffer, and the setting 'side_buffer' is gone: unless it was empty, messages"
+            " that were confirmed lie there; set it to that directory again until pairbus_side_buffer_messages is 0"
+        )
 
 
 class SideBuffer:
@@ -30,10 +42,18 @@ class SideBuffer:
         self._lanes = Lanes()
         identity = directory.identity
         self._archive = Archive(directory.path, identity, store.merged(identity), max_bytes)
-        self.intake = Intake(self._archive, store, self._lanes, self.tally, str(directory.path), max_bytes)
-        self._merger = Merger(identity, self._archive, store, self._lanes, self.intake, self.tally, pauses)
+        complaints = Complaints()
+        self._sweeper = Sweeper(self._archive, self._lanes, complaints)
+        self.intake = Intake(
+            self._archive, self._sweeper, store, self._lanes, self.tally, str(directory.path), max_bytes
+        )
+        transfer = Transfer(identity, self._archive, store, self._lanes, self.intake, self.tally, complaints)
+        self._merger = Merger(
+            identity, store, self._lanes, self.intake, transfer, self._sweeper, self.tally, complaints, pauses
+        )
         self._merging: asyncio.Task[None] | None = None
         self._find()
+        self._sweeper.sweep_now()
 
     @classmethod
     def open(cls, path: Path, name: str, store: Store, max_bytes: int, pauses: Pauses | None = None) -> Self:
@@ -55,7 +75,7 @@ class SideBuffer:
             self.tally.held += entry.messages
         if self.tally.set_aside:
             _log.error(
-                "%d places in the side buffer are damaged, and set aside in %s",
+                "%d places in the side buffer are damaged, may have been confirmed, and are set aside in %s",
                 self.tally.set_aside,
                 self._archive.aside_path,
             )
@@ -85,5 +105,6 @@ class SideBuffer:
             with suppress(asyncio.CancelledError):
                 await self._merging
         await self.intake.close()
+        await self._sweeper.close()
         self._archive.close()
         self._directory.close()

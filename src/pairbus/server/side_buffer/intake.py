@@ -13,6 +13,7 @@ from pairbus.server.side_buffer.lane import Item, Lane, LaneState
 from pairbus.server.side_buffer.lanes import Lanes
 from pairbus.server.side_buffer.parcel import Parcel
 from pairbus.server.side_buffer.store import PASSING, Store
+from pairbus.server.side_buffer.sweeper import Sweeper
 from pairbus.server.side_buffer.tally import Tally
 from pairbus.store import StoreError, StoreFailedError, StoreFullError
 
@@ -25,8 +26,18 @@ Done = Callable[[Exception | None], object]
 class Intake:
     """Takes items in as they come and writes them in groups: one fsync serves all that have come meanwhile."""
 
-    def __init__(self, archive: Archive, store: Store, lanes: Lanes, tally: Tally, place: str, max_bytes: int) -> None:
+    def __init__(
+        self,
+        archive: Archive,
+        sweeper: Sweeper,
+        store: Store,
+        lanes: Lanes,
+        tally: Tally,
+        place: str,
+        max_bytes: int,
+    ) -> None:
         self._archive = archive
+        self._sweeper = sweeper
         self._store = store
         self._lanes = lanes
         self._tally = tally
@@ -41,8 +52,8 @@ class Intake:
         """There is something to be merged, or a lane has less on its way."""
 
     def is_quiet(self) -> bool:
-        """Whether nothing is on its way to the disk."""
-        return self._writing is None and not self._pending
+        """Whether nothing is on its way to the disk, and nothing waits to go there, or past the buffer."""
+        return self._writing is None and not self._pending and not any(lane.arrivals for lane in self._lanes)
 
     async def close(self) -> None:
         """Take nothing more, and wait until what has come is on disk, or refused."""
@@ -89,11 +100,21 @@ class Intake:
             return None
         content = self._archive.pack(Parcel(address.entity, self._store.now_ms(), messages))
         size = size_of([content])
-        if self._archive.used_bytes + self._underway_bytes + size > self._max_bytes:
+        if not self._has_room(size):
             done(cause or StoreFullError(self._place, f"the side buffer has its {self._max_bytes} bytes"))
             return None
         self._underway_bytes += size
         return Item(address=address, messages=messages, done=done, cause=cause, content=content, is_ready=False)
+
+    def _has_room(self, size: int) -> bool:
+        """Files that nobody needs any more do not count, unless they cannot be removed at all."""
+        used = self._archive.used_bytes + self._underway_bytes + size
+        if used <= self._max_bytes:
+            return True
+        unneeded = self._sweeper.unneeded_bytes
+        if unneeded:
+            self._sweeper.sweep_soon()
+        return used - min(unneeded, self._max_bytes) <= self._max_bytes
 
     def _ready(self, lane: Lane, item: Item) -> None:
         item.is_ready = True

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
-from itertools import accumulate, islice, takewhile
+from itertools import islice
 from typing import Final, NamedTuple
 
 from pairbus.broker import Address, Message
+from pairbus.server.side_buffer.shelf import Placed
 from pairbus.store import StoreError
+
+BATCH_PARCELS: Final = 500
+"""How many sends are merged with one commit: more than come meanwhile, and others are served between two of them."""
+
+BATCH_BYTES: Final = 4 * 1024 * 1024
 
 
 class LaneState(Enum):
@@ -54,8 +60,10 @@ class Entry(NamedTuple):
     """A parcel that is on disk."""
 
     position: int
-    base: int
-    """Of the file that it is in."""
+    """Among those of its entity: where it lay first."""
+
+    placed: Placed
+    """Where it lies now."""
 
     size: int
     messages: int
@@ -74,6 +82,18 @@ class Item:
     content: bytes
     is_ready: bool
     """Whether all that its entity was sent before has its outcome: should that fail, it comes into the buffer first."""
+
+
+def first_of(entries: Iterable[Entry], most: int, most_bytes: int) -> list[Entry]:
+    """The first of them: so many, or so large together; one at the least."""
+    first: list[Entry] = []
+    size = 0
+    for entry in islice(entries, most):
+        size += entry.size
+        if first and size > most_bytes:
+            break
+        first.append(entry)
+    return first
 
 
 class Lane:
@@ -103,10 +123,8 @@ class Lane:
         return not self.entries and not self.underway and not self.arrivals
 
     def first(self, most: int, most_bytes: int) -> list[Entry]:
-        """The next ones to be merged: so many, or so large together; one at the least."""
-        sizes = accumulate(entry.size for entry in self.entries)
-        number = sum(1 for _ in takewhile(lambda size: size <= most_bytes, islice(sizes, most)))
-        return [*islice(self.entries, max(1, number))]
+        """The next ones to be merged."""
+        return first_of(self.entries, most, most_bytes)
 
     def take(self, number: int) -> list[Entry]:
         return [self.entries.popleft() for _ in range(number)]

@@ -1,36 +1,29 @@
-"""Brings what lies in a side buffer into the store: in order, and each parcel once."""
+"""Empties a side buffer into the store: in order, lane by lane, for as long as the server runs."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from enum import Enum, auto
-from itertools import repeat
-from typing import Final, NamedTuple
+from typing import Final
 
-from pairbus.broker import Address, BrokerError, EntityDisabledError, EntityNotFoundError, QuotaExceededError
-from pairbus.server.side_buffer.archive import Archive
-from pairbus.server.side_buffer.aside import Leftover
+from pairbus.server.side_buffer.complaints import Complaints
 from pairbus.server.side_buffer.intake import Intake
-from pairbus.server.side_buffer.lane import Entry, Lane, LaneState, Turn
+from pairbus.server.side_buffer.lane import BATCH_BYTES, BATCH_PARCELS, Lane, LaneState
 from pairbus.server.side_buffer.lanes import Lanes
-from pairbus.server.side_buffer.parcel import Parcel
 from pairbus.server.side_buffer.store import Store
+from pairbus.server.side_buffer.sweeper import Sweeper
 from pairbus.server.side_buffer.tally import Tally
+from pairbus.server.side_buffer.transfer import Obstacle, Transfer, outcome_of
 from pairbus.store import StoreError
 
 _log = logging.getLogger(__name__)
 
-BATCH_PARCELS: Final = 500
-"""How many sends are merged with one commit: more than come meanwhile, and others are served between two of them."""
-BATCH_BYTES: Final = 4 * 1024 * 1024
-LITTLE_PARCELS: Final = 2_000
-"""What is merged so soon that new sends can wait for it."""
+_ABOUT: Final = "the store"
 
-_WAITS: Final = (EntityDisabledError, QuotaExceededError)
-"""What an operator or a receiver can change: then the parcel is merged."""
+_MOST_PASSES: Final = 100
+"""After so many batches of each lane a round ends, though others may go on: those that could not have another try."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,43 +37,30 @@ class Pauses:
         return min(max(2 * pause_s, self.first_s), self.longest_s)
 
 
-class Obstacle(Enum):
-    STORE = auto()
-    """The store takes nothing: so it is with all lanes."""
-
-    ENTITY = auto()
-    """The entity takes nothing now; others may."""
-
-
-class Handed(NamedTuple):
-    """How far the broker has taken parcels."""
-
-    number: int
-    obstacle: Obstacle | None = None
-    leftovers: Sequence[Leftover] = ()
-    """Those behind them that can no longer be merged."""
-
-
 class Merger:
-    """One task, for as long as the server runs."""
+    """One task. It goes through all lanes, in rounds."""
 
     def __init__(
         self,
         identity: bytes,
-        archive: Archive,
         store: Store,
         lanes: Lanes,
         intake: Intake,
+        transfer: Transfer,
+        sweeper: Sweeper,
         tally: Tally,
+        complaints: Complaints,
         pauses: Pauses,
     ) -> None:
         self._identity = identity
-        self._archive = archive
         self._store = store
         self._lanes = lanes
-        self._intake = intake
+        self._transfer = transfer
+        self._sweeper = sweeper
         self._tally = tally
+        self._complaints = complaints
         self._pauses = pauses
+        self._rounds = 0
         self._changed = asyncio.Event()
         intake.changed = self._changed.set
 
@@ -92,15 +72,17 @@ class Merger:
                 await self._change()
             await asyncio.sleep(pause_s)
             merged = self._tally.merged
-            try:
-                if await self._probe():
-                    await self._go_through()
-            except OSError as error:
-                _log.error("the side buffer cannot be read, or nothing set aside: %s", error)
-            except Exception:  # noqa: BLE001 (whatever it is: what is in the buffer has to come out)
-                _log.exception("the side buffer could not be merged")
+            for step in (self._round, self._sweeper.condense):
+                try:
+                    await step()
+                except Exception:  # noqa: BLE001 (whatever it is: what is in the buffer has to come out)
+                    _log.exception("the side buffer could not be merged")
             got_on = self._tally.merged > merged or not self._lanes
             pause_s = self._pauses.first_s if got_on else self._pauses.after(pause_s)
+
+    async def _round(self) -> None:
+        if await self._probe():
+            await self._go_through()
 
     async def _change(self) -> None:
         self._changed.clear()
@@ -108,137 +90,64 @@ class Merger:
 
     async def _probe(self) -> bool:
         """Whether the store can be written: else receivers would see messages that are taken back, each time anew."""
-        self._store.put_merged(self._identity, "", 0)
-        return await self._outcome(lambda _error: None)
+        return await outcome_of(self._store, lambda done: self._store.probe(self._identity, done), self._probed)
+
+    def _probed(self, error: StoreError | None) -> None:
+        if error is None:
+            self._complaints.settle(_ABOUT)
+        else:
+            self._complaints.make(_ABOUT, f"what is in the side buffer cannot be merged: {error}")
 
     async def _go_through(self) -> None:
-        """Merge a batch of each lane in turn, until nothing is left that can be merged."""
+        """Merge a batch of each lane in turn, until nothing is left that can be merged.
+
+        Another lane comes first each time: where there is little room, it does not always go to the same one.
+        """
+        self._rounds += 1
         blocked: set[Lane] = set()
         try:
-            while ready := [lane for lane in self._lanes if lane not in blocked and _has_work(lane)]:
-                if all(lane.underway and not lane.entries for lane in ready):
-                    await self._change()  # more is on its way to lanes that are closing
-                for lane in filter(self._lanes.is_current, ready):
-                    obstacle = await self._merge(lane)
-                    if obstacle is Obstacle.STORE:
+            for _ in range(_MOST_PASSES):
+                ready = [lane for lane in self._lanes.beginning_with(self._rounds) if _can_go_on(lane, blocked)]
+                if not ready:
+                    return
+                for group in self._groups(ready):
+                    if not await self._merge(group, blocked):
                         return
-                    if obstacle is Obstacle.ENTITY:
-                        blocked.add(lane)
-                await self._clear_up()
+                    await self._sweeper.sweep()
         finally:
             for lane in self._lanes:
-                self._refuse(lane)
+                self._transfer.refuse(lane)
 
-    async def _merge(self, lane: Lane) -> Obstacle | None:
-        """Merge a batch of a lane; what kept it from going on."""
-        entries = lane.first(BATCH_PARCELS, BATCH_BYTES)
-        if len(lane.entries) <= LITTLE_PARCELS:
-            lane.turn(Turn.LITTLE_LEFT)
-        handed = self._hand_over(lane, entries, await self._archive.read(entries))
-        is_durable = self._take(lane, handed.number, is_merged=True)
-        self._release(lane)
-        if not await is_durable:
-            return Obstacle.STORE
-        if handed.leftovers and not await self._set_aside(lane, handed.leftovers):
-            return Obstacle.STORE
-        if handed.obstacle is not None:
-            self._refuse(lane)
-        return handed.obstacle
+    def _groups(self, lanes: Iterable[Lane]) -> Iterator[Sequence[Lane]]:
+        """Lanes that are merged together: as many as make a batch; the last of them may be larger than that."""
+        group: list[Lane] = []
+        parcels = size = 0
+        for lane in filter(self._lanes.is_current, lanes):
+            parcels += len(lane.entries)
+            size += sum(entry.size for entry in lane.first(BATCH_PARCELS, BATCH_BYTES))
+            group.append(lane)
+            if parcels >= BATCH_PARCELS or size >= BATCH_BYTES:
+                yield group
+                group, parcels, size = [], 0, 0
+        if group:
+            yield group
 
-    def _hand_over(self, lane: Lane, entries: Sequence[Entry], parcels: Sequence[Parcel | Leftover]) -> Handed:
-        """Send them as if they came now. Nothing comes in between: the next commit has all of it."""
-        now_ms = self._store.now_ms()
-        for count, parcel in enumerate(parcels):
-            if isinstance(parcel, Leftover):
-                return Handed(count, leftovers=[parcel])
-            try:
-                self._store.namespace.send(lane.address, parcel.messages, now_ms)
-            except StoreError:
-                return Handed(count, Obstacle.STORE)
-            except _WAITS:
-                return Handed(count, Obstacle.ENTITY)
-            except BrokerError as error:
-                # When the entity is gone, so it is with all of them.
-                rest = slice(count, None if isinstance(error, EntityNotFoundError) else count + 1)
-                return Handed(count, leftovers=[*map(_left_over, entries[rest], parcels[rest], repeat(str(error)))])
-        return Handed(len(parcels))
+    async def _merge(self, group: Iterable[Lane], blocked: set[Lane]) -> bool:
+        """Merge a batch of some lanes. Those that are closing come to their end before others have their turn.
 
-    def _take(self, lane: Lane, count: int, *, is_merged: bool) -> asyncio.Future[bool]:
-        """Have it noted in the same commit that these are done with; whether that is on disk."""
-        entries = lane.take(count)
-        if entries:
-            self._store.put_merged(self._identity, lane.address.entity, entries[-1].position + 1)
-
-        def done(error: StoreError | None) -> None:
-            if error is None:
-                self._done_with(entries, is_merged=is_merged)
-            elif entries:
-                self._take_back(lane.address, entries)
-
-        return self._outcome(done)
-
-    def _outcome(self, done: Callable[[StoreError | None], object]) -> asyncio.Future[bool]:
-        """Whether all that was written until now is on disk; whoever is given is told before anything else is done."""
-        is_durable: asyncio.Future[bool] = self._store.loop.create_future()
-
-        def tell(error: StoreError | None) -> None:
-            done(error)
-            if not is_durable.done():  # else the task was cancelled
-                is_durable.set_result(error is None)
-
-        self._store.when_durable(tell)
-        return is_durable
-
-    def _done_with(self, entries: Sequence[Entry], *, is_merged: bool) -> None:
-        self._lanes.done_with(entries)
-        count = sum(entry.messages for entry in entries)
-        self._tally.held -= count
-        self._tally.merged += count if is_merged else 0
-
-    def _take_back(self, address: Address, entries: Sequence[Entry]) -> None:
-        """The commit has failed: they are in the buffer, and nowhere else."""
-        lane = self._lanes.get(address)
-        lane.put_back(entries)
-        self._refuse(lane)
-
-    async def _set_aside(self, lane: Lane, leftovers: Sequence[Leftover]) -> bool:
-        """Put what can no longer be merged elsewhere; whether the store has noted that."""
-        count = await self._archive.set_aside(leftovers)
-        self._tally.set_aside += count
-        _log.error(
-            "%d messages for '%s' in the side buffer cannot be merged, and are set aside in %s: %s",
-            count,
-            lane.address,
-            self._archive.aside_path,
-            leftovers[0].reason,
-        )
-        is_durable = self._take(lane, len(leftovers), is_merged=False)
-        self._release(lane)
-        return await is_durable
-
-    async def _clear_up(self) -> None:
-        """Remove the files of which everything is in the store."""
-        bases = self._archive.bases if self._intake.is_quiet() else self._archive.bases[:-1]
-        unneeded = self._lanes.needed_nowhere(bases)
-        if unneeded:
-            await self._archive.remove(unneeded)
-
-    # The states of lanes
-
-    def _release(self, lane: Lane) -> None:
-        if lane.state is LaneState.CLOSING and not lane.entries and not lane.underway:
-            lane.turn(Turn.EMPTIED)
-            self._intake.let_through(lane)
-
-    def _refuse(self, lane: Lane) -> None:
-        if lane.state is LaneState.CLOSING:
-            lane.turn(Turn.REFUSED)
-            self._intake.go_on(lane)
+        Sends wait for that. Tells whether the store goes on.
+        """
+        while lanes := [lane for lane in group if self._lanes.is_current(lane) and _can_go_on(lane, blocked)]:
+            if all(lane.underway and not lane.entries for lane in lanes):
+                await self._change()
+                continue
+            obstacles = await self._transfer.merge(lanes)
+            if Obstacle.STORE in obstacles.values():
+                return False
+            blocked.update(obstacles)
+            group = [lane for lane in lanes if lane.state is LaneState.CLOSING]
+        return True
 
 
-def _left_over(entry: Entry, parcel: Parcel | Leftover, reason: str) -> Leftover:
-    return parcel if isinstance(parcel, Leftover) else Leftover(entry.position, reason, parcel)
-
-
-def _has_work(lane: Lane) -> bool:
-    return bool(lane.entries) or lane.state is LaneState.CLOSING
+def _can_go_on(lane: Lane, blocked: set[Lane]) -> bool:
+    return lane not in blocked and (bool(lane.entries) or lane.state is LaneState.CLOSING)

@@ -23,6 +23,8 @@ class Parcel(NamedTuple):
     entity: str
     accepted_ms: int
     messages: Sequence[Message]
+    position: int | None = None
+    """Where it lay first, if it was moved: it keeps its place among those of its entity, and both are known as one."""
 
 
 def mark_of(identity: bytes) -> bytes:
@@ -36,7 +38,8 @@ def mark_of(identity: bytes) -> bytes:
 def pack_parcel(parcel: Parcel, mark: bytes) -> bytes:
     """What is known of the messages, and behind it their bodies."""
     rows = [(len(message.body), *message[1:]) for message in parcel.messages]
-    head = json.dumps([parcel.entity, parcel.accepted_ms, rows], separators=(",", ":")).encode()
+    moved = () if parcel.position is None else (parcel.position,)
+    head = json.dumps([parcel.entity, parcel.accepted_ms, rows, *moved], separators=(",", ":")).encode()
     return b"".join((mark, _LENGTH.pack(len(head)), head, *(message.body for message in parcel.messages)))
 
 
@@ -47,8 +50,8 @@ def unpack_parcel(content: bytes, mark: bytes) -> Parcel:
     try:
         (length,) = _LENGTH.unpack_from(content, len(mark))
         begin = len(mark) + _LENGTH.size
-        entity, accepted_ms, rows = json.loads(content[begin : begin + length])
-        return Parcel(entity, accepted_ms, _messages(rows, content, begin + length))
+        entity, accepted_ms, rows, *moved = json.loads(content[begin : begin + length])
+        return Parcel(entity, accepted_ms, _messages(rows, content, begin + length), *moved)
     except (struct.error, ValueError, TypeError, RecursionError) as error:
         raise ParcelFormatError(f"it cannot be read: {error}") from error
 

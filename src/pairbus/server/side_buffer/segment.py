@@ -129,6 +129,19 @@ class Segment:
             data, offset = data[written:], offset + written
 
 
+def is_unfinished(raw: bytes, mark: bytes) -> bool:
+    """Whether these bytes, at the end of a file, are the beginning of a write that was cut off: nobody was told of it.
+
+    It is not told from a parcel of which the end was lost with the end of the file.
+    """
+    head, content = raw[:HEAD_BYTES], raw[HEAD_BYTES:]
+    if len(head) < HEAD_BYTES:
+        return True
+    begins_as_one = content.startswith(mark) or mark.startswith(content)
+    only_its_length_is_wrong = head_of(memoryview(content))[4:] == head[4:]
+    return begins_as_one and int.from_bytes(head[:4], "little") > len(content) and not only_its_length_is_wrong
+
+
 def _next_parcel(data: bytes, mark: bytes, after: int) -> int:
     """Where the next parcel begins that is whole, behind something that is not; else the end."""
     file = BytesIO(data)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_right
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from pairbus.server.side_buffer.segment import Damage, Segment
+from pairbus.server.side_buffer.segment import Damage, Segment, is_unfinished
 
 SEGMENT_BYTES: Final = 16 * 1024 * 1024
 """From which size on a file is followed by another one: what was merged is removed file by file."""
@@ -37,25 +37,31 @@ class Shelf:
         self._end = max([first, *(segment.end for segment in self._segments)])
 
     @property
-    def size_bytes(self) -> int:
-        return sum(segment.size for segment in self._segments)
-
-    @property
-    def bases(self) -> list[int]:
-        return [segment.base for segment in self._segments]
+    def sizes(self) -> dict[int, int]:
+        """Of its files, by where they begin."""
+        return {segment.base: segment.size for segment in self._segments}
 
     def scan(self, mark: bytes) -> Iterator[tuple[Placed, bytes] | Damage]:
         """At the start: everything that is there.
 
-        What is damaged at the very end is the rest of a write that nobody was told of, and is cut off.
+        A write that was cut off at the very end is one that nobody was told of, and is removed. Whatever else is
+        damaged there may have been confirmed, and stays where it is.
         """
         last = self._segments[-1] if self._segments else None
         for segment in self._segments:
             for found in segment.scan(mark):
                 if not isinstance(found, Damage):
                     yield Placed(segment.base, found[0]), found[1]
-                elif segment is last and found.position + len(found.raw) == segment.end:
-                    _log.warning("%d bytes at the end of %s were never confirmed", len(found.raw), segment.path)
+                elif (
+                    segment is last
+                    and found.position + len(found.raw) == segment.end
+                    and is_unfinished(found.raw, mark)
+                ):
+                    _log.warning(
+                        "the last write to %s was not finished: %d bytes, of which nobody was told that they are kept",
+                        segment.path,
+                        len(found.raw),
+                    )
                     segment.cut(found.position - segment.base)
                 else:
                     yield found
@@ -71,13 +77,11 @@ class Shelf:
         """The parcel at a position, or what is there instead. Raises ``OSError``."""
         return self._segment_of(position).read(position, mark)
 
-    def remove(self, bases: Collection[int]) -> int:
-        """Remove files; how many bytes they had. Raises ``OSError``."""
-        gone = [segment for segment in self._segments if segment.base in bases]
-        for segment in gone:
+    def remove(self, base: int) -> None:
+        """Remove a file, unless it is gone. Raises ``OSError``."""
+        for segment in [segment for segment in self._segments if segment.base == base]:
             segment.remove()
             self._segments.remove(segment)
-        return sum(segment.size for segment in gone)
 
     def close(self) -> None:
         for segment in self._segments:

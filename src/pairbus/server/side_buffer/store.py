@@ -26,6 +26,9 @@ class Store(Protocol):
 
     def when_durable(self, done: Callable[[StoreError | None], object]) -> None: ...
 
+    def probe(self, identity: bytes, done: Callable[[StoreError | None], object]) -> None:
+        """Have someone told whether the store can be written; nothing is taken back if it cannot."""
+
     def merged(self, identity: bytes) -> Mapping[str, int]:
         """Up to where what lay in a buffer is in the store, by entity."""
 
