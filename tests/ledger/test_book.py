@@ -39,6 +39,16 @@ def write(book: Book, first: int, count: int, at_ms: int = START_MS, now_ms: int
         book.append(page, now_ms)
 
 
+@pytest.mark.parametrize("before", [None, 0o750], ids=["made now", "was there"])
+def test_a_directory_is_ours_alone_unless_somebody_has_made_it(tmp_path: Path, before: int | None) -> None:
+    directory = tmp_path / "ledger"
+    if before is not None:
+        directory.mkdir()
+        directory.chmod(before)
+    book_in(directory)
+    assert directory.stat().st_mode & 0o777 == (0o700 if before is None else before)
+
+
 def test_a_journal_is_closed_when_it_is_old_enough(tmp_path: Path) -> None:
     book = book_in(tmp_path)
     write(book, 0, 10)

@@ -6,7 +6,7 @@ import logging
 import os
 from pathlib import Path
 
-from pairbus.durable import make_directory, sync_directory
+from pairbus.durable import OURS_ALONE, make_directory, sync_directory
 from pairbus.ledger.columns import COLUMNS
 from pairbus.ledger.journal import OPEN, SUFFIX, Journal, NewerJournalError
 from pairbus.ledger.page import Page
@@ -32,7 +32,8 @@ class Book:
         """What nothing is added to any more, and is no Parquet file yet."""
 
     def prepare(self) -> None:
-        """Make the directories."""
+        """Make the directories. One that is there is for whom its owner wants it to be."""
+        make_directory(self.directory, OURS_ALONE)
         for name in (OPEN, *COLUMNS):
             make_directory(self.directory / name)
 
