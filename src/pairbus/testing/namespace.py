@@ -18,6 +18,7 @@ from pairbus.server import NamespaceServer, Settings, Tier
 from pairbus.server.declaration import parse_declaration
 from pairbus.server.event_loop import new_event_loop
 from pairbus.server.host import NamespaceHost
+from pairbus.testing.port_claim import PortClaim
 
 T = TypeVar("T")
 
@@ -32,6 +33,7 @@ class RunningNamespace:
         self._loop = new_loop()
         self._thread = Thread(target=self._loop.run_forever, name="pairbus-testing", daemon=True)
         self._server: NamespaceServer | None = None
+        self._claim = PortClaim(settings.host, ())
         self._is_busy = False
 
     # What a client needs.
@@ -80,7 +82,7 @@ class RunningNamespace:
         self._await(self._start)
 
     def stop(self) -> None:
-        """Stop it as an operator would: what has come is confirmed, then everyone is told."""
+        """Stop it as an operator would: what has come is confirmed, then everyone is told. Nobody gets its port."""
         self._await(self._stop)
 
     def restart(self) -> None:
@@ -94,6 +96,7 @@ class RunningNamespace:
                 self.stop()
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
+        self._claim.release()
         self._loop.close()
 
     def kill_connections(self) -> None:
@@ -131,7 +134,10 @@ class RunningNamespace:
 
     async def _start(self) -> None:
         server = NamespaceServer(self._settings)
+        if not self._claim.lets_in:
+            self._claim.release()
         await server.start()
+        self._claim.release()
         server.host.deny = self._deny
         self._settings = replace(self._settings, port=server.ports)
         self._server = server
@@ -139,6 +145,7 @@ class RunningNamespace:
     async def _stop(self) -> None:
         server, self._server = self._running, None
         await server.stop()
+        self._claim = PortClaim(self._settings.host, self._settings.port)
 
     async def _cut(self) -> None:
         self._running.drop_connections()
