@@ -73,7 +73,7 @@ def test_in_a_terminal_there_are_sentences(namespace: RunningNamespace, tmp_path
     shown = os.read(ours, 10_000).decode()
     os.close(ours)
     assert "capturing empty into" in shown
-    assert "0 messages were captured, 0 files written" in shown
+    assert "0 messages captured, 0 files written" in shown
 
 
 def terminate(process: subprocess.Popen[str]) -> None:
