@@ -32,7 +32,8 @@ def test_the_tests_of_the_wire_pass_against_the_compiled_build(tmp_path: Path) -
         env={**os.environ, "PAIRBUS_COMPILE": "1"},
         check=True,
     )
-    environment = {**os.environ, "PYTHONPATH": str(build), "PAIRBUS_EXPECT_COMPILED": "1"}
+    # The plain build is tested with many more examples, and what these find is in the sources.
+    environment = {**os.environ, "PYTHONPATH": str(build), "PAIRBUS_EXPECT_COMPILED": "1", "CI": ""}
     command = [sys.executable, "-m", "pytest", "-q", "-m", "not slow", "tests/wire", "tests/peers"]
     done = subprocess.run(command, cwd=ROOT, env=environment, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-5000:]
