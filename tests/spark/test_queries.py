@@ -106,6 +106,7 @@ def secrets_below(directory: Path, secret: str) -> list[Path]:
     return [path for path in directory.rglob("*") if path.is_file() and secret.encode() in path.read_bytes()]
 
 
+@pytest.mark.slow
 def test_d1_what_a_queue_holds_becomes_a_table_and_is_gone(
     namespace: RunningNamespace, connection: str, spark: SparkSession, factory: MessagingFactory, tmp_path: Path
 ) -> None:

@@ -37,6 +37,7 @@ def plan(table: DataFrame) -> str:
     return text
 
 
+@pytest.mark.slow
 def test_d3_the_columns_are_those_of_the_ledger_in_its_order(spark: SparkSession, tmp_path: Path) -> None:
     write(tmp_path, [operation("2026-03-31T12:00")])
     write_lives(tmp_path, [life("2026-03-31T12:00:00.123", session_id="s")])
