@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from functools import partial
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from pairbus.broker import Address, Delivery, Message, Part
 from pairbus.dialect.backlog_path import is_backlog_path
@@ -39,51 +39,75 @@ class Charge(NamedTuple):
     request_units: int
 
 
-class Account(Tally):
+Counted: TypeAlias = tuple[int, int, Tally | None]
+"""Operations on one message of no more than one unit, their bytes, and all other operations. Most are of the first
+kind, and two numbers say it all of them: this is done with every commit."""
+
+
+class Account:
     """Operations of one sort, counted where they happen; the meter takes them from there."""
 
-    __slots__ = ("_small", "_touched", "durable", "sort")
+    __slots__ = ("_bytes", "_durable", "_durable_bytes", "_durable_small", "_others", "_small", "_touched", "sort")
 
     def __init__(self, sort: Sort, touched: list[Account]) -> None:
-        super().__init__()
         self.sort = sort
-        self.durable = Tally()
+        self._touched = touched
+        self._small = self._bytes = 0
+        self._others: Tally | None = None
+        self._durable_small = self._durable_bytes = 0
+        self._durable = Tally()
         """What is on disk of it, and not in the ledger yet."""
 
-        self._small = 0
-        """Operations on one message of no more than one unit: most are, and one number says it all of them."""
-
-        self._touched = touched
-
     def add(self, messages: int = 0, size_bytes: int = 0, units: int = 1, request_units: int = 1) -> None:
-        if not self.operations and not self._small:
-            self._touched.append(self)
-        self.operations += 1
-        self.messages += messages
-        self.bytes += size_bytes
-        self.units += units
-        self.request_units += request_units
+        if self._others is None:
+            if not self._small:
+                self._touched.append(self)
+            self._others = Tally()
+        self._others.add(messages, size_bytes, units, request_units)
 
     def add_one(self, size_bytes: int = 0) -> None:
         """Count an operation on one message of no more than one unit."""
-        if not self._small and not self.operations:
+        if not self._small and self._others is None:
             self._touched.append(self)
         self._small += 1
-        self.bytes += size_bytes
+        self._bytes += size_bytes
 
-    def take(self) -> Tally:
+    def add_many(self, small: int, size_bytes: int) -> None:
+        """The same for several operations."""
+        if not self._small and self._others is None:
+            self._touched.append(self)
+        self._small += small
+        self._bytes += size_bytes
+
+    def take(self) -> Counted:
         """What was counted so far; from now on it counts from nothing."""
-        taken, small = Tally(), self._small
-        taken.merge(self)
-        taken.operations += small
-        taken.messages += small
-        taken.units += small
-        taken.request_units += small
-        self.operations = self.messages = self.bytes = self.units = self.request_units = self._small = 0
+        taken = self._small, self._bytes, self._others
+        self._small = self._bytes = 0
+        self._others = None
         return taken
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether something of it is on disk, and not in the ledger."""
+        return bool(self._durable_small or self._durable.operations)
+
+    def keep(self, counted: Counted) -> None:
+        """So much is on disk."""
+        small, size_bytes, others = counted
+        self._durable_small += small
+        self._durable_bytes += size_bytes
+        if others is not None:
+            self._durable.merge(others)
+
     def take_durable(self) -> Tally:
-        taken, self.durable = self.durable, Tally()
+        taken, small = self._durable, self._durable_small
+        taken.operations += small
+        taken.messages += small
+        taken.bytes += self._durable_bytes
+        taken.units += small
+        taken.request_units += small
+        self._durable = Tally()
+        self._durable_small = self._durable_bytes = 0
         return taken
 
 
@@ -129,9 +153,9 @@ class Meter:
 
     def add_durable(self, account: Account, charge: Charge) -> None:
         """Count what is on disk already, whatever becomes of the next commit."""
-        if not account.durable.operations:
-            self._ready.append(account)
-        account.durable.add(*charge)
+        tally = Tally()
+        tally.add(*charge)
+        self._keep(account, (0, 0, tally))
 
     def seal(self) -> None:
         """A commit begins: what was counted until now is known with it."""
@@ -141,15 +165,17 @@ class Meter:
             self._touched.clear()
             self._host.when_durable(partial(self._sealed, rows, envelope))
 
-    def _sealed(self, rows: list[tuple[Account, Tally]], envelope: Envelope | None, error: StoreError | None) -> None:
+    def _sealed(self, rows: list[tuple[Account, Counted]], envelope: Envelope | None, error: StoreError | None) -> None:
         """This is done with every commit, so it looks nothing up."""
-        for account, tally in rows:
-            known = account if error is None else self._failed(account)
-            if not known.durable.operations:
-                self._ready.append(known)
-            known.durable.merge(tally)
+        for account, counted in rows:
+            self._keep(account if error is None else self._failed(account), counted)
         if self._outbox is not None and envelope is not None:
             self._outbox.committed(envelope, error)
+
+    def _keep(self, account: Account, counted: Counted) -> None:
+        if not account.is_waiting:
+            self._ready.append(account)
+        account.keep(counted)
 
     def _failed(self, account: Account) -> Account:
         sort = account.sort
@@ -254,15 +280,21 @@ class ReceiveToll:
         self._empty = meter.account(sort._replace(kind=Kind.EMPTY_RECEIVE, stage=idle))
         self._settled = meter.account(sort._replace(kind=Kind.SETTLE))
 
-        self.given_small = self._given.add_one
-        """For a message that never was in a backlog, and is no larger than a unit."""
-
         self.settled = self._settled.add_one
 
-    def given(self, message: Delivery, size_bytes: int) -> None:
-        account = self._returned if message.record.returned else self._given
-        units = units_of(message.record.size)  # of the message, without what the namespace says of it
-        account.add(1, size_bytes, units, units)
+    def given(self, messages: Sequence[Delivery], sizes: Sequence[int]) -> None:
+        """Messages that were given out, as far as there are sizes for them: of what went over the wire."""
+        small = size_bytes = 0
+        for message, size in zip(messages, sizes, strict=False):
+            record = message.record
+            if record.returned or record.size > UNIT_BYTES:
+                units = units_of(record.size)  # of the message, without what the namespace says of it
+                (self._returned if record.returned else self._given).add(1, size, units, units)
+            else:
+                small += 1
+                size_bytes += size
+        if small:
+            self._given.add_many(small, size_bytes)
 
     def went_empty(self) -> None:
         """The receiver has waited for nothing."""

@@ -8,7 +8,6 @@ from typing import Final
 
 from pairbus.broker import Address, Disposition, SessionGrant, Settle, Verdict
 from pairbus.broker import Delivery as Message
-from pairbus.ledger.operation import UNIT_BYTES
 from pairbus.server.amqp.node import Need, Node
 from pairbus.server.amqp.peer import Peer
 from pairbus.server.amqp.verdicts import echo_of, verdict_of
@@ -104,15 +103,27 @@ class Consumer(Node, Receiver):
         return len(messages)
 
     def _send_all(self, messages: Sequence[Message]) -> None:
-        for number, message in enumerate(messages):
-            try:
-                self._send(message)
-            except MessageTooLargeError as error:  # for this receiver; others may take it
-                self._give_back(message.lock_token for message in messages[number:])
-                self.lose(error)
-                return
+        sizes: list[int] = []
+        try:
+            for message in messages:
+                sizes.append(self._send(message))  # noqa: PERF401 (what was sent is counted, whatever comes then)
+        except MessageTooLargeError as error:  # for this receiver; others may take it
+            self._give_back(message.lock_token for message in messages[len(sizes) :])
+            self.lose(error)
+        self._count(messages, sizes)
 
-    def _send(self, message: Message) -> None:
+    def _count(self, messages: Sequence[Message], sizes: Sequence[int]) -> None:
+        """What was sent of them, which may be fewer."""
+        if not sizes:
+            return
+        counters = self._peer.counters
+        counters.messages_delivered += len(sizes)
+        counters.bytes_delivered += sum(sizes)
+        if self._toll is not None:
+            self._toll.given(messages, sizes)
+
+    def _send(self, message: Message) -> int:
+        """Its size on the wire."""
         payload = delivered_payload(message)
         tag = message.lock_token
         delivery = self.link.send(payload, tag=tag or _NO_TAG, settled=tag is None, beyond_credit=tag is None)
@@ -121,17 +132,9 @@ class Consumer(Node, Receiver):
             self._unsettled[delivery] = message.locked_until_ms or 0
             if len(self._unsettled) > _MOST_UNSETTLED:
                 self._drop_oldest()
-        counters = self._peer.counters
-        counters.messages_delivered += 1
-        counters.bytes_delivered += len(payload)
         self._was_served = self.link.credit > 0
-        toll = self._toll
-        if toll is not None:
-            if message.record.returned or message.record.size > UNIT_BYTES:
-                toll.given(message, len(payload))
-            else:
-                toll.given_small(len(payload))
         self._peer.wrote(len(payload))
+        return len(payload)
 
     def _drop_oldest(self) -> None:
         oldest, until_ms = next(iter(self._unsettled.items()))
@@ -149,8 +152,7 @@ class Consumer(Node, Receiver):
             self._taken -= len(messages)
             self._taken_bytes -= size
             if error is None and self.link.is_attached:
-                for message in messages:
-                    self._send(message)
+                self._count(messages, [*map(self._send, messages)])
             self.on_credit()
 
         self._peer.when_durable(done)
