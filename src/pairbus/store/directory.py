@@ -7,15 +7,14 @@ import os
 from pathlib import Path
 from typing import Any, Final
 
-from pairbus.durable import OURS_ALONE, make_directory, put_in_place
+from pairbus.durable import put_in_place
 from pairbus.store.errors import (
     DamagedStoreError,
     NewerFormatError,
     NotADataDirectoryError,
-    StoreFailedError,
 )
 from pairbus.store.lmdb import create_data_file
-from pairbus.store.lock import take_lock
+from pairbus.store.lock import DirectoryLock, disk_failures_told
 from pairbus.store.pages import verify
 
 FORMAT_VERSION: Final = 1
@@ -36,10 +35,10 @@ _MADE_BY_THE_SYSTEM: Final = frozenset({"lost+found"})
 class DataDirectory:
     """A directory that is ours until it is closed; ``open`` makes one."""
 
-    def __init__(self, path: Path, lock: int, created_ms: int) -> None:
+    def __init__(self, path: Path, lock: DirectoryLock, created_ms: int) -> None:
         self.path = path
         self.created_ms = created_ms
-        self._lock: int | None = lock
+        self._lock = lock
 
     @classmethod
     def open(cls, path: Path, now_ms: int) -> DataDirectory:
@@ -47,20 +46,10 @@ class DataDirectory:
 
         Raises StoreInUseError, NotADataDirectoryError, NewerFormatError, DamagedStoreError or StoreFailedError.
         """
-        try:
+        with disk_failures_told(path):
             _expect_ours(path)
-            make_directory(path, OURS_ALONE)
-            lock = take_lock(path / LOCK_FILE)
-        except OSError as error:
-            raise StoreFailedError(str(path), str(error)) from error
-        try:
+        with DirectoryLock.taken(path, LOCK_FILE) as lock:
             return cls(path, lock, _complete(path, now_ms))
-        except OSError as error:
-            os.close(lock)
-            raise StoreFailedError(str(path), str(error)) from error
-        except BaseException:
-            os.close(lock)
-            raise
 
     @property
     def data_file(self) -> Path:
@@ -69,9 +58,7 @@ class DataDirectory:
 
     def close(self) -> None:
         """Let go of the directory; to close twice is fine."""
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+        self._lock.close()
 
 
 def _expect_ours(path: Path) -> None:

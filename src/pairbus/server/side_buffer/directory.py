@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Self
 
-from pairbus.durable import OURS_ALONE, make_directory, put_in_place
+from pairbus.durable import put_in_place
 from pairbus.server.settings import SettingsError
-from pairbus.store import NewerFormatError, StoreFailedError
-from pairbus.store.lock import take_lock
+from pairbus.store import NewerFormatError
+from pairbus.store.lock import DirectoryLock
 
 FORMAT_FILE: Final = "side-buffer"
 LOCK_FILE: Final = "side-buffer.lock"
@@ -22,32 +22,19 @@ IDENTITY_BYTES: Final = 8
 class BufferDirectory:
     """A directory that is locked until it is closed. Its identity is in the store beside what was merged from it."""
 
-    def __init__(self, path: Path, identity: bytes, lock: int) -> None:
+    def __init__(self, path: Path, identity: bytes, lock: DirectoryLock) -> None:
         self.path = path
         self.identity = identity
-        self._lock: int | None = lock
+        self._lock = lock
 
     @classmethod
     def open(cls, path: Path, namespace: str) -> Self:
         """Take a directory, or make it. Raises ``StoreError``, or ``SettingsError`` if it is another namespace's."""
-        try:
-            make_directory(path, OURS_ALONE)
-            lock = take_lock(path / LOCK_FILE)
-        except OSError as error:
-            raise StoreFailedError(str(path), str(error)) from error
-        try:
+        with DirectoryLock.taken(path, LOCK_FILE) as lock:
             return cls(path, _identity(path, namespace), lock)
-        except OSError as error:
-            os.close(lock)
-            raise StoreFailedError(str(path), str(error)) from error
-        except BaseException:
-            os.close(lock)
-            raise
 
     def close(self) -> None:
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+        self._lock.close()
 
 
 def _identity(path: Path, namespace: str) -> bytes:
