@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import inspect
-import warnings
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -17,16 +15,6 @@ from tests.compatibility.feature import Tier, feature_of
 from tests.compatibility.scene import Case
 from tests.compatibility.stage import AT_ONCE, STAGE
 
-UNCLOSED = "ignore:unclosed:ResourceWarning"
-"""The Python SDK leaves the socket of a connection that broke, or was refused, to the garbage collector."""
-
-
-def collect_unclosed() -> None:
-    """Have these collected now: the test that comes next is somebody else's, and must not be blamed for them."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)
-        gc.collect()
-
 
 class FeatureTest(pytest.Item):
     """A test of a feature with one client over one transport."""
@@ -38,7 +26,6 @@ class FeatureTest(pytest.Item):
         if case.adapter.is_facade:
             self.own_markers.append(pytest.mark.slow.mark)
         self.keywords.update({mark.name: mark for mark in self.own_markers})
-        self.add_marker(pytest.mark.filterwarnings(UNCLOSED))
         self.user_properties += [("feature", case.feature.title), ("client", case.adapter.id)]
 
     def setup(self) -> None:
@@ -78,7 +65,6 @@ def pytest_pycollect_makeitem(collector: pytest.Module, name: str, obj: object) 
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     if isinstance(item, FeatureTest) and not isinstance(nextitem, FeatureTest):
         STAGE.clear()
-        collect_unclosed()
 
 
 def pytest_sessionfinish() -> None:

@@ -12,7 +12,7 @@ from tests.compatibility.client import Ability, Client, Endpoint
 from tests.compatibility.entities import Entities
 from tests.compatibility.feature import EVERY_TRANSPORT, feature
 from tests.compatibility.values import Mode, Reason, SdkError, SubQueue, text
-from tests.compatibility.waiting import BRIEF, BRIEF_MS, PATIENCE, now, past
+from tests.compatibility.waiting import BRIEF, BRIEF_MS, PATIENCE, SELF_RENEWED, SELF_RENEWED_MS, now, past
 
 SHORTLY = timedelta(milliseconds=1500)
 
@@ -190,11 +190,11 @@ async def test_renewal(client: Client, entities: Entities) -> None:
 @pytest.mark.slow
 @feature("The SDK renews the lock of a session by itself")
 async def test_automatic_renewal(client: Client, entities: Entities) -> None:
-    queue = entities.queue(requires_session=True, lock_duration_ms=2 * BRIEF_MS)
+    queue = entities.queue(requires_session=True, lock_duration_ms=SELF_RENEWED_MS)
     await (await client.sender(queue)).send(text("hello", session_id="a"))
     receiver = await client.session(queue, "a", renew_for=timedelta(minutes=1))
     received = await receiver.one()
-    await past(now() + 2 * BRIEF + timedelta(seconds=1))
+    await past(now() + SELF_RENEWED + timedelta(seconds=1))
     await receiver.complete(received)
 
 

@@ -12,7 +12,7 @@ from tests.compatibility.client import Ability, Client, Endpoint
 from tests.compatibility.entities import Entities
 from tests.compatibility.feature import EVERY_TRANSPORT, feature
 from tests.compatibility.values import Mode, Reason, SdkError, State, SubQueue, text
-from tests.compatibility.waiting import BRIEF, BRIEF_MS, now, past
+from tests.compatibility.waiting import BRIEF, BRIEF_MS, SELF_RENEWED, SELF_RENEWED_MS, now, past
 
 
 async def is_empty(client: Client, queue: str, sub_queue: SubQueue | None = None) -> bool:
@@ -257,11 +257,11 @@ async def test_renewing_an_expired_lock(client: Client, entities: Entities) -> N
 @pytest.mark.slow
 @feature("The SDK renews locks by itself")
 async def test_automatic_renewal(client: Client, entities: Entities) -> None:
-    queue = entities.queue(lock_duration_ms=2 * BRIEF_MS)
+    queue = entities.queue(lock_duration_ms=SELF_RENEWED_MS)
     await (await client.sender(queue)).send(text("hello"))
     receiver = await client.receiver(queue, renew_for=timedelta(minutes=1))
     received = await receiver.one()
-    await past(now() + 2 * BRIEF + timedelta(seconds=1))
+    await past(now() + SELF_RENEWED + timedelta(seconds=1))
     await receiver.complete(received)
     assert await is_empty(client, queue)
 

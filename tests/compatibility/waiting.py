@@ -25,6 +25,11 @@ overlap, so they cost little."""
 
 BRIEF_MS: Final = round(BRIEF.total_seconds() * 1_000)
 
+SELF_RENEWED: Final = 2 * BRIEF + timedelta(seconds=3)
+"""A lock that an SDK renews by itself: that of Python looks once a second, and renews in the second half."""
+
+SELF_RENEWED_MS: Final = round(SELF_RENEWED.total_seconds() * 1_000)
+
 
 async def eventually(condition: Callable[[], Awaitable[T]]) -> T:
     """Ask again and again until the answer is true, and return it; fail at the deadline."""
