@@ -6,6 +6,7 @@ BIN    := $(VENV)/bin
 PACKAGE := $(VENV)/.package
 READY  := $(VENV)/.ready
 COMPILED := build/compiled
+CLASSES := build/spark-classes.jsa
 # Many tests wait for a server or a client: so there are more of them at a time than processors.
 WORKERS := --numprocesses 4 --dist worksteal
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
@@ -52,11 +53,16 @@ demo: $(PACKAGE)
 	@$(BIN)/pairbus demo $(ARGS)
 
 # On a laptop the slow tests are left out; `make slow` runs them, and so does `make test` when CI=true.
-test: $(READY)
+test: $(READY) $(if $(filter true,$(CI)),$(CLASSES))
 	$(BIN)/pytest $(WORKERS) $(if $(filter true,$(CI)),,-m "not slow")
 
-slow: $(READY)
+slow: $(READY) $(CLASSES)
 	$(BIN)/pytest $(WORKERS) -m slow
+
+# Most of the slow tests start Spark.
+$(CLASSES): $(READY) tests/spark/class_archive.py
+	@echo "keeping the classes of Spark for its tests: half a minute, some 200 MB …"
+	@$(BIN)/python -m tests.spark.class_archive
 
 check: $(READY)
 	$(BIN)/ruff check .

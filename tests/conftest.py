@@ -12,6 +12,7 @@ import pytest
 from hypothesis import settings
 
 from tests.order import ordered
+from tests.spark.class_archive import java_options
 from tests.thoroughness import times
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -22,7 +23,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 _COMPATIBILITY = Path(__file__).parent / "compatibility"
 
 # Those who start Spark in a process of its own have it from here, too.
-os.environ.setdefault("SPARK_CONF_DIR", str(Path(__file__).parent / "spark" / "defaults"))
+os.environ.setdefault("SPARK_SUBMIT_OPTS", java_options())
 
 settings.register_profile("pairbus", max_examples=times(100), deadline=None)
 settings.load_profile("pairbus")

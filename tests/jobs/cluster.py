@@ -16,6 +16,7 @@ import pyspark
 
 from pairbus.spark.java import java_home, packaged_java_home
 from tests.jobs.processes import kill_session, members
+from tests.spark.class_archive import java_options
 
 _SPARK_HOME: Final = Path(pyspark.__file__).parent
 _LOOPBACK: Final = "127.0.0.1"
@@ -85,6 +86,7 @@ def _environment(directory: Path) -> dict[str, str]:
         "SPARK_HOME": str(_SPARK_HOME),
         "SPARK_LOCAL_IP": _LOOPBACK,
         "SPARK_DAEMON_MEMORY": "256m",
+        "SPARK_DAEMON_JAVA_OPTS": java_options(),
         "SPARK_MASTER_OPTS": "-Dspark.master.rest.enabled=false",
         "TMPDIR": str(directory),
         "SPARK_LOCAL_DIRS": str(directory),

@@ -23,6 +23,7 @@ from pairbus.jobs.syphon.spark_syphon import SparkSyphon
 from pairbus.pairing.syphon import SyphonContext, SyphonSettings
 from tests.jobs.freight import Strings, backlog_queues
 from tests.jobs.processes import kill_session, members
+from tests.spark.class_archive import java_options
 
 _ROOT: Final = Path(__file__).resolve().parents[2]
 _PRIMARY: Final = "SYPHON_PRIMARY"
@@ -160,6 +161,7 @@ CLUSTER_CONFIG: Final = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.executor.memory": "512m",
+    "spark.executor.extraJavaOptions": java_options(),
     "spark.ui.enabled": "false",
 }
 """What a driver has to know of a cluster on this machine."""

@@ -230,7 +230,7 @@ print("left", len(children()) - 1)
 
 @pytest.mark.slow
 def test_sessions_follow_each_other_in_one_process(machine: Machine) -> None:
-    names = "PATH", "SPARK_CONF_DIR"
+    names = "PATH", "SPARK_SUBMIT_OPTS"
     variables = {name: os.environ[name] for name in names}
     out, _ = machine.run_python(_AGAIN, PYSPARK_PYTHON=sys.executable, **variables)
     nonsense, could_not = "'local[nonsense]'", "Could not parse Master URL:"

@@ -1,0 +1,98 @@
+"""The classes of Spark as Java has them in its memory, kept in a file: a session is there in half of the time with it.
+
+``python -m tests.spark.class_archive`` makes the file, which takes half a minute: worth it before many tests of Spark.
+Where it is missing, or was made by another Java, Java reads the classes one by one and says nothing of it.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+
+_ARCHIVE: Final = Path(__file__).parents[2] / "build" / "spark-classes.jsa"
+_BRIEF: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+_QUIET: Final = "-Xlog:disable"
+
+
+def java_options() -> str:
+    """What the Java of a test is told: it ends before it has compiled its code twice, or has garbage for many threads.
+
+    That alone takes half of the time. What is computed is the same.
+    """
+    return f"{_BRIEF} {_QUIET} -XX:SharedArchiveFile={_ARCHIVE}" if _ARCHIVE.exists() else _BRIEF
+
+
+def make() -> None:
+    """Have Spark do a little of everything, and Java keep the classes that this took."""
+    import pyspark  # only the tests of Spark should wait for it
+
+    from pairbus.spark.java import java_home, packaged_java_home
+
+    java = java_home(os.environ, packaged_java_home())
+    draft = _ARCHIVE.with_suffix(".draft")
+    _ARCHIVE.parent.mkdir(exist_ok=True)
+    subprocess.run(
+        [
+            Path(pyspark.__path__[0]) / "bin" / "spark-submit",
+            *("--master", "local[2]", "--conf", "spark.ui.enabled=false"),
+            *("--driver-java-options", f"{_BRIEF} {_QUIET} -XX:ArchiveClassesAtExit={draft}"),
+            __file__,
+        ],
+        env={**os.environ, **({} if java is None else {"JAVA_HOME": str(java)}), "SPARK_LOCAL_IP": "127.0.0.1"},
+        check=True,
+        capture_output=True,
+    )
+    draft.replace(_ARCHIVE)
+
+
+def _use(spark: SparkSession, directory: Path) -> None:
+    _query(spark, directory)
+    _stream(spark, directory)
+
+
+def _query(spark: SparkSession, directory: Path) -> None:
+    rows = spark.range(100).selectExpr("id", "id % 7 AS part", "CAST(id AS STRING) AS text", "now() AS at")
+    table = str(directory / "table")
+    rows.write.partitionBy("part").parquet(table)
+    read = spark.read.parquet(table)
+    read.createOrReplaceTempView("read")
+    spark.sql(
+        "SELECT part, count(*), collect_list(text), max(at), row_number() OVER (ORDER BY part) FROM read"
+        " JOIN (SELECT id AS other FROM read) ON id = other WHERE part > 2 GROUP BY part ORDER BY part"
+    ).collect()
+    read.mapInArrow(_same, read.schema).groupBy("part").count().toArrow()
+
+
+def _stream(spark: SparkSession, directory: Path) -> None:
+    def into(batch: DataFrame, _number: int) -> None:
+        batch.mapInArrow(_same, batch.schema).collect()
+
+    rows = spark.readStream.schema("id LONG, text STRING").parquet(str(directory / "table"))
+    writer = rows.writeStream.option("checkpointLocation", str(directory / "checkpoint")).foreachBatch(into)
+    writer.trigger(availableNow=True).start().awaitTermination()
+
+
+def _same(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    yield from batches
+
+
+if __name__ == "__main__":
+    if "PYSPARK_GATEWAY_PORT" in os.environ:
+        from pyspark.sql import SparkSession
+
+        with tempfile.TemporaryDirectory() as directory:
+            _use(SparkSession.builder.getOrCreate(), Path(directory))
+    else:
+        try:
+            make()
+        except (OSError, subprocess.SubprocessError) as error:
+            print(f"not made: {_ARCHIVE.name}, so tests of Spark take longer: {error}", file=sys.stderr)
