@@ -36,8 +36,10 @@ def make() -> None:
     import pyspark  # only the tests of Spark should wait for it
 
     from pairbus.spark.java import java_home, packaged_java_home
+    from pairbus.spark.session import session_environment
 
     java = java_home(os.environ, packaged_java_home())
+    environment = session_environment("local[2]", os.environ, java, sys.executable)
     draft = _ARCHIVE.with_suffix(".draft")
     _ARCHIVE.parent.mkdir(exist_ok=True)
     subprocess.run(
@@ -47,9 +49,10 @@ def make() -> None:
             *("--driver-java-options", f"{_BRIEF} {_QUIET} -XX:ArchiveClassesAtExit={draft}"),
             __file__,
         ],
-        env={**os.environ, **({} if java is None else {"JAVA_HOME": str(java)}), "SPARK_LOCAL_IP": "127.0.0.1"},
+        env={**os.environ, **{name: value for name, value in environment.items() if value is not None}},
         check=True,
         capture_output=True,
+        text=True,
     )
     draft.replace(_ARCHIVE)
 
@@ -94,5 +97,5 @@ if __name__ == "__main__":
     else:
         try:
             make()
-        except (OSError, subprocess.SubprocessError) as error:
-            print(f"not made: {_ARCHIVE.name}, so tests of Spark take longer: {error}", file=sys.stderr)
+        except subprocess.CalledProcessError as error:
+            print(f"not made: {_ARCHIVE.name}, so tests of Spark take longer: {error.stderr[-2000:]}", file=sys.stderr)
