@@ -17,11 +17,11 @@ from typer.testing import CliRunner, Result
 
 from pairbus.cli.connection import FAILED, USAGE
 from pairbus.cli.main import app
+from pairbus.jobs.ledger.workload import HANDFUL
 from pairbus.spark.session import ensured_session
 from tests.cli.test_cli import run
 from tests.docs.snippets import ROOT
 from tests.jobs.ledger.written import operation, write
-from tests.spark.quick import QUICK
 
 PAGE = ROOT / "docs" / "how-to" / "know-what-it-costs.md"
 EVIL = "=[red]<b>orders"
@@ -30,7 +30,7 @@ EVIL = "=[red]<b>orders"
 @pytest.fixture(scope="module")
 def spark() -> Iterator[SparkSession]:
     """Running, so that the command need not start one each time."""
-    with ensured_session("local[2]", config=QUICK) as session:
+    with ensured_session("local[2]", config=HANDFUL) as session:
         yield session
 
 

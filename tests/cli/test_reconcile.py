@@ -16,13 +16,13 @@ from pyspark.sql import SparkSession
 from typer.testing import CliRunner, Result
 
 from pairbus.cli.main import app
+from pairbus.jobs.ledger.workload import HANDFUL
 from pairbus.spark.session import ensured_session
 from tests.cli.test_cli import ENVIRONMENT, PAIRBUS
 from tests.docs.snippets import ROOT
 from tests.docs.tables import codes, rows_of
 from tests.jobs.reconcile.model import PairModel
 from tests.jobs.reconcile.scenes import gap
-from tests.spark.quick import QUICK
 
 LIMIT_S = 900
 PAGE = ROOT / "docs" / "how-to" / "prove-that-nothing-was-lost.md"
@@ -41,7 +41,7 @@ def run(*arguments: object) -> subprocess.CompletedProcess[str]:
 @pytest.fixture(scope="module")
 def spark() -> Iterator[SparkSession]:
     """Running, so that the command need not start one each time; where it does, it is the one that users have."""
-    with ensured_session("local[2]", config=QUICK) as session:
+    with ensured_session("local[2]", config=HANDFUL) as session:
         yield session
 
 

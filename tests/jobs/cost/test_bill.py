@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -19,6 +20,7 @@ from pairbus.jobs.cost.month import Meter
 from pairbus.jobs.cost.rate_card import CountedBy, Failures, RateCard, load_rate_card
 from pairbus.jobs.cost.statement import By, Statement, StatementLine
 from pairbus.jobs.ledger.tables import read_operations
+from pairbus.jobs.ledger.workload import FEW_ROWS, HANDFUL
 from pairbus.ledger.operation import Kind, Stage
 from tests.jobs.ledger.written import Row, operation, write
 
@@ -291,6 +293,17 @@ def test_the_lines_add_up_to_the_bill_whatever_was_used(
         assert found.total > 0
         assert add_up(found.lines) == sum(amounts) == found.total
     assert min(amounts) >= 0
+
+
+@pytest.mark.slow
+def test_many_rows_are_charged_as_few_are(spark: SparkSession, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """Spark compiles its work for them, and plans it anew when it knows more of them."""
+    operations, card = ledger(spark, tmp_path, outage(1_000)), load_rate_card("standard")
+    of_few = statement(operations, card, By.STAGE)
+    for name in HANDFUL.keys() - FEW_ROWS.keys():
+        request.addfinalizer(partial(spark.conf.set, name, HANDFUL[name]))
+        spark.conf.unset(name)
+    assert statement(operations, card, By.STAGE) == of_few
 
 
 @pytest.mark.slow

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 import pytest
 from pyspark.sql import SparkSession
 
+from pairbus.jobs.ledger.workload import HANDFUL
 from pairbus.spark.session import ensured_session
 
 
 @pytest.fixture(scope="module")
 def spark() -> Iterator[SparkSession]:
-    with ensured_session("local[2]") as session:
+    with ensured_session("local[2]", config=HANDFUL) as session:
         yield session

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pairbus.jobs.ledger.workload import FEW_ROWS, session_config
+from pairbus.jobs.ledger.workload import FEW_ROWS, HANDFUL, session_config
 
 MANY = {"spark.sql.shuffle.partitions": "64"}
 
@@ -18,12 +18,17 @@ def written(directory: Path, size_bytes: int) -> Path:
 
 
 def test_few_rows_are_not_worth_much_planning(tmp_path: Path) -> None:
-    little = [written(tmp_path / "contoso", 4_000_000), written(tmp_path / "fabrikam", 4_000_000)]
-    assert session_config(little, MANY) == FEW_ROWS
+    few = [written(tmp_path / "contoso", 16_000_000), written(tmp_path / "fabrikam", 16_000_000)]
+    assert session_config(few, MANY) == FEW_ROWS
+
+
+def test_a_handful_is_not_worth_any(tmp_path: Path) -> None:
+    handful = [written(tmp_path / "contoso", 200_000), written(tmp_path / "fabrikam", 50_000)]
+    assert session_config(handful, MANY) == HANDFUL
 
 
 def test_together_they_may_be_many(tmp_path: Path) -> None:
-    large = [written(tmp_path / "contoso", 4_500_000), written(tmp_path / "fabrikam", 4_500_000)]
+    large = [written(tmp_path / "contoso", 17_000_000), written(tmp_path / "fabrikam", 17_000_000)]
     assert session_config(large, MANY) == MANY
 
 

@@ -345,7 +345,7 @@ def without_order(found: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]
 @slow
 @pytest.mark.timeout(LIMIT_S)
 @settings(
-    max_examples=times(6),
+    max_examples=times(4),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large],
 )

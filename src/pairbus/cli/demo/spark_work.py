@@ -19,6 +19,7 @@ from pairbus.jobs.cost.bill import statement
 from pairbus.jobs.cost.rate_card import load_rate_card
 from pairbus.jobs.cost.statement import Statement
 from pairbus.jobs.ledger.tables import read_lives, read_operations
+from pairbus.jobs.ledger.workload import FEW_ROWS
 from pairbus.jobs.reconcile import reconcile
 from pairbus.jobs.reconcile.report import MissingMessage
 from pairbus.jobs.reconcile.totals import MEASURES
@@ -27,14 +28,9 @@ from pairbus.jobs.syphon.batch_report import BatchReport
 from pairbus.jobs.syphon.settings import SparkSyphonSettings
 from pairbus.jobs.syphon.spark_syphon import SparkSyphon
 from pairbus.pairing import Syphon, SyphonContext, SyphonEngine
-from pairbus.spark.session import LIGHT, spark_session, stop_session
+from pairbus.spark.session import spark_session, stop_session
 
 _MASTER: Final = "local[2]"
-_CONFIG: Final = {
-    **LIGHT,
-    "spark.sql.shuffle.partitions": "2",
-}
-"""Everything is small here, and everybody shares the processors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +57,7 @@ class SparkWork:
 
     def start(self) -> None:
         """Takes some seconds."""
-        self._session = spark_session(_MASTER, app_name="pairbus demo", config=_CONFIG)
+        self._session = spark_session(_MASTER, app_name="pairbus demo", config=FEW_ROWS)
 
     def stop(self) -> None:
         """End the session and its Java, whatever is under way there. Twice is fine."""
