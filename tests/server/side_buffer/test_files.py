@@ -329,6 +329,28 @@ def test_b3_a_file_is_not_removed_while_something_is_being_written_to_it(tmp_pat
     archive.close()
 
 
+def test_b3_a_file_is_not_removed_that_something_came_into_while_another_one_was_removed(tmp_path: Path) -> None:
+    archive, lanes = Archive(tmp_path, IDENTITY, {}, 8 * 2 * len(content(1))), Lanes()
+    sweeper = Sweeper(archive, lanes, Complaints())
+
+    async def scene() -> None:
+        for number in range(3):  # no lane needs them; the second file has room for another one
+            await archive.append([content(number)], [1])
+        assert len(archive.sizes) == 2
+        sweeping = asyncio.create_task(sweeper.sweep())
+        await asyncio.sleep(0)  # the first one is being removed
+        (entry,) = await archive.append([content(3)], [1])
+        lanes.add(Address.of("orders"), entry)
+        await sweeping
+        (parcel,) = await archive.read([entry])
+        assert isinstance(parcel, Parcel)
+        assert parcel.accepted_ms == 3
+        assert [*archive.sizes] == [entry.placed.base]
+
+    asyncio.run(scene())
+    archive.close()
+
+
 # The directory
 
 

@@ -46,9 +46,10 @@ class Sweeper:
 
     async def sweep(self) -> None:
         try:
-            for base in self._unneeded():
-                await self._archive.remove(base)
-                self._lanes.forget(base)
+            # Looked for anew each time: while one is being removed, something may come into the next one.
+            while unneeded := self._unneeded():
+                await self._archive.remove(unneeded[0])
+                self._lanes.forget(unneeded[0])
         except OSError as error:
             self._complain(error)
         else:
