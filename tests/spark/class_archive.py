@@ -28,7 +28,7 @@ def java_options() -> str:
 
     That alone takes half of the time. What is computed is the same.
     """
-    return f"{_BRIEF} {_QUIET} -XX:SharedArchiveFile={_ARCHIVE}" if _ARCHIVE.exists() else _BRIEF
+    return f'{_BRIEF} {_QUIET} "-XX:SharedArchiveFile={_ARCHIVE}"' if _ARCHIVE.exists() else _BRIEF
 
 
 def make() -> None:
@@ -46,7 +46,7 @@ def make() -> None:
         [
             Path(pyspark.__path__[0]) / "bin" / "spark-submit",
             *("--master", "local[2]", "--conf", "spark.ui.enabled=false"),
-            *("--driver-java-options", f"{_BRIEF} {_QUIET} -XX:ArchiveClassesAtExit={draft}"),
+            *("--driver-java-options", f'{_BRIEF} {_QUIET} "-XX:ArchiveClassesAtExit={draft}"'),
             __file__,
         ],
         env={**os.environ, **{name: value for name, value in environment.items() if value is not None}},

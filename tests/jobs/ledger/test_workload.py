@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from pairbus.jobs.ledger.workload import FEW_ROWS, HANDFUL, session_config
 
 MANY = {"spark.sql.shuffle.partitions": "64"}
@@ -34,3 +36,20 @@ def test_together_they_may_be_many(tmp_path: Path) -> None:
 
 def test_of_what_is_elsewhere_nobody_knows(tmp_path: Path) -> None:
     assert session_config([written(tmp_path, 1), "s3a://bucket/ledger"], MANY) == MANY
+
+
+def test_a_journal_that_has_just_become_another_file_is_no_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody serves the namespace meanwhile."""
+    ledger = written(tmp_path, 1)
+    is_file = Path.is_file
+
+    def is_gone_then(self: Path) -> bool:
+        found = is_file(self)
+        if found:
+            self.unlink()
+        return found
+
+    monkeypatch.setattr(Path, "is_file", is_gone_then)
+    assert session_config([ledger], MANY) == HANDFUL

@@ -41,7 +41,14 @@ def _size(ledgers: Paths, most: int) -> int:
         if is_address(place):
             return most + 1
         for file in Path(place).rglob("*"):
-            size += file.stat().st_size if file.is_file() else 0
+            size += _size_of(file)
             if size > most:
                 return size
     return size
+
+
+def _size_of(file: Path) -> int:
+    try:
+        return file.stat().st_size if file.is_file() else 0
+    except FileNotFoundError:  # a server writes this ledger, and has just made a Parquet file of a journal
+        return 0
