@@ -111,6 +111,9 @@ class Catalogue:
         assert isinstance(holder, Holder)  # noqa: S101 (topics keep only what is scheduled)
         return holder
 
+    def owner_of(self, queue: Queue) -> Entity:
+        return self._by_id[queue.place.entity_id]
+
     def destination_of(self, queue: Queue) -> Destination:
         entity = self._by_id[queue.place.entity_id]
         assert not isinstance(entity, SubscriptionEntity)  # noqa: S101 (nothing is scheduled in a subscription)

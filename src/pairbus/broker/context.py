@@ -27,12 +27,16 @@ class Context:
     view: Callable[[bytes], PropertyView]
     fresh_id: Callable[[], UUID]
     fresh_token: Callable[[], bytes]
+    stub_body: bytes = b""
+    """The encoded message that stands in for one that cannot be read."""
+
     chronicle: Chronicle | None = None
     """Who is told what happens to messages; mostly nobody."""
 
     woken: dict[Address, None] = field(default_factory=dict)
+    """Where messages, or sessions, have become available; in order."""
+
     woken_sessions: dict[bytes, None] = field(default_factory=dict)
     """The tokens of held sessions in which something can be received."""
-    """Where messages, or sessions, have become available; in order."""
 
     notices: list[Notice] = field(default_factory=list)

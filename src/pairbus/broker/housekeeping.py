@@ -9,6 +9,7 @@ from typing import Protocol
 from pairbus.broker.address import Place
 from pairbus.broker.context import Context
 from pairbus.broker.entity import Holder
+from pairbus.broker.quarantine import Quarantine
 from pairbus.broker.queue import Queue
 from pairbus.broker.router import Router
 from pairbus.broker.sequences import Sequences
@@ -61,10 +62,10 @@ class Pump:
     """The messages that waited in a queue when it was told to forward."""
 
     def __init__(
-        self, router: Router, context: Context, holder: Holder, queue: Queue, is_alive: Callable[[Holder], bool]
+        self, router: Router, quarantine: Quarantine, holder: Holder, queue: Queue, is_alive: Callable[[Holder], bool]
     ) -> None:
         self._router = router
-        self._context = context
+        self._quarantine = quarantine
         self._holder = holder
         self._queue = queue
         self._is_alive = is_alive
@@ -74,12 +75,12 @@ class Pump:
         if sequence is None:
             return False
         try:
-            record = self._context.records.record(self._queue.place, sequence)
+            record = self._quarantine.read(self._queue, sequence, now_ms)
+            body = None if record is None else self._quarantine.read_body(self._queue, record, now_ms)
         except BaseException:  # the store cannot be read now
             self._queue.put_in_place(sequence, None)
             raise
-        if record is None:
-            self._queue.set_aside(sequence)
+        if record is None or body is None:
             return True
         if self._router.forward_waiting(self._holder, self._queue, record, now_ms):
             return True

@@ -43,6 +43,7 @@ from pairbus.broker.lookup import Lookup
 from pairbus.broker.message import Delivery, Message, PropertyView
 from pairbus.broker.notices import Notice
 from pairbus.broker.operations import Operation
+from pairbus.broker.quarantine import Quarantine
 from pairbus.broker.receiving import Receiving
 from pairbus.broker.records import Records
 from pairbus.broker.restoration import Restoration
@@ -78,9 +79,13 @@ class Namespace:
         view: Callable[[bytes], PropertyView],
         fresh_id: Callable[[], UUID],
         fresh_token: Callable[[], bytes],
+        stub_body: bytes = b"",
         chronicle: Chronicle | None = None,
     ) -> None:
-        """``view`` looks into an encoded message for rules; the ``fresh_…`` give a new value with each call."""
+        """``view`` looks into an encoded message for rules; the ``fresh_…`` give a new value with each call.
+
+        ``stub_body`` is the encoded message that dead-letter queues get in place of one that cannot be read.
+        """
         self._context = Context(
             limits=limits,
             records=records,
@@ -89,6 +94,7 @@ class Namespace:
             view=view,
             fresh_id=fresh_id,
             fresh_token=fresh_token,
+            stub_body=stub_body,
             chronicle=chronicle,
         )
         self._agenda = self._context.agenda
@@ -97,12 +103,15 @@ class Namespace:
         self._housekeeping = Housekeeping()
         self._catalogue = Catalogue(self._context, self._housekeeping)
         self._router = Router(self._context, self._catalogue.find)
-        self._settlement = Settlement(self._context, self._router, self._catalogue.holder_of)
-        self._receiving = Receiving(self._context, self._settlement)
+        self._quarantine = Quarantine(self._context, self._router, self._catalogue.owner_of)
+        self._settlement = Settlement(self._context, self._router, self._quarantine, self._catalogue.holder_of)
+        self._receiving = Receiving(self._context, self._settlement, self._quarantine)
         self._lookup = Lookup(self._catalogue)
         self._access = Access(self._context, self._catalogue)
         self._transaction = Transaction(self._context, self._catalogue, self._lookup, self._router, self._settlement)
-        self._timekeeper = Timekeeper(self._context, self._router, self._settlement, self._catalogue.destination_of)
+        self._timekeeper = Timekeeper(
+            self._context, self._router, self._settlement, self._quarantine, self._catalogue.destination_of
+        )
         self._catalogue.on_due = self._timekeeper.run
         self._now_ms = 0
 
@@ -288,7 +297,7 @@ class Namespace:
         queue = entity.intake
         records = []
         for sequence in dict.fromkeys(sequences):
-            record = self._receiving.read(queue, sequence) if sequence in queue.scheduled else None
+            record = self._quarantine.read(queue, sequence, now_ms) if sequence in queue.scheduled else None
             if record is None or (record.scheduled_ms or 0) <= now_ms:
                 raise MessageNotFoundError(f"'{entity.path}' has no scheduled message {sequence}", entity.path)
             records.append(record)
@@ -380,7 +389,7 @@ class Namespace:
         check_number(from_sequence, "from_sequence")
         most = min(max_count, self._limits.messages_per_receive)
         check_number(max_bytes, "max_bytes")
-        return _fitting(islice(self._receiving.look(queue, present.since(from_sequence)), most), max_bytes)
+        return self._receiving.look(queue, present.since(from_sequence), most, max_bytes, now_ms)
 
     def delete_messages(
         self,
@@ -409,8 +418,8 @@ class Namespace:
         numbers = present.since(from_sequence)
         if to_sequence is not None:
             numbers = takewhile(lambda sequence: sequence <= to_sequence, numbers)
-        free = self._receiving.free(queue, numbers, session, enqueued_before_ms)
-        chosen = list(islice(free, min(max_count, self._limits.messages_per_delete)))
+        most = min(max_count, self._limits.messages_per_delete)
+        chosen = self._receiving.free(queue, numbers, most, session, enqueued_before_ms, now_ms)
         for record in chosen:
             queue.take(record)
             self._settlement.discard(queue, record, Moment.REMOVED)
@@ -542,7 +551,9 @@ class Namespace:
 
     def restoration(self) -> Restoration:
         """Takes in what the store has kept, before the first operation."""
-        return Restoration(self._context, self._catalogue, self._access, self._housekeeping, self._pump)
+        return Restoration(
+            self._context, self._catalogue, self._access, self._housekeeping, self._pump, self._quarantine
+        )
 
     def started(self, now_ms: int) -> None:
         """Go on where the last process stopped."""
@@ -558,19 +569,7 @@ class Namespace:
         )
         for queue, target in targets:
             if target is not None and queue.ready_count:
-                self._housekeeping.add(Pump(self._router, self._context, holder, queue, self._catalogue.is_alive))
-
-
-def _fitting(deliveries: Iterable[Delivery], max_bytes: int | None) -> list[Delivery]:
-    """As many as have room; each is read only when the ones before it have left some."""
-    found: list[Delivery] = []
-    size = 0
-    for delivery in deliveries:
-        size += len(delivery.body)
-        if found and max_bytes is not None and size > max_bytes:
-            break
-        found.append(delivery)
-    return found
+                self._housekeeping.add(Pump(self._router, self._quarantine, holder, queue, self._catalogue.is_alive))
 
 
 def _page(entities: Iterable[Entity], skip: int, top: int | None) -> list[EntityInfo]:

@@ -21,4 +21,16 @@ class EntityGone(NamedTuple):
     address: Address
 
 
-Notice: TypeAlias = SessionLost | EntityGone
+class Quarantined(NamedTuple):
+    """A message could not be read and was taken out of service."""
+
+    address: Address
+    sequence: int
+    message_id: str
+    """Empty where the record that holds it cannot be read either."""
+
+    damaged: str
+    """What of the message is damaged: its record or its body."""
+
+
+Notice: TypeAlias = SessionLost | EntityGone | Quarantined

@@ -10,6 +10,7 @@ from pairbus.broker.chronicle import Moment
 from pairbus.broker.context import Context
 from pairbus.broker.entity import Holder
 from pairbus.broker.message import Delivery, Record
+from pairbus.broker.quarantine import Quarantine
 from pairbus.broker.queue import Queue
 from pairbus.broker.session import Session
 from pairbus.broker.settlement import Settlement
@@ -22,12 +23,13 @@ LOOKED_AT_ONCE: Final = 100_000
 
 
 class Receiving:
-    """Takes messages out of a queue. What cannot be read is set aside, and the next one is taken."""
+    """Takes messages out of a queue. What cannot be read is quarantined, and the next one is taken."""
 
-    def __init__(self, context: Context, settlement: Settlement) -> None:
+    def __init__(self, context: Context, settlement: Settlement, quarantine: Quarantine) -> None:
         self._context = context
         self._records = context.records
         self._settlement = settlement
+        self._quarantine = quarantine
 
     def next(
         self, holder: Holder, queue: Queue, session: Session | None, max_count: int, now_ms: int, *, delete: bool
@@ -39,7 +41,7 @@ class Receiving:
             if sequence is None:
                 break
             try:
-                record = self.read(queue, sequence)
+                record = self._quarantine.read(queue, sequence, now_ms)
                 found = None if record is None else self.deliver(holder, queue, record, session, now_ms, delete=delete)
             except BaseException as error:  # the store cannot be read now, or nobody wants to wait
                 queue.put_in_place(sequence, session)
@@ -73,9 +75,8 @@ class Receiving:
         if record.expires_ms <= now_ms:
             self._settlement.expire(queue, record, now_ms)
             return None
-        body = self._records.body(record.body_id)
+        body = self._quarantine.read_body(queue, record, now_ms)
         if body is None:
-            queue.set_aside(record.sequence, record)
             return None
         if self._context.chronicle is not None:
             self._context.chronicle.note(Moment.RECEIVED, queue.address, record)
@@ -95,38 +96,68 @@ class Receiving:
         """
         for sequence in dict.fromkeys(sequences):
             is_there = sequence in queue.deferred and (session is None or sequence in session.present)
-            record = self.read(queue, sequence) if is_there else None
+            record = self._quarantine.read(queue, sequence, now_ms) if is_there else None
             if record is not None and record.expires_ms <= now_ms:
                 queue.take(record)
                 self._settlement.expire(queue, record, now_ms)
                 record = None
             yield record
 
-    def look(self, queue: Queue, sequences: Iterable[int]) -> Iterator[Delivery]:
+    def look(
+        self, queue: Queue, sequences: Iterable[int], max_count: int, max_bytes: int | None, now_ms: int
+    ) -> list[Delivery]:
+        """Read messages without taking them: as many as have room, and at least one."""
+        found: list[Delivery] = []
+        damaged: list[tuple[int, Record | None]] = []
+        size = 0
         for sequence in sequences:
+            if len(found) >= max_count:
+                break
             record = self._records.record(queue.place, sequence)
             body = None if record is None else self._records.body(record.body_id)
-            if record is not None and body is not None:
-                yield Delivery(record, body)
+            if record is None or body is None:
+                damaged.append((sequence, record))
+                continue
+            size += len(body)
+            if found and max_bytes is not None and size > max_bytes:
+                break
+            found.append(Delivery(record, body))
+        self._quarantine_all(queue, damaged, now_ms)
+        return found
 
     def free(
-        self, queue: Queue, sequences: Iterable[int], session: Session | None, before_ms: int | None
-    ) -> Iterator[Record]:
-        """The messages that no one has, and whose session no other receiver holds."""
+        self,
+        queue: Queue,
+        sequences: Iterable[int],
+        max_count: int,
+        session: Session | None,
+        before_ms: int | None,
+        now_ms: int,
+    ) -> list[Record]:
+        """Read the records of messages that no one has, and whose session no other receiver holds."""
+        found: list[Record] = []
+        damaged: list[tuple[int, Record | None]] = []
         for sequence in islice(sequences, LOOKED_AT_ONCE):
-            record = self._records.record(queue.place, sequence) if queue.is_ready(sequence) else None
-            if record is None or not _is_free(queue, record, session):
+            if len(found) >= max_count:
+                break
+            if not queue.is_ready(sequence):
                 continue
-            if before_ms is None or record.enqueued_ms < before_ms:
-                yield record
-            elif queue.partitions == 1:  # all that follow came later still
-                return
+            record = self._records.record(queue.place, sequence)
+            if record is None:
+                damaged.append((sequence, None))
+            elif before_ms is not None and record.enqueued_ms >= before_ms:
+                if queue.partitions == 1:  # all that follow came later still
+                    break
+            elif _is_free(queue, record, session):
+                found.append(record)
+        self._quarantine_all(queue, damaged, now_ms)
+        return found
 
-    def read(self, queue: Queue, sequence: int) -> Record | None:
-        record = self._records.record(queue.place, sequence)
-        if record is None:
-            queue.set_aside(sequence)
-        return record
+    def _quarantine_all(self, queue: Queue, damaged: Iterable[tuple[int, Record | None]], now_ms: int) -> None:
+        """Quarantine what was met on the way; a receiver that holds one of these has it complete in its hands."""
+        for sequence, record in damaged:
+            if queue.lock_of(sequence) is None:
+                self._quarantine.add(queue, sequence, record, now_ms)
 
 
 def _is_free(queue: Queue, record: Record, session: Session | None) -> bool:

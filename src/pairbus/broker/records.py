@@ -29,6 +29,9 @@ class Records(Protocol):
     def set_aside(self, place: Place, sequence: int) -> None:
         """Take a record that cannot be read out of service, without throwing it away."""
 
+    def set_aside_body(self, body_id: int) -> None:
+        """Keep a copy of a body that cannot be read; the body itself is removed with its last record."""
+
     def body(self, body_id: int) -> bytes | None: ...
 
     def put_body(self, body_id: int, body: bytes) -> None: ...

@@ -13,7 +13,8 @@ from pairbus.broker.descriptions import AuthorizationRule, EntityRecord, RuleDes
 from pairbus.broker.entity import Holder, QueueEntity, TopicEntity
 from pairbus.broker.housekeeping import Grave, Housekeeping
 from pairbus.broker.message import MessageState, Record
-from pairbus.broker.queue import Queue
+from pairbus.broker.quarantine import Quarantine
+from pairbus.broker.queue import PARTITION_SHIFT, Queue
 from pairbus.broker.sequences import Sequences
 
 
@@ -31,12 +32,15 @@ class Restoration:
         access: Access,
         housekeeping: Housekeeping,
         pump: Callable[[Holder], None],
+        quarantine: Quarantine,
     ) -> None:
         self._context = context
         self._catalogue = catalogue
         self._access = access
         self._housekeeping = housekeeping
         self._pump = pump
+        self._quarantine = quarantine
+        self._damaged: list[tuple[Place, int]] = []
         self._orphans: dict[Place, Sequences] = {}
         self._left_alone: set[int] = set()
 
@@ -87,6 +91,10 @@ class Restoration:
             self._orphans[place] = orphans
         return 0 if queue is None else len(queue)
 
+    def damaged_record(self, place: Place, sequence: int) -> None:
+        """A message whose record cannot be read; ``finish`` leaves a stub of it."""
+        self._damaged.append((place, sequence))
+
     def _note(self, queue: Queue, record: Record) -> None:
         chronicle = self._context.chronicle
         if chronicle is not None:
@@ -123,6 +131,11 @@ class Restoration:
             self._housekeeping.add(Grave(self._context, place, sequences))
         self._orphans.clear()
         self._catalogue.touch_all(now_ms)
+        for place, sequence in self._damaged:
+            queue = self._queue_at(place)
+            if queue is not None:
+                queue.restore_last_sequence(sequence >> PARTITION_SHIFT, sequence)
+                self._quarantine.leave_stub(queue, sequence, None, now_ms)
         for holder in self._catalogue.holders():
             self._pump(holder)
 

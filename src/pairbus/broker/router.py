@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from typing import Final, NamedTuple, TypeAlias
 from zlib import crc32
@@ -115,6 +115,15 @@ class Router:
         placement = Placement(via.transfer_dead_letters, letter, _pin(letter))
         self._place([placement], self._context.bodies.keep(message.body, 1), now_ms)
         return None
+
+    def place_stub(self, holders: Iterable[Holder], stub: Record, failure: Failure, now_ms: int) -> None:
+        """Dead-letter the stub of a message that cannot be read, with a body of its own."""
+        body = self._context.stub_body
+        view = cache(lambda: self._look_into(body))
+        placements = [place for holder in holders for place in self._bury(holder, stub, failure, view, now_ms)]
+        self._forwards = 0
+        if placements:
+            self._place(placements, self._context.bodies.keep(body, len(placements)), now_ms)
 
     # Messages that are here and move on
 

@@ -17,6 +17,7 @@ from pairbus.broker.kinds import check_text, check_values
 from pairbus.broker.limits import Limits
 from pairbus.broker.lock import Lock
 from pairbus.broker.message import MessageState, Record
+from pairbus.broker.quarantine import Quarantine
 from pairbus.broker.queue import Queue
 from pairbus.broker.router import Failure, Router, amended, amendments_bytes
 from pairbus.broker.values import Value
@@ -57,9 +58,12 @@ COMPLETE: Final = Verdict()
 class Settlement:
     """Ends locks, by a receiver's word or because their time is up."""
 
-    def __init__(self, context: Context, router: Router, holder: Callable[[Queue], Holder]) -> None:
+    def __init__(
+        self, context: Context, router: Router, quarantine: Quarantine, holder: Callable[[Queue], Holder]
+    ) -> None:
         self._context = context
         self._router = router
+        self._quarantine = quarantine
         self._holder = holder
         self._actions: dict[Disposition, Callable[[Queue, Record, Verdict, int], None]] = {
             Disposition.COMPLETE: self._complete,
@@ -89,7 +93,7 @@ class Settlement:
         holder = self._holder(queue)
         if holder.description.dead_letter_on_expiration:
             failure = Failure(reasons.EXPIRED, "the message outlived its time to live")
-            self._router.dead_letter(holder, queue, record, failure, now_ms)
+            self._move_to_dead_letters(queue, record, failure, now_ms)
         else:
             self.discard(queue, record, Moment.EXPIRED)
 
@@ -109,7 +113,13 @@ class Settlement:
         queue.put_back(amended(record, verdict.properties)._replace(state=MessageState.DEFERRED))
 
     def _dead_letter(self, queue: Queue, record: Record, verdict: Verdict, now_ms: int) -> None:
-        self._router.dead_letter(self._holder(queue), queue, amended(record, verdict.changes()), None, now_ms)
+        self._move_to_dead_letters(queue, amended(record, verdict.changes()), None, now_ms)
+
+    def _move_to_dead_letters(self, queue: Queue, record: Record, failure: Failure | None, now_ms: int) -> None:
+        holder = self._holder(queue)
+        forwards = holder.description.forward_dead_letters_to is not None
+        if not forwards or self._quarantine.read_body(queue, record, now_ms) is not None:
+            self._router.dead_letter(holder, queue, record, failure, now_ms)
 
     def _fail(self, queue: Queue, record: Record, now_ms: int) -> None:
         record = record._replace(delivery_count=record.delivery_count + 1)
@@ -117,7 +127,7 @@ class Settlement:
         most = holder.description.max_delivery_count
         if queue.place.part == Part.MAIN and record.delivery_count >= most:
             failure = Failure(reasons.MAX_DELIVERY_COUNT, f"the message could not be consumed in {most} deliveries")
-            self._router.dead_letter(holder, queue, record, failure, now_ms)
+            self._move_to_dead_letters(queue, record, failure, now_ms)
         else:
             self._note(Moment.ABANDONED, queue, record)
             self._rest(queue, record, queue.put_back, now_ms)

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from pairbus.broker.context import Context
 from pairbus.broker.deadlines import Deadlines
 from pairbus.broker.entity import Destination
-from pairbus.broker.message import Record
 from pairbus.broker.notices import SessionLost
+from pairbus.broker.quarantine import Quarantine
 from pairbus.broker.queue import Queue
 from pairbus.broker.router import Router
 from pairbus.broker.session import Session
@@ -24,11 +24,13 @@ class Timekeeper:
         context: Context,
         router: Router,
         settlement: Settlement,
+        quarantine: Quarantine,
         destination: Callable[[Queue], Destination],
     ) -> None:
         self._context = context
         self._router = router
         self._settlement = settlement
+        self._quarantine = quarantine
         self._destination = destination
 
     def run(self, queue: Queue, at_ms: int, limit: int) -> int:
@@ -68,22 +70,16 @@ class Timekeeper:
             self._context.notices.append(SessionLost(queue.address, session.id, token))
 
     def _activate(self, queue: Queue, sequence: int, at_ms: int) -> None:
-        record = self._read(queue, sequence)
-        if record is not None:
+        record = self._quarantine.read(queue, sequence, at_ms)
+        if record is not None and self._quarantine.read_body(queue, record, at_ms) is not None:
             queue.take(record)
             self._router.activate(self._destination(queue), record, at_ms)
 
     def _expire(self, queue: Queue, sequence: int, at_ms: int) -> None:
         # A locked message is looked at again when its lock ends, a deferred one when someone asks for it.
-        if queue.is_ready(sequence) and (record := self._read(queue, sequence)) is not None:
+        if queue.is_ready(sequence) and (record := self._quarantine.read(queue, sequence, at_ms)) is not None:
             queue.take(record)
             self._settlement.expire(queue, record, at_ms)
-
-    def _read(self, queue: Queue, sequence: int) -> Record | None:
-        record = self._context.records.record(queue.place, sequence)
-        if record is None:
-            queue.set_aside(sequence)
-        return record
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from pairbus.broker import (
     SessionRequiredError,
 )
 from pairbus.dialect.conditions import ServiceBusCondition
-from pairbus.store import StoreError, StoreFullError
+from pairbus.store import DamagedRecordError, StoreError, StoreFullError
 from pairbus.wire import Condition, Error, LocalProtocolError, MessageTooLargeError, ProtocolError
 
 
@@ -137,6 +137,8 @@ def _description(error: Exception) -> str:
         return f"The messaging entity '{error.entity}' could not be found. {rest}"
     if isinstance(error, StoreFullError):
         return "the disk of the namespace is full: receive messages, or try again when its operator has made room"
+    if isinstance(error, DamagedRecordError):
+        return "what was stored is damaged on the disk of the namespace and cannot be read: write it again"
     if isinstance(error, StoreError):  # what it says in full is for the operator, who finds it in the log
         return "the namespace could not write to its disk, or read from it; nothing was changed"
     return str(error)

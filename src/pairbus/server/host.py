@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Final
 
-from pairbus.broker import Address, Limits, Namespace, Notice
+from pairbus.broker import Address, Limits, Namespace, Notice, Quarantined
 from pairbus.server.clock import Clock
 from pairbus.server.errors import ServerBusyError
 from pairbus.server.side_buffer.buffer import SideBuffer
@@ -21,6 +21,11 @@ _LONGEST_PAUSE_S: Final = 60.0
 """However far away the next thing is: clocks are set, and links have to be counted as use."""
 
 _LEAP_MS: Final = 90_000
+
+_WATCH_STALLED_S: Final = 0.25
+
+COMMIT_OVERDUE_S: Final = 2.0
+"""How long a commit may take before the storage counts as stalled."""
 
 Deny = Callable[[str, Address | None], str | None]
 """Is asked before each request that the throttle lets pass; a reason denies it with *server busy*."""
@@ -69,6 +74,10 @@ class NamespaceHost:
         self._timer: asyncio.TimerHandle | None = None
         self._minute_ms = self._seen_ms
         self._is_closed = False
+        self.quarantined_count = 0
+        """How many damaged records were found since the start."""
+        self._is_stalled = False
+        self._watchdog: asyncio.TimerHandle | None = None
         keeper.rebuilt = self._rebuilt
         keeper.before_commit = self._before_commit
         self._schedule()
@@ -114,8 +123,14 @@ class NamespaceHost:
         return self._keeper.recovery
 
     @property
-    def damaged_count(self) -> int:
-        return len(self._keeper.damaged)
+    def stalled_s(self) -> float | None:
+        """For how long the storage has not answered a commit that is overdue; ``None`` while it is well."""
+        return self._keeper.commit_age_s() if self._is_stalled else None
+
+    def report_damage(self, what: str) -> None:
+        """Count a damaged record, and log it."""
+        self.quarantined_count += 1
+        _log.error("record quarantined namespace=%s %s", self.name, what)
 
     def check_busy(self, operation: str, address: Address | None = None) -> None:
         """Raise ``ServerBusyError`` if the request has to wait."""
@@ -174,8 +189,9 @@ class NamespaceHost:
     def close(self) -> None:
         """Commit the rest, tell everyone, and close the store."""
         self._is_closed = True
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._watchdog):
+            if timer is not None:
+                timer.cancel()
         self._keeper.close()
 
     # What happens by itself.
@@ -193,6 +209,8 @@ class NamespaceHost:
         now_ms = self.now_ms()
         try:
             self._keeper.commit(now_ms)
+            if self._watchdog is None and self._keeper.commit_age_s() is not None:
+                self._watchdog = self._loop.call_later(COMMIT_OVERDUE_S, self._watch_commit)
         finally:  # what waits for the disk has its own way to fail
             self._attend(now_ms)
 
@@ -208,7 +226,10 @@ class NamespaceHost:
         if namespace.tidy(now_ms):
             self._schedule()
         for notice in namespace.take_notices():
-            self._loop.call_soon(self.on_notice, notice)
+            if isinstance(notice, Quarantined):
+                self.report_damage(_quarantined(notice))
+            else:
+                self._loop.call_soon(self.on_notice, notice)
         for address in namespace.take_woken():
             self._loop.call_soon(self.on_woken, address)
         for token in namespace.take_woken_sessions():
@@ -228,6 +249,20 @@ class NamespaceHost:
             self._minute_ms = now_ms
             self._keep_in_use(now_ms)
 
+    def _watch_commit(self) -> None:
+        """Say once that the storage does not answer, and once that it does again. One timer serves all commits."""
+        self._watchdog = None
+        age_s = self._keeper.commit_age_s()
+        if age_s is not None and age_s >= COMMIT_OVERDUE_S and not self._is_stalled:
+            self._is_stalled = True
+            _log.error("storage stalled namespace=%s commit_seconds=%.1f: sends are not confirmed", self.name, age_s)
+        elif self._is_stalled and (age_s is None or age_s < COMMIT_OVERDUE_S):
+            self._is_stalled = False
+            _log.warning("storage recovered namespace=%s", self.name)
+        if age_s is not None or self._is_stalled:
+            pause_s = _WATCH_STALLED_S if self._is_stalled else max(0.0, COMMIT_OVERDUE_S - (age_s or 0.0))
+            self._watchdog = self._loop.call_later(pause_s, self._watch_commit)
+
     def _keep_in_use(self, now_ms: int) -> None:
         with suppress(StoreError):  # then there is nothing that could be idle
             self._keeper.namespace.keep_in_use(self.in_use(), now_ms)
@@ -239,3 +274,8 @@ class NamespaceHost:
         _log.warning("a commit failed; the namespace was read anew: %s", recovery)
         self.on_rebuilt()
         self._schedule()
+
+
+def _quarantined(notice: Quarantined) -> str:
+    message_id = f" message_id={notice.message_id!r}" if notice.message_id else ""
+    return f"entity='{notice.address}' sequence={notice.sequence}{message_id} damaged={notice.damaged}"

@@ -12,9 +12,12 @@ from pairbus.dialect.delivered import Changes, Stamp, stamp
 from pairbus.dialect.sent import read_sent
 from pairbus.dialect.ticks import TICKS_PER_MS
 from pairbus.server.errors import BadRequestError
-from pairbus.wire import Described, Sections, Symbol, Timestamp
+from pairbus.wire import DATA, Described, Sections, Symbol, Timestamp, encode
 
 _PARTITION_SHIFT: Final = 48
+
+STUB_BODY: Final = bytes((0x00, 0x53, DATA)) + encode(b"")
+"""What a dead-letter queue gets in place of a message that cannot be read: a message with an empty body."""
 
 _FIELDS: Final = {
     "CorrelationId": "correlation_id",

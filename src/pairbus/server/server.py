@@ -30,13 +30,13 @@ from pairbus.server.dispatcher import Dispatcher
 from pairbus.server.host import NamespaceHost
 from pairbus.server.http.app import make_app
 from pairbus.server.http.ledger_metrics import LedgerMetrics
-from pairbus.server.http.metrics import Metrics
+from pairbus.server.http.metrics import Metrics, StorageMetrics
 from pairbus.server.http.protocol import HttpProtocol, StreamingWebSocket
 from pairbus.server.jwt import DEFAULT_AUDIENCE, JwtVerifier, allow_any
 from pairbus.server.keys import ensure_root_key, other_root_keys
 from pairbus.server.listener import Listener
 from pairbus.server.lives import Lives, Spill
-from pairbus.server.messages import MessageView
+from pairbus.server.messages import STUB_BODY, MessageView
 from pairbus.server.metering import Meter, path_of_address
 from pairbus.server.outbox import MOST_BYTES, Outbox
 from pairbus.server.reception import Reception
@@ -245,11 +245,12 @@ class NamespaceServer:
         )
         recovery = keeper.recovery
         _log.info(
-            "opened '%s': %d entities, %d messages, %d damaged",
+            "namespace opened name=%s entities=%d messages=%d damaged=%d quarantined=%d",
             settings.name,
             recovery.entities,
             recovery.messages,
             len(recovery.damaged),
+            recovery.quarantined,
         )
         wall_clock = self._clock.wall_ms if isinstance(self._clock, SystemClock) else None
         host = NamespaceHost(settings.name, settings.limits, keeper, self._clock, loop, wall_clock)
@@ -275,6 +276,7 @@ class NamespaceServer:
             view=MessageView,
             fresh_id=uuid4,
             fresh_token=partial(os.urandom, 16),
+            stub_body=STUB_BODY,
             chronicle=self._lives,
         )
 
@@ -312,6 +314,7 @@ class NamespaceServer:
 
     def _http(self, services: AmqpServices, gatekeeper: Gatekeeper, routes: Sequence[BaseRoute]) -> uvicorn.Config:
         metrics = Metrics(services.counters, services.host.commits, services.host.throttle)
+        metrics.registry.register(StorageMetrics(services.host))
         buffer = services.host.side_buffer
         metrics.registry.register(SideBufferMetrics(Tally() if buffer is None else buffer.tally))
         ledger = self._ledger

@@ -171,8 +171,16 @@ class Journal:
         return self._read(keys.body_key(body_id))
 
     def session_state(self, entity_id: int, session_id: str) -> bytes | None:
-        data = self._read(keys.session_key(entity_id, session_id))
-        return None if data is None else decode_stamped(data)[2]
+        """Return the state of a session; raises ``DamagedRecordError``, for no state would be a wrong answer."""
+        key = keys.session_key(entity_id, session_id)
+        written = self._batch.get(key, _ABSENT)
+        if written is _ABSENT:
+            written = self._committing.get(key, _ABSENT)
+        data = self._store.get(key) if written is _ABSENT else written
+        try:
+            return None if data is None else decode_stamped(data)[2]
+        except RecordFormatError as error:
+            raise DamagedRecordError(key, self._store.place) from error
 
     # Writing
 
@@ -189,6 +197,10 @@ class Journal:
         self._damaged.append(key)
         self._batch[keys.aside_key(key)] = self._raw(key)
         self._batch[key] = None
+
+    def set_aside_body(self, body_id: int) -> None:
+        key = keys.body_key(body_id)
+        self._batch[keys.aside_key(key)] = self._raw(key)
 
     def put_body(self, body_id: int, body: bytes) -> None:
         self._batch[keys.body_key(body_id)] = body

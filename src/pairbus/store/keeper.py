@@ -67,6 +67,8 @@ class Keeper:
         self.commit_count = 0
         self.commit_seconds = 0.0
         """How long the thread that commits has been at it, in all."""
+        self._commit_started: float | None = None
+        """When the commit that the thread is at was handed to it, by ``time.perf_counter``."""
         self.created_ms = now_ms
         """Since when there is this namespace, as far as a data directory tells."""
         self._waiting: list[Done] = []
@@ -136,6 +138,11 @@ class Keeper:
     def damaged(self) -> Sequence[bytes]:
         """Keys under which something unreadable was found, and set aside, since the start."""
         return self._damaged
+
+    def commit_age_s(self) -> float | None:
+        """Return for how long the commit that runs now has been running; ``None`` if none is."""
+        started = self._commit_started
+        return None if started is None else time.perf_counter() - started
 
     def when_durable(self, done: Done) -> None:
         """Have someone told when all that was written until now is durable; at once, if it is."""
@@ -267,6 +274,7 @@ class Keeper:
     def _hand_over(self, prepare: Callable[[], Commit]) -> StoreError | None:
         error, commit = _attempt(prepare)
         if commit is not None and self._thread is not None:
+            self._commit_started = time.perf_counter()
             self._work.put(commit)
             return None
         if commit is not None:
@@ -294,6 +302,7 @@ class Keeper:
 
     def _take_outcome(self) -> None:
         if not self._outcomes.empty():
+            self._commit_started = None
             self._finish(self._outcomes.get())
 
     def _finish(self, error: StoreError | None) -> None:

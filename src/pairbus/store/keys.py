@@ -26,6 +26,8 @@ import struct
 from hashlib import blake2b
 from typing import Final
 
+from pairbus.broker.address import Place
+
 COUNTER: Final = b"M"
 ACCESS: Final = b"K"
 ENTITY: Final = b"E"
@@ -104,6 +106,11 @@ def split_rule(key: bytes) -> tuple[int, int]:
 def split_sequence(key: bytes) -> tuple[int, int, int]:
     _, entity_id, part, partition = _SEQUENCE.unpack(key)
     return entity_id, part, partition
+
+
+def split_record(key: bytes) -> tuple[Place, int]:
+    _, entity_id, part, sequence = _RECORD.unpack(key)
+    return Place(entity_id, part), sequence
 
 
 def split_outbox(key: bytes) -> int:

@@ -38,6 +38,9 @@ class Recovery:
     damaged: list[bytes] = field(default_factory=list)
     """Keys of records that could not be read. They were set aside; those of entities were left where they are."""
 
+    quarantined: int = 0
+    """How many damaged records were set aside before this start and are still there."""
+
 
 class _Reader:
     """Scans one kind of record after the other, and keeps what cannot be read away from the broker."""
@@ -82,6 +85,7 @@ def recover(store: KeyValueStore, journal: Journal, namespace: Namespace, now_ms
     recovery = Recovery()
     reader = _Reader(store, recovery)
     restoration = namespace.restoration()
+    recovery.quarantined = sum(1 for _ in reader.scan(keys.ASIDE))
     restoration.last_ids(*_last_ids(reader))
     for _, rules in reader.decoded(keys.ACCESS, lambda _, value: decode_access(value)):
         restoration.access(rules)
@@ -133,6 +137,9 @@ def _restore_messages(reader: _Reader, restoration: Restoration, recovery: Recov
     for place_bytes, group in groupby(records, key=lambda found: found[0][1:6]):
         place = Place(int.from_bytes(place_bytes[:4], "big"), place_bytes[4])
         recovery.messages += restoration.records(place, _values(group))
+    for key in recovery.damaged:
+        if key.startswith(keys.RECORD):
+            restoration.damaged_record(*keys.split_record(key))
 
 
 def _values(group: Iterator[tuple[bytes, Record]]) -> Iterator[Record]:

@@ -30,7 +30,7 @@ def text(site: Site, authorization: str | None = None) -> str:
 
 def test_health_is_for_everyone(site: Site) -> None:
     reply = site.get("/health", authorization=None)
-    assert (reply.status, json.loads(reply.body)) == (200, {"status": "ok", "name": "bus"})
+    assert (reply.status, json.loads(reply.body)) == (200, {"status": "ok", "name": "bus", "problems": []})
 
 
 def test_health_while_the_server_drains() -> None:

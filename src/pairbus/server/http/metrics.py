@@ -10,6 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from pairbus.server.counters import Counters
+from pairbus.server.host import NamespaceHost
 from pairbus.server.throttle.throttle import Throttle
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # when a counter was made is of no use to anyone
@@ -72,6 +73,20 @@ class Traffic(Collector):
         count, seconds = self._commits()
         yield SummaryMetricFamily("pairbus_commit_seconds", "Writing to disk", count_value=count, sum_value=seconds)
         yield from _facets(self._throttle)
+
+
+class StorageMetrics(Collector):
+    """What the store of a namespace has gone through since the start."""
+
+    def __init__(self, host: NamespaceHost) -> None:
+        self._host = host
+
+    def collect(self) -> Iterator[Metric]:
+        host = self._host
+        yield _total("pairbus_records_quarantined", "Damaged records taken out of service", host.quarantined_count)
+        stalled = GaugeMetricFamily("pairbus_storage_stalled", "1 while the storage does not answer a commit")
+        stalled.add_metric([], 0 if host.stalled_s is None else 1)
+        yield stalled
 
 
 def _facets(throttle: Throttle) -> Iterator[Metric]:

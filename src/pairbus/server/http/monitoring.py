@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from http import HTTPStatus
-from typing import Final
+from typing import Final, NamedTuple
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
@@ -18,6 +18,14 @@ from pairbus.server.http.occupancy import Entities, Occupant, Totals, occupants
 from pairbus.store import StoreError
 
 _KEPT_MS: Final = 5_000
+
+
+class Health(NamedTuple):
+    """How the server is; what is degraded still serves everything else."""
+
+    status: str
+    problems: Sequence[str] = ()
+    is_serving: bool = True
 
 
 class Monitoring:
@@ -34,9 +42,9 @@ class Monitoring:
         self._counted_ms = 0
 
     def health(self) -> Response:
-        problem = self._problem()
-        status = HTTPStatus.OK if problem is None else HTTPStatus.SERVICE_UNAVAILABLE
-        return JSONResponse({"status": problem or "ok", "name": self._host.name}, status)
+        health = self._health()
+        status = HTTPStatus.OK if health.is_serving else HTTPStatus.SERVICE_UNAVAILABLE
+        return JSONResponse({"status": health.status, "name": self._host.name, "problems": health.problems}, status)
 
     def metrics(self, credentials: Credentials) -> Response:
         registry = CollectorRegistry()
@@ -48,14 +56,19 @@ class Monitoring:
         body = generate_latest(self._metrics.registry) + generate_latest(registry)
         return Response(body, headers={"Content-Type": CONTENT_TYPE_PLAIN_0_0_4})
 
-    def _problem(self) -> str | None:
+    def _health(self) -> Health:
         if self._is_draining():
-            return "draining"
+            return Health("draining", is_serving=False)
+        host = self._host
         try:
-            _ = self._host.namespace
+            _ = host.namespace
         except StoreError:
-            return "unavailable"
-        return None
+            return Health("unavailable", ["the store cannot be read"], is_serving=False)
+        if (seconds := host.stalled_s) is not None:
+            return Health("unavailable", [f"the storage has not answered for {seconds:.0f} s"], is_serving=False)
+        if host.quarantined_count:
+            return Health("degraded", [f"damaged records were quarantined: {host.quarantined_count}"])
+        return Health("ok")
 
     def _occupants(self) -> list[Occupant] | None:
         """What there is, as of a moment ago: counting takes a while. ``None`` when the store cannot be read."""

@@ -14,7 +14,7 @@ from pairbus.server.amqp.node import Need
 from pairbus.server.amqp.peer import Peer
 from pairbus.server.amqp.requests import RequestNode
 from pairbus.server.errors import REFUSABLE, NotSupportedError, UnauthorizedError, refusal_of
-from pairbus.store import StoreError
+from pairbus.store import DamagedRecordError, StoreError
 from pairbus.wire import Link
 
 
@@ -64,6 +64,9 @@ class ManagementNode(RequestNode):
                 raise UnauthorizedError(f"'{request.operation}' needs the claim {service.right.capitalize()}")
             self._peer.host.check_busy(request.operation, self._address)
             return service.answer(Call(self._peer, self._address, request))
+        except DamagedRecordError as error:
+            self._peer.host.report_damage(f"entity='{self._address}' operation={request.operation} {error}")
+            return _refusal(error)
         except REFUSABLE as error:
             return _refusal(error)
 
