@@ -32,7 +32,7 @@ from pairbus.ledger import LedgerStatus
 from pairbus.server import settings as server_settings
 from pairbus.server.counters import Counters
 from pairbus.server.http.ledger_metrics import LedgerMetrics
-from pairbus.server.http.metrics import Metrics, Traffic
+from pairbus.server.http.metrics import Metrics, StorageMetrics, Traffic
 from pairbus.server.http.occupancy import Entities, Totals
 from pairbus.server.side_buffer.metrics import SideBufferMetrics
 from pairbus.server.side_buffer.tally import Tally
@@ -1018,6 +1018,7 @@ def metrics_page() -> str:
     traffic = Traffic(Counters(), lambda: (0, 0.0))
     counted = [
         *traffic.collect(),
+        *StorageMetrics(lambda: (0, False)).collect(),
         *LedgerMetrics(lambda: _SAMPLE_LEDGER).collect(),
         *SideBufferMetrics(Tally()).collect(),
         *Totals([]).collect(),

@@ -99,7 +99,7 @@ def test_e1_a_file_that_was_cut_off_is_refused(healthy: Path, tmp_path: Path, pa
     assert judge(path) == "refused"
 
 
-def test_a_damaged_message_is_set_aside_and_the_rest_serves_on(healthy: Path, tmp_path: Path) -> None:
+def test_e6_damaged_message_leaves_a_stub_and_the_rest_is_delivered(healthy: Path, tmp_path: Path) -> None:
     path = tmp_path / "data"
     shutil.copytree(healthy, path)
     data = (path / DATA_FILE).read_bytes()
@@ -112,7 +112,10 @@ def test_a_damaged_message_is_set_aside_and_the_rest_serves_on(healthy: Path, tm
     assert len(keeper.damaged) == 1
     keeper.commit(NOW)
     keeper.close()
-    keeper = open_keeper(path)  # and it stays aside
-    assert len(contents(keeper.namespace)) == len(MESSAGES) - 1
+    keeper = open_keeper(path)  # and it stays out of service
+    found = contents(keeper.namespace)
+    assert len(found) == len(MESSAGES)
+    (stub,) = [each for each in found if each.body != MESSAGES[each.record.message_id]]
+    assert (stub.record.message_id, stub.body) == ("message-33", b"")
     assert keeper.recovery.damaged == []
     keeper.close()

@@ -12,9 +12,9 @@ from pairbus.broker.context import Context
 from pairbus.broker.descriptions import AuthorizationRule, EntityRecord, RuleDescription
 from pairbus.broker.entity import Holder, QueueEntity, TopicEntity
 from pairbus.broker.housekeeping import Grave, Housekeeping
-from pairbus.broker.message import MessageState, Record
+from pairbus.broker.message import MessageState, Record, unreadable
 from pairbus.broker.quarantine import Quarantine
-from pairbus.broker.queue import PARTITION_SHIFT, Queue
+from pairbus.broker.queue import Queue
 from pairbus.broker.sequences import Sequences
 
 
@@ -40,7 +40,7 @@ class Restoration:
         self._housekeeping = housekeeping
         self._pump = pump
         self._quarantine = quarantine
-        self._damaged: list[tuple[Place, int]] = []
+        self._damaged: list[tuple[Queue, int]] = []
         self._orphans: dict[Place, Sequences] = {}
         self._left_alone: set[int] = set()
 
@@ -91,9 +91,12 @@ class Restoration:
             self._orphans[place] = orphans
         return 0 if queue is None else len(queue)
 
-    def damaged_record(self, place: Place, sequence: int) -> None:
-        """A message whose record cannot be read; ``finish`` leaves a stub of it."""
-        self._damaged.append((place, sequence))
+    def damaged_record(self, place: Place, sequence: int) -> bool:
+        """Have ``finish`` leave a stub of a message whose record cannot be read; return whether an entity claims it."""
+        queue = self._queue_at(place)
+        if queue is not None:
+            self._damaged.append((queue, sequence))
+        return queue is not None
 
     def _note(self, queue: Queue, record: Record) -> None:
         chronicle = self._context.chronicle
@@ -131,11 +134,10 @@ class Restoration:
             self._housekeeping.add(Grave(self._context, place, sequences))
         self._orphans.clear()
         self._catalogue.touch_all(now_ms)
-        for place, sequence in self._damaged:
-            queue = self._queue_at(place)
-            if queue is not None:
-                queue.restore_last_sequence(sequence >> PARTITION_SHIFT, sequence)
-                self._quarantine.leave_stub(queue, sequence, None, now_ms)
+        for queue, sequence in self._damaged:
+            if self._context.chronicle is not None:
+                self._context.chronicle.note(Moment.SET_ASIDE, queue.address, unreadable(sequence))
+            self._quarantine.leave_stub(queue, sequence, None, now_ms)
         for holder in self._catalogue.holders():
             self._pump(holder)
 

@@ -143,14 +143,18 @@ class Router:
             placements = self._fan_out(entity, active, view, now_ms)
         self._move(entity.intake, record, placements, now_ms)
 
+    def forwards_from(self, holder: Holder, queue: Queue) -> bool:
+        """Return whether messages that wait in this queue of an entity are to move on."""
+        if queue is holder.dead_letters:
+            return holder.description.forward_dead_letters_to is not None
+        return queue is holder.main and holder.description.forward_to is not None
+
     def forward_waiting(self, holder: Holder, queue: Queue, record: Record, now_ms: int) -> bool:
         """Move a message that was taken on, if its queue forwards; whether it did."""
-        if queue is holder.dead_letters:
-            placements = self._forward_dead_letter(holder, record, self._stored_view(record), now_ms)
-        elif queue is holder.main and holder.description.forward_to is not None:
-            placements = self._forward(holder, record, self._stored_view(record), now_ms)
-        else:
-            placements = None
+        if not self.forwards_from(holder, queue):
+            return False
+        forward = self._forward_dead_letter if queue is holder.dead_letters else self._forward
+        placements = forward(holder, record, self._stored_view(record), now_ms)
         if placements is None:
             return False
         self._move(queue, record, placements, now_ms)

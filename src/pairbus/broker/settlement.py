@@ -121,6 +121,14 @@ class Settlement:
         if not forwards or self._quarantine.read_body(queue, record, now_ms) is not None:
             self._router.dead_letter(holder, queue, record, failure, now_ms)
 
+    def _forward(self, queue: Queue, record: Record, now_ms: int) -> bool:
+        """Move a message on if its queue forwards; a damaged one is quarantined, for no rule could match it."""
+        holder = self._holder(queue)
+        if not self._router.forwards_from(holder, queue):
+            return False
+        damaged = self._quarantine.read_body(queue, record, now_ms) is None
+        return damaged or self._router.forward_waiting(holder, queue, record, now_ms)
+
     def _fail(self, queue: Queue, record: Record, now_ms: int) -> None:
         record = record._replace(delivery_count=record.delivery_count + 1)
         holder = self._holder(queue)
@@ -135,9 +143,7 @@ class Settlement:
     def _rest(self, queue: Queue, record: Record, put: Callable[[Record], None], now_ms: int) -> None:
         if record.state is MessageState.ACTIVE and record.expires_ms <= now_ms:
             self.expire(queue, record, now_ms)
-        elif record.state is not MessageState.ACTIVE or not self._router.forward_waiting(
-            self._holder(queue), queue, record, now_ms
-        ):
+        elif record.state is not MessageState.ACTIVE or not self._forward(queue, record, now_ms):
             put(record)
 
     def _note(self, moment: Moment, queue: Queue, record: Record) -> None:

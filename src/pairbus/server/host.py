@@ -14,6 +14,7 @@ from pairbus.server.errors import ServerBusyError
 from pairbus.server.side_buffer.buffer import SideBuffer
 from pairbus.server.throttle.throttle import Throttle
 from pairbus.store import Keeper, Recovery, StoreError
+from pairbus.store.keys import describe
 
 _log = logging.getLogger(__name__)
 
@@ -25,7 +26,7 @@ _LEAP_MS: Final = 90_000
 _WATCH_STALLED_S: Final = 0.25
 
 COMMIT_OVERDUE_S: Final = 2.0
-"""How long a commit may take before the storage counts as stalled."""
+"""Default time that a commit may take before the storage counts as stalled."""
 
 Deny = Callable[[str, Address | None], str | None]
 """Is asked before each request that the throttle lets pass; a reason denies it with *server busy*."""
@@ -76,10 +77,12 @@ class NamespaceHost:
         self._is_closed = False
         self.quarantined_count = 0
         """How many damaged records were found since the start."""
+        self.commit_overdue_s = COMMIT_OVERDUE_S
         self._is_stalled = False
         self._watchdog: asyncio.TimerHandle | None = None
         keeper.rebuilt = self._rebuilt
         keeper.before_commit = self._before_commit
+        self._report_recovery(keeper.recovery)
         self._schedule()
 
     @property
@@ -160,7 +163,11 @@ class NamespaceHost:
 
     def merged(self, identity: bytes) -> Mapping[str, int]:
         """Up to where what lay in a side buffer is in the store, by entity; without an identity, in any."""
-        return self._keeper.merged(identity)
+        known = len(self._keeper.damaged)
+        merged = self._keeper.merged(identity)
+        for key in self._keeper.damaged[known:]:
+            self.report_damage(describe(key))
+        return merged
 
     def put_merged(self, identity: bytes, entity: str, position: int) -> None:
         self._keeper.put_merged(identity, entity, position)
@@ -210,7 +217,7 @@ class NamespaceHost:
         try:
             self._keeper.commit(now_ms)
             if self._watchdog is None and self._keeper.commit_age_s() is not None:
-                self._watchdog = self._loop.call_later(COMMIT_OVERDUE_S, self._watch_commit)
+                self._watchdog = self._loop.call_later(self.commit_overdue_s, self._watch_commit)
         finally:  # what waits for the disk has its own way to fail
             self._attend(now_ms)
 
@@ -253,15 +260,21 @@ class NamespaceHost:
         """Say once that the storage does not answer, and once that it does again. One timer serves all commits."""
         self._watchdog = None
         age_s = self._keeper.commit_age_s()
-        if age_s is not None and age_s >= COMMIT_OVERDUE_S and not self._is_stalled:
+        if age_s is not None and age_s >= self.commit_overdue_s and not self._is_stalled:
             self._is_stalled = True
             _log.error("storage stalled namespace=%s commit_seconds=%.1f: sends are not confirmed", self.name, age_s)
-        elif self._is_stalled and (age_s is None or age_s < COMMIT_OVERDUE_S):
+        elif self._is_stalled and (age_s is None or age_s < self.commit_overdue_s):
             self._is_stalled = False
             _log.warning("storage recovered namespace=%s", self.name)
         if age_s is not None or self._is_stalled:
-            pause_s = _WATCH_STALLED_S if self._is_stalled else max(0.0, COMMIT_OVERDUE_S - (age_s or 0.0))
+            pause_s = _WATCH_STALLED_S if self._is_stalled else max(0.0, self.commit_overdue_s - (age_s or 0.0))
             self._watchdog = self._loop.call_later(pause_s, self._watch_commit)
+
+    def _report_recovery(self, recovery: Recovery) -> None:
+        """Report what was damaged besides messages: of these the broker tells by itself, with their stubs."""
+        for key in recovery.damaged:
+            if key not in recovery.stubs:
+                self.report_damage(describe(key))
 
     def _keep_in_use(self, now_ms: int) -> None:
         with suppress(StoreError):  # then there is nothing that could be idle
@@ -271,7 +284,14 @@ class NamespaceHost:
         self.on_commit()
 
     def _rebuilt(self, recovery: Recovery) -> None:
-        _log.warning("a commit failed; the namespace was read anew: %s", recovery)
+        _log.warning(
+            "commit failed, namespace reloaded name=%s entities=%d messages=%d damaged=%d",
+            self.name,
+            recovery.entities,
+            recovery.messages,
+            len(recovery.damaged),
+        )
+        self._report_recovery(recovery)
         self.on_rebuilt()
         self._schedule()
 

@@ -314,8 +314,9 @@ class NamespaceServer:
 
     def _http(self, services: AmqpServices, gatekeeper: Gatekeeper, routes: Sequence[BaseRoute]) -> uvicorn.Config:
         metrics = Metrics(services.counters, services.host.commits, services.host.throttle)
-        metrics.registry.register(StorageMetrics(services.host))
-        buffer = services.host.side_buffer
+        host = services.host
+        metrics.registry.register(StorageMetrics(lambda: (host.quarantined_count, host.stalled_s is not None)))
+        buffer = host.side_buffer
         metrics.registry.register(SideBufferMetrics(Tally() if buffer is None else buffer.tally))
         ledger = self._ledger
         if ledger is not None:

@@ -41,6 +41,23 @@ OUTBOX: Final = b"O"
 MERGED: Final = b"P"
 ASIDE: Final = b"X"
 
+_KINDS: Final = {
+    COUNTER: "counter of the namespace",
+    ACCESS: "keys of the namespace",
+    ENTITY: "entity",
+    RULE: "rule",
+    SEQUENCE: "counter of a queue",
+    SESSION: "session state",
+    DUPLICATE: "remembered message id",
+    RECORD: "message",
+    BODY: "body",
+    OUTBOX: "outbox",
+    MERGED: "merge position",
+    ASIDE: "quarantined record",
+}
+
+_OF_ENTITIES: Final = {ENTITY, RULE, SEQUENCE, SESSION, DUPLICATE, RECORD}
+
 _LONGEST_TEXT: Final = 400
 
 _ENTITY: Final = struct.Struct(">cI")
@@ -108,9 +125,19 @@ def split_sequence(key: bytes) -> tuple[int, int, int]:
     return entity_id, part, partition
 
 
-def split_record(key: bytes) -> tuple[Place, int]:
+def split_record(key: bytes) -> tuple[Place, int] | None:
+    """Return where a message lies and its number; ``None`` for a key of another kind, or one that is damaged itself."""
+    if len(key) != _RECORD.size or not key.startswith(RECORD):
+        return None
     _, entity_id, part, sequence = _RECORD.unpack(key)
     return Place(entity_id, part), sequence
+
+
+def describe(key: bytes) -> str:
+    """Name what lies under a key, for a log line."""
+    kind = f"kind={_KINDS.get(key[:1], 'unknown')!r}"
+    owner = f" entity_id={entity_of(key)}" if key[:1] in _OF_ENTITIES else ""
+    return f"{kind}{owner} key={key.hex()}"
 
 
 def split_outbox(key: bytes) -> int:

@@ -38,6 +38,9 @@ class Recovery:
     damaged: list[bytes] = field(default_factory=list)
     """Keys of records that could not be read. They were set aside; those of entities were left where they are."""
 
+    stubs: set[bytes] = field(default_factory=set)
+    """Those of the damaged keys that were messages, of which a stub is in a dead-letter queue."""
+
     quarantined: int = 0
     """How many damaged records were set aside before this start and are still there."""
 
@@ -85,7 +88,7 @@ def recover(store: KeyValueStore, journal: Journal, namespace: Namespace, now_ms
     recovery = Recovery()
     reader = _Reader(store, recovery)
     restoration = namespace.restoration()
-    recovery.quarantined = sum(1 for _ in reader.scan(keys.ASIDE))
+    recovery.quarantined = sum(1 for key, _ in reader.scan(keys.ASIDE) if not key.startswith(keys.ASIDE + keys.BODY))
     restoration.last_ids(*_last_ids(reader))
     for _, rules in reader.decoded(keys.ACCESS, lambda _, value: decode_access(value)):
         restoration.access(rules)
@@ -138,8 +141,9 @@ def _restore_messages(reader: _Reader, restoration: Restoration, recovery: Recov
         place = Place(int.from_bytes(place_bytes[:4], "big"), place_bytes[4])
         recovery.messages += restoration.records(place, _values(group))
     for key in recovery.damaged:
-        if key.startswith(keys.RECORD):
-            restoration.damaged_record(*keys.split_record(key))
+        message = keys.split_record(key)
+        if message is not None and restoration.damaged_record(*message):
+            recovery.stubs.add(key)
 
 
 def _values(group: Iterator[tuple[bytes, Record]]) -> Iterator[Record]:

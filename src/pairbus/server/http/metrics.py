@@ -10,7 +10,6 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from pairbus.server.counters import Counters
-from pairbus.server.host import NamespaceHost
 from pairbus.server.throttle.throttle import Throttle
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # when a counter was made is of no use to anyone
@@ -76,16 +75,16 @@ class Traffic(Collector):
 
 
 class StorageMetrics(Collector):
-    """What the store of a namespace has gone through since the start."""
+    """Damage and stalls of a namespace's store; ``read`` returns the damaged records so far and whether it stalls."""
 
-    def __init__(self, host: NamespaceHost) -> None:
-        self._host = host
+    def __init__(self, read: Callable[[], tuple[int, bool]]) -> None:
+        self._read = read
 
     def collect(self) -> Iterator[Metric]:
-        host = self._host
-        yield _total("pairbus_records_quarantined", "Damaged records taken out of service", host.quarantined_count)
-        stalled = GaugeMetricFamily("pairbus_storage_stalled", "1 while the storage does not answer a commit")
-        stalled.add_metric([], 0 if host.stalled_s is None else 1)
+        quarantined, is_stalled = self._read()
+        yield _total("pairbus_records_quarantined", "Damaged records that were quarantined", quarantined)
+        stalled = GaugeMetricFamily("pairbus_storage_stalled", "1 while a commit is overdue")
+        stalled.add_metric([], int(is_stalled))
         yield stalled
 
 
