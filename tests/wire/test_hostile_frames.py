@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import struct
 import time
 import tracemalloc
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
@@ -17,6 +19,7 @@ from pairbus.wire import (
     SENDER,
     Attach,
     Begin,
+    Bounds,
     Configuration,
     Decimal32,
     Delivery,
@@ -47,6 +50,7 @@ from pairbus.wire.errors import (
     IllegalStateError,
     InvalidFieldError,
     MessageSizeError,
+    PeerLimitError,
     ResumeError,
     SessionResourceError,
     TransferDirectionError,
@@ -697,3 +701,92 @@ def test_dispositions_for_the_same_deliveries_over_and_over_end_the_session() ->
     for _ in range(100):
         ended += [event for event in pair.server.receive_data(again) if isinstance(event, SessionEnded)]
     assert [type(event.violation) for event in ended] == [SessionResourceError]
+
+
+# Bounds that a server narrows until it knows the peer.
+
+NARROW: Final = Bounds(sessions=2, links=3, incomplete_bytes=2_000, values=100)
+
+
+def narrow() -> ScriptedPeer:
+    peer = ScriptedPeer(Side.SERVER, Configuration(container_id="careful")).open()
+    peer.engine.bounds = NARROW
+    return peer
+
+
+def test_sessions_beyond_the_bounds_close_the_connection() -> None:
+    peer = narrow()
+    peer.begin()
+    peer.begin()
+    with pytest.raises(PeerLimitError, match="2 sessions have begun already"):
+        peer.begin()
+
+
+def test_links_beyond_the_bounds_end_the_session_until_the_bounds_are_widened() -> None:
+    peer = narrow()
+    session = peer.begin()
+    for name in "abc":
+        peer.attach(session, name, SENDER)
+    attach = Attach(name="d", handle=9, role=RECEIVER)
+    (event,) = peer.say(frame(attach, channel=session.remote_channel))
+    assert isinstance(event, SessionEnded)
+    assert isinstance(event.violation, SessionResourceError)
+    peer.engine.bounds = peer.engine.configuration.bounds
+    other = peer.begin()
+    for name in "abcdef":
+        peer.attach(other, name, SENDER)
+    assert peer.engine.link_count == 6
+
+
+def test_incomplete_messages_beyond_the_bounds_end_the_session() -> None:
+    peer = narrow()
+    session = peer.begin()
+    links = [peer.attach(session, name, RECEIVER) for name in "ab"]
+    assert peer.transfer(session, links[0], bytes(1_500), more=True) == []
+    (event,) = peer.transfer(session, links[1], bytes(1_500), more=True)
+    assert isinstance(event, SessionEnded)
+    assert isinstance(event.violation, SessionResourceError)
+
+
+BOMB: Final[dict[Any, Any]] = {Symbol("a"): [[] for _ in range(3_000)]}
+
+
+@pytest.mark.parametrize(
+    "performative",
+    [
+        Attach(name="x", handle=5, role=SENDER, properties=BOMB),
+        Flow(incoming_window=1, next_outgoing_id=1, outgoing_window=1, properties=BOMB),
+        Transfer(handle=0, delivery_id=5, delivery_tag=b"t", state=Described(ULong(0x34), [None, BOMB])),
+        Disposition(role=RECEIVER, first=0, state=Described(ULong(0x27), [None, None, BOMB])),
+        Begin(next_outgoing_id=0, incoming_window=1, outgoing_window=1, properties=BOMB),
+    ],
+    ids=lambda performative: type(performative).__name__,
+)
+def test_performative_with_too_many_values_is_not_decoded(performative: Any) -> None:
+    peer = narrow()
+    session = peer.begin()
+    peer.attach(session, "a", SENDER)
+    with pytest.raises(PeerLimitError, match="more than 100 values"):
+        peer.say(frame(performative, channel=session.remote_channel))
+
+
+class Canary:
+    """Shows that what refers to it is gone; compiled classes take no weak references themselves."""
+
+
+def test_abandoned_connection_is_freed_without_the_garbage_collector() -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        peer = ScriptedPeer(Side.SERVER, Configuration(container_id="careful")).open()
+        session = peer.begin()
+        link = peer.attach(session, "a", RECEIVER)
+        peer.transfer(session, link, bytes(1_500), more=True)
+        session.context, link.context = Canary(), Canary()
+        canaries = [weakref.ref(session.context), weakref.ref(link.context)]
+        peer.engine.abandon()
+        assert peer.engine.incomplete_bytes == 0
+        del peer, session, link
+        assert [canary() for canary in canaries] == [None] * 2
+    finally:
+        gc.enable()

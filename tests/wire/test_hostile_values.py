@@ -23,6 +23,7 @@ from pairbus.wire.decoder import (
     decode_at,
     decode_list,
     decode_map,
+    has_at_most,
     skip,
 )
 from pairbus.wire.errors import DecodeError
@@ -483,3 +484,66 @@ def test_a_map_with_very_many_keys_that_are_no_text_comes_as_pairs() -> None:
     assert decode(encode(words)) == words
     with pytest.raises(DecodeError):
         decode_map(encode(numbers), 0)
+
+
+def count_of(value: object) -> int:
+    """How many values a value holds, itself included; the naive way, and not for arrays."""
+    match value:
+        case Described():
+            return 1 + count_of(value.descriptor) + count_of(value.value)
+        case Map():
+            return 1 + sum(count_of(key) + count_of(member) for key, member in value.pairs)
+        case dict():
+            return 1 + sum(count_of(key) + count_of(member) for key, member in value.items())
+        case list():
+            return 1 + sum(map(count_of, value))
+    return 1
+
+
+def holds_an_array(value: object) -> bool:
+    return "Array(" in repr(value)
+
+
+@examples(300)
+@given(amqp_values)
+def test_has_at_most_counts_every_nested_value(value: object) -> None:
+    assume(not holds_an_array(value))
+    data = encode(value)
+    count = count_of(decode(data))
+    assert has_at_most(b"??" + data, 2, count)
+    assert not has_at_most(b"??" + data, 2, count - 1)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        compound(0xD0, 60_000, b"\x45" * 60_000),
+        compound(0xD1, 60_000, b"\x40" * 60_000),
+        compound(0xD0, 2, b"\x40" + compound(0xD0, 60_000, b"\x45" * 60_000)),
+        b"\x00\x44" + compound(0xD0, 60_000, b"\x45" * 60_000),
+        array_of("45", []) + b"",
+        array_of("53", [b"\x01"] * 60_000),
+        array_of("c0", [b"\x01\x00"] * 30_000),
+        compound(0xD0, MOST, b""),
+    ],
+)
+def test_has_at_most_looks_at_no_more_values_than_the_limit(data: bytes) -> None:
+    calls = itertools.count()
+
+    def count(_frame: FrameType, event: str, _argument: object) -> None:
+        if event == "call":
+            next(calls)
+
+    sys.setprofile(count)
+    try:
+        is_small = has_at_most(data, 0, 512)
+    finally:
+        sys.setprofile(None)
+    assert is_small is (len(data) < 512 and not data.startswith(b"\xd0"))
+    assert next(calls) < 600
+
+
+@given(st.binary(max_size=40), st.integers(0, 20))
+def test_has_at_most_refuses_what_is_cut_off_or_answers(data: bytes, limit: int) -> None:
+    with suppress(DecodeError):
+        has_at_most(data, 0, limit)

@@ -198,7 +198,7 @@ def test_an_attach_that_fails_leaves_nothing_behind(wrong: dict[str, Any]) -> No
         session.attach("name", SENDER, **wrong)
     assert peer.heard() == []
     assert session.links == {}
-    assert peer.engine.links_left == 3
+    assert peer.engine.link_count == 0
     assert session.attach("name", SENDER).handle == 0
 
 

@@ -192,7 +192,7 @@ def test_a_link_that_is_gone_makes_room_for_another(how: str) -> None:
             for link in links:
                 peer.detach(session, link)
         peer.end(session)
-    assert peer.engine.links_left == 2
+    assert peer.engine.link_count == 0
 
 
 def test_max_links_counts_over_all_sessions() -> None:

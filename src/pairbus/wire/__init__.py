@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pairbus.wire.conditions import Condition
-from pairbus.wire.configuration import Configuration
+from pairbus.wire.configuration import Bounds, Configuration
 from pairbus.wire.connection import Connection, ConnectionClosed, ConnectionOpened, Event
 from pairbus.wire.decoder import decode
 from pairbus.wire.encoder import encode
@@ -22,6 +22,7 @@ from pairbus.wire.errors import (
     LocalProtocolError,
     MessageSizeError,
     MessageTooLargeError,
+    PeerLimitError,
     ProtocolError,
     ResumeError,
     SessionError,
@@ -133,6 +134,7 @@ __all__ = [
     "Authenticated",
     "AuthenticationError",
     "Begin",
+    "Bounds",
     "Byte",
     "Char",
     "Condition",
@@ -178,6 +180,7 @@ __all__ = [
     "MessageTooLargeError",
     "Modified",
     "Open",
+    "PeerLimitError",
     "Properties",
     "ProtocolError",
     "Received",

@@ -19,6 +19,24 @@ _BOUNDS: Final = (
 """The settings that are numbers, each with its lowest and highest value."""
 
 
+MAX_VALUES: Final = 8_192
+"""How many values the performative of a frame may hold, nested ones included."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """How much of our memory and time a peer may take. A server widens them once the peer has proved who it is."""
+
+    sessions: int
+    """How many sessions it may have begun."""
+    links: int
+    """How many links it may have attached on all sessions together."""
+    incomplete_bytes: int
+    """How much we hold of messages that have not arrived whole, on all links together."""
+    values: int = MAX_VALUES
+    """How many values the performative of one frame may hold, nested ones included."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Configuration:
     """The settings of one end of a connection, all of them with a bound."""
@@ -59,6 +77,11 @@ class Configuration:
     """Whether a message beyond the link's limit is rejected, and the link goes on, instead of being detached."""
     properties: dict[str, Any] = field(default_factory=dict)
     """Sent in open."""
+
+    @property
+    def bounds(self) -> Bounds:
+        """The bounds of a peer that is trusted with all of this."""
+        return Bounds(sessions=self.channel_max + 1, links=self.max_links, incomplete_bytes=self.max_incomplete_bytes)
 
     def __post_init__(self) -> None:
         if not isinstance(self.container_id, str) or not self.container_id:

@@ -17,6 +17,7 @@ from pairbus.wire.errors import (
     IllegalStateError,
     InvalidFieldError,
     LocalProtocolError,
+    PeerLimitError,
     ProtocolError,
     SessionError,
     UnknownPerformativeError,
@@ -102,7 +103,7 @@ class Connection(Host):
     def __init__(self, configuration: Configuration, sasl: SaslServer | SaslClient | None = None) -> None:
         if not (sasl is None or isinstance(sasl, SaslServer | SaslClient)):
             raise TypeError(f"sasl is anonymous(), plain(…), external() or a SaslServer, not {sasl!r:.200}")
-        super().__init__(configuration.max_links)
+        super().__init__(configuration.bounds)
         self.configuration = configuration
         self.local = ConnectionState.START
         self.remote = ConnectionState.START
@@ -191,6 +192,13 @@ class Connection(Host):
             self._writer.write(0, encoder.encode(Close(error=error)))
         self.local = ConnectionState.CLOSED
         self._abandon_sessions()
+
+    def abandon(self) -> None:
+        """Let go of everything, as the transport is gone: nothing of this connection refers back to it any more."""
+        self.local = self.remote = ConnectionState.CLOSED
+        self._abandon_sessions()
+        self._buffer = FrameBuffer(self.configuration.max_frame_size)
+        self._sasl = self._exchange = None
 
     def data_to_send(self) -> bytes:
         """Take out the bytes that are to be sent."""
@@ -316,6 +324,7 @@ class Connection(Host):
             raise IllegalStateError(f"{layout.name} before authentication has ended")
         if self._exchange is None:
             return
+        self.check_values(frame, position)
         authenticated = self._exchange.receive(_decode_performative(layout, frame, position))
         if authenticated is not None:
             events.append(authenticated)
@@ -370,6 +379,7 @@ class Connection(Host):
         if code == Frame.TRANSFER:
             self._receive_transfer(channel, frame, position, events)
             return
+        self.check_values(frame, position)
         if code == Frame.DISPOSITION:
             performative: Any = read_disposition(frame, position)
         else:
@@ -408,6 +418,8 @@ class Connection(Host):
         if channel in self._remote_sessions:
             raise IllegalStateError(f"a session on channel {channel} has begun already")
         if performative.remote_channel is None:
+            if len(self._remote_sessions) >= self.bounds.sessions:
+                raise PeerLimitError(f"{self.bounds.sessions} sessions have begun already")
             session = self._new_session()
         else:
             answered = self.sessions.get(performative.remote_channel)

@@ -58,6 +58,10 @@ _F32: Final = struct.Struct(">f")
 _F64: Final = struct.Struct(">d")
 _U32_U32: Final = struct.Struct(">II")
 
+_SHORT_COMPOUNDS: Final = frozenset({0xC0, 0xC1})
+_LONG_COMPOUNDS: Final = frozenset({0xD0, 0xD1})
+_ARRAYS: Final = frozenset({0xE0, 0xF0})
+
 _SYMBOLS: Final[dict[bytes, Symbol]] = {}
 _MAX_SYMBOLS: Final = 1024
 _MAX_SYMBOL_SIZE: Final = 64
@@ -136,6 +140,39 @@ def skip(data: bytes, position: int) -> int:
     if end > len(data):
         raise DecodeError("the value is cut off")
     return end
+
+
+def has_at_most(data: bytes, position: int, limit: int) -> bool:
+    """Return whether the value at ``position`` holds at most ``limit`` values, nested ones included.
+
+    Looks at no more than ``limit`` constructors, so it bounds what decoding costs before it begins. Of an array
+    each byte counts.
+    """
+    left, seen = 1, 0
+    try:
+        while left:
+            seen += 1
+            if seen + left - 1 > limit:
+                return False
+            left -= 1
+            code = data[position]
+            if code == 0x00:  # a described value: its descriptor and the value follow
+                left += 2
+                position += 1
+            elif code in _SHORT_COMPOUNDS:
+                left += data[position + 2]
+                position += 3
+            elif code in _LONG_COMPOUNDS:
+                left += _U32.unpack_from(data, position + 5)[0]
+                position += 9
+            else:
+                end = _skip(data, position)
+                if code in _ARRAYS:
+                    seen += end - position
+                position = end
+    except (IndexError, struct.error) as error:
+        raise DecodeError("the value is cut off") from error
+    return seen <= limit
 
 
 def _skip(data: bytes, position: int) -> int:

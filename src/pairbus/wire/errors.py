@@ -8,6 +8,7 @@ ProtocolError                 the peer broke the protocol
 ├── IllegalStateError         a frame that may not come now
 ├── AuthenticationError       SASL ended without success
 ├── IdleTimeoutError          the peer was silent for too long
+├── PeerLimitError            more sessions or values than the peer may have
 ├── SessionError              ends the session; the connection goes on
 │   ├── WindowViolationError
 │   ├── HandleInUseError
@@ -89,6 +90,12 @@ class AuthenticationError(ProtocolError):
 
 class IdleTimeoutError(ProtocolError):
     """The peer was silent for longer than our idle time-out."""
+
+    condition = Condition.RESOURCE_LIMIT_EXCEEDED
+
+
+class PeerLimitError(ProtocolError):
+    """More sessions, or more values in one frame, than our bounds allow the peer."""
 
     condition = Condition.RESOURCE_LIMIT_EXCEEDED
 

@@ -9,7 +9,8 @@ from typing import Any, Final
 
 from pairbus.wire import encoder
 from pairbus.wire.conditions import Condition
-from pairbus.wire.configuration import Configuration
+from pairbus.wire.configuration import Bounds, Configuration
+from pairbus.wire.decoder import has_at_most
 from pairbus.wire.errors import (
     DeliveryIdError,
     FrameTooLargeError,
@@ -18,6 +19,7 @@ from pairbus.wire.errors import (
     InvalidFieldError,
     LinkError,
     LocalProtocolError,
+    PeerLimitError,
     ProtocolError,
     SessionResourceError,
     UnattachedHandleError,
@@ -64,11 +66,19 @@ _DETACHED: Final = LinkState.DETACHED
 class Host(ABC):
     """What a session needs of the connection that holds it."""
 
-    def __init__(self, max_links: int) -> None:
-        self.links_left = max_links
-        """How many links may still be attached, over all sessions."""
+    def __init__(self, bounds: Bounds) -> None:
+        self.bounds = bounds
+        """How much the peer may take; to be replaced as it gains trust."""
+        self.link_count = 0
+        """How many links are attached, over all sessions."""
         self.incomplete_bytes = 0
         """How much is held of messages that have not arrived whole, over all sessions."""
+
+    def check_values(self, frame: bytes, position: int) -> None:
+        """Raise ``PeerLimitError`` if the performative at ``position`` holds more values than it may."""
+        most = self.bounds.values
+        if len(frame) - position > most and not has_at_most(frame, position, most):  # a value takes a byte or more
+            raise PeerLimitError(f"a frame holds more than {most} values")
 
     @abstractmethod
     def open(self) -> None:
@@ -419,8 +429,8 @@ class Session(Carrier):
         role = not attach.role
         link = self._names.get((attach.name, role))
         if link is None:
-            if self._host.links_left <= 0:
-                raise SessionResourceError(f"a connection has at most {self._configuration.max_links} links")
+            if self._host.link_count >= self._host.bounds.links:
+                raise SessionResourceError(f"the connection has {self._host.link_count} links, and may have no more")
             link = self._new_link(attach.name, role)
         link.receive_attach(attach)
         self._remote_links[attach.handle] = link
@@ -470,6 +480,7 @@ class Session(Carrier):
         handle, delivery_id, tag, message_format, settled, start = read_whole_transfer(frame, position)
         transfer = None
         if handle == UNUSUAL:
+            self._host.check_values(frame, position)
             transfer, start = read_transfer(frame, position)
             handle = transfer.handle
         link = self._account(handle)
@@ -590,7 +601,7 @@ class Session(Carrier):
     # What we remember.
 
     def reserve(self, size: int) -> None:
-        if self._host.incomplete_bytes + size > self._configuration.max_incomplete_bytes:
+        if self._host.incomplete_bytes + size > self._host.bounds.incomplete_bytes:
             raise SessionResourceError(f"{self._host.incomplete_bytes} bytes are held of incomplete messages already")
         self._host.incomplete_bytes += size
 
@@ -611,7 +622,7 @@ class Session(Carrier):
         )
         self.links[handle] = link
         self._names[name, role] = link
-        self._host.links_left -= 1
+        self._host.link_count += 1
         return link
 
     def _free_name(self, link: Link) -> None:
@@ -621,7 +632,7 @@ class Session(Carrier):
     def _release(self, link: Link) -> None:
         del self.links[link.handle]
         self._handles.give_back(link.handle)
-        self._host.links_left += 1
+        self._host.link_count -= 1
 
     def _forget_deliveries(self, link: Link) -> None:
         if link.queued or (self._outbox and self._outbox[0].delivery.link is link):
@@ -641,7 +652,7 @@ class Session(Carrier):
         link.forget_partial()
 
     def _forget_everything(self) -> None:
-        self._host.links_left += len(self.links)
+        self._host.link_count -= len(self.links)
         for link in self.links.values():
             link.local = link.remote = LinkState.DETACHED
             link.unsettled = link.queued = link.credit = 0
