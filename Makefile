@@ -7,6 +7,8 @@ PACKAGE := $(VENV)/.package
 READY  := $(VENV)/.ready
 COMPILED := build/compiled
 CLASSES := build/spark-classes.jsa
+# The build of Mermaid that brings everything with it; docs/diagrams.py looks for it here.
+MERMAID := build/mermaid/node_modules/@mermaid-js/tiny/dist/mermaid.tiny.js
 # Many tests wait for a server or a client: so there are more of them at a time than processors.
 WORKERS := --numprocesses 4 --dist worksteal
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
@@ -21,7 +23,7 @@ help:
 	@echo "make test      run the tests; with CI=true the slow ones too"
 	@echo "make slow      run the slow tests"
 	@echo "make check     ruff, mypy --strict, import-linter"
-	@echo "make docs      make the documentation into a site, build/site"
+	@echo "make docs      build the documentation as a site, build/site/index.html"
 	@echo "make bench     measure speed and memory"
 	@echo "make fuzz      fuzz the wire; RUNS=… says how many inputs"
 	@echo "make model     the broker beside its model; RUNS=… says how many runs"
@@ -53,10 +55,10 @@ demo: $(PACKAGE)
 	@$(BIN)/pairbus demo $(ARGS)
 
 # On a laptop the slow tests are left out; `make slow` runs them, and so does `make test` when CI=true.
-test: $(READY) $(if $(filter true,$(CI)),$(CLASSES))
+test: $(READY) $(MERMAID) $(if $(filter true,$(CI)),$(CLASSES))
 	$(BIN)/pytest $(WORKERS) $(if $(filter true,$(CI)),,-m "not slow")
 
-slow: $(READY) $(CLASSES)
+slow: $(READY) $(MERMAID) $(CLASSES)
 	$(BIN)/pytest $(WORKERS) -m slow
 
 # Most of the slow tests start Spark.
@@ -70,8 +72,12 @@ check: $(READY)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-docs: $(READY)
+docs: $(READY) $(MERMAID)
 	$(BIN)/mkdocs build --strict
+
+$(MERMAID): | $(READY)
+	@npm install --silent --no-fund --no-audit --no-package-lock --prefix build/mermaid @mermaid-js/tiny@11.17.2 \
+	    >$(VENV)/mermaid.log 2>&1 || echo "not installed: Mermaid, by npm (see $(VENV)/mermaid.log); diagrams are shown as text"
 
 compiled: $(COMPILED)/.ready
 

@@ -25,8 +25,6 @@ def chromium() -> Iterator[Any]:
     program = shutil.which("chromium")
     if program is None:
         pytest.skip("chromium is not installed (Debian: chromium)")
-    if not _AXE.exists():
-        absent("axe-core")
     # As root it has no sandbox of its own; it sees nothing but our pages.
     arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
     with playwright.sync_playwright() as driver:
@@ -40,6 +38,8 @@ def chromium() -> Iterator[Any]:
 @contextmanager
 def page_of(browser: Any, *, scheme: str = "light", width: int = 1000, height: int = 700) -> Iterator[Any]:
     """A page that keeps what went wrong in it, and asks nobody but this machine."""
+    if not _AXE.exists():
+        absent("axe-core")
     context = browser.new_context(color_scheme=scheme, viewport={"width": width, "height": height})
     context.add_init_script(path=str(_AXE))
     context.set_default_timeout(_PATIENCE_MS)

@@ -1,22 +1,32 @@
-"""The pages are a site: MkDocs makes it without a warning, and it can be read without a network."""
+"""The site: MkDocs builds it without a warning, and a browser can read and search it from disk, without a network."""
 
 from __future__ import annotations
 
-import importlib.util
-import os
 import re
 import runpy
+import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.console.browser import chromium
 from tests.docs.snippets import ROOT
+from tests.peers.presence import absent, import_peer
 
-REFERENCE = ROOT / "docs" / "reference"
-IS_CI = os.environ.get("CI") == "true"
+DOCS = ROOT / "docs"
+REFERENCE = DOCS / "reference"
+DIAGRAMS = {page: page.read_text("utf-8").count("\n```mermaid\n") for page in sorted(DOCS.rglob("*.md"))}
+WITH_DIAGRAMS = [page.relative_to(DOCS) for page, count in DIAGRAMS.items() if count]
+OPEN_SHADOWS = """
+    const attach = Element.prototype.attachShadow;
+    Element.prototype.attachShadow = function (options) { return attach.call(this, { ...options, mode: "open" }); };
+"""
+PATIENCE_MS = 60_000
 FETCHED = {"script": "src", "img": "src", "link": "href", "iframe": "src"}
 
 
@@ -35,17 +45,76 @@ class Fetched(HTMLParser):
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if importlib.util.find_spec("mkdocs") is None and not IS_CI:
-        pytest.skip("mkdocs is not installed")
     folder = tmp_path_factory.mktemp("docs") / "site"
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
-    made = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
-    assert made.returncode == 0, made.stderr
+    build(ROOT, folder)
     return folder
 
 
+def build(root: Path, folder: Path) -> str:
+    """Build the site of a tree into a folder, and return what MkDocs logs."""
+    import_peer("material", "mkdocs-material")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
+    built = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=120, check=False)
+    assert built.returncode == 0, built.stderr
+    return built.stderr
+
+
+@pytest.fixture
+def tab(site: Path) -> Iterator[Any]:
+    """A browser tab that may load the files of the site, and nothing else."""
+    with chromium() as browser:
+        context = browser.new_context()
+        context.set_default_timeout(PATIENCE_MS)
+        context.add_init_script(OPEN_SHADOWS)  # the theme hides what it draws from scripts
+        tab = context.new_page()
+        requested: list[str] = []
+        errors: list[str] = []
+        tab.on("request", lambda request: requested.append(request.url))
+        tab.on("pageerror", lambda error: errors.append(str(error)))
+        yield tab
+        context.close()
+    assert [url for url in requested if not url.startswith(site.as_uri())] == []
+    assert errors == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("source", WITH_DIAGRAMS, ids=str)
+def test_diagrams_are_drawn_from_disk(source: Path, site: Path, tab: Any) -> None:
+    if not (site / "site" / "mermaid.js").exists():
+        absent("Mermaid")
+    tab.goto((site / source.with_suffix(".html")).as_uri())
+    drawn = tab.locator("div.mermaid svg")
+    drawn.nth(DIAGRAMS[DOCS / source] - 1).wait_for()
+    assert drawn.count() == DIAGRAMS[DOCS / source]
+    assert tab.locator("pre.mermaid").count() == 0
+    assert tab.locator("svg[aria-roledescription=error]").count() == 0
+
+
+@pytest.mark.slow
+def test_search_from_disk_finds_a_page(site: Path, tab: Any) -> None:
+    tab.goto((site / "tutorial" / "first-messages.html").as_uri())
+    tab.locator("input[name=query]").click()
+    tab.keyboard.type("syphon")
+    result = tab.locator(".md-search-result__link").first
+    result.wait_for()
+    assert "syphon" in result.inner_text().lower()
+    result.click()
+    tab.wait_for_url(lambda url: not url.endswith("first-messages.html"))
+    assert "syphon" in tab.locator("article").inner_text().lower()
+
+
+def test_site_without_mermaid_shows_diagrams_as_text(tmp_path: Path) -> None:
+    shutil.copytree(DOCS, tmp_path / "docs")
+    shutil.copy(ROOT / "mkdocs.yml", tmp_path)
+    log = build(tmp_path, tmp_path / "site")
+    assert "Mermaid is not installed" in log
+    text = (tmp_path / "site" / WITH_DIAGRAMS[0].with_suffix(".html")).read_text("utf-8")
+    assert "sequenceDiagram" in text
+    assert 'class="mermaid"' not in text  # the theme would load Mermaid from another server
+
+
 def test_every_page_is_in_the_site(site: Path) -> None:
-    pages = {page.relative_to(ROOT / "docs").with_suffix(".html") for page in (ROOT / "docs").rglob("*.md")}
+    pages = {page.relative_to(DOCS).with_suffix(".html") for page in DOCS.rglob("*.md")}
     assert pages <= {page.relative_to(site) for page in site.rglob("*.html")}
 
 
@@ -88,5 +157,5 @@ def test_a_page_of_all_errors_leaves_none_out() -> None:
 
 
 def test_the_site_reads_headings_as_links_name_them() -> None:
-    slug = runpy.run_path(str(ROOT / "docs" / "github_markdown.py"))["_slug"]
+    slug = runpy.run_path(str(DOCS / "github_markdown.py"))["_slug"]
     assert slug("Use the emulator's Config.json", "-") == "use-the-emulators-configjson"
