@@ -57,7 +57,7 @@ from pairbus.broker.message import (
     Record,
 )
 from pairbus.broker.namespace import Namespace, SessionGrant
-from pairbus.broker.notices import EntityGone, Notice, Quarantined, SessionLost
+from pairbus.broker.notices import AccessChanged, EntityGone, Notice, Quarantined, SessionLost
 from pairbus.broker.operations import Operation, Send, Settle
 from pairbus.broker.records import Records
 from pairbus.broker.restoration import Restoration
@@ -76,6 +76,7 @@ __all__ = [
     "PREMIUM",
     "RELAXED",
     "STANDARD",
+    "AccessChanged",
     "Address",
     "Amendments",
     "AuthorizationRule",

@@ -11,6 +11,7 @@ from pairbus.broker.descriptions import AuthorizationRule
 from pairbus.broker.entity import SubscriptionEntity
 from pairbus.broker.errors import EntityNotFoundError, InvalidDescriptionError
 from pairbus.broker.kinds import check_list, is_authorization_rule
+from pairbus.broker.notices import AccessChanged
 from pairbus.broker.validation import check_keys
 
 _NAMESPACE = "the namespace"
@@ -36,6 +37,7 @@ class Access:
             raise InvalidDescriptionError(f"a namespace has at most {most} authorization rules", _NAMESPACE)
         check_keys(_NAMESPACE, rules)
         self._context.records.put_access(tuple(rules))
+        self._context.notices.append(AccessChanged())
         self.rules = tuple(rules)
 
     def restore(self, rules: Sequence[AuthorizationRule]) -> None:

@@ -10,6 +10,7 @@ from pairbus.broker.address import Address, Part, Place
 from pairbus.broker.context import Context
 from pairbus.broker.descriptions import (
     DEFAULT_RULE,
+    AuthorizationRule,
     EntityDescription,
     EntityRecord,
     QueueDescription,
@@ -31,7 +32,7 @@ from pairbus.broker.housekeeping import Grave, Housekeeping
 from pairbus.broker.idle import Idle
 from pairbus.broker.kinds import check_address, check_name_text, check_rule
 from pairbus.broker.limits import RELAXED, UNLIMITED
-from pairbus.broker.notices import EntityGone
+from pairbus.broker.notices import AccessChanged, EntityGone
 from pairbus.broker.queue import OnDue, Queue, Usage
 from pairbus.broker.rules import Rule, is_sql_filter, make_rule
 from pairbus.broker.validation import check_description, check_name, check_path, check_update
@@ -267,6 +268,8 @@ class Catalogue:
                 updated_ms=now_ms,
             )
         )
+        if _keys_of(entity.description) != _keys_of(description):
+            self._context.notices.append(AccessChanged())
         entity.updated_ms = now_ms
         entity.description = description
         self._follow(entity, now_ms)
@@ -387,6 +390,8 @@ class Catalogue:
         self._idle.pop(entity.id, None)
         self._context.records.remove_entity(entity.id)
         self._context.notices.append(EntityGone(entity.address))
+        if _keys_of(entity.description):
+            self._context.notices.append(AccessChanged())
         if self._context.chronicle is not None:
             self._context.chronicle.note_gone(entity.address)
         self._bury(entity)
@@ -409,3 +414,8 @@ class Catalogue:
         if idle_ms is not None:
             idle = self._idle.setdefault(entity.id, Idle(entity, self.delete, self.is_alive))
             self._context.agenda.plan(idle, entity.accessed_ms + idle_ms)
+
+
+def _keys_of(description: EntityDescription) -> tuple[AuthorizationRule, ...]:
+    """The keys of an entity; those of a subscription are its topic's."""
+    return () if isinstance(description, SubscriptionDescription) else description.authorization_rules

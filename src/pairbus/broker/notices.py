@@ -33,4 +33,8 @@ class Quarantined(NamedTuple):
     """What of the message is damaged: its record or its body."""
 
 
-Notice: TypeAlias = SessionLost | EntityGone | Quarantined
+class AccessChanged(NamedTuple):
+    """Keys of the namespace or of an entity were changed or removed: what they have opened has to be checked again."""
+
+
+Notice: TypeAlias = SessionLost | EntityGone | Quarantined | AccessChanged

@@ -6,7 +6,17 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final
 
-from pairbus.wire import AMQP_VALUE, Int, InvalidFieldError, Message, Properties, Symbol, decode_message, encode_message
+from pairbus.wire import (
+    AMQP_VALUE,
+    Int,
+    InvalidFieldError,
+    Message,
+    Properties,
+    Symbol,
+    check_values,
+    decode_message,
+    encode_message,
+)
 
 
 class Operation(StrEnum):
@@ -53,8 +63,10 @@ class Response:
     body: dict[str, Any] = field(default_factory=dict)
 
 
-def read_request(payload: bytes) -> Request:
-    """Read a request; raises ``ProtocolError``."""
+def read_request(payload: bytes, max_values: int | None = None) -> Request:
+    """Read a request; raises ``ProtocolError``, also if it holds more than ``max_values`` values."""
+    if max_values is not None and len(payload) > max_values:  # a value takes a byte or more
+        check_values(payload, max_values)
     message = decode_message(payload)
     properties = message.application_properties or {}
     operation = properties.get("operation")

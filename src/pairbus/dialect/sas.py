@@ -42,14 +42,18 @@ class SasToken:
         _, separator, rest = address.partition("://")
         return (rest if separator else address).partition("/")[2].strip("/").lower()
 
-    def is_signed_with(self, keys: Iterable[str]) -> bool:
-        """Whether one of the keys has made the signature."""
+    def signer(self, keys: Iterable[str]) -> str | None:
+        """Return the key that has made the signature, if it is one of these."""
         spellings = _spellings(self.resource)
-        return any(
-            hmac.compare_digest(_sign(key, spelling, self.expires_s).encode(), self.signature.encode())
-            for key in keys
-            for spelling in spellings
-        )
+        for key in keys:
+            for spelling in spellings:
+                if hmac.compare_digest(_sign(key, spelling, self.expires_s).encode(), self.signature.encode()):
+                    return key
+        return None
+
+    def is_signed_with(self, keys: Iterable[str]) -> bool:
+        """Return whether one of the keys has made the signature."""
+        return self.signer(keys) is not None
 
     def covers(self, path: str) -> bool:
         """Whether it opens an entity: the one that it names, or anything below."""

@@ -19,6 +19,9 @@ _ALL: Final = frozenset(Right)
 _BEARER: Final = "Bearer "
 _SUBSCRIPTIONS: Final = "subscriptions"
 
+_NO_RULE: Final = AuthorizationRule(name="none", rights=(), primary_key="?" * 44, secondary_key="?" * 44)
+"""Stands in for a key that does not exist, so that the time of an answer does not tell which names do."""
+
 VerifyJwt = Callable[[str, int], "Grant"]
 """Takes a JWT and the time; gives the grant, with a path of ``""``, or raises ``UnauthorizedError``."""
 
@@ -37,7 +40,10 @@ class Grant:
     ``orders/old``, which the key of ``orders`` does not open."""
 
     who: str = field(default="", compare=False)
-    """The name of the key, for the books."""
+    """The name of the key that proved it."""
+
+    key: str = field(default="", compare=False, repr=False)
+    """The value of that key; empty where no key of ours proved it."""
 
     def allows(self, path: str, right: Right, now_ms: int) -> bool:
         return (
@@ -84,10 +90,20 @@ class Gatekeeper:
 
     def admit_key(self, key_name: str, key: str) -> Grant:
         """The grant of a key to the whole namespace, shown as it is; raises ``UnauthorizedError``."""
-        for rule in self._host.namespace.authorization(key_name, None, self._host.now_ms()):
-            if any(hmac.compare_digest(_bytes(known), _bytes(key)) for known in _keys(rule)):
-                return Grant("", rights_of(rule), who=key_name)
+        rules = self._host.namespace.authorization(key_name, None, self._host.now_ms())
+        for rule in rules or [_NO_RULE]:  # an unknown name takes as long as a wrong key
+            known = [hmac.compare_digest(_bytes(each), _bytes(key)) for each in _keys(rule)]
+            if any(known) and rule is not _NO_RULE:
+                return Grant("", rights_of(rule), who=key_name, key=key)
         raise UnauthorizedError(f"'{key_name}' is no key of this namespace, or has another value")
+
+    def holds(self, grant: Grant) -> bool:
+        """Return whether the key that proved a grant still exists and still gives all of its rights."""
+        if not grant.key:
+            return True
+        address = None if grant.entity is None else Address.of(grant.entity)
+        rules = self._host.namespace.authorization(grant.who, address, self._host.now_ms())
+        return any(grant.key in _keys(rule) and grant.rights <= rights_of(rule) for rule in rules)
 
     def _admit_sas(self, text: str, path: str) -> Grant:
         try:
@@ -101,19 +117,24 @@ class Gatekeeper:
         if not token.covers(path):
             raise UnauthorizedError("the token was made for another address")
         namespace = self._host.namespace
-        own = _signer(namespace.authorization(token.key_name, None, now_ms), token)
+        own = _proof(namespace.authorization(token.key_name, None, now_ms), token)
         if own is not None:
-            return Grant(path, rights_of(own), expires_ms, who=token.key_name)
+            return Grant(path, rights_of(own[0]), expires_ms, None, token.key_name, own[1])
         entity = entity_of(path)
         address = None if entity is None else Address.of(entity)
-        rule = _signer(namespace.authorization(token.key_name, address, now_ms), token)
-        if rule is None:
-            raise UnauthorizedError("the signature of the token does not hold: no key of that name has made it")
-        return Grant(path, rights_of(rule), expires_ms, entity, token.key_name)
+        proof = _proof(namespace.authorization(token.key_name, address, now_ms), token)
+        if proof is None:
+            raise UnauthorizedError("invalid token signature: no key of that name has made it")
+        return Grant(path, rights_of(proof[0]), expires_ms, entity, token.key_name, proof[1])
 
 
-def _signer(rules: Iterable[AuthorizationRule], token: SasToken) -> AuthorizationRule | None:
-    return next((rule for rule in rules if token.is_signed_with(_keys(rule))), None)
+def _proof(rules: Iterable[AuthorizationRule], token: SasToken) -> tuple[AuthorizationRule, str] | None:
+    """Find the rule and the key that have signed a token. An unknown name takes as long as a wrong key."""
+    for rule in [*rules] or [_NO_RULE]:
+        key = token.signer(_keys(rule))
+        if key is not None and rule is not _NO_RULE:
+            return rule, key
+    return None
 
 
 def path_of(audience: str) -> str:

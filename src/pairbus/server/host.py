@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Final
 
-from pairbus.broker import Address, Limits, Namespace, Notice, Quarantined
+from pairbus.broker import AccessChanged, Address, Limits, Namespace, Notice, Quarantined
 from pairbus.server.clock import Clock
 from pairbus.server.errors import ServerBusyError
 from pairbus.server.side_buffer.buffer import SideBuffer
@@ -62,6 +62,8 @@ class NamespaceHost:
         self.on_woken: Callable[[Address], object] = lambda _address: None
         """Something can be received there."""
         self.on_notice: Callable[[Notice], object] = lambda _notice: None
+        self.on_access_changed: Callable[[], object] = lambda: None
+        """Keys were changed or removed."""
         self.on_commit: Callable[[], object] = lambda: None
         """A commit begins, with all that was written until now."""
         self.on_rebuilt: Callable[[], object] = lambda: None
@@ -235,6 +237,8 @@ class NamespaceHost:
         for notice in namespace.take_notices():
             if isinstance(notice, Quarantined):
                 self.report_damage(_quarantined(notice))
+            elif isinstance(notice, AccessChanged):
+                self._loop.call_soon(self.on_access_changed)
             else:
                 self._loop.call_soon(self.on_notice, notice)
         for address in namespace.take_woken():
@@ -293,6 +297,7 @@ class NamespaceHost:
         )
         self._report_recovery(recovery)
         self.on_rebuilt()
+        self.on_access_changed()
         self._schedule()
 
 

@@ -43,7 +43,7 @@ from pairbus.wire.link import (
     LinkDetached,
     LinkDrained,
 )
-from pairbus.wire.message import Sections, decode_message, encode_message
+from pairbus.wire.message import Sections, check_values, decode_message, encode_message
 from pairbus.wire.performatives import RECEIVER, SENDER, Attach, Begin, Open, SaslCode
 from pairbus.wire.sasl import (
     ANONYMOUS,
@@ -218,6 +218,7 @@ __all__ = [
     "WindowViolationError",
     "accept_anonymous",
     "anonymous",
+    "check_values",
     "decode",
     "decode_message",
     "encode",

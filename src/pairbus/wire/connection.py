@@ -144,6 +144,11 @@ class Connection(Host):
         """Whether both ends have said their last."""
         return self.local is ConnectionState.CLOSED and self.remote is ConnectionState.CLOSED
 
+    @property
+    def held_bytes(self) -> int:
+        """What is held of frames and messages that have not arrived whole."""
+        return self.incomplete_bytes + len(self._buffer)
+
     # What we say.
 
     def open(self) -> None:

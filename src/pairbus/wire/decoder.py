@@ -142,18 +142,16 @@ def skip(data: bytes, position: int) -> int:
     return end
 
 
-def has_at_most(data: bytes, position: int, limit: int) -> bool:
-    """Return whether the value at ``position`` holds at most ``limit`` values, nested ones included.
+def count_values(data: bytes, position: int, limit: int) -> int:
+    """Count the values that the value at ``position`` holds, nested ones and itself included; stop above ``limit``.
 
-    Looks at no more than ``limit`` constructors, so it bounds what decoding costs before it begins. Of an array
-    each byte counts.
+    Looks at no more than ``limit`` constructors, so it bounds what decoding costs before it begins. Of an array each
+    byte counts. A count above ``limit`` says no more than that there are too many.
     """
     left, seen = 1, 0
     try:
-        while left:
+        while left and seen + left <= limit:
             seen += 1
-            if seen + left - 1 > limit:
-                return False
             left -= 1
             code = data[position]
             if code == 0x00:  # a described value: its descriptor and the value follow
@@ -172,7 +170,7 @@ def has_at_most(data: bytes, position: int, limit: int) -> bool:
                 position = end
     except (IndexError, struct.error) as error:
         raise DecodeError("the value is cut off") from error
-    return seen <= limit
+    return seen + left
 
 
 def _skip(data: bytes, position: int) -> int:

@@ -37,6 +37,10 @@ class FrameBuffer:
         self._missing = 0
         """How long the tail must be before it is worth looking at."""
 
+    def __len__(self) -> int:
+        """How many bytes wait for the rest of their frame."""
+        return len(self._tail)
+
     def feed(self, data: bytes) -> None:
         """Take in what arrived; everything before has to be taken out first."""
         if not self._tail:

@@ -6,8 +6,8 @@ from typing import Any, Final
 
 from pairbus.wire import encoder
 from pairbus.wire.composites import LAYOUTS, AmqpType
-from pairbus.wire.decoder import decode_at, decode_list, decode_map, skip
-from pairbus.wire.errors import DecodeError, EncodeError, InvalidFieldError
+from pairbus.wire.decoder import count_values, decode_at, decode_list, decode_map, skip
+from pairbus.wire.errors import DecodeError, EncodeError, InvalidFieldError, PeerLimitError
 from pairbus.wire.sections import (
     AMQP_SEQUENCE,
     AMQP_VALUE,
@@ -197,6 +197,16 @@ def _section_code(descriptor: object) -> int:
     if type(descriptor) is Symbol:
         return SECTION_CODES.get(descriptor, 0)
     return 0
+
+
+def check_values(payload: bytes, limit: int) -> None:
+    """Raise ``PeerLimitError`` if the sections of a message hold more than ``limit`` values; decodes none of them."""
+    position, left = 0, limit
+    while position < len(payload):
+        left -= count_values(payload, position, left)
+        if left < 0:
+            raise PeerLimitError(f"the message holds more than {limit} values")
+        position = skip(payload, position)
 
 
 def decode_message(payload: bytes) -> Message:

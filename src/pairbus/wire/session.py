@@ -10,7 +10,7 @@ from typing import Any, Final
 from pairbus.wire import encoder
 from pairbus.wire.conditions import Condition
 from pairbus.wire.configuration import Bounds, Configuration
-from pairbus.wire.decoder import has_at_most
+from pairbus.wire.decoder import count_values
 from pairbus.wire.errors import (
     DeliveryIdError,
     FrameTooLargeError,
@@ -77,7 +77,7 @@ class Host(ABC):
     def check_values(self, frame: bytes, position: int) -> None:
         """Raise ``PeerLimitError`` if the performative at ``position`` holds more values than it may."""
         most = self.bounds.values
-        if len(frame) - position > most and not has_at_most(frame, position, most):  # a value takes a byte or more
+        if len(frame) - position > most and count_values(frame, position, most) > most:  # a value takes a byte or more
             raise PeerLimitError(f"a frame holds more than {most} values")
 
     @abstractmethod

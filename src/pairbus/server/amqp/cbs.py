@@ -11,6 +11,7 @@ from pairbus.dialect.management import Operation, Request, Response
 from pairbus.server.access import path_of
 from pairbus.server.amqp.peer import Peer
 from pairbus.server.amqp.requests import RequestNode
+from pairbus.server.amqp.unproven import BOUNDS
 from pairbus.server.errors import REFUSABLE, BadRequestError, UnauthorizedError, refusal_of
 from pairbus.wire import Link
 
@@ -24,6 +25,7 @@ class TokenNode(RequestNode):
     """Takes tokens, and answers whether they hold."""
 
     kind = "tokens"
+    max_values = BOUNDS.values
 
     def __init__(self, peer: Peer, link: Link) -> None:
         super().__init__(peer, link, CBS)

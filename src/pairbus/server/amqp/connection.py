@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
@@ -16,8 +19,10 @@ from pairbus.server.amqp.consumer import Consumer
 from pairbus.server.amqp.node import Node
 from pairbus.server.amqp.peer import Keep, Peer
 from pairbus.server.amqp.replies import Replies
+from pairbus.server.amqp.requests import RequestNode
 from pairbus.server.amqp.services import AmqpServices, Transport
 from pairbus.server.amqp.transactions import Transactions
+from pairbus.server.amqp.unproven import BOUNDS
 from pairbus.server.errors import REFUSABLE, BadRequestError, UnauthorizedError, refusal_of
 from pairbus.store import StoreError
 from pairbus.wire import (
@@ -56,6 +61,11 @@ _MOST_UNCONFIRMED_BYTES: Final = 8 * 1024 * 1024
 """What a connection may have sent that is not on disk yet; then we read no more of it for a while."""
 _MOST_UNSENT_BYTES: Final = 4 * 1024 * 1024
 """What may lie ready for a peer that does not read; then we do nothing more for it."""
+_NOTHING: Final = memoryview(b"")
+_TURN_S: Final = 0.004
+"""How long a connection is served before the others have their turn."""
+_SLICE_BYTES: Final = 16 * 1024
+"""How much of what came is looked at before the time is."""
 _OPEN_WITHIN_S: Final = 60.0
 _TOKEN_WITHIN_S: Final = 60.0
 _MOST_ANSWERS: Final = 16
@@ -86,7 +96,10 @@ class AmqpConnection(Peer):
             # The SDK for JavaScript goes without when its connection string has a token and no key: that opens nothing.
             SaslServer(mechanisms=(MSSBCBS, PLAIN, ANONYMOUS), authenticate=self._authenticate, required=False),
         )
+        self._engine.bounds = BOUNDS
         self._nodes: dict[Link, Node] = {}
+        self._unread: memoryview = _NOTHING
+        """What came with what filled the last turn."""
         self._events: deque[Event] = deque()
         """What the peer has asked, and nobody has looked at."""
         self._answers = 0
@@ -100,6 +113,8 @@ class AmqpConnection(Peer):
         self._confirming_bytes = 0
         self._is_writable = True
         self._is_reading = True
+        self._has_turn_left = False
+        """Whether the next turn is planned."""
         self._is_lost = False
         self._heartbeat: asyncio.TimerHandle | None = None
         self._expiry: asyncio.TimerHandle | None = None
@@ -117,6 +132,7 @@ class AmqpConnection(Peer):
             DispositionReceived: self._disposed,
         }
         services.connections.add(self)
+        services.unproven.add(self)
         self.counters.connected(protocol)
         self._opening = self.host.loop.call_later(_OPEN_WITHIN_S, self._give_up)
 
@@ -124,9 +140,31 @@ class AmqpConnection(Peer):
 
     def data_received(self, data: bytes) -> None:
         """Take in what arrived."""
-        self.guard(partial(self._take_in, data))
+        self._unread = memoryview(bytes(self._unread) + data if self._unread else data)
+        if not self._has_turn_left:
+            self.guard(self._take_turn)
 
-    def _take_in(self, data: bytes) -> None:
+    def _take_turn(self) -> None:
+        """Do what the peer asks, for a few milliseconds at a time; then it is the turn of the other connections.
+
+        What the peer does not take the answers of waits as well, and no more is read.
+        """
+        self._has_turn_left = False
+        ends = time.perf_counter() + _TURN_S
+        is_early = True
+        while self._handle_events(ends) and self._unread and is_early:
+            data, self._unread = self._unread[:_SLICE_BYTES], self._unread[_SLICE_BYTES:]
+            self._take_in(data)
+            is_early = time.perf_counter() < ends
+        self._send_confirmations()
+        self._release_held()
+        self.flush()
+        if self._can_go_on and (self._unread or self._events):
+            self._has_turn_left = True
+            self.host.loop.call_soon(self.guard, self._take_turn)
+        self._balance()
+
+    def _take_in(self, data: memoryview) -> None:
         events: Sequence[Event]
         violation: ProtocolError | None = None
         try:
@@ -134,24 +172,32 @@ class AmqpConnection(Peer):
         except ProtocolError as error:
             events, violation = error.events, error
         self._events.extend(events)
-        self._handle_events()
         if violation is not None:
-            _log.info("a peer broke the protocol: %s", violation)
+            self._handle_events(math.inf)
+            self._send_confirmations()
+            self.flush()
+            _log.info("protocol violation, connection closed: %s", violation)
             self.counters.refused[violation.condition] += 1
             self._hang_up()
+        elif not self._services.unproven.hold(self, self._engine.held_bytes):
+            self._end(Error(Condition.RESOURCE_LIMIT_EXCEEDED, "too much has come from connections without a token"))
 
-    def _handle_events(self) -> None:
-        """Do what the peer asks, as long as it takes the answers; the rest waits, and no more is read."""
+    @property
+    def _can_go_on(self) -> bool:
+        """Whether the peer takes the answers to what it asks."""
+        return self._engine.is_closed or (self._is_writable and self._answers < _MOST_ANSWERS)
+
+    def _handle_events(self, ends: float) -> bool:
+        """Handle what has come, until a time; return whether nothing is left."""
         events = self._events
-        while events and (self._engine.is_closed or (self._is_writable and self._answers < _MOST_ANSWERS)):
+        while events and self._can_go_on:
             event = events.popleft()
             handler = self._handlers.get(type(event))
             if handler is not None:
                 handler(event)
-        self._send_confirmations()
-        self._release_held()
-        self.flush()
-        self._balance()
+            if time.perf_counter() > ends:
+                break
+        return not events
 
     def _release_held(self) -> None:
         """The window may have been opened again, which no event tells."""
@@ -167,7 +213,7 @@ class AmqpConnection(Peer):
         self.guard(self._go_on)
 
     def _go_on(self) -> None:
-        self._handle_events()
+        self._take_turn()
         for node in [*self._nodes.values()]:
             node.on_writable()
         self.flush()
@@ -181,18 +227,30 @@ class AmqpConnection(Peer):
         self.guard(self._handle_the_rest)
         self._is_lost = True
         self._services.connections.discard(self)
+        self._services.unproven.discard(self)
         self.counters.connections[self._protocol] -= 1
         for timer in (self._heartbeat, self._expiry, self._opening, self._farewell):
             if timer is not None:
                 timer.cancel()
         for node in [*self._nodes.values()]:
             self._forget(node.link)
+        # What refers back to the connection would keep it in memory until the garbage collector comes.
+        self._engine.abandon()
+        self._handlers.clear()
+        self._unread = _NOTHING
 
     def _handle_the_rest(self) -> None:
+        """Take what was sent or settled; the answer to a request would reach nobody."""
+        if self._unread and self.has_claims:
+            with suppress(ProtocolError):
+                self._events.extend(self._engine.receive_data(self._unread))
         for event in self._events:
-            if isinstance(event, Delivery | DispositionReceived):
+            if isinstance(event, DispositionReceived) or (isinstance(event, Delivery) and self._is_message(event)):
                 self._handlers[type(event)](event)
         self._events.clear()
+
+    def _is_message(self, delivery: Delivery) -> bool:
+        return not isinstance(self._nodes.get(delivery.link), RequestNode)
 
     def shut_down(self) -> None:
         """The server stops: say so, and hang up."""
@@ -275,8 +333,9 @@ class AmqpConnection(Peer):
         def finish(error: StoreError | None) -> None:
             self._answers -= 1
             done(error)
-            if self._events:
-                self.host.loop.call_soon(self.guard, self._handle_events)
+            if self._events and not self._has_turn_left:
+                self._has_turn_left = True
+                self.host.loop.call_soon(self.guard, self._take_turn)
 
         self.when_durable(finish)
 
@@ -303,12 +362,30 @@ class AmqpConnection(Peer):
                 self._transport.write(data)
 
     def tokens_changed(self) -> None:
+        self._prove()
         if self._expiry is not None:
             self._expiry.cancel()
         due_ms = self.claims.next_expiry_ms()
         if due_ms is not None:
             pause_s = min(max(0, due_ms - self.host.wall_ms()) / 1_000, _LONGEST_PAUSE_S)
             self._expiry = self.host.loop.call_later(pause_s, self.guard, self._expire)
+
+    def _prove(self) -> None:
+        """The peer has shown a key or a token that holds: it may have what a connection has."""
+        if self.claims:
+            self._engine.bounds = self._services.configuration.bounds
+            self._services.unproven.discard(self)
+
+    def recheck_claims(self) -> None:
+        if self.claims.drop_revoked(self.gatekeeper.holds):
+            self.guard(self._revoke)
+
+    def _revoke(self) -> None:
+        reason = "the key that it was opened with was changed or removed"
+        _log.info("claims revoked, %d left", len(self.claims))
+        self._end_unclaimed(UnauthorizedError(reason))
+        if not self.claims:
+            self._end(Error(Condition.UNAUTHORIZED_ACCESS, reason))
 
     def session_token(self, link_name: object, address: Address, session_id: object) -> bytes | None:
         if not isinstance(session_id, str | None):
@@ -334,6 +411,7 @@ class AmqpConnection(Peer):
         except REFUSABLE as error:
             self.counters.refused[refusal_of(error).condition] += 1
             return SaslCode.AUTH
+        self._prove()
         return SaslCode.OK
 
     def _opened(self, _event: ConnectionOpened) -> None:
@@ -434,6 +512,7 @@ class AmqpConnection(Peer):
             self._unconfirmed_bytes > _MOST_UNCONFIRMED_BYTES
             or self._transport.get_write_buffer_size() > _MOST_UNSENT_BYTES
             or bool(self._events)
+            or bool(self._unread)
         )
         if too_much is self._is_reading and not self._is_lost:
             self._is_reading = not too_much
@@ -471,15 +550,17 @@ class AmqpConnection(Peer):
 
     def _expire(self) -> None:
         """A token has ended: the links that lived by it end too."""
-        now_ms = self.host.wall_ms()
-        self.claims.drop_expired(now_ms)
-        error = refusal_of(UnauthorizedError("ExpiredToken: the token has expired, and no new one was put")).error
-        for node in [*self._nodes.values()]:
-            if not all(self.claims.allows(path, rights, now_ms) for path, rights in node.needs):
-                self._forget(node.link)
-                node.link.detach(error=error)
-        self.flush()
+        self.claims.drop_expired(self.host.wall_ms())
+        self._end_unclaimed(UnauthorizedError("ExpiredToken: the token has expired, and no new one was put"))
         self.tokens_changed()
+
+    def _end_unclaimed(self, error: UnauthorizedError) -> None:
+        """Detach the links that nothing allows any more."""
+        for node in [*self._nodes.values()]:
+            if not all(self.allows(path, rights) for path, rights in node.needs):
+                self._forget(node.link)
+                node.link.detach(error=refusal_of(error).error)
+        self.flush()
 
     def _end(self, error: Error) -> None:
         self._engine.close(error=error)

@@ -14,6 +14,9 @@ from pairbus.wire import ACCEPTED, Delivery, Link, ProtocolError
 class RequestNode(Node):
     """Takes requests, and has them answered."""
 
+    max_values = 65_536
+    """How many values a request may hold: decoding more would keep the other connections waiting."""
+
     def __init__(self, peer: Peer, link: Link, path: str, needs: tuple[Need, ...] = ()) -> None:
         super().__init__(link, path, needs)
         self._peer = peer
@@ -22,7 +25,7 @@ class RequestNode(Node):
         if self.link.credit < CREDIT // 2:
             self.link.flow(CREDIT)
         try:
-            request = read_request(delivery.payload)
+            request = read_request(delivery.payload, self.max_values)
         except ProtocolError as error:
             self._peer.refuse(delivery, error)
             return

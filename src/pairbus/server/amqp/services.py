@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final, Protocol
 
 from pairbus.server.access import Gatekeeper
+from pairbus.server.amqp.unproven import Unproven
 from pairbus.server.counters import Counters
 from pairbus.server.dispatcher import Dispatcher
 from pairbus.server.host import NamespaceHost
@@ -22,6 +23,9 @@ class Connected(Protocol):
 
     def abort(self) -> None:
         """Hang up without a word."""
+
+    def recheck_claims(self) -> None:
+        """End what was opened with keys that have been changed or removed."""
 
 
 class Transport(Protocol):
@@ -66,13 +70,20 @@ class AmqpServices:
             # one message that was too large would take the others with it.
             strict=False,
             reject_oversized=True,
-            # Before anyone has shown a token, too: so no more than a few of the largest messages.
+            # No more than a few of the largest messages; much less before a peer has shown a token.
             max_incomplete_bytes=max(_LEAST_INCOMPLETE_BYTES, 2 * host.limits.largest_bytes),
         )
         self.connections: set[Connected] = set()
+        self.unproven = Unproven()
+        """Those of them that have shown nothing yet."""
         self.receptions: set[Transport] = set()
         """What carries the connections of which nobody knows yet what they speak."""
         self.is_draining = False
+        host.on_access_changed = self._recheck_claims
+
+    def _recheck_claims(self) -> None:
+        for connection in [*self.connections]:
+            connection.recheck_claims()
 
     @property
     def stream_count(self) -> int:

@@ -1,0 +1,183 @@
+"""A8, E5: claims are looked up in a table, end when their key does, and leave nothing behind."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from pairbus.broker import Address, AuthorizationRule, QueueDescription, Right
+from pairbus.dialect.sas import make_sas_token
+from pairbus.server.access import Grant
+from pairbus.server.amqp.claims import Claims
+from pairbus.server.amqp.connection import AmqpConnection
+from pairbus.server.amqp.unproven import BOUNDS, TOTAL_BYTES, Unproven
+from pairbus.server.host import NamespaceHost
+from pairbus.testing import RunningNamespace, running_namespace
+from pairbus.wire import ACCEPTED, Condition, plain
+from pairbus.wire.performatives import Transfer
+from tests.server.amqp.wire_client import WireClient, connect, eventually, text_message
+from tests.wire.pair import frame
+
+SEND = (Right.SEND,)
+FAR_S = 4_000_000_000
+
+
+def grant(path: str, expires_ms: int = 10**15, who: str = "") -> Grant:
+    return Grant(path, frozenset(SEND), expires_ms, who=who)
+
+
+def test_claim_covers_its_path_and_everything_below() -> None:
+    claims = Claims()
+    claims.put("a/b", grant("a/b", who="key"))
+    assert claims.allows("a/b", SEND, 0)
+    assert claims.allows("a/b/$management", SEND, 0)
+    assert not claims.allows("a", SEND, 0)
+    assert not claims.allows("a/bc", SEND, 0)
+    assert not claims.allows("a/b", (Right.LISTEN,), 0)
+    assert (claims.who("a/b/c"), claims.who("x")) == ("key", "")
+    claims.put("", grant(""))
+    assert claims.allows("x/y", SEND, 0)
+
+
+def test_expired_claims_are_dropped_and_renewed_ones_stay() -> None:
+    claims = Claims()
+    for turn in range(100):
+        claims.put("renewed", grant("renewed", 1_000 + turn))
+    claims.put("other", grant("other", 500))
+    assert claims.next_expiry_ms() == 500
+    claims.drop_expired(500)
+    assert (len(claims), claims.next_expiry_ms()) == (1, 1_099)
+    claims.drop_expired(1_098)
+    assert claims.allows("renewed/x", SEND, 1_098)
+    claims.drop_expired(1_099)
+    assert not claims
+
+
+def test_unproven_connections_share_a_bounded_amount_and_the_oldest_is_evicted() -> None:
+    aborted: list[str] = []
+
+    class Stranger:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def abort(self) -> None:
+            aborted.append(self.name)
+
+    unproven = Unproven()
+    first, second = Stranger("first"), Stranger("second")
+    unproven.add(first)
+    unproven.add(second)
+    assert unproven.hold(first, TOTAL_BYTES - 10)
+    assert not unproven.hold(second, 11)
+    assert unproven.evict()
+    assert (aborted, unproven.held_bytes, len(unproven)) == (["first"], 11, 1)
+    unproven.discard(second)
+    assert (unproven.evict(), unproven.held_bytes) == (False, 0)
+    assert unproven.hold(second, 10**9), "whoever has shown a key is not counted here"
+
+
+@pytest.fixture
+def namespace() -> Iterator[RunningNamespace]:
+    with running_namespace(queues=["orders", "other"]) as served:
+        yield served
+
+
+def rule(name: str, key: str, *rights: Right) -> AuthorizationRule:
+    return AuthorizationRule(name=name, rights=rights or (Right.SEND,), primary_key=key, secondary_key=key + "2")
+
+
+def add_key(namespace: RunningNamespace, added: AuthorizationRule) -> None:
+    def change(host: NamespaceHost) -> None:
+        rules = host.namespace.authorization_rules(host.now_ms())
+        kept = [each for each in rules if each.name != added.name]
+        host.namespace.set_authorization_rules([*kept, added], host.now_ms())
+
+    namespace.call(change)
+
+
+def remove_key(namespace: RunningNamespace) -> None:
+    def change(host: NamespaceHost) -> None:
+        rules = host.namespace.authorization_rules(host.now_ms())
+        host.namespace.set_authorization_rules([each for each in rules if each.name != "app"], host.now_ms())
+
+    namespace.call(change)
+
+
+def regenerate_key(namespace: RunningNamespace) -> None:
+    add_key(namespace, rule("app", "another"))
+
+
+def reduce_rights(namespace: RunningNamespace) -> None:
+    add_key(namespace, rule("app", "secret", Right.LISTEN))
+
+
+def with_sasl(namespace: RunningNamespace) -> WireClient:
+    return WireClient(namespace.port, sasl=plain("app", "secret")).open()
+
+
+def with_token(namespace: RunningNamespace) -> WireClient:
+    client = WireClient(namespace.port).open()
+    token = make_sas_token("sb://localhost/orders", "app", "secret", FAR_S)
+    assert client.put_token("sb://localhost/orders", token).status == 202
+    return client
+
+
+@pytest.mark.parametrize("revoke", [remove_key, regenerate_key, reduce_rights])
+@pytest.mark.parametrize("enter", [with_sasl, with_token])
+def test_e5_revoked_key_ends_the_connections_that_it_opened(
+    namespace: RunningNamespace,
+    enter: Callable[[RunningNamespace], WireClient],
+    revoke: Callable[[RunningNamespace], None],
+) -> None:
+    add_key(namespace, rule("app", "secret"))
+    with enter(namespace) as client, connect(namespace) as root:
+        link = client.sender("orders")
+        assert client.send(link, text_message("one")) == ACCEPTED
+        other = root.sender("orders")
+        revoke(namespace)
+        assert client.detached(link).condition == Condition.UNAUTHORIZED_ACCESS
+        closed = client.until_hung_up()
+        assert closed is not None
+        assert closed.condition == Condition.UNAUTHORIZED_ACCESS
+        assert root.send(other, text_message("two")) == ACCEPTED, "another key is not concerned"
+
+
+def test_e5_revoked_key_of_an_entity_ends_its_links_and_a_key_that_stays_does_not(namespace: RunningNamespace) -> None:
+    def set_keys(*keys: AuthorizationRule) -> None:
+        description = QueueDescription(authorization_rules=keys)
+        namespace.call(lambda host: host.namespace.update(Address.of("orders"), description, host.now_ms()))
+
+    set_keys(rule("own", "secret"))
+    with WireClient(namespace.port).open() as client:
+        token = make_sas_token("sb://localhost/orders", "own", "secret2", FAR_S)
+        assert client.put_token("sb://localhost/orders", token).status == 202
+        link = client.sender("orders")
+        set_keys(rule("own", "secret"), rule("more", "else"))
+        assert client.send(link, text_message("still")) == ACCEPTED
+        set_keys(rule("more", "else"))
+        assert client.detached(link).condition == Condition.UNAUTHORIZED_ACCESS
+
+
+def test_e5_connection_that_is_lost_is_freed_without_the_garbage_collector(namespace: RunningNamespace) -> None:
+    found: list[weakref.ref[object]] = []
+
+    def look(host: NamespaceHost) -> None:
+        found.extend(weakref.ref(each) for each in gc.get_objects() if type(each) is AmqpConnection)
+
+    with WireClient(namespace.port).open() as client:
+        node = client.requests("$cbs")
+        link, session = node.asking, client.first_session
+        partial = Transfer(handle=link.handle, delivery_id=0, delivery_tag=b"t", message_format=0, more=True)
+        client.socket.sendall(frame(partial, channel=session.channel, payload=bytes(BOUNDS.incomplete_bytes // 4)))
+        client.barrier()
+        gc.collect()
+        namespace.call(look)
+        assert found
+        gc.disable()
+    try:
+        eventually(lambda: all(each() is None for each in found))
+    finally:
+        gc.enable()
