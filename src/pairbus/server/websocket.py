@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Final
 
 from starlette.routing import WebSocketRoute
@@ -13,6 +14,8 @@ from pairbus.server.amqp.services import AmqpServices
 from pairbus.server.http.protocol import STREAM, StreamingWebSocket
 
 PATH: Final = "/$servicebus/websocket"
+_PATHS: Final = re.compile(rf"{re.escape(PATH)}/?\Z", re.IGNORECASE)
+"""What clients send: older SDKs end the path with a slash, and the service ignores the case of paths."""
 SUBPROTOCOL: Final = "AMQPWSB10"
 _PROTOCOL_ERROR: Final = 1002
 _ENVELOPE_BYTES: Final = 1024 * 1024
@@ -110,4 +113,6 @@ def websocket_route(services: AmqpServices) -> WebSocketRoute:
         except WebSocketDisconnect:
             return
 
-    return WebSocketRoute(PATH, serve)
+    route = WebSocketRoute(PATH, serve)
+    route.path_regex = _PATHS
+    return route

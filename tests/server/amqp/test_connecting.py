@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from websocket import WebSocketBadStatusException, create_connection
 
 from pairbus.broker import Address
 from pairbus.dialect.sas import make_sas_token
@@ -19,9 +20,11 @@ from pairbus.wire import (
     PLAIN,
     Condition,
     Configuration,
+    Connection,
     ConnectionOpened,
     SaslCode,
     Symbol,
+    anonymous,
     decode,
     encode,
     plain,
@@ -242,3 +245,31 @@ def test_frames_in_one_piece_are_understood_as_in_many(namespace: RunningNamespa
     with socket.create_connection(("127.0.0.1", namespace.port), timeout=DEADLINE_S) as stream:
         stream.sendall(told)
         eventually(lambda: len(messages_in(namespace, Address.of(name))) == 3)
+
+
+# WebSockets
+
+
+@pytest.mark.parametrize(
+    "path", ["/$servicebus/websocket", "/$servicebus/websocket/", "/$ServiceBus/WebSocket", "/%24SERVICEBUS/websocket/"]
+)
+def test_websocket_path_is_accepted_with_a_trailing_slash_and_in_any_case(
+    namespace: RunningNamespace, path: str
+) -> None:
+    address = f"ws://127.0.0.1:{namespace.port}{path}"
+    stream = create_connection(address, subprotocols=["AMQPWSB10"], timeout=DEADLINE_S)
+    engine = Connection(Configuration(container_id="older-sdk"), anonymous())
+    engine.open()
+    while not engine.is_open:
+        data = engine.data_to_send()
+        if data:
+            stream.send_binary(data)
+        _, received = stream.recv_data()
+        engine.receive_data(received)
+    stream.close()
+
+
+@pytest.mark.parametrize("path", ["/$servicebus/websocket//", "/$servicebus/websocket/x", "/$servicebus/websockets"])
+def test_websocket_on_another_path_is_refused(namespace: RunningNamespace, path: str) -> None:
+    with pytest.raises(WebSocketBadStatusException):
+        create_connection(f"ws://127.0.0.1:{namespace.port}{path}", subprotocols=["AMQPWSB10"], timeout=DEADLINE_S)
