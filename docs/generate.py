@@ -625,6 +625,7 @@ SETTINGS = {
     "auto_delete_on_idle_ms": "after how long without use it deletes itself",
     "status": "what an operator lets it do: `active`, `disabled`, `send-disabled`, `receive-disabled`",
     "batched_operations": "kept for clients to read; commits are grouped in any case",
+    "express": "kept for clients to read; messages are stored durably in any case",
     "support_ordering": "kept for clients to read",
     "user_metadata": "kept for clients to read",
     "authorization_rules": "keys to the entity, kept for a server to check",

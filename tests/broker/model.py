@@ -784,7 +784,7 @@ class Model:
         self._check_description(description)
         if path.lower() in self.entities:
             raise EntityExistsError(path)
-        settled = self._with_targets(path, description)
+        settled = self._with_targets(description)
         assert not isinstance(settled, SubscriptionDescription)
         parts = (Part.MAIN,) if isinstance(settled, TopicDescription) else tuple(Part)
         entity = self._new(path, Address.of(path), settled, parts, settled.partitioned, now_ms)
@@ -806,7 +806,7 @@ class Model:
             raise EntityExistsError(name)
         first = Rule(*(rule or ("$Default", 0, None)), now_ms)
         self._check_rules(parent, first, None)
-        settled = self._with_targets(f"{parent.path}/{name}", description)
+        settled = self._with_targets(description)
         partitioned = isinstance(parent.description, TopicDescription) and parent.description.partitioned
         entity = self._new(name, Address.of(topic, name), settled, tuple(Part), partitioned, now_ms)
         entity.topic = parent
@@ -833,22 +833,20 @@ class Model:
             return
         if not self.limits.min_lock_ms <= description.lock_duration_ms <= self.limits.max_lock_ms:
             raise InvalidDescriptionError("lock duration")
-        if description.requires_session and description.forward_to is not None:
-            raise InvalidDescriptionError("sessions do not forward")
 
-    def _with_targets(self, path: str, description: EntityDescription) -> EntityDescription:
+    def _with_targets(self, description: EntityDescription) -> EntityDescription:
         if isinstance(description, TopicDescription):
             return description
         return replace(
             description,
-            forward_to=self._target(path, description.forward_to),
-            forward_dead_letters_to=self._target(path, description.forward_dead_letters_to),
+            forward_to=self._target(description.forward_to),
+            forward_dead_letters_to=self._target(description.forward_dead_letters_to),
         )
 
-    def _target(self, path: str, target: str | None) -> str | None:
+    def _target(self, target: str | None) -> str | None:
         if target is None:
             return None
-        if target.lower() == path.lower() or target.lower() not in self.entities:
+        if target.lower() not in self.entities:
             raise InvalidDescriptionError(target)
         return self.entities[target.lower()].path
 
@@ -862,7 +860,10 @@ class Model:
             if getattr(before, name, None) != getattr(description, name, None):
                 raise InvalidDescriptionError(name)
         self._check_description(description)
-        entity.description = self._with_targets(entity.full_path, description)
+        begins = not entity.is_topic and entity.forward_to is None and getattr(description, "forward_to", None)
+        if begins and entity.has_sessions and any(letter.is_ready for letter in entity.main.letters):
+            raise InvalidDescriptionError("messages wait in sessions")
+        entity.description = self._with_targets(description)
         entity.updated_ms = entity.accessed_ms = now_ms
         if not entity.is_topic:
             self.pumps += self._new_pumps(entity)
@@ -1590,7 +1591,7 @@ class Model:
             for box in entity.boxes.values():
                 if box.part is not Part.MAIN or entity.forward_to is None:
                     found[box.address] = {letter.sequence for letter in box.letters if letter.is_ready}
-            if entity.has_sessions:
+            if entity.has_sessions and entity.forward_to is None:
                 found[entity.address] |= set(entity.available)
         return found
 

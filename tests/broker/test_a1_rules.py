@@ -95,7 +95,7 @@ def test_a1_a_rule_that_does_not_exist_is_neither_updated_nor_removed() -> None:
         broker.namespace.rules("topic", "no", broker.now_ms)
 
 
-@pytest.mark.parametrize("name", ["", "a/b", "x" * 51, "a?b"])
+@pytest.mark.parametrize("name", ["", "a/b", "x" * 51, "a?b", "a b", "$Other"])
 def test_a1_a_rule_has_a_name_like_a_subscription(name: str) -> None:
     broker = Broker()
     broker.topic()

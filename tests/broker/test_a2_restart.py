@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -12,6 +13,7 @@ from pairbus.broker.errors import LockLostError, SessionLockLostError
 from pairbus.broker.operations import Send
 from pairbus.broker.runtime import EntityInfo
 from pairbus.store import MemoryStore, keys
+from pairbus.store.keyvalue import apply
 from tests.broker.broker import MINUTE, SECOND, Broker, dead, letter, numbers, sql, texts, transfers
 
 
@@ -291,3 +293,33 @@ def test_a2_a_body_is_kept_as_long_as_one_copy_needs_it_also_across_restarts() -
         assert broker.take(subscription) == ["x"]
     broker.commit()
     assert keys.BODY not in kinds_left(broker.store)
+
+
+def test_a2_entities_that_an_earlier_version_wrote_open_and_work_whatever_they_are_called() -> None:
+    broker = Broker()
+    queue, topic = broker.queue("queue"), broker.topic("topic")
+    subscription = broker.subscription("sub", topic="topic", rule=sql("1=1", "rule"))
+    broker.commit()
+    written = [
+        *broker.store.scan(keys.ENTITY, keys.after(keys.ENTITY)),
+        *broker.store.scan(keys.RULE, keys.after(keys.RULE)),
+    ]
+    for key, raw in written:
+        found = json.loads(raw[1:])
+        found.get("settings", {}).pop("express", None)  # which it did not know
+        for name in ("path", "name"):
+            if name in found:
+                found[name] = f"{found[name]} größe!"
+        apply(broker.store, {key: raw[:1] + json.dumps(found).encode()})
+    broker.crash()
+    queue, topic = Address.of("queue größe!"), Address.of("topic größe!")
+    subscription = Address.of(topic.entity, "sub größe!")
+    broker.send(queue, "x")
+    broker.send(topic, "y")
+    broker.update(queue, max_delivery_count=3)
+    broker.namespace.update_rule(topic.entity, "sub größe!", sql("2=2", "rule größe!"), broker.now_ms)
+    broker.restart()
+    assert (broker.take(queue), broker.take(subscription)) == (["x"], ["y"])
+    broker.namespace.delete(queue, broker.now_ms)
+    broker.namespace.delete(topic, broker.now_ms)
+    assert broker.namespace.queues(broker.now_ms) == broker.namespace.topics(broker.now_ms) == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pairbus.broker.address import Address
-from pairbus.broker.descriptions import EntityStatus
+from pairbus.broker.descriptions import EntityStatus, QueueDescription
 from pairbus.broker.errors import InvalidDescriptionError, InvalidOperationError
 from pairbus.broker.limits import RELAXED
 from tests.broker.broker import LOCK, MINUTE, SECOND, START, Broker, blob, dead, letter, reason, text, texts
@@ -116,11 +116,64 @@ def test_a6_a_forwarding_entity_is_not_received_from_but_its_dead_letters_are() 
     assert broker.receive(dead(source)) == []
 
 
-def test_a6_an_entity_with_sessions_does_not_forward() -> None:
+def test_a6_queue_and_subscription_with_sessions_forward_at_once() -> None:
     broker = Broker()
-    broker.queue("target")
-    with pytest.raises(InvalidDescriptionError):
-        broker.queue(requires_session=True, forward_to="target")
+    target, topic = broker.queue("target"), broker.topic()
+    source = broker.queue("source", requires_session=True, forward_to="target")
+    broker.subscription(requires_session=True, forward_to="target")
+    broker.send(source, letter("x", session_id="s"))
+    broker.send(topic, letter("y", session_id="s"))
+    broker.restart()
+    assert broker.take(target) == ["x", "y"]
+    with pytest.raises(InvalidOperationError, match="forwards to 'target'"):
+        broker.accept(source)
+
+
+def test_a6_update_does_not_start_forwarding_while_messages_wait_in_sessions() -> None:
+    broker = Broker()
+    target, source = broker.queue("target"), broker.queue("source", requires_session=True)
+    broker.send(source, letter("x", session_id="s"))
+    with pytest.raises(InvalidDescriptionError, match="1 messages wait in its sessions"):
+        broker.update(source, forward_to="target")
+    session = broker.accept(source, "s")
+    (delivery,) = broker.receive(source, session_token=session)
+    broker.update(source, forward_to="target")
+    broker.abandon(source, delivery)
+    assert broker.take(target) == ["x"]
+
+
+def test_a6_new_entity_cannot_forward_to_itself() -> None:
+    with pytest.raises(InvalidDescriptionError, match="there is no such entity"):
+        Broker().queue("q", forward_to="q")
+
+
+def test_a6_message_sent_to_a_queue_that_forwards_to_itself_is_dead_lettered_once() -> None:
+    broker = Broker()
+    queue = broker.queue("Q")
+    broker.send(queue, "waiting", "locked")
+    broker.receive(queue, 1)
+    broker.update(queue, forward_to="q", forward_dead_letters_to="q")
+    broker.send(queue, "new")
+    broker.restart()
+    broker.tidy()
+    assert not broker.namespace.tidy(broker.now_ms)
+    assert broker.info(queue).active_count == 0
+    assert broker.info(queue).description == QueueDescription(forward_to="Q", forward_dead_letters_to="Q")
+    assert {reason(found) for found in broker.peek(dead(queue))} == {"MaxTransferHopCountExceeded"}
+    with pytest.raises(InvalidOperationError, match="forwards to itself"):
+        broker.receive(queue)
+    assert sorted(broker.take(dead(queue))) == ["locked", "new", "waiting"]
+
+
+def test_a6_dead_letters_that_a_queue_forwards_to_itself_come_back_four_times() -> None:
+    broker = Broker()
+    queue = broker.queue("q")
+    broker.update(queue, forward_dead_letters_to="q")
+    broker.send(queue, "x")
+    for _ in range(5):
+        broker.dead_letter(queue, broker.one(queue))
+    assert broker.receive(queue) == []
+    assert broker.take(dead(queue)) == ["x"]
 
 
 # What waits already

@@ -436,7 +436,7 @@ class Bench(RuleBasedStateMachine):
             max_size_megabytes=1,
             max_delivery_count=pick.of((2, 1, 3, 10)),
             requires_session=has_sessions,
-            forward_to=None if has_sessions else self._target(pick, path),
+            forward_to=self._target(pick, path),
             forward_dead_letters_to=self._target(pick, path),
             dead_letter_on_expiration=pick.of((True, False)),
             default_time_to_live_ms=pick.of((None, None, 3_000, 20_000)),
@@ -468,7 +468,7 @@ class Bench(RuleBasedStateMachine):
             lock_duration_ms=pick.of((5_000, 1_000, 60_000)),
             max_delivery_count=pick.of((2, 1, 3, 10)),
             requires_session=has_sessions,
-            forward_to=None if has_sessions else self._target(pick, topic),
+            forward_to=self._target(pick, topic),
             forward_dead_letters_to=self._target(pick, topic),
             dead_letter_on_expiration=pick.of((True, False)),
             dead_letter_on_filter_errors=pick.of((True, False)),
@@ -850,8 +850,6 @@ class Managing(Bench):
             return new
         fixed = ("requires_session", "requires_duplicate_detection", "partitioned")
         kept = {name: getattr(before, name) for name in fixed if hasattr(before, name)}
-        if kept.get("requires_session"):
-            kept["forward_to"] = None
         return replace(new, **kept)
 
     @rule(what=INDEX, where=INDEX, choices=CHOICES)

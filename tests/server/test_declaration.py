@@ -392,6 +392,9 @@ def test_keys_are_set_by_name_and_others_left() -> None:
         ('queues = [{ name = "queue", lock_duration = "1d" }]', "lock_duration_ms of 'queue' is 86400000"),
         ('queues = [{ name = "queue", forward_to = "nowhere" }]', "cannot forward to 'nowhere'"),
         ('queues = [{ name = "$q" }]', "reserved"),
+        ('queues = [{ name = "bad name!!" }]', "queue 'bad name!!' cannot be as it is declared: 'bad name!!' has the"),
+        ('topics = [{ name = "topic", subscriptions = [{ name = "a~b" }] }]', "'a~b' has the character '~'"),
+        ('queues = [{ name = "q", forward_to = "Q" }]', "forward_to of queue 'q' is the queue itself"),
     ],
 )
 def test_what_the_namespace_cannot_become_is_refused(text: str, said: str) -> None:

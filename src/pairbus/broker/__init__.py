@@ -65,7 +65,7 @@ from pairbus.broker.rules import Rule
 from pairbus.broker.runtime import EntityInfo
 from pairbus.broker.settlement import COMPLETE, Disposition, Verdict
 from pairbus.broker.sql import MISSING, EvaluationError, Missing
-from pairbus.broker.values import Instant, Span, Value
+from pairbus.broker.values import Instant, Span, Value, ZonelessInstant
 
 __all__ = [
     "COMPLETE",
@@ -142,4 +142,5 @@ __all__ = [
     "TrueFilter",
     "Value",
     "Verdict",
+    "ZonelessInstant",
 ]

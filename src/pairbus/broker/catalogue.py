@@ -163,7 +163,7 @@ class Catalogue:
             raise EntityExistsError(f"there is a subscription '{name}' of '{topic.path}' already", path)
         if len(topic.subscriptions) >= limits.subscriptions_per_topic:
             raise QuotaExceededError(f"a topic has at most {limits.subscriptions_per_topic} subscriptions", topic.path)
-        first = self._make_rule(path, rule, 1, now_ms)
+        first = self._new_rule(path, rule, 1, now_ms)
         self._check_rule_count(topic, rule)
         entity = self.restore(self._new_record(name, self._with_targets(path, description), now_ms, topic.id))
         assert isinstance(entity, SubscriptionEntity)  # noqa: S101 (made of its description)
@@ -256,6 +256,7 @@ class Catalogue:
     def update(self, entity: Entity, description: EntityDescription, now_ms: int) -> None:
         check_update(entity.full_path, entity.description, description)
         check_description(entity.full_path, description, self._context.limits)
+        _check_sessions_are_empty(entity, description)
         description = self._with_targets(entity.full_path, description)
         topic_id = entity.topic.id if isinstance(entity, SubscriptionEntity) else None
         self._context.records.put_entity(
@@ -285,21 +286,22 @@ class Catalogue:
         self._watch(entity)
 
     def _with_targets(self, path: str, description: EntityDescription) -> EntityDescription:
-        """The description with the entities that it forwards to named as they are; they have to exist."""
+        """Return the description with its forwarding targets spelled as they were created; they must exist.
+
+        A queue that does not exist yet cannot be its own target. An update may make it that, as in the service: the
+        limit on hops then moves its messages to the dead-letter queue.
+        """
         if isinstance(description, TopicDescription):
             return description
-        itself = None if isinstance(description, SubscriptionDescription) else path
         return replace(
             description,
-            forward_to=self._target(path, description.forward_to, itself),
-            forward_dead_letters_to=self._target(path, description.forward_dead_letters_to, itself),
+            forward_to=self._target(path, description.forward_to),
+            forward_dead_letters_to=self._target(path, description.forward_dead_letters_to),
         )
 
-    def _target(self, path: str, target: str | None, itself: str | None) -> str | None:
+    def _target(self, path: str, target: str | None) -> str | None:
         if not target:
             return None
-        if itself is not None and target.lower() == itself.lower():
-            raise InvalidDescriptionError(f"'{path}' cannot forward to itself", path)
         entity = self.find(target)
         if entity is None:
             raise InvalidDescriptionError(f"'{path}' cannot forward to '{target}': there is no such entity", path)
@@ -312,7 +314,7 @@ class Catalogue:
         if subscription.rules.get(description.name) is not None:
             raise EntityExistsError(f"there is a rule '{description.name}' already", subscription.full_path)
         self._check_rule_count(subscription.topic, description)
-        rule = self._make_rule(subscription.full_path, description, subscription.rules.next_position(), now_ms)
+        rule = self._new_rule(subscription.full_path, description, subscription.rules.next_position(), now_ms)
         self._put_rule(subscription, rule)
         subscription.touch(now_ms)
         return rule
@@ -352,10 +354,14 @@ class Catalogue:
         self._context.records.put_rule(subscription.id, rule.position, rule.description, rule.created_ms)
         subscription.rules.add(rule)
 
-    def _make_rule(self, path: str, description: RuleDescription, position: int, created_ms: int) -> Rule:
+    def _new_rule(self, path: str, description: RuleDescription, position: int, created_ms: int) -> Rule:
         check_rule(path, description)
         if description.name != DEFAULT_RULE:
             check_name(description.name, self._context.limits)
+        return self._make_rule(path, description, position, created_ms)
+
+    def _make_rule(self, path: str, description: RuleDescription, position: int, created_ms: int) -> Rule:
+        check_rule(path, description)
         try:
             return make_rule(description, position, created_ms, self._context.limits, self._context.fresh_id)
         except InvalidRequestError as error:
@@ -419,3 +425,21 @@ class Catalogue:
 def _keys_of(description: EntityDescription) -> tuple[AuthorizationRule, ...]:
     """The keys of an entity; those of a subscription are its topic's."""
     return () if isinstance(description, SubscriptionDescription) else description.authorization_rules
+
+
+def _check_sessions_are_empty(entity: Entity, description: EntityDescription) -> None:
+    """Refuse to start forwarding while messages wait in sessions: nobody could receive them there any more.
+
+    An entity that requires sessions may be created with a target; what it takes in then goes on at once.
+    """
+    if not isinstance(entity, Holder) or isinstance(description, TopicDescription):
+        return
+    sessions = entity.main.sessions
+    if sessions is None or description.forward_to is None or entity.description.forward_to is not None:
+        return
+    waiting = sum(len(session.ready) for session in sessions)
+    if waiting:
+        raise InvalidDescriptionError(
+            f"'{entity.full_path}' cannot forward yet: {waiting} messages wait in its sessions; receive them first",
+            entity.full_path,
+        )

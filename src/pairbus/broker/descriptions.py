@@ -73,6 +73,9 @@ class QueueDescription:
     auto_delete_on_idle_ms: int | None = None
     status: EntityStatus = EntityStatus.ACTIVE
     batched_operations: bool = True
+    express: bool = False
+    """Kept for clients to read back; messages are stored durably all the same."""
+
     user_metadata: str = ""
     authorization_rules: tuple[AuthorizationRule, ...] = ()
 
@@ -91,6 +94,9 @@ class TopicDescription:
     status: EntityStatus = EntityStatus.ACTIVE
     batched_operations: bool = True
     support_ordering: bool = True
+    express: bool = False
+    """Kept for clients to read back; messages are stored durably all the same."""
+
     user_metadata: str = ""
     authorization_rules: tuple[AuthorizationRule, ...] = ()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pairbus.broker.address import Address, Part
 from pairbus.broker.catalogue import Catalogue
-from pairbus.broker.entity import Destination, Entity, Holder
+from pairbus.broker.entity import Destination, Entity, Holder, QueueEntity
 from pairbus.broker.errors import (
     EntityDisabledError,
     InvalidOperationError,
@@ -47,9 +47,7 @@ class Lookup:
         if not description.status.can_receive:
             raise EntityDisabledError(f"'{address}' is {description.status}: it gives no messages", holder.full_path)
         if address.part is Part.MAIN and description.forward_to is not None:
-            raise InvalidOperationError(
-                f"'{address}' forwards to '{description.forward_to}': receive there", holder.full_path
-            )
+            raise InvalidOperationError(_why_not_here(address, holder, description.forward_to), holder.full_path)
         return holder, queue
 
     def session(self, queue: Queue, token: bytes | None, now_ms: int) -> Session | None:
@@ -92,3 +90,9 @@ class Lookup:
             " delivered again",
             str(address),
         )
+
+
+def _why_not_here(address: Address, holder: Holder, target: str) -> str:
+    if isinstance(holder, QueueEntity) and target == holder.path:
+        return f"'{target}' forwards to itself: its messages are in its dead-letter queue; clear forward_to to receive"
+    return f"'{address}' forwards to '{target}': receive there"

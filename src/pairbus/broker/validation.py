@@ -16,7 +16,12 @@ from pairbus.broker.descriptions import (
 from pairbus.broker.errors import InvalidDescriptionError, InvalidNameError
 from pairbus.broker.limits import Limits
 
-_FORBIDDEN: Final = re.compile(r"[@?#*\\\x00-\x1f\x7f\ud800-\udfff]")
+# Azure's naming rules for Microsoft.ServiceBus; the tilde is what Azure Resource Manager writes for a slash in a path.
+_NOT_IN_PATHS: Final = re.compile(r"[^A-Za-z0-9._~/-]")
+_IN_PATHS: Final = "letters (a-z, A-Z), digits, '.', '-', '_', '~' and '/'"
+_NOT_IN_NAMES: Final = re.compile(r"[^A-Za-z0-9._-]")
+_IN_NAMES: Final = "letters (a-z, A-Z), digits, '.', '-' and '_'"
+_NOT_IN_KEY_NAMES: Final = re.compile(r"[@?#*\\/\x00-\x1f\x7f\ud800-\udfff]")
 _KEY_NAME_CHARACTERS: Final = 256
 _RESERVED: Final = {"subscriptions", "rules"}
 _FIXED: Final = ("requires_session", "requires_duplicate_detection", "partitioned")
@@ -24,35 +29,41 @@ _FIXED: Final = ("requires_session", "requires_duplicate_detection", "partitione
 
 
 def check_path(path: str, limits: Limits) -> None:
-    """The path of a queue or a topic; it may have several segments."""
-    _check_name(path, limits.path_characters)
+    """Check the path of a queue or topic that is about to be created; raises ``InvalidNameError``.
+
+    Entities that exist keep whatever name an earlier version gave them.
+    """
+    _check_text(path, limits.path_characters)
     for segment in path.split("/"):
         if not segment or segment in {".", ".."}:
-            raise InvalidNameError(f"'{path}' has the segment '{segment}', which names nothing", path)
+            raise InvalidNameError(f"{path!r} has the segment '{segment}', which names nothing", path)
         if segment.startswith("$") or segment.lower() in _RESERVED:
-            raise InvalidNameError(f"'{path}' has the segment '{segment}', which is reserved", path)
+            raise InvalidNameError(f"{path!r} has the segment '{segment}', which is reserved", path)
+    _check_characters(path, _NOT_IN_PATHS, f"a queue or topic has a name of {_IN_PATHS}")
 
 
 def check_name(name: str, limits: Limits) -> None:
-    """The name of a subscription or a rule: one segment."""
-    _check_name(name, limits.name_characters)
-    if "/" in name:
-        raise InvalidNameError(f"'{name}' has a slash, which is not allowed", name)
+    """Check the name of a subscription or rule that is about to be created; raises ``InvalidNameError``."""
+    _check_text(name, limits.name_characters)
     if name.startswith("$"):
-        raise InvalidNameError(f"'{name}' begins with a dollar sign, which is reserved", name)
+        raise InvalidNameError(f"{name!r} begins with a dollar sign, which is reserved", name)
+    _check_characters(name, _NOT_IN_NAMES, f"a subscription or rule has a name of {_IN_NAMES}")
 
 
-def _check_name(name: str, characters: int) -> None:
+def _check_text(name: str, characters: int) -> None:
     if not isinstance(name, str):
         raise InvalidNameError(f"{name!r} is no name: a name is text")
     if not name or name.isspace():
         raise InvalidNameError("the name is empty", name)
     if len(name) > characters:
         raise InvalidNameError(f"the name has {len(name)} characters; at most {characters} are allowed", name)
-    found = _FORBIDDEN.search(name)
+
+
+def _check_characters(name: str, forbidden: re.Pattern[str], allowed: str) -> None:
+    found = forbidden.search(name)
     if found is not None:
         raise InvalidNameError(
-            f"{name!r} has the character {found.group()!r} at position {found.start()}, which is not allowed", name
+            f"{name!r} has the character {found.group()!r} at position {found.start()}; {allowed}", name
         )
 
 
@@ -84,19 +95,16 @@ def _check_times(path: str, description: EntityDescription, limits: Limits) -> N
 def _check_receiving(path: str, description: QueueDescription | SubscriptionDescription, limits: Limits) -> None:
     _check_range(path, "lock_duration_ms", description.lock_duration_ms, limits.min_lock_ms, limits.max_lock_ms)
     _check_range(path, "max_delivery_count", description.max_delivery_count, 1, limits.max_delivery_count)
-    if description.requires_session and description.forward_to is not None:
-        raise InvalidDescriptionError(f"'{path}' requires sessions and therefore cannot forward", path)
 
 
 def _check_sending(path: str, description: QueueDescription | TopicDescription, limits: Limits) -> None:
-    if description.requires_duplicate_detection:
-        _check_range(
-            path,
-            "duplicate_window_ms",
-            description.duplicate_window_ms,
-            limits.min_duplicate_window_ms,
-            limits.max_duplicate_window_ms,
-        )
+    _check_range(
+        path,
+        "duplicate_window_ms",
+        description.duplicate_window_ms,
+        limits.min_duplicate_window_ms,
+        limits.max_duplicate_window_ms,
+    )
     if limits.entity_megabytes and description.max_size_megabytes not in limits.entity_megabytes:
         sizes = ", ".join(map(str, limits.entity_megabytes))
         raise InvalidDescriptionError(
@@ -127,7 +135,7 @@ def check_keys(path: str, rules: Sequence[AuthorizationRule]) -> None:
     if len(set(names)) < len(names):
         raise InvalidDescriptionError(f"'{path}' has two authorization rules of the same name", path)
     for rule in rules:
-        if _FORBIDDEN.search(rule.name) or "/" in rule.name or len(rule.name) > _KEY_NAME_CHARACTERS:
+        if _NOT_IN_KEY_NAMES.search(rule.name) or len(rule.name) > _KEY_NAME_CHARACTERS:
             raise InvalidDescriptionError(f"authorization rule {rule.name[:300]!r} of '{path}' has no good name", path)
         if not (rule.name and rule.rights and rule.primary_key and rule.secondary_key):
             raise InvalidDescriptionError(

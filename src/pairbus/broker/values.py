@@ -15,6 +15,12 @@ class Instant(int):
         return f"Instant({int(self)})"
 
 
+class ZonelessInstant(Instant):
+    """A point in time that was given without a time zone: it counts as UTC, and is given back without a zone."""
+
+    __slots__ = ()
+
+
 class Span(int):
     """A length of time in milliseconds."""
 

@@ -396,6 +396,7 @@ class _Application:
     def _create(self, address: Address, declared: Declared[Any]) -> None:
         match declared.description:
             case QueueDescription() as queue:
+                _refuse_itself(declared.name, queue)
                 self._namespace.create_queue(declared.name, _without_forwards(queue), self._now_ms)
             case TopicDescription() as topic:
                 self._namespace.create_topic(declared.name, topic, self._now_ms)
@@ -445,6 +446,13 @@ def _entities(declaration: Declaration) -> Iterator[tuple[Address, Declared[Any]
 def _named(address: Address, declared: Declared[Any]) -> str:
     name = declared.name if address.subscription is None else f"{address.entity}/{declared.name}"
     return f"{_kind(declared.description)} '{name}'"
+
+
+def _refuse_itself(name: str, queue: QueueDescription) -> None:
+    """Refuse a queue that is created with itself as its target: the second step, which sets forwards, would take it."""
+    for setting in _FORWARDS:
+        if (getattr(queue, setting) or "").lower() == name.lower():
+            raise DeclarationError(f"{setting} of queue '{name}' is the queue itself; name another queue or topic")
 
 
 def _without_forwards(description: D) -> D:

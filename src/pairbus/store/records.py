@@ -34,7 +34,7 @@ from pairbus.broker.descriptions import (
 )
 from pairbus.broker.message import Amendments, MessageState, Record
 from pairbus.broker.sql import MISSING, Missing
-from pairbus.broker.values import Instant, Span, Value
+from pairbus.broker.values import Instant, Span, Value, ZonelessInstant
 
 VERSION: Final = 1
 _VERSION_BYTE: Final = bytes((VERSION,))
@@ -160,6 +160,7 @@ _TAGS: Final[dict[type, str]] = {
     bool: "bool",
     str: "str",
     Instant: "instant",
+    ZonelessInstant: "zoneless-instant",
     Span: "span",
     bytes: "bytes",
     UUID: "uuid",
@@ -192,6 +193,8 @@ def _untag(tag: str, value: Any) -> Value | Missing:
             return MISSING
         case "instant":
             return Instant(value)
+        case "zoneless-instant":
+            return ZonelessInstant(value)
         case "span":
             return Span(value)
         case "bytes":

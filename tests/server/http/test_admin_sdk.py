@@ -166,3 +166,34 @@ def test_a_wrong_key(namespace: RunningNamespace) -> None:
         for name in ("taken", "missing"):
             with pytest.raises(ClientAuthenticationError):
                 stranger.get_queue(name)
+
+
+def test_settings_that_the_service_takes_are_taken(client: ServiceBusAdministrationClient) -> None:
+    client.create_topic("as-service/topic", enable_express=True)
+    client.create_queue("as-service/queue", enable_express=True, requires_session=True, forward_to="as-service/topic")
+    queue = client.get_queue("as-service/queue")
+    assert (queue.enable_express, queue.requires_session) == (True, True)
+    assert client.get_topic("as-service/topic").enable_express is True
+    queue.enable_express = False
+    queue.forward_to = queue.forward_dead_lettered_messages_to = "as-service/queue"
+    client.update_queue(queue)
+    changed = client.get_queue("as-service/queue")
+    assert changed.enable_express is False
+    assert str(changed.forward_to).endswith("/as-service/queue")
+    topic = client.get_topic("as-service/topic")
+    topic.duplicate_detection_history_time_window = timedelta(days=25)
+    with pytest.raises(HttpResponseError):
+        client.update_topic(topic)
+
+
+def test_time_without_a_zone_comes_back_without_one(client: ServiceBusAdministrationClient) -> None:
+    client.create_topic("times")
+    client.create_subscription("times", "all")
+    times = {"naive": datetime(2020, 7, 5, 11, 12, 13), "aware": datetime(2020, 7, 5, 11, 12, 13, tzinfo=UTC)}  # noqa: DTZ001
+    action = SqlRuleAction("SET at = @naive", parameters={"@naive": times["naive"]})
+    client.create_rule("times", "all", "rule", filter=CorrelationRuleFilter(properties=dict(times)), action=action)
+    rule = client.get_rule("times", "all", "rule")
+    assert isinstance(rule.filter, CorrelationRuleFilter)
+    assert rule.filter.properties == times
+    assert rule.action is not None
+    assert rule.action.parameters == {"@naive": times["naive"]}

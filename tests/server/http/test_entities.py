@@ -37,6 +37,7 @@ QUEUE_SETTINGS = {
     "UserMetadata": "said & done",
     "AutoDeleteOnIdle": "PT10M",
     "EnablePartitioning": "false",
+    "EnableExpress": "true",
     "MaxMessageSizeInKilobytes": "100",
 }
 TOPIC_SETTINGS = {
@@ -50,6 +51,7 @@ TOPIC_SETTINGS = {
     "SupportOrdering": "false",
     "AutoDeleteOnIdle": "P1D",
     "EnablePartitioning": "false",
+    "EnableExpress": "true",
     "MaxMessageSizeInKilobytes": "64",
 }
 SUBSCRIPTION_SETTINGS = {
@@ -279,7 +281,8 @@ def test_a_queue_does_not_become_a_topic(site: Site) -> None:
     [("LockDuration", "PT4S"), ("LockDuration", "PT6M"), ("LockDuration", NEVER), ("LockDuration", "one minute"),
      ("MaxDeliveryCount", "0"), ("MaxDeliveryCount", "ten"), ("MaxSizeInMegabytes", "1"), ("Status", "Unknown"),
      ("DefaultMessageTimeToLive", "PT0S"), ("AutoDeleteOnIdle", "PT1M"), ("RequiresSession", "perhaps"),
-     ("ForwardTo", "nowhere"), ("ForwardTo", "q"), ("MaxMessageSizeInKilobytes", "1000000")],
+     ("ForwardTo", "nowhere"), ("MaxMessageSizeInKilobytes", "1000000"), ("DuplicateDetectionHistoryTimeWindow", "P8D"),
+     ("DuplicateDetectionHistoryTimeWindow", "PT1S")],
 )  # fmt: skip
 def test_wrong_settings(site: Site, setting: str, text: str) -> None:
     content = body("QueueDescription", {setting: text})
@@ -317,6 +320,29 @@ def test_forwarding_is_kept_as_a_path_and_shown_as_an_address(site: Site, elemen
     assert "big/target" in {info.forward_to, info.forward_dead_letters_to}
     assert site.update("/q", "<QueueDescription/>").status == 200
     assert element not in shown(site, "/q")
+
+
+def test_queue_with_sessions_is_created_with_a_target_and_updated_to_forward_to_itself(site: Site) -> None:
+    site.put("/target", "<QueueDescription/>")
+    settings = {"RequiresSession": "true", "ForwardTo": "target"}
+    created = site.put("/q", body("QueueDescription", settings))
+    assert created.status == 201
+    assert site.update("/q", created.body).status == 200
+    itself = {"ForwardTo": f"sb://{HOST}/q", "ForwardDeadLetteredMessagesTo": f"sb://{HOST}/q"}
+    assert site.put("/new", body("QueueDescription", {"ForwardTo": "new"})).status == 400
+    assert site.update("/q", body("QueueDescription", itself)).status == 200
+    assert shown(site, "/q").items() >= itself.items()
+
+
+@pytest.mark.parametrize("path", ["/bad%20name!!", "/news/Subscriptions/a~b", "/news/Subscriptions/s/Rules/a%20b"])
+def test_invalid_name_is_refused_with_what_is_allowed(site: Site, path: str) -> None:
+    site.put("/news", "<TopicDescription/>")
+    site.put("/news/Subscriptions/s", "<SubscriptionDescription/>")
+    kinds = {"Rules": "RuleDescription", "Subscriptions": "SubscriptionDescription"}
+    refused = site.put(path, f"<{kinds.get(path.split('/')[-2], 'QueueDescription')}/>")
+    assert refused.status == 400
+    assert "letters (a-z, A-Z), digits, '.', '-'" in refused.detail
+    assert site.get(path).status == 404
 
 
 def test_subscriptions_forward_too(site: Site) -> None:

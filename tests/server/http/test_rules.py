@@ -86,6 +86,22 @@ def test_parameters_of_every_type(subscribed: Site) -> None:
     assert subscribed.get(f"{RULES}/r").body == created.body
 
 
+@pytest.mark.parametrize("text", ["2020-07-05T11:12:13", "2020-07-05T11:12:13.25", "2020-07-05T11:12:13.25Z"])
+def test_time_keeps_its_zone_or_the_lack_of_one_over_a_restart(subscribed: Site, text: str) -> None:
+    pair = (
+        '<KeyValueOfstringanyType><Key>@t</Key><Value i:type="d6p1:dateTime"'
+        f' xmlns:d6p1="http://www.w3.org/2001/XMLSchema">{text}</Value></KeyValueOfstringanyType>'
+    )
+    parameters = f"<Parameters>{pair}</Parameters>"
+    action = f'<Action i:type="SqlRuleAction"><SqlExpression>SET a=@t</SqlExpression>{parameters}</Action>'
+    filter_ = f'<Filter i:type="CorrelationFilter"><Properties>{pair}</Properties></Filter>'
+    created = subscribed.put(f"{RULES}/r", rule(filter_, action))
+    written = created.body.count(f">{text}</Value>".encode().replace(b".25", b".250"))
+    assert written == 2
+    with Site(store=subscribed.store) as restarted:
+        assert restarted.get(f"{RULES}/r").body == created.body
+
+
 def test_a_correlation_filter(subscribed: Site) -> None:
     fields = ("CorrelationId", "MessageId", "To", "ReplyTo", "Label", "SessionId", "ReplyToSessionId", "ContentType")
     texts = "".join(f"<{field}>{field.lower()}</{field}>" for field in fields)

@@ -47,9 +47,9 @@ class Parameters:
 
 def _plain(value: Value) -> Value:
     """The value without the name that some protocol has for its type."""
-    if isinstance(value, bool | Instant | Span):
+    if isinstance(value, bool):
         return value
-    for plain in (int, float, str):
+    for plain in (Instant, Span, int, float, str):
         if isinstance(value, plain):
             return plain(value)
     return value

@@ -19,7 +19,7 @@ from pairbus.dialect.atom.envelope import (
     write_feed,
 )
 from pairbus.dialect.atom.errors import AtomError
-from pairbus.dialect.atom.instant import format_instant, parse_instant
+from pairbus.dialect.atom.instant import Zoneless, format_instant, parse_instant
 from pairbus.dialect.atom.schema import AUTHORIZATION_RULE, NAMESPACE, QUEUE, RULE, SUBSCRIPTION, TOPIC
 from pairbus.dialect.atom.table import Element, Table, Values
 from pairbus.dialect.atom.values import TypedValue, ValueType
@@ -44,6 +44,7 @@ __all__ = [
     "TypedValue",
     "ValueType",
     "Values",
+    "Zoneless",
     "format_duration",
     "format_instant",
     "parse_duration",

@@ -12,9 +12,22 @@ _FORM: Final = re.compile(
     r"T(?P<hour>[0-9]{2}):(?P<minute>[0-9]{2}):(?P<second>[0-9]{2})(?:\.(?P<fraction>[0-9]{1,18}))?"
     r"(?:Z|(?P<sign>[+-])(?P<zone_hour>[0-9]{2}):(?P<zone_minute>[0-9]{2}))?"
 )
+_ZONE: Final = re.compile(r"(?:Z|[+-][0-9]{2}:[0-9]{2})\Z")
 _MONTH_DAYS: Final = (31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
 _EARLIEST_MS: Final = -62_135_596_800_000
 _LATEST_MS: Final = 253_402_300_799_999
+
+
+class Zoneless(int):
+    """Milliseconds since the Unix epoch of a time that was written without a zone, and is written so again."""
+
+    __slots__ = ()
+
+
+def parse_date_time(text: str) -> int:
+    """Parse a time that keeps whether it has a zone: the number is ``Zoneless`` without one. Raises ``ValueError``."""
+    time_ms = parse_instant(text)
+    return time_ms if _ZONE.search(text) else Zoneless(time_ms)
 
 
 def parse_instant(text: str) -> int:
@@ -40,8 +53,9 @@ def format_instant(time_ms: int) -> str:
     seconds, fraction = divmod(rest_ms, 1_000)
     minutes, second = divmod(seconds, 60)
     hour, minute = divmod(minutes, 60)
-    end = f".{fraction:03}Z" if fraction else "Z"
-    return f"{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}{end}"
+    end = f".{fraction:03}" if fraction else ""
+    zone = "" if isinstance(time_ms, Zoneless) else "Z"
+    return f"{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}{end}{zone}"
 
 
 def _is_leap(year: int) -> bool:

@@ -7,7 +7,7 @@ from enum import Enum
 from typing import Final, NamedTuple, TypeAlias
 
 from pairbus.dialect.atom.duration import LONGEST_MS, format_duration, parse_duration
-from pairbus.dialect.atom.instant import format_instant, parse_instant
+from pairbus.dialect.atom.instant import format_instant, parse_date_time
 
 Plain: TypeAlias = str | int | float | bool | None
 
@@ -21,7 +21,7 @@ class ValueType(Enum):
     DOUBLE = "double"
     BOOLEAN = "boolean"
     DATE_TIME = "dateTime"
-    """Milliseconds since the Unix epoch."""
+    """Milliseconds since the Unix epoch; ``Zoneless`` if the text has no zone."""
 
     DURATION = "duration"
     """Milliseconds."""
@@ -88,7 +88,7 @@ _READERS: Final[dict[ValueType, Callable[[str], Plain]]] = {
     ValueType.LONG: _integer,
     ValueType.DOUBLE: _double,
     ValueType.BOOLEAN: parse_boolean,
-    ValueType.DATE_TIME: parse_instant,
+    ValueType.DATE_TIME: parse_date_time,
     ValueType.DURATION: _duration,
 }
 _WRITERS: Final[dict[ValueType, Callable[..., str]]] = {

@@ -42,12 +42,11 @@ _FIXED: Final = ("requires_session", "requires_duplicate_detection", "partitione
 
 # What the service has and this one does not: always the same.
 _CONSTANTS: Final[dict[type[EntityDescription], Values]] = {
-    QueueDescription: {"anonymous_access": False, "support_ordering": True, "express": False},
+    QueueDescription: {"anonymous_access": False, "support_ordering": True},
     TopicDescription: {
         "anonymous_access": False,
         "filtering_before_publishing": False,
         "subscription_partitioning": False,
-        "express": False,
     },
     SubscriptionDescription: {},
 }

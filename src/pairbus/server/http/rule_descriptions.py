@@ -20,8 +20,9 @@ from pairbus.broker import (
     SqlFilterDescription,
     TrueFilter,
     Value,
+    ZonelessInstant,
 )
-from pairbus.dialect.atom import TypedValue, Values, ValueType
+from pairbus.dialect.atom import TypedValue, Values, ValueType, Zoneless
 from pairbus.dialect.atom.rules import (
     COMPATIBILITY_LEVEL,
     CORRELATION_FILTER,
@@ -109,6 +110,8 @@ def _typed_value(value: Value) -> TypedValue:
     match value:
         case bool():
             return TypedValue(ValueType.BOOLEAN, value)
+        case ZonelessInstant():
+            return TypedValue(ValueType.DATE_TIME, Zoneless(value))
         case Instant():
             return TypedValue(ValueType.DATE_TIME, int(value))
         case Span():
@@ -131,6 +134,8 @@ def _plain(values: Mapping[str, TypedValue]) -> dict[str, Value]:
 
 def _plain_value(typed: TypedValue) -> Value:
     match typed:
+        case TypedValue(ValueType.DATE_TIME, Zoneless(value)):
+            return ZonelessInstant(value)
         case TypedValue(ValueType.DATE_TIME, int(value)):
             return Instant(value)
         case TypedValue(ValueType.DURATION, int(value)):
