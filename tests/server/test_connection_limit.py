@@ -1,22 +1,258 @@
-"""A7: there are at most as many connections as are allowed, and one that goes makes room for another."""
+"""A7, B2: connections beyond the limit are answered with "server busy", at a bounded cost, and nothing fails over."""
 
 from __future__ import annotations
 
+import asyncio
+import http.client
 import socket
+import ssl
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from threading import Thread
 
 import pytest
+from azure.servicebus import ServiceBusClient, ServiceBusMessage
+from websocket import WebSocketBadStatusException, create_connection
 
-from pairbus.testing import running_namespace
-from tests.server.amqp.wire_client import HungUpError, WireClient, connect, eventually
+from pairbus import (
+    BrokeredMessage,
+    MessagingFactory,
+    NamespaceManager,
+    SendAvailabilityPairedNamespaceOptions,
+    ServerBusyError,
+)
+from pairbus.broker import Address
+from pairbus.client.retry import RetryPolicy
+from pairbus.client.settings import MessagingFactorySettings, Transport
+from pairbus.pairing import EntityState
+from pairbus.server import listener
+from pairbus.server.event_loop import new_event_loop
+from pairbus.testing import RunningNamespace, running_namespace
+from pairbus.wire import Error
+from tests.server.amqp.wire_client import DEADLINE_S, WireClient, connect, eventually, messages_in
+
+BUSY = "com.microsoft:server-busy"
+REASON = "the server has reached its limit of 1 connections; try again in 10 seconds or later"
 
 
-def test_one_too_many_is_hung_up_on() -> None:
+@pytest.fixture(params=[asyncio.new_event_loop, new_event_loop], ids=["asyncio", "best"])
+def full(request: pytest.FixtureRequest) -> Iterator[RunningNamespace]:
+    """A namespace whose only connection is taken."""
+    with (
+        running_namespace(queues=["orders"], max_connections=1, new_loop=request.param) as namespace,
+        connect(namespace),
+    ):
+        yield namespace
+
+
+@contextmanager
+def taken(namespace: RunningNamespace) -> Iterator[None]:
+    eventually(lambda: namespace._running._running.services.stream_count == 0)
+    with connect(namespace):
+        yield
+
+
+def refusals(namespace: RunningNamespace) -> int:
+    return len(namespace._running._running._listener._refusing)
+
+
+def denied(namespace: RunningNamespace) -> int:
+    return namespace.call(lambda host: host.throttle.denied["connections"])
+
+
+def told(namespace: RunningNamespace, *, tls: bool = False) -> Error | None:
+    """What the next AMQP connection is closed with."""
+    with WireClient(namespace.port, ca_file=namespace.ca_file if tls else None) as client:
+        client.engine.open()
+        return client.until_hung_up()
+
+
+@pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
+def test_amqp_connection_beyond_the_limit_is_closed_with_server_busy(full: RunningNamespace, tls: bool) -> None:
+    error = told(full, tls=tls)
+    assert error is not None
+    assert (error.condition, error.description) == (BUSY, REASON)
+    eventually(lambda: refusals(full) == 0)
+
+
+@pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
+@pytest.mark.parametrize("method", ["GET", "PUT", "HEAD"])
+def test_http_request_beyond_the_limit_is_answered_with_503(full: RunningNamespace, method: str, tls: bool) -> None:
+    context = ssl.create_default_context(cafile=str(full.ca_file))
+    connection = (
+        http.client.HTTPSConnection("localhost", full.port, timeout=DEADLINE_S, context=context)
+        if tls
+        else http.client.HTTPConnection("localhost", full.port, timeout=DEADLINE_S)
+    )
+    connection.request(method, "/orders", body=bytes(100_000) if method == "PUT" else None)
+    answer = connection.getresponse()
+    body = answer.read().decode()
+    assert (answer.status, answer.headers["Retry-After"], answer.headers["Connection"]) == (503, "10", "close")
+    assert (f"SubCode=50300. Service Unavailable. {REASON}" in body) is (method != "HEAD")
+
+
+def test_websocket_beyond_the_limit_is_answered_with_503(full: RunningNamespace) -> None:
+    address = f"ws://127.0.0.1:{full.port}/$servicebus/websocket"
+    with pytest.raises(WebSocketBadStatusException) as caught:
+        create_connection(address, subprotocols=["AMQPWSB10"], timeout=DEADLINE_S)
+    assert caught.value.status_code == 503
+
+
+def test_connection_that_leaves_makes_room_for_another() -> None:
     with running_namespace(queues=["orders"], max_connections=2) as contoso:
         with connect(contoso), socket.create_connection(("127.0.0.1", contoso.port)) as silent:
             silent.sendall(b"AM")  # which may become AMQP
             eventually(lambda: contoso._running._running.services.receptions)
-            with WireClient(contoso.port) as refused, pytest.raises(HungUpError):
-                refused.open()
+            assert told(contoso) is not None
         eventually(lambda: contoso._running._running.services.stream_count == 0)
         with connect(contoso) as client:
             client.sender("orders")
+
+
+# The cost
+
+
+def test_only_so_many_refusals_are_answered_at_a_time(full: RunningNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listener, "_REFUSE_WITHIN_S", 600.0)
+    silent = [socket.create_connection(("127.0.0.1", full.port)) for _ in range(listener._MOST_REFUSALS)]
+    eventually(lambda: refusals(full) == listener._MOST_REFUSALS)
+    assert told(full) is None
+    for stream in silent:
+        stream.close()
+    eventually(lambda: refusals(full) == 0)
+    assert told(full) is not None
+
+
+SLOW = {"nothing": b"", "half a preface": b"AM", "half a request": b"GET / HT", "half a handshake": b"\x16\x03\x01"}
+
+
+@pytest.mark.parametrize("said", SLOW.values(), ids=SLOW)
+def test_refused_peer_that_is_slow_is_disconnected(
+    full: RunningNamespace, said: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listener, "_REFUSE_WITHIN_S", 0.05)
+    with socket.create_connection(("127.0.0.1", full.port), timeout=DEADLINE_S) as stream:
+        stream.sendall(said)
+        assert read_to_end(stream) == b""
+    eventually(lambda: refusals(full) == 0)
+
+
+@pytest.mark.parametrize("said", [b"SSH-2.0-OpenSSH_9\r\n", b"GET / HTTP/9.9\r\n\r\n", b"AMQP\x00\x09\x09\x09"])
+def test_refused_peer_that_talks_nonsense_is_disconnected(full: RunningNamespace, said: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", full.port), timeout=DEADLINE_S) as stream:
+        stream.sendall(said)
+        read_to_end(stream)
+    eventually(lambda: refusals(full) == 0)
+
+
+def read_to_end(stream: socket.socket) -> bytes:
+    said = b""
+    try:
+        while more := stream.recv(1 << 16):
+            said += more
+    except ConnectionError:
+        pass
+    return said
+
+
+def test_server_stops_while_refusals_are_under_way(full: RunningNamespace) -> None:
+    with socket.create_connection(("127.0.0.1", full.port), timeout=DEADLINE_S) as stream:
+        eventually(lambda: refusals(full) == 1)
+        full.stop()
+        assert read_to_end(stream) == b""
+
+
+# Clients
+
+
+def patient(transport: Transport, namespace: RunningNamespace) -> MessagingFactorySettings:
+    return MessagingFactorySettings(
+        transport=transport,
+        ca_file=namespace.ca_file,
+        operation_timeout=timedelta(seconds=DEADLINE_S),
+        retry_policy=RetryPolicy(server_busy_backoff=timedelta(milliseconds=50)),
+    )
+
+
+WAYS: dict[str, tuple[Callable[[RunningNamespace], str], Transport]] = {
+    "plain": (lambda full: full.connection_string, Transport.TCP),
+    "tls": (lambda full: full.tls_connection_string, Transport.TCP),
+    "websocket": (lambda full: full.connection_string, Transport.WEB_SOCKET),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_client_gets_server_busy_error_and_sends_once_there_is_room(way: str) -> None:
+    address, transport = WAYS[way]
+    with running_namespace(queues=["orders"], max_connections=1) as contoso:
+
+        async def use() -> None:
+            chosen = patient(transport, contoso)
+            async with MessagingFactory.from_connection_string(address(contoso), chosen) as factory:
+                sender = await factory.create_message_sender("orders")
+                with connect(contoso):
+                    impatient = MessagingFactorySettings(
+                        transport=transport, ca_file=contoso.ca_file, operation_timeout=timedelta(seconds=9)
+                    )
+                    async with MessagingFactory.from_connection_string(address(contoso), impatient) as other:
+                        with pytest.raises(ServerBusyError, match=r"limit of 1 connections|HTTP 503"):
+                            await (await other.create_message_sender("orders")).send(BrokeredMessage(b"lost"))
+                    before = denied(contoso)
+                    sending = asyncio.create_task(sender.send(BrokeredMessage(b"kept")))
+                    await asyncio.to_thread(eventually, lambda: denied(contoso) > before)
+                await sending
+
+        asyncio.run(use())
+        assert len(messages_in(contoso, Address.of("orders"))) == 1
+
+
+def test_paired_sender_without_patience_does_not_fail_over() -> None:
+    with (
+        running_namespace("primary", queues=["orders"], max_connections=1) as primary,
+        running_namespace("secondary") as secondary,
+    ):
+
+        async def use() -> None:
+            chosen = patient(Transport.TCP, primary)
+            async with (
+                MessagingFactory.from_connection_string(primary.connection_string, chosen) as factory,
+                MessagingFactory.from_connection_string(secondary.connection_string) as other,
+                NamespaceManager.from_connection_string(secondary.connection_string) as manager,
+            ):
+                options = SendAvailabilityPairedNamespaceOptions(
+                    manager, other, backlog_queue_count=1, failover_interval=timedelta()
+                )
+                pair = await factory.pair_namespace(options)
+                sender = await factory.create_message_sender("orders")
+                with taken(primary):
+                    before = denied(primary)
+                    sending = asyncio.create_task(sender.send(BrokeredMessage(b"kept")))
+                    await asyncio.to_thread(eventually, lambda: denied(primary) > before + 2)
+                    assert not sending.done()
+                await sending
+                assert {entity.state for entity in pair.status().entities} <= {EntityState.HEALTHY}
+
+        asyncio.run(use())
+        assert len(messages_in(primary, Address.of("orders"))) == 1
+        backlog = secondary.call(lambda host: [queue.message_count for queue in host.namespace.queues(host.now_ms())])
+        assert backlog == [0]
+
+
+@pytest.mark.slow
+def test_azure_sdk_retries_until_there_is_room() -> None:
+    with running_namespace(queues=["orders"], max_connections=1) as contoso:
+
+        def send() -> None:
+            with (
+                ServiceBusClient.from_connection_string(contoso.connection_string, retry_total=5) as client,
+                client.get_queue_sender("orders") as sender,
+            ):
+                sender.send_messages(ServiceBusMessage(b"x"))
+
+        sending = Thread(target=send)
+        with connect(contoso):
+            sending.start()
+            eventually(lambda: denied(contoso) > 1)
+        sending.join(DEADLINE_S)
+        assert len(messages_in(contoso, Address.of("orders"))) == 1

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections import deque
 from datetime import timedelta
+from http import HTTPStatus
 from typing import Any, Final, cast
 
 from websockets.client import ClientProtocol
@@ -59,6 +60,10 @@ async def connect_web_socket(
 
 class WebSocketRefusedError(ConnectionError):
     """What answers there is no namespace, or wants no WebSocket."""
+
+
+class WebSocketBusyError(ConnectionError):
+    """The namespace has no room for another connection at the moment."""
 
 
 class WebSocketTransport(asyncio.Transport):
@@ -266,7 +271,8 @@ class _WebSocket(asyncio.Protocol):
                 self.opened.set_result(transport)
 
     def _refuse(self, text: str, cause: Exception | None = None) -> None:
-        error = ConnectionError(text) if _may_pass(cause) else WebSocketRefusedError(text)
+        kind = WebSocketBusyError if _is_busy(cause) else ConnectionError if _may_pass(cause) else WebSocketRefusedError
+        error = kind(text)
         error.__cause__ = cause
         self.opened.set_exception(error)
         self._stop()
@@ -354,6 +360,15 @@ class _WebSocket(asyncio.Protocol):
         data = b"".join(self._engine.data_to_send())
         if data:
             self._transport.write(data)
+
+
+def _is_busy(cause: Exception | None) -> bool:
+    """Tell a namespace that is busy from a gateway that cannot reach it: that answers 503 without ``Retry-After``."""
+    return (
+        isinstance(cause, InvalidStatus)
+        and cause.response.status_code == HTTPStatus.SERVICE_UNAVAILABLE
+        and "Retry-After" in cause.response.headers
+    )
 
 
 def _may_pass(cause: Exception | None) -> bool:

@@ -7,7 +7,7 @@ import errno
 import logging
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from functools import partial
 from typing import Final
@@ -25,8 +25,15 @@ _OUT_OF_FILES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, err
 
 _SAY_GOODBYE_WITHIN_S: Final = 1.0
 
+_MOST_REFUSALS: Final = 64
+_REFUSE_WITHIN_S: Final = 5.0
+"""How many connections beyond the limit are answered at a time, and how long each of them may take."""
+
 MakeProtocol = Callable[[bool], asyncio.Protocol]
 """Makes the protocol of a connection, told whether it is secure."""
+
+MakeRefusal = Callable[[asyncio.Future[None]], asyncio.Protocol]
+"""Creates the protocol that tells a peer that the server is busy; it completes the future when it is closed."""
 
 
 _HINT: Final = " (does it trust our certificate? 'pairbus trust' says how)"
@@ -45,15 +52,18 @@ class Listener:
         make_protocol: MakeProtocol,
         context: ssl.SSLContext,
         has_room: Callable[[], bool],
+        make_refusal: MakeRefusal | None = None,
     ) -> None:
         self._loop = loop
         self._make_protocol = make_protocol
         self._context = context
         self._has_room = has_room
+        self._make_refusal = make_refusal
         self._sockets: list[socket.socket] = []
         self._silent: dict[socket.socket, asyncio.TimerHandle] = {}
         """Connections that have not said anything."""
         self._starting: set[asyncio.Task[None]] = set()
+        self._refusing: set[asyncio.Task[None]] = set()
 
     @property
     def waiting_count(self) -> int:
@@ -96,7 +106,7 @@ class Listener:
         self._sockets.clear()
         for silent in [*self._silent]:
             self._drop(silent)
-        for task in self._starting:
+        for task in (*self._starting, *self._refusing):
             task.cancel()
 
     def _accept(self, listening: socket.socket) -> None:
@@ -124,8 +134,7 @@ class Listener:
 
     def _receive(self, accepted: socket.socket) -> None:
         if not self._has_room():
-            _log.warning("a connection was refused: there are too many")
-            accepted.close()
+            self._refuse(accepted)
             return
         accepted.setblocking(False)
         with suppress(OSError):
@@ -145,22 +154,69 @@ class Listener:
             self._drop(accepted)
             return
         self._release(accepted)
-        task = self._loop.create_task(self._start(accepted, secure=first == _TLS_HANDSHAKE))
-        self._starting.add(task)
-        task.add_done_callback(self._starting.discard)
+        self._run(self._start(accepted, secure=first == _TLS_HANDSHAKE), self._starting)
+
+    def _run(self, work: Coroutine[None, None, None], tasks: set[asyncio.Task[None]]) -> None:
+        task = self._loop.create_task(work)
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
 
     async def _start(self, accepted: socket.socket, *, secure: bool) -> None:
         try:
-            await self._loop.connect_accepted_socket(
-                partial(self._make_protocol, secure),
-                accepted,
-                ssl=self._context if secure else None,
-                ssl_handshake_timeout=SPEAK_WITHIN_S if secure else None,
-                ssl_shutdown_timeout=_SAY_GOODBYE_WITHIN_S if secure else None,
-            )
+            await self._connect(partial(self._make_protocol, secure), accepted, secure=secure)
         except (OSError, ssl.SSLError, asyncio.CancelledError) as error:
             _log.info("a connection came to nothing: %s%s", error or "the client hung up", _HINT if secure else "")
             accepted.close()
+
+    async def _connect(
+        self, make: Callable[[], asyncio.Protocol], accepted: socket.socket, *, secure: bool
+    ) -> asyncio.Transport:
+        transport, _ = await self._loop.connect_accepted_socket(
+            make,
+            accepted,
+            ssl=self._context if secure else None,
+            ssl_handshake_timeout=SPEAK_WITHIN_S if secure else None,
+            ssl_shutdown_timeout=_SAY_GOODBYE_WITHIN_S if secure else None,
+        )
+        return transport
+
+    # Connections beyond the limit. They are not counted: they would keep others out.
+
+    def _refuse(self, accepted: socket.socket) -> None:
+        """Answer that the server is busy; just close while too many are being answered."""
+        make = self._make_refusal if len(self._refusing) < _MOST_REFUSALS else None
+        _log.warning(
+            'connection refused peer=%s reason="too many connections" answered=%s', _peer_of(accepted), make is not None
+        )
+        if make is None:
+            accepted.close()
+        else:
+            accepted.setblocking(False)
+            self._run(self._answer(accepted, make), self._refusing)
+
+    async def _answer(self, accepted: socket.socket, make: MakeRefusal) -> None:
+        finished = self._loop.create_future()
+        transport: asyncio.Transport | None = None
+        try:
+            async with asyncio.timeout(_REFUSE_WITHIN_S):
+                secure = await self._first_byte(accepted) == _TLS_HANDSHAKE
+                transport = await self._connect(partial(make, finished), accepted, secure=secure)
+                await finished
+        except (OSError, asyncio.CancelledError):  # an SSLError and a TimeoutError are OSErrors
+            if transport is None:
+                accepted.close()
+            else:
+                transport.abort()
+
+    async def _first_byte(self, accepted: socket.socket) -> bytes:
+        """Wait for the first byte, which stays there for whoever reads it."""
+        readable = asyncio.Event()
+        self._loop.add_reader(accepted, readable.set)
+        try:
+            await readable.wait()
+        finally:
+            self._loop.remove_reader(accepted)
+        return accepted.recv(1, socket.MSG_PEEK)
 
     def _drop(self, accepted: socket.socket) -> None:
         self._release(accepted)
@@ -169,6 +225,14 @@ class Listener:
     def _release(self, accepted: socket.socket) -> None:
         self._loop.remove_reader(accepted)
         self._silent.pop(accepted).cancel()
+
+
+def _peer_of(accepted: socket.socket) -> str:
+    try:
+        host, port, *_ = accepted.getpeername()
+    except OSError:  # it is gone already
+        return "unknown"
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _addresses(host: str) -> list[str]:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from enum import Enum
 from typing import Final
 
+LONGEST_PREFACE_BYTES: Final = 16
+"""Whoever has sent as much and cannot be told yet speaks nothing that is known here."""
+
 _TLS_HANDSHAKE: Final = 0x16
 _AMQP: Final = b"AMQP"
 _METHODS: Final = (b"GET ", b"PUT ", b"POST", b"HEAD", b"DELETE ", b"OPTIONS ", b"PATCH ", b"TRACE ", b"CONNECT ")

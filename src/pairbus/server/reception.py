@@ -9,13 +9,12 @@ from typing import Final, cast
 
 from pairbus.server.amqp.connection import AmqpConnection
 from pairbus.server.amqp.services import AmqpServices
-from pairbus.server.preface import Preface, preface_of
+from pairbus.server.preface import LONGEST_PREFACE_BYTES, Preface, preface_of
 
 _log = logging.getLogger(__name__)
 
 SPEAK_WITHIN_S: Final = 30.0
 _WRITE_HIGH_BYTES: Final = 256 * 1024
-_LONGEST_PREFACE_BYTES: Final = 16
 
 MakeHttp = Callable[[], asyncio.Protocol]
 
@@ -41,7 +40,7 @@ class Reception(asyncio.Protocol):
         self._data += data
         preface = preface_of(self._data)
         transport = self._transport
-        if transport is None or (preface is Preface.TOO_SHORT and len(self._data) < _LONGEST_PREFACE_BYTES):
+        if transport is None or (preface is Preface.TOO_SHORT and len(self._data) < LONGEST_PREFACE_BYTES):
             return
         if preface is Preface.AMQP:
             self._hand_over(transport, AmqpProtocol(self._services, secure=self._secure))

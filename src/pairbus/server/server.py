@@ -23,6 +23,7 @@ from pairbus.dialect.connection_string import ConnectionString
 from pairbus.ledger import Ledger
 from pairbus.server.access import Gatekeeper, VerifyJwt
 from pairbus.server.amqp.services import AmqpServices
+from pairbus.server.busy import BusyProtocol
 from pairbus.server.clock import Clock, SystemClock
 from pairbus.server.counters import Counters
 from pairbus.server.declaration import apply_declaration
@@ -186,6 +187,7 @@ class NamespaceServer:
             lambda secure: Reception(services, lambda: HttpProtocol(http, state, {}), secure=secure),
             self._tls(),
             lambda: host.throttle.admit("connections", connection_count()),
+            partial(BusyProtocol, _too_many(settings.max_connections), host.now_ms),
         )
         stack.callback(listener.close)
         self._watch_facets(stack, host, connection_count)
@@ -350,6 +352,10 @@ class NamespaceServer:
         )
         config.load()
         return config
+
+
+def _too_many(connections: int) -> str:
+    return f"the server has reached its limit of {connections} connections; try again in 10 seconds or later"
 
 
 def _load(context: ssl.SSLContext, cert: Path, key: Path) -> None:

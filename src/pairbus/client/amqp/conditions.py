@@ -96,10 +96,15 @@ def error_from_status(
     return kind(description or f"refused with status {status}", entity=entity, condition=condition)
 
 
-def lost(reason: Error | None, what: str) -> MessagingCommunicationError:
-    """A session or connection that the peer has ended, for whatever reason: another one may do better."""
+def lost(reason: Error | None, what: str) -> MessagingError:
+    """Return the error for a session or connection that the peer has ended: another one may do better.
+
+    A namespace that is busy says so when it has no room for another connection; that is no outage.
+    """
     if reason is None:
         return MessagingCommunicationError(f"the namespace has ended {what}")
+    if reason.condition == ServiceBusCondition.SERVER_BUSY:
+        return error_from(reason)
     description = reason.description or reason.condition
     return MessagingCommunicationError(
         f"the namespace has ended {what}: {description}", condition=str(reason.condition)

@@ -7,16 +7,16 @@ import ssl
 from typing import Final, cast
 
 from pairbus.client.endpoint import Endpoint
-from pairbus.client.errors import MessagingCommunicationError
+from pairbus.client.errors import MessagingCommunicationError, ServerBusyError
 from pairbus.client.settings import MessagingFactorySettings, Transport
 from pairbus.client.unreachable import unreachable, untrusted
-from pairbus.client.web_socket import WebSocketRefusedError, connect_web_socket
+from pairbus.client.web_socket import WebSocketBusyError, WebSocketRefusedError, connect_web_socket
 
 _NO_TLS: Final = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNKNOWN_PROTOCOL")
 
 
 async def connect(protocol: asyncio.Protocol, endpoint: Endpoint, settings: MessagingFactorySettings) -> None:
-    """Connect a protocol to a namespace; raises ``MessagingCommunicationError``."""
+    """Connect a protocol to a namespace; raises ``MessagingCommunicationError`` or ``ServerBusyError``."""
     loop = asyncio.get_running_loop()
     try:
         if settings.transport is Transport.WEB_SOCKET:
@@ -38,6 +38,8 @@ async def connect(protocol: asyncio.Protocol, endpoint: Endpoint, settings: Mess
             "amqp://…, and its connection string says UseDevelopmentEmulator=true",
             is_transient=False,
         ) from error
+    except WebSocketBusyError as error:
+        raise ServerBusyError(f"{endpoint}: {error}") from error
     except WebSocketRefusedError as error:
         raise MessagingCommunicationError(f"{endpoint}: {error}", is_transient=False) from error
     except (OSError, UnicodeError) as error:  # a host name that cannot be one is a UnicodeError
