@@ -265,9 +265,9 @@ def test_a_topic_gives_its_subscriptions_what_their_rules_let_through(
     client = factory.create_subscription_client(topic, "red")
     assert isinstance(client, SubscriptionClient)
     assert (client.topic_path, client.name) == (topic, "red")
-    client.add_rule(RuleDescription("red ones", filter=SqlFilter("colour = 'red'")))
+    client.add_rule(RuleDescription("red-ones", filter=SqlFilter("colour = 'red'")))
     client.remove_rule("$Default")
-    assert [rule.name for rule in client.get_rules()] == ["red ones"]
+    assert [rule.name for rule in client.get_rules()] == ["red-ones"]
     sender.send([BrokeredMessage(application_properties={"colour": colour}) for colour in ("blue", "red")])
     received = client.receive(2, SOON)
     assert [message.application_properties for message in received] == [{"colour": "red"}]

@@ -169,8 +169,8 @@ def test_a_subscription_gets_as_many_copies_as_the_page_says(rules: str, copies:
     plain, acting = RULES[rules]
     action = SqlActionDescription("SET a = 1")
     assert received(
-        *(RuleDescription(name=f"plain {number}") for number in range(plain)),
-        *(RuleDescription(name=f"acting {number}", action=action) for number in range(acting)),
+        *(RuleDescription(name=f"plain-{number}") for number in range(plain)),
+        *(RuleDescription(name=f"acting-{number}", action=action) for number in range(acting)),
     ) == int(copies)
 
 
