@@ -473,7 +473,7 @@ async def test_not_there(administration: Administration, entities: Entities, que
 
 
 @feature("Names and settings that are not allowed are refused", tier=Tier.STANDARD)
-async def test_not_allowed(administration: Administration, entities: Entities, queue: str) -> None:
+async def test_not_allowed(administration: Administration, entities: Entities) -> None:
     topic = entities.topic()
     name = entities.name("made")
     attempts: list[Attempt] = [
@@ -484,7 +484,10 @@ async def test_not_allowed(administration: Administration, entities: Entities, q
         lambda: administration.create_queue(Queue(name=name, max_delivery_count=0)),
         lambda: administration.create_queue(Queue(name=name, max_size_in_megabytes=1234)),
         lambda: administration.create_queue(Queue(name=name, auto_delete_on_idle=timedelta(minutes=1))),
-        lambda: administration.create_queue(Queue(name=name, requires_session=True, forward_to=queue)),
+        lambda: administration.create_queue(Queue(name="bad name!!")),
+        lambda: administration.create_topic(
+            Topic(name=name, duplicate_detection_history_time_window=timedelta(days=8))
+        ),
         lambda: administration.create_topic(Topic(name=name, default_message_time_to_live=timedelta(milliseconds=10))),
         lambda: administration.create_subscription(TopicSubscription(topic=topic, name="n" * 51)),
         lambda: administration.create_rule(
