@@ -26,7 +26,7 @@ from tests.server.amqp.wire_client import body_of, connect, eventually, text_mes
 
 ORDERS = Address.of("orders")
 DEAD_LETTERS = ORDERS._replace(part=Part.DEAD_LETTER)
-MARK = b"the body that is damaged "
+MARK = b"the-body-that-is-damaged-"
 
 
 def overwrite(path: Path, mark: bytes) -> None:
@@ -97,10 +97,10 @@ def test_e6_damage_that_is_found_at_the_start_is_logged_and_shown_by_health(
         messages = [received_message(text_message("one", message_id=MARK.decode() + "?" * 40))]
         namespace.call(lambda host: host.namespace.send(ORDERS, messages, host.now_ms()))
         namespace.call(
-            lambda host: host.namespace.create_queue(MARK.decode().strip(), QueueDescription(), host.now_ms())
+            lambda host: host.namespace.create_queue(MARK.decode(), QueueDescription(), host.now_ms())
         )
         namespace.stop()
-        overwrite(tmp_path / "data" / DATA_FILE, MARK.strip())
+        overwrite(tmp_path / "data" / DATA_FILE, MARK)
         caplog.clear()
         namespace.start()
         lines = [each.getMessage() for each in caplog.records if each.levelno >= logging.ERROR]

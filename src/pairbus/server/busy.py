@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Final, Protocol, cast
+from typing import Protocol, cast
 
 import h11
 
 from pairbus.dialect.conditions import ServiceBusCondition
+from pairbus.server.amqp.unproven import BOUNDS
 from pairbus.server.http.answers import error_answer, fresh_tracking_id
 from pairbus.server.preface import LONGEST_PREFACE_BYTES, Preface, preface_of
 from pairbus.wire import (
@@ -24,9 +25,6 @@ from pairbus.wire import (
     SaslCode,
     SaslServer,
 )
-
-_MOST_BYTES: Final = 64 * 1024
-"""The most that is held of a message that has not arrived whole; nobody looks at it."""
 
 
 class _Answer(Protocol):
@@ -95,9 +93,10 @@ class _AmqpAnswer:
         self.is_finished = False
         self._error = Error(ServiceBusCondition.SERVER_BUSY, reason)
         self._engine = Connection(
-            Configuration(container_id="pairbus", strict=False, max_incomplete_bytes=_MOST_BYTES),
+            Configuration(container_id="pairbus", strict=False),
             SaslServer(mechanisms=(MSSBCBS, PLAIN, ANONYMOUS), authenticate=_accept, required=False),
         )
+        self._engine.bounds = BOUNDS
 
     def receive(self, data: bytes) -> bytes:
         try:
