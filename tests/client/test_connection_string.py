@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import timedelta
+from typing import Any
 
 import pytest
 
 from pairbus.client.connection_string import open_connection_string
 from pairbus.client.endpoint import Endpoint
+from pairbus.client.factory import MessagingFactory
+from pairbus.client.management.namespace_manager import NamespaceManager
+from pairbus.client.settings import MessagingFactorySettings, Transport
 from pairbus.dialect.connection_string import ConnectionStringError
 from pairbus.dialect.sas import make_sas_token, parse_sas_token
 
@@ -80,3 +85,34 @@ def test_the_name_of_a_file_is_told_to_be_one() -> None:
     with pytest.raises(ConnectionStringError, match="names a file, which only the commands of pairbus read") as caught:
         open_connection_string("@contoso.txt")
     assert "contoso" not in str(caught.value)
+
+
+MINUTE = timedelta(minutes=1)
+HALF = timedelta(seconds=30)
+
+
+@pytest.mark.parametrize("kind", [MessagingFactory, NamespaceManager])
+@pytest.mark.parametrize(
+    ("parts", "given", "timeout", "transport"),
+    [
+        ("", None, MINUTE, Transport.TCP),
+        ("OperationTimeout=00:00:30;", None, HALF, Transport.TCP),
+        ("OperationTimeout=00:00:30;", {"attempt_timeout": timedelta(seconds=3)}, HALF, Transport.TCP),
+        ("OperationTimeout=00:00:30;", {"operation_timeout": HALF / 2}, HALF / 2, Transport.TCP),
+        ("OperationTimeout=00:00:30;", {"operation_timeout": timedelta(minutes=1)}, MINUTE, Transport.TCP),
+        ("TransportType=AmqpWebSockets;", None, MINUTE, Transport.WEB_SOCKET),
+        ("TransportType=Amqp;", {"transport": Transport.WEB_SOCKET}, MINUTE, Transport.WEB_SOCKET),
+    ],
+)
+def test_settings_come_from_the_connection_string_unless_they_are_passed(
+    kind: type[MessagingFactory | NamespaceManager],
+    parts: str,
+    given: dict[str, Any] | None,
+    timeout: timedelta,
+    transport: Transport,
+) -> None:
+    settings = None if given is None else MessagingFactorySettings(**given)
+    made = kind.from_connection_string(ENDPOINT + KEY + parts, settings)
+    assert (made.settings.operation_timeout, made.settings.transport) == (timeout, transport)
+    if given:
+        assert made.settings.attempt_timeout == given.get("attempt_timeout", timedelta(seconds=15))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pytest
 from azure.servicebus import parse_connection_string as parse_with_the_sdk
 from hypothesis import given
@@ -34,10 +36,47 @@ def test_the_azure_sdk_reads_it_too() -> None:
             ConnectionString(host="c", token="SharedAccessSignature sr=x&sig=y", entity_path="a/b"),  # noqa: S106
         ),
         ("Endpoint=sb://[::1]:5672", ConnectionString(host="::1", port=5672)),
+        ("Endpoint=sb://c;TransportType=Amqp", ConnectionString(host="c", web_sockets=False)),
+        ("Endpoint=sb://c;transporttype=amqpwebsockets", ConnectionString(host="c", web_sockets=True)),
+        ("Endpoint=sb://c;TransportType=NetMessaging", ConnectionString(host="c", web_sockets=False)),
+        (
+            "Endpoint=sb://c;StsEndpoint=https://c:9355/n;RuntimePort=9354;ManagementPort=9355",
+            ConnectionString(host="c"),
+        ),
     ],
 )
 def test_many_spellings_are_understood(text: str, expected: ConnectionString) -> None:
     assert parse_connection_string(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "timeout_s"),
+    [("00:00:30", 30), ("0:1:30", 90), ("00:45", 2_700), ("0.00:00:01", 1), ("00:00:00.5", 0.5), ("45", 45)],
+)
+def test_operation_timeout_is_read_as_the_dotnet_library_reads_it(text: str, timeout_s: float) -> None:
+    parsed = parse_connection_string(f"Endpoint=sb://a;OperationTimeout={text}")
+    assert parsed.operation_timeout == timedelta(seconds=timeout_s)
+    assert parse_connection_string(str(parsed)) == parsed
+
+
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        *(
+            (f"OperationTimeout={text}", "must be hours:minutes:seconds, such as 00:00:30, or seconds")
+            for text in ("", "soon", "PT30S", "-00:00:30", "00:00:61", "24:00:00", "1.5")
+        ),
+        *(
+            (f"OperationTimeout={text}", "must be above zero and below one hour, got")
+            for text in ("0", "00:00:00", "01:00:00", "3600", "1.00:00:00")
+        ),
+        ("TransportType=carrier", "TransportType must be Amqp, AmqpWebSockets or NetMessaging"),
+        ("TransportType=", "TransportType must be"),
+    ],
+)
+def test_invalid_operation_timeout_and_transport_type_are_rejected(part: str, message: str) -> None:
+    with pytest.raises(ConnectionStringError, match=message):
+        parse_connection_string(f"Endpoint=sb://a;{part}")
 
 
 @pytest.mark.parametrize(

@@ -316,7 +316,10 @@ class MessagingFactory(ClosingWrapper):
     def from_connection_string(
         cls, connection_string: str, settings: MessagingFactorySettings | None = None
     ) -> MessagingFactory:
-        """A factory for the namespace of a connection string; raises ``ValueError`` if it is none."""
+        """Create a factory for the namespace of a connection string; raises ``ValueError`` if it is none.
+
+        What ``settings`` sets wins over ``OperationTimeout`` and ``TransportType`` of the connection string.
+        """
         return cls._wrapping(AsyncMessagingFactory.from_connection_string(connection_string, settings))
 
     @classmethod

@@ -20,7 +20,7 @@ from pairbus.client.amqp.receiving_link import ReceivingLink, Wish
 from pairbus.client.amqp.request_link import RequestLink
 from pairbus.client.amqp.sending_link import SendingLink
 from pairbus.client.amqp.slot import Slot
-from pairbus.client.connection_string import open_connection_string
+from pairbus.client.connection_string import connect_by
 from pairbus.client.endpoint import Endpoint
 from pairbus.client.errors import (
     ClosedError,
@@ -113,9 +113,11 @@ class MessagingFactory:
     def from_connection_string(
         cls, connection_string: str, settings: MessagingFactorySettings | None = None
     ) -> MessagingFactory:
-        """A factory for the namespace of a connection string; raises ``ValueError`` if it is none."""
-        endpoint, token_provider, _ = open_connection_string(connection_string)
-        factory = cls(endpoint, token_provider, settings or MessagingFactorySettings())
+        """Create a factory for the namespace of a connection string; raises ``ValueError`` if it is none.
+
+        What ``settings`` sets wins over ``OperationTimeout`` and ``TransportType`` of the connection string.
+        """
+        factory = cls(*connect_by(connection_string, settings))
         factory._connection_string = connection_string
         return factory
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ssl
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from enum import Enum
 from functools import cache
@@ -15,6 +15,8 @@ from pairbus.client.validation import check_type, shown
 
 _LONGEST: Final = timedelta(days=24)
 """Longer times have no place in the fields of AMQP."""
+
+_OPERATION_TIMEOUT: Final = timedelta(minutes=1)
 
 
 class Transport(Enum):
@@ -29,7 +31,7 @@ class Transport(Enum):
 class MessagingFactorySettings:
     """Time-outs, retries and the way to the namespace."""
 
-    operation_timeout: timedelta = timedelta(minutes=1)
+    operation_timeout: timedelta = _OPERATION_TIMEOUT
     """How long an operation goes on, all its tries together, before it fails."""
 
     attempt_timeout: timedelta = timedelta(seconds=15)
@@ -61,6 +63,18 @@ class MessagingFactorySettings:
     def attempt_s(self) -> float:
         """How many seconds one try waits: no longer than the operation goes on."""
         return min(self.attempt_timeout, self.operation_timeout).total_seconds()
+
+    def completed(self, operation_timeout: timedelta | None, transport: Transport | None) -> MessagingFactorySettings:
+        """Return these settings with the values of a connection string where nothing was set.
+
+        A time-out of one minute that was passed is another object than the default, so it counts as set.
+        """
+        found = self
+        if operation_timeout is not None and self.operation_timeout is _OPERATION_TIMEOUT:
+            found = replace(found, operation_timeout=operation_timeout)
+        if transport is not None and self.transport is Transport.TCP:
+            found = replace(found, transport=transport)
+        return found
 
     def tls_context(self) -> ssl.SSLContext:
         """What a connection through TLS is made with."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
+from datetime import timedelta
 from difflib import get_close_matches
 from string import ascii_letters, digits
 from typing import Final
@@ -18,8 +20,23 @@ _NAMES: Final = {
         "SharedAccessSignature",
         "EntityPath",
         "UseDevelopmentEmulator",
+        "OperationTimeout",
+        "TransportType",
+        "StsEndpoint",
+        "RuntimePort",
+        "ManagementPort",
     )
 }
+"""All keys that are accepted. The last three come from Service Bus for Windows Server: they name a token service and
+ports of protocols that this client does not use, so their values are ignored, as the current Azure SDKs do."""
+
+_WEB_SOCKETS: Final = {"amqp": False, "netmessaging": False, "amqpwebsockets": True}
+"""The values of ``TransportType``. ``NetMessaging`` is the default of the .NET library for a protocol that only it
+speaks; the same namespace is reached with AMQP."""
+
+_TIME_SPAN: Final = re.compile(r"(?:(\d{1,8})\.)?(\d{1,2}):(\d{1,2})(?::(\d{1,2})(?:\.(\d{1,7}))?)?")
+_SECONDS: Final = re.compile(r"\d{1,9}")
+_LONGEST_TIMEOUT: Final = timedelta(hours=1)
 _LONGEST_NAME: Final = max(map(len, _NAMES))
 _NEAR: Final = 0.8
 """How like a known name one has to be to be a misspelling of it, and not perhaps a piece of a key."""
@@ -44,6 +61,10 @@ class ConnectionString:
     development: bool = False
     """Without TLS, on the port that is given: what the emulator's connection strings ask for."""
 
+    operation_timeout: timedelta | None = None
+    web_sockets: bool | None = None
+    """Whether ``TransportType`` asks for WebSockets; ``None`` without that key."""
+
     def __str__(self) -> str:
         """The text with the secrets in it, for a client to use."""
         port = "" if self.port is None else f":{self.port}"
@@ -54,6 +75,8 @@ class ConnectionString:
             "SharedAccessSignature": self.token,
             "EntityPath": self.entity_path,
             "UseDevelopmentEmulator": "true" if self.development else None,
+            "OperationTimeout": None if self.operation_timeout is None else _time_span(self.operation_timeout),
+            "TransportType": {None: None, False: "Amqp", True: "AmqpWebSockets"}[self.web_sockets],
         }
         return "".join(f"{name}={value};" for name, value in parts.items() if value is not None)
 
@@ -69,6 +92,7 @@ def parse_connection_string(text: str) -> ConnectionString:
     token = parts.pop("sharedaccesssignature", None)
     entity_path = parts.pop("entitypath", None)
     development = parts.pop("usedevelopmentemulator", "false").lower() == "true"
+    timeout, transport = parts.pop("operationtimeout", None), parts.pop("transporttype", None)
     if (key_name is None) != (key is None):
         raise ConnectionStringError("SharedAccessKeyName and SharedAccessKey belong together")
     if key is not None and token is not None:
@@ -81,7 +105,39 @@ def parse_connection_string(text: str) -> ConnectionString:
         token=token,
         entity_path=entity_path,
         development=development,
+        operation_timeout=None if timeout is None else _operation_timeout(timeout),
+        web_sockets=None if transport is None else _web_sockets(transport),
     )
+
+
+def _operation_timeout(text: str) -> timedelta:
+    """Read a .NET ``TimeSpan`` such as ``00:00:30``, or whole seconds; the .NET library accepts both."""
+    if _SECONDS.fullmatch(text):
+        timeout = timedelta(seconds=int(text))
+    else:
+        match = _TIME_SPAN.fullmatch(text)
+        days, hours, minutes, seconds = (int(part or 0) for part in match.groups()[:4]) if match else (0, 0, 0, 60)
+        if match is None or hours > 23 or minutes > 59 or seconds > 59:
+            # The value is not repeated: with a ';' in the wrong place, it may hold a piece of a key.
+            raise ConnectionStringError("OperationTimeout must be hours:minutes:seconds, such as 00:00:30, or seconds")
+        micros = int((match[5] or "").ljust(7, "0")) // 10
+        timeout = timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds, microseconds=micros)
+    if not timedelta() < timeout < _LONGEST_TIMEOUT:
+        raise ConnectionStringError(f"OperationTimeout must be above zero and below one hour, got {timeout}")
+    return timeout
+
+
+def _time_span(time: timedelta) -> str:
+    """Write a time below one day as .NET does."""
+    text = f"0{time}"
+    return text if "." not in text else f"{text}0"
+
+
+def _web_sockets(text: str) -> bool:
+    try:
+        return _WEB_SOCKETS[text.lower()]
+    except KeyError:
+        raise ConnectionStringError("TransportType must be Amqp, AmqpWebSockets or NetMessaging") from None
 
 
 def _split(text: str) -> dict[str, str]:

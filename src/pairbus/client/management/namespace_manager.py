@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import NoneType, TracebackType
 from typing import Self
 
-from pairbus.client.connection_string import open_connection_string
+from pairbus.client.connection_string import connect_by
 from pairbus.client.endpoint import Endpoint
 from pairbus.client.management.api import ManagementApi
 from pairbus.client.management.atom import (
@@ -69,8 +69,7 @@ class NamespaceManager:
     @classmethod
     def from_connection_string(cls, text: str, settings: MessagingFactorySettings | None = None) -> Self:
         """A manager for the namespace of a connection string. Raises ``ConnectionStringError``, a ``ValueError``."""
-        endpoint, token_provider, _ = open_connection_string(text)
-        return cls(endpoint, token_provider, settings)
+        return cls(*connect_by(text, settings))
 
     async def __aenter__(self) -> Self:
         return self
