@@ -96,6 +96,10 @@ class Road(Proxy):
         for lane in held:
             lane._go_on()
 
+    def let_new_through(self) -> None:
+        """Swallow no more of new connections. Those that there are stay silent for good, and nobody is told."""
+        self._stalling.clear()
+
     def _name(self) -> None:
         self._loop.names[self._public] = _PROXY_HOST
 

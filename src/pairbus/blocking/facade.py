@@ -697,7 +697,7 @@ class SendAvailabilityPairedNamespaceOptions(Wrapper):
 
     @property
     def attempt_timeout(self) -> timedelta:
-        """How long a try to send waits for an answer, of either namespace."""
+        """How long a try to send waits for an answer of either namespace, and an attempt to connect to one."""
         return self._inner.attempt_timeout
 
     @property

@@ -347,6 +347,15 @@ class MessagingFactory:
     def send_attempt_s(self) -> float:
         return self._send_attempt_s
 
+    @property
+    def _attempt_s(self) -> float:
+        """How many seconds one step on the way to a sending link may take: to connect, to put a token, to attach.
+
+        All links share the connection. If one of these steps took longer than a send may, it would hold up the first
+        send after an outage.
+        """
+        return min(self._settings.attempt_s, self._send_attempt_s)
+
     def limit_send_attempts(self, attempt_s: float) -> None:
         self._send_attempt_s = min(attempt_s, self._settings.operation_timeout.total_seconds())
         line = self._slot.ready
@@ -445,7 +454,7 @@ class MessagingFactory:
     async def open_sending_link(self, path: str, properties: Mapping[str, object] | None = None) -> SendingLink:
         line = await self._authorized(path)
         link = SendingLink(line.connection, path, properties)
-        await self._attached(link, path)
+        await self._attached(link, path, self._attempt_s)
         return link
 
     async def open_receiving_link(self, path: str, wish: Wish) -> ReceivingLink:
@@ -460,9 +469,9 @@ class MessagingFactory:
         await self._attached(link, entity)
         return link
 
-    async def _attached(self, link: AmqpLink, path: str) -> None:
+    async def _attached(self, link: AmqpLink, path: str, timeout_s: float | None = None) -> None:
         try:
-            await link.attached(self._settings.attempt_s)
+            await link.attached(self._settings.attempt_s if timeout_s is None else timeout_s)
         except UnauthorizedError:
             self.forget_token(path)
             raise
@@ -515,7 +524,7 @@ class MessagingFactory:
             self._absence.began(connection.error, "it is opened again when it is needed")
 
     async def _try_to_connect(self) -> _Line:
-        timeout_s = self._settings.attempt_s
+        timeout_s = self._attempt_s
         try:
             async with asyncio.timeout(timeout_s) as limit:
                 connection = await AmqpConnection.open(self._endpoint, self._settings, self._credentials)

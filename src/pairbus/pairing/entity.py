@@ -10,7 +10,7 @@ from pairbus.client.errors import MessagingError
 from pairbus.client.lane import Lane, Opener
 from pairbus.pairing.events import EntityChanged, Listeners, PingSent
 from pairbus.pairing.failure_rules import FailureRules, counts
-from pairbus.pairing.ping import ping, ticks
+from pairbus.pairing.ping import next_tick, ping
 from pairbus.pairing.policy import EntityState, FailoverPolicy, Signal
 from pairbus.pairing.status import PairedEntityStatus
 
@@ -164,13 +164,20 @@ class PairedEntity:
             self._pinging.add_done_callback(self._tasks.discard)
 
     async def _ping(self) -> None:
-        begin_s = self._policy.since_s
+        task = asyncio.current_task()
+        due_s = self._policy.since_s
         lane = Lane(self._primary, self.path)
+
+        def answered_late() -> None:
+            if self._pinging is task:  # else it was answered, or switched by hand, meanwhile
+                self.signal(Signal.ANSWERED)
+
         try:
             while self.state is EntityState.FAILED_OVER:
-                await ticks(self._ping_interval_s, begin_s)
+                due_s = await next_tick(due_s, self._ping_interval_s)
                 self._pings += 1
-                cause = await ping(lane)
+                # It ends before the next one is due, whatever happens to it.
+                cause = await ping(lane, min(self._ping_interval_s, self._primary.send_attempt_s), answered_late)
                 self._listeners.tell(PingSent(at=datetime.now(UTC), path=self.path, cause=cause))
                 if cause is None:
                     self.signal(Signal.ANSWERED)

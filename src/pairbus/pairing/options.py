@@ -78,7 +78,7 @@ class SendAvailabilityPairedNamespaceOptions(PairedNamespaceOptions[NamespacePai
         """Whether this process brings messages home; at least one process of a pair should."""
         self.ping_interval: Final = ping_interval
         self.attempt_timeout: Final = attempt_timeout
-        """How long a try to send waits for an answer, of either namespace."""
+        """How long a try to send waits for an answer of either namespace, and an attempt to connect to one."""
         self.primary_name: Final = primary_name
         """What the backlog queues call the primary namespace; ``None`` for the first part of its host name."""
         self.failure_rules: Final = failure_rules

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from pairbus.client.amqp.slot import Slot
-from pairbus.client.errors import ClosedError, MessagingCommunicationError, MessagingError
+from pairbus.client.errors import ClosedError, MessagingCommunicationError, MessagingError, MessagingTimeoutError
 
 
 class Thing:
@@ -50,6 +50,22 @@ def test_however_many_ask_it_is_opened_once() -> None:
         assert set(await asyncio.gather(*tasks)) == {workshop.made[0]}
         assert await slot.get() is slot.ready is slot.last is workshop.made[0]
         assert workshop.begun == 1
+
+    asyncio.run(scenario())
+
+
+def test_caller_that_joined_a_timed_out_opening_gets_another_one() -> None:
+    async def scenario() -> None:
+        workshop = Workshop()
+        slot = Slot(workshop.make)
+        first, second = await started(slot, 2)
+        workshop.failure = MessagingTimeoutError("late")
+        workshop.gate.set()
+        with pytest.raises(MessagingTimeoutError):
+            await first
+        workshop.failure = None
+        assert await second is workshop.made[0]
+        assert workshop.begun == 2
 
     asyncio.run(scenario())
 

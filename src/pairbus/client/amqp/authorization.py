@@ -45,7 +45,7 @@ class Authorization:
 
     async def _attach(self) -> RequestLink:
         link = RequestLink(self._connection, CBS, CBS)
-        await link.attached(self._connection.settings.attempt_s)
+        await link.attached(self._connection.attempt_s)
         return link
 
     async def authorize(self, path: str) -> None:
@@ -113,7 +113,7 @@ class Authorization:
 
     async def _put(self, path: str) -> Token:
         started_s = self._connection.loop.time()
-        timeout_s = self._connection.settings.attempt_s
+        timeout_s = self._connection.attempt_s
         try:
             async with asyncio.timeout(timeout_s) as limit:
                 return await self._put_token(path)

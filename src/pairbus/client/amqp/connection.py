@@ -102,6 +102,11 @@ class AmqpConnection(asyncio.Protocol):
             raise connection.error.copy()
         return connection
 
+    @property
+    def attempt_s(self) -> float:
+        """How long whoever needs an answer before sending waits for it."""
+        return min(self.settings.attempt_s, self.send_attempt_s)
+
     def limit_send_attempts(self, attempt_s: float) -> None:
         """Have links wait so long for anything to be confirmed, also those that wait already."""
         self.send_attempt_s = attempt_s

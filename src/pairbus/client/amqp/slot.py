@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Generic, Protocol, TypeVar
 
-from pairbus.client.errors import ClosedError, MessagingError
+from pairbus.client.errors import ClosedError, MessagingError, MessagingTimeoutError
 
 
 class Losable(Protocol):
@@ -40,10 +40,27 @@ class Slot(Generic[L]):
         return self._current
 
     async def get(self) -> L:
-        """The one of the moment, opened if need be. Whoever stops waiting does not stop it for the others."""
+        """The one of the moment, opened if need be. Whoever stops waiting does not stop it for the others.
+
+        If an attempt to open times out that had begun before this call, it is opened once more: the caller has a time
+        of its own.
+        """
         current = self.ready
         if current is not None:
             return current
+        is_under_way = self._is_opening
+        try:
+            return await self._opened_now()
+        except MessagingTimeoutError:
+            if not is_under_way:
+                raise
+        return await self._opened_now()
+
+    @property
+    def _is_opening(self) -> bool:
+        return self._opening is not None and not self._opening.done()
+
+    async def _opened_now(self) -> L:
         opening = self._opening
         if opening is None or opening.done():
             opening = self._opening = asyncio.get_running_loop().create_task(self._open())
