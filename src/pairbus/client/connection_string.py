@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from types import NoneType
 
 from pairbus.client.endpoint import Endpoint
@@ -30,8 +31,9 @@ def connect_by(
     check_type("settings", settings, (MessagingFactorySettings, NoneType))
     parts = _parse(text)
     given = MessagingFactorySettings() if settings is None else settings
+    timeout = None if parts.operation_timeout_ms is None else timedelta(milliseconds=parts.operation_timeout_ms)
     transport = Transport.WEB_SOCKET if parts.web_sockets else None
-    return _endpoint(parts), _token_provider(parts), given.completed(parts.operation_timeout, transport)
+    return _endpoint(parts), _token_provider(parts), given.completed(timeout, transport)
 
 
 def _parse(text: str) -> ConnectionString:

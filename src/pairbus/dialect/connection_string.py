@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from datetime import timedelta
 from difflib import get_close_matches
 from string import ascii_letters, digits
 from typing import Final
@@ -36,7 +35,7 @@ speaks; the same namespace is reached with AMQP."""
 
 _TIME_SPAN: Final = re.compile(r"(?:(\d{1,8})\.)?(\d{1,2}):(\d{1,2})(?::(\d{1,2})(?:\.(\d{1,7}))?)?")
 _SECONDS: Final = re.compile(r"\d{1,9}")
-_LONGEST_TIMEOUT: Final = timedelta(hours=1)
+_HOUR_MS: Final = 3_600_000
 _LONGEST_NAME: Final = max(map(len, _NAMES))
 _NEAR: Final = 0.8
 """How like a known name one has to be to be a misspelling of it, and not perhaps a piece of a key."""
@@ -61,7 +60,7 @@ class ConnectionString:
     development: bool = False
     """Without TLS, on the port that is given: what the emulator's connection strings ask for."""
 
-    operation_timeout: timedelta | None = None
+    operation_timeout_ms: int | None = None
     web_sockets: bool | None = None
     """Whether ``TransportType`` asks for WebSockets; ``None`` without that key."""
 
@@ -75,7 +74,7 @@ class ConnectionString:
             "SharedAccessSignature": self.token,
             "EntityPath": self.entity_path,
             "UseDevelopmentEmulator": "true" if self.development else None,
-            "OperationTimeout": None if self.operation_timeout is None else _time_span(self.operation_timeout),
+            "OperationTimeout": None if self.operation_timeout_ms is None else _time_span(self.operation_timeout_ms),
             "TransportType": {None: None, False: "Amqp", True: "AmqpWebSockets"}[self.web_sockets],
         }
         return "".join(f"{name}={value};" for name, value in parts.items() if value is not None)
@@ -105,32 +104,34 @@ def parse_connection_string(text: str) -> ConnectionString:
         token=token,
         entity_path=entity_path,
         development=development,
-        operation_timeout=None if timeout is None else _operation_timeout(timeout),
+        operation_timeout_ms=None if timeout is None else _operation_timeout_ms(timeout),
         web_sockets=None if transport is None else _web_sockets(transport),
     )
 
 
-def _operation_timeout(text: str) -> timedelta:
+def _operation_timeout_ms(text: str) -> int:
     """Read a .NET ``TimeSpan`` such as ``00:00:30``, or whole seconds; the .NET library accepts both."""
     if _SECONDS.fullmatch(text):
-        timeout = timedelta(seconds=int(text))
+        timeout_ms = int(text) * 1_000
     else:
         match = _TIME_SPAN.fullmatch(text)
         days, hours, minutes, seconds = (int(part or 0) for part in match.groups()[:4]) if match else (0, 0, 0, 60)
         if match is None or hours > 23 or minutes > 59 or seconds > 59:
             # The value is not repeated: with a ';' in the wrong place, it may hold a piece of a key.
             raise ConnectionStringError("OperationTimeout must be hours:minutes:seconds, such as 00:00:30, or seconds")
-        micros = int((match[5] or "").ljust(7, "0")) // 10
-        timeout = timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds, microseconds=micros)
-    if not timedelta() < timeout < _LONGEST_TIMEOUT:
-        raise ConnectionStringError(f"OperationTimeout must be above zero and below one hour, got {timeout}")
-    return timeout
+        minutes += 60 * (hours + 24 * days)
+        timeout_ms = (60 * minutes + seconds) * 1_000 + int((match[5] or "").ljust(3, "0")[:3])
+    if not 0 < timeout_ms < _HOUR_MS:
+        raise ConnectionStringError(
+            f"OperationTimeout must be above zero and below one hour, got {timeout_ms / 1_000:,g} s"
+        )
+    return timeout_ms
 
 
-def _time_span(time: timedelta) -> str:
-    """Write a time below one day as .NET does."""
-    text = f"0{time}"
-    return text if "." not in text else f"{text}0"
+def _time_span(time_ms: int) -> str:
+    """Write a time below one hour as .NET does."""
+    seconds, ms = divmod(time_ms, 1_000)
+    return f"00:{seconds // 60:02}:{seconds % 60:02}" + (f".{ms:03}" if ms else "")
 
 
 def _web_sockets(text: str) -> bool:
