@@ -46,7 +46,10 @@ CLASSES: Final[tuple[type, ...]] = (
 NAMES: Final = {kind.__name__ for kind in CLASSES}
 FOR_PARTS: Final = {
     name for name, member in vars(Maker).items() if inspect.isfunction(member) and not name.startswith("_")
-} | {"pairing", "credentials", "send_attempt_s", "limit_send_attempts", "ended", "enlist", "dismiss", "greet"}
+} | {
+    *("pairing", "credentials", "send_attempt_s", "limit_send_attempts", "ended", "enlist", "dismiss", "greet"),
+    "announced_name",
+}
 """What a factory does for what it has made and for its pair, and not for applications."""
 
 NOT_FOR_APPLICATIONS: Final[dict[type, set[str]]] = {

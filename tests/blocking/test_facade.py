@@ -60,7 +60,7 @@ def test_every_method_has_the_signature_of_the_one_that_it_calls(wrapped: type) 
         else:
             assert _signature(ours) == _signature(member), name
         compared += 1
-    assert compared or wrapped.__name__ == "TopicClient"  # which has nothing of its own
+    assert compared or wrapped.__name__ in {"TopicClient", "SendAvailabilityPairedNamespaceOptions"}
 
 
 def _signature(function: Any) -> list[tuple[str, object, object, object]]:

@@ -238,7 +238,6 @@ def test_the_options_have_what_they_were_made_of(two: Two) -> None:
     assert (options.ping_interval, options.attempt_timeout) == (timedelta(minutes=1), timedelta(seconds=5))
     assert (options.failure_rules, options.syphon) == (FAILURE_RULES, SyphonSettings())
     assert (options.primary_name, options.syphon_engine) == ("contoso", "in-process")
-    assert options.name_of(two.primary.endpoint) == "contoso"
 
 
 def test_the_options_have_every_attribute_and_the_signature_of_those_for_asyncio(two: Two) -> None:

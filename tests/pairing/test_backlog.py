@@ -34,9 +34,9 @@ from pairbus.pairing.backlog import (
     Backlog,
     backlog_description,
     ensure_backlog_queues,
-    namespace_name,
 )
 from pairbus.pairing.events import Listeners
+from pairbus.pairing.primary_names import name_by_address
 from pairbus.testing import RunningNamespace, running_namespace
 from tests.client.http_peer import Answer, Asked, Peer, peer, refuses, relays
 from tests.client.stage import play
@@ -118,17 +118,17 @@ def made(proxy: Peer) -> list[str]:
     ],
 )
 def test_c5_a_primary_namespace_is_called_by_its_host_name(address: str, name: str) -> None:
-    assert namespace_name(Endpoint.parse(address)) == name
+    assert name_by_address(Endpoint.parse(address)) == name
 
 
 def test_c5_namespaces_on_one_machine_have_backlog_queues_of_their_own() -> None:
     for host in ("localhost", "127.0.0.1", "::1"):
-        assert namespace_name(Endpoint(host, 5672)) != namespace_name(Endpoint(host, 5673))
+        assert name_by_address(Endpoint(host, 5672)) != name_by_address(Endpoint(host, 5673))
 
 
 @pytest.mark.parametrize("host", ["contoso.example", "localhost", "192.168.0.17", "::1", "fe80::1", "1::", "::"])
 def test_c5_whatever_the_host_the_path_can_be_that_of_a_queue(host: str) -> None:
-    path = backlog_path(namespace_name(Endpoint(host, 5672)), 0)
+    path = backlog_path(name_by_address(Endpoint(host, 5672)), 0)
     assert QueueDescription(path).path == path
 
 

@@ -664,10 +664,6 @@ class SendAvailabilityPairedNamespaceOptions(Wrapper):
         self._messaging_factory = messaging_factory
         self._needs = (secondary_namespace_manager, messaging_factory)
 
-    def name_of(self, primary: Endpoint) -> str:
-        """What the backlog queues call a primary namespace."""
-        return self._inner.name_of(primary)
-
     @property
     def secondary_namespace_manager(self) -> NamespaceManager:
         return self._secondary_namespace_manager
@@ -702,7 +698,7 @@ class SendAvailabilityPairedNamespaceOptions(Wrapper):
 
     @property
     def primary_name(self) -> str | None:
-        """What the backlog queues call the primary namespace; ``None`` for the first part of its host name."""
+        """What the backlog queues are named after; ``None`` for the name that the primary announces, or its host."""
         return self._inner.primary_name
 
     @property
@@ -729,6 +725,11 @@ class NamespacePair(Wrapper):
     """
 
     _inner: AsyncNamespacePair
+
+    @property
+    def primary_name(self) -> str:
+        """What the backlog queues of this pair are named after."""
+        return self._inner.primary_name
 
     def status(self) -> PairStatus:
         """How the pair is doing, as this factory knows it."""

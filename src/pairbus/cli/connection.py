@@ -93,7 +93,7 @@ BacklogQueuesOption: TypeAlias = Annotated[
 NameOption: TypeAlias = Annotated[
     str | None,
     typer.Option(
-        "--name", help="what the backlog queues call the primary; else the first part of its host name", metavar="NAME"
+        "--name", help="what the backlog queues are named after; else the name the primary announces", metavar="NAME"
     ),
 ]
 EntityOption: TypeAlias = Annotated[

@@ -24,10 +24,12 @@ from pairbus.cli.connection import (
 )
 from pairbus.cli.failure import fail
 from pairbus.client.errors import MessagingError, MessagingTimeoutError, UnauthorizedError
+from pairbus.client.factory import MessagingFactory
 from pairbus.client.management.namespace_manager import NamespaceManager
 from pairbus.dialect.backlog_path import backlog_path
 from pairbus.pairing import DrillReport, NamespacePair, SendAvailabilityPairedNamespaceOptions
-from pairbus.pairing.backlog import in_groups, namespace_name
+from pairbus.pairing.backlog import in_groups
+from pairbus.pairing.primary_names import find_primary_names
 
 _LONGEST_S: Final = 3_600
 
@@ -89,7 +91,7 @@ async def _drill(
         primary.manager() as manager,
     ):
         await _check_primary(manager)
-        await _check_backlog(backup_manager, primary_name or namespace_name(primary.endpoint), backlog_queue_count)
+        await _check_backlog(factory, backup_manager, primary_name, backlog_queue_count)
         options = SendAvailabilityPairedNamespaceOptions(
             backup_manager, backup, backlog_queue_count, enable_syphon=syphon, primary_name=primary_name
         )
@@ -113,10 +115,11 @@ async def _check_primary(manager: NamespaceManager) -> None:
         fail(f"a drill needs the primary namespace to be up: {one_line(error)}", FAILED)
 
 
-async def _check_backlog(manager: NamespaceManager, name: str, count: int) -> None:
+async def _check_backlog(factory: MessagingFactory, manager: NamespaceManager, given: str | None, count: int) -> None:
     """A drill makes no backlog queues: those that are missing are not read by anybody's syphon."""
-    paths = [backlog_path(name, index) for index in range(count)]
     try:
+        name = await (await find_primary_names(factory, manager, given)).choose(manager.queue_exists)
+        paths = [backlog_path(name, index) for index in range(count)]
         exist = await in_groups(manager.queue_exists, paths)
     except MessagingError as error:
         fail(f"the secondary namespace does not tell its queues: {one_line(error)}", FAILED)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final, NoReturn
@@ -23,9 +23,8 @@ from pairbus.client.factory import MessagingFactory
 from pairbus.client.lane import Lane
 from pairbus.client.management.descriptions import QueueDescription
 from pairbus.client.management.namespace_manager import NamespaceManager
-from pairbus.dialect.backlog_path import backlog_path
 from pairbus.pairing import NamespacePair, SendAvailabilityPairedNamespaceOptions
-from pairbus.pairing.backlog import backlog_queues_by_name, in_groups, namespace_name
+from pairbus.pairing.backlog import backlog_queues_by_name
 
 _NOWHERE: Final = "x-pairbus-pair"
 """A path on the primary at which nothing is; that we are told so shows that it answers, and that the key holds."""
@@ -118,8 +117,6 @@ async def verify_pair(
     primary: Connection, secondary: Connection, backlog_queue_count: int, primary_name: str | None
 ) -> PairVerification:
     """Set up a pair and look at it; ends the command if that cannot be done."""
-    name = namespace_name(primary.endpoint) if primary_name is None else primary_name
-    paths = [backlog_path(name, index) for index in range(backlog_queue_count)]
     async with (
         secondary.factory() as backup,
         primary.factory() as factory,
@@ -127,7 +124,7 @@ async def verify_pair(
         primary.manager() as home,
     ):
         primary_failure = await _reach(factory, primary)
-        before = await _look(manager, paths)
+        before = await _queues(manager)
         options = SendAvailabilityPairedNamespaceOptions(
             manager, backup, backlog_queue_count, primary_name=primary_name
         )
@@ -135,7 +132,7 @@ async def verify_pair(
         return PairVerification(
             primary=str(primary.endpoint),
             secondary=str(secondary.endpoint),
-            primary_name=name,
+            primary_name=pair.primary_name,
             primary_failure=primary_failure,
             backlog_queues=await _backlog_queues(pair, options, before),
             backlogs_in_primary=() if primary_failure is not None else await _backlogs(home),
@@ -177,17 +174,10 @@ async def _backlogs(manager: NamespaceManager) -> tuple[str, ...]:
 # The secondary.
 
 
-async def _look(manager: NamespaceManager, paths: Sequence[str]) -> list[QueueDescription | None]:
-    """The backlog queues as they are before anything is made; ``None`` for one that is missing."""
-
-    async def look(path: str) -> QueueDescription | None:
-        try:
-            return await manager.get_queue(path)
-        except EntityNotFoundError:
-            return None
-
+async def _queues(manager: NamespaceManager) -> dict[str, QueueDescription]:
+    """Return the queues of the secondary before pairing, by their paths in lower case."""
     try:
-        return await in_groups(look, paths)
+        return {queue.path.lower(): queue for queue in await manager.get_queues()}
     except UnauthorizedError as error:
         _lacks("Manage", manager, error)
     except MessagingError as error:
@@ -216,10 +206,11 @@ def _lacks(claim: str, manager: NamespaceManager, error: UnauthorizedError) -> N
 async def _backlog_queues(
     pair: NamespacePair,
     options: SendAvailabilityPairedNamespaceOptions,
-    before: Sequence[QueueDescription | None],
+    before: Mapping[str, QueueDescription],
 ) -> tuple[BacklogQueueVerification, ...]:
     found = []
-    for status, description in zip(pair.status().backlog_queues, before, strict=True):
+    for status in pair.status().backlog_queues:
+        description = before.get(status.path.lower())
         differing = () if description is None else differences(description)
         found.append(
             BacklogQueueVerification(

@@ -498,6 +498,14 @@ class MessagingFactory:
             line.authorization.forget(path)
             await line.authorization.authorize(path)
 
+    async def announced_name(self) -> str | None:
+        """Return the name that the namespace announces when it is connected to; ``None`` if it announces none.
+
+        Connects if need be, for which no key is needed; raises ``MessagingError`` if that fails.
+        """
+        self.check_open()
+        return (await self._slot.get()).connection.announced_name
+
     def reached(self) -> asyncio.Future[None]:
         """Done when the namespace is reached the next time: whoever waits to try again need not wait longer."""
         if self._reached is None or self._reached.done():

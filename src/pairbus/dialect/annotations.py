@@ -24,6 +24,9 @@ TRANSFER_DESTINATION: Final = "com.microsoft:transfer-destination-address"
 SYPHON: Final = "com.pairbus:syphon"
 """Ours: a property of the links on which a syphon sends, so that a bill can tell its messages from the others."""
 
+NAMESPACE: Final = "com.pairbus:namespace"
+"""Ours: a property of the server's open frame, the name of the namespace."""
+
 TIMESPAN: Final = "com.microsoft:timespan"
 
 PING_CONTENT_TYPE: Final = "application/vnd.ms-servicebus-ping"

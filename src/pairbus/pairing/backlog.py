@@ -8,11 +8,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from ipaddress import ip_address
 from random import Random
 from typing import Final, TypeVar
 
-from pairbus.client.endpoint import Endpoint
 from pairbus.client.errors import (
     ClosedError,
     EntityAlreadyExistsError,
@@ -38,24 +36,6 @@ MOST_DELIVERIES: Final = 2_000
 """The delivery count that a service allows which refuses the other one."""
 
 _AT_A_TIME: Final = 10
-
-
-def namespace_name(endpoint: Endpoint) -> str:
-    """What backlog queues call a namespace: the first part of its host name.
-
-    The address of a machine says nothing of the namespaces on it, so the port is added.
-    """
-    if endpoint.host != "localhost" and not _is_address(endpoint.host):
-        return endpoint.namespace
-    return f"{endpoint.host}-{endpoint.amqp_port}".replace(":", "-").strip("-")
-
-
-def _is_address(host: str) -> bool:
-    try:
-        ip_address(host)
-    except ValueError:
-        return False
-    return True
 
 
 def backlog_description(path: str) -> QueueDescription:
@@ -90,6 +70,14 @@ async def backlog_queues_by_name(manager: NamespaceManager) -> dict[str, list[tu
         if name and rest.isdecimal():
             found.setdefault(name.lower(), []).append((int(rest), queue.path))
     return found
+
+
+async def backlog_queues_of(manager: NamespaceManager, names: Sequence[str]) -> tuple[str, ...]:
+    """Return the paths of all backlog queues of these names; raises ``MessagingError``."""
+    if not names:
+        return ()
+    found = await backlog_queues_by_name(manager)
+    return tuple(path for name in names for _, path in sorted(found.get(name.lower(), ())))
 
 
 async def in_groups(ask: Callable[[str], Awaitable[T]], paths: Sequence[str]) -> list[T]:

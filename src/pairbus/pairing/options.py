@@ -16,11 +16,12 @@ from pairbus.client.management.namespace_manager import NamespaceManager
 from pairbus.client.paired_namespace import PairedNamespaceOptions, Primary
 from pairbus.client.validation import check_path, check_type, shown
 from pairbus.pairing.addresses import is_same_host, is_same_namespace
-from pairbus.pairing.backlog import Backlog, ensure_backlog_queues, namespace_name
+from pairbus.pairing.backlog import Backlog, ensure_backlog_queues
 from pairbus.pairing.engines import find_engine
 from pairbus.pairing.events import Listeners
 from pairbus.pairing.failure_rules import FAILURE_RULES, FailureRules, check_rules
 from pairbus.pairing.pair import NamespacePair
+from pairbus.pairing.primary_names import find_primary_names, record_name
 from pairbus.pairing.settings import PairSettings
 from pairbus.pairing.syphon import IN_PROCESS, SyphonEngine, SyphonSettings
 
@@ -80,15 +81,11 @@ class SendAvailabilityPairedNamespaceOptions(PairedNamespaceOptions[NamespacePai
         self.attempt_timeout: Final = attempt_timeout
         """How long a try to send waits for an answer of either namespace, and an attempt to connect to one."""
         self.primary_name: Final = primary_name
-        """What the backlog queues call the primary namespace; ``None`` for the first part of its host name."""
+        """What the backlog queues are named after; ``None`` for the name that the primary announces, or its host."""
         self.failure_rules: Final = failure_rules
         self.preserve_session_order: Final = preserve_session_order
         self.syphon: Final = SyphonSettings() if syphon is None else syphon
         self.syphon_engine: Final = syphon_engine
-
-    def name_of(self, primary: Endpoint) -> str:
-        """What the backlog queues call a primary namespace."""
-        return namespace_name(primary) if self.primary_name is None else self.primary_name
 
     async def pair(self, primary: Primary) -> NamespacePair:
         if not isinstance(primary, MessagingFactory):
@@ -97,9 +94,12 @@ class SendAvailabilityPairedNamespaceOptions(PairedNamespaceOptions[NamespacePai
         engine = find_engine(self.syphon_engine) if self.enable_syphon else None
         secondary = self.messaging_factory
         secondary.enlist()
+        unpaired_attempt_s, attempt_s = primary.send_attempt_s, self.attempt_timeout.total_seconds()
+        primary.limit_send_attempts(attempt_s)  # a primary that is silent is not waited for any longer
         try:
             pair = await self._make(primary)
         except BaseException:
+            primary.limit_send_attempts(unpaired_attempt_s)
             secondary.dismiss()
             raise
         try:
@@ -107,22 +107,25 @@ class SendAvailabilityPairedNamespaceOptions(PairedNamespaceOptions[NamespacePai
                 await pair.start(engine)
             primary.check_open()  # it may have been closed meanwhile, and would not close the pair
         except BaseException:
+            primary.limit_send_attempts(unpaired_attempt_s)
             await pair.abort()
             raise
-        for factory in (primary, secondary):
-            factory.limit_send_attempts(self.attempt_timeout.total_seconds())
+        secondary.limit_send_attempts(attempt_s)
         return pair
 
     async def _make(self, primary: MessagingFactory) -> NamespacePair:
         manager = self.secondary_namespace_manager
-        name = self.name_of(primary.endpoint)
         with _blaming("secondary_namespace_manager", manager.endpoint):
+            names = await find_primary_names(primary, manager, self.primary_name)
+            name = await names.choose(manager.queue_exists)
             queues = await ensure_backlog_queues(manager, name, self.backlog_queue_count)
+            if name == names.announced:
+                await record_name(manager, primary.endpoint, name)
         if self.preserve_session_order and any(one.enable_partitioning for one in queues):
             raise ValueError("a backlog queue is partitioned, and cannot keep the order of sessions")
         listeners = Listeners()
         backlog = Backlog(self.messaging_factory, [one.path for one in queues], SystemRandom(), listeners)
-        return NamespacePair(primary, manager, backlog, self._settings(), listeners)
+        return NamespacePair(primary, manager, backlog, self._settings(), listeners, names)
 
     def _settings(self) -> PairSettings:
         return PairSettings(

@@ -7,7 +7,9 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from datetime import timedelta
 from types import NoneType
+from typing import Final
 
+from pairbus.client.chores import Chores
 from pairbus.client.endpoint import Endpoint
 from pairbus.client.errors import MessagingError
 from pairbus.client.factory import MessagingFactory
@@ -17,7 +19,7 @@ from pairbus.client.message import BrokeredMessage
 from pairbus.client.validation import check_type
 from pairbus.dialect.backlog_path import TRANSFER
 from pairbus.pairing.addresses import is_same_host, is_same_namespace
-from pairbus.pairing.backlog import Backlog, in_groups
+from pairbus.pairing.backlog import Backlog, backlog_queues_of, in_groups
 from pairbus.pairing.drill import DrillReport, await_drill, drill_message, drill_queue
 from pairbus.pairing.entity import PairedEntity
 from pairbus.pairing.events import EntityChanged, EventStream, Listener, Listeners, PairEvent
@@ -25,6 +27,7 @@ from pairbus.pairing.homecoming.bound import key_of
 from pairbus.pairing.ordered_route import OrderedRoute
 from pairbus.pairing.partnership import share_fate
 from pairbus.pairing.policy import EntityState, Signal
+from pairbus.pairing.primary_names import PrimaryNames, await_final_names
 from pairbus.pairing.report import MOST_NAME
 from pairbus.pairing.reporter import PairReporter, program_name
 from pairbus.pairing.route import PairedRoute
@@ -34,6 +37,8 @@ from pairbus.pairing.status import PairStatus
 from pairbus.pairing.syphon import Held, Syphon, SyphonContext, SyphonEngine
 
 _log = logging.getLogger(__name__)
+
+_RESTART_S: Final = 30.0
 
 
 class NamespacePair:
@@ -49,12 +54,14 @@ class NamespacePair:
         backlog: Backlog,
         settings: PairSettings,
         listeners: Listeners,
+        names: PrimaryNames,
     ) -> None:
         self._primary = primary
         self._manager = manager
         self._backlog = backlog
         self._settings = settings
         self._listeners = listeners
+        self._names = names
         self._entities: dict[str, PairedEntity] = {}
         self._is_held = False
         """Whether everything goes to the backlog, by hand."""
@@ -69,6 +76,7 @@ class NamespacePair:
                 on_seen=self._seen,
             )
         self._syphon: Syphon | None = None
+        self._chores = Chores("the name of a primary")
         self._reporter: PairReporter | None = None
         self._partnership: asyncio.Task[None] | None = None
         self._is_closed = False
@@ -83,20 +91,54 @@ class NamespacePair:
             await self._order.start()
         if engine is None:
             return
+        self._listeners.add(self._resume_syphon)
+        queues = await self._queues_to_drain(self._names)
+        await self._start_syphon(engine, queues)
+        # It outlives the pair: the factories may be closed one after the other.
+        self._partnership = asyncio.get_running_loop().create_task(share_fate(self._primary, self._backlog.factory))
+        if not self._names.is_final:
+            self._chores.start(self._follow_name(engine, queues))
+
+    async def _start_syphon(self, engine: SyphonEngine, queues: tuple[str, ...]) -> None:
         context = SyphonContext(
             primary=self._primary,
             secondary=self._backlog.factory,
-            backlog_queues=self._backlog.paths,
+            backlog_queues=queues,
             settings=self._settings.syphon,
             is_held=self._is_diverting,
             held=self._held,
             tell=self._listeners.tell,
         )
         self._syphon = engine(context)
-        self._listeners.add(self._resume_syphon)
         await self._syphon.start()
-        # It outlives the pair: the factories may be closed one after the other.
-        self._partnership = asyncio.get_running_loop().create_task(share_fate(self._primary, self._backlog.factory))
+
+    async def _queues_to_drain(self, names: PrimaryNames) -> tuple[str, ...]:
+        """Return our backlog queues, and those that the primary has under its other names."""
+        own = self.primary_name.lower()
+        others = await backlog_queues_of(self._manager, [name for name in names.names if name.lower() != own])
+        if others:
+            _log.info("draining backlog queues of other names primary=%s queues=%s", own, ",".join(others))
+        return (*self._backlog.paths, *others)
+
+    async def _follow_name(self, engine: SyphonEngine, drained: tuple[str, ...]) -> None:
+        """Drain the queues of the primary's own name as well, once it has announced that.
+
+        Until then nothing can be delivered, so a syphon that is started anew has nothing to lose.
+        """
+        names = await await_final_names(self._primary)
+        while True:
+            try:
+                queues = await self._queues_to_drain(names)
+                if set(queues) <= set(drained):
+                    return
+                if self._syphon is not None:
+                    await self._syphon.close()
+                await self._start_syphon(engine, queues)
+            except MessagingError as error:
+                _log.warning("syphon not restarted, retrying primary=%s error=%s", self.primary_name, error)
+                await asyncio.sleep(_RESTART_S)
+            else:
+                return
 
     def _resume_syphon(self, event: PairEvent) -> None:
         if self._syphon is not None and isinstance(event, EntityChanged) and event.state is EntityState.HEALTHY:
@@ -141,6 +183,11 @@ class NamespacePair:
         return Held(known={key: one.is_diverting for key, one in self._entities.items()}, others=self._is_held)
 
     # Watching.
+
+    @property
+    def primary_name(self) -> str:
+        """What the backlog queues of this pair are named after."""
+        return self._backlog.paths[0].rpartition("/")[0][: -len(TRANSFER) - 1]
 
     def status(self) -> PairStatus:
         """How the pair is doing, as this factory knows it."""
@@ -191,10 +238,9 @@ class NamespacePair:
         if self._reporter is not None:
             self._reporter.application = name
             return
-        primary_name = self._backlog.paths[0].rpartition("/")[0][: -len(TRANSFER) - 1]
         entities = self._entities.values()
         self._reporter = PairReporter(
-            name, primary_name, self._primary, self._backlog.factory, lambda: [one.status for one in entities]
+            name, self.primary_name, self._primary, self._backlog.factory, lambda: [one.status for one in entities]
         )
         self._listeners.add(self._reporter.note)
         self._reporter.start()
@@ -278,6 +324,7 @@ class NamespacePair:
         if self._is_closed:
             return
         self._is_closed = True
+        await self._chores.close()
         closing = [entity.close() for entity in self._entities.values()]
         if self._reporter is not None:
             closing.append(self._reporter.close())

@@ -23,6 +23,9 @@ PREFIX: Final = "PAIRBUS_SERVE_"
 CONFIG_VARIABLE: Final = PREFIX + "CONFIG"
 """Names the settings file, where the command line does not."""
 
+DEFAULT_NAME: Final = "pairbus"
+"""The name of a namespace that was given none."""
+
 _MEGABYTE: Final = 1 << 20
 _GIGABYTE: Final = 1 << 30
 _NAME: Final = re.compile(r"[A-Za-z](?:[A-Za-z0-9-]{0,48}[A-Za-z0-9])?")
@@ -70,7 +73,7 @@ class Settings:
 
     data: Path = field(metadata=_about("the directory that everything is kept in; made if it is not there"))
     name: str = field(
-        default="pairbus", metadata=_about("the name of the namespace: up to 50 letters, digits and hyphens")
+        default=DEFAULT_NAME, metadata=_about("the name of the namespace: up to 50 letters, digits and hyphens")
     )
     host: str = field(
         default="127.0.0.1", metadata=_about("the address to listen on; 0.0.0.0 is every one of this machine")

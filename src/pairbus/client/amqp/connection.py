@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
 from typing import Any, Final, cast
 from uuid import uuid4
@@ -13,6 +14,7 @@ from pairbus.client.endpoint import Endpoint
 from pairbus.client.errors import MessagingCommunicationError, MessagingError, UnauthorizedError
 from pairbus.client.settings import MessagingFactorySettings
 from pairbus.client.token_provider import Credentials, PlainCredentials, TokenProvider
+from pairbus.dialect.annotations import NAMESPACE
 from pairbus.wire import (
     AuthenticationError,
     Configuration,
@@ -33,6 +35,7 @@ from pairbus.wire import (
 )
 from pairbus.wire.states import LinkState
 
+_NAME: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,48}[A-Za-z0-9])?")
 _HANG_UP_S: Final = 1.0
 _FAREWELL_S: Final = 5.0
 """How long we wait for the peer to say goodbye as well."""
@@ -101,6 +104,13 @@ class AmqpConnection(asyncio.Protocol):
         if connection.error is not None:  # it opened and closed in one breath
             raise connection.error.copy()
         return connection
+
+    @property
+    def announced_name(self) -> str | None:
+        """The name that the namespace announces in its open frame; ``None`` if it announces none that can be one."""
+        peer = self.engine.peer
+        name = None if peer is None else (peer.properties or {}).get(NAMESPACE)
+        return str(name) if isinstance(name, str) and _NAME.fullmatch(name) else None
 
     @property
     def attempt_s(self) -> float:

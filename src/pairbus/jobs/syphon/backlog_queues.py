@@ -5,17 +5,25 @@ from __future__ import annotations
 from typing import Final
 
 from pairbus.client.errors import EntityNotFoundError, UnauthorizedError
+from pairbus.client.factory import MessagingFactory
 from pairbus.client.management.namespace_manager import NamespaceManager
 from pairbus.dialect.backlog_path import backlog_path
 from pairbus.pairing.backlog import backlog_queues_by_name, in_groups
+from pairbus.pairing.primary_names import PrimaryNames
 
 _MOST_NAMES: Final = 5
 
 
-async def find_backlog_queues(manager: NamespaceManager, name: str, count: int | None) -> tuple[str, ...]:
-    """The paths of all that there are, or of as many as there are said to be. Raises ``MessagingError``."""
+async def find_backlog_queues(
+    manager: NamespaceManager, secondary: MessagingFactory, names: PrimaryNames, count: int | None
+) -> tuple[str, ...]:
+    """Return the paths of all backlog queues that there are under any name of the primary, or of ``count`` of each.
+
+    Raises ``MessagingError``.
+    """
     if count is not None:
-        return tuple(backlog_path(name, index) for index in range(count))
+        used = [name for name in names.names if len(names.names) == 1 or await _can_be_read(secondary, name)]
+        return tuple(backlog_path(name, index) for name in used or names.names[:1] for index in range(count))
     try:
         found = await backlog_queues_by_name(manager)
     except UnauthorizedError as error:
@@ -25,8 +33,9 @@ async def find_backlog_queues(manager: NamespaceManager, name: str, count: int |
             condition=error.condition,
             hint="check that it is right; if it only lacks the claim Manage, say how many there are: --backlog-queues",
         ) from error
-    indexes = found.get(name.lower())
-    if indexes is None:
+    queues = [sorted(found.get(name.lower(), ())) for name in names.names]
+    if not any(queues):
+        name = names.names[0]
         others = ", ".join(f"'{other}'" for other in sorted(found)[:_MOST_NAMES]) or "nobody"
         raise EntityNotFoundError(
             f"{manager.endpoint} has no backlog queues of '{name}'; it has those of {others}:"
@@ -34,7 +43,17 @@ async def find_backlog_queues(manager: NamespaceManager, name: str, count: int |
             " what is missing",
             entity=backlog_path(name, 0),
         )
-    return tuple(path for _, path in sorted(indexes))
+    return tuple(path for indexes in queues for _, path in indexes)
+
+
+async def _can_be_read(secondary: MessagingFactory, name: str) -> bool:
+    """Return whether there are backlog queues of that name, which a key can find out that has no claim but Listen."""
+    async with await secondary.create_message_receiver(backlog_path(name, 0)) as receiver:
+        try:
+            await receiver.peek(1, 0)
+        except EntityNotFoundError:
+            return False
+    return True
 
 
 class BacklogDepth:

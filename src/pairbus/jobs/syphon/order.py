@@ -23,7 +23,7 @@ class SyphonOrder:
     primary: ConnectionReference
     secondary: ConnectionReference
     name: str | None = None
-    """What the backlog queues call the primary; ``None`` for the first part of its host name."""
+    """What the backlog queues are named after; ``None`` for the name that the primary announces."""
 
     backlog_queues: int | None = None
     """How many there are; ``None`` for all that are found."""

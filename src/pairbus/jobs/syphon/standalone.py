@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 
 from pairbus.client.errors import EntityNotFoundError, MessagingError, UnauthorizedError
@@ -15,10 +17,10 @@ from pairbus.jobs.syphon.backlog_queues import BacklogDepth, find_backlog_queues
 from pairbus.jobs.syphon.order import SyphonOrder
 from pairbus.jobs.syphon.remains import Remains, Stock
 from pairbus.jobs.syphon.watch import Watch
-from pairbus.pairing.backlog import namespace_name
 from pairbus.pairing.events import PairEvent
 from pairbus.pairing.homecoming.contact import Contact
 from pairbus.pairing.partnership import share_fate
+from pairbus.pairing.primary_names import await_final_names, find_primary_names
 from pairbus.pairing.syphon import Syphon, SyphonContext
 
 T = TypeVar("T")
@@ -56,9 +58,10 @@ class Standalone:
             NamespaceManager.from_connection_string(second) as manager,
             _beside(self._greet(secondary), self._greet(primary)) as greetings,
         ):
-            name = order.name or namespace_name(primary.endpoint)
-            queues = await _unless(stopped, find_backlog_queues(manager, name, order.backlog_queues))
-            if queues is None:
+            find = partial(find_backlog_queues, manager, secondary, count=order.backlog_queues)
+            names = await _unless(stopped, find_primary_names(primary, manager, order.name))
+            queues = None if names is None else await _unless(stopped, find(names))
+            if names is None or queues is None:
                 return self._end_early("nothing was brought home")
             context = SyphonContext(
                 primary=primary,
@@ -68,8 +71,14 @@ class Standalone:
                 is_held=_is_held,
                 tell=_ignore,
             )
-            watch = Watch(self._teller, BacklogDepth(manager, queues))
             self._tell_start(context)
+            if not names.is_final and not order.once:  # nothing can be delivered before it has announced its name
+                names = await _unless(stopped, await_final_names(primary))
+                queues = None if names is None else await _unless(stopped, find(names))
+                if queues is None:
+                    return self._end_early("nothing was brought home")
+                context = replace(context, backlog_queues=queues)
+            watch = Watch(self._teller, BacklogDepth(manager, queues))
             try:
                 if order.once:
                     return await self._once(context, watch, stopped, greetings)

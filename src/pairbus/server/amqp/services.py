@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import Final, Protocol
 
+from pairbus.dialect.annotations import NAMESPACE
 from pairbus.server.access import Gatekeeper
 from pairbus.server.amqp.unproven import Unproven
 from pairbus.server.counters import Counters
 from pairbus.server.dispatcher import Dispatcher
 from pairbus.server.host import NamespaceHost
 from pairbus.server.metering import Meter
-from pairbus.wire import Configuration
+from pairbus.server.settings import DEFAULT_NAME
+from pairbus.wire import Configuration, Symbol
 
 _LEAST_INCOMPLETE_BYTES: Final = 16 * 1024 * 1024
 
@@ -65,6 +67,8 @@ class AmqpServices:
         self.meter = meter
         self.configuration = Configuration(
             container_id=host.name,
+            # Backlog queues are named after it. The default says nothing: two primaries would share their backlog.
+            properties={} if host.name == DEFAULT_NAME else {Symbol(NAMESPACE): host.name},
             idle_time_out_ms=idle_timeout_ms,
             # What the SDK for Python needs: it looks at neither credit nor window, and a link that is detached for
             # one message that was too large would take the others with it.

@@ -1,0 +1,123 @@
+"""What the backlog queues of a primary namespace are named after.
+
+Everything that needs the name, in applications, syphons and commands, asks ``find_primary_names``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from ipaddress import ip_address
+from typing import Final
+
+from pairbus.client.endpoint import Endpoint
+from pairbus.client.errors import EntityAlreadyExistsError, MessagingError, UnauthorizedError
+from pairbus.client.factory import MessagingFactory
+from pairbus.client.management.namespace_manager import NamespaceManager
+from pairbus.dialect.backlog_path import backlog_path
+
+RECORD: Final = "x-pairbus-name"
+"""A queue ``<name by address>/x-pairbus-name/<name>`` in the secondary records which name a primary has announced."""
+
+_SERVICE_BUS: Final = "servicebus"
+_AGAIN_S: Final = 5.0
+"""How long to wait before the primary is asked again, unless it is reached earlier."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrimaryNames:
+    """The names under which a primary may have backlog queues, best first."""
+
+    names: tuple[str, ...]
+    is_final: bool = True
+    """``False`` if the primary was not reached, so that it may announce another name."""
+
+    announced: str | None = None
+    """The name that the primary announced, if its address alone would give another one."""
+
+    async def choose(self, exists: Callable[[str], Awaitable[bool]]) -> str:
+        """Return the first name that has backlog queues, or the best one if none has.
+
+        So all processes agree, also if the first of them could not ask the primary.
+        """
+        if len(self.names) > 1:
+            for name in self.names:
+                if await exists(backlog_path(name, 0)):
+                    return name
+        return self.names[0]
+
+
+async def find_primary_names(
+    primary: MessagingFactory, manager: NamespaceManager, given: str | None = None
+) -> PrimaryNames:
+    """Return the names of a primary; ``given`` wins. Raises ``MessagingError`` if the secondary cannot be asked.
+
+    If the primary cannot be reached, this returns the name that it has announced to an earlier process that connected
+    to the same address, as recorded in the secondary, and the name by its address.
+    """
+    if given is not None:
+        return PrimaryNames(names=(given,))
+    by_address = name_by_address(primary.endpoint)
+    if _names_its_namespace(primary.endpoint):
+        return PrimaryNames(names=(by_address,))
+    try:
+        return _announced(await primary.announced_name(), by_address)
+    except MessagingError:
+        recorded = await _recorded_names(manager, by_address)
+        # Several are those of primaries at one address, seen from different machines: none of them can be trusted.
+        return PrimaryNames(names=(*(recorded if len(recorded) == 1 else ()), by_address), is_final=False)
+
+
+async def await_final_names(primary: MessagingFactory) -> PrimaryNames:
+    """Return the names of a primary that was not reached, as soon as it is."""
+    while True:
+        try:
+            return _announced(await primary.announced_name(), name_by_address(primary.endpoint))
+        except MessagingError:
+            primary.check_open()
+            await asyncio.wait((primary.reached(),), timeout=_AGAIN_S)
+
+
+def _announced(announced: str | None, by_address: str) -> PrimaryNames:
+    if announced is None or announced.lower() == by_address.lower():
+        return PrimaryNames(names=(by_address,))
+    return PrimaryNames(names=(announced, by_address), announced=announced)
+
+
+async def record_name(manager: NamespaceManager, primary: Endpoint, name: str) -> None:
+    """Record in the secondary which name a primary has announced, for processes that cannot reach it."""
+    path = f"{name_by_address(primary)}/{RECORD}/{name}"
+    if not await manager.queue_exists(path):
+        with suppress(EntityAlreadyExistsError):  # another process was faster
+            await manager.create_queue(path)
+
+
+async def _recorded_names(manager: NamespaceManager, by_address: str) -> list[str]:
+    prefix = f"{by_address}/{RECORD}/".lower()
+    try:
+        paths = [queue.path for queue in await manager.get_queues()]
+    except UnauthorizedError:  # a syphon may do without Manage; whoever needs it raises soon
+        return []
+    return [path[len(prefix) :] for path in paths if path.lower().startswith(prefix)]
+
+
+def name_by_address(endpoint: Endpoint) -> str:
+    """Return the first part of the host name of a primary, or host and port where the host says nothing about it."""
+    if endpoint.host != "localhost" and not _is_address(endpoint.host):
+        return endpoint.namespace
+    return f"{endpoint.host}-{endpoint.amqp_port}".replace(":", "-").strip("-")
+
+
+def _names_its_namespace(endpoint: Endpoint) -> bool:
+    """Return whether the first part of the host is the name for certain, as in ``contoso.servicebus.windows.net``."""
+    return endpoint.host.lower().split(".")[1:2] == [_SERVICE_BUS]
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
