@@ -172,9 +172,10 @@ MEMBERS: dict[str, list[str]] = {
     "MessageSession": ["session_id", "locked_until", "renew_lock", "get_state", "set_state"],
     "MessagingFactorySettings": [],
     "RetryPolicy": [],
-    "SendAvailabilityPairedNamespaceOptions": ["name_of"],
+    "SendAvailabilityPairedNamespaceOptions": [],
     "NamespacePair": [
-        "status", "metrics", "backlog_depth", "subscribe", "events", "report", "engage", "release", "drill",
+        "primary_name", "status", "metrics", "backlog_depth", "subscribe", "events", "report", "engage", "release",
+        "drill",
     ],
 }  # fmt: skip
 """What is shown of a class where it is not everything that is public."""

@@ -72,7 +72,7 @@ def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(variable)
 
 
-def divert(namespaces: Namespaces, name: str, path: str, count: int) -> None:
+def divert(namespaces: Namespaces, name: str | None, path: str, count: int) -> None:
     """Have messages lie in the backlog."""
     first, second = namespaces.primary.connection_string, namespaces.secondary.connection_string
 
@@ -139,6 +139,35 @@ def test_c14_everything_is_brought_home_once_without_spark(namespaces: Namespace
     assert (ended["brought_home"], ended["dead_lettered"]) == (20, 0)
     for namespace in (namespaces.primary, namespaces.secondary):
         assert namespace.key not in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("counted", [(), ("--backlog-queues", 2)])
+def test_c15_the_backlog_of_every_name_of_the_primary_is_drained(
+    namespaces: Namespaces, counted: tuple[object, ...]
+) -> None:
+    divert(namespaces, None, "orders", 3)
+    divert(namespaces, f"localhost-{namespaces.primary.port}", "orders", 2)  # as an earlier version named it
+    done = run("syphon", *namespaces.options, *IN_PROCESS, *counted, "--once", "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert record_of(done, "starting")["backlog_queues"] == 4
+    assert len(received(namespaces.primary, "orders")) == 5
+
+
+@pytest.mark.slow
+def test_c14_syphon_that_starts_in_an_outage_drains_when_the_primary_is_back(namespaces: Namespaces) -> None:
+    divert(namespaces, None, "bills", 3)
+    arguments = ("syphon", *namespaces.options, *IN_PROCESS, "--json")
+    namespaces.primary.stop()
+    with running(*arguments) as process:
+        assert process.stdout is not None
+        while json.loads(process.stdout.readline())["event"] != "starting":  # before it, the outage is logged
+            pass
+        namespaces.primary.start()
+        eventually(lambda: count_in(namespaces.secondary, "contoso") == 0)
+        process.terminate()
+        assert process.wait(PATIENCE_S) == 0
+    assert len(received(namespaces.primary, "bills")) == 3
 
 
 def test_lines_are_pairs_unless_json_is_wanted(namespaces: Namespaces, name: str) -> None:
