@@ -171,18 +171,20 @@ def test_a_session_that_is_out_of_order_is_found(monkeypatch: pytest.MonkeyPatch
 
 
 def test_too_many_pings_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def ticks(interval_s: float, _begin_s: float) -> None:
+    async def next_tick(last_s: float, interval_s: float) -> float:
         await asyncio.sleep(interval_s / 10)
+        return last_s + interval_s / 10
 
-    monkeypatch.setattr("pairbus.pairing.entity.ticks", ticks)
+    monkeypatch.setattr("pairbus.pairing.entity.next_tick", next_tick)
     assert_found(wrong_with(PLAIN, REFUSE), 5, "'plain' of app-1 was pinged")
 
 
 def test_too_few_pings_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def ticks(interval_s: float, _begin_s: float) -> None:
+    async def next_tick(last_s: float, interval_s: float) -> float:
         await asyncio.sleep(interval_s * 10)
+        return last_s + interval_s * 10
 
-    monkeypatch.setattr("pairbus.pairing.entity.ticks", ticks)
+    monkeypatch.setattr("pairbus.pairing.entity.next_tick", next_tick)
     assert_found(wrong_with(PLAIN, REFUSE), 5, "'plain' of app-1 was not pinged from")
 
 
