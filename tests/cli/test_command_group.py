@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -35,6 +37,29 @@ def test_a_command_for_which_something_is_not_installed_says_what_to_install() -
         "pairbus: uvicorn is not installed; install pairbus with its extra 'server';"
         " in the clone: pip install '.[server]'\n"
     )
+
+
+@pytest.mark.parametrize("arguments", [["entities", "create", "--help"], ["--version"]], ids=" ".join)
+def test_a_closed_output_is_status_141(arguments: list[str]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        ended = subprocess.run(
+            [sys.executable, "-m", "pairbus", *arguments], stdout=writer, stderr=subprocess.PIPE, check=False
+        )
+    finally:
+        os.close(writer)
+    assert (ended.returncode, ended.stderr) == (141, b"")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no disk that is always full")
+def test_an_output_that_cannot_be_written_is_status_1_and_one_line() -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    command = [sys.executable, "-m", "pairbus", "--version"]
+    with Path("/dev/full").open("wb") as full:
+        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, env=environment, check=False)
+    assert ended.returncode == 1
+    assert ended.stderr == b"pairbus: standard output cannot be written: No space left on device\n"
 
 
 def test_other_extras_are_named_with_the_one_that_the_commands_need() -> None:

@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 from pairbus.cli.connection import STOPPED
 from pairbus.cli.extra import extra_needed
 from pairbus.cli.failure import fail
+from pairbus.cli.standard_output import checked_output
 
 MARKUP: Final = "markdown"
 """Else the lines of a paragraph end where they end in the source."""
@@ -57,9 +58,14 @@ def command_group(modules: Mapping[str, str]) -> type[TyperGroup]:
             _show_flags_alone(self)
             return super().get_params(ctx)
 
+        def make_context(self, *arguments: Any, **settings: Any) -> Any:
+            with checked_output():  # --help and --version print here
+                return super().make_context(*arguments, **settings)
+
         def invoke(self, ctx: Any) -> Any:
             try:
-                return super().invoke(ctx)
+                with checked_output():
+                    return super().invoke(ctx)
             except typer.BadParameter as error:
                 error.message = _plain(error.message)
                 raise

@@ -1,11 +1,14 @@
-"""Where received messages go: onto the screen or into a pipe, or to a file that keeps them."""
+"""Where received messages go: to standard output, or to a file."""
 
 from __future__ import annotations
 
+import asyncio
 import os
+import stat
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO, Final, TypeAlias
 
@@ -15,6 +18,15 @@ from pairbus.cli.amqp_json import moment_text
 from pairbus.cli.connection import FAILED, USAGE
 from pairbus.cli.failure import fail
 from pairbus.cli.message_lines import DEAD_LETTER_PROPERTIES, line_of
+from pairbus.cli.standard_output import (
+    OUTPUT_CLOSED,
+    STANDARD_OUTPUT,
+    OutputError,
+    mute,
+    standard_descriptor,
+    wait_until_read,
+    write_all,
+)
 from pairbus.client.message import BodyKind
 from pairbus.client.received_message import ReceivedMessage
 from pairbus.durable import sync_directory
@@ -26,28 +38,66 @@ _SHOWN: Final = (
     *("dead_letter_reason", "dead_letter_error_description"),
 )
 
-Output: TypeAlias = Callable[[Sequence[ReceivedMessage]], None]
-"""Takes messages; when it returns, they are where they should be."""
+Output: TypeAlias = Callable[[Sequence[ReceivedMessage]], AsyncIterator[ReceivedMessage]]
+"""Writes messages in order, and yields each once it is written. Raises ``OutputError``."""
+
+_Write: TypeAlias = Callable[[bytes], Awaitable[None]]
+_Encode: TypeAlias = Callable[[ReceivedMessage], bytes]
 
 
 @contextmanager
-def message_output(entity: str, lines: Path | None, *, as_json: bool, body_only: bool) -> Iterator[Output]:
-    """What the options ask for; ends the command if that cannot be."""
+def message_output(
+    entity: str,
+    lines: Path | None,
+    *,
+    as_json: bool,
+    body_only: bool,
+    so_far: Callable[[], str] | None = None,
+) -> Iterator[Output]:
+    """Open the output that the options ask for, and end the command when it takes no more.
+
+    A command that removes messages gives ``so_far``, which says what it did with them. Its messages count as written
+    once the reader of a pipe has read them, so that the rest can be given back. Other commands end silently when their
+    output is closed.
+    """
     if lines is not None and body_only:
         fail("--lines writes whole messages: leave out --body", USAGE)
-    if lines is None:
-        with _to_whoever_reads():
-            yield _printer(entity, as_json=as_json, body_only=body_only)
-        return
-    with _open(lines) as file:
-        yield lambda messages: _keep(file, lines, "".join(f"{line_of(one, entity)}\n" for one in messages).encode())
+    encode = partial(_encoded, entity=entity, as_json=as_json, body_only=body_only)
+    try:
+        if lines is None:
+            yield _to_standard_output(encode, until_read=so_far is not None)
+        elif _is_device(lines):
+            with _open_pipe(lines) as file:
+                write = partial(_write, file.fileno(), until_read=so_far is not None)
+                yield _one_by_one(str(lines), partial(_line, entity), write)
+        else:
+            with _open(lines) as file:
+                yield _to_file(file, lines, partial(_line, entity))
+    except OutputError as error:
+        if error.code == OUTPUT_CLOSED and so_far is None:
+            raise typer.Exit(error.code) from None
+        fail(f"{error}{'' if so_far is None else f'; {so_far()}'}", error.code)
 
 
 # A file.
 
 
+def _to_file(file: BinaryIO, path: Path, encode: _Encode) -> Output:
+    """Write messages together, and sync them to the disk together."""
+
+    async def write(messages: Sequence[ReceivedMessage]) -> AsyncIterator[ReceivedMessage]:
+        try:
+            await asyncio.to_thread(_keep, file, b"".join(map(encode, messages)))
+        except OSError as error:
+            raise OutputError(str(path), error) from None
+        for message in messages:
+            yield message
+
+    return write
+
+
 def _open(path: Path) -> BinaryIO:
-    """Open a file to add to: what was taken from a queue before is not written over."""
+    """Open a file to append to: what was taken from a queue before is not overwritten."""
     try:
         file = path.open("ab+", buffering=0)  # what could not be written must not be tried again when it is closed
         _keep_name(path)
@@ -67,49 +117,83 @@ def _is_whole(file: BinaryIO) -> bool:
     return file.read(1) == b"\n"
 
 
-def _keep(file: BinaryIO, path: Path, octets: bytes) -> None:
-    """Write, and wait until it is on the disk: the messages are settled after that."""
+def _keep(file: BinaryIO, octets: bytes) -> None:
+    """Write, and sync to the disk: the messages are settled after that."""
+    left = memoryview(octets)
+    while left:
+        left = left[file.write(left) :]
+    os.fsync(file.fileno())
+
+
+def _keep_name(path: Path) -> None:
+    """Make the name of a new file durable in its directory."""
+    if os.name == "posix":
+        sync_directory(path.absolute().parent)
+
+
+# Pipes, terminals and other devices, standard output among them.
+
+
+def _is_device(path: Path) -> bool:
     try:
-        left = memoryview(octets)
-        while left:
-            left = left[file.write(left) :]
-        if path.is_file():
-            os.fsync(file.fileno())
+        return not stat.S_ISREG(path.stat().st_mode)
+    except OSError:  # there is none, or opening it tells why not
+        return False
+
+
+def _open_pipe(path: Path) -> BinaryIO:
+    """Open for writing alone: who reads a pipe as well does not notice that everybody else has closed it."""
+    try:
+        return path.open("wb", buffering=0)
     except OSError as error:
         fail(f"{path} cannot be written: {error.strerror}", FAILED)
 
 
-def _keep_name(path: Path) -> None:
-    """A new name is in its directory, and that is to be kept too."""
-    if os.name == "posix" and path.is_file():
-        sync_directory(path.absolute().parent)
+def _to_standard_output(encode: _Encode, *, until_read: bool) -> Output:
+    descriptor = standard_descriptor()
+    write = _print if descriptor is None else partial(_write, descriptor, until_read=until_read)
+    return _one_by_one(STANDARD_OUTPUT, encode, write)
 
 
-# The screen.
+def _one_by_one(name: str, encode: _Encode, write: _Write) -> Output:
+    async def write_each(messages: Sequence[ReceivedMessage]) -> AsyncIterator[ReceivedMessage]:
+        for message in messages:
+            try:
+                await write(encode(message))
+            except OSError as error:
+                if name == STANDARD_OUTPUT:
+                    mute()
+                raise OutputError(name, error) from None
+            yield message
+
+    return write_each
 
 
-@contextmanager
-def _to_whoever_reads() -> Iterator[None]:
-    """Who does not want to read on has had enough, and knows: that is no news."""
-    try:
-        yield
-    except BrokenPipeError:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())  # else Python complains in the end that it cannot write the rest
-        raise typer.Exit(FAILED) from None
+async def _write(descriptor: int, octets: bytes, *, until_read: bool) -> None:
+    await write_all(descriptor, octets)
+    if until_read:
+        await wait_until_read(descriptor)
 
 
-def _printer(entity: str, *, as_json: bool, body_only: bool) -> Output:
-    def octets_of(message: ReceivedMessage) -> bytes:
-        if body_only:
-            return _octets(message) + b"\n"
-        return (line_of(message, entity) if as_json else shown_message(message)).encode(errors="replace") + b"\n"
-
-    def printed(messages: Sequence[ReceivedMessage]) -> None:
-        sys.stdout.buffer.write(b"".join(map(octets_of, messages)))
+async def _print(octets: bytes) -> None:
+    def print_now() -> None:
+        sys.stdout.buffer.write(octets)
         sys.stdout.buffer.flush()
 
-    return printed
+    await asyncio.to_thread(print_now)
+
+
+# What is written of a message.
+
+
+def _line(entity: str, message: ReceivedMessage) -> bytes:
+    return f"{line_of(message, entity)}\n".encode()
+
+
+def _encoded(message: ReceivedMessage, *, entity: str, as_json: bool, body_only: bool) -> bytes:
+    if body_only:
+        return _octets(message) + b"\n"
+    return (line_of(message, entity) if as_json else shown_message(message)).encode(errors="replace") + b"\n"
 
 
 def _octets(message: ReceivedMessage) -> bytes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from contextlib import suppress
 from pathlib import Path
@@ -57,7 +56,8 @@ def peek(
     Those that are locked, deferred or scheduled are shown as well; nothing is locked, and no delivery is counted.
 
     It ends with 0, also where there is no message, with 1 when something went wrong, with 2 when it was asked for
-    something that cannot be, and with 130 when it was stopped by Ctrl-C.
+    something that cannot be, with 130 when it was stopped by Ctrl-C, and with 141 when the reader of its output closes
+    it.
 
     Example: pairbus peek orders --connection @contoso.txt --count 5
 
@@ -89,9 +89,9 @@ async def _peek(
             messages = await receiver.peek(wanted, first)
             if not messages:
                 break
-            await asyncio.to_thread(output, messages)
+            async for _ in output(messages):
+                done += 1
             first = messages[-1].sequence_number + 1
-            done += len(messages)
             advance(done, done)
     if not done:
         await _refuse_topic(namespace, path)

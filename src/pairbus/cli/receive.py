@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from pairbus.cli.failure import fail
 from pairbus.cli.interruption import telling_how_far
 from pairbus.cli.message_output import Output, message_output
 from pairbus.cli.peek import BodyOption, CountOption, DeadLettersOption, JsonLinesOption, LinesOption
+from pairbus.cli.standard_output import OutputError
 from pairbus.cli.work_bar import Advance, work_bar
 from pairbus.client.errors import LockLostError, MessagingError, MessagingTimeoutError
 from pairbus.client.factory import MessagingFactory
@@ -64,13 +66,20 @@ class _Order:
 
 @dataclass(slots=True)
 class _Tally:
-    """How far it has come."""
+    """What happened to the messages that were received."""
 
     received: int = 0
-    """Those that were printed or written, and settled."""
+    """How many were written and settled, or, if they are to be abandoned, written."""
 
-    given_out: list[ReceivedMessage] = field(default_factory=list, repr=False)
-    """Those that were printed or written, and are being settled."""
+    unwritten: deque[ReceivedMessage] = field(default_factory=deque, repr=False)
+    written: list[ReceivedMessage] = field(default_factory=list, repr=False)
+    """Those that are not settled yet."""
+
+    kept: list[ReceivedMessage] = field(default_factory=list, repr=False)
+    """Those that stay locked until the command ends, and are abandoned then."""
+
+    is_released: bool = False
+    """Whether the namespace confirmed that it has back what was not settled."""
 
 
 _AllOption = Annotated[
@@ -94,7 +103,9 @@ _DeferOption = Annotated[
 ]
 _DeleteOption = Annotated[
     bool,
-    typer.Option("--delete", help="have the namespace forget them as it hands them out: faster, and lost if we fail"),
+    typer.Option(
+        "--delete", help="delete each message as it is received, one at a time; one that cannot be written is lost"
+    ),
 ]
 _DeferredOption = Annotated[
     list[int] | None,
@@ -134,12 +145,13 @@ def receive(
     Nothing is taken out of the queue unless you say so, with --complete as a rule. What is given back is locked until
     the command ends, and its delivery is counted: enough of those make it a dead letter, so use peek to look around.
 
-    A message is completed, dead-lettered or deferred after it was printed, and after its line is on the disk if
-    --lines names a file. Whatever stops the command in between, the message is in one of the two places, or in both.
+    A message is completed, dead-lettered or deferred after it was printed and the reader of a pipe has read it, and
+    after its line is on the disk if --lines names a file. Whatever stops the command in between, the message is in one
+    of the two places, or in both. When the output is closed, as by head, the rest is given back.
 
     It ends with 0 when there was a message, and always with --all, with 3 when none came in time, with 1 when something
-    went wrong, with 2 when it was asked for something that cannot be, with 130 when it was stopped by Ctrl-C, and with
-    143 by SIGTERM.
+    went wrong, with 2 when it was asked for something that cannot be, with 130 when it was stopped by Ctrl-C, with 143
+    by SIGTERM, and with 141 when its output was closed.
 
     Example: pairbus receive orders --connection @contoso.txt --complete
 
@@ -170,12 +182,20 @@ def receive(
     namespace = read_connection(connection)
     path = entity_path(entity, namespace, dead_letters=dead_letters)
     tally = _Tally()
+
+    def so_far() -> str:
+        return _so_far(tally, order)
+
+    def explain(error: MessagingError) -> str:
+        is_news = tally.received or tally.written
+        return f"{explaining(path)(error)}{f'; {so_far()}' if is_news else ''}"
+
     with (
-        message_output(path, lines, as_json=as_json, body_only=body) as output,
-        telling_how_far(lambda: _so_far(tally, order)),
+        message_output(path, lines, as_json=as_json, body_only=body, so_far=so_far) as output,
+        telling_how_far(so_far),
         work_bar("received", order.most, is_wanted=lines is not None) as advance,
     ):
-        run(_receive(namespace, path, order, tally, output, advance), explaining(path))
+        run(_receive(namespace, path, order, tally, output, advance), explain)
     if not tally.received:
         nothing = f"no message came from '{path}' within {wait}"
         if not everything:
@@ -207,23 +227,28 @@ async def _receive(
         receiver = await _open(factory, path, order)
         if receiver is None:
             return
-        held: list[ReceivedMessage] = []
         try:
             while messages := await _next(receiver, order, tally):
-                held += messages
-                await asyncio.to_thread(output, messages)
-                if order.verdict is not Verdict.ABANDON:
-                    tally.given_out = messages
-                    await _settle(receiver, order, messages)
-                    held.clear()
-                    tally.given_out = []
-                tally.received += len(messages)
+                await _write(receiver, order, tally, output, messages)
                 advance(tally.received, tally.received)
-        except MessagingError as error:
-            is_news = tally.received or tally.given_out
-            fail(f"{explaining(path)(error)}{f'; {_so_far(tally, order)}' if is_news else ''}", FAILED)
         finally:
-            await _give_back(receiver, held)
+            await _release(receiver, tally)
+
+
+async def _write(
+    receiver: MessageReceiver, order: _Order, tally: _Tally, output: Output, messages: list[ReceivedMessage]
+) -> None:
+    """Write messages and settle those that are written, also when the output or the command is stopped in between."""
+    tally.unwritten.extend(messages)
+    try:
+        async for _ in output(messages):
+            tally.written.append(tally.unwritten.popleft())
+    except (OutputError, asyncio.CancelledError):
+        with suppress(MessagingError, TimeoutError):
+            async with asyncio.timeout(_FAREWELL_S):
+                await _settle(receiver, order, tally)
+        raise
+    await _settle(receiver, order, tally)
 
 
 async def _open(factory: MessagingFactory, path: str, order: _Order) -> MessageReceiver | None:
@@ -242,20 +267,30 @@ async def _open(factory: MessagingFactory, path: str, order: _Order) -> MessageR
 
 
 async def _next(receiver: MessageReceiver, order: _Order, tally: _Tally) -> list[ReceivedMessage]:
+    """Receive as many as were written so far, so that few are given back when the output is closed early.
+
+    What is received and deleted cannot be given back, so there is never more than one of those.
+    """
+    wanted = 1 if order.verdict is Verdict.DELETE else min(max(1, tally.received), _AT_A_TIME)
     if order.deferred:
-        left = order.deferred[tally.received : tally.received + _AT_A_TIME]
+        left = order.deferred[tally.received : tally.received + wanted]
         return await receiver.receive_deferred(left)
-    wanted = _AT_A_TIME if order.most is None else min(_AT_A_TIME, order.most - tally.received)
+    if order.most is not None:
+        wanted = min(wanted, order.most - tally.received)
     return await receiver.receive(wanted, order.wait) if wanted else []
 
 
-async def _settle(receiver: MessageReceiver, order: _Order, messages: list[ReceivedMessage]) -> None:
+async def _settle(receiver: MessageReceiver, order: _Order, tally: _Tally) -> None:
+    """Settle what is written."""
+    messages = tally.written
     settle: dict[Verdict, Callable[[], Awaitable[None]]] = {
         Verdict.COMPLETE: lambda: receiver.complete(messages),
         Verdict.DEAD_LETTER: lambda: receiver.dead_letter(messages, order.reason, order.description),
         Verdict.DEFER: lambda: receiver.defer(messages),
     }
-    if order.verdict in settle:
+    if order.verdict is Verdict.ABANDON:
+        tally.kept += messages
+    elif messages and order.verdict in settle:
         try:
             await settle[order.verdict]()
         except LockLostError as error:
@@ -264,17 +299,20 @@ async def _settle(receiver: MessageReceiver, order: _Order, messages: list[Recei
                 f"{left:,} of the messages were not {order.verdict.value}, and will come again: {one_line(error)}",
                 FAILED,
             )
+    tally.received += len(messages)
+    tally.written = []
 
 
-async def _give_back(receiver: MessageReceiver, messages: list[ReceivedMessage]) -> None:
-    """So that others have them at once; if that fails, they have them when the locks end."""
-    unsettled = [message for message in messages if not message.is_settled]
-    if unsettled and receiver.receive_mode is ReceiveMode.RECEIVE_AND_DELETE:
-        print(f"pairbus: WARNING: {len(unsettled):,} messages were deleted, and could not be written", file=sys.stderr)
-    elif unsettled:
+async def _release(receiver: MessageReceiver, tally: _Tally) -> None:
+    """Abandon what is locked and not settled; if that fails, others receive it when its lock expires."""
+    if receiver.receive_mode is ReceiveMode.RECEIVE_AND_DELETE:
+        return
+    locked = [one for one in (*tally.kept, *tally.written, *tally.unwritten) if not one.is_settled]
+    if locked:
         with suppress(MessagingError, TimeoutError):
             async with asyncio.timeout(_FAREWELL_S):
-                await receiver.abandon(unsettled)
+                await receiver.abandon(locked)
+                tally.is_released = True
 
 
 # What it says.
@@ -282,13 +320,25 @@ async def _give_back(receiver: MessageReceiver, messages: list[ReceivedMessage])
 
 def _so_far(tally: _Tally, order: _Order) -> str:
     done = order.verdict.value
-    told = f"{tally.received:,} received and {done}" if tally.received else "nothing received"
-    left = sum(not one.is_settled for one in tally.given_out)
-    if not left or order.verdict is Verdict.DELETE:
-        return told
-    told = told if tally.received else f"none {done} for certain"
-    where = "printed" if order.lines is None else f"written to {order.lines}"
-    return f"{told}; {left:,} more {where}, and perhaps still in the queue"
+    uncertain = sum(not one.is_settled for one in tally.written)
+    if tally.received:
+        told = [f"{tally.received:,} received and {done}"]
+    elif uncertain:
+        told = [f"none {done} for certain"]
+    else:
+        told = ["nothing received"]
+    if uncertain:
+        where = "printed" if order.lines is None else f"written to {order.lines}"
+        told.append(f"{uncertain:,} more {where}, and perhaps still in the queue")
+    if tally.unwritten:
+        told.append(f"{len(tally.unwritten):,} {_end_of_unwritten(tally, order)}")
+    return "; ".join(told)
+
+
+def _end_of_unwritten(tally: _Tally, order: _Order) -> str:
+    if order.verdict is Verdict.DELETE:
+        return "deleted and not written"
+    return "not written and given back" if tally.is_released else "not written, and locked until the lock expires"
 
 
 def _tell(path: str, tally: _Tally, order: _Order, lines: Path | None, *, as_json: bool, is_default: bool) -> None:

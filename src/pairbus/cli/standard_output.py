@@ -1,0 +1,150 @@
+"""Standard output and pipes that commands write to, and what a command does when they take no more."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+import sys
+from array import array
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+import typer
+
+from pairbus.cli.connection import FAILED
+from pairbus.cli.failure import fail
+
+if sys.platform != "win32":
+    import fcntl
+    import select
+    import termios
+
+OUTPUT_CLOSED: Final = 141
+"""The exit status when the reader of a pipe closes it: 128 + SIGPIPE, as shells report it."""
+
+STANDARD_OUTPUT: Final = "standard output"
+_CHUNK_BYTES: Final = 512 if sys.platform == "win32" else select.PIPE_BUF
+"""A pipe that polls as writable takes this many bytes without blocking."""
+
+_FIRST_PAUSE_S: Final = 0.000_5
+_LONGEST_PAUSE_S: Final = 0.05
+
+
+class OutputError(Exception):
+    """An output takes no more. ``code`` is the exit status of the command."""
+
+    def __init__(self, name: str, error: OSError) -> None:
+        is_closed = isinstance(error, BrokenPipeError)
+        super().__init__(f"{name} was closed" if is_closed else f"{name} cannot be written: {error.strerror}")
+        self.code = OUTPUT_CLOSED if is_closed else FAILED
+
+
+# Commands that print.
+
+
+@contextmanager
+def checked_output() -> Iterator[None]:
+    """Flush standard output at the end of a command; end it with a status of its own if that fails."""
+    try:
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+    except SystemExit as error:
+        if isinstance(error.__context__, BrokenPipeError):  # which is how Rich ends a program
+            raise typer.Exit(OUTPUT_CLOSED) from None
+        raise
+    except BrokenPipeError:
+        mute()
+        raise typer.Exit(OUTPUT_CLOSED) from None
+    except OSError as error:
+        if not _is_unwritable():  # the error is about something else
+            raise
+        mute()
+        fail(str(OutputError(STANDARD_OUTPUT, error)), FAILED)
+
+
+def mute() -> None:
+    """Discard what is still to be printed: Python would report at exit that it cannot write it."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+
+
+def _is_unwritable() -> bool:
+    """Tell whether standard output still holds what it could not write."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        return True
+    return False
+
+
+# Descriptors that are written without blocking the event loop.
+
+
+def standard_descriptor() -> int | None:
+    """Return the descriptor of standard output; ``None`` if it has none, or the platform cannot poll it."""
+    if sys.platform == "win32":
+        return None
+    try:
+        return sys.stdout.fileno()
+    except OSError:
+        return None
+
+
+async def write_all(descriptor: int, octets: bytes) -> None:
+    """Write everything, as fast as the other side takes it. Raises ``OSError``."""
+    left = memoryview(octets)
+    while left:
+        await _until(lambda: _is_writable(descriptor))
+        left = left[os.write(descriptor, left[:_CHUNK_BYTES]) :]
+
+
+async def wait_until_read(descriptor: int) -> None:
+    """Return once the reader of a pipe has read everything; at once if the descriptor is not a pipe.
+
+    Raises ``BrokenPipeError`` if the reader closes the pipe before that. What lies in the pipe then is lost.
+    """
+    if stat.S_ISFIFO(os.fstat(descriptor).st_mode):
+        await _until(lambda: _is_read(descriptor))
+
+
+async def _until(condition: Callable[[], bool]) -> None:
+    """Poll with growing pauses: no event tells that a pipe is empty."""
+    pause_s = 0.0
+    while not condition():
+        await asyncio.sleep(pause_s)
+        pause_s = min(max(_FIRST_PAUSE_S, 2 * pause_s), _LONGEST_PAUSE_S)
+
+
+def _is_writable(descriptor: int) -> bool:
+    return bool(_events(descriptor) & select.POLLOUT)
+
+
+def _events(descriptor: int) -> int:
+    poll = select.poll()
+    poll.register(descriptor, select.POLLOUT)
+    events = dict(poll.poll(0)).get(descriptor, 0)
+    if events & select.POLLERR:
+        raise BrokenPipeError
+    return events
+
+
+def _is_read(descriptor: int) -> bool:
+    is_read = not _unread_bytes(descriptor)
+    if not is_read:
+        _events(descriptor)  # raises if nobody is left to read the rest
+    return is_read
+
+
+def _unread_bytes(descriptor: int) -> int:
+    """Count the bytes in a pipe; 0 where the system does not tell the writer."""
+    count = array("i", [0])
+    try:
+        fcntl.ioctl(descriptor, termios.FIONREAD, count)
+    except OSError:
+        return 0
+    return count[0]
