@@ -48,8 +48,8 @@ class Outage:
         namespace.stop()
         self.counted.setdefault(namespace.name, Counter()).update(
             {
-                "send messages": counters.messages_received,
-                "send bytes": counters.bytes_received,
+                "send messages": counters.messages_sent,
+                "send bytes": counters.bytes_sent,
                 "receive messages": counters.messages_delivered,
                 "receive bytes": counters.bytes_delivered,
                 "settle messages": counters.settled.total(),

@@ -66,7 +66,7 @@ def _estimated(watch: Watch) -> list[Operations]:
     counters = watch.services.counters
     pings = counters.pings.total()
     diverted, syphoned = watch.diverted_count, watch.syphoned_count
-    sent = max(0, counters.messages_received - pings - diverted)
+    sent = max(0, counters.messages_sent - pings - diverted)
     received = max(0, counters.messages_delivered - syphoned)
     return [
         Operations(stage=Stage.DIRECT, count=sent + received),

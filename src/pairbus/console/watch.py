@@ -190,7 +190,7 @@ class Watch:
         self._take(
             Reading(
                 census=census,
-                sent=services.counters.messages_received,
+                sent=services.counters.messages_sent,
                 received=services.counters.messages_delivered,
                 pings=services.counters.pings.copy(),
                 commits=commits,

@@ -12,10 +12,11 @@ from pairbus.broker import Address
 class Counters:
     """Plain numbers, counted where things happen and read by whoever reports them."""
 
-    messages_received: int = 0
-    """Sent to us, and confirmed or refused."""
+    messages_sent: int = 0
+    """By applications to the namespace, confirmed or refused."""
     messages_delivered: int = 0
-    bytes_received: int = 0
+    """To applications."""
+    bytes_sent: int = 0
     bytes_delivered: int = 0
     pings: Counter[Address] = field(default_factory=Counter)
     """By the entity that was asked whether it is well."""

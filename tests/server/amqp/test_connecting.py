@@ -207,7 +207,7 @@ def test_all_that_the_server_had_read_before_a_stop_is_confirmed() -> None:
             sent = [client.begin_send(link, text_message(str(number))) for number in range(100)]
             served.call(lambda _host: None)
             received = served._running._running.services.counters
-            eventually(lambda: received.messages_received == 100)
+            eventually(lambda: received.messages_sent == 100)
             served.stop()
             error = client.until_hung_up()
             assert error is not None

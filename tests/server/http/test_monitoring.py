@@ -97,17 +97,44 @@ def test_what_the_other_side_counts(site: Site) -> None:
     counters = site.counters
     counters.connections["amqp"] += 1
     counters.links["sender"] += 1
-    counters.messages_received += 2
+    counters.messages_sent += 2
     counters.messages_delivered += 1
     counters.settled["complete"] += 1
     counters.requests["com.microsoft:peek-message", 200] += 3
     shown = text(site)
     assert 'pairbus_connections_open{protocol="amqp"} 1.0' in shown
     assert 'pairbus_links_open{kind="sender"} 1.0' in shown
-    assert "pairbus_messages_received_total 2.0" in shown
     assert 'pairbus_messages_settled_total{outcome="complete"} 1.0' in shown
     assert 'pairbus_management_operations_total{operation="com.microsoft:peek-message",status="200"} 3.0' in shown
     assert "pairbus_commit_seconds_count 1.0" in shown
+
+
+def test_messages_are_counted_from_the_side_of_the_application(site: Site) -> None:
+    counters = site.counters
+    counters.messages_sent, counters.messages_delivered = 2, 1
+    counters.bytes_sent, counters.bytes_delivered = 20, 10
+    shown = text(site).splitlines()
+    assert "pairbus_application_messages_sent_total 2.0" in shown
+    assert "pairbus_application_messages_received_total 1.0" in shown
+    assert "pairbus_application_sent_bytes_total 20.0" in shown
+    assert "pairbus_application_received_bytes_total 10.0" in shown
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("messages_received", "application_messages_sent"),
+        ("messages_sent", "application_messages_received"),
+        ("received_bytes", "application_sent_bytes"),
+        ("sent_bytes", "application_received_bytes"),
+    ],
+)
+def test_old_names_keep_their_meaning_and_are_deprecated(site: Site, old: str, new: str) -> None:
+    counters = site.counters
+    counters.messages_sent, counters.messages_delivered, counters.bytes_sent, counters.bytes_delivered = 1, 2, 3, 4
+    shown = dict(line.rsplit(" ", 1) for line in text(site).splitlines())
+    assert shown[f"pairbus_{old}_total"] == shown[f"pairbus_{new}_total"]
+    assert f"# HELP pairbus_{old}_total Deprecated, use pairbus_{new}_total: " in text(site)
 
 
 def test_an_entity_may_be_called_like_them(site: Site) -> None:

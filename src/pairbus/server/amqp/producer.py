@@ -63,8 +63,8 @@ class Producer(Node):
         host.check_busy("send", self._address)
         messages = _messages(delivery, from_syphon=self._from_syphon)
         counters = self._peer.counters
-        counters.messages_received += len(messages)
-        counters.bytes_received += len(delivery.payload)
+        counters.messages_sent += len(messages)
+        counters.bytes_sent += len(delivery.payload)
         if messages and messages[0].ping:
             counters.pings[self._address] += len(messages)
         state = delivery.state

@@ -47,10 +47,7 @@ class Traffic(Collector):
 
     def collect(self) -> Iterator[Metric]:
         counted = self._counters
-        yield _total("pairbus_messages_received", "Messages taken in from senders", counted.messages_received)
-        yield _total("pairbus_messages_sent", "Messages given out to receivers", counted.messages_delivered)
-        yield _total("pairbus_received_bytes", "Bytes of messages taken in", counted.bytes_received)
-        yield _total("pairbus_sent_bytes", "Bytes of messages given out", counted.bytes_delivered)
+        yield from _messages(counted)
         open_now = GaugeMetricFamily("pairbus_connections_open", "Connections that are open", labels=["protocol"])
         for protocol, number in counted.connections.items():
             open_now.add_metric([protocol], number)
@@ -86,6 +83,20 @@ class StorageMetrics(Collector):
         stalled = GaugeMetricFamily("pairbus_storage_stalled", "1 while a commit is overdue")
         stalled.add_metric([], int(is_stalled))
         yield stalled
+
+
+def _messages(counted: Counters) -> Iterator[Metric]:
+    """Count messages from the application's side, and under the names of before, which counted from the server's."""
+    sent, delivered = "Messages that applications sent", "Messages that applications received"
+    sent_bytes, delivered_bytes = "Bytes that applications sent", "Bytes that applications received"
+    for name, old, what, value in (
+        ("application_messages_sent", "messages_received", sent, counted.messages_sent),
+        ("application_messages_received", "messages_sent", delivered, counted.messages_delivered),
+        ("application_sent_bytes", "received_bytes", sent_bytes, counted.bytes_sent),
+        ("application_received_bytes", "sent_bytes", delivered_bytes, counted.bytes_delivered),
+    ):
+        yield _total(f"pairbus_{name}", what, value)
+        yield _total(f"pairbus_{old}", f"Deprecated, use pairbus_{name}_total: {what.lower()}", value)
 
 
 def _facets(throttle: Throttle) -> Iterator[Metric]:
