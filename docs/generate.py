@@ -25,8 +25,9 @@ import pairbus
 from pairbus import blocking, broker, client, pairing, server, store, testing, wire
 from pairbus.broker import errors as broker_errors
 from pairbus.broker import limits as broker_limits
-from pairbus.cli import amqp_json, message_lines
+from pairbus.cli import message_lines
 from pairbus.cli.main import app as commands
+from pairbus.client import amqp_json
 from pairbus.jobs.syphon.settings import SparkSyphonSettings
 from pairbus.ledger import LedgerStatus
 from pairbus.server import settings as server_settings

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pairbus.cli.amqp_json import TYPED_TEXTS, json_of, value_from_text, value_of
 from pairbus.cli.message_lines import READ_ONLY, SENT, MessageLineError, document_of, line_of, message_of, read_batches
 from pairbus.client import AmqpView, BodyKind, BrokeredMessage, ReceivedMessage
+from pairbus.client.amqp_json import TYPED_TEXTS, json_of, value_from_text, value_of
 from pairbus.client.message import encode_brokered
 from pairbus.wire import (
     Decimal128,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from html import unescape
 from pathlib import Path
 from random import Random
+from uuid import UUID
 
 import pytest
 
@@ -16,8 +18,21 @@ from pairbus.ledger.operation import Stage
 from pairbus.server import Settings
 from pairbus.server.errors import ServerBusyError
 from pairbus.server.host import NamespaceHost
+from pairbus.server.messages import received_message
 from pairbus.server.throttle.facets import FACETS
 from pairbus.server.throttle.throttle import Throttle
+from pairbus.wire import (
+    AMQP_VALUE,
+    Char,
+    Decimal32,
+    Float,
+    Int,
+    Symbol,
+    Timestamp,
+    ULong,
+    encode_message,
+)
+from pairbus.wire import Message as AmqpMessage
 from tests.console.site import Person, Site, eventually
 
 NASTY = "<script>alert('1')</script>\"&\x00\x1b\udc80"
@@ -167,6 +182,53 @@ def test_json_is_laid_out_and_bytes_are_shown_as_such(site: Site) -> None:
     assert ">plain</pre>" in shown[2]
     as_bytes = person.get("/console/message", entity="orders", sequence=3, view="hex").text
     assert "00000000  70 6c 61 69 6e" in as_bytes
+
+
+VALUES = {
+    "null": (None, "null", "null"),
+    "boolean": (True, "true", "boolean"),
+    "int": (Int(4), "4", "int"),
+    "long": (-5, "-5", "long"),
+    "ulong": (ULong(2**64 - 1), "18446744073709551615", "ulong"),
+    "float": (Float(1.5), "1.5", "float"),
+    "double": (float("inf"), "Infinity", "double"),
+    "decimal": (Decimal32(b"\x22\x50\x00\x01"), "5.242881E-27", "decimal32"),
+    "char": (Char("x"), "x", "char"),
+    "timestamp": (Timestamp(1_893_553_445_678), "2030-01-02T03:04:05.678Z", "timestamp"),
+    "uuid": (UUID(int=5), "00000000-0000-0000-0000-000000000005", "uuid"),
+    "text": (b"espresso", "espresso", "binary"),
+    "binary": (b"\xff\x00", "ff 00", "binary"),
+    "string": ("one espresso", "one espresso", "string"),
+    "symbol": (Symbol("s"), "s", "symbol"),
+}
+
+
+def test_properties_are_shown_as_amqp_values_with_their_types(site: Site) -> None:
+    site.send("orders", b"x", **{name: value for name, (value, _, _) in VALUES.items()})
+    page = site.manager().get("/console/message", entity="orders", sequence=1).text
+    shown = re.findall(r'<dt>(.*?)</dt><dd>(.*?) <small class="type">(.*?)</small></dd>', page)
+    assert {name: (text, kind) for name, text, kind in shown} == {
+        name: (text, kind) for name, (_, text, kind) in VALUES.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "shown"),
+    [
+        (
+            {"cups": Int(2), "milk": False, "sizes": [1.5, None]},
+            "map",
+            {"cups": 2, "milk": False, "sizes": [1.5, None]},
+        ),
+        ([Symbol("a"), b"\xff", {"b": UUID(int=5)}], "list", ["a", "/w==", {"b": str(UUID(int=5))}]),
+    ],
+)
+def test_a_body_that_is_an_amqp_value_is_shown_as_json(site: Site, value: object, kind: str, shown: object) -> None:
+    sent = received_message(encode_message(AmqpMessage(body=(value,), body_kind=AMQP_VALUE)))
+    site.call(lambda host: host.namespace.send(Address.of("orders"), [sent], host.now_ms()))
+    page = unescape(site.manager().get("/console/message", entity="orders", sequence=1).text)
+    assert f"AMQP value, {kind}" in page
+    assert f">{json.dumps(shown, indent=2)}</pre>" in page
 
 
 def test_a_long_body_is_cut(site: Site) -> None:

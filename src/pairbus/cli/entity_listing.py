@@ -12,9 +12,9 @@ from typing import Any, Final, TypeAlias
 from rich.console import Console
 from rich.table import Table
 
-from pairbus.cli.amqp_json import moment_text
 from pairbus.cli.durations import duration_text
 from pairbus.cli.entity_settings import KINDS, SETTINGS, Description
+from pairbus.client.amqp_json import moment_text
 from pairbus.client.management.descriptions import SubscriptionDescription
 from pairbus.client.management.namespace_manager import NamespaceManager
 from pairbus.client.management.runtime_info import QueueRuntimeInfo, SubscriptionRuntimeInfo, TopicRuntimeInfo

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from difflib import get_close_matches
 from typing import Any, BinaryIO, Final, NoReturn
 
-from pairbus.cli.amqp_json import (
+from pairbus.client.amqp_json import (
     base64_text,
     json_of,
     moment_of,

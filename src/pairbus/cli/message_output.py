@@ -14,7 +14,6 @@ from typing import BinaryIO, Final, TypeAlias
 
 import typer
 
-from pairbus.cli.amqp_json import moment_text
 from pairbus.cli.connection import FAILED, USAGE
 from pairbus.cli.failure import fail
 from pairbus.cli.message_lines import DEAD_LETTER_PROPERTIES, line_of
@@ -27,6 +26,7 @@ from pairbus.cli.standard_output import (
     wait_until_read,
     write_all,
 )
+from pairbus.client.amqp_json import moment_text
 from pairbus.client.message import BodyKind
 from pairbus.client.received_message import ReceivedMessage
 from pairbus.durable import sync_directory

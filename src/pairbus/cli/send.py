@@ -15,7 +15,6 @@ from typing import Annotated, Any, BinaryIO, Final, NoReturn
 
 import typer
 
-from pairbus.cli.amqp_json import TYPED_TEXTS, value_from_text
 from pairbus.cli.connection import (
     FAILED,
     USAGE,
@@ -33,6 +32,7 @@ from pairbus.cli.interruption import telling_how_far
 from pairbus.cli.message_feed import fed
 from pairbus.cli.message_lines import Batch, MessageLineError, read_batches
 from pairbus.cli.work_bar import Advance, work_bar
+from pairbus.client.amqp_json import TYPED_TEXTS, value_from_text
 from pairbus.client.errors import EntityNotFoundError, InvalidMessageError, MessagingError, UnauthorizedError
 from pairbus.client.message import BrokeredMessage, encode_brokered
 from pairbus.dialect.entity_path import split_entity_path

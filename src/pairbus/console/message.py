@@ -9,8 +9,10 @@ from typing import Final
 
 from pairbus.broker import NEVER, Delivery, MessageState
 from pairbus.broker.reasons import DESCRIPTION_PROPERTY, REASON_PROPERTY
+from pairbus.client.amqp_json import type_name
 from pairbus.console.wording import moment, number, size
 from pairbus.server.messages import delivered_payload
+from pairbus.spark.value_text import text_of
 from pairbus.wire import ProtocolError, Sections
 from pairbus.wire.sections import DATA
 
@@ -26,6 +28,14 @@ class View(StrEnum):
     TEXT = "text"
     JSON = "json"
     HEX = "hex"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShownValue:
+    """An AMQP value as a person reads it."""
+
+    text: str
+    type: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,8 +56,8 @@ class ShownMessage:
     facts: tuple[tuple[str, str], ...]
     """Everything else that is known, as names and values."""
 
-    properties: tuple[tuple[str, str], ...]
-    """What the application has set."""
+    properties: tuple[tuple[str, ShownValue], ...]
+    """The application properties."""
 
     body: bytes
     body_kind: str
@@ -66,8 +76,8 @@ def show(delivery: Delivery) -> ShownMessage:
         size=size(record.size),
         deliveries=record.delivery_count,
         state=MessageState(record.state).name.lower(),
-        reason=properties.get(REASON_PROPERTY, ""),
-        description=properties.get(DESCRIPTION_PROPERTY, ""),
+        reason=_text_of_property(properties, REASON_PROPERTY),
+        description=_text_of_property(properties, DESCRIPTION_PROPERTY),
         facts=tuple(_facts(delivery, sections)),
         properties=tuple(properties.items()),
         body=body,
@@ -75,12 +85,16 @@ def show(delivery: Delivery) -> ShownMessage:
     )
 
 
-def _read(delivery: Delivery) -> tuple[Sections | None, dict[str, str]]:
+def _read(delivery: Delivery) -> tuple[Sections | None, dict[str, ShownValue]]:
     try:
         sections = Sections(delivered_payload(delivery))
-        return sections, {str(name): _text(value) for name, value in sections.application_properties().items()}
+        return sections, {str(name): shown_value(value) for name, value in sections.application_properties().items()}
     except ProtocolError:
         return None, {}
+
+
+def _text_of_property(properties: dict[str, ShownValue], name: str) -> str:
+    return properties[name].text if name in properties else ""
 
 
 def _facts(delivery: Delivery, sections: Sections | None) -> list[tuple[str, str]]:
@@ -111,7 +125,7 @@ def _facts(delivery: Delivery, sections: Sections | None) -> list[tuple[str, str
 
 
 def _body(sections: Sections) -> tuple[bytes, str]:
-    """The bytes of a body; a body that is no bytes is told in words."""
+    """Return the bytes of a body, or its value as text, and what kind of body it is."""
     try:
         if all(code == DATA for code, *_ in sections.body):
             return sections.data(), "bytes"
@@ -119,15 +133,21 @@ def _body(sections: Sections) -> tuple[bytes, str]:
     except ProtocolError:
         return b"", "cannot be read"
     value = values[0] if len(values) == 1 else values
-    if isinstance(value, bytes):
-        return value, "a value of bytes"
-    return _text(value).encode("utf-8", "replace"), "a value of AMQP"
+    if type(value) is bytes:
+        return value, "AMQP value, binary"
+    return _text(value).encode("utf-8", "replace"), f"AMQP value, {type_name(value)}"
+
+
+def shown_value(value: object) -> ShownValue:
+    return ShownValue(text=_text(value), type=type_name(value))
 
 
 def _text(value: object) -> str:
-    if isinstance(value, bytes):
-        return value.hex(" ")
-    return str(value) if isinstance(value, str) else repr(value)
+    """Write a value as text. Bytes are shown as the text that they are, or in hexadecimal digits."""
+    if type(value) is bytes:
+        return value.decode() if _is_text(value) else value.hex(" ")
+    text = text_of(value)
+    return "null" if text is None else text
 
 
 def best_view(body: bytes) -> View:

@@ -28,7 +28,7 @@ def message_page(visit: Visit) -> Page:
             back=place.link(),
             sequence=number(sequence),
             facts=_list(message.facts),
-            properties=_list(message.properties) if message.properties else Markup("<p>There are none.</p>"),
+            properties=_properties(message) if message.properties else Markup("<p>There are none.</p>"),
             views=_views(place, message, view),
             kind=message.body_kind,
             size=size(len(message.body)),
@@ -65,6 +65,11 @@ def _views(place: Place, message: ShownMessage, view: View) -> Markup:
         for each in possible
     )
     return fill('<nav aria-label="How the body is shown"><ul class="tabs">$items</ul></nav>', items=items)
+
+
+def _properties(message: ShownMessage) -> Markup:
+    typed = '$text <small class="type">$type</small>'
+    return _list([(name, fill(typed, text=value.text, type=value.type)) for name, value in message.properties])
 
 
 def _list(pairs: Sequence[tuple[str, str]]) -> Markup:

@@ -67,6 +67,36 @@ _DECIMALS: Final[dict[str, tuple[type[bytes], int]]] = {
 _SPECIAL: Final = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
+_TYPE_NAMES: Final[dict[type, str]] = {
+    type(None): "null",
+    bool: "boolean",
+    str: "string",
+    float: "double",
+    Float: "float",
+    **{kind: name for name, kind in _WHOLE.items()},
+    **{kind: name for name, (kind, _) in _DECIMALS.items()},
+    Timestamp: "timestamp",
+    datetime: "timestamp",
+    UUID: "uuid",
+    bytes: "binary",
+    Symbol: "symbol",
+    Char: "char",
+    list: "list",
+    dict: "map",
+    Map: "map",
+    Array: "array",
+    Described: "described",
+}
+
+
+def type_name(value: Any) -> str:
+    """Return the AMQP name of a value's type. Raises ``TypeError`` if AMQP has no such type."""
+    name = _TYPE_NAMES.get(type(value))
+    if name is None:
+        raise TypeError(f"AMQP has no {type(value).__name__}")
+    return name
+
+
 # From AMQP to JSON.
 
 
