@@ -24,7 +24,13 @@ from pairbus.client.management.descriptions import (
     SubscriptionDescription,
     TopicDescription,
 )
-from pairbus.client.management.rules import SqlFilter
+from pairbus.client.management.rules import (
+    CorrelationFilter,
+    FalseFilter,
+    RuleDescription,
+    SqlFilter,
+    SqlRuleAction,
+)
 from tests.cli.everyday import Desk
 from tests.cli.test_cli import PAIRBUS, PATIENCE_S
 from tests.cli.test_pair import with_key
@@ -81,6 +87,64 @@ def test_what_is_shown_has_the_option_that_sets_it(desk: Desk) -> None:
     assert "default_message_time_to_live: 14d  (--ttl)" in lines
     assert "requires_duplicate_detection: False  (--detect-duplicates)" in lines
     assert "active_message_count: 0" in lines
+
+
+def test_settings_that_are_not_set_are_shown(desk: Desk) -> None:
+    queue = desk.queue()
+    assert "forward_to: not set  (--forward-to)" in desk.spoken("entities", "show", queue).splitlines()
+    assert told(desk, "show", queue)["forward_to"] is None
+
+
+RULES = [
+    (
+        RuleDescription("$Default"),
+        "all messages",
+        {"type": "TrueFilter"},
+    ),
+    (
+        RuleDescription("none", filter=FalseFilter()),
+        "no messages",
+        {"type": "FalseFilter"},
+    ),
+    (
+        RuleDescription(
+            "large",
+            filter=SqlFilter("quantity > @least AND colour = 'red'", {"@least": 10}),
+            action=SqlRuleAction("SET priority = @high", {"@high": True}),
+        ),
+        "quantity > @least AND colour = 'red' (@least = 10)",
+        {
+            "type": "SqlFilter",
+            "expression": "quantity > @least AND colour = 'red'",
+            "parameters": {"@least": 10},
+        },
+    ),
+    (
+        RuleDescription("paid", filter=CorrelationFilter(label="it's paid", reply_to="till", properties={"table": 4})),
+        "sys.ReplyTo = 'till' AND sys.Label = 'it''s paid' AND table = 4",
+        {"type": "CorrelationFilter", "label": "it's paid", "reply_to": "till", "properties": {"table": 4}},
+    ),
+]
+
+
+def test_rules_of_a_subscription_are_shown(desk: Desk) -> None:
+    name = new_name()
+    path = f"events/Subscriptions/{name}"
+    with manager(desk) as namespace:
+        namespace.create_subscription("events", name)
+        for rule, _, _ in RULES[1:]:
+            namespace.create_rule("events", name, rule)
+    lines = desk.spoken("entities", "show", path).splitlines()
+    for rule, text, _ in RULES:
+        assert f"rule {rule.name} filter: {text}" in lines
+    assert [line for line in lines if " action: " in line] == ["rule large action: SET priority = @high (@high = true)"]
+    shown = told(desk, "show", path)["rules"]
+    assert [(rule["name"], rule["filter"]) for rule in shown] == [(rule.name, plain) for rule, _, plain in RULES]
+    assert [rule["action"] for rule in shown if rule["action"] is not None] == [
+        {"type": "SqlRuleAction", "expression": "SET priority = @high", "parameters": {"@high": True}}
+    ]
+    assert "rules" not in told(desk, "show", "events")
+    desk.spoken("entities", "delete", path, "--yes")
 
 
 # Making and changing.

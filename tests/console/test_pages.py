@@ -11,13 +11,29 @@ from uuid import UUID
 
 import pytest
 
-from pairbus.broker import Address, Part, QueueDescription, SubscriptionDescription, TopicDescription
+from pairbus.broker import (
+    STANDARD,
+    Address,
+    CorrelationFilter,
+    EntityDescription,
+    FalseFilter,
+    Instant,
+    Part,
+    QueueDescription,
+    RuleDescription,
+    SqlActionDescription,
+    SqlFilterDescription,
+    SubscriptionDescription,
+    TopicDescription,
+)
 from pairbus.console.facets import facet_lines
 from pairbus.console.operations import Operations
+from pairbus.console.pages.settings import SETTINGS
 from pairbus.ledger.operation import Stage
 from pairbus.server import Settings
 from pairbus.server.errors import ServerBusyError
 from pairbus.server.host import NamespaceHost
+from pairbus.server.http.descriptions import settings_of
 from pairbus.server.messages import received_message
 from pairbus.server.throttle.facets import FACETS
 from pairbus.server.throttle.throttle import Throttle
@@ -99,6 +115,103 @@ def test_topics_and_subscriptions_have_pages(site: Site) -> None:
     page = person.get("/console/entity", entity="news", subscription="all")
     assert "closed on Monday" in page.text
     assert page.live("active") == "1"
+
+
+def shown_settings(page: str) -> dict[str, str]:
+    _, _, section = page.partition('id="settings"')
+    return {name: unescape(value) for name, value in re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", section)}
+
+
+def test_settings_of_a_queue_are_shown_by_name(site: Site) -> None:
+    description = QueueDescription(
+        lock_duration_ms=90_000,
+        default_time_to_live_ms=1_500,
+        forward_dead_letters_to="payments",
+        max_delivery_count=1_000,
+    )
+    site.call(lambda host: host.namespace.create_queue("kept", description, host.now_ms()))
+    shown = shown_settings(site.listener().get("/console/entity", entity="kept").text)
+    assert shown == {
+        "Status": "Active",
+        "Lock duration": "1 min 30 s",
+        "Max delivery count": "1,000",
+        "Default time to live": "1 s 500 ms",
+        "Dead-letter expired messages": "no",
+        "Requires sessions": "no",
+        "Detects duplicates": "no",
+        "Duplicate detection window": "10 min",
+        "Max size": "1,024 MB",
+        "Max message size": "256 KB",
+        "Partitioned": "no",
+        "Forward to": "not set",
+        "Forward dead letters to": "payments",
+        "Auto-delete on idle": "never",
+        "Batched operations": "yes",
+        "User metadata": "not set",
+    }
+
+
+@pytest.mark.parametrize("description", [QueueDescription(), TopicDescription(), SubscriptionDescription()])
+def test_every_setting_has_a_label(description: EntityDescription) -> None:
+    assert settings_of(description, STANDARD).keys() - SETTINGS.keys() <= {"authorization_rules"}
+
+
+def test_rules_of_a_subscription_are_shown(site: Site) -> None:
+    rules = [
+        RuleDescription(
+            name="large",
+            filter=SqlFilterDescription("quantity > @least", {"@least": 10}),
+            action=SqlActionDescription("SET colour = '<b>'"),
+        ),
+        RuleDescription(name="paid", filter=CorrelationFilter(label="paid", properties={"due": Instant(0)})),
+        RuleDescription(name="none", filter=FalseFilter()),
+    ]
+
+    def add(host: NamespaceHost) -> None:
+        for rule in rules:
+            host.namespace.add_rule("news", "all", rule, host.now_ms())
+
+    site.call(add)
+    page = site.listener().get("/console/entity", entity="news", subscription="all").text
+    rows = re.findall(r'<tr><th scope="row">(.*?)</th>(.*?)</tr>', page)
+    assert {name: re.findall(r"<td.*?>(.*?)</td>", cells) for name, cells in rows} == {
+        "$Default": ["true", "all messages", "none"],
+        "large": ["SQL", "quantity &gt; @least (@least = 10)", "SET colour = &#x27;&lt;b&gt;&#x27;"],
+        "paid": [
+            "correlation",
+            "sys.Label = &#x27;paid&#x27; AND due = &#x27;1970-01-01T00:00:00Z&#x27;",
+            "none",
+        ],
+        "none": ["false", "no messages", "none"],
+    }
+
+
+def test_of_many_rules_some_are_shown_and_of_none_it_is_said(site: Site) -> None:
+    def change(host: NamespaceHost) -> None:
+        host.namespace.remove_rule("news", "all", "$Default", host.now_ms())
+        host.namespace.create_subscription("news", "many", SubscriptionDescription(), host.now_ms())
+        for number in range(100):
+            host.namespace.add_rule("news", "many", RuleDescription(name=f"r{number}"), host.now_ms())
+
+    site.call(change)
+    person = site.manager()
+    assert "this subscription gets no messages" in person.get("/console/entity", entity="news", subscription="all").text
+    assert "1 more, not shown" in person.get("/console/entity", entity="news", subscription="many").text
+    assert "Rules</h2>" not in person.get("/console/entity", entity="news").text
+
+
+def test_counts_of_tabs_are_live(site: Site) -> None:
+    person = site.manager()
+    with person.stream(page="entity", entity="orders") as events:
+        site.send("orders", b"espresso", b"latte")
+        site.dead_letter("orders", b"tea")
+        told: dict[str, str] = {}
+        for kind, data in events:
+            told |= json.loads(data) if kind == "patch" else {}
+            if told.get("tab:dead") == "1":
+                break
+    assert (told["tab:messages"], told["tab:transfer"]) == ("2", "0")
+    assert person.get("/console/entity", entity="orders").live("tab:dead") == "1"
 
 
 def test_a_topic_shows_its_subscriptions_with_their_counts(site: Site) -> None:

@@ -85,7 +85,7 @@ def list_entities(connection: ConnectionOption, as_json: JsonOption = False) -> 
 
 @entities.command("show")
 def show_entity(connection: ConnectionOption, entity: EntityArgument, as_json: JsonOption = False) -> None:
-    """Show the settings and counts of one.
+    """Show the settings and counts of one, and the rules of a subscription.
 
     Example: pairbus entities show events/Subscriptions/audit --connection @contoso.txt
     """
@@ -262,13 +262,14 @@ async def _entity(manager: NamespaceManager, path: EntityPath) -> Entity:
     description: Description
     if path.subscription is not None:
         try:
-            description, info = await asyncio.gather(
+            description, info, rules = await asyncio.gather(
                 manager.get_subscription(path.entity, path.subscription),
                 manager.get_subscription_runtime_info(path.entity, path.subscription),
+                manager.get_rules(path.entity, path.subscription),
             )
         except EntityNotFoundError:
             fail(not_there(str(path)), FAILED)
-        return Entity(path=str(path), description=description, info=info)
+        return Entity(path=str(path), description=description, info=info, rules=tuple(rules))
     try:
         queue = await manager.get_queue(path.entity)
     except EntityNotFoundError:

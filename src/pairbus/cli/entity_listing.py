@@ -17,7 +17,10 @@ from pairbus.cli.entity_settings import KINDS, SETTINGS, Description
 from pairbus.client.amqp_json import moment_text
 from pairbus.client.management.descriptions import SubscriptionDescription
 from pairbus.client.management.namespace_manager import NamespaceManager
+from pairbus.client.management.rule_atom import write_action, write_filter
+from pairbus.client.management.rules import RuleDescription
 from pairbus.client.management.runtime_info import QueueRuntimeInfo, SubscriptionRuntimeInfo, TopicRuntimeInfo
+from pairbus.dialect.atom.rule_text import action_text, filter_text, plain_part
 from pairbus.pairing.backlog import in_groups
 
 RuntimeInfo: TypeAlias = QueueRuntimeInfo | TopicRuntimeInfo | SubscriptionRuntimeInfo
@@ -30,6 +33,7 @@ _LEAST: Final = 5
 """How many columns are shown in any terminal: the others can be done without."""
 
 _ENDLESS: Final = 10_000
+_OPTIONS: Final = {setting.field: setting.option for setting in SETTINGS}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +43,8 @@ class Entity:
     path: str
     description: Description
     info: RuntimeInfo
+    rules: tuple[RuleDescription, ...] | None = None
+    """Of a subscription, if they were read."""
 
     @property
     def kind(self) -> str:
@@ -47,7 +53,8 @@ class Entity:
     def document(self) -> dict[str, Any]:
         """All of it, for machines. Keys are left out: what is printed is read by others."""
         known = {"path": self.path, "kind": self.kind, **_plain(self.description), **_plain(self.info)}
-        return known | {"path": self.path}
+        rules = {} if self.rules is None else {"rules": [_plain_rule(rule) for rule in self.rules]}
+        return known | {"path": self.path} | rules
 
     def row(self) -> tuple[str, ...]:
         status = self.description.status
@@ -63,10 +70,19 @@ class Entity:
 
 
 def _plain(value: Any) -> dict[str, Any]:
+    """Return what is known, and all settings, ``None`` for those that are not set."""
     return {
         name: value_text(one)
         for name, one in asdict(value).items()
-        if one is not None and name not in {"authorization_rules", "name"}
+        if (one is not None or name in _OPTIONS) and name not in {"authorization_rules", "name"}
+    }
+
+
+def _plain_rule(rule: RuleDescription) -> dict[str, Any]:
+    return {
+        "name": rule.name,
+        "filter": plain_part(write_filter(rule.filter)),
+        "action": None if rule.action is None else plain_part(write_action(rule.action)),
     }
 
 
@@ -166,7 +182,13 @@ def _fits(table: Table, console: Console) -> bool:
 
 
 def show_one(entity: Entity) -> None:
-    """A line for each thing that is known, with the option that sets it."""
-    options = {setting.field: f"  ({setting.option})" for setting in SETTINGS}
-    for name, value in entity.document().items():
-        print(f"{name}: {value}{options.get(name, '')}")
+    """Print a line for each setting, with the option that sets it, for each count, and for each part of a rule."""
+    document = entity.document()
+    document.pop("rules", None)
+    for name, value in document.items():
+        option = f"  ({_OPTIONS[name]})" if name in _OPTIONS else ""
+        print(f"{name}: {'not set' if value is None else value}{option}")
+    for rule in entity.rules or ():
+        print(f"rule {rule.name} filter: {filter_text(write_filter(rule.filter))}")
+        if rule.action is not None:
+            print(f"rule {rule.name} action: {action_text(write_action(rule.action))}")

@@ -8,6 +8,7 @@ from typing import Final
 _UNITS: Final = ("bytes", "KB", "MB", "GB", "TB")
 _KILO: Final = 1024
 _MINUTE_S: Final = 60
+_LENGTHS_MS: Final = {"d": 86_400_000, "h": 3_600_000, "min": 60_000, "s": 1_000, "ms": 1}
 
 
 def number(value: int) -> str:
@@ -38,6 +39,17 @@ def moment(at_ms: int) -> str:
 
 def clock_time(at_ms: int) -> str:
     return f"{datetime.fromtimestamp(at_ms / 1_000, UTC):%H:%M:%S}"
+
+
+def length(length_ms: int | None) -> str:
+    """Write a setting's time in full, such as ``1 min 30 s``; ``None`` means never."""
+    if length_ms is None:
+        return "never"
+    parts = []
+    for unit, unit_ms in _LENGTHS_MS.items():
+        count, length_ms = divmod(length_ms, unit_ms)
+        parts += [f"{number(count)} {unit}"] if count else []
+    return " ".join(parts) or "0 s"
 
 
 def span(seconds: float) -> str:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Final
 
-from pairbus.broker import EntityInfo, Part, TopicDescription
+from pairbus.broker import Part, TopicDescription
 from pairbus.console.markup import Markup, fill, join, render
 from pairbus.console.message import ShownMessage, View, body_text, show
 from pairbus.console.pages import subscriptions
 from pairbus.console.pages.frame import Page, cell
 from pairbus.console.pages.sealed_form import sealed_form
+from pairbus.console.pages.settings import rules_table, settings_list
 from pairbus.console.place import Place, place_of
 from pairbus.console.resubmission import destination_of
 from pairbus.console.visit import Visit
@@ -40,7 +41,9 @@ def entity_page(visit: Visit) -> Page:
             created=moment(info.created_ms),
             cards=join(_card(live, key, label) for key, label in _cards(is_topic=is_topic)),
             subscriptions=subscriptions.table(visit, place, live) if is_topic else Markup(),
-            tabs=_tabs(place, info, is_topic=is_topic),
+            rules=rules_table(visit, place),
+            settings=settings_list(visit, info),
+            tabs=_tabs(place, live, is_topic=is_topic),
             heading=_heading(place, is_topic=is_topic),
             table=_table(visit, place, messages),
             paging=_paging(place, visit.number("from"), following),
@@ -66,6 +69,9 @@ def live_values(visit: Visit) -> dict[str, str]:
         "in": rate(visit.watch.rates.arriving(path)),
         "out": rate(visit.watch.rates.leaving(path)),
         "size": size(info.size_bytes),
+        "tab:messages": number(info.active_count + info.scheduled_count),
+        "tab:dead": number(info.dead_letter_count),
+        "tab:transfer": number(info.transfer_dead_letter_count),
         "summary": f"{number(info.active_count)} messages wait in {place.path}, {number(dead)} are dead letters",
     }
 
@@ -116,13 +122,13 @@ def _heading(place: Place, *, is_topic: bool) -> str:
     return {Part.MAIN: "Messages", Part.DEAD_LETTER: "Dead letters"}.get(place.part, "Failed transfers")
 
 
-def _tabs(place: Place, info: EntityInfo, *, is_topic: bool) -> Markup:
+def _tabs(place: Place, live: dict[str, str], *, is_topic: bool) -> Markup:
     if is_topic:
         return Markup()
     tabs = (
-        (Part.MAIN, "Messages", info.active_count + info.scheduled_count),
-        (Part.DEAD_LETTER, "Dead letters", info.dead_letter_count),
-        (Part.TRANSFER_DEAD_LETTER, "Failed transfers", info.transfer_dead_letter_count),
+        (Part.MAIN, "Messages", "tab:messages"),
+        (Part.DEAD_LETTER, "Dead letters", "tab:dead"),
+        (Part.TRANSFER_DEAD_LETTER, "Failed transfers", "tab:transfer"),
     )
     items = join(
         fill(
@@ -130,9 +136,9 @@ def _tabs(place: Place, info: EntityInfo, *, is_topic: bool) -> Markup:
             link=place.at(part).link(),
             mark=Markup(' aria-current="true"') if part is place.part else Markup(),
             label=label,
-            count=number(count),
+            count=cell(live, key, "span"),
         )
-        for part, label, count in tabs
+        for part, label, key in tabs
     )
     return fill('<nav aria-label="Parts of the entity"><ul class="tabs">$items</ul></nav>', items=items)
 
