@@ -310,6 +310,31 @@ def test_a_request_without_a_body_is_no_report_and_get_is_none(site: Site) -> No
     connection.close()
 
 
+def test_a_healthy_entity_has_no_reason(site: Site) -> None:
+    person = site.manager()
+    for number, state, shown in (
+        (1, EntityState.FAILED_OVER, "it cannot be reached"),
+        (2, EntityState.HEALTHY, ""),
+    ):
+        report = replace(REPORT, number=number, entities=(replace(ORDERS, state=state),))
+        assert report_to(site, write_report(report), root(site)).status == 204
+        page = person.get("/console/pair")
+        assert page.live(f"reason:sender {REPORT.pair_id} orders") == shown
+
+
+def test_c21_a_reported_drill_is_marked_as_one(site: Site) -> None:
+    path = "x-pairbus-drill/1"
+    tried = replace(ORDERS, path=path, state=EntityState.HELD_OVER)
+    begun = replace(switch(1), path=path, state=EntityState.HELD_OVER)
+    report = replace(REPORT, entities=(tried,), switches=(begun,), switched=1)
+    assert report_to(site, write_report(report), root(site)).status == 204
+    page = site.manager().get("/console/pair")
+    assert page.live(f"state:sender {REPORT.pair_id} {path}") == "drill"
+    assert "has begun a drill." in page.text
+    assert "by hand" not in page.text
+    assert "not healthy" not in page.live("summary")
+
+
 def test_a_report_cannot_be_more_than_text(site: Site) -> None:
     nasty = "<script>alert('1')</script>\"&\x00\x1b\ud800"
     entity = replace(ORDERS, path=nasty, reason=nasty)

@@ -8,7 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from pairbus import BrokeredMessage, MessagingFactory
+from pairbus import (
+    BrokeredMessage,
+    MessagingFactory,
+    NamespaceManager,
+    SendAvailabilityPairedNamespaceOptions,
+)
 from pairbus.broker import Address, QueueDescription
 from pairbus.console import watch
 from pairbus.console.census import Census, EntityCount, take_census
@@ -17,6 +22,7 @@ from pairbus.console.diary import Diary
 from pairbus.console.timeline import KEPT_MS, STEP_MS, Point, Timeline
 from pairbus.console.watch import Rates, Reading
 from pairbus.server import NamespaceServer, Settings
+from pairbus.testing import running_namespace
 from tests.console.conftest import opened
 from tests.console.site import Site, eventually, message
 
@@ -92,6 +98,8 @@ def test_c19_a_destination_is_diverted_then_waits_then_is_home() -> None:
     assert destination.state(NOW_MS, has_backlog=True) is DestinationState.DIVERTED
     assert destination.state(NOW_MS + 1_000, has_backlog=True) is DestinationState.WAITING
     assert destination.state(2_000, has_backlog=False) is DestinationState.HOME
+    tried = Destination(primary="contoso", path="x-pairbus-drill/1", first_ms=0, last_ms=1_000)
+    assert tried.state(NOW_MS, has_backlog=True) is DestinationState.DRILL
 
 
 def point(at_ms: int) -> Point:
@@ -127,6 +135,45 @@ def test_c19_the_diary_tells_the_story_of_an_outage() -> None:
         "A syphon brings messages home to contoso.",
         "The backlog of contoso is empty: everything has been brought home.",
     ]
+
+
+def test_c21_a_drill_is_not_taken_for_an_outage() -> None:
+    diary = Diary(0)
+    diary.note_backlog("contoso", 1, 0, 0, 1_000, drills=1)
+    diary.note_backlog("contoso", 0, 0, 1, 2_000)
+    diary.note_backlog("contoso", 2, 2, 0, 3_000, drills=2)
+    assert texts(diary)[1:] == [
+        "A drill diverted a message for contoso to the backlog. No sender has failed over.",
+        "A syphon brings messages home to contoso.",
+        "The backlog of contoso is empty: everything has been brought home.",
+        "Drills diverted 2 messages for contoso to the backlog. No sender has failed over.",
+        "Messages for contoso are diverted to the backlog: senders have failed over.",
+    ]
+
+
+async def drill(primary: str, secondary: str) -> None:
+    async with (
+        NamespaceManager.from_connection_string(primary) as manager,
+        NamespaceManager.from_connection_string(secondary) as secondary_manager,
+        MessagingFactory.from_connection_string(secondary) as backlog,
+        MessagingFactory.from_connection_string(primary) as factory,
+    ):
+        options = SendAvailabilityPairedNamespaceOptions(
+            secondary_manager, backlog, 2, enable_syphon=True, primary_name="adatum"
+        )
+        pair = await factory.pair_namespace(options)
+        await pair.drill(manager)
+
+
+def test_c21_the_pair_page_marks_a_drill_as_a_drill(site: Site) -> None:
+    """The syphon takes the message away before anybody can look at it."""
+    with running_namespace("adatum") as primary:
+        asyncio.run(drill(primary.connection_string, site.server.connection_string))
+    person = site.manager()
+    with person.stream(page="pair"):
+        page = eventually(lambda: "A drill diverted" in (reply := person.get("/console/pair")).text and reply)
+    assert "A drill diverted a message for adatum to the backlog. No sender has failed over." in page.text
+    assert "senders have failed over" not in page.text
 
 
 def test_the_next_outage_is_news_again() -> None:

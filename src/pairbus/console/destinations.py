@@ -10,6 +10,7 @@ from typing import Final
 
 from pairbus.broker import BrokerError
 from pairbus.console.census import EntityCount
+from pairbus.dialect.backlog_path import is_drill_path
 from pairbus.dialect.transfer import TransferError, read_transfer
 from pairbus.server.host import NamespaceHost
 
@@ -28,6 +29,8 @@ class DestinationState(StrEnum):
 
     WAITING = "waiting in the backlog"
     HOME = "brought home"
+    DRILL = "drill"
+    """Its message tries out the pair."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -40,6 +43,8 @@ class Destination:
     last_ms: int
 
     def state(self, now_ms: int, *, has_backlog: bool) -> DestinationState:
+        if is_drill_path(self.path):
+            return DestinationState.DRILL
         if not has_backlog:
             return DestinationState.HOME
         return DestinationState.DIVERTED if now_ms - self.last_ms < NOW_MS else DestinationState.WAITING

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
+from pairbus.dialect.backlog_path import is_drill_path
 from pairbus.pairing.policy import EntityState
 
 _KEPT: Final = 200
@@ -38,6 +39,10 @@ class Switch:
     @property
     def _what(self) -> str:
         match self.state:
+            case EntityState.HELD_OVER if is_drill_path(self.path):
+                return "has begun a drill."
+            case EntityState.HEALTHY if is_drill_path(self.path):
+                return "has diverted the message of the drill."
             case EntityState.FAILED_OVER:
                 return f"has failed over to the backlog: {self.reason or 'no reason was given'}"
             case EntityState.HELD_OVER:
@@ -48,6 +53,8 @@ class Switch:
     @property
     def conclusion(self) -> str:
         """What this namespace would have concluded from it."""
+        if is_drill_path(self.path):
+            return ""
         if self.state is EntityState.HEALTHY:
             return _of_pings(self.path) if self.is_of_ours else ""
         return _of_diversion(self.primary)
@@ -104,13 +111,25 @@ class Diary:
         return self._pinged_ms
 
     def note_backlog(
-        self, primary: str, depth: int, diverted: int, syphoned: int, now_ms: int, *, is_told: bool = False
+        self,
+        primary: str,
+        depth: int,
+        diverted: int,
+        syphoned: int,
+        now_ms: int,
+        *,
+        is_told: bool = False,
+        drills: int = 0,
     ) -> None:
-        """How many messages lie in the backlog of a namespace, and how many came and went since the last time.
+        """Note how many messages lie in the backlog of a namespace, and how many came and went since the last time.
 
-        ``is_told`` says that senders have told of it themselves.
+        ``is_told`` says that senders have told of it themselves. ``drills`` counts messages of drills, which are not
+        among the diverted ones.
         """
         seen = self._backlogs.setdefault(primary, _Backlog())
+        if drills:
+            messages = "A drill diverted a message" if drills == 1 else f"Drills diverted {drills} messages"
+            self._add(Entry(now_ms, f"{messages} for {primary} to the backlog. No sender has failed over."))
         if diverted and _is_news(seen.diverted_ms, now_ms) and not is_told:
             text = f"Messages for {primary} are diverted to the backlog: senders have failed over."
             self._conclude(now_ms, text, _of_diversion(primary))

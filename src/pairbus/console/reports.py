@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from pairbus.dialect.backlog_path import is_drill_path
 from pairbus.pairing.policy import EntityState
 from pairbus.pairing.report import HEARTBEAT_S, EntityReport, PairReport, SwitchReport
 from pairbus.server.errors import ServerBusyError
@@ -71,9 +72,11 @@ class Reports:
         return self._rows
 
     def tells_of_diversion(self, primary: str) -> bool:
-        """Whether some application says that it diverts messages for a primary namespace."""
+        """Tell whether some application says that it diverts messages for a primary namespace, other than of drills."""
         return any(
-            entity.is_diverting for heard, entity in self.rows if heard.report.primary.lower() == primary.lower()
+            entity.is_diverting and not is_drill_path(entity.path)
+            for heard, entity in self.rows
+            if heard.report.primary.lower() == primary.lower()
         )
 
     def take(self, report: PairReport, now_ms: int) -> News | None:

@@ -42,6 +42,7 @@ class Reading:
     pings: Counter[Address]
     commits: int
     commit_s: float
+    drills: Counter[Address] = field(default_factory=Counter)
     at_s: float = field(default_factory=time.monotonic)
 
     @property
@@ -105,6 +106,8 @@ class Watch:
         self.diverted_count = 0
         """How many messages came to backlog queues since the start."""
         self.syphoned_count = 0
+        self._drills: Counter[str] = Counter()
+        """Messages of drills by primary that were counted, and are not among those that came to its backlog yet."""
         self._readings: deque[Reading] = deque()
         self._pointed: Reading | None = None
         self._watchers = 0
@@ -193,6 +196,7 @@ class Watch:
                 sent=services.counters.messages_sent,
                 received=services.counters.messages_delivered,
                 pings=services.counters.pings.copy(),
+                drills=services.counters.drills.copy(),
                 commits=commits,
                 commit_s=commit_s,
             )
@@ -233,11 +237,14 @@ class Watch:
                 sums[index] += value
             if arrived or (rates.before is rates.after and queue.active):
                 self.destinations.look(self.services.host, queue, now_ms)
+            self._drills[queue.primary or ""] += rates.after.drills[queue.address] - rates.before.drills[queue.address]
         for primary, (depth, diverted, syphoned) in totals.items():
             self.diverted_count += diverted
             self.syphoned_count += syphoned
+            drills = min(diverted, self._drills[primary])
+            self._drills[primary] -= drills
             is_told = self.reports.tells_of_diversion(primary)
-            self.diary.note_backlog(primary, depth, diverted, syphoned, now_ms, is_told=is_told)
+            self.diary.note_backlog(primary, depth, diverted - drills, syphoned, now_ms, is_told=is_told, drills=drills)
         for address, count in (rates.after.pings - rates.before.pings).items():
             self.diary.note_pings(str(address), count, now_ms)
 

@@ -13,9 +13,7 @@ from pairbus.client.factory import MessagingFactory
 from pairbus.client.management.descriptions import QueueDescription
 from pairbus.client.message import BrokeredMessage
 from pairbus.client.received_message import ReceivedMessage
-
-DRILL: Final = "x-pairbus-drill"
-"""Begins the path of a drill's queue, and names the property that marks its message."""
+from pairbus.dialect.backlog_path import DRILL
 
 _LEFT_BEHIND: Final = timedelta(hours=1)
 _LIFETIME: Final = timedelta(hours=1)

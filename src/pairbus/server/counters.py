@@ -20,6 +20,8 @@ class Counters:
     bytes_delivered: int = 0
     pings: Counter[Address] = field(default_factory=Counter)
     """By the entity that was asked whether it is well."""
+    drills: Counter[Address] = field(default_factory=Counter)
+    """Messages of drills that came to backlog queues, by queue."""
     settled: Counter[str] = field(default_factory=Counter)
     """By disposition."""
     refused: Counter[str] = field(default_factory=Counter)

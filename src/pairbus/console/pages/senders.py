@@ -10,6 +10,7 @@ from pairbus.console.markup import Markup, fill, join, render
 from pairbus.console.pages.frame import cell
 from pairbus.console.reports import Heard, Reports, Row
 from pairbus.console.wording import clock_time, moment, number
+from pairbus.dialect.backlog_path import is_drill_path
 from pairbus.pairing.policy import EntityState
 from pairbus.pairing.report import EntityReport
 
@@ -23,9 +24,10 @@ def live_values(reports: Reports) -> dict[str, str]:
     for heard, entity in shown:
         key = _key(heard, entity)
         values |= {
-            f"state:{key}": entity.state.value,
+            f"state:{key}": _state(entity),
             f"since:{key}": _when(heard.here_ms(entity.since_ms), heard.heard_ms),
-            f"reason:{key}": entity.reason,
+            # A report keeps the last reason; one of an outage that is over would read as if it went on.
+            f"reason:{key}": "" if entity.state is EntityState.HEALTHY else entity.reason,
             f"diverted:{key}": number(entity.diverted),
             f"pings:{key}": number(entity.pings),
             f"heard:{key}": clock_time(heard.heard_ms),
@@ -41,6 +43,7 @@ def told(reports: Reports) -> str:
     away = {
         (heard.report.primary.lower(), entity.path.lower())
         for heard, entity in takewhile(lambda row: row[1].state is not EntityState.HEALTHY, reports.rows)
+        if not is_drill_path(entity.path)
     }
     if not away:
         return ""
@@ -70,6 +73,11 @@ def _key(heard: Heard, entity: EntityReport) -> str:
     return f"sender {heard.report.pair_id} {entity.path}"
 
 
+def _state(entity: EntityReport) -> str:
+    is_drill = is_drill_path(entity.path) and entity.state is EntityState.HELD_OVER
+    return "drill" if is_drill else entity.state.value
+
+
 def _row(live: dict[str, str], heard: Heard, entity: EntityReport) -> Markup:
     report, key = heard.report, _key(heard, entity)
     return render(
@@ -80,7 +88,7 @@ def _row(live: dict[str, str], heard: Heard, entity: EntityReport) -> Markup:
         path=entity.path,
         primary=report.primary,
         key=key,
-        mark="" if entity.state is EntityState.HEALTHY else "away",
+        mark="" if entity.state is EntityState.HEALTHY or is_drill_path(entity.path) else "away",
         state=live[f"state:{key}"],
         since=live[f"since:{key}"],
         reason=live[f"reason:{key}"],

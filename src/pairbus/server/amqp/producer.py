@@ -6,7 +6,9 @@ from functools import partial
 from typing import Final
 
 from pairbus.broker import Address, BrokerError, Message, Send
+from pairbus.dialect.backlog_path import DRILL, is_backlog_path, is_drill_path
 from pairbus.dialect.batch import BATCH_FORMAT, split_batch
+from pairbus.dialect.transfer import TransferError, read_transfer
 from pairbus.ledger.operation import UNIT_BYTES
 from pairbus.server.amqp.node import Need, Node
 from pairbus.server.amqp.peer import Peer, Tell
@@ -44,6 +46,7 @@ class Producer(Node):
         self._address = address
         self._via = via
         self._from_syphon = from_syphon
+        self._is_backlog = is_backlog_path(path)
         meter, who = peer.meter, peer.claims.who(path)
         self._toll = None if meter is None else SendToll(meter, address, who, from_syphon=from_syphon)
         peer.dispatcher.count(address)
@@ -79,6 +82,8 @@ class Producer(Node):
             self._peer.confirm(delivery, ACCEPTED)
         elif not self._send_beside(host.side_buffer, delivery, messages):
             return  # it is counted when it is kept
+        if self._is_backlog and (drills := sum(map(_is_of_drill, messages))):
+            counters.drills[self._address] += drills
         if self._toll is not None:
             _count(self._toll, messages, len(delivery.payload))
 
@@ -126,6 +131,16 @@ class Producer(Node):
 
     def on_detached(self) -> None:
         self._peer.dispatcher.discount(self._address)
+
+
+def _is_of_drill(message: Message) -> bool:
+    """Tell whether a diverted message is on its way to the queue of a drill."""
+    if DRILL.encode() not in message.body:
+        return False
+    try:
+        return is_drill_path(read_transfer(message.body).path)
+    except TransferError:
+        return False
 
 
 def _count(toll: SendToll, messages: list[Message], size_bytes: int) -> None:
