@@ -446,7 +446,9 @@ async def _ping_cpu_us(factory: MessagingFactory, count: int) -> float:
     """All of them at once, as they are when all entities have failed over at once."""
     gc.collect()
     cpu_s = time.process_time()
-    causes = await asyncio.gather(*(ping(Lane(factory, f"{QUEUE}-{number}")) for number in range(count)))
+    causes = await asyncio.gather(
+        *(ping(Lane(factory, f"{QUEUE}-{number}"), 60.0, lambda: None) for number in range(count))
+    )
     assert all(causes)
     return (time.process_time() - cpu_s) / count * 1e6
 

@@ -29,8 +29,8 @@ from pairbus.pairing import EntityState
 from pairbus.server import listener
 from pairbus.server.event_loop import new_event_loop
 from pairbus.testing import RunningNamespace, running_namespace
-from pairbus.wire import Error
-from tests.server.amqp.wire_client import DEADLINE_S, WireClient, connect, eventually, messages_in
+from pairbus.wire import ACCEPTED, Error
+from tests.server.amqp.wire_client import DEADLINE_S, WireClient, connect, eventually, messages_in, text_message
 
 BUSY = "com.microsoft:server-busy"
 REASON = "the server has reached its limit of 1 connections; try again in 10 seconds or later"
@@ -101,11 +101,71 @@ def test_websocket_beyond_the_limit_is_answered_with_503(full: RunningNamespace)
 
 def test_connection_that_leaves_makes_room_for_another() -> None:
     with running_namespace(queues=["orders"], max_connections=2) as contoso:
-        with connect(contoso), socket.create_connection(("127.0.0.1", contoso.port)) as silent:
-            silent.sendall(b"AM")  # which may become AMQP
-            eventually(lambda: contoso._running._running.services.receptions)
+        with connect(contoso), connect(contoso):
             assert told(contoso) is not None
         eventually(lambda: contoso._running._running.services.stream_count == 0)
+        with connect(contoso) as client:
+            client.sender("orders")
+
+
+# Who has not proved anything makes room
+
+
+def silence(_contoso: RunningNamespace) -> bytes:
+    return b""
+
+
+def half_a_preface(_contoso: RunningNamespace) -> bytes:
+    return b"AM"
+
+
+def half_a_request(_contoso: RunningNamespace) -> bytes:
+    return b"POST /console/login HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nkey="
+
+
+def half_an_exchange(_contoso: RunningNamespace) -> bytes:
+    return b"AMQP\x03\x01\x00\x00"
+
+
+@pytest.mark.parametrize("say", [silence, half_a_preface, half_a_request, half_an_exchange])
+def test_e5_connections_without_a_key_are_closed_to_make_room(say: Callable[[RunningNamespace], bytes]) -> None:
+    with running_namespace(queues=["orders"], max_connections=3) as contoso, connect(contoso) as first:
+        link = first.sender("orders")
+        strangers = [socket.create_connection(("127.0.0.1", contoso.port)) for _ in range(2)]
+        for stranger in strangers:
+            stranger.settimeout(DEADLINE_S)
+            stranger.sendall(say(contoso))
+        eventually(lambda: not contoso._running._running._listener._silent or say is silence)
+        with connect(contoso) as second:
+            assert second.send(second.sender("orders"), text_message("two")) == ACCEPTED
+            closed = [stranger for stranger in strangers if is_closed(stranger)]
+            assert closed == strangers[:1], "the oldest, and no more than need be"
+        assert first.send(link, text_message("one")) == ACCEPTED
+        for stranger in strangers:
+            stranger.close()
+
+
+def is_closed(stranger: socket.socket) -> bool:
+    stranger.settimeout(0.2)
+    try:
+        while stranger.recv(1_000):
+            pass
+    except TimeoutError:
+        return False
+    except ConnectionError:
+        return True
+    return True
+
+
+@pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
+def test_e5_connections_of_one_address_are_limited(tls: bool) -> None:
+    with running_namespace(queues=["orders"], max_connections_per_address=2) as contoso:
+        with connect(contoso), connect(contoso):
+            error = told(contoso, tls=tls)
+            assert error is not None
+            assert error.condition == BUSY
+            assert "your address" in (error.description or "")
+        eventually(lambda: not contoso._running._running.services.addresses._counts)
         with connect(contoso) as client:
             client.sender("orders")
 
@@ -114,7 +174,7 @@ def test_connection_that_leaves_makes_room_for_another() -> None:
 
 
 def test_only_so_many_refusals_are_answered_at_a_time(full: RunningNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listener, "_REFUSE_WITHIN_S", 600.0)
+    monkeypatch.setattr(listener, "REFUSE_WITHIN_S", 600.0)
     silent = [socket.create_connection(("127.0.0.1", full.port)) for _ in range(listener._MOST_REFUSALS)]
     eventually(lambda: refusals(full) == listener._MOST_REFUSALS)
     assert told(full) is None
@@ -131,7 +191,7 @@ SLOW = {"nothing": b"", "half a preface": b"AM", "half a request": b"GET / HT", 
 def test_refused_peer_that_is_slow_is_disconnected(
     full: RunningNamespace, said: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listener, "_REFUSE_WITHIN_S", 0.05)
+    monkeypatch.setattr(listener, "REFUSE_WITHIN_S", 0.05)
     with socket.create_connection(("127.0.0.1", full.port), timeout=DEADLINE_S) as stream:
         stream.sendall(said)
         assert read_to_end(stream) == b""

@@ -96,9 +96,7 @@ def test_e6_damage_that_is_found_at_the_start_is_logged_and_shown_by_health(
     with running_namespace(data=tmp_path / "data", queues=["orders"]) as namespace:
         messages = [received_message(text_message("one", message_id=MARK.decode() + "?" * 40))]
         namespace.call(lambda host: host.namespace.send(ORDERS, messages, host.now_ms()))
-        namespace.call(
-            lambda host: host.namespace.create_queue(MARK.decode(), QueueDescription(), host.now_ms())
-        )
+        namespace.call(lambda host: host.namespace.create_queue(MARK.decode(), QueueDescription(), host.now_ms()))
         namespace.stop()
         overwrite(tmp_path / "data" / DATA_FILE, MARK)
         caplog.clear()

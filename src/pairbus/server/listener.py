@@ -12,7 +12,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Final
 
-from pairbus.server.reception import SPEAK_WITHIN_S
+from pairbus.server.reception import REFUSE_WITHIN_S, SPEAK_WITHIN_S, MakeRefusal
 
 _log = logging.getLogger(__name__)
 
@@ -26,14 +26,10 @@ _OUT_OF_FILES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, err
 _SAY_GOODBYE_WITHIN_S: Final = 1.0
 
 _MOST_REFUSALS: Final = 64
-_REFUSE_WITHIN_S: Final = 5.0
-"""How many connections beyond the limit are answered at a time, and how long each of them may take."""
+"""How many connections beyond the limit are answered at a time."""
 
 MakeProtocol = Callable[[bool], asyncio.Protocol]
 """Makes the protocol of a connection, told whether it is secure."""
-
-MakeRefusal = Callable[[asyncio.Future[None]], asyncio.Protocol]
-"""Creates the protocol that tells a peer that the server is busy; it completes the future when it is closed."""
 
 
 _HINT: Final = " (does it trust our certificate? 'pairbus trust' says how)"
@@ -53,12 +49,14 @@ class Listener:
         context: ssl.SSLContext,
         has_room: Callable[[], bool],
         make_refusal: MakeRefusal | None = None,
+        evict_unproven: Callable[[], bool] = lambda: False,
     ) -> None:
         self._loop = loop
         self._make_protocol = make_protocol
         self._context = context
         self._has_room = has_room
         self._make_refusal = make_refusal
+        self._evict_unproven = evict_unproven
         self._sockets: list[socket.socket] = []
         self._silent: dict[socket.socket, asyncio.TimerHandle] = {}
         """Connections that have not said anything."""
@@ -133,7 +131,7 @@ class Listener:
             self._loop.add_reader(listening, self._accept, listening)
 
     def _receive(self, accepted: socket.socket) -> None:
-        if not self._has_room():
+        if not self._has_room() and not self._evict():
             self._refuse(accepted)
             return
         accepted.setblocking(False)
@@ -141,6 +139,13 @@ class Listener:
             accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._silent[accepted] = self._loop.call_later(SPEAK_WITHIN_S, self._drop, accepted)
         self._loop.add_reader(accepted, self._look, accepted)
+
+    def _evict(self) -> bool:
+        """Close the oldest connection that has not proved who it is, to make room; return whether there was one."""
+        for silent in self._silent:
+            self._drop(silent)
+            return True
+        return self._evict_unproven()
 
     def _look(self, accepted: socket.socket) -> None:
         """The first byte is there; it stays there for whoever reads it."""
@@ -198,7 +203,7 @@ class Listener:
         finished = self._loop.create_future()
         transport: asyncio.Transport | None = None
         try:
-            async with asyncio.timeout(_REFUSE_WITHIN_S):
+            async with asyncio.timeout(REFUSE_WITHIN_S):
                 secure = await self._first_byte(accepted) == _TLS_HANDSHAKE
                 transport = await self._connect(partial(make, finished), accepted, secure=secure)
                 await finished

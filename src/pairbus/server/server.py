@@ -173,7 +173,15 @@ class NamespaceServer:
         self._open_side_buffer(stack, host)
         gatekeeper = Gatekeeper(host, await self._jwt(stack))
         dispatcher = Dispatcher(host)
-        services = AmqpServices(host, gatekeeper, dispatcher, counters, settings.idle_timeout_s * 1_000, meter)
+        services = AmqpServices(
+            host,
+            gatekeeper,
+            dispatcher,
+            counters,
+            settings.idle_timeout_s * 1_000,
+            meter,
+            settings.max_connections_per_address,
+        )
         routes = [route for annex in self._annexes for route in await stack.enter_async_context(annex(services))]
         http = self._http(services, gatekeeper, routes)
         state = ServerState()
@@ -182,12 +190,15 @@ class NamespaceServer:
         def connection_count() -> int:
             return services.stream_count + len(state.connections) + listener.waiting_count
 
+        refuse = partial(BusyProtocol, _too_many(settings.max_connections), host.now_ms)
+        crowded = partial(BusyProtocol, _too_many_of_one(settings.max_connections_per_address), host.now_ms)
         listener = Listener(
             host.loop,
-            lambda secure: Reception(services, lambda: HttpProtocol(http, state, {}), secure=secure),
+            lambda secure: Reception(services, lambda: HttpProtocol(http, state, {}, services), crowded, secure=secure),
             self._tls(),
             lambda: host.throttle.admit("connections", connection_count()),
-            partial(BusyProtocol, _too_many(settings.max_connections), host.now_ms),
+            refuse,
+            services.unproven.evict,
         )
         stack.callback(listener.close)
         self._watch_facets(stack, host, connection_count)
@@ -356,6 +367,10 @@ class NamespaceServer:
 
 def _too_many(connections: int) -> str:
     return f"the server has reached its limit of {connections} connections; try again in 10 seconds or later"
+
+
+def _too_many_of_one(connections: int) -> str:
+    return f"your address has reached its limit of {connections} connections; close some, or try again later"
 
 
 def _load(context: ssl.SSLContext, cert: Path, key: Path) -> None:

@@ -108,6 +108,9 @@ class Settings:
         ),
     )
     drain_s: float = field(default=10.0, metadata=_about("how many seconds a stop waits for what is under way"))
+    max_connections_per_address: int = field(
+        default=0, metadata=_about("how many connections one address may have at a time; 0 for any number")
+    )
     max_connections: int = field(default=5_000, metadata=_about("how many connections there may be at a time"))
     max_store_gb: int = field(
         default=DEFAULT_MAX_BYTES // _GIGABYTE, metadata=_about("how many gigabytes the store may take at most")
@@ -160,6 +163,10 @@ class Settings:
         _expect(self.key != "", "key cannot be empty")
         _expect(self.idle_timeout_s > 0, f"idle_timeout_s is {self.idle_timeout_s}; at least 1")
         _expect(self.drain_s >= 0, f"drain_s is {self.drain_s}; at least 0")
+        _expect(
+            self.max_connections_per_address >= 0,
+            f"max_connections_per_address must be >= 0, got {self.max_connections_per_address}",
+        )
         _expect(self.max_connections > 0, f"max_connections is {self.max_connections}; at least 1")
         _expect(self.ledger or not self.ledger_lives, "ledger_lives needs a ledger to be recorded in")
         _expect(self.max_store_gb > 0, f"max_store_gb is {self.max_store_gb}; at least 1")

@@ -6,6 +6,7 @@ from typing import Final, Protocol
 
 from pairbus.dialect.annotations import NAMESPACE
 from pairbus.server.access import Gatekeeper
+from pairbus.server.address_limit import AddressLimit
 from pairbus.server.amqp.unproven import Unproven
 from pairbus.server.counters import Counters
 from pairbus.server.dispatcher import Dispatcher
@@ -59,6 +60,7 @@ class AmqpServices:
         counters: Counters,
         idle_timeout_ms: int,
         meter: Meter | None = None,
+        connections_per_address: int = 0,
     ) -> None:
         self.host = host
         self.gatekeeper = gatekeeper
@@ -79,7 +81,8 @@ class AmqpServices:
         )
         self.connections: set[Connected] = set()
         self.unproven = Unproven()
-        """Those of them that have shown nothing yet."""
+        """Those that have shown nothing yet, whatever they speak."""
+        self.addresses = AddressLimit(connections_per_address)
         self.receptions: set[Transport] = set()
         """What carries the connections of which nobody knows yet what they speak."""
         self.is_draining = False
