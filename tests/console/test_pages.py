@@ -143,6 +143,7 @@ def test_settings_of_a_queue_are_shown_by_name(site: Site) -> None:
         "Max size": "1,024 MB",
         "Max message size": "256 KB",
         "Partitioned": "no",
+        "Express": "no",
         "Forward to": "not set",
         "Forward dead letters to": "payments",
         "Auto-delete on idle": "never",

@@ -32,7 +32,7 @@ from pairbus.console.session import Session
 from pairbus.console.visit import Visit
 from pairbus.console.watch import Watch
 from pairbus.server.amqp.services import AmqpServices
-from pairbus.server.errors import REFUSABLE, BadRequestError, UnauthorizedError, refusal_of
+from pairbus.server.errors import REFUSABLE, BadRequestError, ServerBusyError, UnauthorizedError, refusal_of
 from pairbus.server.http.app import BodyTooLargeError
 from pairbus.server.settings import Settings
 
@@ -181,12 +181,18 @@ class Desk:
     async def _log_in(self, request: Request) -> Response:
         form = await read_form(request)
         following = _following(form.get("next", ""))
+        address = "" if request.client is None else request.client.host
+        guesses, key = self._door.guesses, ""
         try:
             check_origin(request)
-            session = self._door.enter(read_credentials(form), request.headers.get("host", ""))
+            typed = read_credentials(form)
+            key = typed.name
+            guesses.check(address, key, "console")
+            session = self._door.enter(typed, request.headers.get("host", ""))
+        except ServerBusyError as error:
+            return self._login(request, following, str(error))
         except UnauthorizedError as error:
-            _log.warning("console: a login failed")
-            await asyncio.sleep(WRONG_KEY_DELAY_S)  # who guesses has to wait
+            await asyncio.sleep(max(WRONG_KEY_DELAY_S, guesses.failed(address, key, "console", error)))
             return self._login(request, following, str(error))
         _log.info("console: '%s' has logged in", session.who)
         response = RedirectResponse(following, HTTPStatus.SEE_OTHER)

@@ -14,6 +14,7 @@ from pairbus.console.session import LONGEST_MS, Session, Sessions, check_rights
 from pairbus.server.access import Grant
 from pairbus.server.amqp.services import AmqpServices
 from pairbus.server.errors import UnauthorizedError
+from pairbus.server.guesses import Guesses
 
 PATH: Final = "/console"
 BY_ITSELF: Final = "x-console"
@@ -33,6 +34,10 @@ class Door:
         self._sessions = Sessions()
         # Browsers do not tell the ports of a host apart: each namespace of a machine has its own cookie.
         self._cookie = f"pairbus-{namespace}"
+
+    @property
+    def guesses(self) -> Guesses:
+        return self._services.guesses
 
     def enter(self, typed: Typed, host: str) -> Session:
         """Begin a session; raises ``UnauthorizedError``. ``host`` is what the browser calls this server."""

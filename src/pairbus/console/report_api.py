@@ -11,8 +11,8 @@ from pairbus.broker import Right
 from pairbus.console.body import read_body
 from pairbus.console.watch import Watch
 from pairbus.pairing.report_json import MOST_BYTES, ReportError, read_report
-from pairbus.server.errors import ServerBusyError, UnauthorizedError
-from pairbus.server.http.credentials import Credentials
+from pairbus.server.errors import InvalidCredentialsError, ServerBusyError, UnauthorizedError
+from pairbus.server.http.credentials import Credentials, check_guesses, hold_back
 
 
 class ReportApi:
@@ -26,8 +26,13 @@ class ReportApi:
         """Answer a request; raises ``BodyTooLargeError``."""
         credentials = Credentials(self._services.gatekeeper, request.headers.get("authorization"))
         try:
+            check_guesses(self._services.guesses, request)
             self._require(credentials, Right.SEND)
+        except ServerBusyError as error:
+            return _refused(HTTPStatus.SERVICE_UNAVAILABLE, str(error))
         except UnauthorizedError as error:
+            if isinstance(error, InvalidCredentialsError):
+                await hold_back(self._services.guesses, request, error)
             return _refused(self._status_for(credentials), str(error))
         try:
             self._watch.hear(read_report(await read_body(request, MOST_BYTES)))

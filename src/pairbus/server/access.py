@@ -11,7 +11,7 @@ from typing import Final
 from pairbus.broker import Address, AuthorizationRule, Right
 from pairbus.dialect.entity_path import path_within
 from pairbus.dialect.sas import PREFIX, SasToken, SasTokenError, parse_sas_token
-from pairbus.server.errors import UnauthorizedError
+from pairbus.server.errors import InvalidCredentialsError, UnauthorizedError
 from pairbus.server.host import NamespaceHost
 
 NEVER_MS: Final = 2**62
@@ -95,7 +95,7 @@ class Gatekeeper:
             known = [hmac.compare_digest(_bytes(each), _bytes(key)) for each in _keys(rule)]
             if any(known) and rule is not _NO_RULE:
                 return Grant("", rights_of(rule), who=key_name, key=key)
-        raise UnauthorizedError(f"'{key_name}' is no key of this namespace, or has another value")
+        raise InvalidCredentialsError(f"'{key_name}' is no key of this namespace, or has another value")
 
     def holds(self, grant: Grant) -> bool:
         """Return whether the key that proved a grant still exists and still gives all of its rights."""
@@ -124,7 +124,7 @@ class Gatekeeper:
         address = None if entity is None else Address.of(entity)
         proof = _proof(namespace.authorization(token.key_name, address, now_ms), token)
         if proof is None:
-            raise UnauthorizedError("invalid token signature: no key of that name has made it")
+            raise InvalidCredentialsError("invalid token signature: no key of that name has made it")
         return Grant(path, rights_of(proof[0]), expires_ms, entity, token.key_name, proof[1])
 
 

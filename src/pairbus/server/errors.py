@@ -38,6 +38,10 @@ class UnauthorizedError(ServerError):
     """No token, one that does not hold, or one without the claim that is needed."""
 
 
+class InvalidCredentialsError(UnauthorizedError):
+    """A key or a signature that is wrong: it may be a guess."""
+
+
 class ServerBusyError(ServerError):
     """The node has too much to do: wait at least ten seconds, then send again."""
 

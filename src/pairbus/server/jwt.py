@@ -12,7 +12,7 @@ from jwt.utils import base64url_decode, base64url_encode
 
 from pairbus.broker import Right
 from pairbus.server.access import NEVER_MS, Grant
-from pairbus.server.errors import UnauthorizedError
+from pairbus.server.errors import InvalidCredentialsError, UnauthorizedError
 from pairbus.server.signing_keys import ALGORITHMS, SigningKey, SigningKeys
 
 DEFAULT_AUDIENCE: Final = "https://servicebus.azure.net"
@@ -67,7 +67,7 @@ class JwtVerifier:
             payload = _JWS.decode(token, key.key, algorithms=[header["alg"]])
         except jwt.PyJWTError:
             self.keys.wanted()  # there may be a new key that has the id of an old one
-            raise UnauthorizedError("the signature of the token does not hold") from None
+            raise InvalidCredentialsError("invalid token signature") from None
         return _claims(payload)
 
     def _key(self, header: dict[str, Any]) -> SigningKey:

@@ -343,6 +343,7 @@ class NamespaceServer:
             is_draining=lambda: services.is_draining,
             created_ms=services.host.created_ms,
             meter=services.meter,
+            guesses=services.guesses,
         )
         config = uvicorn.Config(
             app,

@@ -108,8 +108,9 @@ def websocket_route(services: AmqpServices) -> WebSocketRoute:
         await websocket.accept(SUBPROTOCOL)
         transport = WebSocketTransport(websocket)
         protocol = "wss" if websocket.url.scheme == "wss" else "ws"
+        address = "" if websocket.client is None else websocket.client.host
         try:
-            await transport.run(AmqpConnection(services, transport, protocol))
+            await transport.run(AmqpConnection(services, transport, protocol, address))
         except WebSocketDisconnect:
             return
 

@@ -36,6 +36,7 @@ from pairbus.broker.sql.errors import EvaluationError
 from pairbus.server.errors import (
     REFUSABLE,
     BadRequestError,
+    InvalidCredentialsError,
     NotSupportedError,
     OperationTimeoutError,
     PreconditionFailedError,
@@ -103,6 +104,7 @@ TABLE: dict[type[Exception], tuple[Exception, str, int]] = {
         (NewerFormatError(HERE, 2, 1), "amqp:internal-error", 500),
         (NotADataDirectoryError(HERE, "x"), "amqp:internal-error", 500),
         (UnauthorizedError("x"), "amqp:unauthorized-access", 401),
+        (InvalidCredentialsError("x"), "amqp:unauthorized-access", 401),
         (ServerBusyError("x"), "com.microsoft:server-busy", 503),
         (OperationTimeoutError("x"), "com.microsoft:timeout", 408),
         (BadRequestError("x"), "com.microsoft:argument-error", 400),

@@ -42,6 +42,7 @@ SETTINGS: Final[dict[str, tuple[str, Callable[[Any], str]]]] = {
     "max_size_megabytes": ("Max size", _count(" MB")),
     "max_message_kilobytes": ("Max message size", _count(" KB")),
     "partitioned": ("Partitioned", _switch),
+    "express": ("Express", _switch),
     "forward_to": ("Forward to", _text),
     "forward_dead_letters_to": ("Forward dead letters to", _text),
     "auto_delete_on_idle_ms": ("Auto-delete on idle", length),

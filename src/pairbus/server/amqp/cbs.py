@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import Final
 
 from pairbus.broker import Address
 from pairbus.dialect.entity_path import CBS, split_entity_path
 from pairbus.dialect.management import Operation, Request, Response
+from pairbus.dialect.sas import SasTokenError, parse_sas_token
 from pairbus.server.access import path_of
 from pairbus.server.amqp.peer import Peer
 from pairbus.server.amqp.requests import RequestNode
 from pairbus.server.amqp.unproven import BOUNDS
-from pairbus.server.errors import REFUSABLE, BadRequestError, UnauthorizedError, refusal_of
+from pairbus.server.errors import (
+    REFUSABLE,
+    BadRequestError,
+    InvalidCredentialsError,
+    UnauthorizedError,
+    refusal_of,
+)
 from pairbus.wire import Link
 
 _log = logging.getLogger(__name__)
@@ -31,18 +39,32 @@ class TokenNode(RequestNode):
         super().__init__(peer, link, CBS)
 
     def on_request(self, request: Request) -> None:
-        self._peer.replies.send(self.link, CBS, request, self._answer(request))
-
-    def _answer(self, request: Request) -> Response:
+        penalty_s = 0.0
         try:
             self._put(request)
         except REFUSABLE as error:
             refusal = refusal_of(error)
             self._peer.counters.refused[refusal.condition] += 1
             # Some SDKs keep the reason to themselves; so it has to be found here.
-            _log.info("a token was refused for '%.300s': %s", request.properties.get("name"), error)
-            return Response(status=refusal.status, description=refusal.description)
-        return _ACCEPTED
+            _log.info("token refused for=%.300r reason=%s", request.properties.get("name"), error)
+            if isinstance(error, InvalidCredentialsError):
+                penalty_s = self._peer.penalty_s(_key_name(request), error)
+            response = Response(status=refusal.status, description=refusal.description)
+        else:
+            response = _ACCEPTED
+        if penalty_s:
+            answer = partial(self._send_late, request, response)
+            self._peer.host.loop.call_later(penalty_s, self._peer.guard, answer)
+        else:
+            self._send(request, response)
+
+    def _send(self, request: Request, response: Response) -> None:
+        self._peer.replies.send(self.link, CBS, request, response)
+
+    def _send_late(self, request: Request, response: Response) -> None:
+        if self.link.is_attached:
+            self._send(request, response)
+            self._peer.flush()
 
     def _put(self, request: Request) -> None:
         if request.operation != Operation.PUT_TOKEN:
@@ -50,6 +72,7 @@ class TokenNode(RequestNode):
         audience = request.properties.get("name")
         if not isinstance(audience, str) or not isinstance(request.body, str):
             raise BadRequestError("put-token needs the address as 'name', and the token as its body")
+        self._peer.check_guesses(_key_name(request))
         # What kind of token it is shows in the token: the SDK for Python calls all of them JWTs.
         path = path_of(audience)
         grant = self._peer.gatekeeper.admit(request.body, path)
@@ -69,3 +92,11 @@ class TokenNode(RequestNode):
         if entity is not None:
             host = self._peer.host
             host.namespace.entity(Address.of(entity.entity, entity.subscription), host.now_ms())
+
+
+def _key_name(request: Request) -> str:
+    """The name of the key that a token says it was made with; empty where it says none."""
+    try:
+        return parse_sas_token(str(request.body)).key_name
+    except SasTokenError:
+        return ""

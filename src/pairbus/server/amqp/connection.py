@@ -23,7 +23,14 @@ from pairbus.server.amqp.requests import RequestNode
 from pairbus.server.amqp.services import AmqpServices, Transport
 from pairbus.server.amqp.transactions import Transactions
 from pairbus.server.amqp.unproven import BOUNDS
-from pairbus.server.errors import REFUSABLE, BadRequestError, UnauthorizedError, refusal_of
+from pairbus.server.errors import (
+    REFUSABLE,
+    BadRequestError,
+    InvalidCredentialsError,
+    ServerBusyError,
+    UnauthorizedError,
+    refusal_of,
+)
 from pairbus.store import StoreError
 from pairbus.wire import (
     ACCEPTED,
@@ -79,7 +86,7 @@ _SMALL_FRAME_BYTES: Final = 4_096
 class AmqpConnection(Peer):
     """Everything happens in the call that brings the bytes: nothing waits, and so nothing can come in between."""
 
-    def __init__(self, services: AmqpServices, transport: Transport, protocol: str = "amqp") -> None:
+    def __init__(self, services: AmqpServices, transport: Transport, protocol: str = "amqp", address: str = "") -> None:
         self.host = services.host
         self.gatekeeper = services.gatekeeper
         self.dispatcher = services.dispatcher
@@ -91,6 +98,10 @@ class AmqpConnection(Peer):
         self._services = services
         self._transport = transport
         self._protocol = protocol
+        self._address = address
+        """Where the peer is, without its port."""
+        self._penalty_s = 0.0
+        """For how long the answer to a failed log-in is held back."""
         self._engine = Connection(
             services.configuration,
             # The SDK for JavaScript goes without when its connection string has a token and no key: that opens nothing.
@@ -172,15 +183,21 @@ class AmqpConnection(Peer):
         except ProtocolError as error:
             events, violation = error.events, error
         self._events.extend(events)
-        if violation is not None:
-            self._handle_events(math.inf)
-            self._send_confirmations()
-            self.flush()
-            _log.info("protocol violation, connection closed: %s", violation)
-            self.counters.refused[violation.condition] += 1
-            self._hang_up()
+        if violation is not None and self._penalty_s:
+            self.host.loop.call_later(self._penalty_s, self.guard, partial(self._end_violator, violation))
+        elif violation is not None:
+            self._end_violator(violation)
         elif not self._services.unproven.hold(self, self._engine.held_bytes):
             self._end(Error(Condition.RESOURCE_LIMIT_EXCEEDED, "too much has come from connections without a token"))
+
+    def _end_violator(self, violation: ProtocolError) -> None:
+        self._penalty_s = 0.0
+        self._handle_events(math.inf)
+        self._send_confirmations()
+        self.flush()
+        _log.info("protocol violation, connection closed peer=%s error=%s", self._address, violation)
+        self.counters.refused[violation.condition] += 1
+        self._hang_up()
 
     @property
     def _can_go_on(self) -> bool:
@@ -356,7 +373,7 @@ class AmqpConnection(Peer):
 
     def flush(self) -> None:
         self._written_bytes = 0
-        if not self._is_lost:
+        if not self._is_lost and not self._penalty_s:
             data = self._engine.data_to_send()
             if data:
                 self._transport.write(data)
@@ -387,6 +404,12 @@ class AmqpConnection(Peer):
         if not self.claims:
             self._end(Error(Condition.UNAUTHORIZED_ACCESS, reason))
 
+    def check_guesses(self, key: str) -> None:
+        self._services.guesses.check(self._address, key, self._protocol)
+
+    def penalty_s(self, key: str, reason: Exception) -> float:
+        return self._services.guesses.failed(self._address, key, self._protocol, reason)
+
     def session_token(self, link_name: object, address: Address, session_id: object) -> bytes | None:
         if not isinstance(session_id, str | None):
             raise BadRequestError(f"a session id is text, and not {session_id!r:.100}")
@@ -407,10 +430,13 @@ class AmqpConnection(Peer):
             return accept_anonymous(mechanism, response)
         name, key = parse_plain(response)
         try:
+            self.check_guesses(name)
             self.claims.put("", self.gatekeeper.admit_key(name, key))
         except REFUSABLE as error:
             self.counters.refused[refusal_of(error).condition] += 1
-            return SaslCode.AUTH
+            if isinstance(error, InvalidCredentialsError):
+                self._penalty_s = self.penalty_s(name, error)
+            return SaslCode.SYS_TEMP if isinstance(error, ServerBusyError) else SaslCode.AUTH
         self._prove()
         return SaslCode.OK
 

@@ -104,6 +104,14 @@ class Peer(ABC):
         """A token was put: see when the next one ends."""
 
     @abstractmethod
+    def check_guesses(self, key: str) -> None:
+        """Raise ``ServerBusyError`` if too many log-ins of this peer with such a key have failed."""
+
+    @abstractmethod
+    def penalty_s(self, key: str, reason: Exception) -> float:
+        """Note a failed log-in; return for how many seconds its answer is to be held back."""
+
+    @abstractmethod
     def session_token(self, link_name: object, address: Address, session_id: object) -> bytes | None:
         """What holds the session that one of the connection's links has; ``None`` where the link has no session.
 

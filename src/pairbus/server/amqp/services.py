@@ -10,6 +10,7 @@ from pairbus.server.address_limit import AddressLimit
 from pairbus.server.amqp.unproven import Unproven
 from pairbus.server.counters import Counters
 from pairbus.server.dispatcher import Dispatcher
+from pairbus.server.guesses import Guesses
 from pairbus.server.host import NamespaceHost
 from pairbus.server.metering import Meter
 from pairbus.server.settings import DEFAULT_NAME
@@ -83,6 +84,7 @@ class AmqpServices:
         self.unproven = Unproven()
         """Those that have shown nothing yet, whatever they speak."""
         self.addresses = AddressLimit(connections_per_address)
+        self.guesses = Guesses()
         self.receptions: set[Transport] = set()
         """What carries the connections of which nobody knows yet what they speak."""
         self.is_draining = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import quote
 
@@ -20,11 +20,12 @@ from starlette.websockets import WebSocketClose
 from pairbus.broker import Address
 from pairbus.ledger.operation import SUCCEEDED, Kind, Sort, Stage, units_of
 from pairbus.server.access import Gatekeeper
-from pairbus.server.errors import BadRequestError, UnauthorizedError, refusal_of
+from pairbus.server.errors import BadRequestError, InvalidCredentialsError, UnauthorizedError, refusal_of
+from pairbus.server.guesses import Guesses
 from pairbus.server.host import NamespaceHost
 from pairbus.server.http.answers import error_answer, fresh_tracking_id
 from pairbus.server.http.call import Call, authority_of
-from pairbus.server.http.credentials import Credentials, key_name_of
+from pairbus.server.http.credentials import Credentials, check_guesses, hold_back, key_name_of
 from pairbus.server.http.metrics import Metrics
 from pairbus.server.http.monitoring import Monitoring
 from pairbus.server.http.routes import Found, Route, find, segments_of
@@ -58,6 +59,8 @@ class Options:
     meter: Meter | None = None
     """Who counts what is billed, if anybody does."""
 
+    guesses: Guesses = field(default_factory=Guesses)
+
 
 def make_app(
     host: NamespaceHost,
@@ -70,10 +73,16 @@ def make_app(
     is_draining: Callable[[], bool] = bool,
     created_ms: int | None = None,
     meter: Meter | None = None,
+    guesses: Guesses | None = None,
 ) -> Starlette:
     """Everything that is served over HTTP. ``extra_routes`` are asked first."""
     options = Options(
-        base_url=base_url, open_metrics=open_metrics, is_draining=is_draining, created_ms=created_ms, meter=meter
+        base_url=base_url,
+        open_metrics=open_metrics,
+        is_draining=is_draining,
+        created_ms=created_ms,
+        meter=meter,
+        guesses=guesses or Guesses(),
     )
     app = Starlette(routes=list(extra_routes))
     # Names of entities have slashes in them, encoded or not, which is why the paths are not matched by Starlette.
@@ -90,6 +99,7 @@ class Management:
         self._gatekeeper = gatekeeper
         self._metrics = metrics
         self._meter = options.meter
+        self._guesses = options.guesses
         self._created_ms = host.now_ms() if options.created_ms is None else options.created_ms
         self._authority = None if options.base_url is None else options.base_url.rpartition("://")[2].strip("/")
         self._monitoring = Monitoring(host, metrics, open_metrics=options.open_metrics, is_draining=options.is_draining)
@@ -130,6 +140,9 @@ class Management:
             return await self._handle(request, found, path)
         except ClientDisconnect:
             return Response(status_code=400)  # nobody reads it
+        except InvalidCredentialsError as error:
+            await hold_back(self._guesses, request, error)
+            return self._refuse(error)
         except Exception as error:  # noqa: BLE001 (a request that we fail at must not harm the others)
             return self._refuse(error)
 
@@ -137,6 +150,7 @@ class Management:
         route = found.route
         now_ms = self._host.now_ms()
         credentials = Credentials(self._gatekeeper, request.headers.get("authorization"))
+        check_guesses(self._guesses, request)
         if route.right is not None:
             # Before anything is looked up, so that a stranger cannot tell what is there.
             _authorize(credentials, route, found.names, path, self._host.wall_ms())

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 from dataclasses import dataclass, field
 from typing import Final
 
+from starlette.requests import Request
+
 from pairbus.broker import Right
 from pairbus.dialect.sas import SasTokenError, parse_sas_token
 from pairbus.server.access import Gatekeeper, Grant
-from pairbus.server.errors import UnauthorizedError
+from pairbus.server.errors import InvalidCredentialsError, UnauthorizedError
+from pairbus.server.guesses import Guesses
 
 _BASIC: Final = "basic"
 _BEARER: Final = "bearer"
+_PROTOCOL: Final = "http"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,3 +70,21 @@ def _key(encoded: str) -> tuple[str, str]:
     except (binascii.Error, ValueError):
         raise UnauthorizedError("the basic authorization cannot be read") from None
     return name, key
+
+
+def check_guesses(guesses: Guesses, request: Request) -> None:
+    """Raise ``ServerBusyError`` if too many log-ins of the peer have failed, and the request is another one."""
+    text = request.headers.get("authorization")
+    if text is not None:
+        guesses.check(_address(request), key_name_of(text), _PROTOCOL)
+
+
+async def hold_back(guesses: Guesses, request: Request, error: InvalidCredentialsError) -> None:
+    """Note a failed log-in, and wait as long as its answer is to be held back."""
+    await asyncio.sleep(
+        guesses.failed(_address(request), key_name_of(request.headers.get("authorization")), _PROTOCOL, error)
+    )
+
+
+def _address(request: Request) -> str:
+    return "" if request.client is None else request.client.host

@@ -1,0 +1,141 @@
+"""E5: whoever guesses keys is slowed down, on each protocol, and learns nothing about which keys exist."""
+
+from __future__ import annotations
+
+import base64
+import logging
+from collections.abc import Callable, Iterator
+from http.client import HTTPConnection
+
+import pytest
+
+from pairbus.dialect.sas import make_sas_token
+from pairbus.server.errors import ServerBusyError
+from pairbus.server.guesses import BY_ADDRESS, BY_KEY, Guesses
+from pairbus.testing import RunningNamespace, running_namespace
+from pairbus.wire import SaslCode, plain
+from tests.server.amqp.wire_client import DEADLINE_S, WireClient, connect
+
+ROOT = "RootManageSharedAccessKey"
+
+
+class Clock:
+    now_s = 1_000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def attempt(guesses: Guesses, clock: Clock, key: str = "key", address: str = "1.2.3.4") -> bool:
+    """One failed log-in by somebody who waits for the answer; return whether it was looked at."""
+    try:
+        guesses.check(address, key, "amqp")
+    except ServerBusyError:
+        return False
+    clock.now_s += guesses.failed(address, key, "amqp", "wrong")
+    return True
+
+
+@pytest.mark.parametrize("names", [1, 1_000])
+def test_e5_ten_thousand_attempts_of_one_address_are_bounded_in_rate(names: int) -> None:
+    clock = Clock()
+    guesses = Guesses(clock)
+    looked_at = sum(attempt(guesses, clock, f"key {number % names}") for number in range(10_000))
+    took_s = clock.now_s - 1_000
+    rate = BY_KEY if names == 1 else BY_ADDRESS
+    assert looked_at <= rate.burst + rate.per_second * took_s + 1
+    assert took_s > 900
+
+
+def test_e5_attempts_that_do_not_wait_for_answers_are_not_looked_at() -> None:
+    clock = Clock()
+    guesses = Guesses(clock)
+    looked_at = 0
+    for _ in range(10_000):
+        try:
+            guesses.check("1.2.3.4", "key", "amqp")
+        except ServerBusyError:
+            continue
+        guesses.failed("1.2.3.4", "key", "amqp", "wrong")
+        looked_at += 1
+    assert looked_at == BY_KEY.burst + 8
+    assert guesses.refused_counts["amqp"] == 10_000 - looked_at
+    guesses.check("1.2.3.4", "another key", "amqp")
+    guesses.check("5.6.7.8", "key", "amqp")
+
+
+def test_e5_memory_for_guesses_is_bounded() -> None:
+    clock = Clock()
+    guesses = Guesses(clock)
+    for number in range(20_000):
+        guesses.failed(f"address {number}", "key", "amqp", "wrong")
+    assert len(guesses._buckets) <= 10_000
+
+
+@pytest.fixture
+def namespace() -> Iterator[RunningNamespace]:
+    with running_namespace(queues=["orders"]) as served:
+        yield served
+
+
+def by_sasl(namespace: RunningNamespace, name: str) -> str:
+    with WireClient(namespace.port, sasl=plain(name, "wrong")) as client:
+        client.engine.open()
+        client.until_hung_up()
+        return str(client.failure)
+
+
+def by_token(namespace: RunningNamespace, name: str) -> str:
+    token = make_sas_token("sb://localhost/orders", name, "wrong", 4_000_000_000)
+    with WireClient(namespace.port).open() as client:
+        answer = client.put_token("sb://localhost/orders", token)
+        return f"{int(answer.status)} {answer.description}"
+
+
+def over_http(namespace: RunningNamespace, name: str) -> str:
+    connection = HTTPConnection("127.0.0.1", namespace.port, timeout=DEADLINE_S)
+    encoded = base64.b64encode(f"{name}:wrong".encode()).decode()
+    connection.request("GET", "/orders", headers={"Authorization": f"Basic {encoded}"})
+    response = connection.getresponse()
+    body = response.read().decode()
+    connection.close()
+    return f"{response.status} {body.partition('TrackingId')[0]}"
+
+
+@pytest.mark.parametrize("guess", [by_sasl, by_token, over_http])
+def test_e5_failed_login_is_logged_and_tells_nothing_about_which_keys_exist(
+    namespace: RunningNamespace, guess: Callable[[RunningNamespace, str], str], caplog: pytest.LogCaptureFixture
+) -> None:
+    answers = [guess(namespace, name).replace(name, "…") for name in (ROOT, "NoSuchKey")]
+    assert answers[0] == answers[1]
+    lines = [line for line in caplog.messages if line.startswith("login failed")]
+    assert [f"peer=127.0.0.1 key='{name}'" in line for name, line in zip((ROOT, "NoSuchKey"), lines, strict=True)] == [
+        True
+    ] * 2
+    assert all(each.levelno == logging.WARNING for each in caplog.records if each.message in lines)
+
+
+def exhaust(namespace: RunningNamespace) -> None:
+    """Let as many log-ins with the root key's name fail as are looked at."""
+
+    def fail(guesses: Guesses) -> None:
+        for _ in range(int(BY_KEY.burst) + 60):
+            guesses.failed("127.0.0.1", ROOT, "amqp", "wrong")
+
+    fail(namespace._running._running.services.guesses)
+
+
+def test_e5_further_guesses_are_refused_as_busy_on_each_protocol_and_open_connections_go_on(
+    namespace: RunningNamespace,
+) -> None:
+    with connect(namespace) as client:
+        link = client.sender("orders")
+        exhaust(namespace)
+        with WireClient(namespace.port, sasl=plain(ROOT, namespace.key)) as guesser:
+            guesser.engine.open()
+            guesser.until_hung_up()
+            assert str(SaslCode.SYS_TEMP.value) in str(guesser.failure) or "SYS_TEMP" in str(guesser.failure)
+        assert by_token(namespace, ROOT).startswith("503")
+        assert over_http(namespace, ROOT).startswith("503")
+        client.receiver("orders")
+        assert link.is_attached
