@@ -23,6 +23,7 @@ from pairbus.wire import (
     Symbol,
     Target,
     UInt,
+    ULong,
     decode_message,
     encode,
 )
@@ -118,9 +119,30 @@ def test_a_session_without_messages_can_be_held(client: WireClient, queue: str, 
     assert granted(client, client.session_receiver(queue, session_id)) == session_id
 
 
-def test_a_filter_may_be_described(client: WireClient, queue: str) -> None:
-    described = Described(Symbol("com.microsoft:session-filter"), "a")
-    assert granted(client, client.session_receiver(queue, described)) == "a"
+DESCRIPTORS = {"code": ULong(0x137000000C), "name": FILTER}
+"""The SDK for Go describes the filter by the code; plain AMQP clients may use the name."""
+
+
+@pytest.mark.parametrize("descriptor", DESCRIPTORS.values(), ids=DESCRIPTORS)
+@pytest.mark.parametrize("session_id", ["a", None], ids=["named", "next"])
+def test_described_filter_is_granted_described(
+    client: WireClient, queue: str, descriptor: object, session_id: str | None
+) -> None:
+    send(client, queue, "a", "one")
+    link = client.session_receiver(queue, Described(descriptor, session_id))
+    answer = client.attach_of(link).attach.source
+    assert answer == Source(address=queue, filter={FILTER: Described(descriptor, "a")})
+    assert body_of(client.receive_one(link)) == b"one"
+
+
+def test_described_filter_is_granted_described_after_waiting(
+    client: WireClient, other: WireClient, queue: str
+) -> None:
+    waiting = client.begin_session_receiver(queue, Described(DESCRIPTORS["code"], None))
+    client.barrier()
+    send(other, queue, "a", "one")
+    answer = client.attach_of(client.attached(waiting)).attach.source
+    assert answer == Source(address=queue, filter={FILTER: Described(DESCRIPTORS["code"], "a")})
 
 
 def test_other_filters_are_left_out_of_the_grant(client: WireClient, queue: str) -> None:

@@ -204,7 +204,8 @@ def _attach_consumer(peer: Peer, link: Link, attach: Attach, place: Place, adopt
 def _attach_session(peer: Peer, link: Link, attach: Attach, place: Place, adopt: Adopt, session: SessionGrant) -> None:
     consumer = _consumer(peer, link, attach, place, session)
     adopt(consumer)
-    source = replace(attach.source or Source(), filter={SESSION_FILTER: session.session_id})
+    asked = attach.source if isinstance(attach.source, Source) else Source()
+    source = replace(asked, filter=_granted_filter(asked, session.session_id))
     link.attach(source=source, target=attach.target, properties={LOCKED_UNTIL_UTC: to_ticks(session.locked_until_ms)})
 
 
@@ -270,6 +271,16 @@ def _session_filter(source: Source) -> tuple[bool, str | None]:
     if not isinstance(value, str | None):
         raise BadRequestError(f"a session id is text, and not {value!r:.100}")
     return True, value
+
+
+def _granted_filter(asked: Source, session_id: str) -> dict[str, Any]:
+    """Return the filter in force, in the form that the peer used.
+
+    The SDK for Go describes the filter and reads only a described one; the SDKs for JavaScript, Python and .NET send
+    the bare id and read only that.
+    """
+    value = (asked.filter or {}).get(SESSION_FILTER)
+    return {SESSION_FILTER: replace(value, value=session_id) if isinstance(value, Described) else session_id}
 
 
 def _property(attach: Attach, name: str) -> object:
