@@ -571,7 +571,7 @@ def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 LIMITS = {
     "message_bytes": "a message, all of it",
     "large_message_bytes": "how far an entity's `max_message_bytes` may raise that; 0: it can only lower it",
-    "batch_bytes": "the messages of one send together; at least as much as one message",
+    "batch_bytes": "the messages of one send together, also where single messages may be larger",
     "header_bytes": "the properties of a message",
     "id_characters": "message id, session id, partition key",
     "path_characters": "the path of a queue or a topic",

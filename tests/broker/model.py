@@ -981,7 +981,7 @@ class Model:
         for message in messages:
             self._check_message(entity, message)
         total = sum(len(message.body) for message in messages)
-        if total > max(self.limits.batch_bytes, self._most(entity)):
+        if len(messages) > 1 and total > self.limits.batch_bytes:
             raise MessageSizeExceededError("batch")
         if entity.usage() + pending + total > self._capacity(entity):
             raise QuotaExceededError("full")

@@ -262,6 +262,16 @@ def test_a7_a_premium_entity_may_take_larger_messages() -> None:
     assert broker.info(queue).message_count == 1
 
 
+def test_a7_batch_limit_holds_where_larger_messages_are_taken() -> None:
+    broker = Broker(PREMIUM)
+    queue = broker.queue(max_message_bytes=100 * MEGABYTE)
+    with pytest.raises(MessageSizeExceededError, match=r"batch of 2 messages has 1048577 bytes.*at most 1048576 bytes"):
+        broker.send(queue, blob(MEGABYTE), blob(1))
+    broker.send(queue, blob(MEGABYTE - 1), blob(1))
+    broker.send(queue, blob(2 * MEGABYTE))
+    assert broker.info(queue).message_count == 3
+
+
 def test_a7_the_state_of_a_session() -> None:
     broker = Broker(replace(STANDARD, message_bytes=100))
     queue = broker.queue(requires_session=True)

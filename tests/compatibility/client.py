@@ -89,6 +89,10 @@ class Sender(ABC):
         """Fill one batch with as many of these as it takes, and send it; how many these were."""
 
     @abstractmethod
+    async def send_again(self, received: Received) -> None:
+        """Send a message that was received, as the SDK gave it out."""
+
+    @abstractmethod
     async def send_json(self, content: object) -> None:
         """Send what the SDK makes of a JSON value by itself."""
 

@@ -75,6 +75,9 @@ class JsSender(JsObject, Sender):
             )
         return count
 
+    async def send_again(self, received: Received) -> None:
+        await self.call("sendMessages", received.original)
+
     async def send_json(self, content: object) -> None:
         await self.call("sendMessages", {"body": content})
 

@@ -105,15 +105,18 @@ class PairbusSender(Sender):
         await self._half.do(self._sender.send_batch, [outgoing(message) for message in messages])
 
     async def send_batch(self, messages: Sequence[Message]) -> int:
-        """A batch is refused where it is made if it is too large: then it is tried with one message less."""
+        """Retry with fewer messages while the client refuses the batch as too large."""
         batch = [outgoing(message) for message in messages]
         while True:
             try:
                 await self._half.call(self._sender.send_batch, batch)
             except MessageSizeExceededError:
-                batch.pop()
+                del batch[-(len(batch) // 50 + 1) :]
             else:
                 return len(batch)
+
+    async def send_again(self, received: Received) -> None:
+        await self._half.do(self._sender.send, received.original)
 
     async def send_json(self, content: object) -> None:
         await self._half.do(self._sender.send, BrokeredMessage(content))

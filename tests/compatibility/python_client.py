@@ -153,6 +153,9 @@ class PythonSender(Sender):
         await self._half.do(self._sender.send_messages, batch)
         return len(batch)
 
+    async def send_again(self, received: Received) -> None:
+        await self._half.do(self._sender.send_messages, received.original)
+
     async def send_json(self, content: object) -> None:
         raise NotImplementedError
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from datetime import timedelta
+
 import pytest
 
 from tests.compatibility.client import Client, drain
@@ -49,6 +52,45 @@ async def test_a_full_batch(client: Client, queue: str) -> None:
     assert 24 <= count <= 26  # 256 KB
     receiver = await client.receiver(queue)
     assert [one.message.body.content[0] == pattern(10_000) async for one in drain(receiver)] == [True] * count
+
+
+@feature("A full batch of small messages without ids is taken", tier=Tier.STANDARD)
+async def test_a_full_batch_of_small_messages(client: Client, queue: str) -> None:
+    """The limit counts what the sender sent, without the ids that the service adds."""
+    sender = await client.sender(queue)
+    count = await sender.send_batch([Message(body=data(b"x" * 20)) for _ in range(9_000)])
+    assert 1_000 <= count < 9_000
+    receiver = await client.receiver(queue)
+    assert (await receiver.one()).message.message_id
+
+
+@feature("A received message can be sent again, with all its properties")
+async def test_a_received_message_is_sent_again(client: Client, queue: str) -> None:
+    sender, receiver = await client.sender(queue), await client.receiver(queue)
+    sent = text(
+        "one",
+        message_id="id",
+        correlation_id="correlation",
+        session_id="table seven",
+        reply_to_session_id="table eight",
+        partition_key="table seven",
+        subject="subject",
+        to="there",
+        reply_to="here",
+        content_type="text/plain",
+        time_to_live=timedelta(minutes=5),
+        application_properties={"text": "x", "number": 5},
+    )
+    await sender.send(sent)
+    first = await receiver.one()
+    await receiver.complete(first)
+    await sender.send_again(first)
+    second = await receiver.one()
+    assert replace(second.message, amqp=None, application_properties={}) == replace(
+        first.message, amqp=None, application_properties={}
+    )
+    assert second.message.application_properties.keys() == {"text", "number"}
+    await receiver.complete(second)
 
 
 @feature("A batch that is too large is refused, all of it", tier=Tier.STANDARD)

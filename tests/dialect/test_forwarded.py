@@ -31,7 +31,9 @@ PEEKED: Final = Stamp(7, 7, 1_700_000_000_000, 0, 0)
 
 texts = st.text(max_size=8)
 values = st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | texts | st.binary(max_size=8)
-own = st.sampled_from([Symbol("x-opt-partition-key"), Symbol("x-opt-mine")])
+own = st.dictionaries(st.just(Symbol("x-opt-partition-key")), texts) | st.dictionaries(
+    st.just(Symbol("x-opt-mine")), values
+)
 
 
 @st.composite
@@ -40,7 +42,7 @@ def messages(draw: st.DrawFn) -> Message:
     return Message(
         header=Header(durable=draw(st.booleans()), priority=UByte(draw(st.integers(0, 9)))),
         delivery_annotations=draw(st.none() | st.dictionaries(st.just(Symbol("mine")), values, min_size=1)),
-        message_annotations=draw(st.none() | st.dictionaries(own, values, min_size=1)),
+        message_annotations=draw(own) or None,
         properties=Properties(message_id=draw(texts | st.binary(max_size=8)), group_id=draw(st.none() | texts)),
         application_properties=draw(st.none() | st.dictionaries(texts, values, min_size=1)),
         body=tuple(draw(st.lists(st.binary(max_size=20), min_size=1, max_size=3))),

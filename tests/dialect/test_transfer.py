@@ -477,7 +477,7 @@ def messages(draw: st.DrawFn) -> Message:
 STAMPS = st.builds(
     Stamp,
     sequence=st.integers(0, 2**63 - 1),
-    original_sequence=st.integers(0, 2**63 - 1),
+    original_sequence=st.none() | st.integers(0, 2**63 - 1),
     enqueued_ms=MOMENTS,
     delivery_count=st.integers(0, 2**32 - 1),
     state=st.integers(0, 2),
@@ -487,6 +487,7 @@ STAMPS = st.builds(
     dead_letter_source=st.none() | st.text(max_size=5),
     partition_id=st.none() | st.integers(0, 2**15 - 1),
     changes=st.none(),
+    message_id=st.none(),
 )
 
 

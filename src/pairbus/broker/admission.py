@@ -31,7 +31,7 @@ def check_send(entity: Destination, messages: Sequence[Message], limits: Limits,
         check_message(entity, message, limits)
         total += len(message.body)
     if len(messages) > 1:
-        _check_batch(entity, total, limits)
+        _check_batch(entity, len(messages), total, limits)
     most = capacity(entity, limits)
     if entity.usage.size_bytes + pending_bytes + total > most:
         raise QuotaExceededError(
@@ -42,11 +42,12 @@ def check_send(entity: Destination, messages: Sequence[Message], limits: Limits,
     return total
 
 
-def _check_batch(entity: Destination, total: int, limits: Limits) -> None:
-    most = max(limits.batch_bytes, message_limit(entity, limits))
-    if total > most:
+def _check_batch(entity: Destination, count: int, total: int, limits: Limits) -> None:
+    if total > limits.batch_bytes:
         raise MessageSizeExceededError(
-            f"the batch has {total} bytes; '{entity.path}' takes at most {most} at once", entity.path
+            f"the batch of {count} messages has {total} bytes; '{entity.path}' takes batches of at most"
+            f" {limits.batch_bytes} bytes: send fewer messages at once",
+            entity.path,
         )
 
 

@@ -24,6 +24,8 @@ class Limits:
     """How far an entity's own setting may raise ``message_bytes``."""
 
     batch_bytes: int
+    """The largest batch, all its messages together; where an entity takes larger single messages, too."""
+
     header_bytes: int = 64 * KILOBYTE
     id_characters: int = 128
     """Message id, session id and partition key."""

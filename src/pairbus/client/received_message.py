@@ -261,9 +261,10 @@ def _annotations(_message: ReceivedMessage, sections: Sections) -> dict[str, Any
     found = sections.message_annotations()
     locked_until, scheduled = found.get(LOCKED_UNTIL), found.get(SCHEDULED_ENQUEUE_TIME)
     partition_id = found.get(PARTITION_ID)
+    number = int(found.get(SEQUENCE_NUMBER) or 0)
     return {
-        "sequence_number": int(found.get(SEQUENCE_NUMBER) or 0),
-        "enqueued_sequence_number": int(found.get(ENQUEUE_SEQUENCE_NUMBER) or 0),
+        "sequence_number": number,
+        "enqueued_sequence_number": int(found.get(ENQUEUE_SEQUENCE_NUMBER) or number),
         "enqueued_time": from_ms(found.get(ENQUEUED_TIME) or 0),
         "locked_until": None if locked_until is None else from_ms(locked_until),
         "state": _STATES.get(found.get(MESSAGE_STATE) or 0, MessageState.ACTIVE),

@@ -117,7 +117,9 @@ def _copy(delivery: Delivery, *, is_renamed: bool) -> Message:
 
     Where duplicates are detected it gets another message id, or it could be taken for a duplicate of itself.
     """
-    return received_message(_renamed(delivery.body) if is_renamed else delivery.body)
+    if is_renamed:
+        return received_message(_renamed(delivery.body))
+    return received_message(delivery.body)._replace(message_id=delivery.record.message_id)
 
 
 def _renamed(payload: bytes) -> bytes:

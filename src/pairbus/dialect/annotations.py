@@ -16,6 +16,16 @@ VIA_PARTITION_KEY: Final = "x-opt-via-partition-key"
 SCHEDULED_ENQUEUE_TIME: Final = "x-opt-scheduled-enqueue-time"
 DEAD_LETTER_SOURCE: Final = "x-opt-deadletter-source"
 
+TEXTS: Final = frozenset({PARTITION_KEY, VIA_PARTITION_KEY})
+"""The annotations of a sender that are text. The SDK for Python turns those of a message that it received into binary
+when it sends the message again."""
+
+
+def text_of(value: object) -> object:
+    """Return an annotation that is text as a string, whether it was sent as one or as binary."""
+    return value.decode(errors="replace") if isinstance(value, bytes) else value
+
+
 SESSION_FILTER: Final = "com.microsoft:session-filter"
 LOCKED_UNTIL_UTC: Final = "com.microsoft:locked-until-utc"
 LINK_TIMEOUT: Final = "com.microsoft:timeout"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from itertools import product
 from struct import Struct
 from typing import Any, Final, NamedTuple
 
@@ -15,18 +17,21 @@ from pairbus.dialect.annotations import (
     MESSAGE_STATE,
     PARTITION_ID,
     SEQUENCE_NUMBER,
+    TEXTS,
+    text_of,
 )
 from pairbus.wire import (
+    AMQP_VALUE,
     APPLICATION_PROPERTIES,
     DELIVERY_ANNOTATIONS,
     FOOTER,
     HEADER,
     MESSAGE_ANNOTATIONS,
     PROPERTIES,
-    Header,
     Sections,
     Short,
     Symbol,
+    decode,
     encode,
 )
 
@@ -69,7 +74,9 @@ class Stamp(NamedTuple):
     """What the service knows of a message."""
 
     sequence: int
-    original_sequence: int
+    original_sequence: int | None
+    """The number that another entity assigned first; ``None`` for a message that was sent to this one."""
+
     enqueued_ms: int
     delivery_count: int
     state: int
@@ -79,6 +86,8 @@ class Stamp(NamedTuple):
     dead_letter_source: str | None = None
     partition_id: int | None = None
     changes: Changes | None = None
+    message_id: str | None = None
+    """The id that the service assigned, for a message that was sent without one."""
 
 
 def _key(name: str) -> bytes:
@@ -87,11 +96,6 @@ def _key(name: str) -> bytes:
 
 # Written for every message that is delivered, so their bytes are laid out once: a long (0x81) or timestamp (0x83) of
 # eight bytes after each name.
-_FIXED: Final = Struct(
-    f">{len(_key(ENQUEUED_TIME))}scq{len(_key(SEQUENCE_NUMBER))}scq"
-    f"{len(_key(ENQUEUE_SEQUENCE_NUMBER))}scq{len(_key(MESSAGE_STATE))}scB"
-)
-_LOCKED: Final = Struct(f">{len(_key(LOCKED_UNTIL))}scq")
 _ENQUEUED_KEY: Final = _key(ENQUEUED_TIME)
 _SEQUENCE_KEY: Final = _key(SEQUENCE_NUMBER)
 _ORIGINAL_KEY: Final = _key(ENQUEUE_SEQUENCE_NUMBER)
@@ -99,31 +103,35 @@ _STATE_KEY: Final = _key(MESSAGE_STATE)
 _LOCKED_KEY: Final = _key(LOCKED_UNTIL)
 _SOURCE_KEY: Final = _key(DEAD_LETTER_SOURCE)
 _PARTITION_KEY: Final = _key(PARTITION_ID)
+_FIXED: Final = Struct(f">{len(_ENQUEUED_KEY)}scq{len(_SEQUENCE_KEY)}scq")
+_ORIGINAL: Final = Struct(f">{len(_ORIGINAL_KEY)}scq")
+_STATE: Final = Struct(f">{len(_STATE_KEY)}scB")
+_LOCKED: Final = Struct(f">{len(_LOCKED_KEY)}scq")
 _UINT: Final = Struct(">BI")
 _NULL: Final = b"\x40"
-_TRUE: Final = b"\x41"
-_FALSE: Final = b"\x42"
 _ZERO: Final = b"\x43"
-_NO_HEADER: Final = Header()
 _HEADER_LIST: Final = bytes((0x00, 0x53, HEADER, 0xC0))
 _MAP32: Final = Struct(">II")
+_NO_LOCK: Final = bytes((0x00, 0x53, DELIVERY_ANNOTATIONS, 0xC1, 1, 0))
 _LOCK_ALONE: Final = bytes((0x00, 0x53, DELIVERY_ANNOTATIONS, 0xC1, len(_key(LOCK_TOKEN)) + 18, 2)) + (
     _key(LOCK_TOKEN) + b"\x98"
 )
 _ANNOTATIONS: Final = bytes((0x00, 0x53, MESSAGE_ANNOTATIONS, 0xD1))
+_NO_BODY: Final = bytes((0x00, 0x53, AMQP_VALUE, 0x40))
+_FIRST_FIELD: Final = {0xC0: 3, 0xD0: 9}
+"""Where the first field of a list starts, by the list's format code."""
 
 
 def stamp(payload: bytes, facts: Stamp) -> bytes:
-    """The message for a receiver. Its sections are as the sender wrote them where nothing has to change."""
+    """Return the message for a receiver. Sections stay as the sender wrote them where nothing has to change."""
     sections = Sections(payload)
-    parts = [_header(sections, facts)]
-    if facts.lock_token is not None or DELIVERY_ANNOTATIONS in sections.spans:
-        parts.append(_delivery_annotations(sections, facts.lock_token))
+    assigned_id = None if has_message_id(sections) else facts.message_id
+    parts = [_header(sections, facts), _delivery_annotations(sections, facts.lock_token)]
     parts.append(_message_annotations(sections, facts))
     if facts.changes is None:
-        parts += (sections.raw(PROPERTIES), sections.raw(APPLICATION_PROPERTIES))
+        parts += (_properties(sections, assigned_id), sections.raw(APPLICATION_PROPERTIES))
     else:
-        parts += _changed_properties(sections, facts.changes)
+        parts += _changed_properties(sections, facts.changes, assigned_id)
     body = sections.body
     if body:  # the sections of a body stand together, except in messages that nobody writes
         first, last = body[0][1], body[-1][3]
@@ -131,8 +139,20 @@ def stamp(payload: bytes, facts: Stamp) -> bytes:
             parts.append(payload[first:last])
         else:
             parts += [payload[start:end] for _, start, _, end in body]
+    elif assigned_id is not None:  # a message of nothing at all; the standard requires a body
+        parts.append(_NO_BODY)
     parts.append(sections.raw(FOOTER))
     return b"".join(parts)
+
+
+def has_message_id(sections: Sections) -> bool:
+    """Return whether the first field of the properties is set, without decoding them: every message is asked."""
+    span = sections.spans.get(PROPERTIES)
+    if span is None:
+        return False
+    _, start, end = span
+    first = start + _FIRST_FIELD.get(sections.payload[start], end)
+    return first < end and sections.payload[first] != _NULL[0]
 
 
 def lock_token_uuid_bytes(token: bytes) -> bytes:
@@ -141,23 +161,29 @@ def lock_token_uuid_bytes(token: bytes) -> bytes:
 
 
 def _header(sections: Sections, facts: Stamp) -> bytes:
-    """All fields are written, with default values too: the SDK for Python takes what is left out for nothing."""
-    sent = sections.header() if HEADER in sections.spans else _NO_HEADER
+    """Return the header: of the sender's fields only those that it set, as the service does it."""
     ttl = _NULL if facts.time_to_live_ms is None else _UINT.pack(0x70, min(facts.time_to_live_ms, _LONGEST_TTL_MS))
     count = facts.delivery_count
-    fields = (
-        (_TRUE if sent.durable else _FALSE)
-        + bytes((0x50, sent.priority))
-        + ttl
-        + (_FALSE if count else _TRUE)
-        + (_UINT.pack(0x70, count) if count else _ZERO)
-    )
+    sent = _sent_fields(sections.raw(HEADER)) if HEADER in sections.spans else _NULL + _NULL
+    fields = sent + ttl + _NULL + (_UINT.pack(0x70, count) if count else _ZERO)
     return _HEADER_LIST + bytes((len(fields) + 1, 5)) + fields
 
 
+@lru_cache(maxsize=256)
+def _sent_fields(header: bytes) -> bytes:
+    """Return durable and priority as the sender encoded them, null where it left them out."""
+    sent = Sections(header).header()
+    written: Any = decode(header)
+    durable, priority = [*written.value, None, None][:2]
+    return (_NULL if durable is None else encode(sent.durable)) + (
+        _NULL if priority is None else bytes((0x50, sent.priority))
+    )
+
+
 def _delivery_annotations(sections: Sections, lock_token: bytes | None) -> bytes:
-    if DELIVERY_ANNOTATIONS not in sections.spans and lock_token is not None:
-        return _LOCK_ALONE + lock_token_uuid_bytes(lock_token)
+    """Return the delivery annotations; the section is there, if empty, where there is nothing in it."""
+    if DELIVERY_ANNOTATIONS not in sections.spans:
+        return _NO_LOCK if lock_token is None else _LOCK_ALONE + lock_token_uuid_bytes(lock_token)
     kept = {name: value for name, value in sections.delivery_annotations().items() if name != LOCK_TOKEN}
     pairs = [encode(name) + encode(value) for name, value in kept.items()]
     if lock_token is not None:
@@ -167,21 +193,14 @@ def _delivery_annotations(sections: Sections, lock_token: bytes | None) -> bytes
 
 
 def _message_annotations(sections: Sections, facts: Stamp) -> bytes:
-    count = 8
-    body = _FIXED.pack(
-        _ENQUEUED_KEY,
-        b"\x83",
-        facts.enqueued_ms,
-        _SEQUENCE_KEY,
-        b"\x81",
-        facts.sequence,
-        _ORIGINAL_KEY,
-        b"\x81",
-        facts.original_sequence,
-        _STATE_KEY,
-        b"\x54",
-        facts.state,
-    )
+    count = 4
+    body = _FIXED.pack(_ENQUEUED_KEY, b"\x83", facts.enqueued_ms, _SEQUENCE_KEY, b"\x81", facts.sequence)
+    if facts.original_sequence is not None:
+        body += _ORIGINAL.pack(_ORIGINAL_KEY, b"\x81", facts.original_sequence)
+        count += 2
+    if facts.state:  # without it a message is active
+        body += _STATE.pack(_STATE_KEY, b"\x54", facts.state)
+        count += 2
     if facts.locked_until_ms is not None:
         body += _LOCKED.pack(_LOCKED_KEY, b"\x83", facts.locked_until_ms)
         count += 2
@@ -194,13 +213,20 @@ def _message_annotations(sections: Sections, facts: Stamp) -> bytes:
     if MESSAGE_ANNOTATIONS in sections.spans:
         for name, value in sections.message_annotations().items():
             if name not in STAMPED:
-                body += encode(name) + encode(value)
+                body += encode(name) + encode(text_of(value) if name in TEXTS else value)
                 count += 2
     return _ANNOTATIONS + _MAP32.pack(len(body) + 4, count) + body
 
 
-def _changed_properties(sections: Sections, changes: Changes) -> tuple[bytes, bytes]:
-    fields = {_SYSTEM[name]: value for name, value in changes.system.items() if name in _SYSTEM}
+def _properties(sections: Sections, assigned_id: str | None) -> bytes:
+    if assigned_id is None:
+        return sections.raw(PROPERTIES)
+    return encode(sections.properties()._replace(message_id=assigned_id))
+
+
+def _changed_properties(sections: Sections, changes: Changes, assigned_id: str | None) -> tuple[bytes, bytes]:
+    fields: dict[str, Any] = {} if assigned_id is None else {"message_id": assigned_id}
+    fields |= {_SYSTEM[name]: value for name, value in changes.system.items() if name in _SYSTEM}
     if fields.get("content_type") is not None:
         fields["content_type"] = Symbol(fields["content_type"])
     replaced = {name.lower() for name in changes.user} | {name.lower() for name in changes.removed}
@@ -210,27 +236,31 @@ def _changed_properties(sections: Sections, changes: Changes) -> tuple[bytes, by
     return encode(sections.properties()._replace(**fields)), application
 
 
-# What most messages are delivered with, so that it can be told, and taken off, without being read.
-_STAMP: Final = Struct(
-    f">{12 + len(_ENQUEUED_KEY) + 1}s8x{len(_SEQUENCE_KEY) + 1}s8x{len(_ORIGINAL_KEY) + 1}s8x{len(_STATE_KEY) + 1}sx"
-)
-_LOCKED_STAMP: Final = Struct(f"{_STAMP.format}{len(_LOCKED_KEY) + 1}s8x")
-_STAMPS: Final = {
-    shape.size: (shape, shape.unpack(_message_annotations(Sections(b""), facts)))
-    for shape, facts in (
-        (_STAMP, Stamp(0, 0, 0, 0, 0)),
-        (_LOCKED_STAMP, Stamp(0, 0, 0, 0, 0, locked_until_ms=0)),
-    )
-}
-"""By its length, a stamp: how it is laid out, and what of it is the same in all."""
+# What most messages are delivered with, so that it can be recognised, and taken off, without being decoded.
+def _shapes() -> Iterator[tuple[int, tuple[Struct, tuple[bytes, ...]]]]:
+    numbers = f">{12 + len(_ENQUEUED_KEY) + 1}s8x{len(_SEQUENCE_KEY) + 1}s8x"
+    for original, state, locked in product((None, 0), (0, 1), (None, 0)):
+        layout = numbers
+        layout += "" if original is None else f"{len(_ORIGINAL_KEY) + 1}s8x"
+        layout += f"{len(_STATE_KEY) + 1}sx" if state else ""
+        layout += "" if locked is None else f"{len(_LOCKED_KEY) + 1}s8x"
+        shape = Struct(layout)
+        facts = Stamp(0, original, 0, 0, state, locked_until_ms=locked)
+        yield shape.size, (shape, shape.unpack(_message_annotations(Sections(b""), facts)))
+
+
+_STAMPS: Final = dict(_shapes())
+"""By its length, a stamp: its layout, and the bytes that are the same in all of that length."""
 
 
 def is_stamp_alone(annotations: bytes) -> bool:
-    """Whether a section of message annotations is as ``stamp`` makes it where the sender has written none."""
+    """Return whether a section of message annotations has only what ``stamp`` adds."""
     found = _STAMPS.get(len(annotations))
     return found is not None and found[0].unpack(annotations) == found[1]
 
 
 def is_lock_alone(annotations: bytes) -> bool:
-    """Whether a section of delivery annotations is as ``stamp`` makes it where the sender has written none."""
-    return len(annotations) == len(_LOCK_ALONE) + 16 and annotations.startswith(_LOCK_ALONE)
+    """Return whether a section of delivery annotations has only what ``stamp`` adds."""
+    return annotations == _NO_LOCK or (
+        len(annotations) == len(_LOCK_ALONE) + 16 and annotations.startswith(_LOCK_ALONE)
+    )

@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Any, Final
 
 from pairbus.dialect.annotations import LOCK_TOKEN
-from pairbus.dialect.delivered import STAMPED, is_lock_alone, is_stamp_alone
+from pairbus.dialect.delivered import STAMPED, has_message_id, is_lock_alone, is_stamp_alone
 from pairbus.wire import (
     APPLICATION_PROPERTIES,
     DELIVERY_ANNOTATIONS,
@@ -24,9 +24,6 @@ _ADDED: Final = b"x-opt-"
 """How the names begin of all that the service adds."""
 
 _LOCK: Final = frozenset({LOCK_TOKEN})
-_NULL: Final = 0x40
-_FIRST_FIELD: Final = {0xC0: 3, 0xD0: 9}
-"""Where the first field of a list stands, by its format code."""
 
 
 def forwarded(payload: bytes, fresh_id: Callable[[], str]) -> bytes:
@@ -35,7 +32,7 @@ def forwarded(payload: bytes, fresh_id: Callable[[], str]) -> bytes:
     One without a message id is given one: the service would give it another one each time that it is sent.
     """
     sections = Sections(payload)
-    has_id = _has_id(sections)
+    has_id = has_message_id(sections)
     if has_id and _ADDED not in payload:
         return payload
     parts = [
@@ -50,23 +47,10 @@ def forwarded(payload: bytes, fresh_id: Callable[[], str]) -> bytes:
     return b"".join(parts)
 
 
-def _has_id(sections: Sections) -> bool:
-    """Whether the first field of the properties is there; looked at for every message, so it is not decoded."""
-    span = sections.spans.get(PROPERTIES)
-    if span is None:
-        return False
-    _, start, end = span
-    first = start + _FIRST_FIELD.get(sections.payload[start], end)
-    return first < end and sections.payload[first] != _NULL
-
-
 @lru_cache(maxsize=256)
 def _header(raw: bytes) -> bytes:
     """A header without what the service says in it; most messages have one of a few."""
-    header = Sections(raw).header()
-    sent = header._replace(first_acquirer=False, delivery_count=0)
-    if sent == header:
-        return raw
+    sent = Sections(raw).header()._replace(first_acquirer=False, delivery_count=0)
     return b"" if sent == Header() else encode(sent)
 
 

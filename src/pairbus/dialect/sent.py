@@ -6,20 +6,16 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
-from pairbus.dialect.annotations import PARTITION_KEY, PING_CONTENT_TYPE, SCHEDULED_ENQUEUE_TIME
+from pairbus.dialect.annotations import PARTITION_KEY, PING_CONTENT_TYPE, SCHEDULED_ENQUEUE_TIME, VIA_PARTITION_KEY
 from pairbus.wire import (
-    AMQP_VALUE,
     APPLICATION_PROPERTIES,
     DATA,
     DELIVERY_ANNOTATIONS,
     FOOTER,
     MESSAGE_ANNOTATIONS,
     InvalidFieldError,
-    Properties,
     Sections,
-    encode,
 )
-from pairbus.wire.sections import PROPERTIES
 
 _NO_ANNOTATIONS: Final[dict[Any, Any]] = {}
 
@@ -42,21 +38,19 @@ class SentMessage(NamedTuple):
 def read_sent(payload: bytes, fresh_id: Callable[[], str]) -> SentMessage:
     """Read a message, all of it that a receiver would have to; raises ``ProtocolError``.
 
-    One without a message id is given one: the SDK for JavaScript cannot settle without.
+    A message without an id is given one, because the SDK for JavaScript cannot settle without. The payload stays as it
+    was sent, so that its size is the one that the sender counted; ``stamp`` writes the id into what is delivered.
     """
     sections = Sections(payload)
     check_sections(sections)
     properties = sections.properties()
-    if properties.message_id is None:
-        properties = properties._replace(message_id=fresh_id())
-        payload = _with_properties(sections, properties)
-        sections = Sections(payload)
     annotations = _NO_ANNOTATIONS
     if MESSAGE_ANNOTATIONS in sections.spans:
         annotations = sections.message_annotations()
+        _text_annotation(annotations, VIA_PARTITION_KEY)
     return SentMessage(
         payload,
-        _text(properties.message_id),
+        fresh_id() if properties.message_id is None else _text(properties.message_id),
         properties.group_id,
         _text_annotation(annotations, PARTITION_KEY),
         sections.header().ttl,
@@ -87,18 +81,6 @@ def check_body(sections: Sections) -> None:
         raise InvalidFieldError("a data section is not binary")
 
 
-def _with_properties(sections: Sections, properties: Properties) -> bytes:
-    """The same message with other properties, in the standard's order."""
-    payload = sections.payload
-    head = b"".join([sections.raw(code) for code in range(0x70, PROPERTIES)])
-    body = b"".join([payload[start:end] for _, start, _, end in sections.body])
-    # A message without a body has none that an SDK would read; the standard wants at least one section.
-    if not body:
-        body = bytes((0x00, 0x53, AMQP_VALUE, 0x40))
-    tail = sections.raw(FOOTER)
-    return head + encode(properties) + sections.raw(APPLICATION_PROPERTIES) + body + tail
-
-
 def _text(identity: object) -> str:
     """A message id as the text that duplicates are found by; it keeps its own type in the message."""
     if type(identity) is str:
@@ -110,9 +92,14 @@ def _text(identity: object) -> str:
 
 def _text_annotation(annotations: dict[Any, Any], name: str) -> str | None:
     value = annotations.get(name)
+    if isinstance(value, bytes):
+        try:
+            return value.decode()
+        except UnicodeDecodeError as error:
+            raise InvalidFieldError(f"{name} must be text in UTF-8, got {value!r:.100}") from error
     if value is None or isinstance(value, str):
         return value
-    raise InvalidFieldError(f"{name} is {value!r:.100}, which is no text")
+    raise InvalidFieldError(f"{name} must be a string or binary, got {value!r:.100}")
 
 
 def _time_annotation(annotations: dict[Any, Any], name: str) -> int | None:

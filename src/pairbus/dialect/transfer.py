@@ -255,8 +255,8 @@ def _kept(transfer: Transfer) -> list[bytes]:
 
 @lru_cache(maxsize=256)
 def _restored_header(section: bytes, ttl: int | None) -> bytes:
-    header = _header(section)
-    return _fields_section(section, header, header._replace(ttl=ttl, first_acquirer=False, delivery_count=0))
+    sent = _header(section)._replace(ttl=ttl, first_acquirer=False, delivery_count=0)
+    return b"" if sent == NO_HEADER else encode(sent)
 
 
 def _restored_delivery_annotations(sections: Sections) -> bytes:

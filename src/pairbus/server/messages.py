@@ -6,8 +6,21 @@ from collections.abc import Mapping
 from typing import Any, Final
 from uuid import UUID, uuid4
 
-from pairbus.broker import MISSING, NEVER, Amendments, Delivery, Instant, Message, Missing, Span, Value
-from pairbus.dialect.annotations import TIMESPAN, VIA_PARTITION_KEY
+from pairbus.broker import (
+    MISSING,
+    NEVER,
+    Address,
+    Amendments,
+    Delivery,
+    Instant,
+    Message,
+    Missing,
+    Part,
+    Record,
+    Span,
+    Value,
+)
+from pairbus.dialect.annotations import TIMESPAN, VIA_PARTITION_KEY, text_of
 from pairbus.dialect.delivered import Changes, Stamp, stamp
 from pairbus.dialect.sent import read_sent
 from pairbus.dialect.ticks import TICKS_PER_MS
@@ -48,15 +61,15 @@ def _fresh_id() -> str:
     return uuid4().hex
 
 
-def delivered_payload(delivery: Delivery) -> bytes:
-    """A message of the broker's as its receiver gets it."""
+def delivered_payload(delivery: Delivery, address: Address | None = None) -> bytes:
+    """Return a message of the broker as its receiver gets it; ``address`` is where, by default a queue."""
     record = delivery.record
     expires_ms = record.expires_ms
     return stamp(
         delivery.body,
         Stamp(
             record.sequence,
-            record.original_sequence,
+            _original_sequence(record, address),
             record.enqueued_ms,
             record.delivery_count,
             record.state,
@@ -66,8 +79,17 @@ def delivered_payload(delivery: Delivery) -> bytes:
             record.dead_letter_source,
             record.sequence >> _PARTITION_SHIFT or None,
             None if record.amendments is None else _changes(record.amendments),
+            record.message_id or None,
         ),
     )
+
+
+def _original_sequence(record: Record, address: Address | None) -> int | None:
+    """Return the number that another entity assigned first; ``None`` for a message that was sent to this queue."""
+    is_queue = address is None or (address.subscription is None and address.part is Part.MAIN)
+    if is_queue and not record.hops and record.original_sequence == record.sequence:
+        return None
+    return record.original_sequence
 
 
 def _changes(amendments: Amendments) -> Changes:
@@ -128,7 +150,7 @@ class MessageView:
 
     def system(self, name: str) -> Value:
         if name == "ViaPartitionKey":
-            value = self._sections.message_annotations().get(VIA_PARTITION_KEY)
+            value = text_of(self._sections.message_annotations().get(VIA_PARTITION_KEY))
         elif name in _FIELDS:
             value = getattr(self._sections.properties(), _FIELDS[name])
         else:

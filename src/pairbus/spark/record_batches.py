@@ -25,6 +25,7 @@ from pairbus.dialect.annotations import (
     PARTITION_ID,
     PARTITION_KEY,
     SCHEDULED_ENQUEUE_TIME,
+    SEQUENCE_NUMBER,
     VIA_PARTITION_KEY,
 )
 from pairbus.dialect.enqueued import Enqueued, read_enqueued
@@ -228,6 +229,13 @@ def _annotation(name: str) -> _Column:
     return lambda page: [found.get(name) if found else None for found in page.annotations]
 
 
+def _enqueued_sequence_numbers(page: _Page) -> list[Any]:
+    """Return the numbers of the entities that the messages were sent to; services omit the number of the same queue."""
+    own = _annotation(SEQUENCE_NUMBER)(page)
+    first = _annotation(ENQUEUE_SEQUENCE_NUMBER)(page)
+    return [one or number for one, number in zip(first, own, strict=True)]
+
+
 def _application_property(name: str) -> _Column:
     return lambda page: [text_of(found.get(name)) if found else None for found in page.application_properties]
 
@@ -257,7 +265,7 @@ _COLUMNS: Final[dict[str, _Column]] = {
     "scheduled_enqueue_time": _annotation(SCHEDULED_ENQUEUE_TIME),
     "delivery_count": lambda page: [header.delivery_count for header in page.headers],
     "state": lambda page: [_state(found) for found in page.annotations],
-    "enqueued_sequence_number": _annotation(ENQUEUE_SEQUENCE_NUMBER),
+    "enqueued_sequence_number": _enqueued_sequence_numbers,
     "partition_id": _annotation(PARTITION_ID),
     "dead_letter_source": _annotation(DEAD_LETTER_SOURCE),
     "dead_letter_reason": _application_property(DEAD_LETTER_REASON),

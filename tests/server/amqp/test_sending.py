@@ -16,6 +16,7 @@ from pairbus.broker import (
     SubscriptionDescription,
     TopicDescription,
 )
+from pairbus.broker.limits import MEGABYTE
 from pairbus.dialect.batch import BATCH_FORMAT, join_batch
 from pairbus.dialect.conditions import ServiceBusCondition
 from pairbus.testing import RunningNamespace, running_namespace
@@ -342,14 +343,38 @@ def test_a_message_that_is_too_large_is_rejected_and_the_link_goes_on(
     assert bodies(namespace, queue) == [b"after"]
 
 
-def test_the_largest_message_is_taken(namespace: RunningNamespace, client: WireClient, queue: str) -> None:
+@pytest.mark.parametrize("message_id", ["a", None])
+def test_largest_message_is_taken(client: WireClient, queue: str, message_id: str | None) -> None:
+    """The limit counts what was sent, without the id that the server assigns."""
     link = careless_sender(client, queue)
-    overhead = len(text_message(bytes(1_000), message_id="a")) - 1_000
-    whole = text_message(bytes(262_144 - overhead), message_id="a")
+    overhead = len(text_message(bytes(1_000), message_id=message_id)) - 1_000
+    whole = text_message(bytes(262_144 - overhead), message_id=message_id)
     assert len(whole) == 262_144
     assert client.send(link, whole) == ACCEPTED
-    larger = text_message(bytes(262_145 - overhead), message_id="a")
+    larger = text_message(bytes(262_145 - overhead), message_id=message_id)
     assert reason(client.send(link, larger)) == Condition.MESSAGE_SIZE_EXCEEDED
+
+
+def test_largest_message_without_an_id_is_forwarded(namespace: RunningNamespace, client: WireClient) -> None:
+    destination = fresh_queue(namespace)
+    source = fresh_queue(namespace, forward_to=destination)
+    overhead = len(text_message(bytes(1_000))) - 1_000
+    assert client.send(client.sender(source), text_message(bytes(262_144 - overhead))) == ACCEPTED
+    assert len(bodies(namespace, destination)) == 1
+
+
+def test_batch_limit_is_told_and_holds_where_larger_messages_are_taken() -> None:
+    with running_namespace(tier="premium") as premium, connect(premium) as client:
+        queue = fresh_queue(premium, max_message_bytes=5 * MEGABYTE)
+        link = client.sender(queue)
+        attach = client.attach_of(link).attach
+        assert attach.max_message_size == 5 * MEGABYTE
+        assert (attach.properties or {})["com.microsoft:max-message-batch-size"] == MEGABYTE
+        batch = join_batch([text_message(bytes(600_000)) for _ in range(2)])
+        state = client.send(link, batch, message_format=BATCH_FORMAT)
+        assert reason(state) == Condition.MESSAGE_SIZE_EXCEEDED
+        assert client.send(link, text_message(bytes(3 * MEGABYTE))) == ACCEPTED
+        assert len(bodies(premium, queue)) == 1
 
 
 def test_a_message_without_a_session_where_sessions_are_required(
@@ -364,11 +389,12 @@ def test_a_message_without_a_session_where_sessions_are_required(
     "annotations",
     [
         {Symbol("x-opt-partition-key"): 5},
+        {Symbol("x-opt-partition-key"): b"\xff"},
         {Symbol("x-opt-partition-key"): "k" * 129},
         {Symbol("x-opt-scheduled-enqueue-time"): "soon"},
         {Symbol("x-opt-scheduled-enqueue-time"): True},
     ],
-    ids=["number", "long", "text", "truth"],
+    ids=["number", "not UTF-8", "long", "text", "truth"],
 )
 def test_annotations_that_mean_nothing_are_rejected(
     client: WireClient, queue: str, annotations: dict[Symbol, object]

@@ -135,9 +135,7 @@ def test_described_filter_is_granted_described(
     assert body_of(client.receive_one(link)) == b"one"
 
 
-def test_described_filter_is_granted_described_after_waiting(
-    client: WireClient, other: WireClient, queue: str
-) -> None:
+def test_described_filter_is_granted_described_after_waiting(client: WireClient, other: WireClient, queue: str) -> None:
     waiting = client.begin_session_receiver(queue, Described(DESCRIPTORS["code"], None))
     client.barrier()
     send(other, queue, "a", "one")

@@ -166,7 +166,7 @@ def _attach_producer(peer: Peer, link: Link, attach: Attach, place: Place, adopt
         source=attach.source,
         target=attach.target,
         max_message_size=largest,
-        properties={MAX_MESSAGE_BATCH_SIZE: ULong(max(largest, limits.batch_bytes))},
+        properties={MAX_MESSAGE_BATCH_SIZE: ULong(limits.batch_bytes)},
     )
     link.max_message_size = max(largest, limits.batch_bytes) + _ENVELOPE_BYTES
     link.flow(CREDIT)

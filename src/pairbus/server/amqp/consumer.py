@@ -18,7 +18,8 @@ from pairbus.server.metering import ReceiveToll
 from pairbus.store import StoreError
 from pairbus.wire import RELEASED, Delivery, Link, MessageTooLargeError, Received, Rejected, TransactionalState
 
-_NO_TAG: Final = bytes(16)
+_TAG_BYTES: Final = 16
+"""As long as a lock token: SDKs read the tag as a GUID in every receive mode."""
 _MOST_UNSETTLED: Final = 10_000
 """What a receiver may leave unsettled; then the oldest, whose locks have long ended, are forgotten."""
 _AT_ONCE_BYTES: Final = 1024 * 1024
@@ -124,11 +125,12 @@ class Consumer(Node, Receiver):
 
     def _send(self, message: Message) -> int:
         """Its size on the wire."""
-        payload = delivered_payload(message)
-        tag = message.lock_token
-        delivery = self.link.send(payload, tag=tag or _NO_TAG, settled=tag is None, beyond_credit=tag is None)
-        if tag is not None:
-            delivery.context = tag
+        payload = delivered_payload(message, self.address)
+        token = message.lock_token
+        tag = message.record.sequence.to_bytes(_TAG_BYTES) if token is None else token
+        delivery = self.link.send(payload, tag=tag, settled=token is None, beyond_credit=token is None)
+        if token is not None:
+            delivery.context = token
             self._unsettled[delivery] = message.locked_until_ms or 0
             if len(self._unsettled) > _MOST_UNSETTLED:
                 self._drop_oldest()

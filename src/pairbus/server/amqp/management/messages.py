@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any, Final
 from uuid import UUID
 
-from pairbus.broker import Delivery, Disposition, Settle, Verdict
+from pairbus.broker import Address, Delivery, Disposition, Settle, Verdict
 from pairbus.dialect.annotations import SCHEDULED_ENQUEUE_TIME
 from pairbus.dialect.conditions import ServiceBusCondition
 from pairbus.dialect.management import Response
@@ -42,9 +42,8 @@ def peek(call: Call) -> Response:
         call.optional_text("session-id"),
         max_bytes=_LOOKED_AT_BYTES,
     )
-    return (
-        Response(body={"messages": [{"message": delivered_payload(each)} for each in found]}) if found else NO_MESSAGES
-    )
+    messages = [{"message": delivered_payload(each, call.address)} for each in found]
+    return Response(body={"messages": messages}) if messages else NO_MESSAGES
 
 
 def schedule(call: Call) -> Response:
@@ -76,16 +75,16 @@ def receive_deferred(call: Call) -> Response:
         session_token=call.session_token(),
         max_bytes=_DEFERRED_BYTES,
     )
-    messages = [_deferred(delivery) for delivery in found]
+    messages = [_deferred(delivery, call.address) for delivery in found]
     counters = call.peer.counters
     counters.messages_delivered += len(messages)
     counters.bytes_delivered += sum(len(message["message"]) for message in messages)
     return Response(body={"messages": messages}) if messages else NO_MESSAGES
 
 
-def _deferred(delivery: Delivery) -> dict[str, Any]:
+def _deferred(delivery: Delivery, address: Address) -> dict[str, Any]:
     token = delivery.lock_token or bytes(16)
-    return {"lock-token": UUID(bytes_le=token), "message": delivered_payload(delivery)}
+    return {"lock-token": UUID(bytes_le=token), "message": delivered_payload(delivery, address)}
 
 
 def update_disposition(call: Call) -> Response:
