@@ -40,7 +40,7 @@ from pairbus.broker.housekeeping import Housekeeping, Pump
 from pairbus.broker.kinds import check_name_text, check_number, check_numbers, check_settings, check_text, check_time
 from pairbus.broker.limits import STANDARD, Limits
 from pairbus.broker.lookup import Lookup
-from pairbus.broker.message import Delivery, Message, PropertyView
+from pairbus.broker.message import NEVER, Delivery, Message, PropertyView
 from pairbus.broker.notices import Notice
 from pairbus.broker.operations import Operation
 from pairbus.broker.quarantine import Quarantine
@@ -451,8 +451,13 @@ class Namespace:
 
     # Sessions
 
-    def accept_session(self, address: Address, session_id: str | None, now_ms: int) -> SessionGrant | None:
-        """Take a session, or (``None``) the next one that has messages and no holder; ``None`` if there is none."""
+    def accept_session(
+        self, address: Address, session_id: str | None, now_ms: int, *, expires: bool = True
+    ) -> SessionGrant | None:
+        """Take a session, or (``None``) the next one that has messages and no holder; ``None`` if there is none.
+
+        A session whose lock does not expire is held until it is released.
+        """
         now_ms = self.advance(now_ms)
         holder, queue = self._lookup.receivable(address)
         if queue.sessions is None:
@@ -473,7 +478,7 @@ class Namespace:
             )
         holder.touch(now_ms)
         until_ms = now_ms + holder.description.lock_duration_ms
-        return SessionGrant(session.id, queue.hold(session, until_ms), until_ms)
+        return SessionGrant(session.id, queue.hold(session, until_ms if expires else NEVER), until_ms)
 
     def renew_session(self, address: Address, session_token: bytes, now_ms: int) -> int:
         now_ms = self.advance(now_ms)
@@ -481,7 +486,8 @@ class Namespace:
         holder = self._catalogue.holder_of(queue)
         holder.touch(now_ms)
         until_ms = now_ms + holder.description.lock_duration_ms
-        queue.extend(session, until_ms)
+        if session.until_ms != NEVER:
+            queue.extend(session, until_ms)
         return until_ms
 
     def release_session(self, address: Address, session_token: bytes, now_ms: int) -> None:

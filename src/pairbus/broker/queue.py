@@ -324,7 +324,8 @@ class Queue:
         """Give a session to a receiver; the token that proves it."""
         token = self._context.fresh_token()
         self.sessions_of().hold(session, token, until_ms)
-        self._context.agenda.plan(self, until_ms)
+        if until_ms != NEVER:
+            self._context.agenda.plan(self, until_ms)
         return token
 
     def extend(self, session: Session, until_ms: int) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from itertools import count
 
 from pairbus.broker.deadlines import Deadlines
+from pairbus.broker.message import NEVER
 from pairbus.broker.sequences import Sequences
 
 
@@ -70,17 +71,22 @@ class Sessions:
         self.settle(session)
 
     def extend(self, session: Session, until_ms: int) -> None:
-        if session.until_ms:
-            self.deadlines.drop()
+        """Hold a session until a time, or (``NEVER``) until it is released."""
+        self._drop_deadline(session)
         session.until_ms = until_ms
-        self.deadlines.add(until_ms, session.number)
+        if until_ms != NEVER:
+            self.deadlines.add(until_ms, session.number)
+
+    def _drop_deadline(self, session: Session) -> None:
+        if session.until_ms not in {0, NEVER}:
+            self.deadlines.drop()
 
     def let_go(self, session: Session) -> None:
         if session.token is not None:
             del self._by_token[session.token]
             session.token = None
+            self._drop_deadline(session)
             session.until_ms = 0
-            self.deadlines.drop()
         self.settle(session)
 
     def settle(self, session: Session) -> None:

@@ -55,6 +55,8 @@ class SessionWaiter(ABC):
     """Someone who wants the next session of an entity that comes free."""
 
     address: Address
+    session_expires: bool
+    """Whether the lock on the session ends with time, or only when the session is released."""
 
     @abstractmethod
     def grant(self, grant: SessionGrant) -> None:
@@ -159,7 +161,9 @@ class Dispatcher:
         while waiters:
             waiter = waiters[0]
             try:
-                grant = self._host.namespace.accept_session(address, None, self._host.now_ms())
+                grant = self._host.namespace.accept_session(
+                    address, None, self._host.now_ms(), expires=waiter.session_expires
+                )
             except REFUSABLE as error:
                 waiters.popleft()
                 waiter.refuse(error)

@@ -401,6 +401,36 @@ def test_a_session_that_is_received_and_deleted(namespace: ClockedNamespace, cli
     assert messages_in(namespace, Address.of(queue)) == []
 
 
+@pytest.mark.parametrize("session_id", ["a", None], ids=["named", "next"])
+@pytest.mark.parametrize("waits", [False, True], ids=["at once", "after waiting"])
+def test_session_that_is_received_and_deleted_is_held_as_long_as_its_link(
+    namespace: ClockedNamespace,
+    client: WireClient,
+    other: WireClient,
+    queue: str,
+    session_id: str | None,
+    waits: bool,
+) -> None:
+    """No SDK renews the lock on a session in that mode."""
+    if not waits:
+        send(other, queue, "a", "one")
+    waiting = client.begin_session_receiver(queue, session_id, deletes=True)
+    if waits:
+        client.barrier()
+        send(other, queue, "a", "one")
+    link = client.attached(waiting)
+    assert body_of(client.receive_one(link)) == b"one"
+    node = client.requests(f"{queue}/$management")
+    advance(namespace, 59_000)
+    assert node.call(Operation.RENEW_SESSION_LOCK, {"session-id": "a"}, link=link.name).status == 200
+    advance(namespace, 3_600_000)
+    assert refused(other, other.begin_session_receiver(queue, "a")) == ServiceBusCondition.SESSION_CANNOT_BE_LOCKED
+    send(other, queue, "a", "two")
+    assert body_of(client.receive_one(link)) == b"two"
+    client.detach(link)
+    assert granted(other, other.session_receiver(queue, "a")) == "a"
+
+
 def test_a_session_of_a_deleted_queue(namespace: ClockedNamespace, client: WireClient, queue: str) -> None:
     link = client.session_receiver(queue, "a")
     namespace.call(lambda host: host.namespace.delete(Address.of(queue), host.now_ms()))

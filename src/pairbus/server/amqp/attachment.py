@@ -179,7 +179,7 @@ def _attach_consumer(peer: Peer, link: Link, attach: Attach, place: Place, adopt
         raise InvalidOperationError(f"'{address}' is a topic: receive from one of its subscriptions", str(address))
     if link.remote_max_message_size >= _ANY_BYTES:
         link.remote_max_message_size = 0
-    if attach.snd_settle_mode is SenderSettleMode.SETTLED and link.remote_max_message_size:
+    if _deletes(attach) and link.remote_max_message_size:
         raise InvalidOperationError("a link that takes messages for good has to take them whatever their size")
     source = attach.source if isinstance(attach.source, Source) else Source()
     has_filter, session_id = _session_filter(source)
@@ -195,10 +195,16 @@ def _attach_consumer(peer: Peer, link: Link, attach: Attach, place: Place, adopt
         peer.host.namespace.receive(address, 0, peer.host.now_ms())  # raises if nothing can be received here
         adopt(_consumer(peer, link, attach, place, None))
         link.attach(source=attach.source, target=attach.target)
-    elif (session := peer.host.namespace.accept_session(address, session_id, peer.host.now_ms())) is not None:
+        return
+    # Nothing is locked that is deleted as it is received, and no SDK renews a session in that mode: it is held as long
+    # as the link is attached.
+    expires = not _deletes(attach)
+    session = peer.host.namespace.accept_session(address, session_id, peer.host.now_ms(), expires=expires)
+    if session is not None:
         grant(session)
     else:
-        adopt(SessionWait(peer, link, place.path, _needs(place, SENDER), address, _wait_ms(attach), grant))
+        needs, wait_ms = _needs(place, SENDER), _wait_ms(attach)
+        adopt(SessionWait(peer, link, place.path, needs, address, wait_ms, grant, session_expires=expires))
 
 
 def _attach_session(peer: Peer, link: Link, attach: Attach, place: Place, adopt: Adopt, session: SessionGrant) -> None:
@@ -212,9 +218,13 @@ def _attach_session(peer: Peer, link: Link, attach: Attach, place: Place, adopt:
 def _consumer(peer: Peer, link: Link, attach: Attach, place: Place, session: SessionGrant | None) -> Consumer:
     if place.address is None:
         raise BadRequestError("the link names no entity")
-    deletes = attach.snd_settle_mode is SenderSettleMode.SETTLED
     needs = _needs(place, SENDER)
-    return Consumer(peer, link, place.path, needs, place.address, deletes=deletes, session=session)
+    return Consumer(peer, link, place.path, needs, place.address, deletes=_deletes(attach), session=session)
+
+
+def _deletes(attach: Attach) -> bool:
+    """Return whether messages are deleted as they are received."""
+    return attach.snd_settle_mode is SenderSettleMode.SETTLED
 
 
 def _take_requests(link: Link, attach: Attach, largest: int) -> None:

@@ -27,9 +27,12 @@ class SessionWait(Node, SessionWaiter):
         address: Address,
         timeout_ms: int,
         granted: Callable[[SessionGrant], None],
+        *,
+        session_expires: bool,
     ) -> None:
         Node.__init__(self, link, path, needs)
         self.address = address
+        self.session_expires = session_expires
         self._peer = peer
         self._granted = granted
         self._timer = peer.host.loop.call_later(timeout_ms / 1_000, peer.guard, self._time_out)
