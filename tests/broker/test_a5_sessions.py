@@ -466,3 +466,18 @@ def test_a5_a_batch_delete_leaves_alone_what_another_receiver_holds() -> None:
     assert texts(broker.peek(QUEUE)) == ["held"]
     assert broker.namespace.delete_messages(QUEUE, 10, START, session_token=token) == 1
     assert broker.peek(QUEUE) == []
+
+
+def test_a5_session_that_does_not_expire_is_held_until_it_is_released() -> None:
+    broker = sessions()
+    broker.send(QUEUE, part("x"))
+    grant = broker.namespace.accept_session(QUEUE, "s", START, expires=False)
+    assert grant is not None
+    assert grant.locked_until_ms == START + LOCK
+    broker.namespace.renew_session(QUEUE, grant.session_token, START)
+    later = START + 100 * MINUTE
+    with pytest.raises(SessionLockedError):
+        broker.namespace.accept_session(QUEUE, "s", later)
+    assert broker.namespace.take_notices() == []
+    broker.namespace.release_session(QUEUE, grant.session_token, later)
+    assert broker.namespace.accept_session(QUEUE, None, later) is not None

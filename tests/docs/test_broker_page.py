@@ -152,6 +152,7 @@ class Caller:
             "enqueued_before_ms": lambda: random.choice([None, self.now_ms]),
             "from_sequence": lambda: random.randrange(3),
             "delete": lambda: random.random() < 0.3,
+            "expires": lambda: random.random() < 0.9,
             "key_name": lambda: random.choice(["root", "no"]),
             "limit": lambda: 1_000,
             "lock_token": self.lock_token,
