@@ -149,6 +149,15 @@ class Others:
         await receiver.close()
         return found
 
+    async def numbers(self, path: str = ORDERS) -> list[int]:
+        """Return the sequence numbers of all messages."""
+        receiver = await self.factory.create_message_receiver(path)
+        found: list[int] = []
+        while page := await receiver.peek(1_000, found[-1] + 1 if found else 1):
+            found += [message.sequence_number for message in page]
+        await receiver.close()
+        return found
+
     async def until_empty(self, path: str = ORDERS) -> None:
         """Wait until nothing is there; for five minutes."""
         for _ in range(300):

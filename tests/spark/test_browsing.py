@@ -16,7 +16,8 @@ from pairbus.client.message import BrokeredMessage
 from pairbus.client.received_message import ReceivedMessage
 from pairbus.client.receiver import MessageReceiver
 from pairbus.spark.browsing import Browsing
-from pairbus.spark.offset import BrowseOffset
+from pairbus.spark.offset import BrowseOffset, SingleNumberOffset, read_browse_offset
+from pairbus.spark.sequence_marks import partition_of, start_of
 from tests.faults.fault import Fault, Kind, Way
 from tests.faults.world import ORDERS, World, run
 from tests.spark.scenes import Others, numbered, options, read
@@ -33,7 +34,7 @@ class Browser:
 
     async def batch(self, most: int | None = None) -> list[str]:
         end = await self.browsing.plan(self.offset, most or self.options.max_messages_per_trigger)
-        end = BrowseOffset.from_json(end.to_json())
+        assert read_browse_offset(end.to_json()) == end
         parts = [] if end == self.offset else self.browsing.partitions(self.offset, end)
         self.offset = end
         return [message.text() for one in parts for message in await read(self.factory, one)]
@@ -234,19 +235,238 @@ def test_d1_several_partitions_see_what_one_sees(parts: int) -> None:
     run(scenario)
 
 
-def test_d1_all_states_are_seen() -> None:
+async def schedule(others: Others, body: str, delay_s: float, **properties: Any) -> None:
+    sender = await others.factory.create_message_sender(ORDERS)
+    due = datetime.fromtimestamp(others.world.wall_s() + delay_s, UTC)
+    await sender.schedule(BrokeredMessage(body, **properties), due)
+
+
+def test_d1_deferred_and_locked_messages_are_read() -> None:
     async def scenario(world: World) -> None:
         others = Others(world)
         await others.send(["deferred", "locked"])
         receiver = await others.receiver()
         first, _ = await receiver.receive(2, timedelta(0))
         await receiver.defer(first)
-        sender = await others.factory.create_message_sender(ORDERS)
-        await sender.schedule(BrokeredMessage("scheduled"), datetime.fromtimestamp(world.wall_s() + 60, UTC))
         async with browsing(world) as browser:
-            assert await browser.batch() == ["deferred", "locked", "scheduled"]
+            assert await browser.batch() == ["deferred", "locked"]
+
+    run(scenario)
+
+
+def test_d1_scheduled_message_is_read_once_when_it_is_enqueued() -> None:
+    async def scenario(world: World) -> None:
+        others = Others(world)
+        await schedule(others, "scheduled", 60)
+        await others.send(["sent"])
+        async with browsing(world) as browser:
+            assert await browser.batch() == ["sent"]
+            assert await table(world) == ["scheduled", "sent"]
             await asyncio.sleep(61)
-            assert await browser.batch() == ["scheduled"]  # it has a new number now that its time has come
+            assert await browser.batch() == ["scheduled"]
+            assert await browser.batch() == []
+            assert await table(world) == ["sent", "scheduled"]
+
+    run(scenario)
+
+
+# Partitioned entities: each partition counts for itself.
+
+KEYS = 8
+
+
+class Partitioned:
+    """A partitioned queue that gets messages for every key, round by round."""
+
+    def __init__(self, world: World) -> None:
+        self.others = Others(world)
+        self.others.make_anew(partitioned=True)
+        self._rounds = 0
+
+    async def send(self, count: int = 3) -> set[str]:
+        """Send some messages for every key, and return their bodies."""
+        self._rounds += 1
+        bodies = [[f"{self._rounds}.{key}.{number}" for number in range(count)] for key in range(KEYS)]
+        for key, some in enumerate(bodies):
+            await self.others.send(some, partition_key=f"key {key}")
+        return {body for some in bodies for body in some}
+
+    async def send_last(self) -> None:
+        """Send a message that gets the largest number of all."""
+        receiver = await self.others.receiver()
+        (message,) = await receiver.peek(1, max(await self.others.numbers()))
+        await self.others.send(["last"], partition_key=message.partition_key)
+
+    async def partitions(self) -> int:
+        return len({partition_of(number) for number in await self.others.numbers()})
+
+
+def each_once(rows: list[str]) -> set[str]:
+    assert len(rows) == len(set(rows))
+    return set(rows)
+
+
+@pytest.mark.parametrize("given", [{}, {"maxMessagesPerTrigger": 5}, {"partitionsPerQueue": 3}], ids=str)
+@pytest.mark.parametrize("until_now", [False, True])
+def test_d1_every_message_of_a_partitioned_queue_is_read_once(given: dict[str, int], until_now: bool) -> None:
+    async def scenario(world: World) -> None:
+        queue = Partitioned(world)
+        offset = BrowseOffset()
+        for _ in range(3):
+            sent = await queue.send()
+            async with browsing(world, **given) as browser:
+                browser.offset = offset
+                if until_now:
+                    await browser.browsing.until_now()
+                    await queue.others.send(["later"])
+                rows: list[str] = []
+                while found := await browser.batch():
+                    rows += found
+                offset = browser.offset
+            assert each_once([row for row in rows if row != "later"]) == sent
+        assert await queue.partitions() > 1
+        assert len(offset.seen[ORDERS].last) <= 16
+
+    run(scenario)
+
+
+def test_d1_batch_of_a_partitioned_queue_is_limited() -> None:
+    async def scenario(world: World) -> None:
+        queue = Partitioned(world)
+        sent = await queue.send(20)
+        async with browsing(world, maxMessagesPerTrigger=50) as browser:
+            batches: list[list[str]] = []
+            while found := await browser.batch():
+                batches.append(found)
+        assert all(len(rows) <= 50 for rows in batches)
+        assert len(batches) == -(-len(sent) // 50)
+        assert each_once([row for rows in batches for row in rows]) == sent
+
+    run(scenario)
+
+
+def test_d1_latest_of_a_partitioned_queue_is_that_of_each_partition() -> None:
+    async def scenario(world: World) -> None:
+        queue = Partitioned(world)
+        await queue.send()
+        async with browsing(world, startingOffsets="latest") as browser:
+            sent = await queue.send()
+            assert each_once(await browser.batch()) == sent
+
+    run(scenario)
+
+
+def test_d1_starting_number_applies_to_its_partition() -> None:
+    async def scenario(world: World) -> None:
+        queue = Partitioned(world)
+        sent = await queue.send()
+        highest = max(await queue.others.numbers())
+        receiver = await queue.others.receiver()
+        before = {
+            message.text() for message in await receiver.peek(100, start_of(partition_of(highest)))
+            if message.sequence_number < highest
+        }  # fmt: skip
+        for start in (highest, start_of(partition_of(highest))):
+            expected = sent - before if start == highest else sent
+            found = await table(world, startingOffsets=f'{{"orders": {start}}}')
+            assert each_once(found) == expected
+            async with browsing(world, startingOffsets=f'{{"orders": {start}}}') as browser:
+                assert each_once(await browser.batch()) == expected
+
+    run(scenario)
+
+
+def test_d1_scheduled_message_of_a_partitioned_queue_is_read_once() -> None:
+    async def scenario(world: World) -> None:
+        queue = Partitioned(world)
+        sent = await queue.send()
+        for key in range(KEYS):
+            await schedule(queue.others, f"scheduled {key}", 60, partition_key=f"key {key}")
+        async with browsing(world) as browser:
+            assert each_once(await browser.batch()) == sent
+            assert await browser.batch() == []
+            await asyncio.sleep(61)
+            assert each_once(await browser.batch()) == {f"scheduled {key}" for key in range(KEYS)}
+
+    run(scenario)
+
+
+def test_d3_idle_stream_peeks_once_for_each_partition() -> None:
+    async def scenario(world: World) -> None:
+        queue = Partitioned(world)
+        await queue.send()
+        async with browsing(world) as browser:
+            await browser.batch()
+            await browser.browsing.until_now()
+            peeks = _count_peeks(browser)
+            assert await browser.batch() == []
+            assert len(peeks) <= await queue.partitions() + 1
+
+    run(scenario)
+
+
+# Checkpoints of earlier versions, with one number for each entity.
+
+
+async def resumed(world: World, last: int) -> list[str]:
+    """Return what a stream reads whose checkpoint has one number."""
+    async with browsing(world) as browser:
+        start = SingleNumberOffset(seen={ORDERS: last})
+        browser.offset = await browser.browsing.upgraded(start)
+        assert browser.browsing.partitions(start, browser.offset) == []
+        return await browser.batch()
+
+
+@pytest.mark.parametrize("last", [-1, 0, 1, 4, 5])
+def test_d1_earlier_checkpoint_of_a_queue_goes_on_behind_its_number(last: int) -> None:
+    async def scenario(world: World) -> None:
+        others = Others(world)
+        await others.send(numbered(range(5)))
+        assert await resumed(world, last) == numbered(range(max(0, last), 5))
+
+    run(scenario)
+
+
+def test_d1_earlier_checkpoint_of_a_partitioned_queue_goes_on_without_loss_or_repetition() -> None:
+    async def scenario(world: World) -> None:
+        queue = Partitioned(world)
+        await queue.send()
+        await asyncio.sleep(1)
+        await queue.send_last()
+        last = max(await queue.others.numbers())
+        await asyncio.sleep(1)
+        sent = await queue.send()
+        assert each_once(await resumed(world, last)) == sent
+        await take(queue.others, last)
+        assert each_once(await resumed(world, last)) >= sent
+
+    run(scenario)
+
+
+def test_d1_earlier_checkpoint_whose_partition_was_emptied_loses_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(world: World) -> None:
+        queue = Partitioned(world)
+        await queue.send()
+        numbers = await queue.others.numbers()
+        last = max(numbers)
+        sent = await queue.send()
+        await take(queue.others, *(number for number in numbers if partition_of(number) == partition_of(last)))
+        assert each_once(await resumed(world, last)) >= sent
+        assert "lower partitions are read again entity=orders" in caplog.text
+
+    run(scenario)
+
+
+def test_d1_batch_that_an_earlier_version_planned_is_read_as_it_was() -> None:
+    async def scenario(world: World) -> None:
+        queue = Partitioned(world)
+        sent = await queue.send()
+        async with browsing(world, partitionsPerQueue=2) as browser:
+            start, end = SingleNumberOffset(), SingleNumberOffset(seen={ORDERS: max(await queue.others.numbers())})
+            parts = browser.browsing.partitions(start, end)
+            rows = [message.text() for one in parts for message in await read(browser.factory, one)]
+            assert each_once(rows) == sent
+            assert browser.browsing.partitions(end, end) == []
 
     run(scenario)
 

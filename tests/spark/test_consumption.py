@@ -665,6 +665,29 @@ def test_d1_a_run_that_ends_reads_what_was_there_and_removes_it() -> None:
     run(scenario)
 
 
+@pytest.mark.parametrize("settle", ["commit", "sink"])
+def test_d1_a_run_that_ends_reads_all_partitions_to_where_they_ended(settle: str) -> None:
+    """What arrives later in one partition says nothing of the others, and is not read in a lower one either."""
+
+    async def scenario(world: World) -> None:
+        others = Others(world)
+        others.make_anew(partitioned=True)
+        for key in range(8):
+            await others.send(numbered(range(100 * key, 100 * key + 50)), partition_key=f"key {key}")
+        async with driving(world, until_now=True, maxMessagesPerTrigger=20, settle=settle) as driver:
+            for key in range(8):
+                await others.send(["later"] * 20, partition_key=f"key {key}")
+            start_s = world.loop.time()
+            while await driver.batch():
+                pass
+            assert sorted(map(int, driver.rows)) == [100 * key + number for key in range(8) for number in range(50)]
+            assert world.loop.time() - start_s < 120
+            if settle == "commit":
+                assert await others.look() == ["later"] * 160
+
+    run(scenario)
+
+
 def test_d1_a_run_that_ends_at_an_empty_queue_takes_a_moment_only() -> None:
     async def scenario(world: World) -> None:
         start_s = world.loop.time()

@@ -16,6 +16,7 @@ from pairbus.client.errors import EntityNotFoundError, MessageLockLostError, Una
 from pairbus.client.received_message import ReceivedMessage
 from pairbus.spark.intake import Intake, IntakeSettings
 from pairbus.spark.offset import NO_LEFTOVERS, NOTHING, Leftovers, Portion
+from pairbus.spark.sequence_marks import SequenceMarks
 from pairbus.spark.sequence_ranges import SequenceRanges
 from tests.faults.namespace import KEY
 from tests.faults.recorder import eventually
@@ -50,7 +51,7 @@ async def taking_in(
     room: int = 1_000,
     at_once: int = 100,
     keeps: bool = True,
-    target: int | None = None,
+    target: SequenceMarks | None = None,
     held: Portion = NOTHING,
     left: Portion = NOTHING,
 ) -> AsyncIterator[tuple[Intake, Room]]:
@@ -138,7 +139,7 @@ def test_d1_until_a_number_nothing_behind_it_is_planned(sent: int) -> None:
     async def scenario(world: World) -> None:
         others = Others(world)
         await others.send(numbered(range(sent)))
-        async with taking_in(world, target=3) as (intake, _):
+        async with taking_in(world, target=SequenceMarks.of([3])) as (intake, _):
             await eventually(lambda: intake.waiting == 3)
             assert list(intake.take(5).numbers) == [1, 2, 3]
             await asyncio.sleep(70)
@@ -152,7 +153,7 @@ def test_d1_what_was_received_beyond_the_end_is_given_back() -> None:
     async def scenario(world: World) -> None:
         others = Others(world)
         await others.send(numbered(range(6)))
-        async with taking_in(world, target=3) as (intake, _):
+        async with taking_in(world, target=SequenceMarks.of([3])) as (intake, _):
             await eventually(lambda: intake.is_drained)
             intake.take(3)
             assert await free(others) == []

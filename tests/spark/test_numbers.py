@@ -9,7 +9,8 @@ import pytest
 
 from pairbus.client.received_message import ReceivedMessage
 from pairbus.client.receiver import MessageReceiver
-from pairbus.spark.numbers import first_number, last_number, last_number_of
+from pairbus.spark.numbers import first_number, last_number, last_numbers, last_numbers_of
+from pairbus.spark.sequence_marks import SequenceMarks, partition_of
 from tests.faults.world import ORDERS, World, run
 from tests.spark.scenes import Others, numbered
 
@@ -50,7 +51,7 @@ def test_d1_the_last_number_is_found(kept: list[int]) -> None:
         assert await last_number(receiver) == max(kept, default=0)
         for least in (0, 1, 49, 99, 100, 2_000):
             assert await last_number(receiver, least) == max([number for number in kept if number > least] or [least])
-        assert await last_number_of(others.factory, ORDERS) == max(kept, default=0)
+        assert await last_numbers_of(others.factory, ORDERS) == SequenceMarks.of(kept)
 
     run(scenario)
 
@@ -75,7 +76,35 @@ def test_it_takes_few_peeks(sent: int) -> None:
             await others.send(numbered(range(start, min(sent, start + 1_000))))
         receiver = await world.factory().create_message_receiver(ORDERS)
         counting = Counting(receiver)
-        assert await last_number(receiver) == sent
-        assert counting.count <= 2 * log2(sent + 1) + 3
+        assert await last_numbers(receiver) == SequenceMarks.of([sent])
+        assert counting.count <= 2 * log2(sent + 1) + 4
+
+    run(scenario)
+
+
+def test_d1_last_number_of_each_partition_is_found() -> None:
+    async def scenario(world: World) -> None:
+        others = Others(world)
+        others.make_anew(partitioned=True)
+        for key in range(5):
+            await others.send(numbered(range(key + 1)), partition_key=f"key {key}")
+        everything = await others.numbers()
+        marks = SequenceMarks.of(everything)
+        assert len(marks.last) > 1
+        receiver = await world.factory().create_message_receiver(ORDERS)
+        assert await last_numbers(receiver) == marks
+        for number in everything:
+            assert await last_number(receiver, number) == marks.end(partition_of(number))
+
+    run(scenario)
+
+
+def test_last_number_stops_at_the_first_message_that_does_not_fit() -> None:
+    async def scenario(world: World) -> None:
+        others = Others(world)
+        await others.send(numbered(range(20)))
+        receiver = await world.factory().create_message_receiver(ORDERS)
+        for most in range(21):
+            assert await last_number(receiver, 0, lambda message: message.sequence_number <= most) == most  # noqa: B023
 
     run(scenario)

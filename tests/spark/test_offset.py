@@ -11,8 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pairbus.spark.errors import OffsetError
-from pairbus.spark.offset import NO_LEFTOVERS, NOTHING, BrowseOffset, ConsumeOffset, Leftovers, Portion
+from pairbus.spark.offset import (
+    NO_LEFTOVERS,
+    NOTHING,
+    BrowseOffset,
+    ConsumeOffset,
+    Leftovers,
+    Portion,
+    SingleNumberOffset,
+    read_browse_offset,
+)
 from pairbus.spark.partition import MessagePartition, partitions
+from pairbus.spark.sequence_marks import SequenceMarks
 from pairbus.spark.sequence_ranges import SequenceRanges
 
 NUMBERS = st.sets(st.integers(1, 60))
@@ -117,12 +127,22 @@ def test_what_holds_nothing_is_not_written() -> None:
     assert ConsumeOffset(held={"orders": NOTHING}, left={"orders": NO_LEFTOVERS}).to_json() == ConsumeOffset().to_json()
 
 
-@given(st.dictionaries(st.text(min_size=1), st.integers(-1, 2**63 - 1)))
-def test_d1_an_offset_of_a_browser_comes_back_as_it_was(seen: dict[str, int]) -> None:
+MARKS = st.sets(st.integers(0, 2**63 - 1)).map(SequenceMarks.of)
+
+
+@given(st.dictionaries(st.text(min_size=1), MARKS))
+def test_d1_browse_offset_survives_the_checkpoint(seen: dict[str, SequenceMarks]) -> None:
     offset = BrowseOffset(seen=seen)
-    assert BrowseOffset.from_json(through_json(offset.to_json())) == offset
+    assert read_browse_offset(through_json(offset.to_json())) == offset
     turned = BrowseOffset(seen=dict(reversed([*seen.items()])))
     assert json.dumps(turned.to_json()) == json.dumps(offset.to_json())
+
+
+@given(st.dictionaries(st.text(min_size=1), st.integers(-1, 2**63 - 1)))
+def test_d1_browse_offset_of_an_earlier_version_is_read(seen: dict[str, int]) -> None:
+    offset = SingleNumberOffset(seen=seen)
+    assert offset.to_json() == {"version": 1, "seen": seen}
+    assert read_browse_offset(through_json(offset.to_json())) == offset
 
 
 GOOD = ConsumeOffset(batch=3, held={"orders": Portion(numbers=SequenceRanges.of([1]), until_ms=5)}).to_json()
@@ -152,7 +172,7 @@ GOOD = ConsumeOffset(batch=3, held={"orders": Portion(numbers=SequenceRanges.of(
         {**GOOD, "left": {"orders": [{"numbers": "1..4", "until": "now"}]}},
         {**GOOD, "left": {"orders": 5}},
         {**GOOD, "left": None},
-        BrowseOffset(seen={"orders": 3}).to_json(),
+        BrowseOffset(seen={"orders": SequenceMarks.of([3])}).to_json(),
     ],
 )
 def test_e3_what_is_no_offset_of_a_consumer_is_refused(value: Any) -> None:
@@ -170,18 +190,23 @@ def test_e3_what_is_no_offset_of_a_consumer_is_refused(value: Any) -> None:
         {"version": 1, "seen": {"orders": "3"}},
         {"version": 1, "seen": {"orders": False}},
         {"version": 1, "seen": {"orders": 3.5}},
+        {"version": 2, "seen": None},
+        {"version": 2, "seen": {"orders": 3}},
+        {"version": 2, "seen": {"orders": ["3"]}},
+        {"version": 2, "seen": {"orders": [True]}},
         {"version": 0, "seen": {}},
+        {"version": 3, "seen": {}},
         GOOD,
     ],
 )
 def test_e3_what_is_no_offset_of_a_browser_is_refused(value: Any) -> None:
     with pytest.raises(OffsetError):
-        BrowseOffset.from_json(value)
+        read_browse_offset(value)
 
 
 def test_e4_an_offset_of_another_mode_is_told_apart_in_words() -> None:
     with pytest.raises(OffsetError, match="a checkpoint belongs to one query, with one mode"):
-        ConsumeOffset.from_json(BrowseOffset(seen={"orders": 3}).to_json())
+        ConsumeOffset.from_json(BrowseOffset(seen={"orders": SequenceMarks.of([3])}).to_json())
 
 
 # What tasks read of a portion.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -156,6 +157,39 @@ def test_d1_a_subscription_becomes_a_table_with_each_message_once_however_often_
     assert "Physical Plan" in said.out
     assert namespace.key not in said.out + said.err
     assert secrets_below(tmp_path, namespace.key) == []
+
+
+def send_to_all_partitions(factory: MessagingFactory, path: str, numbers: range) -> None:
+    """The last of them gets the largest sequence number of all."""
+    for number in numbers:
+        send(factory, path, range(number, number + 1), partition_key=f"key {number % 8}")
+    highest = look(factory, path)[-1].partition_key
+    send(factory, path, range(numbers.stop, numbers.stop + 1), partition_key=highest)
+
+
+def write_single_number(checkpoint: Path, entity: str, number: int) -> None:
+    """Rewrite the last offset of a checkpoint as earlier versions wrote it."""
+    last = max(
+        (path for path in (checkpoint / "offsets").iterdir() if path.name.isdecimal()), key=lambda at: int(at.name)
+    )
+    *head, offset = last.read_text().splitlines()
+    assert json.loads(offset)["version"] == 2
+    last.write_text("\n".join([*head, json.dumps({"version": 1, "seen": {entity: number}})]))
+    last.with_name(f".{last.name}.crc").unlink(missing_ok=True)
+
+
+@pytest.mark.slow
+def test_d1_partitioned_queue_is_browsed_without_loss_also_from_a_checkpoint_of_an_earlier_version(
+    namespace: RunningNamespace, connection: str, spark: SparkSession, factory: MessagingFactory, tmp_path: Path
+) -> None:
+    queue, table = make_queue(namespace, partitioned=True), tmp_path / "table"
+    rounds = (range(24), range(25, 49), range(50, 74))
+    for sent in rounds:
+        send_to_all_partitions(factory, queue, sent)
+        finish(into(table, stream(spark, connection, queue, mode="browse")).trigger(availableNow=True).start())
+        assert numbers_of(spark, table) == [*range(sent.stop + 1)]
+        if sent is rounds[1]:
+            write_single_number(Path(f"{table}-checkpoint"), queue, look(factory, queue)[-1].sequence_number)
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ _TIME: Final = encode(Symbol(ENQUEUED_TIME))
 _NUMBER: Final = encode(Symbol(SEQUENCE_NUMBER))
 _STATE: Final = encode(Symbol(MESSAGE_STATE))
 _DEFERRED: Final = 1
+_SCHEDULED: Final = 2
 _NEAR: Final = 4_096
 """Where the annotations of the service are, in front of everything that an application writes."""
 
@@ -31,14 +32,23 @@ class Enqueued(NamedTuple):
 
 
 def is_deferred(payload: bytes) -> bool:
-    """Whether a message that was looked at lies deferred; false if that cannot be read."""
+    """Return whether a peeked message is deferred; false if its state cannot be read."""
+    return _state(payload) == _DEFERRED
+
+
+def is_scheduled(payload: bytes) -> bool:
+    """Return whether a peeked message waits for its scheduled time; false if its state cannot be read."""
+    return _state(payload) == _SCHEDULED
+
+
+def _state(payload: bytes) -> object:
     start = payload.find(_STATE, 0, _NEAR)
     if start < 0:
-        return False
+        return None
     try:
-        return bool(decode_at(payload, start + len(_STATE))[0] == _DEFERRED)
+        return decode_at(payload, start + len(_STATE))[0]
     except (ProtocolError, LookupError, struct.error):
-        return False
+        return None
 
 
 def read_enqueued(payload: bytes) -> Enqueued:

@@ -11,7 +11,7 @@ from typing import Final
 from pairbus.client.errors import MessagingError
 from pairbus.client.factory import MessagingFactory
 from pairbus.spark.intake import Intake, IntakeSettings
-from pairbus.spark.numbers import last_number_of
+from pairbus.spark.numbers import last_numbers_of
 from pairbus.spark.offset import ConsumeOffset, Leftovers, Portion
 from pairbus.spark.options import Settle, SourceOptions
 from pairbus.spark.partition import MessagePartition, partitions
@@ -83,7 +83,7 @@ class Consumption:
                 settings,
                 self._note_change,
                 self._has_room,
-                await last_number_of(self._factory, path) if until_now else None,
+                await last_numbers_of(self._factory, path) if until_now else None,
             )
             if self._keeps:
                 intake.resume(known.held.get(path), known.left.get(path))

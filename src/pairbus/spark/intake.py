@@ -20,6 +20,7 @@ from pairbus.spark.lock_time import LockTime
 from pairbus.spark.lookout import are_first, is_any_there, still_there
 from pairbus.spark.offset import NO_LEFTOVERS, NOTHING, Leftovers, Portion
 from pairbus.spark.renewal import Renewal
+from pairbus.spark.sequence_marks import SequenceMarks
 from pairbus.spark.sequence_ranges import SequenceRanges
 
 _log = logging.getLogger(__name__)
@@ -66,7 +67,7 @@ class Intake:
         settings: IntakeSettings,
         on_change: Callable[[], None],
         has_room: Callable[[], bool],
-        target: int | None = None,
+        target: SequenceMarks | None = None,
     ) -> None:
         self.path = path
         self.receives = 0
@@ -84,13 +85,16 @@ class Intake:
         self._on_change = on_change
         self._has_room = has_room
         self._target = target
-        """The last number that is to be received, if not all are."""
+        """The last numbers that are to be received, if not all are."""
 
         self._patient_until_s: float | None = None
         """Until when what others have locked before the target is waited for, once nothing else comes."""
 
         self._beyond: dict[int, Claim] = {}
         """What lies behind the target. It is kept to the end: given back at once, it would be all that comes again."""
+
+        self._is_past_target = False
+        """Whether the last receive showed that nothing before the target can be received."""
 
         self._fresh: dict[int, Claim] = {}
         """What no batch holds yet."""
@@ -184,7 +188,7 @@ class Intake:
     @property
     def _worth_asking_for(self) -> int:
         """How many messages one receive asks for: all of them are in memory for a moment, and they may be large."""
-        if self._beyond:
+        if self._is_past_target:
             return 1
         if not self._largest_bytes:
             return min(self._settings.at_once, _FIRST_RECEIVE)
@@ -225,7 +229,7 @@ class Intake:
                 done.append(claim)
             elif self._settings.keeps and self._held.holds(claim.number, claim.enqueued_ms):
                 self._regain(self._planned, claim)
-            elif self._target is not None and claim.number > self._target:
+            elif self._target is not None and claim.number not in self._target:
                 self._regain(self._beyond, claim)
             else:
                 self._regain(self._fresh, claim)
@@ -235,11 +239,14 @@ class Intake:
             self._chores.start(self._complete(done), is_due=True)
         self._on_change()
 
-    async def _see_whether_drained(self, target: int, received: list[ReceivedMessage]) -> None:
+    async def _see_whether_drained(self, target: SequenceMarks, received: list[ReceivedMessage]) -> None:
         """Nothing that comes lies before the target any more. There may be more all the same, which is locked: by a
         process that was killed, and comes when its lock ends; or by one that is alive, and is not waited for longer.
         """
-        is_end = not received or any(message.sequence_number > target for message in received)
+        beyond = sum(message.sequence_number not in target for message in received)
+        # Partitions take turns, so one message beyond the target shows nothing of the other partitions.
+        is_end = beyond == len(received) or (beyond > 0 and not target.is_partitioned)
+        self._is_past_target = is_end and beyond > 0
         if not is_end or self.is_drained:
             self._patient_until_s = None
         elif not self._settings.keeps or not await is_any_there(self._receiver, self._not_ours(target)):
@@ -249,15 +256,15 @@ class Intake:
             self._patient_until_s = asyncio.get_running_loop().time() + self.lock_time.patient_s
         elif asyncio.get_running_loop().time() >= self._patient_until_s:
             self._end()
-        if self._beyond:
+        if self._is_past_target:
             await asyncio.sleep(_MOMENT_S)  # else, what was received takes as long when there is nothing
 
-    def _not_ours(self, target: int) -> SequenceRanges:
+    def _not_ours(self, target: SequenceMarks) -> SequenceRanges:
         """The numbers up to the target that we neither have nor have had."""
         ours = SequenceRanges.of((*self._fresh, *self._planned)) | self._held.numbers
         for portion in self.left.portions:
             ours |= portion.numbers
-        return SequenceRanges([(0, target)]) - ours
+        return target.ranges - ours
 
     def _end(self) -> None:
         self.is_drained = True

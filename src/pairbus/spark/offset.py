@@ -12,9 +12,12 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from pairbus.spark.errors import OffsetError
+from pairbus.spark.sequence_marks import SequenceMarks
 from pairbus.spark.sequence_ranges import SequenceRanges
 
 _VERSION: Final = 1
+_MARKS_VERSION: Final = 2
+"""The version of browse offsets with one number for each partition."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,24 +121,47 @@ class ConsumeOffset:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrowseOffset:
-    """Where a stream that only looks has come to: the last number that it has seen of each entity."""
+    """The position of a browsing stream: the last numbers that it has read of each entity."""
+
+    seen: Mapping[str, SequenceMarks] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"version": _MARKS_VERSION, "seen": {path: [*marks] for path, marks in sorted(self.seen.items())}}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SingleNumberOffset:
+    """The position of a browsing stream as earlier versions wrote it: one number for each entity.
+
+    Everything up to that number was read, in the order of a peek: partition by partition. What came into a lower
+    partition afterwards was not.
+    """
 
     seen: Mapping[str, int] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         return {"version": _VERSION, "seen": dict(sorted(self.seen.items()))}
 
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> BrowseOffset:
-        """Read what ``to_json`` gives; raises ``OffsetError``."""
-        _check(value, {"version", "seen"})
-        if not isinstance(value["seen"], dict):
-            raise OffsetError(f"{value['seen']!r:.100} is no table of sequence numbers")
-        return cls(seen={str(path): _number(number) for path, number in value["seen"].items()})
+
+def read_browse_offset(value: Mapping[str, Any]) -> BrowseOffset | SingleNumberOffset:
+    """Read an offset of a browsing stream, of this version or an earlier one. Raises ``OffsetError``."""
+    is_earlier = isinstance(value, dict) and value.get("version") == _VERSION
+    _check(value, {"version", "seen"}, _VERSION if is_earlier else _MARKS_VERSION)
+    if not isinstance(value["seen"], dict):
+        raise OffsetError(f"{value['seen']!r:.100} is no table of sequence numbers")
+    if is_earlier:
+        return SingleNumberOffset(seen={str(path): _number(last) for path, last in value["seen"].items()})
+    return BrowseOffset(seen={str(path): _marks(numbers) for path, numbers in value["seen"].items()})
 
 
-def _check(value: Mapping[str, Any], keys: set[str]) -> None:
-    if not isinstance(value, dict) or set(value) != keys or value["version"] != _VERSION:
+def _marks(value: Any) -> SequenceMarks:
+    if not isinstance(value, list):
+        raise OffsetError(f"{value!r:.100} is no list of sequence numbers")
+    return SequenceMarks.of(map(_number, value))
+
+
+def _check(value: Mapping[str, Any], keys: set[str], version: int = _VERSION) -> None:
+    if not isinstance(value, dict) or set(value) != keys or value["version"] != version:
         raise OffsetError(
             f"{value!r:.200} is no offset of this stream; a checkpoint belongs to one query, with one mode, and to"
             " versions of pairbus that write offsets of the same kind"

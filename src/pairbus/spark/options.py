@@ -106,7 +106,8 @@ SOURCE_OPTIONS: Final = (
         form=one_of(ReadMode),
         default=ReadMode.CONSUME.value,
         doc="`consume` takes messages as a receiver does, and removes them when the batch that held them is done."
-        " `browse` looks at them and removes nothing. `spark.read` always browses.",
+        " `browse` peeks at them, each once, and removes nothing; a stream reads a scheduled message when it is"
+        " enqueued. `spark.read` always browses.",
     ),
     Option(
         name="maxMessagesPerTrigger",
@@ -131,9 +132,10 @@ SOURCE_OPTIONS: Final = (
         name="startingOffsets",
         form=Form('earliest, latest, or JSON such as {"orders": 17}', StartingOffsets.parse),
         default="earliest",
-        doc="Where a stream or table that browses begins: at the `earliest` message that there is, with the `latest`"
-        " to come, or at a sequence number for each entity; those that are not named begin with the earliest. A stream"
-        " that consumes always begins at the head of the queue.",
+        doc="Where a browsing stream or table begins: at the `earliest` message that there is, behind the `latest`, or"
+        " at a sequence number for each entity. Entities that are not named begin with the earliest message. In a"
+        " partitioned entity a number applies to its own partition; the others begin with their earliest message. A"
+        " consuming stream always begins at the head of the queue.",
     ),
     Option(
         name="settle",

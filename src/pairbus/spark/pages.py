@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from pairbus.client.factory import MessagingFactory
 from pairbus.client.received_message import ReceivedMessage
 from pairbus.client.receiver import MessageReceiver
-from pairbus.dialect.enqueued import read_enqueued
+from pairbus.dialect.enqueued import is_scheduled, read_enqueued
 from pairbus.spark.connection_reference import ConnectionReference
 from pairbus.spark.connections import factory_of, on_loop
 from pairbus.spark.partition import MessagePartition
+from pairbus.spark.sequence_marks import partition_of
 from pairbus.spark.sequence_ranges import SequenceRanges
 
 
@@ -50,14 +51,20 @@ class Pages:
         return wanted
 
     def _ask(self, receiver: MessageReceiver) -> None:
-        """Ask for what comes next; what lies between the wanted numbers comes with them."""
+        """Ask for the next page. What lies between the wanted numbers comes with them.
+
+        A page spans one partition of the entity: between the wanted numbers of two there may be many messages.
+        """
         self._coming = None
         if self._rest:
-            first, last = self._rest.ranges[0].first, self._rest.ranges[-1].last
+            first = self._rest.ranges[0].first
+            last = max(run.last for run in self._rest.ranges if partition_of(run.first) == partition_of(first))
             asking = receiver.peek(min(self._size, last - first + 1), first)
             self._coming = asyncio.get_running_loop().create_task(asking)
 
     def _is_wanted(self, message: ReceivedMessage) -> bool:
+        if self._partition.skips_scheduled and is_scheduled(message.payload):
+            return False
         enqueued = read_enqueued(message.payload)
         number, time_ms = enqueued.sequence_number, enqueued.time_ms
         return number is not None and time_ms is not None and self._partition.portion.holds(number, time_ms)

@@ -28,7 +28,7 @@ from pairbus.spark.connections import factory_of, on_loop
 from pairbus.spark.consumption import Consumption
 from pairbus.spark.entity_patterns import resolve_entities
 from pairbus.spark.errors import EntityPatternError
-from pairbus.spark.offset import BrowseOffset, ConsumeOffset
+from pairbus.spark.offset import ConsumeOffset, SingleNumberOffset, read_browse_offset
 from pairbus.spark.options import SourceOptions
 from pairbus.spark.pages import pages
 from pairbus.spark.partition import MessagePartition
@@ -190,7 +190,10 @@ class BrowsingStreamReader(_StreamReader[Browsing]):
         return on_loop(self._started().beginning).to_json()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        return on_loop(self._started().plan, BrowseOffset.from_json(start), _most(limit)).to_json()
+        known = read_browse_offset(start)
+        if isinstance(known, SingleNumberOffset):
+            return on_loop(self._started().upgraded, known).to_json()
+        return on_loop(self._started().plan, known, _most(limit)).to_json()
 
     def _started(self) -> Browsing:
         if self._source is None:
@@ -202,7 +205,7 @@ class BrowsingStreamReader(_StreamReader[Browsing]):
         on_loop(self._started().until_now)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        return self._started().partitions(BrowseOffset.from_json(start), BrowseOffset.from_json(end))
+        return self._started().partitions(read_browse_offset(start), read_browse_offset(end))
 
 
 def _most(limit: ReadLimit) -> int:

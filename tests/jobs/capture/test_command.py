@@ -124,10 +124,11 @@ def test_d5_a_queue_and_a_subscription_are_captured_once(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("partitioned", [False, True])
 def test_d5_what_is_kept_is_captured_once_and_stays(
-    order: CaptureOrder, namespace: RunningNamespace, factory: MessagingFactory
+    order: CaptureOrder, namespace: RunningNamespace, factory: MessagingFactory, partitioned: bool
 ) -> None:
-    queue = make_queue(namespace, requires_session=False)
+    queue = make_queue(namespace, partitioned=partitioned)
     keeping = replace(order, entities=(queue,), keep=True)
     for start in (0, 700):
         send(factory, queue, range(start, start + 700))

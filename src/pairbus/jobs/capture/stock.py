@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import Final, Self
 
@@ -11,23 +11,23 @@ from pairbus.client.amqp.receiving_link import Wish
 from pairbus.client.errors import InvalidRequestError, UnauthorizedError
 from pairbus.client.factory import MessagingFactory
 from pairbus.client.management.namespace_manager import NamespaceManager
-from pairbus.client.received_message import MessageState
 from pairbus.client.receiver import MessageReceiver
 from pairbus.dialect.entity_path import split_entity_path
 from pairbus.jobs.capture.errors import UncapturableError
 from pairbus.spark.entity_patterns import resolve_entities
-from pairbus.spark.lookout import still_there
-from pairbus.spark.numbers import last_number_of
+from pairbus.spark.lookout import active_messages, still_there
+from pairbus.spark.numbers import last_numbers_of
 from pairbus.spark.offset import Portion
+from pairbus.spark.sequence_marks import SequenceMarks
 
 _AT_ONCE: Final = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stock:
-    """What was there at some time: the last sequence number of each entity."""
+    """What was there at some time: the last sequence numbers of each entity."""
 
-    last: Mapping[str, int]
+    last: Mapping[str, SequenceMarks]
 
     @classmethod
     async def take(cls, connection: str, entities: Iterable[str], *, keep: bool) -> Self:
@@ -41,7 +41,7 @@ class Stock:
                 await _expect_no_topic(manager, path)
                 if not keep:
                     await _expect_receivable(factory, path)
-            return cls(last={path: await last_number_of(factory, path) for path in paths})
+            return cls(last={path: await last_numbers_of(factory, path) for path in paths})
 
     async def waiting(self, connection: str, most: int | None = None) -> dict[str, int]:
         """How many messages of it could still be received, or are locked; it stops to count at ``most``."""
@@ -84,11 +84,11 @@ async def are_gone(connection: str, portions: Mapping[str, Portion]) -> bool:
     return True
 
 
-async def _count(receiver: MessageReceiver, last: int, most: int | None) -> int:
-    count = cursor = 0
-    while cursor <= last and (page := await receiver.peek(_AT_ONCE, cursor)):
-        count += sum(one.state is MessageState.ACTIVE and one.sequence_number <= last for one in page)
-        if most is not None and count >= most:
-            break
-        cursor = page[-1].sequence_number + 1
+async def _count(receiver: MessageReceiver, last: SequenceMarks, most: int | None) -> int:
+    count = 0
+    async with aclosing(active_messages(receiver, last.ranges, _AT_ONCE)) as found:
+        async for _ in found:
+            count += 1
+            if count == most:
+                break
     return count

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -12,7 +13,9 @@ from pairbus.client.factory import MessagingFactory
 from pairbus.client.receiver import MessageReceiver
 from pairbus.dialect.transfer import TransferError
 from pairbus.pairing.homecoming.bound import bound_for, key_of
-from pairbus.spark.numbers import last_number_of
+from pairbus.spark.lookout import messages
+from pairbus.spark.numbers import last_numbers_of
+from pairbus.spark.sequence_marks import SequenceMarks
 
 _PAGE: Final = 500
 _MOST: Final = 5_000
@@ -54,16 +57,16 @@ class Remains:
 
 
 class Stock:
-    """What lay in the backlog at a moment: in each queue, all up to a number."""
+    """What lay in the backlog at a moment: in each queue, all up to some numbers."""
 
-    def __init__(self, factory: MessagingFactory, last: Mapping[str, int]) -> None:
+    def __init__(self, factory: MessagingFactory, last: Mapping[str, SequenceMarks]) -> None:
         self._factory = factory
         self._last = last
 
     @classmethod
     async def take(cls, factory: MessagingFactory, queues: tuple[str, ...]) -> Stock:
         """Raises ``MessagingError``."""
-        return cls(factory, {path: await last_number_of(factory, path) for path in queues})
+        return cls(factory, {path: await last_numbers_of(factory, path) for path in queues})
 
     def __bool__(self) -> bool:
         return any(self._last.values())
@@ -72,9 +75,8 @@ class Stock:
         """Whether nothing is left of it."""
         for path, last in self._last.items():
             async with await self._factory.create_message_receiver(path) as receiver:
-                first = await receiver.peek(1, 0)
-            if first and first[0].sequence_number <= last:
-                return False
+                if await _destinations(receiver, last, most=1):
+                    return False
         return True
 
     async def remains(self, causes: Mapping[str, MessagingError]) -> Remains:
@@ -90,16 +92,14 @@ class Stock:
         return Remains(counts=counts, causes=told, has_more=has_more)
 
 
-async def _destinations(receiver: MessageReceiver, last: int) -> list[str]:
-    """Where the messages go that are left of a queue, one by one."""
+async def _destinations(receiver: MessageReceiver, last: SequenceMarks, most: int = _MOST) -> list[str]:
+    """Return where the messages go that are left of a queue, one by one."""
     found: list[str] = []
-    number = 0
-    while len(found) < _MOST:
-        page = await receiver.peek(_PAGE, number)
-        found += (_destination(message.payload) for message in page if message.sequence_number <= last)
-        if not page or page[-1].sequence_number >= last:
-            break
-        number = page[-1].sequence_number + 1
+    async with aclosing(messages(receiver, last.ranges, min(_PAGE, most))) as left:
+        async for message in left:
+            found.append(_destination(message.payload))
+            if len(found) >= most:
+                break
     return found
 
 
