@@ -86,7 +86,9 @@ def divert(namespaces: Namespaces, name: str | None, path: str, count: int) -> N
             pair = await primary.pair_namespace(options)
             pair.engage()
             sender = await primary.create_message_sender(path)
-            await sender.send([BrokeredMessage(f"{path} {number}") for number in range(count)])
+            for start in range(0, count, 500):
+                numbers = range(start, min(count, start + 500))
+                await sender.send([BrokeredMessage(f"{path} {number}") for number in numbers])
 
     asyncio.run(diverting())
 
@@ -418,6 +420,39 @@ def test_d2_on_spark_it_runs_until_ctrl_c_and_leaves_no_process_behind(namespace
     assert "Traceback" not in complaints
     assert len(received(namespaces.primary, "orders")) == 50
     eventually(lambda: not members(process.pid))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("once", [(), ("--once",)], ids=["running", "once"])
+def test_d2_on_spark_stop_during_a_batch_counts_all_its_messages(
+    namespaces: Namespaces, name: str, once: tuple[str, ...]
+) -> None:
+    divert(namespaces, name, "bills", 8_000)
+    divert(namespaces, name, "never-there", 3)
+    arguments = ("--master", "local[2]", "--name", name, "--json", *once)
+    with running("syphon", *namespaces.options, *arguments) as process:
+        eventually(lambda: has_number(namespaces.primary, "bills", 100))
+        process.terminate()
+        said, complaints = process.communicate(timeout=SPARK_PATIENCE_S)
+    told = [json.loads(line) for line in said.splitlines()]
+    (ended,) = [one for one in told if one["event"] == "ended"]
+    batches = [one for one in told if one["event"] == "batch"]
+    assert ended["brought_home"] == len(received(namespaces.primary, "bills")) > 0, complaints
+    assert ended["brought_home"] == sum(batch["delivered"] for batch in batches)
+    assert ended["dead_lettered"] == sum(batch["dead_lettered"] for batch in batches)
+    assert "uncounted_batches" not in ended
+
+
+def has_number(namespace: RunningNamespace, path: str, least: int) -> bool:
+    """Return whether an entity has a message with this number or a larger one."""
+
+    async def looking() -> bool:
+        async with MessagingFactory.from_connection_string(namespace.connection_string) as factory:
+            receiver = await factory.create_message_receiver(path)
+            return bool(await receiver.peek(1, least))
+
+    return asyncio.run(looking())
 
 
 # What goes wrong

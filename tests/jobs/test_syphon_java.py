@@ -71,12 +71,17 @@ def test_d2_a_syphon_outlives_its_java_and_leaves_nothing_behind() -> None:
 
                 await eventually(is_home)
                 await eventually(lambda: syphon.status.syphoned >= 100)
+                (await freight.arrivals(home)).assert_complete()
+                before = syphon.uncounted_batches
+                await freight.load(away, 4_000)
+                await eventually(lambda: not syphon._at_rest.is_set())  # a batch is under way
                 os.kill(java_process(), signal.SIGKILL)
+                await syphon.finish()
+                assert syphon.uncounted_batches == before + 1
                 await syphon.close()
                 assert syphon._supervision is not None
                 assert syphon._supervision.done()
                 assert syphon._files._directory is None
-                (await freight.arrivals(home)).assert_complete()
 
         play(scenario())
 

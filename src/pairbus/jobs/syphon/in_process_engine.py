@@ -22,6 +22,14 @@ class DrainingSyphon(InProcessSyphon):
         self._secondary = context.secondary
         self._queues = context.backlog_queues
 
+    @property
+    def uncounted_batches(self) -> int:
+        """It has no batches: each message is counted when it is settled."""
+        return 0
+
+    async def finish(self) -> None:
+        """Nothing has to be waited for before ``close``, which settles what is under way."""
+
     async def drain(self) -> None:
         """Bring home what is there now, and end. What cannot be delivered at the moment stays parked."""
         stock = await Stock.take(self._secondary, self._queues)

@@ -25,6 +25,8 @@ from pairbus.spark.connection_reference import ConnectionReference
 from pairbus.spark.data_source import PairbusDataSource
 
 _OBSERVED: Final = "syphon"
+_PROCESSING: Final = "Processing new data"
+"""The status of a query while it runs a batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +124,11 @@ class SyphonQuery:
 def is_remote(spark: SparkSession) -> bool:
     """Whether it is a session of Spark Connect."""
     return type(spark).__module__.startswith("pyspark.sql.connect")
+
+
+def is_processing(query: StreamingQuery) -> bool:
+    """Return whether a batch is under way, as the query reports it."""
+    return query.isActive and query.status["message"] == _PROCESSING
 
 
 def _named(observed: Mapping[str, Any]) -> dict[str, Any]:

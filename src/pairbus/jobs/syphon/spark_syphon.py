@@ -22,7 +22,7 @@ from pairbus.jobs.reason import reason_of
 from pairbus.jobs.syphon.batch_report import BatchReport
 from pairbus.jobs.syphon.connection_files import ConnectionFiles
 from pairbus.jobs.syphon.outcome import Kind, Outcome
-from pairbus.jobs.syphon.query import Obstacles, SyphonQuery, is_remote, receives_of, reports_of
+from pairbus.jobs.syphon.query import Obstacles, SyphonQuery, is_processing, is_remote, receives_of, reports_of
 from pairbus.jobs.syphon.settings import SparkSyphonSettings
 from pairbus.pairing.events import MessageDeadLettered
 from pairbus.pairing.pump.stragglers import Stragglers
@@ -95,6 +95,8 @@ class SparkSyphon:
         self._delivered_s = -math.inf
         self._at_rest = asyncio.Event()
         self._at_rest.set()
+        self._is_finishing = False
+        self._uncounted = 0
         self._is_draining = False
         self._doing: asyncio.Future[Any] | None = None
         self._missed: str | None = None
@@ -117,6 +119,11 @@ class SparkSyphon:
     def counts(self) -> dict[Kind, int]:
         """What became of the messages of all batches so far."""
         return dict(self._counts)
+
+    @property
+    def uncounted_batches(self) -> int:
+        """How many batches ended without a report. What they brought home is in no count."""
+        return self._uncounted
 
     @property
     def _spark(self) -> SparkSession:
@@ -268,9 +275,9 @@ class SparkSyphon:
                     _log.warning("nothing is brought home: %s", error)
                 except Exception:  # noqa: BLE001 (whatever it is, the backlog has to be brought home)
                     _log.exception("the query of the syphon starts again after an unexpected error")
-                if self._closing is not None:
+                self._abandon_batch()
+                if self._closing is not None or self._is_finishing:
                     return
-                self._at_rest.set()
                 if self._missed is not None:
                     await self._stragglers.wait_for_primary(self._missed)
                     self._missed = None
@@ -312,10 +319,10 @@ class SparkSyphon:
         """
         ends_s = self._loop.time() + _HELD_S
         held = self._context.held()
-        while held.is_all and self._loop.time() < ends_s and self._closing is None:
+        while held.is_all and self._loop.time() < ends_s and not self._is_finishing:
             await asyncio.sleep(_HEAR_S)
             held = self._context.held()
-        if self._missed is not None or self._closing is not None:
+        if self._missed is not None or self._is_finishing:
             return None
         self._at_rest.clear()
         return Obstacles(held=held, busy=self._stragglers.busy)
@@ -371,15 +378,59 @@ class SparkSyphon:
 
     # The end.
 
+    async def finish(self) -> None:
+        """Wait for the batch under way, however long it takes, and start no other: its messages are counted then."""
+        self._is_finishing = True
+        with suppress(PySparkException, Py4JError, OSError):  # Java may be gone
+            await (self._finish_remote_batch() if self._is_elsewhere else self._finish_batch())
+
+    async def _finish_batch(self) -> None:
+        """Wait for the report of the batch under way; if its query fails there is none."""
+        while not self._at_rest.is_set():
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._at_rest.wait(), _END_S)
+            if not self._at_rest.is_set() and not await asyncio.to_thread(self._is_active):
+                self._abandon_batch()
+
+    def _is_active(self) -> bool:
+        try:
+            return self._query is not None and bool(self._query.isActive)
+        except (PySparkException, Py4JError, OSError):  # Java is gone
+            return False
+
+    def _abandon_batch(self) -> None:
+        """Note that no report of the batch under way will come."""
+        if not self._at_rest.is_set():
+            self._uncounted += 1
+            self._at_rest.set()
+            _log.warning("batch ended without a report: the messages that it brought home are not counted")
+
+    @property
+    def _is_elsewhere(self) -> bool:
+        """Whether the query runs on a Spark Connect server."""
+        return self._session is not None and is_remote(self._session)
+
+    async def _finish_remote_batch(self) -> None:
+        """Wait for the progress of the batch under way. Spark Connect cannot be kept from starting another one."""
+        query, heard = self._query, self._heard
+        while query is not None and self._heard == heard and await asyncio.to_thread(is_processing, query):
+            await asyncio.sleep(_HEAR_S)
+            await self._hear(query)
+
     async def close(self) -> None:
-        """Stop; a batch that is under way is finished. To close twice is fine."""
+        """Stop; a batch that is under way is finished, if that takes no more than half a minute.
+
+        To close twice is fine.
+        """
+        self._is_finishing = True
         if self._closing is None:
             self._closing = self._loop.create_task(self._close())
         await asyncio.shield(self._closing)
 
     async def _close(self) -> None:
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._at_rest.wait(), _FAREWELL_S)
+            await asyncio.wait_for(self._finish_batch(), _FAREWELL_S)
+        self._abandon_batch()
         async with AsyncExitStack() as steps:  # each is done, whatever becomes of the others; the last one first
             steps.callback(self._files.close)
             steps.push_async_callback(asyncio.to_thread, self._release_session)
@@ -398,9 +449,16 @@ class SparkSyphon:
                 self._doing.exception()
 
     async def _stop_query(self) -> None:
-        if self._query is not None:
-            with suppress(PySparkException, Py4JError, OSError):  # Java may be gone
-                await asyncio.to_thread(self._query.stop)
+        query = self._query
+        if query is None:
+            return
+        with suppress(PySparkException, Py4JError, OSError):  # Java may be gone
+            is_cut_short = self._is_elsewhere and await asyncio.to_thread(is_processing, query)
+            await asyncio.to_thread(query.stop)
+            if is_cut_short:
+                self._uncounted += 1
+            if self._is_elsewhere:
+                await self._hear(query)
 
     async def _end_supervision(self) -> None:
         if self._supervision is not None:

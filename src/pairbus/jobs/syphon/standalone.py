@@ -33,6 +33,13 @@ _ANYWHERE: Final = "x-pairbus-syphon"
 class DrainableSyphon(Syphon, Protocol):
     """One that can end by itself."""
 
+    @property
+    def uncounted_batches(self) -> int:
+        """How many batches were cut short, so that the counts of the status are too small."""
+
+    async def finish(self) -> None:
+        """Wait for the batch under way, and start no other."""
+
     async def drain(self) -> None:
         """Bring home what is there, and end; what cannot be delivered at the moment stays."""
 
@@ -110,8 +117,8 @@ class Standalone:
         async with _closing(syphon):
             await _unless(stopped, syphon.start())
             await self._attend(context, watch.follow(syphon), stopped.wait())
-            status = syphon.status
-        watch.end(status)
+            await syphon.finish()
+        watch.end(syphon.status, syphon.uncounted_batches)
         return Remains()
 
     async def _once(
@@ -131,9 +138,10 @@ class Standalone:
         syphon = self._engine(context)
         async with _closing(syphon):
             await self._attend(context, watch.follow(syphon), stopped.wait(), syphon.drain())
-            status = syphon.status
-        watch.end(status)
-        causes = {path: _with_advice(cause, "--primary", "Send") for path, cause in status.waiting.items()}
+            waiting = syphon.status.waiting
+            await syphon.finish()
+        watch.end(syphon.status, syphon.uncounted_batches)
+        causes = {path: _with_advice(cause, "--primary", "Send") for path, cause in waiting.items()}
         return await stock.remains(causes)
 
     async def _attend(

@@ -6,7 +6,7 @@ import asyncio
 from typing import Final
 
 from pairbus.client.errors import MessagingError
-from pairbus.jobs.lines import Line, Progress, Teller
+from pairbus.jobs.lines import Fact, Line, Progress, Teller
 from pairbus.jobs.syphon.backlog_queues import BacklogDepth
 from pairbus.pairing.status import SyphonStatus
 from pairbus.pairing.syphon import Syphon
@@ -46,10 +46,14 @@ class Watch:
         except MessagingError:
             return None  # the next look may know
 
-    def end(self, status: SyphonStatus) -> None:
+    def end(self, status: SyphonStatus, uncounted_batches: int) -> None:
+        """Tell the totals. They are a minimum if batches were cut short."""
         text = f"{status.syphoned:,} messages were brought home, {status.dead_lettered:,} dead-lettered"
-        facts = {"brought_home": status.syphoned, "dead_lettered": status.dead_lettered}
-        self._teller.tell(Line(event="ended", text=text, facts=facts))
+        facts: dict[str, Fact] = {"brought_home": status.syphoned, "dead_lettered": status.dead_lettered}
+        if uncounted_batches:
+            text += f"; {uncounted_batches:,} batches were cut short, and their messages are not counted"
+            facts["uncounted_batches"] = uncounted_batches
+        self._teller.tell(Line(event="ended", text=text, facts=facts, is_warning=uncounted_batches > 0))
 
 
 def _progress_line(progress: Progress) -> Line:
