@@ -34,8 +34,7 @@ def test_a_command_for_which_something_is_not_installed_says_what_to_install() -
     ended = run("import sys; sys.modules['uvicorn'] = None; from pairbus.cli.main import app; app(['serve'])")
     assert (ended.returncode, ended.stdout) == (1, "")
     assert ended.stderr == (
-        "pairbus: uvicorn is not installed; install pairbus with its extra 'server';"
-        " in the clone: pip install '.[server]'\n"
+        "pairbus: uvicorn is not installed; install pairbus[server]; in the clone: pip install '.[server]'\n"
     )
 
 
@@ -60,6 +59,32 @@ def test_an_output_that_cannot_be_written_is_status_1_and_one_line() -> None:
         ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, env=environment, check=False)
     assert ended.returncode == 1
     assert ended.stderr == b"pairbus: standard output cannot be written: No space left on device\n"
+
+
+_SOURCE = "Endpoint=sb://localhost;SharedAccessKeyName=some;SharedAccessKey=c2VjcmV0;UseDevelopmentEmulator=true"
+_NAMESPACES = ["--primary", _SOURCE, "--secondary", _SOURCE.replace("localhost", "localhost:5673")]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["capture", "--source", _SOURCE, "--entity", "orders", "--to", "files"],
+        ["syphon", *_NAMESPACES, "--name", "contoso"],
+        ["cost", "--ledger", "."],
+        ["reconcile", "--primary", ".", "--secondary", "."],
+        ["demo"],
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_command_without_spark_names_pyspark_and_the_extra(arguments: list[str]) -> None:
+    ended = run(
+        "import sys\n"
+        "for name in ('pyspark', 'py4j', 'pyarrow', 'pandas'): sys.modules[name] = None\n"
+        f"from pairbus.cli.main import app; app({arguments!r})"
+    )
+    assert ended.returncode != 0
+    assert "pairbus: pyspark is not installed; install pairbus[" in ended.stderr
+    assert "spark]; in the clone: " in ended.stderr
 
 
 def test_other_extras_are_named_with_the_one_that_the_commands_need() -> None:

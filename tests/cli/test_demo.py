@@ -553,15 +553,6 @@ def test_a_demo_that_is_stopped_leaves_nothing(tmp_path: Path, number: signal.Si
     assert "SharedAccessKey" not in said + rest
 
 
-def test_without_spark_it_says_what_is_missing() -> None:
-    code = "import sys; sys.modules['pyspark'] = sys.modules['py4j'] = None; from pairbus.cli.main import app; app()"
-    ended = subprocess.run(
-        [sys.executable, "-c", code, "demo"], capture_output=True, text=True, timeout=PATIENCE_S, check=False
-    )
-    assert ended.returncode == 1
-    assert "install pairbus with its extras 'server' and 'spark'" in ended.stderr
-
-
 @pytest.mark.slow
 def test_a_demo_that_cannot_begin_says_why_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", "--nonsense pyspark-shell")

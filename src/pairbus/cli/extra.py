@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 
 
 @contextmanager
@@ -20,9 +21,10 @@ def extra_needed(*extras: str, code: int = 1, otherwise: str = "") -> Iterator[N
 
 
 def missing(error: ImportError, *extras: str) -> str:
-    """What cannot be imported, and which extras have it; the commands themselves need 'server'."""
-    what = f"{error.name.partition('.')[0]} is not installed" if error.name else str(error)
-    named = " and ".join(map(repr, extras))
+    """Return what cannot be imported, and which extras have it; the commands themselves need 'server'."""
+    package = (error.name or "").partition(".")[0]
+    if "spark" in extras and find_spec("pyspark") is None:
+        package = "pyspark"  # what was imported first may be one of those that come with it
+    what = f"{package} is not installed" if package else str(error)
     wanted = ",".join(dict.fromkeys(("server", *extras)))
-    noun = "extra" if len(extras) == 1 else "extras"
-    return f"{what}; install pairbus with its {noun} {named}; in the clone: pip install '.[{wanted}]'"
+    return f"{what}; install pairbus[{','.join(extras)}]; in the clone: pip install '.[{wanted}]'"
