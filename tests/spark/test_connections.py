@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import multiprocessing
+import socket
 from collections.abc import Iterator
+from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
 
-from pairbus.client.errors import ClosedError, MessagingError
+from pairbus.client.errors import ClosedError, MessagingError, MessagingTimeoutError
 from pairbus.client.factory import MessagingFactory
 from pairbus.client.received_message import ReceivedMessage
 from pairbus.spark.connection_reference import ConnectionReference
-from pairbus.spark.connections import factory_of, on_loop
+from pairbus.spark.connections import factory_of, on_loop, reach, reached
 from pairbus.spark.errors import ConnectionReferenceError
 from pairbus.testing import RunningNamespace, running_namespace
 from tests.client.stage import make_queue
+from tests.faults.world import World, run
+from tests.spark.scenes import NOWHERE
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +77,57 @@ def test_a_key_that_was_rotated_is_used_from_the_next_task_on(namespace: Running
 def test_e4_a_secret_that_is_gone_is_told(tmp_path: Path) -> None:
     with pytest.raises(ConnectionReferenceError, match="nowhere"):
         factory_of(ConnectionReference.parse(f"file:{tmp_path / 'nowhere'}"))
+
+
+# How long the start of a query waits for the namespace.
+
+
+def test_e4_namespace_that_is_away_is_an_error_in_time() -> None:
+    async def scenario(world: World) -> None:
+        world.namespace.kill()
+        start_s = world.loop.time()
+        with pytest.raises(MessagingTimeoutError, match=r"tried for 10 s; .* 'connectTimeout'"):
+            await reach(world.factory(), timedelta(seconds=10))
+        assert world.loop.time() - start_s <= 10
+        world.namespace.start()
+
+    run(scenario)
+
+
+def test_e4_namespace_that_does_not_answer_is_an_error() -> None:
+    with socket.create_server(("localhost", 0)) as listener:
+        silent = NOWHERE.replace(":1;", f":{listener.getsockname()[1]};")
+        with pytest.raises(MessagingTimeoutError, match=r"did not answer within 0\.2 s; .* 'connectTimeout'"):
+            reached(ConnectionReference.parse(silent), timedelta(seconds=0.2))
+
+
+def test_namespace_that_comes_in_time_is_reached() -> None:
+    async def scenario(world: World) -> None:
+        world.namespace.kill()
+        reaching = asyncio.create_task(reach(world.factory(), timedelta(seconds=10)))
+        await asyncio.sleep(5)
+        assert not reaching.done()
+        world.namespace.start()
+        await reaching
+
+    run(scenario)
+
+
+def test_namespace_that_refuses_the_key_is_reached(namespace: RunningNamespace) -> None:
+    wrong = ConnectionReference.parse(namespace.connection_string.replace(namespace.key, "d3Jvbmc="))
+    assert reached(wrong, timedelta(seconds=10)) is factory_of(wrong)
+
+
+def test_namespace_that_was_reached_is_not_waited_for_again_if_once_is_enough() -> None:
+    short = timedelta(seconds=0.1)
+    with running_namespace() as namespace:
+        reference = ConnectionReference.parse(namespace.connection_string)
+        factory = reached(reference, timedelta(seconds=10), once=True)
+    assert reached(reference, short, once=True) is factory
+    with pytest.raises(MessagingTimeoutError):
+        reached(reference, short)
+    with pytest.raises(MessagingTimeoutError):
+        reached(ConnectionReference.parse(NOWHERE), short, once=True)
 
 
 def test_what_goes_wrong_on_the_loop_is_raised_where_it_was_asked_for() -> None:

@@ -45,6 +45,7 @@ def test_d1_the_defaults_of_reading() -> None:
     found = source()
     assert found == SourceOptions(
         connection=ConnectionReference.parse("env:CONTOSO"),
+        connect_timeout=timedelta(seconds=10),
         entities=("orders",),
         mode=ReadMode.CONSUME,
         max_messages_per_trigger=10_000,
@@ -59,7 +60,13 @@ def test_d1_the_defaults_of_reading() -> None:
 
 def test_d1_the_defaults_of_writing() -> None:
     connection = ConnectionReference.parse("env:CONTOSO")
-    assert sink() == SinkOptions(connection=connection, entity=None, message_id_prefix=None, batch_size=500)
+    assert sink() == SinkOptions(
+        connection=connection,
+        connect_timeout=timedelta(seconds=10),
+        entity=None,
+        message_id_prefix=None,
+        batch_size=500,
+    )
 
 
 def test_d1_a_batch_browses_unless_told_otherwise() -> None:
@@ -134,6 +141,20 @@ def test_a_time_is_a_second_to_a_day(count: int, unit: tuple[str, int]) -> None:
             source(longPoll=f"{count}{name}")
 
 
+@pytest.mark.parametrize(
+    ("text", "length_s"), [("5", 5), ("2.5", 2.5), ("0.1", 0.1), ("300ms", 0.3), ("1m", 60), ("86400", 86_400)]
+)
+def test_connect_timeout_is_in_seconds_unless_it_has_a_unit(text: str, length_s: float) -> None:
+    assert source(connectTimeout=text).connect_timeout == timedelta(seconds=length_s)
+    assert sink(connectTimeout=text).connect_timeout == timedelta(seconds=length_s)
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "soon", "86401", "", "5 5"])
+def test_connect_timeout_out_of_range_is_rejected(text: str) -> None:
+    with pytest.raises(SparkOptionError, match=r"'connectTimeout' is .*; it is a number of seconds up to 1 day"):
+        source(connectTimeout=text)
+
+
 # What a path says
 
 
@@ -194,7 +215,9 @@ def test_an_unknown_option_is_told_with_the_nearest_one(key: str, nearest: str) 
 
 
 def test_an_option_that_is_like_no_other_is_told_with_all() -> None:
-    with pytest.raises(SparkOptionError, match="no option 'xyz'; there are connection, entity, messageIdPrefix, batch"):
+    with pytest.raises(
+        SparkOptionError, match="no option 'xyz'; there are connection, connectTimeout, entity, messageIdPrefix"
+    ):
         sink(xyz="1")
     with pytest.raises(SparkOptionError, match="there is no option 'checkpoint'"):
         source(checkpoint="1")

@@ -18,19 +18,20 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from pyspark.sql.types import StringType, StructField, StructType
 
 from pairbus.broker import QueueDescription
-from pairbus.client.errors import EntityNotFoundError, MessagingError
+from pairbus.client.errors import EntityNotFoundError, InvalidRequestError, MessagingError, MessagingTimeoutError
 from pairbus.client.message import BrokeredMessage
 from pairbus.client.received_message import ReceivedMessage
 from pairbus.spark.connection_reference import ConnectionReference
 from pairbus.spark.connections import factory_of, on_loop
 from pairbus.spark.data_source import PairbusDataSource
 from pairbus.spark.errors import EntityPatternError, OffsetError, SchemaError, SparkOptionError
+from pairbus.spark.offset import ConsumeOffset
 from pairbus.spark.reader import BrowsingStreamReader, ConsumingStreamReader
 from pairbus.spark.schema import MESSAGE_SCHEMA
 from pairbus.testing import RunningNamespace, running_namespace
 from tests.client.stage import make_queue, make_topic
 from tests.peers.waiting import eventually
-from tests.spark.scenes import numbered
+from tests.spark.scenes import NOWHERE, numbered
 
 T = TypeVar("T")
 Offset = dict[str, Any]
@@ -408,6 +409,45 @@ def test_e4_what_is_wrong_is_told_when_the_stream_begins(namespace: RunningNames
         Query(namespace, "nothing-*").begin().plan()
     with Query(namespace, "nothing").begin() as query, pytest.raises(EntityNotFoundError, match="nothing"):
         query.plan()
+
+
+def nowhere(**given: str) -> PairbusDataSource:
+    return PairbusDataSource({"connection": NOWHERE, "connectTimeout": "0.2", "path": "orders", **given})
+
+
+BODY: Final = StructType([StructField("body", StringType())])
+ROWS: Final = [pa.RecordBatch.from_pylist([{"body": "one"}])]
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        lambda: nowhere().reader(MESSAGE_SCHEMA).partitions(),
+        lambda: nowhere(path="orders-*").reader(MESSAGE_SCHEMA).partitions(),
+        lambda: nowhere(mode="browse").streamReader(MESSAGE_SCHEMA).initialOffset(),
+        lambda: nowhere().streamReader(MESSAGE_SCHEMA).latestOffset(ConsumeOffset().to_json(), MOST),
+        lambda: nowhere().writer(BODY, overwrite=False),
+        lambda: nowhere().streamWriter(BODY, overwrite=False).write(iter(ROWS)),
+    ],
+    ids=["table", "pattern", "browse", "consume", "write", "write stream"],
+)
+def test_e4_namespace_that_is_away_is_reported_after_the_connect_timeout(start: Callable[[], object]) -> None:
+    with pytest.raises(MessagingTimeoutError) as raised:
+        start()
+    assert str(raised.value) == (
+        "amqp://localhost:1 cannot be reached: Connection refused; tried for 0.2 s; check that the namespace is running"
+        " and that 'connection' has its Endpoint, or raise 'connectTimeout'"
+    )
+
+
+def test_e4_stream_that_consumes_sessions_is_told_to_browse(namespace: RunningNamespace) -> None:
+    queue = make_queue(namespace, requires_session=True)
+    with Query(namespace, queue).begin() as query:
+        with pytest.raises(InvalidRequestError) as raised:
+            eventually(query.plan)
+        assert str(raised.value).endswith("use browse, .option('mode', 'browse')")
+    with Query(namespace, queue, mode="browse").begin() as query:
+        assert query.batch() == []
 
 
 def test_e4_a_checkpoint_of_the_other_mode_is_refused(namespace: RunningNamespace) -> None:

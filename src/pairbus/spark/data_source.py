@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pyspark import SparkContext
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
@@ -11,9 +12,11 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from pairbus.spark.connections import reached
 from pairbus.spark.options import ReadMode, SinkOptions, SourceOptions
 from pairbus.spark.reader import BrowsingStreamReader, ConsumingStreamReader, MessageReader
 from pairbus.spark.schema import MESSAGE_SCHEMA, check_schema
+from pairbus.spark.worker_python import prepare_workers
 from pairbus.spark.writer import MessageStreamWriter, MessageWriter
 
 
@@ -25,6 +28,13 @@ class PairbusDataSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
+        """Return the name of the format.
+
+        ``spark.dataSource.register`` asks for it just before it decides which Python plans and runs the queries.
+        """
+        context = SparkContext._active_spark_context  # noqa: SLF001 (there is none in a worker, or with Spark Connect)
+        if context is not None:
+            prepare_workers(context)
         return "pairbus"
 
     def schema(self) -> StructType:
@@ -40,7 +50,10 @@ class PairbusDataSource(DataSource):
         return kind(options, check_schema(schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        return MessageWriter(SinkOptions.from_options(self.options), schema, overwrite=overwrite)
+        options = SinkOptions.from_options(self.options)
+        writer = MessageWriter(options, schema, overwrite=overwrite)
+        reached(options.connection, options.connect_timeout)  # fail now, and not in each task
+        return writer
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
         return MessageStreamWriter(SinkOptions.from_options(self.options), schema, overwrite=overwrite)

@@ -11,7 +11,7 @@ from typing import Final
 from uuid import UUID
 
 from pairbus.client.chores import Chores
-from pairbus.client.errors import MessageLockLostError, MessagingError
+from pairbus.client.errors import InvalidRequestError, MessageLockLostError, MessagingError
 from pairbus.client.factory import MessagingFactory
 from pairbus.client.received_message import ReceivedMessage
 from pairbus.client.receiver import MessageReceiver
@@ -24,6 +24,9 @@ from pairbus.spark.sequence_marks import SequenceMarks
 from pairbus.spark.sequence_ranges import SequenceRanges
 
 _log = logging.getLogger(__name__)
+
+_REQUIRES_SESSIONS: Final = "requires sessions"
+"""What the namespace says of an entity that cannot be received from without a session; Azure has the same words."""
 
 _FIRST_PAUSE_S: Final = 1.0
 _LONGEST_PAUSE_S: Final = 30.0
@@ -149,7 +152,7 @@ class Intake:
                 await self._receive_over_one_link()
             except MessagingError as error:
                 if not error.is_transient:
-                    self.error = error
+                    self.error = _explained(error)
                     self._on_change()
                     return
                 level = logging.WARNING if pause_s == _FIRST_PAUSE_S else logging.DEBUG
@@ -372,6 +375,15 @@ class Intake:
         except (MessagingError, TimeoutError) as error:
             _log.info("messages of '%s' come back when their locks end: %s", self.path, error)
         await desk.close()
+
+
+def _explained(error: MessagingError) -> MessagingError:
+    """Return an error with what the author of the query can do about it."""
+    if not isinstance(error, InvalidRequestError) or _REQUIRES_SESSIONS not in error.message:
+        return error
+    explained = error.copy()
+    explained.hint = "a stream cannot consume sessions: use browse, .option('mode', 'browse')"
+    return explained
 
 
 async def _give_back(receiver: MessageReceiver, claims: list[Claim]) -> None:

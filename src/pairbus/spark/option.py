@@ -87,11 +87,14 @@ def number(least: int, most: int) -> Form:
     return Form(f"a number from {least:,} to {most:,}", read)
 
 
-def duration(least: timedelta, most: timedelta, text: str) -> Form:
-    """As Spark's own intervals are written: a number and a unit, short or in full."""
+def duration(least: timedelta, most: timedelta, text: str, *, unit: str = "") -> Form:
+    """Read what Spark's own intervals look like: a number and a unit, short or in full.
+
+    A number alone is taken in ``unit``, if there is one.
+    """
 
     def read(text: str) -> timedelta:
-        found = _DURATION.fullmatch(text.lower())
+        found = _DURATION.fullmatch(text.lower()) or _DURATION.fullmatch(f"{text}{unit}")
         if found is None or found[2] not in _UNIT_OF:
             raise ValueError
         length = timedelta(**{_UNIT_OF[found[2]]: float(found[1])})

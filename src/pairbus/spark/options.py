@@ -91,8 +91,19 @@ _CONNECTION: Final = Option(
     " A connection string that is written here is part of the plan, which Spark keeps and sends around.",
 )
 
+_CONNECT_TIMEOUT: Final = Option(
+    name="connectTimeout",
+    form=duration(
+        timedelta(seconds=0.1), timedelta(days=1), "a number of seconds up to 1 day, such as 5, 2.5 or 1m", unit="s"
+    ),
+    default="10",
+    doc="How long the start of a query tries to connect to the namespace before it fails. A connection that is lost"
+    " later is opened again for as long as each operation may take.",
+)
+
 SOURCE_OPTIONS: Final = (
     _CONNECTION,
+    _CONNECT_TIMEOUT,
     Option(
         name="entities",
         form=_ENTITIES,
@@ -154,6 +165,7 @@ SOURCE_OPTIONS: Final = (
 
 SINK_OPTIONS: Final = (
     _CONNECTION,
+    _CONNECT_TIMEOUT,
     Option(
         name="entity",
         form=Form("the name of one queue or topic", _read_entity),
@@ -183,6 +195,7 @@ class SourceOptions:
     """What a query says about reading."""
 
     connection: ConnectionReference
+    connect_timeout: timedelta
     entities: tuple[str, ...]
     """Names and patterns, as they were given."""
 
@@ -226,6 +239,7 @@ class SinkOptions:
     """What a query says about writing."""
 
     connection: ConnectionReference
+    connect_timeout: timedelta
     entity: str | None
     """Where all rows are sent; ``None`` if each row says that."""
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Final
 
 from pairbus.spark.connection_reference import ConnectionReference
-from pairbus.spark.connections import factory_of, on_loop
+from pairbus.spark.connections import on_loop, reached
 from pairbus.spark.dispatch import Dispatch
 from pairbus.spark.lanes import lanes_of
 
@@ -29,8 +30,9 @@ class _Pile:
 class Outbox:
     """Takes messages one by one, in the thread of the task, while others are being sent on the loop."""
 
-    def __init__(self, connection: ConnectionReference, batch_size: int) -> None:
+    def __init__(self, connection: ConnectionReference, connect_timeout: timedelta, batch_size: int) -> None:
         self._connection = connection
+        self._connect_timeout = connect_timeout
         self._batch_size = batch_size
         self._piles: dict[str, _Pile] = {}
         self._size_bytes = 0
@@ -66,5 +68,5 @@ class Outbox:
     def _put(self, pile: _Pile) -> None:
         self._size_bytes -= pile.size_bytes
         if self._dispatch is None:  # a task without rows needs no connection
-            self._dispatch = Dispatch(lanes_of(factory_of(self._connection)))
+            self._dispatch = Dispatch(lanes_of(reached(self._connection, self._connect_timeout, once=True)))
         on_loop(self._dispatch.put, pile.path, pile.payloads)

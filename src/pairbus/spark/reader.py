@@ -24,7 +24,7 @@ from pairbus.client.errors import UnauthorizedError
 from pairbus.client.management.namespace_manager import NamespaceManager
 from pairbus.dialect.entity_path import split_entity_path
 from pairbus.spark.browsing import Browsing
-from pairbus.spark.connections import factory_of, on_loop
+from pairbus.spark.connections import on_loop, reached
 from pairbus.spark.consumption import Consumption
 from pairbus.spark.entity_patterns import resolve_entities
 from pairbus.spark.errors import EntityPatternError
@@ -86,8 +86,9 @@ class MessageReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         options = self._options
+        factory = reached(options.connection, options.connect_timeout)
         entities = _entities(options)
-        browsing = Browsing(factory_of(options.connection), entities, options)
+        browsing = Browsing(factory, entities, options)
 
         async def everything() -> list[MessagePartition]:
             try:
@@ -153,7 +154,8 @@ class ConsumingStreamReader(_StreamReader[Consumption]):
     def _started(self, known: ConsumeOffset) -> Consumption:
         if self._source is None:
             options = self._options
-            source = Consumption(factory_of(options.connection), _entities(options), options)
+            factory = reached(options.connection, options.connect_timeout)
+            source = Consumption(factory, _entities(options), options)
             on_loop(source.start, known, until_now=self._is_until_now)
             self._source = source
             _end_well()
@@ -198,7 +200,8 @@ class BrowsingStreamReader(_StreamReader[Browsing]):
     def _started(self) -> Browsing:
         if self._source is None:
             options = self._options
-            self._source = Browsing(factory_of(options.connection), _entities(options), options)
+            factory = reached(options.connection, options.connect_timeout)
+            self._source = Browsing(factory, _entities(options), options)
         return self._source
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802

@@ -44,7 +44,7 @@ class _Task:
         messages = OutgoingMessages(self.schema, options.entity)
         scope = Scope.of_this_task(options.message_id_prefix, self.nonce, is_stream=self.is_stream)
         ids = MessageIds(scope)
-        outbox = Outbox(options.connection, options.batch_size)
+        outbox = Outbox(options.connection, options.connect_timeout, options.batch_size)
         row = 0
         try:
             for batch in batches:
