@@ -174,6 +174,7 @@ class VirtualNamespace:
         self._host = NamespaceHost(self.name, STANDARD, keeper, self.now_ms, self._loop)
         self._host.deny = self._deny
         services = AmqpServices(self._host, Gatekeeper(self._host), Dispatcher(self._host), Counters(), _IDLE_MS)
+        services.stopwatch = self._loop.time  # or how a run goes would depend on the machine
         self._services = services
         http = self._http_of(services)
         self._http.default_headers = http.encoded_headers

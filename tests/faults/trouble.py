@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from enum import Enum
-from typing import TypeAlias, cast
+from typing import TypeAlias
 
 from pairbus.broker import Address
-from pairbus.server import reception
 from pairbus.server.amqp.connection import AmqpConnection
 from pairbus.server.amqp.producer import Producer
 from pairbus.server.amqp.services import AmqpServices
@@ -47,10 +46,8 @@ class _Protocol(AmqpProtocol):
         super().__init__(services, secure=False)
         self._troubles = troubles
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        stream = cast("asyncio.Transport", transport)
-        stream.set_write_buffer_limits(high=reception._WRITE_HIGH_BYTES)
-        self._connection = _Connection(self._services, stream, self._troubles)
+    def _connect(self, stream: asyncio.Transport) -> AmqpConnection:
+        return _Connection(self._services, stream, self._troubles)
 
 
 class _Connection(AmqpConnection):

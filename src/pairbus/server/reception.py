@@ -107,7 +107,10 @@ class AmqpProtocol(asyncio.Protocol):
         stream = cast("asyncio.Transport", transport)
         stream.set_write_buffer_limits(high=_WRITE_HIGH_BYTES)
         self._transport = stream
-        self._connection = AmqpConnection(self._services, stream, self._name, address_of(stream))
+        self._connection = self._connect(stream)
+
+    def _connect(self, stream: asyncio.Transport) -> AmqpConnection:
+        return AmqpConnection(self._services, stream, self._name, address_of(stream))
 
     def data_received(self, data: bytes) -> None:
         if self._connection is not None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -96,6 +95,7 @@ class AmqpConnection(Peer):
         self.replies = Replies()
         self.transactions = Transactions(services.host)
         self._services = services
+        self._stopwatch = services.stopwatch
         self._transport = transport
         self._protocol = protocol
         self._address = address
@@ -161,12 +161,12 @@ class AmqpConnection(Peer):
         What the peer does not take the answers of waits as well, and no more is read.
         """
         self._has_turn_left = False
-        ends = time.perf_counter() + _TURN_S
+        ends = self._stopwatch() + _TURN_S
         is_early = True
         while self._handle_events(ends) and self._unread and is_early:
             data, self._unread = self._unread[:_SLICE_BYTES], self._unread[_SLICE_BYTES:]
             self._take_in(data)
-            is_early = time.perf_counter() < ends
+            is_early = self._stopwatch() < ends
         self._send_confirmations()
         self._release_held()
         self.flush()
@@ -212,7 +212,7 @@ class AmqpConnection(Peer):
             handler = self._handlers.get(type(event))
             if handler is not None:
                 handler(event)
-            if time.perf_counter() > ends:
+            if self._stopwatch() > ends:
                 break
         return not events
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from typing import Final, Protocol
 
 from pairbus.dialect.annotations import NAMESPACE
@@ -88,6 +90,8 @@ class AmqpServices:
         self.receptions: set[Transport] = set()
         """What carries the connections of which nobody knows yet what they speak."""
         self.is_draining = False
+        self.stopwatch: Callable[[], float] = time.perf_counter
+        """What turns are measured with, in seconds."""
         host.on_access_changed = self._recheck_claims
 
     def _recheck_claims(self) -> None:
