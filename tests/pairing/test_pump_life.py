@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -11,6 +12,8 @@ import pytest
 
 from pairbus.broker import AuthorizationRule, Right
 from pairbus.client.errors import EntityNotFoundError, UnauthorizedError
+from pairbus.client.received_message import ReceivedMessage
+from pairbus.client.receiver import MessageReceiver
 from pairbus.pairing.engines import find_engine
 from pairbus.pairing.pump import InProcessSyphon
 from pairbus.pairing.syphon import TimeToLive
@@ -49,15 +52,25 @@ def _wait_for_days(days: int, monkeypatch: pytest.MonkeyPatch) -> None:
         on_credit(consumer)
 
     monkeypatch.setattr(Consumer, "on_credit", watched)
+    peeked: list[MessageReceiver] = []
+    peek = MessageReceiver.peek
+
+    def peeking(receiver: MessageReceiver, *arguments: Any) -> Awaitable[list[ReceivedMessage]]:
+        peeked.append(receiver)
+        return peek(receiver, *arguments)
+
+    monkeypatch.setattr(MessageReceiver, "peek", peeking)
 
     async def scenario(world: PairWorld) -> None:
         pumping = Pumping(world, queues=10)
         syphon = await pumping.started()
         await asyncio.sleep(HOUR_S - 1)
         assert syphon.status.receives == len(asked) == 40
+        peeked.clear()  # at the start, once each
         for day in range(days):
             await asyncio.sleep((day + 1) * DAY_S - world.loop.time())
             assert syphon.status.receives == len(asked) == 960 * (day + 1)
+            assert len(peeked) == 240 * (day + 1) - 10  # once an hour and queue, and the last hour is not over
         await syphon.close()
 
     run(scenario)

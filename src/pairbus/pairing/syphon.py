@@ -17,6 +17,9 @@ from pairbus.pairing.status import SyphonStatus
 IN_PROCESS: Final = "in-process"
 """The engine that needs nothing else."""
 
+IDLE_POLLS_PER_PEEK: Final = 4
+"""How many receives of the in-process engine come back empty before it peeks at an idle queue, which is billed, too."""
+
 
 class TimeToLive(Enum):
     """What becomes of the time to live of a message that was in the backlog."""

@@ -46,7 +46,7 @@ def test_d3_each_diverted_message_is_charged_four_times() -> None:
         ("receive from backlog", 500_000),
         ("send to primary", 500_000),
         ("receive from primary", 500_000),
-        ("looks of a syphon into the backlog", 0),
+        ("looks of a syphon into the backlog", 7_200),  # once an hour and queue
         ("pings", 14_400),  # 5 entities, 4 factories, 720 minutes
         ("idle polls", 28_800),
         ("asking for backlog queues", 50),  # 10 queues, by 4 senders and a syphon
@@ -55,21 +55,21 @@ def test_d3_each_diverted_message_is_charged_four_times() -> None:
 
 def test_d3_the_bill_with_pairing_and_without() -> None:
     # Without: 60,000,000 operations, 12,500,000 included, the rest at 0.80 a million: 38. The base charge: 10.
-    # With: 59,000,000 + 2,000,000 + 14,400 + 28,800 + 50 = 61,043,250; 48,543,250 at 0.80 a million: 38.8346.
+    # With: 59,000,000 + 2,000,000 + 14,400 + 28,800 + 7,200 + 50 = 61,050,450; 48,550,450 at 0.80 a million: 38.84036.
     # The syphon fetches 500,000 x 1,000 bytes: half a gigabyte at 0.15: 0.075. The base charge is for both: 10.
     found = forecast(BUSY, STANDARD)
     assert found.unpaired.total == Decimal(48)
-    assert found.paired.amount(Meter.OPERATIONS) == Decimal("38.8346")
+    assert found.paired.amount(Meter.OPERATIONS) == Decimal("38.84036")
     assert found.paired.amount(Meter.BANDWIDTH) == Decimal("0.075")
-    assert found.paired.total == Decimal("48.9096")
-    assert found.difference == Decimal("0.9096")
+    assert found.paired.total == Decimal("48.91536")
+    assert found.difference == Decimal("0.91536")
 
 
 def test_d3_a_syphon_on_spark_looks_at_each_diverted_message_once_more() -> None:
-    # 500,000 operations more, at 0.80 a million: 0.40; half a gigabyte more out of the secondary's region: 0.075.
+    # 500,000 operations instead of 7,200, at 0.80 a million: 0.39424; half a gigabyte more out of its region: 0.075.
     on_spark, in_process = forecast(ON_SPARK, STANDARD), forecast(BUSY, STANDARD)
     assert operations(on_spark, "looks of a syphon into the backlog") == 500_000
-    assert on_spark.paired.total - in_process.paired.total == Decimal("0.475")
+    assert on_spark.paired.total - in_process.paired.total == Decimal("0.46924")
     assert on_spark.unpaired == in_process.unpaired
     assert Workload(messages_per_day=1).engine is Engine.SPARK  # as `pairbus syphon` is, if nothing else is said
 
@@ -92,7 +92,7 @@ def test_d3_a_second_premium_namespace_costs_as_much_as_the_first() -> None:
 
 def test_a_large_message_is_charged_for_every_64_kb() -> None:
     found = forecast(replace(BUSY, message_bytes=100_000), load_rate_card("basic"))
-    assert found.paired.usage.units == 2 * 61_000_000 + 14_400 + 28_800 + 50
+    assert found.paired.usage.units == 2 * 61_000_000 + 14_400 + 28_800 + 7_200 + 50
 
 
 def test_connections_are_counted_in_both_namespaces() -> None:
@@ -105,13 +105,13 @@ def test_connections_are_counted_in_both_namespaces() -> None:
 def test_d3_what_each_setting_changes() -> None:
     found = forecast(BUSY, STANDARD)
     assert [(knob.name, knob.now, knob.then, knob.units, knob.amount) for knob in found.knobs] == [
-        ("backlog queues", "10", "20", 28_800 + 50, Decimal("0.02308")),
-        ("syphon hosts", "1", "2", 28_800 + 10, Decimal("0.023048")),
-        ("long poll", "15 min", "30 min", -14_400, Decimal("-0.01152")),
+        ("backlog queues", "10", "20", 28_800 + 7_200 + 50, Decimal("0.02884")),
+        ("syphon hosts", "1", "2", 28_800 + 7_200 + 10, Decimal("0.028808")),
+        ("long poll", "15 min", "30 min", -14_400 - 3_600, Decimal("-0.0144")),
         ("ping interval", "1 min", "2 min", -7_200, Decimal("-0.00576")),
         ("senders", "4", "8", 14_400 + 40, Decimal("0.011552")),
         ("outage hours", "12", "24", 1_000_000 + 14_400, Decimal("0.88652")),
-        ("engine", "in-process", "spark", 500_000, Decimal("0.475")),
+        ("engine", "in-process", "spark", 500_000 - 7_200, Decimal("0.46924")),
     ]
 
 

@@ -13,6 +13,7 @@ from pairbus.jobs.cost.month import MonthlyBill, MonthlyUsage, monthly_bill
 from pairbus.jobs.cost.rate_card import RateCard
 from pairbus.jobs.cost.statement import LOOKS, PINGS
 from pairbus.ledger.operation import Kind, Stage, units_of
+from pairbus.pairing.syphon import IDLE_POLLS_PER_PEEK
 
 DAYS: Final = 30
 HOURS: Final = 24 * DAYS
@@ -92,8 +93,17 @@ class Workload:
 
     @property
     def looks(self) -> int:
-        """On Spark, a driver receives what is diverted, and a task looks at it again to carry it."""
-        return self.diverted if self.engine is Engine.SPARK else 0
+        """Count the peeks of the syphons.
+
+        On Spark, a driver receives what is diverted, and a task peeks at it again to carry it. In the process, a syphon
+        peeks at a queue after some receives that found nothing, for what another syphon may have left there.
+        """
+        return self.diverted if self.engine is Engine.SPARK else self.idle_polls // IDLE_POLLS_PER_PEEK
+
+    @property
+    def look_bytes(self) -> int:
+        """Return the bytes that one of these peeks finds."""
+        return self.message_bytes if self.engine is Engine.SPARK else 0
 
     @property
     def pings(self) -> int:
@@ -181,7 +191,13 @@ def _paired_lines(workload: Workload) -> Iterator[ForecastLine]:
         ("receive from primary", Kind.RECEIVE, Stage.RETURNED),
     ):
         yield ForecastLine(name=name, kind=kind, stage=stage, operations=diverted, message_bytes=size)
-    yield ForecastLine(name=LOOKS, kind=Kind.PEEK, stage=Stage.SYPHON, operations=workload.looks, message_bytes=size)
+    yield ForecastLine(
+        name=LOOKS,
+        kind=Kind.PEEK,
+        stage=Stage.SYPHON,
+        operations=workload.looks,
+        message_bytes=workload.look_bytes,
+    )
     yield ForecastLine(name=PINGS, kind=Kind.SEND, stage=Stage.PING, operations=workload.pings)
     yield ForecastLine(name="idle polls", kind=Kind.EMPTY_RECEIVE, stage=Stage.IDLE, operations=workload.idle_polls)
     asked = workload.backlog_queues * (workload.senders + workload.syphon_hosts)  # once, when they are paired

@@ -50,7 +50,7 @@ DIVERTED_STEPS: Final = (
 _HOME: Final = 2
 
 LOOKS: Final = "looks of a syphon into the backlog"
-"""A syphon on Spark looks at every message once more, to carry it; each syphon, at what waits, if it is asked to."""
+"""Peeks: a syphon on Spark peeks at every message to carry it, one in the process at idle queues now and then."""
 
 PINGS: Final = "pings"
 """Those that have reached the primary: of others no ledger tells."""

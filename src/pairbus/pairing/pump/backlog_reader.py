@@ -24,7 +24,7 @@ from pairbus.pairing.pump.channel import Channel
 from pairbus.pairing.pump.dead_letters import DeadLetters
 from pairbus.pairing.pump.hand import Hand
 from pairbus.pairing.pump.survey import Survey
-from pairbus.pairing.syphon import SyphonSettings, TimeToLive
+from pairbus.pairing.syphon import IDLE_POLLS_PER_PEEK, SyphonSettings, TimeToLive
 
 _log = logging.getLogger(__name__)
 
@@ -33,8 +33,6 @@ _LONGEST_PAUSE_S: Final = 30.0
 _SLOW_S: Final = 0.1
 _SLOWEST_S: Final = 2.0
 _AHEAD: Final = 200
-_IDLE_LOOK: Final = 4
-"""How many receives come back empty before an idle queue is looked at: that costs, too."""
 
 
 class BacklogReader:
@@ -156,7 +154,7 @@ class BacklogReader:
             if looking is not None:
                 looking.cancel()
         self._empty_polls = 0 if messages else self._empty_polls + 1
-        if messages or self._empty_polls % _IDLE_LOOK == 0:  # others may have parked something, and died
+        if messages or self._empty_polls % IDLE_POLLS_PER_PEEK == 0:  # others may have parked something, and died
             self._is_behind = True
         if messages:
             self._survey.arrivals += 1
