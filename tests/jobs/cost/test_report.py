@@ -20,7 +20,7 @@ from pairbus.jobs.cost.statement import PAIRING_STEPS, By, Statement, StatementL
 
 CARD = load_rate_card("standard")
 EVIL = "<script>alert('1')</script> & [bold]"
-EMPTY = {"meta", "!doctype"}
+EMPTY = {"meta", "!doctype", "wbr"}
 
 
 def counted(*labels: str, operations: int = 0, amount: str = "0") -> StatementLine:

@@ -33,7 +33,7 @@ class Outline(HTMLParser):
     def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
         self.addresses += [value or "" for name, value in attributes if name in {"src", "href", "xlink:href"}]
-        if tag not in {"meta", "line", "rect", "polyline"}:
+        if tag not in {"meta", "line", "rect", "polyline", "wbr"}:
             self.open.append(tag)
 
     def handle_endtag(self, tag: str) -> None:

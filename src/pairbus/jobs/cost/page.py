@@ -7,6 +7,7 @@ from html import escape
 from typing import Final
 
 from pairbus.jobs.cost.report import Report, Section
+from pairbus.jobs.markup import markup
 
 _STYLE: Final = """\
 :root { color-scheme: light dark; --line: #c8ccd2; --soft: #f3f4f6; --text: #1b1f24; --back: #ffffff; }
@@ -16,13 +17,16 @@ _STYLE: Final = """\
 body { margin: 2rem auto; max-width: 72rem; padding: 0 1rem; color: var(--text); background: var(--back);
   font: 16px/1.5 system-ui, sans-serif; }
 .wide { overflow-x: auto; }
+* { box-sizing: border-box; }
+h1, p { overflow-wrap: break-word; }
 table { border-collapse: collapse; margin: 0 0 1rem; }
 caption { text-align: left; font-size: 1.2rem; font-weight: 600; padding: 1rem 0 .5rem; }
 th, td { padding: .25rem .75rem; border-bottom: 1px solid var(--line); text-align: left; vertical-align: top; }
 th.number, td.number { text-align: right; font-variant-numeric: tabular-nums; }
+td.number { white-space: nowrap; }
 thead th, tfoot th, tfoot td { background: var(--soft); font-weight: 600; }
 tbody th { font-weight: 400; }
-footer { font-size: .875rem; overflow-wrap: anywhere; }
+footer { font-size: .875rem; }
 """
 
 
@@ -43,7 +47,7 @@ def html_page(report: Report) -> str:
         *(line for section in report.sections for line in _section(section)),
         "</main>",
         "<footer>",
-        *(f"<p>{escape(note)}</p>" for note in report.footnotes),
+        *(f"<p>{markup(note)}</p>" for note in report.footnotes),
         "</footer>",
         "</body>",
         "</html>",
@@ -78,9 +82,11 @@ def _head(section: Section) -> Iterator[str]:
 def _cells(row: Sequence[str], texts: int) -> Iterator[str]:
     for place, cell in enumerate(row):
         if place == 0:
-            yield f'<th scope="row">{escape(cell)}</th>'
+            yield f'<th scope="row">{markup(cell)}</th>'
+        elif place < texts:
+            yield f"<td>{markup(cell)}</td>"
         else:
-            yield f"<td{_kind(place, texts)}>{escape(cell)}</td>"
+            yield f'<td class="number">{escape(cell)}</td>'
 
 
 def _kind(place: int, texts: int) -> str:

@@ -13,7 +13,13 @@ from pairbus.jobs.reconcile.timeline import LINES
 from pairbus.jobs.reconcile.waits import EDGES
 
 _WIDTH, _HEIGHT = 760, 260
-_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 12, 14, 34
+_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 12, 14, 46
+_ROW = 14
+"""From one row of labels to the next."""
+
+_PREFIXES: Final = ((10**9, 10**9, " G"), (10**6, 10**6, " M"), (10**4, 10**3, " k"))
+"""Large numbers are short on an axis; the table has the figures."""
+
 _ROUND: Final = (1, 2, 2.5, 5, 10)
 _GRID: Final = 4
 
@@ -34,7 +40,7 @@ def timeline_chart(points: Sequence[TimelinePoint], step: timedelta) -> str:
 
 
 def waits_chart(histogram: Sequence[int]) -> str:
-    """A bar for each length of time."""
+    """A bar for each length of time. Their names are in two rows, or they would run into each other."""
     top = _round_up(max(histogram, default=1))
     width = (_WIDTH - _LEFT - _RIGHT) / len(histogram)
     body = [*_grid(top)]
@@ -43,7 +49,7 @@ def waits_chart(histogram: Sequence[int]) -> str:
         height = _HEIGHT - _BOTTOM - y
         body.append(
             f'<rect class="bar" x="{left + 2:.1f}" y="{y:.1f}" width="{width - 4:.1f}" height="{height:.1f}"/>'
-            f'<text class="tick" x="{left + width / 2:.1f}" y="{_HEIGHT - _BOTTOM + 16}" text-anchor="middle">'
+            f'<text class="tick" x="{left + width / 2:.1f}" y="{_label_y(number % 2)}" text-anchor="middle">'
             f"{escape(bar_name(number))}</text>"
         )
     title = "Time from diverted to delivered"
@@ -78,7 +84,7 @@ def _grid(top: float) -> Iterator[str]:
         value = top * number / _GRID
         y = _y(value, top)
         yield f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
-        yield f'<text class="tick" x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{value:,.10g}</text>'
+        yield f'<text class="tick" x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{_short(value)}</text>'
 
 
 def _times(points: Sequence[TimelinePoint]) -> Iterator[str]:
@@ -86,9 +92,21 @@ def _times(points: Sequence[TimelinePoint]) -> Iterator[str]:
     for number in sorted({0, last // 3, last * 2 // 3, last} if points else set()):
         anchor = "start" if number == 0 else "end" if number == last else "middle"
         yield (
-            f'<text class="tick" x="{_x(number, len(points)):.1f}" y="{_HEIGHT - _BOTTOM + 18}" '
+            f'<text class="tick" x="{_x(number, len(points)):.1f}" y="{_label_y()}" '
             f'text-anchor="{anchor}">{_hour(points[number].at)}</text>'
         )
+
+
+def _label_y(row: int = 0) -> int:
+    """Where the names below the horizontal axis stand."""
+    return _HEIGHT - _BOTTOM + 18 + row * _ROW
+
+
+def _short(value: float) -> str:
+    for least, unit, prefix in _PREFIXES:
+        if value >= least:
+            return f"{value / unit:,.10g}{prefix}"
+    return f"{value:,.10g}"
 
 
 def _hour(time: datetime) -> str:
