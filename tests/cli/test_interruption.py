@@ -7,7 +7,7 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,6 +15,7 @@ import pytest
 
 from tests.cli.test_cli import PATIENCE_S
 from tests.jobs.ledger.written import operation, write
+from tests.jobs.reconcile.model import PairModel
 from tests.ledger.entries import eventually
 
 Moment = Callable[[int, Path], bool]
@@ -22,12 +23,20 @@ Moment = Callable[[int, Path], bool]
 
 def has_java(pid: int, _temporary: Path) -> bool:
     """Whether a process has started Java, or what will become Java."""
-    return bool(Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
+    return any(children.read_text() for children in Path(f"/proc/{pid}/task").glob("*/children"))
 
 
 def has_spark(_pid: int, temporary: Path) -> bool:
-    """Whether Java is through with starting Spark, and has made the place where it keeps its blocks."""
+    """Whether Java is about to be through with starting Spark, and has made the place where it keeps its blocks."""
     return any(temporary.glob("**/blockmgr-*"))
+
+
+def is_at_work(_pid: int, temporary: Path) -> bool:
+    """Whether a job of Spark's has written something for the next."""
+    return any(temporary.glob("**/blockmgr-*/*/shuffle_*"))
+
+
+STAGES: Sequence[Moment] = (has_java, has_spark, is_at_work)
 
 
 @contextmanager
@@ -49,6 +58,7 @@ def interrupted(
     Ctrl-C goes to all processes; another signal, as of a supervisor, to the command alone.
     """
     temporary.mkdir()
+    following = STAGES[STAGES.index(moment) + 1 :]
     command = [sys.executable, "-m", "pairbus", "cost", "--ledger", str(ledger)]
     with subprocess.Popen(
         command,
@@ -60,8 +70,8 @@ def interrupted(
     ) as process:
         try:
             eventually(lambda: moment(process.pid, temporary) or process.poll() is not None, PATIENCE_S)
-            with standing_still(process) as is_at_work:
-                is_in_time = is_at_work and (moment is has_spark or not has_spark(process.pid, temporary))
+            with standing_still(process) as is_running:
+                is_in_time = is_running and not any(later(process.pid, temporary) for later in following)
                 if is_in_time and number is signal.SIGINT:
                     os.killpg(process.pid, number)
                 elif is_in_time:
@@ -74,7 +84,7 @@ def interrupted(
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("moment", [has_java, has_spark], ids=["while Spark starts", "at work"])
+@pytest.mark.parametrize("moment", STAGES, ids=["while Java starts", "while Spark starts", "at work"])
 def test_e4_ctrl_c_ends_it_and_the_java_that_it_has_started(tmp_path: Path, moment: Moment) -> None:
     """Java has the ends of the pipes as well, so they are closed when it is gone, too."""
     ledger, tries = tmp_path / "ledger", 0
@@ -82,9 +92,8 @@ def test_e4_ctrl_c_ends_it_and_the_java_that_it_has_started(tmp_path: Path, mome
     while (found := interrupted(ledger, tmp_path / f"{tries}", moment)) is None:
         tries += 1
     code, out, said = found
-    assert (code, out) == (130, "")
-    if moment is has_java:  # else it may have come between Spark's start and ours, and Spark has its own way to tell it
-        assert said == "pairbus: stopped\n"
+    assert (code, out, said) == (130, "", "pairbus: stopped\n")
+    assert not [*(tmp_path / f"{tries}").iterdir()]
 
 
 ENTRIES = {
@@ -116,9 +125,40 @@ def test_ctrl_c_is_one_line_while_modules_are_imported(tmp_path: Path, arguments
 def test_e4_sigterm_ends_it_as_well_and_leaves_nothing_behind(tmp_path: Path) -> None:
     ledger, tries = tmp_path / "ledger", 0
     write(ledger, [operation(f"2026-03-{day:02}T{hour:02}:00") for day in range(1, 29) for hour in range(24)])
-    while (found := interrupted(ledger, tmp_path / f"{tries}", has_spark, signal.SIGTERM)) is None:
+    while (found := interrupted(ledger, tmp_path / f"{tries}", is_at_work, signal.SIGTERM)) is None:
         tries += 1
-    code, out, said = found
-    assert (code, out) == (143, "")
-    assert said.splitlines()[-1] == "pairbus: stopped"
-    assert not [*(tmp_path / f"{tries}").glob("pairbus-spark-*")]
+    assert found == (143, "", "pairbus: stopped\n")
+    assert not [*(tmp_path / f"{tries}").iterdir()]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_e4_ctrl_c_at_the_end_is_one_line_at_most(tmp_path: Path) -> None:
+    """The report is out, and the process is about to end."""
+    pair = PairModel()
+    pair.send("orders", "m")
+    primary, secondary = pair.primary.write(tmp_path / "primary"), pair.secondary.write(tmp_path / "secondary")
+    command = [sys.executable, "-m", "pairbus", "reconcile", "--primary", str(primary), "--secondary", str(secondary)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline().startswith("contoso, paired with fabrikam")
+            os.killpg(process.pid, signal.SIGINT)
+            _, said = process.communicate(timeout=PATIENCE_S)
+        finally:
+            process.kill()
+    assert (process.returncode, said) in [(0, ""), (130, "pairbus: stopped\n")]
+
+
+def test_ctrl_c_after_the_command_changes_nothing() -> None:
+    """Python is about to end itself, and would report what comes in between."""
+    program = (
+        "import atexit, signal, pairbus_command\n"
+        "atexit.register(signal.raise_signal, signal.SIGINT)\n"
+        "pairbus_command.main()\n"
+    )
+    command = [sys.executable, "-c", program, "cost", "--forecast", "--messages-per-day", "1"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout.startswith("Pairing costs")

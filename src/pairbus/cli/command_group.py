@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, Final
 
@@ -14,6 +16,7 @@ from pairbus.cli.connection import STOPPED
 from pairbus.cli.extra import extra_needed
 from pairbus.cli.failure import fail
 from pairbus.cli.standard_output import checked_output
+from pairbus_command import stop_at_once
 
 MARKUP: Final = "markdown"
 """Else the lines of a paragraph end where they end in the source."""
@@ -64,7 +67,7 @@ def command_group(modules: Mapping[str, str]) -> type[TyperGroup]:
 
         def invoke(self, ctx: Any) -> Any:
             try:
-                with checked_output():
+                with _interruptible(), checked_output():
                     return super().invoke(ctx)
             except typer.BadParameter as error:
                 error.message = _plain(error.message)
@@ -73,6 +76,20 @@ def command_group(modules: Mapping[str, str]) -> type[TyperGroup]:
                 fail("stopped", STOPPED)
 
     return LazyGroup
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Have Ctrl-C raise ``KeyboardInterrupt`` while a command is at work, where it would end the process at once."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is not stop_at_once:
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _found(module: str, name: str) -> Callable[..., Any]:

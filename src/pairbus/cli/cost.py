@@ -9,7 +9,6 @@ from decimal import Decimal
 from typing import Final
 
 import typer
-from rich.console import Console
 from typer.core import TyperOption
 
 from pairbus.cli.connection import FAILED, USAGE
@@ -44,7 +43,7 @@ from pairbus.cli.cost_output import show, write_csv
 from pairbus.cli.durations import read_utc
 from pairbus.cli.extra import extra_needed
 from pairbus.cli.failure import fail
-from pairbus.cli.interruption import stopped_by_signals
+from pairbus.cli.interruption import run_on_spark
 from pairbus.client.validation import shown
 from pairbus.jobs.cost.allowances import beyond_allowances
 from pairbus.jobs.cost.card_section import RateCardError
@@ -189,14 +188,14 @@ def _bill(
         from pairbus.jobs.ledger.workload import session_config  # noqa: PLC0415
         from pairbus.spark.java import JavaNotFoundError  # noqa: PLC0415
         from pairbus.spark.session import SparkStartError, ensured_session  # noqa: PLC0415
+
+    def job() -> Statement:
+        with ensured_session(master, app_name="pairbus cost", config=session_config(ledgers, {})) as spark:
+            return statement(read_operations(spark, ledgers, start, end), card, by)
+
     try:
         check_ledgers(ledgers)
-        with (
-            stopped_by_signals(),
-            Console(stderr=True).status("reading ledgers"),
-            ensured_session(master, app_name="pairbus cost", config=session_config(ledgers, {})) as spark,
-        ):
-            return statement(read_operations(spark, ledgers, start, end), card, by)
+        return run_on_spark(job)
     except (LedgerReadError, JavaNotFoundError, SparkStartError, AmountError) as error:
         fail(str(error), FAILED)
     except FAILURES as error:

@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
-from rich.console import Console
 
 from pairbus.cli.connection import USAGE, one_line
 from pairbus.cli.durations import read_utc
 from pairbus.cli.extra import extra_needed
 from pairbus.cli.failure import fail
-from pairbus.cli.interruption import stopped_by_signals
+from pairbus.cli.interruption import run_on_spark
 
 if TYPE_CHECKING:
     from pairbus.jobs.reconcile import Report
@@ -128,8 +127,7 @@ def _report(
         from pairbus.jobs.reconcile.errors import ReconcileError  # noqa: PLC0415
     ledgers = Reconcilable(primary=primary, secondary=secondary, start=start, end=end, name=name)
     try:
-        with stopped_by_signals(), Console(stderr=True).status("reading ledgers"):
-            return ledgers.report(master, listed)
+        return run_on_spark(lambda: ledgers.report(master, listed))
     except ReconcileError as error:
         fail(one_line(error), USAGE if error.is_input else UNKNOWN)
 

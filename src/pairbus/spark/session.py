@@ -110,6 +110,21 @@ def stop_session(session: SparkSession) -> None:
         _end_java()
 
 
+def end_java_quietly() -> bool:
+    """End the Java process, and keep it from logging what that interrupts; returns whether there was one.
+
+    Whoever waits for it, in another thread, gets an error.
+    """
+    gateway = SparkContext._gateway  # noqa: SLF001
+    if gateway is None:
+        return False
+    with suppress(Py4JError, OSError):
+        log4j = gateway.jvm.org.apache.logging.log4j
+        log4j.core.config.Configurator.setAllLevels("", log4j.Level.OFF)
+    _end_java()
+    return True
+
+
 def session_settings(master: str, scratch: Path, config: Mapping[str, str]) -> dict[str, str]:
     """What a session is started with; ``scratch`` is a directory of its own."""
     if not is_local(master):
