@@ -85,6 +85,8 @@ def generate(directory: Path, rows: int) -> None:
     # Of each message there are three events, and three more if it was diverted.
     traffic = Traffic(messages=round(rows / (3 + 3 / HOURS)))
     primary, secondary = Writer(directory / _PRIMARY), Writer(directory / _SECONDARY)
+    for writer, namespace in ((primary, _PRIMARY), (secondary, _SECONDARY)):
+        writer.write([_start(namespace)])
     for hour in range(HOURS):
         for chunk in traffic.chunks(hour):
             if hour == OUTAGE:
@@ -96,6 +98,26 @@ def generate(directory: Path, rows: int) -> None:
             else:
                 primary.write(_direct(traffic, chunk))
         _write_operations(directory / _PRIMARY, hour, rows // HOURS)
+
+
+def _start(namespace: str) -> Any:
+    """The event that a ledger begins with."""
+    return _table(
+        LIVES,
+        1,
+        at=_ms(DAY),
+        namespace=namespace,
+        ordinal=0,
+        event=str(Event.STARTED),
+        stage=str(Stage.DIRECT),
+        entity="",
+        sequence=0,
+        original_sequence=0,
+        message_id="",
+        session_id=None,
+        destination=None,
+        size=0,
+    )
 
 
 def _direct(traffic: Traffic, numbers: Any) -> list[Any]:

@@ -32,7 +32,7 @@ def operations_in(directory: Path, *columns: str) -> Counter[tuple[Any, ...]]:
 def events_of(directory: Path) -> list[dict[str, Any]]:
     """What has happened to messages, in its order; that the namespace was started is left out."""
     rows = sorted(rows_of(directory, LIVES), key=lambda row: row["ordinal"])
-    return [row for row in rows if row["event"] != "started"]
+    return [row for row in rows if row["event"] not in {"started", "stopped"}]
 
 
 def lives_in(directory: Path) -> list[tuple[str, str, int]]:

@@ -46,6 +46,17 @@ def test_d3_a_number_that_does_not_fit_is_not_followed(last: int) -> None:
     assert ordinals == ordinals_of_a_process(START_MS)
 
 
+def test_d3_a_start_names_the_last_event_before_it_and_an_end_has_the_last_number() -> None:
+    lives = Lives(path_of_address, START_MS)
+    lives.begin(7)
+    lives.note(Moment.ACCEPTED, ORDERS, RECORD)
+    lives.end()
+    found = lives.take()
+    assert [life.event for life in found] == [Event.STARTED, Event.ACCEPTED, Event.STOPPED]
+    assert found[0].sequence == 7
+    assert found[-1].ordinal == found[0].ordinal + 2
+
+
 # At the start
 
 

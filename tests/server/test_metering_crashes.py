@@ -6,12 +6,13 @@ import asyncio
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from random import Random
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -104,6 +105,7 @@ def test_d3_what_never_became_durable_was_not_accepted() -> None:
             ("accepted", "kept"),
             ("found", "kept"),
             ("accepted", "kept, too"),
+            ("stopped", ""),
         ]
         counted = {sort: tally.messages for sort, tally in notes.operations if sort.kind is Kind.SEND}
         sort = Sort(Kind.SEND, Stage.DIRECT, "orders", SUCCEEDED, "key")
@@ -213,6 +215,7 @@ def test_d3_after_a_kill_no_event_is_missing_and_counts_are_complete_up_to_the_l
         namespace.stop()
         lives = rows_of(ledger, LIVES)
         sent = sum(row["messages"] for row in rows_of(ledger, OPERATIONS) if row["kind"] == "send")
+    assert not holes(lives)
     known = {message_id for _, message_id in confirmed}
     for event, expected in (("accepted", known), ("completed", completed)):
         ids = [row["message_id"] for row in lives if row["event"] == event]
@@ -221,6 +224,17 @@ def test_d3_after_a_kill_no_event_is_missing_and_counts_are_complete_up_to_the_l
         assert len({*ids} - expected) <= 1  # one may have been on disk, and its answer not
     assert sent <= len(known) + 1
     assert sent >= len(confirmed_before_the_last(2.0, [at_s for at_s, _ in confirmed]))
+
+
+def holes(lives: Sequence[Mapping[str, Any]]) -> list[int]:
+    """Ordinals before which others are not there, up to the one that a start names as the last that was confirmed."""
+    ordered = sorted(lives, key=lambda row: row["ordinal"])
+    expected = [row["sequence"] if row["event"] == "started" else row["ordinal"] - 1 for row in ordered[1:]]
+    return [
+        row["ordinal"]
+        for row, last, before in zip(ordered[1:], expected, ordered, strict=False)
+        if last > before["ordinal"]
+    ]
 
 
 def test_d3_a_ledger_that_cannot_be_written_is_told_at_the_start(tmp_path: Path) -> None:

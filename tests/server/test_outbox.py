@@ -173,6 +173,52 @@ def test_a_receipt_alone_makes_no_commit(begin: Callable[..., Run]) -> None:
     assert in_store(store) == 0
 
 
+def test_d3_a_commit_carries_the_receipts_before_it_so_that_a_kill_leaves_no_hole(
+    tmp_path: Path, begin: Callable[..., Run]
+) -> None:
+    store = store_with_a_queue(begin)
+    killed = begin(store)
+    killed.send("a")
+    killed.hand_over()
+    killed.keeper.namespace.receive(ORDERS, 1, NOW_MS)
+    killed.seal()  # nothing is to be committed
+    store.fail_next_run(StoreFailedError("the store", "the test wants it so"))
+    with pytest.raises(StoreError):
+        killed.send("lost")
+    killed.send("b")
+    begin(store).hand_over()
+    assert told(tmp_path) == [("accepted", "a"), ("received", "a"), ("accepted", "b")]
+    assert in_store(store) == 0
+
+
+def test_d3_receipts_that_the_ledger_has_are_not_carried(begin: Callable[..., Run]) -> None:
+    store = store_with_a_queue(begin)
+    run = begin(store)
+    run.send("a")
+    run.keeper.namespace.receive(ORDERS, 1, NOW_MS)
+    run.seal()
+    run.hand_over()
+    run.send("b")
+    ((_, content),) = store.scan(keys.OUTBOX, keys.after(keys.OUTBOX))
+    assert [life.message_id for life in unpack_lives(content)] == ["b"]
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_d3_a_start_names_the_last_event_that_was_confirmed(
+    tmp_path: Path, begin: Callable[..., Run], is_killed: bool
+) -> None:
+    store = store_with_a_queue(begin)
+    run = begin(store)
+    run.send("a")
+    if not is_killed:
+        run.hand_over()
+    begin(store).hand_over()
+    begin(store)  # closes the ledger before
+    rows = sorted(rows_of(tmp_path, LIVES), key=lambda row: row["ordinal"])
+    accepted = next(row["ordinal"] for row in rows if row["event"] == "accepted")
+    assert [row["sequence"] for row in rows if row["event"] == "started"] == [0, 0, accepted]
+
+
 def test_events_take_no_room_from_messages(tmp_path: Path, begin: Callable[..., Run]) -> None:
     store = store_with_a_queue(begin)
     run = begin(store)
@@ -410,6 +456,21 @@ def test_d3_what_is_in_the_store_waits_there_until_the_ledger_has_room(tmp_path:
     assert ledger.status.lives_missed == 0
     assert told(tmp_path) == accepted(100)
     assert in_store(store) == 0
+
+
+def test_d3_receipts_that_wait_in_the_store_and_in_the_ledger_are_written_once(tmp_path: Path) -> None:
+    store, ledger = MemoryStore(), failing_ledger(tmp_path)
+    run = run_with_a_queue(store, ledger)
+    for number in range(15):
+        run.send(str(number))
+        run.keeper.namespace.receive(ORDERS, 1, NOW_MS)
+        run.seal()
+        run.outbox.hand_over()
+    (tmp_path / "open").unlink()
+    run.hand_over()
+    ledger.close()
+    found = told(tmp_path)
+    assert sorted(found) == sorted((event, str(number)) for event in ("accepted", "received") for number in range(15))
 
 
 def test_d3_what_waits_in_the_store_outlives_a_kill_and_a_ledger_that_is_small(tmp_path: Path) -> None:

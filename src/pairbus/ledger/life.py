@@ -49,7 +49,14 @@ class Event(StrEnum):
     """It cannot be read any more, and is not given to anyone."""
 
     STARTED = "started"
-    """Nobody's event: the namespace was read from its store. What lies in it then is told anew."""
+    """Not of a message: the namespace was read from its store, and reports what lies in it as ``found``.
+
+    ``sequence`` is the ordinal of the last event that the store had confirmed before, 0 if there was none: whatever
+    happened up to there belongs in the ledger.
+    """
+
+    STOPPED = "stopped"
+    """Not of a message: the namespace was closed in good order. All events up to this one belong in the ledger."""
 
     FOUND = "found"
     """It lay in its queue when the namespace was started."""

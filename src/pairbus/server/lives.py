@@ -61,13 +61,20 @@ class Lives:
     def begin(self, after: int = 0) -> None:
         """The namespace is read from the store: at the start, or because a commit has failed.
 
-        What no commit has taken yet has not happened then. ``after`` is an ordinal of an earlier process, whose clock
-        may have been ahead; one that is too large to be in the ledger is left out of account.
+        What no commit has taken yet has not happened then. ``after`` is the last ordinal that the store has confirmed,
+        and is recorded with the start. It may be of an earlier process, whose clock was ahead; one that is too large to
+        be in the ledger counts as none.
         """
         self._waiting.clear()
         if after <= _LAST_TO_FOLLOW:
             self._ordinal = max(self._ordinal, after + _UNKNOWN)
-        self._append(Event.STARTED, Stage.DIRECT, "", _NOBODY)
+        else:
+            after = 0
+        self._append(Event.STARTED, Stage.DIRECT, "", _NOBODY._replace(sequence=after))
+
+    def end(self) -> None:
+        """Record that the namespace is closed: nothing happens after this."""
+        self._append(Event.STOPPED, Stage.DIRECT, "", _NOBODY)
 
     def settle_in(self) -> None:
         """The namespace is read: from now on, commits take what has happened."""

@@ -230,9 +230,11 @@ class Meter:
             self._outbox.hand_over()
 
     def close(self) -> None:
-        """Hand over the rest; the store is closed by now."""
+        """Hand over the rest, with the end of the events; the store is closed by now."""
         if self._timer is not None:
             self._timer.cancel()
+        if self._outbox is not None:
+            self._outbox.end()
         self.flush()
 
 

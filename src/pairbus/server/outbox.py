@@ -16,14 +16,17 @@ from pairbus.store import StoreError
 
 _log = logging.getLogger(__name__)
 
-_TOLD_ANEW: Final = frozenset({Event.STARTED, Event.FOUND})
-"""The next start tells these by itself."""
+_TOLD_ANEW: Final = frozenset({Event.STARTED, Event.FOUND, Event.STOPPED})
+"""Events that the store does not keep: the next start tells the first two by itself, and a kill has no last."""
 
 _NOT_KEPT: Final = b""
 """Stands for events that there was no room for; so does their number in decimal digits, where that found room."""
 
 _AT_A_TIME: Final = 20_000
 """So many events that were put off are handed over in one go: nobody is served meanwhile."""
+
+_MOST_CARRIED: Final = 20_000
+"""So many receipts at most are added to one entry of the store."""
 
 _EVENTS_AN_ENTRY: Final = 10
 """What it costs to unpack one, besides its events."""
@@ -69,6 +72,9 @@ class Envelope(NamedTuple):
     unkept: int = 0
     """How many events a mark stands for."""
 
+    carried: Sequence[Life] = ()
+    """Events of earlier envelopes that are in the store with this one; those have given them to the ledger."""
+
 
 class HandOver(NamedTuple):
     """What was given to the ledger in one go."""
@@ -81,12 +87,16 @@ class HandOver(NamedTuple):
     """What that takes there."""
 
     unkept: int = 0
+    last: int = 0
+    """The largest ordinal among its events."""
 
 
 class Outbox:
     """Carries events from commits to the ledger. Each is in the store, or in the ledger, or in both; never in neither.
 
-    What changes nothing in the store, as a receipt with a lock, is in neither for a moment: a crash undoes it, too.
+    What changes nothing in the store, as a receipt with a lock, makes no commit. It is in neither until the ledger has
+    written it or the next commit carries it: a crash before that undoes it. So what a crash takes comes after all that
+    it leaves, and the ledger has no holes.
 
     While the ledger has no room, what is in the store is put off, and handed over later, in its order. Until then it is
     in memory as it is in the store: no more than may be there, and much smaller than events are.
@@ -105,6 +115,9 @@ class Outbox:
 
         self._marks: tuple[int, ...] = ()
         """The numbers of the last marks: of the one that counts, and the one before it."""
+
+        self._carried: list[Life] = []
+        """Events that are not in the store, and may not be in the ledger: the next commit takes them along."""
 
         self._ready: list[Envelope] = []
         """What is on disk, and not handed over yet."""
@@ -156,6 +169,10 @@ class Outbox:
         ordinal = min(min(extent.ordinals, default=0) for extent in possible)
         return self._book.ordinals_from(_gap(ordinal, 0, first_ms))
 
+    def end(self) -> None:
+        """Record that nothing happens any more."""
+        self._lives.end()
+
     def seal(self) -> Envelope | None:
         """A commit begins: keep what has happened with it."""
         lives = self._lives.take()
@@ -168,11 +185,16 @@ class Outbox:
             return Envelope(lives, None)
         number = kept[-1].ordinal
         if self._bytes < self._most_bytes:
-            content = pack_lives(kept)
+            carried = self._carried
+            content = pack_lives([*carried, *kept])
             if self._store.put_in_outbox(number, content):
                 self._bytes += len(content)
-                return Envelope(lives, number, content)
-        return Envelope(lives, number, unkept=len(kept)) if self._mark(number, len(kept)) else Envelope(lives, None)
+                self._carried = []
+                return Envelope(lives, number, content, carried=carried)
+        if self._mark(number, len(kept)):
+            return Envelope(lives, number, unkept=len(kept))
+        self._carried = [*self._carried, *kept][-_MOST_CARRIED:]
+        return Envelope(lives, None)
 
     def _mark(self, number: int, count: int) -> bool:
         """The last mark stands for those before it, and says how many events that is at the most."""
@@ -190,6 +212,8 @@ class Outbox:
             self._ready.append(envelope)
             return
         self._bytes -= len(envelope.content)
+        undone = {life.ordinal for life in envelope.lives}
+        self._carried = [life for life in (*envelope.carried, *self._carried) if life.ordinal not in undone]
         if envelope.unkept:
             self._unkept -= envelope.unkept
             self._marks = self._marks[:-1]  # the one before it is still there
@@ -211,6 +235,8 @@ class Outbox:
         if envelope.number is None or envelope.unkept:
             return envelope
         self._put_off.append((envelope.number, envelope.content))
+        if envelope.carried:
+            self._recorded[envelope.number] = {life.ordinal for life in envelope.carried}
         return Envelope([life for life in envelope.lives if life.event in _TOLD_ANEW], None)
 
     def _catch_up(self, most: int) -> None:
@@ -237,6 +263,7 @@ class Outbox:
                 [number for number in numbers if number is not None],
                 sum(len(envelope.content) for envelope in envelopes),
                 sum(envelope.unkept for envelope in envelopes),
+                max((life.ordinal for life in lives), default=0) if self._carried else 0,
             )
         )
 
@@ -251,6 +278,8 @@ class Outbox:
             self._handed_over.popleft()
             self._bytes -= done.size
             self._unkept -= done.unkept
+            if self._carried:
+                self._carried = [life for life in self._carried if life.ordinal > done.last]
 
     def _unpacked(self, number: int, content: bytes) -> list[Life]:
         """What an entry holds. What was not kept, and what cannot be read or written, is a gap."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
@@ -72,13 +72,29 @@ class Book:
         self.lives.append(life)
         return life
 
+    def start(self) -> Life:
+        """Start the namespace: a new process counts from its time on, and names the last event that is recorded."""
+        last = self.lives[-1].ordinal if self.lives else 0
+        self._ordinal = self._clock.now_ms << 22
+        return self.note(Event.STARTED, Stage.DIRECT, "", last)
+
+    def stop(self) -> Life:
+        return self.note(Event.STOPPED, Stage.DIRECT, "", 0)
+
+    def undo(self, is_undone: Callable[[Life], bool]) -> int:
+        """Have it that some events of the first process never happened; returns how many these were."""
+        kept = [life for life in self.lives if not is_undone(life)]
+        undone, first = len(self.lives) - len(kept), self.lives[0].ordinal
+        self.lives = [life._replace(ordinal=first + number) for number, life in enumerate(kept)]
+        self._ordinal -= undone
+        return undone
+
     def same_time(self, life: Life) -> None:
         """Have the last event happen at the very time of another."""
         self.lives[-1] = self.lives[-1]._replace(at_ms=life.at_ms)
 
     def frame(self, spark: SparkSession) -> DataFrame:
-        table = arrow_table(self.namespace, self.lives)
-        return spark.createDataFrame(table.set_column(0, "at", table["at"].cast(pa.timestamp("us", "UTC"))), SCHEMA)
+        return lives_frame(spark, self.namespace, self.lives)
 
     def write(self, directory: Path) -> Path:
         """As a ledger in files."""
@@ -87,6 +103,11 @@ class Book:
 
 
 SCHEMA: Final = table_schema(LIVES)
+
+
+def lives_frame(spark: SparkSession, namespace: str, lives: Iterable[Life]) -> DataFrame:
+    table = arrow_table(namespace, lives)
+    return spark.createDataFrame(table.set_column(0, "at", table["at"].cast(pa.timestamp("us", "UTC"))), SCHEMA)
 
 
 def arrow_table(namespace: str, lives: Iterable[Life]) -> Any:

@@ -59,7 +59,8 @@ class PairModel:
         self.clock = Clock()
         self.primary = Book(PRIMARY, self.clock, primary_ahead)
         self.secondary = Book(SECONDARY, self.clock)
-        self.secondary.note(Event.STARTED, Stage.DIRECT, "", 0)
+        self.primary.start()
+        self.secondary.start()
         self.backlog = Place(BACKLOG)
         self.places: dict[str, Place] = {}
         self.topics: dict[str, tuple[str, ...]] = {}
@@ -218,16 +219,20 @@ class PairModel:
 
     def restart(self) -> None:
         """Both namespaces are read from their stores, and tell what lies in them."""
-        self.primary.note(Event.STARTED, Stage.DIRECT, "", 0)
+        self.primary.start()
         for place in self.places.values():
             for message in place.waiting:
                 stage = Stage.SYPHON if message.is_home else Stage.DIRECT
                 names = message.original, message.message_id, message.session_id
                 self.primary.note(Event.FOUND, stage, place.path, message.sequence, *names)
-        self.secondary.note(Event.STARTED, Stage.DIRECT, "", 0)
+        self.secondary.start()
         for message in self.backlog.waiting:
             number, to = message.sequence, message.destination
             self.secondary.note(Event.FOUND, Stage.BACKLOG, BACKLOG, number, number, *_names(message), to)
+
+    def stop(self) -> None:
+        self.primary.stop()
+        self.secondary.stop()
 
     def lose(self, lives: int) -> None:
         """The primary is killed: the last it has done is not recorded."""

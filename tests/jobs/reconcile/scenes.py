@@ -121,11 +121,9 @@ class FaultyPair:
                 model.complete(place, message)
 
     def _forget(self, entity: str, message_id: str, *events: Event) -> None:
-        """Take from the ledger what it told of a message."""
-        lives = self.model.primary.lives
-        kept = [one for one in lives if not (one.message_id == message_id and one.event in events)]
-        assert len(lives) - len(kept) == len(events)
-        lives[:] = kept
+        """Have it that these things never happened to a message."""
+        undone = self.model.primary.undo(lambda one: one.message_id == message_id and one.event in events)
+        assert undone == len(events)
         place = self.model.place(entity)
         forgotten = next(one for one in place.received if one.message_id == message_id)
         place.received.remove(forgotten)

@@ -34,8 +34,10 @@ def survey(namespace: str, *backlog_of: str) -> Survey:
         gaps=0,
         absent=0,
         last_started=0,
+        started_at=None,
         first_at=None,
         last_at=None,
+        is_cut_off=False,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 
 from pairbus.jobs.ledger import LedgerReadError, check_ledgers, read_lives
 from pairbus.jobs.ledger.failure import FAILURES, failure_line
@@ -39,7 +40,8 @@ class Reconcilable:
                 # it is read first: of what leaves the backlog meanwhile, only the arrival is seen then.
                 secondary = read_lives(spark, self.secondary)
                 primary = read_lives(spark, self.primary, read_since(self.start))
-                found = reconcile(primary, secondary, self.start, self.end, self.name)
+                earlier = partial(read_lives, spark, self.primary, end=read_since(self.start))
+                found = reconcile(primary, secondary, self.start, self.end, self.name, earlier)
                 try:
                     return report(found, listed)
                 finally:

@@ -39,7 +39,7 @@ _ENTITIES: Final = (
     ("deletions", pa.list_(pa.int64()), ArrayType(LongType())),
 )
 
-_OF_NO_PLACE: Final = (Event.MISSED, Event.REPEATED, Event.STARTED)
+_OF_NO_PLACE: Final = (Event.MISSED, Event.REPEATED, Event.STARTED, Event.STOPPED)
 
 
 def located(lives: DataFrame, entities: Iterable[Entity]) -> DataFrame:

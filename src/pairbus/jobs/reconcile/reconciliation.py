@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Final
 
 from pyspark import StorageLevel
 from pyspark.sql import Column, DataFrame
 from pyspark.sql.functions import coalesce, col, greatest, lit, unix_millis, when
+from pyspark.sql.functions import max as greatest_of
 from pyspark.sql.functions import min as least_of
 
 from pairbus.jobs.ledger.period import OLDEST, Period
@@ -61,6 +63,9 @@ class Reconciliation:
     timeline: DataFrame
     """``minute``, and what ``LINES`` names."""
 
+    unproved: DataFrame
+    """Those of ``missing`` that may have come home before the primary's ledger begins, or after it ends."""
+
     diversion: Diversion
     clocks: ClockComparison
     primary: Survey
@@ -87,22 +92,35 @@ def reconcile(
     start: datetime | None = None,
     end: datetime | None = None,
     name: str | None = None,
+    earlier: Callable[[], DataFrame] | None = None,
 ) -> Reconciliation:
     """Hold the lives of messages in two namespaces against each other.
 
     ``start`` and ``end`` choose messages by when they were accepted, by either namespace; what happened to them later
     is looked up as far as the ledgers go. ``name`` is what the backlog queues call the primary: without it, its
-    namespace if there are such backlog queues, else all backlog queues that the secondary has.
+    namespace if there are such backlog queues, else all backlog queues that the secondary has. ``earlier`` returns the
+    primary's lives before ``read_since(start)`` where ``primary_lives`` lack them; it is called only if the primary's
+    ledger may lack its beginning.
 
     Raises ``LedgersMixedError`` if there are several namespaces on a side, or one on both.
     """
     period = Period(start=start, end=end)
     since = read_since(start)
+    unread = primary_lives
+    last_before = partial(_last_before, earlier or (lambda: unread), since)
     if since is not None:
         primary_lives = primary_lives.where(col("at") >= lit(since))
-    primary, secondary = survey(primary_lives, since), survey(secondary_lives, since)
+    primary, secondary = survey(primary_lives, since, start, last_before), survey(secondary_lives, since, start)
     _check(primary, secondary)
     return _Comparison(primary_lives, secondary_lives, primary, secondary, period, since, name).result()
+
+
+def _last_before(earlier: Callable[[], DataFrame], since: datetime | None) -> int | None:
+    if since is None:
+        return None
+    (row,) = earlier().where(col("at") < lit(since)).agg(greatest_of("ordinal").alias("last")).collect()
+    last: int | None = row["last"]
+    return last
 
 
 def _check(primary: Survey, secondary: Survey) -> None:
@@ -169,9 +187,9 @@ class _Comparison:
                 [diverted_counts(diverted), counted(lost, "missing", by="entity")],
                 self._entity_table(),
             ),
-            missing=lost.unionByName(self._told(over, PASSED_OVER)).unionByName(
-                self._told(chosen.where(col("set_aside") > 0), SET_ASIDE)
-            ),
+            missing=lost.drop("is_proved")
+            .unionByName(self._told(over, PASSED_OVER))
+            .unionByName(self._told(chosen.where(col("set_aside") > 0), SET_ASIDE)),
             duplicated=surplus.select(
                 col("destination").alias("entity"), "message_id", "session_id", "diverted_at", "home_at", "sequence"
             ),
@@ -182,6 +200,7 @@ class _Comparison:
             ).select("entity", "sequence", "message_id", "session_id", "sent_at", "received_at", "is_within_session"),
             delivered=self._delivered(at_home),
             timeline=timeline(self._events, self._backlog, self._period, self._clocks.correction),
+            unproved=lost.where(~col("is_proved")).drop("is_proved"),
             diversion=diversion_of(diverted, home, self._clocks.correction),
             clocks=self._clocks,
             primary=self._primary,
@@ -236,7 +255,18 @@ class _Comparison:
             .alias("cause"),
             col("backlog_queue").alias("last_place"),
             "sequence",
+            self._is_proved().alias("is_proved"),
         )
+
+    def _is_proved(self) -> Column:
+        """Whether the primary's ledger covers the time in which a message that left the backlog could come home."""
+        correction = lit(self._clocks.correction)
+        left_at = coalesce("ended_at", lit(self._secondary.started_at), "diverted_at") + correction
+        is_before_end = left_at <= lit(self._primary.last_at)
+        if self._period.start is None:
+            fetched_at = coalesce("fetched_at", "diverted_at") + correction
+            is_before_end &= fetched_at >= lit(self._primary.first_at)
+        return coalesce(is_before_end, lit(False))
 
     def _late(self, sent: DataFrame) -> tuple[DataFrame, DataFrame]:
         rows = sent.where(col("received_ordinal").isNotNull()).select(

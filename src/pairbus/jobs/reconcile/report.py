@@ -28,6 +28,9 @@ LISTED: Final = 20
 _POINTS: Final = 240
 """How many points of time a chart has at most."""
 
+_READ_APART: Final = timedelta(seconds=10)
+"""So much later than the secondary's ledger the primary's is read, at most."""
+
 _STEPS_MIN: Final = (1, 2, 5, 10, 15, 30, 60, 120, 360, 720, 1_440)
 
 
@@ -121,6 +124,7 @@ def report(found: Reconciliation, listed: int = LISTED) -> Report:
         for row in found.totals.collect()
     )
     counts = {name: sum(one.counts[name] for one in entities) for name in MEASURES}
+    unproved = found.unproved.count() if counts["missing"] else 0
     doubtful = doubts(found.primary, found.secondary, found.name, counts)
     step, points = _timeline(found)
     return Report(
@@ -128,8 +132,8 @@ def report(found: Reconciliation, listed: int = LISTED) -> Report:
         secondary=next(iter(found.secondary.namespaces), None),
         period=found.period,
         looked_until=(_utc(found.primary.last_at), _utc(found.secondary.last_at)),
-        verdict=Verdict.UNKNOWN if doubtful else _verdict(found, counts),
-        notes=(*doubtful, *_notes(found, counts)),
+        verdict=Verdict.UNKNOWN if doubtful else _verdict(found, counts, unproved),
+        notes=(*doubtful, *_notes(found, counts, unproved)),
         total=EntityCounts(entity="", counts=counts),
         entities=entities,
         missing=_first(MissingMessage, found.missing, "accepted_at", listed if counts["missing"] else 0),
@@ -157,18 +161,36 @@ def _first(kind: Any, table: DataFrame, by: str, most: int) -> Any:
 # What it comes to.
 
 
-def _verdict(found: Reconciliation, counts: Mapping[str, int]) -> Verdict:
+def _verdict(found: Reconciliation, counts: Mapping[str, int], unproved: int) -> Verdict:
+    """Where a ledger lacks a part, nothing is certain. Else what is missing is, though there may be more."""
     sides = (found.primary, found.secondary)
-    if any(one.gaps or one.absent or not one.namespaces for one in sides):
+    if _ends_early(found) or any(one.gaps or one.absent or one.is_cut_off or not one.namespaces for one in sides):
         return Verdict.UNKNOWN
-    if counts["missing"]:
+    if counts["missing"] > unproved:
         return Verdict.MISSING
-    return Verdict.UNKNOWN if counts["unrecorded"] else Verdict.FINE
+    return Verdict.UNKNOWN if unproved or counts["unrecorded"] or counts["unmatched"] else Verdict.FINE
 
 
-def _notes(found: Reconciliation, counts: Mapping[str, int]) -> list[str]:
-    notes = [_gap_note(side, one) for side, one in (("primary", found.primary), ("secondary", found.secondary))]
+def _ends_early(found: Reconciliation) -> bool:
+    """Whether messages came home from the secondary when its ledger had ended; a few may do so while both are read."""
+    home_at, last_at = found.diversion.last_home_at, _utc(found.secondary.last_at)
+    return home_at is not None and last_at is not None and home_at - found.clocks.correction > last_at + _READ_APART
+
+
+def _notes(found: Reconciliation, counts: Mapping[str, int], unproved: int) -> list[str]:
+    sides = (("primary", found.primary), ("secondary", found.secondary))
+    notes = [note(side, one) for note in (_cut_off_note, _gap_note) for side, one in sides]
     notes.append(_empty_note(found))
+    if _ends_early(found):
+        notes.append(
+            "the secondary's ledger ends before the last message came home from its backlog: a file was removed, or "
+            "events are still to be recorded when the secondary is started"
+        )
+    if unproved:
+        notes.append(
+            f"{unproved:,} messages left the backlog at a time that the primary's ledger does not cover: "
+            "they may have come home then"
+        )
     notes.append(_clock_note(found.clocks))
     if found.period.start is not None:
         notes.append(
@@ -182,10 +204,19 @@ def _notes(found: Reconciliation, counts: Mapping[str, int]) -> list[str]:
         )
     if counts["unmatched"]:
         notes.append(
-            f"{counts['unmatched']:,} messages came home that the secondary's ledger does not tell of: "
-            "it may have begun later than the outage"
+            f"{counts['unmatched']:,} messages came home that the secondary's ledger does not tell of: it was begun "
+            "after they were diverted, a file was removed, or they were diverted while the ledgers were read"
         )
     return [note for note in notes if note]
+
+
+def _cut_off_note(side: str, found: Survey) -> str:
+    if not found.is_cut_off:
+        return ""
+    return (
+        f"the {side}'s ledger lacks its beginning: there were events before {_utc(found.first_at):%Y-%m-%d %H:%M:%S} "
+        "UTC, its first; use --from with a later time, or name all directories of the ledger"
+    )
 
 
 def _gap_note(side: str, found: Survey) -> str:

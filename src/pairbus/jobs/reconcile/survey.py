@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from pyspark.sql import DataFrame, Row
-from pyspark.sql.functions import col, count, count_if, lit, when
+from pyspark.sql.functions import col, count, count_if, lit, min_by, when
 from pyspark.sql.functions import max as greatest_of
 from pyspark.sql.functions import min as least_of
 from pyspark.sql.functions import sum as sum_of
@@ -65,8 +65,13 @@ class Survey:
     last_started: int
     """The ordinal of the last start of the namespace; what lay in it then is told after it."""
 
+    started_at: datetime | None
+    """When that was."""
+
     first_at: datetime | None
     last_at: datetime | None
+    is_cut_off: bool
+    """Whether the events that are of interest begin with one that had others before it: those are not there."""
 
     @property
     def span(self) -> timedelta:
@@ -77,10 +82,17 @@ class Survey:
         return any(self.counts.get(event) for event in events)
 
 
-def survey(lives: DataFrame, since: datetime | None = None) -> Survey:
+def survey(
+    lives: DataFrame,
+    since: datetime | None = None,
+    start: datetime | None = None,
+    last_before: Callable[[], int | None] = lambda: None,
+) -> Survey:
     """Look through the lives of a namespace, and then at their numbers; again for deleted entities, if there are any.
 
-    Gaps and holes are counted that are of a time since then: a gap has the time of its end.
+    Gaps and holes are counted that are of a time since then: a gap has the time of its end. The ledger has to go back
+    to ``start``, or to its beginning. ``last_before`` returns the largest ordinal that is too old for ``lives``; it
+    is called only where these do not go back far enough.
     """
     event = col("event")
     is_gap = (event == Event.MISSED) & (lit(True) if since is None else col("at") >= lit(since))
@@ -93,10 +105,15 @@ def survey(lives: DataFrame, since: datetime | None = None) -> Survey:
             count_if((event == Event.REMOVED) & (col("sequence") == 0)).alias("deletions"),
             least_of("at").alias("first_at"),
             greatest_of("at").alias("last_at"),
+            least_of("ordinal").alias("first_ordinal"),
             greatest_of("ordinal").alias("last_ordinal"),
+            min_by("sequence", "ordinal").alias("first_sequence"),
         )
         .collect()
     )
+    first_at = min((row["first_at"] for row in rows), default=None)
+    is_covered = first_at is None or (start is not None and first_at.astimezone(UTC) < start)
+    before = None if is_covered else last_before()
     deletions = _deletions(lives) if any(row["deletions"] for row in rows) else {}
     return Survey(
         namespaces=frozenset(row["namespace"] for row in rows),
@@ -104,10 +121,12 @@ def survey(lives: DataFrame, since: datetime | None = None) -> Survey:
         counts=_counts(rows),
         missed=sum(row["missed"] or 0 for row in rows),
         gaps=sum(row["gaps"] for row in rows),
-        absent=absent_events(lives, since),
+        absent=absent_events(lives, since, before),
         last_started=max((row["last_ordinal"] for row in rows if row["event"] == Event.STARTED), default=0),
-        first_at=min((row["first_at"] for row in rows), default=None),
+        started_at=max((row["last_at"] for row in rows if row["event"] == Event.STARTED), default=None),
+        first_at=first_at,
         last_at=max((row["last_at"] for row in rows), default=None),
+        is_cut_off=not is_covered and before is None and not _is_first_start(rows),
     )
 
 
@@ -116,6 +135,12 @@ def _counts(rows: Iterable[Row]) -> dict[str, int]:
     for row in rows:
         counts[row["event"]] = counts.get(row["event"], 0) + row["rows"]
     return counts
+
+
+def _is_first_start(rows: Iterable[Row]) -> bool:
+    """Whether the first event is the start of a namespace that had recorded nothing before."""
+    first = min(rows, key=lambda row: row["first_ordinal"])
+    return bool(first["event"] == Event.STARTED and first["first_sequence"] == 0)
 
 
 def _deletions(lives: DataFrame) -> dict[str, list[int]]:

@@ -1,0 +1,233 @@
+"""Whatever is removed from a ledger, at its edges or inside: the verdict is neither "fine" nor "missing" (D4)."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from pairbus.jobs.ledger import read_lives
+from pairbus.jobs.reconcile import Report, Verdict, reconcile, report
+from pairbus.jobs.reconcile.reconciliation import read_since
+from pairbus.jobs.reconcile.survey import survey
+from pairbus.ledger.columns import LIVES
+from pairbus.ledger.life import Event, Life
+from pairbus.ledger.operation import Stage
+from tests.jobs.reconcile.books import BEGIN, Book, lives_frame
+from tests.jobs.reconcile.model import PairModel
+from tests.jobs.reconcile.test_reconcile import LIMIT_S, counts, reconciled
+
+HOUR_MS = 3_600_000
+HOURS = 3
+HOUR = timedelta(hours=1)
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(LIMIT_S)]
+
+
+def busy_hours() -> PairModel:
+    """Three hours, each with every kind of event, and an ordered end: nothing is missing."""
+    model = PairModel()
+    model.topic("news", "red")
+    for hour in range(HOURS):
+        if hour:
+            model.restart()
+        _direct(model, hour)
+        _diverted(model, hour)
+        model.send("lying", f"lies {hour}")  # found at the next start
+        model.divert("lying", f"lies in the backlog {hour}")
+        model.clock.now_ms = round(BEGIN.timestamp() * 1_000) + (hour + 1) * HOUR_MS
+    model.clock.tick(-HOUR_MS // 2)
+    model.stop()
+    return model
+
+
+def _direct(model: PairModel, hour: int) -> None:
+    ways: list[Callable[..., None]] = [model.expire, model.remove, model.dead_letter, model.complete]
+    for number, _ in enumerate(ways):
+        model.send("orders", f"direct {hour} {number}")
+    place = model.place("orders")
+    for way, message in zip(ways, [*place.waiting], strict=True):
+        if way not in (model.expire, model.remove):
+            model.receive(place, message)
+            model.abandon(place, message)
+            model.receive(place, message)
+            model.defer(place, message)
+            model.receive(place, message)
+        way(place, message)
+    later, book = f"later {hour}", model.primary
+    book.note(Event.ACCEPTED, Stage.DIRECT, "timed", 2 * hour + 1, None, later)
+    book.note(Event.SCHEDULED, Stage.DIRECT, "timed", 2 * hour + 1, None, later)
+    book.note(Event.MOVED, Stage.DIRECT, "timed", 2 * hour + 1, None, later)
+    for event in (Event.ROUTED, Event.RECEIVED, Event.COMPLETED):
+        book.note(event, Stage.DIRECT, "timed", 2 * hour + 2, 2 * hour + 1, later)
+    model.send("news", f"news {hour}")
+    _receive(model, "news")
+
+
+def _receive(model: PairModel, entity: str) -> None:
+    for place in model.places_of(entity):
+        for message in [*place.waiting]:
+            model.receive(place, message)
+            model.complete(place, message)
+
+
+def _diverted(model: PairModel, hour: int) -> None:
+    ways: list[Callable[..., None]] = [
+        model.syphon,
+        model.bury,
+        model.expire_in_backlog,
+        lambda message: model.syphon(message, drops=1),
+    ]
+    messages = [model.divert("returns", f"diverted {hour} {number}") for number, _ in enumerate(ways)]
+    model.give_back(messages[0])
+    model.park(messages[0])
+    for way, message in zip(ways, messages, strict=True):
+        way(message)
+    _receive(model, "returns")
+
+
+def book_of(model: PairModel, name: str) -> Book:
+    book: Book = getattr(model, name)
+    return book
+
+
+MODEL = busy_hours()
+SIDES = ("primary", "secondary")
+ENDS_NOTHING = {Event.STOPPED}
+"""Its absence proves nothing: a ledger that is being written has none."""
+
+
+def removals(book: Book) -> Iterator[tuple[str, frozenset[int]]]:
+    """The ordinals of the first, a middle and the last event of each kind, and of all events of some messages."""
+    by_kind: dict[str, list[set[int]]] = {}
+    by_message: dict[str, set[int]] = {}
+    for life in book.lives:
+        if life.event not in ENDS_NOTHING:
+            by_kind.setdefault(life.event, []).append({life.ordinal})
+        if life.message_id:
+            by_message.setdefault(life.message_id, set()).add(life.ordinal)
+    for kind, found in [*by_kind.items(), ("message", [*by_message.values()])]:
+        for where, ordinals in (("first", found[0]), ("middle", found[len(found) // 2]), ("last", found[-1])):
+            yield f"{where} {kind}", frozenset(ordinals)
+
+
+def test_every_kind_of_event_is_among_the_removals() -> None:
+    kinds = {life.event for side in SIDES for life in book_of(MODEL, side).lives}
+    assert kinds == {*Event} - {Event.MISSED, Event.SET_ASIDE}
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_d4_a_removed_row_leaves_a_hole_wherever_it_was(spark: SparkSession, side: str) -> None:
+    book = book_of(MODEL, side)
+    unseen = [
+        removed
+        for removed, ordinals in removals(book)
+        if not _is_doubted(spark, book, (life for life in book.lives if life.ordinal not in ordinals))
+    ]
+    assert not unseen
+    assert not _is_doubted(spark, book, book.lives)
+
+
+def _is_doubted(spark: SparkSession, book: Book, lives: Iterable[Life]) -> bool:
+    found = survey(lives_frame(spark, book.namespace, lives))
+    return bool(found.absent) or found.is_cut_off
+
+
+@pytest.fixture(scope="module")
+def ledgers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("ledgers")
+    for side in SIDES:
+        book_of(MODEL, side).write(directory / side)
+    return directory
+
+
+def without(ledgers: Path, to: Path, side: str, hour: int) -> Path:
+    """A copy of the ledgers that the files of an hour were removed from."""
+    shutil.copytree(ledgers, to)
+    shutil.rmtree(to / side / LIVES / f"day={BEGIN:%Y-%m-%d}" / f"hour={BEGIN.hour + hour}")
+    return to
+
+
+def verdict_of(spark: SparkSession, directory: Path, start: datetime | None = None) -> Report:
+    """Read as the command does."""
+    secondary = read_lives(spark, directory / "secondary")
+    primary = read_lives(spark, directory / "primary", read_since(start))
+    found = reconcile(
+        primary, secondary, start, earlier=lambda: read_lives(spark, directory / "primary", end=read_since(start))
+    )
+    try:
+        return report(found)
+    finally:
+        found.release()
+
+
+def test_d4_nothing_is_missing_while_all_files_are_there(spark: SparkSession, ledgers: Path) -> None:
+    found = verdict_of(spark, ledgers)
+    assert found.verdict is Verdict.FINE
+    assert not found.notes
+    assert found.total.counts["backlog_waiting"] == HOURS
+
+
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("hour", range(HOURS))
+def test_d4_a_removed_hour_leaves_no_verdict(
+    spark: SparkSession, ledgers: Path, tmp_path: Path, side: str, hour: int
+) -> None:
+    found = verdict_of(spark, without(ledgers, tmp_path / "cut", side, hour))
+    assert found.verdict is Verdict.UNKNOWN
+    assert found.notes
+
+
+def test_d4_hours_before_the_range_are_not_needed(spark: SparkSession, ledgers: Path, tmp_path: Path) -> None:
+    """Old files may be tidied away."""
+    directory = without(ledgers, tmp_path / "primary cut", "primary", 0)
+    directory = without(directory, tmp_path / "both cut", "secondary", 0)
+    assert verdict_of(spark, directory, BEGIN + 2 * HOUR).verdict is Verdict.FINE
+
+
+def lone_loss() -> PairModel:
+    """A message that its syphon has lost, with the time in which it could come home in the middle of the ledger."""
+    model = PairModel()
+    model.send("orders", "before")
+    model.syphon(model.divert("orders", "lost"), copies=0)
+    model.send("orders", "after")
+    return model
+
+
+def test_d4_a_loss_is_proved_only_where_the_primarys_ledger_goes_on(spark: SparkSession) -> None:
+    model = lone_loss()
+    assert reconciled(spark, model).verdict is Verdict.MISSING
+    del model.primary.lives[-1]
+    assert reconciled(spark, model).verdict is Verdict.UNKNOWN
+
+
+@pytest.mark.parametrize(("removed", "verdict"), [("", Verdict.FINE), ("m0", Verdict.UNKNOWN)])
+def test_d4_older_events_tell_whether_a_range_lacks_its_beginning(
+    spark: SparkSession, removed: str, verdict: Verdict
+) -> None:
+    """Nothing has happened for hours before the range."""
+    model = PairModel()
+    model.send("orders", "early")
+    model.receive_all()
+    model.clock.tick(5 * HOUR_MS)
+    for number in range(3):
+        model.send("orders", f"m{number}")
+    model.receive_all()
+    model.primary.lives = [life for life in model.primary.lives if life.message_id != removed]
+    assert reconciled(spark, model, BEGIN + 4 * HOUR, BEGIN + 6 * HOUR).verdict is verdict
+
+
+def test_d4_messages_of_unknown_origin_leave_no_verdict(spark: SparkSession) -> None:
+    """The secondary's ledger was begun in the middle of an outage."""
+    model = PairModel()
+    model.divert("orders", "before")
+    model.divert("orders", "known")
+    model.drain()
+    model.secondary.undo(lambda life: life.message_id == "before")
+    told = reconciled(spark, model)
+    assert counts(told)["orders"]["unmatched"] == 1
+    assert told.verdict is Verdict.UNKNOWN
