@@ -38,8 +38,7 @@ from pairbus.ledger import LedgerSettings, columns, operation
 from pairbus.pairing import backlog, events, partnership, ping, report, report_courier, report_json, rotation, route
 from pairbus.pairing import session_order as order
 from pairbus.pairing.homecoming import contact, destination
-from pairbus.pairing.pump import backlog_reader
-from pairbus.pairing.syphon import SyphonSettings
+from pairbus.pairing.syphon import IDLE_POLLS_PER_PEEK, SyphonSettings
 from pairbus.server import dispatcher, jwt, outbox, signing_keys
 from pairbus.server.amqp import connection
 from pairbus.server.http import app, paging
@@ -154,7 +153,7 @@ FIGURES: Final[dict[str, Figures]] = {
         ("has taken, and {} at most", count(order._LONGEST_HOLD_S)),
         ("the other has {} to be closed as well", seconds(partnership.PATIENCE_S)),
         ("A syphon waits for {} at each empty backlog queue", span(SYPHON.long_poll)),
-        ("Once {} it also peeks at each queue", span(backlog_reader._IDLE_LOOK * SYPHON.long_poll)),
+        ("Once {} it also peeks at each queue", span(IDLE_POLLS_PER_PEEK * SYPHON.long_poll)),
     ],
     "docs/explanation/performance.md": [
         ("{} messages are the most that are given out at a time", count(dispatcher._AT_ONCE)),
