@@ -31,9 +31,12 @@ from pairbus.client import amqp_json
 from pairbus.jobs.syphon.settings import SparkSyphonSettings
 from pairbus.ledger import LedgerStatus
 from pairbus.server import settings as server_settings
+from pairbus.server.address_limit import AddressLimit
+from pairbus.server.amqp.unproven import Unproven
 from pairbus.server.counters import Counters
+from pairbus.server.guesses import Guesses
 from pairbus.server.http.ledger_metrics import LedgerMetrics
-from pairbus.server.http.metrics import Metrics, StorageMetrics, Traffic
+from pairbus.server.http.metrics import Metrics, StorageMetrics, StrangerMetrics, Traffic
 from pairbus.server.http.occupancy import Entities, Totals
 from pairbus.server.side_buffer.metrics import SideBufferMetrics
 from pairbus.server.side_buffer.tally import Tally
@@ -1022,6 +1025,7 @@ def metrics_page() -> str:
     counted = [
         *traffic.collect(),
         *StorageMetrics(lambda: (0, False)).collect(),
+        *StrangerMetrics(Unproven(), AddressLimit(), Guesses()).collect(),
         *LedgerMetrics(lambda: _SAMPLE_LEDGER).collect(),
         *SideBufferMetrics(Tally()).collect(),
         *Totals([]).collect(),

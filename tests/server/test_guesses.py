@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import logging
+import socket
+import time
 from collections.abc import Callable, Iterator
 from http.client import HTTPConnection
 
@@ -139,3 +141,26 @@ def test_e5_further_guesses_are_refused_as_busy_on_each_protocol_and_open_connec
         assert over_http(namespace, ROOT).startswith("503")
         client.receiver("orders")
         assert link.is_attached
+
+
+def test_e5_token_that_holds_for_too_long_is_refused() -> None:
+    with (
+        running_namespace(queues=["orders"], max_token_minutes=10) as contoso,
+        WireClient(contoso.port).open() as client,
+    ):
+        node = client.requests("$cbs")
+        for minutes, status in ((9, 202), (11, 401)):
+            expires_s = int(time.time()) + 60 * minutes
+            token = make_sas_token("sb://localhost/orders", ROOT, contoso.key, expires_s)
+            assert client.put_token("sb://localhost/orders", token, node).status == status
+
+
+def test_e5_request_whose_end_is_not_certain_is_refused_and_closed(namespace: RunningNamespace) -> None:
+    with socket.create_connection(("127.0.0.1", namespace.port), timeout=DEADLINE_S) as stream:
+        stream.sendall(
+            b"POST /console/login HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n"
+            b"0\r\n\r\nGET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+        )
+        answer = b"".join(iter(lambda: stream.recv(65_536), b""))
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert answer.count(b"HTTP/1.1") == 1, "what follows is not taken for a request"

@@ -56,7 +56,7 @@ def test_everything_can_be_said_in_every_place(tmp_path: Path) -> None:
         "data": "d", "name": "n", "host": "h", "port": [1, 2], "tls_cert": "c", "tls_key": "k", "tier": "premium",
         "key_name": "kn", "key": "secret", "jwt_issuer": "i", "jwt_audience": "a", "jwt_keys": "j",
         "allow_any_jwt": True, "idle_timeout_s": 5, "drain_s": 0.5, "max_connections": 9,
-        "max_connections_per_address": 4, "max_store_gb": 7,
+        "max_connections_per_address": 4, "max_token_minutes": 60, "max_store_gb": 7,
         "throttle_store_percent": 90.5, "throttle_disk_mb": 11, "throttle_memory_mb": 12,
         "throttle_processor_percent": 80.0, "throttle_delay_ms": 13, "side_buffer": "s", "side_buffer_mb": 14,
         "log_level": "debug", "log_format": "json", "open_metrics": True, "ledger": "l", "ledger_lives": True,

@@ -71,9 +71,13 @@ def rights_of(rule: AuthorizationRule) -> frozenset[Right]:
 class Gatekeeper:
     """Checks tokens and keys against the authorization rules of the namespace and its entities."""
 
-    def __init__(self, host: NamespaceHost, verify_jwt: VerifyJwt | None = None) -> None:
+    def __init__(
+        self, host: NamespaceHost, verify_jwt: VerifyJwt | None = None, max_token_ms: int | None = None
+    ) -> None:
+        """``max_token_ms`` is for how long a token may still hold when it is shown; ``None`` for any time."""
         self._host = host
         self._verify_jwt = verify_jwt
+        self._max_token_ms = max_token_ms
 
     def admit(self, token: str, path: str) -> Grant:
         """The grant that a token gives for a path within the namespace; raises ``UnauthorizedError``.
@@ -86,7 +90,9 @@ class Gatekeeper:
             return self._admit_sas(token, path)
         if self._verify_jwt is None:
             raise UnauthorizedError("the token is no shared access signature, and no issuer of other tokens is set up")
-        return self._verify_jwt(token, self._host.wall_ms()).within(path)
+        grant = self._verify_jwt(token, self._host.wall_ms()).within(path)
+        self._check_lifetime(grant.expires_ms)
+        return grant
 
     def admit_key(self, key_name: str, key: str) -> Grant:
         """The grant of a key to the whole namespace, shown as it is; raises ``UnauthorizedError``."""
@@ -105,6 +111,13 @@ class Gatekeeper:
         rules = self._host.namespace.authorization(grant.who, address, self._host.now_ms())
         return any(grant.key in _keys(rule) and grant.rights <= rights_of(rule) for rule in rules)
 
+    def _check_lifetime(self, expires_ms: int) -> None:
+        most_ms = self._max_token_ms
+        if most_ms is not None and expires_ms - self._host.wall_ms() > most_ms:
+            raise UnauthorizedError(
+                f"the token holds for too long: {most_ms // 60_000} minutes are the most allowed here"
+            )
+
     def _admit_sas(self, text: str, path: str) -> Grant:
         try:
             token = parse_sas_token(text)
@@ -116,6 +129,7 @@ class Gatekeeper:
             raise UnauthorizedError("the token has expired")
         if not token.covers(path):
             raise UnauthorizedError("the token was made for another address")
+        self._check_lifetime(expires_ms)
         namespace = self._host.namespace
         own = _proof(namespace.authorization(token.key_name, None, now_ms), token)
         if own is not None:

@@ -30,8 +30,9 @@ from pairbus.server.declaration import apply_declaration
 from pairbus.server.dispatcher import Dispatcher
 from pairbus.server.host import NamespaceHost
 from pairbus.server.http.app import make_app
+from pairbus.server.http.guard import RequestGuard
 from pairbus.server.http.ledger_metrics import LedgerMetrics
-from pairbus.server.http.metrics import Metrics, StorageMetrics
+from pairbus.server.http.metrics import Metrics, StorageMetrics, StrangerMetrics
 from pairbus.server.http.protocol import HttpProtocol, StreamingWebSocket
 from pairbus.server.jwt import DEFAULT_AUDIENCE, JwtVerifier, allow_any
 from pairbus.server.keys import ensure_root_key, other_root_keys
@@ -171,7 +172,7 @@ class NamespaceServer:
             stack.push_async_callback(meter.hand_over, _HAND_OVER_S)
         await host.durable()
         self._open_side_buffer(stack, host)
-        gatekeeper = Gatekeeper(host, await self._jwt(stack))
+        gatekeeper = Gatekeeper(host, await self._jwt(stack), settings.max_token_minutes * 60_000 or None)
         dispatcher = Dispatcher(host)
         services = AmqpServices(
             host,
@@ -329,6 +330,7 @@ class NamespaceServer:
         metrics = Metrics(services.counters, services.host.commits, services.host.throttle)
         host = services.host
         metrics.registry.register(StorageMetrics(lambda: (host.quarantined_count, host.stalled_s is not None)))
+        metrics.registry.register(StrangerMetrics(services.unproven, services.addresses, services.guesses))
         buffer = host.side_buffer
         metrics.registry.register(SideBufferMetrics(Tally() if buffer is None else buffer.tally))
         ledger = self._ledger
@@ -346,7 +348,7 @@ class NamespaceServer:
             guesses=services.guesses,
         )
         config = uvicorn.Config(
-            app,
+            RequestGuard(app),
             http="h11",
             ws=StreamingWebSocket,
             lifespan="off",

@@ -111,6 +111,9 @@ class Settings:
     max_connections_per_address: int = field(
         default=0, metadata=_about("how many connections one address may have at a time; 0 for any number")
     )
+    max_token_minutes: int = field(
+        default=0, metadata=_about("for how many minutes a token may still hold when it is shown; 0 for any time")
+    )
     max_connections: int = field(default=5_000, metadata=_about("how many connections there may be at a time"))
     max_store_gb: int = field(
         default=DEFAULT_MAX_BYTES // _GIGABYTE, metadata=_about("how many gigabytes the store may take at most")
@@ -167,6 +170,7 @@ class Settings:
             self.max_connections_per_address >= 0,
             f"max_connections_per_address must be >= 0, got {self.max_connections_per_address}",
         )
+        _expect(self.max_token_minutes >= 0, f"max_token_minutes must be >= 0, got {self.max_token_minutes}")
         _expect(self.max_connections > 0, f"max_connections is {self.max_connections}; at least 1")
         _expect(self.ledger or not self.ledger_lives, "ledger_lives needs a ledger to be recorded in")
         _expect(self.max_store_gb > 0, f"max_store_gb is {self.max_store_gb}; at least 1")

@@ -9,7 +9,10 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, disable_cre
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
 from prometheus_client.registry import Collector
 
+from pairbus.server.address_limit import AddressLimit
+from pairbus.server.amqp.unproven import Unproven
 from pairbus.server.counters import Counters
+from pairbus.server.guesses import Guesses
 from pairbus.server.throttle.throttle import Throttle
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # when a counter was made is of no use to anyone
@@ -97,6 +100,36 @@ def _messages(counted: Counters) -> Iterator[Metric]:
     ):
         yield _total(f"pairbus_{name}", what, value)
         yield _total(f"pairbus_{old}", f"Deprecated, use pairbus_{name}_total: {what.lower()}", value)
+
+
+class StrangerMetrics(Collector):
+    """What peers that have shown no key take, and what was denied them."""
+
+    def __init__(self, unproven: Unproven, addresses: AddressLimit, guesses: Guesses) -> None:
+        self._unproven = unproven
+        self._addresses = addresses
+        self._guesses = guesses
+
+    def collect(self) -> Iterator[Metric]:
+        unproven, guesses = self._unproven, self._guesses
+        for name, help_text, reading in (
+            ("pairbus_unproven_connections", "Connections that have shown no key or token yet", len(unproven)),
+            ("pairbus_unproven_bytes", "Bytes held of what has not arrived whole on these", unproven.held_bytes),
+        ):
+            gauge = GaugeMetricFamily(name, help_text)
+            gauge.add_metric([], reading)
+            yield gauge
+        evicted, crowded = unproven.evicted_count, self._addresses.refused_count
+        yield _total("pairbus_connections_evicted", "Connections without a key that made room for others", evicted)
+        yield _total("pairbus_connections_crowded", "Connections refused because their address has too many", crowded)
+        for name, help_text, counts in (
+            ("pairbus_logins_failed", "Log-ins with a wrong key or signature", guesses.failed_counts),
+            ("pairbus_logins_refused", "Log-ins not looked at after too many failed ones", guesses.refused_counts),
+        ):
+            family = CounterMetricFamily(name, help_text, labels=["protocol"])
+            for protocol, count in counts.items():
+                family.add_metric([protocol], count)
+            yield family
 
 
 def _facets(throttle: Throttle) -> Iterator[Metric]:
