@@ -11,6 +11,7 @@ import pytest
 
 from pairbus.broker import Address, QueueDescription, SubscriptionDescription, TopicDescription
 from pairbus.dialect.management import Operation
+from pairbus.server.amqp.unproven import BOUNDS, TOKEN_BYTES
 from pairbus.testing import RunningNamespace, running_namespace
 from pairbus.wire import (
     ACCEPTED,
@@ -21,7 +22,6 @@ from pairbus.wire import (
     Configuration,
     Described,
     Int,
-    Link,
     Modified,
     Rejected,
     Source,
@@ -31,7 +31,7 @@ from pairbus.wire import (
     plain,
 )
 from pairbus.wire.performatives import Transfer
-from tests.server.amqp.wire_client import Requests, WireClient, body_of, eventually, text_message
+from tests.server.amqp.wire_client import LinkRefusedError, Requests, WireClient, body_of, eventually, text_message
 
 SMALL = Configuration(container_id="small", max_frame_size=512, strict=False)
 
@@ -183,22 +183,24 @@ def test_operations_that_do_not_exist_are_not_counted_one_by_one(namespace: Runn
 # Those who have shown nothing.
 
 
-@pytest.mark.parametrize("node", ["$cbs", "coordinator"])
-def test_who_has_shown_no_token_cannot_make_the_server_hold_much(namespace: RunningNamespace, node: str) -> None:
+def test_e5_peer_without_a_token_gets_no_transaction(namespace: RunningNamespace) -> None:
+    with WireClient(namespace.port).open() as client, pytest.raises(LinkRefusedError, match="needs a token"):
+        client.coordinator()
+
+
+def test_e5_peer_without_a_token_cannot_make_the_server_hold_much(namespace: RunningNamespace) -> None:
     with WireClient(namespace.port).open() as client:
-        link: Link
-        if node == "coordinator":
-            link = client.coordinator()
-        else:
-            link = client.attach(SENDER, source=Source(address="here"), target=Target(address=node))
-        assert link.remote_max_message_size <= 1 << 20
+        link = client.attach(SENDER, source=Source(address="here"), target=Target(address="$cbs"))
+        assert link.remote_max_message_size == TOKEN_BYTES
         started = Transfer(handle=link.handle, delivery_id=0, delivery_tag=b"tag", message_format=0, more=True)
         session = client.first_session
         for _ in range(64):  # four megabytes of a message that does not end
             client.engine._writer.write(session.channel, encode(started), bytes(65_000))
         client.barrier()
-        connection: Any = next(iter(namespace._running._running.services.connections))
-        assert connection._engine.incomplete_bytes <= 1 << 20
+        services = namespace._running._running.services
+        connection: Any = next(iter(services.connections))
+        assert connection._engine.incomplete_bytes <= BOUNDS.incomplete_bytes
+        assert services.unproven.held_bytes <= BOUNDS.incomplete_bytes + 65_536
 
 
 # Those who do not read.

@@ -35,9 +35,9 @@ def test_answers_behind_a_closed_window_end_their_link(namespace: RunningNamespa
         client.receiver("$cbs")
         client.first_session._incoming_window = -(10**9)  # it counts down, and is never told that there is room
         words = {"operation": "put-token", "name": "orders"}
-        long_id = Properties(message_id="x" * 60_000)  # which comes back with the answer
+        long_id = Properties(message_id="x" * 30_000)  # which comes back with the answer
         payload = encode_message(WireMessage(properties=long_id, application_properties=words, body=(b"",)))
-        for _ in range(200):
+        for _ in range(400):
             client.begin_send(asking, payload)
         eventually(lambda: queued_in(namespace) == 0)
 

@@ -38,6 +38,7 @@ from pairbus.server.amqp.peer import Peer
 from pairbus.server.amqp.producer import CREDIT, Producer
 from pairbus.server.amqp.replies import ReplyNode
 from pairbus.server.amqp.session_wait import SessionWait
+from pairbus.server.amqp.unproven import TOKEN_BYTES
 from pairbus.server.errors import BadRequestError, UnauthorizedError
 from pairbus.wire import (
     RECEIVER,
@@ -121,7 +122,7 @@ def place_of(link: Link, attach: Attach) -> Place:
 
 def _attach_tokens(peer: Peer, link: Link, attach: Attach, _place: Place, adopt: Adopt) -> None:
     adopt(TokenNode(peer, link))
-    _take_requests(link, attach, _LONGEST_REQUEST_BYTES)
+    _take_requests(link, attach, TOKEN_BYTES)
 
 
 def _attach_token_replies(peer: Peer, link: Link, attach: Attach, _place: Place, adopt: Adopt) -> None:
@@ -130,6 +131,8 @@ def _attach_token_replies(peer: Peer, link: Link, attach: Attach, _place: Place,
 
 
 def _attach_coordinator(peer: Peer, link: Link, attach: Attach, _place: Place, adopt: Adopt) -> None:
+    if not peer.claims:
+        raise UnauthorizedError("a transaction needs a token; none that was put holds")
     adopt(CoordinatorNode(peer, link))
     _take_requests(link, attach, _LONGEST_REQUEST_BYTES)
 
