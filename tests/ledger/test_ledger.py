@@ -27,6 +27,9 @@ from pairbus.ledger import (
     Life,
     read_open,
 )
+from pairbus.ledger.book import Book
+from pairbus.ledger.waiting import Second, Waiting
+from pairbus.ledger.writer import Writer
 from tests.ledger.child import run, start
 from tests.ledger.entries import (
     HOUR_MS,
@@ -355,3 +358,28 @@ def test_d3_a_ledger_that_is_taken_away_is_begun_anew_with_what_was_not_in_a_fil
     ledger.write_lives(lives_from(10, 10))
     ledger.close()
     assert ordinals(directory) == [*range(20)]
+
+
+@pytest.mark.parametrize("trouble", [OSError(errno.EMFILE, "no descriptors"), MemoryError(), ImportError("no files")])
+def test_e1_trouble_that_passes_while_rows_are_converted_loses_none_and_doubles_none(
+    tmp_path: Path, trouble: Exception
+) -> None:
+    troubles = [trouble, trouble]
+
+    def pause() -> None:
+        if troubles:
+            raise troubles.pop()
+
+    waiting = Waiting(10_000, 10_000)
+    writer = Writer(Book(tmp_path, QUICK), waiting, NAMESPACE, pause)
+    waiting.add_operations(Second(START_MS, [(sort_of(number), tally_of(number)) for number in range(5)], 1))
+    waiting.add_lives(lives_from(0, 2_500))
+    for _ in range(2):
+        writer.turn(START_MS)
+        assert writer.error is not None
+    assert (writer.lives_written, writer.operations_written, writer.hand_overs_written) == (0, 0, 0)
+    writer.turn(START_MS)
+    assert writer.error is None
+    writer.finish(START_MS)
+    assert ordinals(tmp_path) == [life.ordinal for life in lives_from(0, 2_500)]
+    assert len(read_ledger(tmp_path, OPERATIONS)) == 5 + 1, "the connections have a row of their own"

@@ -63,8 +63,15 @@ def life_pages(namespace: str, lives: Sequence[Life], pause: Callable[[], object
     return _sifted(LIVES, namespace, lives, pause)
 
 
+_PASSING: Final = (OSError, MemoryError, ImportError)
+"""What is no fault of a row: without descriptors or memory nothing can be converted, nor can modules be loaded."""
+
+
 def _sifted(table: str, namespace: str, rows: Sequence[Any], pause: Callable[[], object]) -> Sifted:
-    """One row that is no good costs none of the others: it is found by halving."""
+    """Convert rows. One that is no good costs none of the others: it is found by halving.
+
+    Raises what may pass (``OSError``, ``MemoryError``, ``ImportError``): then nothing is refused.
+    """
     batches: dict[str, list[Any]] = defaultdict(list)
     refused: list[Any] = []
     failure: Exception | None = None
@@ -74,6 +81,8 @@ def _sifted(table: str, namespace: str, rows: Sequence[Any], pause: Callable[[],
         attempts += 1
         try:
             found = _batches(table, namespace, piece, pause)
+        except _PASSING:
+            raise
         except Exception as error:  # noqa: BLE001 (whatever it is, it would be the same the next time)
             failure = error
             if len(piece) == 1 or attempts > _MOST_ATTEMPTS:

@@ -38,6 +38,9 @@ class Writer:
         self._pages: deque[Page] = deque()
         """What was taken, and is not on disk yet."""
 
+        self._taken: Taken | None = None
+        """What was taken, and is not converted yet."""
+
         self._taken_hand_over = 0
 
     def turn(self, now_ms: int) -> None:
@@ -47,7 +50,8 @@ class Writer:
     def finish(self, now_ms: int) -> None:
         """Put the rest on disk, and close everything; what the disk does not take now is lost."""
         self._attempt(lambda: self._write(now_ms, _LAST_ROUNDS), self._book.close)
-        lost = self._waiting.lives + sum(page.row_count for page in self._pages if page.table != LIVES)
+        unconverted = 0 if self._taken is None else len([*_rows(self._taken)])
+        lost = self._waiting.lives + unconverted + sum(page.row_count for page in self._pages if page.table != LIVES)
         if lost:
             _log.error("the ledger in %s was closed without its last %d rows", self._book.directory, lost)
 
@@ -69,21 +73,23 @@ class Writer:
                 self._append(self._pages[0], now_ms)
                 self._pages.popleft()
             self.hand_overs_written = self._taken_hand_over
-            taken = self._waiting.take()
+            if self._taken is None:
+                self._taken = self._waiting.take()
+            taken = self._taken
             if taken is None:
                 return
             self._convert(taken, now_ms)
+            self._taken = None
             self._taken_hand_over = taken.hand_over
 
     def _convert(self, taken: Taken, now_ms: int) -> None:
-        """What cannot be a row is a defect, and must not be tried for ever."""
+        """What cannot be a row is a defect, and must not be tried for ever. All of it is converted, or nothing."""
         lives = life_pages(self.namespace, taken.lives, self._pause)
-        self._pages += lives.pages
+        operations = operation_pages(self.namespace, [*_rows(taken)], self._pause)
+        self._pages += [*lives.pages, *operations.pages]
         if lives.refused:
             _log.error("%d events cannot be written to the ledger", len(lives.refused), exc_info=lives.failure)
             self._waiting.give_up(lives.refused, now_ms)
-        operations = operation_pages(self.namespace, [*_rows(taken)], self._pause)
-        self._pages += operations.pages
         if operations.refused:
             count = len(operations.refused)
             _log.error("%d rows of operations cannot be written to the ledger", count, exc_info=operations.failure)

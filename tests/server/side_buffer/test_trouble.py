@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -172,8 +174,21 @@ def test_b3_without_room_in_the_buffer_a_sender_is_told_what_it_was_told_before(
     play(scene, directory, max_bytes=32_000)
 
 
+def no_descriptor() -> int:
+    return 10_000  # as a disk that was pulled out
+
+
+def full_disk() -> int:
+    return os.open("/dev/full", os.O_WRONLY)
+
+
+@pytest.mark.parametrize(
+    ("disk", "condition"),
+    [(no_descriptor, Condition.INTERNAL_ERROR), (full_disk, Condition.RESOURCE_LIMIT_EXCEEDED)],
+    ids=["gone", "full"],
+)
 def test_b3_a_buffer_that_cannot_be_written_refuses_and_loses_nothing(
-    directory: Path, caplog: pytest.LogCaptureFixture
+    directory: Path, caplog: pytest.LogCaptureFixture, disk: Callable[[], int], condition: Condition
 ) -> None:
     async def scene(stage: BufferedStage) -> None:
         peer = await stage.peer()
@@ -182,8 +197,8 @@ def test_b3_a_buffer_that_cannot_be_written_refuses_and_loses_nothing(
         assert await peer.send(link, "one") == ACCEPTED
         shelf = stage.buffer._archive._shelf
         segment = shelf._segments[0]
-        closed, segment._descriptor = segment._descriptor, 10_000  # as a disk that was pulled out
-        assert condition_of(await peer.send(link, "two")) == Condition.INTERNAL_ERROR
+        closed, segment._descriptor = segment._descriptor, disk()
+        assert condition_of(await peer.send(link, "two")) == condition
         segment._descriptor = closed
         assert await peer.send(link, "three") == ACCEPTED
         stage.store.trouble = None

@@ -16,6 +16,7 @@ from pairbus.server.side_buffer.store import PASSING, Store
 from pairbus.server.side_buffer.sweeper import Sweeper
 from pairbus.server.side_buffer.tally import Tally
 from pairbus.store import StoreError, StoreFailedError, StoreFullError
+from pairbus.store.datafile import NO_SPACE
 
 _log = logging.getLogger(__name__)
 
@@ -162,8 +163,9 @@ class Intake:
             lane = self._lanes.get(item.address)
             self._arrived(lane, item)
             self._lanes.drop_if_vacant(lane)
+        kind = StoreFullError if error.errno in NO_SPACE else StoreFailedError
         for item in group:
-            item.done(item.cause or StoreFailedError(self._place, str(error)))
+            item.done(item.cause or kind(self._place, str(error)))
 
     def _written(self, task: asyncio.Task[None]) -> None:
         self._writing = None
