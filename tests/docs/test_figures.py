@@ -10,6 +10,7 @@ import inspect
 import re
 import tomllib
 from collections.abc import Iterator
+from dataclasses import fields
 from datetime import timedelta
 from itertools import product
 from typing import Any, Final
@@ -39,14 +40,16 @@ from pairbus.pairing import backlog, events, partnership, ping, report, report_c
 from pairbus.pairing import session_order as order
 from pairbus.pairing.homecoming import contact, destination
 from pairbus.pairing.syphon import IDLE_POLLS_PER_PEEK, SyphonSettings
-from pairbus.server import dispatcher, jwt, outbox, signing_keys
-from pairbus.server.amqp import connection
-from pairbus.server.http import app, paging
+from pairbus.server import Settings, dispatcher, guesses, jwt, listener, outbox, reception, signing_keys
+from pairbus.server.amqp import claims, connection, unproven
+from pairbus.server.amqp.requests import RequestNode
+from pairbus.server.http import app, paging, protocol
 from pairbus.server.side_buffer import archive, directory, merger, shelf, sweeper
 from pairbus.server.throttle import facet, pulse, timer
 from pairbus.spark import lock_time
 from pairbus.store import certificate, lmdb
-from pairbus.wire import decoder
+from pairbus.wire import Configuration, decoder
+from pairbus.wire.configuration import MAX_VALUES
 from tests.docs.snippets import ROOT
 from tests.fuzz import test_fuzz
 from tests.simulation import entities, test_simulation
@@ -102,6 +105,8 @@ def default(function: Any, parameter: str) -> Any:
 
 
 QUEUE: Final = QueueDescription()
+WIRE: Final = Configuration(container_id="any")
+MOST_CONNECTIONS: Final[Any] = next(each.default for each in fields(Settings) if each.name == "max_connections")
 CLIENT: Final = MessagingFactorySettings()
 SYPHON: Final = SyphonSettings()
 BACKLOG: Final = backlog.backlog_description("contoso/x-servicebus-transfer/0")
@@ -159,6 +164,35 @@ FIGURES: Final[dict[str, Figures]] = {
         ("{} messages are the most that are given out at a time", count(dispatcher._AT_ONCE)),
         ("goes out together, and every {} at once", size(sending_link._FLUSH_BYTES)),
         ("is given the attempt time-out of {}", span(PAIR["attempt_timeout"])),
+    ],
+    "docs/explanation/threat-model.md": [
+        ("sessions of an unproven connection | {} |", count(unproven.BOUNDS.sessions)),
+        ("links of an unproven connection | {} |", count(unproven.BOUNDS.links)),
+        ("on one unproven connection | {} |", size(unproven.BOUNDS.incomplete_bytes)),
+        ("on all of them together | {} |", size(unproven.TOTAL_BYTES)),
+        ("size of a request to `$cbs` | {} |", size(unproven.TOKEN_BYTES)),
+        ("values in such a request, or in a frame | {} |", count(unproven.BOUNDS.values)),
+        ("time until the first byte | {} |", seconds(reception.SPEAK_WITHIN_S)),
+        ("time for the TLS handshake | {} |", seconds(reception.SPEAK_WITHIN_S)),
+        ("time until AMQP is opened | {} |", seconds(connection._OPEN_WITHIN_S)),
+        ("until the first token | {} |", seconds(connection._TOKEN_WITHIN_S)),
+        ("to arrive, body included | {} |", seconds(protocol._REQUEST_WITHIN_S)),
+        ("may wait to be read | {} |", seconds(protocol._ANSWER_READ_WITHIN_S)),
+        ("connections in all (`max_connections`) | {} |", count(MOST_CONNECTIONS)),
+        ("answers at a time that there is no room | {} |", count(listener._MOST_REFUSALS)),
+        ("is served for {}, then", {f"{connection._TURN_S * 1_000:g} ms"}),
+        ("decode more than {} values of a frame", count(MAX_VALUES)),
+        ("values of a frame or {} of a request", count(RequestNode.max_values)),
+        ("at most {} links", count(WIRE.max_links)),
+        ("links, {} sessions", count(WIRE.channel_max + 1)),
+        ("sessions and {} tokens", count(claims._MOST_AUDIENCES)),
+        ("not on disk yet is bounded to {}", size(connection._MOST_UNCONFIRMED_BYTES)),
+        ("what it does not read to {}", size(connection._MOST_UNSENT_BYTES)),
+        ("may fail {} times with one key name", count(guesses.BY_KEY.burst)),
+        ("and {} times in all", count(guesses.BY_ADDRESS.burst)),
+        ("after that it has {} and", count(guesses.BY_KEY.per_second)),
+        ("and {} answers a second", count(guesses.BY_ADDRESS.per_second)),
+        ("Another {} failures beyond that", count(guesses._MOST_DEBT)),
     ],
     "docs/explanation/reconciliation.md": [
         ("ledger is read from {} before the range", span(reconciliation.CLOCK_SLACK)),
