@@ -8,7 +8,9 @@ import pty
 import re
 import select
 import signal
+import socket
 import subprocess
+import sys
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -329,6 +331,31 @@ def test_complete_into_a_named_pipe_that_is_closed_removes_what_was_read(desk: D
         assert process.wait(PATIENCE_S) == 141
         assert process.stderr.read().decode().startswith(f"pairbus: {pipe} was closed; 3 received and completed; ")
     assert (read, bodies(desk, queue, 250)) == (THREE, REST)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a writer what was read")
+def test_complete_into_a_socket_that_is_closed_removes_what_was_read(desk: Desk) -> None:
+    queue = desk.queue()
+    desk.send(queue, *NUMBERED)
+    reader, writer = socket.socketpair()
+    with reader, desk.started("receive", queue, "--all", "--complete", "--body", stdout=writer) as process:
+        writer.close()
+        read = b""
+        while read.count(b"\n") < 3:
+            read += reader.recv(1)
+        reader.close()
+        assert process.wait(PATIENCE_S) == 141
+    left = bodies(desk, queue, 250)
+    assert (read.split(), len(left) >= len(REST), {*read.split(), *left}) == (THREE, True, {*THREE, *REST})
+
+
+def test_output_that_was_closed_before_the_command_started_is_status_141(desk: Desk) -> None:
+    queue = desk.queue()
+    desk.send(queue, "one")
+    command = f'exec "{sys.executable}" -m pairbus receive {queue} --complete --body >&-'
+    ended = subprocess.run(["sh", "-c", command], env=desk.environment, stderr=subprocess.PIPE, check=False)
+    assert (ended.returncode, b"Traceback" in ended.stderr) == (141, False)
+    assert desk.count(queue) == 1
 
 
 def test_abandon_into_head_leaves_everything(desk: Desk) -> None:

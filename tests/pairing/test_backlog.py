@@ -36,7 +36,7 @@ from pairbus.pairing.backlog import (
     ensure_backlog_queues,
 )
 from pairbus.pairing.events import Listeners
-from pairbus.pairing.primary_names import name_by_address
+from pairbus.pairing.primary_names import names_by_address
 from pairbus.testing import RunningNamespace, running_namespace
 from tests.client.http_peer import Answer, Asked, Peer, peer, refuses, relays
 from tests.client.stage import play
@@ -111,24 +111,29 @@ def made(proxy: Peer) -> list[str]:
         ("sb://localhost", "localhost-5671"),
         ("amqp://localhost:5673", "localhost-5673"),
         ("amqp://LocalHost:5673", "localhost-5673"),
-        ("amqp://127.0.0.1", "127.0.0.1-5672"),
+        ("amqp://127.0.0.1", "localhost-5672"),
         ("sb://10.1.2.3:443", "10.1.2.3-443"),
-        ("amqp://[::1]", "1-5672"),
+        ("amqp://[::1]", "localhost-5672"),
         ("amqp://[2001:db8::7]:5673", "2001-db8--7-5673"),
     ],
 )
 def test_c5_a_primary_namespace_is_called_by_its_host_name(address: str, name: str) -> None:
-    assert name_by_address(Endpoint.parse(address)) == name
+    assert names_by_address(Endpoint.parse(address))[0] == name
+
+
+def test_c5_spellings_of_this_machine_have_the_same_names() -> None:
+    names = {names_by_address(Endpoint(host, 5672)) for host in ("localhost", "127.0.0.1", "::1")}
+    assert names == {("localhost-5672", "127.0.0.1-5672", "1-5672")}, "the later ones are those of earlier versions"
 
 
 def test_c5_namespaces_on_one_machine_have_backlog_queues_of_their_own() -> None:
     for host in ("localhost", "127.0.0.1", "::1"):
-        assert name_by_address(Endpoint(host, 5672)) != name_by_address(Endpoint(host, 5673))
+        assert names_by_address(Endpoint(host, 5672))[0] != names_by_address(Endpoint(host, 5673))[0]
 
 
 @pytest.mark.parametrize("host", ["contoso.example", "localhost", "192.168.0.17", "::1", "fe80::1", "1::", "::"])
 def test_c5_whatever_the_host_the_path_can_be_that_of_a_queue(host: str) -> None:
-    path = backlog_path(name_by_address(Endpoint(host, 5672)), 0)
+    path = backlog_path(names_by_address(Endpoint(host, 5672))[0], 0)
     assert QueueDescription(path).path == path
 
 

@@ -16,7 +16,7 @@ from pairbus.dialect.backlog_path import backlog_path
 from pairbus.dialect.transfer import divert
 from pairbus.pairing import NamespacePair, SendAvailabilityPairedNamespaceOptions
 from pairbus.pairing.backlog import ensure_backlog_queues
-from pairbus.pairing.primary_names import find_primary_names, name_by_address
+from pairbus.pairing.primary_names import find_primary_names, names_by_address
 from tests.faults.namespace import VirtualNamespace
 from tests.pairing.scenes import ORDERS, letter, seconds, until
 from tests.simulation.pair_world import PRIMARY, PairWorld, Road, run
@@ -89,6 +89,16 @@ def test_c5_recorded_names_of_two_primaries_at_one_address_are_not_trusted() -> 
     run(scenario)
 
 
+def test_c5_queues_that_an_earlier_version_named_by_another_spelling_of_this_machine_are_used() -> None:
+    async def scenario(world: PairWorld) -> None:
+        old = f"{HERE}-{world.primary_road.port}"
+        await ensure_backlog_queues(world.secondary_manager(), old, 3)
+        world.primary_road.refuse()
+        assert (await _paired(world)).primary_name == old
+
+    run(scenario)
+
+
 # The syphon.
 
 
@@ -150,7 +160,7 @@ def test_server_with_the_default_name_announces_none() -> None:
         factory = world.factory_at(Endpoint(HERE, road.port, tls=False))
         assert await factory.announced_name() is None
         names = await find_primary_names(factory, world.secondary_manager())
-        assert (names.names, names.is_final) == ((name_by_address(factory.endpoint),), True)
+        assert (names.names, names.is_final) == (names_by_address(factory.endpoint), True)
 
     run(scenario)
 
@@ -172,7 +182,7 @@ def _primary(world: PairWorld) -> MessagingFactory:
 
 
 def _by_address(world: PairWorld) -> str:
-    return f"{HERE}-{world.primary_road.port}"
+    return f"localhost-{world.primary_road.port}"
 
 
 async def _paired(world: PairWorld, **options: Any) -> NamespacePair:

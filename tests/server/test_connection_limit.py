@@ -127,7 +127,11 @@ def half_an_exchange(_contoso: RunningNamespace) -> bytes:
     return b"AMQP\x03\x01\x00\x00"
 
 
-@pytest.mark.parametrize("say", [silence, half_a_preface, half_a_request, half_an_exchange])
+def half_a_handshake(_contoso: RunningNamespace) -> bytes:
+    return b"\x16\x03\x01"
+
+
+@pytest.mark.parametrize("say", [silence, half_a_preface, half_a_request, half_an_exchange, half_a_handshake])
 def test_e5_connections_without_a_key_are_closed_to_make_room(say: Callable[[RunningNamespace], bytes]) -> None:
     with running_namespace(queues=["orders"], max_connections=3) as contoso, connect(contoso) as first:
         link = first.sender("orders")

@@ -47,6 +47,9 @@ class OutputError(Exception):
 @contextmanager
 def checked_output() -> Iterator[None]:
     """Flush standard output at the end of a command; end it with a status of its own if that fails."""
+    if sys.stdout is None:  # it was closed before the command started
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (it is there until the end)
+        raise typer.Exit(OUTPUT_CLOSED)
     try:
         try:
             yield
@@ -104,12 +107,17 @@ async def write_all(descriptor: int, octets: bytes) -> None:
 
 
 async def wait_until_read(descriptor: int) -> None:
-    """Return once the reader of a pipe has read everything; at once if the descriptor is not a pipe.
+    """Return once the reader of a pipe or socket has read everything; at once if the descriptor is neither.
 
-    Raises ``BrokenPipeError`` if the reader closes the pipe before that. What lies in the pipe then is lost.
+    Raises ``BrokenPipeError`` if the reader closes it before that. What lies in it then is lost.
     """
-    if stat.S_ISFIFO(os.fstat(descriptor).st_mode):
-        await _until(lambda: _is_read(descriptor))
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISFIFO(mode):
+        await _until(lambda: _is_read(descriptor, termios.FIONREAD))
+    elif stat.S_ISSOCK(mode):
+        await _until(lambda: _is_read(descriptor, termios.TIOCOUTQ))
+        if _events(descriptor) & select.POLLHUP:  # the system discards what a peer has not read when it closes
+            raise BrokenPipeError
 
 
 async def _until(condition: Callable[[], bool]) -> None:
@@ -133,18 +141,18 @@ def _events(descriptor: int) -> int:
     return events
 
 
-def _is_read(descriptor: int) -> bool:
-    is_read = not _unread_bytes(descriptor)
+def _is_read(descriptor: int, request: int) -> bool:
+    is_read = not _unread_bytes(descriptor, request)
     if not is_read:
         _events(descriptor)  # raises if nobody is left to read the rest
     return is_read
 
 
-def _unread_bytes(descriptor: int) -> int:
-    """Count the bytes in a pipe; 0 where the system does not tell the writer."""
+def _unread_bytes(descriptor: int, request: int) -> int:
+    """Count the bytes in a pipe or socket; 0 where the system does not tell the writer."""
     count = array("i", [0])
     try:
-        fcntl.ioctl(descriptor, termios.FIONREAD, count)
+        fcntl.ioctl(descriptor, request, count)
     except OSError:
         return 0
     return count[0]

@@ -21,6 +21,7 @@ from pairbus.dialect.backlog_path import backlog_path
 RECORD: Final = "x-pairbus-name"
 """A queue ``<name by address>/x-pairbus-name/<name>`` in the secondary records which name a primary has announced."""
 
+_LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
 _SERVICE_BUS: Final = "servicebus"
 _AGAIN_S: Final = 5.0
 """How long to wait before the primary is asked again, unless it is reached earlier."""
@@ -59,55 +60,61 @@ async def find_primary_names(
     """
     if given is not None:
         return PrimaryNames(names=(given,))
-    by_address = name_by_address(primary.endpoint)
+    by_address = names_by_address(primary.endpoint)
     if _names_its_namespace(primary.endpoint):
-        return PrimaryNames(names=(by_address,))
+        return PrimaryNames(names=by_address)
     try:
         return _announced(await primary.announced_name(), by_address)
     except MessagingError:
         recorded = await _recorded_names(manager, by_address)
         # Several are those of primaries at one address, seen from different machines: none of them can be trusted.
-        return PrimaryNames(names=(*(recorded if len(recorded) == 1 else ()), by_address), is_final=False)
+        return PrimaryNames(names=(*(recorded if len(recorded) == 1 else ()), *by_address), is_final=False)
 
 
 async def await_final_names(primary: MessagingFactory) -> PrimaryNames:
     """Return the names of a primary that was not reached, as soon as it is."""
     while True:
         try:
-            return _announced(await primary.announced_name(), name_by_address(primary.endpoint))
+            return _announced(await primary.announced_name(), names_by_address(primary.endpoint))
         except MessagingError:
             primary.check_open()
             await asyncio.wait((primary.reached(),), timeout=_AGAIN_S)
 
 
-def _announced(announced: str | None, by_address: str) -> PrimaryNames:
-    if announced is None or announced.lower() == by_address.lower():
-        return PrimaryNames(names=(by_address,))
-    return PrimaryNames(names=(announced, by_address), announced=announced)
+def _announced(announced: str | None, by_address: tuple[str, ...]) -> PrimaryNames:
+    if announced is None or announced.lower() == by_address[0].lower():
+        return PrimaryNames(names=by_address)
+    return PrimaryNames(names=(announced, *by_address), announced=announced)
 
 
 async def record_name(manager: NamespaceManager, primary: Endpoint, name: str) -> None:
     """Record in the secondary which name a primary has announced, for processes that cannot reach it."""
-    path = f"{name_by_address(primary)}/{RECORD}/{name}"
+    path = f"{names_by_address(primary)[0]}/{RECORD}/{name}"
     if not await manager.queue_exists(path):
         with suppress(EntityAlreadyExistsError):  # another process was faster
             await manager.create_queue(path)
 
 
-async def _recorded_names(manager: NamespaceManager, by_address: str) -> list[str]:
-    prefix = f"{by_address}/{RECORD}/".lower()
+async def _recorded_names(manager: NamespaceManager, by_address: tuple[str, ...]) -> list[str]:
     try:
         paths = [queue.path for queue in await manager.get_queues()]
     except UnauthorizedError:  # a syphon may do without Manage; whoever needs it raises soon
         return []
-    return [path[len(prefix) :] for path in paths if path.lower().startswith(prefix)]
+    prefixes = tuple(f"{name}/{RECORD}/".lower() for name in by_address)
+    return [*{path.rpartition("/")[2]: None for path in paths if path.lower().startswith(prefixes)}]
 
 
-def name_by_address(endpoint: Endpoint) -> str:
-    """Return the first part of the host name of a primary, or host and port where the host says nothing about it."""
-    if endpoint.host != "localhost" and not _is_address(endpoint.host):
-        return endpoint.namespace
-    return f"{endpoint.host}-{endpoint.amqp_port}".replace(":", "-").strip("-")
+def names_by_address(endpoint: Endpoint) -> tuple[str, ...]:
+    """Return the first part of the host name of a primary, or host and port where the host says nothing about it.
+
+    This machine has several spellings, and applications may use different ones: the first is used, the others are
+    those that an earlier version has used.
+    """
+    host = endpoint.host
+    if host != "localhost" and not _is_address(host):
+        return (endpoint.namespace,)
+    hosts = _LOOPBACK if host in _LOOPBACK else (host,)
+    return tuple(f"{each}-{endpoint.amqp_port}".replace(":", "-").strip("-") for each in hosts)
 
 
 def _names_its_namespace(endpoint: Endpoint) -> bool:

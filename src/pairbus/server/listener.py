@@ -60,8 +60,9 @@ class Listener:
         self._sockets: list[socket.socket] = []
         self._silent: dict[socket.socket, asyncio.TimerHandle] = {}
         """Connections that have not said anything."""
-        self._starting: set[asyncio.Task[None]] = set()
-        self._refusing: set[asyncio.Task[None]] = set()
+        self._starting: dict[asyncio.Task[None], None] = {}
+        """Those that are being handed over, which takes a while with TLS; the oldest first."""
+        self._refusing: dict[asyncio.Task[None], None] = {}
 
     @property
     def waiting_count(self) -> int:
@@ -145,6 +146,10 @@ class Listener:
         for silent in self._silent:
             self._drop(silent)
             return True
+        for task in self._starting:
+            del self._starting[task]
+            task.cancel()
+            return True
         return self._evict_unproven()
 
     def _look(self, accepted: socket.socket) -> None:
@@ -161,16 +166,18 @@ class Listener:
         self._release(accepted)
         self._run(self._start(accepted, secure=first == _TLS_HANDSHAKE), self._starting)
 
-    def _run(self, work: Coroutine[None, None, None], tasks: set[asyncio.Task[None]]) -> None:
+    def _run(self, work: Coroutine[None, None, None], tasks: dict[asyncio.Task[None], None]) -> None:
         task = self._loop.create_task(work)
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
+        tasks[task] = None
+        task.add_done_callback(lambda done: tasks.pop(done, None))
 
     async def _start(self, accepted: socket.socket, *, secure: bool) -> None:
+        peer = _peer_of(accepted)
         try:
             await self._connect(partial(self._make_protocol, secure), accepted, secure=secure)
         except (OSError, ssl.SSLError, asyncio.CancelledError) as error:
-            _log.info("a connection came to nothing: %s%s", error or "the client hung up", _HINT if secure else "")
+            reason = str(error) or ("evicted" if isinstance(error, asyncio.CancelledError) else "closed by the peer")
+            _log.info("handshake failed peer=%s error=%s%s", peer, reason, _HINT if secure else "")
             accepted.close()
 
     async def _connect(
