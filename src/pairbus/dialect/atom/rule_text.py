@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from math import isfinite
 from typing import Any, Final
 
+from pairbus.broker.sql.tokens import RESERVED
 from pairbus.dialect.atom.duration import format_duration
 from pairbus.dialect.atom.instant import format_instant
 from pairbus.dialect.atom.rules import CORRELATION_FILTER, EMPTY_ACTION, FALSE_FILTER, TRUE_FILTER
@@ -13,10 +15,15 @@ from pairbus.dialect.atom.table import Values
 from pairbus.dialect.atom.values import Plain, TypedValue, ValueType
 
 _MAPS: Final = ("parameters", "properties")
+_WORD: Final = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 
 
 def filter_text(values: Values) -> str:
-    """Write a filter in one line; a correlation filter as the SQL filter that says the same."""
+    """Write a filter in one line; a correlation filter as the SQL filter that matches the same messages.
+
+    SQL has no literal for a time, a duration or a line break. A value of that kind is followed by a note in
+    parentheses, and the text is then no valid SQL.
+    """
     return _FILTERS.get(values["type"], _sql_text)(values)
 
 
@@ -36,16 +43,28 @@ def plain_part(values: Values) -> dict[str, Any] | None:
 
 
 def _sql_text(values: Values) -> str:
-    parameters = _plain_map(values.get("parameters", {}))
+    parameters = values.get("parameters", {})
     told = ", ".join(f"{name} = {_literal(value)}" for name, value in parameters.items())
-    return f"{values['expression']} ({told})" if told else str(values["expression"])
+    expression = _one_line(str(values["expression"]))
+    return f"{expression} ({told})" if told else expression
 
 
 def _correlation_text(values: Values) -> str:
     own = {name: value for name, value in values.items() if name not in {"type", *_MAPS} and value is not None}
-    terms = [f"sys.{name.title().replace('_', '')} = {_literal(value)}" for name, value in own.items()]
-    terms += [f"{name} = {_literal(value)}" for name, value in _plain_map(values.get("properties", {})).items()]
+    terms = [f"sys.{name.title().replace('_', '')} = {_quoted(value)}" for name, value in own.items()]
+    terms += [_term(_property(name), value) for name, value in values.get("properties", {}).items()]
     return " AND ".join(terms) or "all messages"
+
+
+def _term(name: str, typed: TypedValue) -> str:
+    # Nothing equals NULL in SQL, but a correlation filter matches a property that is there with null.
+    return f"EXISTS({name}) AND {name} IS NULL" if typed.value is None else f"{name} = {_literal(typed)}"
+
+
+def _property(name: str) -> str:
+    if _WORD.fullmatch(name) and name.upper() not in RESERVED:
+        return name
+    return _one_line(f"[{name.replace(']', ']]')}]")
 
 
 _FILTERS: Final[Mapping[str, Callable[[Values], str]]] = {
@@ -55,13 +74,36 @@ _FILTERS: Final[Mapping[str, Callable[[Values], str]]] = {
 }
 
 
-def _literal(value: Plain) -> str:
-    if isinstance(value, bool) or value is None:
-        return {True: "true", False: "false", None: "null"}[value]
-    if isinstance(value, str):
-        escaped = value.replace("'", "''")
-        return f"'{escaped}'"
-    return str(value)
+def _literal(typed: TypedValue) -> str:
+    value = _plain(typed)
+    note = _NO_LITERALS.get(typed.type)
+    if value is None:
+        return "null"
+    if note is not None:
+        return f"{value} ({note})"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if typed.type is ValueType.DOUBLE and isinstance(value, str):
+        return f"{value} (a double)"
+    return _quoted(value) if isinstance(value, str) else str(value)
+
+
+_NO_LITERALS: Final = {ValueType.DATE_TIME: "a time", ValueType.DURATION: "a duration"}
+
+
+def _quoted(text: str) -> str:
+    escaped = text.replace("'", "''")
+    return _one_line(f"'{escaped}'")
+
+
+def _one_line(text: str) -> str:
+    """Escape what a terminal or a page does not print as it is, and say so: SQL knows no such escapes."""
+    if text.isprintable():
+        return text
+    escaped = "".join(
+        one if one.isprintable() and one != "\\" else one.encode("unicode_escape").decode() for one in text
+    )
+    return f"{escaped} (with escapes)"
 
 
 def _plain_map(values: Mapping[str, TypedValue]) -> dict[str, Plain]:
@@ -71,7 +113,7 @@ def _plain_map(values: Mapping[str, TypedValue]) -> dict[str, Plain]:
 def _plain(typed: TypedValue) -> Plain:
     match typed:
         case TypedValue(ValueType.DATE_TIME, int(time_ms)):
-            return format_instant(time_ms)
+            return format_instant(int(time_ms))  # without a zone it counts as UTC
         case TypedValue(ValueType.DURATION, int(length_ms)):
             return format_duration(length_ms)
         case TypedValue(ValueType.DOUBLE, float(value)) if not isfinite(value):  # JSON has no such numbers
