@@ -71,6 +71,23 @@ def test_a_connection_string_says_everything(namespace: RunningNamespace) -> Non
     play(scenario())
 
 
+@pytest.mark.parametrize("form", ["{}?x", "{}?", "{}#x", "{}*", "{}\\", "{}@x", "{}\n", "a//{}", "", "/"])
+def test_path_that_no_entity_has_is_refused(namespace: RunningNamespace, form: str) -> None:
+    async def scenario() -> None:
+        path = form.format(make_queue(namespace))
+        async with factory_of(namespace) as factory:
+            for create in (
+                factory.create_message_sender,
+                factory.create_message_receiver,
+                factory.create_queue_client,
+                factory.create_topic_client,
+            ):
+                with pytest.raises(ValueError, match="path"):
+                    await create(path)
+
+    play(scenario())
+
+
 @pytest.mark.parametrize("text", ["", "nonsense", "Endpoint=sb://localhost;SharedAccessKeyName=root"])
 def test_e3_what_is_no_connection_string_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"."):

@@ -42,7 +42,7 @@ from pairbus.client.settings import MessagingFactorySettings
 from pairbus.client.subscription_client import SubscriptionClient
 from pairbus.client.token_provider import Credentials, PlainCredentials, TokenProvider
 from pairbus.client.topic_client import TopicClient
-from pairbus.client.validation import check_type, shown
+from pairbus.client.validation import check_path, check_type, shown
 from pairbus.dialect.entity_path import split_entity_path
 
 _log = logging.getLogger(__name__)
@@ -434,16 +434,19 @@ class MessagingFactory:
             raise error from self._fault
 
     def _checked(self, path: str) -> str:
-        """A path that can be one; what the namespace makes of it is for the namespace to say.
+        """Return the path if it can be one; raise ``TypeError`` or ``ValueError`` if not.
 
-        What a peer that is no Service Bus calls its entities is its own affair.
+        The namespace would read some of what no name has as the end of the path, and take the link for another entity.
+        Other brokers have rules of their own for addresses: a path is checked only for a Service Bus namespace.
         """
         check_type("path", path, (str,))
         if not isinstance(self._credentials, TokenProvider):
             return path
-        if split_entity_path(path) is None:
+        inner = path.strip("/")
+        check_path("path", inner)
+        if split_entity_path(inner) is None:
             raise ValueError(f"{shown(path)} is no path of a queue, topic or subscription")
-        return path.strip("/")
+        return inner
 
     def adopt(self, part: Part) -> None:
         self._parts[part] = None

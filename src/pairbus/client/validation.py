@@ -12,7 +12,7 @@ from typing import Any, Final, get_args, get_origin, get_type_hints
 from pairbus.dialect.atom.document import speakable
 
 _INT64: Final = range(-(2**63), 2**63)
-_FORBIDDEN: Final = re.compile(r"[@?#*\\]")
+_FORBIDDEN: Final = re.compile(r"[@?#*\\\x00-\x1f\x7f]")
 """What the service takes in no name. Some of it would end the path of an address, and lead to something else."""
 
 

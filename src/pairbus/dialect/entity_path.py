@@ -51,7 +51,7 @@ def path_within(address: str) -> str:
     """The path within the namespace that an address leads to, as it is written; ``""`` for the namespace itself."""
     _, separator, rest = address.partition("://")
     path = rest.partition("/")[2] if separator else address
-    return path.partition("?")[0].strip("/")
+    return path.strip("/")
 
 
 def split_entity_path(path: str) -> EntityPath | None:

@@ -152,8 +152,11 @@ def _proof(rules: Iterable[AuthorizationRule], token: SasToken) -> tuple[Authori
 
 
 def path_of(audience: str) -> str:
-    """The path within the namespace that an address means, in lower case: ``""`` for the namespace itself."""
-    return path_within(audience).lower()
+    """Return the path within the namespace that an audience means, in lower case; ``""`` for the namespace itself.
+
+    A query is left out: some clients sign the address of a request.
+    """
+    return path_within(audience.partition("?")[0]).lower()
 
 
 def entity_of(path: str) -> str | None:

@@ -79,6 +79,8 @@ SENDING = {
     "dead letters": (Target(address="orders/$DeadLetterQueue"), Condition.NOT_ALLOWED),
     "failed transfers": (Target(address="orders/$Transfer/$DeadLetterQueue"), Condition.NOT_ALLOWED),
     "slashes": (Target(address="////"), ServiceBusCondition.ARGUMENT_ERROR),
+    "an address with a query": (Target(address="orders?x"), ServiceBusCondition.ARGUMENT_ERROR),
+    "a full address with a query": (Target(address="amqps://localhost/orders?x=1"), ServiceBusCondition.ARGUMENT_ERROR),
     "a subscription of a queue": (Target(address="orders/Subscriptions/all"), Condition.NOT_FOUND),
 }
 
@@ -98,6 +100,7 @@ RECEIVING = {
     "on demand": (Source(dynamic=True), ServiceBusCondition.ARGUMENT_ERROR),
     "no entity": (Source(address="absent"), Condition.NOT_FOUND),
     "dead letters of no entity": (Source(address="absent/$DeadLetterQueue"), Condition.NOT_FOUND),
+    "an address with a query": (Source(address="orders?x"), ServiceBusCondition.ARGUMENT_ERROR),
     "no subscription": (Source(address="news/Subscriptions/absent"), Condition.NOT_FOUND),
     "a topic": (Source(address="news"), Condition.NOT_ALLOWED),
     "what is disabled": (Source(address="off"), ServiceBusCondition.ENTITY_DISABLED),

@@ -25,7 +25,7 @@ from pairbus.dialect.annotations import (
     SYPHON,
     TRANSFER_DESTINATION,
 )
-from pairbus.dialect.entity_path import CBS, split_entity_path
+from pairbus.dialect.entity_path import CBS, EntityPath, split_entity_path
 from pairbus.dialect.ticks import to_ticks
 from pairbus.server.access import path_of
 from pairbus.server.addresses import address_of
@@ -111,9 +111,7 @@ def place_of(link: Link, attach: Attach) -> Place:
     path = path_of(address)
     if path == CBS:
         return Place("tokens", CBS)
-    entity = split_entity_path(path)
-    if entity is None:
-        raise BadRequestError(f"'{address:.200}' names nothing that could be an entity")
+    entity = _entity_at(address)
     return Place("management" if entity.management else "entity", path, address_of(entity))
 
 
@@ -263,10 +261,15 @@ def _destination(peer: Peer, destination: object) -> tuple[str, Address]:
     path = path_of(destination)
     if not peer.allows(path, _SEND):
         raise UnauthorizedError(f"'{path}' needs the claim Send; no token that was put has it", path)
-    entity = split_entity_path(path)
-    if entity is None:
-        raise BadRequestError(f"'{destination:.200}' names nothing that could be an entity")
-    return path, address_of(entity)
+    return path, address_of(_entity_at(destination))
+
+
+def _entity_at(address: str) -> EntityPath:
+    """Take an address of a link apart; raises ``BadRequestError``. No name has a ``?``, and a link takes no query."""
+    entity = split_entity_path(path_of(address))
+    if entity is None or "?" in address:
+        raise BadRequestError(f"'{address:.200}' names nothing that could be an entity")
+    return entity
 
 
 def _has_sessions(address: Address, description: QueueDescription | SubscriptionDescription) -> bool:
