@@ -206,7 +206,7 @@ def test_what_is_no_message_is_told(line: str | bytes, said: str) -> None:
     [
         ("nonsense", "line 3: it is no JSON"),
         ('{"body": "\\ud800"}', "line 3: "),
-        ('{"application_properties": {"a": {"ubyte": 300}}}', "the application property 'a'"),
+        ('{"application_properties": {"a": {"ubyte": 300}}}', "a: 300 does not fit ubyte (0 to 255)"),
         ('{"application_properties": {"a": [1]}}', "is a list"),
         (f'{{"session_id": "{"x" * 200}"}}', "session_id has 200 characters"),
         ('{"application_properties": {"a": {"symbol": "é"}}}', "the application property 'a'"),

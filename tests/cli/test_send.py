@@ -264,6 +264,11 @@ def test_a_person_is_told_that_a_body_is_waited_for_and_can_stop_it(desk: Desk) 
         (("q", "--body", "x", "--message-id", "y", "--count", "2"), "--message-id names one message"),
         (("q", "--body", "x", "--property", "y"), "it is NAME=TEXT"),
         (("q", "--body", "x", "--property", "y:int=z"), "--property y:int: 'z' is not a whole number"),
+        (
+            ("q", "--body", "x", "--property", "y:int=99999999999"),
+            "--property y:int: 99999999999 does not fit int (-2147483648 to 2147483647)",
+        ),
+        (("q", "--body", "x", "--property", "y:ubyte=-1"), "--property y:ubyte: -1 does not fit ubyte (0 to 255)"),
         (("q", "--body", "x", "--property", "y:double=z"), "'z' is not a number"),
         (("q", "--body", "x", "--property", "y:uuid=z"), "'z' is not 32 hexadecimal digits"),
         (("q", "--body", "x", "--property", "y:timestamp=z"), "'z' is not a time such as"),

@@ -371,7 +371,18 @@ def test_e3_whatever_is_encoded_can_be_read(name: str, value: Any, kind: BodyKin
         (BrokeredMessage(via_partition_key=7), "via_partition_key is 7; it must be a text"),  # type: ignore[arg-type]
         (BrokeredMessage(application_properties={"a": 1, "price": Decimal("1.1")}), "the application property 'price'"),
         (BrokeredMessage(application_properties={"a": 1, "at": NAIVE}), "the application property 'at'"),
-        (BrokeredMessage(application_properties={"a": 1, "big": 2**70}), "the application property 'big'"),
+        (
+            BrokeredMessage(application_properties={"a": 1, "big": 2**63}),
+            "the application property 'big': 9223372036854775808 does not fit long (-9223372036854775808 to 922",
+        ),
+        (
+            BrokeredMessage(application_properties={"a": 1, "unit": UInt(-1)}),
+            "the application property 'unit': -1 does not fit uint (0 to 4294967295)",
+        ),
+        (
+            BrokeredMessage(application_properties={"huge": 10**9999}),
+            "a number of 33216 bits does not fit long",
+        ),
     ],
     ids=lambda value: None if isinstance(value, BrokeredMessage) else value,
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 from collections import OrderedDict
 from contextlib import suppress
@@ -524,6 +525,22 @@ def test_an_array_of_values_of_different_types_is_refused(items: tuple[object, .
 def test_an_array_of_values_that_do_not_fit_its_constructor_is_refused(constructor: bytes, item: object) -> None:
     with pytest.raises(EncodeError):
         encode(Array((item,), constructor))
+
+
+def test_integer_out_of_range_is_named_wherever_it_stands() -> None:
+    for value in (
+        UInt(-1),
+        [1, UInt(-1)],
+        {"a": True, "b": [UInt(-1)]},
+        Array((UInt(-1),)),
+        Described(Symbol("a"), UInt(-1)),
+    ):
+        with pytest.raises(EncodeError, match=re.escape("-1 does not fit uint (0 to 4294967295)")):
+            encode(value)
+    itself: list[object] = ["\ud800"]
+    itself.append(itself)
+    with pytest.raises(EncodeError, match="a value does not fit its AMQP type"):
+        encode(itself)
 
 
 def test_a_descriptor_that_is_described_itself_is_refused() -> None:

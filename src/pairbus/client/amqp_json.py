@@ -48,6 +48,7 @@ from pairbus.wire import (
     ULong,
     UShort,
 )
+from pairbus.wire.types import misfit
 
 _WHOLE: Final[dict[str, type[int]]] = {
     "ubyte": UByte,
@@ -253,7 +254,7 @@ def _binary_fraction(given: Any) -> float:
 
 
 def _timestamp_of(given: Any) -> Timestamp:
-    return Timestamp(to_ms(moment_of(given)) if isinstance(given, str) else whole_of(given))
+    return Timestamp(to_ms(moment_of(given)) if isinstance(given, str) else _number_of(Timestamp, given))
 
 
 def _uuid_of(given: Any) -> UUID:
@@ -268,7 +269,11 @@ def _character(given: Any) -> Char:
 
 
 def _number_of(kind: type[int], given: Any) -> int:
-    return kind(whole_of(given))
+    number = whole_of(given)
+    reason = misfit(number, kind)
+    if reason is not None:
+        raise ValueError(reason)
+    return kind(number)
 
 
 def _decimal_of(kind: type[bytes], length: int, given: Any) -> bytes:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 from uuid import UUID
 
 from pairbus.wire.decoder import MAX_ARRAY_DESCRIPTORS, MAX_DEPTH, MAX_EMPTY_ELEMENTS, MAX_PAIRS_DEPTH, decode_at
 from pairbus.wire.errors import DecodeError, EncodeError
 from pairbus.wire.types import (
+    INTEGER_RANGES,
     Array,
     Byte,
     Char,
@@ -27,6 +28,7 @@ from pairbus.wire.types import (
     UInt,
     ULong,
     UShort,
+    misfit,
 )
 
 _U16: Final = struct.Struct(">H")
@@ -51,7 +53,29 @@ def encode(value: object) -> bytes:
     try:
         return encode_nested(value, 0)
     except (struct.error, OverflowError, UnicodeEncodeError, AttributeError, TypeError) as error:
-        raise EncodeError(f"a value does not fit its AMQP type: {error}") from error
+        raise EncodeError(_misfit_in(value) or f"a value does not fit its AMQP type: {error}") from error
+
+
+def _misfit_in(value: object, depth: int = 0) -> str | None:
+    """Find the first integer in a value that does not fit its type, and return why."""
+    match value:
+        case bool():
+            return None
+        case _ if depth > MAX_DEPTH:  # a list may hold itself
+            return None
+        case int():
+            return misfit(value, next((kind for kind in type(value).__mro__ if kind in INTEGER_RANGES), int))
+        case dict():
+            parts: Iterable[object] = (*value.keys(), *value.values())
+        case list():
+            parts = value
+        case Array():
+            parts = value.items
+        case Described():
+            parts = (value.value,)
+        case _:
+            return None
+    return next((found for part in parts if (found := _misfit_in(part, depth + 1)) is not None), None)
 
 
 def encode_nested(value: object, depth: int) -> bytes:
@@ -230,7 +254,7 @@ def _variable(short: bytes, long: bytes, body: bytes) -> bytes:
 
 def _octet(value: int) -> bytes:
     if not 0 <= value < 256:
-        raise EncodeError(f"{value} does not fit 8 bits")
+        raise EncodeError(str(misfit(value, UByte)))
     return _CODES[value]
 
 

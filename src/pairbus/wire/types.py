@@ -9,6 +9,9 @@ below stand for the rest. Each is a subclass of the Python type it behaves like,
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Final
+
+_WRITTEN_BITS: Final = 256
 
 
 class _Number(int):
@@ -64,6 +67,30 @@ class Timestamp(_Number):
     """A point in time: milliseconds since the Unix epoch, signed, 64 bits."""
 
     __slots__ = ()
+
+
+INTEGER_RANGES: Final[dict[type[int], tuple[str, range]]] = {
+    UByte: ("ubyte", range(2**8)),
+    UShort: ("ushort", range(2**16)),
+    UInt: ("uint", range(2**32)),
+    ULong: ("ulong", range(2**64)),
+    Byte: ("byte", range(-(2**7), 2**7)),
+    Short: ("short", range(-(2**15), 2**15)),
+    Int: ("int", range(-(2**31), 2**31)),
+    int: ("long", range(-(2**63), 2**63)),
+    Timestamp: ("timestamp", range(-(2**63), 2**63)),
+}
+"""The name of each integer type, and the numbers that it can hold."""
+
+
+def misfit(value: int, kind: type[int]) -> str | None:
+    """Return why a number does not fit an AMQP type; ``None`` if it does."""
+    name, numbers = INTEGER_RANGES[kind]
+    if int(value) in numbers:
+        return None
+    # Python writes no number of many thousand digits.
+    written = str(int(value)) if value.bit_length() <= _WRITTEN_BITS else f"a number of {value.bit_length()} bits"
+    return f"{written} does not fit {name} ({numbers.start} to {numbers.stop - 1})"
 
 
 class Float(float):
