@@ -32,8 +32,13 @@ class Address(NamedTuple):
         return cls(entity.lower(), None if subscription is None else subscription.lower(), part)
 
     def __str__(self) -> str:
-        path = self.entity if self.subscription is None else f"{self.entity}/{self.subscription}"
+        path = self.entity if self.subscription is None else subscription_path(self.entity, self.subscription)
         return path if self.part is Part.MAIN else f"{path} ({self.part.name.lower().replace('_', ' ')})"
+
+
+def subscription_path(topic: str, name: str) -> str:
+    """Return the path that clients receive from."""
+    return f"{topic}/Subscriptions/{name}"
 
 
 class Place(NamedTuple):

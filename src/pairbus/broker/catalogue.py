@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
-from pairbus.broker.address import Address, Part, Place
+from pairbus.broker.address import Address, Part, Place, subscription_path
 from pairbus.broker.context import Context
 from pairbus.broker.descriptions import (
     DEFAULT_RULE,
@@ -81,7 +81,8 @@ class Catalogue:
         check_name_text(name)
         subscription = self.topic(topic).subscriptions.get(name.lower())
         if subscription is None:
-            raise EntityNotFoundError(f"there is no subscription '{name}' of '{topic}'", f"{topic}/{name}")
+            path = subscription_path(topic, name)
+            raise EntityNotFoundError(f"there is no subscription '{name}' of '{topic}'", path)
         return subscription
 
     def entity(self, address: Address) -> Entity:
@@ -157,7 +158,7 @@ class Catalogue:
     ) -> SubscriptionEntity:
         limits = self._context.limits
         check_name(name, limits)
-        path = f"{topic.path}/{name}"
+        path = subscription_path(topic.path, name)
         check_description(path, description, limits)
         if name.lower() in topic.subscriptions:
             raise EntityExistsError(f"there is a subscription '{name}' of '{topic.path}' already", path)

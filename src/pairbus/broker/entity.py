@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pairbus.broker.address import Address
+from pairbus.broker.address import Address, subscription_path
 from pairbus.broker.descriptions import (
     EntityRecord,
     QueueDescription,
@@ -44,6 +44,11 @@ class Holder:
 
     @property
     def full_path(self) -> str:
+        return self.path
+
+    @property
+    def dead_letter_source(self) -> str:
+        """Return the path that dead letters keep when they are forwarded."""
         return self.path
 
     def queues(self) -> Iterator[Queue]:
@@ -100,6 +105,10 @@ class SubscriptionEntity(Holder):
 
     @property
     def full_path(self) -> str:
+        return subscription_path(self.topic.path, self.path)
+
+    @property
+    def dead_letter_source(self) -> str:
         return f"{self.topic.path}/{self.path}"
 
     def touch(self, now_ms: int) -> None:

@@ -269,7 +269,8 @@ class Router:
         if target is None:
             return None
         self._forwards += 1
-        onward = letter._replace(hops=letter.hops + 1, enqueued_ms=now_ms, dead_letter_source=holder.full_path)
+        source = holder.dead_letter_source
+        onward = letter._replace(hops=letter.hops + 1, enqueued_ms=now_ms, dead_letter_source=source)
         entity = self._find(target)
         if entity is None or self._obstacle(entity, onward) is not None:
             return None

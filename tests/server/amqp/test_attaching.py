@@ -137,6 +137,12 @@ def test_the_sentence_of_a_missing_entity_is_the_one_that_javascript_looks_for(c
         assert (caught.error.description or "").startswith("The messaging entity 'absent' could not be found.")
 
 
+def test_missing_subscription_is_named_by_the_path_that_was_asked_for(client: WireClient) -> None:
+    caught = refused(client, RECEIVER, source=Source(address="news/Subscriptions/absent"), target=Target(address="x"))
+    expected = "The messaging entity 'news/Subscriptions/absent' could not be found."
+    assert (caught.error.description or "").startswith(expected)
+
+
 def test_who_deletes_as_it_receives_cannot_name_a_largest_message(client: WireClient) -> None:
     caught = refused(
         client,
