@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
@@ -17,6 +18,7 @@ from pairbus.client.errors import (
     MessagingTimeoutError,
 )
 from pairbus.pairing import DrillReport, EntityState
+from pairbus.pairing.homecoming.destination import Destination
 from tests.pairing.scenes import ORDERS, OTHERS, Scene, backlog_path, begin, letter, letters, paired, seconds
 from tests.simulation.pair_world import PairWorld, run
 
@@ -50,6 +52,24 @@ def test_c21_a_drill_works_with_the_syphon_of_the_pair() -> None:
         await asyncio.gather(scene.factory.close(), *(factory.close() for factory in world.factories))
 
     run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        (ORDERS, [f"messages for '{ORDERS}' wait in the backlog: the pair sends nothing to it at the moment"]),
+        (f"{MARK}/1", []),
+    ],
+)
+def test_destination_that_is_held_is_warned_about_except_for_a_drill(
+    path: str, expected: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario(world: PairWorld) -> None:
+        destination = Destination(path, world.primary_factory(), lambda _: True, lambda _: None)
+        assert destination.hold()
+
+    run(scenario)
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == expected
 
 
 def test_c21_a_drill_leaves_nothing_behind() -> None:

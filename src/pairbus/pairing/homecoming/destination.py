@@ -12,6 +12,7 @@ from pairbus.client.errors import MessagingError, ServerBusyError
 from pairbus.client.lane import Lane, Opener
 from pairbus.client.parcel import Parcel
 from pairbus.dialect.annotations import SYPHON
+from pairbus.dialect.backlog_path import is_drill_path
 from pairbus.pairing.events import DestinationChanged, Listener
 
 _log = logging.getLogger(__name__)
@@ -130,7 +131,10 @@ class Destination:
         is_news = self.cause is None
         self.cause = cause
         if is_news:
-            _log.warning("messages for '%s' wait in the backlog: %s", self.path, cause)
+            # A drill holds its own queue until its message is diverted.
+            level = logging.DEBUG if is_drill_path(self.path) else logging.WARNING
+            reason = str(cause).removeprefix(f"'{self.path}': ")
+            _log.log(level, "messages for '%s' wait in the backlog: %s", self.path, reason)
             self._changed(cause)
 
     def _changed(self, cause: MessagingError | None) -> None:
