@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import select
 import ssl
 import time
@@ -73,6 +74,8 @@ def test_a_token_for_the_namespace_opens_it_until_it_ends(site: Site) -> None:
         ({"key_name": "RootManageSharedAccessKey", "key": ""}, "type a connection string"),
         ({}, "type a connection string"),
         ({"connection_string": "nonsense"}, "the connection string"),
+        ({"connection_string": "@contoso.txt"}, "paste the connection string that is in it"),
+        ({"connection_string": "Endpont=sb://localhost"}, "is Endpoint meant?"),
         ({"connection_string": "Endpoint=sb://localhost"}, "has no key"),
         (
             {"connection_string": "Endpoint=sb://x;SharedAccessKeyName=a;SharedAccessKey=b;EntityPath=orders"},
@@ -87,6 +90,7 @@ def test_a_wrong_key_is_refused_with_a_clear_text(shared_site: Site, form: dict[
     reply = person.post("/console/login", **form)
     assert (reply.status, person.cookies) == (401, {})
     assert complaint.lower() in reply.alert.lower()
+    assert re.search(r"\w'?[.?]$", reply.alert)
 
 
 def test_what_was_typed_is_not_repeated(shared_site: Site) -> None:

@@ -31,6 +31,7 @@ from pairbus.console.route import Answer, BrowserRoute, ConsoleRoute
 from pairbus.console.session import Session
 from pairbus.console.visit import Visit
 from pairbus.console.watch import Watch
+from pairbus.console.wording import sentence
 from pairbus.server.amqp.services import AmqpServices
 from pairbus.server.errors import REFUSABLE, BadRequestError, ServerBusyError, UnauthorizedError, refusal_of
 from pairbus.server.http.app import BodyTooLargeError
@@ -203,7 +204,7 @@ class Desk:
         page = login_page(
             self._settings.name,
             _following(following),
-            complaint=complaint and complaint[0].upper() + complaint[1:] + ".",
+            complaint=complaint and sentence(complaint),
             reason="" if complaint else self._door.farewell(request),
             is_open=is_readable_by_others(request),
         )
@@ -246,8 +247,7 @@ def _answering(answer: Answer) -> Answer:
 def _refused(visit: Visit, error: Exception) -> Response:
     refusal = refusal_of(error)
     status = HTTPStatus.FORBIDDEN if refusal.status == HTTPStatus.UNAUTHORIZED else HTTPStatus(refusal.status)
-    text = refusal.description
-    page = refusal_page("This cannot be done", f"{text[:1].upper()}{text[1:].rstrip('.')}.")
+    page = refusal_page("This cannot be done", sentence(refusal.description))
     return HTMLResponse(framed(page, visit), status)
 
 

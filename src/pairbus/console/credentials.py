@@ -62,6 +62,11 @@ def read_credentials(form: Mapping[str, str]) -> Typed:
 
 
 def _of_connection_string(text: str) -> Typed:
+    if text.startswith("@"):  # not repeated: it may be something else, with a key in it
+        raise UnauthorizedError(
+            "what begins with '@' names a file, which only the commands of pairbus read; paste the connection string"
+            " that is in it"
+        )
     try:
         connection = parse_connection_string(text)
     except ConnectionStringError as error:

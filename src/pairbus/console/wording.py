@@ -11,6 +11,12 @@ _MINUTE_S: Final = 60
 _LENGTHS_MS: Final = {"d": 86_400_000, "h": 3_600_000, "min": 60_000, "s": 1_000, "ms": 1}
 
 
+def sentence(text: str) -> str:
+    """Begin a text with a capital, and end it with one mark."""
+    text = f"{text[:1].upper()}{text[1:]}".rstrip(".")
+    return text if text.endswith(("?", "!")) else f"{text}."
+
+
 def number(value: int) -> str:
     return f"{value:,}"
 
