@@ -194,6 +194,10 @@ def test_a_forecast_starts_no_spark() -> None:
         (("--forecast", "--messages-per-day", "1", "--master", "local"), "--master is about a bill"),
         (("--forecast", "--messages-per-day", "1", "--format", "csv"), "a forecast is not written as csv"),
         (("--forecast", "--messages-per-day", "1", "--ping-interval", "soon"), "--ping-interval is 'soon'; it is a"),
+        (
+            ("--forecast", "--messages-per-day", "1", "--ping-interval", "31m"),
+            "it is a time from 1 second to 30 minutes",
+        ),
         (("--ledger", "x", "--outage-hours", "2"), "--outage-hours is about a forecast: say --forecast as well"),
         (("--print-card", "--forecast"), "--forecast does not go with --print-card"),
         (("--print-card", "--zone", "asia-pacific"), "--zone does not go with --print-card"),

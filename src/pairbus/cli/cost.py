@@ -53,10 +53,12 @@ from pairbus.jobs.cost.month import AmountError
 from pairbus.jobs.cost.rate_card import RateCard, load_rate_card, rate_card_text, with_zone
 from pairbus.jobs.cost.report import forecast_report, statement_report
 from pairbus.jobs.cost.statement import By, Statement
-from pairbus.spark.option import duration
+from pairbus.jobs.syphon.order import LONG_POLL
+from pairbus.pairing.settings import LEAST_PING_INTERVAL, MOST_PING_INTERVAL
+from pairbus.spark.option import Form, duration
 
-_INTERVAL: Final = duration(
-    timedelta(seconds=1), timedelta(days=1), "a time from 1 second to 1 day, such as 30s, 15m or 1h"
+_PING_INTERVAL: Final = duration(
+    LEAST_PING_INTERVAL, MOST_PING_INTERVAL, "a time from 1 second to 30 minutes, such as 30s or 5m"
 )
 _OF_A_CARD: Final = frozenset({"rates", "prints_card"})
 
@@ -128,9 +130,9 @@ def cost(
             receivers=receivers,
             backlog_queues=backlog_queues,
             outage_hours=Decimal(str(outage_hours)),
-            ping_interval=_interval("--ping-interval", ping_interval),
+            ping_interval=_interval("--ping-interval", ping_interval, _PING_INTERVAL),
             syphon_hosts=syphon_hosts,
-            long_poll=_interval("--long-poll", long_poll),
+            long_poll=_interval("--long-poll", long_poll, LONG_POLL),
             engine=engine,
         )
         found = forecast(workload, card)
@@ -165,11 +167,11 @@ def _card(rates: str, zone: str | None, *, is_beyond: bool) -> RateCard:
     return beyond_allowances(card) if is_beyond else card
 
 
-def _interval(option: str, text: str) -> timedelta:
+def _interval(option: str, text: str, form: Form) -> timedelta:
     try:
-        found: timedelta = _INTERVAL.read(text.strip())
+        found: timedelta = form.read(text.strip())
     except ValueError:
-        fail(f"{option} is {shown(text)}; it is {_INTERVAL.text}", USAGE)
+        fail(f"{option} is {shown(text)}; it is {form.text}", USAGE)
     return found
 
 

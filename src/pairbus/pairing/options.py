@@ -22,7 +22,7 @@ from pairbus.pairing.events import Listeners
 from pairbus.pairing.failure_rules import FAILURE_RULES, FailureRules, check_rules
 from pairbus.pairing.pair import NamespacePair
 from pairbus.pairing.primary_names import find_primary_names, record_name
-from pairbus.pairing.settings import PairSettings
+from pairbus.pairing.settings import LEAST_PING_INTERVAL, MOST_PING_INTERVAL, PairSettings
 from pairbus.pairing.syphon import IN_PROCESS, SyphonEngine, SyphonSettings
 
 _MOST_QUEUES: Final = 10_000
@@ -65,7 +65,7 @@ class SendAvailabilityPairedNamespaceOptions(PairedNamespaceOptions[NamespacePai
         if not 1 <= backlog_queue_count <= _MOST_QUEUES:
             raise ValueError(f"backlog_queue_count is {backlog_queue_count}; it must be 1 to {_MOST_QUEUES:,}")
         _check_time("failover_interval", failover_interval, _NO_TIME, timedelta(minutes=60))
-        _check_time("ping_interval", ping_interval, timedelta(seconds=1), timedelta(minutes=30))
+        _check_time("ping_interval", ping_interval, LEAST_PING_INTERVAL, MOST_PING_INTERVAL)
         _check_time("attempt_timeout", attempt_timeout, timedelta(milliseconds=100), timedelta(minutes=60))
         if primary_name is not None:
             check_path("primary_name", primary_name)

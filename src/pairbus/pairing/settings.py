@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import timedelta
+from typing import Final
 
 from pairbus.pairing.failure_rules import FailureRules
 from pairbus.pairing.syphon import SyphonSettings
+
+LEAST_PING_INTERVAL: Final = timedelta(seconds=1)
+MOST_PING_INTERVAL: Final = timedelta(minutes=30)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,7 @@ from pairbus.jobs.cost.month import MonthlyBill, MonthlyUsage, monthly_bill
 from pairbus.jobs.cost.rate_card import RateCard
 from pairbus.jobs.cost.statement import LOOKS, PINGS
 from pairbus.ledger.operation import Kind, Stage, units_of
+from pairbus.pairing.settings import MOST_PING_INTERVAL
 from pairbus.pairing.syphon import IDLE_POLLS_PER_PEEK
 
 DAYS: Final = 30
@@ -259,7 +260,7 @@ def _knobs(workload: Workload, card: RateCard) -> Iterator[Knob]:
 
 def _changed(workload: Workload) -> Iterator[tuple[str, str, str, Workload]]:
     queues, hosts, senders = 2 * workload.backlog_queues, 2 * workload.syphon_hosts, 2 * workload.senders
-    pings, polls = 2 * workload.ping_interval, 2 * workload.long_poll
+    pings, polls = min(2 * workload.ping_interval, MOST_PING_INTERVAL), 2 * workload.long_poll
     hours = min(Decimal(HOURS), 2 * workload.outage_hours) or Decimal(1)
     yield "backlog queues", str(workload.backlog_queues), str(queues), replace(workload, backlog_queues=queues)
     yield "syphon hosts", str(workload.syphon_hosts), str(hosts), replace(workload, syphon_hosts=hosts)
