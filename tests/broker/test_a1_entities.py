@@ -210,7 +210,7 @@ def test_a1_refused_name_is_explained_by_its_character_and_what_is_allowed() -> 
     with pytest.raises(InvalidNameError) as caught:
         Broker().queue("bad name!!")
     assert str(caught.value) == (
-        "'bad name!!' has the character ' ' at position 3; a queue or topic has a name of letters (a-z, A-Z), digits,"
+        "'bad name!!' has the character ' ' at position 4; a queue or topic has a name of letters (a-z, A-Z), digits,"
         " '.', '-', '_', '~' and '/'"
     )
 

@@ -63,7 +63,7 @@ def _check_characters(name: str, forbidden: re.Pattern[str], allowed: str) -> No
     found = forbidden.search(name)
     if found is not None:
         raise InvalidNameError(
-            f"{name!r} has the character {found.group()!r} at position {found.start()}; {allowed}", name
+            f"{name!r} has the character {found.group()!r} at position {found.start() + 1}; {allowed}", name
         )
 
 

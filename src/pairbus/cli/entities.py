@@ -11,6 +11,8 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
+from pairbus.broker import STANDARD, InvalidNameError
+from pairbus.broker.validation import check_name, check_path
 from pairbus.cli.command_group import MARKUP
 from pairbus.cli.connection import (
     FAILED,
@@ -118,6 +120,7 @@ def create_entity(
         fail(f"'{path}' is a subscription: leave out --topic", USAGE)
     if path.subscription is None and sql_filter is not None:
         fail("--filter belongs to a subscription: TOPIC/Subscriptions/NAME", USAGE)
+    _check_new_name(path)
     description = _description(path, options, is_topic=topic)
     rule = None if sql_filter is None else _rule(sql_filter)
 
@@ -189,6 +192,17 @@ def _path(given: str, namespace: Connection) -> EntityPath:
     if path is None or path.sub_queue is not None:
         fail(f"'{given}' is not managed by itself; the queue or subscription that it belongs to is", USAGE)
     return path
+
+
+def _check_new_name(path: EntityPath) -> None:
+    """End the command if no entity can be created under this name, in any namespace."""
+    try:
+        if path.subscription is None:
+            check_path(path.entity, STANDARD)
+        else:
+            check_name(path.subscription, STANDARD)
+    except InvalidNameError as error:
+        fail(one_line(error), USAGE)
 
 
 def _description(path: EntityPath, options: dict[str, Any], *, is_topic: bool) -> Description:
