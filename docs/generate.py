@@ -585,6 +585,7 @@ LIMITS = {
     "correlation_filters_per_topic": "correlation filters of a topic, likewise",
     "expression_characters": "the text of a filter or of an action",
     "statements_per_action": "statements of an action",
+    "rule_units": "[work](rules.md#how-much-work-rules-may-do) of rules for one message, all its copies together",
     "authorization_rules": "keys of an entity",
     "entity_megabytes": "sizes to choose from for `max_size_megabytes`",
     "min_lock_ms": "`lock_duration_ms`, at least",

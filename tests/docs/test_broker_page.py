@@ -108,6 +108,7 @@ SMALL: Final = replace(
     message_bytes=600_000, batch_bytes=1_300_000, header_bytes=10, id_characters=8, path_characters=12,
     name_characters=8, entities=7, subscriptions_per_topic=3, sql_filters_per_topic=2, correlation_filters_per_topic=1,
     expression_characters=20, entity_megabytes=(1, 2), min_lock_ms=1, messages_per_transaction=3, partitions=2,
+    rule_units=399,
 )  # fmt: skip
 OUTSIDE: Final[dict[str, Any]] = {
     "records": None, "limits": SMALL, "view": lambda _: View(), "fresh_id": uuid4, "fresh_token": lambda: uuid4().bytes,

@@ -18,8 +18,9 @@ from typing import Any, Final
 import pytest
 
 from pairbus import MessagingFactorySettings, RetryPolicy, SendAvailabilityPairedNamespaceOptions, TokenProvider
-from pairbus.broker import STANDARD, Namespace, QueueDescription
+from pairbus.broker import STANDARD, Namespace, QueueDescription, router, rules
 from pairbus.broker import queue as broker_queue
+from pairbus.broker.sql import evaluation, like
 from pairbus.cli import drill, entity_names, serve
 from pairbus.cli.demo import outage
 from pairbus.client import endpoint
@@ -344,6 +345,18 @@ FIGURES: Final[dict[str, Figures]] = {
         ("it has more than {} |", size(report_json.MOST_BYTES)),
         ("{} applications, or {} entities, are known", count(reports.MOST_APPLICATIONS), count(reports.MOST_ENTITIES)),
         ("and forgets it {} after it came", ms(reports.EXPIRES_MS)),
+    ],
+    "docs/reference/rules.md": [
+        ("the default of `rule_units` is about {} milliseconds", count(STANDARD.rule_units // 1_000_000)),
+        ("| a rule | {} |", count(rules._RULE_UNITS)),
+        ("of an action that is applied | {} |", count(rules.EXPRESSION_UNITS)),
+        ("property of a correlation filter | {} |", count(rules._PROPERTY_UNITS)),
+        ("with a text between two `%` | {} for each character", count(like._SEARCH_UNITS)),
+        ("| a computed pattern | {}, and as many for each `%`", count(like._COMPILE_UNITS)),
+        ("`%`; {} for each `_`; {} for each", count(like._COMPILE_ANY_UNITS), count(like._COMPILE_CHARACTER_UNITS)),
+        ("a text of more than {} characters", count(evaluation.LONG_TEXT)),
+        ("characters | 1 for {} characters", count(evaluation._COPIED_AT_ONCE)),
+        ("and {} for each property", count(router._AMENDMENT_UNITS)),
     ],
     "docs/reference/wire.md": [
         ("nesting beyond {}, counts", count(decoder.MAX_DEPTH)),

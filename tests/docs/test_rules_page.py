@@ -63,6 +63,9 @@ class Subject:
     def system(self, name: str) -> Value:
         return self._system.get(name)
 
+    def spend(self, units: int) -> None:
+        pass
+
 
 def literal(cell: str) -> Any:
     names = {"Instant": Instant, "Span": Span, "UUID": UUID, "MISSING": MISSING}

@@ -36,17 +36,36 @@ _KNOWN: Final[dict[str, Callable[[Record], Value]]] = {
 }
 
 
+class BudgetSpentError(Exception):
+    """The rules have taken more work than they may."""
+
+
+class Budget:
+    """The work that rules may still do for one message, all its copies together."""
+
+    __slots__ = ("units",)
+
+    def __init__(self) -> None:
+        self.units = 0
+
+    def spend(self, units: int) -> None:
+        self.units -= units
+        if self.units < 0:
+            raise BudgetSpentError
+
+
 class Candidate:
     """The properties of a message as they are now: what the sender wrote, with what was changed since."""
 
-    __slots__ = ("_record", "_system", "_user", "_view")
+    __slots__ = ("_record", "_system", "_user", "_view", "spend")
 
-    def __init__(self, record: Record, view: Callable[[], PropertyView]) -> None:
+    def __init__(self, record: Record, view: Callable[[], PropertyView], budget: Budget) -> None:
         self._record = record
         self._view = view
+        self.spend = budget.spend
         amendments = record.amendments
         self._user = {} if amendments is None else {name.lower(): value for name, value in amendments.user.items()}
-        self._system = {} if amendments is None else amendments.system
+        self._system = {} if amendments is None else dict(amendments.system)
 
     def user(self, name: str) -> Value | Missing:
         if self._user and (key := name.lower()) in self._user:
@@ -57,7 +76,10 @@ class Candidate:
         if name in self._system:
             return self._system[name]
         known = _KNOWN.get(name)
-        return _asked(self._view().system, name) if known is None else known(self._record)
+        # A view may decode all of them each time.
+        value = _asked(self._view().system, name) if known is None else known(self._record)
+        self._system[name] = value
+        return value
 
 
 def _asked(ask: Callable[[str], T], name: str) -> T:

@@ -10,7 +10,8 @@
     │   └── InvalidMessageError         a message that no entity takes
     │       ├── MessageSizeExceededError
     │       ├── HeaderSizeExceededError
-    │       └── SessionRequiredError    a message without a session id for an entity that requires sessions
+    │       ├── SessionRequiredError    a message without a session id for an entity that requires sessions
+    │       └── RuleBudgetExceededError a message that the rules of a topic take too long for
     ├── InvalidOperationError           the entity does not offer this: receive where it forwards, dead-letter twice …
     ├── EntityNotFoundError
     ├── EntityExistsError
@@ -70,6 +71,10 @@ class HeaderSizeExceededError(InvalidMessageError):
 
 class SessionRequiredError(InvalidMessageError):
     """The entity requires sessions, and the message has no session id."""
+
+
+class RuleBudgetExceededError(InvalidMessageError):
+    """The rules of the topic take more work for the message than ``rule_units`` allows."""
 
 
 class InvalidOperationError(BrokerError):

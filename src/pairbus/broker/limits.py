@@ -42,6 +42,9 @@ class Limits:
     correlation_filters_per_topic: int = 100_000
     expression_characters: int = 1_024
     statements_per_action: int = 32
+    rule_units: int = 50_000_000
+    """The work that rules may do for one message, all its copies together; a unit is about a nanosecond."""
+
     authorization_rules: int = 12
     entity_megabytes: tuple[int, ...] = (1024, 2048, 3072, 4096, 5120)
     """The sizes an entity may be given."""

@@ -280,14 +280,22 @@ class Namespace:
         entity = self._lookup.sendable(address)
         size = check_send(entity, messages, self._limits)
         self._records.admit(size, len(messages) * entity.copies)
-        entity.touch(now_ms)
         accept = self._router.accept
-        return [accept(entity, message, now_ms) for message in messages]
+        if isinstance(entity, TopicEntity):
+            screenings = self._router.screen(entity, messages, now_ms)
+            entity.touch(now_ms)
+            pairs = zip(messages, screenings, strict=True)
+            return [accept(entity, message, screening, now_ms) for message, screening in pairs]
+        entity.touch(now_ms)
+        return [accept(entity, message, None, now_ms) for message in messages]
 
     def check_send(self, address: Address, messages: Sequence[Message], now_ms: int) -> None:
         """Raise what a send of these would be refused with, whatever room the store has."""
-        self.advance(now_ms)
-        check_send(self._lookup.sendable(address), messages, self._limits)
+        now_ms = self.advance(now_ms)
+        entity = self._lookup.sendable(address)
+        check_send(entity, messages, self._limits)
+        if isinstance(entity, TopicEntity):
+            self._router.screen(entity, messages, now_ms)
 
     def cancel_scheduled(self, address: Address, sequences: Sequence[int], now_ms: int) -> None:
         """Remove messages that still wait for their time, all or none."""
@@ -542,8 +550,8 @@ class Namespace:
         Room is judged as if all sends came first: what the settlements free counts afterwards.
         """
         now_ms = self.advance(now_ms)
-        self._transaction.check(operations, now_ms)
-        return [self._transaction.perform(operation, now_ms) for operation in operations]
+        checked = zip(operations, self._transaction.check(operations, now_ms), strict=True)
+        return [self._transaction.perform(operation, screenings, now_ms) for operation, screenings in checked]
 
     def _check_session_id(self, session_id: str, holder: Holder) -> None:
         check_text(session_id, "the session id", holder.full_path)

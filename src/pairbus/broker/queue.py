@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Final, TypeAlias
 
 from pairbus.broker.address import Address, Place
@@ -165,6 +166,15 @@ class Queue:
         sequence = self._last_sequences[partition] + 1
         self._last_sequences[partition] = sequence
         return sequence
+
+    @contextmanager
+    def rehearsal(self) -> Iterator[None]:
+        """Give numbers, and take them back at the end: the same messages get the same ones afterwards."""
+        numbers, partition = list(self._last_sequences), self._next_partition
+        try:
+            yield
+        finally:
+            self._last_sequences, self._next_partition = numbers, partition
 
     def note_sequence(self, partition: int = 0) -> None:
         """Have the last number kept, so that it is never given again."""

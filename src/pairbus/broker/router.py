@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Final, NamedTuple, TypeAlias
 from zlib import crc32
 
 from pairbus.broker import reasons
-from pairbus.broker.candidate import Candidate
+from pairbus.broker.candidate import Budget, BudgetSpentError, Candidate
 from pairbus.broker.chronicle import Moment
 from pairbus.broker.context import Context
 from pairbus.broker.descriptions import EntityDescription, QueueDescription, TopicDescription
 from pairbus.broker.entity import Destination, Holder, QueueEntity, SubscriptionEntity, TopicEntity
-from pairbus.broker.limits import MEGABYTE, Limits
+from pairbus.broker.errors import RuleBudgetExceededError
+from pairbus.broker.limits import MEGABYTE, UNLIMITED, Limits
 from pairbus.broker.message import NEVER, Amendments, Message, MessageState, PropertyView, Record
 from pairbus.broker.queue import PARTITION_SHIFT, Queue
-from pairbus.broker.rules import Rule
+from pairbus.broker.rules import EXPRESSION_UNITS, Rule
 from pairbus.broker.sql import Changes, EvaluationError, SqlAction
 from pairbus.broker.values import Value
 
 _UNPLACED: Final = 0
 """The number of a record, or a body, before it has one."""
+
+_AMENDMENT_UNITS: Final = 300
+"""About how many nanoseconds it takes to copy one changed property."""
 
 
 View: TypeAlias = Callable[[], PropertyView]
@@ -43,18 +47,65 @@ class Failure(NamedTuple):
     description: str
 
 
+class Copy(NamedTuple):
+    """What a rule gives to a subscription: a message, or a dead letter if the rule has failed."""
+
+    subscription: SubscriptionEntity
+    record: Record
+    failure: Failure | None
+
+
+class Screening(NamedTuple):
+    """What the rules of a topic make of a message that is not taken in yet."""
+
+    sequence: int
+    copies: list[Copy]
+    view: View
+    units: int
+    """What is left for the rules of topics that the copies are forwarded to."""
+
+
 class Router:
-    """Decides, and then writes. Nothing here refuses: requests are checked before they come here."""
+    """Decides, and then writes. Only ``screen`` refuses: all else is checked before it comes here."""
 
     def __init__(self, context: Context, find: Callable[[str], Destination | None]) -> None:
         self._context = context
         self._find = find
         self._forwards = 0
         """How often the message in hand, with all its copies, was to be forwarded."""
+        self._budget = Budget()
+        """What the rules may still do for the message in hand, with all its copies."""
 
     # Messages from outside
 
-    def accept(self, entity: Destination, message: Message, now_ms: int) -> int | None:
+    def screen(self, topic: TopicEntity, messages: Sequence[Message], now_ms: int) -> list[Screening | None]:
+        """Apply a topic's rules to messages that are to be sent to it; nothing is changed.
+
+        ``None`` for those that no rule looks at: pings, duplicates and scheduled messages. Raises
+        ``RuleBudgetExceededError``.
+        """
+        seen: set[str | None] = set()
+        with topic.intake.rehearsal():
+            return [self._screen(topic, message, seen, now_ms) for message in messages]
+
+    def _screen(self, topic: TopicEntity, message: Message, seen: set[str | None], now_ms: int) -> Screening | None:
+        key = _duplicate_key(topic, message)
+        if message.ping or (key is not None and (key in seen or self._is_duplicate(topic, message, now_ms))):
+            return None
+        seen.add(key)
+        sequence = topic.intake.next_sequence(_spread(topic.intake, _partition_pin(topic, message)))
+        if message.scheduled_ms is not None and message.scheduled_ms > now_ms:
+            return None
+        self._begin()
+        record = _draft(message, now_ms)._replace(
+            sequence=sequence,
+            original_sequence=sequence,
+            expires_ms=expires_at(message.time_to_live_ms, topic.description, now_ms),
+        )
+        view = cache(lambda: self._look_into(message.body))
+        return Screening(sequence, self._apply_rules(topic, record, view), view, self._budget.units)
+
+    def accept(self, entity: Destination, message: Message, screening: Screening | None, now_ms: int) -> int | None:
         """Take a message in; its sequence number, or ``None`` where it vanishes (a ping, a duplicate)."""
         detects = entity.duplicates is not None
         if message.ping:
@@ -93,24 +144,53 @@ class Router:
         if stays:
             intake.add(record)
         else:
-            self._admit(entity, record, message.body, now_ms)
+            self._admit(entity, record, message.body, screening, now_ms)
         return sequence
 
-    def _admit(self, entity: Destination, record: Record, body: bytes, now_ms: int) -> None:
-        placements = self._enter(entity, record, cache(lambda: self._look_into(body)), now_ms)
-        self._forwards = 0
+    def _admit(
+        self, entity: Destination, record: Record, body: bytes, screening: Screening | None, now_ms: int
+    ) -> None:
+        self._begin()
+        if isinstance(entity, QueueEntity):
+            placements = self._arrive(entity, record, cache(lambda: self._look_into(body)), now_ms)
+        else:
+            if screening is None or screening.sequence != record.sequence:
+                screening = self._screen_again(entity, record, body)
+            self._budget.units = screening.units
+            placements = self._fan_out(screening.copies, screening.view, now_ms)
         if placements:
             body_id = self._context.bodies.keep(body, len(placements))
             self._place(placements, body_id, now_ms)
+
+    def _screen_again(self, topic: TopicEntity, record: Record, body: bytes) -> Screening:
+        """Apply the rules to a message that other sends of its transaction have given another number.
+
+        The rules have shown once that they do not take too long.
+        """
+        self._budget.units = UNLIMITED
+        view = cache(lambda: self._look_into(body))
+        copies = self._apply_rules(topic, record, view)
+        return Screening(record.sequence, copies, view, self._context.limits.rule_units)
+
+    def _begin(self) -> None:
+        """Take another message in hand."""
+        self._forwards = 0
+        self._budget.units = self._context.limits.rule_units
 
     def transfer(self, via: Holder, entity: Destination | None, message: Message, now_ms: int) -> int | None:
         """Take a message in that is sent through another entity: what its destination refuses stays there."""
         if message.ping:
             return None
+        self._begin()
         failure = self._obstacle(entity, _draft(message, now_ms))
         if failure is None and entity is not None:
-            entity.touch(now_ms)
-            return self.accept(entity, message, now_ms)
+            try:
+                screening = self.screen(entity, (message,), now_ms)[0] if isinstance(entity, TopicEntity) else None
+            except RuleBudgetExceededError as error:
+                failure = _too_costly(error)
+            else:
+                entity.touch(now_ms)
+                return self.accept(entity, message, screening, now_ms)
         letter = _dead_letter(_draft(message, now_ms), failure)
         placement = Placement(via.transfer_dead_letters, letter, _pin(letter))
         self._place([placement], self._context.bodies.keep(message.body, 1), now_ms)
@@ -119,9 +199,8 @@ class Router:
     def place_stub(self, holders: Iterable[Holder], stub: Record, failure: Failure, now_ms: int) -> None:
         """Dead-letter the stub of a message that cannot be read, with a body of its own."""
         body = self._context.stub_body
-        view = cache(lambda: self._look_into(body))
-        placements = [place for holder in holders for place in self._bury(holder, stub, failure, view, now_ms)]
-        self._forwards = 0
+        self._begin()
+        placements = self._bury_in(holders, stub, failure, cache(lambda: self._look_into(body)), now_ms)
         if placements:
             self._place(placements, self._context.bodies.keep(body, len(placements)), now_ms)
 
@@ -129,18 +208,20 @@ class Router:
 
     def dead_letter(self, holder: Holder, queue: Queue, record: Record, failure: Failure | None, now_ms: int) -> None:
         """Move a message that was taken to the dead letters of its entity, or wherever these are forwarded."""
+        self._begin()
         letters = self._bury(holder, record, failure, self._stored_view(record), now_ms)
         self._move(queue, record, letters, now_ms, Moment.DEAD_LETTERED)
 
     def activate(self, entity: Destination, record: Record, now_ms: int) -> None:
         """The time of a scheduled message that was taken has come: it gets a new number and goes on."""
+        self._begin()
         entity.touch(now_ms)
         active = record._replace(state=MessageState.ACTIVE, enqueued_ms=now_ms)
         view = self._stored_view(record)
         if isinstance(entity, QueueEntity):
             placements = self._arrive(entity, active, view, now_ms)
         else:
-            placements = self._fan_out(entity, active, view, now_ms)
+            placements = self._publish(entity, active, view, now_ms)
         self._move(entity.intake, record, placements, now_ms)
 
     def forwards_from(self, holder: Holder, queue: Queue) -> bool:
@@ -153,6 +234,7 @@ class Router:
         """Move a message that was taken on, if its queue forwards; whether it did."""
         if not self.forwards_from(holder, queue):
             return False
+        self._begin()
         forward = self._forward_dead_letter if queue is holder.dead_letters else self._forward
         placements = forward(holder, record, self._stored_view(record), now_ms)
         if placements is None:
@@ -168,7 +250,6 @@ class Router:
         now_ms: int,
         moment: Moment = Moment.MOVED,
     ) -> None:
-        self._forwards = 0
         if self._context.chronicle is not None:
             self._context.chronicle.note(moment, queue.address, record)
         queue.remove(record)
@@ -176,11 +257,6 @@ class Router:
         self._place(placements, record.body_id, now_ms, home=queue, shared=record.shared)
 
     # Decisions: each gives the list of places that one message ends up in
-
-    def _enter(self, entity: Destination, record: Record, view: View, now_ms: int) -> list[Placement]:
-        if isinstance(entity, QueueEntity):
-            return self._arrive(entity, record, view, now_ms)
-        return self._fan_out(entity, record, view, now_ms)
 
     def _arrive(self, holder: Holder, record: Record, view: View, now_ms: int) -> list[Placement]:
         if _forwards(holder):
@@ -192,24 +268,49 @@ class Router:
         pin = _partition_pin(holder, record)
         return [Placement(holder.main, record._replace(expires_ms=expires_ms, delivery_count=0), pin)]
 
-    def _fan_out(self, topic: TopicEntity, record: Record, view: View, now_ms: int) -> list[Placement]:
+    def _publish(self, topic: TopicEntity, record: Record, view: View, now_ms: int) -> list[Placement]:
+        """Apply the rules to a message that was taken in before; if they take too long, dead-letter it everywhere."""
+        try:
+            copies = self._apply_rules(topic, record, view)
+        except RuleBudgetExceededError as error:
+            return self._bury_in(topic.subscriptions.values(), record, _too_costly(error), view, now_ms)
+        return self._fan_out(copies, view, now_ms)
+
+    def _fan_out(self, copies: list[Copy], view: View, now_ms: int) -> list[Placement]:
+        placements: list[Placement] = []
+        for subscription, record, failure in copies:
+            if failure is None:
+                placements += self._arrive(subscription, record, view, now_ms)
+            else:
+                placements += self._bury(subscription, record, failure, view, now_ms)
+        return placements
+
+    def _apply_rules(self, topic: TopicEntity, record: Record, view: View) -> list[Copy]:
+        """Make the copies that a topic's subscriptions get, and change nothing.
+
+        Raises ``RuleBudgetExceededError``.
+        """
         record = record._replace(
             time_to_live_ms=_shorter(record.time_to_live_ms, topic.description.default_time_to_live_ms)
         )
-        placements: list[Placement] = []
-        candidate = Candidate(record, view)
-        for subscription in topic.subscriptions.values():
-            for copy in self._copies(subscription, record, candidate):
-                if isinstance(copy, Failure):
-                    placements += self._bury(subscription, record, copy, view, now_ms)
-                else:
-                    placements += self._arrive(subscription, copy, view, now_ms)
-        return placements
+        candidate = Candidate(record, view, self._budget)
+        try:
+            return [
+                copy
+                for subscription in topic.subscriptions.values()
+                for copy in self._copies(subscription, record, candidate)
+            ]
+        except BudgetSpentError:
+            most = self._context.limits.rule_units
+            raise RuleBudgetExceededError(
+                f"the rules of '{topic.path}' take more than {most} units of work for this message: give the message"
+                " shorter properties, or the topic fewer or simpler rules",
+                topic.path,
+            ) from None
 
-    def _copies(
-        self, subscription: SubscriptionEntity, record: Record, candidate: Candidate
-    ) -> Iterator[Record | Failure]:
+    def _copies(self, subscription: SubscriptionEntity, record: Record, candidate: Candidate) -> Iterator[Copy]:
         """All rules without an action give one copy together; each rule with one gives its own."""
+        candidate.spend(subscription.rules.units)
         plain = False
         for rule in subscription.rules:
             if rule.action is None and plain:
@@ -220,16 +321,20 @@ class Router:
                 copy = record if rule.action is None else self._changed(rule, rule.action, record, candidate)
             except (EvaluationError, ArithmeticError) as error:
                 if subscription.description.dead_letter_on_filter_errors:
-                    yield Failure(reasons.FILTER_FAILED, f"rule '{rule.description.name}': {error}")
+                    failure = Failure(reasons.FILTER_FAILED, f"rule '{rule.description.name}': {error}")
+                    yield Copy(subscription, record, failure)
                 continue
             plain = plain or rule.action is None
-            yield copy
+            yield Copy(subscription, copy, None)
 
     def _changed(self, rule: Rule, action: SqlAction, record: Record, candidate: Candidate) -> Record:
         """The copy that a rule with an action makes; what no sender could send, no action can make."""
+        candidate.spend(EXPRESSION_UNITS * len(action.expression))
         copy = _amend(record, action.apply(candidate), {reasons.RULE_PROPERTY: rule.description.name})
         fault = fault_of(copy, self._context.limits)
-        size = 0 if copy.amendments is None else amendments_bytes(copy.amendments)
+        amendments = copy.amendments or Amendments()
+        size = amendments_bytes(amendments)
+        candidate.spend(size + _AMENDMENT_UNITS * len(amendments.user))
         if fault is None and size > self._context.limits.header_bytes:
             fault = f"it has {size} bytes of changed properties"
         if fault is not None:
@@ -249,12 +354,19 @@ class Router:
                 return []
             failure = Failure(reasons.CAME_ROUND, f"'{entity.path}' has had this very message before")
             return self._bury(holder, record, failure, view, now_ms)
-        return self._go_on(entity, onward, view, now_ms)
+        try:
+            return self._go_on(entity, onward, view, now_ms)
+        except RuleBudgetExceededError as error:
+            return self._bury(holder, record, _too_costly(error), view, now_ms)
 
     def _go_on(self, entity: Destination, onward: Record, view: View, now_ms: int) -> list[Placement]:
+        """Raise ``RuleBudgetExceededError``, having changed nothing, if the destination's rules take too long."""
+        copies = [] if isinstance(entity, QueueEntity) else self._apply_rules(entity, onward, view)
         entity.touch(now_ms)
         self._remember(entity, onward, onward.original_sequence, now_ms)
-        return self._enter(entity, onward, view, now_ms)
+        if isinstance(entity, QueueEntity):
+            return self._arrive(entity, onward, view, now_ms)
+        return self._fan_out(copies, view, now_ms)
 
     def _bury(
         self, holder: Holder, record: Record, failure: Failure | None, view: View, now_ms: int
@@ -262,6 +374,11 @@ class Router:
         letter = _dead_letter(record, failure)
         forwarded = self._forward_dead_letter(holder, letter, view, now_ms)
         return [Placement(holder.dead_letters, letter, _pin(letter))] if forwarded is None else forwarded
+
+    def _bury_in(
+        self, holders: Iterable[Holder], record: Record, failure: Failure, view: View, now_ms: int
+    ) -> list[Placement]:
+        return [place for holder in holders for place in self._bury(holder, record, failure, view, now_ms)]
 
     def _forward_dead_letter(self, holder: Holder, letter: Record, view: View, now_ms: int) -> list[Placement] | None:
         """Where a dead letter is forwarded to; ``None`` if it has to stay with its entity."""
@@ -279,7 +396,10 @@ class Router:
                 return None
             self._drop(entity, onward)
             return []
-        return self._go_on(entity, onward, view, now_ms)
+        try:
+            return self._go_on(entity, onward, view, now_ms)
+        except RuleBudgetExceededError:
+            return None
 
     def _drop(self, entity: Destination, repeated: Record) -> None:
         if self._context.chronicle is not None:
@@ -358,6 +478,10 @@ class Router:
             return self._context.view(body)
         except Exception as error:
             raise EvaluationError(f"the message cannot be looked into: {error}") from error
+
+
+def _too_costly(error: RuleBudgetExceededError) -> Failure:
+    return Failure(reasons.RULE_BUDGET, str(error))
 
 
 def expires_at(time_to_live_ms: int | None, description: EntityDescription, now_ms: int) -> int:

@@ -25,12 +25,16 @@ class Message:
     def __init__(self, user: Mapping[str, Value] = NO_PARAMETERS, system: Mapping[str, Value] = NO_PARAMETERS) -> None:
         self._user = {name.lower(): value for name, value in user.items()}
         self._system = dict(system)
+        self.spent = 0
 
     def user(self, name: str) -> Value | Missing:
         return self._user.get(name.lower(), MISSING)
 
     def system(self, name: str) -> Value:
         return self._system.get(name)
+
+    def spend(self, units: int) -> None:
+        self.spent += units
 
 
 def fresh_id() -> UUID:

@@ -8,7 +8,19 @@ from pathlib import Path
 from pairbus.broker import sql
 
 ALLOWED = {"pairbus.broker.errors", "pairbus.broker.values"}
-PURE = {"collections.abc", "dataclasses", "enum", "functools", "math", "operator", "re", "types", "typing", "uuid"}
+PURE = {
+    "collections.abc",
+    "dataclasses",
+    "enum",
+    "functools",
+    "itertools",
+    "math",
+    "operator",
+    "re",
+    "types",
+    "typing",
+    "uuid",
+}
 
 
 def test_public_names() -> None:

@@ -202,3 +202,65 @@ def test_an_action_cannot_make_a_text_that_fills_the_memory() -> None:
     action = parse_action("SET a = a + a + a + a;" * 32, fresh_id=fresh_id)
     with soon(), pytest.raises(EvaluationError, match="65536"):
         action.apply(Message({"a": "x"}))
+
+
+LONG: Final = "a" * 60_000
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "%" + "a" * 1000 + "b%",
+        "%" + "a" * 40 + "b" + "a" * 40 + "%",
+        "%" + "a" * 500 + "b%" + "a" * 500,
+        "%a" * 500 + "%b%",
+    ],
+    ids=["long", "short", "with a tail", "many segments"],
+)
+@pytest.mark.parametrize("length", [2_400, 29_000, 60_000])
+def test_like_without_underscore_takes_linear_work(pattern: str, length: int) -> None:
+    message = Message({"text": "a" * length})
+    with soon():
+        for _ in range(100):
+            assert not parse_filter(f"text LIKE '{pattern}'", fresh_id=fresh_id).matches(message)
+    assert message.spent <= 100 * 2 * length
+
+
+def test_like_with_underscore_counts_text_times_segment() -> None:
+    message = Message({"text": LONG})
+    assert not parse_filter(f"text LIKE '%{'a_' * 400}aab%'", fresh_id=fresh_id).matches(message)
+    assert message.spent == 2 * len(LONG)  # the longest piece is not there
+    assert not parse_filter(f"text LIKE '%a{'a_' * 400}b%'", fresh_id=fresh_id).matches(message)
+    assert message.spent >= 800 * len(LONG)
+
+
+@pytest.mark.parametrize(
+    ("expression", "units"),
+    [
+        ("text < other", len(LONG) // 16),
+        ("text = other", len(LONG) // 16),
+        ("text IN (other, other)", len(LONG) // 16),
+        ("text + 'b' = other", len(LONG) // 16),
+        ("p(text) = 1", len(LONG)),
+        ("short LIKE short + '%x%'", 10_000),
+    ],
+)
+def test_work_on_long_texts_is_counted(expression: str, units: int) -> None:
+    message = Message({"text": LONG, "other": LONG + "", "short": "a"})
+    parse_filter(expression, fresh_id=fresh_id).matches(message)
+    assert message.spent >= units
+
+
+@pytest.mark.parametrize(
+    "expression", ["text = 'a'", "text IN ('a', 'b')", "text LIKE 'b%'", "text LIKE '%b'", "n = 1"]
+)
+def test_work_that_does_not_depend_on_the_message_is_not_counted(expression: str) -> None:
+    message = Message({"text": LONG, "n": 1})
+    parse_filter(expression, fresh_id=fresh_id).matches(message)
+    assert message.spent == 0
+
+
+def test_an_action_counts_the_texts_that_it_copies_and_converts() -> None:
+    message = Message({"text": LONG, "n": 1})
+    parse_action("SET n = text + 'b'; SET sys.Label = text", fresh_id=fresh_id).apply(message)
+    assert message.spent >= 2 * len(LONG)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import suppress
 
 from hypothesis import HealthCheck, example, given, settings
@@ -75,3 +76,22 @@ def test_any_text_can_be_the_name_of_a_property(name: str, quotes: tuple[str, st
     opening, closing = quotes
     written = f"{opening}{name.replace(closing, closing * 2)}{closing}"
     assert parse_filter(f"{written} = 1", fresh_id=fresh_id).matches(Message({name: 1}))
+
+
+def as_regular_expression(pattern: str) -> re.Pattern[str]:
+    """Translate a pattern character by character, without any thought of speed."""
+    meanings = {"%": ".*", "_": "."}
+    return re.compile("".join(meanings.get(character) or re.escape(character) for character in pattern), re.DOTALL)
+
+
+@tries(600)
+@given(st.text("ab.\n\U0001f600", max_size=16), st.text("ab.\n\U0001f600%%__", max_size=12))
+@example("aaab", "%a_b%")
+@example("abab", "%_b%_b")
+@example("aXbaXc", "%a_c%")
+@example("aab", "%_a_%")
+@example("", "%%")
+def test_like_agrees_with_a_regular_expression(text: str, pattern: str) -> None:
+    expected = as_regular_expression(pattern).fullmatch(text) is not None
+    assert judge("a LIKE b", Message({"a": text, "b": pattern})) is expected
+    assert judge(f"a LIKE '{pattern}'", Message({"a": text})) is expected

@@ -11,7 +11,7 @@ from uuid import UUID
 from pairbus.broker.sql.compilation import Compiler
 from pairbus.broker.sql.conversion import convert
 from pairbus.broker.sql.errors import EvaluationError
-from pairbus.broker.sql.evaluation import Evaluate
+from pairbus.broker.sql.evaluation import LONG_TEXT, Evaluate
 from pairbus.broker.sql.operators import KINDS
 from pairbus.broker.sql.parameters import NO_PARAMETERS, Parameters
 from pairbus.broker.sql.parser import parse_statements
@@ -49,6 +49,9 @@ class _Draft:
 
     def system(self, name: str) -> Value:
         return self._system[name] if name in self._system else self._subject.system(name)
+
+    def spend(self, units: int) -> object:
+        return self._subject.spend(units)
 
     def set_user(self, name: str, value: Value | Missing) -> None:
         written, before = self._user.get(fold_name(name), (name, MISSING))
@@ -112,6 +115,7 @@ def _compile(statement: Statement, compiler: Compiler, expression: str) -> Apply
 def _set_user(name: str, evaluate: Evaluate) -> Apply:
     def apply(draft: _Draft) -> None:
         value, existing = evaluate(draft), draft.user(name)
+        _spend_on_conversion(value, draft)
         converted = convert(value, KINDS[type(existing)])
         draft.set_user(name, value if converted is None else converted)
 
@@ -121,6 +125,7 @@ def _set_user(name: str, evaluate: Evaluate) -> Apply:
 def _set_system(target: SystemProperty, evaluate: Evaluate, expression: str, position: int) -> Apply:
     def apply(draft: _Draft) -> None:
         value = evaluate(draft)
+        _spend_on_conversion(value, draft)
         converted = convert(value, KINDS[target.holds])
         if value is not None and converted is None:
             reason = f"sys.{target.name} cannot hold a {type(value).__name__}"
@@ -128,6 +133,12 @@ def _set_system(target: SystemProperty, evaluate: Evaluate, expression: str, pos
         draft.set_system(target.name, converted)
 
     return apply
+
+
+def _spend_on_conversion(value: Value, draft: _Draft) -> None:
+    """Count the characters of a text that may have to be read as something else."""
+    if isinstance(value, str) and len(value) > LONG_TEXT:
+        draft.spend(len(value))
 
 
 def _remove_user(name: str) -> Apply:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from functools import partial
 from uuid import UUID
@@ -11,7 +10,7 @@ from pairbus.broker.errors import InvalidExpressionError
 from pairbus.broker.sql import evaluation
 from pairbus.broker.sql.errors import EvaluationError
 from pairbus.broker.sql.evaluation import Evaluate, Fail, Judge
-from pairbus.broker.sql.like import PatternError, check_escape, compile_pattern
+from pairbus.broker.sql.like import Pattern, PatternError, check_escape, compile_pattern
 from pairbus.broker.sql.operators import ARITHMETIC
 from pairbus.broker.sql.syntax import (
     Chain,
@@ -117,7 +116,7 @@ class Compiler:
         escape = self.compile(node.escape) if node.escape else None
         return evaluation.like_computed(left, self.compile(node.pattern), escape, self._fail(node.position))
 
-    def _constant_pattern(self, node: Like) -> re.Pattern[str] | None:
+    def _constant_pattern(self, node: Like) -> Pattern | None:
         """The pattern, if it is written out; what is wrong with it is then wrong with the rule, not with a message."""
         escape = self._constant_escape(node.escape)
         if not isinstance(node.pattern, Constant) or not isinstance(node.pattern.value, str):

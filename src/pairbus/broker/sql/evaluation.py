@@ -4,17 +4,19 @@ A function takes the message and gives a value; ``None`` is both null and unknow
 or ``None``. Where a condition is wanted, only ``True`` is true and only ``False`` is false: any other value is unknown.
 Operands are evaluated from left to right, and those that cannot change the result any more are not evaluated: what
 follows a false operand of ``AND``, a true one of ``OR``, an unknown left side of ``IN`` or an item that is equal to it.
+
+What a message makes expensive is counted with ``Subject.spend``. Anything else is bounded by the length of the
+expression, and is no concern of this module.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Final, TypeAlias
 from uuid import UUID
 
 from pairbus.broker.sql.errors import EvaluationError
-from pairbus.broker.sql.like import PatternError, check_escape, compile_pattern
+from pairbus.broker.sql.like import Pattern, PatternError, check_escape, compile_pattern, compile_units
 from pairbus.broker.sql.operators import COMPARE, COMPARISONS, KINDS, Operator, Verdict, comparable, signed
 from pairbus.broker.sql.subject import MISSING, Subject
 from pairbus.broker.values import Value
@@ -26,6 +28,12 @@ Fail: TypeAlias = Callable[[str], EvaluationError]
 Link: TypeAlias = tuple[Operator, Evaluate, Fail]
 
 _EQUAL: Final = COMPARISONS["="]
+
+LONG_TEXT: Final = 1_024
+"""What is done to a shorter text takes no longer than what is done to a number, unless each character is looked at."""
+
+_COPIED_AT_ONCE: Final = 16
+"""So many characters are compared, or copied, in the time that it takes to look at one."""
 
 
 # Values.
@@ -52,6 +60,7 @@ def computed_property(name: Evaluate) -> Evaluate:
         text = name(subject)
         if not isinstance(text, str):
             return None
+        subject.spend(len(text))
         value = subject.user(text)
         return None if value is MISSING else value
 
@@ -89,6 +98,8 @@ def chain(first: Evaluate, steps: tuple[Link, ...]) -> Evaluate:
                 value = operate(value, other)
             except ArithmeticError as error:
                 raise fail(str(error)) from error
+            if isinstance(value, str):
+                _spend_on(value, subject)
         return value
 
     return evaluate
@@ -99,13 +110,19 @@ def chain(first: Evaluate, steps: tuple[Link, ...]) -> Evaluate:
 
 def comparison(left: Evaluate, symbol: str, right: Evaluate) -> Judge:
     compare = COMPARISONS[symbol]
-    return lambda subject: compare(left(subject), right(subject))
+
+    def judge(subject: Subject) -> Verdict:
+        value, other = left(subject), right(subject)
+        _spend_on(value, subject)
+        return compare(value, other)
+
+    return judge
 
 
 def comparison_with(left: Evaluate, symbol: str, right: Value) -> Judge:
     """Compare with a constant: a value of its very class needs no further look at either of them."""
     cls, quick, compare = type(right), COMPARE[symbol], COMPARISONS[symbol]
-    if not comparable(symbol, KINDS[cls]):
+    if not comparable(symbol, KINDS[cls]) or _is_long(right):
         return comparison(left, symbol, constant(right))
 
     def judge(subject: Subject) -> Verdict:
@@ -140,6 +157,7 @@ def membership(left: Evaluate, items: tuple[Evaluate, ...]) -> Judge:
             return None
         verdict: Verdict = False
         for item in items:
+            _spend_on(value, subject)
             equal = _EQUAL(value, item(subject))
             if equal:
                 return True
@@ -152,20 +170,23 @@ def membership(left: Evaluate, items: tuple[Evaluate, ...]) -> Judge:
 
 def membership_of_texts(left: Evaluate, texts: frozenset[str]) -> Judge:
     """The same where all items are constant texts."""
+    longest = max(map(len, texts))
 
     def judge(subject: Subject) -> Verdict:
         value = left(subject)
-        return value in texts if isinstance(value, str) else None
+        if not isinstance(value, str):
+            return None
+        return len(value) <= longest and value in texts  # a longer text need not be hashed
 
     return judge
 
 
-def like(left: Evaluate, pattern: re.Pattern[str]) -> Judge:
-    match = pattern.fullmatch
+def like(left: Evaluate, pattern: Pattern) -> Judge:
+    matches = pattern.matches
 
     def judge(subject: Subject) -> Verdict:
         text = left(subject)
-        return match(text) is not None if isinstance(text, str) else None
+        return matches(text, subject.spend) if isinstance(text, str) else None
 
     return judge
 
@@ -176,10 +197,12 @@ def like_computed(left: Evaluate, pattern: Evaluate, escape: Evaluate | None, fa
         mark = escape(subject) if escape else ""
         if not isinstance(text, str) or not isinstance(form, str) or mark is None:
             return None
+        subject.spend(compile_units(form))
         try:
-            return compile_pattern(form, check_escape(mark) if escape else None).fullmatch(text) is not None
+            compiled = compile_pattern(form, check_escape(mark) if escape else None)
         except PatternError as error:
             raise fail(str(error)) from error
+        return compiled.matches(text, subject.spend)
 
     return judge
 
@@ -218,3 +241,16 @@ def disjunction(operands: tuple[Evaluate, ...]) -> Judge:
         return verdict
 
     return judge
+
+
+# Work.
+
+
+def _is_long(value: Value) -> bool:
+    return isinstance(value, str | bytes) and len(value) > LONG_TEXT
+
+
+def _spend_on(value: Value, subject: Subject) -> None:
+    """Count a comparison with a value, or a copy of it."""
+    if isinstance(value, str | bytes) and len(value) > LONG_TEXT:
+        subject.spend(len(value) // _COPIED_AT_ONCE)

@@ -30,6 +30,12 @@ class Subject(Protocol):
     def system(self, name: str) -> Value:
         """The system property of that canonical name, such as ``MessageId``; ``None`` where it is not set."""
 
+    def spend(self, units: int) -> object:
+        """Count work that depends on what the message holds; raises an error once it is too much.
+
+        A unit is about a nanosecond in plain Python: as long as it takes to look at one character of a text.
+        """
+
 
 def fold_name(name: str) -> str:
     """What two names of user properties have in common that differ only in case."""
