@@ -594,6 +594,7 @@ LIMITS = {
     "min_time_to_live_ms": "`default_time_to_live_ms`, at least",
     "min_duplicate_window_ms": "`duplicate_window_ms`, at least",
     "max_duplicate_window_ms": "`duplicate_window_ms`, at most",
+    "duplicate_ids_in_memory": "message ids that all entities together hold in memory; the store has the others",
     "min_idle_ms": "`auto_delete_on_idle_ms`, at least",
     "messages_per_transaction": "messages sent and settled in a transaction",
     "messages_per_delete": "messages that one `delete_messages` removes",

@@ -656,8 +656,8 @@ class Model:
                 last_ms = at_ms
             self._happen([event for event in due if event.at_ms == at_ms], at_ms)
 
-    def next_due_ms(self) -> int | None:
-        return min((event.at_ms for event in self._due()), default=None)
+    def next_due_ms(self, *, with_ids: bool = True) -> int | None:
+        return min((event.at_ms for event in self._due() if with_ids or not _is_of_id(event)), default=None)
 
     def _happen(self, due: list[Due], at_ms: int) -> None:
         """Let one of the things happen that are due at the same time."""
@@ -1632,6 +1632,10 @@ def _shorter(one_ms: int | None, other_ms: int | None) -> int | None:
 def _end_of_life(letter: Letter, entity: Entity, now_ms: int) -> int:
     lifetime_ms = _shorter(letter.time_to_live_ms, entity.description.default_time_to_live_ms)
     return NEVER if lifetime_ms is None else now_ms + lifetime_ms
+
+
+def _is_of_id(event: Due) -> bool:
+    return event.trace is not None and event.trace[0] == "seen"
 
 
 def _fronts(box: Box, letters: Sequence[Letter]) -> list[Letter]:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from pairbus.broker.address import Address
 from pairbus.broker.errors import MessageSizeExceededError
+from pairbus.broker.limits import STANDARD
+from pairbus.store import MemoryStore, StoreError, StoreFailedError, keys
 from tests.broker.broker import MINUTE, SECOND, Broker, blob, letter, texts
 
 WINDOW = 20 * SECOND
@@ -161,3 +166,150 @@ def test_a6_on_a_partitioned_entity_the_key_belongs_to_the_id(partitioned: bool)
         letter("f", message_id="m", session_id="3", partition_key="3"),
     )
     assert sorted(texts(broker.peek(queue))) == (["a", "b", "c", "d"] if partitioned else ["a"])
+
+
+# Ids that are in the store and no longer in memory.
+
+FEW = replace(STANDARD, duplicate_ids_in_memory=3)
+
+
+def spilling(*, count: int = 10, window_ms: int = WINDOW) -> tuple[Broker, Address]:
+    """A queue that has seen so many ids, of which memory has room for three."""
+    broker = Broker(limits=FEW)
+    queue = broker.queue(requires_duplicate_detection=True, duplicate_window_ms=window_ms)
+    for number in range(count):
+        broker.send(queue, letter("first", message_id=f"m{number}"))
+    return broker, queue
+
+
+def stored_ids(broker: Broker) -> int:
+    broker.commit()
+    return len(list(broker.store.scan(b"D", b"E")))
+
+
+def again(broker: Broker, queue: Address, *numbers: int) -> list[int | None]:
+    return broker.send(queue, *(letter("again", message_id=f"m{number}") for number in numbers))
+
+
+@pytest.mark.parametrize("committed", [False, True])
+def test_a6_ids_beyond_the_memory_limit_are_found_in_the_store(committed: bool) -> None:
+    broker, queue = spilling()
+    if committed:
+        broker.commit()
+    assert broker.namespace.duplicate_ids_in_memory == 3
+    assert again(broker, queue, *range(10)) == [None] * 10
+    broker.restart()
+    assert broker.namespace.duplicate_ids_in_memory == 3
+    assert again(broker, queue, *range(10), 10) == [*[None] * 10, 11]
+
+
+def test_a6_the_memory_limit_is_for_all_entities_together() -> None:
+    broker, _ = spilling()
+    other = broker.queue("other", requires_duplicate_detection=True)
+    for name in "abcab":
+        broker.send(other, letter(name, message_id=name))
+    assert broker.namespace.duplicate_ids_in_memory == 3
+    assert broker.take(other) == ["a", "b", "c"]
+    broker.restart()
+    assert broker.namespace.duplicate_ids_in_memory == 3
+    assert broker.send(other, letter("x", message_id="a")) == [None]
+
+
+def test_a6_ids_in_the_store_are_forgotten_at_exactly_the_end_of_the_window() -> None:
+    broker, queue = spilling()
+    broker.wait(WINDOW - 1)
+    assert again(broker, queue, 0) == [None]
+    broker.wait(1)
+    assert again(broker, queue, 0) == [11]
+    assert again(broker, queue, 0) == [None]
+
+
+def test_a6_a_sweep_removes_ids_from_the_store_step_by_step() -> None:
+    broker, queue = spilling(count=100)
+    broker.wait(WINDOW // 2)
+    broker.send(queue, letter("young", message_id="young"))
+    assert stored_ids(broker) == 101
+    broker.now_ms += WINDOW // 2 + WINDOW // 8
+    assert broker.namespace.tidy(broker.now_ms, 10)
+    assert 1 < stored_ids(broker) < 101
+    broker.tidy()
+    assert stored_ids(broker) == 1
+    assert broker.send(queue, letter("x", message_id="young")) == [None]
+    broker.wait(10 * WINDOW)
+    broker.tidy()
+    assert stored_ids(broker) == 0
+    assert broker.namespace.next_due_ms() is None
+
+
+def test_a6_a_sweep_leaves_an_id_that_was_seen_again() -> None:
+    broker, queue = spilling()
+    broker.commit()
+    broker.wait(WINDOW)
+    again(broker, queue, *range(10))
+    broker.wait(WINDOW // 8)
+    broker.tidy()
+    assert again(broker, queue, *range(10)) == [None] * 10
+    assert stored_ids(broker) == 10
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a6_a_longer_window_does_not_bring_ids_back_from_the_store(restarts: bool) -> None:
+    broker, queue = spilling()
+    broker.wait(WINDOW // 2)
+    broker.send(queue, *(letter("young", message_id=f"young{number}") for number in range(5)))
+    broker.wait(WINDOW // 2)
+    broker.update(queue, duplicate_window_ms=10 * WINDOW)
+    if restarts:
+        broker.restart()
+    assert broker.send(queue, letter("x", message_id="young0")) == [None]
+    assert again(broker, queue, 0) == [16]
+    broker.wait(20 * WINDOW)
+    broker.tidy()
+    assert stored_ids(broker) == 0
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a6_ids_in_the_store_go_with_their_entity(restarts: bool) -> None:
+    broker, queue = spilling()
+    broker.delete(queue)
+    if restarts:
+        broker.restart()
+    broker.tidy()
+    assert stored_ids(broker) == 0
+    assert broker.namespace.duplicate_ids_in_memory == 0
+
+
+def test_a6_a_damaged_id_in_the_store_is_reported_and_counts_as_new() -> None:
+    broker, queue = spilling()
+    broker.commit()
+    assert isinstance(broker.store, MemoryStore)
+    damaged = keys.duplicate_key(1, "m0")
+    broker.store.damage(damaged)
+    assert again(broker, queue, 0, 1) == [11, None]
+    assert list(broker.keeper.damaged) == [damaged]
+
+
+class UnreadableStore(MemoryStore):
+    """Cannot be read from the n-th read on."""
+
+    reads_left = 1_000_000
+
+    def get(self, key: bytes) -> bytes | None:
+        self.reads_left -= 1
+        if self.reads_left < 0:
+            raise StoreFailedError("the test", "cannot be read")
+        return super().get(key)
+
+
+@pytest.mark.parametrize("kind", ["queue", "topic"])
+def test_a6_a_batch_is_refused_as_a_whole_if_the_store_cannot_be_read(kind: str) -> None:
+    store = UnreadableStore()
+    broker = Broker(limits=FEW, store=store)
+    entity = (broker.queue if kind == "queue" else broker.topic)("entity", requires_duplicate_detection=True)
+    broker.send(entity, *(letter("first", message_id=f"m{number}") for number in range(10)))
+    broker.commit()
+    store.reads_left = 1
+    with pytest.raises(StoreError):
+        again(broker, entity, 20, 21)
+    store.reads_left = 1_000_000
+    assert again(broker, entity, 20, 21) == [11, 12]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from pairbus.broker.message import NEVER, PropertyView, Record
 from pairbus.broker.sql import EvaluationError, Missing
 from pairbus.broker.values import Instant, Span, Value
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 
@@ -54,12 +55,28 @@ class Budget:
             raise BudgetSpentError
 
 
+class LazyView:
+    """The properties inside a message, read when a rule first asks for one that the broker does not know."""
+
+    __slots__ = ("_read", "_source", "_view")
+
+    def __init__(self, read: Callable[[S], PropertyView], source: S) -> None:
+        self._read: Callable[[Any], PropertyView] = read
+        self._source: object = source
+        self._view: PropertyView | None = None
+
+    def get(self) -> PropertyView:
+        if self._view is None:
+            self._view = self._read(self._source)
+        return self._view
+
+
 class Candidate:
     """The properties of a message as they are now: what the sender wrote, with what was changed since."""
 
     __slots__ = ("_record", "_system", "_user", "_view", "spend")
 
-    def __init__(self, record: Record, view: Callable[[], PropertyView], budget: Budget) -> None:
+    def __init__(self, record: Record, view: LazyView, budget: Budget) -> None:
         self._record = record
         self._view = view
         self.spend = budget.spend
@@ -70,14 +87,14 @@ class Candidate:
     def user(self, name: str) -> Value | Missing:
         if self._user and (key := name.lower()) in self._user:
             return self._user[key]
-        return _asked(self._view().user, name)
+        return _asked(self._view.get().user, name)
 
     def system(self, name: str) -> Value:
         if name in self._system:
             return self._system[name]
         known = _KNOWN.get(name)
         # A view may decode all of them each time.
-        value = _asked(self._view().system, name) if known is None else known(self._record)
+        value = _asked(self._view.get().system, name) if known is None else known(self._record)
         self._system[name] = value
         return value
 

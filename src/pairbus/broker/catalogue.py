@@ -18,7 +18,7 @@ from pairbus.broker.descriptions import (
     SubscriptionDescription,
     TopicDescription,
 )
-from pairbus.broker.duplicates import Duplicates
+from pairbus.broker.duplicates import Duplicates, IdMemory
 from pairbus.broker.entity import Destination, Entity, Holder, QueueEntity, SubscriptionEntity, TopicEntity
 from pairbus.broker.errors import (
     EntityExistsError,
@@ -57,6 +57,7 @@ class Catalogue:
 
         self._idle: dict[int, Idle] = {}
         self._last_id = 0
+        self.id_memory = IdMemory(context.limits.duplicate_ids_in_memory)
         self.on_due: OnDue = _nothing_due
 
     # Finding
@@ -206,7 +207,13 @@ class Catalogue:
         queues = self._make_queues(Address.of(record.path), record, usage, description.partitioned)
         duplicates = None
         if description.requires_duplicate_detection:
-            duplicates = Duplicates(record.entity_id, description.duplicate_window_ms, self._context.records)
+            duplicates = Duplicates(
+                record.entity_id,
+                description.duplicate_window_ms,
+                self._context,
+                self.id_memory,
+                self._housekeeping.add,
+            )
         entity: Destination
         if isinstance(description, QueueDescription):
             entity = QueueEntity(record, description, usage, queues, duplicates)
@@ -279,10 +286,7 @@ class Catalogue:
     def _follow(self, entity: Entity, now_ms: int) -> None:
         """Let what is already there obey the new settings."""
         if not isinstance(entity, SubscriptionEntity) and entity.duplicates is not None:
-            entity.duplicates.window_ms = entity.description.duplicate_window_ms
-            due_ms = entity.duplicates.next_ms()
-            if due_ms is not None:
-                self._context.agenda.plan(entity.duplicates, due_ms)
+            entity.duplicates.set_window(entity.description.duplicate_window_ms, now_ms)
         entity.accessed_ms = now_ms
         self._watch(entity)
 

@@ -3,49 +3,196 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from heapq import heappush, heappushpop
+from typing import Final
 
+from pairbus.broker.context import Context
+from pairbus.broker.limits import SECOND_MS
 from pairbus.broker.records import Records
+
+_LONG_AGO: Final = -(2**62)
+_WATERMARK: Final = ""
+"""Under this id, which no message is remembered by, the store keeps the time up to which ids are forgotten."""
+
+
+class IdMemory:
+    """How many ids all entities of a namespace hold in memory, and how many they may."""
+
+    __slots__ = ("held", "most")
+
+    def __init__(self, most: int) -> None:
+        self.held = 0
+        self.most = most
+
+
+class Removal:
+    """A chore: go through the ids that the store holds of an entity, and remove those that are over."""
+
+    __slots__ = ("_done", "_entity_id", "_found", "_is_over", "_records")
+
+    def __init__(
+        self,
+        records: Records,
+        entity_id: int,
+        is_over: Callable[[str, int, int], bool] = lambda _key, _first_ms, _now_ms: True,
+        done: Callable[[int], object] = lambda _now_ms: None,
+    ) -> None:
+        self._records = records
+        self._entity_id = entity_id
+        self._is_over = is_over
+        self._done = done
+        self._found: Iterator[tuple[str, int]] | None = None
+
+    def step(self, now_ms: int) -> bool:
+        """Look at one id; return whether there are more."""
+        if self._found is None:
+            self._found = self._records.duplicates(self._entity_id)
+        try:
+            seen = next(self._found, None)
+        except BaseException:  # the store cannot be read now: begin anew
+            self._found = None
+            raise
+        if seen is None:
+            self._done(now_ms)
+            return False
+        if self._is_over(*seen, now_ms):
+            self._records.remove_duplicate(self._entity_id, seen[0])
+        return True
 
 
 class Duplicates:
-    """The history of one queue or topic: each id counts from the first message that had it, for the window's length."""
+    """The history of one queue or topic: each id counts from the first message that had it, for the window's length.
 
-    __slots__ = ("_entity_id", "_history", "_order", "_records", "planned_ms", "window_ms")
+    The store holds all of it, memory the newest ids. An entity that remembers an id when the namespace holds as many as
+    it may lets go of its own oldest one, and looks it up in the store from then on. Ids in memory are forgotten in the
+    order of their time. Those in the store alone count for nothing after theirs, and a sweep removes them later: it
+    goes through all of them, so it waits until an eighth of the window has passed.
+    """
 
-    def __init__(self, entity_id: int, window_ms: int, records: Records) -> None:
+    __slots__ = (
+        "_add_chore", "_agenda", "_entity_id", "_forgotten_ms", "_history", "_memory", "_oldest_ms", "_order",
+        "_records", "_spilled_ms", "_sweep_ms", "planned_ms", "window_ms",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        entity_id: int,
+        window_ms: int,
+        context: Context,
+        memory: IdMemory,
+        add_chore: Callable[[Removal], object],
+    ) -> None:
         self._entity_id = entity_id
-        self._records = records
+        self._records = context.records
+        self._agenda = context.agenda
+        self._memory = memory
+        self._add_chore = add_chore
         self._history: dict[str, tuple[int, int]] = {}
         self._order: deque[tuple[int, str]] = deque()
+        self._spilled_ms = _LONG_AGO
+        """When the newest id was seen that the store alone holds."""
+        self._sweep_ms: int | None = None
+        """When the next sweep begins, if there is anything to sweep."""
+        self._oldest_ms: int | None = None
+        """When the oldest id was seen that the sweep has found so far and left there."""
+        self._forgotten_ms = _LONG_AGO
+        """Ids that were seen by then had been forgotten before the window became longer."""
         self.window_ms = window_ms
         self.planned_ms: int | None = None
 
     def __len__(self) -> int:
+        """Return how many ids are in memory."""
         return len(self._history)
 
     def seen(self, key: str, now_ms: int) -> bool:
         """Whether a message with that id came within the window; what is longer ago may wait to be forgotten."""
         first = self._history.get(key)
-        return first is not None and first[0] + self.window_ms > now_ms
+        if first is None:
+            if not self.reads_store(now_ms):
+                return False
+            first = self._records.duplicate(self._entity_id, key)
+            if first is None or first[0] <= self._forgotten_ms:
+                return False
+        return first[0] + self.window_ms > now_ms
+
+    def reads_store(self, now_ms: int) -> bool:
+        """Return whether ``seen`` may have to ask the store, which may not be readable."""
+        return self._spilled_ms + self.window_ms > now_ms
 
     def is_first(self, key: str, sequence: int) -> bool:
-        """Whether it is the very message that is remembered, which has come round to where it was."""
-        first = self._history.get(key)
+        """Whether it is the very message that was seen, which has come round to where it was."""
+        first = self._history.get(key) or self._records.duplicate(self._entity_id, key)
         return first is not None and first[1] == sequence
 
     def remember(self, key: str, now_ms: int, sequence: int) -> None:
         """Note an id, with the number that the message was given first."""
+        self._records.put_duplicate(self._entity_id, key, now_ms, sequence)
+        if key not in self._history:
+            self._memory.held += 1
         self._history[key] = (now_ms, sequence)
         self._order.append((now_ms, key))
-        self._records.put_duplicate(self._entity_id, key, now_ms, sequence)
+        if self._memory.held > self._memory.most:
+            self._spill()
+        self._agenda.plan(self, now_ms + self.window_ms)
 
-    def restore(self, key: str, first_ms: int, sequence: int) -> None:
-        """Take in what was remembered before a restart; in the order of time."""
-        self._history[key] = (first_ms, sequence)
-        self._order.append((first_ms, key))
+    def _spill(self) -> None:
+        """Leave the oldest id to the store."""
+        while self._order:
+            first_ms, key = self._order.popleft()
+            if self._drop(first_ms, key):
+                self._note_spilled(first_ms)
+                return
+
+    def _note_spilled(self, first_ms: int) -> None:
+        self._spilled_ms = max(self._spilled_ms, first_ms)
+        if self._sweep_ms is None:
+            self._plan_sweep(first_ms)
+
+    def _plan_sweep(self, oldest_ms: int) -> None:
+        self._sweep_ms = oldest_ms + self.window_ms + max(self.window_ms // 8, SECOND_MS)
+        self._agenda.plan(self, self._sweep_ms)
+
+    def set_window(self, window_ms: int, now_ms: int) -> None:
+        """Change the window; a longer one does not bring back what is forgotten, swept or not."""
+        if window_ms > self.window_ms and self._spilled_ms > _LONG_AGO:
+            self._forgotten_ms = max(self._forgotten_ms, now_ms - self.window_ms)
+            self._records.put_duplicate(self._entity_id, _WATERMARK, self._forgotten_ms, 0)
+        self.window_ms = window_ms
+        self._plan()
+
+    def restore(self, history: Iterable[tuple[int, str, int]]) -> None:
+        """Take in what was remembered before a restart, in any order: as much as there is room for, the newest."""
+        room = max(0, self._memory.most - self._memory.held)
+        newest: list[tuple[int, str, int]] = []
+        oldest_ms: int | None = None
+        for seen in history:
+            if seen[1] == _WATERMARK:
+                self._forgotten_ms = seen[0]
+            elif len(newest) < room:
+                heappush(newest, seen)
+            else:
+                first_ms = heappushpop(newest, seen)[0]
+                oldest_ms = first_ms if oldest_ms is None else min(oldest_ms, first_ms)
+                self._spilled_ms = max(self._spilled_ms, first_ms)
+        for first_ms, key, sequence in sorted(newest):
+            self._history[key] = (first_ms, sequence)
+            self._order.append((first_ms, key))
+        self._memory.held += len(newest)
+        if oldest_ms is not None:
+            self._plan_sweep(oldest_ms)
+        self._plan()
+
+    def _plan(self) -> None:
+        due_ms = self.next_ms()
+        if due_ms is not None:
+            self._agenda.plan(self, due_ms)
 
     def next_ms(self) -> int | None:
-        return self._order[0][0] + self.window_ms if self._order else None
+        if not self._order:
+            return self._sweep_ms
+        due_ms = self._order[0][0] + self.window_ms
+        return due_ms if self._sweep_ms is None else min(due_ms, self._sweep_ms)
 
     def run(self, at_ms: int, limit: int) -> int:
         """Forget what the window no longer covers."""
@@ -53,16 +200,45 @@ class Duplicates:
         while self._order and self._order[0][0] + self.window_ms <= at_ms and done < limit:
             self._forget(*self._order.popleft())
             done += 1
+        if self._sweep_ms is not None and self._sweep_ms <= at_ms:
+            self._sweep_ms = None
+            self._add_chore(Removal(self._records, self._entity_id, self._is_over, self._swept))
         return done
 
+    def _is_over(self, key: str, first_ms: int, now_ms: int) -> bool:
+        """Return whether a sweep may remove an id; those in memory have their own time."""
+        is_alive = first_ms > self._forgotten_ms or key == _WATERMARK
+        if is_alive and first_ms + self.window_ms > now_ms:
+            self._oldest_ms = first_ms if self._oldest_ms is None else min(self._oldest_ms, first_ms)
+            return False
+        # What was found may be older than what was written since.
+        current = None if key in self._history else self._records.duplicate(self._entity_id, key)
+        return current is not None and current[0] == first_ms
+
+    def _swept(self, now_ms: int) -> None:
+        oldest_ms, self._oldest_ms = self._oldest_ms, None
+        if oldest_ms is None and self._spilled_ms + self.window_ms > now_ms:
+            oldest_ms = self._spilled_ms
+        if oldest_ms is not None:
+            self._plan_sweep(oldest_ms)
+
     def step(self, _now_ms: int) -> bool:
-        """Forget one id, because the entity itself is gone; whether there are more."""
+        """Forget one id in memory, because the entity itself is gone; whether there are more. Then the store's go."""
         if self._order:
             self._forget(*self._order.popleft())
+        if not self._order:
+            self._add_chore(Removal(self._records, self._entity_id))
         return bool(self._order)
 
     def _forget(self, first_ms: int, key: str) -> None:
-        first = self._history.get(key)
-        if first is not None and first[0] == first_ms:  # else it was seen again, and that counts now
-            del self._history[key]
+        if self._drop(first_ms, key):
             self._records.remove_duplicate(self._entity_id, key)
+
+    def _drop(self, first_ms: int, key: str) -> bool:
+        """Take an id out of memory, unless it was seen again, and that counts now."""
+        first = self._history.get(key)
+        if first is None or first[0] != first_ms:
+            return False
+        del self._history[key]
+        self._memory.held -= 1
+        return True

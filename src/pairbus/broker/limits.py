@@ -55,6 +55,9 @@ class Limits:
     min_time_to_live_ms: int = SECOND_MS
     min_duplicate_window_ms: int = 20 * SECOND_MS
     max_duplicate_window_ms: int = 7 * DAY_MS
+    duplicate_ids_in_memory: int = 200_000
+    """Of all entities together; older ids are looked up in the store."""
+
     min_idle_ms: int = 5 * MINUTE_MS
     messages_per_transaction: int = 100
     messages_per_delete: int = 4_000

@@ -151,6 +151,11 @@ class Namespace:
         self._context.notices.clear()
         return notices
 
+    @property
+    def duplicate_ids_in_memory(self) -> int:
+        """How many message ids all entities together hold in memory to detect duplicates."""
+        return self._catalogue.id_memory.held
+
     # Entities
 
     def create_queue(self, path: str, description: QueueDescription, now_ms: int) -> EntityInfo:
@@ -280,22 +285,20 @@ class Namespace:
         entity = self._lookup.sendable(address)
         size = check_send(entity, messages, self._limits)
         self._records.admit(size, len(messages) * entity.copies)
-        accept = self._router.accept
         if isinstance(entity, TopicEntity):
-            screenings = self._router.screen(entity, messages, now_ms)
-            entity.touch(now_ms)
-            pairs = zip(messages, screenings, strict=True)
-            return [accept(entity, message, screening, now_ms) for message, screening in pairs]
+            return self._router.publish(entity, messages, now_ms)
+        if entity.duplicates is not None and len(messages) > 1:
+            self._router.screen(entity, messages, now_ms)
         entity.touch(now_ms)
-        return [accept(entity, message, None, now_ms) for message in messages]
+        accept = self._router.accept
+        return [accept(entity, message, now_ms) for message in messages]
 
     def check_send(self, address: Address, messages: Sequence[Message], now_ms: int) -> None:
         """Raise what a send of these would be refused with, whatever room the store has."""
         now_ms = self.advance(now_ms)
         entity = self._lookup.sendable(address)
         check_send(entity, messages, self._limits)
-        if isinstance(entity, TopicEntity):
-            self._router.screen(entity, messages, now_ms)
+        self._router.screen(entity, messages, now_ms)
 
     def cancel_scheduled(self, address: Address, sequences: Sequence[int], now_ms: int) -> None:
         """Remove messages that still wait for their time, all or none."""
@@ -550,8 +553,8 @@ class Namespace:
         Room is judged as if all sends came first: what the settlements free counts afterwards.
         """
         now_ms = self.advance(now_ms)
-        checked = zip(operations, self._transaction.check(operations, now_ms), strict=True)
-        return [self._transaction.perform(operation, screenings, now_ms) for operation, screenings in checked]
+        self._transaction.check(operations, now_ms)
+        return [self._transaction.perform(operation, now_ms) for operation in operations]
 
     def _check_session_id(self, session_id: str, holder: Holder) -> None:
         check_text(session_id, "the session id", holder.full_path)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Final, TypeAlias
 
 from pairbus.broker.address import Address, Place
@@ -167,18 +166,18 @@ class Queue:
         self._last_sequences[partition] = sequence
         return sequence
 
-    @contextmanager
-    def rehearsal(self) -> Iterator[None]:
-        """Give numbers, and take them back at the end: the same messages get the same ones afterwards."""
-        numbers, partition = list(self._last_sequences), self._next_partition
-        try:
-            yield
-        finally:
-            self._last_sequences, self._next_partition = numbers, partition
+    @property
+    def numbering(self) -> tuple[list[int], int]:
+        """How far numbers were given; set it to take back those that were given since and not noted."""
+        return self._last_sequences.copy(), self._next_partition
 
-    def note_sequence(self, partition: int = 0) -> None:
-        """Have the last number kept, so that it is never given again."""
-        self._context.records.put_last_sequence(self.place, partition, self._last_sequences[partition])
+    @numbering.setter
+    def numbering(self, numbering: tuple[list[int], int]) -> None:
+        self._last_sequences, self._next_partition = numbering
+
+    def note_sequence(self, sequence: int) -> None:
+        """Have a number kept, so that neither it nor one before it is ever given again."""
+        self._context.records.put_last_sequence(self.place, sequence >> PARTITION_SHIFT, sequence)
 
     def add(self, record: Record) -> None:
         """Take in a message; its number is the newest of its partition."""

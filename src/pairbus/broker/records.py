@@ -7,6 +7,7 @@ back at once, durable or not.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Protocol
 
 from pairbus.broker.address import Place
@@ -57,6 +58,15 @@ class Records(Protocol):
     def session_state(self, entity_id: int, session_id: str) -> bytes | None: ...
 
     def put_session_state(self, entity_id: int, session_id: str, state: bytes | None, updated_ms: int) -> None: ...
+
+    def duplicate(self, entity_id: int, key: str) -> tuple[int, int] | None:
+        """Return when an id was seen first, and the number of the message that had it."""
+
+    def duplicates(self, entity_id: int) -> Iterator[tuple[str, int]]:
+        """Go through the ids of an entity, each with when it was seen first.
+
+        What is written meanwhile may be among them or not, and the same id twice; what was written before is.
+        """
 
     def put_duplicate(self, entity_id: int, key: str, first_ms: int, sequence: int) -> None: ...
 

@@ -10,6 +10,7 @@ from pairbus.broker.catalogue import Catalogue
 from pairbus.broker.chronicle import Moment
 from pairbus.broker.context import Context
 from pairbus.broker.descriptions import AuthorizationRule, EntityRecord, RuleDescription
+from pairbus.broker.duplicates import Removal
 from pairbus.broker.entity import Holder, QueueEntity, TopicEntity
 from pairbus.broker.housekeeping import Grave, Housekeeping
 from pairbus.broker.message import MessageState, Record, unreadable
@@ -115,18 +116,14 @@ class Restoration:
         entity.main.sessions.open(session_id).state_updated_ms = updated_ms
         return True
 
-    def duplicates(self, entity_id: int, history: Sequence[tuple[int, str, int]]) -> bool:
-        """What an entity has seen, in the order of time; whether anyone claims it."""
+    def duplicates(self, entity_id: int, history: Iterable[tuple[int, str, int]]) -> None:
+        """Take in what an entity has seen: when, the id, and the number of its message."""
         self._catalogue.restore_last_id(entity_id)
         entity = self._catalogue.by_id(entity_id)
-        if not isinstance(entity, QueueEntity | TopicEntity) or entity.duplicates is None:
-            return entity_id in self._left_alone
-        for first_ms, key, sequence in history:
-            entity.duplicates.restore(key, first_ms, sequence)
-        due_ms = entity.duplicates.next_ms()
-        if due_ms is not None:
-            self._context.agenda.plan(entity.duplicates, due_ms)
-        return True
+        if isinstance(entity, QueueEntity | TopicEntity) and entity.duplicates is not None:
+            entity.duplicates.restore(history)
+        elif entity_id not in self._left_alone:
+            self._housekeeping.add(Removal(self._context.records, entity_id))
 
     def finish(self, now_ms: int) -> None:
         """Nobody could use an entity while there was no process, so nobody has let it lie idle."""

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cache
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple
 from zlib import crc32
 
 from pairbus.broker import reasons
-from pairbus.broker.candidate import Budget, BudgetSpentError, Candidate
+from pairbus.broker.candidate import Budget, BudgetSpentError, Candidate, LazyView
 from pairbus.broker.chronicle import Moment
 from pairbus.broker.context import Context
 from pairbus.broker.descriptions import EntityDescription, QueueDescription, TopicDescription
@@ -26,10 +25,6 @@ _UNPLACED: Final = 0
 
 _AMENDMENT_UNITS: Final = 300
 """About how many nanoseconds it takes to copy one changed property."""
-
-
-View: TypeAlias = Callable[[], PropertyView]
-"""The properties of a message for rules to look at; only what a rule asks for is read."""
 
 
 class Placement(NamedTuple):
@@ -55,18 +50,23 @@ class Copy(NamedTuple):
     failure: Failure | None
 
 
-class Screening(NamedTuple):
-    """What the rules of a topic make of a message that is not taken in yet."""
+class Publication(NamedTuple):
+    """A message that a topic is to take in, and what its rules make of it."""
 
-    sequence: int
-    copies: list[Copy]
-    view: View
+    record: Record
+    key: str | None
+    """What duplicates of it are found by."""
+
+    copies: list[Copy] | None
+    """``None`` for a scheduled message: rules look at it when its time has come."""
+
+    view: LazyView
     units: int
     """What is left for the rules of topics that the copies are forwarded to."""
 
 
 class Router:
-    """Decides, and then writes. Only ``screen`` refuses: all else is checked before it comes here."""
+    """Decides, and then writes. Only ``screen`` and ``publish`` refuse: all else is checked before it comes here."""
 
     def __init__(self, context: Context, find: Callable[[str], Destination | None]) -> None:
         self._context = context
@@ -78,119 +78,133 @@ class Router:
 
     # Messages from outside
 
-    def screen(self, topic: TopicEntity, messages: Sequence[Message], now_ms: int) -> list[Screening | None]:
-        """Apply a topic's rules to messages that are to be sent to it; nothing is changed.
+    def screen(self, entity: Destination, messages: Sequence[Message], now_ms: int) -> None:
+        """Raise what ``accept`` cannot: ``RuleBudgetExceededError``, or what the store raises that cannot be read."""
+        if isinstance(entity, TopicEntity):
+            numbering = entity.intake.numbering
+            try:
+                self._prepare_all(entity, messages, now_ms)
+            finally:
+                entity.intake.numbering = numbering
+        elif entity.duplicates is not None and entity.duplicates.reads_store(now_ms):
+            for message in messages:
+                self._is_duplicate(entity, message, now_ms)
 
-        ``None`` for those that no rule looks at: pings, duplicates and scheduled messages. Raises
-        ``RuleBudgetExceededError``.
+    def publish(self, topic: TopicEntity, messages: Sequence[Message], now_ms: int) -> list[int | None]:
+        """Take messages in, all or none; the sequence number of each, as ``accept`` gives it.
+
+        Raises ``RuleBudgetExceededError``, or what the store raises that cannot be read.
         """
-        seen: set[str | None] = set()
-        with topic.intake.rehearsal():
-            return [self._screen(topic, message, seen, now_ms) for message in messages]
+        numbering = topic.intake.numbering
+        try:
+            prepared = self._prepare_all(topic, messages, now_ms)
+        except BaseException:
+            topic.intake.numbering = numbering
+            raise
+        topic.touch(now_ms)
+        pairs = zip(messages, prepared, strict=True)
+        return [self._issue(topic, message, publication, now_ms) for message, publication in pairs]
 
-    def _screen(self, topic: TopicEntity, message: Message, seen: set[str | None], now_ms: int) -> Screening | None:
-        key = _duplicate_key(topic, message)
-        if message.ping or (key is not None and (key in seen or self._is_duplicate(topic, message, now_ms))):
-            return None
-        seen.add(key)
-        sequence = topic.intake.next_sequence(_spread(topic.intake, _partition_pin(topic, message)))
-        if message.scheduled_ms is not None and message.scheduled_ms > now_ms:
-            return None
-        self._begin()
-        record = _draft(message, now_ms)._replace(
-            sequence=sequence,
-            original_sequence=sequence,
-            expires_ms=expires_at(message.time_to_live_ms, topic.description, now_ms),
-        )
-        view = cache(lambda: self._look_into(message.body))
-        return Screening(sequence, self._apply_rules(topic, record, view), view, self._budget.units)
+    def _prepare_all(self, topic: TopicEntity, messages: Sequence[Message], now_ms: int) -> list[Publication | None]:
+        """Number messages and apply the rules to them; nothing is written."""
+        seen: set[str] = set()
+        units = self._context.limits.rule_units
+        return [self._prepare(topic, message, seen, units, now_ms) for message in messages]
 
-    def accept(self, entity: Destination, message: Message, screening: Screening | None, now_ms: int) -> int | None:
-        """Take a message in; its sequence number, or ``None`` where it vanishes (a ping, a duplicate)."""
-        detects = entity.duplicates is not None
+    def _prepare(
+        self, topic: TopicEntity, message: Message, seen: set[str], units: int, now_ms: int
+    ) -> Publication | None:
+        """``None`` for a ping and a duplicate, also of one of the ids that were ``seen`` just now."""
         if message.ping:
             return None
-        intake, chronicle = entity.intake, self._context.chronicle
-        if detects and self._is_duplicate(entity, message, now_ms):
+        duplicates = topic.duplicates
+        key = None if duplicates is None else _duplicate_key(topic, message)
+        if duplicates is not None and key is not None:
+            if key in seen or duplicates.seen(key, now_ms):
+                return None
+            seen.add(key)
+        is_scheduled = message.scheduled_ms is not None and message.scheduled_ms > now_ms
+        record = _record(topic, message, _next_sequence(topic, message), _UNPLACED, is_scheduled, now_ms)
+        view = LazyView(self._look_into, message.body)
+        self._begin(units)
+        copies = None if is_scheduled else self._apply_rules(topic, record, view)
+        return Publication(record, key, copies, view, self._budget.units)
+
+    def _issue(self, topic: TopicEntity, message: Message, publication: Publication | None, now_ms: int) -> int | None:
+        """Write what was prepared."""
+        if publication is None:
+            if not message.ping:
+                self._drop(topic, _draft(message, now_ms))
+            return None
+        record, key, copies, view, units = publication
+        self._register(topic, message, record, key, now_ms)
+        if copies is None:
+            topic.intake.add(record._replace(body_id=self._context.bodies.keep(message.body, 1)))
+        else:
+            self._begin(units)
+            self._admit(self._fan_out(copies, view, now_ms), message.body, now_ms)
+        return record.sequence
+
+    def accept(self, entity: Destination, message: Message, now_ms: int) -> int | None:
+        """Take a message in; its sequence number, or ``None`` where it vanishes (a ping, a duplicate)."""
+        if isinstance(entity, TopicEntity):  # a part of a transaction, which was screened
+            return self._issue(entity, message, self._prepare(entity, message, set(), UNLIMITED, now_ms), now_ms)
+        if message.ping:
+            return None
+        duplicates = entity.duplicates
+        key = None if duplicates is None else _duplicate_key(entity, message)
+        if duplicates is not None and key is not None and duplicates.seen(key, now_ms):
             self._drop(entity, _draft(message, now_ms))
             return None
-        partition = _spread(intake, _partition_pin(entity, message))
-        sequence = intake.next_sequence(partition)
-        intake.note_sequence(partition)
-        if detects:
-            self._remember(entity, message, sequence, now_ms)
-        scheduled_ms = message.scheduled_ms
-        is_scheduled = scheduled_ms is not None and scheduled_ms > now_ms
-        stays = is_scheduled or (isinstance(entity, QueueEntity) and not _forwards(entity))
-        record = Record(
-            sequence,
-            now_ms,
-            NEVER if is_scheduled else expires_at(message.time_to_live_ms, entity.description, now_ms),
-            len(message.body),
-            self._context.bodies.keep(message.body, 1) if stays else _UNPLACED,
-            message.message_id,
-            message.session_id,
-            message.partition_key,
-            message.time_to_live_ms,
-            scheduled_ms,
-            sequence,
-            MessageState.SCHEDULED if is_scheduled else MessageState.ACTIVE,
-            returned=message.returned,
-        )
+        body = message.body
+        is_scheduled = message.scheduled_ms is not None and message.scheduled_ms > now_ms
+        stays = is_scheduled or not _forwards(entity)
+        body_id = self._context.bodies.keep(body, 1) if stays else _UNPLACED
+        record = _record(entity, message, _next_sequence(entity, message), body_id, is_scheduled, now_ms)
+        self._register(entity, message, record, key, now_ms)
+        if stays:
+            entity.main.add(record)
+        else:
+            self._begin(self._context.limits.rule_units)
+            placements = self._arrive(entity, record, LazyView(self._look_into, body), now_ms)
+            self._admit(placements, body, now_ms)
+        return record.sequence
+
+    def _register(self, entity: Destination, message: Message, record: Record, key: str | None, now_ms: int) -> None:
+        """Note that a message was taken in, wherever it goes."""
+        intake, chronicle = entity.intake, self._context.chronicle
+        intake.note_sequence(record.sequence)
+        if key is not None and entity.duplicates is not None:
+            entity.duplicates.remember(key, now_ms, record.sequence)
         if chronicle is not None:
             chronicle.note(Moment.ACCEPTED, intake.address, record, message.body)
-            if is_scheduled:
+            if record.state is MessageState.SCHEDULED:
                 chronicle.note(Moment.SCHEDULED, intake.address, record)
-        if stays:
-            intake.add(record)
-        else:
-            self._admit(entity, record, message.body, screening, now_ms)
-        return sequence
 
-    def _admit(
-        self, entity: Destination, record: Record, body: bytes, screening: Screening | None, now_ms: int
-    ) -> None:
-        self._begin()
-        if isinstance(entity, QueueEntity):
-            placements = self._arrive(entity, record, cache(lambda: self._look_into(body)), now_ms)
-        else:
-            if screening is None or screening.sequence != record.sequence:
-                screening = self._screen_again(entity, record, body)
-            self._budget.units = screening.units
-            placements = self._fan_out(screening.copies, screening.view, now_ms)
+    def _admit(self, placements: list[Placement], body: bytes, now_ms: int) -> None:
         if placements:
             body_id = self._context.bodies.keep(body, len(placements))
             self._place(placements, body_id, now_ms)
 
-    def _screen_again(self, topic: TopicEntity, record: Record, body: bytes) -> Screening:
-        """Apply the rules to a message that other sends of its transaction have given another number.
-
-        The rules have shown once that they do not take too long.
-        """
-        self._budget.units = UNLIMITED
-        view = cache(lambda: self._look_into(body))
-        copies = self._apply_rules(topic, record, view)
-        return Screening(record.sequence, copies, view, self._context.limits.rule_units)
-
-    def _begin(self) -> None:
-        """Take another message in hand."""
+    def _begin(self, units: int) -> None:
+        """Take another message in hand, for which rules may do so much work."""
         self._forwards = 0
-        self._budget.units = self._context.limits.rule_units
+        self._budget.units = units
 
     def transfer(self, via: Holder, entity: Destination | None, message: Message, now_ms: int) -> int | None:
         """Take a message in that is sent through another entity: what its destination refuses stays there."""
         if message.ping:
             return None
-        self._begin()
+        self._begin(self._context.limits.rule_units)
         failure = self._obstacle(entity, _draft(message, now_ms))
         if failure is None and entity is not None:
             try:
-                screening = self.screen(entity, (message,), now_ms)[0] if isinstance(entity, TopicEntity) else None
+                self.screen(entity, (message,), now_ms)
             except RuleBudgetExceededError as error:
                 failure = _too_costly(error)
             else:
                 entity.touch(now_ms)
-                return self.accept(entity, message, screening, now_ms)
+                return self.accept(entity, message, now_ms)
         letter = _dead_letter(_draft(message, now_ms), failure)
         placement = Placement(via.transfer_dead_letters, letter, _pin(letter))
         self._place([placement], self._context.bodies.keep(message.body, 1), now_ms)
@@ -199,29 +213,28 @@ class Router:
     def place_stub(self, holders: Iterable[Holder], stub: Record, failure: Failure, now_ms: int) -> None:
         """Dead-letter the stub of a message that cannot be read, with a body of its own."""
         body = self._context.stub_body
-        self._begin()
-        placements = self._bury_in(holders, stub, failure, cache(lambda: self._look_into(body)), now_ms)
-        if placements:
-            self._place(placements, self._context.bodies.keep(body, len(placements)), now_ms)
+        self._begin(self._context.limits.rule_units)
+        view = LazyView(self._look_into, body)
+        self._admit(self._bury_in(holders, stub, failure, view, now_ms), body, now_ms)
 
     # Messages that are here and move on
 
     def dead_letter(self, holder: Holder, queue: Queue, record: Record, failure: Failure | None, now_ms: int) -> None:
         """Move a message that was taken to the dead letters of its entity, or wherever these are forwarded."""
-        self._begin()
+        self._begin(self._context.limits.rule_units)
         letters = self._bury(holder, record, failure, self._stored_view(record), now_ms)
         self._move(queue, record, letters, now_ms, Moment.DEAD_LETTERED)
 
     def activate(self, entity: Destination, record: Record, now_ms: int) -> None:
         """The time of a scheduled message that was taken has come: it gets a new number and goes on."""
-        self._begin()
+        self._begin(self._context.limits.rule_units)
         entity.touch(now_ms)
         active = record._replace(state=MessageState.ACTIVE, enqueued_ms=now_ms)
         view = self._stored_view(record)
         if isinstance(entity, QueueEntity):
             placements = self._arrive(entity, active, view, now_ms)
         else:
-            placements = self._publish(entity, active, view, now_ms)
+            placements = self._release(entity, active, view, now_ms)
         self._move(entity.intake, record, placements, now_ms)
 
     def forwards_from(self, holder: Holder, queue: Queue) -> bool:
@@ -234,7 +247,7 @@ class Router:
         """Move a message that was taken on, if its queue forwards; whether it did."""
         if not self.forwards_from(holder, queue):
             return False
-        self._begin()
+        self._begin(self._context.limits.rule_units)
         forward = self._forward_dead_letter if queue is holder.dead_letters else self._forward
         placements = forward(holder, record, self._stored_view(record), now_ms)
         if placements is None:
@@ -258,7 +271,7 @@ class Router:
 
     # Decisions: each gives the list of places that one message ends up in
 
-    def _arrive(self, holder: Holder, record: Record, view: View, now_ms: int) -> list[Placement]:
+    def _arrive(self, holder: Holder, record: Record, view: LazyView, now_ms: int) -> list[Placement]:
         if _forwards(holder):
             return self._forward(holder, record, view, now_ms)
         if holder.description.requires_session and record.session_id is None:
@@ -268,7 +281,7 @@ class Router:
         pin = _partition_pin(holder, record)
         return [Placement(holder.main, record._replace(expires_ms=expires_ms, delivery_count=0), pin)]
 
-    def _publish(self, topic: TopicEntity, record: Record, view: View, now_ms: int) -> list[Placement]:
+    def _release(self, topic: TopicEntity, record: Record, view: LazyView, now_ms: int) -> list[Placement]:
         """Apply the rules to a message that was taken in before; if they take too long, dead-letter it everywhere."""
         try:
             copies = self._apply_rules(topic, record, view)
@@ -276,7 +289,7 @@ class Router:
             return self._bury_in(topic.subscriptions.values(), record, _too_costly(error), view, now_ms)
         return self._fan_out(copies, view, now_ms)
 
-    def _fan_out(self, copies: list[Copy], view: View, now_ms: int) -> list[Placement]:
+    def _fan_out(self, copies: list[Copy], view: LazyView, now_ms: int) -> list[Placement]:
         placements: list[Placement] = []
         for subscription, record, failure in copies:
             if failure is None:
@@ -285,14 +298,14 @@ class Router:
                 placements += self._bury(subscription, record, failure, view, now_ms)
         return placements
 
-    def _apply_rules(self, topic: TopicEntity, record: Record, view: View) -> list[Copy]:
+    def _apply_rules(self, topic: TopicEntity, record: Record, view: LazyView) -> list[Copy]:
         """Make the copies that a topic's subscriptions get, and change nothing.
 
         Raises ``RuleBudgetExceededError``.
         """
-        record = record._replace(
-            time_to_live_ms=_shorter(record.time_to_live_ms, topic.description.default_time_to_live_ms)
-        )
+        time_to_live_ms = _shorter(record.time_to_live_ms, topic.description.default_time_to_live_ms)
+        if time_to_live_ms != record.time_to_live_ms:
+            record = record._replace(time_to_live_ms=time_to_live_ms)
         candidate = Candidate(record, view, self._budget)
         try:
             return [
@@ -341,7 +354,7 @@ class Router:
             raise EvaluationError(f"its action makes a message that no entity takes: {fault}")
         return copy
 
-    def _forward(self, holder: Holder, record: Record, view: View, now_ms: int) -> list[Placement]:
+    def _forward(self, holder: Holder, record: Record, view: LazyView, now_ms: int) -> list[Placement]:
         self._forwards += 1
         onward = record._replace(hops=record.hops + 1, enqueued_ms=now_ms)
         entity = self._find(holder.description.forward_to or "")
@@ -359,7 +372,7 @@ class Router:
         except RuleBudgetExceededError as error:
             return self._bury(holder, record, _too_costly(error), view, now_ms)
 
-    def _go_on(self, entity: Destination, onward: Record, view: View, now_ms: int) -> list[Placement]:
+    def _go_on(self, entity: Destination, onward: Record, view: LazyView, now_ms: int) -> list[Placement]:
         """Raise ``RuleBudgetExceededError``, having changed nothing, if the destination's rules take too long."""
         copies = [] if isinstance(entity, QueueEntity) else self._apply_rules(entity, onward, view)
         entity.touch(now_ms)
@@ -369,18 +382,20 @@ class Router:
         return self._fan_out(copies, view, now_ms)
 
     def _bury(
-        self, holder: Holder, record: Record, failure: Failure | None, view: View, now_ms: int
+        self, holder: Holder, record: Record, failure: Failure | None, view: LazyView, now_ms: int
     ) -> list[Placement]:
         letter = _dead_letter(record, failure)
         forwarded = self._forward_dead_letter(holder, letter, view, now_ms)
         return [Placement(holder.dead_letters, letter, _pin(letter))] if forwarded is None else forwarded
 
     def _bury_in(
-        self, holders: Iterable[Holder], record: Record, failure: Failure, view: View, now_ms: int
+        self, holders: Iterable[Holder], record: Record, failure: Failure, view: LazyView, now_ms: int
     ) -> list[Placement]:
         return [place for holder in holders for place in self._bury(holder, record, failure, view, now_ms)]
 
-    def _forward_dead_letter(self, holder: Holder, letter: Record, view: View, now_ms: int) -> list[Placement] | None:
+    def _forward_dead_letter(
+        self, holder: Holder, letter: Record, view: LazyView, now_ms: int
+    ) -> list[Placement] | None:
         """Where a dead letter is forwarded to; ``None`` if it has to stay with its entity."""
         target = holder.description.forward_dead_letters_to
         if target is None:
@@ -440,7 +455,7 @@ class Router:
             stays = queue is home and pin is None
             partition = record.sequence >> PARTITION_SHIFT if stays else _spread(queue, pin)
             sequence = queue.next_sequence(partition)
-            queue.note_sequence(partition)
+            queue.note_sequence(sequence)
             placed = record._replace(
                 sequence=sequence,
                 enqueued_ms=now_ms,
@@ -465,11 +480,10 @@ class Router:
         key = _duplicate_key(entity, message)
         if entity.duplicates is not None and key is not None:
             entity.duplicates.remember(key, now_ms, sequence)
-            self._context.agenda.plan(entity.duplicates, now_ms + entity.duplicates.window_ms)
 
-    def _stored_view(self, record: Record) -> View:
+    def _stored_view(self, record: Record) -> LazyView:
         """What a rule sees of a message that is kept already."""
-        return cache(lambda: self._look_into(self._context.records.body(record.body_id)))
+        return LazyView(lambda body_id: self._look_into(self._context.records.body(body_id)), record.body_id)
 
     def _look_into(self, body: bytes | None) -> PropertyView:
         if body is None:
@@ -568,6 +582,11 @@ def _partition_pin(holder: Holder | TopicEntity, message: Message | Record) -> s
     return pin
 
 
+def _next_sequence(entity: Destination, message: Message) -> int:
+    intake = entity.intake
+    return intake.next_sequence(0 if intake.partitions == 1 else _spread(intake, _partition_pin(entity, message)))
+
+
 def _spread(queue: Queue, key: str | None) -> int:
     """The partition of a key; without one, each in turn."""
     if queue.partitions == 1:
@@ -575,6 +594,27 @@ def _spread(queue: Queue, key: str | None) -> int:
     if key is None:
         return queue.next_partition()
     return crc32(key.encode("utf-8", "surrogatepass")) % queue.partitions
+
+
+def _record(
+    entity: Destination, message: Message, sequence: int, body_id: int, is_scheduled: bool, now_ms: int
+) -> Record:
+    """What is kept of a message that an entity takes in."""
+    return Record(
+        sequence,
+        now_ms,
+        NEVER if is_scheduled else expires_at(message.time_to_live_ms, entity.description, now_ms),
+        len(message.body),
+        body_id,
+        message.message_id,
+        message.session_id,
+        message.partition_key,
+        message.time_to_live_ms,
+        message.scheduled_ms,
+        sequence,
+        MessageState.SCHEDULED if is_scheduled else MessageState.ACTIVE,
+        returned=message.returned,
+    )
 
 
 def _draft(message: Message, now_ms: int) -> Record:

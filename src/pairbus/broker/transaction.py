@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from pairbus.broker.admission import check_message, check_send
 from pairbus.broker.catalogue import Catalogue
 from pairbus.broker.context import Context
-from pairbus.broker.entity import QueueEntity
 from pairbus.broker.errors import InvalidRequestError, LockLostError
 from pairbus.broker.kinds import check_list
 from pairbus.broker.lookup import Lookup
 from pairbus.broker.operations import Operation, Send, Settle
-from pairbus.broker.router import Router, Screening
+from pairbus.broker.router import Router
 from pairbus.broker.settlement import Settlement, check_verdict
 
 
@@ -28,8 +27,7 @@ class Transaction:
         self._router = router
         self._settlement = settlement
 
-    def check(self, operations: Sequence[Operation], now_ms: int) -> list[Sequence[Screening | None]]:
-        """Raise what is wrong with them; for each, what ``perform`` needs besides."""
+    def check(self, operations: Sequence[Operation], now_ms: int) -> None:
         limits = self._context.limits
         check_list(operations, "operations")
         if not all(isinstance(operation, Send | Settle) for operation in operations):
@@ -46,17 +44,11 @@ class Transaction:
         if sends:
             size = sum(len(message.body) for send in sends for message in send.messages)
             self._context.records.admit(size, sum(self._records_of(send) for send in sends))
-        return [self._screen(operation, now_ms) for operation in operations]
+        for send in sends:
+            if send.via is None:
+                self._router.screen(self._lookup.sendable(send.address), send.messages, now_ms)
 
-    def _screen(self, operation: Operation, now_ms: int) -> Sequence[Screening | None]:
-        if isinstance(operation, Settle) or operation.via is not None:
-            return ()
-        entity = self._lookup.sendable(operation.address)
-        if isinstance(entity, QueueEntity):
-            return (None,) * len(operation.messages)
-        return self._router.screen(entity, operation.messages, now_ms)
-
-    def perform(self, operation: Operation, screenings: Sequence[Screening | None], now_ms: int) -> list[int | None]:
+    def perform(self, operation: Operation, now_ms: int) -> list[int | None]:
         if isinstance(operation, Settle):
             queue, lock = self._lookup.locked(operation.address, operation.lock_token, now_ms)
             self._settlement.settle(queue, lock, operation.verdict, now_ms)
@@ -67,8 +59,7 @@ class Transaction:
             return [self._router.transfer(via, destination, message, now_ms) for message in operation.messages]
         entity = self._lookup.sendable(operation.address)
         entity.touch(now_ms)
-        pairs = zip(operation.messages, screenings, strict=True)
-        return [self._router.accept(entity, message, screening, now_ms) for message, screening in pairs]
+        return [self._router.accept(entity, message, now_ms) for message in operation.messages]
 
     def _records_of(self, send: Send) -> int:
         entity = self._catalogue.find(send.address.entity)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import chain
 from typing import Final, NoReturn
 
 from pairbus.broker.address import Place
@@ -182,7 +183,38 @@ class Journal:
         except RecordFormatError as error:
             raise DamagedRecordError(key, self._store.place) from error
 
+    def duplicate(self, entity_id: int, key: str) -> tuple[int, int] | None:
+        where = keys.duplicate_key(entity_id, key)
+        value = self._batch.get(where, _ABSENT)
+        if value is _ABSENT:
+            value = self._committing.get(where, _ABSENT)
+        try:
+            if value is _ABSENT:
+                value = self._store.get(where)
+            return None if value is None else _first_seen(value)
+        except (DamagedRecordError, RecordFormatError):
+            self._quarantine(where, self._raw(where))
+            return None
+
+    def duplicates(self, entity_id: int) -> Iterator[tuple[str, int]]:
+        start, end = keys.duplicates_between(entity_id)
+        pending = {key: value for batch in (self._committing, self._batch) for key, value in batch.items()}
+        found = [(key, value) for key, value in pending.items() if value is not None and start <= key < end]
+        for key, value in chain(found, self._store.scan(start, end, self._quarantine)):
+            try:
+                first_ms, text, _ = decode_stamped(value)
+            except RecordFormatError:
+                self._quarantine(key, value)
+            else:
+                yield text, first_ms
+
     # Writing
+
+    def _quarantine(self, key: bytes, raw: bytes) -> None:
+        """Take an id out of service that cannot be read, without throwing it away."""
+        self._damaged.append(key)
+        self._batch[keys.aside_key(key)] = raw
+        self._batch[key] = None
 
     def put_record(self, place: Place, record: Record) -> None:
         value = encode_record(record)
@@ -270,3 +302,8 @@ class Journal:
         for _, value in self._store.scan(key, key + b"\0", lambda _, raw: found.append(raw)):
             found.append(value)
         return found[0] if found else b""
+
+
+def _first_seen(value: bytes) -> tuple[int, int]:
+    first_ms, _, sequence = decode_stamped(value)
+    return first_ms, int.from_bytes(sequence, "big")

@@ -106,6 +106,11 @@ def duplicate_key(entity_id: int, message_id: str) -> bytes:
     return _ENTITY.pack(DUPLICATE, entity_id) + _text(message_id)
 
 
+def duplicates_between(entity_id: int) -> tuple[bytes, bytes]:
+    """The first key of an entity's ids, and the first key behind them."""
+    return _ENTITY.pack(DUPLICATE, entity_id), _ENTITY.pack(DUPLICATE, entity_id + 1)
+
+
 def aside_key(key: bytes) -> bytes:
     return ASIDE + key
 

@@ -156,10 +156,8 @@ def _restore_histories(reader: _Reader, restoration: Restoration) -> None:
             reader.drop(key)
     seen = reader.decoded(keys.DUPLICATE, lambda _, value: decode_stamped(value))
     for entity_id, group in groupby(seen, key=lambda found: keys.entity_of(found[0])):
-        found = list(group)
-        history = sorted(
-            (first_ms, message_id, int.from_bytes(sequence, "big")) for _, (first_ms, message_id, sequence) in found
-        )
-        if not restoration.duplicates(entity_id, history):
-            for key, _ in found:
-                reader.drop(key)
+        restoration.duplicates(entity_id, _history(group))
+
+
+def _history(group: Iterator[tuple[bytes, tuple[int, str, bytes]]]) -> Iterator[tuple[int, str, int]]:
+    return ((first_ms, message_id, int.from_bytes(sequence, "big")) for _, (first_ms, message_id, sequence) in group)
