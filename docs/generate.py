@@ -36,7 +36,7 @@ from pairbus.server.amqp.unproven import Unproven
 from pairbus.server.counters import Counters
 from pairbus.server.guesses import Guesses
 from pairbus.server.http.ledger_metrics import LedgerMetrics
-from pairbus.server.http.metrics import Metrics, StorageMetrics, StrangerMetrics, Traffic
+from pairbus.server.http.metrics import Metrics, StorageMetrics, StorageReading, StrangerMetrics, Traffic
 from pairbus.server.http.occupancy import Entities, Totals
 from pairbus.server.side_buffer.metrics import SideBufferMetrics
 from pairbus.server.side_buffer.tally import Tally
@@ -1026,7 +1026,7 @@ def metrics_page() -> str:
     traffic = Traffic(Counters(), lambda: (0, 0.0))
     counted = [
         *traffic.collect(),
-        *StorageMetrics(lambda: (0, False)).collect(),
+        *StorageMetrics(StorageReading).collect(),
         *StrangerMetrics(Unproven(), AddressLimit(), Guesses()).collect(),
         *LedgerMetrics(lambda: _SAMPLE_LEDGER).collect(),
         *SideBufferMetrics(Tally()).collect(),

@@ -20,8 +20,8 @@ from pairbus.server.http.monitoring import Monitoring
 from pairbus.server.messages import STUB_BODY, received_message
 from pairbus.store.directory import DATA_FILE
 from pairbus.testing import RunningNamespace, running_namespace
-from pairbus.wire import ACCEPTED, decode_message
-from tests.server.amqp.test_failed_commits import Stage, play
+from pairbus.wire import ACCEPTED, Condition, decode_message
+from tests.server.amqp.test_failed_commits import FAILURE, Stage, condition_of, play
 from tests.server.amqp.wire_client import body_of, connect, eventually, text_message
 
 ORDERS = Address.of("orders")
@@ -156,6 +156,43 @@ def test_b3_commit_that_is_overdue_is_logged_and_shown_once_each_way(caplog: pyt
         await peer.until(lambda: len(caplog.messages) > 1)
         assert caplog.messages[1:] == ["storage recovered namespace=contoso"]
         assert monitoring.health().status_code == 200
+
+    play(scene)
+
+
+def test_e5_health_is_503_while_commits_fail_or_sends_are_refused_for_lack_of_space(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.WARNING, "pairbus.server.host")
+
+    async def scene(stage: Stage) -> None:
+        host, store = stage.host, stage.store
+        host.commit_overdue_s = 0.05
+        metrics = Metrics(stage.services.counters, host.commits, host.throttle)
+        monitoring = Monitoring(host, metrics, open_metrics=False, is_draining=lambda: False)
+        peer = await stage.peer()
+        link = await peer.sender()
+
+        def told() -> list[str]:
+            return [line.partition(" namespace=")[0] for line in caplog.messages if line.startswith("storage ")]
+
+        store.fail_next_run(FAILURE)
+        assert condition_of(await peer.send(link, "lost")) == Condition.INTERNAL_ERROR
+        await peer.until(lambda: told() == ["storage in trouble"])
+        assert monitoring.health().status_code == 503
+        link = await peer.sender()
+        assert await peer.send(link, "one") == ACCEPTED
+        await peer.until(lambda: told() == ["storage in trouble", "storage works again"])
+        assert monitoring.health().status_code == 200
+        store.max_bytes = 1_000
+        for _ in range(3):
+            assert condition_of(await peer.send(link, "x" * 100_000)) == Condition.RESOURCE_LIMIT_EXCEEDED
+        assert monitoring.health().status_code == 503
+        await peer.until(lambda: len(told()) == 3)
+        store.max_bytes = None
+        assert monitoring.health().status_code == 200, "also before anything is sent"
+        assert await peer.send(link, "two") == ACCEPTED
+        await peer.until(lambda: len(told()) == 4)
 
     play(scene)
 

@@ -80,6 +80,8 @@ class NamespaceHost:
         self.quarantined_count = 0
         """How many damaged records were found since the start."""
         self.commit_overdue_s = COMMIT_OVERDUE_S
+        self._trouble: str | None = None
+        """What was logged last of a store that fails or is full."""
         self._is_stalled = False
         self._watchdog: asyncio.TimerHandle | None = None
         keeper.rebuilt = self._rebuilt
@@ -131,6 +133,15 @@ class NamespaceHost:
     def stalled_s(self) -> float | None:
         """For how long the storage has not answered a commit that is overdue; ``None`` while it is well."""
         return self._keeper.commit_age_s() if self._is_stalled else None
+
+    @property
+    def failure(self) -> StoreError | None:
+        """Why the last commit failed; ``None`` if it did not."""
+        return self._keeper.failure
+
+    def lacks_room(self) -> bool:
+        """Return whether sends are refused for lack of space."""
+        return self._keeper.lacks_room()
 
     def report_damage(self, what: str) -> None:
         """Count a damaged record, and log it."""
@@ -232,6 +243,7 @@ class NamespaceHost:
             self._set_timer(1.0)
 
     def _go_on(self, namespace: Namespace, now_ms: int) -> None:
+        self._log_trouble()
         if namespace.tidy(now_ms):
             self._schedule()
         for notice in namespace.take_notices():
@@ -260,9 +272,20 @@ class NamespaceHost:
             self._minute_ms = now_ms
             self._keep_in_use(now_ms)
 
+    def _log_trouble(self) -> None:
+        """Say once that the store fails or is full, and once that it is well again."""
+        failure = self._keeper.failure
+        trouble = f"commit failed: {failure}" if failure is not None else "full" if self._keeper.lacks_room() else None
+        if trouble is not None and trouble != self._trouble:
+            _log.error("storage in trouble namespace=%s reason=%s", self.name, trouble)
+        elif trouble is None and self._trouble is not None:
+            _log.warning("storage works again namespace=%s", self.name)
+        self._trouble = trouble
+
     def _watch_commit(self) -> None:
         """Say once that the storage does not answer, and once that it does again. One timer serves all commits."""
         self._watchdog = None
+        self._log_trouble()
         age_s = self._keeper.commit_age_s()
         if age_s is not None and age_s >= self.commit_overdue_s and not self._is_stalled:
             self._is_stalled = True

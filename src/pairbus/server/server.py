@@ -32,7 +32,7 @@ from pairbus.server.host import NamespaceHost
 from pairbus.server.http.app import make_app
 from pairbus.server.http.guard import RequestGuard
 from pairbus.server.http.ledger_metrics import LedgerMetrics
-from pairbus.server.http.metrics import Metrics, StorageMetrics, StrangerMetrics
+from pairbus.server.http.metrics import Metrics, StorageMetrics, StorageReading, StrangerMetrics
 from pairbus.server.http.protocol import HttpProtocol, StreamingWebSocket
 from pairbus.server.jwt import DEFAULT_AUDIENCE, JwtVerifier, allow_any
 from pairbus.server.keys import ensure_root_key, other_root_keys
@@ -329,7 +329,7 @@ class NamespaceServer:
     def _http(self, services: AmqpServices, gatekeeper: Gatekeeper, routes: Sequence[BaseRoute]) -> uvicorn.Config:
         metrics = Metrics(services.counters, services.host.commits, services.host.throttle)
         host = services.host
-        metrics.registry.register(StorageMetrics(lambda: (host.quarantined_count, host.stalled_s is not None)))
+        metrics.registry.register(StorageMetrics(partial(_storage_reading, host)))
         metrics.registry.register(StrangerMetrics(services.unproven, services.addresses, services.guesses))
         buffer = host.side_buffer
         metrics.registry.register(SideBufferMetrics(Tally() if buffer is None else buffer.tally))
@@ -366,6 +366,14 @@ class NamespaceServer:
         )
         config.load()
         return config
+
+
+def _storage_reading(host: NamespaceHost) -> StorageReading:
+    try:
+        ids = host.namespace.duplicate_ids_in_memory
+    except StoreError:
+        ids = 0
+    return StorageReading(host.quarantined_count, host.stalled_s is not None, ids)
 
 
 def _too_many(connections: int) -> str:

@@ -65,6 +65,8 @@ class Journal:
         ``wanted_bytes`` is how much room there has to be before anything is taken in again.
         """
         self._wanted_bytes = wanted_bytes
+        self.lacks_room = False
+        """Whether the last that asked for room was refused."""
         self._store = store
         self._damaged = damaged
         self._batch: dict[bytes, bytes | None] = {}
@@ -101,7 +103,8 @@ class Journal:
         if self._room < need:
             wanted = max(need, self._wanted_bytes)
             self._room = self._store.room(wanted)
-            if self._room < wanted:
+            self.lacks_room = self._room < wanted
+            if self.lacks_room:
                 raise StoreFullError(self._store.place, "what is left is kept for removing messages")
             self._wanted_bytes = 0
 

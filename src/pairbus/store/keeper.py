@@ -64,6 +64,8 @@ class Keeper:
         self._recovering = recovering
         self._wake = wake
         self._now_ms = now_ms
+        self.failure: StoreError | None = None
+        """Why the last commit failed; ``None`` if it did not."""
         self.commit_count = 0
         self.commit_seconds = 0.0
         """How long the thread that commits has been at it, in all."""
@@ -143,6 +145,13 @@ class Keeper:
         """Return for how long the commit that runs now has been running; ``None`` if none is."""
         started = self._commit_started
         return None if started is None else time.perf_counter() - started
+
+    def lacks_room(self) -> bool:
+        """Return whether sends are refused for lack of space; if the last one was, look whether that has changed."""
+        if self._journal.lacks_room:
+            with suppress(StoreError):
+                self._journal.admit(0)
+        return self._journal.lacks_room
 
     def when_durable(self, done: Done) -> None:
         """Have someone told when all that was written until now is durable; at once, if it is."""
@@ -306,6 +315,7 @@ class Keeper:
             self._finish(self._outcomes.get())
 
     def _finish(self, error: StoreError | None) -> None:
+        self.failure = error
         if self._probe is not None:
             self._finish_probe(self._probe, error)
             return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Final
+from typing import Final, NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
@@ -74,18 +74,30 @@ class Traffic(Collector):
         yield from _facets(self._throttle)
 
 
-class StorageMetrics(Collector):
-    """Damage and stalls of a namespace's store; ``read`` returns the damaged records so far and whether it stalls."""
+class StorageReading(NamedTuple):
+    """What is measured of a namespace's store."""
 
-    def __init__(self, read: Callable[[], tuple[int, bool]]) -> None:
+    quarantined: int = 0
+    is_stalled: bool = False
+    ids_in_memory: int = 0
+
+
+class StorageMetrics(Collector):
+    """Damage and stalls of a namespace's store, and what it holds in memory for duplicate detection."""
+
+    def __init__(self, read: Callable[[], StorageReading]) -> None:
         self._read = read
 
     def collect(self) -> Iterator[Metric]:
-        quarantined, is_stalled = self._read()
-        yield _total("pairbus_records_quarantined", "Damaged records that were quarantined", quarantined)
-        stalled = GaugeMetricFamily("pairbus_storage_stalled", "1 while a commit is overdue")
-        stalled.add_metric([], int(is_stalled))
-        yield stalled
+        reading = self._read()
+        yield _total("pairbus_records_quarantined", "Damaged records that were quarantined", reading.quarantined)
+        for name, help_text, value in (
+            ("pairbus_storage_stalled", "1 while a commit is overdue", int(reading.is_stalled)),
+            ("pairbus_duplicate_ids_in_memory", "Message ids held for duplicate detection", reading.ids_in_memory),
+        ):
+            gauge = GaugeMetricFamily(name, help_text)
+            gauge.add_metric([], value)
+            yield gauge
 
 
 def _messages(counted: Counters) -> Iterator[Metric]:

@@ -66,9 +66,17 @@ class Monitoring:
             return Health("unavailable", ["the store cannot be read"], is_serving=False)
         if (seconds := host.stalled_s) is not None:
             return Health("unavailable", [f"the storage has not answered for {seconds:.0f} s"], is_serving=False)
+        if host.failure is not None:
+            return Health("unavailable", ["the storage fails: the log says why"], is_serving=False)
+        problems = []
+        has_buffer = host.side_buffer is not None
+        if host.lacks_room():
+            problems.append("the storage is full: sends " + ("go to the side buffer" if has_buffer else "are refused"))
+            if not has_buffer:
+                return Health("unavailable", problems, is_serving=False)
         if host.quarantined_count:
-            return Health("degraded", [f"damaged records were quarantined: {host.quarantined_count}"])
-        return Health("ok")
+            problems.append(f"damaged records were quarantined: {host.quarantined_count}")
+        return Health("degraded" if problems else "ok", problems)
 
     def _occupants(self) -> list[Occupant] | None:
         """What there is, as of a moment ago: counting takes a while. ``None`` when the store cannot be read."""
