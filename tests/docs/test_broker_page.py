@@ -124,7 +124,7 @@ ADDRESSES: Final = [
 # What makes the other calls meaningful happens more often; what ends everything, seldom.
 OFTEN: Final = {
     "send": 8.0, "receive": 8.0, "accept_session": 6.0, "add_rule": 4.0, "update_rule": 4.0, "remove_rule": 4.0,
-    "create_subscription": 8.0, "set_session_state": 8.0, "transact": 8.0, "delete": 0.2,
+    "create_subscription": 8.0, "set_session_state": 8.0, "transact": 8.0, "delete": 0.2, "check_send": 8.0,
 }  # fmt: skip
 EXPRESSIONS: Final = ["1 = 1", "1 =", "a = 'much too long to be taken'"]
 

@@ -170,6 +170,7 @@ class PairedEntity:
 
         def answered_late() -> None:
             if self._pinging is task:  # else it was answered, or switched by hand, meanwhile
+                self._listeners.tell(PingSent(at=datetime.now(UTC), path=self.path, cause=None))
                 self.signal(Signal.ANSWERED)
 
         try:

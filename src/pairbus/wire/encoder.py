@@ -58,13 +58,14 @@ def encode(value: object) -> bytes:
 
 def _misfit_in(value: object, depth: int = 0) -> str | None:
     """Find the first integer in a value that does not fit its type, and return why."""
+    own = type(value)  # compiled, ``case int()`` makes a plain int of the value
     match value:
         case bool():
             return None
         case _ if depth > MAX_DEPTH:  # a list may hold itself
             return None
         case int():
-            return misfit(value, next((kind for kind in type(value).__mro__ if kind in INTEGER_RANGES), int))
+            return misfit(value, next((kind for kind in own.__mro__ if kind in INTEGER_RANGES), int))
         case dict():
             parts: Iterable[object] = (*value.keys(), *value.values())
         case list():
