@@ -164,12 +164,19 @@ class Listener:
             self._drop(accepted)
             return
         self._release(accepted)
-        self._run(self._start(accepted, secure=first == _TLS_HANDSHAKE), self._starting)
+        self._run(self._start(accepted, secure=first == _TLS_HANDSHAKE), self._starting, accepted)
 
-    def _run(self, work: Coroutine[None, None, None], tasks: dict[asyncio.Task[None], None]) -> None:
+    def _run(
+        self, work: Coroutine[None, None, None], tasks: dict[asyncio.Task[None], None], accepted: socket.socket
+    ) -> None:
+        def done(task: asyncio.Task[None]) -> None:
+            tasks.pop(task, None)
+            if task.cancelled():  # before it began: otherwise it closes the socket itself
+                accepted.close()
+
         task = self._loop.create_task(work)
         tasks[task] = None
-        task.add_done_callback(lambda done: tasks.pop(done, None))
+        task.add_done_callback(done)
 
     async def _start(self, accepted: socket.socket, *, secure: bool) -> None:
         peer = _peer_of(accepted)
@@ -204,7 +211,7 @@ class Listener:
             accepted.close()
         else:
             accepted.setblocking(False)
-            self._run(self._answer(accepted, make), self._refusing)
+            self._run(self._answer(accepted, make), self._refusing, accepted)
 
     async def _answer(self, accepted: socket.socket, make: MakeRefusal) -> None:
         finished = self._loop.create_future()

@@ -244,7 +244,7 @@ class AmqpConnection(Peer):
         self.guard(self._handle_the_rest)
         self._is_lost = True
         self._services.connections.discard(self)
-        self._services.unproven.discard(self)
+        self._services.forget_unproven(self)
         self.counters.connections[self._protocol] -= 1
         for timer in (self._heartbeat, self._expiry, self._opening, self._farewell):
             if timer is not None:
@@ -391,7 +391,7 @@ class AmqpConnection(Peer):
         """The peer has shown a key or a token that holds: it may have what a connection has."""
         if self.claims:
             self._engine.bounds = self._services.configuration.bounds
-            self._services.unproven.discard(self)
+            self._services.forget_unproven(self)
 
     def recheck_claims(self) -> None:
         if self.claims.drop_revoked(self.gatekeeper.holds):

@@ -14,10 +14,13 @@ from pairbus.server.counters import Counters
 from pairbus.server.dispatcher import Dispatcher
 from pairbus.server.guesses import Guesses
 from pairbus.server.host import NamespaceHost
+from pairbus.server.memory import trim
 from pairbus.server.metering import Meter
 from pairbus.server.settings import DEFAULT_NAME
 from pairbus.wire import Configuration, Symbol
 
+_TRIM_BYTES: Final = 4 * 1024 * 1024
+_TRIM_AFTER_S: Final = 1.0
 _LEAST_INCOMPLETE_BYTES: Final = 16 * 1024 * 1024
 
 
@@ -93,6 +96,13 @@ class AmqpServices:
         self.stopwatch: Callable[[], float] = time.perf_counter
         """What turns are measured with, in seconds."""
         host.on_access_changed = self._recheck_claims
+
+    def forget_unproven(self, connection: Connected) -> None:
+        """A connection is proven or lost. The memory of many that held something is given back to the system."""
+        self.unproven.discard(connection)
+        if self.unproven.returned_bytes >= _TRIM_BYTES:
+            self.unproven.returned_bytes = 0
+            self.host.loop.call_later(_TRIM_AFTER_S, trim)
 
     def _recheck_claims(self) -> None:
         for connection in [*self.connections]:

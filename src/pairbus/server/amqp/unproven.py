@@ -29,6 +29,8 @@ class Unproven:
         self._total_bytes = total_bytes
         self._held: dict[Abortable, int] = {}
         self.held_bytes = 0
+        self.returned_bytes = 0
+        """What connections have held that were proven or lost since."""
         self.evicted_count = 0
 
     def __len__(self) -> int:
@@ -48,7 +50,9 @@ class Unproven:
 
     def discard(self, connection: Abortable) -> None:
         """Forget a connection: it is proven, or gone."""
-        self.held_bytes -= self._held.pop(connection, 0)
+        held = self._held.pop(connection, 0)
+        self.held_bytes -= held
+        self.returned_bytes += held
 
     def evict(self) -> bool:
         """End the oldest connection, to make room for another; return whether there was one."""
