@@ -350,7 +350,7 @@ class AmqpConnection(Peer):
         def finish(error: StoreError | None) -> None:
             self._answers -= 1
             done(error)
-            if self._events and not self._has_turn_left:
+            if (self._events or self._unread) and not self._has_turn_left:
                 self._has_turn_left = True
                 self.host.loop.call_soon(self.guard, self._take_turn)
 
