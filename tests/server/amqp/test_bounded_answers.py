@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
+from itertools import count
 from typing import Any
 
 import pytest
@@ -91,3 +93,17 @@ def test_deferred_messages_are_asked_for_in_parts(namespace: RunningNamespace) -
         return str(refused.value)
 
     assert "ask for fewer" in namespace.call(too_many)
+
+
+def test_requests_that_come_together_are_all_answered_however_short_the_turns(namespace: RunningNamespace) -> None:
+    namespace._running._running.services.stopwatch = count(0.0, 1.0).__next__  # every look says that the turn is over
+    with connect(namespace) as client:
+        node = client.requests("orders/$management")
+        sent = client.flush
+        client.flush = lambda: None  # type: ignore[method-assign]
+        for number in range(60):
+            padding = {"padding": "x" * 40_000}
+            node.ask(Operation.PEEK_MESSAGE, {"from-sequence-number": 0}, message_id=f"{number}", properties=padding)
+        client.flush = sent  # type: ignore[method-assign]
+        for number in range(60):
+            assert client.until(partial(node.answer_to, f"{number}")) is not None
