@@ -1,4 +1,4 @@
-# Every target makes its own virtual environment. PYTHON chooses the interpreter: make test PYTHON=python3.12
+# Every target creates the virtual environment that it needs. PYTHON selects the interpreter: make test PYTHON=python3.12
 
 PYTHON ?= python3
 VENV   ?= .venv
@@ -7,29 +7,32 @@ PACKAGE := $(VENV)/.package
 READY  := $(VENV)/.ready
 COMPILED := build/compiled
 CLASSES := build/spark-classes.jsa
-# The build of Mermaid that brings everything with it; docs/diagrams.py looks for it here.
+# The build of Mermaid without dependencies; docs/diagrams.py reads it from here.
 MERMAID := build/mermaid/node_modules/@mermaid-js/tiny/dist/mermaid.tiny.js
-# Many tests wait for a server or a client: so there are more of them at a time than processors.
+# Many tests wait for a server or a client, so more of them run in parallel than there are processors.
 WORKERS := --numprocesses 4 --dist worksteal
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
+# LOCKED=1 installs exactly the versions of requirements-dev.txt.
+LOCK   := $(if $(LOCKED),--constraint requirements-dev.txt)
 
-# Compiled modules are kept: otherwise each of the many processes of a test run compiles everything anew.
+# Bytecode is cached: otherwise each of the many processes of a test run compiles every module again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup demo test slow check docs bench compiled fuzz model simulate clean
+.PHONY: help setup lock demo test slow check docs bench compiled fuzz model simulate clean
 
 help:
 	@echo "make demo      run the demo"
-	@echo "make test      run the tests; with CI=true the slow ones too"
+	@echo "make test      run the tests; with CI=true also the slow ones"
 	@echo "make slow      run the slow tests"
-	@echo "make check     ruff, mypy --strict, import-linter"
-	@echo "make docs      build the documentation as a site, build/site/index.html"
+	@echo "make check     run ruff, mypy --strict, import-linter and an audit of the dependencies"
+	@echo "make docs      build the documentation site, build/site/index.html"
 	@echo "make bench     measure speed and memory"
-	@echo "make fuzz      fuzz the wire; RUNS=… says how many inputs"
-	@echo "make model     the broker beside its model; RUNS=… says how many runs"
-	@echo "make simulate  pairs in simulated outages; SEEDS=… says how many runs, SEED=… shows one of them"
-	@echo "make setup     make the virtual environment only"
-	@echo "make clean     remove everything that these have made"
+	@echo "make fuzz      fuzz the AMQP engine; RUNS=… sets the number of inputs"
+	@echo "make model     compare the broker with its model; RUNS=… sets the number of runs"
+	@echo "make simulate  simulate outages of pairs; SEEDS=… sets the number of runs, SEED=… repeats one of them"
+	@echo "make setup     create the virtual environment only; LOCKED=1 installs the versions of requirements-dev.txt"
+	@echo "make lock      update requirements-dev.txt"
+	@echo "make clean     remove all generated files and the virtual environment"
 
 setup: $(READY)
 
@@ -37,33 +40,40 @@ $(PACKAGE): pyproject.toml setup.py
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "pairbus needs Python 3.11 or newer; try: make PYTHON=python3.12 …"; exit 1; }
 	@echo "setting up $(VENV): a minute or two, some 1 GB, most of it Spark …"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(PIP) install --editable '.[server,spark]'
+	@$(PIP) install $(LOCK) --editable '.[server,spark]'
 	@touch $@
 
 $(READY): $(PACKAGE) tests/peers/package.json
-	@echo "adding what checks and tests need: about a minute, some 300 MB …"
+	@echo "installing the tools for checks and tests: about a minute, some 300 MB …"
 	@$(PIP) install --upgrade pip
-	@$(PIP) install --editable '.[server,spark,dev]'
+	@$(PIP) install $(LOCK) --editable '.[server,spark,dev]'
 	@for extra in proton fuzz; do \
 	    $(PIP) install --editable ".[$$extra]" >$(VENV)/$$extra.log 2>&1 \
-	    || echo "not installed: the extra '$$extra' (see $(VENV)/$$extra.log); what needs it is skipped"; done
+	    || echo "not installed: the extra '$$extra' (see $(VENV)/$$extra.log); tests that need it are skipped"; done
 	@npm install --silent --no-fund --no-audit --no-package-lock --prefix tests/peers >$(VENV)/npm.log 2>&1 \
-	    || echo "not installed: rhea, by npm (see $(VENV)/npm.log); what needs it is skipped"
+	    || echo "not installed: rhea, by npm (see $(VENV)/npm.log); tests that need it are skipped"
 	@touch $@
+
+lock: $(READY)
+	@$(PIP) install pip-tools
+	@{ echo "# Versions of all packages that checks and tests use. LOCKED=1 installs these; \`make lock\` updates this file."; \
+	    $(BIN)/pip-compile --quiet --upgrade --extra server --extra ledger --extra spark --extra dev --strip-extras --no-header \
+	    --no-annotate --no-emit-index-url --no-emit-find-links --no-emit-trusted-host --output-file - pyproject.toml 2>$(VENV)/lock.log; } \
+	    >requirements-dev.txt
 
 demo: $(PACKAGE)
 	@$(BIN)/pairbus demo $(ARGS)
 
-# On a laptop the slow tests are left out; `make slow` runs them, and so does `make test` when CI=true.
+# On a laptop the slow tests do not run; `make slow` runs them, and so does `make test` when CI=true.
 test: $(READY) $(MERMAID) $(if $(filter true,$(CI)),$(CLASSES))
-	$(BIN)/pytest $(WORKERS) $(if $(filter true,$(CI)),,-m "not slow")
+	$(BIN)/pytest $(WORKERS) $(if $(filter true,$(CI)),--durations 40,-m "not slow")
 
 slow: $(READY) $(MERMAID) $(CLASSES)
 	$(BIN)/pytest $(WORKERS) -m slow
 
 # Most of the slow tests start Spark.
 $(CLASSES): $(READY) tests/spark/class_archive.py
-	@echo "keeping the classes of Spark for its tests: half a minute, some 200 MB …"
+	@echo "creating an archive of the classes of Spark for its tests: half a minute, some 200 MB …"
 	@$(BIN)/python -m tests.spark.class_archive
 
 check: $(READY)
@@ -71,6 +81,7 @@ check: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python tools/audit.py
 
 docs: $(READY) $(MERMAID)
 	$(BIN)/mkdocs build --strict
@@ -89,7 +100,7 @@ $(COMPILED)/.ready: $(READY) setup.py $(wildcard src/pairbus/wire/*.py)
 
 bench: $(READY) compiled
 	@$(PIP) install --editable '.[bench]' >$(VENV)/bench.log 2>&1 \
-	    || echo "not installed: the extra 'bench' (see $(VENV)/bench.log); the brokers that need it are left out"
+	    || echo "not installed: the extra 'bench' (see $(VENV)/bench.log); the brokers that need it are not measured"
 	@$(BIN)/python -m benchmarks
 
 fuzz: $(READY)

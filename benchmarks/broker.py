@@ -22,10 +22,10 @@ import lmdb
 from pairbus.broker.address import Address
 from pairbus.broker.descriptions import QueueDescription
 from pairbus.broker.limits import RELAXED
-from pairbus.broker.message import NO_PROPERTIES, Message
+from pairbus.broker.message import NO_PROPERTIES, NewMessage
 from pairbus.broker.namespace import Namespace
 from pairbus.broker.records import Records
-from pairbus.store.keeper import Keeper
+from pairbus.store.group_committer import GroupCommitter
 
 GROUP = 100
 BODY = os.urandom(1024)
@@ -76,7 +76,7 @@ def _one_core() -> Iterator[None]:
 
 def _length(path: Path, count: int) -> tuple[float, float, float]:
     """Messages a second, bytes of memory a message, and seconds of a restart, with that many in the queue."""
-    keeper = Keeper.open(path, make_namespace, NOW)
+    keeper = GroupCommitter.open(path, make_namespace, NOW)
     keeper.namespace.create_queue("orders", QueueDescription(max_size_megabytes=1_000_000), NOW)
     before = _private_bytes()
     _fill(keeper, count)
@@ -84,27 +84,27 @@ def _length(path: Path, count: int) -> tuple[float, float, float]:
     rate = statistics.median(_round(keeper) for _ in range(ROUNDS))
     keeper.close()
     start = time.perf_counter()
-    keeper = Keeper.open(path, make_namespace, NOW)
+    keeper = GroupCommitter.open(path, make_namespace, NOW)
     seconds = time.perf_counter() - start
     assert keeper.recovery.messages == count
     keeper.close()
     return rate, memory, seconds
 
 
-def _fill(keeper: Keeper, count: int) -> None:
+def _fill(keeper: GroupCommitter, count: int) -> None:
     for first in range(0, count, 1_000):
         for number in range(first, first + 1_000):
-            keeper.namespace.send(QUEUE, (Message(BODY, f"message-{number}"),), NOW)
+            keeper.namespace.send(QUEUE, (NewMessage(BODY, f"message-{number}"),), NOW)
         keeper.commit(NOW)
 
 
-def _round(keeper: Keeper) -> float:
+def _round(keeper: GroupCommitter) -> float:
     """Messages a second: each is one send, one receive and one settlement, as they come from the wire."""
     namespace = keeper.namespace
     start = time.perf_counter()
     for first in range(0, MESSAGES_A_ROUND, GROUP):
         for number in range(first, first + GROUP):
-            namespace.send(QUEUE, (Message(BODY, f"message-{number}"),), NOW)
+            namespace.send(QUEUE, (NewMessage(BODY, f"message-{number}"),), NOW)
         keeper.commit(NOW)
         tokens = [namespace.receive(QUEUE, 1, NOW)[0].lock_token for _ in range(GROUP)]
         for token in tokens:
@@ -137,7 +137,7 @@ def _bare_round(environment: lmdb.Environment) -> float:
 
 
 def _private_bytes() -> int:
-    """What the process has for itself: pages of the data file are the system's, and go when it needs them."""
+    """Return the private memory of the process: pages of the data file are the system's, and go when it needs them."""
     status = Path("/proc/self/status").read_text(encoding="ascii")
     return int(next(line for line in status.splitlines() if line.startswith("RssAnon")).split()[1]) * 1024
 

@@ -1,4 +1,4 @@
-"""How the broker's cost grows with the length of a queue: what one message costs among ten times as many."""
+"""Measures how the broker's cost of a message grows when a queue is ten times as long."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 
 from benchmarks.broker import NOW, QUEUE, make_namespace
-from pairbus.broker import Disposition, Message, Namespace, QueueDescription, Verdict
-from pairbus.store import Keeper, MemoryStore
+from pairbus.broker import Namespace, NewMessage, QueueDescription, SettlementKind, SettlementRequest
+from pairbus.store import GroupCommitter, MemoryStore
 
 FEW, MANY = 10_000, 100_000
 SAMPLE = 5_000
@@ -17,14 +17,14 @@ HOUR = 3_600_000
 
 
 def _namespace(description: QueueDescription) -> Namespace:
-    namespace = Keeper(MemoryStore(), make_namespace, NOW).namespace
+    namespace = GroupCommitter(MemoryStore(), make_namespace, NOW).namespace
     namespace.create_queue("orders", description, NOW)
     return namespace
 
 
 def _send(namespace: Namespace, count: int) -> None:
     for number in range(count):
-        namespace.send(QUEUE, (Message(b"x", str(number)),), NOW)
+        namespace.send(QUEUE, (NewMessage(b"x", str(number)),), NOW)
 
 
 def receive_and_settle(count: int) -> float:
@@ -55,7 +55,7 @@ def abandon(count: int) -> float:
     deliveries = namespace.receive(QUEUE, SAMPLE, NOW)
     start = time.perf_counter()
     for delivery in deliveries:
-        namespace.settle(QUEUE, delivery.lock_token or b"", NOW, Verdict(disposition=Disposition.ABANDON))
+        namespace.settle(QUEUE, delivery.lock_token or b"", NOW, SettlementRequest(disposition=SettlementKind.ABANDON))
     return time.perf_counter() - start
 
 
@@ -63,10 +63,10 @@ def schedule(count: int) -> float:
     """Seconds to schedule messages for an earlier time than all that wait already, and to have them become active."""
     namespace = _namespace(QueueDescription())
     for number in range(count):
-        namespace.send(QUEUE, (Message(b"x", str(number), scheduled_ms=NOW + HOUR + number),), NOW)
+        namespace.send(QUEUE, (NewMessage(b"x", str(number), scheduled_ms=NOW + HOUR + number),), NOW)
     start = time.perf_counter()
     for number in range(SAMPLE):
-        namespace.send(QUEUE, (Message(b"x", str(number), scheduled_ms=NOW + HOUR - number),), NOW)
+        namespace.send(QUEUE, (NewMessage(b"x", str(number), scheduled_ms=NOW + HOUR - number),), NOW)
     namespace.advance(NOW + HOUR - 1)
     return time.perf_counter() - start
 
@@ -75,7 +75,7 @@ def expire(count: int) -> float:
     """Seconds for the first messages of a queue to expire into its dead letters."""
     namespace = _namespace(QueueDescription(dead_letter_on_expiration=True))
     for number in range(count):
-        namespace.send(QUEUE, (Message(b"x", str(number), time_to_live_ms=1_000 + number),), NOW)
+        namespace.send(QUEUE, (NewMessage(b"x", str(number), time_to_live_ms=1_000 + number),), NOW)
     start = time.perf_counter()
     namespace.advance(NOW + 1_000 + SAMPLE)
     return time.perf_counter() - start
@@ -87,7 +87,7 @@ def detect_duplicates(count: int) -> float:
     _send(namespace, count)
     start = time.perf_counter()
     for number in range(SAMPLE // 2):
-        namespace.send(QUEUE, (Message(b"x", str(number)), Message(b"x", f"new-{number}")), NOW)
+        namespace.send(QUEUE, (NewMessage(b"x", str(number)), NewMessage(b"x", f"new-{number}")), NOW)
     return time.perf_counter() - start
 
 
@@ -95,7 +95,7 @@ def work_in_sessions(count: int) -> float:
     """Seconds to accept the next session, receive and complete its message and let it go; each has one message."""
     namespace = _namespace(QueueDescription(requires_session=True))
     for number in range(count):
-        namespace.send(QUEUE, (Message(b"x", str(number), session_id=str(number)),), NOW)
+        namespace.send(QUEUE, (NewMessage(b"x", str(number), session_id=str(number)),), NOW)
     start = time.perf_counter()
     for _ in range(SAMPLE):
         grant = namespace.accept_session(QUEUE, None, NOW)

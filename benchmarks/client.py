@@ -69,7 +69,7 @@ GOALS: Final = {
     (COMPLETE, RABBITMQ): 3.0,
     (COMPLETE_BATCHES, RABBITMQ): 3.0,
 }
-"""How many times as fast as theirs ours is to be."""
+"""The factor by which pairbus is required to be faster than the SDK."""
 
 _PATIENCE: Final = timedelta(seconds=30)
 _PROFILED_FUNCTIONS: Final = 25
@@ -140,7 +140,7 @@ class Pairbus:
 
 
 def messages(count: int) -> list[BrokeredMessage]:
-    """What an application sends: a body of 1 KB, a message id and two properties of its own."""
+    """Return typical messages of an application: a body of 1 KB, a message id and two properties of its own."""
     return [
         BrokeredMessage(
             BODY, message_id=f"message-{number:08}", application_properties={"kind": "order", "number": number}
@@ -387,7 +387,7 @@ def _verdict(contestants: Sequence[Contestant]) -> str:
         if rates[OURS].median(workload).per_s < goal * rates[name].median(workload).per_s
     ]
     if not known:
-        return "nobody to compare with"
+        return "no other client to compare with"
     return f"missed: {'; '.join(missed)}" if missed else "reached"
 
 

@@ -1,4 +1,4 @@
-"""How the engine's cost grows: ten times the work should take ten times the time, or less."""
+"""Measures how the engine's cost grows: ten times the work should take ten times the time, or less."""
 
 from __future__ import annotations
 

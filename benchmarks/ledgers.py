@@ -1,4 +1,4 @@
-"""How `pairbus cost` and `pairbus reconcile` grow with the ledger: ten times the rows should take eleven times as long.
+"""Measures how `pairbus cost` and `pairbus reconcile` grow: ten times the rows should take eleven times as long.
 
 Ledgers of a day with an outage of an hour are generated into a temporary directory; each job runs over each of them in
 a process of its own, on two processors.
@@ -25,13 +25,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pairbus.ledger.columns import COLUMNS, LIVES, NUMBER, OPERATIONS, TEXT, TIME
-from pairbus.ledger.life import Event
-from pairbus.ledger.operation import Kind, Stage
+from pairbus.ledger.events import LedgerEvent, OperationKind, Stage
 
 ROWS: Final = (10_000_000, 100_000_000)
 QUICK_ROWS: Final = (1_000_000, 3_000_000)
 GOAL: Final = 1.1
-"""How much faster than the rows the time may grow."""
+"""The factor by which the time may grow faster than the rows."""
 
 DAY: Final = datetime(2026, 3, 1, tzinfo=UTC)
 HOURS: Final = 24
@@ -76,7 +75,7 @@ class Traffic:
         return _ms(DAY) + hour * _HOUR_MS + within * _BUSY_MS // self.an_hour
 
     def home_ms(self, numbers: Any) -> Any:
-        """When what was diverted is accepted at home: an hour later."""
+        """Return the time at which the primary accepts diverted messages: an hour later."""
         return self.sent_ms(numbers) + _HOUR_MS + _FETCH_MS
 
 
@@ -90,7 +89,7 @@ def generate(directory: Path, rows: int) -> None:
     for hour in range(HOURS):
         for chunk in traffic.chunks(hour):
             if hour == OUTAGE:
-                secondary.write([_backlog(chunk, Event.ACCEPTED, Stage.BACKLOG, traffic.sent_ms(chunk))])
+                secondary.write([_backlog(chunk, LedgerEvent.ACCEPTED, Stage.BACKLOG, traffic.sent_ms(chunk))])
             elif hour == OUTAGE + 1:
                 diverted = chunk - traffic.an_hour
                 secondary.write(_fetched(traffic, diverted))
@@ -108,7 +107,7 @@ def _start(namespace: str) -> Any:
         at=_ms(DAY),
         namespace=namespace,
         ordinal=0,
-        event=str(Event.STARTED),
+        event=str(LedgerEvent.STARTED),
         stage=str(Stage.DIRECT),
         entity="",
         sequence=0,
@@ -122,29 +121,29 @@ def _start(namespace: str) -> Any:
 
 def _direct(traffic: Traffic, numbers: Any) -> list[Any]:
     sent_ms = traffic.sent_ms(numbers)
-    steps = ((Event.ACCEPTED, 0), (Event.RECEIVED, 20), (Event.COMPLETED, 50))
+    steps = ((LedgerEvent.ACCEPTED, 0), (LedgerEvent.RECEIVED, 20), (LedgerEvent.COMPLETED, 50))
     return [_lives(numbers, event, Stage.DIRECT, sent_ms + later_ms) for event, later_ms in steps]
 
 
 def _fetched(traffic: Traffic, numbers: Any) -> list[Any]:
     home_ms = traffic.home_ms(numbers)
-    steps = ((Event.RECEIVED, -5), (Event.COMPLETED, 5))
+    steps = ((LedgerEvent.RECEIVED, -5), (LedgerEvent.COMPLETED, 5))
     return [_backlog(numbers, event, Stage.SYPHON, home_ms + later_ms) for event, later_ms in steps]
 
 
 def _returned(traffic: Traffic, numbers: Any) -> list[Any]:
     home_ms, returned = traffic.home_ms(numbers), traffic.messages // ENTITIES + 1
     steps = (
-        (Event.ACCEPTED, Stage.SYPHON, 0),
-        (Event.RECEIVED, Stage.RETURNED, 20),
-        (Event.COMPLETED, Stage.RETURNED, 50),
+        (LedgerEvent.ACCEPTED, Stage.SYPHON, 0),
+        (LedgerEvent.RECEIVED, Stage.RETURNED, 20),
+        (LedgerEvent.COMPLETED, Stage.RETURNED, 50),
     )
     return [
         _lives(numbers, event, stage, home_ms + later_ms, sequence_from=returned) for event, stage, later_ms in steps
     ]
 
 
-def _lives(numbers: Any, event: Event, stage: Stage, at_ms: Any, sequence_from: int = 0) -> Any:
+def _lives(numbers: Any, event: LedgerEvent, stage: Stage, at_ms: Any, sequence_from: int = 0) -> Any:
     entity = numbers % ENTITIES
     sequence = pa.array(numbers // ENTITIES + 1 + sequence_from)
     session = pc.if_else(pa.array(entity % 2 == 1), _text("session-", numbers % SESSIONS), pa.scalar(None, pa.string()))
@@ -166,8 +165,8 @@ def _lives(numbers: Any, event: Event, stage: Stage, at_ms: Any, sequence_from: 
     )
 
 
-def _backlog(numbers: Any, event: Event, stage: Stage, at_ms: Any) -> Any:
-    is_start = event is Event.ACCEPTED
+def _backlog(numbers: Any, event: LedgerEvent, stage: Stage, at_ms: Any) -> Any:
+    is_start = event is LedgerEvent.ACCEPTED
     entity = numbers % ENTITIES
     session = pc.if_else(pa.array(entity % 2 == 1), _text("session-", numbers % SESSIONS), pa.scalar(None, pa.string()))
     return _table(
@@ -189,7 +188,14 @@ def _backlog(numbers: Any, event: Event, stage: Stage, at_ms: Any) -> Any:
 
 
 def _write_operations(ledger: Path, hour: int, rows: int) -> None:
-    kinds = pa.array([str(Kind.SEND), str(Kind.RECEIVE), str(Kind.SETTLE), str(Kind.EMPTY_RECEIVE)])
+    kinds = pa.array(
+        [
+            str(OperationKind.SEND),
+            str(OperationKind.RECEIVE),
+            str(OperationKind.SETTLE),
+            str(OperationKind.EMPTY_RECEIVE),
+        ]
+    )
     for number, start in enumerate(range(0, rows, 4 * _CHUNK)):
         numbers = np.arange(start, min(start + 4 * _CHUNK, rows), dtype=np.int64)
         at_ms = _ms(DAY) + hour * _HOUR_MS + numbers * _HOUR_MS // rows // 1_000 * 1_000
@@ -264,7 +270,7 @@ def _ms(time: datetime) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What a job took."""
+    """The cost of a job."""
 
     seconds: float
     peak_bytes: int
@@ -313,7 +319,7 @@ def _read(spark: Any, ledger: Path) -> Any:
 
 
 def _session() -> Any:
-    from pairbus.jobs.reconcile.session import SESSION  # noqa: PLC0415
+    from pairbus.jobs.reconcile.command import SESSION  # noqa: PLC0415
     from pairbus.spark.session import spark_session  # noqa: PLC0415
 
     return spark_session(MASTER, config=SESSION)

@@ -1,4 +1,4 @@
-"""What it costs to keep a ledger: three servers side by side, one without, one with, one with the lives of messages.
+"""Measures the cost of a ledger: three servers side by side, one without, one with, one with the lives of messages.
 
 They take turns, so that whatever else the machine does falls on all of them; the rate is of messages that were
 confirmed, as everywhere. What a server takes of the processors is steadier than its rate, and says the same.

@@ -1,4 +1,4 @@
-"""What it costs to be paired: while the primary is well, when it dies, and while it is away.
+"""Measures the cost of a pair: while the primary works, when it is killed, and while it is down.
 
 Both namespaces are processes on this machine. What is compared takes turns within one client process, through factories
 that are open all the time, so that whatever else the machine does falls on both; a ratio is the median of the ratios of
@@ -44,23 +44,23 @@ from pairbus import (
     SendAvailabilityPairedNamespaceOptions,
     TokenProvider,
 )
-from pairbus.client.lane import Lane
+from pairbus.client.entity_link import EntityLink
 from pairbus.dialect.connection_string import ConnectionString
-from pairbus.pairing.ping import ping
+from pairbus.pairing.entity import ping
 from tests.faults.fault import Outage, Schedule
 from tests.faults.proxy import Proxy
 
 QUEUE: Final = "orders"
 GOAL: Final = 0.98
-"""What a paired sender is to reach of an unpaired one's rate."""
+"""The fraction of an unpaired sender's rate that a paired one must reach."""
 
 ONE_BY_ONE: Final = "one by one"
 IN_BATCHES: Final = f"in batches of {BATCH}"
 _EVERY_S: Final = 0.005
-"""How often the steady sender sends."""
+"""The interval of the steady sender."""
 
 _WITNESSES: Final = 3
-"""How many factories see the primary die, each with a steady sender."""
+"""The number of factories whose primary is killed, each with a steady sender."""
 
 _ADMINISTRATORS: Final = 10
 _OUTAGE_S: Final = 3_600.0
@@ -69,7 +69,7 @@ _PATIENCE_S: Final = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """How much is measured."""
+    """The amounts to measure."""
 
     messages: int = 1_000
     rounds: int = 15
@@ -142,7 +142,7 @@ PAIRED: Final = "paired, healthy primary"
 DIRECT: Final = "paired, direct"
 DIVERTED: Final = "paired, diverted"
 COMPARED: Final = {AGAIN: UNPAIRED, PAIRED: UNPAIRED, DIVERTED: DIRECT}
-"""What each is compared with; the first shows how much of a difference is none."""
+"""The baseline of each measurement; the first one shows the noise."""
 
 Turn = Callable[[str], Awaitable[Rate]]
 """A round of one of them, with a workload."""
@@ -150,7 +150,7 @@ Turn = Callable[[str], Awaitable[Rate]]
 
 @dataclass(frozen=True, slots=True)
 class Rounds:
-    """What everybody has reached, round by round."""
+    """The rates of all senders, round by round."""
 
     rates: dict[str, list[Rate]]
 
@@ -169,7 +169,7 @@ class Rounds:
 
 
 async def take_turns(turns: Mapping[str, Turn], workload: str, rounds: int) -> Rounds:
-    """In another order every round, as it makes a difference whom one comes after; the first counts for nobody."""
+    """Measure in another order every round, because the previous one has an effect; the first round is not counted."""
     rates: dict[str, list[Rate]] = {name: [] for name in turns}
     random = Random(rounds)  # noqa: S311 (the same order in every run)
     for _ in range(rounds + 1):
@@ -215,16 +215,16 @@ async def compare(primary: Server, secondary: Server, extent: Extent) -> dict[st
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """What steady senders have seen of the end of their primary."""
+    """The effect of the end of the primary on steady senders."""
 
     diverted_s: list[float]
     """From the end to the first confirmation of a diverted message, one for each sender."""
 
     longest_s: float
-    """What the slowest send took."""
+    """The time of the slowest send."""
 
     sends: int
-    """How many were under way between the end and that confirmation."""
+    """The number of sends in flight between the end and that confirmation."""
 
     failed: int
 
@@ -235,7 +235,7 @@ class Witness:
     def __init__(self, sender: MessageSender, pair: NamespacePair) -> None:
         self.failed_over_s: float | None = None
         self.sends: list[tuple[float, float]] = []
-        """When each began and when it was confirmed."""
+        """The start and the confirmation of each send."""
 
         self.failures: list[MessagingError] = []
         self.is_over = False
@@ -340,12 +340,12 @@ async def _reset(addresses: tuple[ConnectionString, ConnectionString]) -> Death:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What each of so many diverted messages takes."""
+    """The cost of each of many diverted messages."""
 
     rate: Rate
     bytes_in_flight: float
     bytes_left: float
-    """What stays in memory when all of them are confirmed."""
+    """The memory that is still used when all of them are confirmed."""
 
 
 async def load(primary: Server, secondary: Server, count: int, in_flight: int) -> Load:
@@ -381,7 +381,7 @@ async def _send_at_once(sender: MessageSender, sent: Sequence[BrokeredMessage]) 
 
 @dataclass(frozen=True, slots=True)
 class Crowd:
-    """What each of so many entities takes that are failed over at once."""
+    """The cost of each of many entities that fail over at once."""
 
     first_s: float
     """Until a message for each of them is confirmed, after the primary is gone."""
@@ -391,7 +391,7 @@ class Crowd:
     """One more message for each, one entity after the other."""
 
     ping_cpu_us: float
-    """What a ping takes that is refused."""
+    """The cost of a refused ping."""
 
     bytes_each: float
 
@@ -447,7 +447,7 @@ async def _ping_cpu_us(factory: MessagingFactory, count: int) -> float:
     gc.collect()
     cpu_s = time.process_time()
     causes = await asyncio.gather(
-        *(ping(Lane(factory, f"{QUEUE}-{number}"), 60.0, lambda: None) for number in range(count))
+        *(ping(EntityLink(factory, f"{QUEUE}-{number}"), 60.0, lambda: None) for number in range(count))
     )
     assert all(causes)
     return (time.process_time() - cpu_s) / count * 1e6
@@ -518,18 +518,20 @@ def report(extent: Extent = FULL) -> None:
 def _print_rounds(workload: str, rounds: Rounds) -> None:
     for name in rounds.rates:
         rate, usual = rounds.median(name), COMPARED.get(name)
-        told = f"{f'send {workload}, {name}':50}{rate.per_s:8,.0f} a second"
-        told += f" {rate.cpu_us:6.1f} µs of the client's processor"
+        reported = f"{f'send {workload}, {name}':50}{rate.per_s:8,.0f} a second"
+        reported += f" {rate.cpu_us:6.1f} µs of the client's processor"
         if usual is not None:
-            told += f"   {rounds.speed(name):.3f} of the rate and {rounds.cpu(name):.3f} of the processor of {usual}"
-        print(told)
+            reported += (
+                f"   {rounds.speed(name):.3f} of the rate and {rounds.cpu(name):.3f} of the processor of {usual}"
+            )
+        print(reported)
 
 
 def _verdict(rounds: Rounds) -> str:
-    """Nothing can be told where two that are the same differ by more than what is looked for."""
+    """Return the verdict; unknown if the noise exceeds the difference to measure."""
     noise = abs(rounds.speed(AGAIN) - 1)
     if noise > 1 - GOAL:
-        return f"cannot be told, as two unpaired ones differ by {noise:.0%} on this machine now"
+        return f"unknown, because two unpaired ones differ by {noise:.0%} on this machine now"
     return "reached" if rounds.speed(PAIRED) >= GOAL else "missed"
 
 

@@ -1,4 +1,4 @@
-"""What processes have taken of the processors, as Linux counts it."""
+"""The processor time of processes, as Linux counts it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PARENT, _USER, _SYSTEM = 1, 11, 12
 
 
 def cpu_s(process: int) -> float:
-    """How many seconds of processor time a process has taken so far."""
+    """Return the processor time of a process so far, in seconds."""
     fields = _fields(process)
     return (int(fields[_USER]) + int(fields[_SYSTEM])) / _TICKS
 
@@ -39,5 +39,5 @@ def command_of(process: int) -> str:
 
 
 def _fields(process: int) -> list[str]:
-    """What stands behind the name, which may hold anything."""
+    """Return the fields after the name, which may contain any character."""
     return (_PROCESSES / str(process) / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()

@@ -21,19 +21,19 @@ from dataclasses import dataclass
 from http.client import HTTPConnection
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Final
+from typing import Any, Final, TextIO
 
 import lmdb
 
 from benchmarks.broker import NOW, QUEUE, make_namespace
 from benchmarks.processors import cpu_s
 from benchmarks.transfer import COMPILED, HERE
-from pairbus.broker import Message as BrokerMessage
+from pairbus.broker import NewMessage as BrokerMessage
 from pairbus.broker import QueueDescription
-from pairbus.dialect.batch import BATCH_FORMAT, join_batch
 from pairbus.dialect.connection_string import ConnectionString, parse_connection_string
 from pairbus.dialect.sas import make_sas_token
-from pairbus.store import Keeper
+from pairbus.dialect.sent import BATCH_FORMAT, join_batch
+from pairbus.store import GroupCommitter
 from pairbus.wire import (
     ACCEPTED,
     AMQP_VALUE,
@@ -65,7 +65,7 @@ PAUSE_S: Final = 0.005
 BODY: Final = os.urandom(1024)
 TIMEOUT_S: Final = 20.0
 BUDGET: Final = 36_000
-"""What the bare prototype took in plain Python, with nothing but the wire and the store."""
+"""The cost of the prototype in plain Python, with only the wire and the store."""
 
 _QUEUE_ENTRY: Final = (
     '<entry xmlns="http://www.w3.org/2005/Atom"><content type="application/xml"><QueueDescription '
@@ -75,11 +75,16 @@ _READ_BYTES: Final = 256 * 1024
 
 _OPTIONS: Final = ("--port", "0", "--tier", "relaxed", "--log-level", "warning")
 _PLAIN: Final = "from pairbus.cli.main import app; app()"
-_WITH_COMPILED_WIRE: Final = "import sys, pairbus; pairbus.__path__.insert(0, sys.argv.pop(1)); " + _PLAIN
+_WITH_COMPILED_WIRE: Final = (
+    "import sys; from importlib.util import find_spec, module_from_spec; spec = find_spec('pairbus'); "
+    "spec.submodule_search_locations.insert(0, sys.argv.pop(1)); module = module_from_spec(spec); "
+    "sys.modules['pairbus'] = module; spec.loader.exec_module(module); " + _PLAIN
+)
+"""The path is extended before the package is executed: that imports the wire."""
 
 
 def payload_of(number: int) -> bytes:
-    """What an application sends: a body of 1 KB, a message id and two properties of its own."""
+    """Return a typical message of an application: a body of 1 KB, a message id and two properties of its own."""
     return encode_message(
         Message(
             properties=Properties(message_id=f"message-{number:08}"),
@@ -101,7 +106,7 @@ class Server:
 
     @property
     def cpu_s(self) -> float:
-        """How many seconds of processor time it has taken so far."""
+        """Return its processor time so far, in seconds."""
         return cpu_s(self.process.pid)
 
     @property
@@ -112,8 +117,8 @@ class Server:
 
 
 @contextmanager
-def serving(data: Path, *options: str, compiled: bool = False) -> Iterator[Server]:
-    """``pairbus serve`` on a free port of this machine, stopped with SIGTERM."""
+def serving(data: Path, *options: str, compiled: bool = False, log: TextIO | None = None) -> Iterator[Server]:
+    """``pairbus serve`` on a free port of this machine, stopped with SIGTERM; it logs to ``log``, or to our stderr."""
     with TemporaryDirectory(prefix="pairbus-wire-") as wire:
         (Path(wire) / "wire").symlink_to(COMPILED / "pairbus" / "wire")
         start = ["-c", _WITH_COMPILED_WIRE, wire] if compiled else ["-c", _PLAIN]
@@ -121,6 +126,7 @@ def serving(data: Path, *options: str, compiled: bool = False) -> Iterator[Serve
             [sys.executable, *start, "serve", "--data", str(data), "--name", "bench", *_OPTIONS, *options],
             env={**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE / "src"), str(COMPILED)])},
             stdout=subprocess.PIPE,
+            stderr=log,
             text=True,
         )
         try:
@@ -168,7 +174,7 @@ class Client:
         self.flush()
         data = self.socket.recv(_READ_BYTES)
         if not data:
-            raise ConnectionError("the server has hung up")
+            raise ConnectionError("the server closed the connection")
         return self.engine.receive_data(data)
 
     def read_until(self, is_done: Callable[[], object]) -> None:
@@ -295,7 +301,7 @@ class Administrator:
 
 
 def token_for(address: ConnectionString, path: str = "") -> str:
-    """What opens an entity, or the whole namespace, for an hour."""
+    """Return a token for an entity, or the whole namespace, that is valid for an hour."""
     assert address.key_name is not None
     assert address.key is not None
     return make_sas_token(f"sb://localhost/{path}", address.key_name, address.key, int(time.time()) + 3_600)
@@ -375,14 +381,14 @@ class Alone:
 def broker_alone(path: Path) -> Alone:
     """The same messages through the broker and its store, called in this process."""
     payloads = [payload_of(number) for number in range(MESSAGES_A_ROUND)]
-    with Keeper.open(path, make_namespace, NOW) as keeper:
+    with GroupCommitter.open(path, make_namespace, NOW) as keeper:
         keeper.namespace.create_queue("orders", QueueDescription(max_size_megabytes=1_000_000), NOW)
         rounds = [(_send_round(keeper, payloads), _complete_round(keeper, len(payloads))) for _ in range(ROUNDS)]
     sent, completed = (statistics.median(rates) for rates in zip(*rounds, strict=True))
     return Alone(sent, completed)
 
 
-def _send_round(keeper: Keeper, payloads: Sequence[bytes]) -> float:
+def _send_round(keeper: GroupCommitter, payloads: Sequence[bytes]) -> float:
     start = time.perf_counter()
     for first in range(0, len(payloads), GROUP):
         for number in range(first, first + GROUP):
@@ -391,7 +397,7 @@ def _send_round(keeper: Keeper, payloads: Sequence[bytes]) -> float:
     return len(payloads) / (time.perf_counter() - start)
 
 
-def _complete_round(keeper: Keeper, count: int) -> float:
+def _complete_round(keeper: GroupCommitter, count: int) -> float:
     start = time.perf_counter()
     for _ in range(0, count, GROUP):
         for delivery in keeper.namespace.receive(QUEUE, GROUP, NOW):

@@ -26,7 +26,7 @@ from benchmarks.server import Administrator, Client, Server, connected, payload_
 from benchmarks.transfer import HERE
 from pairbus.broker import QueueDescription
 from pairbus.dialect.connection_string import ConnectionString, parse_connection_string
-from pairbus.store import Keeper
+from pairbus.store import GroupCommitter
 from pairbus.wire import Link
 
 CONNECTIONS: Final = (100, 1_000)
@@ -47,7 +47,7 @@ _KILOBYTE: Final = 1_024
 
 @dataclass(frozen=True, slots=True)
 class Crowd:
-    """What so many connections take, and what one more client feels of them."""
+    """The cost of many connections, and their effect on one more client."""
 
     seconds: float
     bytes_each: float
@@ -155,7 +155,7 @@ def _hundredth(times: list[float]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Queues:
-    """What so many queues take, and what an administrator and a client feel of them."""
+    """The cost of many queues, and their effect on an administrator and a client."""
 
     create_ms: float
     create_by_http_ms: float
@@ -192,7 +192,7 @@ def _name(number: int) -> str:
 
 def _create_by_broker(data: Path, count: int) -> float:
     start = time.perf_counter()
-    with Keeper.open(data, make_namespace, NOW) as keeper:
+    with GroupCommitter.open(data, make_namespace, NOW) as keeper:
         for number in range(count):
             keeper.namespace.create_queue(_name(number), QueueDescription(), NOW)
             if not number % 100:
@@ -201,7 +201,7 @@ def _create_by_broker(data: Path, count: int) -> float:
 
 
 def _page(http: Administrator, skip: int) -> int:
-    """How many queues there are on a page of the list."""
+    """Return the number of queues on a page of the list."""
     status, answer = http.ask("GET", f"/$Resources/Queues?api-version=2021-05&$skip={skip}&$top={PAGE}")
     assert status == 200, answer
     return answer.count(b"<entry")

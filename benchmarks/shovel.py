@@ -32,24 +32,24 @@ START_UP: Final = 0.1
 _SHORT_PAUSE_S: Final = 0.05
 _LONG_PAUSE_S: Final = 1.0
 _PATIENCE_S: Final = 60.0
-"""How long nothing may arrive before the shovels are given up."""
+"""The time without arrivals after which the measurement is stopped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShovelResult:
-    """How long the shovels took, from their declaration until the last message was in its destination."""
+    """The speed of the shovels, from their declaration until the last message was in its destination."""
 
     messages: int
     start_up_s: float
     """Until a tenth had arrived, the command that declares the shovels included."""
 
     steady_messages: int
-    """What arrived after that."""
+    """The number of messages that arrived after that."""
 
     steady_s: float
 
     cpu_us: float
-    """What each of them took of the processors, in the node."""
+    """The processor time of each of them, in the node."""
 
     @property
     def per_s(self) -> float:
@@ -99,7 +99,7 @@ async def _measure(node: ShovelNode, topology: Topology, messages: int, body: by
 
 
 async def _publish(connection: Any, topology: Topology, messages: int, body: bytes) -> None:
-    """What the brokers' clients are measured with, to every destination in turn."""
+    """Send the load of the brokers' clients, to every destination in turn."""
     pika: Any = importlib.import_module("aio_pika")
     channel = await connection.channel(publisher_confirms=True, on_return_raises=True)
     exchange = await channel.get_exchange(EXCHANGE)
@@ -118,21 +118,21 @@ async def _publish(connection: Any, topology: Topology, messages: int, body: byt
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """How many messages had arrived, and when: the queues answer one after another, a busy node takes its time."""
+    """The number of messages that had arrived, and the time: queues answer one by one, and slowly on a busy node."""
 
     arrived: int
     at_s: float
-    """When the queues answered, on average."""
+    """The average time at which the queues answered."""
 
     done_s: float
-    """When the last of them did."""
+    """The time at which the last of them answered."""
 
     cpu_s: float
     """The processor time that the node had taken by then."""
 
 
 class Arrivals:
-    """What has come to the destinations. Looking takes from the shovels' processors, so it is done rarely.
+    """The arrivals at the destinations. Polling takes processor time from the shovels, so it is rare.
 
     Every queue is asked through a channel of its own: a busy one lets wait, and all wait at the same time.
     """

@@ -1,4 +1,4 @@
-"""How fast a backlog comes home: the syphon on Spark and the one in the process, beside RabbitMQ's shovel.
+"""Measures how fast a backlog is delivered: the syphon on Spark and the one in the process, beside RabbitMQ's shovel.
 
 Both namespaces and whoever moves the messages share this machine. Engines take turns, each in a process of its own. A
 rate is taken in the steady state: from the end of the first batch, or of the first tenth, to the last message. So is
@@ -26,17 +26,15 @@ from benchmarks.server import serving
 from benchmarks.shovel import measure_shovel
 from benchmarks.transfer import COMPILED, HERE
 from pairbus import BrokeredMessage, MessagingFactory, NamespaceManager, PairEvent
-from pairbus.client.lane import Lane
+from pairbus.client.entity_link import EntityLink, SendBatch
 from pairbus.client.message import encode_brokered
-from pairbus.client.parcel import Parcel
-from pairbus.dialect.backlog_path import backlog_path
+from pairbus.dialect.paths import backlog_path
 from pairbus.dialect.transfer import divert
-from pairbus.jobs.syphon.batch_report import BatchReport
+from pairbus.jobs.syphon.outcome import BatchReport
 from pairbus.jobs.syphon.settings import SparkSyphonSettings
 from pairbus.jobs.syphon.spark_syphon import SparkSyphon
 from pairbus.pairing.backlog import ensure_backlog_queues
-from pairbus.pairing.pump import InProcessSyphon
-from pairbus.pairing.syphon import SyphonContext, SyphonSettings
+from pairbus.pairing.syphon import InProcessSyphon, SyphonContext, SyphonSettings
 
 QUEUES: Final = 10
 DESTINATIONS: Final = 40
@@ -52,12 +50,12 @@ _PATIENCE_S: Final = 1_800.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extent:
-    """How much is measured."""
+    """The amounts to measure."""
 
     messages: int = 100_000
     rounds: int = 3
     tenfold: int = 10
-    """How many times as much the large backlog is; 0 for none."""
+    """The factor of the large backlog; 0 for none."""
 
 
 FULL: Final = Extent()
@@ -81,10 +79,10 @@ async def fill(primary: str, secondary: str, messages: int) -> None:
 
 
 async def _fill_queue(factory: MessagingFactory, queue: int, messages: int) -> None:
-    lane = Lane(factory, backlog_path(_NAME, queue))
+    lane = EntityLink(factory, backlog_path(_NAME, queue))
     for start in range(0, messages, _AT_ONCE):
         numbers = range(start, min(start + _AT_ONCE, messages))
-        await lane.send(Parcel([_diverted(queue, number) for number in numbers]))
+        await lane.send(SendBatch([_diverted(queue, number) for number in numbers]))
     await lane.close()
 
 
@@ -105,12 +103,12 @@ def _is_held(_path: str) -> bool:
 
 
 def _ignore(_event: PairEvent) -> None:
-    """What happens is not measured."""
+    """Ignore an event."""
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """How many messages were home at a time, and what the processes had taken of the processors by then."""
+    """The number of delivered messages at a time, and the processor time of the processes until then."""
 
     home: int
     at_s: float
@@ -134,7 +132,7 @@ def _cpu_by_part_s() -> dict[str, float]:
 
 
 _SIGNS: Final = {"tasks": "pyspark.daemon", "source": "streaming_source", "Java": "org.apache.spark.deploy"}
-"""How the processes of a driver are told apart; what they are started with says it."""
+"""The command lines by which the processes of a driver are distinguished."""
 
 
 async def _with_spark(context: SyphonContext, messages: int, batch: int) -> tuple[Look, Look]:
@@ -149,7 +147,7 @@ async def _with_spark(context: SyphonContext, messages: int, batch: int) -> tupl
     finally:
         await syphon.close()
     if ends[-1].home != messages:
-        raise RuntimeError(f"of {messages:,} messages {ends[-1].home:,} came home")
+        raise RuntimeError(f"of {messages:,} messages {ends[-1].home:,} were delivered")
     return ends[0], ends[-1]
 
 
@@ -157,7 +155,7 @@ async def _in_process(context: SyphonContext, messages: int, _batch: int) -> tup
     syphon = InProcessSyphon(context)
     await syphon.start()
     try:
-        while syphon.status.syphoned < messages * _START_UP:  # noqa: ASYNC110 (it tells nobody)
+        while syphon.status.syphoned < messages * _START_UP:  # noqa: ASYNC110 (there is no event for it)
             await asyncio.sleep(_LOOK_S)
         started = Look.now(syphon.status.syphoned)
         while syphon.status.syphoned < messages:  # noqa: ASYNC110
@@ -210,7 +208,7 @@ class Rate:
 
 
 def measure(engine: str, messages: int, batch: int, *, compiled: bool = False) -> Rate:
-    """What an engine does that brings a backlog home from one namespace to another."""
+    """Measure an engine that delivers a backlog from one namespace to another."""
     with (
         TemporaryDirectory(prefix="pairbus-bench-", dir=Path.cwd()) as directory,
         serving(Path(directory) / "primary", compiled=compiled) as primary,
@@ -235,7 +233,7 @@ def measure(engine: str, messages: int, batch: int, *, compiled: bool = False) -
 
 
 def _roots(directory: Path, *, compiled: bool) -> list[str]:
-    """Where Python finds us, in this process and in those that Spark starts."""
+    """Return the import path of pairbus, for this process and those that Spark starts."""
     if not compiled:
         return [str(HERE / "src"), str(HERE)]
     overlay = directory / "compiled" / "pairbus"

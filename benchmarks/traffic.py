@@ -34,7 +34,7 @@ MESSAGE = encode_message(
 )
 
 ROUND = 100
-"""How many messages arrive together at most: what one read from a busy socket holds."""
+"""The maximum number of messages that arrive together: those of one read from a busy socket."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Traffic:
     handshake: bytes
     rounds: list[bytes]
     together: int
-    """How many transfers a round has."""
+    """The number of transfers of a round."""
 
 
 def record(messages: int, together: int = ROUND) -> Traffic:

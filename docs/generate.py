@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import asyncio
 import dataclasses
 import importlib
 import inspect
@@ -28,22 +29,37 @@ from pairbus.broker import limits as broker_limits
 from pairbus.cli import message_lines
 from pairbus.cli.main import app as commands
 from pairbus.client import amqp_json
+from pairbus.entity_settings import ENTITY_SETTINGS
+from pairbus.fault_kinds import FAULT_RULES
 from pairbus.jobs.syphon.settings import SparkSyphonSettings
 from pairbus.ledger import LedgerStatus
 from pairbus.server import settings as server_settings
-from pairbus.server.address_limit import AddressLimit
-from pairbus.server.amqp.unproven import Unproven
+from pairbus.server.amqp.services import UnprovenConnections
+from pairbus.server.audit import AuditLog, AuditMetrics
 from pairbus.server.counters import Counters
-from pairbus.server.guesses import Guesses
-from pairbus.server.http.ledger_metrics import LedgerMetrics
-from pairbus.server.http.metrics import Metrics, StorageMetrics, StorageReading, StrangerMetrics, Traffic
-from pairbus.server.http.occupancy import Entities, Totals
-from pairbus.server.side_buffer.metrics import SideBufferMetrics
-from pairbus.server.side_buffer.tally import Tally
+from pairbus.server.entity_traffic import EntityTraffic, EntityTrafficMetrics
+from pairbus.server.http.metrics import (
+    ComponentMetrics,
+    EntityMetrics,
+    FaultMetrics,
+    LedgerMetrics,
+    Metrics,
+    StorageMetrics,
+    StorageReading,
+    StorageState,
+    StorageStateMetrics,
+    StrangerMetrics,
+    TotalMetrics,
+    Traffic,
+)
+from pairbus.server.peer_limits import AddressLimit, LoginLimiter
+from pairbus.server.side_buffer.buffer import SideBufferMetrics
+from pairbus.server.side_buffer.entity_buffers import BufferCounts
+from pairbus.server.supervision.supervisor import Supervisor
+from pairbus.server.supervision.watchdog import LoopWatchdog
+from pairbus.spark import outgoing, value_text
 from pairbus.spark import schema as spark_schema
-from pairbus.spark import sink_columns, value_text
-from pairbus.spark.option import Option
-from pairbus.spark.options import SINK_OPTIONS, SOURCE_OPTIONS
+from pairbus.spark.options import SINK_OPTIONS, SOURCE_OPTIONS, Option
 from pairbus.store import errors as store_errors
 from pairbus.store import keys
 from pairbus.wire import states
@@ -72,7 +88,7 @@ MACHINES: list[tuple[str, dict[tuple[int, int], IntEnum], type[IntEnum], type[In
 
 
 def states_page() -> str:
-    """The page that draws the tables of ``states``."""
+    """Return the page with the diagrams of the tables of ``states``."""
     return STATES_HEAD + "".join(_diagram(*machine) for machine in MACHINES)
 
 
@@ -88,7 +104,7 @@ def _diagram(
     return "\n".join(["", f"## {title}", "", "```mermaid", "stateDiagram-v2", first, *lines, "```", ""])
 
 
-# Public names: a page for each room.
+# Public names: a page for each package.
 
 API_HEAD = """# Names of `{name}`
 
@@ -100,39 +116,41 @@ Belongs = Callable[[Any], bool]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Room:
-    """A room with public names, and how its page orders them."""
+class Package:
+    """A package with public names, and the order of its page."""
 
     module: ModuleType
     more: str
-    """Where these names are seen at work."""
+    """The page that shows these names in use."""
     first: dict[str, list[str]]
     """The names that come first, under a title each."""
     sections: dict[str, Belongs]
-    """Where the others belong: the first section that wants a name gets it."""
+    """The sections of the other names: a name belongs to the first section whose function accepts it."""
     like: ModuleType | None = None
-    """The room whose page says what there is to say of the names that both have."""
+    """The package whose page describes the names that both export."""
     constructed: tuple[str, ...] = ()
     """More classes that callers make themselves and whose parameters are not fields."""
 
 
-def api_page(room: Room) -> str:
-    """The page that lists the public names of a room."""
-    name = room.module.__name__
-    parts = [API_HEAD.format(name=name, more=room.more)]
+def api_page(package: Package) -> str:
+    """Return the page that lists the public names of a package."""
+    name = package.module.__name__
+    parts = [API_HEAD.format(name=name, more=package.more)]
     taken: set[str] = set()
-    for title, names in room.first.items():
-        parts += _section(room, title, names)
+    for title, names in package.first.items():
+        parts += _section(package, title, names)
         taken.update(names)
-    for title, belongs in room.sections.items():
-        names = [found for found in room.module.__all__ if found not in taken and belongs(getattr(room.module, found))]
-        parts += _section(room, title, names)
+    for title, belongs in package.sections.items():
+        names = [
+            found for found in package.module.__all__ if found not in taken and belongs(getattr(package.module, found))
+        ]
+        parts += _section(package, title, names)
         taken.update(names)
     return "".join(parts)
 
 
-def _section(room: Room, title: str, names: list[str]) -> list[str]:
-    return [f"\n## {title}\n\n", *(_entry(room, name) for name in names)] if names else []
+def _section(package: Package, title: str, names: list[str]) -> list[str]:
+    return [f"\n## {title}\n\n", *(_entry(package, name) for name in names)] if names else []
 
 
 def _is_error(thing: Any) -> bool:
@@ -164,10 +182,10 @@ MEMBERS: dict[str, list[str]] = {
         "attach", "refuse", "detach", "flow", "drained", "send", "settle", "update", "can_send", "is_attached",
     ],
     "Sections": [],
-    "Journal": ["is_empty", "seal", "sealed", "admit"],
+    "WriteBatch": ["is_empty", "seal", "sealed", "admit"],
     "LmdbStore": [],
     "MemoryStore": ["fail_next_prepare", "fail_next_run", "damage"],
-    "Restoration": [],
+    "NamespaceRestore": [],
     "MessagingFactory": [
         "from_connection_string", "create", "endpoint", "settings", "state", "is_closed", "create_message_sender",
         "create_message_receiver", "create_queue_client", "create_topic_client", "create_subscription_client",
@@ -182,35 +200,35 @@ MEMBERS: dict[str, list[str]] = {
         "drill",
     ],
 }  # fmt: skip
-"""What is shown of a class where it is not everything that is public."""
+"""The members to show of classes for which not all public members are shown."""
 
 NOT_FOR_APPLICATIONS = {"pair": "MessageSender"}
-"""What is public for other rooms only, and whose it is."""
+"""Members that are public for other packages only, by class."""
 
 OUR_OWN = (
     "pairbus.broker", "pairbus.store", "pairbus.server", "pairbus.testing", "pairbus.client", "pairbus.pairing",
     "pairbus.blocking",
 )  # fmt: skip
-"""The rooms whose classes are shown with all that is public."""
+"""The packages whose classes are shown with all public members."""
 
-CONSTRUCTED = ["Namespace", "Keeper", "LmdbStore", "MemoryStore", "NamespaceServer", "BrokeredMessage"]
+CONSTRUCTED = ["Namespace", "GroupCommitter", "LmdbStore", "MemoryStore", "NamespaceServer", "BrokeredMessage"]
 """The classes that callers make themselves and whose parameters are not fields."""
 
 ATTRIBUTES: dict[str, dict[str, str]] = {
     "NamespaceServer": {
-        "settings: Settings": "What it was told.",
+        "settings: Settings": "The settings.",
         "ports: tuple[int, ...]": "Where it listens.",
         "ca_file: Path | None": "The certificate that vouches for its own; `None` where the settings name one.",
         "key: str": "The value of the root key.",
     },
-    "Keeper": {
+    "GroupCommitter": {
         "recovery: Recovery": "What was found when the store was read last.",
         "rebuilt: Callable[[Recovery], object]": "Is called when a commit has failed and the store was read anew; set"
         " it to a function of your own.",
     },
     "NamespaceManager": {
         "endpoint: Endpoint": "Where the namespace is.",
-        "settings: MessagingFactorySettings": "What it was told.",
+        "settings: MessagingFactorySettings": "The settings.",
     },
     "MessagingError": {
         "is_transient: bool": "Whether the same may well succeed a little later.",
@@ -223,7 +241,7 @@ ATTRIBUTES: dict[str, dict[str, str]] = {
         "causes: Mapping[str, MessagingError]": "Why each of the backlog queues has not taken it, by their paths.",
     },
 }
-"""What an instance has besides methods and properties, with what there is to say of it."""
+"""Attributes of instances besides methods and properties, with their descriptions."""
 
 EVENTS = [
     "Authenticated", "ConnectionOpened", "ConnectionClosed", "SessionBegun", "SessionEnded", "LinkAttached",
@@ -232,7 +250,7 @@ EVENTS = [
 
 WIRE_DELIVERY = ["link", "delivery_id", "delivery_tag", "message_format", "payload", "settled", "state", "context"]
 
-WIRE = Room(
+WIRE = Package(
     module=wire,
     more="[How to put the engine on a socket](../how-to/socket.md) shows these names at work.",
     first={"The ends": ["Connection", "Session", "Link"], "Events, which `receive_data` returns": EVENTS},
@@ -246,17 +264,19 @@ WIRE = Room(
     },
 )
 
-BROKER = Room(
+BROKER = Package(
     module=broker,
     more="[How to embed](../how-to/embed.md) shows these names at work;\nthe [broker reference](broker.md) says what"
     " they do.",
     first={
         "The namespace": ["Namespace", "SessionGrant", "EntityInfo", "Notice", "SessionLost", "EntityGone"],
         "Messages": [
-            "Address", "Part", "Message", "Delivery", "Record", "Amendments", "MessageState", "Verdict", "Disposition",
-            "Operation", "Send", "Settle",
+            "Address", "QueuePart", "NewMessage", "DeliveredMessage", "Record", "Amendments", "MessageState",
+            "SettlementRequest", "SettlementKind", "Operation", "SendOperation", "SettleOperation",
         ],
-        "What the namespace needs from outside": ["Records", "PropertyView", "Restoration", "Place", "EntityRecord"],
+        "What the namespace needs from outside": [
+            "Records", "PropertyView", "NamespaceRestore", "QueueId", "EntityRecord",
+        ],
     },
     sections={
         "Settings": partial(_is_of, "pairbus.broker.descriptions"),
@@ -267,11 +287,11 @@ BROKER = Room(
     },
 )  # fmt: skip
 
-STORE = Room(
+STORE = Package(
     module=store,
     more="[How to embed](../how-to/embed.md) shows these names at work;\nthe"
     " [disk layout](../explanation/disk-layout.md) says what they write.",
-    first={"A namespace that is kept": ["Keeper", "Recovery", "Journal"]},
+    first={"A namespace that is kept": ["GroupCommitter", "Recovery", "WriteBatch"]},
     sections={
         "Errors": _is_error,
         "Stores": _is_class,
@@ -282,17 +302,20 @@ STORE = Room(
 )
 
 
-SERVER = Room(
+SERVER = Package(
     module=server,
     more="[How to serve](../how-to/serve.md) shows these names at work.",
-    first={"A namespace on the network": ["NamespaceServer"], "What it is told": ["Settings", "load_settings"]},
+    first={"A namespace on the network": ["NamespaceServer"], "Settings": ["Settings", "load_settings"]},
     sections={"Errors": _is_error, "Enumerations": _is_enumeration, "Constants": lambda _: True},
 )
 
-TESTING = Room(
+TESTING = Package(
     module=testing,
     more="[In a test](../index.md#in-a-test) shows these names at work.",
-    first={"A namespace in the test's own process": ["running_namespace", "RunningNamespace"]},
+    first={
+        "A namespace in the test's own process": ["running_namespace", "RunningNamespace"],
+        "Faults": ["FaultControl", "FaultKind", "CrashComponent", "Fault"],
+    },
     sections={"Constants": lambda _: True},
 )
 
@@ -310,7 +333,7 @@ THE_WAY_IN = {
     "Management": ["NamespaceManager"],
 }  # fmt: skip
 
-CLIENT = Room(
+CLIENT = Package(
     module=client,
     more="`pairbus` itself has the same names. What is\nshown with `await` is a coroutine. [First"
     " messages](../tutorial/first-messages.md) shows these names at work; the\n[client reference](client.md) says what"
@@ -319,8 +342,8 @@ CLIENT = Room(
     sections={
         "Descriptions": partial(_is_of, "pairbus.client.management.descriptions"),
         "Rules": partial(_is_of, "pairbus.client.management.rules"),
-        "Keys": partial(_is_of, "pairbus.client.management.authorization_rule"),
-        "What there is at a moment": partial(_is_of, "pairbus.client.management.runtime_info"),
+        "Keys": partial(_is_of, "pairbus.client.management.descriptions"),
+        "What there is at a moment": partial(_is_of, "pairbus.client.management.descriptions"),
         "Errors": _is_error,
         "Constants": lambda _: True,
     },
@@ -328,14 +351,14 @@ CLIENT = Room(
 
 THE_PAIR = {"Pairing": ["SendAvailabilityPairedNamespaceOptions", "NamespacePair"]}
 
-PAIRING = Room(
+PAIRING = Package(
     module=pairing,
     more="`pairbus` itself has the same names. What is\nshown with `await` is a coroutine.",
     first={**THE_PAIR, "How it is doing": ["PairStatus", "PairedEntityStatus", "EntityState", "BacklogQueueStatus"]},
     sections={
         "Events": partial(_is_of, "pairbus.pairing.events"),
-        "The syphon": lambda thing: _is_of("pairbus.pairing.syphon", thing) or thing is pairing.SyphonStatus,
-        "Which failures count": partial(_is_of, "pairbus.pairing.failure_rules"),
+        "The syphon": lambda thing: _is_of("pairbus.pairing.syphon.interface", thing) or thing is pairing.SyphonStatus,
+        "Which failures count": partial(_is_of, "pairbus.pairing.policy"),
         "Others": _is_class,
         "Names for types": _is_alias,
         "Constants": lambda _: True,
@@ -343,7 +366,7 @@ PAIRING = Room(
     constructed=("SendAvailabilityPairedNamespaceOptions",),
 )
 
-BLOCKING = Room(
+BLOCKING = Package(
     module=blocking,
     more="The names are those of\n[`pairbus.client`](api-client.md) and [`pairbus.pairing`](api-pairing.md);"
     " [how to do without asyncio](../how-to/blocking.md)\nshows them at work.",
@@ -361,30 +384,30 @@ BLOCKING = Room(
 )
 
 
-def _entry(room: Room, name: str) -> str:
-    thing = getattr(room.module, name)
-    if room.like is not None and getattr(room.like, name, None) is thing:
+def _entry(package: Package, name: str) -> str:
+    thing = getattr(package.module, name)
+    if package.like is not None and getattr(package.like, name, None) is thing:
         return f"- `{name}`\n"
     if inspect.isfunction(thing):
-        return f"- `{name}{_signature(room, thing)}`: {_summary(thing)}\n"
+        return f"- `{name}{_signature(package, thing)}`: {_summary(thing)}\n"
     if not isinstance(thing, type):
         return f"- `{name}` = {_constant(thing)}\n"
-    members = [*_attributes(name), *(_member(room, thing, member) for member in _members(room, thing))]
-    if name in CONSTRUCTED or name in room.constructed:
+    members = [*_attributes(name), *(_member(package, thing, member) for member in _members(package, thing))]
+    if name in CONSTRUCTED or name in package.constructed:
         maker = inspect.getattr_static(thing, "__init__")
         said = " ".join(filter(None, [_summary(thing), _plain(maker.__doc__ or "")]))
-        return "".join([f"- `{name}{_signature(room, maker)}`: {said}\n", *members])
+        return "".join([f"- `{name}{_signature(package, maker)}`: {said}\n", *members])
     if _has_typed_fields(thing):
-        fields = [_typed_field(room, thing, field) for field in _fields(thing)]
+        fields = [_typed_field(package, thing, field) for field in _fields(thing)]
         return "".join([f"- `{name}`{_said(thing)}\n", *fields, *members])
     fields = WIRE_DELIVERY if thing is wire.Delivery else _fields(thing)
     shown = f"`{name}`({', '.join(fields)})" if fields else f"`{name}`"
-    return "".join([f"- {shown}{_kind(room, thing)}: {_summary(thing)}\n", *_declared(room, thing), *members])
+    return "".join([f"- {shown}{_kind(package, thing)}: {_summary(thing)}\n", *_declared(package, thing), *members])
 
 
-def _kind(room: Room, thing: type) -> str:
-    """Which other class of the room this one is as well, where that has a list of its own to look at."""
-    base = next((base for base in thing.__mro__[1:] if base.__name__ in room.module.__all__), None)
+def _kind(package: Package, thing: type) -> str:
+    """Return the base class of this class in the package, if it has its own list of members."""
+    base = next((base for base in thing.__mro__[1:] if base.__name__ in package.module.__all__), None)
     return f", a `{base.__name__}`" if base is not None and _is_ours(thing) else ""
 
 
@@ -392,12 +415,12 @@ def _is_ours(thing: type) -> bool:
     return thing.__module__.startswith(("pairbus.client", "pairbus.pairing", "pairbus.blocking"))
 
 
-def _declared(room: Room, thing: type) -> list[str]:
-    """What an instance has, by the annotations of its class."""
+def _declared(package: Package, thing: type) -> list[str]:
+    """Return the lines of the attributes that the class annotates."""
     if not _is_ours(thing) or dataclasses.is_dataclass(thing) or issubclass(thing, Exception | Enum):
         return []
     names = [name for name in inspect.get_annotations(thing) if not name.startswith("_")]
-    return [_typed_field(room, thing, name) for name in names]
+    return [_typed_field(package, thing, name) for name in names]
 
 
 def _attributes(name: str) -> list[str]:
@@ -405,30 +428,30 @@ def _attributes(name: str) -> list[str]:
 
 
 def _has_typed_fields(thing: type) -> bool:
-    """Whether each field has a line to itself: the limits have a table, and enumerations have no types."""
+    """Return whether each field gets its own line: the limits have a table, and enumerations have no types."""
     is_ours = thing.__module__.startswith(("pairbus.broker", "pairbus.store", "pairbus.client", "pairbus.pairing"))
     return is_ours and bool(_fields(thing)) and not issubclass(thing, Enum) and thing is not broker.Limits
 
 
-def _typed_field(room: Room, owner: type, name: str) -> str:
+def _typed_field(package: Package, owner: type, name: str) -> str:
     kind = next(found[name] for found in map(inspect.get_annotations, owner.__mro__) if name in found)
-    default = _field_default(room, owner, name)
+    default = _field_default(package, owner, name)
     said = _field_texts(owner).get(name) or (SETTINGS.get(name) if _is_of("pairbus.broker.descriptions", owner) else "")
     return f"  - `{name}: {getattr(kind, '__forward_arg__', kind)}{default}`{f': {said}' if said else ''}\n"
 
 
-def _field_default(room: Room, owner: type, name: str) -> str:
+def _field_default(package: Package, owner: type, name: str) -> str:
     if not dataclasses.is_dataclass(owner):
         defaults: dict[str, Any] = getattr(owner, "_field_defaults", {})
-        return f" = {_default(room, defaults[name])}" if name in defaults else ""
+        return f" = {_default(package, defaults[name])}" if name in defaults else ""
     field = next(field for field in dataclasses.fields(owner) if field.name == name)
     if field.default_factory is not dataclasses.MISSING:
         return f" = {_brief(field.default_factory())}"
-    return "" if field.default is dataclasses.MISSING else f" = {_default(room, field.default)}"
+    return "" if field.default is dataclasses.MISSING else f" = {_default(package, field.default)}"
 
 
 def _field_texts(owner: type) -> dict[str, str]:
-    """What stands in the source below a field."""
+    """Return the docstrings of fields, from the source."""
     (definition,) = ast.parse(inspect.getsource(owner)).body
     assert isinstance(definition, ast.ClassDef)  # noqa: S101 (it is the source of a class)
     texts = {}
@@ -449,12 +472,12 @@ def _constant(thing: Any) -> str:
 
 
 def _brief(thing: Any) -> str:
-    """A value without the fields that are as they always are."""
+    """Return a value as code, without fields that have their default."""
     if not dataclasses.is_dataclass(thing) or isinstance(thing, type) or not _is_ours(type(thing)):
         return repr(thing)
     fields = {field.name: field.default for field in dataclasses.fields(thing)}
-    told = [f"{name}={getattr(thing, name)!r}" for name, usual in fields.items() if getattr(thing, name) != usual]
-    return f"{type(thing).__name__}({', '.join(told)})"
+    shown = [f"{name}={getattr(thing, name)!r}" for name, usual in fields.items() if getattr(thing, name) != usual]
+    return f"{type(thing).__name__}({', '.join(shown)})"
 
 
 def _fields(thing: type) -> list[str]:
@@ -469,40 +492,40 @@ def _fields(thing: type) -> list[str]:
     return list(getattr(thing, "_fields", ()))
 
 
-def _members(room: Room, thing: type) -> list[str]:
+def _members(package: Package, thing: type) -> list[str]:
     if thing.__name__ in MEMBERS:
         return MEMBERS[thing.__name__]
     if issubclass(thing, Exception | Enum) or not thing.__module__.startswith(OUR_OWN):
         return []
     kinds = (property, classmethod, staticmethod)
-    told = {attribute.split(":")[0] for attribute in ATTRIBUTES.get(thing.__name__, {})}
+    described = {attribute.split(":")[0] for attribute in ATTRIBUTES.get(thing.__name__, {})}
     return [
         name
-        for name, member in _own(room, thing).items()
+        for name, member in _own(package, thing).items()
         if not name.startswith("_")
         and (inspect.isfunction(member) or isinstance(member, kinds))
-        and name not in told
+        and name not in described
         and NOT_FOR_APPLICATIONS.get(name) != thing.__name__
     ]
 
 
-def _own(room: Room, thing: type) -> dict[str, Any]:
-    """What a class has itself, or from classes that have no list of their own."""
+def _own(package: Package, thing: type) -> dict[str, Any]:
+    """Return the members of a class, with those inherited from classes that have no list of their own."""
     if not _is_ours(thing):
         return dict(vars(thing))
-    public = next((base for base in thing.__mro__[1:] if base.__name__ in room.module.__all__), object)
+    public = next((base for base in thing.__mro__[1:] if base.__name__ in package.module.__all__), object)
     own = [base for base in thing.__mro__ if base not in public.__mro__ and _is_ours(base)]
     return {name: member for base in reversed(own) for name, member in vars(base).items()}
 
 
-def _member(room: Room, owner: type, name: str) -> str:
+def _member(package: Package, owner: type, name: str) -> str:
     member = inspect.getattr_static(owner, name)
     if isinstance(member, property):
         return f"  - `{name}`{_said(member)}\n"
     function = member.__func__ if isinstance(member, classmethod | staticmethod) else member
-    said = f": {_plain(inspect.getdoc(function) or '')}" if owner is store.Keeper else _said(function)
-    awaited = "await " if room.module in {client, pairing} and inspect.iscoroutinefunction(function) else ""
-    return f"  - `{awaited}{name}{_signature(room, function)}`{said}\n"
+    said = f": {_plain(inspect.getdoc(function) or '')}" if owner is store.GroupCommitter else _said(function)
+    awaited = "await " if package.module in {client, pairing} and inspect.iscoroutinefunction(function) else ""
+    return f"  - `{awaited}{name}{_signature(package, function)}`{said}\n"
 
 
 def _said(thing: Any) -> str:
@@ -510,7 +533,7 @@ def _said(thing: Any) -> str:
     return f": {summary}" if summary else ""
 
 
-def _signature(room: Room, function: Any) -> str:
+def _signature(package: Package, function: Any) -> str:
     signature = inspect.signature(function)
     parts: list[str] = []
     for parameter in signature.parameters.values():
@@ -518,15 +541,15 @@ def _signature(room: Room, function: Any) -> str:
             continue
         if parameter.kind is parameter.KEYWORD_ONLY and "*" not in parts:
             parts.append("*")
-        default = "" if parameter.default is parameter.empty else f" = {_default(room, parameter.default)}"
+        default = "" if parameter.default is parameter.empty else f" = {_default(package, parameter.default)}"
         stars = "**" if parameter.kind is parameter.VAR_KEYWORD else ""
         parts.append(f"{stars}{parameter.name}: {parameter.annotation}{default}")
     answer = signature.return_annotation
     return f"({', '.join(parts)})" + ("" if answer in {"None", signature.empty} else f" -> {answer}")
 
 
-def _default(room: Room, value: Any) -> str:
-    """A default as a reader would write it."""
+def _default(package: Package, value: Any) -> str:
+    """Return a default as a reader would write it."""
     if inspect.isfunction(value):
         return value.__name__
     if isinstance(value, Enum):
@@ -534,7 +557,7 @@ def _default(room: Room, value: Any) -> str:
     if isinstance(value, timedelta):
         return repr(value).removeprefix("datetime.")
     if not isinstance(value, bool | int | str | bytes | tuple | None):
-        named = (name for name in room.module.__all__ if getattr(room.module, name) is value)
+        named = (name for name in package.module.__all__ if getattr(package.module, name) is value)
         return next(named, f"{type(value).__name__}()")
     return repr(value)
 
@@ -547,7 +570,7 @@ def _summary(thing: Any) -> str:
 
 
 def _plain(text: str) -> str:
-    """A text of the code as it stands on a page, without what it says to readers of the code alone."""
+    """Return a docstring for a page, without the parts for readers of the code."""
     text = " ".join(text.split()).replace("``", "`")
     return re.sub(r" [(][A-E][0-9]+[)]| See the module's text[.]", "", text)
 
@@ -556,7 +579,7 @@ def _plain(text: str) -> str:
 
 
 def with_blocks(page: Path, blocks: dict[str, Callable[[], str]]) -> str:
-    """The page with its blocks made anew."""
+    """Return the page with its blocks generated again."""
     text = page.read_text(encoding="utf-8")
     for name, make in blocks.items():
         begin, end = f"<!-- begin: {name} -->\n", f"<!-- end: {name} -->"
@@ -583,6 +606,7 @@ LIMITS = {
     "subscriptions_per_topic": "subscriptions of a topic",
     "sql_filters_per_topic": "SQL, true and false filters of a topic, all its subscriptions together",
     "correlation_filters_per_topic": "correlation filters of a topic, likewise",
+    "rules_per_subscription": "rules of a subscription",
     "expression_characters": "the text of a filter or of an action",
     "statements_per_action": "statements of an action",
     "rule_units": "[work](rules.md#how-much-work-rules-may-do) of rules for one message, all its copies together",
@@ -596,6 +620,7 @@ LIMITS = {
     "max_duplicate_window_ms": "`duplicate_window_ms`, at most",
     "duplicate_ids_in_memory": "message ids that all entities together hold in memory; the store has the others",
     "min_idle_ms": "`auto_delete_on_idle_ms`, at least",
+    "messages_per_batch": "messages in a batch",
     "messages_per_transaction": "messages sent and settled in a transaction",
     "messages_per_delete": "messages that one `delete_messages` removes",
     "forwarding_hops": "forwards that a message takes",
@@ -606,7 +631,7 @@ LIMITS = {
 
 
 def limits_table() -> str:
-    """What each tier allows."""
+    """Return the table of the limits of each tier."""
     tiers = {"`STANDARD`": broker.STANDARD, "`PREMIUM`": broker.PREMIUM, "`RELAXED`": broker.RELAXED}
     rows = [
         [f"`{field.name}`", LIMITS[field.name], *(_shown(field.name, getattr(t, field.name)) for t in tiers.values())]
@@ -640,7 +665,7 @@ SETTINGS = {
 
 
 def settings_table() -> str:
-    """The settings of entities, with their defaults."""
+    """Return the table of the settings of entities, with their defaults."""
     kinds = [broker.QueueDescription, broker.TopicDescription, broker.SubscriptionDescription]
     defaults = [{field.name: field.default for field in dataclasses.fields(kind)} for kind in kinds]
     assert SETTINGS.keys() == {name for found in defaults for name in found}  # noqa: S101 (the table is complete)
@@ -651,12 +676,39 @@ def settings_table() -> str:
     return _table(["setting", "what it says", "queue", "topic", "subscription"], rows)
 
 
+def setting_names_table() -> str:
+    """Return the table of the names of the settings of entities in each format."""
+    rows = [
+        [
+            f"`{setting.name}`",
+            f"`{setting.field}`",
+            f"`{setting.element}`",
+            f"`{setting.option}`" if setting.option else "",
+            f"`{setting.key}`",
+            f"`{setting.emulator_key}`" if setting.emulator_key else "",
+            "no" if setting.is_fixed else "yes",
+        ]
+        for setting in ENTITY_SETTINGS
+        if setting.kinds
+    ]
+    head = [
+        "broker",
+        "client",
+        "management API",
+        "`pairbus entities`",
+        "settings file",
+        "`Config.json`",
+        "can be changed",
+    ]
+    return _table(head, rows)
+
+
 TIMES = [("day", broker_limits.DAY_MS), ("min", broker_limits.MINUTE_MS), ("s", broker_limits.SECOND_MS)]
 SIZES = [("MB", broker_limits.MEGABYTE), ("KB", broker_limits.KILOBYTE)]
 
 
 def _shown(name: str, value: Any) -> str:
-    """A limit or a default in the units that people use."""
+    """Return a limit or a default with its unit."""
     match value:
         case None:
             return "never" if name.endswith("_ms") else "none"
@@ -686,7 +738,7 @@ def _in_units(value: int, units: list[tuple[str, int]], smallest: str) -> str:
 
 
 def errors_table(module: ModuleType, root: type[Exception]) -> str:
-    """Every error of a family, as a tree."""
+    """Return every error of a family, as a tree."""
     found = [kind for kind in vars(module).values() if isinstance(kind, type) and issubclass(kind, root)]
     rows = []
     for kind in found:
@@ -697,7 +749,7 @@ def errors_table(module: ModuleType, root: type[Exception]) -> str:
 
 
 def keys_table() -> str:
-    """The layout of keys, from the text of ``keys``."""
+    """Return the table of the layout of keys, from the docstring of ``keys``."""
     lines = (keys.__doc__ or "").splitlines()
     marks = [number for number, line in enumerate(lines) if line.startswith("====")]
     widths = [len(mark) + 2 for mark in lines[marks[0]].split("  ")]
@@ -782,7 +834,7 @@ COLUMNS = {
 
 
 def spark_page() -> str:
-    """The page that lists what queries say and get."""
+    """Return the page of the options and columns of queries."""
     return SPARK_PAGE.format(
         source=_options_table(SOURCE_OPTIONS),
         sink=_options_table(SINK_OPTIONS),
@@ -816,7 +868,7 @@ def _columns_table(columns: Any) -> str:
 
 
 def _written_as(column: str) -> str:
-    return " or ".join(f"`{_sql_name(kind)}`" for kind in sink_columns.WRITTEN.get(column, {}))
+    return " or ".join(f"`{_sql_name(kind)}`" for kind in outgoing.WRITTEN.get(column, {}))
 
 
 def _sql_name(kind: Any) -> str:
@@ -833,13 +885,13 @@ PROPERTY_TYPES = {
 
 
 def _properties_table() -> str:
-    kinds = sink_columns._TYPED  # noqa: SLF001 (it is what decides)
+    kinds = outgoing._TYPED  # noqa: SLF001 (it is what decides)
     rows = [[f"`{_sql_name(kind)}`", PROPERTY_TYPES[_sql_name(kind)]] for kind in kinds]
     return _table(["of Spark", "in AMQP"], sorted(rows))
 
 
 def _doc_table(module: ModuleType, head: list[str]) -> str:
-    """A table that stands in the text of a module."""
+    """Return a table of the docstring of a module."""
     lines = (module.__doc__ or "").splitlines()
     first, last = (number for number, line in enumerate(lines) if line.startswith("===="))
     width = lines[first].index(" ")
@@ -874,9 +926,9 @@ What `receive` and `peek` write with `--lines` and `--json`, and `send --lines` 
 on a line of its own. These names are sent; only what is there is written:
 
 {sent}
-These are told of a message, and not looked at when it is sent:
+These are printed for a message, and ignored when it is sent:
 
-{told}
+{read_only}
 Whole numbers are written with all their digits, and some have more than programs can keep that take every number of
 JSON for a double: the sequence numbers of partitioned entities do.
 
@@ -908,7 +960,7 @@ LINE_NAMES = {
 
 
 def cli_page() -> str:
-    """The page that lists the commands."""
+    """Return the page that lists the commands."""
     found = "".join(_command_text(path, command) for path, command in _commands(typer.main.get_command(commands)))
     return CLI_HEAD + found + _lines_text()
 
@@ -922,11 +974,11 @@ def _commands(command: Any, path: str = "pairbus") -> Iterable[tuple[str, Any]]:
 def _command_text(path: str, command: Any) -> str:
     paragraphs = [" ".join(part.split()) for part in inspect.cleandoc(command.help or "").split("\n\n")]
     examples = [part.removeprefix("Example: ") for part in paragraphs if part.startswith("Example: ")]
-    told = [_escaped(part) for part in paragraphs if not part.startswith("Example: ")]
+    text = [_escaped(part) for part in paragraphs if not part.startswith("Example: ")]
     shown = "\n".join(["```console", *(f"$ {example}" for example in examples), "```"])
     rows = [_parameter_row(parameter) for parameter in command.params if not parameter.hidden]
     table = _table(["option", "value", "default", "variable", "what it says"], rows) if rows else ""
-    return "\n\n".join([f"\n## `{path}`", *told, shown, table]).rstrip("\n") + "\n"
+    return "\n\n".join([f"\n## `{path}`", *text, shown, table]).rstrip("\n") + "\n"
 
 
 def _parameter_row(parameter: Any) -> list[str]:
@@ -960,7 +1012,7 @@ def _escaped(text: str) -> str:
 def _lines_text() -> str:
     return CLI_LINES.format(
         sent=_table(["name", "what it says"], [[f"`{name}`", LINE_NAMES[name]] for name in message_lines.SENT]),
-        told=", ".join(f"`{name}`" for name in message_lines.READ_ONLY) + ".\n",
+        read_only=", ".join(f"`{name}`" for name in message_lines.READ_ONLY) + ".\n",
         types=_doc_table(amqp_json, ["AMQP", "JSON"]),
     )
 
@@ -979,14 +1031,15 @@ alarmed by.
 
 {server}
 These name entities, so they are shown to those who have the claim *Manage* or *Listen* on the namespace, or, with the
-setting `open_metrics`, to all:
+setting `open_metrics`, to all. The counters are those since the start of the server, for at most `max_entity_metrics`
+entities and dead-letter queues; all others, and deleted ones, are counted together as `other`:
 
 {entities}
 ## Of a pair
 
 What `NamespacePair.metrics()` gives, in the process of the application. [How to watch a
 pair](../how-to/watch-a-pair.md#metrics) says how to give them out, and what to be alarmed by. Those of the syphon are
-there where one runs in the process, and `pairbus_pair_backlog_messages` where the secondary tells it.
+there where one runs in the process, and `pairbus_pair_backlog_messages` where the secondary reports it.
 
 {pair}"""
 
@@ -1021,16 +1074,20 @@ _SAMPLE_LEDGER = LedgerStatus(
 
 
 def metrics_page() -> str:
-    """The page of everything that is measured."""
+    """Return the page of the metrics."""
     metrics = Metrics(Counters())
-    traffic = Traffic(Counters(), lambda: (0, 0.0))
+    traffic = Traffic(Counters(), None)
     counted = [
         *traffic.collect(),
         *StorageMetrics(StorageReading).collect(),
-        *StrangerMetrics(Unproven(), AddressLimit(), Guesses()).collect(),
+        *StorageStateMetrics(StorageState()).collect(),
+        *FaultMetrics({}).collect(),
+        *AuditMetrics(AuditLog()).collect(),
+        *StrangerMetrics(UnprovenConnections(), (), AddressLimit(), LoginLimiter()).collect(),
+        *_component_metrics(),
         *LedgerMetrics(lambda: _SAMPLE_LEDGER).collect(),
-        *SideBufferMetrics(Tally()).collect(),
-        *Totals([]).collect(),
+        *SideBufferMetrics(BufferCounts()).collect(),
+        *TotalMetrics([]).collect(),
     ]
     over_http = [
         _metric_row(family, getattr(meter, "_labelnames", ()))
@@ -1040,13 +1097,25 @@ def metrics_page() -> str:
     pair = text_string_to_metric_families(_SAMPLE_PAIR.metrics({"backlog": 0}))
     return METRICS_PAGE.format(
         server=_metrics_table([*(_metric_row(each, getattr(each, "_labelnames", ())) for each in counted), *over_http]),
-        entities=_metrics_table(_metric_row(each, getattr(each, "_labelnames", ())) for each in Entities([]).collect()),
+        entities=_metrics_table(
+            _metric_row(each, getattr(each, "_labelnames", ()))
+            for each in (*EntityMetrics([]).collect(), *EntityTrafficMetrics(EntityTraffic(), {}).collect())
+        ),
         pair=_metrics_table(_metric_row(each, each.samples[0].labels) for each in pair),
     )
 
 
 def _metrics_table(rows: Iterable[list[str]]) -> str:
     return _table(["metric", "kind", "labels", "what it says"], rows)
+
+
+def _component_metrics() -> Iterable[Metric]:
+    loop = asyncio.new_event_loop()
+    supervisor = Supervisor(loop.time)
+    try:
+        return [*ComponentMetrics(supervisor, LoopWatchdog(loop, supervisor)).collect()]
+    finally:
+        loop.close()
 
 
 def _metric_row(family: Metric, labels: Iterable[str]) -> list[str]:
@@ -1056,9 +1125,9 @@ def _metric_row(family: Metric, labels: Iterable[str]) -> list[str]:
 
 # Errors.
 
-ALL_ERRORS_HEAD = """# Errors of all rooms
+ALL_ERRORS_HEAD = """# Errors of all packages
 
-Generated from the code by `docs/generate.py`. Every error that is raised on purpose, by the room that it belongs to.
+Generated from the code by `docs/generate.py`. Every error that pairbus raises, by package.
 What applications meet are those of the [client](errors.md), where it is also said what to do; those who embed a
 namespace meet the ones of the [broker](broker.md#errors) and the
 [store](../explanation/disk-layout.md#errors-of-the-store).
@@ -1066,13 +1135,13 @@ namespace meet the ones of the [broker](broker.md#errors) and the
 
 
 def all_errors_page() -> str:
-    """The page of every error that there is."""
-    rooms: dict[str, list[type[Exception]]] = {}
+    """Return the page of every error."""
+    packages: dict[str, list[type[Exception]]] = {}
     for kind in _all_errors():
-        rooms.setdefault(kind.__module__.split(".")[1], []).append(kind)
+        packages.setdefault(kind.__module__.split(".")[1], []).append(kind)
     return ALL_ERRORS_HEAD + "".join(
-        f"\n## `pairbus.{room}`\n\n{_table(['error', 'is a', 'where', 'says'], map(_error_row, kinds))}"
-        for room, kinds in sorted(rooms.items())
+        f"\n## `pairbus.{package}`\n\n{_table(['error', 'is a', 'where', 'says'], map(_error_row, kinds))}"
+        for package, kinds in sorted(packages.items())
     )
 
 
@@ -1082,6 +1151,16 @@ def _all_errors() -> Iterator[type[Exception]]:
             for name, kind in vars(importlib.import_module(module.name)).items():
                 if _is_error(kind) and kind.__module__ == module.name and not name.startswith("_"):
                     yield kind
+
+
+def faults_table() -> str:
+    """The kinds of faults, with where each can be injected."""
+    lines = ["| kind | effect | where |", "|---|---|---|"]
+    for kind, rule in FAULT_RULES.items():
+        needs = f"; needs `{rule.requires}`" if rule.requires else ""
+        where = ", ".join(scope.value for scope in rule.scopes)
+        lines.append(f"| `{kind}` | {rule.summary}{needs} | {where} |")
+    return "\n".join(lines) + "\n"
 
 
 def _error_row(kind: type[Exception]) -> list[str]:
@@ -1095,8 +1174,10 @@ BLOCKS: dict[Path, dict[str, Callable[[], str]]] = {
         "errors": partial(errors_table, broker_errors, broker.BrokerError),
         "limits": limits_table,
         "settings": settings_table,
+        "setting names": setting_names_table,
     },
     REFERENCE / "settings.md": {"settings": server_settings.settings_table},
+    DOCS / "how-to" / "practise-an-outage.md": {"faults": faults_table},
     EXPLANATION / "disk-layout.md": {
         "keys": keys_table,
         "errors": partial(errors_table, store_errors, store.StoreError),

@@ -1,4 +1,4 @@
-"""Runs the demo and keeps what it looks like, for the README: ``python docs/picture.py``."""
+"""Run the demo and save its output as pictures for the README: ``python docs/picture.py``."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from pathlib import Path
 from rich.console import Console
 
 from pairbus.cli.demo import performance
-from pairbus.cli.demo.reading import Reading
-from pairbus.cli.demo.screen import Screen, reading_tables
+from pairbus.cli.demo.screen import DemoReading, Screen, reading_tables
 
 IMAGES = Path(__file__).parent / "images"
 WIDTH = 124
-SHOWN = {"The primary is killed", "The backlog comes home"}
-"""The acts with something to be seen at their end."""
+SHOWN = {"Kill the primary", "Deliver the backlog"}
+"""The steps at whose end the table is shown."""
 
 SVG = """<svg class="rich-terminal" viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg">
 <style>
@@ -43,11 +42,11 @@ SVG = """<svg class="rich-terminal" viewBox="0 0 {width} {height}" xmlns="http:/
 
 
 class Album:
-    """A screen that shows the table at the end of some acts, and not as it changes."""
+    """A screen that shows the table at the end of some steps, not each change."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._reading: Reading | None = None
+        self._reading: DemoReading | None = None
 
     def begin(self, act: str) -> None:
         self._console.print(f"[bold]{act}[/bold]")
@@ -55,21 +54,21 @@ class Album:
     def end(self, act: str, seconds: float) -> None:
         if self._reading is not None and act in SHOWN:
             self._console.print(reading_tables(self._reading))
-        self._console.print(f"  [dim]it took {seconds:.1f} s[/dim]")
+        self._console.print(f"  [dim]done in {seconds:.1f} s[/dim]")
 
     def tell(self, text: str) -> None:
         if not text.startswith("The syphon:"):  # one batch is like another
             self._console.print(f"  {text}", markup=False)
 
-    def show(self, reading: Reading) -> None:
+    def show(self, reading: DemoReading) -> None:
         self._reading = reading
 
     def advance(self, done: float, total: float) -> None:
-        """A picture has no bars."""
+        """Do nothing: a picture has no progress bar."""
 
 
 def main() -> int:
-    """Write the pictures; gives the demo's own exit status."""
+    """Write the pictures, and return the exit status of the demo."""
     story, outcome = (
         Console(record=True, width=WIDTH, force_terminal=True, color_system="truecolor", highlight=False)
         for _ in range(2)
@@ -82,8 +81,8 @@ def main() -> int:
     performance.opened_screen = opened_album  # type: ignore[attr-defined]  # where it takes its screen from
     status = performance.perform(performance.Plan(), outcome)
     if status == 0:
-        told = outcome.export_text(clear=False).splitlines()
-        for line in told[next(number for number, line in enumerate(told) if line.startswith("sent ")) :]:
+        printed = outcome.export_text(clear=False).splitlines()
+        for line in printed[next(number for number, line in enumerate(printed) if line.startswith("sent ")) :]:
             story.print(line, markup=False, soft_wrap=True)
         for name, console in (("demo", story), ("demo-outcome", outcome)):
             console.save_svg(str(IMAGES / f"{name}.svg"), title="make demo", code_format=SVG, unique_id=name)

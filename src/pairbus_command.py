@@ -1,7 +1,7 @@
-"""The command ``pairbus`` from its first moment on.
+"""The entry point of the ``pairbus`` command.
 
-It is no part of the package, because importing that takes longer than some wait before they press Ctrl-C, and then
-they should not be shown where it was.
+It is not part of the package, because importing the package takes long enough for a user to press Ctrl-C, which must
+not print a traceback.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import signal
 from typing import Final, NoReturn
 
 _STOPPED: Final = 130
-_SAID: Final = b"pairbus: stopped\n"
+_STOPPED_LINE: Final = b"pairbus: stopped\n"
 
 
 def main() -> None:
-    """Run the command. Ctrl-C ends it at once before it is at work, and is ignored when it is done."""
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else somebody has a reason not to be stopped
+    """Run the command. Ctrl-C ends it at once before the command runs, and is ignored after it is done."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # otherwise the caller ignores SIGINT on purpose
         signal.signal(signal.SIGINT, stop_at_once)
-    from pairbus.cli.main import app  # noqa: PLC0415 (this is what takes so long)
+    from pairbus.cli.main import app  # noqa: PLC0415 (the slow import)
 
     try:
         app()
@@ -28,6 +28,6 @@ def main() -> None:
 
 
 def stop_at_once(_number: int, _frame: object) -> NoReturn:
-    """End at once. An exception could be taken for a failed import, and nothing has been begun that has to be ended."""
-    os.write(2, _SAID)
+    """Exit at once. An exception could be mistaken for a failed import, and there is nothing to clean up yet."""
+    os.write(2, _STOPPED_LINE)
     os._exit(_STOPPED)

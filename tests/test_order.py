@@ -33,6 +33,6 @@ def test_none_is_left_out() -> None:
     assert ordered([], long, WORKERS) == []
 
 
-def test_there_may_be_more_that_takes_long_than_a_worker_gets() -> None:
+def test_more_slow_tests_than_fit_on_a_worker_are_distributed() -> None:
     items = ["short", *("a" * 9), *("b" * 9)]
     assert sorted(ordered(items, long, WORKERS)) == sorted(items)

@@ -1,4 +1,4 @@
-"""How often the tests try what they try many times: all of it where it is decided, part of it where somebody waits."""
+"""The number of repetitions of randomized tests: all in CI, fewer on a laptop."""
 
 from __future__ import annotations
 

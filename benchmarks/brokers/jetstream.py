@@ -27,7 +27,7 @@ _PAUSE_S: Final = 0.05
 
 
 def missing() -> str | None:
-    """Why there is nothing to compare with; ``None`` if there is."""
+    """Return the reason why the broker cannot be measured; ``None`` if it can."""
     if importlib.util.find_spec("nats") is None:
         return "nats-py is not installed"
     if shutil.which("nats-server") is None:

@@ -1,4 +1,4 @@
-"""What every broker's client is given to do."""
+"""The load for the client of every broker."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Final, Protocol, TypeVar
 
 WINDOW: Final = 500
-"""How many messages are on their way at the same time, and how many are prefetched."""
+"""The number of messages in flight, and of prefetched messages."""
 
 BATCH: Final = 100
 BODY: Final = os.urandom(1024)

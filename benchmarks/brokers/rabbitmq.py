@@ -13,7 +13,7 @@ from tests.client.rabbitmq_server import PASSWORD, USER
 
 
 def missing() -> str | None:
-    """Why there is nothing to compare with; ``None`` if there is."""
+    """Return the reason why the broker cannot be measured; ``None`` if it can."""
     if importlib.util.find_spec("aio_pika") is None:
         return "aio-pika is not installed"
     return rabbitmq_server.missing()

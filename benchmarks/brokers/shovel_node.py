@@ -24,7 +24,7 @@ class ShovelError(Exception):
 
 
 def missing() -> str | None:
-    """Why there is nothing to compare with; ``None`` if there is."""
+    """Return the reason why the broker cannot be measured; ``None`` if it can."""
     if reason := rabbitmq.missing():
         return reason
     if not _CONTROL.exists():
@@ -35,7 +35,7 @@ def missing() -> str | None:
 
 
 class ShovelNode(RabbitMqServer):
-    """A node with these queues. Its shovels start when they are told to, so that the backlog can be filled before.
+    """A node with these queues. Its shovels are started separately, so that the backlog can be filled before.
 
     They connect to the node from inside it, as is RabbitMQ's custom for its own virtual hosts, or over TCP, as they
     would to another machine.
@@ -51,7 +51,7 @@ class ShovelNode(RabbitMqServer):
         return f"amqp://{USER}:{PASSWORD}@127.0.0.1:{self.port}/{virtual_host}"
 
     def cpu_s(self) -> float:
-        """How many seconds of processor time the node has taken so far."""
+        """Return the processor time of the node so far, in seconds."""
         return cpu_s(self.pid)
 
     def start_shovels(self) -> None:

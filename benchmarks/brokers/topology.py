@@ -15,7 +15,7 @@ EXCHANGE: Final = "orders"
 """In both virtual hosts. A shovel cannot route by a property, but it keeps the routing key: that is the destination."""
 
 Definitions = dict[str, list[dict[str, Any]]]
-"""What RabbitMQ imports, in its own words."""
+"""The definitions file that RabbitMQ imports."""
 
 _KEPT: Final = {"durable": True, "auto_delete": False, "arguments": {}}
 
@@ -36,11 +36,11 @@ class Topology:
         return [f"backlog-{number}" for number in range(self.queues)]
 
     def destination(self, number: int) -> str:
-        """Where the message with this number goes: all take turns."""
+        """Return the destination of the message with this number, in rotation."""
         return f"orders-{number % self.destinations}"
 
     def expected(self, messages: int) -> dict[str, int]:
-        """How many of so many messages each destination gets."""
+        """Return the number of messages that each destination gets."""
         share, rest = divmod(messages, self.destinations)
         return {self.destination(number): share + (number < rest) for number in range(self.destinations)}
 

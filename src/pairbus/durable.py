@@ -11,7 +11,10 @@ if sys.platform != "win32":
     import fcntl
 
 OURS_ALONE: Final = 0o700
-"""The mode of a directory that nobody else may look into."""
+"""The mode of a directory that only its owner may read."""
+
+OWNER_ONLY: Final = 0o600
+"""The mode of a file that only its owner may read."""
 
 sync_content: Final = getattr(os, "fdatasync", os.fsync)
 
@@ -33,8 +36,22 @@ def put_in_place(temporary: Path, path: Path) -> None:
     sync_directory(path.parent)
 
 
+def write_file(path: Path, content: bytes, mode: int) -> None:
+    """Write a whole file: readers see the old content or the new one, and never others than ``mode`` allows."""
+    temporary = path.with_name(path.name + ".new")
+    temporary.unlink(missing_ok=True)
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(content)
+        put_in_place(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
 def sync_directory(path: Path) -> None:
-    """Have the names in a directory kept."""
+    """Sync a directory, so that the names in it are durable."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -43,7 +60,7 @@ def sync_directory(path: Path) -> None:
 
 
 def try_lock(descriptor: int) -> bool:
-    """Lock an open file until it is closed, or its process has ended; tells whether nobody else has."""
+    """Lock an open file until it is closed or its process ends; return ``False`` if another process holds the lock."""
     if sys.platform == "win32":
         raise NotImplementedError(f"there are no such locks on {sys.platform}")
     try:

@@ -1,4 +1,4 @@
-"""Programs that fork, or end without a goodbye; each is run in a process of its own, with a connection string."""
+"""Programs that fork, or exit without closing; each runs in a separate process, with a connection string."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def in_a_child(work: Callable[[], None]) -> None:
 
 
 def fork(connection: str) -> None:
-    """What was used before a fork refuses in the child, works on in the parent, and nothing else minds."""
+    """Check that objects used before a fork raise in the child and work in the parent."""
     with MessagingFactory.from_connection_string(connection) as used:
         unused = MessagingFactory.from_connection_string(connection)
         sender = used.create_message_sender(QUEUE)
@@ -78,9 +78,7 @@ def fork_while_threads_send(connection: str) -> None:
     with MessagingFactory.from_connection_string(connection) as factory:
         is_over = Event()
         sender = factory.create_message_sender(QUEUE)
-        sender.send(
-            BrokeredMessage(b"first")
-        )  # no fork while the C library resolves a name, which has locks of its own
+        sender.send(BrokeredMessage(b"first"))  # no fork while the C library resolves a name, which takes locks
 
         def send_on() -> None:
             while not is_over.is_set():
@@ -144,7 +142,7 @@ def end_while_the_loop_is_blocked(connection: str) -> None:
 
 
 def use_it_at_the_end(connection: str) -> None:
-    """What the program does at its end comes before the loop's own end."""
+    """Check that exit handlers of the program run before the end of the loop."""
     factory = MessagingFactory.from_connection_string(connection)
     sender = factory.create_message_sender(QUEUE)
 

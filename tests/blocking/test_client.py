@@ -36,7 +36,7 @@ from pairbus.blocking import (
     TopicClient,
 )
 from pairbus.testing import RunningNamespace, running_namespace
-from tests.peers.waiting import eventually
+from tests.waiting import eventually
 
 NUMBERS = count()
 AT_ONCE = timedelta()
@@ -88,7 +88,7 @@ def receive_all(receiver: MessageReceiver, how_many: int) -> list[ReceivedMessag
 # Senders and receivers
 
 
-def test_what_is_sent_is_received(factory: MessagingFactory, queue: str) -> None:
+def test_sent_message_is_received(factory: MessagingFactory, queue: str) -> None:
     with factory.create_message_sender(queue) as sender, factory.create_message_receiver(queue) as receiver:
         assert (sender.path, receiver.path) == (queue, queue)
         assert (receiver.receive_mode, receiver.prefetch_count) == (ReceiveMode.PEEK_LOCK, 0)
@@ -102,9 +102,7 @@ def test_what_is_sent_is_received(factory: MessagingFactory, queue: str) -> None
         assert receiver.receive(1, AT_ONCE) == []
 
 
-def test_what_yields_messages_is_run_by_the_caller_and_may_call_the_client(
-    factory: MessagingFactory, queue: str
-) -> None:
+def test_message_generator_runs_in_caller_and_may_call_client(factory: MessagingFactory, queue: str) -> None:
     threads = set()
 
     def made() -> Iterator[BrokeredMessage]:
@@ -121,7 +119,7 @@ def test_what_yields_messages_is_run_by_the_caller_and_may_call_the_client(
     assert threads == {threading.current_thread()}
 
 
-def test_messages_are_settled_in_every_way(factory: MessagingFactory, queue: str) -> None:
+def test_messages_support_every_settlement(factory: MessagingFactory, queue: str) -> None:
     sender, receiver = factory.create_message_sender(queue), factory.create_message_receiver(queue)
     sender.send(BrokeredMessage(b"order"))
     (message,) = receiver.receive(1, SOON)
@@ -138,7 +136,7 @@ def test_messages_are_settled_in_every_way(factory: MessagingFactory, queue: str
     assert (message.dead_letter_reason, message.dead_letter_error_description) == ("spoilt", "it was cold")
 
 
-def test_messages_are_peeked_at(factory: MessagingFactory, queue: str) -> None:
+def test_messages_are_peeked(factory: MessagingFactory, queue: str) -> None:
     sender, receiver = factory.create_message_sender(queue), factory.create_message_receiver(queue)
     sender.send([BrokeredMessage(b"one"), BrokeredMessage(b"two"), BrokeredMessage(b"three")])
     assert bodies(receiver.peek(2)) == [b"one", b"two"]
@@ -146,7 +144,7 @@ def test_messages_are_peeked_at(factory: MessagingFactory, queue: str) -> None:
     assert bodies(receiver.peek(from_sequence_number=0)) == [b"one"]
 
 
-def test_messages_are_scheduled_and_taken_back(factory: MessagingFactory, queue: str) -> None:
+def test_messages_are_scheduled_and_cancelled(factory: MessagingFactory, queue: str) -> None:
     sender, receiver = factory.create_message_sender(queue), factory.create_message_receiver(queue)
     number = assert_type(sender.schedule(BrokeredMessage(b"one"), LATER), int)
     numbers = assert_type(sender.schedule([BrokeredMessage(b"two"), BrokeredMessage(b"three")], LATER), list[int])
@@ -158,7 +156,7 @@ def test_messages_are_scheduled_and_taken_back(factory: MessagingFactory, queue:
         sender.cancel_scheduled(number)
 
 
-def test_a_receiver_is_iterated_until_it_is_closed(factory: MessagingFactory, queue: str) -> None:
+def test_receiver_iterates_until_closed(factory: MessagingFactory, queue: str) -> None:
     factory.create_message_sender(queue).send([BrokeredMessage(bytes([number])) for number in range(5)])
     receiver = factory.create_message_receiver(queue, prefetch_count=3)
     found = []
@@ -171,9 +169,7 @@ def test_a_receiver_is_iterated_until_it_is_closed(factory: MessagingFactory, qu
     assert next(receiver, None) is None
 
 
-def test_an_iteration_that_waits_ends_when_another_thread_closes_the_receiver(
-    factory: MessagingFactory, queue: str
-) -> None:
+def test_waiting_iteration_ends_when_another_thread_closes(factory: MessagingFactory, queue: str) -> None:
     factory.create_message_sender(queue).send(BrokeredMessage(b"one"))
     receiver = factory.create_message_receiver(queue, ReceiveMode.RECEIVE_AND_DELETE)
     found: list[object] = []
@@ -211,7 +207,7 @@ def test_locks_are_renewed_while_the_application_works(
 # Sessions
 
 
-def test_a_session_is_accepted_and_used(factory: MessagingFactory, session_queue: str) -> None:
+def test_next_session_is_accepted(factory: MessagingFactory, session_queue: str) -> None:
     sender = factory.create_message_sender(session_queue)
     sender.send([BrokeredMessage(b"one", session_id="table 7"), BrokeredMessage(b"two", session_id="table 7")])
     with factory.accept_message_session(session_queue, server_wait_time=SOON) as session:
@@ -229,7 +225,7 @@ def test_a_session_is_accepted_and_used(factory: MessagingFactory, session_queue
     assert session.is_settled
 
 
-def test_a_session_is_accepted_by_its_id(factory: MessagingFactory, session_queue: str) -> None:
+def test_session_is_accepted_by_id(factory: MessagingFactory, session_queue: str) -> None:
     client = factory.create_queue_client(session_queue)
     client.send([BrokeredMessage(b"one", session_id="a"), BrokeredMessage(b"two", session_id="b")])
     assert sorted(client.get_message_sessions()) == ["a", "b"]
@@ -240,7 +236,7 @@ def test_a_session_is_accepted_by_its_id(factory: MessagingFactory, session_queu
 # Clients
 
 
-def test_a_queue_client_has_both_ends(factory: MessagingFactory, queue: str) -> None:
+def test_queue_client_sends_and_receives(factory: MessagingFactory, queue: str) -> None:
     with factory.create_queue_client(queue, prefetch_count=2) as client:
         assert isinstance(client, QueueClient)
         assert isinstance(client, MessageReceiver)
@@ -254,9 +250,7 @@ def test_a_queue_client_has_both_ends(factory: MessagingFactory, queue: str) -> 
         client.send(BrokeredMessage(b"four"))
 
 
-def test_a_topic_gives_its_subscriptions_what_their_rules_let_through(
-    factory: MessagingFactory, manager: NamespaceManager
-) -> None:
+def test_topic_delivers_by_rules(factory: MessagingFactory, manager: NamespaceManager) -> None:
     topic = manager.create_topic(f"topic{next(NUMBERS)}").path
     manager.create_subscription(topic, "red")
     sender = factory.create_topic_client(topic)
@@ -277,7 +271,7 @@ def test_a_topic_gives_its_subscriptions_what_their_rules_let_through(
 # The factory
 
 
-def test_a_factory_is_made_of_an_address_and_a_key(namespace: RunningNamespace, queue: str) -> None:
+def test_factory_is_created_from_address_and_key(namespace: RunningNamespace, queue: str) -> None:
     settings = MessagingFactorySettings(operation_timeout=timedelta(seconds=20))
     provider = TokenProvider.from_key("RootManageSharedAccessKey", namespace.key)
     with MessagingFactory.create(f"amqp://127.0.0.1:{namespace.port}", provider, settings) as factory:
@@ -290,7 +284,7 @@ def test_a_factory_is_made_of_an_address_and_a_key(namespace: RunningNamespace, 
     assert factory.is_closed
 
 
-def test_what_a_closed_factory_has_made_is_closed(factory: MessagingFactory, queue: str) -> None:
+def test_closed_factory_closes_its_resources(factory: MessagingFactory, queue: str) -> None:
     sender, receiver = factory.create_message_sender(queue), factory.create_message_receiver(queue)
     sender.send(BrokeredMessage(b"one"))
     factory.close()
@@ -302,7 +296,7 @@ def test_what_a_closed_factory_has_made_is_closed(factory: MessagingFactory, que
             use()
 
 
-def test_a_factory_that_is_given_up_tells_why(factory: MessagingFactory, queue: str) -> None:
+def test_faulted_factory_raises_cause(factory: MessagingFactory, queue: str) -> None:
     sender = factory.create_message_sender(queue)
     sender.send(BrokeredMessage(b"one"))
     reason = OSError("the cable is cut")
@@ -313,7 +307,7 @@ def test_a_factory_that_is_given_up_tells_why(factory: MessagingFactory, queue: 
     assert caught.value.__cause__ is reason
 
 
-def test_a_factory_is_shown_as_what_it_is(factory: MessagingFactory, namespace: RunningNamespace) -> None:
+def test_factory_repr_is_informative(factory: MessagingFactory, namespace: RunningNamespace) -> None:
     assert repr(factory).startswith("<MessagingFactory of ")
     assert str(namespace.port) in repr(factory)
     assert repr(factory.create_message_sender("orders")) == "<MessageSender of 'orders'>"
@@ -366,7 +360,7 @@ def test_topics_subscriptions_and_rules_are_managed(manager: NamespaceManager) -
     assert not manager.topic_exists(path)
 
 
-def test_a_manager_is_made_of_an_address_and_a_key(namespace: RunningNamespace) -> None:
+def test_manager_is_created_from_address_and_key(namespace: RunningNamespace) -> None:
     provider = TokenProvider.from_key("RootManageSharedAccessKey", namespace.key)
     address = f"amqp://127.0.0.1:{namespace.port}"
     settings = MessagingFactorySettings()

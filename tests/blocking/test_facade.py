@@ -19,22 +19,22 @@ from tests.blocking.make_facade import CLASSES, FILES, IN_PLACE_OF, NAMES, NOT_F
 ROOT = Path(__file__).resolve().parents[2]
 ASYNCHRONOUS = {"__aenter__": "__enter__", "__aexit__": "__exit__", "__aiter__": "__iter__", "__anext__": "__next__"}
 ON_THE_LOOP = {"TokenProvider", "PairedNamespaceOptions", "Syphon"}
-"""What is asked there, and not by synchronous code."""
+"""Public classes that run on the event loop, and that blocking code does not call."""
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
-def test_the_facade_is_up_to_date(path: Path) -> None:
+def test_facade_is_up_to_date(path: Path) -> None:
     assert path.read_text(encoding="utf-8") == FILES[path](), "run: python tests/blocking/make_facade.py"
 
 
-def test_it_has_every_public_name() -> None:
+def test_facade_has_every_public_name() -> None:
     assert sorted(blocking.__all__) == sorted(pairbus.__all__)
     for name in pairbus.__all__:
         ours, theirs = getattr(blocking, name), getattr(pairbus, name)
         assert (ours is theirs) == (name not in NAMES), name
 
 
-def test_every_class_that_has_something_to_wait_for_is_wrapped() -> None:
+def test_every_class_with_coroutines_is_wrapped() -> None:
     for name in pairbus.__all__:
         thing = getattr(blocking, name)
         waits = isinstance(thing, type) and any(
@@ -44,7 +44,7 @@ def test_every_class_that_has_something_to_wait_for_is_wrapped() -> None:
 
 
 @pytest.mark.parametrize("wrapped", CLASSES, ids=lambda kind: kind.__name__)
-def test_every_method_has_the_signature_of_the_one_that_it_calls(wrapped: type) -> None:
+def test_every_method_has_signature_of_wrapped_one(wrapped: type) -> None:
     wrapper = getattr(facade, wrapped.__name__)
     compared = 0
     for name, member in vars(wrapped).items():
@@ -71,7 +71,7 @@ def _signature(function: Any) -> list[tuple[str, object, object, object]]:
         (parameter.name, parameter.kind, _here(parameter.annotation), _default(parameter.default))
         for parameter in signature.parameters.values()
     ]
-    names = ["kind", "error", "trace"]  # of what a context manager is told
+    names = ["kind", "error", "trace"]  # the arguments of a context manager
     is_exit = [name for name, *_ in parameters][1:3] == names[:2]
     return [("", None, _here(signature.return_annotation), None), *([] if is_exit else parameters)]
 
@@ -88,13 +88,13 @@ def _returns(function: Any) -> object:
     return inspect.signature(function).return_annotation
 
 
-def test_the_wrappers_are_related_as_what_they_wrap_is() -> None:
+def test_wrappers_have_hierarchy_of_wrapped_classes() -> None:
     for one in CLASSES:
         for other in CLASSES:
             assert issubclass(getattr(facade, one.__name__), getattr(facade, other.__name__)) == issubclass(one, other)
 
 
-def test_an_import_starts_no_thread() -> None:
+def test_import_starts_no_thread() -> None:
     program = (
         "import threading, pairbus.blocking as blocking\n"
         "factory = blocking.MessagingFactory.create('sb://127.0.0.1:1')\n"

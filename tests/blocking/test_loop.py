@@ -63,19 +63,19 @@ async def answer() -> int:
 # Threads
 
 
-def test_there_is_one_loop_for_all(loop: LoopThread) -> None:
+def test_process_has_one_loop(loop: LoopThread) -> None:
     with ThreadPoolExecutor(THREADS) as pool:
         assert {*pool.map(lambda _: loop_of_this_process(), range(THREADS))} == {loop}
 
 
-def test_calls_of_many_threads_are_under_way_at_the_same_time(loop: LoopThread) -> None:
+def test_calls_of_many_threads_run_concurrently(loop: LoopThread) -> None:
     everybody = asyncio.Barrier(THREADS)
     with ThreadPoolExecutor(THREADS) as pool:
         places = pool.map(lambda _: loop.call(everybody.wait), range(THREADS), timeout=60)
     assert sorted(places) == [*range(THREADS)]
 
 
-def test_many_threads_send_and_receive_with_the_same_objects(factory: MessagingFactory) -> None:
+def test_threads_share_objects(factory: MessagingFactory) -> None:
     client = factory.create_queue_client(QUEUE, prefetch_count=100)
     sent = [f"{number}".encode() for number in range(THREADS * 10)]
 
@@ -91,7 +91,7 @@ def test_many_threads_send_and_receive_with_the_same_objects(factory: MessagingF
     assert client.peek(1, 0) == []
 
 
-def test_an_operation_sees_the_context_of_its_caller(loop: LoopThread) -> None:
+def test_operation_sees_context_of_caller(loop: LoopThread) -> None:
     async def colour() -> str:
         return COLOUR.get()
 
@@ -106,7 +106,7 @@ def test_an_operation_sees_the_context_of_its_caller(loop: LoopThread) -> None:
 # Errors
 
 
-def test_an_error_tells_both_where_it_was_called_and_where_it_arose(factory: MessagingFactory) -> None:
+def test_traceback_shows_caller_and_origin(factory: MessagingFactory) -> None:
     def the_caller() -> None:
         factory.create_message_sender("nowhere").send(BrokeredMessage(b"one"))
 
@@ -118,7 +118,7 @@ def test_an_error_tells_both_where_it_was_called_and_where_it_arose(factory: Mes
     assert any(frame.filename.endswith("client/sender.py") for frame in frames[names.index("call") :])
 
 
-def test_an_error_leaves_nothing_behind(loop: LoopThread) -> None:
+def test_error_leaves_no_reference_cycle(loop: LoopThread) -> None:
     class Thing:
         pass
 
@@ -138,7 +138,7 @@ def test_an_error_leaves_nothing_behind(loop: LoopThread) -> None:
         gc.enable()
 
 
-def test_one_that_wants_to_exit_does_not_end_the_loop_for_the_others(loop: LoopThread) -> None:
+def test_system_exit_does_not_end_loop_for_others(loop: LoopThread) -> None:
     async def leave() -> None:
         raise SystemExit(3)
 
@@ -154,16 +154,16 @@ def test_one_that_wants_to_exit_does_not_end_the_loop_for_the_others(loop: LoopT
     assert task.done()
 
 
-def test_what_has_connections_is_not_pickled(factory: MessagingFactory) -> None:
+def test_objects_with_connections_cannot_be_pickled(factory: MessagingFactory) -> None:
     for thing in (factory, factory.create_message_sender(QUEUE)):
-        with pytest.raises(TypeError, match="make it where it is used"):
+        with pytest.raises(TypeError, match="create it where it is used"):
             pickle.dumps(thing)
 
 
 # Where one would wait for oneself
 
 
-def test_a_call_on_the_loop_itself_is_refused(loop: LoopThread) -> None:
+def test_blocking_call_on_loop_is_rejected(loop: LoopThread) -> None:
     async def nested() -> int:
         return loop.call(answer)
 
@@ -172,7 +172,7 @@ def test_a_call_on_the_loop_itself_is_refused(loop: LoopThread) -> None:
     assert loop.call(answer) == 42
 
 
-def test_a_token_provider_that_calls_the_blocking_client_is_told_so(factory: MessagingFactory) -> None:
+def test_blocking_call_in_token_provider_is_rejected(factory: MessagingFactory) -> None:
     class Nested(TokenProvider):
         async def get_token(self, audience: str) -> Token:  # noqa: ARG002
             factory.create_message_sender(QUEUE).send(BrokeredMessage(b"one"))
@@ -207,14 +207,14 @@ def interrupt_main_thread() -> None:
 
 @pytest.fixture
 def interrupt() -> Iterator[Callable[[], None]]:
-    """Interrupts the main thread, as Ctrl-C does, whatever the handler of the one who runs the tests."""
+    """Interrupt the main thread as Ctrl-C does, regardless of the signal handler of the test runner."""
     assert threading.current_thread() is threading.main_thread()
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield interrupt_main_thread
     signal.signal(signal.SIGINT, before)
 
 
-def test_an_interrupted_call_is_cancelled(loop: LoopThread, interrupt: Callable[[], None]) -> None:
+def test_interrupted_call_is_cancelled(loop: LoopThread, interrupt: Callable[[], None]) -> None:
     is_cancelled = threading.Event()
 
     async def wait_for_ever() -> None:
@@ -247,7 +247,7 @@ def iterate_for_ever(receiver: MessageReceiver) -> None:
 
 @pytest.mark.parametrize("prefetch", [0, 10])
 @pytest.mark.parametrize("wait", [receive_for_ever, iterate_for_ever])
-def test_a_receiver_that_was_interrupted_receives_what_comes_later(
+def test_interrupted_receiver_receives_later_messages(
     factory: MessagingFactory,
     interrupt: Callable[[], None],
     wait: Callable[[MessageReceiver], None],
@@ -273,7 +273,7 @@ def test_a_receiver_that_was_interrupted_receives_what_comes_later(
         receiver.complete(message)
 
 
-def test_a_send_that_was_interrupted_while_it_connected_succeeds_the_next_time(
+def test_send_interrupted_while_connecting_succeeds_next_time(
     namespace: RunningNamespace, factory: MessagingFactory, interrupt: Callable[[], None]
 ) -> None:
     provider = TokenProvider.from_key("RootManageSharedAccessKey", namespace.key)

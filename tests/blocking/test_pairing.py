@@ -36,7 +36,7 @@ from pairbus.blocking import (
 )
 from pairbus.testing import RunningNamespace, running_namespace
 from tests.blocking.make_facade import ATTRIBUTES, NOT_FOR_APPLICATIONS
-from tests.peers.waiting import eventually
+from tests.waiting import eventually
 
 AT_ONCE = timedelta()
 SOON = timedelta(seconds=30)
@@ -56,7 +56,7 @@ class Two:
     secondary_manager: NamespaceManager
 
     def options(self, **options: Any) -> SendAvailabilityPairedNamespaceOptions:
-        """Options that divert a message at the first failure, unless they are told otherwise."""
+        """Return options that divert a message at the first failure, unless overridden."""
         usual = {"backlog_queue_count": 2, "failover_interval": AT_ONCE, "primary_name": "contoso"}
         return SendAvailabilityPairedNamespaceOptions(self.secondary_manager, self.secondary, **{**usual, **options})
 
@@ -92,7 +92,7 @@ def state(pair: NamespacePair) -> EntityState:
     return entity.state
 
 
-def test_c3_a_send_goes_to_the_backlog_while_the_primary_is_down_and_home_again_after_it(two: Two) -> None:
+def test_c3_send_is_diverted_during_outage_and_restored_after_it(two: Two) -> None:
     before = two.primary.create_message_sender(QUEUE)
     pair = assert_type(two.primary.pair_namespace(two.options()), NamespacePair)
     after = two.primary.create_queue_client(QUEUE)
@@ -125,7 +125,7 @@ def _empty(two: Two) -> None:
         two.secondary_manager.delete_queue(path)
 
 
-def test_c21_a_pair_is_switched_by_hand(two: Two) -> None:
+def test_c21_pair_is_switched_manually(two: Two) -> None:
     pair = two.primary.pair_namespace(two.options())
     sender = two.primary.create_message_sender(QUEUE)
     pair.engage()
@@ -136,13 +136,13 @@ def test_c21_a_pair_is_switched_by_hand(two: Two) -> None:
     assert state(pair) is EntityState.HEALTHY
     pair.engage(QUEUE)
     assert state(pair) is EntityState.HELD_OVER
-    with pytest.raises(TypeError, match="path has to be str or None"):
+    with pytest.raises(TypeError, match="path must be str or None"):
         pair.engage(1)  # type: ignore[arg-type]
     _empty(two)
 
 
 @pytest.mark.slow
-def test_c21_a_drill_proves_that_the_pair_works(two: Two) -> None:
+def test_c21_drill_proves_pair(two: Two) -> None:
     pair = two.primary.pair_namespace(two.options(enable_syphon=True))
     report = pair.drill(two.primary_manager, SOON)
     assert report.total < SOON
@@ -152,16 +152,16 @@ def test_c21_a_drill_proves_that_the_pair_works(two: Two) -> None:
     assert syphon.syphoned == 1
 
 
-def test_c21_a_drill_without_a_syphon_says_that_there_is_none(two: Two) -> None:
+def test_c21_drill_without_syphon_reports_missing_syphon(two: Two) -> None:
     pair = two.primary.pair_namespace(two.options())
     with pytest.raises(MessagingTimeoutError, match="is a syphon running"):
         pair.drill(two.primary_manager, max_wait_time=timedelta(milliseconds=10))
-    with pytest.raises(TypeError, match="primary_namespace_manager has to be NamespaceManager"):
+    with pytest.raises(TypeError, match="primary_namespace_manager must be NamespaceManager"):
         pair.drill(two.primary)  # type: ignore[arg-type]
     _empty(two)
 
 
-def test_c19_a_listener_is_called_on_the_thread_of_the_loop_until_it_wants_no_more(two: Two) -> None:
+def test_c19_listener_is_called_on_loop_thread_until_unsubscribed(two: Two) -> None:
     pair = two.primary.pair_namespace(two.options())
     heard: list[tuple[str, PairEvent]] = []
     unsubscribe = pair.subscribe(lambda event: heard.append((current_thread().name, event)))
@@ -172,16 +172,16 @@ def test_c19_a_listener_is_called_on_the_thread_of_the_loop_until_it_wants_no_mo
     assert thread == "pairbus-blocking"
     assert isinstance(event, EntityChanged)
     assert (event.path, event.state) == (QUEUE, EntityState.HELD_OVER)
-    with pytest.raises(TypeError, match="cannot be"):
+    with pytest.raises(TypeError, match="must be callable"):
         pair.subscribe(None)  # type: ignore[arg-type]
 
 
-def test_a_listener_that_makes_a_blocking_call_hears_that_it_cannot(two: Two) -> None:
+def test_listener_with_blocking_call_raises(two: Two) -> None:
     pair = two.primary.pair_namespace(two.options())
     refused: list[BaseException] = []
 
     def listener(event: PairEvent) -> None:
-        with pytest.raises(RuntimeError, match="a listener perhaps") as caught:
+        with pytest.raises(RuntimeError, match="or a listener") as caught:
             pair.status()
         refused.append(caught.value)
 
@@ -190,7 +190,7 @@ def test_a_listener_that_makes_a_blocking_call_hears_that_it_cannot(two: Two) ->
     assert len(refused) == 1
 
 
-def test_c19_events_are_iterated_over_until_the_factory_is_closed(two: Two) -> None:
+def test_c19_events_iterate_until_factory_is_closed(two: Two) -> None:
     pair = two.primary.pair_namespace(two.options())
     heard: SimpleQueue[PairEvent] = SimpleQueue()
 
@@ -213,7 +213,7 @@ def _switch_back_and_forth(pair: NamespacePair) -> None:
     pair.release(QUEUE)
 
 
-def test_events_that_are_left_half_way_are_collected_no_more(two: Two) -> None:
+def test_abandoned_event_iteration_stops_collecting(two: Two) -> None:
     pair = two.primary.pair_namespace(two.options())
     inner = pair._inner
     with ThreadPoolExecutor(1) as threads:
@@ -229,7 +229,7 @@ def _first(pair: NamespacePair) -> PairEvent:
     pytest.fail("the pair was closed")
 
 
-def test_the_options_have_what_they_were_made_of(two: Two) -> None:
+def test_options_keep_their_arguments(two: Two) -> None:
     options = two.options(failover_interval=SOON, enable_syphon=True, preserve_session_order=True)
     assert options.secondary_namespace_manager is two.secondary_manager
     assert options.messaging_factory is two.secondary
@@ -240,20 +240,20 @@ def test_the_options_have_what_they_were_made_of(two: Two) -> None:
     assert (options.primary_name, options.syphon_engine) == ("contoso", "in-process")
 
 
-def test_the_options_have_every_attribute_and_the_signature_of_those_for_asyncio(two: Two) -> None:
+def test_options_have_attributes_and_signature_of_asyncio_options(two: Two) -> None:
     theirs = pairbus.SendAvailabilityPairedNamespaceOptions
     options = two.options()
     assert vars(options._inner).keys() == ATTRIBUTES[theirs].keys()
     assert inspect.signature(SendAvailabilityPairedNamespaceOptions) == inspect.signature(theirs)
 
 
-def test_the_options_are_paired_namespace_options(two: Two) -> None:
+def test_options_are_paired_namespace_options(two: Two) -> None:
     assert isinstance(two.options(), PairedNamespaceOptions)
     assert issubclass(SendAvailabilityPairedNamespaceOptions, PairedNamespaceOptions)
 
 
 @pytest.mark.parametrize("kind", [MessagingFactory, NamespacePair, SendAvailabilityPairedNamespaceOptions])
-def test_what_is_not_for_applications_is_not_there(kind: type) -> None:
+def test_internal_methods_are_hidden(kind: type) -> None:
     hidden = NOT_FOR_APPLICATIONS[getattr(pairbus, kind.__name__)]
     assert not [name for name in hidden if hasattr(kind, name)]
 
@@ -271,9 +271,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("bad", "error"), BAD, ids=str)
-def test_c4_bad_options_raise_what_they_raise_with_asyncio(
-    two: Two, bad: dict[str, Any], error: type[Exception]
-) -> None:
+def test_c4_invalid_options_raise_as_with_asyncio(two: Two, bad: dict[str, Any], error: type[Exception]) -> None:
     with pytest.raises(error) as ours:
         two.options(**bad)
     with pytest.raises(error) as theirs:
@@ -285,37 +283,37 @@ def test_c4_bad_options_raise_what_they_raise_with_asyncio(
     assert str(ours.value) == str(theirs.value)
 
 
-def test_c4_the_options_are_made_of_what_is_for_synchronous_code(two: Two) -> None:
+def test_c4_options_require_blocking_objects(two: Two) -> None:
     make: Callable[..., object] = SendAvailabilityPairedNamespaceOptions
-    with pytest.raises(TypeError, match="secondary_namespace_manager has to be NamespaceManager; None"):
+    with pytest.raises(TypeError, match="secondary_namespace_manager must be NamespaceManager, got None"):
         make(None, two.secondary)
-    with pytest.raises(TypeError, match="messaging_factory has to be MessagingFactory"):
+    with pytest.raises(TypeError, match="messaging_factory must be MessagingFactory"):
         make(two.secondary_manager, two.secondary_manager)
-    with pytest.raises(TypeError, match="secondary_namespace_manager has to be NamespaceManager"):
+    with pytest.raises(TypeError, match="secondary_namespace_manager must be NamespaceManager"):
         make(pairbus.NamespaceManager.from_connection_string(two.fabrikam.connection_string), two.secondary)
-    with pytest.raises(TypeError, match="options has to be SendAvailabilityPairedNamespaceOptions"):
+    with pytest.raises(TypeError, match="options must be SendAvailabilityPairedNamespaceOptions"):
         two.primary.pair_namespace(None)  # type: ignore[arg-type]
 
 
-def test_c4_a_namespace_is_paired_once_and_with_another_one(two: Two) -> None:
+def test_c4_namespace_is_paired_once_with_another(two: Two) -> None:
     to_itself = SendAvailabilityPairedNamespaceOptions(two.primary_manager, two.primary)
     with pytest.raises(ValueError, match="is the primary"):
         two.primary.pair_namespace(to_itself)
     two.primary.pair_namespace(two.options())
-    with pytest.raises(InvalidRequestError, match="has been paired already"):
+    with pytest.raises(InvalidRequestError, match="is already paired"):
         two.primary.pair_namespace(two.options())
 
 
-def test_c3_what_cannot_be_paired_is_raised_and_can_be_tried_again(two: Two) -> None:
+def test_c3_failed_pairing_raises_and_can_be_retried(two: Two) -> None:
     wrong = two.fabrikam.connection_string.replace(two.fabrikam.key, "d3Jvbmc=")
-    with NamespaceManager.from_connection_string(wrong) as stranger, pytest.raises(UnauthorizedError):
+    with NamespaceManager.from_connection_string(wrong) as unproven_peer, pytest.raises(UnauthorizedError):
         two.primary.pair_namespace(
-            SendAvailabilityPairedNamespaceOptions(stranger, two.secondary, primary_name="contoso")
+            SendAvailabilityPairedNamespaceOptions(unproven_peer, two.secondary, primary_name="contoso")
         )
     assert two.primary.pair_namespace(two.options()).status().entities == ()
 
 
-def test_a_pair_ends_with_its_factory(two: Two) -> None:
+def test_pair_closes_with_its_factory(two: Two) -> None:
     pair = two.primary.pair_namespace(two.options())
     two.primary.close()
     with pytest.raises(ClosedError):
@@ -344,9 +342,9 @@ os.waitpid(child, 0)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no forks")
-def test_what_was_used_before_a_fork_is_not_paired_with_in_the_child(two: Two) -> None:
+def test_objects_used_before_fork_cannot_be_paired_in_child(two: Two) -> None:
     # Newer versions of Python warn of any fork beside threads, which is what this is about.
     command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORK]
     namespaces = [two.contoso.connection_string, two.fabrikam.connection_string]
     done = subprocess.run([*command, *namespaces], capture_output=True, text=True, check=True, timeout=60)
-    assert "it was used before this process was forked" in done.stdout
+    assert "was used before this process was forked" in done.stdout

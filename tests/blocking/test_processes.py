@@ -62,7 +62,7 @@ def bodies(namespace: RunningNamespace) -> list[bytes]:
         return [message.body for message in factory.create_message_receiver(QUEUE).peek(100)]
 
 
-def test_what_was_used_before_a_fork_refuses_in_the_child_and_works_on_in_the_parent(
+def test_objects_used_before_fork_raise_in_child_and_work_in_parent(
     namespace: RunningNamespace,
 ) -> None:
     done = run(programs.fork, namespace)
@@ -77,7 +77,7 @@ def test_what_was_used_before_a_fork_refuses_in_the_child_and_works_on_in_the_pa
     ]
 
 
-def test_a_fork_beside_threads_that_send_disturbs_neither_side(namespace: RunningNamespace) -> None:
+def test_fork_beside_sending_threads_disturbs_neither_side(namespace: RunningNamespace) -> None:
     done = run(programs.fork_while_threads_send, namespace)
     assert (done.returncode, done.stderr) == (0, "")
 
@@ -92,16 +92,14 @@ def test_a_fork_beside_threads_that_send_disturbs_neither_side(namespace: Runnin
     ],
     ids=lambda program: program.__name__,
 )
-def test_a_program_ends_in_silence_whatever_it_has_left_open(
-    namespace: RunningNamespace, program: Callable[[str], None]
-) -> None:
+def test_program_exits_silently_with_open_objects(namespace: RunningNamespace, program: Callable[[str], None]) -> None:
     done = run(program, namespace)
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
     if program is programs.use_it_at_the_end:
         assert bodies(namespace) == [b"hello", b"goodbye"]
 
 
-def test_a_program_that_waits_is_ended_by_ctrl_c(namespace: RunningNamespace) -> None:
+def test_waiting_program_is_ended_by_ctrl_c(namespace: RunningNamespace) -> None:
     done = run(programs.interrupt_the_end, namespace)
     assert done.returncode == -2
     assert done.stderr.rstrip().endswith("KeyboardInterrupt")

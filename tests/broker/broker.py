@@ -1,4 +1,4 @@
-"""A namespace to try things on: on a store in memory, with a clock that only moves when told, and nothing random."""
+"""A namespace for tests: on a store in memory, with a clock that only tests move, and nothing random."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from itertools import count
 from typing import Any, Final
 from uuid import UUID
 
-from pairbus.broker.address import Address, Part
+from pairbus.broker.address import Address, QueuePart
 from pairbus.broker.descriptions import (
     QueueDescription,
     RuleDescription,
@@ -16,27 +16,27 @@ from pairbus.broker.descriptions import (
     SqlFilterDescription,
     SubscriptionDescription,
     TopicDescription,
+    Value,
 )
+from pairbus.broker.entity import EntityInfo
 from pairbus.broker.limits import STANDARD, Limits
-from pairbus.broker.message import Delivery, Message
+from pairbus.broker.message import DeliveredMessage, NewMessage
 from pairbus.broker.namespace import Namespace
 from pairbus.broker.records import Records
-from pairbus.broker.runtime import EntityInfo
-from pairbus.broker.settlement import Disposition, Verdict
+from pairbus.broker.settlement import SettlementKind, SettlementRequest
 from pairbus.broker.sql import MISSING, Missing
-from pairbus.broker.values import Value
 from pairbus.store import KeyValueStore, MemoryStore
-from pairbus.store.keeper import Keeper, Wake
+from pairbus.store.group_committer import GroupCommitter, Wake
 
 START: Final = 1_700_000_000_000
-"""When every test begins."""
+"""Start time of every test."""
 
 SECOND: Final = 1_000
 MINUTE: Final = 60 * SECOND
 LOCK: Final = MINUTE
-"""How long a lock lasts where nothing else is said."""
+"""Default lock duration."""
 
-NOBODY: Final = b"a token that was never given"
+UNKNOWN_TOKEN: Final = b"a token that was never given"
 
 
 def letter(
@@ -45,20 +45,20 @@ def letter(
     user: Mapping[str, Value] | None = None,
     system: Mapping[str, Value] | None = None,
     **fields: Any,
-) -> Message:
-    """A message with a text. ``user`` and ``system`` are the properties that rules find in it."""
+) -> NewMessage:
+    """Return a message with a text. ``user`` and ``system`` are the properties that rules find in it."""
     body = json.dumps({"text": text, "user": dict(user or {}), "system": dict(system or {})}).encode()
-    return Message(body, **fields)
+    return NewMessage(body, **fields)
 
 
-def blob(size: int, **fields: Any) -> Message:
-    """A message of exactly so many bytes."""
-    return Message(bytes(size), **fields)
+def blob(size: int, **fields: Any) -> NewMessage:
+    """Return a message of exactly that many bytes."""
+    return NewMessage(bytes(size), **fields)
 
 
-def ping(**fields: Any) -> Message:
-    """What a client sends to find out whether an entity works (C13)."""
-    return Message(b"content-type: application/vnd.ms-servicebus-ping", time_to_live_ms=SECOND, ping=True, **fields)
+def ping(**fields: Any) -> NewMessage:
+    """Return the message that a client sends to check whether an entity works (C13)."""
+    return NewMessage(b"content-type: application/vnd.ms-servicebus-ping", time_to_live_ms=SECOND, ping=True, **fields)
 
 
 def sql(
@@ -67,7 +67,7 @@ def sql(
     action: str | None = None,
     parameters: Mapping[str, Value] | None = None,
 ) -> RuleDescription:
-    """A rule with an SQL filter, and perhaps an action."""
+    """Return a rule with an SQL filter, and an optional action."""
     return RuleDescription(
         name=name,
         filter=SqlFilterDescription(expression, parameters or {}),
@@ -75,34 +75,34 @@ def sql(
     )
 
 
-def text(delivery: Delivery) -> str:
+def text(delivery: DeliveredMessage) -> str:
     return str(json.loads(delivery.body)["text"])
 
 
-def texts(deliveries: Sequence[Delivery]) -> list[str]:
+def texts(deliveries: Sequence[DeliveredMessage]) -> list[str]:
     return [text(delivery) for delivery in deliveries]
 
 
-def numbers(deliveries: Sequence[Delivery]) -> list[int]:
+def numbers(deliveries: Sequence[DeliveredMessage]) -> list[int]:
     return [delivery.record.sequence for delivery in deliveries]
 
 
-def amended(delivery: Delivery) -> dict[str, Value | Missing]:
-    """The application properties that were set since the message was sent."""
+def amended(delivery: DeliveredMessage) -> dict[str, Value | Missing]:
+    """Return the application properties that were set since the message was sent."""
     amendments = delivery.record.amendments
     return {} if amendments is None else dict(amendments.user)
 
 
-def reason(delivery: Delivery) -> Value | Missing:
+def reason(delivery: DeliveredMessage) -> Value | Missing:
     return amended(delivery).get("DeadLetterReason")
 
 
 def dead(address: Address) -> Address:
-    return address._replace(part=Part.DEAD_LETTER)
+    return address._replace(part=QueuePart.DEAD_LETTER)
 
 
 def transfers(address: Address) -> Address:
-    return address._replace(part=Part.TRANSFER_DEAD_LETTER)
+    return address._replace(part=QueuePart.TRANSFER_DEAD_LETTER)
 
 
 class View:
@@ -124,7 +124,7 @@ class View:
 
 
 class Broker:
-    """A namespace with its keeper. Each method is one operation at the time of ``now_ms``."""
+    """A namespace with its committer. Each method is one operation at the time of ``now_ms``."""
 
     def __init__(self, limits: Limits = STANDARD, store: KeyValueStore | None = None, wake: Wake | None = None) -> None:
         self.now_ms = START
@@ -133,7 +133,7 @@ class Broker:
         self._wake = wake
         self._tokens = count(1)
         self._ids = count(1)
-        self.keeper = Keeper(self.store, self._make, self.now_ms, wake)
+        self.keeper = GroupCommitter(self.store, self._make, self.now_ms, wake)
 
     def _make(self, records: Records) -> Namespace:
         return Namespace(records, limits=self.limits, view=View, fresh_id=self._fresh_id, fresh_token=self._fresh_token)
@@ -151,7 +151,7 @@ class Broker:
     # Time, and the end of the process
 
     def wait(self, ms: int) -> None:
-        """Let time pass. What is due happens now, and not only at the next operation."""
+        """Advance the time. Due work is done now, not only at the next operation."""
         self.now_ms += ms
         self.namespace.advance(self.now_ms)
 
@@ -163,13 +163,13 @@ class Broker:
         self.keeper.commit(self.now_ms)
 
     def restart(self) -> None:
-        """End the process when everything is durable, and begin a new one."""
+        """End the process when everything is durable, and start a new one."""
         self.commit()
         self.crash()
 
     def crash(self) -> None:
-        """End the process as it is, and begin a new one: what was not committed is lost."""
-        self.keeper = Keeper(self.store, self._make, self.now_ms, self._wake)
+        """Kill the process, and start a new one: what was not committed is lost."""
+        self.keeper = GroupCommitter(self.store, self._make, self.now_ms, self._wake)
 
     # Entities
 
@@ -189,7 +189,7 @@ class Broker:
         return Address.of(topic, name)
 
     def bare_subscription(self, name: str = "sub", *, topic: str = "topic", **settings: Any) -> Address:
-        """A subscription without any rule."""
+        """Create a subscription without any rule."""
         address = self.subscription(name, topic=topic, **settings)
         self.namespace.remove_rule(topic, name, "$Default", self.now_ms)
         return address
@@ -198,7 +198,7 @@ class Broker:
         self.namespace.add_rule(subscription.entity, subscription.subscription or "", rule, self.now_ms)
 
     def update(self, address: Address, **settings: Any) -> EntityInfo:
-        """Change these settings and leave the others."""
+        """Change these settings and keep the others."""
         description = self.info(address).description
         kept = {name: getattr(description, name) for name in description.__slots__}
         return self.namespace.update(address, type(description)(**{**kept, **settings}), self.now_ms)
@@ -211,7 +211,7 @@ class Broker:
 
     # Messages
 
-    def send(self, address: Address, *messages: Message | str) -> list[int | None]:
+    def send(self, address: Address, *messages: NewMessage | str) -> list[int | None]:
         letters = [letter(message) if isinstance(message, str) else message for message in messages]
         return self.namespace.send(address, letters, self.now_ms)
 
@@ -220,56 +220,58 @@ class Broker:
         assert sequence is not None
         return sequence
 
-    def receive(self, address: Address, count: int = 100, **options: Any) -> list[Delivery]:
+    def receive(self, address: Address, count: int = 100, **options: Any) -> list[DeliveredMessage]:
         return self.namespace.receive(address, count, self.now_ms, **options)
 
-    def one(self, address: Address, **options: Any) -> Delivery:
-        """The next message, which has to be there."""
+    def one(self, address: Address, **options: Any) -> DeliveredMessage:
+        """Return the next message, which must exist."""
         (delivery,) = self.receive(address, 1, **options)
         return delivery
 
     def take(self, address: Address, count: int = 100, **options: Any) -> list[str]:
-        """The texts of messages, received and deleted."""
+        """Return the texts of messages, received and deleted."""
         return texts(self.receive(address, count, delete=True, **options))
 
-    def peek(self, address: Address, from_sequence: int = 0, count: int = 100, **options: Any) -> list[Delivery]:
+    def peek(
+        self, address: Address, from_sequence: int = 0, count: int = 100, **options: Any
+    ) -> list[DeliveredMessage]:
         return self.namespace.peek(address, from_sequence, count, self.now_ms, **options)
 
-    def deferred(self, address: Address, *sequences: int, **options: Any) -> list[Delivery]:
+    def deferred(self, address: Address, *sequences: int, **options: Any) -> list[DeliveredMessage]:
         return self.namespace.receive_deferred(address, sequences, self.now_ms, **options)
 
     # Settling
 
-    def settle(self, address: Address, delivery: Delivery, disposition: Disposition, **words: Any) -> None:
+    def settle(self, address: Address, delivery: DeliveredMessage, disposition: SettlementKind, **words: Any) -> None:
         assert delivery.lock_token is not None
-        verdict = Verdict(disposition=disposition, **words)
+        verdict = SettlementRequest(disposition=disposition, **words)
         self.namespace.settle(address, delivery.lock_token, self.now_ms, verdict)
 
-    def complete(self, address: Address, delivery: Delivery) -> None:
-        self.settle(address, delivery, Disposition.COMPLETE)
+    def complete(self, address: Address, delivery: DeliveredMessage) -> None:
+        self.settle(address, delivery, SettlementKind.COMPLETE)
 
-    def abandon(self, address: Address, delivery: Delivery, **properties: Value) -> None:
-        self.settle(address, delivery, Disposition.ABANDON, properties=properties)
+    def abandon(self, address: Address, delivery: DeliveredMessage, **properties: Value) -> None:
+        self.settle(address, delivery, SettlementKind.ABANDON, properties=properties)
 
-    def defer(self, address: Address, delivery: Delivery, **properties: Value) -> int:
-        """Defer a message; the number to ask for it."""
-        self.settle(address, delivery, Disposition.DEFER, properties=properties)
+    def defer(self, address: Address, delivery: DeliveredMessage, **properties: Value) -> int:
+        """Defer a message; return its sequence number."""
+        self.settle(address, delivery, SettlementKind.DEFER, properties=properties)
         return delivery.record.sequence
 
-    def dead_letter(self, address: Address, delivery: Delivery, **words: Any) -> None:
-        self.settle(address, delivery, Disposition.DEAD_LETTER, **words)
+    def dead_letter(self, address: Address, delivery: DeliveredMessage, **words: Any) -> None:
+        self.settle(address, delivery, SettlementKind.DEAD_LETTER, **words)
 
-    def release(self, address: Address, delivery: Delivery) -> None:
-        self.settle(address, delivery, Disposition.RELEASE)
+    def release(self, address: Address, delivery: DeliveredMessage) -> None:
+        self.settle(address, delivery, SettlementKind.RELEASE)
 
-    def renew(self, address: Address, delivery: Delivery) -> int:
+    def renew(self, address: Address, delivery: DeliveredMessage) -> int:
         assert delivery.lock_token is not None
         return self.namespace.renew_lock(address, delivery.lock_token, self.now_ms)
 
     # Sessions
 
     def accept(self, address: Address, session_id: str | None = None) -> bytes:
-        """The token of a session, which has to be there."""
+        """Return the token of a session, which must be available."""
         grant = self.namespace.accept_session(address, session_id, self.now_ms)
         assert grant is not None
         return grant.session_token

@@ -1,8 +1,8 @@
-"""A broker in the simplest words: lists, scans, and every rule spelled out. Slow, and easy to believe.
+"""A broker in the simplest form: lists, scans, and every rule spelled out. Slow, and easy to verify.
 
-It shares the value classes with the broker and nothing else. Where the specification leaves something open (which
-partition takes a message without a key; who is first of two that are due at the same millisecond) it asks the
-``Clues``: what the broker wrote while it did the same.
+It shares the value classes with the broker and nothing else. Where the specification leaves a choice (which partition
+takes a message without a key; which of two is first if both are due at the same millisecond) it follows the ``Clues``:
+what the broker wrote while it did the same.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple, TypeAlias
 
-from pairbus.broker.address import Address, Part, Place
+from pairbus.broker.address import Address, QueueId, QueuePart
 from pairbus.broker.descriptions import (
     CorrelationFilter,
     EntityDescription,
@@ -27,7 +27,9 @@ from pairbus.broker.descriptions import (
     SubscriptionDescription,
     TopicDescription,
     TrueFilter,
+    Value,
 )
+from pairbus.broker.entity import EntityInfo
 from pairbus.broker.errors import (
     BrokerError,
     EntityDisabledError,
@@ -46,15 +48,13 @@ from pairbus.broker.errors import (
     SessionLockLostError,
     SessionRequiredError,
 )
+from pairbus.broker.events import EntityGone, Notice, SessionLost
 from pairbus.broker.limits import MEGABYTE, Limits
-from pairbus.broker.message import NEVER, Delivery, Message, MessageState, Record
+from pairbus.broker.message import NEVER, DeliveredMessage, MessageState, NewMessage, Record
 from pairbus.broker.namespace import SessionGrant
-from pairbus.broker.notices import EntityGone, Notice, SessionLost
-from pairbus.broker.operations import Operation, Send, Settle
-from pairbus.broker.runtime import EntityInfo
-from pairbus.broker.settlement import Disposition, Verdict
+from pairbus.broker.settlement import SettlementKind, SettlementRequest
 from pairbus.broker.sql import MISSING, Missing
-from pairbus.broker.values import Value
+from pairbus.broker.transaction import Operation, SendOperation, SettleOperation
 
 PARTITION_BITS: Final = 48
 SENDING: Final = {EntityStatus.ACTIVE, EntityStatus.RECEIVE_DISABLED}
@@ -63,7 +63,7 @@ ACTIVE, DEFERRED, SCHEDULED = MessageState.ACTIVE, MessageState.DEFERRED, Messag
 
 
 class AnyText(str):
-    """Equals every text that is not empty: how the broker words its explanations is its own affair."""
+    """Equals every non-empty text: the broker is free in the wording of its explanations."""
 
     __slots__ = ()
 
@@ -80,13 +80,13 @@ ANY_TEXT: Final = AnyText("(any)")
 
 
 def encode(user: Mapping[str, Value], system: Mapping[str, Value], number: int, padding: int = 0) -> bytes:
-    """A message as these tests write it: one line of JSON, then anything. The number makes each one different."""
+    """Return a message as these tests write it: one line of JSON, then padding. The number makes each one different."""
     head = json.dumps({"user": dict(user), "system": dict(system), "number": number})
     return head.encode() + b"\n" + b"x" * padding
 
 
 class Inside:
-    """The properties inside an encoded message: what the broker is given as its ``view``."""
+    """The properties inside an encoded message: the broker's ``view``."""
 
     def __init__(self, body: bytes) -> None:
         head = json.loads(body.partition(b"\n")[0])
@@ -102,7 +102,7 @@ class Inside:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Letter:
-    """One message where it lies."""
+    """One message in its queue."""
 
     body: bytes
     message_id: str
@@ -122,7 +122,7 @@ class Letter:
     system: dict[str, Value] = field(default_factory=dict)
     token: bytes | None = None
     until_ms: int = NEVER
-    """When the lock on the message ends; ``NEVER`` under a session's lock."""
+    """Expiry of the lock on the message; ``NEVER`` under a session's lock."""
 
     @property
     def is_ready(self) -> bool:
@@ -130,7 +130,7 @@ class Letter:
 
     @property
     def pin(self) -> str | None:
-        """What ties the message to a partition."""
+        """Return the key that ties the message to a partition."""
         return self.partition_key if self.session_id is None else self.session_id
 
     def copy(self) -> Letter:
@@ -143,7 +143,7 @@ class Letter:
 
 
 class Facts(NamedTuple):
-    """All that can be seen of a message, by a receiver or by peeking."""
+    """Everything that a receiver, or a peek, can see of a message."""
 
     sequence: int
     original: int
@@ -188,7 +188,7 @@ def facts_of(letter: Letter, locked_until_ms: int | None = None) -> Facts:
     )
 
 
-def facts_in(delivery: Delivery) -> Facts:
+def facts_in(delivery: DeliveredMessage) -> Facts:
     record: Record = delivery.record
     amendments = record.amendments
     return Facts(
@@ -213,15 +213,15 @@ def facts_in(delivery: Delivery) -> Facts:
     )
 
 
-# Rules: what SQL would say, in Python
+# Rules: the SQL in Python
 
 
-class NoResult(Exception):  # noqa: N818 (a filter without a result is nobody's error)
+class NoResult(Exception):  # noqa: N818 (a filter without a result is not an error)
     """The filter, or the action, cannot be evaluated."""
 
 
 class Subject:
-    """A message as a rule sees it: what its sender wrote, with what was changed since."""
+    """A message as a rule sees it: what its sender wrote, with all changes since."""
 
     def __init__(self, letter: Letter) -> None:
         inside = Inside(letter.body)
@@ -243,7 +243,7 @@ class Subject:
 
 
 def _quotient(subject: Subject) -> float | None:
-    """What ``100 / size`` is."""
+    """Return the value of ``100 / size``."""
     size = subject.number("size")
     if size is None:
         return None
@@ -312,7 +312,7 @@ ACTIONS: Final[tuple[tuple[SqlActionDescription, Apply], ...]] = (
 
 @dataclass(slots=True, eq=False)
 class Rule:
-    """A rule of a subscription; filter and action are places in the two tables above."""
+    """A rule of a subscription; filter and action are indexes into the two tables above."""
 
     name: str
     filter: int
@@ -333,25 +333,25 @@ class Rule:
 
 
 _NUMBER: Final = (1 << PARTITION_BITS) - 1
-"""A sequence number without the partition that gave it."""
+"""A sequence number without the partition that assigned it."""
 
 
 @dataclass(slots=True, eq=False)
 class Box:
-    """One part of an entity: letters in no particular order."""
+    """One part of an entity: messages in no particular order."""
 
     address: Address
-    place: Place
+    place: QueueId
     partitioned: bool
     letters: list[Letter] = field(default_factory=list)
     last: dict[int, int] = field(default_factory=dict)
-    """The last number that each partition gave."""
+    """The last sequence number of each partition."""
 
     pins: dict[str, int] = field(default_factory=dict)
-    """In which partition a key was seen."""
+    """The partition in which a key was seen."""
 
     @property
-    def part(self) -> Part:
+    def part(self) -> QueuePart:
         return self.address.part
 
     def in_order(self) -> list[Letter]:
@@ -363,7 +363,7 @@ class Box:
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """What is known of a session besides its messages."""
+    """The attributes of a session besides its messages."""
 
     token: bytes | None = None
     until_ms: int = NEVER
@@ -378,7 +378,7 @@ class Entity:
     number: int
     path: str
     description: EntityDescription
-    boxes: dict[Part, Box]
+    boxes: dict[QueuePart, Box]
     created_ms: int
     updated_ms: int
     accessed_ms: int
@@ -386,15 +386,15 @@ class Entity:
     subscriptions: dict[str, Entity] = field(default_factory=dict)
     rules: list[Rule] = field(default_factory=list)
     history: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """When each message id was seen first, and the original number of that message."""
+    """The time at which each message id was first seen, and the original sequence number of that message."""
 
     sessions: dict[str, Session] = field(default_factory=dict)
     available: dict[str, int] = field(default_factory=dict)
-    """Sessions without a holder that have a message, and since which step."""
+    """Available sessions with a message, and since which step."""
 
     @property
     def main(self) -> Box:
-        return self.boxes[Part.MAIN]
+        return self.boxes[QueuePart.MAIN]
 
     @property
     def address(self) -> Address:
@@ -427,19 +427,19 @@ class Entity:
         return None if self.is_topic else self.settings.forward_to
 
     def touch(self, now_ms: int) -> None:
-        """Someone uses the entity, and with a subscription its topic."""
+        """Record that the entity, and with a subscription its topic, is in use."""
         self.accessed_ms = max(self.accessed_ms, now_ms)
         if self.topic is not None:
             self.topic.touch(now_ms)
 
     def idle_end_ms(self) -> int | None:
-        """When it is deleted because nobody uses it; what forwards, or has something scheduled, is in use."""
+        """Return when it is deleted as idle; an entity that forwards, or has scheduled messages, is in use."""
         idle_ms = self.description.auto_delete_on_idle_ms
         in_use = self.forward_to is not None or any(letter.state is SCHEDULED for letter in self.main.letters)
         return None if idle_ms is None or in_use else self.accessed_ms + idle_ms
 
     def session_names(self) -> list[str]:
-        """The sessions that have messages."""
+        """Return the sessions that have messages."""
         return sorted({letter.session_id for letter in self.main.letters if letter.session_id is not None})
 
     def size(self) -> int:
@@ -450,18 +450,18 @@ class Entity:
 
 
 Write: TypeAlias = tuple[str, int, int, int | str]
-"""What was done, to which entity, in which part, and to which number or key."""
+"""The operation, the entity, the part, and the number or key."""
 
 
 class Clues:
-    """What the broker wrote during one step, in order."""
+    """The broker's writes during one step, in order."""
 
     def __init__(self, writes: Sequence[Write] = ()) -> None:
         self._writes = [write for write in writes if write[0] != "number"]
         self._numbers = [write for write in writes if write[0] == "number"]
 
     def first(self, wanted: Sequence[Write | None]) -> int:
-        """Which of these was done first. What leaves no trace may well be: nobody can tell."""
+        """Return which of these was done first. One that leaves no trace may be first: it cannot be excluded."""
         found = [self._find(write) for write in wanted]
         at = min(found)
         if 0 <= at < len(self._writes):
@@ -469,12 +469,12 @@ class Clues:
         return found.index(at)
 
     def done(self, write: Write) -> None:
-        """This has been accounted for, and is no clue to anything else."""
+        """Remove a write that has been accounted for."""
         if write in self._writes:
             self._writes.remove(write)
 
-    def number(self, place: Place) -> int | None:
-        """The next sequence number that was given at a place."""
+    def number(self, place: QueueId) -> int | None:
+        """Return the next sequence number that was assigned in a queue."""
         for at, (_, entity, part, number) in enumerate(self._numbers):
             if (entity, part) == place:
                 del self._numbers[at]
@@ -482,7 +482,7 @@ class Clues:
         return None
 
     def entity(self) -> int:
-        """The number of the entity that was made."""
+        """Return the id of the entity that was created."""
         return next((entity for kind, entity, _, _ in self._writes if kind == "entity"), 0)
 
     def _find(self, write: Write | None) -> int:
@@ -492,7 +492,7 @@ class Clues:
 
 
 class Due(NamedTuple):
-    """Something that time will do."""
+    """Work that will become due."""
 
     at_ms: int
     owner: tuple[int, int]
@@ -503,7 +503,7 @@ class Due(NamedTuple):
 
 
 class Landing(NamedTuple):
-    """A copy of a message, and where it belongs."""
+    """A copy of a message, and its destination."""
 
     entity: Entity
     box: Box
@@ -511,23 +511,22 @@ class Landing(NamedTuple):
 
 
 class Model:
-    """The whole namespace. Each operation has the name and the arguments that the broker's has.
+    """The whole namespace. Each operation has the name and the arguments of the broker's.
 
-    ``answer`` is what the broker answered, ``error`` what it said instead: tokens are taken from there, and so is
-    what only luck decides.
+    ``answer`` is the broker's result, ``error`` its error: tokens are taken from there, and so are random choices.
     """
 
     def __init__(self, limits: Limits, now_ms: int) -> None:
         self.limits = limits
         self.now_ms = now_ms
         self.entities: dict[str, Entity] = {}
-        self.pumps: list[tuple[Entity, Part]] = []
+        self.pumps: list[tuple[Entity, QueuePart]] = []
         self._in_hand: Letter | None = None
-        """What is being moved: it does not wait any more."""
+        """The message that is being moved: it does not wait any more."""
 
         self.has_graves = False
         self.notices: list[Notice] = []
-        self.touched: set[Place] = set()
+        self.touched: set[QueueId] = set()
         self.clues = Clues()
         self.answer: object = None
         self.error: BrokerError | None = None
@@ -540,7 +539,7 @@ class Model:
         self._committed = pickle.dumps(self.entities)
 
     def restart(self, now_ms: int, *, lose: bool) -> None:
-        """A new process: nobody holds anything. Without a commit, what came after the last one is lost."""
+        """Start a new process: no receiver holds anything. Without a commit, everything after the last one is lost."""
         if lose:
             self.entities = pickle.loads(self._committed)  # noqa: S301 (our own)
         self.notices.clear()
@@ -561,7 +560,7 @@ class Model:
         self.pumps = [pump for entity in everyone if not entity.is_topic for pump in self._new_pumps(entity)]
         self.advance(now_ms)
 
-    # Finding
+    # Lookup
 
     def everyone(self) -> list[Entity]:
         found: list[Entity] = []
@@ -603,7 +602,7 @@ class Model:
         return entity, entity.boxes[address.part]
 
     def _sendable(self, address: Address) -> Entity:
-        if address.subscription is not None or address.part is not Part.MAIN:
+        if address.subscription is not None or address.part is not QueuePart.MAIN:
             raise InvalidOperationError("not a destination")
         return self._destination(address.entity)
 
@@ -611,13 +610,13 @@ class Model:
         entity, box = self._box(address)
         if entity.description.status not in RECEIVING:
             raise EntityDisabledError("disabled")
-        if box.part is Part.MAIN and entity.forward_to is not None:
+        if box.part is QueuePart.MAIN and entity.forward_to is not None:
             raise InvalidOperationError("forwards")
         return entity, box
 
     def _session(self, entity: Entity, box: Box, token: bytes | None) -> str | None:
-        """The session that a token is for, by name."""
-        if not entity.has_sessions or box.part is not Part.MAIN:
+        """Return the session that a token is for, by name."""
+        if not entity.has_sessions or box.part is not QueuePart.MAIN:
             if token is not None:
                 raise InvalidOperationError("no sessions")
             return None
@@ -639,7 +638,11 @@ class Model:
         for letter in box.letters:
             if letter.token == token:
                 return entity, box, letter
-        raise SessionLockLostError("lock") if entity.has_sessions and box.part is Part.MAIN else LockLostError("lock")
+        raise (
+            SessionLockLostError("lock")
+            if entity.has_sessions and box.part is QueuePart.MAIN
+            else LockLostError("lock")
+        )
 
     # Time
 
@@ -651,7 +654,7 @@ class Model:
             if not due:
                 return self.now_ms
             at_ms = min(event.at_ms for event in due)
-            if at_ms != last_ms:  # what happens at the same time has no order
+            if at_ms != last_ms:  # simultaneous events have no order
                 self._step += 1
                 last_ms = at_ms
             self._happen([event for event in due if event.at_ms == at_ms], at_ms)
@@ -660,7 +663,7 @@ class Model:
         return min((event.at_ms for event in self._due() if with_ids or not _is_of_id(event)), default=None)
 
     def _happen(self, due: list[Due], at_ms: int) -> None:
-        """Let one of the things happen that are due at the same time."""
+        """Execute one of the events that are due at the same time."""
         firsts: dict[tuple[int, int], list[Due]] = {}
         for event in sorted(due, key=lambda event: (event.rank, event.order)):
             same = firsts.setdefault(event.owner, [event])
@@ -786,7 +789,7 @@ class Model:
             raise EntityExistsError(path)
         settled = self._with_targets(description)
         assert not isinstance(settled, SubscriptionDescription)
-        parts = (Part.MAIN,) if isinstance(settled, TopicDescription) else tuple(Part)
+        parts = (QueuePart.MAIN,) if isinstance(settled, TopicDescription) else tuple(QueuePart)
         entity = self._new(path, Address.of(path), settled, parts, settled.partitioned, now_ms)
         self.entities[path.lower()] = entity
         return self._info(entity)
@@ -808,7 +811,7 @@ class Model:
         self._check_rules(parent, first, None)
         settled = self._with_targets(description)
         partitioned = isinstance(parent.description, TopicDescription) and parent.description.partitioned
-        entity = self._new(name, Address.of(topic, name), settled, tuple(Part), partitioned, now_ms)
+        entity = self._new(name, Address.of(topic, name), settled, tuple(QueuePart), partitioned, now_ms)
         entity.topic = parent
         entity.rules.append(first)
         parent.subscriptions[name.lower()] = entity
@@ -820,12 +823,12 @@ class Model:
         path: str,
         address: Address,
         description: EntityDescription,
-        parts: tuple[Part, ...],
+        parts: tuple[QueuePart, ...],
         partitioned: bool,
         now_ms: int,
     ) -> Entity:
         number = self.clues.entity()
-        boxes = {part: Box(address._replace(part=part), Place(number, part), partitioned) for part in parts}
+        boxes = {part: Box(address._replace(part=part), QueueId(number, part), partitioned) for part in parts}
         return Entity(number, path, description, boxes, now_ms, now_ms, now_ms)
 
     def _check_description(self, description: EntityDescription) -> None:
@@ -869,9 +872,9 @@ class Model:
             self.pumps += self._new_pumps(entity)
         return self._info(entity)
 
-    def _new_pumps(self, entity: Entity) -> list[tuple[Entity, Part]]:
-        """What waits in a queue that forwards has to be moved on."""
-        targets = {Part.MAIN: entity.forward_to, Part.DEAD_LETTER: entity.settings.forward_dead_letters_to}
+    def _new_pumps(self, entity: Entity) -> list[tuple[Entity, QueuePart]]:
+        """Return the queues that forward now and have waiting messages."""
+        targets = {QueuePart.MAIN: entity.forward_to, QueuePart.DEAD_LETTER: entity.settings.forward_dead_letters_to}
         return [
             (entity, part)
             for part, target in targets.items()
@@ -919,8 +922,10 @@ class Model:
             locked_count=sum(letter.token is not None for letter in main),
             deferred_count=sum(letter.token is None and letter.state is DEFERRED for letter in main),
             scheduled_count=sum(letter.state is SCHEDULED for letter in main),
-            dead_letter_count=0 if entity.is_topic else len(entity.boxes[Part.DEAD_LETTER].letters),
-            transfer_dead_letter_count=0 if entity.is_topic else len(entity.boxes[Part.TRANSFER_DEAD_LETTER].letters),
+            dead_letter_count=0 if entity.is_topic else len(entity.boxes[QueuePart.DEAD_LETTER].letters),
+            transfer_dead_letter_count=0
+            if entity.is_topic
+            else len(entity.boxes[QueuePart.TRANSFER_DEAD_LETTER].letters),
             subscription_count=len(entity.subscriptions),
             sql_filter_count=sql,
             correlation_filter_count=len(rules) - sql,
@@ -968,14 +973,14 @@ class Model:
 
     # Sending
 
-    def send(self, address: Address, messages: Sequence[Message], now_ms: int) -> list[int | None]:
+    def send(self, address: Address, messages: Sequence[NewMessage], now_ms: int) -> list[int | None]:
         now_ms = self._begin(now_ms)
         entity = self._sendable(address)
         self._check_send(entity, messages, 0)
         entity.touch(now_ms)
         return [self._accept(entity, message, now_ms) for message in messages]
 
-    def _check_send(self, entity: Entity, messages: Sequence[Message], pending: int) -> int:
+    def _check_send(self, entity: Entity, messages: Sequence[NewMessage], pending: int) -> int:
         if entity.description.status not in SENDING:
             raise EntityDisabledError("disabled")
         for message in messages:
@@ -987,8 +992,8 @@ class Model:
             raise QuotaExceededError("full")
         return total
 
-    def _check_message(self, entity: Entity | None, message: Message) -> None:
-        """What is wrong with a message, wherever it goes, and for where it goes."""
+    def _check_message(self, entity: Entity | None, message: NewMessage) -> None:
+        """Check a message for errors, in general and for its destination."""
         if len(message.body) > (self.limits.message_bytes if entity is None else self._most(entity)):
             raise MessageSizeExceededError("message")
         if message.header_bytes > self.limits.header_bytes:
@@ -1010,7 +1015,7 @@ class Model:
         description = entity.intake
         return description.max_size_megabytes * MEGABYTE * (self.limits.partitions if description.partitioned else 1)
 
-    def _accept(self, entity: Entity, message: Message, now_ms: int) -> int | None:
+    def _accept(self, entity: Entity, message: NewMessage, now_ms: int) -> int | None:
         letter = _letter(message, now_ms)
         if message.ping or self._is_duplicate(entity, letter, now_ms):
             return None
@@ -1028,7 +1033,7 @@ class Model:
         return letter.sequence
 
     def _seen(self, entity: Entity, letter: Letter) -> str | None:
-        """What tells duplicates in this entity; ``None`` if nothing does."""
+        """Return the duplicate key in this entity; ``None`` if there is none."""
         description = entity.intake
         if not description.requires_duplicate_detection or not letter.message_id:
             return None
@@ -1051,12 +1056,12 @@ class Model:
             entity.history[key] = (now_ms, letter.original)
 
     def _forwards(self, entity: Entity) -> bool:
-        """Whether what arrives goes on at once; it lines up behind what waits to go on."""
+        """Return whether an arriving message is forwarded at once; it queues behind those that wait to be forwarded."""
         waiting = any(letter.is_ready and letter is not self._in_hand for letter in entity.main.letters)
         return entity.forward_to is not None and not waiting
 
     def _number(self, entity: Entity, box: Box, letter: Letter) -> int:
-        """The next sequence number. Which partition gives it, the key decides; without a key, nobody knows."""
+        """Return the next sequence number. The key decides the partition; without a key, any is possible."""
         if not box.partitioned:
             box.last[0] = box.last.get(0, 0) + 1
             return box.last[0]
@@ -1069,7 +1074,7 @@ class Model:
         box.last[partition] = given
         key = letter.pin
         if key is None and not isinstance(entity.description, SubscriptionDescription):
-            is_once = entity.intake.requires_duplicate_detection and box.part is Part.MAIN
+            is_once = entity.intake.requires_duplicate_detection and box.part is QueuePart.MAIN
             key = letter.message_id or None if is_once else None
         if key is not None:
             pinned = box.pins.setdefault(key, partition)
@@ -1097,7 +1102,7 @@ class Model:
     def _move(
         self, entity: Entity, box: Box, letter: Letter, way: Callable[[], list[Landing] | None], now_ms: int
     ) -> bool:
-        """Take a message from where it lies to where its way leads; ``None`` is no way."""
+        """Move a message to where its route leads; ``None`` is no route."""
         self._in_hand = letter
         landings = way()
         self._in_hand = None
@@ -1118,7 +1123,7 @@ class Model:
         for sequence in set(sequences):
             self._remove(entity, entity.main, waiting[sequence])
 
-    # Ways of a message: each gives the copies that one becomes, and changes nothing but the history of ids
+    # Routes of a message: each returns the copies that one becomes, and changes nothing but the history of ids
 
     def _enter(self, entity: Entity, letter: Letter, now_ms: int) -> list[Landing]:
         if not entity.is_topic:
@@ -1179,10 +1184,10 @@ class Model:
             letter.set_user("DeadLetterReason", reason)
             letter.set_user("DeadLetterErrorDescription", ANY_TEXT)
         forwarded = self._forward_dead(entity, letter, now_ms)
-        return [Landing(entity, entity.boxes[Part.DEAD_LETTER], letter)] if forwarded is None else forwarded
+        return [Landing(entity, entity.boxes[QueuePart.DEAD_LETTER], letter)] if forwarded is None else forwarded
 
     def _forward_dead(self, entity: Entity, letter: Letter, now_ms: int) -> list[Landing] | None:
-        """Where a dead letter goes on to; ``None`` if it stays."""
+        """Return the copies of a forwarded dead letter; ``None`` if it stays."""
         target = self.entities.get((entity.settings.forward_dead_letters_to or "").lower())
         if target is None or self._obstacle(target, letter, letter.hops + 1) is not None:
             return None
@@ -1192,7 +1197,7 @@ class Model:
         return self._take_over(target, onward, now_ms)
 
     def _take_over(self, target: Entity, letter: Letter, now_ms: int) -> list[Landing] | None:
-        """``None`` if it is the very message that was there before."""
+        """Deliver a message to a target; return ``None`` if it is the same message that was there before."""
         if self._is_duplicate(target, letter, now_ms):
             return None if self._has_come_round(target, letter) else []
         target.touch(now_ms)
@@ -1246,7 +1251,7 @@ class Model:
         name: str | None,
         now_ms: int,
         delete: bool,
-        clue: Delivery | None,
+        clue: DeliveredMessage | None,
     ) -> Facts:
         if delete:
             self._remove(entity, box, letter)
@@ -1283,7 +1288,7 @@ class Model:
         if len(found) < len(wanted):
             raise MessageNotFoundError("deferred")
         entity.touch(now_ms)
-        clues: list[Delivery | None] = [*_deliveries(self.answer), *[None] * len(found)]
+        clues: list[DeliveredMessage | None] = [*_deliveries(self.answer), *[None] * len(found)]
         return [
             self._hand_out(entity, box, letter, name, now_ms, delete, clue)
             for letter, clue in zip(found, clues, strict=False)
@@ -1298,7 +1303,7 @@ class Model:
         entity.touch(now_ms)
         box = entity.main if entity.is_topic else entity.boxes[address.part]
         letters = [letter for letter in box.in_order() if letter.sequence >= from_sequence]
-        if session_id is not None and entity.has_sessions and box.part is Part.MAIN:
+        if session_id is not None and entity.has_sessions and box.part is QueuePart.MAIN:
             letters = [letter for letter in letters if letter.session_id == session_id]
         return [facts_of(letter) for letter in letters[:max_count]]
 
@@ -1331,39 +1336,41 @@ class Model:
 
     @staticmethod
     def _is_free(entity: Entity, box: Box, letter: Letter) -> bool:
-        session = entity.sessions.get(letter.session_id or "") if box.part is Part.MAIN else None
+        session = entity.sessions.get(letter.session_id or "") if box.part is QueuePart.MAIN else None
         return session is None or session.token is None
 
     # Settling
 
-    def settle(self, address: Address, lock_token: bytes, now_ms: int, verdict: Verdict) -> None:
+    def settle(self, address: Address, lock_token: bytes, now_ms: int, verdict: SettlementRequest) -> None:
         now_ms = self._begin(now_ms)
         found = self._settleable(address, lock_token, verdict)
         self._settle(*found, verdict, now_ms)
 
-    def _settleable(self, address: Address, lock_token: bytes, verdict: Verdict) -> tuple[Entity, Box, Letter]:
+    def _settleable(
+        self, address: Address, lock_token: bytes, verdict: SettlementRequest
+    ) -> tuple[Entity, Box, Letter]:
         entity, box, letter = self._locked(address, lock_token)
-        if verdict.disposition is Disposition.DEAD_LETTER and box.part is not Part.MAIN:
+        if verdict.disposition is SettlementKind.DEAD_LETTER and box.part is not QueuePart.MAIN:
             raise InvalidOperationError("dead already")
         return entity, box, letter
 
-    def _settle(self, entity: Entity, box: Box, letter: Letter, verdict: Verdict, now_ms: int) -> None:
+    def _settle(self, entity: Entity, box: Box, letter: Letter, verdict: SettlementRequest, now_ms: int) -> None:
         letter.token, letter.until_ms = None, NEVER
         self.touched.add(box.place)
-        if verdict.disposition not in {Disposition.COMPLETE, Disposition.RELEASE}:
+        if verdict.disposition not in {SettlementKind.COMPLETE, SettlementKind.RELEASE}:
             for name, value in verdict.properties.items():
                 letter.set_user(name, value)
         match verdict.disposition:
-            case Disposition.COMPLETE:
+            case SettlementKind.COMPLETE:
                 self._remove(entity, box, letter)
-            case Disposition.ABANDON:
+            case SettlementKind.ABANDON:
                 self._fail(entity, box, letter, now_ms)
-            case Disposition.RELEASE:
+            case SettlementKind.RELEASE:
                 self._rest(entity, box, letter, now_ms)
-            case Disposition.DEFER:
+            case SettlementKind.DEFER:
                 letter.state = DEFERRED
                 self._note_sessions(entity)
-            case Disposition.DEAD_LETTER:
+            case SettlementKind.DEAD_LETTER:
                 if verdict.reason is not None:
                     letter.set_user("DeadLetterReason", verdict.reason)
                 if verdict.description is not None:
@@ -1373,14 +1380,14 @@ class Model:
     def _fail(self, entity: Entity, box: Box, letter: Letter, now_ms: int) -> None:
         letter.count += 1
         self.touched.add(box.place)
-        if box.part is Part.MAIN and letter.count >= entity.settings.max_delivery_count:
+        if box.part is QueuePart.MAIN and letter.count >= entity.settings.max_delivery_count:
             reason = "MaxDeliveryCountExceeded"
             self._move(entity, box, letter, lambda: self._bury(entity, letter, reason, now_ms), now_ms)
         else:
             self._rest(entity, box, letter, now_ms)
 
     def _rest(self, entity: Entity, box: Box, letter: Letter, now_ms: int) -> None:
-        """A message is free again: it stays, unless it is too old or its queue forwards by now."""
+        """Make a message available again, unless it has expired or its queue forwards by now."""
         if letter.state is ACTIVE and letter.expires_ms <= now_ms:
             self._expire(entity, box, letter, now_ms)
         elif letter.state is ACTIVE:
@@ -1388,9 +1395,9 @@ class Model:
         self._note_sessions(entity)
 
     def _move_on(self, entity: Entity, box: Box, letter: Letter, now_ms: int) -> bool:
-        if box.part is Part.MAIN and entity.forward_to is not None:
+        if box.part is QueuePart.MAIN and entity.forward_to is not None:
             return self._move(entity, box, letter, lambda: self._forward(entity, letter.copy(), now_ms), now_ms)
-        if box.part is Part.DEAD_LETTER:
+        if box.part is QueuePart.DEAD_LETTER:
             return self._move(entity, box, letter, lambda: self._forward_dead(entity, letter, now_ms), now_ms)
         return False
 
@@ -1414,7 +1421,7 @@ class Model:
     # Sessions
 
     def _note_sessions(self, entity: Entity) -> None:
-        """Note which sessions can be had now, and since when."""
+        """Record which sessions are available, and since when."""
         if not entity.has_sessions:
             return
         waiting = {letter.session_id for letter in entity.main.letters if letter.is_ready}
@@ -1426,7 +1433,7 @@ class Model:
     def accept_session(self, address: Address, session_id: str | None, now_ms: int) -> SessionGrant | None:
         now_ms = self._begin(now_ms)
         entity, box = self._receivable(address)
-        if not entity.has_sessions or box.part is not Part.MAIN:
+        if not entity.has_sessions or box.part is not QueuePart.MAIN:
             raise InvalidOperationError("no sessions")
         if session_id is not None and len(session_id) > self.limits.id_characters:
             raise InvalidRequestError("session id")
@@ -1445,7 +1452,7 @@ class Model:
 
     @staticmethod
     def _oldest_session(entity: Entity, grant: SessionGrant | None) -> str | None:
-        """The session that has waited longest; of those that have waited equally long, whichever was given."""
+        """Return the session that has waited longest; of several such sessions, the one that was granted."""
         if not entity.available:
             return None
         longest = min(entity.available.values())
@@ -1464,7 +1471,7 @@ class Model:
         entity, box, name, _ = self._held(address, session_token)
         for letter in box.in_order():
             if self._is_locked_in(letter, name):
-                self._settle(entity, box, letter, Verdict(disposition=Disposition.RELEASE), now_ms)
+                self._settle(entity, box, letter, SettlementRequest(disposition=SettlementKind.RELEASE), now_ms)
         self._let_go(entity, name)
 
     def session_state(self, address: Address, session_token: bytes, now_ms: int) -> bytes | None:
@@ -1481,7 +1488,7 @@ class Model:
     def sessions(self, address: Address, now_ms: int, updated_after_ms: int | None = None) -> list[str]:
         self._begin(now_ms)
         entity, box = self._box(address)
-        if not entity.has_sessions or box.part is not Part.MAIN:
+        if not entity.has_sessions or box.part is not QueuePart.MAIN:
             raise InvalidOperationError("no sessions")
         if updated_after_ms is None:
             return entity.session_names()
@@ -1499,31 +1506,31 @@ class Model:
         return [self._perform(operation, now_ms) for operation in operations]
 
     def _check_transaction(self, operations: Sequence[Operation]) -> None:
-        """Refuse if any member is wrong. Which of several wrong ones is named is the broker's choice."""
+        """Raise an error if any operation is invalid. The broker is free to name any of several."""
         refusals = list(self._refusals(operations))
         if refusals:
             raise next((error for error in refusals if type(error) is type(self.error)), refusals[0])
 
     def _refusals(self, operations: Sequence[Operation]) -> Iterator[BrokerError]:
-        sizes = [len(operation.messages) if isinstance(operation, Send) else 1 for operation in operations]
+        sizes = [len(operation.messages) if isinstance(operation, SendOperation) else 1 for operation in operations]
         if sum(sizes) > self.limits.messages_per_transaction:
             yield InvalidRequestError("too many")
         pending: dict[int, int] = {}
         tokens: list[bytes] = []
         for operation in operations:
             try:
-                if isinstance(operation, Send):
+                if isinstance(operation, SendOperation):
                     self._check_sent(operation, pending)
                 else:
                     self._settleable(operation.address, operation.lock_token, operation.verdict)
             except BrokerError as error:
                 yield error
-            if isinstance(operation, Settle):
+            if isinstance(operation, SettleOperation):
                 if operation.lock_token in tokens:
                     yield LockLostError("twice")
                 tokens.append(operation.lock_token)
 
-    def _check_sent(self, operation: Send, pending: dict[int, int]) -> None:
+    def _check_sent(self, operation: SendOperation, pending: dict[int, int]) -> None:
         if operation.via is None:
             entity = self._sendable(operation.address)
             before = pending.get(entity.number, 0)
@@ -1535,7 +1542,7 @@ class Model:
             self._check_message(target, message)
 
     def _perform(self, operation: Operation, now_ms: int) -> list[int | None]:
-        if isinstance(operation, Settle):
+        if isinstance(operation, SettleOperation):
             self._settle(*self._locked(operation.address, operation.lock_token), operation.verdict, now_ms)
             return []
         if operation.via is not None:
@@ -1546,7 +1553,7 @@ class Model:
         entity.touch(now_ms)
         return [self._accept(entity, message, now_ms) for message in operation.messages]
 
-    def _transfer(self, via: Entity, target: Entity | None, message: Message, now_ms: int) -> int | None:
+    def _transfer(self, via: Entity, target: Entity | None, message: NewMessage, now_ms: int) -> int | None:
         if message.ping:
             return None
         letter = _letter(message, now_ms)
@@ -1556,13 +1563,13 @@ class Model:
             return self._accept(target, message, now_ms)
         letter.set_user("DeadLetterReason", obstacle)
         letter.set_user("DeadLetterErrorDescription", ANY_TEXT)
-        self._land(Landing(via, via.boxes[Part.TRANSFER_DEAD_LETTER], letter), now_ms)
+        self._land(Landing(via, via.boxes[QueuePart.TRANSFER_DEAD_LETTER], letter), now_ms)
         return None
 
-    # What takes longer
+    # Background work
 
     def tidy(self, now_ms: int, steps: int = 1_000_000) -> bool:
-        """Move on what waits where it should be forwarded. (Nothing can be seen of what was deleted.)"""
+        """Forward messages that wait in forwarding queues. (Deleted messages are not visible.)"""
         now_ms = self._begin(now_ms)
         while self.pumps and steps > 0:
             steps -= 1
@@ -1580,16 +1587,16 @@ class Model:
         chosen = self.clues.first([("record", *box.place, letter.sequence) for letter in fronts])
         return self._move_on(entity, box, fronts[chosen], now_ms)
 
-    # What can be received
+    # Receivable messages
 
     def receivable(self) -> dict[Address, set[int | str]]:
-        """All that a receiver could have now: messages by number, sessions by name."""
+        """Return everything that a receiver could get now: messages by number, sessions by name."""
         found: dict[Address, set[int | str]] = {}
         for entity in self.everyone():
             if entity.is_topic or entity.description.status not in RECEIVING:
                 continue
             for box in entity.boxes.values():
-                if box.part is not Part.MAIN or entity.forward_to is None:
+                if box.part is not QueuePart.MAIN or entity.forward_to is None:
                     found[box.address] = {letter.sequence for letter in box.letters if letter.is_ready}
             if entity.has_sessions and entity.forward_to is None:
                 found[entity.address] |= set(entity.available)
@@ -1601,7 +1608,7 @@ class Model:
         return now_ms
 
 
-def _letter(message: Message, now_ms: int) -> Letter:
+def _letter(message: NewMessage, now_ms: int) -> Letter:
     return Letter(
         body=message.body,
         message_id=message.message_id,
@@ -1614,7 +1621,7 @@ def _letter(message: Message, now_ms: int) -> Letter:
 
 
 def _check_copy(letter: Letter) -> None:
-    """What no sender could send, no action can make."""
+    """Check that an action has not produced a message that a sender could not send."""
     if None not in {letter.session_id, letter.partition_key} and letter.session_id != letter.partition_key:
         raise NoResult
 
@@ -1639,7 +1646,7 @@ def _is_of_id(event: Due) -> bool:
 
 
 def _fronts(box: Box, letters: Sequence[Letter]) -> list[Letter]:
-    """The first of each partition."""
+    """Return the first message of each partition."""
     fronts: dict[int, Letter] = {}
     for letter in letters:
         fronts.setdefault(letter.sequence >> PARTITION_BITS if box.partitioned else 0, letter)
@@ -1647,13 +1654,15 @@ def _fronts(box: Box, letters: Sequence[Letter]) -> list[Letter]:
 
 
 def _next_letter(box: Box, session: str | None, clue: int | None) -> Letter | None:
-    """What a receiver gets next: the oldest; of several partitions, the oldest of whichever has its turn."""
+    """Return the next message of a receiver: the oldest; with several partitions, the oldest of the one whose turn it
+    is.
+    """
     fronts = _fronts(box, [letter for letter in box.ready() if session is None or letter.session_id == session])
     return next((letter for letter in fronts if letter.sequence == clue), fronts[0] if fronts else None)
 
 
-def _deliveries(answer: object) -> list[Delivery]:
-    return [found for found in answer if isinstance(found, Delivery)] if isinstance(answer, list) else []
+def _deliveries(answer: object) -> list[DeliveredMessage]:
+    return [found for found in answer if isinstance(found, DeliveredMessage)] if isinstance(answer, list) else []
 
 
 __all__ = [

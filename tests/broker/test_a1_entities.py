@@ -23,16 +23,16 @@ from pairbus.broker.errors import (
     InvalidNameError,
     InvalidOperationError,
 )
-from pairbus.broker.notices import EntityGone
+from pairbus.broker.events import EntityGone
 from tests.broker.broker import MINUTE, SECOND, START, Broker, dead
 
 DAY = 24 * 60 * MINUTE
 
 
-# Creating and reading
+# Creation and lookup
 
 
-def test_a1_a_new_queue_has_the_settings_it_was_given_and_no_messages() -> None:
+def test_a1_new_queue_has_the_settings_it_was_given_and_no_messages() -> None:
     broker = Broker()
     description = QueueDescription(lock_duration_ms=7 * SECOND, max_delivery_count=3, user_metadata="orders")
     made = broker.namespace.create_queue("Orders", description, START)
@@ -42,13 +42,13 @@ def test_a1_a_new_queue_has_the_settings_it_was_given_and_no_messages() -> None:
     assert (made.message_count, made.size_bytes) == (0, 0)
 
 
-def test_a1_a_new_topic_has_no_subscriptions() -> None:
+def test_a1_new_topic_has_no_subscriptions() -> None:
     broker = Broker()
     info = broker.namespace.create_topic("events", TopicDescription(), START)
     assert (info.path, info.description, info.subscription_count) == ("events", TopicDescription(), 0)
 
 
-def test_a1_a_new_subscription_belongs_to_its_topic() -> None:
+def test_a1_new_subscription_belongs_to_its_topic() -> None:
     broker = Broker()
     topic = broker.topic()
     made = broker.namespace.create_subscription("topic", "Sub", SubscriptionDescription(max_delivery_count=2), START)
@@ -77,7 +77,7 @@ def test_a1_authorization_rules_are_kept_with_the_entity() -> None:
 
 
 @pytest.mark.parametrize("again", ["queue", "QUEUE", "Queue"])
-def test_a1_a_name_is_taken_whatever_its_case(again: str) -> None:
+def test_a1_name_in_another_case_is_already_in_use(again: str) -> None:
     broker = Broker()
     broker.queue("queue")
     with pytest.raises(EntityExistsError) as raised:
@@ -92,7 +92,7 @@ def test_a1_queues_and_topics_share_their_names() -> None:
         broker.topic("Name")
 
 
-def test_a1_a_subscription_name_is_taken_within_its_topic_only() -> None:
+def test_a1_subscription_names_are_unique_within_their_topic() -> None:
     broker = Broker()
     broker.topic("one")
     broker.topic("two")
@@ -102,7 +102,7 @@ def test_a1_a_subscription_name_is_taken_within_its_topic_only() -> None:
         broker.subscription("SUB", topic="one")
 
 
-def test_a1_entities_are_found_whatever_the_case() -> None:
+def test_a1_entities_are_found_in_any_case() -> None:
     broker = Broker()
     broker.topic("Events")
     broker.subscription("All", topic="EVENTS")
@@ -110,7 +110,7 @@ def test_a1_entities_are_found_whatever_the_case() -> None:
     assert broker.take(Address("EVENTS", "aLL")) == ["hello"]
 
 
-def test_a1_an_entity_that_does_not_exist_is_not_found() -> None:
+def test_a1_entity_that_does_not_exist_is_not_found() -> None:
     broker = Broker()
     broker.topic()
     requests: list[Callable[[], object]] = [
@@ -131,21 +131,21 @@ def test_a1_an_entity_that_does_not_exist_is_not_found() -> None:
             request()
 
 
-def test_a1_a_queue_has_no_subscriptions() -> None:
+def test_a1_queue_has_no_subscriptions() -> None:
     broker = Broker()
     broker.queue()
     with pytest.raises(EntityNotFoundError):
         broker.subscription(topic="queue")
 
 
-def test_a1_a_topic_is_not_received_from() -> None:
+def test_a1_receive_from_a_topic_is_refused() -> None:
     broker = Broker()
     topic = broker.topic()
     with pytest.raises(InvalidOperationError):
         broker.receive(topic)
 
 
-def test_a1_a_subscription_and_a_dead_letter_queue_are_not_sent_to() -> None:
+def test_a1_send_to_a_subscription_or_dead_letter_queue_is_refused() -> None:
     broker = Broker()
     broker.topic()
     subscription, queue = broker.subscription(), broker.queue()
@@ -157,7 +157,7 @@ def test_a1_a_subscription_and_a_dead_letter_queue_are_not_sent_to() -> None:
 # Listing
 
 
-def test_a1_queues_topics_and_subscriptions_are_listed_apart() -> None:
+def test_a1_queues_topics_and_subscriptions_are_listed_separately() -> None:
     broker = Broker()
     broker.queue("b")
     broker.topic("t")
@@ -184,7 +184,7 @@ def test_a1_queues_topics_and_subscriptions_are_listed_apart() -> None:
         "x" * 260,
     ],
 )
-def test_a1_a_path_of_segments_is_a_name(name: str) -> None:
+def test_a1_path_of_segments_is_a_valid_name(name: str) -> None:
     broker = Broker()
     broker.queue(name)
     assert broker.info(Address.of(name)).path == name
@@ -198,7 +198,7 @@ def test_a1_a_path_of_segments_is_a_name(name: str) -> None:
         "größe", "a,b", "a(b)", "a=b",
     ],
 )  # fmt: skip
-def test_a1_other_names_are_refused(name: str) -> None:
+def test_a1_invalid_names_are_refused(name: str) -> None:
     broker = Broker()
     for create in (broker.queue, broker.topic):
         with pytest.raises(InvalidNameError):
@@ -206,17 +206,17 @@ def test_a1_other_names_are_refused(name: str) -> None:
     assert broker.namespace.queues(START) == broker.namespace.topics(START) == []
 
 
-def test_a1_refused_name_is_explained_by_its_character_and_what_is_allowed() -> None:
+def test_a1_error_of_an_invalid_name_shows_the_character_and_the_allowed_ones() -> None:
     with pytest.raises(InvalidNameError) as caught:
         Broker().queue("bad name!!")
     assert str(caught.value) == (
-        "'bad name!!' has the character ' ' at position 4; a queue or topic has a name of letters (a-z, A-Z), digits,"
-        " '.', '-', '_', '~' and '/'"
+        "'bad name!!' has the character ' ' at position 4; the name of a queue or topic may have letters (a-z, A-Z),"
+        " digits, '.', '-', '_', '~' and '/'"
     )
 
 
 @pytest.mark.parametrize("name", ["", " ", "a/b", "a?b", "x" * 51, "a b", "größe", "$Default", "a~b", "a+b"])
-def test_a1_a_subscription_name_is_one_short_segment(name: str) -> None:
+def test_a1_subscription_name_is_one_short_segment(name: str) -> None:
     broker = Broker()
     topic = broker.topic()
     with pytest.raises(InvalidNameError):
@@ -242,7 +242,7 @@ def test_a1_a_subscription_name_is_one_short_segment(name: str) -> None:
         {"max_message_bytes": 1},
     ],
 )
-def test_a1_a_setting_at_the_end_of_its_range_is_taken(settings: dict[str, Any]) -> None:
+def test_a1_setting_at_the_end_of_its_range_is_accepted(settings: dict[str, Any]) -> None:
     broker = Broker()
     queue = broker.queue(**settings)
     assert broker.info(queue).description == QueueDescription(**settings)
@@ -268,7 +268,7 @@ def test_a1_a_setting_at_the_end_of_its_range_is_taken(settings: dict[str, Any])
         {"forward_dead_letters_to": "nowhere"},
     ],
 )
-def test_a1_a_setting_past_its_range_is_refused_at_creation_and_update(settings: dict[str, Any]) -> None:
+def test_a1_setting_past_its_range_is_refused_at_creation_and_update(settings: dict[str, Any]) -> None:
     broker = Broker()
     broker.queue("other")
     with pytest.raises(InvalidDescriptionError):
@@ -285,7 +285,7 @@ def test_a1_a_setting_past_its_range_is_refused_at_creation_and_update(settings:
     assert broker.info(queue) == before
 
 
-def test_a1_an_update_changes_the_settings_and_their_time() -> None:
+def test_a1_update_changes_the_settings_and_their_time() -> None:
     broker = Broker()
     queue = broker.queue()
     broker.wait(5)
@@ -305,7 +305,7 @@ def test_a1_topics_and_subscriptions_are_updated_too() -> None:
     assert broker.info(subscription).description == SubscriptionDescription(max_delivery_count=1)
 
 
-def test_a1_an_update_keeps_the_messages() -> None:
+def test_a1_update_keeps_the_messages() -> None:
     broker = Broker()
     queue = broker.queue()
     broker.send(queue, "a", "b")
@@ -325,14 +325,14 @@ def test_a1_some_settings_cannot_be_changed(setting: str, value: bool) -> None:
     assert broker.info(queue) == before
 
 
-def test_a1_a_queue_does_not_become_a_topic() -> None:
+def test_a1_queue_does_not_become_a_topic() -> None:
     broker = Broker()
     queue = broker.queue()
     with pytest.raises(InvalidDescriptionError):
         broker.namespace.update(queue, TopicDescription(), START)
 
 
-def test_a1_where_an_entity_forwards_to_is_spelled_as_the_destination_is() -> None:
+def test_a1_forwarding_target_is_spelled_like_the_destination() -> None:
     broker = Broker()
     broker.queue("Target")
     queue = broker.queue(forward_to="tARGET")
@@ -341,10 +341,10 @@ def test_a1_where_an_entity_forwards_to_is_spelled_as_the_destination_is() -> No
     assert description.forward_to == "Target"
 
 
-# Deleting
+# Deletion
 
 
-def test_a1_a_deleted_queue_is_gone_with_its_messages() -> None:
+def test_a1_deleting_a_queue_deletes_its_messages() -> None:
     broker = Broker()
     queue = broker.queue()
     broker.send(queue, "old")
@@ -356,7 +356,7 @@ def test_a1_a_deleted_queue_is_gone_with_its_messages() -> None:
     assert broker.info(queue).size_bytes == 0
 
 
-def test_a1_a_deleted_topic_takes_its_subscriptions_with_it() -> None:
+def test_a1_deleting_a_topic_deletes_its_subscriptions() -> None:
     broker = Broker()
     topic = broker.topic()
     subscription = broker.subscription()
@@ -366,7 +366,7 @@ def test_a1_a_deleted_topic_takes_its_subscriptions_with_it() -> None:
         broker.info(subscription)
 
 
-def test_a1_a_deleted_subscription_leaves_its_topic_and_the_others() -> None:
+def test_a1_deleting_a_subscription_keeps_its_topic_and_the_others() -> None:
     broker = Broker()
     topic = broker.topic()
     gone, left = broker.subscription("gone"), broker.subscription("left")
@@ -379,7 +379,7 @@ def test_a1_a_deleted_subscription_leaves_its_topic_and_the_others() -> None:
     assert broker.take(left) == ["x"]
 
 
-def test_a1_whoever_has_a_link_is_told_that_the_entity_is_gone() -> None:
+def test_a1_deletion_of_an_entity_raises_a_notice() -> None:
     broker = Broker()
     topic = broker.topic()
     subscription = broker.subscription()
@@ -388,7 +388,7 @@ def test_a1_whoever_has_a_link_is_told_that_the_entity_is_gone() -> None:
     assert broker.namespace.take_notices() == []
 
 
-def test_a1_what_was_due_in_a_deleted_entity_holds_up_no_other() -> None:
+def test_a1_work_due_in_a_deleted_entity_delays_no_other() -> None:
     broker = Broker()
     deleted, queue = broker.queue("deleted", default_time_to_live_ms=SECOND), broker.queue()
     broker.send(deleted, "expires")

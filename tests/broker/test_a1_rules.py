@@ -10,6 +10,7 @@ from pairbus.broker.descriptions import (
     RuleDescription,
     SqlActionDescription,
     TrueFilter,
+    Value,
 )
 from pairbus.broker.errors import (
     EntityExistsError,
@@ -18,7 +19,6 @@ from pairbus.broker.errors import (
     InvalidExpressionError,
     InvalidNameError,
 )
-from pairbus.broker.values import Value
 from tests.broker.broker import MINUTE, START, Broker, amended, dead, letter, reason, sql, texts
 
 
@@ -29,7 +29,7 @@ def rule_names(broker: Broker) -> list[str]:
 # The rules of a subscription
 
 
-def test_a1_a_subscription_begins_with_a_rule_that_lets_everything_through() -> None:
+def test_a1_new_subscription_has_a_rule_that_matches_everything() -> None:
     broker = Broker()
     topic, subscription = broker.topic(), broker.subscription()
     (rule,) = broker.namespace.rules("topic", "sub", broker.now_ms)
@@ -38,7 +38,7 @@ def test_a1_a_subscription_begins_with_a_rule_that_lets_everything_through() -> 
     assert broker.take(subscription) == ["a", "b"]
 
 
-def test_a1_a_subscription_may_begin_with_a_rule_of_its_own() -> None:
+def test_a1_subscription_may_be_created_with_a_given_rule() -> None:
     broker = Broker()
     topic = broker.topic()
     subscription = broker.subscription(rule=sql("price > 10", "dear"))
@@ -47,7 +47,7 @@ def test_a1_a_subscription_may_begin_with_a_rule_of_its_own() -> None:
     assert broker.take(subscription) == ["dear"]
 
 
-def test_a1_a_subscription_without_rules_gets_nothing() -> None:
+def test_a1_subscription_without_rules_gets_nothing() -> None:
     broker = Broker()
     topic, subscription = broker.topic(), broker.bare_subscription()
     assert broker.send(topic, "x") == [1]
@@ -65,7 +65,7 @@ def test_a1_rules_are_listed_in_the_order_of_their_creation() -> None:
     assert [name.lower() for name in rule_names(broker)] == ["$default", "z", "a", "m"]
 
 
-def test_a1_a_rule_has_the_time_of_its_creation_also_after_an_update() -> None:
+def test_a1_rule_has_the_time_of_its_creation_also_after_an_update() -> None:
     broker = Broker()
     broker.topic()
     subscription = broker.bare_subscription()
@@ -75,7 +75,7 @@ def test_a1_a_rule_has_the_time_of_its_creation_also_after_an_update() -> None:
     assert broker.namespace.update_rule("topic", "sub", sql("2=2"), broker.now_ms).created_ms == START + 5
 
 
-def test_a1_the_name_of_a_rule_is_taken_whatever_its_case() -> None:
+def test_a1_rule_name_in_another_case_is_already_in_use() -> None:
     broker = Broker()
     broker.topic()
     subscription = broker.subscription(rule=sql("1=1", "mine"))
@@ -83,7 +83,7 @@ def test_a1_the_name_of_a_rule_is_taken_whatever_its_case() -> None:
         broker.add_rule(subscription, sql("1=1", "MINE"))
 
 
-def test_a1_a_rule_that_does_not_exist_is_neither_updated_nor_removed() -> None:
+def test_a1_rule_that_does_not_exist_is_neither_updated_nor_removed() -> None:
     broker = Broker()
     broker.topic()
     broker.subscription()
@@ -96,7 +96,7 @@ def test_a1_a_rule_that_does_not_exist_is_neither_updated_nor_removed() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "x" * 51, "a?b", "a b", "$Other"])
-def test_a1_a_rule_has_a_name_like_a_subscription(name: str) -> None:
+def test_a1_rule_names_follow_the_rules_of_subscription_names(name: str) -> None:
     broker = Broker()
     broker.topic()
     subscription = broker.subscription()
@@ -106,7 +106,7 @@ def test_a1_a_rule_has_a_name_like_a_subscription(name: str) -> None:
 
 
 @pytest.mark.parametrize("expression", ["", "price >", "SELECT * FROM x", "(1=1", "sys.Nonsense('"])
-def test_a1_a_filter_that_cannot_be_read_is_refused_when_the_rule_is_made(expression: str) -> None:
+def test_a1_invalid_filter_is_refused_when_the_rule_is_created(expression: str) -> None:
     broker = Broker()
     topic = broker.topic()
     subscription = broker.subscription()
@@ -118,7 +118,7 @@ def test_a1_a_filter_that_cannot_be_read_is_refused_when_the_rule_is_made(expres
     assert broker.info(topic).subscription_count == 1
 
 
-def test_a1_an_action_that_cannot_be_read_is_refused() -> None:
+def test_a1_invalid_action_is_refused() -> None:
     broker = Broker()
     broker.topic()
     subscription = broker.subscription()
@@ -126,7 +126,7 @@ def test_a1_an_action_that_cannot_be_read_is_refused() -> None:
         broker.add_rule(subscription, sql("1=1", action="SET"))
 
 
-def test_a1_a_correlation_filter_compares_something() -> None:
+def test_a1_empty_correlation_filter_is_refused() -> None:
     broker = Broker()
     broker.topic()
     subscription = broker.subscription()
@@ -134,7 +134,7 @@ def test_a1_a_correlation_filter_compares_something() -> None:
         broker.add_rule(subscription, RuleDescription(name="empty", filter=CorrelationFilter()))
 
 
-def test_a1_a_change_of_rules_applies_to_later_messages_only() -> None:
+def test_a1_change_of_rules_applies_to_later_messages_only() -> None:
     broker = Broker()
     topic, subscription = broker.topic(), broker.subscription()
     broker.send(topic, "with the default rule")
@@ -147,7 +147,7 @@ def test_a1_a_change_of_rules_applies_to_later_messages_only() -> None:
     assert broker.take(subscription) == ["with the default rule", "with another"]
 
 
-def test_a1_rules_look_at_a_scheduled_message_when_it_becomes_due() -> None:
+def test_a1_rules_are_applied_to_a_scheduled_message_when_it_is_due() -> None:
     broker = Broker()
     topic, subscription = broker.topic(), broker.bare_subscription()
     broker.schedule(topic, "later", MINUTE)
@@ -180,7 +180,7 @@ def test_a1_true_and_false_filters() -> None:
         ("amount = @wanted", {"@wanted": 3}),
     ],
 )
-def test_a1_an_sql_filter_sees_what_the_sender_wrote_and_what_the_broker_knows(
+def test_a1_sql_filter_sees_what_the_sender_wrote_and_what_the_broker_knows(
     expression: str, parameters: dict[str, Value]
 ) -> None:
     broker = Broker()
@@ -214,7 +214,7 @@ def test_a1_an_sql_filter_sees_what_the_sender_wrote_and_what_the_broker_knows(
         CorrelationFilter(label="l", properties={"n": 1, "word": "w"}),
     ],
 )
-def test_a1_a_correlation_filter_wants_every_field_it_has(wanted: CorrelationFilter) -> None:
+def test_a1_correlation_filter_requires_all_its_fields(wanted: CorrelationFilter) -> None:
     broker = Broker()
     topic = broker.topic()
     subscription = broker.subscription(rule=RuleDescription(name="r", filter=wanted))
@@ -230,7 +230,7 @@ def test_a1_a_correlation_filter_wants_every_field_it_has(wanted: CorrelationFil
     assert broker.take(subscription) == ["all"]
 
 
-def test_a1_a_correlation_filter_takes_a_truth_value_for_no_number() -> None:
+def test_a1_correlation_filter_does_not_compare_booleans_as_numbers() -> None:
     broker = Broker()
     topic = broker.topic()
     subscription = broker.subscription(rule=RuleDescription(name="r", filter=CorrelationFilter(properties={"n": 1})))
@@ -238,7 +238,7 @@ def test_a1_a_correlation_filter_takes_a_truth_value_for_no_number() -> None:
     assert broker.take(subscription) == ["one"]
 
 
-def test_a1_each_subscription_decides_for_itself() -> None:
+def test_a1_subscriptions_filter_independently() -> None:
     broker = Broker()
     topic = broker.topic()
     low = broker.subscription("low", rule=sql("n < 5"))
@@ -247,7 +247,7 @@ def test_a1_each_subscription_decides_for_itself() -> None:
     assert (broker.take(low), broker.take(high)) == (["3", "4"], ["4", "5", "6"])
 
 
-def test_a1_a_message_that_no_rule_lets_through_is_accepted_and_gone() -> None:
+def test_a1_message_that_no_rule_matches_is_accepted_and_discarded() -> None:
     broker = Broker()
     topic = broker.topic()
     broker.subscription(rule=sql("n = 1"))
@@ -258,7 +258,7 @@ def test_a1_a_message_that_no_rule_lets_through_is_accepted_and_gone() -> None:
 # Copies
 
 
-def test_a1_all_matching_rules_without_an_action_give_one_copy_together() -> None:
+def test_a1_matching_rules_without_an_action_yield_one_copy() -> None:
     broker = Broker()
     topic, subscription = broker.topic(), broker.subscription()
     broker.add_rule(subscription, sql("n = 1", "one"))
@@ -268,7 +268,7 @@ def test_a1_all_matching_rules_without_an_action_give_one_copy_together() -> Non
     assert amended(copy) == {}
 
 
-def test_a1_each_matching_rule_with_an_action_gives_a_copy_of_its_own_with_its_name() -> None:
+def test_a1_each_matching_rule_with_an_action_yields_a_copy_with_its_name() -> None:
     broker = Broker()
     topic, subscription = broker.topic(), broker.subscription()
     broker.add_rule(subscription, sql("n = 1", "first", "SET mark = 'a'"))
@@ -284,7 +284,7 @@ def test_a1_each_matching_rule_with_an_action_gives_a_copy_of_its_own_with_its_n
     ]
 
 
-def test_a1_copies_of_one_message_are_settled_apart() -> None:
+def test_a1_copies_of_one_message_are_settled_separately() -> None:
     broker = Broker()
     topic = broker.topic()
     one, other = broker.subscription("one"), broker.subscription("other")
@@ -296,7 +296,7 @@ def test_a1_copies_of_one_message_are_settled_apart() -> None:
     assert (texts([delivery]), delivery.record.delivery_count) == (["x"], 1)
 
 
-def test_a1_a_copy_has_a_number_of_its_subscription_and_keeps_the_one_of_its_topic() -> None:
+def test_a1_copy_has_a_sequence_number_of_its_subscription_and_keeps_that_of_its_topic() -> None:
     broker = Broker()
     topic = broker.topic()
     broker.subscription("first")
@@ -310,7 +310,7 @@ def test_a1_a_copy_has_a_number_of_its_subscription_and_keeps_the_one_of_its_top
 # Actions
 
 
-def test_a1_an_action_sets_and_removes_properties_of_its_copy_only() -> None:
+def test_a1_action_sets_and_removes_properties_of_its_copy_only() -> None:
     broker = Broker()
     topic = broker.topic()
     changed = broker.subscription("changed", rule=sql("1=1", "r", "SET total = amount * 2; REMOVE amount"))
@@ -318,12 +318,12 @@ def test_a1_an_action_sets_and_removes_properties_of_its_copy_only() -> None:
     broker.send(topic, letter("x", user={"amount": 2}))
     found = amended(broker.one(changed))
     assert found["total"] == 4
-    assert "amount" in found  # removed: it differs from what the body says
+    assert "amount" in found  # removed: it differs from the body
     assert found["amount"] != 2
     assert amended(broker.one(plain)) == {}
 
 
-def test_a1_an_action_sets_what_the_broker_knows_of_a_message() -> None:
+def test_a1_action_sets_system_properties() -> None:
     broker = Broker()
     topic = broker.topic()
     subscription = broker.subscription(
@@ -336,7 +336,7 @@ def test_a1_an_action_sets_what_the_broker_knows_of_a_message() -> None:
     assert delivery.record.amendments.system["Label"] == "new"
 
 
-def test_a1_a_rule_along_the_way_sees_what_an_action_has_set() -> None:
+def test_a1_later_rule_sees_what_an_action_has_set() -> None:
     broker = Broker()
     second = broker.topic("second")
     subscription = broker.subscription(topic="second", rule=sql("mark = 'set' AND sys.Label = 'new'"))
@@ -350,7 +350,7 @@ def test_a1_a_rule_along_the_way_sees_what_an_action_has_set() -> None:
 # Errors while filtering
 
 
-def test_a1_a_filter_that_fails_sends_the_message_to_the_dead_letters_of_its_subscription() -> None:
+def test_a1_failing_filter_dead_letters_the_message_in_its_subscription() -> None:
     broker = Broker()
     topic = broker.topic()
     failing = broker.subscription("failing", dead_letter_on_filter_errors=True, rule=sql("n / 0 = 1", "bad"))
@@ -364,7 +364,7 @@ def test_a1_a_filter_that_fails_sends_the_message_to_the_dead_letters_of_its_sub
     assert broker.take(fine) == ["x"]
 
 
-def test_a1_a_filter_that_fails_does_not_match_where_that_is_all_that_is_wanted() -> None:
+def test_a1_failing_filter_does_not_match_if_dead_lettering_is_disabled() -> None:
     broker = Broker()
     topic = broker.topic()
     subscription = broker.subscription(dead_letter_on_filter_errors=False, rule=sql("n / 0 = 1"))
@@ -372,7 +372,7 @@ def test_a1_a_filter_that_fails_does_not_match_where_that_is_all_that_is_wanted(
     assert broker.info(subscription).message_count == 0
 
 
-def test_a1_an_action_that_fails_sends_the_message_to_the_dead_letters() -> None:
+def test_a1_failing_action_dead_letters_the_message() -> None:
     broker = Broker()
     topic = broker.topic()
     subscription = broker.subscription(rule=sql("1=1", action="SET x = n / 0"))
@@ -381,7 +381,7 @@ def test_a1_an_action_that_fails_sends_the_message_to_the_dead_letters() -> None
     assert [reason(delivery) for delivery in broker.peek(dead(subscription))] == ["FilterEvaluationException"]
 
 
-def test_a1_an_action_alone_is_a_rule_for_every_message() -> None:
+def test_a1_action_without_a_filter_applies_to_every_message() -> None:
     broker = Broker()
     topic = broker.topic()
     rule = RuleDescription(name="marks", action=SqlActionDescription("SET mark = @what", {"@what": 7}))

@@ -10,7 +10,7 @@ import pytest
 
 from pairbus.broker.address import Address
 from pairbus.broker.errors import EntityNotFoundError, LockLostError
-from pairbus.broker.operations import Settle
+from pairbus.broker.transaction import SettleOperation
 from pairbus.store import MemoryStore, StoreError, StoreFailedError, StoreFullError
 from pairbus.store.recovery import Recovery
 from tests.broker.broker import START, Broker, letter, texts
@@ -19,7 +19,7 @@ BROKEN = StoreFailedError("the disk", "it is broken")
 
 
 class Loop:
-    """Stands for the thread that the keeper belongs to: what the commit thread hands over runs when told."""
+    """Stands for the committer's thread: calls from the commit thread run when the test runs them."""
 
     def __init__(self) -> None:
         self._handed: SimpleQueue[Callable[[], None]] = SimpleQueue()
@@ -28,12 +28,12 @@ class Loop:
         self._handed.put(call)
 
     def run_one(self) -> None:
-        """Wait for the commit that runs, and hear how it ended."""
+        """Wait for the running commit, and process its outcome."""
         self._handed.get(timeout=60)()
 
 
-class Told(list[StoreError | None]):
-    """Remembers what it was told."""
+class Reported(list[StoreError | None]):
+    """A callback that records its calls."""
 
     def __call__(self, error: StoreError | None) -> None:
         self.append(error)
@@ -50,7 +50,7 @@ def store() -> MemoryStore:
 
 
 def threaded(store: MemoryStore, loop: Loop) -> Broker:
-    """A broker with a thread that commits, and an empty queue."""
+    """Return a broker with a commit thread, and an empty queue."""
     broker = Broker(store=store, wake=loop.wake)
     broker.queue()
     broker.commit()
@@ -62,53 +62,53 @@ QUEUE = Address.of("queue")
 
 
 def stored(store: MemoryStore) -> list[str]:
-    """What a process finds that begins now."""
+    """Return what a process finds that starts now."""
     return texts(Broker(store=store).peek(QUEUE))
 
 
-# A word on a send
+# Confirmation of sends
 
 
-def test_a2_a_send_is_confirmed_when_it_is_durable_and_not_before(store: MemoryStore) -> None:
+def test_a2_send_is_confirmed_once_it_is_durable(store: MemoryStore) -> None:
     broker = Broker(store=store)
     broker.queue()
     broker.commit()
-    told = Told()
+    reported = Reported()
     broker.send(QUEUE, "x")
-    broker.keeper.when_durable(told)
-    assert (told, stored(store)) == ([], [])
+    broker.keeper.when_durable(reported)
+    assert (reported, stored(store)) == ([], [])
     broker.commit()
-    assert (told, stored(store)) == ([None], ["x"])
+    assert (reported, stored(store)) == ([None], ["x"])
 
 
-def test_a2_what_is_durable_already_is_confirmed_at_once(store: MemoryStore) -> None:
+def test_a2_durable_writes_are_confirmed_at_once(store: MemoryStore) -> None:
     broker = Broker(store=store)
-    told = Told()
-    broker.keeper.when_durable(told)
-    assert told == [None]
+    reported = Reported()
+    broker.keeper.when_durable(reported)
+    assert reported == [None]
 
 
-def test_a2_with_a_thread_a_send_is_confirmed_on_the_thread_it_came_from(store: MemoryStore, loop: Loop) -> None:
+def test_a2_send_is_confirmed_on_the_calling_thread(store: MemoryStore, loop: Loop) -> None:
     broker = threaded(store, loop)
-    told = Told()
+    reported = Reported()
     broker.send(QUEUE, "x")
-    broker.keeper.when_durable(told)
+    broker.keeper.when_durable(reported)
     broker.commit()
-    assert told == []
+    assert reported == []
     loop.run_one()
-    assert (told, stored(store)) == ([None], ["x"])
+    assert (reported, stored(store)) == ([None], ["x"])
     broker.keeper.close()
 
 
-def test_a2_what_is_written_during_a_commit_goes_into_the_next_together(store: MemoryStore, loop: Loop) -> None:
+def test_a2_writes_during_a_commit_share_the_next_commit(store: MemoryStore, loop: Loop) -> None:
     broker = threaded(store, loop)
-    first, second, third = Told(), Told(), Told()
+    first, second, third = Reported(), Reported(), Reported()
     broker.send(QUEUE, "a")
     broker.keeper.when_durable(first)
     broker.commit()
-    for content, told in (("b", second), ("c", third)):
+    for content, reported in (("b", second), ("c", third)):
         broker.send(QUEUE, content)
-        broker.keeper.when_durable(told)
+        broker.keeper.when_durable(reported)
         broker.commit()
     loop.run_one()
     assert (first, second, third) == ([None], [], [])
@@ -118,23 +118,21 @@ def test_a2_what_is_written_during_a_commit_goes_into_the_next_together(store: M
     broker.keeper.close()
 
 
-def test_a2_who_asks_during_a_commit_is_told_after_it_although_nothing_was_added(
-    store: MemoryStore, loop: Loop
-) -> None:
+def test_a2_callback_registered_during_a_commit_is_called_after_it(store: MemoryStore, loop: Loop) -> None:
     broker = threaded(store, loop)
     broker.send(QUEUE, "x")
     broker.commit()
-    told = Told()
-    broker.keeper.when_durable(told)
-    assert told == []
+    reported = Reported()
+    broker.keeper.when_durable(reported)
+    assert reported == []
     loop.run_one()
-    if not told:  # in a commit of its own
+    if not reported:  # in a separate commit
         loop.run_one()
-    assert told == [None]
+    assert reported == [None]
     broker.keeper.close()
 
 
-def test_a2_what_is_being_committed_can_be_received_at_once(store: MemoryStore, loop: Loop) -> None:
+def test_a2_message_being_committed_can_be_received(store: MemoryStore, loop: Loop) -> None:
     broker = threaded(store, loop)
     broker.send(QUEUE, "x")
     broker.commit()
@@ -157,11 +155,11 @@ def test_a2_without_a_commit_nothing_survives() -> None:
     assert broker.peek(QUEUE) == []
 
 
-# A commit that fails
+# Failing commits
 
 
 @pytest.mark.parametrize("fail", [MemoryStore.fail_next_prepare, MemoryStore.fail_next_run], ids=["prepare", "run"])
-def test_a2_a_commit_that_fails_undoes_everything_since_the_last(
+def test_a2_failed_commit_reverts_everything_since_the_last(
     store: MemoryStore, fail: Callable[[MemoryStore, StoreError], None]
 ) -> None:
     broker = Broker(store=store)
@@ -173,12 +171,12 @@ def test_a2_a_commit_that_fails_undoes_everything_since_the_last(
     broker.complete(QUEUE, lost)
     broker.send(QUEUE, "sent")
     broker.queue("other")
-    told = Told()
-    broker.keeper.when_durable(told)
+    reported = Reported()
+    broker.keeper.when_durable(reported)
     fail(store, BROKEN)
     with pytest.raises(StoreError):
         broker.commit()
-    assert told == [BROKEN]
+    assert reported == [BROKEN]
     assert texts(broker.peek(QUEUE)) == ["kept", "received"]
     assert broker.info(QUEUE) == before
     with pytest.raises(EntityNotFoundError):
@@ -187,37 +185,39 @@ def test_a2_a_commit_that_fails_undoes_everything_since_the_last(
         broker.complete(QUEUE, kept)
 
 
-def test_a2_a_commit_that_fails_on_its_thread_tells_everyone_who_waits(store: MemoryStore, loop: Loop) -> None:
+def test_a2_failed_commit_on_a_thread_calls_all_callbacks_with_the_error(store: MemoryStore, loop: Loop) -> None:
     broker = threaded(store, loop)
     store.fail_next_run(BROKEN)
-    first, second = Told(), Told()
+    first, second = Reported(), Reported()
     broker.send(QUEUE, "a")
     broker.keeper.when_durable(first)
     broker.commit()
     broker.send(QUEUE, "b")
     broker.keeper.when_durable(second)
     loop.run_one()
+    loop.run_one()  # the namespace is loaded again
     assert (first, second) == ([BROKEN], [BROKEN])
     assert broker.peek(QUEUE) == []
     broker.keeper.close()
 
 
-def test_a2_after_a_commit_that_failed_the_next_succeeds(store: MemoryStore, loop: Loop) -> None:
+def test_a2_commit_after_a_failed_one_succeeds(store: MemoryStore, loop: Loop) -> None:
     broker = threaded(store, loop)
     store.fail_next_run(BROKEN)
     broker.send(QUEUE, "a")
     broker.commit()
     loop.run_one()
-    told = Told()
+    loop.run_one()  # the namespace is loaded again
+    reported = Reported()
     broker.send(QUEUE, "b")
-    broker.keeper.when_durable(told)
+    broker.keeper.when_durable(reported)
     broker.commit()
     loop.run_one()
-    assert (told, stored(store)) == ([None], ["b"])
+    assert (reported, stored(store)) == ([None], ["b"])
     broker.keeper.close()
 
 
-def test_a2_whoever_keeps_the_server_is_told_that_the_namespace_was_read_anew(store: MemoryStore) -> None:
+def test_a2_rebuilt_is_called_when_the_namespace_was_reloaded(store: MemoryStore) -> None:
     broker = Broker(store=store)
     broker.queue()
     broker.send(QUEUE, "x")
@@ -232,7 +232,7 @@ def test_a2_whoever_keeps_the_server_is_told_that_the_namespace_was_read_anew(st
     assert (recovery.entities, recovery.messages, recovery.damaged) == (1, 1, [])
 
 
-def test_a2_a_send_that_the_store_has_no_room_for_is_refused_and_settling_goes_on() -> None:
+def test_a2_send_to_a_full_store_is_refused_and_settling_continues() -> None:
     store = MemoryStore()
     broker = Broker(store=store)
     broker.queue()
@@ -247,7 +247,7 @@ def test_a2_a_send_that_the_store_has_no_room_for_is_refused_and_settling_goes_o
     assert stored(store) == []
 
 
-def test_a2_a_full_store_still_takes_whatever_removes_something() -> None:
+def test_a2_full_store_still_accepts_removals() -> None:
     store = MemoryStore()
     broker = Broker(store=store)
     sessions = broker.queue("sessions", requires_session=True)
@@ -259,17 +259,17 @@ def test_a2_a_full_store_still_takes_whatever_removes_something() -> None:
     store.max_bytes = 1_000_000
     delivery = broker.one(QUEUE)
     assert delivery.lock_token is not None
-    broker.namespace.transact([Settle(QUEUE, delivery.lock_token)], START)
+    broker.namespace.transact([SettleOperation(QUEUE, delivery.lock_token)], START)
     broker.namespace.set_session_state(sessions, token, None, START)
     assert broker.info(QUEUE).message_count == 0
 
 
-# The end
+# Close
 
 
-def test_a2_close_commits_the_rest_and_tells_everyone(store: MemoryStore, loop: Loop) -> None:
+def test_a2_close_commits_the_rest_and_calls_all_callbacks(store: MemoryStore, loop: Loop) -> None:
     broker = threaded(store, loop)
-    first, second = Told(), Told()
+    first, second = Reported(), Reported()
     broker.send(QUEUE, "a")
     broker.keeper.when_durable(first)
     broker.commit()
@@ -277,19 +277,19 @@ def test_a2_close_commits_the_rest_and_tells_everyone(store: MemoryStore, loop: 
     broker.keeper.when_durable(second)
     broker.keeper.close()
     assert (first, second) == ([None], [None])
-    loop.run_one()  # comes late, and does no harm
+    loop.run_one()  # late and harmless
     assert (first, second) == ([None], [None])
 
 
-def test_a2_close_tells_of_a_failure_too(store: MemoryStore) -> None:
+def test_a2_close_reports_a_failure(store: MemoryStore) -> None:
     broker = Broker(store=store)
     broker.queue()
-    told = Told()
-    broker.keeper.when_durable(told)
+    reported = Reported()
+    broker.keeper.when_durable(reported)
     store.fail_next_run(BROKEN)
     with pytest.raises(StoreError):
         broker.keeper.close()
-    assert told == [BROKEN]
+    assert reported == [BROKEN]
 
 
 # Until a receiver settles it
@@ -305,7 +305,7 @@ def test_a2_senders_work_while_no_receiver_runs() -> None:
     assert broker.take(queue) == [str(number) for number in range(100)]
 
 
-def test_a2_a_message_is_kept_until_it_is_settled() -> None:
+def test_a2_message_is_kept_until_it_is_settled() -> None:
     broker = Broker()
     queue = broker.queue()
     broker.send(queue, "x")
@@ -330,7 +330,7 @@ def test_a2_competing_consumers_never_get_the_same_message() -> None:
     assert all(consumers)
 
 
-def test_a2_a_batch_arrives_in_order() -> None:
+def test_a2_batch_arrives_in_order() -> None:
     broker = Broker()
     queue = broker.queue()
     assert broker.send(queue, "a", "b", "c") == [1, 2, 3]

@@ -1,4 +1,4 @@
-"""A2: after a restart everything but locks is as it was, and no number is given twice."""
+"""A2: a restart restores everything except locks, and no sequence number is reused."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import pytest
 
 from pairbus.broker.address import Address
 from pairbus.broker.descriptions import CorrelationFilter, RuleDescription
+from pairbus.broker.entity import EntityInfo
 from pairbus.broker.errors import LockLostError, SessionLockLostError
-from pairbus.broker.operations import Send
-from pairbus.broker.runtime import EntityInfo
+from pairbus.broker.transaction import SendOperation
 from pairbus.store import MemoryStore, keys
 from pairbus.store.keyvalue import apply
 from tests.broker.broker import MINUTE, SECOND, Broker, dead, letter, numbers, sql, texts, transfers
 
 
 def everything(broker: Broker) -> list[object]:
-    """All that can be seen of a namespace."""
+    """Return everything that can be seen of a namespace."""
     seen: list[object] = []
     addresses = [Address.of(info.path) for info in broker.namespace.queues(broker.now_ms)]
     for topic in broker.namespace.topics(broker.now_ms):
@@ -34,12 +34,12 @@ def everything(broker: Broker) -> list[object]:
 
 
 def seen_of(info: EntityInfo) -> EntityInfo:
-    """Without locks, and without the time of the last use: after a restart no one was idle."""
+    """Return the info without locks, and without the last access time: after a restart no entity is idle."""
     return replace(info, accessed_ms=0, ready_count=info.active_count, locked_count=0, deferred_count=0)
 
 
 def a_namespace_with_a_past() -> Broker:
-    """Every state that a message can be in, every kind of rule, every sort of queue."""
+    """Create every message state, every kind of rule, and every kind of queue."""
     broker = Broker()
     queue = broker.queue(user_metadata="größe")
     for content in ("ready", "locked", "deferred", "buried", "abandoned", "deferred and locked", "gone"):
@@ -52,7 +52,7 @@ def a_namespace_with_a_past() -> Broker:
     broker.deferred(queue, broker.defer(queue, received["deferred and locked"]))
     broker.complete(queue, received["gone"])
     broker.schedule(queue, "scheduled", MINUTE)
-    broker.namespace.transact([Send(Address.of("nowhere"), [letter("transfer")], via=queue)], broker.now_ms)
+    broker.namespace.transact([SendOperation(Address.of("nowhere"), [letter("transfer")], via=queue)], broker.now_ms)
 
     topic = broker.topic("Topic", requires_duplicate_detection=True)
     sub = broker.subscription("Sub", topic="Topic", rule=sql("n > @least", "Sql", "SET y = n * 2", {"@least": 0}))
@@ -70,7 +70,7 @@ def a_namespace_with_a_past() -> Broker:
     return broker
 
 
-def test_a2_a_restart_brings_everything_back_but_locks() -> None:
+def test_a2_restart_restores_everything_except_locks() -> None:
     broker = a_namespace_with_a_past()
     before = everything(broker)
     broker.restart()
@@ -79,9 +79,9 @@ def test_a2_a_restart_brings_everything_back_but_locks() -> None:
     assert everything(broker) == before
 
 
-def test_a2_after_a_restart_time_goes_on_as_it_would_have() -> None:
+def test_a2_time_advances_after_a_restart_as_it_would_have() -> None:
     broker, restarted = a_namespace_with_a_past(), a_namespace_with_a_past()
-    for each in (broker, restarted):  # locks end, so that both know of none
+    for each in (broker, restarted):  # locks expire, so that neither side has any
         each.wait(MINUTE - 1)
         each.restart()
     restarted.restart()
@@ -91,7 +91,7 @@ def test_a2_after_a_restart_time_goes_on_as_it_would_have() -> None:
     assert everything(restarted) == everything(broker)
 
 
-def test_a2_what_became_due_while_no_process_ran_happens_at_the_start() -> None:
+def test_a2_work_due_while_no_process_ran_is_done_at_the_start() -> None:
     broker = Broker()
     queue = broker.queue(dead_letter_on_expiration=True)
     broker.send(queue, letter("expires", time_to_live_ms=SECOND))
@@ -103,7 +103,7 @@ def test_a2_what_became_due_while_no_process_ran_happens_at_the_start() -> None:
     assert broker.take(dead(queue)) == ["expires"]
 
 
-def test_a2_locks_do_not_survive_a_restart_and_the_message_is_free_at_once() -> None:
+def test_a2_locks_do_not_survive_a_restart_and_the_message_is_available_at_once() -> None:
     broker = Broker()
     queue = broker.queue()
     broker.send(queue, "x")
@@ -114,7 +114,7 @@ def test_a2_locks_do_not_survive_a_restart_and_the_message_is_free_at_once() -> 
     assert texts([broker.one(queue)]) == ["x"]
 
 
-def test_a2_the_lock_on_a_session_does_not_survive_a_restart_but_its_state_does() -> None:
+def test_a2_lock_on_a_session_does_not_survive_a_restart_but_its_state_does() -> None:
     broker = Broker()
     queue = broker.queue(requires_session=True)
     token = broker.accept(queue, "s")
@@ -125,10 +125,10 @@ def test_a2_the_lock_on_a_session_does_not_survive_a_restart_but_its_state_does(
     assert broker.namespace.session_state(queue, broker.accept(queue, "s"), broker.now_ms) == b"state"
 
 
-# Numbers
+# Sequence numbers
 
 
-def test_a2_the_number_of_the_newest_message_is_not_given_again_after_a_restart() -> None:
+def test_a2_sequence_number_of_the_newest_message_is_not_reused_after_a_restart() -> None:
     broker = Broker()
     queue = broker.queue()
     broker.send(queue, "a", "b")
@@ -137,7 +137,7 @@ def test_a2_the_number_of_the_newest_message_is_not_given_again_after_a_restart(
     assert broker.send(queue, "c") == [3]
 
 
-def test_a2_no_partition_gives_a_number_again_after_a_restart() -> None:
+def test_a2_no_partition_reuses_a_sequence_number_after_a_restart() -> None:
     broker = Broker()
     queue = broker.queue(partitioned=True)
     given = broker.send(queue, *(letter(str(number), partition_key=str(number)) for number in range(40)))
@@ -147,7 +147,7 @@ def test_a2_no_partition_gives_a_number_again_after_a_restart() -> None:
     assert len(set(given)) == 80
 
 
-def test_a2_dead_letters_get_no_number_again_after_a_restart() -> None:
+def test_a2_sequence_numbers_of_dead_letters_are_not_reused_after_a_restart() -> None:
     broker = Broker()
     queue = broker.queue()
     seen: list[int] = []
@@ -159,7 +159,7 @@ def test_a2_dead_letters_get_no_number_again_after_a_restart() -> None:
     assert seen == [1, 2]
 
 
-def test_a2_a_number_that_a_scheduled_message_had_is_not_given_again_after_a_restart() -> None:
+def test_a2_sequence_number_of_a_scheduled_message_is_not_reused_after_a_restart() -> None:
     broker = Broker()
     topic = broker.topic()
     sequence = broker.schedule(topic, "x", MINUTE)
@@ -168,7 +168,7 @@ def test_a2_a_number_that_a_scheduled_message_had_is_not_given_again_after_a_res
     assert broker.schedule(topic, "y", MINUTE) == sequence + 1
 
 
-def test_a2_the_id_of_a_deleted_entity_is_not_given_again() -> None:
+def test_a2_id_of_a_deleted_entity_is_not_reused() -> None:
     broker = Broker()
     broker.queue("old")
     newest = broker.queue("newest")
@@ -178,7 +178,7 @@ def test_a2_the_id_of_a_deleted_entity_is_not_given_again() -> None:
     assert entity_ids(broker) == [1, 3]
 
 
-def test_a2_the_id_of_a_deleted_entity_is_not_given_again_after_an_older_one_was_changed() -> None:
+def test_a2_id_of_a_deleted_entity_is_not_reused_after_an_older_one_was_changed() -> None:
     broker = Broker()
     old = broker.queue("old")
     newest = broker.queue("newest")
@@ -195,7 +195,7 @@ def entity_ids(broker: Broker) -> list[int]:
     return [keys.entity_of(key) for key, _ in broker.store.scan(keys.ENTITY, keys.after(keys.ENTITY))]
 
 
-def test_a2_a_message_of_a_new_entity_is_never_swept_with_those_of_a_deleted_one() -> None:
+def test_a2_messages_of_a_new_entity_are_not_removed_with_those_of_a_deleted_one() -> None:
     broker = Broker()
     old, newest = broker.queue("old"), broker.queue("newest")
     broker.send(newest, "swept")
@@ -210,7 +210,7 @@ def test_a2_a_message_of_a_new_entity_is_never_swept_with_those_of_a_deleted_one
     assert broker.take(new) == ["precious"]
 
 
-def test_a2_a_new_entity_with_an_old_name_begins_anew() -> None:
+def test_a2_new_entity_with_an_old_name_is_empty() -> None:
     broker = Broker()
     queue = broker.queue(requires_duplicate_detection=True, requires_session=True)
     broker.send(queue, letter("old", message_id="m", session_id="s"))
@@ -227,7 +227,7 @@ def test_a2_a_new_entity_with_an_old_name_begins_anew() -> None:
     assert texts(broker.peek(queue)) == ["new"]
 
 
-# Graves
+# Deleted entities
 
 
 def a_deleted_past(broker: Broker) -> None:
@@ -251,7 +251,7 @@ def kinds_left(store: object) -> set[bytes]:
     return {key[:1] for key, _ in store.scan(b"\0", b"\xff")}
 
 
-def test_a2_what_a_deleted_entity_held_is_removed_bit_by_bit() -> None:
+def test_a2_messages_of_a_deleted_entity_are_removed_step_by_step() -> None:
     broker = Broker()
     a_deleted_past(broker)
     assert broker.namespace.tidy(broker.now_ms, steps=5)
@@ -261,7 +261,7 @@ def test_a2_what_a_deleted_entity_held_is_removed_bit_by_bit() -> None:
     assert not kinds_left(broker.store) & held
 
 
-def test_a2_what_a_deleted_entity_held_is_removed_after_a_restart_in_between() -> None:
+def test_a2_messages_of_a_deleted_entity_are_removed_across_a_restart() -> None:
     broker = Broker()
     a_deleted_past(broker)
     for _ in range(5):
@@ -273,17 +273,17 @@ def test_a2_what_a_deleted_entity_held_is_removed_after_a_restart_in_between() -
     assert not kinds_left(broker.store) & held
 
 
-def test_a2_nothing_of_a_deleted_entity_is_kept_for_ever() -> None:
+def test_a2_no_record_of_a_deleted_entity_remains() -> None:
     broker = Broker()
     a_deleted_past(broker)
     broker.tidy()
     broker.restart()
     broker.tidy()
     broker.commit()
-    assert kinds_left(broker.store) == {keys.COUNTER}
+    assert kinds_left(broker.store) == {keys.COUNTER, keys.EPOCH}
 
 
-def test_a2_a_body_is_kept_as_long_as_one_copy_needs_it_also_across_restarts() -> None:
+def test_a2_shared_body_is_kept_until_its_last_copy_is_removed_across_restarts() -> None:
     broker = Broker()
     topic = broker.topic()
     subscriptions = [broker.subscription(name) for name in "abc"]
@@ -295,7 +295,7 @@ def test_a2_a_body_is_kept_as_long_as_one_copy_needs_it_also_across_restarts() -
     assert keys.BODY not in kinds_left(broker.store)
 
 
-def test_a2_entities_that_an_earlier_version_wrote_open_and_work_whatever_they_are_called() -> None:
+def test_a2_entities_of_an_earlier_version_work_under_any_name() -> None:
     broker = Broker()
     queue, topic = broker.queue("queue"), broker.topic("topic")
     subscription = broker.subscription("sub", topic="topic", rule=sql("1=1", "rule"))
@@ -306,7 +306,7 @@ def test_a2_entities_that_an_earlier_version_wrote_open_and_work_whatever_they_a
     ]
     for key, raw in written:
         found = json.loads(raw[1:])
-        found.get("settings", {}).pop("express", None)  # which it did not know
+        found.get("settings", {}).pop("express", None)  # a setting that it did not have
         for name in ("path", "name"):
             if name in found:
                 found[name] = f"{found[name]} größe!"

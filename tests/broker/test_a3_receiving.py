@@ -8,13 +8,13 @@ import pytest
 
 from pairbus.broker.errors import InvalidOperationError, LockLostError, MessageNotFoundError
 from pairbus.broker.message import MessageState
-from pairbus.broker.settlement import Disposition
+from pairbus.broker.settlement import SettlementKind
 from tests.broker.broker import (
     LOCK,
     MINUTE,
-    NOBODY,
     SECOND,
     START,
+    UNKNOWN_TOKEN,
     Broker,
     amended,
     dead,
@@ -28,7 +28,7 @@ from tests.broker.broker import (
 # Receive modes
 
 
-def test_a3_receive_and_delete_gives_a_message_away_for_good() -> None:
+def test_a3_receive_and_delete_removes_the_message() -> None:
     broker = Broker()
     queue = broker.queue()
     broker.send(queue, "a", "b")
@@ -49,14 +49,14 @@ def test_a3_peek_lock_hides_a_message_from_other_receivers() -> None:
     assert broker.info(queue).locked_count == 1
 
 
-def test_a3_each_lock_has_a_token_of_its_own() -> None:
+def test_a3_lock_tokens_are_unique() -> None:
     broker = Broker()
     queue = broker.queue()
     broker.send(queue, "a", "b", "c")
     assert len({delivery.lock_token for delivery in broker.receive(queue)}) == 3
 
 
-def test_a3_messages_come_in_the_order_of_their_numbers_and_no_more_than_wanted() -> None:
+def test_a3_messages_are_delivered_in_sequence_order_up_to_the_maximum() -> None:
     broker = Broker()
     queue = broker.queue()
     broker.send(queue, "a", "b", "c")
@@ -65,7 +65,7 @@ def test_a3_messages_come_in_the_order_of_their_numbers_and_no_more_than_wanted(
     assert broker.receive(queue, 2) == []
 
 
-def test_a3_a_message_is_delivered_as_it_was_sent() -> None:
+def test_a3_message_is_delivered_as_it_was_sent() -> None:
     broker = Broker()
     queue = broker.queue()
     sent = letter("x", user={"a": 1}, message_id="m", session_id="s", partition_key="s", time_to_live_ms=MINUTE)
@@ -82,7 +82,7 @@ def test_a3_a_message_is_delivered_as_it_was_sent() -> None:
 # Settling
 
 
-def test_a3_a_completed_message_is_gone() -> None:
+def test_a3_completed_message_is_removed() -> None:
     broker = Broker()
     queue = broker.queue()
     broker.send(queue, "x")
@@ -91,7 +91,7 @@ def test_a3_a_completed_message_is_gone() -> None:
     assert broker.peek(queue) == broker.peek(dead(queue)) == []
 
 
-def test_a3_an_abandoned_message_returns_to_its_place_with_its_count_raised() -> None:
+def test_a3_abandoned_message_returns_to_its_place_with_its_count_raised() -> None:
     broker = Broker()
     queue = broker.queue()
     broker.send(queue, "a", "b", "c")
@@ -104,7 +104,7 @@ def test_a3_an_abandoned_message_returns_to_its_place_with_its_count_raised() ->
     assert [delivery.record.delivery_count for delivery in again] == [1, 1, 0]
 
 
-def test_a3_a_released_message_returns_and_its_count_is_not_raised() -> None:
+def test_a3_released_message_returns_and_its_count_is_not_raised() -> None:
     broker = Broker()
     queue = broker.queue(max_delivery_count=1)
     broker.send(queue, "a", "b")
@@ -113,7 +113,7 @@ def test_a3_a_released_message_returns_and_its_count_is_not_raised() -> None:
     assert (text(delivery), delivery.record.delivery_count) == ("a", 0)
 
 
-def test_a3_a_dead_lettered_message_lies_in_the_dead_letter_queue_with_its_reason() -> None:
+def test_a3_dead_lettered_message_is_in_the_dead_letter_queue_with_its_reason() -> None:
     broker = Broker()
     queue = broker.queue()
     sequences = broker.send(queue, "a", "b")
@@ -125,7 +125,7 @@ def test_a3_a_dead_lettered_message_lies_in_the_dead_letter_queue_with_its_reaso
     assert delivery.record.original_sequence == sequences[1]
 
 
-def test_a3_a_message_may_be_dead_lettered_without_a_reason() -> None:
+def test_a3_message_may_be_dead_lettered_without_a_reason() -> None:
     broker = Broker()
     queue = broker.queue()
     broker.send(queue, "x")
@@ -142,7 +142,7 @@ def test_a3_abandoning_sets_properties() -> None:
     assert amended(broker.one(queue)) == {"seen": 2, "by": "me"}
 
 
-def test_a3_the_name_of_a_property_that_is_set_again_may_differ_in_case() -> None:
+def test_a3_name_of_a_property_that_is_set_again_may_differ_in_case() -> None:
     broker = Broker()
     queue = broker.queue()
     broker.send(queue, "x")
@@ -162,27 +162,27 @@ def test_a3_deferring_and_dead_lettering_set_properties_too() -> None:
     assert amended(broker.one(dead(queue))) == {"n": 1, "none": None, "DeadLetterReason": "r"}
 
 
-@pytest.mark.parametrize("disposition", list(Disposition))
-def test_a3_a_message_is_settled_once(disposition: Disposition) -> None:
+@pytest.mark.parametrize("disposition", list(SettlementKind))
+def test_a3_second_settlement_is_refused(disposition: SettlementKind) -> None:
     broker = Broker()
     queue = broker.queue()
     broker.send(queue, "x")
     delivery = broker.one(queue)
     broker.settle(queue, delivery, disposition)
     before = broker.info(queue)
-    for again in Disposition:
+    for again in SettlementKind:
         with pytest.raises(LockLostError):
             broker.settle(queue, delivery, again)
     assert broker.info(queue) == before
 
 
-def test_a3_only_the_token_that_was_given_settles() -> None:
+def test_a3_only_the_lock_token_of_the_delivery_settles() -> None:
     broker = Broker()
     queue, other = broker.queue(), broker.queue("other")
     broker.send(queue, "x")
     delivery = broker.one(queue)
     with pytest.raises(LockLostError):
-        broker.namespace.settle(queue, NOBODY, START)
+        broker.namespace.settle(queue, UNKNOWN_TOKEN, START)
     with pytest.raises(LockLostError):
         broker.complete(other, delivery)
     with pytest.raises(LockLostError):
@@ -193,7 +193,7 @@ def test_a3_only_the_token_that_was_given_settles() -> None:
 # Locks
 
 
-def test_a3_a_lock_ends_at_exactly_its_time() -> None:
+def test_a3_lock_ends_at_exactly_its_time() -> None:
     broker = Broker()
     queue = broker.queue(lock_duration_ms=10 * SECOND)
     broker.send(queue, "x")
@@ -209,7 +209,7 @@ def test_a3_a_lock_ends_at_exactly_its_time() -> None:
     assert again.locked_until_ms == START + 20 * SECOND
 
 
-def test_a3_a_message_can_be_settled_until_the_last_moment() -> None:
+def test_a3_message_can_be_settled_until_the_last_moment() -> None:
     broker = Broker()
     queue = broker.queue()
     broker.send(queue, "x")
@@ -219,7 +219,7 @@ def test_a3_a_message_can_be_settled_until_the_last_moment() -> None:
     assert broker.info(queue).message_count == 0
 
 
-def test_a3_the_lock_of_one_message_says_nothing_of_the_next() -> None:
+def test_a3_lock_token_does_not_settle_another_message() -> None:
     broker = Broker()
     queue = broker.queue()
     broker.send(queue, "a", "b")
@@ -231,7 +231,7 @@ def test_a3_the_lock_of_one_message_says_nothing_of_the_next() -> None:
     broker.complete(queue, second)
 
 
-def test_a3_a_renewed_lock_lasts_a_lock_duration_from_now() -> None:
+def test_a3_renewed_lock_lasts_a_lock_duration_from_now() -> None:
     broker = Broker()
     queue = broker.queue()
     broker.send(queue, "x")
@@ -245,7 +245,7 @@ def test_a3_a_renewed_lock_lasts_a_lock_duration_from_now() -> None:
     assert broker.one(queue).record.delivery_count == 1
 
 
-def test_a3_a_renewed_lock_ends_when_the_answer_says_so_also_if_that_is_sooner() -> None:
+def test_a3_renewed_lock_ends_at_the_returned_time_even_if_sooner() -> None:
     broker = Broker()
     queue = broker.queue(lock_duration_ms=MINUTE)
     broker.send(queue, "x")
@@ -256,7 +256,7 @@ def test_a3_a_renewed_lock_ends_when_the_answer_says_so_also_if_that_is_sooner()
     assert texts(broker.receive(queue)) == ["x"]
 
 
-def test_a3_a_lock_that_has_ended_is_not_renewed() -> None:
+def test_a3_lock_that_has_ended_is_not_renewed() -> None:
     broker = Broker()
     queue = broker.queue()
     broker.send(queue, "x")
@@ -266,7 +266,7 @@ def test_a3_a_lock_that_has_ended_is_not_renewed() -> None:
         broker.renew(queue, delivery)
 
 
-def test_a3_a_changed_lock_duration_counts_for_the_next_lock() -> None:
+def test_a3_changed_lock_duration_applies_to_the_next_lock() -> None:
     broker = Broker()
     queue = broker.queue(lock_duration_ms=MINUTE)
     broker.send(queue, "a", "b")
@@ -277,7 +277,7 @@ def test_a3_a_changed_lock_duration_counts_for_the_next_lock() -> None:
     assert texts(broker.receive(queue)) == ["b"]
 
 
-def test_a3_a_lock_has_ended_at_its_time_however_much_else_is_due() -> None:
+def test_a3_lock_has_ended_at_its_time_however_much_else_is_due() -> None:
     broker = Broker()
     queue, crowded = broker.queue(), broker.queue("crowded", default_time_to_live_ms=SECOND)
     broker.send(queue, "x")
@@ -293,7 +293,7 @@ def test_a3_a_lock_has_ended_at_its_time_however_much_else_is_due() -> None:
 
 
 @pytest.mark.parametrize("by_abandoning", [True, False], ids=["abandoned", "lock ended"])
-def test_a3_a_message_is_delivered_max_delivery_count_times_and_then_dead_lettered(by_abandoning: bool) -> None:
+def test_a3_message_is_delivered_max_delivery_count_times_and_then_dead_lettered(by_abandoning: bool) -> None:
     broker = Broker()
     queue = broker.queue(max_delivery_count=3)
     broker.send(queue, "x")
@@ -309,7 +309,7 @@ def test_a3_a_message_is_delivered_max_delivery_count_times_and_then_dead_letter
     assert (text(buried), reason(buried)) == ("x", "MaxDeliveryCountExceeded")
 
 
-def test_a3_what_the_last_receiver_set_is_found_among_the_dead_letters() -> None:
+def test_a3_dead_letter_has_the_properties_set_by_the_last_receiver() -> None:
     broker = Broker()
     queue = broker.queue(max_delivery_count=1)
     broker.send(queue, "x")
@@ -317,7 +317,7 @@ def test_a3_what_the_last_receiver_set_is_found_among_the_dead_letters() -> None
     assert amended(broker.one(dead(queue)))["tried"] == "twice"
 
 
-def test_a3_a_count_survives_deferring() -> None:
+def test_a3_delivery_count_survives_deferral() -> None:
     broker = Broker()
     queue = broker.queue()
     broker.send(queue, "x")
@@ -350,7 +350,7 @@ def test_a3_peek_shows_messages_of_every_state_in_the_order_of_their_numbers() -
     ]
 
 
-def test_a3_peek_begins_at_a_number_and_shows_no_more_than_wanted() -> None:
+def test_a3_peek_starts_at_a_sequence_number_up_to_the_maximum() -> None:
     broker = Broker()
     queue = broker.queue()
     broker.send(queue, *"abcdef")
@@ -372,7 +372,7 @@ def test_a3_peek_changes_nothing() -> None:
     assert broker.one(queue).record.delivery_count == 0
 
 
-def test_a3_peek_shows_dead_letters_and_what_is_scheduled_in_a_topic() -> None:
+def test_a3_peek_shows_dead_letters_and_scheduled_messages_of_a_topic() -> None:
     broker = Broker()
     queue, topic = broker.queue(), broker.topic()
     broker.send(queue, "buried")
@@ -385,7 +385,7 @@ def test_a3_peek_shows_dead_letters_and_what_is_scheduled_in_a_topic() -> None:
 # Deferred messages
 
 
-def test_a3_a_deferred_message_is_received_by_its_number_only() -> None:
+def test_a3_deferred_message_is_received_by_its_number_only() -> None:
     broker = Broker()
     queue = broker.queue()
     broker.send(queue, "x")
@@ -408,7 +408,7 @@ def test_a3_deferred_messages_are_received_together_in_the_order_asked_for() -> 
 
 
 @pytest.mark.parametrize("other", [1, 2, 99], ids=["ready", "locked", "unknown"])
-def test_a3_if_one_is_not_deferred_none_is_received(other: int) -> None:
+def test_a3_receive_deferred_is_all_or_none(other: int) -> None:
     broker = Broker()
     queue = broker.queue()
     broker.send(queue, "ready", "locked", "deferred")
@@ -421,7 +421,7 @@ def test_a3_if_one_is_not_deferred_none_is_received(other: int) -> None:
     assert broker.info(queue) == before
 
 
-def test_a3_a_deferred_message_that_is_locked_is_not_received_again() -> None:
+def test_a3_deferred_message_that_is_locked_is_not_received_again() -> None:
     broker = Broker()
     queue = broker.queue()
     broker.send(queue, "x")
@@ -432,7 +432,7 @@ def test_a3_a_deferred_message_that_is_locked_is_not_received_again() -> None:
 
 
 @pytest.mark.parametrize("by_abandoning", [True, False], ids=["abandoned", "lock ended"])
-def test_a3_a_deferred_message_that_fails_stays_deferred_with_its_count_raised(by_abandoning: bool) -> None:
+def test_a3_deferred_message_that_fails_stays_deferred_with_its_count_raised(by_abandoning: bool) -> None:
     broker = Broker()
     queue = broker.queue()
     broker.send(queue, "x")
@@ -448,7 +448,7 @@ def test_a3_a_deferred_message_that_fails_stays_deferred_with_its_count_raised(b
     assert again.record.delivery_count == before + 1
 
 
-def test_a3_a_deferred_message_can_be_deferred_again_and_dead_lettered() -> None:
+def test_a3_deferred_message_can_be_deferred_again_and_dead_lettered() -> None:
     broker = Broker()
     queue = broker.queue()
     broker.send(queue, "x")
@@ -458,7 +458,7 @@ def test_a3_a_deferred_message_can_be_deferred_again_and_dead_lettered() -> None
     assert broker.take(dead(queue)) == ["x"]
 
 
-def test_a3_a_deferred_message_can_be_received_and_deleted() -> None:
+def test_a3_deferred_message_can_be_received_and_deleted() -> None:
     broker = Broker()
     queue = broker.queue()
     broker.send(queue, "x")
@@ -499,10 +499,10 @@ def test_a3_dead_letters_are_not_dead_lettered_again() -> None:
     delivery = broker.one(dead(queue))
     with pytest.raises(InvalidOperationError):
         broker.dead_letter(dead(queue), delivery)
-    broker.complete(dead(queue), delivery)  # its lock still holds
+    broker.complete(dead(queue), delivery)  # its lock is still valid
 
 
-def test_a3_dead_letters_stay_however_often_they_are_abandoned() -> None:
+def test_a3_dead_letters_stay_after_any_number_of_abandons() -> None:
     broker = Broker()
     queue = broker.queue(max_delivery_count=1)
     broker.send(queue, "x")
@@ -513,10 +513,10 @@ def test_a3_dead_letters_stay_however_often_they_are_abandoned() -> None:
     assert (text(again), again.record.sequence, again.record.delivery_count) == ("x", 1, 6)
 
 
-# Deleting many
+# Batch deletion
 
 
-def test_a3_a_batch_delete_removes_the_oldest_that_no_one_has() -> None:
+def test_a3_batch_delete_removes_the_oldest_unheld_messages() -> None:
     broker = Broker()
     queue = broker.queue()
     broker.send(queue, "locked", "deferred", "a", "b", "c")
@@ -529,7 +529,7 @@ def test_a3_a_batch_delete_removes_the_oldest_that_no_one_has() -> None:
     assert broker.namespace.delete_messages(queue, 100, START) == 0
 
 
-def test_a3_a_batch_delete_stops_at_a_time_and_keeps_to_a_range() -> None:
+def test_a3_batch_delete_stops_at_a_time_and_keeps_to_a_range() -> None:
     broker = Broker()
     queue = broker.queue()
     for content in "abcde":
@@ -540,7 +540,7 @@ def test_a3_a_batch_delete_stops_at_a_time_and_keeps_to_a_range() -> None:
     assert broker.take(queue) == ["b", "e"]
 
 
-def test_a3_a_batch_delete_by_time_looks_at_every_partition() -> None:
+def test_a3_batch_delete_by_time_looks_at_every_partition() -> None:
     broker = Broker()
     queue = broker.queue(partitioned=True)
     for second in range(32):
@@ -550,7 +550,7 @@ def test_a3_a_batch_delete_by_time_looks_at_every_partition() -> None:
     assert sorted(broker.take(queue), key=int) == [str(second) for second in range(20, 32)]
 
 
-def test_a3_a_batch_delete_works_on_dead_letters() -> None:
+def test_a3_batch_delete_works_on_dead_letters() -> None:
     broker = Broker()
     queue = broker.queue()
     broker.send(queue, "a", "b")

@@ -9,8 +9,8 @@ import pytest
 from pairbus.broker.address import Address
 from pairbus.broker.descriptions import EntityStatus
 from pairbus.broker.errors import EntityNotFoundError, LockLostError, MessageNotFoundError
+from pairbus.broker.events import EntityGone
 from pairbus.broker.message import NEVER, MessageState
-from pairbus.broker.notices import EntityGone
 from tests.broker.broker import LOCK, MINUTE, SECOND, START, Broker, dead, letter, numbers, reason, text, texts
 
 IDLE = 5 * MINUTE
@@ -19,7 +19,7 @@ IDLE = 5 * MINUTE
 # Time to live
 
 
-def test_a4_a_message_expires_at_exactly_its_time() -> None:
+def test_a4_message_expires_at_exactly_its_time() -> None:
     broker = Broker()
     queue = broker.queue()
     broker.send(queue, letter("x", time_to_live_ms=10 * SECOND))
@@ -34,9 +34,7 @@ def test_a4_a_message_expires_at_exactly_its_time() -> None:
     ("of_message", "of_entity", "expected"),
     [(10, None, 10), (None, 20, 20), (10, 20, 10), (20, 10, 10), (None, None, None)],
 )
-def test_a4_the_shorter_time_to_live_counts(
-    of_message: int | None, of_entity: int | None, expected: int | None
-) -> None:
+def test_a4_shorter_time_to_live_counts(of_message: int | None, of_entity: int | None, expected: int | None) -> None:
     broker = Broker()
     queue = broker.queue(default_time_to_live_ms=None if of_entity is None else of_entity * SECOND)
     broker.send(queue, letter("x", time_to_live_ms=None if of_message is None else of_message * SECOND))
@@ -44,7 +42,7 @@ def test_a4_the_shorter_time_to_live_counts(
     assert expires_ms == (NEVER if expected is None else START + expected * SECOND)
 
 
-def test_a4_the_shortest_of_message_topic_and_subscription_counts() -> None:
+def test_a4_shortest_of_message_topic_and_subscription_counts() -> None:
     broker = Broker()
     topic = broker.topic(default_time_to_live_ms=20 * SECOND)
     shorter = broker.subscription("shorter", default_time_to_live_ms=10 * SECOND)
@@ -54,7 +52,7 @@ def test_a4_the_shortest_of_message_topic_and_subscription_counts() -> None:
     assert [found.record.expires_ms - START for found in broker.peek(longer)] == [20 * SECOND, 5 * SECOND]
 
 
-def test_a4_an_expired_message_is_dead_lettered_where_that_is_enabled() -> None:
+def test_a4_expired_message_is_dead_lettered_if_enabled() -> None:
     broker = Broker()
     queue = broker.queue(dead_letter_on_expiration=True, default_time_to_live_ms=SECOND)
     broker.send(queue, "x")
@@ -64,7 +62,7 @@ def test_a4_an_expired_message_is_dead_lettered_where_that_is_enabled() -> None:
     assert (text(buried), reason(buried)) == ("x", "TTLExpiredException")
 
 
-def test_a4_an_expired_message_is_removed_elsewhere() -> None:
+def test_a4_expired_message_is_removed_if_dead_lettering_is_disabled() -> None:
     broker = Broker()
     queue = broker.queue(default_time_to_live_ms=SECOND)
     broker.send(queue, "x")
@@ -73,7 +71,7 @@ def test_a4_an_expired_message_is_removed_elsewhere() -> None:
     assert (info.message_count, info.size_bytes) == (0, 0)
 
 
-def test_a4_each_copy_in_a_subscription_expires_for_itself() -> None:
+def test_a4_copies_in_subscriptions_expire_separately() -> None:
     broker = Broker()
     topic = broker.topic()
     buries = broker.subscription("buries", dead_letter_on_expiration=True, default_time_to_live_ms=SECOND)
@@ -86,7 +84,7 @@ def test_a4_each_copy_in_a_subscription_expires_for_itself() -> None:
     assert broker.take(keeps) == ["x"]
 
 
-def test_a4_a_message_that_expires_while_it_is_locked_can_still_be_completed() -> None:
+def test_a4_message_that_expires_while_it_is_locked_can_still_be_completed() -> None:
     broker = Broker()
     queue = broker.queue(dead_letter_on_expiration=True)
     broker.send(queue, letter("x", time_to_live_ms=SECOND))
@@ -98,7 +96,7 @@ def test_a4_a_message_that_expires_while_it_is_locked_can_still_be_completed() -
 
 
 @pytest.mark.parametrize("ends_by", ["abandon", "release", "lock end"])
-def test_a4_a_message_that_expired_while_it_was_locked_is_judged_when_the_lock_ends(ends_by: str) -> None:
+def test_a4_message_that_expired_while_locked_is_removed_when_the_lock_ends(ends_by: str) -> None:
     broker = Broker()
     queue = broker.queue(dead_letter_on_expiration=True)
     broker.send(queue, letter("x", time_to_live_ms=SECOND))
@@ -115,7 +113,7 @@ def test_a4_a_message_that_expired_while_it_was_locked_is_judged_when_the_lock_e
     assert [reason(buried) for buried in broker.peek(dead(queue))] == ["TTLExpiredException"]
 
 
-def test_a4_a_deferred_message_does_not_expire_by_itself() -> None:
+def test_a4_deferred_message_stays_after_its_expiry() -> None:
     broker = Broker()
     queue = broker.queue(dead_letter_on_expiration=True)
     broker.send(queue, letter("x", time_to_live_ms=SECOND))
@@ -125,7 +123,7 @@ def test_a4_a_deferred_message_does_not_expire_by_itself() -> None:
     assert broker.info(queue).dead_letter_count == 0
 
 
-def test_a4_an_expired_message_is_not_delivered_although_it_was_deferred() -> None:
+def test_a4_expired_deferred_message_is_not_delivered() -> None:
     broker = Broker()
     queue = broker.queue(dead_letter_on_expiration=True)
     broker.send(queue, letter("x", time_to_live_ms=SECOND))
@@ -136,7 +134,7 @@ def test_a4_an_expired_message_is_not_delivered_although_it_was_deferred() -> No
     assert [reason(buried) for buried in broker.peek(dead(queue))] == ["TTLExpiredException"]
 
 
-def test_a4_a_deferred_message_that_expires_while_it_is_locked_stays_deferred() -> None:
+def test_a4_deferred_message_that_expires_while_it_is_locked_stays_deferred() -> None:
     broker = Broker()
     queue = broker.queue(dead_letter_on_expiration=True)
     broker.send(queue, letter("x", time_to_live_ms=SECOND))
@@ -156,7 +154,7 @@ def test_a4_dead_letters_do_not_expire() -> None:
     assert broker.take(dead(queue)) == ["by hand", "by time"]
 
 
-def test_a4_a_receiver_gets_no_expired_message_however_much_else_is_due() -> None:
+def test_a4_receiver_gets_no_expired_message_however_much_else_is_due() -> None:
     broker = Broker()
     queue = broker.queue(default_time_to_live_ms=SECOND)
     for _ in range(101):
@@ -165,7 +163,7 @@ def test_a4_a_receiver_gets_no_expired_message_however_much_else_is_due() -> Non
     assert broker.receive(queue) == []
 
 
-def test_a4_a_time_to_live_beyond_all_times_is_for_ever() -> None:
+def test_a4_huge_time_to_live_means_never() -> None:
     broker = Broker()
     queue = broker.queue()
     broker.send(queue, letter("x", time_to_live_ms=2**63 - 1))
@@ -173,7 +171,7 @@ def test_a4_a_time_to_live_beyond_all_times_is_for_ever() -> None:
     assert broker.peek(queue)[0].record.expires_ms == NEVER
 
 
-def test_a4_a_message_that_lives_no_time_is_not_delivered() -> None:
+def test_a4_message_with_a_time_to_live_of_zero_is_not_delivered() -> None:
     broker = Broker()
     queue = broker.queue()
     broker.send(queue, letter("x", time_to_live_ms=0))
@@ -183,7 +181,7 @@ def test_a4_a_message_that_lives_no_time_is_not_delivered() -> None:
 # Scheduling
 
 
-def test_a4_a_scheduled_message_is_not_received_before_its_time() -> None:
+def test_a4_scheduled_message_is_not_received_before_its_time() -> None:
     broker = Broker()
     queue = broker.queue()
     broker.schedule(queue, "x", MINUTE)
@@ -195,7 +193,7 @@ def test_a4_a_scheduled_message_is_not_received_before_its_time() -> None:
     assert broker.info(queue).scheduled_count == 0
 
 
-def test_a4_a_message_that_becomes_active_gets_a_new_number_and_keeps_the_old_one() -> None:
+def test_a4_activated_message_gets_a_new_sequence_number_and_keeps_its_first_one() -> None:
     broker = Broker()
     queue = broker.queue()
     old = broker.schedule(queue, "x", MINUTE)
@@ -221,7 +219,7 @@ def test_a4_messages_become_active_in_the_order_of_their_times() -> None:
 
 
 @pytest.mark.parametrize("delay_ms", [0, -1, -MINUTE])
-def test_a4_what_is_scheduled_for_now_or_the_past_is_active_at_once(delay_ms: int) -> None:
+def test_a4_message_scheduled_for_now_or_the_past_is_active_at_once(delay_ms: int) -> None:
     broker = Broker()
     queue = broker.queue()
     sequence = broker.schedule(queue, "x", delay_ms)
@@ -229,7 +227,7 @@ def test_a4_what_is_scheduled_for_now_or_the_past_is_active_at_once(delay_ms: in
     assert (delivery.record.sequence, delivery.record.state) == (sequence, MessageState.ACTIVE)
 
 
-def test_a4_the_time_to_live_of_a_scheduled_message_begins_when_it_becomes_active() -> None:
+def test_a4_time_to_live_of_a_scheduled_message_begins_when_it_becomes_active() -> None:
     broker = Broker()
     queue = broker.queue(default_time_to_live_ms=5 * SECOND)
     broker.schedule(queue, "x", MINUTE, time_to_live_ms=SECOND)
@@ -237,7 +235,7 @@ def test_a4_the_time_to_live_of_a_scheduled_message_begins_when_it_becomes_activ
     assert broker.peek(queue)[0].record.expires_ms == START + MINUTE + SECOND
 
 
-def test_a4_a_cancelled_message_never_comes() -> None:
+def test_a4_cancelled_message_is_never_delivered() -> None:
     broker = Broker()
     queue = broker.queue()
     broker.schedule(queue, "kept", MINUTE)
@@ -261,7 +259,7 @@ def test_a4_messages_are_cancelled_all_or_none() -> None:
     assert broker.take(queue) == ["active", "x"]
 
 
-def test_a4_what_is_active_already_is_not_cancelled() -> None:
+def test_a4_active_message_cannot_be_cancelled() -> None:
     broker = Broker()
     queue = broker.queue()
     sequence = broker.schedule(queue, "x", MINUTE)
@@ -271,7 +269,7 @@ def test_a4_what_is_active_already_is_not_cancelled() -> None:
     assert broker.take(queue) == ["x"]
 
 
-def test_a4_a_topic_keeps_what_is_scheduled_until_its_time() -> None:
+def test_a4_topic_holds_scheduled_messages_until_their_time() -> None:
     broker = Broker()
     topic, subscription = broker.topic(), broker.subscription()
     cancelled, kept = (broker.schedule(topic, content, MINUTE) for content in ("cancelled", "kept"))
@@ -283,7 +281,7 @@ def test_a4_a_topic_keeps_what_is_scheduled_until_its_time() -> None:
     assert broker.info(topic).scheduled_count == 0
 
 
-def test_a4_a_scheduled_message_is_not_received_as_a_deferred_one() -> None:
+def test_a4_scheduled_message_is_not_received_as_a_deferred_one() -> None:
     broker = Broker()
     queue = broker.queue()
     sequence = broker.schedule(queue, "x", MINUTE)
@@ -291,7 +289,7 @@ def test_a4_a_scheduled_message_is_not_received_as_a_deferred_one() -> None:
         broker.deferred(queue, sequence)
 
 
-def test_a4_a_scheduled_message_becomes_active_in_a_queue_that_was_disabled_meanwhile() -> None:
+def test_a4_scheduled_message_becomes_active_in_a_queue_that_was_disabled_meanwhile() -> None:
     broker = Broker()
     queue = broker.queue()
     broker.schedule(queue, "x", MINUTE)
@@ -301,10 +299,10 @@ def test_a4_a_scheduled_message_becomes_active_in_a_queue_that_was_disabled_mean
     assert broker.take(queue) == ["x"]
 
 
-# What is due
+# Due work
 
 
-def test_a4_the_namespace_says_when_it_has_to_be_looked_at() -> None:
+def test_a4_namespace_reports_when_work_is_due_next() -> None:
     broker = Broker()
     queue = broker.queue()
     assert broker.namespace.next_due_ms() is None
@@ -314,7 +312,7 @@ def test_a4_the_namespace_says_when_it_has_to_be_looked_at() -> None:
     assert broker.namespace.next_due_ms() == START + SECOND
 
 
-def test_a4_a_jump_in_time_ends_like_small_steps() -> None:
+def test_a4_clock_jump_has_the_same_outcome_as_small_steps() -> None:
     def life(step_ms: int) -> list[Any]:
         broker = Broker()
         queue = broker.queue(dead_letter_on_expiration=True, max_delivery_count=2)
@@ -332,7 +330,7 @@ def test_a4_a_jump_in_time_ends_like_small_steps() -> None:
 
 
 @pytest.mark.parametrize("kind", ["queue", "topic", "subscription"])
-def test_a4_an_entity_that_nobody_uses_is_deleted(kind: str) -> None:
+def test_a4_idle_entity_is_deleted(kind: str) -> None:
     broker = Broker()
     match kind:
         case "queue":
@@ -353,7 +351,7 @@ def test_a4_an_entity_that_nobody_uses_is_deleted(kind: str) -> None:
 
 
 @pytest.mark.parametrize("use", ["send", "receive", "touch", "update"])
-def test_a4_an_entity_in_use_is_not_deleted(use: str) -> None:
+def test_a4_entity_in_use_is_not_deleted(use: str) -> None:
     broker = Broker()
     queue = broker.queue(auto_delete_on_idle_ms=IDLE)
     broker.wait(IDLE - 1)
@@ -372,7 +370,7 @@ def test_a4_an_entity_in_use_is_not_deleted(use: str) -> None:
     assert broker.namespace.queues(broker.now_ms) == []
 
 
-def test_a4_whatever_forwards_is_never_idle() -> None:
+def test_a4_forwarding_entity_is_never_idle() -> None:
     broker = Broker()
     broker.queue("target")
     queue = broker.queue(auto_delete_on_idle_ms=IDLE, forward_to="target")
@@ -380,7 +378,7 @@ def test_a4_whatever_forwards_is_never_idle() -> None:
     assert broker.send(queue, "x") == [1]
 
 
-def test_a4_whatever_forwards_no_longer_may_be_idle_again() -> None:
+def test_a4_entity_that_stops_forwarding_can_become_idle() -> None:
     broker = Broker()
     broker.queue("target")
     queue = broker.queue(auto_delete_on_idle_ms=IDLE, forward_to="target")
@@ -393,7 +391,7 @@ def test_a4_whatever_forwards_no_longer_may_be_idle_again() -> None:
         broker.info(queue)
 
 
-def test_a4_a_shorter_time_for_idling_counts_at_once() -> None:
+def test_a4_shorter_idle_time_applies_at_once() -> None:
     broker = Broker()
     queue = broker.queue(auto_delete_on_idle_ms=10 * IDLE)
     broker.update(queue, auto_delete_on_idle_ms=IDLE)
@@ -402,7 +400,7 @@ def test_a4_a_shorter_time_for_idling_counts_at_once() -> None:
         broker.info(queue)
 
 
-def test_a4_a_longer_time_for_idling_counts_at_once() -> None:
+def test_a4_longer_idle_time_applies_at_once() -> None:
     broker = Broker()
     queue = broker.queue(auto_delete_on_idle_ms=IDLE)
     broker.update(queue, auto_delete_on_idle_ms=2 * IDLE)
@@ -413,7 +411,7 @@ def test_a4_a_longer_time_for_idling_counts_at_once() -> None:
         broker.info(queue)
 
 
-def test_a4_idling_that_was_switched_off_can_be_switched_on_again() -> None:
+def test_a4_auto_delete_can_be_disabled_and_enabled_again() -> None:
     broker = Broker()
     queue = broker.queue(auto_delete_on_idle_ms=IDLE)
     broker.update(queue, auto_delete_on_idle_ms=None)
@@ -425,7 +423,7 @@ def test_a4_idling_that_was_switched_off_can_be_switched_on_again() -> None:
         broker.info(queue)
 
 
-def test_a4_after_a_restart_idling_begins_anew() -> None:
+def test_a4_idle_time_restarts_after_a_restart() -> None:
     broker = Broker()
     queue = broker.queue(auto_delete_on_idle_ms=IDLE)
     broker.commit()
@@ -438,7 +436,7 @@ def test_a4_after_a_restart_idling_begins_anew() -> None:
         broker.info(queue)
 
 
-def test_a4_the_locks_of_an_entity_that_was_deleted_settle_nothing_in_its_successor() -> None:
+def test_a4_locks_of_a_deleted_entity_settle_nothing_in_its_successor() -> None:
     broker = Broker()
     queue = broker.queue(auto_delete_on_idle_ms=IDLE, lock_duration_ms=IDLE)
     broker.send(queue, "x")
@@ -451,7 +449,7 @@ def test_a4_the_locks_of_an_entity_that_was_deleted_settle_nothing_in_its_succes
     assert numbers(broker.peek(queue)) == [1]
 
 
-def test_a4_a_scheduled_message_keeps_its_entity_from_being_idle() -> None:
+def test_a4_entity_with_a_scheduled_message_is_not_idle() -> None:
     broker = Broker()
     queue = broker.queue(auto_delete_on_idle_ms=5 * MINUTE)
     broker.schedule(queue, "later", 12 * MINUTE)
@@ -461,7 +459,7 @@ def test_a4_a_scheduled_message_keeps_its_entity_from_being_idle() -> None:
     assert broker.namespace.queues(broker.now_ms) == []
 
 
-def test_a4_use_of_a_subscription_is_use_of_its_topic() -> None:
+def test_a4_use_of_a_subscription_counts_as_use_of_its_topic() -> None:
     broker = Broker()
     topic = broker.topic(auto_delete_on_idle_ms=5 * MINUTE)
     subscription = broker.subscription("sub")
@@ -473,7 +471,7 @@ def test_a4_use_of_a_subscription_is_use_of_its_topic() -> None:
     assert broker.namespace.topics(broker.now_ms) == []
 
 
-def test_a4_a_forwarded_message_is_use_of_its_destination() -> None:
+def test_a4_forwarded_message_counts_as_use_of_its_destination() -> None:
     broker = Broker()
     end = broker.queue("end", auto_delete_on_idle_ms=5 * MINUTE)
     first = broker.queue("first", forward_to="end")

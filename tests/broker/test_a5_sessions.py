@@ -17,35 +17,35 @@ from pairbus.broker.errors import (
     SessionLockLostError,
     SessionRequiredError,
 )
-from pairbus.broker.message import Message
-from pairbus.broker.notices import SessionLost
-from tests.broker.broker import LOCK, MINUTE, NOBODY, SECOND, START, Broker, dead, letter, reason, text, texts
+from pairbus.broker.events import SessionLost
+from pairbus.broker.message import NewMessage
+from tests.broker.broker import LOCK, MINUTE, SECOND, START, UNKNOWN_TOKEN, Broker, dead, letter, reason, text, texts
 
 QUEUE = Address.of("queue")
 
 
 def sessions(**settings: Any) -> Broker:
-    """A namespace with a queue that requires sessions."""
+    """Return a namespace with a queue that requires sessions."""
     broker = Broker()
     broker.queue(requires_session=True, **settings)
     return broker
 
 
-def part(content: str, session_id: str = "s") -> Message:
+def part(content: str, session_id: str = "s") -> NewMessage:
     return letter(content, session_id=session_id)
 
 
 # Sending
 
 
-def test_a5_an_entity_with_sessions_takes_no_message_without_a_session_id() -> None:
+def test_a5_entity_with_sessions_refuses_a_message_without_a_session_id() -> None:
     broker = sessions()
     with pytest.raises(SessionRequiredError):
         broker.send(QUEUE, part("a"), letter("b"))
     assert broker.info(QUEUE).message_count == 0
 
 
-def test_a5_an_entity_without_sessions_keeps_a_session_id_and_pays_it_no_heed() -> None:
+def test_a5_entity_without_sessions_stores_and_ignores_a_session_id() -> None:
     broker = Broker()
     queue = broker.queue()
     broker.send(queue, part("a", "one"), part("b", "two"))
@@ -53,7 +53,7 @@ def test_a5_an_entity_without_sessions_keeps_a_session_id_and_pays_it_no_heed() 
     assert [(text(delivery), delivery.record.session_id) for delivery in found] == [("a", "one"), ("b", "two")]
 
 
-def test_a5_a_subscription_with_sessions_dead_letters_a_message_without_a_session_id() -> None:
+def test_a5_subscription_with_sessions_dead_letters_a_message_without_a_session_id() -> None:
     broker = Broker()
     topic = broker.topic()
     subscription = broker.subscription(requires_session=True)
@@ -65,7 +65,7 @@ def test_a5_a_subscription_with_sessions_dead_letters_a_message_without_a_sessio
 # Accepting
 
 
-def test_a5_a_named_session_is_accepted_for_a_lock_duration() -> None:
+def test_a5_named_session_is_accepted_for_a_lock_duration() -> None:
     broker = sessions()
     broker.send(QUEUE, part("x"))
     grant = broker.namespace.accept_session(QUEUE, "s", START)
@@ -76,7 +76,7 @@ def test_a5_a_named_session_is_accepted_for_a_lock_duration() -> None:
 
 
 @pytest.mark.parametrize("session_id", ["", "s" * 128, "größe"])
-def test_a5_a_session_without_messages_may_be_accepted(session_id: str) -> None:
+def test_a5_session_without_messages_may_be_accepted(session_id: str) -> None:
     broker = sessions()
     token = broker.accept(QUEUE, session_id)
     assert broker.receive(QUEUE, session_token=token) == []
@@ -84,13 +84,13 @@ def test_a5_a_session_without_messages_may_be_accepted(session_id: str) -> None:
     assert broker.take(QUEUE, session_token=token) == ["x"]
 
 
-def test_a5_a_session_id_is_case_sensitive() -> None:
+def test_a5_session_id_is_case_sensitive() -> None:
     broker = sessions()
     broker.send(QUEUE, part("x", "A"))
     assert broker.take(QUEUE, session_token=broker.accept(QUEUE, "a")) == []
 
 
-def test_a5_a_session_has_one_holder() -> None:
+def test_a5_session_has_one_holder() -> None:
     broker = sessions()
     token = broker.accept(QUEUE, "s")
     with pytest.raises(SessionLockedError):
@@ -99,7 +99,7 @@ def test_a5_a_session_has_one_holder() -> None:
     broker.accept(QUEUE, "s")
 
 
-def test_a5_the_next_session_is_one_with_a_message_and_without_a_holder() -> None:
+def test_a5_next_session_is_one_with_a_message_and_without_a_holder() -> None:
     broker = sessions()
     broker.accept(QUEUE, "held")
     broker.send(QUEUE, part("1", "held"), part("2", "free"))
@@ -110,7 +110,7 @@ def test_a5_the_next_session_is_one_with_a_message_and_without_a_holder() -> Non
     assert broker.namespace.accept_session(QUEUE, None, START) is None
 
 
-def test_a5_the_session_that_has_waited_longest_is_the_next() -> None:
+def test_a5_session_that_has_waited_longest_is_the_next() -> None:
     broker = sessions()
     broker.send(QUEUE, part("1", "b"), part("2", "a"), part("3", "b"))
     order = []
@@ -119,7 +119,7 @@ def test_a5_the_session_that_has_waited_longest_is_the_next() -> None:
     assert order == ["b", "a"]
 
 
-def test_a5_a_session_whose_messages_are_all_deferred_or_scheduled_is_not_the_next() -> None:
+def test_a5_session_with_only_deferred_or_scheduled_messages_is_not_next() -> None:
     broker = sessions()
     broker.send(QUEUE, part("deferred", "d"))
     token = broker.accept(QUEUE, "d")
@@ -133,7 +133,7 @@ def test_a5_a_session_whose_messages_are_all_deferred_or_scheduled_is_not_the_ne
     assert grant.session_id == "later"
 
 
-def test_a5_sessions_are_accepted_only_where_there_are_any() -> None:
+def test_a5_accepting_a_session_of_an_entity_without_sessions_is_refused() -> None:
     broker = sessions()
     plain = broker.queue("plain")
     for address in (plain, dead(QUEUE)):
@@ -143,7 +143,7 @@ def test_a5_sessions_are_accepted_only_where_there_are_any() -> None:
             broker.namespace.accept_session(address, "s", START)
 
 
-def test_a5_a_long_session_id_is_refused() -> None:
+def test_a5_long_session_id_is_refused() -> None:
     broker = sessions()
     with pytest.raises(InvalidRequestError):
         broker.accept(QUEUE, "s" * 129)
@@ -158,23 +158,23 @@ def test_a5_no_session_is_accepted_where_receiving_is_disabled() -> None:
 # Receiving
 
 
-def test_a5_an_entity_with_sessions_is_received_from_by_session_only() -> None:
+def test_a5_receive_without_a_session_is_refused_by_an_entity_with_sessions() -> None:
     broker = sessions()
     broker.send(QUEUE, part("x"))
     with pytest.raises(InvalidOperationError):
         broker.receive(QUEUE)
     with pytest.raises(SessionLockLostError):
-        broker.receive(QUEUE, session_token=NOBODY)
+        broker.receive(QUEUE, session_token=UNKNOWN_TOKEN)
 
 
-def test_a5_an_entity_without_sessions_knows_no_session_token() -> None:
+def test_a5_session_token_is_refused_by_an_entity_without_sessions() -> None:
     broker = Broker()
     queue = broker.queue()
     with pytest.raises(InvalidOperationError):
-        broker.receive(queue, session_token=NOBODY)
+        broker.receive(queue, session_token=UNKNOWN_TOKEN)
 
 
-def test_a5_a_holder_gets_the_messages_of_the_session_and_no_others_in_order() -> None:
+def test_a5_holder_gets_the_messages_of_the_session_and_no_others_in_order() -> None:
     broker = sessions()
     for number in range(3):
         broker.send(QUEUE, part(f"a{number}", "a"), part(f"b{number}", "b"))
@@ -183,7 +183,7 @@ def test_a5_a_holder_gets_the_messages_of_the_session_and_no_others_in_order() -
     assert texts(broker.receive(QUEUE, session_token=one)) == ["a0", "a1", "a2"]
 
 
-def test_a5_an_abandoned_message_comes_first_again() -> None:
+def test_a5_abandoned_message_is_delivered_first_again() -> None:
     broker = sessions()
     broker.send(QUEUE, part("a"), part("b"))
     token = broker.accept(QUEUE, "s")
@@ -194,7 +194,7 @@ def test_a5_an_abandoned_message_comes_first_again() -> None:
 
 
 @pytest.mark.parametrize("session_id", ["s", ""])
-def test_a5_a_session_of_a_partitioned_queue_is_in_order(session_id: str) -> None:
+def test_a5_session_of_a_partitioned_queue_is_in_order(session_id: str) -> None:
     broker = sessions(partitioned=True)
     for number in range(40):
         broker.send(QUEUE, part(str(number), session_id), part("other", f"o{number}"))
@@ -214,7 +214,7 @@ def test_a5_messages_are_settled_under_the_lock_of_the_session() -> None:
     assert texts(broker.deferred(QUEUE, sequence, session_token=token)) == ["deferred"]
 
 
-def test_a5_a_deferred_message_is_given_to_the_holder_of_its_session_only() -> None:
+def test_a5_deferred_message_is_delivered_to_the_holder_of_its_session_only() -> None:
     broker = sessions()
     broker.send(QUEUE, part("x", "mine"))
     mine, other = broker.accept(QUEUE, "mine"), broker.accept(QUEUE, "other")
@@ -226,7 +226,7 @@ def test_a5_a_deferred_message_is_given_to_the_holder_of_its_session_only() -> N
     assert texts(broker.deferred(QUEUE, sequence, session_token=mine)) == ["x"]
 
 
-def test_a5_the_lock_of_one_message_is_not_renewed() -> None:
+def test_a5_lock_of_one_message_is_not_renewed() -> None:
     broker = sessions()
     broker.send(QUEUE, part("x"))
     delivery = broker.one(QUEUE, session_token=broker.accept(QUEUE, "s"))
@@ -234,7 +234,7 @@ def test_a5_the_lock_of_one_message_is_not_renewed() -> None:
         broker.renew(QUEUE, delivery)
 
 
-def test_a5_peek_looks_at_one_session_or_at_all_and_needs_no_lock() -> None:
+def test_a5_peek_of_one_session_or_all_needs_no_lock() -> None:
     broker = sessions()
     broker.send(QUEUE, part("a", "one"), part("b", "two"), part("c", "one"))
     assert texts(broker.peek(QUEUE)) == ["a", "b", "c"]
@@ -242,7 +242,7 @@ def test_a5_peek_looks_at_one_session_or_at_all_and_needs_no_lock() -> None:
     assert broker.peek(QUEUE, session_id="none") == []
 
 
-def test_a5_the_dead_letters_of_an_entity_with_sessions_are_received_without_one() -> None:
+def test_a5_dead_letters_of_an_entity_with_sessions_are_received_without_one() -> None:
     broker = sessions(default_time_to_live_ms=SECOND, dead_letter_on_expiration=True)
     broker.send(QUEUE, part("x", "one"), part("y", "two"))
     broker.wait(SECOND)
@@ -253,7 +253,7 @@ def test_a5_the_dead_letters_of_an_entity_with_sessions_are_received_without_one
 # The lock of a session
 
 
-def test_a5_the_lock_of_a_session_ends_at_exactly_its_time_with_those_of_its_messages() -> None:
+def test_a5_lock_of_a_session_ends_at_exactly_its_time_with_those_of_its_messages() -> None:
     broker = sessions()
     broker.send(QUEUE, part("a"), part("b"))
     token = broker.accept(QUEUE, "s")
@@ -274,13 +274,13 @@ def test_a5_the_lock_of_a_session_ends_at_exactly_its_time_with_those_of_its_mes
 
 
 def crowd(broker: Broker) -> None:
-    """More that is due after a second than one request brings up to date."""
+    """Make more work due after a second than one request executes."""
     crowded = broker.queue("crowded", default_time_to_live_ms=SECOND)
     for _ in range(101):
         broker.send(crowded, *["expires"] * 100)
 
 
-def test_a5_the_lock_of_a_session_has_ended_at_its_time_however_much_else_is_due() -> None:
+def test_a5_lock_of_a_session_has_ended_at_its_time_however_much_else_is_due() -> None:
     broker = sessions()
     broker.send(QUEUE, part("a"), part("b"))
     token = broker.accept(QUEUE, "s")
@@ -293,7 +293,7 @@ def test_a5_the_lock_of_a_session_has_ended_at_its_time_however_much_else_is_due
         broker.receive(QUEUE, session_token=token)
 
 
-def test_a5_a_session_is_free_at_its_time_however_much_else_is_due() -> None:
+def test_a5_session_is_free_at_its_time_however_much_else_is_due() -> None:
     broker = sessions()
     broker.send(QUEUE, part("a"))
     broker.accept(QUEUE, "s")
@@ -302,14 +302,14 @@ def test_a5_a_session_is_free_at_its_time_however_much_else_is_due() -> None:
     assert broker.take(QUEUE, session_token=broker.accept(QUEUE, "s")) == ["a"]
 
 
-def test_a5_whoever_held_a_session_is_told_that_its_lock_has_ended() -> None:
+def test_a5_expired_session_lock_raises_a_notice() -> None:
     broker = sessions()
     token = broker.accept(QUEUE, "s")
     broker.wait(LOCK)
     assert broker.namespace.take_notices() == [SessionLost(QUEUE, "s", token)]
 
 
-def test_a5_a_renewed_session_lasts_a_lock_duration_from_now_with_its_messages() -> None:
+def test_a5_renewed_session_lasts_a_lock_duration_from_now_with_its_messages() -> None:
     broker = sessions()
     broker.send(QUEUE, part("x"))
     token = broker.accept(QUEUE, "s")
@@ -323,7 +323,7 @@ def test_a5_a_renewed_session_lasts_a_lock_duration_from_now_with_its_messages()
         broker.namespace.renew_session(QUEUE, token, broker.now_ms)
 
 
-def test_a5_a_renewed_session_ends_when_the_answer_says_so_also_if_that_is_sooner() -> None:
+def test_a5_renewed_session_ends_at_the_returned_time_even_if_sooner() -> None:
     broker = sessions()
     token = broker.accept(QUEUE, "s")
     broker.update(QUEUE, lock_duration_ms=5 * SECOND)
@@ -332,7 +332,7 @@ def test_a5_a_renewed_session_ends_when_the_answer_says_so_also_if_that_is_soone
     broker.accept(QUEUE, "s")
 
 
-def test_a5_a_session_that_is_let_go_is_free_at_once_and_its_messages_do_not_count_as_delivered() -> None:
+def test_a5_released_session_is_available_at_once_and_its_messages_count_as_undelivered() -> None:
     broker = sessions(max_delivery_count=1)
     broker.send(QUEUE, part("a"), part("b"))
     token = broker.accept(QUEUE, "s")
@@ -345,7 +345,7 @@ def test_a5_a_session_that_is_let_go_is_free_at_once_and_its_messages_do_not_cou
     assert [found.record.delivery_count for found in again] == [0, 0]
 
 
-def test_a5_a_session_that_ends_too_often_costs_its_message_its_place() -> None:
+def test_a5_message_of_a_session_that_expires_too_often_is_dead_lettered() -> None:
     broker = sessions(max_delivery_count=2)
     broker.send(QUEUE, part("x"))
     for _ in range(2):
@@ -355,7 +355,7 @@ def test_a5_a_session_that_ends_too_often_costs_its_message_its_place() -> None:
     assert [reason(delivery) for delivery in broker.peek(dead(QUEUE))] == ["MaxDeliveryCountExceeded"]
 
 
-def test_a5_what_a_token_of_a_session_that_ended_may_do() -> None:
+def test_a5_token_of_an_ended_session_is_refused() -> None:
     broker = sessions()
     token = broker.accept(QUEUE, "s")
     broker.let_go(QUEUE, token)
@@ -387,7 +387,7 @@ def test_a5_receivers_are_woken_when_a_session_with_messages_is_free_again() -> 
 # State
 
 
-def test_a5_a_session_has_no_state_until_one_is_set() -> None:
+def test_a5_session_has_no_state_until_one_is_set() -> None:
     broker = sessions()
     token = broker.accept(QUEUE, "s")
     assert broker.namespace.session_state(QUEUE, token, START) is None
@@ -395,7 +395,7 @@ def test_a5_a_session_has_no_state_until_one_is_set() -> None:
     assert broker.namespace.session_state(QUEUE, token, START) == b""
 
 
-def test_a5_the_next_holder_finds_the_state_that_the_last_one_left() -> None:
+def test_a5_next_holder_reads_the_state_of_the_last_one() -> None:
     broker = sessions()
     token = broker.accept(QUEUE, "s")
     broker.namespace.set_session_state(QUEUE, token, b"state", START)
@@ -403,7 +403,7 @@ def test_a5_the_next_holder_finds_the_state_that_the_last_one_left() -> None:
     assert broker.namespace.session_state(QUEUE, broker.accept(QUEUE, "s"), START) == b"state"
 
 
-def test_a5_a_state_is_kept_without_a_holder_and_without_messages_until_it_is_removed() -> None:
+def test_a5_state_is_kept_without_a_holder_and_without_messages_until_it_is_removed() -> None:
     broker = sessions()
     token = broker.accept(QUEUE, "s")
     broker.namespace.set_session_state(QUEUE, token, b"state", START)
@@ -429,7 +429,7 @@ def test_a5_each_session_has_its_own_state() -> None:
 # Listing
 
 
-def test_a5_the_sessions_with_messages_are_listed() -> None:
+def test_a5_sessions_with_messages_are_listed() -> None:
     broker = sessions()
     broker.send(QUEUE, part("x", "b"), part("y", "a"), part("z", "gone"))
     broker.take(QUEUE, session_token=broker.accept(QUEUE, "gone"))
@@ -437,7 +437,7 @@ def test_a5_the_sessions_with_messages_are_listed() -> None:
     assert broker.namespace.sessions(QUEUE, START) == ["a", "b"]
 
 
-def test_a5_the_sessions_whose_state_was_set_after_a_time_are_listed() -> None:
+def test_a5_sessions_whose_state_was_set_after_a_time_are_listed() -> None:
     broker = sessions()
     broker.send(QUEUE, part("x", "no state"))
     for name in ("old", "new"):
@@ -449,7 +449,7 @@ def test_a5_the_sessions_whose_state_was_set_after_a_time_are_listed() -> None:
     assert broker.namespace.sessions(QUEUE, broker.now_ms, START) == ["new"]
 
 
-def test_a5_sessions_are_listed_only_where_there_are_any() -> None:
+def test_a5_listing_sessions_of_an_entity_without_sessions_is_refused() -> None:
     broker = Broker()
     with pytest.raises(InvalidOperationError):
         broker.namespace.sessions(broker.queue(), START)
@@ -458,7 +458,7 @@ def test_a5_sessions_are_listed_only_where_there_are_any() -> None:
 # Deleting
 
 
-def test_a5_a_batch_delete_leaves_alone_what_another_receiver_holds() -> None:
+def test_a5_batch_delete_keeps_sessions_that_another_receiver_holds() -> None:
     broker = sessions()
     broker.send(QUEUE, part("held", "held"), part("free", "free"))
     token = broker.accept(QUEUE, "held")

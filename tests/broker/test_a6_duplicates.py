@@ -15,7 +15,7 @@ from tests.broker.broker import MINUTE, SECOND, Broker, blob, letter, texts
 WINDOW = 20 * SECOND
 
 
-def test_a6_a_message_with_an_id_that_was_seen_is_accepted_and_dropped() -> None:
+def test_a6_message_with_an_id_that_was_seen_is_accepted_and_dropped() -> None:
     broker = Broker()
     queue = broker.queue(requires_duplicate_detection=True)
     assert broker.send(queue, letter("a", message_id="m")) == [1]
@@ -24,19 +24,19 @@ def test_a6_a_message_with_an_id_that_was_seen_is_accepted_and_dropped() -> None
     assert broker.take(queue) == ["a", "c"]
 
 
-def test_a6_without_duplicate_detection_an_id_may_come_again() -> None:
+def test_a6_repeated_id_is_accepted_without_duplicate_detection() -> None:
     broker = Broker()
     queue = broker.queue()
     assert broker.send(queue, letter("a", message_id="m"), letter("b", message_id="m")) == [1, 2]
 
 
-def test_a6_an_id_is_a_duplicate_within_its_batch_too() -> None:
+def test_a6_id_is_a_duplicate_within_its_batch_too() -> None:
     broker = Broker()
     queue = broker.queue(requires_duplicate_detection=True)
     assert broker.send(queue, *(letter("x", message_id=name) for name in "aba")) == [1, 2, None]
 
 
-def test_a6_an_id_is_forgotten_at_exactly_the_end_of_the_window() -> None:
+def test_a6_id_is_forgotten_at_exactly_the_end_of_the_window() -> None:
     broker = Broker()
     queue = broker.queue(requires_duplicate_detection=True, duplicate_window_ms=WINDOW)
     broker.send(queue, letter("first", message_id="m"))
@@ -46,7 +46,7 @@ def test_a6_an_id_is_forgotten_at_exactly_the_end_of_the_window() -> None:
     assert broker.send(queue, letter("new", message_id="m")) == [2]
 
 
-def test_a6_the_window_counts_from_the_first_message_with_the_id() -> None:
+def test_a6_window_counts_from_the_first_message_with_the_id() -> None:
     broker = Broker()
     queue = broker.queue(requires_duplicate_detection=True, duplicate_window_ms=WINDOW)
     for _ in range(4):  # 0, 7, 14 and 21 seconds
@@ -55,7 +55,7 @@ def test_a6_the_window_counts_from_the_first_message_with_the_id() -> None:
     assert len(broker.peek(queue)) == 2
 
 
-def test_a6_an_id_is_remembered_when_its_message_is_gone() -> None:
+def test_a6_id_is_remembered_after_its_message_was_removed() -> None:
     broker = Broker()
     queue = broker.queue(requires_duplicate_detection=True)
     broker.send(queue, letter("a", message_id="m"))
@@ -63,7 +63,7 @@ def test_a6_an_id_is_remembered_when_its_message_is_gone() -> None:
     assert broker.send(queue, letter("b", message_id="m")) == [None]
 
 
-def test_a6_an_id_is_remembered_across_a_restart_and_forgotten_at_its_time() -> None:
+def test_a6_id_is_remembered_across_a_restart_and_forgotten_at_its_time() -> None:
     broker = Broker()
     queue = broker.queue(requires_duplicate_detection=True, duplicate_window_ms=WINDOW)
     broker.send(queue, letter("a", message_id="m"))
@@ -76,7 +76,7 @@ def test_a6_an_id_is_remembered_across_a_restart_and_forgotten_at_its_time() -> 
     assert broker.send(queue, letter("y", message_id="m"), letter("z", message_id="n")) == [3, None]
 
 
-def test_a6_an_id_is_forgotten_in_the_store_too() -> None:
+def test_a6_id_is_forgotten_in_the_store_too() -> None:
     broker = Broker()
     queue = broker.queue(requires_duplicate_detection=True, duplicate_window_ms=WINDOW)
     broker.send(queue, letter("a", message_id="m"))
@@ -87,7 +87,7 @@ def test_a6_an_id_is_forgotten_in_the_store_too() -> None:
     assert not list(broker.store.scan(b"D", b"E"))
 
 
-def test_a6_a_shorter_window_forgets_at_once() -> None:
+def test_a6_shorter_window_forgets_at_once() -> None:
     broker = Broker()
     queue = broker.queue(requires_duplicate_detection=True, duplicate_window_ms=10 * MINUTE)
     broker.send(queue, letter("a", message_id="m"))
@@ -96,7 +96,7 @@ def test_a6_a_shorter_window_forgets_at_once() -> None:
     assert broker.send(queue, letter("b", message_id="m")) == [2]
 
 
-def test_a6_a_longer_window_remembers_longer() -> None:
+def test_a6_longer_window_remembers_longer() -> None:
     broker = Broker()
     queue = broker.queue(requires_duplicate_detection=True, duplicate_window_ms=WINDOW)
     broker.send(queue, letter("a", message_id="m"))
@@ -105,7 +105,7 @@ def test_a6_a_longer_window_remembers_longer() -> None:
     assert broker.send(queue, letter("b", message_id="m")) == [None]
 
 
-def test_a6_an_id_is_forgotten_at_its_time_however_much_else_is_due() -> None:
+def test_a6_id_is_forgotten_at_its_time_however_much_else_is_due() -> None:
     broker = Broker()
     queue = broker.queue(requires_duplicate_detection=True, duplicate_window_ms=WINDOW)
     crowded = broker.queue("crowded", default_time_to_live_ms=SECOND)
@@ -116,7 +116,7 @@ def test_a6_an_id_is_forgotten_at_its_time_however_much_else_is_due() -> None:
     assert broker.send(queue, letter("must not be lost", message_id="m")) == [2]
 
 
-def test_a6_an_id_of_a_message_that_was_refused_is_not_remembered() -> None:
+def test_a6_id_of_a_message_that_was_refused_is_not_remembered() -> None:
     broker = Broker()
     queue = broker.queue(requires_duplicate_detection=True)
     with pytest.raises(MessageSizeExceededError):
@@ -124,7 +124,7 @@ def test_a6_an_id_of_a_message_that_was_refused_is_not_remembered() -> None:
     assert broker.send(queue, letter("b", message_id="m")) == [1]
 
 
-def test_a6_a_scheduled_message_counts_from_when_it_was_scheduled() -> None:
+def test_a6_scheduled_message_counts_from_when_it_was_scheduled() -> None:
     broker = Broker()
     queue = broker.queue(requires_duplicate_detection=True, duplicate_window_ms=WINDOW)
     broker.schedule(queue, "scheduled", MINUTE, message_id="m")
@@ -135,7 +135,7 @@ def test_a6_a_scheduled_message_counts_from_when_it_was_scheduled() -> None:
     assert broker.take(queue) == ["later", "scheduled"]
 
 
-def test_a6_a_topic_detects_duplicates_for_all_its_subscriptions() -> None:
+def test_a6_topic_detects_duplicates_for_all_its_subscriptions() -> None:
     broker = Broker()
     topic = broker.topic(requires_duplicate_detection=True)
     one, other = broker.subscription("one"), broker.subscription("other")
@@ -143,7 +143,7 @@ def test_a6_a_topic_detects_duplicates_for_all_its_subscriptions() -> None:
     assert (broker.take(one), broker.take(other)) == (["a"], ["a"])
 
 
-def test_a6_a_message_that_is_forwarded_twice_is_a_duplicate_where_it_arrives() -> None:
+def test_a6_message_that_is_forwarded_twice_is_a_duplicate_where_it_arrives() -> None:
     broker = Broker()
     target = broker.queue("target", requires_duplicate_detection=True)
     source = broker.queue("source", forward_to="target")
@@ -153,7 +153,7 @@ def test_a6_a_message_that_is_forwarded_twice_is_a_duplicate_where_it_arrives() 
 
 
 @pytest.mark.parametrize("partitioned", [True, False])
-def test_a6_on_a_partitioned_entity_the_key_belongs_to_the_id(partitioned: bool) -> None:
+def test_a6_partition_key_is_part_of_the_id_on_a_partitioned_entity(partitioned: bool) -> None:
     broker = Broker()
     queue = broker.queue(requires_duplicate_detection=True, partitioned=partitioned)
     broker.send(
@@ -168,13 +168,13 @@ def test_a6_on_a_partitioned_entity_the_key_belongs_to_the_id(partitioned: bool)
     assert sorted(texts(broker.peek(queue))) == (["a", "b", "c", "d"] if partitioned else ["a"])
 
 
-# Ids that are in the store and no longer in memory.
+# Ids that are only in the store.
 
 FEW = replace(STANDARD, duplicate_ids_in_memory=3)
 
 
 def spilling(*, count: int = 10, window_ms: int = WINDOW) -> tuple[Broker, Address]:
-    """A queue that has seen so many ids, of which memory has room for three."""
+    """Return a queue that has seen that many ids, of which memory holds three."""
     broker = Broker(limits=FEW)
     queue = broker.queue(requires_duplicate_detection=True, duplicate_window_ms=window_ms)
     for number in range(count):
@@ -203,7 +203,7 @@ def test_a6_ids_beyond_the_memory_limit_are_found_in_the_store(committed: bool) 
     assert again(broker, queue, *range(10), 10) == [*[None] * 10, 11]
 
 
-def test_a6_the_memory_limit_is_for_all_entities_together() -> None:
+def test_a6_memory_limit_applies_to_all_entities_together() -> None:
     broker, _ = spilling()
     other = broker.queue("other", requires_duplicate_detection=True)
     for name in "abcab":
@@ -224,7 +224,7 @@ def test_a6_ids_in_the_store_are_forgotten_at_exactly_the_end_of_the_window() ->
     assert again(broker, queue, 0) == [None]
 
 
-def test_a6_a_sweep_removes_ids_from_the_store_step_by_step() -> None:
+def test_a6_sweep_removes_ids_from_the_store_step_by_step() -> None:
     broker, queue = spilling(count=100)
     broker.wait(WINDOW // 2)
     broker.send(queue, letter("young", message_id="young"))
@@ -241,7 +241,7 @@ def test_a6_a_sweep_removes_ids_from_the_store_step_by_step() -> None:
     assert broker.namespace.next_due_ms() is None
 
 
-def test_a6_a_sweep_leaves_an_id_that_was_seen_again() -> None:
+def test_a6_sweep_leaves_an_id_that_was_seen_again() -> None:
     broker, queue = spilling()
     broker.commit()
     broker.wait(WINDOW)
@@ -253,7 +253,7 @@ def test_a6_a_sweep_leaves_an_id_that_was_seen_again() -> None:
 
 
 @pytest.mark.parametrize("restarts", [False, True])
-def test_a6_a_longer_window_does_not_bring_ids_back_from_the_store(restarts: bool) -> None:
+def test_a6_longer_window_does_not_restore_ids_from_the_store(restarts: bool) -> None:
     broker, queue = spilling()
     broker.wait(WINDOW // 2)
     broker.send(queue, *(letter("young", message_id=f"young{number}") for number in range(5)))
@@ -269,7 +269,7 @@ def test_a6_a_longer_window_does_not_bring_ids_back_from_the_store(restarts: boo
 
 
 @pytest.mark.parametrize("restarts", [False, True])
-def test_a6_ids_in_the_store_go_with_their_entity(restarts: bool) -> None:
+def test_a6_ids_in_the_store_are_removed_with_their_entity(restarts: bool) -> None:
     broker, queue = spilling()
     broker.delete(queue)
     if restarts:
@@ -279,7 +279,7 @@ def test_a6_ids_in_the_store_go_with_their_entity(restarts: bool) -> None:
     assert broker.namespace.duplicate_ids_in_memory == 0
 
 
-def test_a6_a_damaged_id_in_the_store_is_reported_and_counts_as_new() -> None:
+def test_a6_damaged_id_in_the_store_is_reported_and_counts_as_new() -> None:
     broker, queue = spilling()
     broker.commit()
     assert isinstance(broker.store, MemoryStore)
@@ -290,7 +290,7 @@ def test_a6_a_damaged_id_in_the_store_is_reported_and_counts_as_new() -> None:
 
 
 class UnreadableStore(MemoryStore):
-    """Cannot be read from the n-th read on."""
+    """A store whose reads fail from the n-th on."""
 
     reads_left = 1_000_000
 
@@ -302,7 +302,7 @@ class UnreadableStore(MemoryStore):
 
 
 @pytest.mark.parametrize("kind", ["queue", "topic"])
-def test_a6_a_batch_is_refused_as_a_whole_if_the_store_cannot_be_read(kind: str) -> None:
+def test_a6_batch_is_refused_as_a_whole_if_the_store_cannot_be_read(kind: str) -> None:
     store = UnreadableStore()
     broker = Broker(limits=FEW, store=store)
     entity = (broker.queue if kind == "queue" else broker.topic)("entity", requires_duplicate_detection=True)

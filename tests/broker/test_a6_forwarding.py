@@ -14,16 +14,16 @@ MEGABYTE = 1024 * 1024
 
 
 def chain(broker: Broker, length: int) -> list[Address]:
-    """Queues ``q0`` to ``q<length>``, each forwarding to the next."""
+    """Create queues ``q0`` to ``q<length>``, each forwarding to the next."""
     last = broker.queue(f"q{length}")
     others = [broker.queue(f"q{at}", forward_to=f"q{at + 1}") for at in reversed(range(length))]
     return [*reversed(others), last]
 
 
-# Along the way
+# Chains
 
 
-def test_a6_a_forwarded_message_arrives_with_a_new_number_and_keeps_the_first_one() -> None:
+def test_a6_forwarded_message_arrives_with_a_new_number_and_keeps_the_first_one() -> None:
     broker = Broker()
     source, target = chain(broker, 1)
     broker.send(target, "before")
@@ -36,14 +36,14 @@ def test_a6_a_forwarded_message_arrives_with_a_new_number_and_keeps_the_first_on
     assert (record.message_id, record.session_id, record.expires_ms) == ("m", "s", START + MINUTE)
 
 
-def test_a6_a_message_travels_four_times() -> None:
+def test_a6_message_is_forwarded_four_times() -> None:
     broker = Broker()
     queues = chain(broker, 4)
     broker.send(queues[0], "x")
     assert broker.take(queues[4]) == ["x"]
 
 
-def test_a6_a_message_does_not_travel_five_times() -> None:
+def test_a6_message_is_not_forwarded_five_times() -> None:
     broker = Broker()
     queues = chain(broker, 5)
     broker.send(queues[0], "x")
@@ -52,7 +52,7 @@ def test_a6_a_message_does_not_travel_five_times() -> None:
     assert (text(buried), reason(buried)) == ("x", "MaxTransferHopCountExceeded")
 
 
-def test_a6_a_circle_ends_among_the_dead_letters() -> None:
+def test_a6_forwarding_loop_ends_in_the_dead_letter_queue() -> None:
     broker = Broker()
     one = broker.queue("one")
     two = broker.queue("two", forward_to="one")
@@ -62,7 +62,7 @@ def test_a6_a_circle_ends_among_the_dead_letters() -> None:
     assert [(text(found), reason(found)) for found in buried] == [("x", "MaxTransferHopCountExceeded")]
 
 
-def test_a6_a_circle_through_a_topic_ends_too() -> None:
+def test_a6_forwarding_loop_through_a_topic_ends() -> None:
     broker = Broker()
     topic = broker.topic()
     subscription, plain = broker.subscription(forward_to="topic"), broker.subscription("plain")
@@ -71,7 +71,7 @@ def test_a6_a_circle_through_a_topic_ends_too() -> None:
     assert broker.take(dead(subscription)) == ["x"]
 
 
-def test_a6_a_subscription_forwards_to_a_queue_and_to_a_topic() -> None:
+def test_a6_subscription_forwards_to_a_queue_and_to_a_topic() -> None:
     broker = Broker()
     target, topic = broker.queue("target"), broker.topic()
     second = broker.topic("second")
@@ -84,7 +84,7 @@ def test_a6_a_subscription_forwards_to_a_queue_and_to_a_topic() -> None:
     assert broker.take(end) == ["x", "y"]
 
 
-def test_a6_a_subscription_may_forward_to_a_queue_whose_path_reads_like_its_own() -> None:
+def test_a6_subscription_may_forward_to_a_queue_whose_path_reads_like_its_own() -> None:
     broker = Broker()
     topic, target = broker.topic("topic"), broker.queue("topic/sub")
     broker.subscription("sub", forward_to="topic/sub")
@@ -92,7 +92,7 @@ def test_a6_a_subscription_may_forward_to_a_queue_whose_path_reads_like_its_own(
     assert broker.take(target) == ["x"]
 
 
-def test_a6_a_scheduled_message_is_forwarded_at_its_time() -> None:
+def test_a6_scheduled_message_is_forwarded_at_its_time() -> None:
     broker = Broker()
     source, target = chain(broker, 1)
     sequence = broker.schedule(source, "x", MINUTE)
@@ -103,7 +103,7 @@ def test_a6_a_scheduled_message_is_forwarded_at_its_time() -> None:
     assert delivery.record.original_sequence == sequence
 
 
-def test_a6_a_forwarding_entity_is_not_received_from_but_its_dead_letters_are() -> None:
+def test_a6_forwarding_entity_delivers_only_its_dead_letters() -> None:
     broker = Broker()
     source, _ = chain(broker, 1)
     for request in (
@@ -165,7 +165,7 @@ def test_a6_message_sent_to_a_queue_that_forwards_to_itself_is_dead_lettered_onc
     assert sorted(broker.take(dead(queue))) == ["locked", "new", "waiting"]
 
 
-def test_a6_dead_letters_that_a_queue_forwards_to_itself_come_back_four_times() -> None:
+def test_a6_dead_letters_that_a_queue_forwards_to_itself_return_four_times() -> None:
     broker = Broker()
     queue = broker.queue("q")
     broker.update(queue, forward_dead_letters_to="q")
@@ -176,10 +176,10 @@ def test_a6_dead_letters_that_a_queue_forwards_to_itself_come_back_four_times() 
     assert broker.take(dead(queue)) == ["x"]
 
 
-# What waits already
+# Waiting messages
 
 
-def test_a6_what_waits_when_forwarding_begins_is_moved_on_bit_by_bit() -> None:
+def test_a6_messages_waiting_when_forwarding_begins_are_forwarded_step_by_step() -> None:
     broker = Broker()
     source, target = broker.queue("source"), broker.queue("target")
     broker.send(source, *"abcde")
@@ -193,7 +193,7 @@ def test_a6_what_waits_when_forwarding_begins_is_moved_on_bit_by_bit() -> None:
 
 
 @pytest.mark.parametrize("ends_by", ["abandon", "lock end"])
-def test_a6_what_is_locked_when_forwarding_begins_is_moved_on_when_its_lock_ends(ends_by: str) -> None:
+def test_a6_locked_message_is_forwarded_when_its_lock_ends(ends_by: str) -> None:
     broker = Broker()
     source, target = broker.queue("source"), broker.queue("target")
     broker.send(source, "x")
@@ -225,7 +225,7 @@ def test_a6_failed_deliveries_are_not_counted_at_the_destination() -> None:
     assert [(text(found), found.record.delivery_count) for found in broker.receive(morgue)] == [("buried", 0)]
 
 
-def test_a6_what_is_locked_when_forwarding_begins_can_still_be_completed() -> None:
+def test_a6_locked_message_can_be_completed_after_forwarding_begins() -> None:
     broker = Broker()
     source, target = broker.queue("source"), broker.queue("target")
     broker.send(source, "x")
@@ -235,7 +235,7 @@ def test_a6_what_is_locked_when_forwarding_begins_can_still_be_completed() -> No
     assert broker.info(source).message_count == broker.info(target).message_count == 0
 
 
-# What the destination does not take
+# Refusing destinations
 
 
 @pytest.mark.parametrize(
@@ -248,9 +248,7 @@ def test_a6_what_is_locked_when_forwarding_begins_can_still_be_completed() -> No
         ("too small", "DestinationMessageSizeExceeded"),
     ],
 )
-def test_a6_what_the_destination_does_not_take_lies_among_the_dead_letters_of_the_source(
-    obstacle: str, expected: str
-) -> None:
+def test_a6_message_refused_by_the_destination_is_dead_lettered_at_the_source(obstacle: str, expected: str) -> None:
     broker = Broker(RELAXED)
     target = broker.queue("target", max_size_megabytes=1)
     source = broker.queue("source", forward_to="target")
@@ -271,14 +269,14 @@ def test_a6_what_the_destination_does_not_take_lies_among_the_dead_letters_of_th
     assert "target" in str(buried.record.amendments) or obstacle == "deleted"
 
 
-def test_a6_a_destination_that_is_only_receive_disabled_takes_messages() -> None:
+def test_a6_receive_disabled_destination_accepts_forwarded_messages() -> None:
     broker = Broker()
     target = broker.queue("target", status=EntityStatus.RECEIVE_DISABLED)
     broker.send(broker.queue("source", forward_to="target"), "x")
     assert broker.info(target).message_count == 1
 
 
-def test_a6_the_dead_letters_of_the_last_queue_that_had_the_message_take_it() -> None:
+def test_a6_undeliverable_message_is_dead_lettered_at_the_last_queue() -> None:
     broker = Broker()
     first, second, third = chain(broker, 2)
     broker.delete(third)
@@ -286,7 +284,7 @@ def test_a6_the_dead_letters_of_the_last_queue_that_had_the_message_take_it() ->
     assert (broker.info(first).message_count, broker.info(second).dead_letter_count) == (0, 1)
 
 
-def test_a6_one_copy_that_cannot_be_forwarded_holds_up_no_other() -> None:
+def test_a6_copy_that_cannot_be_forwarded_delays_no_other() -> None:
     broker = Broker()
     topic = broker.topic()
     target = broker.queue("target", status=EntityStatus.DISABLED)
@@ -300,7 +298,7 @@ def test_a6_one_copy_that_cannot_be_forwarded_holds_up_no_other() -> None:
 # Dead letters
 
 
-def test_a6_dead_letters_are_forwarded_with_their_reason_and_where_they_come_from() -> None:
+def test_a6_dead_letters_are_forwarded_with_their_reason_and_source() -> None:
     broker = Broker()
     morgue = broker.queue("Morgue")
     queue = broker.queue("Orders", forward_dead_letters_to="morgue")
@@ -312,7 +310,7 @@ def test_a6_dead_letters_are_forwarded_with_their_reason_and_where_they_come_fro
     assert (found.record.delivery_count, found.record.original_sequence) == (0, 1)
 
 
-def test_a6_whatever_is_dead_lettered_by_the_broker_is_forwarded_as_well() -> None:
+def test_a6_messages_dead_lettered_by_the_broker_are_forwarded() -> None:
     broker = Broker()
     morgue = broker.queue("morgue")
     queue = broker.queue(forward_dead_letters_to="morgue", dead_letter_on_expiration=True, max_delivery_count=1)
@@ -342,7 +340,7 @@ def test_a6_dead_letters_that_cannot_be_forwarded_stay_with_their_entity(obstacl
     assert reason(broker.one(dead(queue))) == "mine"
 
 
-def test_a6_dead_letters_that_lie_there_when_forwarding_begins_are_moved_on() -> None:
+def test_a6_existing_dead_letters_are_forwarded_when_forwarding_begins() -> None:
     broker = Broker()
     morgue, queue = broker.queue("morgue"), broker.queue()
     broker.send(queue, "a", "b")
@@ -354,7 +352,7 @@ def test_a6_dead_letters_that_lie_there_when_forwarding_begins_are_moved_on() ->
     assert broker.info(queue).message_count == 0
 
 
-def test_a6_a_circle_of_dead_letters_ends() -> None:
+def test_a6_forwarding_loop_of_dead_letters_ends() -> None:
     broker = Broker()
     one = broker.queue("one", max_delivery_count=1)
     two = broker.queue("two", max_delivery_count=1, forward_dead_letters_to="one")
@@ -367,7 +365,7 @@ def test_a6_a_circle_of_dead_letters_ends() -> None:
     assert texts([*broker.peek(dead(one)), *broker.peek(dead(two))]) == ["x"]
 
 
-def test_a6_the_dead_letters_of_a_subscription_name_it() -> None:
+def test_a6_dead_letters_of_a_subscription_name_it() -> None:
     broker = Broker()
     morgue, topic = broker.queue("morgue"), broker.topic("Topic")
     subscription = broker.subscription("Sub", topic="Topic", forward_dead_letters_to="morgue")

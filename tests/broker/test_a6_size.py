@@ -16,7 +16,7 @@ from pairbus.broker.errors import (
     QuotaExceededError,
 )
 from pairbus.broker.limits import RELAXED
-from pairbus.broker.message import Message
+from pairbus.broker.message import NewMessage
 from tests.broker.broker import MINUTE, SECOND, Broker, blob, dead, letter, numbers, texts
 
 MEGABYTE = 1024 * 1024
@@ -30,7 +30,7 @@ def partitions(sequences: list[int]) -> list[int]:
 # Quota
 
 
-def test_a6_an_entity_is_filled_to_the_last_byte_and_no_further() -> None:
+def test_a6_entity_is_filled_to_the_last_byte_and_no_further() -> None:
     broker = Broker(RELAXED)
     queue = broker.queue(max_size_megabytes=1)
     broker.send(queue, blob(MEGABYTE - 1))
@@ -44,7 +44,7 @@ def test_a6_an_entity_is_filled_to_the_last_byte_and_no_further() -> None:
 
 
 @pytest.mark.parametrize("state", ["locked", "deferred", "buried", "scheduled"])
-def test_a6_a_message_counts_whatever_its_state(state: str) -> None:
+def test_a6_messages_of_every_state_count_towards_the_quota(state: str) -> None:
     broker = Broker(RELAXED)
     queue = broker.queue(max_size_megabytes=1)
     if state == "scheduled":
@@ -60,7 +60,7 @@ def test_a6_a_message_counts_whatever_its_state(state: str) -> None:
         broker.send(queue, "x")
 
 
-def test_a6_there_is_room_again_when_messages_go() -> None:
+def test_a6_removed_messages_free_quota() -> None:
     broker = Broker(RELAXED)
     queue = broker.queue(max_size_megabytes=1)
     for _ in range(3):
@@ -74,7 +74,7 @@ def test_a6_there_is_room_again_when_messages_go() -> None:
     assert broker.info(queue).size_bytes == 0
 
 
-def test_a6_there_is_room_again_when_the_size_is_raised() -> None:
+def test_a6_raised_size_frees_quota() -> None:
     broker = Broker(RELAXED)
     queue = broker.queue(max_size_megabytes=1)
     broker.send(queue, blob(MEGABYTE))
@@ -83,7 +83,7 @@ def test_a6_there_is_room_again_when_the_size_is_raised() -> None:
     assert broker.info(queue).size_bytes == 2 * MEGABYTE
 
 
-def test_a6_a_topic_counts_what_lies_in_its_subscriptions() -> None:
+def test_a6_size_of_a_topic_includes_its_subscriptions() -> None:
     broker = Broker(RELAXED)
     topic = broker.topic(max_size_megabytes=1)
     one, other = broker.subscription("one"), broker.subscription("other")
@@ -96,7 +96,7 @@ def test_a6_a_topic_counts_what_lies_in_its_subscriptions() -> None:
     assert broker.info(topic).size_bytes == broker.info(one).size_bytes == len(letter("x").body)
 
 
-def test_a6_what_is_full_gives_its_messages_all_the_same() -> None:
+def test_a6_full_entity_still_delivers() -> None:
     broker = Broker(RELAXED)
     queue = broker.queue(max_size_megabytes=1)
     broker.send(queue, blob(MEGABYTE))
@@ -108,7 +108,7 @@ def test_a6_what_is_full_gives_its_messages_all_the_same() -> None:
 # Partitions
 
 
-def test_a6_the_upper_bits_of_a_number_are_its_partition() -> None:
+def test_a6_upper_bits_of_a_sequence_number_are_its_partition() -> None:
     broker = Broker()
     queue = broker.queue(partitioned=True)
     sequences = [broker.send(queue, str(number))[0] for number in range(32)]
@@ -118,7 +118,7 @@ def test_a6_the_upper_bits_of_a_number_are_its_partition() -> None:
 
 
 @pytest.mark.parametrize("field", ["partition_key", "session_id"])
-def test_a6_a_key_pins_messages_to_a_partition_and_keeps_them_in_order(field: str) -> None:
+def test_a6_key_pins_messages_to_a_partition_and_keeps_them_in_order(field: str) -> None:
     broker = Broker()
     key: dict[str, Any] = {field: "k"}
     queue = broker.queue(partitioned=True)
@@ -160,7 +160,7 @@ def test_a6_with_duplicate_detection_a_scheduled_message_stays_in_its_partition(
         assert delivery.record.sequence >> SHIFT == delivery.record.original_sequence >> SHIFT
 
 
-def test_a6_a_partition_key_is_the_session_id_where_both_are_given() -> None:
+def test_a6_partition_key_is_the_session_id_where_both_are_given() -> None:
     broker = Broker()
     queue = broker.queue()
     broker.send(queue, letter("x", session_id="s", partition_key="s"))
@@ -169,7 +169,7 @@ def test_a6_a_partition_key_is_the_session_id_where_both_are_given() -> None:
     assert broker.take(queue) == ["x"]
 
 
-def test_a6_a_partitioned_entity_holds_sixteen_times_as_much() -> None:
+def test_a6_partitioned_entity_holds_sixteen_times_as_much() -> None:
     broker = Broker(RELAXED)
     queue = broker.queue(max_size_megabytes=1, partitioned=True)
     for _ in range(16):
@@ -178,7 +178,7 @@ def test_a6_a_partitioned_entity_holds_sixteen_times_as_much() -> None:
         broker.send(queue, blob(1))
 
 
-def test_a6_an_abandoned_message_keeps_its_number_in_a_partitioned_queue() -> None:
+def test_a6_abandoned_message_keeps_its_number_in_a_partitioned_queue() -> None:
     broker = Broker()
     queue = broker.queue(partitioned=True)
     broker.send(queue, *(letter(str(number), partition_key="k") for number in range(3)))
@@ -187,7 +187,7 @@ def test_a6_an_abandoned_message_keeps_its_number_in_a_partitioned_queue() -> No
     assert numbers(broker.receive(queue))[0] == first.record.sequence
 
 
-def test_a6_the_subscriptions_of_a_partitioned_topic_are_partitioned() -> None:
+def test_a6_subscriptions_of_a_partitioned_topic_are_partitioned() -> None:
     broker = Broker()
     topic = broker.topic(partitioned=True)
     subscription = broker.subscription()
@@ -215,8 +215,8 @@ def test_a6_the_subscriptions_of_a_partitioned_topic_are_partitioned() -> None:
     ],
 )
 @pytest.mark.parametrize("position", [0, 1, 2])
-def test_a6_a_batch_with_one_bad_message_is_refused_as_a_whole(
-    bad: Message, expected: type[BrokerError], position: int
+def test_a6_batch_with_one_bad_message_is_refused_as_a_whole(
+    bad: NewMessage, expected: type[BrokerError], position: int
 ) -> None:
     broker = Broker()
     queue = broker.queue(requires_duplicate_detection=True)
@@ -230,7 +230,7 @@ def test_a6_a_batch_with_one_bad_message_is_refused_as_a_whole(
     assert broker.send(queue, letter("a", message_id="a")) == [1]
 
 
-def test_a6_a_batch_that_does_not_fit_is_refused_as_a_whole() -> None:
+def test_a6_batch_that_does_not_fit_is_refused_as_a_whole() -> None:
     broker = Broker(RELAXED)
     queue = broker.queue(max_size_megabytes=1)
     with pytest.raises(QuotaExceededError):
@@ -238,7 +238,7 @@ def test_a6_a_batch_that_does_not_fit_is_refused_as_a_whole() -> None:
     assert broker.info(queue).message_count == 0
 
 
-def test_a6_a_batch_for_a_disabled_entity_is_refused_as_a_whole() -> None:
+def test_a6_batch_for_a_disabled_entity_is_refused_as_a_whole() -> None:
     broker = Broker()
     queue = broker.queue(status=EntityStatus.SEND_DISABLED)
     with pytest.raises(EntityDisabledError):
@@ -246,7 +246,7 @@ def test_a6_a_batch_for_a_disabled_entity_is_refused_as_a_whole() -> None:
     assert broker.info(queue).message_count == 0
 
 
-def test_a6_the_size_of_a_batch_is_what_its_messages_have_together() -> None:
+def test_a6_size_of_a_batch_is_the_sum_of_its_messages() -> None:
     broker = Broker()
     queue = broker.queue()
     broker.send(queue, blob(128 * 1024), blob(128 * 1024))

@@ -10,8 +10,8 @@ import pytest
 from pairbus.broker.address import Address
 from pairbus.broker.descriptions import EntityStatus
 from pairbus.broker.errors import EntityDisabledError
-from pairbus.broker.message import Delivery
-from pairbus.broker.operations import Send
+from pairbus.broker.message import DeliveredMessage
+from pairbus.broker.transaction import SendOperation
 from tests.broker.broker import LOCK, MINUTE, Broker, dead, letter
 
 ACTIVE, DISABLED = EntityStatus.ACTIVE, EntityStatus.DISABLED
@@ -19,11 +19,11 @@ SEND_DISABLED, RECEIVE_DISABLED = EntityStatus.SEND_DISABLED, EntityStatus.RECEI
 
 
 class Setting(NamedTuple):
-    """A queue with a message that is locked, one that is deferred, one that is ready and one among the dead letters."""
+    """A queue with a locked, a deferred, a ready and a dead-lettered message."""
 
     broker: Broker
     queue: Address
-    locked: Delivery
+    locked: DeliveredMessage
 
 
 def setting(status: EntityStatus) -> Setting:
@@ -42,7 +42,7 @@ Request = Callable[[Setting], object]
 SENDS: dict[str, Request] = {
     "send": lambda at: at.broker.send(at.queue, "x"),
     "schedule": lambda at: at.broker.schedule(at.queue, "x", MINUTE),
-    "transact": lambda at: at.broker.namespace.transact([Send(at.queue, [letter("x")])], at.broker.now_ms),
+    "transact": lambda at: at.broker.namespace.transact([SendOperation(at.queue, [letter("x")])], at.broker.now_ms),
 }
 RECEIVES: dict[str, Request] = {
     "receive": lambda at: at.broker.one(at.queue),
@@ -95,18 +95,18 @@ def test_a6_status_and_receiving(status: EntityStatus, request_: str) -> None:
 
 @pytest.mark.parametrize("status", list(EntityStatus))
 @pytest.mark.parametrize("request_", OTHERS)
-def test_a6_status_does_not_hinder_looking_settling_and_managing(status: EntityStatus, request_: str) -> None:
+def test_a6_peek_settle_and_manage_work_in_every_status(status: EntityStatus, request_: str) -> None:
     OTHERS[request_](setting(status))
 
 
-def test_a6_locks_end_in_a_disabled_entity_too() -> None:
+def test_a6_locks_expire_in_a_disabled_entity() -> None:
     at = setting(DISABLED)
     at.broker.wait(LOCK)
     at.broker.update(at.queue, status=ACTIVE)
     assert at.broker.one(at.queue).record.delivery_count == 1
 
 
-def test_a6_a_status_survives_a_restart() -> None:
+def test_a6_status_survives_a_restart() -> None:
     at = setting(SEND_DISABLED)
     at.broker.restart()
     with pytest.raises(EntityDisabledError):
@@ -114,7 +114,7 @@ def test_a6_a_status_survives_a_restart() -> None:
 
 
 @pytest.mark.parametrize("status", [DISABLED, SEND_DISABLED])
-def test_a6_a_disabled_topic_takes_no_messages_and_its_subscriptions_give_theirs(status: EntityStatus) -> None:
+def test_a6_disabled_topic_rejects_sends_and_its_subscriptions_still_deliver(status: EntityStatus) -> None:
     broker = Broker()
     topic, subscription = broker.topic(), broker.subscription()
     broker.send(topic, "before")
@@ -124,7 +124,7 @@ def test_a6_a_disabled_topic_takes_no_messages_and_its_subscriptions_give_theirs
     assert broker.take(subscription) == ["before"]
 
 
-def test_a6_a_receive_disabled_subscription_gives_nothing_and_keeps_everything() -> None:
+def test_a6_receive_disabled_subscription_delivers_nothing_and_keeps_messages() -> None:
     broker = Broker()
     topic, subscription = broker.topic(), broker.subscription(status=RECEIVE_DISABLED)
     broker.send(topic, "x")

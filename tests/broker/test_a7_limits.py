@@ -1,4 +1,4 @@
-"""A7: limits are values; past one there is an error with its own type, and nothing has changed."""
+"""A7: limits are values; exceeding one raises an error of its type and changes nothing."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from pairbus.broker.errors import (
     QuotaExceededError,
 )
 from pairbus.broker.limits import PREMIUM, RELAXED, STANDARD, Limits
-from pairbus.broker.operations import Send, Settle
+from pairbus.broker.transaction import SendOperation, SettleOperation
 from tests.broker.broker import Broker, blob, dead, letter, numbers, reason, sql
 
 KILOBYTE = 1024
@@ -41,11 +41,11 @@ INT32_MAX = 2**31 - 1
 TIERS = pytest.mark.parametrize("limits", [STANDARD, PREMIUM, RELAXED], ids=["standard", "premium", "relaxed"])
 
 Do = Callable[[Broker, int], object]
-"""Asks for so much of something, in a namespace with a queue, and a topic with a subscription."""
+"""Requests that much of something, in a namespace with a queue, and a topic with a subscription."""
 
 
 class Bound(NamedTuple):
-    """The most, or the least, of something, and the error beyond it."""
+    """The maximum, or the minimum, of something, and the error beyond it."""
 
     limit: Callable[[Limits], int]
     do: Do
@@ -179,14 +179,14 @@ def everything(broker: Broker) -> list[object]:
 
 @TIERS
 @pytest.mark.parametrize("name", BOUNDS)
-def test_a7_what_is_at_a_limit_is_taken(limits: Limits, name: str) -> None:
+def test_a7_value_at_a_limit_is_accepted(limits: Limits, name: str) -> None:
     bound = BOUNDS[name]
     bound.do(namespace(limits), bound.limit(limits))
 
 
 @TIERS
 @pytest.mark.parametrize("name", BOUNDS)
-def test_a7_what_is_past_a_limit_is_refused_and_nothing_has_changed(limits: Limits, name: str) -> None:
+def test_a7_value_past_a_limit_is_refused_and_changes_nothing(limits: Limits, name: str) -> None:
     bound = BOUNDS[name]
     broker = namespace(limits)
     before = everything(broker)
@@ -199,7 +199,7 @@ def test_a7_what_is_past_a_limit_is_refused_and_nothing_has_changed(limits: Limi
 # The tiers
 
 
-def test_a7_the_limits_of_each_tier() -> None:
+def test_a7_limits_of_each_tier() -> None:
     assert (STANDARD.message_bytes, STANDARD.batch_bytes) == (256 * KILOBYTE, 256 * KILOBYTE)
     assert (PREMIUM.message_bytes, PREMIUM.batch_bytes) == (MEGABYTE, MEGABYTE)
     assert PREMIUM.large_message_bytes == 100 * MEGABYTE
@@ -219,7 +219,7 @@ def test_a7_the_limits_of_each_tier() -> None:
 
 
 @TIERS
-def test_a7_every_tier_takes_the_description_of_a_backlog_queue(limits: Limits) -> None:
+def test_a7_every_tier_accepts_the_description_of_a_backlog_queue(limits: Limits) -> None:
     broker = Broker(limits)
     broker.queue(
         "contoso/x-servicebus-transfer/0",
@@ -245,7 +245,7 @@ def test_a7_batch_bytes(limits: Limits) -> None:
     assert broker.info(queue).message_count == 2
 
 
-def test_a7_an_entity_may_take_smaller_messages_only() -> None:
+def test_a7_entity_may_lower_the_message_size() -> None:
     broker = Broker()
     queue = broker.queue(max_message_bytes=100)
     broker.send(queue, blob(100))
@@ -253,7 +253,7 @@ def test_a7_an_entity_may_take_smaller_messages_only() -> None:
         broker.send(queue, blob(101))
 
 
-def test_a7_a_premium_entity_may_take_larger_messages() -> None:
+def test_a7_premium_entity_may_raise_the_message_size() -> None:
     broker = Broker(PREMIUM)
     queue = broker.queue(max_message_bytes=2 * MEGABYTE)
     broker.send(queue, blob(2 * MEGABYTE))
@@ -262,7 +262,7 @@ def test_a7_a_premium_entity_may_take_larger_messages() -> None:
     assert broker.info(queue).message_count == 1
 
 
-def test_a7_batch_limit_holds_where_larger_messages_are_taken() -> None:
+def test_a7_batch_limit_applies_to_entities_with_larger_messages() -> None:
     broker = Broker(PREMIUM)
     queue = broker.queue(max_message_bytes=100 * MEGABYTE)
     with pytest.raises(MessageSizeExceededError, match=r"batch of 2 messages has 1048577 bytes.*at most 1048576 bytes"):
@@ -272,7 +272,7 @@ def test_a7_batch_limit_holds_where_larger_messages_are_taken() -> None:
     assert broker.info(queue).message_count == 3
 
 
-def test_a7_the_state_of_a_session() -> None:
+def test_a7_state_of_a_session() -> None:
     broker = Broker(replace(STANDARD, message_bytes=100))
     queue = broker.queue(requires_session=True)
     token = broker.accept(queue, "s")
@@ -351,7 +351,7 @@ def test_a7_correlation_filters_per_topic() -> None:
     assert broker.info(TOPIC).correlation_filter_count == 1
 
 
-def test_a7_a_topic_full_of_sql_filters_takes_correlation_filters_and_the_other_way_round() -> None:
+def test_a7_sql_and_correlation_filters_are_limited_separately() -> None:
     full_of_sql = few_filters(sql_filters=1)
     subscription = full_of_sql.bare_subscription()
     full_of_sql.add_rule(subscription, sql("1=1", "a"))
@@ -362,7 +362,7 @@ def test_a7_a_topic_full_of_sql_filters_takes_correlation_filters_and_the_other_
     full_of_correlation.add_rule(subscription, sql("1=1", "b"))
 
 
-def test_a7_an_update_does_not_lead_past_the_number_of_filters() -> None:
+def test_a7_update_cannot_exceed_the_number_of_filters() -> None:
     broker = few_filters(sql_filters=1)
     subscription = broker.bare_subscription()
     broker.add_rule(subscription, correlation("a"))
@@ -373,7 +373,7 @@ def test_a7_an_update_does_not_lead_past_the_number_of_filters() -> None:
     assert broker.info(TOPIC).sql_filter_count == 1
 
 
-def test_a7_a_new_subscription_does_not_lead_past_the_number_of_filters() -> None:
+def test_a7_new_subscription_cannot_exceed_the_number_of_filters() -> None:
     broker = few_filters(sql_filters=1)
     broker.subscription("a", rule=sql("1=1"))
     with pytest.raises(QuotaExceededError):
@@ -401,7 +401,7 @@ def test_a7_entity_megabytes(limits: Limits) -> None:
         broker.queue("bad", max_size_megabytes=0)
 
 
-def test_a7_a_relaxed_entity_has_any_size_but_none() -> None:
+def test_a7_relaxed_entity_may_have_any_size_above_zero() -> None:
     broker = Broker(RELAXED)
     broker.queue("small", max_size_megabytes=1)
     broker.queue("large", max_size_megabytes=1_000_003)
@@ -417,11 +417,11 @@ def test_a7_messages_per_transaction() -> None:
     queue = broker.queue()
     broker.send(queue, *["x"] * 50)
     tokens = [delivery.lock_token for delivery in broker.receive(queue)]
-    settles = [Settle(queue, token) for token in tokens if token is not None]
+    settles = [SettleOperation(queue, token) for token in tokens if token is not None]
     with pytest.raises(InvalidRequestError):
-        broker.namespace.transact([*settles, Send(queue, [letter("y")] * 51)], broker.now_ms)
+        broker.namespace.transact([*settles, SendOperation(queue, [letter("y")] * 51)], broker.now_ms)
     assert broker.info(queue).locked_count == 50
-    broker.namespace.transact([*settles, Send(queue, [letter("y")] * 50)], broker.now_ms)
+    broker.namespace.transact([*settles, SendOperation(queue, [letter("y")] * 50)], broker.now_ms)
     assert broker.take(queue) == ["y"] * 50
 
 
@@ -451,7 +451,7 @@ def test_a7_partitions() -> None:
     assert [sequence >> 48 for sequence in numbers(broker.peek(queue))] == [0, 0, 1, 1, 2, 2, 3, 3]
 
 
-def test_a7_an_error_says_what_happened_to_which_entity() -> None:
+def test_a7_error_names_the_problem_and_the_entity() -> None:
     broker = Broker()
     queue = broker.queue("Orders")
     with pytest.raises(MessageSizeExceededError, match=r"262145 bytes.*'Orders'.*262144") as raised:
@@ -460,7 +460,7 @@ def test_a7_an_error_says_what_happened_to_which_entity() -> None:
 
 
 @pytest.mark.parametrize("count", [-1, -(2**31)])
-def test_a7_a_count_below_nothing_is_an_error_of_the_request(count: int) -> None:
+def test_a7_negative_count_is_an_invalid_request(count: int) -> None:
     broker = Broker()
     queue = broker.queue()
     broker.send(queue, "x")

@@ -21,7 +21,7 @@ def names(broker: Broker, key_name: str, address: Address | None) -> list[tuple[
     return [(rule.name, rule.rights) for rule in broker.namespace.authorization(key_name, address, START)]
 
 
-def test_a8_a_key_of_the_namespace_opens_everything() -> None:
+def test_a8_key_of_the_namespace_grants_access_to_everything() -> None:
     broker = Broker()
     queue = broker.queue()
     broker.namespace.set_authorization_rules([ROOT], START)
@@ -30,7 +30,7 @@ def test_a8_a_key_of_the_namespace_opens_everything() -> None:
         assert names(broker, "other", address) == []
 
 
-def test_a8_a_key_of_an_entity_opens_that_entity_only() -> None:
+def test_a8_key_of_an_entity_grants_access_to_that_entity_only() -> None:
     broker = Broker()
     queue = broker.queue(authorization_rules=(key("till", Right.SEND),))
     other = broker.queue("other")
@@ -39,13 +39,13 @@ def test_a8_a_key_of_an_entity_opens_that_entity_only() -> None:
     assert names(broker, "till", None) == []
 
 
-def test_a8_a_key_of_a_topic_opens_its_subscriptions() -> None:
+def test_a8_key_of_a_topic_grants_access_to_its_subscriptions() -> None:
     broker = Broker()
     broker.topic(authorization_rules=(key("reader"),))
     assert names(broker, "reader", broker.subscription()) == [("reader", (Right.LISTEN,))]
 
 
-def test_a8_an_entity_and_the_namespace_may_have_keys_of_the_same_name() -> None:
+def test_a8_entity_and_the_namespace_may_have_keys_of_the_same_name() -> None:
     broker = Broker()
     queue = broker.queue(authorization_rules=(key("Root", Right.SEND),))
     broker.namespace.set_authorization_rules([ROOT], START)
@@ -77,7 +77,7 @@ def test_a8_keys_survive_a_restart_and_are_replaced_as_a_whole() -> None:
     ],
     ids=range(8),
 )
-def test_a8_rules_that_no_one_could_use_are_refused(rules: list[Any]) -> None:
+def test_a8_unusable_authorization_rules_are_refused(rules: list[Any]) -> None:
     broker = Broker()
     with pytest.raises(InvalidDescriptionError):
         broker.namespace.set_authorization_rules(rules, START)
@@ -86,6 +86,6 @@ def test_a8_rules_that_no_one_could_use_are_refused(rules: list[Any]) -> None:
     assert broker.namespace.authorization_rules(START) == ()
 
 
-def test_a8_keys_do_not_show() -> None:
+def test_a8_keys_are_not_in_the_repr() -> None:
     rule = key("a", primary="primary secret", secondary="secondary secret")
     assert "secret" not in repr(rule)

@@ -1,4 +1,4 @@
-"""Counts and sizes are exact, through the whole life of an entity."""
+"""Counts and sizes are exact through the whole life of an entity."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from typing import NamedTuple
 
 from pairbus.broker.address import Address
 from pairbus.broker.descriptions import CorrelationFilter, RuleDescription
-from pairbus.broker.operations import Send
+from pairbus.broker.transaction import SendOperation
 from tests.broker.broker import LOCK, MINUTE, START, Broker, blob, dead, letter, sql
 
 
 class Counts(NamedTuple):
-    """What ``EntityInfo`` counts of the messages in a queue, and their bytes."""
+    """The counts in ``EntityInfo`` of the messages in a queue, and their bytes."""
 
     ready: int = 0
     locked: int = 0
@@ -38,7 +38,7 @@ def counts(broker: Broker, address: Address) -> Counts:
     return found
 
 
-def test_a7_the_counts_of_a_queue_are_exact_through_its_life() -> None:
+def test_a7_counts_of_a_queue_are_exact_through_its_life() -> None:
     broker = Broker()
     queue = broker.queue(max_delivery_count=3)
 
@@ -75,7 +75,7 @@ def test_a7_the_counts_of_a_queue_are_exact_through_its_life() -> None:
         broker.one(queue)
         broker.wait(LOCK)
     now(1, 0, 0, 0, 1, 0, 1_100)
-    broker.namespace.transact([Send(Address.of("nowhere"), [blob(7)], via=queue)], broker.now_ms)
+    broker.namespace.transact([SendOperation(Address.of("nowhere"), [blob(7)], via=queue)], broker.now_ms)
     now(1, 0, 0, 0, 1, 1, 1_107)
     broker.restart()
     now(1, 0, 0, 0, 1, 1, 1_107)
@@ -87,7 +87,7 @@ def test_a7_the_counts_of_a_queue_are_exact_through_its_life() -> None:
     now(0, 0, 0, 0, 0, 1, 7)
 
 
-def test_a7_the_counts_of_a_session_queue_are_exact_through_its_life() -> None:
+def test_a7_counts_of_a_session_queue_are_exact_through_its_life() -> None:
     broker = Broker()
     queue = broker.queue(requires_session=True, max_delivery_count=2)
     for name in ("a", "b"):
@@ -106,7 +106,7 @@ def test_a7_the_counts_of_a_session_queue_are_exact_through_its_life() -> None:
     assert counts(broker, queue) == Counts(ready=4, deferred=1, dead=1, size=60)
 
 
-def test_a7_the_counts_of_a_topic_and_its_subscriptions_are_exact() -> None:
+def test_a7_counts_of_a_topic_and_its_subscriptions_are_exact() -> None:
     broker = Broker()
     topic = broker.topic()
     one, other = broker.subscription("one"), broker.subscription("other")
@@ -124,7 +124,7 @@ def test_a7_the_counts_of_a_topic_and_its_subscriptions_are_exact() -> None:
     assert counts(broker, topic) == Counts(size=5)
 
 
-def test_a7_the_counts_follow_a_message_from_entity_to_entity() -> None:
+def test_a7_counts_follow_a_message_from_entity_to_entity() -> None:
     broker = Broker()
     target, source = broker.queue("target"), broker.queue("source", forward_to="target")
     broker.send(source, blob(10))
@@ -144,7 +144,7 @@ def test_a7_rules_are_counted() -> None:
         assert (info.sql_filter_count, info.correlation_filter_count) == expected
 
 
-def test_a7_the_last_use_is_noted_when_messages_are_sent_and_received() -> None:
+def test_a7_last_access_time_changes_with_sends_and_receives() -> None:
     broker = Broker()
     queue = broker.queue()
     for use in (

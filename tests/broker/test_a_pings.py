@@ -1,4 +1,4 @@
-"""C13: a ping is answered like a send, and is never delivered to anyone nor counted anywhere."""
+"""C13: a ping is answered like a send, and is never delivered or counted."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from pairbus.broker.errors import (
     QuotaExceededError,
 )
 from pairbus.broker.limits import RELAXED
-from pairbus.broker.message import Message
-from pairbus.broker.operations import Send
+from pairbus.broker.message import NewMessage
+from pairbus.broker.transaction import SendOperation
 from tests.broker.broker import MINUTE, START, Broker, blob, dead, letter, ping, sql, texts
 
 MEGABYTE = 1024 * 1024
@@ -31,7 +31,7 @@ MEGABYTE = 1024 * 1024
     [{}, {"requires_session": True}, {"requires_duplicate_detection": True}, {"partitioned": True}],
     ids=["plain", "sessions", "duplicate detection", "partitioned"],
 )
-def test_c13_a_ping_to_a_queue_is_accepted_and_leaves_nothing(settings: dict[str, Any]) -> None:
+def test_c13_ping_to_a_queue_is_accepted_and_leaves_nothing(settings: dict[str, Any]) -> None:
     broker = Broker()
     queue = broker.queue(dead_letter_on_expiration=True, **settings)
     before = broker.info(queue)
@@ -43,7 +43,7 @@ def test_c13_a_ping_to_a_queue_is_accepted_and_leaves_nothing(settings: dict[str
     assert broker.peek(queue) == broker.peek(dead(queue)) == []
 
 
-def test_c13_a_ping_needs_no_session_id() -> None:
+def test_c13_ping_needs_no_session_id() -> None:
     broker = Broker()
     queue = broker.queue(requires_session=True)
     assert broker.send(queue, ping()) == [None]
@@ -51,7 +51,7 @@ def test_c13_a_ping_needs_no_session_id() -> None:
     assert broker.namespace.accept_session(queue, None, START) is None
 
 
-def test_c13_a_ping_to_a_topic_makes_no_copy_and_no_dead_letter() -> None:
+def test_c13_ping_to_a_topic_makes_no_copy_and_no_dead_letter() -> None:
     broker = Broker()
     topic = broker.topic()
     plain = broker.subscription("plain")
@@ -64,7 +64,7 @@ def test_c13_a_ping_to_a_topic_makes_no_copy_and_no_dead_letter() -> None:
     assert broker.info(topic).size_bytes == 0
 
 
-def test_c13_a_ping_is_not_forwarded() -> None:
+def test_c13_ping_is_not_forwarded() -> None:
     broker = Broker()
     target = broker.queue("target")
     source = broker.queue("source", forward_to="target")
@@ -73,7 +73,7 @@ def test_c13_a_ping_is_not_forwarded() -> None:
     assert broker.info(source).message_count == 0
 
 
-def test_c13_a_ping_uses_up_no_number_and_no_message_id() -> None:
+def test_c13_ping_uses_no_sequence_number_and_no_message_id() -> None:
     broker = Broker()
     queue = broker.queue(requires_duplicate_detection=True)
     broker.send(queue, ping(message_id="m"))
@@ -82,14 +82,14 @@ def test_c13_a_ping_uses_up_no_number_and_no_message_id() -> None:
     assert texts(broker.peek(queue)) == ["x", "y"]
 
 
-def test_c13_a_scheduled_ping_does_not_come_later() -> None:
+def test_c13_scheduled_ping_is_not_delivered_later() -> None:
     broker = Broker()
     queue = broker.queue()
     assert broker.send(queue, ping(scheduled_ms=START + MINUTE)) == [None]
     assert broker.info(queue).scheduled_count == 0
 
 
-def test_c13_a_ping_wakes_no_one_and_writes_nothing() -> None:
+def test_c13_ping_wakes_no_receiver_and_writes_nothing() -> None:
     broker = Broker()
     queue = broker.queue()
     broker.commit()
@@ -101,7 +101,7 @@ def test_c13_a_ping_wakes_no_one_and_writes_nothing() -> None:
 
 
 @pytest.mark.parametrize("status", [EntityStatus.DISABLED, EntityStatus.SEND_DISABLED])
-def test_c13_a_ping_meets_the_error_of_a_disabled_entity(status: EntityStatus) -> None:
+def test_c13_ping_to_a_disabled_entity_raises_its_error(status: EntityStatus) -> None:
     broker = Broker()
     queue, topic = broker.queue(status=status), broker.topic(status=status)
     for address in (queue, topic):
@@ -109,7 +109,7 @@ def test_c13_a_ping_meets_the_error_of_a_disabled_entity(status: EntityStatus) -
             broker.send(address, ping())
 
 
-def test_c13_a_ping_meets_the_error_of_a_full_entity() -> None:
+def test_c13_ping_to_a_full_entity_raises_its_error() -> None:
     broker = Broker(RELAXED)
     queue = broker.queue(max_size_megabytes=1)
     broker.send(queue, blob(MEGABYTE))
@@ -117,7 +117,7 @@ def test_c13_a_ping_meets_the_error_of_a_full_entity() -> None:
         broker.send(queue, ping())
 
 
-def test_c13_a_ping_meets_the_error_of_an_entity_that_cannot_be_sent_to() -> None:
+def test_c13_ping_to_an_entity_that_cannot_be_sent_to_raises_its_error() -> None:
     broker = Broker()
     queue = broker.queue()
     with pytest.raises(EntityNotFoundError):
@@ -134,25 +134,25 @@ def test_c13_a_ping_meets_the_error_of_an_entity_that_cannot_be_sent_to() -> Non
         (ping(session_id="s" * 129), InvalidMessageError),
     ],
 )
-def test_c13_a_ping_is_judged_like_a_message(bad: Message, expected: type[BrokerError]) -> None:
+def test_c13_ping_is_validated_like_a_message(bad: NewMessage, expected: type[BrokerError]) -> None:
     broker = Broker()
     queue = broker.queue()
     with pytest.raises(expected):
         broker.send(queue, bad)
 
 
-def test_c13_a_ping_in_a_transaction_leaves_nothing() -> None:
+def test_c13_ping_in_a_transaction_leaves_nothing() -> None:
     broker = Broker()
     queue = broker.queue()
-    assert broker.namespace.transact([Send(queue, [ping(), letter("x")])], START) == [[None, 1]]
+    assert broker.namespace.transact([SendOperation(queue, [ping(), letter("x")])], START) == [[None, 1]]
     assert broker.take(queue) == ["x"]
 
 
 @pytest.mark.parametrize("exists", [True, False])
-def test_c13_a_ping_sent_via_an_entity_is_no_failed_transfer(exists: bool) -> None:
+def test_c13_ping_sent_via_an_entity_is_no_failed_transfer(exists: bool) -> None:
     broker = Broker()
     via = broker.queue("via")
     if exists:
         broker.queue("target")
-    broker.namespace.transact([Send(Address.of("target"), [ping()], via=via)], START)
+    broker.namespace.transact([SendOperation(Address.of("target"), [ping()], via=via)], START)
     assert broker.info(via).message_count == 0

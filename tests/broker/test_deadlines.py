@@ -1,4 +1,4 @@
-"""Timetables, beside a list."""
+"""Deadlines compared with a sorted list."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pairbus.broker.deadlines import Deadlines
+from pairbus.broker.context import Deadlines
 
 
 class Timetable:
-    """Deadlines where each key holds at one time at most, as with locks that are renewed."""
+    """Deadlines where each key is valid at one time at most, as with locks that are renewed."""
 
     def __init__(self) -> None:
         self.valid: dict[int, int] = {}
@@ -40,14 +40,14 @@ def drained(table: Timetable, now_ms: int) -> list[int]:
     return keys
 
 
-def test_nothing_is_due_in_an_empty_timetable() -> None:
+def test_empty_deadlines_have_nothing_due() -> None:
     table = Timetable()
     assert table.deadlines.next_ms() is None
     assert table.pop(10**15) is None
     assert len(table.deadlines) == 0
 
 
-def test_what_is_due_comes_soonest_first_and_at_exactly_its_time() -> None:
+def test_deadlines_are_popped_in_order_and_exactly_on_time() -> None:
     table = Timetable()
     for key, due_ms in ((1, 30), (2, 10), (3, 20)):
         table.set(key, due_ms)
@@ -58,14 +58,14 @@ def test_what_is_due_comes_soonest_first_and_at_exactly_its_time() -> None:
     assert drained(table, 30) == [3, 1]
 
 
-def test_what_is_due_at_the_same_time_comes_in_the_order_of_keys() -> None:
+def test_deadlines_of_the_same_time_are_popped_in_key_order() -> None:
     table = Timetable()
     for key in (5, 1, 3):
         table.set(key, 10)
     assert drained(table, 10) == [1, 3, 5]
 
 
-def test_what_no_longer_holds_does_not_come() -> None:
+def test_stale_deadlines_are_not_popped() -> None:
     table = Timetable()
     table.set(1, 10)
     table.set(2, 10)
@@ -82,7 +82,7 @@ def test_any_sequence_number_is_a_key(key: int) -> None:
     assert drained(table, 1_700_000_000_000) == [key]
 
 
-def test_what_no_longer_holds_does_not_gather() -> None:
+def test_stale_deadlines_do_not_accumulate() -> None:
     table = Timetable()
     for due_ms in range(100_000):
         table.set(due_ms % 10, due_ms)
@@ -106,7 +106,7 @@ STEPS = st.lists(
 
 @settings(max_examples=150, deadline=None)
 @given(STEPS)
-def test_it_is_a_list_in_the_order_of_time(steps: list[tuple[str, int, int]]) -> None:
+def test_deadlines_behave_like_a_sorted_list(steps: list[tuple[str, int, int]]) -> None:
     table, model = Timetable(), dict[int, int]()
     for what, key, time_ms in steps:
         match what:

@@ -1,4 +1,4 @@
-"""E3: whatever is handed in, of the right kind or not, gets an error of the broker's own, and nothing has changed."""
+"""E3: an argument of any type, right or wrong, gets a broker error if it is invalid, and changes nothing."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from pairbus.broker import (
     Address,
     BrokerError,
     CorrelationFilter,
-    Disposition,
     InvalidOperationError,
-    Message,
     Namespace,
-    Part,
+    NewMessage,
     PropertyView,
     QueueDescription,
+    QueuePart,
     Records,
     RuleDescription,
-    Send,
-    Settle,
+    SendOperation,
+    SettlementKind,
+    SettlementRequest,
+    SettleOperation,
     SqlActionDescription,
     SqlFilterDescription,
     SubscriptionDescription,
     TopicDescription,
     TrueFilter,
-    Verdict,
 )
 from pairbus.store import MemoryStore, NamespaceReplacedError, StoreError, StoreFailedError
 from tests.broker.broker import START, Broker, dead, letter
@@ -40,11 +40,11 @@ Request = Callable[[Any, bytes, bytes], object]
 
 
 def bad_message(**fields: Any) -> Request:
-    return lambda n, _lock, _session: n.send(QUEUE, [letter("good", message_id="1"), Message(b"", **fields)], START)
+    return lambda n, _lock, _session: n.send(QUEUE, [letter("good", message_id="1"), NewMessage(b"", **fields)], START)
 
 
 def bad_verdict(**fields: Any) -> Request:
-    return lambda n, lock, _session: n.settle(QUEUE, lock, START, Verdict(**fields))
+    return lambda n, lock, _session: n.settle(QUEUE, lock, START, SettlementRequest(**fields))
 
 
 def bad_queue(**fields: Any) -> Request:
@@ -61,7 +61,7 @@ BAD: dict[str, Request] = {
     "a tuple for an address": lambda n, _l, _s: n.receive(("queue", None, 0), 1, START),
     "a number for a part": lambda n, _l, _s: n.receive(Address("queue", None, 7), 1, START),  # type: ignore[arg-type]
     "text for a part": lambda n, _l, _s: n.peek(Address.of("queue", part="dead"), 0, 1, START),  # type: ignore[arg-type]
-    "a part for a name": lambda _n, _l, _s: Address.of("queue", Part.DEAD_LETTER),  # type: ignore[arg-type]
+    "a part for a name": lambda _n, _l, _s: Address.of("queue", QueuePart.DEAD_LETTER),  # type: ignore[arg-type]
     "a float for a time": lambda n, _l, _s: n.send(QUEUE, [letter("x")], START + 0.5),
     "microseconds": lambda n, _l, _s: n.send(QUEUE, [letter("x")], START * 1000),
     "a time before all times": lambda n, _l, _s: n.advance(-1),
@@ -71,7 +71,7 @@ BAD: dict[str, Request] = {
     # messages
     "a message without a list": lambda n, _l, _s: n.send(QUEUE, letter("x"), START),
     "bytes for a message": lambda n, _l, _s: n.send(QUEUE, [b"x"], START),
-    "text for a body": lambda n, _l, _s: n.send(QUEUE, [letter("good"), Message("x")], START),  # type: ignore[arg-type]
+    "text for a body": lambda n, _l, _s: n.send(QUEUE, [letter("good"), NewMessage("x")], START),  # type: ignore[arg-type]
     "a number for a message id": bad_message(message_id=5),
     "no message id": bad_message(message_id=None, time_to_live_ms="1"),
     "a number for a session id": bad_message(session_id=5),
@@ -80,21 +80,21 @@ BAD: dict[str, Request] = {
     "a date for a schedule": bad_message(scheduled_ms=datetime.now(UTC)),
     "a schedule that is too far": bad_message(scheduled_ms=2**63),
     # settling
-    "a disposition for a verdict": lambda n, lock, _s: n.settle(QUEUE, lock, START, Disposition.ABANDON),
+    "a disposition for a verdict": lambda n, lock, _s: n.settle(QUEUE, lock, START, SettlementKind.ABANDON),
     "text for a disposition": bad_verdict(disposition="abandon"),
-    "an error for a description": bad_verdict(disposition=Disposition.DEAD_LETTER, description=ValueError("x")),
-    "a number for a reason": bad_verdict(disposition=Disposition.DEAD_LETTER, reason=5),
-    "a date for a property": bad_verdict(disposition=Disposition.ABANDON, properties={"a": datetime.now(UTC)}),
-    "a number for a property's name": bad_verdict(disposition=Disposition.DEFER, properties={5: "a"}),
-    "a list for properties": bad_verdict(disposition=Disposition.DEFER, properties=["a"]),
+    "an error for a description": bad_verdict(disposition=SettlementKind.DEAD_LETTER, description=ValueError("x")),
+    "a number for a reason": bad_verdict(disposition=SettlementKind.DEAD_LETTER, reason=5),
+    "a date for a property": bad_verdict(disposition=SettlementKind.ABANDON, properties={"a": datetime.now(UTC)}),
+    "a number for a property's name": bad_verdict(disposition=SettlementKind.DEFER, properties={5: "a"}),
+    "a list for properties": bad_verdict(disposition=SettlementKind.DEFER, properties=["a"]),
     "a delivery for a token": lambda n, _l, _s: n.settle(QUEUE, None, START),
     # transactions
     "one bad message among good operations": lambda n, lock, _s: n.transact(
-        [Settle(QUEUE, lock), Send(TOPIC, [Message(b"", time_to_live_ms=MINUTES_AS_FLOAT)])],  # type: ignore[arg-type]
+        [SettleOperation(QUEUE, lock), SendOperation(TOPIC, [NewMessage(b"", time_to_live_ms=MINUTES_AS_FLOAT)])],  # type: ignore[arg-type]
         START,
     ),
     "one bad verdict among good operations": lambda n, lock, _s: n.transact(
-        [Send(TOPIC, [letter("x")]), Settle(QUEUE, lock, Verdict(reason=5))],  # type: ignore[arg-type]
+        [SendOperation(TOPIC, [letter("x")]), SettleOperation(QUEUE, lock, SettlementRequest(reason=5))],  # type: ignore[arg-type]
         START,
     ),
     "text for an operation": lambda n, _l, _s: n.transact(["x"], START),
@@ -149,7 +149,7 @@ BAD: dict[str, Request] = {
 
 
 def everything(broker: Broker) -> object:
-    """All that a restart would bring back, and who has what."""
+    """Return everything that a restart would restore, and all locks."""
     broker.commit()
     assert isinstance(broker.store, MemoryStore)
     entities = [*broker.namespace.queues(START), *broker.namespace.topics(START)]
@@ -157,7 +157,7 @@ def everything(broker: Broker) -> object:
 
 
 @pytest.mark.parametrize("request_", BAD.values(), ids=BAD.keys())
-def test_e3_a_request_of_the_wrong_kind_is_refused_and_changes_nothing(request_: Request) -> None:
+def test_e3_argument_of_the_wrong_type_is_refused_and_changes_nothing(request_: Request) -> None:
     broker = Broker()
     broker.queue(requires_duplicate_detection=True, max_delivery_count=1)
     broker.topic()
@@ -176,7 +176,7 @@ def test_e3_a_request_of_the_wrong_kind_is_refused_and_changes_nothing(request_:
     broker.restart()
 
 
-def test_e3_dead_letters_are_emptied_by_deleting_messages() -> None:
+def test_e3_dead_letter_queue_is_emptied_by_delete_messages() -> None:
     broker = Broker()
     queue = broker.queue()
     with pytest.raises(InvalidOperationError, match="delete_messages"):
@@ -184,7 +184,7 @@ def test_e3_dead_letters_are_emptied_by_deleting_messages() -> None:
     assert broker.info(queue).path == "queue"
 
 
-def test_e3_a_view_that_fails_makes_a_dead_letter_and_no_error() -> None:
+def test_e3_failing_view_dead_letters_the_message_without_an_error() -> None:
     class Blind(Broker):
         def _make(self, records: Records) -> Namespace:
             return Namespace(records, view=self.fail, fresh_id=self._fresh_id, fresh_token=self._fresh_token)
@@ -200,7 +200,7 @@ def test_e3_a_view_that_fails_makes_a_dead_letter_and_no_error() -> None:
     assert broker.info(subscription).dead_letter_count == 2
 
 
-def test_e1_a_namespace_that_a_failed_commit_took_back_does_not_go_on() -> None:
+def test_e1_namespace_replaced_by_a_failed_commit_rejects_all_use() -> None:
     broker = Broker()
     queue = broker.queue()
     broker.send(queue, letter("kept"))
@@ -218,7 +218,7 @@ def test_e1_a_namespace_that_a_failed_commit_took_back_does_not_go_on() -> None:
     assert broker.take(queue) == ["kept"]
 
 
-def test_e1_whatever_fails_in_a_commit_is_told() -> None:
+def test_e1_any_error_of_a_commit_is_reported() -> None:
     class Broken(MemoryStore):
         def prepare(self, batch: Any) -> Any:
             if broken:
@@ -230,12 +230,12 @@ def test_e1_whatever_fails_in_a_commit_is_told() -> None:
     queue = broker.queue()
     broker.commit()
     broker.send(queue, letter("lost"))
-    told: list[StoreError | None] = []
-    broker.keeper.when_durable(told.append)
+    reported: list[StoreError | None] = []
+    broker.keeper.when_durable(reported.append)
     broken = True
     with pytest.raises(StoreFailedError, match="ZeroDivisionError"):
         broker.commit()
-    assert isinstance(told[0], StoreFailedError)
+    assert isinstance(reported[0], StoreFailedError)
     broken = False
     broker.send(queue, letter("next"))
     broker.restart()

@@ -11,8 +11,8 @@ from pairbus.broker.address import Address
 from pairbus.broker.descriptions import CorrelationFilter, RuleDescription
 from pairbus.broker.errors import RuleBudgetExceededError
 from pairbus.broker.limits import STANDARD
-from pairbus.broker.message import Delivery, Message
-from pairbus.broker.operations import Send
+from pairbus.broker.message import DeliveredMessage, NewMessage
+from pairbus.broker.transaction import SendOperation
 from tests.broker.broker import MINUTE, Broker, amended, dead, letter, reason, sql, texts, transfers
 
 SMALL: Final = replace(STANDARD, rule_units=20_000)
@@ -21,12 +21,12 @@ TOO_LONG: Final = "a" * 30_000
 REASON: Final = "RuleBudgetExceeded"
 
 
-def heavy(content: str = "heavy", **fields: Any) -> Message:
-    """A message that a rule looks through for longer than it may."""
+def heavy(content: str = "heavy", **fields: Any) -> NewMessage:
+    """Return a message that takes a rule longer to evaluate than allowed."""
     return letter(content, user={"text": TOO_LONG}, **fields)
 
 
-def matching(content: str) -> Message:
+def matching(content: str) -> NewMessage:
     return letter(content, user={"text": "x"})
 
 
@@ -39,11 +39,11 @@ def costly_topic(broker: Broker, **settings: Any) -> Address:
 SUBSCRIPTION: Final = Address.of("topic", "sub")
 
 
-def description(delivery: Delivery) -> str:
+def description(delivery: DeliveredMessage) -> str:
     return str(amended(delivery)["DeadLetterErrorDescription"])
 
 
-def test_e5_a_send_that_takes_too_much_work_is_refused_and_says_why() -> None:
+def test_e5_send_beyond_the_rule_budget_is_refused_with_a_reason() -> None:
     broker = Broker(limits=SMALL)
     topic = costly_topic(broker)
     with pytest.raises(
@@ -56,7 +56,7 @@ def test_e5_a_send_that_takes_too_much_work_is_refused_and_says_why() -> None:
 
 
 @pytest.mark.parametrize("partitioned", [False, True])
-def test_e5_a_refused_batch_changes_nothing(partitioned: bool) -> None:
+def test_e5_refused_batch_changes_nothing(partitioned: bool) -> None:
     broker = Broker(limits=SMALL)
     topic = costly_topic(broker, requires_duplicate_detection=True, partitioned=partitioned)
     broker.commit()
@@ -79,7 +79,7 @@ def test_e5_messages_of_a_batch_do_not_share_the_budget() -> None:
     assert len(broker.take(SUBSCRIPTION)) == 10
 
 
-def test_e5_rules_see_the_number_that_a_message_gets() -> None:
+def test_e5_rules_see_the_sequence_number_of_a_message() -> None:
     broker = Broker()
     topic = broker.topic(requires_duplicate_detection=True)
     broker.subscription(rule=sql("sys.SequenceNumber = 3"))
@@ -88,24 +88,24 @@ def test_e5_rules_see_the_number_that_a_message_gets() -> None:
     assert broker.take(SUBSCRIPTION) == ["c"]
 
 
-def test_e5_rules_see_the_numbers_of_a_transaction() -> None:
+def test_e5_rules_see_the_sequence_numbers_of_a_transaction() -> None:
     broker = Broker()
     topic = broker.topic()
     broker.subscription(rule=sql("sys.SequenceNumber = 2"))
-    sends = [Send(topic, [letter("a")]), Send(topic, [letter("b")])]
+    sends = [SendOperation(topic, [letter("a")]), SendOperation(topic, [letter("b")])]
     assert broker.namespace.transact(sends, broker.now_ms) == [[1], [2]]
     assert broker.take(SUBSCRIPTION) == ["b"]
 
 
-def test_e5_a_transaction_that_takes_too_much_work_is_refused_as_a_whole() -> None:
+def test_e5_transaction_beyond_the_rule_budget_is_refused_as_a_whole() -> None:
     broker = Broker(limits=SMALL)
     topic, queue = costly_topic(broker), broker.queue()
     with pytest.raises(RuleBudgetExceededError):
-        broker.namespace.transact([Send(queue, [letter("q")]), Send(topic, [heavy()])], broker.now_ms)
+        broker.namespace.transact([SendOperation(queue, [letter("q")]), SendOperation(topic, [heavy()])], broker.now_ms)
     assert broker.take(queue) == []
 
 
-def test_e5_a_forwarded_message_is_dead_lettered_where_it_comes_from() -> None:
+def test_e5_forwarded_message_beyond_the_budget_is_dead_lettered_at_its_source() -> None:
     broker = Broker(limits=SMALL)
     costly_topic(broker, requires_duplicate_detection=True)
     queue = broker.queue(forward_to="topic")
@@ -117,7 +117,7 @@ def test_e5_a_forwarded_message_is_dead_lettered_where_it_comes_from() -> None:
     assert broker.take(SUBSCRIPTION) == ["fine"]
 
 
-def test_e5_a_message_that_waited_to_be_forwarded_is_dead_lettered_too() -> None:
+def test_e5_waiting_message_beyond_the_budget_is_dead_lettered_when_forwarded() -> None:
     broker = Broker(limits=SMALL)
     costly_topic(broker)
     queue = broker.queue()
@@ -128,7 +128,7 @@ def test_e5_a_message_that_waited_to_be_forwarded_is_dead_lettered_too() -> None
     assert broker.take(SUBSCRIPTION) == ["fine"]
 
 
-def test_e5_a_dead_letter_that_takes_too_much_work_stays_where_it_is() -> None:
+def test_e5_dead_letter_beyond_the_budget_is_not_forwarded() -> None:
     broker = Broker(limits=SMALL)
     costly_topic(broker)
     queue = broker.queue(forward_dead_letters_to="topic")
@@ -137,7 +137,7 @@ def test_e5_a_dead_letter_that_takes_too_much_work_stays_where_it_is() -> None:
     assert [reason(found) for found in broker.peek(dead(queue))] == ["bad"]
 
 
-def test_e5_a_scheduled_message_is_dead_lettered_in_each_subscription() -> None:
+def test_e5_scheduled_message_beyond_the_budget_is_dead_lettered_in_each_subscription() -> None:
     broker = Broker(limits=SMALL)
     topic = costly_topic(broker)
     other = broker.subscription("other")
@@ -152,10 +152,10 @@ def test_e5_a_scheduled_message_is_dead_lettered_in_each_subscription() -> None:
     assert broker.info(topic).scheduled_count == 0
 
 
-def test_e5_a_message_sent_via_a_queue_stays_in_its_failed_transfers() -> None:
+def test_e5_message_sent_via_a_queue_beyond_the_budget_is_a_failed_transfer() -> None:
     broker = Broker(limits=SMALL)
     topic, queue = costly_topic(broker), broker.queue()
-    broker.namespace.transact([Send(topic, [heavy()], via=queue)], broker.now_ms)
+    broker.namespace.transact([SendOperation(topic, [heavy()], via=queue)], broker.now_ms)
     assert [reason(found) for found in broker.peek(transfers(queue))] == [REASON]
 
 
@@ -171,7 +171,7 @@ def test_e5_all_copies_of_a_message_share_the_budget() -> None:
     assert (delivered, dead_lettered) == (2, 3)
 
 
-def test_e5_an_action_that_makes_large_copies_is_counted() -> None:
+def test_e5_large_copies_of_an_action_are_counted() -> None:
     broker = Broker(limits=replace(STANDARD, rule_units=500_000))
     topic = broker.topic()
     subscription = broker.bare_subscription()
@@ -183,7 +183,7 @@ def test_e5_an_action_that_makes_large_copies_is_counted() -> None:
     assert len(broker.take(subscription)) == 20
 
 
-def test_e5_two_thousand_ordinary_rules_pass() -> None:
+def test_e5_two_thousand_ordinary_rules_stay_within_the_budget() -> None:
     broker = Broker()
     topic = broker.topic()
     subscription = broker.bare_subscription()
@@ -206,7 +206,7 @@ def test_e5_two_thousand_rules_that_search_a_long_text_are_refused() -> None:
     broker.send(topic, letter("short", user={"text": "a" * 1_000}))
 
 
-def test_e5_as_many_rules_as_a_topic_may_have_pass_for_a_small_message() -> None:
+def test_e5_maximum_number_of_rules_stays_within_the_budget_for_a_small_message() -> None:
     longest = sql("a = 1".ljust(STANDARD.expression_characters))
     widest = RuleDescription(name="c", filter=CorrelationFilter(properties={"a": 1}))
     for rule, most in (

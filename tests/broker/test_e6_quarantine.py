@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from pairbus.broker import Address, Quarantined, RuleDescription
-from pairbus.broker.message import Delivery
-from pairbus.broker.reasons import DAMAGED
+from pairbus.broker import Address, InvalidOperationError, MessageNotFoundError, Quarantined, RuleDescription
+from pairbus.broker.errors import DAMAGED
+from pairbus.broker.message import DeliveredMessage
 from pairbus.store import MemoryStore
 from tests.broker.broker import LOCK, MINUTE, START, Broker, dead, letter, numbers, reason, sql, texts
 
@@ -28,7 +28,7 @@ def store_of(broker: Broker) -> MemoryStore:
 
 
 def damage(broker: Broker, kind: bytes, number: int = 0) -> None:
-    """Damage what is stored: of the given kind, the record with that position among the keys."""
+    """Damage a stored record: of the given kind, the one at that position among the keys."""
     broker.commit()
     store = store_of(broker)
     store.damage([key for key, _ in store.scan(kind, bytes((kind[0] + 1,)))][number])
@@ -38,20 +38,20 @@ def reported(broker: Broker) -> list[Quarantined]:
     return [notice for notice in broker.namespace.take_notices() if isinstance(notice, Quarantined)]
 
 
-def stub_of(broker: Broker, address: Address = QUEUE) -> Delivery:
-    """The one message in the dead-letter queue, which has to be a stub."""
+def stub_of(broker: Broker, address: Address = QUEUE) -> DeliveredMessage:
+    """Return the only message in the dead-letter queue, which must be a stub."""
     (stub,) = broker.peek(dead(address))
     assert reason(stub) == DAMAGED
     assert stub.body == b""
     return stub
 
 
-def known_id(stub: Delivery) -> object:
+def known_id(stub: DeliveredMessage) -> object:
     assert stub.record.amendments is not None
     return stub.record.amendments.system.get("MessageId")
 
 
-# Each way to meet a damaged body
+# Each way to encounter a damaged body
 
 
 def receive(broker: Broker) -> list[str]:
@@ -101,17 +101,17 @@ def test_e6_damaged_message_leaves_a_stub_and_all_others_are_delivered(
     assert not reported(broker)
 
 
-def abandon(broker: Broker, delivery: Delivery) -> None:
+def abandon(broker: Broker, delivery: DeliveredMessage) -> None:
     broker.abandon(QUEUE, delivery)
 
 
-def let_the_lock_expire(broker: Broker, _delivery: Delivery) -> None:
+def let_the_lock_expire(broker: Broker, _delivery: DeliveredMessage) -> None:
     broker.wait(LOCK)
 
 
 @pytest.mark.parametrize("give_back", [abandon, let_the_lock_expire])
 def test_e6_damaged_message_is_not_dropped_by_the_rules_of_a_topic_that_it_is_forwarded_to(
-    give_back: Callable[[Broker, Delivery], None],
+    give_back: Callable[[Broker, DeliveredMessage], None],
 ) -> None:
     broker = a_broker()
     broker.queue()
@@ -177,7 +177,7 @@ def test_e6_damaged_body_that_subscriptions_share_leaves_a_stub_in_each() -> Non
     assert left == [b""] * 3, "only those of the stubs"
 
 
-def test_e6_stub_of_a_session_says_its_session_and_the_session_goes_on() -> None:
+def test_e6_stub_of_a_session_names_its_session_and_the_session_continues() -> None:
     broker = a_broker()
     broker.queue(requires_session=True)
     broker.send(QUEUE, *(letter(text, session_id="visit") for text in ("one", "two")))
@@ -187,7 +187,7 @@ def test_e6_stub_of_a_session_says_its_session_and_the_session_goes_on() -> None
     assert stub_of(broker).record.session_id == "visit"
 
 
-def test_e6_message_in_the_hands_of_a_receiver_is_not_quarantined_by_others() -> None:
+def test_e6_message_held_by_a_receiver_is_not_quarantined_by_others() -> None:
     broker = a_broker()
     broker.queue()
     broker.send(QUEUE, "one")
@@ -229,3 +229,30 @@ def test_e6_record_under_a_key_that_is_damaged_itself_does_not_stop_the_start() 
     broker.send(QUEUE, "two")
     assert broker.one(QUEUE).record.sequence == 2, "a damaged key says nothing about numbers"
     assert broker.now_ms == START
+
+
+# On demand
+
+
+def test_quarantine_takes_a_readable_message_out_of_service() -> None:
+    broker = a_broker()
+    broker.queue("queue")
+    broker.send(QUEUE, letter("one"), letter("two", message_id="second"), letter("three"))
+    broker.namespace.quarantine(QUEUE, 2, START)
+    assert [(notice.sequence, notice.message_id) for notice in reported(broker)] == [(2, "second")]
+    assert known_id(stub_of(broker)) == "second"
+    broker.restart()
+    assert texts(broker.receive(QUEUE)) == ["one", "three"]
+    assert known_id(stub_of(broker)) == "second"
+
+
+def test_locked_message_is_not_quarantined() -> None:
+    broker = a_broker()
+    broker.queue("queue")
+    broker.send(QUEUE, letter("one"))
+    broker.receive(QUEUE)
+    with pytest.raises(InvalidOperationError, match="message 1 of 'queue' is locked"):
+        broker.namespace.quarantine(QUEUE, 1, START)
+    with pytest.raises(MessageNotFoundError, match="'queue' has no message 2"):
+        broker.namespace.quarantine(QUEUE, 2, START)
+    assert reported(broker) == []

@@ -1,7 +1,7 @@
-"""The broker beside a naive model, through every operation, in virtual time, with restarts and failing commits.
+"""The broker compared with a naive model, through every operation, in virtual time, with restarts and failing commits.
 
-``PAIRBUS_MODEL_RUNS`` says how many runs to make in all; ``PAIRBUS_MODEL_OUTCOMES=1`` prints how often each operation
-had which outcome.
+``PAIRBUS_MODEL_RUNS`` is the total number of runs; ``PAIRBUS_MODEL_OUTCOMES=1`` prints how often each operation had
+which outcome.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, note, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from pairbus.broker.address import Address, Part, Place
+from pairbus.broker.address import Address, QueueId, QueuePart
 from pairbus.broker.descriptions import (
     EntityDescription,
     EntityRecord,
@@ -29,19 +29,19 @@ from pairbus.broker.descriptions import (
     RuleDescription,
     SubscriptionDescription,
     TopicDescription,
+    Value,
 )
+from pairbus.broker.entity import EntityInfo
 from pairbus.broker.errors import BrokerError
 from pairbus.broker.limits import RELAXED, Limits
-from pairbus.broker.message import Delivery, Message, Record
+from pairbus.broker.message import DeliveredMessage, NewMessage, Record
 from pairbus.broker.namespace import Namespace, SessionGrant
-from pairbus.broker.operations import Operation, Send, Settle
 from pairbus.broker.records import Records
 from pairbus.broker.rules import Rule
-from pairbus.broker.runtime import EntityInfo
-from pairbus.broker.settlement import Disposition, Verdict
-from pairbus.broker.values import Value
+from pairbus.broker.settlement import SettlementKind, SettlementRequest
+from pairbus.broker.transaction import Operation, SendOperation, SettleOperation
 from pairbus.store import MemoryStore, StoreError, StoreFailedError, keys
-from pairbus.store.keeper import Keeper
+from pairbus.store.group_committer import GroupCommitter
 from tests.broker.model import (
     ACTIONS,
     FILTERS,
@@ -80,13 +80,13 @@ LIMITS: Final = replace(
     correlation_filters_per_topic=2,
 )
 FEW_IDS: Final = 1
-NOBODY: Final = b"a token that was never given"
+UNKNOWN_TOKEN: Final = b"a token that was never given"
 TOO_LONG: Final = b"x" * 400_001
 NOWHERE: Final = "nowhere"
 
 
 class Spy:
-    """The journal, with a note of what passes: see ``Clues``."""
+    """The write batch, with a record of its calls: see ``Clues``."""
 
     def __init__(self, records: Records, writes: list[Write]) -> None:
         self._records = records
@@ -95,15 +95,15 @@ class Spy:
             if not name.startswith("_") and name not in vars(Spy):
                 setattr(self, name, getattr(records, name))
 
-    def put_record(self, place: Place, record: Record) -> None:
+    def put_record(self, place: QueueId, record: Record) -> None:
         self._writes.append(("record", place.entity_id, place.part, record.sequence))
         self._records.put_record(place, record)
 
-    def remove_record(self, place: Place, sequence: int) -> None:
+    def remove_record(self, place: QueueId, sequence: int) -> None:
         self._writes.append(("record", place.entity_id, place.part, sequence))
         self._records.remove_record(place, sequence)
 
-    def put_last_sequence(self, place: Place, partition: int, sequence: int) -> None:
+    def put_last_sequence(self, place: QueueId, partition: int, sequence: int) -> None:
         self._writes.append(("number", place.entity_id, place.part, sequence))
         self._records.put_last_sequence(place, partition, sequence)
 
@@ -121,7 +121,7 @@ class Spy:
 
 
 class RuleChoice(NamedTuple):
-    """A rule by its places in the tables of the model."""
+    """A rule by its indexes in the tables of the model."""
 
     name: str
     filter: int
@@ -141,7 +141,7 @@ INDEX: Final = st.integers(0, 11)
 
 
 class Picker:
-    """Takes bytes apart. Zeros give the first of every choice."""
+    """Derives choices from bytes. Zeros give the first of every choice."""
 
     def __init__(self, choices: bytes) -> None:
         self._number = int.from_bytes(choices, "little")
@@ -166,14 +166,14 @@ STATUSES: Final = (
     EntityStatus.SEND_DISABLED,
     EntityStatus.RECEIVE_DISABLED,
 )
-DISPOSITIONS: Final = tuple(Disposition)
+DISPOSITIONS: Final = tuple(SettlementKind)
 IDLE_CHOICES: Final = (*(None,) * 6, 30_000, 300_000)
-PARTS: Final = st.sampled_from((Part.MAIN, Part.MAIN, Part.DEAD_LETTER, Part.TRANSFER_DEAD_LETTER))
+PARTS: Final = st.sampled_from((QueuePart.MAIN, QueuePart.MAIN, QueuePart.DEAD_LETTER, QueuePart.TRANSFER_DEAD_LETTER))
 WAITS: Final = (0, 1, 400, 1_000, 1_000, 3_000, 5_000, 10_000, 20_000, 61_000, 400_000)
 
 
 class Bench(RuleBasedStateMachine):
-    """Does everything twice, with the broker and with the model, and compares."""
+    """Executes every operation on the broker and on the model, and compares."""
 
     queues: ClassVar[tuple[str, ...]] = ()
     topics: ClassVar[tuple[str, ...]] = ()
@@ -190,18 +190,18 @@ class Bench(RuleBasedStateMachine):
         self.store = MemoryStore()
         self.writes: list[Write] = []
         self.serial = count(1)
-        self.keeper = Keeper(self.store, self._make, self.now)
+        self.keeper = GroupCommitter(self.store, self._make, self.now)
         self.model = Model(self.limits, self.now)
         self.locks: list[tuple[Address, bytes]] = []
         self.grants: list[tuple[Address, bytes]] = []
         self.asleep = False
-        """Time has passed, and nobody has told the broker yet."""
+        """True if time has passed that the broker has not seen yet."""
         self.receivable = self.model.receivable()
         self.all_touched = True
         self.is_sound = False
-        """Whether nothing has gone wrong so far."""
+        """True if no difference was found so far."""
         self.is_heavy = False
-        """Whether large messages are common."""
+        """True if large messages are common."""
 
     def _make(self, records: Records) -> Namespace:
         self.spy = cast(Records, Spy(records, self.writes))
@@ -216,7 +216,7 @@ class Bench(RuleBasedStateMachine):
     # Both sides
 
     def both(self, name: str, *args: object, **options: object) -> Any:
-        """One operation on both sides; the broker's answer, or ``None`` where both refuse."""
+        """Execute one operation on both sides; return the broker's result, or ``None`` if both refuse."""
         note(f"{self.now}: {name} {_brief((*args, options))}")
         self.asleep = self.is_sound = False
         answer, error = self._real(name, args, options)
@@ -250,8 +250,8 @@ class Bench(RuleBasedStateMachine):
             return None, error
 
     def _look(self, answer: object = None, error: BrokerError | None = None) -> None:
-        """Let the model know what the broker did, so far as the specification leaves a choice."""
-        self.touched = {Place(write[1], write[2]) for write in self.writes if write[0] == "record"}
+        """Pass the broker's choices to the model, where the specification leaves them open."""
+        self.touched = {QueueId(write[1], write[2]) for write in self.writes if write[0] == "record"}
         self.model.touched |= self.touched
         self.model.clues = Clues(self.writes)
         self.writes.clear()
@@ -272,6 +272,7 @@ class Bench(RuleBasedStateMachine):
         self._agree_on_entities(namespace)
         self._agree_on_contents()
         self._agree_on_time(namespace)
+        assert [fault for fault in namespace.audit().everything() if fault is not None] == []
         self.is_sound = True
 
     def _agree_on_news(self, namespace: Namespace) -> None:
@@ -311,7 +312,9 @@ class Bench(RuleBasedStateMachine):
                 assert namespace.session_state(entity.address, session.token, self.now) == session.state
 
     def _agree_on_contents(self) -> None:
-        """Look at what was written rather than peek: to peek is to use an entity. The counts say that this is all."""
+        """Compare the contents by what was written instead of by peeking, which is a use of an entity. The counts are
+        complete.
+        """
         for box in self.model.boxes():
             if self.all_touched or box.place in self.model.touched:
                 expected = [facts_of(letter) for letter in box.in_order()]
@@ -323,7 +326,7 @@ class Bench(RuleBasedStateMachine):
     def _written(self, box: Box, sequence: int) -> Facts | None:
         record = self.spy.record(box.place, sequence)
         body = None if record is None else self.spy.body(record.body_id)
-        return None if record is None or body is None else facts_in(Delivery(record, body))
+        return None if record is None or body is None else facts_in(DeliveredMessage(record, body))
 
     def _agree_on_time(self, namespace: Namespace) -> None:
         planned = namespace.next_due_ms()
@@ -333,7 +336,7 @@ class Bench(RuleBasedStateMachine):
             assert planned is not None
             assert planned <= expected, f"something is due at {expected}; the broker would sleep until {planned}"
 
-    # What there is to choose from
+    # Available choices
 
     def destinations(self) -> list[Address]:
         return [entity.address for entity in self.model.entities.values()] or [Address.of(NOWHERE)]
@@ -362,7 +365,7 @@ class Bench(RuleBasedStateMachine):
         ]
 
     def lock(self, index: int, luck: int) -> tuple[Address, bytes]:
-        """A lock: mostly one that holds, else any that was ever given, else none at all or one from elsewhere."""
+        """Return a lock: mostly a valid one, else an expired one, an unknown one or one of another queue."""
         return self._handle(self.live_locks(), self.locks, index, luck)
 
     def grant(self, index: int, luck: int) -> tuple[Address, bytes]:
@@ -375,11 +378,11 @@ class Bench(RuleBasedStateMachine):
             return at(live, index)
         if given and luck < 10:
             return at(given, -1 - index)
-        token = at(given, index)[1] if given and luck < 11 else NOBODY
+        token = at(given, index)[1] if given and luck < 11 else UNKNOWN_TOKEN
         return at(self.holders(), index), token
 
     def token_for(self, address: Address, index: int) -> bytes | None:
-        """What it takes to receive there: a session's token where sessions are required."""
+        """Return the token needed to receive there: a session's, if sessions are required."""
         tokens = [token for place, token in self.live_grants() if place == address]
         return at(tokens, index) if tokens else None
 
@@ -387,9 +390,9 @@ class Bench(RuleBasedStateMachine):
         return any(entity.has_sessions and entity.address == address for entity in self.model.everyone())
 
     def is_holder(self, address: Address) -> bool:
-        return address._replace(part=Part.MAIN) in self.holders()
+        return address._replace(part=QueuePart.MAIN) in self.holders()
 
-    def keep(self, address: Address, deliveries: list[Delivery] | None) -> None:
+    def keep(self, address: Address, deliveries: list[DeliveredMessage] | None) -> None:
         self.locks += [(address, found.lock_token) for found in deliveries or () if found.lock_token is not None]
 
     def letters(self, address: Address, wanted: Callable[[Letter], bool]) -> list[int]:
@@ -401,9 +404,9 @@ class Bench(RuleBasedStateMachine):
             if wanted(letter)
         ]
 
-    # Making messages and descriptions
+    # Messages and descriptions
 
-    def message(self, choices: bytes, address: Address) -> Message:
+    def message(self, choices: bytes, address: Address) -> NewMessage:
         pick = Picker(choices)
         is_odd = pick.one_in(12)
         message_id = pick.of(("m1", "m2", "m3", f"u{next(self.serial)}", "m1", "m2", ""))
@@ -422,7 +425,7 @@ class Bench(RuleBasedStateMachine):
             user["size"] = size
         system: dict[str, Value] = {"Label": label} if (label := pick.of(("a", None))) else {}
         padding = BIG if pick.one_in(12) or (self.is_heavy and not pick.one_in(4)) else 0
-        message = Message(
+        message = NewMessage(
             encode(user, system, next(self.serial), padding),
             message_id,
             session_id,
@@ -482,7 +485,7 @@ class Bench(RuleBasedStateMachine):
         )
 
     def _target(self, pick: Picker, path: str) -> str | None:
-        """Where to forward: nowhere, to another entity by any spelling, rarely to itself or to what is not there."""
+        """Return a forwarding target: none, another entity in any spelling, rarely itself or a missing one."""
         if not self.forwards:
             return None
         others = [name for name in (*self.queues, *self.topics) if name != path]
@@ -493,9 +496,9 @@ class Bench(RuleBasedStateMachine):
         self.both("send", address, [self.message(choices, address) for choices in many])
 
     def change(self, address: Address, **settings: Any) -> None:
-        """Set something of an entity, and leave the rest as it is."""
+        """Change some settings of an entity, and keep the rest."""
         entity = next(
-            (found for found in self.model.everyone() if found.address == address._replace(part=Part.MAIN)), None
+            (found for found in self.model.everyone() if found.address == address._replace(part=QueuePart.MAIN)), None
         )
         if entity is not None and not entity.is_topic:
             self.both("update", entity.address, replace(entity.settings, **settings))
@@ -505,7 +508,7 @@ class Bench(RuleBasedStateMachine):
         action = pick.of((None, None, *range(len(ACTIONS))))
         return RuleChoice(name, pick.of(range(len(FILTERS))), action)
 
-    # The beginning
+    # Setup
 
     @initialize(many=st.lists(CHOICES, min_size=12, max_size=12))
     def found(self, many: list[bytes]) -> None:
@@ -538,7 +541,7 @@ class Bench(RuleBasedStateMachine):
 
     @rule(index=st.sampled_from((*range(len(WAITS)), -3, -2, -1, -2, -2)), asleep=st.booleans())
     def wait(self, index: int, asleep: bool) -> None:
-        """Let time pass: some of it, or until something is due, give or take a millisecond."""
+        """Advance time: by some amount, or until something is due, give or take a millisecond."""
         due_ms = self.model.next_due_ms()
         if index >= 0 or due_ms is None:
             self.now += WAITS[index]
@@ -550,8 +553,8 @@ class Bench(RuleBasedStateMachine):
     @rule(steps=st.sampled_from((None, 1, 2)))
     def tidy(self, steps: int | None) -> None:
         self.asleep = False
-        self.agree()  # time may delete something, and how many steps that takes is not for us to know
-        sweeps = self.limits.duplicate_ids_in_memory <= FEW_IDS  # neither does the model know of these
+        self.agree()  # time may delete entities, in an unknown number of steps
+        sweeps = self.limits.duplicate_ids_in_memory <= FEW_IDS  # these are unknown to the model, too
         if steps is not None and not self.model.has_graves and not sweeps:
             self.both("tidy", steps=steps)
         else:
@@ -559,7 +562,7 @@ class Bench(RuleBasedStateMachine):
 
     @rule(what=st.integers(0, 9), wait_ms=st.sampled_from((0, 0, 2_000, 70_000)))
     def survive(self, what: int, wait_ms: int) -> None:
-        """Commit, restart, crash, fail to commit: what a process does in its life."""
+        """Commit, restart, crash, or fail to commit."""
         match what:
             case 0 | 1 | 2:
                 assert self._commit() == [None]
@@ -584,14 +587,14 @@ class Bench(RuleBasedStateMachine):
         self.model.tidy(self.now)
 
     def _commit(self) -> list[StoreError | None]:
-        """Commit what is there; who was told what."""
+        """Commit pending writes; return what the callbacks got."""
         note(f"{self.now}: commit")
-        told: list[StoreError | None] = []
-        self.keeper.when_durable(told.append)
+        reported: list[StoreError | None] = []
+        self.keeper.when_durable(reported.append)
         self.keeper.commit(self.now)
-        if told == [None]:
+        if reported == [None]:
             self.model.commit()
-        return told
+        return reported
 
     def _restart(self, wait_ms: int) -> None:
         self.agree()
@@ -603,7 +606,7 @@ class Bench(RuleBasedStateMachine):
         note(f"{self.now}: {'crash' if lose else 'restart'}")
         OUTCOMES["crash" if lose else "restart"] += 1
         self.writes.clear()
-        self.keeper = Keeper(self.store, self._make, self.now)
+        self.keeper = GroupCommitter(self.store, self._make, self.now)
         assert self.keeper.recovery.damaged == []
         self._rebuilt(lose=lose)
 
@@ -612,17 +615,17 @@ class Bench(RuleBasedStateMachine):
         before = self.keeper.namespace
         self.writes.clear()
         (self.store.fail_next_prepare if early else self.store.fail_next_run)(error)
-        told: list[StoreError | None] = []
-        self.keeper.when_durable(told.append)
+        reported: list[StoreError | None] = []
+        self.keeper.when_durable(reported.append)
         with suppress(StoreFailedError):
             self.keeper.commit(self.now)
         OUTCOMES[f"fail_to_commit: {'nothing to lose' if self.keeper.namespace is before else 'lost'}"] += 1
         if self.keeper.namespace is before:  # there was nothing to commit
-            assert told == [None]
+            assert reported == [None]
             self.store._prepare_error = self.store._run_error = None
             return
         note(f"{self.now}: a commit failed")
-        assert told == [error]
+        assert reported == [error]
         self._rebuilt(lose=True)
 
     def _rebuilt(self, *, lose: bool) -> None:
@@ -638,7 +641,7 @@ class Bench(RuleBasedStateMachine):
             self._forget_all_ids()
 
     def _leave_nothing_behind(self) -> None:
-        """When all is tidied up, the store holds what the namespace holds and no more."""
+        """Check that after all background work the store holds what the namespace holds and no more."""
         self.asleep = False
         self.agree()
         self._tidy_up()
@@ -653,14 +656,14 @@ class Bench(RuleBasedStateMachine):
         ids = sum(len(entity.history) for entity in everyone)
         if self.limits.duplicate_ids_in_memory > FEW_IDS:
             assert self._kept(keys.DUPLICATE) == ids
-        else:  # those that the store alone holds are removed later
+        else:  # those that are only in the store are removed later
             assert self._kept(keys.DUPLICATE) >= ids
             assert self.keeper.namespace.duplicate_ids_in_memory <= FEW_IDS
         states = [session.state for entity in everyone for session in entity.sessions.values()]
         assert self._kept(keys.SESSION) == sum(state is not None for state in states)
 
     def _forget_all_ids(self) -> None:
-        """When no window covers any id, time and tidying up leave none."""
+        """Check that time and background work remove all ids once no window covers them."""
         namespace = self.keeper.namespace
         for _ in range(3):
             self.now += 100_000
@@ -675,7 +678,7 @@ class Bench(RuleBasedStateMachine):
 
 
 class Messaging(Bench):
-    """Messages come and go. Where there is nothing to do what a rule is for, it does what comes before that."""
+    """Sends, receives and settlements. If a rule has nothing to work on, it does what comes before it."""
 
     @rule(to=INDEX, choices=CHOICES)
     def send(self, to: int, choices: bytes) -> None:
@@ -686,8 +689,8 @@ class Messaging(Bench):
         self.send_to(at(self.destinations(), to), many)
 
     @rule(to=INDEX, part=PARTS, choices=CHOICES)
-    def send_astray(self, to: int, part: Part, choices: bytes) -> None:
-        """Now and then to a subscription, to a sub-queue, to what is not there."""
+    def send_astray(self, to: int, part: QueuePart, choices: bytes) -> None:
+        """Send, rarely, to a subscription, a sub-queue, or a missing entity."""
         strange = at((*self.everything(), Address.of(NOWHERE)), to)._replace(part=part)
         self.send_to(strange if to > 7 else at(self.destinations(), to), [choices])
 
@@ -713,7 +716,7 @@ class Messaging(Bench):
         self.receive(where, most, False, choices)
 
     @rule(where=INDEX, part=PARTS, most=st.integers(-1, 2))
-    def receive_anywhere(self, where: int, part: Part, most: int) -> None:
+    def receive_anywhere(self, where: int, part: QueuePart, most: int) -> None:
         self._receive(at(self.holders(), where)._replace(part=part), most, False, where)
 
     def _receive(self, address: Address, most: int, delete: bool, index: int) -> None:
@@ -727,7 +730,7 @@ class Messaging(Bench):
         self.keep(address, self.both("receive", address, most, delete=delete, session_token=token))
 
     @rule(index=INDEX, luck=INDEX, how=st.sampled_from(DISPOSITIONS), choices=CHOICES)
-    def settle(self, index: int, luck: int, how: Disposition, choices: bytes) -> None:
+    def settle(self, index: int, luck: int, how: SettlementKind, choices: bytes) -> None:
         if not self.live_locks() and luck < 11:
             self.receive(index, 2, False, choices)
             return
@@ -735,7 +738,7 @@ class Messaging(Bench):
         self.both("settle", address, token, verdict=_verdict(how, choices))
 
     @rule(index=INDEX, how=st.sampled_from(DISPOSITIONS), choices=CHOICES)
-    def settle_more(self, index: int, how: Disposition, choices: bytes) -> None:
+    def settle_more(self, index: int, how: SettlementKind, choices: bytes) -> None:
         self.settle(index, 0, how, choices)
 
     @rule(index=INDEX, luck=INDEX, choices=CHOICES)
@@ -744,7 +747,7 @@ class Messaging(Bench):
             self.receive(index, 2, False, choices)
             return
         address, token = self.lock(index, luck)
-        if luck > 6:  # what was promised for a minute may be renewed for a second
+        if luck > 6:  # a lock of a minute may be renewed for a second
             self.change(address, lock_duration_ms=at((1_000, 5_000), luck))
         self.both("renew_lock", address, token)
 
@@ -752,7 +755,7 @@ class Messaging(Bench):
     def receive_deferred(self, where: int, index: int, wrong: int, delete: bool, choices: bytes) -> None:
         addresses = [box.address for box in self.model.boxes() if self.letters(box.address, _is_deferred)]
         if not addresses and wrong < 11:
-            self.settle(index, 0, Disposition.DEFER, choices)
+            self.settle(index, 0, SettlementKind.DEFER, choices)
             return
         address = at(addresses or self.holders(), where)
         token = self.token_for(address, index)
@@ -761,12 +764,12 @@ class Messaging(Bench):
 
     @staticmethod
     def _some(sequences: list[int], index: int, wrong: int) -> list[int]:
-        """One of these numbers, or two, maybe the same twice; seldom one that is not among them."""
+        """Return one of these numbers, or two, possibly equal; rarely one that is not among them."""
         chosen = [at(sequences or [index], index + more) for more in range(1 + wrong % 2)]
         return [*chosen, index] if wrong == 10 else chosen
 
     @rule(where=INDEX, part=PARTS, start=INDEX, most=st.integers(-1, 3), session=st.sampled_from((None, "s1", "s2")))
-    def peek(self, where: int, part: Part, start: int, most: int, session: str | None) -> None:
+    def peek(self, where: int, part: QueuePart, start: int, most: int, session: str | None) -> None:
         filled = [box.address for box in self.model.boxes() if box.letters]
         address = at(filled, where) if filled and start < 10 else at(self.everything(), where)._replace(part=part)
         sequences = [0, *self.letters(address, lambda _: True), 1, 2**60]
@@ -797,17 +800,17 @@ class Messaging(Bench):
         address = at(self.destinations(), index)
         if kind < 6 and (self.live_locks() or kind == 5):
             place, token = self.lock(index, 11 if kind == 5 and index > 8 else 0)
-            return Settle(place, token, _verdict(at(DISPOSITIONS, choices[0]), choices[1:]))
+            return SettleOperation(place, token, _verdict(at(DISPOSITIONS, choices[0]), choices[1:]))
         if kind < 9:
             times = 4 if kind == 8 and index > 8 else 1
             address = at(self.destinations(), index // (8 if self.is_heavy else 4))
-            return Send(address, [self.message(choices, address) for _ in range(times)])
+            return SendOperation(address, [self.message(choices, address) for _ in range(times)])
         target = Address.of(NOWHERE) if kind == 11 and index > 6 else address
-        return Send(target, [self.message(choices, target)], via=at(self.holders(), choices[0]))
+        return SendOperation(target, [self.message(choices, target)], via=at(self.holders(), choices[0]))
 
 
 class Sessions(Bench):
-    """Receivers that take a session."""
+    """Receivers that accept sessions."""
 
     @rule(where=INDEX, name=st.sampled_from((None, None, None, "s1", "s2", "s4", "s" * 21)))
     def accept_session(self, where: int, name: str | None) -> None:
@@ -851,7 +854,7 @@ class Sessions(Bench):
 
 
 class Managing(Bench):
-    """Entities come, change and go."""
+    """Creation, update and deletion of entities."""
 
     @rule(where=INDEX, choices=CHOICES, careless=INDEX)
     def update(self, where: int, choices: bytes, careless: int) -> None:
@@ -893,7 +896,7 @@ class Publishing(Bench):
 
     @rule(where=INDEX, which=INDEX, choices=CHOICES)
     def publish(self, where: int, which: int, choices: bytes) -> None:
-        """Make what is not there; else another rule."""
+        """Create a missing entity; else add another rule."""
         topic, name = at(self.topics, where), at(self.subscriptions, which)
         entity = self.model.entities.get(topic.lower())
         if entity is None or which == 11:
@@ -918,7 +921,7 @@ class Publishing(Bench):
 
 
 class QueueMachine(Messaging, Managing):
-    """Queues on their own."""
+    """Queues only."""
 
     queues = ("Q1", "q2")
 
@@ -940,7 +943,7 @@ class ForwardMachine(Messaging, Managing, Publishing):
 
 
 class EverythingMachine(Messaging, Sessions, Managing, Publishing):
-    """All of it at once."""
+    """Everything combined."""
 
     queues = ("Q1", "q2", "q3")
     topics = ("T1", "t2")
@@ -949,7 +952,7 @@ class EverythingMachine(Messaging, Sessions, Managing, Publishing):
 
 
 class SpillingMachine(EverythingMachine):
-    """All of it, with hardly any memory for duplicates."""
+    """Everything, with hardly any memory for duplicate detection."""
 
     duplicate_choices = (True, True, True, False)
     limits = replace(LIMITS, duplicate_ids_in_memory=FEW_IDS)
@@ -960,14 +963,14 @@ MACHINES: Final = (QueueMachine, SessionMachine, ForwardMachine, EverythingMachi
 
 @pytest.mark.timeout(max(300, RUNS // 5))
 @pytest.mark.parametrize("machine", MACHINES)
-def test_the_broker_does_what_the_model_does(machine: type[Bench]) -> None:
+def test_broker_behaves_like_the_model(machine: type[Bench]) -> None:
     run_state_machine_as_test(
         machine,
         settings=settings(
             max_examples=max(1, RUNS // len(MACHINES)),
             stateful_step_count=30,
             deadline=None,
-            derandomize=bool(os.environ.get("CI")),  # CI does not depend on luck; `make model` looks further
+            derandomize=bool(os.environ.get("CI")),  # CI is deterministic; `make model` explores further
             print_blob=True,
             suppress_health_check=list(HealthCheck),
         ),
@@ -982,8 +985,8 @@ def _print_outcomes() -> Iterator[None]:
             print(f"{times:8} {outcome}")
 
 
-def _odd(message: Message, pick: Picker) -> Message:
-    """A message that is refused, or vanishes."""
+def _odd(message: NewMessage, pick: Picker) -> NewMessage:
+    """Return a message that is refused, or discarded."""
     return pick.of(
         (
             message._replace(ping=True, session_id=None, partition_key=None),
@@ -998,7 +1001,7 @@ def _odd(message: Message, pick: Picker) -> Message:
     )
 
 
-def _verdict(how: Disposition, choices: bytes) -> Verdict:
+def _verdict(how: SettlementKind, choices: bytes) -> SettlementRequest:
     pick = Picker(choices)
     changes: tuple[dict[str, Value], ...] = (
         {},
@@ -1006,7 +1009,7 @@ def _verdict(how: Disposition, choices: bytes) -> Verdict:
         {"COLOR": None, "tries": 1},
         {"DeadLetterReason": "mine"},
     )
-    return Verdict(
+    return SettlementRequest(
         disposition=how,
         properties=pick.of(changes),
         reason=pick.of((None, "because")),
@@ -1023,15 +1026,15 @@ def _is_deferred(letter: Letter) -> bool:
 
 
 def _brief(value: object) -> str:
-    """For the eyes: without the settings that are as always, and without padding."""
-    if isinstance(value, Message):
-        return _brief({k: v for k, v in value._asdict().items() if v != Message._field_defaults.get(k)})
-    if isinstance(value, Send | Settle):
+    """Return a short form for messages: without default settings, and without padding."""
+    if isinstance(value, NewMessage):
+        return _brief({k: v for k, v in value._asdict().items() if v != NewMessage._field_defaults.get(k)})
+    if isinstance(value, SendOperation | SettleOperation):
         return f"{type(value).__name__}{_brief(tuple(value))}"
     if isinstance(value, QueueDescription | TopicDescription | SubscriptionDescription):
         plain = type(value)()
         return _brief({f.name: v for f in fields(value) if (v := getattr(value, f.name)) != getattr(plain, f.name)})
-    if isinstance(value, Address | Disposition):
+    if isinstance(value, Address | SettlementKind):
         return str(value)
     if isinstance(value, bytes):
         return repr(value) if len(value) < BIG else f"{value[:90]!r}...({len(value)})"
@@ -1043,7 +1046,7 @@ def _brief(value: object) -> str:
 
 
 def _differences(found: object, expected: object) -> str:
-    """Where two answers differ, as far as their shapes agree."""
+    """Return where two results differ, as far as their shapes agree."""
     if isinstance(found, EntityInfo) and isinstance(expected, EntityInfo):
         return _differences(asdict(found), asdict(expected))
     if isinstance(found, Facts) and isinstance(expected, Facts):
@@ -1060,7 +1063,7 @@ def _differences(found: object, expected: object) -> str:
 def _comparable(answer: object) -> object:
     if isinstance(answer, Rule):
         return None
-    if isinstance(answer, list) and answer and isinstance(answer[0], Delivery):
+    if isinstance(answer, list) and answer and isinstance(answer[0], DeliveredMessage):
         return [facts_in(delivery) for delivery in answer]
     return answer
 

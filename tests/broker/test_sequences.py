@@ -1,4 +1,4 @@
-"""Sorted sets of sequence numbers, beside a set of Python's own."""
+"""Sorted sets of sequence numbers, compared with a Python set."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pairbus.broker.sequences import CHUNK, Sequences
+from pairbus.broker.session import CHUNK, Sequences
 
 MANY = 5 * CHUNK
 
@@ -36,7 +36,7 @@ def assert_same(sequences: Sequences, model: set[int]) -> None:
     assert sequences.first() == (ordered[0] if ordered else None)
 
 
-def test_an_empty_set_has_nothing() -> None:
+def test_empty_set_has_nothing() -> None:
     sequences = Sequences()
     assert_same(sequences, set())
     assert 1 not in sequences
@@ -45,28 +45,28 @@ def test_an_empty_set_has_nothing() -> None:
 
 
 @pytest.mark.parametrize("count", [1, CHUNK - 1, CHUNK, CHUNK + 1, MANY])
-def test_what_is_added_in_order_comes_out_in_order(count: int) -> None:
+def test_numbers_added_in_order_are_iterated_in_order(count: int) -> None:
     sequences = filled(range(count))
     assert_same(sequences, set(range(count)))
     assert [sequences.pop_first() for _ in range(count)] == list(range(count))
     assert_same(sequences, set())
 
 
-def test_what_is_added_backwards_comes_out_in_order() -> None:
+def test_numbers_added_backwards_are_iterated_in_order() -> None:
     assert_same(filled(list(range(MANY, 0, -1))), set(range(1, MANY + 1)))
 
 
-def test_what_is_added_at_random_comes_out_in_order() -> None:
+def test_numbers_added_at_random_are_iterated_in_order() -> None:
     numbers = shuffled(MANY)
     assert_same(filled(numbers), set(numbers))
 
 
-def test_no_part_grows_without_bounds() -> None:
+def test_chunks_are_bounded() -> None:
     sequences = filled(shuffled(MANY))
     assert max(len(chunk) for chunk in sequences._chunks) <= CHUNK
 
 
-def test_a_message_that_comes_back_takes_its_place() -> None:
+def test_readded_number_returns_to_its_position() -> None:
     sequences = filled(range(MANY))
     taken = [sequences.pop_first() for _ in range(CHUNK + 10)]
     for number in reversed(taken):
@@ -97,7 +97,7 @@ def test_removing_at_random_until_nothing_is_left() -> None:
     assert_same(sequences, set())
 
 
-def test_a_set_that_has_shrunk_takes_little_room() -> None:
+def test_shrunk_set_uses_few_chunks() -> None:
     sequences = filled(range(100 * CHUNK))
     for number in range(100 * CHUNK):
         if number % 512:
@@ -106,7 +106,7 @@ def test_a_set_that_has_shrunk_takes_little_room() -> None:
     assert len(sequences._chunks) < 20
 
 
-def test_reading_from_a_number_on() -> None:
+def test_since_iterates_from_a_number_on() -> None:
     sequences = filled(range(0, 2 * MANY, 2))
     for number in (-1, 0, 1, 2, 2 * CHUNK - 1, 2 * CHUNK, 2 * CHUNK + 1, 2 * MANY - 2, 2 * MANY - 1, 2 * MANY):
         expected = [each for each in range(0, 2 * MANY, 2) if each >= number][:5]
@@ -120,7 +120,7 @@ def test_numbers_of_the_highest_partition_fit() -> None:
 
 
 RUNS = st.tuples(st.integers(0, 6 * CHUNK), st.integers(1, 2 * CHUNK), st.integers(1, 3))
-"""From where, how many, how far apart."""
+"""Start, count, and step."""
 
 STEPS = st.lists(
     st.one_of(
@@ -137,7 +137,7 @@ STEPS = st.lists(
 
 @settings(max_examples=60, deadline=None)
 @given(STEPS)
-def test_it_is_a_sorted_set(steps: list[tuple[str, tuple[int, int, int]]]) -> None:
+def test_sequences_behave_like_a_sorted_set(steps: list[tuple[str, tuple[int, int, int]]]) -> None:
     sequences, model = Sequences(), set[int]()
     for what, (start, count, gap) in steps:
         numbers = range(start, start + count * gap, gap)

@@ -1,4 +1,4 @@
-"""What the tests of the everyday commands share."""
+"""Fixtures of the tests of the everyday commands."""
 
 from __future__ import annotations
 

@@ -1,11 +1,10 @@
-"""A namespace, and the everyday commands of whoever works with it."""
+"""A namespace, and the everyday commands that use it."""
 
 from __future__ import annotations
 
 import signal
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -31,7 +30,7 @@ SOON = timedelta(seconds=30)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
-    """What a command has come to."""
+    """The result of a command."""
 
     code: int
     stdout: str
@@ -39,7 +38,7 @@ class Done:
 
     @property
     def reason(self) -> str:
-        """The one line that a failed command says."""
+        """Return the one line that a failed command prints."""
         (line,) = self.stderr.splitlines()
         assert line.startswith("pairbus: ")
         assert "Traceback" not in line
@@ -47,7 +46,7 @@ class Done:
 
 
 class Desk:
-    """A namespace as a person sees it who types commands."""
+    """A namespace as the user of the commands sees it."""
 
     def __init__(self, namespace: RunningNamespace) -> None:
         self.namespace = namespace
@@ -57,21 +56,21 @@ class Desk:
         return ENVIRONMENT | {"PAIRBUS_CONNECTION": self.namespace.connection_string, "COLUMNS": "200"}
 
     def run(self, *arguments: object, stdin: bytes | None = None, **variables: str) -> Done:
-        """A command to its end, in this process."""
+        """Run a command in this process."""
         environment = self.environment | variables
         result = CliRunner().invoke(app, [*map(str, arguments)], input=stdin, env=environment)
         assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
         return Done(code=result.exit_code, stdout=result.stdout, stderr=result.stderr)
 
     def spoken(self, *arguments: object, stdin: bytes | None = None) -> str:
-        """What a command prints that does what it should."""
+        """Run a command that must succeed, and return its output."""
         done = self.run(*arguments, stdin=stdin)
         assert (done.code, done.stderr) == (0, "")
         return done.stdout
 
     @contextmanager
     def started(self, *arguments: object, **options: Any) -> Iterator[subprocess.Popen[bytes]]:
-        """A command in a process of its own."""
+        """Start a command in a separate process."""
         command = [*PAIRBUS, *map(str, arguments)]
         pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         with subprocess.Popen(command, env=self.environment, bufsize=0, **(pipes | options)) as process:
@@ -80,10 +79,10 @@ class Desk:
             finally:
                 process.kill()
 
-    # What is in the namespace.
+    # Entities and messages.
 
     def queue(self, **settings: Any) -> str:
-        """A new queue."""
+        """Create a queue."""
         path = f"queue-{uuid4().hex[:8]}"
         with NamespaceManager.from_connection_string(self.namespace.connection_string) as manager:
             manager.create_queue(QueueDescription(path, **settings))
@@ -95,10 +94,12 @@ class Desk:
             factory.create_message_sender(path).send(made)
 
     def receive(self, path: str, count: int = 1, wait: timedelta = SOON) -> list[ReceivedMessage]:
-        """Take messages out, in their order."""
+        """Receive and complete messages in order."""
         found: list[ReceivedMessage] = []
         with MessagingFactory.from_connection_string(self.namespace.connection_string) as factory:
-            receiver = factory.create_message_receiver(path, ReceiveMode.RECEIVE_AND_DELETE)  # no lock ends meanwhile
+            receiver = factory.create_message_receiver(
+                path, ReceiveMode.RECEIVE_AND_DELETE
+            )  # no lock expires meanwhile
             while len(found) < count and (messages := receiver.receive(count - len(found), wait)):
                 found += messages
         for message in found:
@@ -106,22 +107,14 @@ class Desk:
         return found
 
     def count(self, path: str) -> int:
-        """How many messages lie there, whatever their state."""
+        """Count the messages in any state."""
         with NamespaceManager.from_connection_string(self.namespace.connection_string) as manager:
             return manager.get_queue_runtime_info(path).message_count
 
 
-def eventually(condition: Callable[[], bool]) -> None:
-    """Wait until something holds."""
-    end_s = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < end_s, "it did not come to that in time"
-        time.sleep(0.05)
-
-
 def interrupt(process: subprocess.Popen[bytes], number: signal.Signals = signal.SIGINT) -> tuple[int, str]:
-    """Press Ctrl-C, or send another signal: the exit code, and what is said then."""
+    """Press Ctrl-C, or send another signal; return the exit code and standard error."""
     process.send_signal(number)
-    code = process.wait(PATIENCE_S)  # its standard input stays open: nothing else tells it to end
+    code = process.wait(PATIENCE_S)  # its standard input stays open, so that only the signal ends it
     assert process.stderr is not None
     return code, process.stderr.read().decode()

@@ -1,4 +1,4 @@
-"""`pairbus capture`, as an operator runs it: once or until it is stopped, and what it says of what is wrong."""
+"""`pairbus capture` as an operator runs it: once or until stopped, and its errors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pty
 import re
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -19,10 +19,9 @@ from typer.testing import CliRunner
 
 from pairbus.blocking import BrokeredMessage, MessagingFactory
 from pairbus.cli.main import app
-from pairbus.jobs.capture.columns import WINDOW_COLUMNS
 from pairbus.jobs.capture.command import DONE
-from pairbus.jobs.capture.directory import CaptureDirectory
-from pairbus.jobs.ending import FAILED, USAGE, WAITING
+from pairbus.jobs.capture.files import WINDOW_COLUMNS, CaptureDirectory
+from pairbus.jobs.lines import FAILED, USAGE, WAITING
 from pairbus.testing import RunningNamespace, running_namespace
 from tests.cli.test_cli import ENVIRONMENT, PAIRBUS, PATIENCE_S, reason, run
 from tests.docs.snippets import ROOT
@@ -41,7 +40,7 @@ def namespace() -> Iterator[RunningNamespace]:
 
 @pytest.fixture(autouse=True)
 def _no_variable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command sets its own for the processes that it starts."""
+    """The command sets its variables for the processes that it starts."""
     monkeypatch.setenv("PAIRBUS_SOURCE", "")
     monkeypatch.delenv("PAIRBUS_SOURCE")
 
@@ -54,17 +53,17 @@ def records(text: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
-# What it does
+# Behaviour
 
 
-def test_an_empty_queue_is_done_at_once_and_without_spark(namespace: RunningNamespace, tmp_path: Path) -> None:
+def test_once_on_an_empty_queue_exits_without_starting_spark(namespace: RunningNamespace, tmp_path: Path) -> None:
     done = run("capture", *options(namespace, tmp_path / "files"), "--once", "--json")
     assert (done.returncode, done.stderr) == (0, "")
     assert [record["event"] for record in records(done.stdout)] == ["starting", "ended"]
     assert records(done.stdout)[-1]["messages"] == 0
 
 
-def test_in_a_terminal_there_are_sentences(namespace: RunningNamespace, tmp_path: Path) -> None:
+def test_terminal_output_is_sentences(namespace: RunningNamespace, tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     command = [*PAIRBUS, "capture", *options(namespace, tmp_path / "files"), "--once"]
     with subprocess.Popen(command, stdout=theirs, stderr=subprocess.DEVNULL, env=ENVIRONMENT) as process:
@@ -76,21 +75,15 @@ def test_in_a_terminal_there_are_sentences(namespace: RunningNamespace, tmp_path
     assert "0 messages captured, 0 files written" in shown
 
 
-def terminate(process: subprocess.Popen[str]) -> None:
-    process.send_signal(signal.SIGTERM)
-
-
 def press_ctrl_c(process: subprocess.Popen[str]) -> None:
-    """A terminal tells all who work in it: Spark's processes, too."""
+    """A terminal sends the signal to all its processes, Spark's included."""
     os.killpg(process.pid, signal.SIGINT)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("stop", [terminate, press_ctrl_c])
-def test_d5_it_captures_until_it_is_stopped(
-    namespace: RunningNamespace, tmp_path: Path, stop: Callable[[subprocess.Popen[str]], None]
-) -> None:
+def test_d5_capture_runs_until_stopped(namespace: RunningNamespace, tmp_path: Path) -> None:
+    """By Ctrl-C; tests/docs/test_shell_commands.py ends a capture with SIGTERM."""
     with (
         MessagingFactory.from_connection_string(namespace.connection_string) as factory,
         factory.create_message_sender("orders") as orders,
@@ -120,7 +113,7 @@ def test_d5_it_captures_until_it_is_stopped(
             lines: list[dict[str, Any]] = []
             while sum(line.get("messages", 0) for line in lines if line["event"] == "file") < 70:
                 lines.append(json.loads(next(process.stdout)))
-            stop(process)
+            press_ctrl_c(process)
             rest, said = process.communicate(timeout=SPARK_PATIENCE_S)
         finally:
             process.kill()
@@ -138,28 +131,28 @@ def test_d5_it_captures_until_it_is_stopped(
     assert namespace.key not in rest
 
 
-# What is wrong
+# Errors
 
 
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (("--source", "env:PAIRBUS_NO_SUCH"), "--source says env:PAIRBUS_NO_SUCH, and that variable is not set"),
-        (("--source", "file:/nowhere/at/all"), "--source says file:/nowhere/at/all, and that cannot be read here"),
+        (("--source", "env:PAIRBUS_NO_SUCH"), "--source is env:PAIRBUS_NO_SUCH, but that variable is not set"),
+        (("--source", "file:/nowhere/at/all"), "--source is file:/nowhere/at/all, but that file cannot be read here"),
         (("--source", "@/nowhere/at/all"), "--source: /nowhere/at/all cannot be read"),
-        (("--source", __file__), "--source is the name of a file: to have it read, write @"),
-        (("--source", "nonsense"), "--source is no connection string"),
-        (("--entity", "a//b"), "--entity names"),
-        (("--window", "soon"), "--window: 'soon' is neither; it is a time from 1s to 1h"),
-        (("--window", "1KB"), "--window: '1KB' is out of range"),
+        (("--source", __file__), "--source is the name of a file; to read the connection string from it, write @"),
+        (("--source", "nonsense"), "--source is not a connection string"),
+        (("--entity", "a//b"), "--entity has"),
+        (("--window", "soon"), "--window: a window must be a time from 1s to 1h"),
+        (("--window", "1KB"), "--window: a window must be a time from 1s to 1h"),
         (("--master", "yarm"), "yarm"),
         (("--master", "sc://localhost"), "Spark Connect"),
-        (("--master", "spark://127.0.0.1:1"), "say env:NAME or file:/path"),
-        (("--to", __file__), "is no directory"),
+        (("--master", "spark://127.0.0.1:1"), "use env:NAME or file:/path"),
+        (("--to", __file__), "is not a directory"),
     ],
     ids=lambda value: value[1][:20] if isinstance(value, tuple) else "",
 )
-def test_what_is_not_meant_is_code_2(
+def test_invalid_option_exits_with_2(
     namespace: RunningNamespace, tmp_path: Path, given: tuple[str, str], said: str
 ) -> None:
     arguments = options(namespace, tmp_path / "files")
@@ -175,57 +168,57 @@ def test_what_is_not_meant_is_code_2(
 
 
 @pytest.mark.parametrize("missing", ["--source", "--entity", "--to"])
-def test_what_has_to_be_said_is_code_2(namespace: RunningNamespace, tmp_path: Path, missing: str) -> None:
+def test_missing_required_option_exits_with_2(namespace: RunningNamespace, tmp_path: Path, missing: str) -> None:
     arguments = options(namespace, tmp_path)
     index = arguments.index(missing)
     done = CliRunner().invoke(app, ["capture", *arguments[:index], *arguments[index + 2 :]])
     assert done.exit_code == USAGE
 
 
-def test_a_queue_that_is_not_there_is_code_1(namespace: RunningNamespace, tmp_path: Path) -> None:
+def test_missing_queue_exits_with_1(namespace: RunningNamespace, tmp_path: Path) -> None:
     done = run("capture", *options(namespace, tmp_path, "nowhere"), "--once")
     assert done.returncode == FAILED
     assert "nowhere" in reason(done)
 
 
-def test_a_key_that_is_wrong_is_code_1(namespace: RunningNamespace, tmp_path: Path) -> None:
+def test_wrong_key_exits_with_1(namespace: RunningNamespace, tmp_path: Path) -> None:
     wrong = namespace.connection_string.replace(namespace.key, "d3Jvbmc=")
     done = run("capture", "--source", wrong, "--entity", "orders", "--to", tmp_path, "--once")
     assert done.returncode == FAILED
     assert "d3Jvbmc=" not in done.stderr + done.stdout
 
 
-def test_a_directory_that_another_capture_has_is_code_1(namespace: RunningNamespace, tmp_path: Path) -> None:
+def test_directory_in_use_by_another_capture_exits_with_1(namespace: RunningNamespace, tmp_path: Path) -> None:
     with closing(CaptureDirectory(tmp_path)):
         done = run("capture", *options(namespace, tmp_path))
     assert done.returncode == FAILED
     assert f"another capture writes into {tmp_path}" in reason(done)
 
 
-# What is written about it
+# Documentation
 
 
-def test_the_table_of_options_is_complete() -> None:
+def test_page_lists_every_option() -> None:
     command: Any = typer.main.get_command(app)
     known = {option for one in command.commands["capture"].params for option in one.opts}
-    told = [option for row in rows_of(HOW_TO, "option", "what it says") for option in codes(row[0])]
-    assert sorted(told) == sorted(known)
+    reported = [option for row in rows_of(HOW_TO, "option", "what it says") for option in codes(row[0])]
+    assert sorted(reported) == sorted(known)
 
 
-def test_the_table_of_events_is_that_of_the_code() -> None:
-    told = {code(row[0]) for row in rows_of(HOW_TO, "event", "other keys", "when")}
-    rooms = (ROOT / "src" / "pairbus" / "jobs" / "capture").glob("*.py")
+def test_page_lists_every_event() -> None:
+    reported = {code(row[0]) for row in rows_of(HOW_TO, "event", "other keys", "when")}
+    modules = (ROOT / "src" / "pairbus" / "jobs" / "capture").glob("*.py")
     made = {
-        event for file in rooms for event in re.findall(r"(?:event=|_tell\(\s*)\"([a-z]+)\"", file.read_text("utf-8"))
+        event for file in modules for event in re.findall(r"(?:event=|_tell\(\s*)\"([a-z]+)\"", file.read_text("utf-8"))
     }
-    assert told == made | {"log"}
+    assert reported == made | {"log"}
 
 
-def test_the_table_of_codes_is_that_of_the_code() -> None:
-    told = [int(row[0]) for row in rows_of(HOW_TO, "code", "what it means")]
-    assert told == [DONE, FAILED, USAGE, WAITING]
+def test_page_lists_every_exit_code() -> None:
+    reported = [int(row[0]) for row in rows_of(HOW_TO, "code", "what it means")]
+    assert reported == [DONE, FAILED, USAGE, WAITING]
 
 
-def test_the_columns_of_a_window_are_listed() -> None:
-    told = [name for row in rows_of(HOW_TO, "column", "what it is") for name in codes(row[0])]
-    assert told == [*WINDOW_COLUMNS.names, "source", "day", "hour"]
+def test_page_lists_the_columns_of_a_window() -> None:
+    reported = [name for row in rows_of(HOW_TO, "column", "what it is") for name in codes(row[0])]
+    assert reported == [*WINDOW_COLUMNS.names, "source", "day", "hour"]

@@ -1,4 +1,4 @@
-"""What a person types: `pairbus serve` in a process of its own, stopped as an operator does it, and `pairbus trust`."""
+"""`pairbus serve` in a separate process, stopped as an operator stops it, and `pairbus trust`."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ from tests.docs.snippets import ROOT, run_snippets
 PAIRBUS = [sys.executable, "-m", "pairbus.cli.main"]
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("PAIRBUS_")}
 PATIENCE_S = 120
-"""Generous: whoever waits may share the processors with many."""
+"""Generous, because the tests may share the processors with much else."""
 
 PAGE = ROOT / "docs" / "how-to" / "serve.md"
 
 
 def run(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
-    """A command to its end."""
+    """Run a command."""
     command = [*PAIRBUS, *map(str, arguments)]
     return subprocess.run(
         command, capture_output=True, text=True, check=False, timeout=PATIENCE_S, env=ENVIRONMENT | environment
@@ -47,7 +47,7 @@ def run(*arguments: object, **environment: str) -> subprocess.CompletedProcess[s
 
 
 class Served:
-    """A namespace in a process of its own, that has said where it is."""
+    """A namespace in a separate process that has printed its addresses."""
 
     def __init__(self, process: subprocess.Popen[str], said: list[str]) -> None:
         self.process = process
@@ -63,7 +63,7 @@ class Served:
         return parse_connection_string(self.text)
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> tuple[int, str]:
-        """Its exit code, and what it has complained about."""
+        """Return its exit code and standard error."""
         self.process.send_signal(number)
         _, complaints = self.process.communicate(timeout=PATIENCE_S)
         return self.process.returncode, complaints
@@ -93,14 +93,14 @@ def lines_until_endpoint(output: IO[str]) -> list[str]:
 
 
 def reason(done: subprocess.CompletedProcess[str]) -> str:
-    """The one line that a failed command says."""
+    """Return the one line that a failed command prints."""
     (line,) = done.stderr.splitlines()
     assert line.startswith("pairbus: ")
     return line
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
-def test_it_says_where_it_is_and_stops_when_told(tmp_path: Path, number: signal.Signals) -> None:
+def test_serve_prints_its_addresses_and_stops_on_signal(tmp_path: Path, number: signal.Signals) -> None:
     with serving(tmp_path / "contoso", "--name", "contoso") as served:
         assert "namespace: contoso" in served.said
         assert f"ports: {served.connection.port}" in served.said
@@ -111,7 +111,7 @@ def test_it_says_where_it_is_and_stops_when_told(tmp_path: Path, number: signal.
     assert (code, "Traceback" in complaints) == (0, False), complaints
 
 
-def test_the_root_key_is_kept(tmp_path: Path) -> None:
+def test_root_key_survives_a_restart(tmp_path: Path) -> None:
     with serving(tmp_path / "data") as served:
         first = served.connection.key
         served.stop()
@@ -119,7 +119,7 @@ def test_the_root_key_is_kept(tmp_path: Path) -> None:
         assert served.connection.key == first
 
 
-def test_it_speaks_tls_with_the_certificate_that_trust_names(tmp_path: Path) -> None:
+def test_serve_uses_tls_with_the_certificate_printed_by_trust(tmp_path: Path) -> None:
     with serving(tmp_path / "data") as served:
         named = run("trust", "--data", tmp_path / "data").stdout.splitlines()[0]
         context = ssl.create_default_context(cafile=named)
@@ -130,11 +130,11 @@ def test_it_speaks_tls_with_the_certificate_that_trust_names(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_trust_first_and_serve_later(tmp_path: Path) -> None:
+def test_trust_before_the_first_serve_creates_the_authority(tmp_path: Path) -> None:
     data = tmp_path / "data"
     mistyped = run("trust", "--data", data)
     assert mistyped.returncode == 1
-    assert "there is no directory" in mistyped.stderr
+    assert "does not exist; create it with" in mistyped.stderr
     assert not data.exists()
     data.mkdir()
     done = run("trust", "--data", data)
@@ -156,7 +156,7 @@ def test_trust_first_and_serve_later(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_the_page_on_serving_shows_what_works(tmp_path: Path) -> None:
+def test_commands_of_the_serve_page_work(tmp_path: Path) -> None:
     page = run_snippets(PAGE)
     config = tmp_path / "pairbus.toml"
     config.write_text(blocks_of(PAGE, "toml")[0], encoding="utf-8")
@@ -169,7 +169,7 @@ def test_the_page_on_serving_shows_what_works(tmp_path: Path) -> None:
         assert served.stop()[0] == 0
 
 
-def test_the_settings_files_of_the_page_are_read(tmp_path: Path) -> None:
+def test_settings_files_of_the_serve_page_are_valid(tmp_path: Path) -> None:
     for language, name in (("toml", "pairbus.toml"), ("json", "Config.json")):
         for number, text in enumerate(blocks_of(PAGE, language)):
             file = tmp_path / f"{number}-{name}"
@@ -184,7 +184,7 @@ def blocks_of(page: Path, language: str) -> list[str]:
 
 
 @pytest.mark.slow
-def test_log_lines_can_be_json(tmp_path: Path) -> None:
+def test_json_log_format_writes_json_lines(tmp_path: Path) -> None:
     with serving(tmp_path / "data", "--log-format", "json", "--log-level", "debug") as served:
         code, complaints = served.stop()
     assert code == 0
@@ -193,20 +193,20 @@ def test_log_lines_can_be_json(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_it_warns_loudly_that_any_token_will_do(tmp_path: Path) -> None:
+def test_allow_any_jwt_prints_a_warning(tmp_path: Path) -> None:
     with serving(tmp_path / "data", "--allow-any-jwt") as served:
         code, complaints = served.stop()
     assert (code, "WARNING" in complaints) == (0, True)
 
 
 @pytest.mark.parametrize(("key", "is_short"), [("short", True), ("k" * 44, False)], ids=["short", "long"])
-def test_it_warns_of_a_root_key_that_may_be_guessed(tmp_path: Path, key: str, is_short: bool) -> None:
+def test_short_root_key_prints_a_warning(tmp_path: Path, key: str, is_short: bool) -> None:
     with serving(tmp_path / "data", "--key", key) as served:
         code, complaints = served.stop()
     assert (code, "WARNING: the root key has 5 characters" in complaints) == (0, is_short)
 
 
-def test_in_a_terminal_the_connection_string_is_not_broken(tmp_path: Path) -> None:
+def test_terminal_output_does_not_wrap_the_connection_string(tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     command = [*PAIRBUS, "serve", "--data", str(tmp_path / "data"), "--port", "0"]
     environment = ENVIRONMENT | {"COLUMNS": "20", "TERM": "xterm"}
@@ -224,39 +224,39 @@ def test_in_a_terminal_the_connection_string_is_not_broken(tmp_path: Path) -> No
             os.close(ours)
 
 
-# What goes wrong
+# Errors
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([], "there is no data directory"),
+        ([], "no data directory is set"),
         (["--data", "d", "--name", "two words"], "letters, digits and hyphens"),
-        (["--data", "d", "--tls-cert", "c.pem"], "belong together"),
+        (["--data", "d", "--tls-cert", "c.pem"], "must be set together"),
         (["--data", "d", "--config", "nowhere.toml"], "nowhere.toml cannot be read"),
     ],
     ids=["no data", "bad name", "half a certificate", "no file"],
 )
-def test_bad_settings_are_one_line_and_code_2(arguments: list[str], said: str) -> None:
+def test_invalid_settings_print_one_line_and_exit_with_2(arguments: list[str], said: str) -> None:
     done = run("serve", *arguments)
     assert (done.returncode, done.stdout) == (2, "")
     assert said in reason(done)
 
 
-def test_a_bad_variable_is_one_line_and_code_2(tmp_path: Path) -> None:
+def test_invalid_variable_prints_one_line_and_exits_with_2(tmp_path: Path) -> None:
     done = run("serve", "--data", tmp_path / "data", PAIRBUS_SERVE_PROT="1")
     assert done.returncode == 2
     assert "did you mean 'PAIRBUS_SERVE_PORT'?" in reason(done)
 
 
-def test_an_unknown_option_is_code_2(tmp_path: Path) -> None:
+def test_unknown_option_exits_with_2(tmp_path: Path) -> None:
     done = run("serve", "--data", tmp_path / "data", "--prot", 1)
     assert done.returncode == 2
     assert "--port" in done.stderr
 
 
 @pytest.mark.slow
-def test_what_the_namespace_cannot_become_is_one_line_and_code_2(tmp_path: Path) -> None:
+def test_invalid_declaration_prints_one_line_and_exits_with_2(tmp_path: Path) -> None:
     config = tmp_path / "pairbus.toml"
     config.write_text('port = 0\n[[queues]]\nname = "q"\nforward_to = "nowhere"\n', encoding="utf-8")
     done = run("serve", "--data", tmp_path / "data", "--config", config, "--log-level", "error")
@@ -264,17 +264,17 @@ def test_what_the_namespace_cannot_become_is_one_line_and_code_2(tmp_path: Path)
     assert "cannot forward to 'nowhere'" in reason(done)
 
 
-def test_a_port_in_use_is_one_line_and_code_1(tmp_path: Path) -> None:
+def test_port_in_use_prints_one_line_and_exits_with_1(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         done = run("serve", "--data", tmp_path / "data", "--port", port, "--log-level", "error")
     assert done.returncode == 1
     assert f"port {port}: " in reason(done)
-    assert "; name another with --port, or 0 for any that is free" in reason(done)
+    assert "; choose another with --port, or 0 for any free port" in reason(done)
     assert not (tmp_path / "data").exists()
 
 
-def test_a_data_directory_in_use_is_one_line_and_code_1(tmp_path: Path) -> None:
+def test_data_directory_in_use_prints_one_line_and_exits_with_1(tmp_path: Path) -> None:
     with serving(tmp_path / "data") as served:
         done = run("serve", "--data", tmp_path / "data", "--port", 0, "--log-level", "error")
         assert done.returncode == 1
@@ -282,16 +282,16 @@ def test_a_data_directory_in_use_is_one_line_and_code_1(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ["serve", "trust"])
-def test_somebody_elses_directory_is_one_line_and_code_1(tmp_path: Path, command: str) -> None:
+def test_foreign_directory_prints_one_line_and_exits_with_1(tmp_path: Path, command: str) -> None:
     (tmp_path / "letter.txt").write_text("dear", encoding="utf-8")
     done = run(command, "--data", tmp_path)
     assert done.returncode == 1
-    assert "is no data directory of pairbus" in reason(done)
-    assert ("Name an empty or a new directory" in reason(done)) == (command == "serve")
+    assert "data directory of pairbus: it contains" in reason(done)
+    assert ("Use an empty or a new directory" in reason(done)) == (command == "serve")
     assert os.listdir(tmp_path) == ["letter.txt"]
 
 
-def test_a_missing_dependency_says_what_to_install() -> None:
+def test_missing_dependency_names_the_extra_to_install() -> None:
     code = "import sys; sys.modules['lmdb'] = None; from pairbus.cli.main import app; app(['serve'])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=PATIENCE_S)
     assert done.returncode == 1
@@ -318,7 +318,7 @@ with asyncio.Runner(loop_factory=LOOP) as runner:
 @pytest.mark.parametrize(
     "loop", ["asyncio.new_event_loop", "__import__('uvloop').new_event_loop"], ids=["asyncio", "uvloop"]
 )
-def test_a_second_signal_stops_at_once(loop: str, number: signal.Signals) -> None:
+def test_second_signal_stops_at_once(loop: str, number: signal.Signals) -> None:
     if "uvloop" in loop:
         pytest.importorskip("uvloop")
     command = [sys.executable, "-c", STUBBORN.replace("LOOP", loop)]
@@ -341,13 +341,13 @@ def test_every_setting_has_an_option() -> None:
     assert "--config" in shown
 
 
-def test_the_commands() -> None:
+def test_pairbus_lists_its_commands() -> None:
     shown = CliRunner().invoke(app, ["--help"]).output
     for command in ("serve", "trust", "demo"):
         assert command in shown
 
 
-def test_the_page_on_serving_shows_how_to_deny_requests(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_deny_example_of_the_serve_page_works(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = run_snippets(PAGE)
 
     async def scene() -> None:
@@ -361,7 +361,7 @@ def test_the_page_on_serving_shows_how_to_deny_requests(tmp_path: Path, capsys: 
     assert page["deny_some"]("send", Address.of("orders")) is None
 
 
-def test_the_page_on_serving_shows_how_to_be_secure(tmp_path: Path) -> None:
+def test_security_example_of_the_serve_page_works(tmp_path: Path) -> None:
     page = run_snippets(PAGE)
     with running_namespace(queues=["orders"]) as contoso:
         for transport_type in (TransportType.Amqp, TransportType.AmqpOverWebsocket):
@@ -375,11 +375,11 @@ def test_the_page_on_serving_shows_how_to_be_secure(tmp_path: Path) -> None:
     [
         ("missing.pem", "key.pem", "tls_cert: "),
         ("cert.pem", "missing.pem", "tls_key: "),
-        ("cert.pem", "key.pem", "are no certificate and its key in PEM"),
+        ("cert.pem", "key.pem", "are not a certificate and its key in PEM"),
     ],
     ids=["no certificate", "no key", "neither is one"],
 )
-def test_a_certificate_that_is_no_good_is_one_line_and_code_2(tmp_path: Path, cert: str, key: str, said: str) -> None:
+def test_invalid_certificate_prints_one_line_and_exits_with_2(tmp_path: Path, cert: str, key: str, said: str) -> None:
     for name in ("cert.pem", "key.pem"):
         (tmp_path / name).write_text("nothing of the kind")
     options = ("--tls-cert", tmp_path / cert, "--tls-key", tmp_path / key)
@@ -389,25 +389,25 @@ def test_a_certificate_that_is_no_good_is_one_line_and_code_2(tmp_path: Path, ce
     assert "Traceback" not in done.stderr
 
 
-def test_a_declaration_that_is_refused_is_not_done_in_part(tmp_path: Path) -> None:
+def test_rejected_declaration_changes_nothing(tmp_path: Path) -> None:
     file = tmp_path / "settings.toml"
     file.write_text('[[queues]]\nname = "good"\n\n[[queues]]\nname = "bad"\nlock_duration = "10m"\n')
     done = run("serve", "--config", file, "--data", tmp_path / "data", "--port", 0)
     assert done.returncode == 2
     assert "queue 'bad'" in done.stderr
     with running_namespace(data=tmp_path / "data") as contoso:
-        assert contoso.call(lambda host: host.namespace.queues(host.now_ms())) == []
+        assert contoso.call(lambda host: host.use_namespace().queues(host.now_ms())) == []
 
 
-def test_the_version_is_told() -> None:
+def test_version_option_prints_the_version() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "pairbus", "--version"], capture_output=True, text=True, check=True, timeout=PATIENCE_S
     )
     assert re.fullmatch(r"pairbus \d+\.\d+\.\d+\n", done.stdout)
 
 
-def test_it_takes_a_certificate_of_the_operators(tmp_path: Path) -> None:
-    """One that was made elsewhere, for another name."""
+def test_serve_uses_the_certificate_of_the_operator(tmp_path: Path) -> None:
+    """Create a certificate elsewhere, for another name."""
     made = open_certificate(tmp_path, ["bus.example"], time.time_ns() // 1_000_000)
     options = ("--tls-cert", made.cert_file, "--tls-key", made.key_file)
     with serving(tmp_path / "data", *options) as served:
@@ -420,11 +420,11 @@ def test_it_takes_a_certificate_of_the_operators(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_two_namespaces_run_side_by_side_on_ports_of_their_own(tmp_path: Path) -> None:
+def test_two_namespaces_run_on_separate_ports(tmp_path: Path) -> None:
     with serving(tmp_path / "a", "--name", "a", "--port", 0) as one, serving(tmp_path / "b", "--name", "b") as other:
         assert one.connection.key != other.connection.key
         ports = [int(port) for line in one.said if line.startswith("ports: ") for port in line[7:].split(", ")]
-        assert len(ports) == 2  # each of the two that were asked for
+        assert len(ports) == 2  # each of the two requested ports
         for port, name in ((ports[0], b"a"), (ports[1], b"a"), (other.connection.port or 0, b"b")):
             with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as stream:
                 stream.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")

@@ -1,4 +1,4 @@
-"""Commands are imported when they are asked for."""
+"""Commands are imported on first use."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pairbus.cli.command_group import LazyCommands
-from pairbus.cli.extra import missing
+from pairbus.cli.failure import missing
 
 COMMANDS = {"send": "pairbus.cli.send", "entities": "pairbus.cli.entities"}
 
@@ -19,8 +19,8 @@ def run(code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
 
 
-@pytest.mark.parametrize("command", ["send", "receive", "entities", "reconcile", "syphon"])
-def test_who_talks_to_a_server_does_not_import_one(command: str) -> None:
+@pytest.mark.parametrize("command", ["send", "receive", "entities", "fault", "drill", "reconcile", "syphon"])
+def test_client_command_does_not_import_the_server(command: str) -> None:
     ended = run(
         "import sys; from pairbus.cli.main import app\n"
         f"app(['{command}', '--help'], standalone_mode=False)\n"
@@ -30,7 +30,7 @@ def test_who_talks_to_a_server_does_not_import_one(command: str) -> None:
     assert ended.stdout.endswith("also []\n")
 
 
-def test_a_command_for_which_something_is_not_installed_says_what_to_install() -> None:
+def test_missing_dependency_names_the_extra_to_install() -> None:
     ended = run("import sys; sys.modules['uvicorn'] = None; from pairbus.cli.main import app; app(['serve'])")
     assert (ended.returncode, ended.stdout) == (1, "")
     assert ended.stderr == (
@@ -39,7 +39,7 @@ def test_a_command_for_which_something_is_not_installed_says_what_to_install() -
 
 
 @pytest.mark.parametrize("arguments", [["entities", "create", "--help"], ["--version"]], ids=" ".join)
-def test_a_closed_output_is_status_141(arguments: list[str]) -> None:
+def test_closed_output_exits_with_141(arguments: list[str]) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     try:
@@ -52,7 +52,7 @@ def test_a_closed_output_is_status_141(arguments: list[str]) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no disk that is always full")
-def test_an_output_that_cannot_be_written_is_status_1_and_one_line() -> None:
+def test_unwritable_output_prints_one_line_and_exits_with_1() -> None:
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     command = [sys.executable, "-m", "pairbus", "--version"]
     with Path("/dev/full").open("wb") as full:
@@ -87,18 +87,18 @@ def test_command_without_spark_names_pyspark_and_the_extra(arguments: list[str])
     assert "spark]; in the clone: " in ended.stderr
 
 
-def test_other_extras_are_named_with_the_one_that_the_commands_need() -> None:
-    told = missing(ModuleNotFoundError("No module named 'pyspark.sql'", name="pyspark.sql"), "spark")
-    assert told.startswith("pyspark is not installed; ")
-    assert told.endswith(": pip install '.[server,spark]'")
+def test_missing_extra_is_named_together_with_server() -> None:
+    reported = missing(ModuleNotFoundError("No module named 'pyspark.sql'", name="pyspark.sql"), "spark")
+    assert reported.startswith("pyspark is not installed; ")
+    assert reported.endswith(": pip install '.[server,spark]'")
 
 
-def test_a_mistake_of_our_own_is_no_missing_extra() -> None:
+def test_failed_import_of_pairbus_is_not_reported_as_missing_extra() -> None:
     with pytest.raises(ModuleNotFoundError, match=r"pairbus\.cli\.nothing"):
         LazyCommands({"nothing": "pairbus.cli.nothing"})["nothing"]
 
 
-def test_they_are_a_mapping_like_that_of_any_group() -> None:
+def test_lazy_commands_are_a_mapping() -> None:
     commands = LazyCommands(COMMANDS)
     assert [*commands] == [*COMMANDS]
     assert len(commands) == 2

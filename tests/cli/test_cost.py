@@ -1,4 +1,4 @@
-"""`pairbus cost`, as somebody runs it who pays."""
+"""`pairbus cost` as the payer of the bill runs it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import csv
 import io
 import json
 import re
-from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
 
@@ -17,8 +16,6 @@ from typer.testing import CliRunner, Result
 
 from pairbus.cli.connection import FAILED, USAGE
 from pairbus.cli.main import app
-from pairbus.jobs.ledger.workload import HANDFUL
-from pairbus.spark.session import ensured_session
 from tests.cli.test_cli import run
 from tests.docs.snippets import ROOT
 from tests.jobs.ledger.written import operation, write
@@ -28,15 +25,14 @@ EVIL = "=[red]<b>orders"
 
 
 @pytest.fixture(scope="module")
-def spark() -> Iterator[SparkSession]:
-    """Running, so that the command need not start one each time."""
-    with ensured_session("local[2]", config=HANDFUL) as session:
-        yield session
+def spark(ledger_session: SparkSession) -> SparkSession:
+    """A running session, so that the command need not start one each time."""
+    return ledger_session
 
 
 @pytest.fixture
 def ledgers(tmp_path: Path) -> tuple[Path, Path]:
-    """Of a pair that has diverted a million messages; it sent 12.5 million itself, which are included."""
+    """Ledgers of a pair that diverted a million messages; it sent 12.5 million directly, which are included."""
     first, second = tmp_path / "contoso", tmp_path / "fabrikam"
     million = {"operations": 10**6, "messages": 10**6, "bytes": 10**9, "units": 10**6, "request_units": 10**6}
     away = {"namespace": "fabrikam", "entity": "contoso/x-servicebus-transfer/0", **million}
@@ -69,11 +65,11 @@ def both(ledgers: tuple[Path, Path]) -> tuple[object, ...]:
 
 
 @pytest.mark.slow
-def test_d3_a_bill_in_every_format(spark: SparkSession, ledgers: tuple[Path, Path]) -> None:
+def test_d3_bill_is_printed_in_every_format(spark: SparkSession, ledgers: tuple[Path, Path]) -> None:
     # 17.5 million operations, 5 million of them above what is included: 4.00. A gigabyte out: 0.15. The month: 10.
-    told = invoke(*both(ledgers), "--rates", "standard", "--format", "json")
-    assert told.exit_code == 0, told.output
-    document = json.loads(told.stdout)
+    reported = invoke(*both(ledgers), "--rates", "standard", "--format", "json")
+    assert reported.exit_code == 0, reported.output
+    document = json.loads(reported.stdout)
     assert Decimal(document["total"]) == Decimal("14.15")
     assert document["diverted_messages"] == 1_000_000
     assert Decimal(document["per_diverted_message"]) == Decimal("0.000001064")  # (4 x 4.00 / 17.5 + 0.15) / 1,000,000
@@ -81,7 +77,7 @@ def test_d3_a_bill_in_every_format(spark: SparkSession, ledgers: tuple[Path, Pat
 
     lines = [*csv.DictReader(io.StringIO(invoke(*both(ledgers), "--by", "entity", "--format", "csv").stdout))]
     assert sum(Decimal(line["amount"]) for line in lines) == Decimal("14.15")
-    assert f"'{EVIL}" in {line["entity"] for line in lines}  # no formula for a program that opens tables
+    assert f"'{EVIL}" in {line["entity"] for line in lines}  # escaped, so that a spreadsheet does not evaluate it
     assert {line["currency"] for line in lines} == {"USD"}
 
     table = invoke(*both(ledgers), "--by", "entity").stdout
@@ -94,50 +90,50 @@ def test_d3_a_bill_in_every_format(spark: SparkSession, ledgers: tuple[Path, Pat
     assert all(line["namespace"] for line in lines)
 
     page = invoke(*both(ledgers), "--by", "entity", "--format", "html").stdout
-    assert page.startswith("<!DOCTYPE html>")
+    assert page.startswith("<!doctype html>")
     assert "<b>orders" not in page
 
 
 @pytest.mark.slow
-def test_d3_without_the_ledger_of_the_secondary_it_is_not_said_that_nothing_was_diverted(
+def test_d3_bill_without_the_secondary_ledger_does_not_claim_that_nothing_was_diverted(
     spark: SparkSession, ledgers: tuple[Path, Path]
 ) -> None:
-    told = invoke("--ledger", ledgers[0])
-    assert "1,000,000 messages came home from a backlog; what was diverted is in the ledger of the" in told.stdout
-    assert "No message was diverted" not in told.stdout
+    reported = invoke("--ledger", ledgers[0])
+    assert "1,000,000 messages were restored from a backlog; the ledger of the secondary has the" in reported.stdout
+    assert "No message was diverted" not in reported.stdout
 
 
 @pytest.mark.slow
-def test_d3_what_an_outage_has_cost(spark: SparkSession, ledgers: tuple[Path, Path]) -> None:
+def test_d3_bill_of_an_outage_beyond_allowances(spark: SparkSession, ledgers: tuple[Path, Path]) -> None:
     # Four charges of a million messages and a million idle polls, at 0.80 a million; a gigabyte out at 0.15.
     time = ("--from", "2026-04-01T10:00", "--to", "2026-04-01T14:00")
-    told = invoke(*both(ledgers), *time, "--beyond-allowances", "--format", "json")
-    assert told.exit_code == 0, told.output
-    document = json.loads(told.stdout)
+    reported = invoke(*both(ledgers), *time, "--beyond-allowances", "--format", "json")
+    assert reported.exit_code == 0, reported.output
+    document = json.loads(reported.stdout)
     assert Decimal(document["pairing_total"]["amount"]) == Decimal("4.15")
     assert Decimal(document["total"]) == Decimal("4.15")  # nothing else was done, and no base charge is in it
     assert document["rates"]["title"] == "Azure Service Bus, Standard tier, beyond what is included"
     table = invoke(*both(ledgers), *time, "--beyond-allowances").stdout
-    assert re.search(r"all of it .* 4\.15 *$", table, re.MULTILINE)
+    assert re.search(r"total .* 4\.15 *$", table, re.MULTILINE)
 
 
 @pytest.mark.slow
-def test_a_bill_for_a_part_of_the_time(spark: SparkSession, ledgers: tuple[Path, Path]) -> None:
+def test_time_range_limits_the_bill(spark: SparkSession, ledgers: tuple[Path, Path]) -> None:
     # From 10:00 to before 12:00: three million operations, at 0.05 a million; a gigabyte out.
-    told = invoke(*both(ledgers), "--rates", "basic", "--from", "2026-04-01T10:00", "--to", "2026-04-01T14:00+02:00",
-                  "--format", "json", "--by", "hour")  # fmt: skip
-    document = json.loads(told.stdout)
+    times = ("--from", "2026-04-01T10:00", "--to", "2026-04-01T14:00+02:00")
+    reported = invoke(*both(ledgers), "--rates", "basic", *times, "--format", "json", "--by", "hour")
+    document = json.loads(reported.stdout)
     assert Decimal(document["total"]) == Decimal("0.30")
     assert [line["hour"] for line in document["lines"]] == ["2026-04-01T10:00Z", "2026-04-01T11:00Z"]
 
 
 @pytest.mark.slow
-def test_a_ledger_that_is_none_or_damaged_ends_it_with_one_line(
+def test_missing_or_damaged_ledger_prints_one_line(
     spark: SparkSession, ledgers: tuple[Path, Path], tmp_path: Path
 ) -> None:
     nothing = invoke("--ledger", tmp_path / "nothing")
     assert nothing.exit_code == FAILED
-    assert nothing.stderr.startswith("pairbus: there is no directory")
+    assert nothing.stderr.startswith("pairbus: the directory ")
     file = next(ledgers[1].rglob("*.parquet"))
     file.write_bytes(file.read_bytes()[:-10])
     damaged = invoke(*both(ledgers))
@@ -148,9 +144,7 @@ def test_a_ledger_that_is_none_or_damaged_ends_it_with_one_line(
 
 
 @pytest.mark.slow
-def test_a_ledger_whose_damage_only_spark_finds_ends_it_with_one_line(
-    spark: SparkSession, ledgers: tuple[Path, Path]
-) -> None:
+def test_damage_found_by_spark_prints_one_line(spark: SparkSession, ledgers: tuple[Path, Path]) -> None:
     file = next(ledgers[1].rglob("*.parquet"))
     content = file.read_bytes()
     file.write_bytes(content[:4] + bytes(400) + content[404:])
@@ -162,7 +156,7 @@ def test_a_ledger_whose_damage_only_spark_finds_ends_it_with_one_line(
     assert damaged.stdout == ""
 
 
-def test_d3_a_forecast_as_a_table_and_as_json() -> None:
+def test_d3_forecast_is_printed_as_table_and_json() -> None:
     options = ("--forecast", "--messages-per-day", 1_000_000, "--outage-hours", 12, "--entities", 5, "--senders", 4)
     table = invoke(*options)
     assert table.exit_code == 0, table.output
@@ -176,7 +170,7 @@ def test_d3_a_forecast_as_a_table_and_as_json() -> None:
     assert polls["operations"] == 28_800
 
 
-def test_a_forecast_starts_no_spark() -> None:
+def test_forecast_does_not_start_spark() -> None:
     done = run("cost", "--forecast", "--messages-per-day", 0, "--long-poll", "5m", JAVA_HOME="/nowhere")
     assert done.returncode == 0, done.stderr
     assert "86,400" in done.stdout
@@ -185,42 +179,42 @@ def test_a_forecast_starts_no_spark() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ((), "name a ledger with --ledger, or say --forecast"),
-        (("--forecast",), "--forecast needs --messages-per-day"),
-        (("--forecast", "--messages-per-day", "1", "--ledger", "x"), "--ledger is about a bill"),
-        (("--forecast", "--messages-per-day", "1", "--by", "stage"), "--by is about a bill"),
-        (("--forecast", "--messages-per-day", "1", "--from", "2026-04-02"), "--from is about a bill"),
-        (("--forecast", "--messages-per-day", "1", "--to", "2026-04-02"), "--to is about a bill"),
-        (("--forecast", "--messages-per-day", "1", "--master", "local"), "--master is about a bill"),
-        (("--forecast", "--messages-per-day", "1", "--format", "csv"), "a forecast is not written as csv"),
-        (("--forecast", "--messages-per-day", "1", "--ping-interval", "soon"), "--ping-interval is 'soon'; it is a"),
+        ((), "name a ledger with --ledger, or add --forecast"),
+        (("--forecast",), "--forecast requires --messages-per-day"),
+        (("--forecast", "--messages-per-day", "1", "--ledger", "x"), "--ledger applies to a bill only"),
+        (("--forecast", "--messages-per-day", "1", "--by", "stage"), "--by applies to a bill only"),
+        (("--forecast", "--messages-per-day", "1", "--from", "2026-04-02"), "--from applies to a bill only"),
+        (("--forecast", "--messages-per-day", "1", "--to", "2026-04-02"), "--to applies to a bill only"),
+        (("--forecast", "--messages-per-day", "1", "--master", "local"), "--master applies to a bill only"),
+        (("--forecast", "--messages-per-day", "1", "--format", "csv"), "--format must be table, json or html"),
+        (("--forecast", "--messages-per-day", "1", "--ping-interval", "soon"), "--ping-interval must be a time"),
         (
             ("--forecast", "--messages-per-day", "1", "--ping-interval", "31m"),
-            "it is a time from 1 second to 30 minutes",
+            "must be a time from 1 second to 30 minutes",
         ),
-        (("--ledger", "x", "--outage-hours", "2"), "--outage-hours is about a forecast: say --forecast as well"),
-        (("--print-card", "--forecast"), "--forecast does not go with --print-card"),
-        (("--print-card", "--zone", "asia-pacific"), "--zone does not go with --print-card"),
-        (("--print-card", "--rates", "gold"), "there is no rate card 'gold'"),
-        (("--forecast", "--messages-per-day", str(10**30)), "messages_per_day is 1000"),
+        (("--ledger", "x", "--outage-hours", "2"), "--outage-hours applies to a forecast only: add --forecast"),
+        (("--print-card", "--forecast"), "--forecast cannot be combined with --print-card"),
+        (("--print-card", "--zone", "asia-pacific"), "--zone cannot be combined with --print-card"),
+        (("--print-card", "--rates", "gold"), "unknown rate card 'gold'"),
+        (("--forecast", "--messages-per-day", str(10**30)), "messages_per_day must be 0 to"),
         (
             ("--forecast", "--messages-per-day", str(10**12), "--message-bytes", str(10**12), "--outage-hours", "720"),
-            "cannot be meant",
+            "is not plausible",
         ),
-        (("--ledger", "x", "--rates", "gold"), "there is no rate card 'gold'"),
+        (("--ledger", "x", "--rates", "gold"), "unknown rate card 'gold'"),
         (("--ledger", "x", "--zone", "moon"), "no zone 'moon'"),
-        (("--ledger", "x", "--from", "yesterday"), "--from is 'yesterday'; it is a time in UTC such as"),
-        (("--ledger", "x", "--from", "2026-04-02", "--to", "2026-04-01"), "--to is not after --from"),
+        (("--ledger", "x", "--from", "yesterday"), "--from must be a time in UTC such as"),
+        (("--ledger", "x", "--from", "2026-04-02", "--to", "2026-04-01"), "--to must be after --from"),
     ],
 )
-def test_what_cannot_be_meant_is_told_in_one_line(arguments: tuple[str, ...], said: str) -> None:
+def test_invalid_options_print_one_line(arguments: tuple[str, ...], said: str) -> None:
     done = invoke(*arguments)
     assert done.exit_code == USAGE
     assert said in done.stderr
     assert done.stderr.count("\n") == 1
 
 
-def test_a_wrong_card_of_ones_own_is_told_by_its_key(tmp_path: Path) -> None:
+def test_invalid_custom_card_names_the_key(tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
     file.write_text('name = "mine"\n', encoding="utf-8")
     done = invoke("--ledger", "x", "--rates", file)
@@ -228,7 +222,7 @@ def test_a_wrong_card_of_ones_own_is_told_by_its_key(tmp_path: Path) -> None:
     assert f"the rate card {file} lacks the key title" in done.stderr
 
 
-def test_a_card_is_printed_to_be_changed(tmp_path: Path) -> None:
+def test_print_card_prints_an_editable_card(tmp_path: Path) -> None:
     printed = invoke("--rates", "basic", "--print-card")
     assert printed.exit_code == 0, printed.output
     file = tmp_path / "mine.toml"
@@ -237,15 +231,15 @@ def test_a_card_is_printed_to_be_changed(tmp_path: Path) -> None:
     assert invoke("--rates", file, "--print-card").stdout == file.read_text(encoding="utf-8")
 
 
-def test_a_ledger_that_is_not_there_is_told_before_spark_starts(tmp_path: Path) -> None:
-    for place, said in ((tmp_path / "nowhere", "there is no directory"), (tmp_path, "is no ledger")):
-        done = run("cost", "--ledger", place, "--master", "nonsense")  # Spark would complain of that
+def test_missing_ledger_is_reported_before_spark_starts(tmp_path: Path) -> None:
+    for place, said in ((tmp_path / "nowhere", "does not exist"), (tmp_path, "is not a ledger")):
+        done = run("cost", "--ledger", place, "--master", "nonsense")  # Spark would report an error
         assert done.returncode == FAILED
         assert said in done.stderr
         assert done.stderr.count("\n") == 1
 
 
-def test_the_page_names_every_option() -> None:
+def test_page_lists_every_option() -> None:
     command = typer.main.get_command(app).commands["cost"]  # type: ignore[attr-defined]
     options = {name for parameter in command.params for name in parameter.opts if name.startswith("--")}
     named = {*re.findall(r"--[a-z-]+", PAGE.read_text(encoding="utf-8"))}

@@ -1,4 +1,4 @@
-"""The demo does what it says, and nothing is left of it."""
+"""The demo shows an outage and removes everything it created."""
 
 from __future__ import annotations
 
@@ -20,42 +20,44 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from pairbus.cli.demo.acts import Acts
-from pairbus.cli.demo.application import PLACES
-from pairbus.cli.demo.namespace import Namespace, NamespaceStartError
+from pairbus.cli.demo.application import PLACES, MessageLog
+from pairbus.cli.demo.namespace import DemoNamespace, NamespaceStartError
 from pairbus.cli.demo.outage import ENTITIES, Aftermath, Outage, Plan
-from pairbus.cli.demo.outcome import Outcome
-from pairbus.cli.demo.performance import told_when_stopped
-from pairbus.cli.demo.proof import Proof
-from pairbus.cli.demo.reading import EntityReading, Rate, Reading
-from pairbus.cli.demo.screen import PlainScreen, Screen, opened_screen
-from pairbus.cli.demo.silence import errors_to
-from pairbus.cli.demo.tally import Tally
+from pairbus.cli.demo.outcome import DemoOutcome, Proof
+from pairbus.cli.demo.performance import announce_stop, errors_to
+from pairbus.cli.demo.screen import (
+    DemoReading,
+    DemoTimeline,
+    EntityReading,
+    PlainScreen,
+    RateMeter,
+    Screen,
+    opened_screen,
+)
 from pairbus.client import BrokeredMessage, MessagingFactory
-from pairbus.jobs.cost.allowances import beyond_allowances
+from pairbus.jobs.cost.month import beyond_allowances
 from pairbus.jobs.cost.rate_card import load_rate_card
-from pairbus.jobs.cost.statement import By, Statement, StatementLine
-from pairbus.jobs.reconcile.report import MissingMessage
-from pairbus.jobs.reconcile.totals import MEASURES
-from pairbus.jobs.reconcile.waits import EDGES, Waits
+from pairbus.jobs.cost.statement import GroupBy, Statement, StatementLine
+from pairbus.jobs.reconcile.reconciliation import MEASURES
+from pairbus.jobs.reconcile.report import EDGES, MissingMessage, Waits
 from pairbus.pairing import EntityState
 from tests.jobs.processes import kill_session, members
 from tests.server.books import rows_of
 
 PATIENCE_S = 60.0
 LONG_S = 840.0
-"""A whole run, where much else is going on."""
+"""A whole run on a busy machine."""
 
 KILLED_AT = datetime(2026, 3, 4, 12, 0, 0, tzinfo=UTC)
 AUDIT, BILLING = PLACES["events"]
 
 
-# What is counted.
+# Counts.
 
 
-def a_tally() -> Tally:
-    """Two orders and an event, all received where they should be."""
-    tally = Tally(PLACES)
+def a_tally() -> MessageLog:
+    """Two orders and an event, all received at their places."""
+    tally = MessageLog(PLACES)
     for entity, message_id in (("orders", "o1"), ("orders", "o2"), ("events", "e1")):
         tally.note_sent(entity, message_id, 0.25)
     for number, (place, message_id) in enumerate((("orders", "o1"), (AUDIT, "e1"), (BILLING, "e1"), ("orders", "o2"))):
@@ -64,47 +66,47 @@ def a_tally() -> Tally:
     return tally
 
 
-def test_what_is_sent_to_a_topic_is_expected_at_each_subscription() -> None:
+def test_message_to_a_topic_is_expected_at_each_subscription() -> None:
     tally = a_tally()
     assert (tally.sent, tally.expected, tally.received) == (3, 4, 4)
     assert (tally.lost, tally.doubled, tally.redelivered, tally.failed) == (0, 0, 0, 0)
 
 
-def test_a_message_is_lost_at_the_place_that_it_did_not_come_to() -> None:
-    tally = Tally(PLACES)
+def test_missing_message_is_lost_at_its_place() -> None:
+    tally = MessageLog(PLACES)
     tally.note_sent("events", "e1", 0.1)
     tally.note_received(AUDIT, "e1")
     assert (tally.lost, tally.expected, tally.received) == (1, 2, 1)
-    assert [*tally.mishaps()] == ["e1 did not come to events/subscriptions/billing"]
+    assert [*tally.mishaps()] == ["e1 was not received from events/subscriptions/billing"]
 
 
-def test_another_delivery_is_no_other_message() -> None:
+def test_redelivery_is_not_a_duplicate() -> None:
     tally = a_tally()
-    tally.note_received("orders", "o1")  # once more, and its completion is not confirmed
+    tally.note_received("orders", "o1")  # delivered again, because its completion was not confirmed
     assert (tally.doubled, tally.redelivered, tally.received) == (0, 1, 4)
     assert [*tally.mishaps()] == []
-    tally.note_completed("orders", "o1", 77)  # the namespace has held it twice
+    tally.note_completed("orders", "o1", 77)  # the namespace stored it twice
     assert (tally.doubled, tally.redelivered, tally.received) == (1, 1, 4)
-    assert [*tally.mishaps()] == ["o1 was completed at orders under the numbers [0, 77]"]
+    assert [*tally.mishaps()] == ["o1 was completed at orders under several sequence numbers: [0, 77]"]
 
 
-def test_the_longest_wait_is_also_that_of_a_send_that_failed() -> None:
+def test_longest_wait_includes_failed_sends() -> None:
     tally = a_tally()
     tally.note_failed(3.5)
     assert (tally.failed, tally.longest_wait_s, tally.sent) == (1, 3.5, 3)
 
 
-def test_a_rate_looks_back_two_seconds() -> None:
-    rate = Rate()
+def test_rate_covers_the_last_two_seconds() -> None:
+    rate = RateMeter()
     found = [rate.per_second(second, count) for second, count in ((0, 0), (1, 100), (2, 200), (3, 1_200), (4, 1_200))]
     assert found == [0, 100, 100, 550, 500]
 
 
-# What is seen.
+# Screens.
 
 
-def a_reading(elapsed_s: float = 12.0, state: EntityState = EntityState.FAILED_OVER) -> Reading:
-    return Reading(
+def a_reading(elapsed_s: float = 12.0, state: EntityState = EntityState.FAILED_OVER) -> DemoReading:
+    return DemoReading(
         elapsed_s=elapsed_s,
         entities=tuple(EntityReading(path=path, state=state, diverted=30, pings=4) for path in PLACES),
         sent=1_234,
@@ -122,7 +124,7 @@ def a_console(**options: Any) -> tuple[Console, StringIO]:
     return Console(file=file, highlight=False, width=120, **options), file
 
 
-def test_without_a_terminal_there_are_plain_lines_and_not_too_many() -> None:
+def test_plain_screen_prints_a_limited_number_of_lines() -> None:
     console, file = a_console()
     with opened_screen(console) as screen:
         screen.begin("An act")
@@ -136,11 +138,11 @@ def test_without_a_terminal_there_are_plain_lines_and_not_too_many() -> None:
     assert [line.split()[0] for line in lines[2:-1]] == ["0.0", "2.0", "4.1"]
     assert "orders failed over, events failed over; sent 1,234 (200/s), diverted 60, in the backlog 56" in lines[2]
     assert lines[2].endswith("pings 8")
-    assert lines[-1] == "   it took 4.1 s"
+    assert lines[-1] == "   done in 4.1 s"
     assert "\x1b" not in file.getvalue()
 
 
-def test_in_a_terminal_there_is_a_table_and_a_line_for_each_act() -> None:
+def test_live_screen_shows_a_table_and_a_line_for_each_step() -> None:
     console, file = a_console(force_terminal=True)
     with opened_screen(console) as screen:
         screen.begin("An act")
@@ -155,18 +157,18 @@ def test_in_a_terminal_there_is_a_table_and_a_line_for_each_act() -> None:
     assert "Something [has] happened." in shown
 
 
-def test_an_act_that_fails_has_no_end() -> None:
+def test_failed_step_has_no_duration() -> None:
     console, file = a_console()
-    acts = Acts(PlainScreen(console))
+    acts = DemoTimeline(PlainScreen(console))
     with acts.act("well"):
         pass
     with suppress(KeyError), acts.act("badly"):
         raise KeyError
     assert [*acts.seconds] == ["well"]
-    assert file.getvalue().count("it took") == 1
+    assert file.getvalue().count("done in") == 1
 
 
-def test_who_stops_it_is_told_before_what_is_under_way_has_ended() -> None:
+def test_interruption_is_announced_before_work_has_ended() -> None:
     console, file = a_console()
     seen: list[str] = []
 
@@ -178,17 +180,17 @@ def test_who_stops_it_is_told_before_what_is_under_way_has_ended() -> None:
             seen.append(file.getvalue())
 
     async def stop() -> None:
-        running = asyncio.create_task(told_when_stopped(spark_starts(), PlainScreen(console)))
+        running = asyncio.create_task(announce_stop(spark_starts(), PlainScreen(console)))
         await asyncio.sleep(0.01)
         running.cancel()
         await running
 
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(stop())
-    assert seen == ["   Stopping; this may take some seconds …\n"]
+    assert seen == ["   Stopping; this may take a few seconds …\n"]
 
 
-def test_who_does_not_stop_it_is_told_nothing() -> None:
+def test_uninterrupted_work_announces_nothing() -> None:
     console, file = a_console()
 
     async def succeed() -> int:
@@ -197,13 +199,13 @@ def test_who_does_not_stop_it_is_told_nothing() -> None:
     async def fail() -> int:
         raise KeyError("orders")
 
-    assert asyncio.run(told_when_stopped(succeed(), PlainScreen(console))) == 7
+    assert asyncio.run(announce_stop(succeed(), PlainScreen(console))) == 7
     with pytest.raises(KeyError, match="orders"):
-        asyncio.run(told_when_stopped(fail(), PlainScreen(console)))
+        asyncio.run(announce_stop(fail(), PlainScreen(console)))
     assert file.getvalue() == ""
 
 
-def test_complaints_of_others_go_to_a_file(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_errors_of_child_processes_go_to_the_file(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     command = [sys.executable, "-c", "import sys; print('chatter', file=sys.stderr)"]
     with errors_to(tmp_path / "log.txt"):
         subprocess.run(command, check=True, timeout=PATIENCE_S)
@@ -215,7 +217,7 @@ def test_complaints_of_others_go_to_a_file(tmp_path: Path, capfd: pytest.Capture
     assert "heard again" not in log
 
 
-# What it comes to.
+# The outcome.
 
 
 def a_missing_message(message_id: str = "o1", accepted_at: datetime = KILLED_AT) -> MissingMessage:
@@ -224,7 +226,7 @@ def a_missing_message(message_id: str = "o1", accepted_at: datetime = KILLED_AT)
         message_id=message_id,
         session_id=None,
         accepted_at=accepted_at,
-        cause="passed over",
+        cause="never delivered",
         last_place="orders",
         sequence=1,
     )
@@ -243,21 +245,21 @@ def a_proof(**measures: int) -> Proof:
     return Proof(counts=counts, missing=(), waits=waits, gaps=0)
 
 
-def an_outcome(tally: Tally | None = None, proof: Proof | None = None) -> Outcome:
+def an_outcome(tally: MessageLog | None = None, proof: Proof | None = None) -> DemoOutcome:
     line = StatementLine(
         labels=("send to backlog",), operations=2, failed=0, messages=2, bytes=0, units=2, amount=Decimal("0.0000016")
     )
     idle = replace(line, labels=("pings",), operations=0, messages=0, units=0, amount=Decimal(0))
     card = beyond_allowances(load_rate_card("standard"))
-    return Outcome(
+    return DemoOutcome(
         aftermath=Aftermath(tally=tally or a_tally(), diverted=2, pings=3, syphoned=2, killed_at=KILLED_AT),
         proof=proof or a_proof(),
-        statement=Statement(card=card, by=By.STAGE, months={}, lines=(), steps=(line, idle)),
+        statement=Statement(card=card, by=GroupBy.STAGE, months={}, lines=(), steps=(line, idle)),
         seconds={"An act": 1.25, "Another one": 2.5},
     )
 
 
-def test_it_is_fine_if_nothing_is_lost_or_doubled_and_the_ledgers_agree() -> None:
+def test_outcome_is_fine_if_nothing_is_lost_or_duplicated_and_ledgers_agree() -> None:
     outcome = an_outcome()
     assert outcome.is_fine
     assert [*outcome.lines()] == [
@@ -274,7 +276,7 @@ def test_it_is_fine_if_nothing_is_lost_or_doubled_and_the_ledgers_agree() -> Non
     ]
 
 
-def test_it_says_what_was_delivered_again() -> None:
+def test_outcome_reports_redeliveries() -> None:
     tally = a_tally()
     tally.note_received("orders", "o1")
     outcome = an_outcome(tally)
@@ -282,42 +284,42 @@ def test_it_says_what_was_delivered_again() -> None:
     assert "delivered again 1: the primary was killed before their completion was confirmed" in [*outcome.lines()]
 
 
-def test_its_tables_show_what_there_is() -> None:
+def test_outcome_tables_show_the_counts() -> None:
     console, file = a_console()
     an_outcome().print(console)
     shown = file.getvalue()
-    for text in ("events/subscriptions/billing", "send to backlog", "An act", "together", "3.8"):
+    for text in ("events/subscriptions/billing", "send to backlog", "An act", "total", "3.8"):
         assert text in shown
-    assert "x-drill" not in shown  # it is none of the application's
-    assert "│ pings" not in shown  # none is on the bill
-    assert "unrecorded" not in shown  # there is nothing of the kind
+    assert "x-drill" not in shown  # not an entity of the application
+    assert "│ pings" not in shown  # not on the bill
+    assert "unrecorded" not in shown  # there are none
 
 
 def row_of(shown: str, name: str) -> list[str]:
-    """The cells of the first row of a table that has this one."""
+    """Return the cells of the first row that contains this cell."""
     rows = ([cell.strip() for cell in line.strip("│").split("│")] for line in shown.splitlines() if "│" in line)
     return next(row for row in rows if row[0] == name)
 
 
-def test_the_bill_adds_up_in_front_of_the_reader() -> None:
+def test_lines_of_the_bill_add_up_to_the_total() -> None:
     outcome = an_outcome()
     awkward = ("0.0117510", "0.0000004", "0.0000005")
     steps = tuple(replace(outcome.statement.steps[0], labels=(text,), amount=Decimal(text)) for text in awkward)
     console, file = a_console()
     replace(outcome, statement=replace(outcome.statement, steps=steps)).print(console)
     assert row_of(file.getvalue(), "0.0117510") == ["0.0117510", "2", "2", "0.0117510"]
-    assert row_of(file.getvalue(), "all of it") == ["all of it", "", "6", "0.0117519"]
+    assert row_of(file.getvalue(), "total") == ["total", "", "6", "0.0117519"]
 
 
-def test_what_was_not_received_has_a_column_that_says_where_it_is() -> None:
+def test_messages_not_received_have_a_column_with_their_state() -> None:
     console, file = a_console()
     an_outcome(proof=a_proof(received=1, unrecorded=2)).print(console)
     assert "unrecorded" in file.getvalue()
     assert row_of(file.getvalue(), "orders")[-1] == "2"
 
 
-@pytest.mark.parametrize(("sent", "said"), [(24, "22 of 24 pings found nobody there"), (2, ""), (1, "")])
-def test_pings_that_found_nobody_are_on_no_bill_and_that_is_said(sent: int, said: str) -> None:
+@pytest.mark.parametrize(("sent", "said"), [(24, "22 of 24 pings reached no namespace"), (2, ""), (1, "")])
+def test_pings_that_reached_no_namespace_are_reported_and_not_billed(sent: int, said: str) -> None:
     outcome = an_outcome()
     first, pings = outcome.statement.steps
     steps = (first, replace(pings, operations=2, units=2, messages=2))
@@ -329,23 +331,23 @@ def test_pings_that_found_nobody_are_on_no_bill_and_that_is_said(sent: int, said
     ).print(console)
     assert row_of(file.getvalue(), "pings")[2] == "2"
     assert said in file.getvalue()
-    assert ("found nobody" in file.getvalue()) == bool(said)
+    assert ("reached no namespace" in file.getvalue()) == bool(said)
 
 
-def failing_send(tally: Tally) -> None:
+def failing_send(tally: MessageLog) -> None:
     tally.note_failed(1.0)
 
 
-def losing_one(tally: Tally) -> None:
+def losing_one(tally: MessageLog) -> None:
     tally.note_sent("orders", "o3", 0.1)
 
 
-def doubling_one(tally: Tally) -> None:
+def doubling_one(tally: MessageLog) -> None:
     tally.note_completed("orders", "o1", 99)
 
 
 @pytest.mark.parametrize("mishap", [failing_send, losing_one, doubling_one])
-def test_it_is_not_fine_if_the_application_has_seen_something(mishap: Any) -> None:
+def test_outcome_is_not_fine_if_the_application_lost_or_failed(mishap: Any) -> None:
     tally = a_tally()
     mishap(tally)
     assert not an_outcome(tally).is_fine
@@ -354,8 +356,8 @@ def test_it_is_not_fine_if_the_application_has_seen_something(mishap: Any) -> No
 @pytest.mark.parametrize(
     ("proof", "objection"),
     [
-        (replace(a_proof(), gaps=2), "they have 2 gaps"),
-        (a_proof(duplicated=1), "1 messages came home twice"),
+        (replace(a_proof(), gaps=2), "2 gaps in the ledgers"),
+        (a_proof(duplicated=1), "1 messages were delivered twice"),
         (a_proof(backlog_waiting=3), "3 messages wait in the backlog"),
         (a_proof(accepted=2, diverted=1), "only 1 of 2 messages were diverted"),
         (replace(a_proof(), missing=(a_missing_message("o9"),)), "1 messages are missing"),
@@ -363,7 +365,7 @@ def test_it_is_not_fine_if_the_application_has_seen_something(mishap: Any) -> No
         (a_proof(accepted=2, repeated=2), "1 messages are not recorded as accepted"),  # sent, diverted, and the same
     ],
 )
-def test_it_is_not_fine_if_the_ledgers_object(proof: Proof, objection: str) -> None:
+def test_outcome_is_not_fine_if_the_ledgers_disagree(proof: Proof, objection: str) -> None:
     outcome = an_outcome(proof=proof)
     assert not outcome.is_fine
     assert f"the ledgers do not agree: {objection}" in [*outcome.lines()]
@@ -372,8 +374,8 @@ def test_it_is_not_fine_if_the_ledgers_object(proof: Proof, objection: str) -> N
 # Namespaces.
 
 
-def test_a_namespace_is_killed_and_serves_again_what_it_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PAIRBUS_SERVE_NAME", "another")  # what is set for other servers is none of its business
+def test_killed_namespace_serves_its_data_after_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PAIRBUS_SERVE_NAME", "another")  # settings of other servers must not apply
     monkeypatch.setenv("PAIRBUS_SERVE_LEDGER", str(tmp_path / "elsewhere"))
 
     async def send_and_receive(connection_string: str, text: str | None) -> list[str]:
@@ -384,7 +386,7 @@ def test_a_namespace_is_killed_and_serves_again_what_it_had(tmp_path: Path, monk
                 return []
             return [message.text() for message in await queue.receive()]
 
-    with Namespace("contoso", tmp_path, ENTITIES) as contoso:
+    with DemoNamespace("contoso", tmp_path, ENTITIES) as contoso:
         contoso.start()
         first, process, console = contoso.connection_string, contoso.process_id, contoso.console
         asyncio.run(send_and_receive(first, "one espresso"))
@@ -400,8 +402,8 @@ def test_a_namespace_is_killed_and_serves_again_what_it_had(tmp_path: Path, monk
     assert {row["namespace"] for row in rows_of(contoso.ledger, "lives")} == {"contoso"}
 
 
-def test_a_namespace_that_cannot_be_served_says_why(tmp_path: Path) -> None:
-    contoso = Namespace("contoso", tmp_path, "nonsense = 1\n")
+def test_failed_start_of_a_namespace_names_the_reason(tmp_path: Path) -> None:
+    contoso = DemoNamespace("contoso", tmp_path, "nonsense = 1\n")
     with contoso, pytest.raises(NamespaceStartError, match="nonsense"):
         contoso.start()
 
@@ -414,10 +416,10 @@ KEEPER = """
 import sys
 from pathlib import Path
 from rich.console import Console
-from pairbus.cli.demo.namespace import Namespace
+from pairbus.cli.demo.namespace import DemoNamespace
 from pairbus.cli.demo.performance import keep
 
-with Namespace("contoso", Path(sys.argv[1])) as contoso, Namespace("fabrikam", Path(sys.argv[1])) as fabrikam:
+with DemoNamespace("contoso", Path(sys.argv[1])) as contoso, DemoNamespace("fabrikam", Path(sys.argv[1])) as fabrikam:
     contoso.start()
     fabrikam.start()
     keep(contoso, fabrikam, Console())
@@ -425,12 +427,12 @@ print("over")
 """
 
 
-def test_what_is_kept_goes_on_until_ctrl_c(tmp_path: Path) -> None:
+def test_kept_namespaces_run_until_ctrl_c(tmp_path: Path) -> None:
     with started([sys.executable, "-c", KEEPER, str(tmp_path)], tmp_path) as process:
-        said = read_until(process, "Both go on until Ctrl-C.")
+        said = read_until(process, "Both namespaces run until you press Ctrl-C.")
         for name in ("contoso", "fabrikam"):
             assert re.search(rf"^{name}: http://localhost:\d+/console$", said, re.MULTILINE)
-            assert f"its ledger: {tmp_path / name / 'ledger'}\n" in said
+            assert f"ledger: {tmp_path / name / 'ledger'}\n" in said
         assert said.count("Endpoint=sb://localhost:") == 2
         primary, secondary = (tmp_path / name / "ledger" for name in ("contoso", "fabrikam"))
         assert f"pairbus reconcile --primary {primary} --secondary {secondary}\n" in said
@@ -440,21 +442,21 @@ def test_what_is_kept_goes_on_until_ctrl_c(tmp_path: Path) -> None:
         assert not members(process.pid)
 
 
-# The story.
+# The outage.
 
 
 @pytest.mark.slow
-def test_c9_an_outage_is_lived_through_without_spark(tmp_path: Path) -> None:
-    async def play(primary: Namespace, secondary: Namespace, screen: Screen) -> Aftermath:
-        acts = Acts(screen)
+def test_c9_outage_with_the_in_process_engine_loses_nothing(tmp_path: Path) -> None:
+    async def play(primary: DemoNamespace, secondary: DemoNamespace, screen: Screen) -> Aftermath:
+        acts = DemoTimeline(screen)
         await asyncio.gather(*(asyncio.to_thread(each.start) for each in (primary, secondary)))
         outage = Outage(primary, secondary, screen, acts, Plan(outage_s=3, rate=60), "in-process")
-        return await outage.live_through()
+        return await outage.run()
 
     console, file = a_console()
     with (
-        Namespace("contoso", tmp_path, ENTITIES) as primary,
-        Namespace("fabrikam", tmp_path) as secondary,
+        DemoNamespace("contoso", tmp_path, ENTITIES) as primary,
+        DemoNamespace("fabrikam", tmp_path) as secondary,
         opened_screen(console) as screen,
     ):
         aftermath = asyncio.run(play(primary, secondary, screen))
@@ -470,12 +472,12 @@ def test_c9_an_outage_is_lived_through_without_spark(tmp_path: Path) -> None:
         assert f"'{entity}' is healthy: its messages go to contoso again." in said
 
 
-# All of it, as a process.
+# The whole demo, as a process.
 
 
 @contextmanager
 def started(command: list[str], tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    """A process that begins a session, so that all that belongs to it can be found; it leaves its files in a place."""
+    """Start a process in a new session, so that its descendants can be found, with its own temporary directory."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PAIRBUS_")}
     with subprocess.Popen(
         command,
@@ -510,7 +512,7 @@ def leftovers(tmp_path: Path) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(LONG_S + 60)
-def test_the_whole_demo_loses_nothing_and_leaves_nothing(tmp_path: Path) -> None:
+def test_demo_loses_nothing_and_cleans_up(tmp_path: Path) -> None:
     with started(demo(), tmp_path) as process:
         said, _ = process.communicate(timeout=LONG_S)
         assert process.returncode == 0, said
@@ -540,13 +542,13 @@ def test_the_whole_demo_loses_nothing_and_leaves_nothing(tmp_path: Path) -> None
     [(signal.SIGINT, "sent "), (signal.SIGTERM, "Everything runs on this machine")],
     ids=["ctrl-c in the middle", "sigterm while it starts"],
 )
-def test_a_demo_that_is_stopped_leaves_nothing(tmp_path: Path, number: signal.Signals, moment: str) -> None:
+def test_stopped_demo_cleans_up(tmp_path: Path, number: signal.Signals, moment: str) -> None:
     with started(demo(), tmp_path) as process:
         said = read_until(process, moment)
         process.send_signal(number)
         rest, _ = process.communicate(timeout=LONG_S)
         assert process.returncode == 130, said + rest
-        assert "Stopping; this may take some seconds" in rest
+        assert "Stopping; this may take a few seconds" in rest
         assert rest.endswith("pairbus: stopped\n")
         assert not members(process.pid)
     assert leftovers(tmp_path) == []
@@ -554,7 +556,9 @@ def test_a_demo_that_is_stopped_leaves_nothing(tmp_path: Path, number: signal.Si
 
 
 @pytest.mark.slow
-def test_a_demo_that_cannot_begin_says_why_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_start_of_the_demo_names_the_reason_and_cleans_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", "--nonsense pyspark-shell")
     with started(demo(), tmp_path) as process:
         said, _ = process.communicate(timeout=LONG_S)

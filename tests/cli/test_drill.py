@@ -1,4 +1,4 @@
-"""`pairbus drill`, as an operator runs it, with a syphon here, elsewhere or nowhere."""
+"""`pairbus drill` as an operator runs it: with a syphon in the command, elsewhere, or without one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pairbus.cli.main import app
 from pairbus.pairing.backlog import ensure_backlog_queues
 from pairbus.testing import RunningNamespace, running_namespace
 from tests.cli.test_cli import ENVIRONMENT, PAIRBUS, PATIENCE_S, reason, run
-from tests.cli.test_pair import Namespaces, nobody, options, with_key
+from tests.cli.test_pair import Namespaces, options, unused_address, with_key
 
 T = TypeVar("T")
 
@@ -55,7 +55,7 @@ def make_backlog(namespaces: Namespaces, name: str, count: int) -> None:
 
 
 def count_in(namespace: RunningNamespace, name: str) -> int:
-    """How many messages lie in the backlog queues that a primary has there, dead ones included."""
+    """Count the messages in the backlog queues of a primary, dead letters included."""
 
     async def counting() -> int:
         async with NamespaceManager.from_connection_string(namespace.connection_string) as manager:
@@ -67,7 +67,7 @@ def count_in(namespace: RunningNamespace, name: str) -> int:
 
 @asynccontextmanager
 async def syphoning(namespaces: Namespaces, name: str) -> AsyncIterator[None]:
-    """Somebody else who brings messages home."""
+    """A syphon in another process."""
     first, second = namespaces.primary.connection_string, namespaces.secondary.connection_string
     async with (
         MessagingFactory.from_connection_string(second) as secondary,
@@ -88,45 +88,45 @@ def beside_a_syphon(namespaces: Namespaces, name: str, work: Callable[[], T]) ->
     return asyncio.run(beside())
 
 
-# What it does
+# Behaviour
 
 
-def test_c21_a_drill_with_a_syphon_of_its_own_leaves_nothing_behind(namespaces: Namespaces, name: str) -> None:
+def test_c21_drill_with_syphon_option_leaves_nothing_behind(namespaces: Namespaces, name: str) -> None:
     make_backlog(namespaces, name, 2)
     before = paths_of(namespaces.primary)
     done = run("drill", *namespaces.options, "--backlog-queues", 2, "--name", name, "--syphon")
     assert (done.returncode, done.stderr) == (0, "")
-    assert re.fullmatch(r"diverted in: \d+\.\d{3} s\nbrought home in: \d+\.\d{3} s\ntotal: \d+\.\d{3} s\n", done.stdout)
+    assert re.fullmatch(r"diverted in: \d+\.\d{3} s\ndelivered in: \d+\.\d{3} s\ntotal: \d+\.\d{3} s\n", done.stdout)
     assert count_in(namespaces.secondary, name) == 0
     assert paths_of(namespaces.primary) == before
 
 
-def test_c21_a_drill_is_brought_home_by_a_syphon_elsewhere(namespaces: Namespaces, name: str) -> None:
+def test_c21_drill_message_is_delivered_by_another_syphon(namespaces: Namespaces, name: str) -> None:
     arguments = ("drill", *namespaces.options, "--backlog-queues", 2, "--name", name, "--json")
     done = beside_a_syphon(namespaces, name, lambda: run(*arguments))
     assert (done.returncode, done.stderr) == (0, "")
-    told = json.loads(done.stdout)
-    assert told["path"].startswith("x-pairbus-drill/")
-    assert told["path"] not in paths_of(namespaces.primary)
-    assert 0 < told["diverted_in_s"] < told["total_s"]
-    assert told["total_s"] == pytest.approx(told["diverted_in_s"] + told["delivered_in_s"])
+    reported = json.loads(done.stdout)
+    assert reported["path"].startswith("x-pairbus-drill/")
+    assert reported["path"] not in paths_of(namespaces.primary)
+    assert 0 < reported["diverted_in_s"] < reported["total_s"]
+    assert reported["total_s"] == pytest.approx(reported["diverted_in_s"] + reported["delivered_in_s"])
 
 
 @pytest.mark.slow
-def test_c21_a_drill_that_nobody_brings_home_is_code_1(namespaces: Namespaces, name: str) -> None:
+def test_c21_drill_without_a_syphon_exits_with_1(namespaces: Namespaces, name: str) -> None:
     make_backlog(namespaces, name, 1)
     done = run("drill", *namespaces.options, "--backlog-queues", 1, "--name", name, "--timeout", 1)
     assert (done.returncode, done.stdout) == (1, "")
-    assert "nobody has brought it home" in reason(done)
-    assert "say --syphon" in done.stderr
+    assert "no syphon has delivered it" in reason(done)
+    assert "add --syphon" in done.stderr
     assert count_in(namespaces.secondary, name) == 1
 
 
 @pytest.mark.slow
-def test_in_a_terminal_the_times_are_shown(namespaces: Namespaces, name: str) -> None:
+def test_terminal_output_shows_the_times(namespaces: Namespaces, name: str) -> None:
     command = [*PAIRBUS, "drill", *namespaces.options, "--backlog-queues", "2", "--name", name]
     shown = beside_a_syphon(namespaces, name, lambda: in_a_terminal(command))
-    assert re.search(r"^ +diverted in  \d+\.\d{3} s\r\n *brought home in  \d+\.\d{3} s\r\n +total  \d", shown)
+    assert re.search(r"^ +diverted in  \d+\.\d{3} s\r\n *delivered in  \d+\.\d{3} s\r\n +total  \d", shown)
 
 
 def in_a_terminal(command: list[str]) -> str:
@@ -146,29 +146,74 @@ def in_a_terminal(command: list[str]) -> str:
     return re.sub(r"\x1b\[[0-9;]*m", "", shown)
 
 
-# What goes wrong
+# With a fault
 
 
 @pytest.mark.slow
-def test_a_drill_with_a_primary_that_is_down_diverts_nothing(namespaces: Namespaces, name: str) -> None:
-    with nobody() as primary:
+@pytest.mark.parametrize("kind", ["cannot-send", "cannot-connect"])
+def test_b1_drill_with_a_fault_diverts_the_message_and_delivers_it(
+    namespaces: Namespaces, name: str, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    make_backlog(namespaces, name, 2)
+    before = paths_of(namespaces.primary)
+    arguments = ("--backlog-queues", 2, "--name", name, "--syphon", "--fault", kind, "--yes", "--json")
+    done = run("drill", *namespaces.options, *arguments)
+    assert (done.returncode, done.stderr) == (0, "")
+    told = json.loads(done.stdout)
+    assert told["fault"] == kind
+    assert 0 < told["diverted_in_s"] < told["total_s"]
+    assert namespaces.primary.faults.list() == []
+    assert count_in(namespaces.secondary, name) == 0
+    assert paths_of(namespaces.primary) == before
+    events = [line.getMessage().split()[1] for line in caplog.records if line.getMessage().startswith("fault ")]
+    assert events == ["engaged", "cleared"]
+
+
+def test_drill_with_a_fault_needs_a_primary_that_allows_faults(namespaces: Namespaces, name: str) -> None:
+    make_backlog(namespaces, name, 1)
+    with running_namespace("contoso", allow_faults=False) as primary:
+        both = options(primary.connection_string, namespaces.secondary.connection_string)
+        done = run("drill", *both, "--backlog-queues", 1, "--name", name, "--fault", "cannot-send")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "this server does not allow faults: start it with --allow-faults" in reason(done)
+
+
+def test_drill_with_cannot_connect_asks_first(namespaces: Namespaces, name: str) -> None:
+    done = run("drill", *namespaces.options, "--name", name, "--fault", "cannot-connect")
+    assert done.returncode == 2
+    assert "add --yes to cut" in reason(done)
+    assert namespaces.primary.faults.list() == []
+
+
+def test_drill_with_another_fault_exits_with_2(namespaces: Namespaces) -> None:
+    done = run("drill", *namespaces.options, "--fault", "server-busy")
+    assert done.returncode == 2
+    assert "--fault must be one of cannot-send, cannot-connect, got 'server-busy'" in reason(done)
+
+
+# Errors
+
+
+@pytest.mark.slow
+def test_drill_with_primary_down_diverts_nothing(namespaces: Namespaces, name: str) -> None:
+    with unused_address() as primary:
         done = run("drill", *options(primary, namespaces.secondary.connection_string), "--name", name)
     assert done.returncode == 1
-    assert "a drill needs the primary namespace to be up" in reason(done)
+    assert "a drill requires the primary namespace to be up" in reason(done)
     assert "secret" not in done.stderr
     assert not [path for path in paths_of(namespaces.secondary) if path.startswith(name)]
 
 
 @pytest.mark.slow
-def test_a_secondary_that_is_down_is_code_1(namespaces: Namespaces, name: str) -> None:
-    with nobody() as secondary:
+def test_secondary_down_exits_with_1(namespaces: Namespaces, name: str) -> None:
+    with unused_address() as secondary:
         done = run("drill", *options(namespaces.primary.connection_string, secondary), "--name", name, "--syphon")
     assert done.returncode == 1
-    assert "the secondary namespace does not tell its queues" in reason(done)
+    assert "the queues of the secondary namespace cannot be listed" in reason(done)
     assert "secret" not in done.stderr
 
 
-def test_c21_a_drill_makes_no_backlog_queues(namespaces: Namespaces, name: str) -> None:
+def test_c21_drill_creates_no_backlog_queues(namespaces: Namespaces, name: str) -> None:
     make_backlog(namespaces, name, 2)
     done = run("drill", *namespaces.options, "--backlog-queues", 3, "--name", name, "--syphon")
     assert done.returncode == 1
@@ -176,14 +221,14 @@ def test_c21_a_drill_makes_no_backlog_queues(namespaces: Namespaces, name: str) 
     assert len([path for path in paths_of(namespaces.secondary) if path.startswith(name)]) == 2
 
 
-def test_a_key_of_the_primary_that_may_not_manage_is_code_1(namespaces: Namespaces, name: str) -> None:
+def test_primary_key_without_manage_exits_with_1(namespaces: Namespaces, name: str) -> None:
     primary = with_key(namespaces.primary, Right.SEND, Right.LISTEN)
     done = run("drill", *options(primary, namespaces.secondary.connection_string), "--name", name)
     assert done.returncode == 1
-    assert "a drill needs the claim Manage on the primary namespace" in reason(done)
+    assert "a drill requires the Manage claim on the primary namespace" in reason(done)
 
 
-def test_a_time_out_that_cannot_be_is_code_2(namespaces: Namespaces) -> None:
+def test_invalid_timeout_exits_with_2(namespaces: Namespaces) -> None:
     done = run("drill", *namespaces.options, "--timeout", 0)
     assert done.returncode == 2
     assert "--timeout" in done.stderr
@@ -192,7 +237,7 @@ def test_a_time_out_that_cannot_be_is_code_2(namespaces: Namespaces) -> None:
 # The options
 
 
-def test_the_help_shows_an_example() -> None:
+def test_help_shows_an_example() -> None:
     shown = CliRunner().invoke(app, ["drill", "--help"], env={"COLUMNS": "120", "TERM": "dumb"}).output
     assert "Example: pairbus drill --primary @contoso.txt --secondary @fabrikam.txt --syphon" in shown
     for option in ("--primary", "--secondary", "--backlog-queues", "--name", "--syphon", "--timeout", "--json"):

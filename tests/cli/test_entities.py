@@ -40,7 +40,7 @@ def new_name() -> str:
     return f"new-{uuid4().hex[:8]}"
 
 
-def told(desk: Desk, *arguments: object) -> dict[str, Any]:
+def reported(desk: Desk, *arguments: object) -> dict[str, Any]:
     document: dict[str, Any] = json.loads(desk.spoken("entities", *arguments, "--json"))
     return document
 
@@ -49,10 +49,10 @@ def manager(desk: Desk) -> NamespaceManager:
     return NamespaceManager.from_connection_string(desk.namespace.connection_string)
 
 
-# Looking.
+# List and show.
 
 
-def test_the_list_has_counts(desk: Desk) -> None:
+def test_list_shows_counts(desk: Desk) -> None:
     queue = desk.queue()
     desk.send(queue, "one", "two")
     desk.spoken("receive", queue, "--dead-letter")
@@ -64,9 +64,9 @@ def test_the_list_has_counts(desk: Desk) -> None:
     assert ["events", "topic", "Active"] in [row[:3] for row in rows]
 
 
-def test_the_list_for_machines(desk: Desk) -> None:
+def test_list_as_json(desk: Desk) -> None:
     queue = desk.queue(max_delivery_count=7)
-    listed = told(desk, "list")
+    listed = reported(desk, "list")
     assert {*listed} == {"queues", "topics", "subscriptions"}
     (found,) = (one for one in listed["queues"] if one["path"] == queue)
     assert (found["max_delivery_count"], found["active_message_count"], found["status"]) == (7, 0, "Active")
@@ -76,12 +76,12 @@ def test_the_list_for_machines(desk: Desk) -> None:
 @pytest.mark.parametrize(
     ("path", "kind"), [("events", "topic"), ("events/Subscriptions/audit", "subscription"), ("EVENTS", "topic")]
 )
-def test_one_is_shown_whatever_it_is(desk: Desk, path: str, kind: str) -> None:
+def test_show_prints_an_entity_of_any_kind(desk: Desk, path: str, kind: str) -> None:
     assert f"kind: {kind}\n" in desk.spoken("entities", "show", path)
-    assert told(desk, "show", path)["kind"] == kind
+    assert reported(desk, "show", path)["kind"] == kind
 
 
-def test_what_is_shown_has_the_option_that_sets_it(desk: Desk) -> None:
+def test_show_names_the_option_of_each_setting(desk: Desk) -> None:
     queue = desk.queue(default_message_time_to_live=timedelta(days=14))
     lines = desk.spoken("entities", "show", queue).splitlines()
     assert "default_message_time_to_live: 14d  (--ttl)" in lines
@@ -89,10 +89,10 @@ def test_what_is_shown_has_the_option_that_sets_it(desk: Desk) -> None:
     assert "active_message_count: 0" in lines
 
 
-def test_settings_that_are_not_set_are_shown(desk: Desk) -> None:
+def test_show_prints_unset_settings(desk: Desk) -> None:
     queue = desk.queue()
     assert "forward_to: not set  (--forward-to)" in desk.spoken("entities", "show", queue).splitlines()
-    assert told(desk, "show", queue)["forward_to"] is None
+    assert reported(desk, "show", queue)["forward_to"] is None
 
 
 RULES = [
@@ -127,7 +127,7 @@ RULES = [
 ]
 
 
-def test_rules_of_a_subscription_are_shown(desk: Desk) -> None:
+def test_show_prints_the_rules_of_a_subscription(desk: Desk) -> None:
     name = new_name()
     path = f"events/Subscriptions/{name}"
     with manager(desk) as namespace:
@@ -138,16 +138,16 @@ def test_rules_of_a_subscription_are_shown(desk: Desk) -> None:
     for rule, text, _ in RULES:
         assert f"rule {rule.name} filter: {text}" in lines
     assert [line for line in lines if " action: " in line] == ["rule large action: SET priority = @high (@high = true)"]
-    shown = told(desk, "show", path)["rules"]
+    shown = reported(desk, "show", path)["rules"]
     assert [(rule["name"], rule["filter"]) for rule in shown] == [(rule.name, plain) for rule, _, plain in RULES]
     assert [rule["action"] for rule in shown if rule["action"] is not None] == [
         {"type": "SqlRuleAction", "expression": "SET priority = @high", "parameters": {"@high": True}}
     ]
-    assert "rules" not in told(desk, "show", "events")
+    assert "rules" not in reported(desk, "show", "events")
     desk.spoken("entities", "delete", path, "--yes")
 
 
-# Making and changing.
+# Create and update.
 
 OPTIONS: dict[str, list[str]] = {
     "lock_duration": ["--lock-duration", "30s"],
@@ -185,37 +185,37 @@ SHOWN = {
 }
 
 
-def test_there_is_an_example_of_every_setting() -> None:
+def test_every_setting_has_a_test_value() -> None:
     assert OPTIONS.keys() == SHOWN.keys() == {setting.field for setting in SETTINGS}
 
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.option)
 @pytest.mark.parametrize("kind", [QueueDescription, TopicDescription, SubscriptionDescription])
-def test_every_setting_of_each_kind(desk: Desk, kind: Any, setting: Any) -> None:
+def test_create_accepts_every_setting_of_each_kind(desk: Desk, kind: Any, setting: Any) -> None:
     path = f"events/Subscriptions/{new_name()}" if kind is SubscriptionDescription else new_name()
     is_topic = ["--topic"] if kind is TopicDescription else []
     arguments = ("create", path, *is_topic, *OPTIONS[setting.field], "--json")
     done = desk.run("entities", *arguments)
     if not has_setting(kind, setting):
         assert done.code == 2
-        assert f"has no {setting.option}" in done.reason
+        assert f"{setting.option} does not apply to a " in done.reason
         return
     assert (done.code, done.stderr) == (0, "")
     assert json.loads(done.stdout)[setting.field] == SHOWN[setting.field]
     desk.spoken("entities", "delete", path, "--yes")
 
 
-def test_what_was_done_is_one_line(desk: Desk) -> None:
+def test_create_and_update_print_one_line(desk: Desk) -> None:
     queue = new_name()
-    assert desk.spoken("entities", "create", queue) == f"queue '{queue}' made\n"
+    assert desk.spoken("entities", "create", queue) == f"queue '{queue}' created\n"
     again = desk.spoken("entities", "create", queue, "--exist-ok", "--ttl", "1d")
-    assert again == f"queue '{queue}' is there already, and stays as it is\n"
-    assert desk.spoken("entities", "update", queue, "--ttl", "1d") == f"queue '{queue}' changed\n"
+    assert again == f"queue '{queue}' already exists, unchanged\n"
+    assert desk.spoken("entities", "update", queue, "--ttl", "1d") == f"queue '{queue}' updated\n"
 
 
-def test_what_is_changed_is_changed_and_the_rest_stays(desk: Desk) -> None:
+def test_update_changes_given_settings_only(desk: Desk) -> None:
     queue = desk.queue(max_delivery_count=7)
-    changed = told(desk, "update", queue, "--status", "SendDisabled", "--lock-duration", "20s")
+    changed = reported(desk, "update", queue, "--status", "SendDisabled", "--lock-duration", "20s")
     assert (changed["status"], changed["lock_duration"], changed["max_delivery_count"]) == ("SendDisabled", "20s", 7)
     assert desk.run("send", queue, "--body", "x").code == 1
     with manager(desk) as namespace:
@@ -223,11 +223,11 @@ def test_what_is_changed_is_changed_and_the_rest_stays(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("path", ["events", "events/Subscriptions/audit"])
-def test_topics_and_subscriptions_are_changed_too(desk: Desk, path: str) -> None:
-    assert told(desk, "update", path, "--metadata", "x")["user_metadata"] == "x"
+def test_update_works_for_topics_and_subscriptions(desk: Desk, path: str) -> None:
+    assert reported(desk, "update", path, "--metadata", "x")["user_metadata"] == "x"
 
 
-def test_a_subscription_with_a_filter(desk: Desk) -> None:
+def test_create_subscription_with_filter(desk: Desk) -> None:
     name = new_name()
     desk.spoken("entities", "create", f"events/Subscriptions/{name}", "--filter", "sys.label = 'paid'")
     with manager(desk) as namespace:
@@ -237,28 +237,28 @@ def test_a_subscription_with_a_filter(desk: Desk) -> None:
     desk.spoken("entities", "delete", f"events/Subscriptions/{name}", "--yes")
 
 
-def test_what_is_there_is_an_error_unless_it_may_be(desk: Desk) -> None:
+def test_create_of_existing_entity_fails_without_exist_ok(desk: Desk) -> None:
     queue = desk.queue(max_delivery_count=7)
     done = desk.run("entities", "create", queue)
     assert done.code == 1
     assert "--exist-ok" in done.reason
-    assert told(desk, "create", queue, "--exist-ok")["max_delivery_count"] == 7
+    assert reported(desk, "create", queue, "--exist-ok")["max_delivery_count"] == 7
 
 
 @pytest.mark.parametrize("kind", ["queue", "topic", "subscription"])
-def test_delete(desk: Desk, kind: str) -> None:
+def test_delete_requires_yes_when_not_interactive(desk: Desk, kind: str) -> None:
     path = f"events/Subscriptions/{new_name()}" if kind == "subscription" else new_name()
     desk.spoken("entities", "create", path, *(["--topic"] if kind == "topic" else []))
     refused = desk.run("entities", "delete", path)
     assert refused.code == 2
-    assert f"say --yes to delete the {kind} '{path}'" in refused.reason
+    assert f"add --yes to delete the {kind} '{path}'" in refused.reason
     assert desk.spoken("entities", "delete", path, "--yes") == f"{kind} '{path}' deleted\n"
     assert desk.run("entities", "show", path).code == 1
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("answer", "code", "told"),
+    ("answer", "code", "reported"),
     [
         (b"y\n", 0, b"deleted"),
         (b"n\n", 1, b"pairbus: nothing was deleted"),
@@ -267,7 +267,9 @@ def test_delete(desk: Desk, kind: str) -> None:
     ],
     ids=["yes", "no", "Ctrl-D", "Ctrl-C"],
 )
-def test_a_person_is_asked_first(desk: Desk, answer: bytes | signal.Signals, code: int, told: bytes) -> None:
+def test_delete_asks_for_confirmation_in_a_terminal(
+    desk: Desk, answer: bytes | signal.Signals, code: int, reported: bytes
+) -> None:
     queue = desk.queue()
     desk.send(queue, "one")
     ours, theirs = pty.openpty()
@@ -290,7 +292,7 @@ def test_a_person_is_asked_first(desk: Desk, answer: bytes | signal.Signals, cod
             os.close(ours)
             os.close(theirs)
     assert f"Delete the queue '{queue}' with its 1 message?".encode() in said
-    assert (process.returncode, told in said, b"Abort" in said) == (code, True, False)
+    assert (process.returncode, reported in said, b"Abort" in said) == (code, True, False)
     assert desk.run("entities", "show", queue).code == (0 if code else 1)
 
 
@@ -301,7 +303,7 @@ def listed_in_terminal(desk: Desk, columns: int) -> str:
         os.close(theirs)
         shown = ""
         try:
-            with suppress(OSError):  # that is how a terminal ends
+            with suppress(OSError):  # a terminal reports its end as an error
                 while part := os.read(ours, 4096):
                     shown += part.decode(errors="replace")
             assert process.wait(PATIENCE_S) == 0
@@ -312,41 +314,41 @@ def listed_in_terminal(desk: Desk, columns: int) -> str:
 
 
 @pytest.mark.slow
-def test_in_a_terminal_there_is_a_table(desk: Desk) -> None:
+def test_list_in_a_terminal_is_a_table(desk: Desk) -> None:
     queue = desk.queue()
     wide = listed_in_terminal(desk, 200)
     assert re.search(rf"│ {queue} +│ queue +│ Active +│ +0 │ +0 │ +0 │ +0 │ +\d+ │", wide)
     assert "too narrow" not in wide
     narrow = listed_in_terminal(desk, 78)
     assert re.search(rf"│ {queue} +│ queue +│ Active +│ +0 │ +0 │\r\n", narrow)
-    assert "without scheduled, transfer, bytes: the terminal is too narrow" in narrow
+    assert "hidden columns: scheduled, transfer, bytes (the terminal is too narrow" in narrow
 
 
-# What goes wrong.
+# Errors.
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("create", "x/$DeadLetterQueue"), "is not managed by itself"),
-        (("create", "a/Subscriptions/b", "--topic"), "leave out --topic"),
-        (("create", "x", "--filter", "1 = 1"), "--filter belongs to a subscription"),
-        (("create", "x", "--lock-duration", "long"), "--lock-duration is 'long'"),
-        (("create", "x", "--status", "asleep"), "--status is 'asleep'; it is active, disabled,"),
-        (("create", "x", "--max-delivery-count", "-1"), "--max-delivery-count is -1"),
-        (("update", "events", "--sessions"), "--sessions is decided when an entity is made, and never again"),
-        (("update", "events", "--no-partitioned"), "--partitioned is decided when an entity is made"),
-        (("create", "x*"), "no name has the character '*'"),
-        (("update", "events"), "say what to change"),
-        (("update", "events", "--lock-duration", "1m"), "a topic has no --lock-duration"),
-        (("create", "bad name!!"), "'bad name!!' has the character ' ' at position 4; a queue or topic has a name of"),
+        (("create", "x/$DeadLetterQueue"), "is a dead-letter queue and cannot be managed"),
+        (("create", "a/Subscriptions/b", "--topic"), "remove --topic"),
+        (("create", "x", "--filter", "1 = 1"), "--filter applies to subscriptions only"),
+        (("create", "x", "--lock-duration", "long"), "--lock-duration must be a number and a unit"),
+        (("create", "x", "--status", "asleep"), "--status must be one of active, disabled,"),
+        (("create", "x", "--max-delivery-count", "-1"), "--max-delivery-count must be >= 0, got -1"),
+        (("update", "events", "--sessions"), "--sessions can only be set when an entity is created"),
+        (("update", "events", "--no-partitioned"), "--partitioned can only be set when an entity is created"),
+        (("create", "x*"), "must not contain '*'"),
+        (("update", "events"), "no setting to update"),
+        (("update", "events", "--lock-duration", "1m"), "--lock-duration does not apply to a topic"),
+        (("create", "bad name!!"), "'bad name!!' has the character ' ' at position 4; the name of a queue or topic"),
         (("create", "\xe4\xf6\xfc"), "'\xe4\xf6\xfc' has the character '\xe4' at position 1"),
         (("create", "x" * 300), "the name has 300 characters; at most 260 are allowed"),
         (("create", "events/Subscriptions/a~b"), "'a~b' has the character '~' at position 2"),
-        (("create", "a#b"), "no name has the character '#'"),
+        (("create", "a#b"), "must not contain '#'"),
     ],
 )
-def test_what_cannot_be_is_one_line_and_code_2(desk: Desk, arguments: tuple[str, ...], said: str) -> None:
+def test_invalid_arguments_print_one_line_and_exit_with_2(desk: Desk, arguments: tuple[str, ...], said: str) -> None:
     done = desk.run("entities", *arguments)
     assert (done.code, done.stdout) == (2, "")
     assert said in done.reason
@@ -355,36 +357,38 @@ def test_what_cannot_be_is_one_line_and_code_2(desk: Desk, arguments: tuple[str,
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("show", "nowhere"), "there is neither a queue nor a topic 'nowhere'"),
+        (("show", "nowhere"), "there is no queue or topic 'nowhere'"),
         (("show", "events/Subscriptions/nobody"), "there is no subscription 'events/subscriptions/nobody'"),
-        (("delete", "nowhere", "--yes"), "there is neither a queue nor a topic 'nowhere'"),
-        (("create", "nowhere/Subscriptions/x"), "there is no topic 'nowhere'; make it first"),
-        (("create", "x", "--lock-duration", "10m"), "--lock-duration is 10m; it has to be from 5s to 5m"),
-        (("create", "x", "--ttl", "0s"), "--ttl is 0s; it has to be at least 1s"),
-        (("create", "x", "--max-size-mb", "3"), "--max-size-mb is 3; it can be 1024, 2048"),
-        (("create", "x", "--max-message-kb", "999"), "--max-message-kb is 999; it has to be from 1 to 256"),
+        (("delete", "nowhere", "--yes"), "there is no queue or topic 'nowhere'"),
+        (("create", "nowhere/Subscriptions/x"), "there is no topic 'nowhere'; create it with"),
+        (("create", "x", "--lock-duration", "10m"), "--lock-duration must be from 5s to 5m, got 10m"),
+        (("create", "x", "--ttl", "0s"), "--ttl must be at least 1s, got 0s"),
+        (("create", "x", "--max-size-mb", "3"), "--max-size-mb must be one of 1024, 2048"),
+        (("create", "x", "--max-message-kb", "999"), "--max-message-kb must be from 1 to 256, got 999"),
         (("create", "events"), "'events' is a topic, not a queue"),
         (("create", "events", "--exist-ok"), "'events' is a topic, not a queue"),
     ],
 )
-def test_what_the_namespace_refuses_is_one_line_and_code_1(desk: Desk, arguments: tuple[str, ...], said: str) -> None:
+def test_rejection_by_the_namespace_prints_one_line_and_exits_with_1(
+    desk: Desk, arguments: tuple[str, ...], said: str
+) -> None:
     done = desk.run("entities", *arguments)
     assert (done.code, done.stdout) == (1, "")
     assert said in done.reason.lower()
 
 
-def test_a_setting_that_cannot_be_changed_is_not_offered(desk: Desk) -> None:
+def test_fixed_setting_is_hidden_in_the_help_of_update(desk: Desk) -> None:
     assert "--sessions" in desk.spoken("entities", "create", "--help")
     assert "--sessions" not in desk.spoken("entities", "update", "--help")
 
 
-def test_a_queue_is_no_topic_though_it_may_exist(desk: Desk) -> None:
+def test_exist_ok_fails_for_another_kind_of_entity(desk: Desk) -> None:
     queue = desk.queue()
     done = desk.run("entities", "create", queue, "--topic", "--exist-ok")
     assert (done.code, done.stdout, done.reason) == (1, "", f"pairbus: '{queue}' is a queue, not a topic")
 
 
-def test_a_key_without_manage_is_code_1_and_not_told(desk: Desk) -> None:
+def test_key_without_manage_exits_with_1_and_is_not_printed(desk: Desk) -> None:
     text = with_key(desk.namespace, Right.LISTEN)
     done = desk.run("entities", "list", "--connection", text)
     assert done.code == 1

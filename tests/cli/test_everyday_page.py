@@ -1,4 +1,4 @@
-"""The page on everyday commands shows what they print."""
+"""The page on everyday commands shows their output."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PAGE = ROOT / "docs" / "how-to" / "everyday-commands.md"
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash to type it into")
-def test_the_page_shows_what_is_printed(tmp_path: Path) -> None:
+def test_page_shows_the_output_of_the_commands(tmp_path: Path) -> None:
     with running_namespace("contoso") as contoso:
         (tmp_path / "contoso.txt").write_text(contoso.connection_string, encoding="utf-8")
         shell = Shell(tmp_path, {})

@@ -1,4 +1,4 @@
-"""What `--help` says of every command, and what a shell can complete."""
+"""The help of every command, and shell completion."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ import typer
 from typer.testing import CliRunner
 
 from pairbus.cli.main import app
-from tests.cli.everyday import Desk, eventually
+from tests.cli.everyday import Desk
 from tests.cli.test_cli import ENVIRONMENT, PATIENCE_S
-from tests.cli.test_pair import nobody
+from tests.cli.test_pair import unused_address
+from tests.waiting import eventually
 
 EXAMPLE = re.compile(r"^Example: (.+)$", re.MULTILINE)
 
 
 def commands(command: Any, path: tuple[str, ...] = ("pairbus",)) -> Iterator[tuple[str, Any]]:
-    """All that there are, those with commands of their own included."""
+    """Yield all commands, including those of groups."""
     yield " ".join(path), command
     for name, child in getattr(command, "commands", {}).items():
         yield from commands(child, (*path, name))
@@ -36,47 +37,49 @@ EXAMPLES = [
 ]
 
 
-def test_the_commands_are_there() -> None:
+def test_all_commands_are_registered() -> None:
     everyday = {f"pairbus {name}" for name in ("send", "receive", "peek", "entities", "entities list")}
     assert everyday | {"pairbus serve", "pairbus demo", "pairbus pair", "pairbus drill", "pairbus syphon"} <= ALL.keys()
 
 
 @pytest.mark.parametrize("path", ALL)
-def test_the_help_of_every_command_shows_an_example(path: str) -> None:
+def test_help_of_every_command_shows_an_example(path: str) -> None:
     examples = EXAMPLE.findall(ALL[path].help or "")
-    assert examples, f"say 'Example: {path} …' in a paragraph of its own"
+    assert examples, f"say 'Example: {path} …' in a separate paragraph"
     assert path == "pairbus" or all(example.startswith(path) for example in examples)
 
 
 @pytest.mark.parametrize(("path", "example"), EXAMPLES)
-def test_every_example_can_be_typed(path: str, example: str) -> None:
-    """Its options exist, and it has all that it needs."""
+def test_every_example_is_valid(path: str, example: str) -> None:
+    """The options of an example exist, and no required one is missing."""
     words = shlex.split(example)[1:]
     command = ALL["pairbus"]
     while words and words[0] in getattr(command, "commands", {}):
         command = command.commands[words.pop(0)]
     known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
     assert {word for word in words if word.startswith("--")} <= known | {"--install-completion"}
-    if command is not ALL["pairbus"]:  # whose options act as they are read
+    if command is not ALL["pairbus"]:  # its options take effect while they are parsed
         context = command.make_context(path, words, resilient_parsing=True)
         missing = [one.name for one in command.params if one.required and context.params.get(one.name) is None]
         assert not missing
 
 
 @pytest.mark.parametrize("path", ALL)
-def test_every_option_is_explained(path: str) -> None:
+def test_every_option_has_a_help_text(path: str) -> None:
     for parameter in ALL[path].params:
         assert getattr(parameter, "help", None), f"{path} {parameter.name}"
 
 
 @pytest.mark.parametrize("path", ALL)
-def test_no_type_is_shown_behind_what_takes_no_value(path: str) -> None:
+def test_flags_show_no_value_type(path: str) -> None:
     words = [*path.split()[1:], "--help"]
     assert "<bool>" not in CliRunner().invoke(app, words, env={"COLUMNS": "200", "TERM": "dumb"}).output
 
 
-@pytest.mark.parametrize("path", ["pairbus send", "pairbus receive", "pairbus peek", "pairbus entities"])
-def test_the_exit_codes_are_told(path: str) -> None:
+@pytest.mark.parametrize(
+    "path", ["pairbus send", "pairbus receive", "pairbus peek", "pairbus entities", "pairbus fault"]
+)
+def test_help_lists_the_exit_codes(path: str) -> None:
     text = ALL[path].help or ""
     for code in ("with 0", "with 1 ", "with 2 "):
         assert code in text.replace("\n", " ")
@@ -86,7 +89,7 @@ def test_the_exit_codes_are_told(path: str) -> None:
 
 
 def completed(words: str, **environment: str) -> list[str]:
-    """What bash is offered for the last of these words."""
+    """Return the completions that bash gets for the last of these words."""
     command = [sys.executable, "-c", "from pairbus.cli.main import app; app(prog_name='pairbus')"]
     variables = {
         "_PAIRBUS_COMPLETE": "complete_bash",
@@ -120,7 +123,7 @@ def test_entities_are_completed_from_the_namespace(desk: Desk) -> None:
 
 
 @pytest.mark.slow
-def test_entities_are_completed_for_what_they_are_wanted_for(desk: Desk) -> None:
+def test_entities_are_completed_by_the_kind_that_a_command_takes(desk: Desk) -> None:
     connection = {"PAIRBUS_CONNECTION": desk.namespace.connection_string}
     offered("pairbus send eve", ["events"], **connection)
     offered("pairbus receive eve", ["events/Subscriptions/audit"], **connection)
@@ -129,13 +132,13 @@ def test_entities_are_completed_for_what_they_are_wanted_for(desk: Desk) -> None
 
 
 def offered(words: str, names: list[str], **environment: str) -> None:
-    """A namespace that takes longer than a second is not waited for: then somebody presses the key again."""
+    """Completion gives up after a second, so ask repeatedly, as a user presses the key again."""
     eventually(lambda: completed(words, **environment) == names)
 
 
 @pytest.mark.slow
-def test_nothing_is_completed_where_nobody_answers() -> None:
-    with nobody() as text:
+def test_completion_without_an_answer_is_empty() -> None:
+    with unused_address() as text:
         assert completed("pairbus peek eve", PAIRBUS_CONNECTION=text) == []
     assert completed("pairbus peek eve", PAIRBUS_CONNECTION="nonsense") == []
     assert completed("pairbus peek eve") == []

@@ -1,4 +1,4 @@
-"""Ctrl-C in the first moments of a command, and in one whose job runs on Spark: one line, and nothing of Java's."""
+"""Ctrl-C at the start of a command and during a Spark job prints one line, and no output of Java."""
 
 from __future__ import annotations
 
@@ -16,24 +16,31 @@ import pytest
 from tests.cli.test_cli import PATIENCE_S
 from tests.jobs.ledger.written import operation, write
 from tests.jobs.reconcile.model import PairModel
-from tests.ledger.entries import eventually
+from tests.waiting import eventually
 
 Moment = Callable[[int, Path], bool]
 
 
 def has_java(pid: int, _temporary: Path) -> bool:
-    """Whether a process has started Java, or what will become Java."""
+    """Return whether a process has started Java, or the script that becomes Java."""
     return any(children.read_text() for children in Path(f"/proc/{pid}/task").glob("*/children"))
 
 
+def has_file(temporary: Path, pattern: str) -> bool:
+    try:
+        return any(temporary.glob(pattern))
+    except FileNotFoundError:  # a directory was removed while it was searched: ask again
+        return False
+
+
 def has_spark(_pid: int, temporary: Path) -> bool:
-    """Whether Java is about to be through with starting Spark, and has made the place where it keeps its blocks."""
-    return any(temporary.glob("**/blockmgr-*"))
+    """Return whether Java has nearly started Spark, and has created the directory of its blocks."""
+    return has_file(temporary, "**/blockmgr-*")
 
 
 def is_at_work(_pid: int, temporary: Path) -> bool:
-    """Whether a job of Spark's has written something for the next."""
-    return any(temporary.glob("**/blockmgr-*/*/shuffle_*"))
+    """Return whether a Spark job has written shuffle data."""
+    return has_file(temporary, "**/blockmgr-*/*/shuffle_*")
 
 
 STAGES: Sequence[Moment] = (has_java, has_spark, is_at_work)
@@ -41,7 +48,7 @@ STAGES: Sequence[Moment] = (has_java, has_spark, is_at_work)
 
 @contextmanager
 def standing_still(process: subprocess.Popen[str]) -> Iterator[bool]:
-    """Have a command stop where it is, with all that it has started; whether it is still at work."""
+    """Suspend a command with all its processes; return whether it is still running."""
     assert process.stdout is not None
     os.killpg(process.pid, signal.SIGSTOP)
     try:
@@ -53,9 +60,9 @@ def standing_still(process: subprocess.Popen[str]) -> Iterator[bool]:
 def interrupted(
     ledger: Path, temporary: Path, moment: Moment, number: signal.Signals = signal.SIGINT
 ) -> tuple[int, str, str] | None:
-    """What becomes of a command when Ctrl-C is pressed at a moment; nothing, if that has passed.
+    """Interrupt a command at a moment and return its result; ``None`` if the moment has passed.
 
-    Ctrl-C goes to all processes; another signal, as of a supervisor, to the command alone.
+    Ctrl-C goes to all processes; another signal, as from a supervisor, to the command only.
     """
     temporary.mkdir()
     following = STAGES[STAGES.index(moment) + 1 :]
@@ -69,7 +76,7 @@ def interrupted(
         env=os.environ | {"TMPDIR": str(temporary)},
     ) as process:
         try:
-            eventually(lambda: moment(process.pid, temporary) or process.poll() is not None, PATIENCE_S)
+            eventually(lambda: moment(process.pid, temporary) or process.poll() is not None)
             with standing_still(process) as is_running:
                 is_in_time = is_running and not any(later(process.pid, temporary) for later in following)
                 if is_in_time and number is signal.SIGINT:
@@ -85,8 +92,8 @@ def interrupted(
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("moment", STAGES, ids=["while Java starts", "while Spark starts", "at work"])
-def test_e4_ctrl_c_ends_it_and_the_java_that_it_has_started(tmp_path: Path, moment: Moment) -> None:
-    """Java has the ends of the pipes as well, so they are closed when it is gone, too."""
+def test_e4_ctrl_c_ends_the_command_and_its_java(tmp_path: Path, moment: Moment) -> None:
+    """Java inherits the pipes, so they are closed only when it has ended too."""
     ledger, tries = tmp_path / "ledger", 0
     write(ledger, [operation(f"2026-03-{day:02}T{hour:02}:00") for day in range(1, 29) for hour in range(24)])
     while (found := interrupted(ledger, tmp_path / f"{tries}", moment)) is None:
@@ -103,8 +110,8 @@ ENTRIES = {
 
 
 @pytest.mark.parametrize(("arguments", "imported"), ENTRIES.values(), ids=ENTRIES.keys())
-def test_ctrl_c_is_one_line_while_modules_are_imported(tmp_path: Path, arguments: list[str], imported: str) -> None:
-    """The first of them that is not our own takes its time."""
+def test_ctrl_c_during_imports_prints_one_line(tmp_path: Path, arguments: list[str], imported: str) -> None:
+    """Delay the first import that is not ours."""
     (tmp_path / f"{imported}.py").write_text("print('importing', flush=True)\nimport time\ntime.sleep(600)\n")
     environment = os.environ | {"PYTHONPATH": str(tmp_path)}
     command = [sys.executable, *arguments, "send", "--help"]
@@ -122,7 +129,7 @@ def test_ctrl_c_is_one_line_while_modules_are_imported(tmp_path: Path, arguments
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_e4_sigterm_ends_it_as_well_and_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_e4_sigterm_ends_the_command_and_its_java(tmp_path: Path) -> None:
     ledger, tries = tmp_path / "ledger", 0
     write(ledger, [operation(f"2026-03-{day:02}T{hour:02}:00") for day in range(1, 29) for hour in range(24)])
     while (found := interrupted(ledger, tmp_path / f"{tries}", is_at_work, signal.SIGTERM)) is None:
@@ -133,8 +140,8 @@ def test_e4_sigterm_ends_it_as_well_and_leaves_nothing_behind(tmp_path: Path) ->
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_e4_ctrl_c_at_the_end_is_one_line_at_most(tmp_path: Path) -> None:
-    """The report is out, and the process is about to end."""
+def test_e4_ctrl_c_at_exit_prints_at_most_one_line(tmp_path: Path) -> None:
+    """The report is printed, and the process is about to exit."""
     pair = PairModel()
     pair.send("orders", "m")
     primary, secondary = pair.primary.write(tmp_path / "primary"), pair.secondary.write(tmp_path / "secondary")
@@ -151,8 +158,8 @@ def test_e4_ctrl_c_at_the_end_is_one_line_at_most(tmp_path: Path) -> None:
     assert (process.returncode, said) in [(0, ""), (130, "pairbus: stopped\n")]
 
 
-def test_ctrl_c_after_the_command_changes_nothing() -> None:
-    """Python is about to end itself, and would report what comes in between."""
+def test_ctrl_c_after_the_command_is_ignored() -> None:
+    """Python is shutting down, and would report an exception."""
     program = (
         "import atexit, signal, pairbus_command\n"
         "atexit.register(signal.raise_signal, signal.SIGINT)\n"

@@ -1,4 +1,4 @@
-"""`pairbus pair`, as an operator runs it: against two real namespaces, or against what is wrong with them."""
+"""`pairbus pair` as an operator runs it, against two real namespaces, healthy or not."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ import pytest
 from typer.testing import CliRunner
 
 from pairbus.broker import AuthorizationRule, Right
-from pairbus.cli.backlog_difference import Harm, differences
 from pairbus.cli.main import app
+from pairbus.cli.pair_verification import Harm, differences
 from pairbus.client import NamespaceManager, QueueDescription
 from pairbus.client.management.descriptions import EntityStatus
-from pairbus.dialect.backlog_path import backlog_path
 from pairbus.dialect.connection_string import parse_connection_string
+from pairbus.dialect.paths import backlog_path
 from pairbus.pairing.backlog import backlog_description
 from pairbus.server.host import NamespaceHost
 from pairbus.testing import RunningNamespace, running_namespace
@@ -36,7 +36,7 @@ from tests.cli.test_cli import ENVIRONMENT, PAIRBUS, PATIENCE_S, reason, run
 
 @dataclass(frozen=True, slots=True)
 class Namespaces:
-    """Two namespaces, for all tests; each has a name of its own for the primary."""
+    """Two namespaces for all tests; each test uses another name for the primary."""
 
     primary: RunningNamespace
     secondary: RunningNamespace
@@ -79,43 +79,43 @@ def with_key(namespace: RunningNamespace, *rights: Right) -> str:
 
     def add(host: NamespaceHost) -> None:
         rule = AuthorizationRule(name=key_name, rights=rights, primary_key="first", secondary_key="second")
-        rules = host.namespace.authorization_rules(host.now_ms())
-        host.namespace.set_authorization_rules([*rules, rule], host.now_ms())
+        rules = host.use_namespace().authorization_rules(host.now_ms())
+        host.use_namespace().set_authorization_rules([*rules, rule], host.now_ms())
 
     namespace.call(add)
     return str(replace(parse_connection_string(namespace.connection_string), key_name=key_name, key="first"))
 
 
 @contextmanager
-def nobody() -> Iterator[str]:
-    """A connection string that leads to a port which nobody listens on, and nobody else can have."""
+def unused_address() -> Iterator[str]:
+    """A connection string with a reserved port that no server listens on."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         key = "SharedAccessKeyName=some;SharedAccessKey=secret;UseDevelopmentEmulator=true"
         yield f"Endpoint=sb://127.0.0.1:{taken.getsockname()[1]};{key}"
 
 
-# What it does
+# Behaviour
 
 
-def test_c5_backlog_queues_that_are_missing_are_made_and_the_others_found(namespaces: Namespaces, name: str) -> None:
+def test_c5_missing_backlog_queues_are_created_and_existing_ones_used(namespaces: Namespaces, name: str) -> None:
     first = run("pair", *namespaces.options, "--backlog-queues", 2, "--name", name)
     assert (first.returncode, first.stderr) == (0, "")
-    assert f"primary: amqp://localhost:{namespaces.primary.port}, '{name}', was reached" in first.stdout
+    assert f"primary: amqp://localhost:{namespaces.primary.port}, '{name}', reachable" in first.stdout
     assert "secondary: " in first.stdout
     assert "the key has Manage, Send and Listen" in first.stdout
     for index in range(2):
-        assert f"{backlog_path(name, index)}: made now; can be sent to and received from\n" in first.stdout
+        assert f"{backlog_path(name, index)}: created; can be sent to and received from\n" in first.stdout
     second = run("pair", *namespaces.options, "--backlog-queues", 3, "--name", name)
     assert second.returncode == 0
-    assert f"{backlog_path(name, 1)}: was there; can be sent to and received from\n" in second.stdout
-    assert f"{backlog_path(name, 2)}: made now; " in second.stdout
+    assert f"{backlog_path(name, 1)}: exists; can be sent to and received from\n" in second.stdout
+    assert f"{backlog_path(name, 2)}: created; " in second.stdout
     for namespace in (namespaces.primary, namespaces.secondary):
         assert namespace.key not in first.stdout + second.stdout
 
 
 @pytest.mark.slow
-def test_c5_the_name_is_the_one_that_the_primary_announces(namespaces: Namespaces) -> None:
+def test_c5_default_name_is_the_one_that_the_primary_announces(namespaces: Namespaces) -> None:
     done = run("pair", *namespaces.options, "--backlog-queues", 1, "--json")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
@@ -124,7 +124,7 @@ def test_c5_the_name_is_the_one_that_the_primary_announces(namespaces: Namespace
 
 
 @pytest.mark.slow
-def test_c5_there_are_ten_backlog_queues_unless_another_number_is_given(namespaces: Namespaces, name: str) -> None:
+def test_c5_default_number_of_backlog_queues_is_ten(namespaces: Namespaces, name: str) -> None:
     done = run("pair", *namespaces.options, "--name", name, "--json")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
@@ -133,17 +133,17 @@ def test_c5_there_are_ten_backlog_queues_unless_another_number_is_given(namespac
     assert (found["is_ready"], found["warnings"], found["primary_failure"]) == (True, [], None)
 
 
-def test_c5_a_queue_of_another_description_is_used_and_what_differs_is_told(namespaces: Namespaces, name: str) -> None:
+def test_c5_queue_with_other_settings_is_used_and_reported(namespaces: Namespaces, name: str) -> None:
     create(namespaces.secondary, backlog_queue(name, max_size_in_megabytes=1024, requires_duplicate_detection=True))
     done = run("pair", *namespaces.options, "--backlog-queues", 2, "--name", name)
     assert done.returncode == 0
-    told = f"{backlog_path(name, 0)}: was there with another description: max_size_in_megabytes is 1024 instead of 5120"
-    assert f"{told}, requires_duplicate_detection is on instead of off; can be sent to" in done.stdout
+    reported = f"{backlog_path(name, 0)}: exists with other settings: max_size_in_megabytes is 1024 instead of 5120"
+    assert f"{reported}, requires_duplicate_detection is on instead of off; can be sent to" in done.stdout
     assert reason(done).startswith(f"pairbus: WARNING: requires_duplicate_detection is on instead of off in '{name}/")
 
 
 @pytest.mark.slow
-def test_c5_differences_are_in_the_json_too(namespaces: Namespaces, name: str) -> None:
+def test_c5_json_contains_the_differences(namespaces: Namespaces, name: str) -> None:
     create(namespaces.secondary, backlog_queue(name, default_message_time_to_live=timedelta(hours=1)))
     done = run("pair", *namespaces.options, "--backlog-queues", 1, "--name", name, "--json")
     (queue,) = json.loads(done.stdout)["backlog_queues"]
@@ -157,13 +157,13 @@ def test_c5_differences_are_in_the_json_too(namespaces: Namespaces, name: str) -
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"requires_session": True}, "it refuses diverted messages"),
+        ({"requires_session": True}, "the queue rejects diverted messages"),
         ({"status": EntityStatus.SEND_DISABLED}, "status is SendDisabled instead of Active"),
         ({"status": EntityStatus.RECEIVE_DISABLED}, "cannot be received from: "),
     ],
     ids=["sessions", "no sends", "no receives"],
 )
-def test_a_backlog_queue_that_is_of_no_use_is_code_1(
+def test_unusable_backlog_queue_exits_with_1(
     namespaces: Namespaces, name: str, changes: dict[str, Any], said: str
 ) -> None:
     create(namespaces.secondary, backlog_queue(name, 1, **changes))
@@ -177,55 +177,55 @@ def test_a_backlog_queue_that_is_of_no_use_is_code_1(
 
 
 @pytest.mark.slow
-def test_a_pair_is_set_up_while_the_primary_is_down(namespaces: Namespaces, name: str) -> None:
-    with nobody() as primary:
+def test_pair_is_set_up_while_the_primary_is_down(namespaces: Namespaces, name: str) -> None:
+    with unused_address() as primary:
         given = options(primary, namespaces.secondary.connection_string)
         done = run("pair", *given, "--backlog-queues", 1, "--name", name)
     assert done.returncode == 0
-    assert "was not reached" in done.stdout
-    assert f"{backlog_path(name, 0)}: made now" in done.stdout
-    assert reason(done).startswith("pairbus: WARNING: the primary namespace was not reached: ")
+    assert "unreachable" in done.stdout
+    assert f"{backlog_path(name, 0)}: created" in done.stdout
+    assert reason(done).startswith("pairbus: WARNING: the primary namespace is unreachable: ")
     assert "secret" not in done.stdout + done.stderr
 
 
 @pytest.mark.slow
-def test_a_busy_primary_is_a_warning(namespaces: Namespaces, name: str) -> None:
+def test_busy_primary_prints_a_warning(namespaces: Namespaces, name: str) -> None:
     with running_namespace("busy") as busy:
         busy.server_busy = True
         given = options(busy.connection_string, namespaces.secondary.connection_string)
         done = run("pair", *given, "--backlog-queues", 1, "--name", name)
     assert done.returncode == 0
-    assert "WARNING: the primary namespace was not reached" in reason(done)
+    assert "WARNING: the primary namespace is unreachable" in reason(done)
 
 
 @pytest.mark.slow
-def test_a_key_of_the_primary_that_may_only_send_is_enough(namespaces: Namespaces, name: str) -> None:
+def test_primary_key_with_send_only_is_sufficient(namespaces: Namespaces, name: str) -> None:
     given = options(with_key(namespaces.primary, Right.SEND), namespaces.secondary.connection_string)
     done = run("pair", *given, "--backlog-queues", 1, "--name", name)
     assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.slow
-def test_a_primary_that_has_a_backlog_itself_may_be_the_secondary(name: str) -> None:
+def test_primary_with_backlog_queues_prints_a_warning(name: str) -> None:
     with running_namespace("contoso") as contoso, running_namespace("fabrikam") as fabrikam:
         create(fabrikam, backlog_description(backlog_path(name, 0)))
         given = options(fabrikam.connection_string, contoso.connection_string)
         done = run("pair", *given, "--backlog-queues", 1, "--name", "swapped")
     assert done.returncode == 0
-    assert "WARNING: the primary has backlog queues itself, of 'contoso" in reason(done)
+    assert "WARNING: the primary itself has backlog queues, for 'contoso" in reason(done)
     assert "if --primary and --secondary are swapped" in reason(done)
 
 
 @pytest.mark.slow
-def test_an_entity_path_is_what_the_primary_is_asked_for(namespaces: Namespaces, name: str) -> None:
+def test_entity_path_of_the_primary_is_checked(namespaces: Namespaces, name: str) -> None:
     given = options(f"{namespaces.primary.connection_string}EntityPath=orders", namespaces.secondary.connection_string)
     done = run("pair", *given, "--backlog-queues", 1, "--name", name)
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_the_program_that_it_prints_runs(namespaces: Namespaces, name: str) -> None:
+def test_printed_program_runs(namespaces: Namespaces, name: str) -> None:
     done = run("pair", *namespaces.options, "--backlog-queues", 1, "--name", name)
-    _, _, program = done.stdout.partition("What to write in the application:\n\n")
+    _, _, program = done.stdout.partition("Code for the application:\n\n")
     assert f'backlog_queue_count=1, primary_name="{name}"' in program
     environment = ENVIRONMENT | {
         "PAIRBUS_PRIMARY": namespaces.primary.connection_string,
@@ -236,7 +236,7 @@ def test_the_program_that_it_prints_runs(namespaces: Namespaces, name: str) -> N
 
 
 @pytest.mark.slow
-def test_in_a_terminal_there_is_a_table(namespaces: Namespaces, name: str) -> None:
+def test_terminal_output_is_a_table(namespaces: Namespaces, name: str) -> None:
     ours, theirs = pty.openpty()
     command = [*PAIRBUS, "pair", *namespaces.options, "--backlog-queues", "1", "--name", name]
     environment = ENVIRONMENT | {"COLUMNS": "120", "TERM": "xterm"}
@@ -251,11 +251,11 @@ def test_in_a_terminal_there_is_a_table(namespaces: Namespaces, name: str) -> No
             process.kill()
             os.close(ours)
     plain = re.sub(r"\x1b\[[0-9;]*m", "", shown)
-    assert re.search(rf"│ {backlog_path(name, 0)} +│ made now +│ can be sent to and received from +│", plain)
+    assert re.search(rf"│ {backlog_path(name, 0)} +│ created +│ can be sent to and received from +│", plain)
 
 
 @pytest.mark.slow
-def test_a_certificate_authority_is_named_by_a_variable(namespaces: Namespaces, name: str) -> None:
+def test_certificate_authority_is_read_from_ssl_cert_file(namespaces: Namespaces, name: str) -> None:
     secondary = namespaces.secondary
     given = options(namespaces.primary.connection_string, secondary.tls_connection_string)
     arguments = ("pair", *given, "--backlog-queues", 1, "--name", name)
@@ -265,11 +265,13 @@ def test_a_certificate_authority_is_named_by_a_variable(namespaces: Namespaces, 
     assert "is not trusted" in reason(done)
 
 
-# Where the connection strings come from
+# Sources of connection strings
 
 
 @pytest.mark.slow
-def test_connection_strings_come_from_variables_and_files(namespaces: Namespaces, name: str, tmp_path: Path) -> None:
+def test_connection_strings_are_read_from_variables_and_files(
+    namespaces: Namespaces, name: str, tmp_path: Path
+) -> None:
     file = tmp_path / "secondary.txt"
     file.write_text(f"{namespaces.secondary.connection_string}\n", encoding="utf-8")
     variables = {"PAIRBUS_PRIMARY": namespaces.primary.connection_string, "PAIRBUS_SECONDARY": f"@{file}"}
@@ -292,7 +294,7 @@ def test_connection_strings_come_from_variables_and_files(namespaces: Namespaces
         "Endpoint=sb://localhost;EntityPath=secret",
     ],
 )
-def test_a_connection_string_that_is_none_is_code_2_and_never_repeated(slip: str) -> None:
+def test_invalid_connection_string_exits_with_2_and_is_not_printed(slip: str) -> None:
     other = "Endpoint=sb://other;SharedAccessKeyName=some;SharedAccessKey=secret"
     done = CliRunner().invoke(app, ["pair", *options(slip, other)])
     assert (done.exit_code, done.stdout) == (2, "")
@@ -301,54 +303,54 @@ def test_a_connection_string_that_is_none_is_code_2_and_never_repeated(slip: str
 
 
 @pytest.mark.slow
-def test_a_file_that_is_not_there_is_code_2(tmp_path: Path) -> None:
+def test_missing_file_exits_with_2(tmp_path: Path) -> None:
     done = run("pair", *options(f"@{tmp_path / 'nowhere.txt'}", "x"))
     assert done.returncode == 2
     assert "nowhere.txt cannot be read" in reason(done)
 
 
 @pytest.mark.slow
-def test_a_file_that_is_no_text_is_code_2(tmp_path: Path) -> None:
+def test_binary_file_exits_with_2(tmp_path: Path) -> None:
     (tmp_path / "key").write_bytes(b"\xff\xfe\x00secret")
     done = run("pair", *options(f"@{tmp_path / 'key'}", "x"))
     assert done.returncode == 2
-    assert "is no text" in reason(done)
+    assert "is not a text file" in reason(done)
 
 
-# What goes wrong
+# Errors
 
 
-def test_c4_the_same_namespace_twice_is_code_2(namespaces: Namespaces) -> None:
+def test_c4_same_namespace_twice_exits_with_2(namespaces: Namespaces) -> None:
     text = namespaces.primary.connection_string
     done = run("pair", *options(text, text))
     assert done.returncode == 2
-    assert "a pair has two namespaces" in reason(done)
+    assert "name two different namespaces" in reason(done)
 
 
 @pytest.mark.slow
-def test_c4_a_number_of_queues_that_cannot_be_is_code_2(namespaces: Namespaces) -> None:
+def test_c4_invalid_number_of_queues_exits_with_2(namespaces: Namespaces) -> None:
     done = run("pair", *namespaces.options, "--backlog-queues", 0)
     assert done.returncode == 2
     assert "--backlog-queues" in done.stderr
 
 
 @pytest.mark.slow
-def test_c4_a_name_that_no_queue_can_have_is_code_2(namespaces: Namespaces) -> None:
+def test_c4_invalid_name_exits_with_2(namespaces: Namespaces) -> None:
     done = run("pair", *namespaces.options, "--name", "a//b")
     assert done.returncode == 2
-    assert "--name is 'a//b'" in reason(done)
+    assert reason(done).endswith("got 'a//b'")
 
 
 @pytest.mark.slow
-def test_a_namespace_that_is_not_named_is_code_2() -> None:
+def test_missing_connection_exits_with_2() -> None:
     done = run("pair")
     assert done.returncode == 2
     assert "PAIRBUS_PRIMARY" in done.stderr
 
 
 @pytest.mark.slow
-def test_a_secondary_that_is_down_is_one_line_and_code_1(namespaces: Namespaces, name: str) -> None:
-    with nobody() as secondary:
+def test_secondary_down_prints_one_line_and_exits_with_1(namespaces: Namespaces, name: str) -> None:
+    with unused_address() as secondary:
         done = run("pair", *options(namespaces.primary.connection_string, secondary), "--name", name)
     assert (done.returncode, done.stdout) == (1, "")
     assert "try again when it is up" in reason(done)
@@ -356,7 +358,7 @@ def test_a_secondary_that_is_down_is_one_line_and_code_1(namespaces: Namespaces,
 
 
 @pytest.mark.slow
-def test_a_key_of_the_secondary_that_may_not_manage_is_code_1(namespaces: Namespaces, name: str) -> None:
+def test_secondary_key_without_manage_exits_with_1(namespaces: Namespaces, name: str) -> None:
     secondary = with_key(namespaces.secondary, Right.SEND, Right.LISTEN)
     done = run("pair", *options(namespaces.primary.connection_string, secondary), "--name", name)
     assert done.returncode == 1
@@ -365,7 +367,7 @@ def test_a_key_of_the_secondary_that_may_not_manage_is_code_1(namespaces: Namesp
 
 
 @pytest.mark.slow
-def test_a_wrong_key_of_the_primary_is_code_1(namespaces: Namespaces, name: str) -> None:
+def test_wrong_primary_key_exits_with_1(namespaces: Namespaces, name: str) -> None:
     wrong = str(replace(parse_connection_string(namespaces.primary.connection_string), key="secret"))
     done = run("pair", *options(wrong, namespaces.secondary.connection_string), "--name", name)
     assert done.returncode == 1
@@ -374,7 +376,7 @@ def test_a_wrong_key_of_the_primary_is_code_1(namespaces: Namespaces, name: str)
 
 
 @pytest.mark.slow
-def test_a_topic_in_the_place_of_a_backlog_queue_is_code_1(namespaces: Namespaces, name: str) -> None:
+def test_topic_at_a_backlog_path_exits_with_1(namespaces: Namespaces, name: str) -> None:
     async def creating() -> None:
         async with NamespaceManager.from_connection_string(namespaces.secondary.connection_string) as manager:
             await manager.create_topic(backlog_path(name, 0))
@@ -388,7 +390,7 @@ def test_a_topic_in_the_place_of_a_backlog_queue_is_code_1(namespaces: Namespace
 # Differences
 
 
-def test_c5_a_queue_that_the_service_made_does_not_differ() -> None:
+def test_c5_queue_created_by_the_service_has_no_differences() -> None:
     made = backlog_queue(
         "contoso",
         requires_session=False,
@@ -397,7 +399,7 @@ def test_c5_a_queue_that_the_service_made_does_not_differ() -> None:
         status=EntityStatus.ACTIVE,
     )
     assert differences(made) == ()
-    assert differences(replace(made, max_delivery_count=2_000)) == ()  # what a service that caps it gives
+    assert differences(replace(made, max_delivery_count=2_000)) == ()  # the value of a service that caps it
     (difference,) = differences(replace(made, max_delivery_count=10))
     assert difference.harm is Harm.RISK
     (difference,) = differences(replace(made, lock_duration=timedelta(seconds=30)))
@@ -408,7 +410,7 @@ def test_c5_a_queue_that_the_service_made_does_not_differ() -> None:
 # The options
 
 
-def test_the_help_shows_an_example() -> None:
+def test_help_shows_an_example() -> None:
     shown = CliRunner().invoke(app, ["pair", "--help"], env={"COLUMNS": "120", "TERM": "dumb"}).output
     assert "Example: pairbus pair --primary @contoso.txt --secondary @fabrikam.txt" in shown
     for option in ("--primary", "--secondary", "--backlog-queues", "--name", "--json", "PAIRBUS_SECONDARY"):
@@ -416,5 +418,5 @@ def test_the_help_shows_an_example() -> None:
 
 
 @pytest.mark.slow
-def test_what_nobody_expected_does_not_show_the_values_of_variables() -> None:
+def test_traceback_does_not_show_local_variables() -> None:
     assert not app.pretty_exceptions_show_locals

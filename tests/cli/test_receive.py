@@ -1,4 +1,4 @@
-"""`pairbus receive`: what becomes of messages, and that none is lost on the way."""
+"""`pairbus receive` settles messages as asked, and loses none."""
 
 from __future__ import annotations
 
@@ -38,9 +38,10 @@ from pairbus.wire import (
     ULong,
     UShort,
 )
-from tests.cli.everyday import Desk, eventually, interrupt
+from tests.cli.everyday import Desk, interrupt
 from tests.cli.test_cli import PATIENCE_S
 from tests.cli.test_send import STOPS
+from tests.waiting import eventually
 
 AT_ONCE = ("--wait", "0s")
 
@@ -50,52 +51,52 @@ def documents(file: Path) -> list[dict[str, Any]]:
 
 
 def sent_part(document: dict[str, Any]) -> dict[str, Any]:
-    """Without what the namespace says anew of each message."""
+    """Remove the fields that the namespace sets anew on each send."""
     return {name: value for name, value in document.items() if name not in READ_ONLY}
 
 
-# What becomes of them.
+# Settlement.
 
 
-def test_nothing_is_removed_unless_that_is_said(desk: Desk) -> None:
+def test_default_receive_removes_nothing(desk: Desk) -> None:
     queue = desk.queue()
     desk.send(queue, "one espresso")
-    told = desk.spoken("receive", queue)
-    assert told.startswith("#1  ")
-    assert told.endswith("\none espresso\n\n")
+    reported = desk.spoken("receive", queue)
+    assert reported.startswith("#1  ")
+    assert reported.endswith("\none espresso\n\n")
     (message,) = desk.receive(queue)
     assert message.delivery_count == 1
 
 
-def test_several_that_are_given_back_are_several(desk: Desk) -> None:
+def test_abandoned_messages_are_received_once_each(desk: Desk) -> None:
     queue = desk.queue()
     desk.send(queue, "one", "two", "three")
     assert desk.spoken("receive", queue, "--count", 5, "--body", "--wait", "300ms", "--abandon") == "one\ntwo\nthree\n"
     assert [message.body for message in desk.receive(queue, 3)] == [b"one", b"two", b"three"]
 
 
-def test_complete_removes(desk: Desk) -> None:
+def test_complete_removes_messages(desk: Desk) -> None:
     queue = desk.queue()
     desk.send(queue, "one", "two")
     assert desk.spoken("receive", queue, "--complete", "--body") == "one\n"
     assert desk.count(queue) == 1
 
 
-def test_delete_removes_as_well(desk: Desk) -> None:
+def test_delete_removes_messages(desk: Desk) -> None:
     queue = desk.queue()
     desk.send(queue, "one", "two", "three")
     assert desk.spoken("receive", queue, "--delete", "--count", 2, "--body") == "one\ntwo\n"
     assert [message.body for message in desk.receive(queue)] == [b"three"]
 
 
-def test_dead_letters_have_a_reason_and_can_be_sent_again(desk: Desk, tmp_path: Path) -> None:
+def test_dead_letters_have_a_reason_and_can_be_resubmitted(desk: Desk, tmp_path: Path) -> None:
     queue = desk.queue()
     desk.send(queue, BrokeredMessage("one", message_id="1", application_properties={"table": Int(4)}))
     desk.spoken("receive", queue, "--dead-letter", "--reason", "cold", "--description", "it stood too long")
-    told = desk.spoken("peek", queue, "--dead-letters")
-    assert "dead letter reason cold  dead letter error description it stood too long" in told
-    assert "table=4" in told
-    assert "DeadLetterReason" not in told
+    reported = desk.spoken("peek", queue, "--dead-letters")
+    assert "dead letter reason cold  dead letter error description it stood too long" in reported
+    assert "table=4" in reported
+    assert "DeadLetterReason" not in reported
     file = tmp_path / "dead.jsonl"
     desk.spoken("receive", queue, "--dead-letters", "--all", "--complete", "--lines", file, *AT_ONCE)
     (document,) = documents(file)
@@ -106,7 +107,7 @@ def test_dead_letters_have_a_reason_and_can_be_sent_again(desk: Desk, tmp_path: 
     assert (message.body, message.message_id, message.application_properties) == (b"one", "1", {"table": Int(4)})
 
 
-def test_what_is_deferred_is_received_by_its_number(desk: Desk) -> None:
+def test_deferred_message_is_received_by_its_number(desk: Desk) -> None:
     queue = desk.queue()
     desk.send(queue, "one", "two")
     line, _ = desk.spoken("receive", queue, "--defer", "--count", 2, "--json").splitlines()
@@ -121,12 +122,12 @@ def test_what_is_deferred_is_received_by_its_number(desk: Desk) -> None:
     assert "pairbus: " in missing.reason
 
 
-def test_a_subscription(desk: Desk) -> None:
+def test_receive_from_a_subscription(desk: Desk) -> None:
     desk.send("events", "to all")
     assert desk.spoken("receive", "events/subscriptions/audit", "--complete", "--body") == "to all\n"
 
 
-def test_sessions(desk: Desk) -> None:
+def test_receive_from_sessions(desk: Desk) -> None:
     queue = desk.queue(requires_session=True)
     desk.send(queue, *(BrokeredMessage(f"{name} {n}", session_id=name) for n in (1, 2) for name in ("a", "b")))
     assert desk.spoken("receive", queue, "--session", "b", "--all", "--complete", "--body", *AT_ONCE) == "b 1\nb 2\n"
@@ -134,22 +135,22 @@ def test_sessions(desk: Desk) -> None:
     assert desk.run("receive", queue, "--session", "b", *AT_ONCE).code == 3
     assert "session a" in desk.spoken("receive", queue, "--session", "a", "--delete").replace("session id", "session")
     nothing = desk.run("receive", queue, "--next-session", "--wait", "200ms")
-    assert (nothing.code, "no message came" in nothing.reason) == (3, True)
+    assert (nothing.code, "no message arrived" in nothing.reason) == (3, True)
     without = desk.run("receive", queue)
     assert without.code == 1
     assert "--session ID" in without.reason
     assert "--next-session" in without.reason
 
 
-def test_an_empty_queue_is_code_3_and_one_line(desk: Desk) -> None:
+def test_empty_queue_prints_one_line_and_exits_with_3(desk: Desk) -> None:
     queue = desk.queue()
     done = desk.run("receive", queue, "--complete", "--wait", "200ms")
-    assert (done.code, done.stdout, done.reason) == (3, "", f"pairbus: no message came from '{queue}' within 200ms")
+    assert (done.code, done.stdout, done.reason) == (3, "", f"pairbus: no message arrived from '{queue}' within 200ms")
     done = desk.run("receive", queue, "--all", "--complete", *AT_ONCE)
-    assert (done.code, done.stdout, done.reason) == (0, "", f"pairbus: no message came from '{queue}' within 0s")
+    assert (done.code, done.stdout, done.reason) == (0, "", f"pairbus: no message arrived from '{queue}' within 0s")
 
 
-# Into a file, and back.
+# Export and import.
 
 ONE_OF_EACH = {
     "null": None,
@@ -178,7 +179,7 @@ ONE_OF_EACH = {
 }
 
 
-def test_what_is_exported_and_imported_is_the_same(desk: Desk, tmp_path: Path) -> None:
+def test_exported_and_imported_messages_are_equal(desk: Desk, tmp_path: Path) -> None:
     queue, first, second = desk.queue(), tmp_path / "first.jsonl", tmp_path / "second.jsonl"
     desk.send(
         queue,
@@ -204,15 +205,15 @@ def test_what_is_exported_and_imported_is_the_same(desk: Desk, tmp_path: Path) -
     desk.spoken("receive", queue, "--count", 5, "--complete", "--lines", first)
     assert desk.count(queue) == 0
     desk.spoken("send", queue, "--lines", first)
-    told = desk.spoken("receive", queue, "--count", 5, "--complete", "--lines", second, "--json")
-    assert json.loads(told) == {"entity": queue, "received": 5, "settled": "complete"}
+    reported = desk.spoken("receive", queue, "--count", 5, "--complete", "--lines", second, "--json")
+    assert json.loads(reported) == {"entity": queue, "received": 5, "settled": "complete"}
     before, after = documents(first), documents(second)
     assert [sent_part(one) for one in before] == [sent_part(one) for one in after]
     assert {*before[0]["application_properties"]} == {*ONE_OF_EACH}
     assert before[0]["application_properties"]["ulong"] == {"ulong": 2**64 - 1}
 
 
-def test_messages_of_the_official_sdk_are_exported_and_imported(desk: Desk, tmp_path: Path) -> None:
+def test_messages_of_the_azure_sdk_are_exported_and_imported(desk: Desk, tmp_path: Path) -> None:
     queue, file = desk.queue(), tmp_path / "messages.jsonl"
     properties: dict[Any, Any] = {"i": 5, "f": 1.5, "b": True, "t": "text", "o": b"o", "u": UUID(int=5)}
     with ServiceBusClient.from_connection_string(desk.namespace.connection_string) as client:
@@ -227,18 +228,18 @@ def test_messages_of_the_official_sdk_are_exported_and_imported(desk: Desk, tmp_
     assert (after.subject, str(after), after.message_id) == ("s", "one", before.message_id)
 
 
-def test_ten_thousand_go_out_and_in(desk: Desk, tmp_path: Path) -> None:
+def test_ten_thousand_messages_are_exported_and_imported(desk: Desk, tmp_path: Path) -> None:
     queue, file = desk.queue(), tmp_path / "messages.jsonl"
     desk.send(queue, *(str(number) for number in range(10_000)))
-    told = desk.spoken("receive", queue, "--all", "--complete", "--lines", file, "--wait", "200ms")
-    assert told == f"10,000 of '{queue}' written to {file} and completed\n"
+    reported = desk.spoken("receive", queue, "--all", "--complete", "--lines", file, "--wait", "200ms")
+    assert reported == f"10,000 messages of '{queue}' written to {file} and completed\n"
     assert [document["body"] for document in documents(file)] == [*map(str, range(10_000))]
     assert desk.count(queue) == 0
     desk.spoken("send", queue, "--lines", file)
     assert desk.count(queue) == 10_000
 
 
-def test_a_file_is_added_to(desk: Desk, tmp_path: Path) -> None:
+def test_lines_are_appended_to_the_file(desk: Desk, tmp_path: Path) -> None:
     queue, file = desk.queue(), tmp_path / "messages.jsonl"
     for body in ("one", "two"):
         desk.send(queue, body)
@@ -246,13 +247,13 @@ def test_a_file_is_added_to(desk: Desk, tmp_path: Path) -> None:
     assert [document["body"] for document in documents(file)] == ["one", "two"]
 
 
-def test_a_file_whose_last_line_has_no_end_is_not_added_to(desk: Desk, tmp_path: Path) -> None:
+def test_file_with_an_incomplete_last_line_is_rejected(desk: Desk, tmp_path: Path) -> None:
     queue, file = desk.queue(), tmp_path / "messages.jsonl"
     desk.send(queue, "one")
     file.write_text('{"body": "half', encoding="utf-8")
     done = desk.run("receive", queue, "--complete", "--lines", file)
     assert done.code == 1
-    assert "has no end" in done.reason
+    assert "is incomplete" in done.reason
     assert (file.read_text("utf-8"), desk.count(queue)) == ('{"body": "half', 1)
 
 
@@ -263,11 +264,11 @@ HAS_FULL_DISK = pytest.mark.skipif(not Path("/dev/full").exists(), reason="there
 @pytest.mark.parametrize(
     ("file", "said"),
     [
-        ("/dev/full", "No space left on device; nothing received; 1 not written and given back"),
+        ("/dev/full", "No space left on device; nothing received; 1 not written and abandoned"),
         ("/nowhere/at/all", "No such file or directory"),
     ],
 )
-def test_what_cannot_be_written_stays_in_the_queue(desk: Desk, file: str, said: str) -> None:
+def test_message_that_cannot_be_written_stays_in_the_queue(desk: Desk, file: str, said: str) -> None:
     queue = desk.queue()
     desk.send(queue, "one", "two")
     done = desk.run("receive", queue, "--all", "--complete", "--lines", file)
@@ -286,11 +287,11 @@ def test_delete_loses_at_most_one_message_and_reports_it(desk: Desk) -> None:
     assert desk.count(queue) == 1
 
 
-# Outputs that take no more.
+# Closed and full outputs.
 
 
 def into_head(desk: Desk, *arguments: object) -> tuple[int, str, list[bytes]]:
-    """Run `pairbus receive … | head -3`: the exit status, standard error, and what head printed."""
+    """Run `pairbus receive … | head -3`; return the exit status, standard error, and the output of head."""
     with desk.started("receive", *arguments) as process:
         shown = subprocess.run(
             ["head", "-3"], stdin=process.stdout, stdout=subprocess.PIPE, check=True, timeout=PATIENCE_S
@@ -315,7 +316,7 @@ def test_complete_into_head_removes_what_head_printed_and_nothing_else(desk: Des
     code, said, shown = into_head(desk, queue, "--all", "--complete", "--body")
     assert (code, shown) == (141, THREE)
     assert re.fullmatch(
-        r"pairbus: standard output was closed; 3 received and completed; [12] not written and given back\n", said
+        r"pairbus: standard output was closed; 3 received and completed; [12] not written and abandoned\n", said
     )
     assert bodies(desk, queue, 250) == REST
 
@@ -333,7 +334,7 @@ def test_complete_into_a_named_pipe_that_is_closed_removes_what_was_read(desk: D
     assert (read, bodies(desk, queue, 250)) == (THREE, REST)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a writer what was read")
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux reports to the writer what was read")
 def test_complete_into_a_socket_that_is_closed_removes_what_was_read(desk: Desk) -> None:
     queue = desk.queue()
     desk.send(queue, *NUMBERED)
@@ -363,7 +364,7 @@ def test_abandon_into_head_leaves_everything(desk: Desk) -> None:
     desk.send(queue, *NUMBERED)
     code, said, shown = into_head(desk, queue, "--count", 250, "--body")
     assert (code, shown) == (141, THREE)
-    assert said.startswith("pairbus: standard output was closed; 3 received and given back; ")
+    assert said.startswith("pairbus: standard output was closed; 3 received and abandoned; ")
     assert bodies(desk, queue, 250) == THREE + REST
 
 
@@ -386,12 +387,12 @@ def test_complete_onto_a_full_disk_removes_nothing(desk: Desk) -> None:
         assert process.wait(PATIENCE_S) == 1
         assert process.stderr.read().decode() == (
             "pairbus: standard output cannot be written: No space left on device;"
-            " nothing received; 1 not written and given back\n"
+            " nothing received; 1 not written and abandoned\n"
         )
     assert bodies(desk, queue, 250) == THREE + REST
 
 
-def test_ctrl_c_completes_what_was_read_and_gives_back_the_rest(desk: Desk) -> None:
+def test_ctrl_c_completes_read_messages_and_abandons_the_rest(desk: Desk) -> None:
     """The reader stops reading without closing the pipe, as a pager does."""
     queue = desk.queue()
     desk.send(queue, *NUMBERED)
@@ -402,15 +403,15 @@ def test_ctrl_c_completes_what_was_read_and_gives_back_the_rest(desk: Desk) -> N
         eventually(lambda: bool(select.select([output], [], [], 0)[0]))
         code, said = interrupt(process)
     assert (code, read) == (130, THREE)
-    assert re.fullmatch(r"pairbus: stopped: 3 received and completed; [12] not written and given back\n", said)
+    assert re.fullmatch(r"pairbus: stopped: 3 received and completed; [12] not written and abandoned\n", said)
     assert bodies(desk, queue, 250) == REST
 
 
-# Processes that end before their time.
+# Interrupted and killed processes.
 
 
 @STOPS
-def test_ctrl_c_and_sigterm_give_back_what_is_held(desk: Desk, number: signal.Signals, expected: int) -> None:
+def test_ctrl_c_and_sigterm_abandon_locked_messages(desk: Desk, number: signal.Signals, expected: int) -> None:
     queue = desk.queue()
     desk.send(queue, "one")
     with desk.started("receive", queue, "--count", 2, "--wait", "60s", "--body") as process:
@@ -419,8 +420,8 @@ def test_ctrl_c_and_sigterm_give_back_what_is_held(desk: Desk, number: signal.Si
         code, complaints = interrupt(process, number)
     assert code == expected
     # The command may be stopped before it notices that its line was read.
-    unnoticed = "nothing received; 1 not written and given back"
-    assert re.fullmatch(rf"pairbus: stopped: ({unnoticed}|1 received and given back)\n", complaints)
+    unnoticed = "nothing received; 1 not written and abandoned"
+    assert re.fullmatch(rf"pairbus: stopped: ({unnoticed}|1 received and abandoned)\n", complaints)
     assert [message.body for message in desk.receive(queue)] == [b"one"]
 
 
@@ -442,8 +443,8 @@ def test_killed_at_any_point_each_message_is_in_the_file_or_in_the_queue(
 
 
 @pytest.mark.slow
-def test_what_is_in_the_file_and_was_not_removed_is_told(desk: Desk, tmp_path: Path) -> None:
-    """The namespace goes away while the output waits for whoever reads it."""
+def test_messages_written_but_not_removed_are_reported(desk: Desk, tmp_path: Path) -> None:
+    """The namespace stops while the output waits for its reader."""
     queue, pipe = desk.queue(), tmp_path / "pipe"
     desk.send(queue, "x" * 200_000)  # more than a pipe holds
     os.mkfifo(pipe)
@@ -457,13 +458,13 @@ def test_what_is_in_the_file_and_was_not_removed_is_told(desk: Desk, tmp_path: P
         finally:
             desk.namespace.start()
     assert (process.returncode, rest) == (1, 1)
-    told = complaints.decode()
-    assert f"; none completed for certain; 1 more written to {pipe}, and perhaps still in the queue" in told
+    reported = complaints.decode()
+    assert f"; none confirmed as completed; 1 more written to {pipe}, possibly still in the queue" in reported
 
 
 @pytest.mark.slow
-def test_a_reader_that_takes_its_time_loses_nothing(desk: Desk) -> None:
-    """What was printed long ago is still locked when the time comes to remove it."""
+def test_slow_reader_loses_nothing(desk: Desk) -> None:
+    """A message is still locked when it is removed long after it was printed."""
     lock_s = 15
     queue = desk.queue(lock_duration=timedelta(seconds=lock_s))
     desk.send(queue, *("x" * 60_000 for _ in range(10)))
@@ -478,23 +479,23 @@ def test_a_reader_that_takes_its_time_loses_nothing(desk: Desk) -> None:
 
 
 @pytest.mark.slow
-def test_in_a_terminal_there_is_a_bar_and_a_word_about_what_is_given_back(desk: Desk, tmp_path: Path) -> None:
+def test_terminal_shows_a_bar_and_a_hint_on_abandoned_messages(desk: Desk, tmp_path: Path) -> None:
     queue = desk.queue()
     desk.send(queue, *("x" for _ in range(500)))
     shown = seen("receive", queue, "--all", "--complete", "--wait", "1s", "--lines", tmp_path / "messages", desk=desk)
     assert "500 received" in shown
     desk.send(queue, "x")
-    assert seen("receive", queue, desk=desk) == "given back; say --complete to remove what is received\r\n"
+    assert seen("receive", queue, desk=desk) == "abandoned; add --complete to remove received messages\r\n"
 
 
 def seen(*arguments: object, desk: Desk) -> str:
-    """What a command says to whoever looks on."""
+    """Return what a command prints to a terminal on standard error."""
     ours, theirs = pty.openpty()
     parts = []
     try:
         with desk.started(*arguments, stderr=theirs, stdout=subprocess.DEVNULL) as process:
             os.close(theirs)
-            with suppress(OSError):  # which is how a terminal says that nobody writes any more
+            with suppress(OSError):  # a terminal reports that its last writer closed it
                 while part := os.read(ours, 1 << 16):
                     parts.append(part)
             assert process.wait(PATIENCE_S) == 0
@@ -503,24 +504,24 @@ def seen(*arguments: object, desk: Desk) -> str:
     return b"".join(parts).decode()
 
 
-# What goes wrong.
+# Errors.
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--complete", "--delete"), "a message has one of these ends"),
-        (("--all",), "with --all, say what becomes of them"),
-        (("--all", "--abandon"), "with --all, say what becomes of them"),
+        (("--complete", "--delete"), "exclude each other: use one of them"),
+        (("--all",), "--all requires a settlement"),
+        (("--all", "--abandon"), "--all requires a settlement"),
         (("--all", "--complete", "--count", "2"), "--all and --count"),
-        (("--reason", "x"), "belong to --dead-letter"),
+        (("--reason", "x"), "require --dead-letter"),
         (("--session", "x", "--next-session"), "--session and --next-session"),
-        (("--deferred", "1", "--count", "2"), "--deferred says which messages"),
-        (("--wait", "soon"), "--wait is 'soon'"),
-        (("--body", "--lines", "x"), "leave out --body"),
+        (("--deferred", "1", "--count", "2"), "--deferred selects single messages"),
+        (("--wait", "soon"), "--wait must be a number and a unit"),
+        (("--body", "--lines", "x"), "remove --body"),
     ],
 )
-def test_what_cannot_be_is_one_line_and_code_2(desk: Desk, arguments: tuple[str, ...], said: str) -> None:
+def test_invalid_arguments_print_one_line_and_exit_with_2(desk: Desk, arguments: tuple[str, ...], said: str) -> None:
     done = desk.run("receive", "orders", *arguments)
     assert (done.code, done.stdout) == (2, "")
     assert said in done.reason
@@ -530,23 +531,21 @@ def test_what_cannot_be_is_one_line_and_code_2(desk: Desk, arguments: tuple[str,
 @pytest.mark.parametrize(
     ("path", "said"),
     [
-        ("nowhere", "there is neither a queue nor a topic 'nowhere'; pairbus entities list"),
-        ("events/audit", "if a subscription is meant, that is events/Subscriptions/audit;"),
-        ("events/Subscriptions/none", "there is no subscription 'events/Subscriptions/none'; pairbus"),
-        ("events/Subscriptions/none/$DeadLetterQueue", "there is no subscription 'events/Subscriptions/none'; pairbus"),
+        ("nowhere", "there is no queue or topic 'nowhere'; run pairbus entities list"),
+        ("events/audit", "for a subscription, write events/Subscriptions/audit;"),
+        ("events/Subscriptions/none", "there is no subscription 'events/Subscriptions/none'; run pairbus"),
+        ("events/Subscriptions/none/$DeadLetterQueue", "there is no subscription 'events/Subscriptions/none'; "),
         ("events", "'events' is a topic: "),
         ("events", " of its subscriptions, events/Subscriptions/NAME"),
     ],
 )
-def test_what_is_not_there_is_code_1_and_has_the_name_that_was_typed(
-    desk: Desk, command: str, path: str, said: str
-) -> None:
+def test_missing_entity_exits_with_1_and_names_the_given_path(desk: Desk, command: str, path: str, said: str) -> None:
     done = desk.run(command, path)
     assert (done.code, done.stdout) == (1, "")
     assert said in done.reason
 
 
-def test_a_session_that_somebody_has_is_code_1(desk: Desk) -> None:
+def test_locked_session_exits_with_1(desk: Desk) -> None:
     queue = desk.queue(requires_session=True)
     with MessagingFactory.from_connection_string(desk.namespace.connection_string) as factory:
         factory.accept_message_session(queue, "mine")

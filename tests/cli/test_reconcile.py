@@ -1,10 +1,8 @@
-"""`pairbus reconcile`, as an operator runs it: ledgers in directories, a report, a code (D4)."""
+"""`pairbus reconcile` as an operator runs it: ledger directories, a report, an exit code (D4)."""
 
 from __future__ import annotations
 
 import json
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +14,6 @@ from pyspark.sql import SparkSession
 from typer.testing import CliRunner, Result
 
 from pairbus.cli.main import app
-from pairbus.jobs.ledger.workload import HANDFUL
-from pairbus.spark.session import ensured_session
-from tests.cli.test_cli import ENVIRONMENT, PAIRBUS
 from tests.docs.snippets import ROOT
 from tests.docs.tables import codes, rows_of
 from tests.jobs.reconcile.model import PairModel
@@ -32,17 +27,10 @@ def invoke(*arguments: object) -> Result:
     return CliRunner().invoke(app, ["reconcile", *map(str, arguments)])
 
 
-def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-    """In a process of its own, with a Spark of its own."""
-    command = [*PAIRBUS, "reconcile", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=LIMIT_S, env=ENVIRONMENT)
-
-
 @pytest.fixture(scope="module")
-def spark() -> Iterator[SparkSession]:
-    """Running, so that the command need not start one each time; where it does, it is the one that users have."""
-    with ensured_session("local[2]", config=HANDFUL) as session:
-        yield session
+def spark(ledger_session: SparkSession) -> SparkSession:
+    """A running session, so that the command need not start one; configured like the one of the command."""
+    return ledger_session
 
 
 def outage(*, lost: bool = False) -> PairModel:
@@ -64,9 +52,9 @@ def ledgers(directory: Path, model: PairModel) -> tuple[str, str, str, str]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(LIMIT_S)
-def test_d4_what_is_missing_is_listed_and_told_by_the_code(tmp_path: Path) -> None:
-    done = run(*ledgers(tmp_path, outage(lost=True)), "--format", "json")
-    assert done.returncode == 1, done.stderr
+def test_d4_missing_messages_are_listed_and_exit_with_1(spark: SparkSession, tmp_path: Path) -> None:
+    done = invoke(*ledgers(tmp_path, outage(lost=True)), "--format", "json")
+    assert done.exit_code == 1, done.stderr
     document: dict[str, Any] = json.loads(done.stdout)
     assert document["verdict"] == "missing"
     (lost,) = document["missing"]
@@ -76,7 +64,7 @@ def test_d4_what_is_missing_is_listed_and_told_by_the_code(tmp_path: Path) -> No
 
 @pytest.mark.slow
 @pytest.mark.timeout(LIMIT_S)
-def test_d4_a_clean_pair_gets_a_page(spark: SparkSession, tmp_path: Path) -> None:
+def test_d4_clean_pair_writes_a_page_and_exits_with_0(spark: SparkSession, tmp_path: Path) -> None:
     out = tmp_path / "report.html"
     done = invoke(*ledgers(tmp_path, outage()), "--format", "html", "--out", out, "--from", "2026-03-01", "--list", 0)
     assert done.exit_code == 0, done.stderr
@@ -86,40 +74,40 @@ def test_d4_a_clean_pair_gets_a_page(spark: SparkSession, tmp_path: Path) -> Non
 
 @pytest.mark.slow
 @pytest.mark.timeout(LIMIT_S)
-def test_a_gap_leaves_it_open(spark: SparkSession, tmp_path: Path) -> None:
+def test_gap_in_a_ledger_exits_with_3(spark: SparkSession, tmp_path: Path) -> None:
     model = outage()
     gap(model, 3)
     done = invoke(*ledgers(tmp_path, model))
     assert done.exit_code == 3, done.stderr
-    assert "it cannot be told" in done.stdout
+    assert "cannot determine whether messages are missing" in done.stdout
     assert "3 events could not be recorded" in done.stdout
     assert "\ndiverted from 2026-03-01 12:00:00." in done.stdout
 
 
-def test_d4_a_ledger_on_both_sides_is_told_before_spark_is_started(tmp_path: Path) -> None:
+def test_d4_same_ledger_on_both_sides_is_rejected_before_spark_starts(tmp_path: Path) -> None:
     _, primary, _, _ = ledgers(tmp_path, outage())
     done = invoke("--primary", primary, "--secondary", f"{primary}/../contoso", "--master", "nowhere")
     assert done.exit_code == 2
-    assert "is named as --primary and as --secondary" in done.stderr
+    assert "is given as --primary and as --secondary" in done.stderr
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(LIMIT_S)
-def test_d4_ledgers_that_are_swapped_prove_nothing(spark: SparkSession, tmp_path: Path) -> None:
+def test_d4_swapped_ledgers_are_reported(spark: SparkSession, tmp_path: Path) -> None:
     _, primary, _, secondary = ledgers(tmp_path, outage(lost=True))
     done = invoke("--primary", secondary, "--secondary", primary)
     assert done.exit_code == 3, done.stderr
-    assert "it cannot be told" in done.stdout
+    assert "cannot determine whether messages are missing" in done.stdout
     assert "note: --primary and --secondary seem to be swapped" in done.stdout
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(LIMIT_S)
-def test_what_is_no_ledger_is_bad_input(spark: SparkSession, tmp_path: Path) -> None:
+def test_missing_or_damaged_ledger_exits_with_2(spark: SparkSession, tmp_path: Path) -> None:
     good = ledgers(tmp_path, outage())
     done = invoke("--primary", tmp_path / "nothing", *good[2:])
     assert (done.exit_code, done.stdout) == (2, "")
-    assert done.stderr.splitlines()[-1].startswith("pairbus: there is no directory")
+    assert done.stderr.splitlines()[-1].endswith(" does not exist")
     (file,) = (tmp_path / "contoso").rglob("*.parquet")
     whole = file.read_bytes()
     for content, word in ((whole[: len(whole) // 2], "damaged"), (other_columns(tmp_path), "column")):
@@ -132,21 +120,19 @@ def test_what_is_no_ledger_is_bad_input(spark: SparkSession, tmp_path: Path) -> 
 
 @pytest.mark.slow
 @pytest.mark.timeout(LIMIT_S)
-def test_damage_that_only_spark_finds_is_told_in_one_line(spark: SparkSession, tmp_path: Path) -> None:
+def test_damage_found_by_spark_prints_one_line(spark: SparkSession, tmp_path: Path) -> None:
     good = ledgers(tmp_path, outage())
     (file,) = (tmp_path / "contoso").rglob("*.parquet")
     whole = file.read_bytes()
     file.write_bytes(whole[:4] + bytes(400) + whole[404:])
     done = invoke(*good)
     assert (done.exit_code, done.stdout) == (3, ""), done.exception
-    assert done.stderr.splitlines()[-1].startswith("pairbus: Spark could not do it: [FAILED_READ_FILE")
+    assert done.stderr.splitlines()[-1].startswith("pairbus: the Spark job failed: [FAILED_READ_FILE")
     assert file.name in done.stderr.splitlines()[-1]
 
 
 @pytest.mark.slow
-def test_d4_the_secondary_is_read_first_so_that_what_comes_home_meanwhile_is_not_missing(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_d4_message_delivered_while_ledgers_are_read_is_not_missing(spark: SparkSession, tmp_path: Path) -> None:
     both = ledgers(tmp_path, outage())
     for file in tmp_path.rglob("*.parquet"):
         file.write_bytes(b"PAR1")
@@ -164,16 +150,16 @@ def other_columns(directory: Path) -> bytes:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        (("--from", "yesterday"), "--from is 'yesterday'; it is a time in UTC such as"),
-        (("--to", "12:00"), "--to is '12:00'; it is a time"),
-        (("--from", "2026-03-02", "--to", "2026-03-01"), "--to is not after --from"),
-        (("--out", "/nonexistent/x.json"), "--out: there is no directory /nonexistent"),
+        (("--from", "yesterday"), "--from must be a time in UTC such as"),
+        (("--to", "12:00"), "--to must be a time in UTC"),
+        (("--from", "2026-03-02", "--to", "2026-03-01"), "--to must be after --from"),
+        (("--out", "/nonexistent/x.json"), "--out: the directory /nonexistent does not exist"),
         (("--out", "/tmp"), "--out: /tmp is a directory"),  # noqa: S108 (nothing is written)
-        ((), "there is no directory"),
+        ((), "does not exist"),
     ],
 )
-def test_what_cannot_be_is_told_before_spark_is_started(tmp_path: Path, options: tuple[str, ...], text: str) -> None:
-    """A master that nobody is at: whoever starts Spark hears of that instead."""
+def test_invalid_options_are_rejected_before_spark_starts(tmp_path: Path, options: tuple[str, ...], text: str) -> None:
+    """The master is unreachable, so starting Spark would report that instead."""
     paths = ("--primary", tmp_path / "a", "--secondary", tmp_path / "b")
     result = invoke(*paths, "--master", "no such master", *options)
     assert (result.exit_code, result.stdout) == (2, "")
@@ -181,13 +167,13 @@ def test_what_cannot_be_is_told_before_spark_is_started(tmp_path: Path, options:
 
 
 @pytest.mark.parametrize("missing", ["--primary", "--secondary"])
-def test_both_ledgers_are_needed(missing: str) -> None:
+def test_both_ledgers_are_required(missing: str) -> None:
     given = {"--primary": "a", "--secondary": "b"}
     del given[missing]
     assert invoke(*(part for pair in given.items() for part in pair)).exit_code == 2
 
 
-def test_every_option_is_on_the_page() -> None:
-    told = [option for row in rows_of(PAGE, "option", "what it says") for option in codes(row[0])]
+def test_page_lists_every_option() -> None:
+    reported = [option for row in rows_of(PAGE, "option", "what it says") for option in codes(row[0])]
     command = typer.main.get_command(app).commands["reconcile"]  # type: ignore[attr-defined]
-    assert told == [parameter.opts[0] for parameter in command.params]
+    assert reported == [parameter.opts[0] for parameter in command.params]

@@ -1,4 +1,4 @@
-"""`pairbus send`, as a person types it and as a script does."""
+"""`pairbus send` as users and scripts run it."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ import pytest
 
 from pairbus.broker import Right
 from pairbus.wire import Int
-from tests.cli.everyday import Desk, eventually, interrupt
+from tests.cli.everyday import Desk, interrupt
 from tests.cli.test_cli import PAIRBUS, PATIENCE_S
-from tests.cli.test_pair import nobody, with_key
+from tests.cli.test_pair import unused_address, with_key
+from tests.waiting import eventually
 from tests.wire.values import identity
 
 
@@ -28,30 +29,30 @@ def lines_file(folder: Path, *documents: Any) -> Path:
     return file
 
 
-# One message.
+# Single messages.
 
 
-def test_a_body_of_the_command_line(desk: Desk) -> None:
+def test_body_option_is_the_body(desk: Desk) -> None:
     queue = desk.queue()
     assert desk.spoken("send", queue, "--body", "one espresso") == f"1 message sent to '{queue}'\n"
     assert desk.receive(queue)[0].body == b"one espresso"
 
 
 @pytest.mark.parametrize("arguments", [(), ("--file", "-")], ids=["nothing said", "-"])
-def test_a_body_of_standard_input_is_every_byte_of_it(desk: Desk, arguments: tuple[str, ...]) -> None:
+def test_standard_input_is_the_body_to_its_last_byte(desk: Desk, arguments: tuple[str, ...]) -> None:
     queue = desk.queue()
     desk.spoken("send", queue, *arguments, stdin=b"\xff\x00 one\n")
     assert desk.receive(queue)[0].body == b"\xff\x00 one\n"
 
 
-def test_a_body_of_a_file(desk: Desk, tmp_path: Path) -> None:
+def test_file_option_is_the_body(desk: Desk, tmp_path: Path) -> None:
     queue = desk.queue()
     (tmp_path / "body").write_bytes(bytes(range(256)))
     desk.spoken("send", queue, "--file", tmp_path / "body")
     assert desk.receive(queue)[0].body == bytes(range(256))
 
 
-def test_what_the_options_say_is_in_the_message(desk: Desk) -> None:
+def test_options_set_the_fields_of_the_message(desk: Desk) -> None:
     queue = desk.queue(requires_session=False)
     options = {
         "--message-id": "order-1",
@@ -93,7 +94,7 @@ def test_what_the_options_say_is_in_the_message(desk: Desk) -> None:
     )
 
 
-def test_a_message_for_later(desk: Desk) -> None:
+def test_schedule_option_schedules_the_message(desk: Desk) -> None:
     queue = desk.queue()
     desk.spoken("send", queue, "--body", "x", "--schedule", "1h")
     desk.spoken("send", queue, "--body", "x", "--schedule", "2090-01-02T03:04:05Z")
@@ -103,17 +104,17 @@ def test_a_message_for_later(desk: Desk) -> None:
     assert timedelta(minutes=59) < due <= timedelta(hours=1)
 
 
-def test_machines_are_told_in_json(desk: Desk) -> None:
+def test_json_option_prints_one_object(desk: Desk) -> None:
     queue = desk.queue()
     assert json.loads(desk.spoken("send", queue, "--body", "x", "--json")) == {"entity": queue, "sent": 1}
 
 
-def test_a_topic(desk: Desk) -> None:
+def test_send_to_a_topic(desk: Desk) -> None:
     desk.spoken("send", "events", "--body", "to all")
     assert desk.receive("events/Subscriptions/audit")[0].body == b"to all"
 
 
-def test_the_entity_of_the_connection_string(desk: Desk, tmp_path: Path) -> None:
+def test_entity_path_of_the_connection_string_is_the_default(desk: Desk, tmp_path: Path) -> None:
     queue = desk.queue()
     file = tmp_path / "connection.txt"
     file.write_text(f"{desk.namespace.connection_string};EntityPath={queue}\n", encoding="utf-8")
@@ -121,16 +122,16 @@ def test_the_entity_of_the_connection_string(desk: Desk, tmp_path: Path) -> None
     assert desk.count(queue) == 1
 
 
-# Many.
+# Files of messages.
 
 
-def test_as_many_as_are_wanted_each_with_its_own_id(desk: Desk) -> None:
+def test_count_option_sends_messages_with_distinct_ids(desk: Desk) -> None:
     queue = desk.queue(requires_duplicate_detection=True)
     assert desk.spoken("send", queue, "--body", "x", "--count", 10_000) == f"10,000 messages sent to '{queue}'\n"
     assert desk.count(queue) == 10_000
 
 
-def test_lines(desk: Desk, tmp_path: Path) -> None:
+def test_lines_option_sends_the_messages_of_a_file(desk: Desk, tmp_path: Path) -> None:
     queue = desk.queue()
     file = lines_file(tmp_path, {"body": "one", "label": "a"}, "", {"body_base64": "/w==", "message_id": "2"})
     assert desk.spoken("send", queue, "--lines", file) == f"2 messages sent to '{queue}'\n"
@@ -138,24 +139,24 @@ def test_lines(desk: Desk, tmp_path: Path) -> None:
     assert (one.body, one.label, two.body, two.message_id) == (b"one", "a", b"\xff", "2")
 
 
-def test_a_line_that_is_no_message_is_found_before_any_is_sent(desk: Desk, tmp_path: Path) -> None:
+def test_invalid_line_is_reported_before_any_message_is_sent(desk: Desk, tmp_path: Path) -> None:
     queue = desk.queue()
     documents = [{"body": "x" * 100}] * 20_000  # more than is read at a time
     file = lines_file(tmp_path, *documents, {"boddy": 1})
     done = desk.run("send", queue, "--lines", file)
     assert done.code == 2
-    assert f"{file}, line 20,001: a message has no 'boddy'; is 'body' meant?; nothing has been sent" in done.reason
+    assert f"{file}, line 20,001: unknown field 'boddy'; did you mean 'body'?; nothing was sent" in done.reason
     assert desk.count(queue) == 0
 
 
-def test_lines_go_on_where_they_should(desk: Desk, tmp_path: Path) -> None:
+def test_from_line_option_resumes_a_file(desk: Desk, tmp_path: Path) -> None:
     queue = desk.queue()
     file = lines_file(tmp_path, *({"body": str(number)} for number in range(1, 6)))
     desk.spoken("send", queue, "--lines", file, "--from-line", 4)
     assert [message.body for message in desk.receive(queue, 2)] == [b"4", b"5"]
 
 
-def test_lines_with_new_ids_are_no_duplicates(desk: Desk, tmp_path: Path) -> None:
+def test_new_ids_option_avoids_duplicates(desk: Desk, tmp_path: Path) -> None:
     queue = desk.queue(requires_duplicate_detection=True)
     file = lines_file(tmp_path, {"message_id": "1"}, {"message_id": "1"})
     desk.spoken("send", queue, "--lines", file)
@@ -164,27 +165,27 @@ def test_lines_with_new_ids_are_no_duplicates(desk: Desk, tmp_path: Path) -> Non
     assert desk.count(queue) == 3
 
 
-def test_an_empty_file_of_lines_is_no_message(desk: Desk, tmp_path: Path) -> None:
+def test_empty_file_of_lines_sends_nothing(desk: Desk, tmp_path: Path) -> None:
     queue = desk.queue()
     assert desk.spoken("send", queue, "--lines", lines_file(tmp_path)) == f"0 messages sent to '{queue}'\n"
 
 
-def test_what_is_refused_half_way_is_told_with_its_lines(desk: Desk, tmp_path: Path) -> None:
+def test_rejection_half_way_names_the_lines(desk: Desk, tmp_path: Path) -> None:
     queue = desk.queue()
     small = [{"body": "x" * 1000}] * 300
     file = lines_file(tmp_path, *small, {"body": "x" * 300_000}, *small)
     done = desk.run("send", queue, "--lines", file)
     assert done.code == 1
-    told = done.reason
-    assert "lines " in told
-    assert "go on with --from-line " in told
-    first = int(told.rsplit(" ", 1)[1])
+    reported = done.reason
+    assert "lines " in reported
+    assert "resume with --from-line " in reported
+    first = int(reported.rsplit(" ", 1)[1])
     assert 1 < first <= 301
     assert desk.count(queue) >= first - 1
 
 
 @pytest.mark.slow
-def test_lines_of_a_pipe_are_sent_as_they_come(desk: Desk) -> None:
+def test_lines_of_a_pipe_are_sent_as_they_arrive(desk: Desk) -> None:
     queue = desk.queue()
     with desk.started("send", queue, "--lines", "-", stdin=subprocess.PIPE) as process:
         assert process.stdin is not None
@@ -195,7 +196,7 @@ def test_lines_of_a_pipe_are_sent_as_they_come(desk: Desk) -> None:
         process.stdin.write(b"nonsense\n")
         out, complaints = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, out) == (2, b"")
-    assert b"pairbus: standard input, line 4: it is no JSON" in complaints
+    assert b"pairbus: standard input, line 4: invalid JSON" in complaints
     assert complaints.endswith(b"; 3 sent\n")
 
 
@@ -205,7 +206,9 @@ STOPS = pytest.mark.parametrize(
 
 
 @STOPS
-def test_ctrl_c_and_sigterm_stop_it_while_it_waits_for_more(desk: Desk, number: signal.Signals, expected: int) -> None:
+def test_ctrl_c_and_sigterm_stop_send_while_it_waits_for_input(
+    desk: Desk, number: signal.Signals, expected: int
+) -> None:
     queue = desk.queue()
     with desk.started("send", queue, "--lines", "-", stdin=subprocess.PIPE) as process:
         assert process.stdin is not None
@@ -214,13 +217,13 @@ def test_ctrl_c_and_sigterm_stop_it_while_it_waits_for_more(desk: Desk, number: 
         eventually(lambda: desk.count(queue) == 1)
         code, complaints = interrupt(process, number)
     assert code == expected
-    # It may be there before we have heard so.
-    unheard = "nothing sent, and perhaps the one that was under way"
+    # The message may be stored before its confirmation arrives.
+    unheard = "0 sent, 1 unconfirmed"
     assert complaints in {"pairbus: stopped: 1 sent\n", f"pairbus: stopped: {unheard}\n"}
 
 
-def test_sigterm_stops_what_cannot_be_interrupted(desk: Desk) -> None:
-    """Shells have a script's commands in the background ignore Ctrl-C, and that is no reason to ignore both."""
+def test_sigterm_stops_send_that_ignores_sigint(desk: Desk) -> None:
+    """Shells make background commands of a script ignore SIGINT; SIGTERM must still work."""
     queue = desk.queue()
     ignoring = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_IGN)}
     with desk.started("send", queue, "--lines", "-", stdin=subprocess.PIPE, **ignoring) as process:
@@ -233,12 +236,12 @@ def test_sigterm_stops_what_cannot_be_interrupted(desk: Desk) -> None:
     assert complaints.startswith("pairbus: stopped: ")
 
 
-def test_a_person_is_told_that_a_body_is_waited_for_and_can_stop_it(desk: Desk) -> None:
+def test_terminal_input_prompts_for_a_body_and_can_be_interrupted(desk: Desk) -> None:
     ours, theirs = pty.openpty()
     try:
         with desk.started("send", "orders", stdin=theirs) as process:
             assert process.stderr is not None
-            assert process.stderr.readline() == b"the body, and Ctrl-D at its end:\n"
+            assert process.stderr.readline() == b"enter the body, then press Ctrl-D:\n"
             code, complaints = interrupt(process)
     finally:
         os.close(ours)
@@ -246,23 +249,23 @@ def test_a_person_is_told_that_a_body_is_waited_for_and_can_stop_it(desk: Desk) 
     assert (code, complaints) == (130, "pairbus: stopped\n")
 
 
-# What goes wrong.
+# Errors.
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("q/Subscriptions/s", "--body", "x"), "cannot be sent to; a queue or a topic can"),
-        (("q/$DeadLetterQueue", "--body", "x"), "cannot be sent to"),
-        (("q?x", "--body", "x"), "no name has the character '?'"),
-        (("q", "--body", "x", "--file", "y"), "leave two of them out"),
+        (("q/Subscriptions/s", "--body", "x"), "cannot send to 'q/Subscriptions/s'; name a queue or a topic"),
+        (("q/$DeadLetterQueue", "--body", "x"), "cannot send to"),
+        (("q?x", "--body", "x"), "must not contain '?'"),
+        (("q", "--body", "x", "--file", "y"), "use one of them"),
         (("q", "--file", "/nowhere/at/all"), "/nowhere/at/all cannot be read: No such file"),
         (("q", "--lines", "/nowhere/at/all"), "/nowhere/at/all cannot be read: No such file"),
-        (("q", "--lines", "x", "--label", "y"), "each line says all of its message"),
-        (("q", "--lines", "x", "--count", "2"), "each line says all of its message"),
-        (("q", "--body", "x", "--from-line", "2"), "belong to --lines"),
-        (("q", "--body", "x", "--message-id", "y", "--count", "2"), "--message-id names one message"),
-        (("q", "--body", "x", "--property", "y"), "it is NAME=TEXT"),
+        (("q", "--lines", "x", "--label", "y"), "each line describes its message"),
+        (("q", "--lines", "x", "--count", "2"), "each line describes its message"),
+        (("q", "--body", "x", "--from-line", "2"), "require --lines"),
+        (("q", "--body", "x", "--message-id", "y", "--count", "2"), "--message-id applies to a single message"),
+        (("q", "--body", "x", "--property", "y"), "must be NAME=TEXT"),
         (("q", "--body", "x", "--property", "y:int=z"), "--property y:int: 'z' is not a whole number"),
         (
             ("q", "--body", "x", "--property", "y:int=99999999999"),
@@ -272,60 +275,60 @@ def test_a_person_is_told_that_a_body_is_waited_for_and_can_stop_it(desk: Desk) 
         (("q", "--body", "x", "--property", "y:double=z"), "'z' is not a number"),
         (("q", "--body", "x", "--property", "y:uuid=z"), "'z' is not 32 hexadecimal digits"),
         (("q", "--body", "x", "--property", "y:timestamp=z"), "'z' is not a time such as"),
-        (("q", "--body", "x", "--property", "y:timestamp=2030-01-02"), "has no time zone; put Z behind it"),
-        (("q", "--body", "x", "--property", "y:binary=z"), "no base64"),
-        (("q", "--body", "x", "--property", "table:integer=4"), "'integer' is no type; it is one of string, boolean,"),
-        (("q", "--body", "x", "--property", "a:b=4"), "say NAME:string=TEXT"),
-        (("q", "--body", "x", "--ttl", "soon"), "--ttl is 'soon'; it is a number and a unit"),
-        (("q", "--body", "x", "--ttl", "0s"), "--ttl is '0s'; it is at least"),
-        (("q", "--body", "x", "--schedule", "soon"), "--schedule is 'soon'; it is a time such as"),
+        (("q", "--body", "x", "--property", "y:timestamp=2030-01-02"), "has no time zone; append Z for UTC"),
+        (("q", "--body", "x", "--property", "y:binary=z"), "invalid base64"),
+        (("q", "--body", "x", "--property", "table:integer=4"), "the type must be one of string, boolean,"),
+        (("q", "--body", "x", "--property", "a:b=4"), "write NAME:string=TEXT"),
+        (("q", "--body", "x", "--ttl", "soon"), "--ttl must be a number and a unit"),
+        (("q", "--body", "x", "--ttl", "0s"), "--ttl must be at least"),
+        (("q", "--body", "x", "--schedule", "soon"), "--schedule must be a time such as"),
         (("q", "--body", "x", "--session-id", "s" * 200), "session_id has 200 characters"),
         (("--body", "x"), "has no EntityPath"),
-        (("q", "--connection", "nonsense", "--body", "x"), "--connection is no connection string"),
+        (("q", "--connection", "nonsense", "--body", "x"), "--connection is not a connection string"),
         (("q", "--connection", "@/nowhere", "--body", "x"), "/nowhere cannot be read"),
-        (("q", "--connection", __file__, "--body", "x"), f"is the name of a file: to have it read, write @{__file__}"),
-        (("q", "--connection", "x" * 5_000, "--body", "x"), "--connection is no connection string"),
+        (("q", "--connection", __file__, "--body", "x"), f"; to read the connection string from it, write @{__file__}"),
+        (("q", "--connection", "x" * 5_000, "--body", "x"), "--connection is not a connection string"),
     ],
 )
-def test_what_cannot_be_is_one_line_and_code_2(desk: Desk, arguments: tuple[str, ...], said: str) -> None:
+def test_invalid_arguments_print_one_line_and_exit_with_2(desk: Desk, arguments: tuple[str, ...], said: str) -> None:
     done = desk.run("send", *arguments)
     assert (done.code, done.stdout) == (2, "")
     assert said in done.reason
 
 
 @pytest.mark.parametrize("count", [1, 1_000])
-def test_an_entity_that_is_not_there_is_code_1(desk: Desk, count: int) -> None:
+def test_missing_entity_exits_with_1(desk: Desk, count: int) -> None:
     done = desk.run("send", "nowhere", "--body", "x", "--count", count)
     assert done.code == 1
-    assert "there is neither a queue nor a topic 'nowhere'" in done.reason
+    assert "there is no queue or topic 'nowhere'" in done.reason
     assert done.reason.endswith("; nothing was sent")
 
 
-def test_a_number_that_is_none_is_told_in_plain_words(desk: Desk) -> None:
-    for given, said in (("x", "it has to be a whole number"), ("0", "it has to be at least 1")):
+def test_invalid_number_is_described_plainly(desk: Desk) -> None:
+    for given, said in (("x", "must be a whole number"), ("0", "must be at least 1")):
         done = desk.run("send", "q", "--body", "x", "--count", given)
         assert (done.code, done.stdout) == (2, "")
         assert f"Invalid value for '--count': {said}" in done.stderr
 
 
-def test_lines_that_a_file_has_not_are_code_2(desk: Desk, tmp_path: Path) -> None:
+def test_from_line_beyond_the_file_exits_with_2(desk: Desk, tmp_path: Path) -> None:
     file = lines_file(tmp_path, {"body": "one"})
     done = desk.run("send", desk.queue(), "--lines", file, "--from-line", 99)
     assert (done.code, done.stdout) == (2, "")
-    assert done.reason == f"pairbus: --from-line is 99, and {file} has no message from there on"
+    assert done.reason == f"pairbus: --from-line is 99, but {file} has no message from that line on"
 
 
 # The connection string.
 
 
-def test_what_serve_prints_can_be_the_file(desk: Desk, tmp_path: Path) -> None:
+def test_output_of_serve_is_accepted_as_connection_file(desk: Desk, tmp_path: Path) -> None:
     queue, file = desk.queue(), tmp_path / "contoso.txt"
     file.write_text(f"namespace: contoso\nports: 5672\n{desk.namespace.connection_string}\n", encoding="utf-8")
     assert "1 message sent" in desk.spoken("send", queue, "--connection", f"@{file}", "--body", "x")
 
 
-@pytest.mark.parametrize(("count", "said"), [(0, "no line begins so"), (2, "2 lines begin so")])
-def test_a_file_of_lines_has_one_connection_string(desk: Desk, tmp_path: Path, count: int, said: str) -> None:
+@pytest.mark.parametrize(("count", "said"), [(0, "got 0 of 2 lines"), (2, "got 2 of 4 lines")])
+def test_connection_file_must_have_one_connection_string(desk: Desk, tmp_path: Path, count: int, said: str) -> None:
     file = tmp_path / "contoso.txt"
     file.write_text("\n".join(["one", "two", *[desk.namespace.connection_string] * count]), encoding="utf-8")
     done = desk.run("send", "q", "--connection", f"@{file}", "--body", "x")
@@ -339,26 +342,24 @@ def test_a_file_of_lines_has_one_connection_string(desk: Desk, tmp_path: Path, c
 
 @pytest.fixture
 def secure(desk: Desk, tmp_path: Path) -> str:
-    """The namespace, reached with TLS."""
+    """The connection string of the namespace with TLS."""
     file = tmp_path / "secure.txt"
     file.write_text(desk.namespace.connection_string.replace("UseDevelopmentEmulator=true;", ""), encoding="utf-8")
     return f"@{file}"
 
 
 @pytest.mark.parametrize("arguments", [("send", "orders", "--body", "x"), ("entities", "list")], ids=["AMQP", "HTTP"])
-def test_who_does_not_trust_the_certificate_is_told_what_a_command_can_do(
-    desk: Desk, secure: str, arguments: tuple[str, ...]
-) -> None:
+def test_untrusted_certificate_error_names_ssl_cert_file(desk: Desk, secure: str, arguments: tuple[str, ...]) -> None:
     done = desk.run(*arguments, "--connection", secure)
     assert done.code == 1
     assert "its certificate is not trusted (" in done.reason
-    assert "; set SSL_CERT_FILE to the file of the authority" in done.reason
+    assert "; set SSL_CERT_FILE to the certificate file of the authority" in done.reason
     assert "pairbus trust --data DIR" in done.reason
     assert "ca_file" not in done.reason
 
 
-def test_the_certificate_is_trusted_as_the_variable_says(desk: Desk, secure: str) -> None:
-    """In a process of its own: what is trusted is read once."""
+def test_ssl_cert_file_makes_the_certificate_trusted(desk: Desk, secure: str) -> None:
+    """Run in a separate process, because trusted certificates are read once."""
     command = [*PAIRBUS, "send", desk.queue(), "--connection", secure, "--body", "x"]
     environment = desk.environment | {"SSL_CERT_FILE": str(desk.namespace.ca_file)}
     done = subprocess.run(command, env=environment, capture_output=True, check=False, timeout=PATIENCE_S)
@@ -366,9 +367,13 @@ def test_the_certificate_is_trusted_as_the_variable_says(desk: Desk, secure: str
 
 
 @pytest.mark.parametrize(
-    ("content", "said"), [(None, "cannot be read: No such file"), ("dear", "is no certificate in PEM")]
+    ("content", "said"),
+    [
+        (None, "SSL_CERT_FILE names {file}, which cannot be read: No such file"),
+        ("dear", "SSL_CERT_FILE must name a certificate file in PEM, got {file}"),
+    ],
 )
-def test_a_variable_that_names_no_certificate_is_told(
+def test_invalid_ssl_cert_file_is_rejected(
     desk: Desk, secure: str, tmp_path: Path, content: str | None, said: str
 ) -> None:
     file = tmp_path / "ca.pem"
@@ -376,17 +381,17 @@ def test_a_variable_that_names_no_certificate_is_told(
         file.write_text(content, encoding="utf-8")
     done = desk.run("entities", "list", "--connection", secure, SSL_CERT_FILE=str(file))
     assert done.code == 2
-    assert f"SSL_CERT_FILE is {file}, and that {said}" in done.reason
+    assert said.format(file=file) in done.reason
 
 
-def test_a_message_that_is_too_large_is_code_1(desk: Desk, tmp_path: Path) -> None:
+def test_too_large_message_exits_with_1(desk: Desk, tmp_path: Path) -> None:
     (tmp_path / "large").write_bytes(os.urandom(300_000))
     done = desk.run("send", desk.queue(), "--file", tmp_path / "large")
     assert done.code == 1
     assert "262,144" in done.reason or "262144" in done.reason
 
 
-def test_the_key_is_not_told(desk: Desk) -> None:
+def test_key_is_never_printed(desk: Desk) -> None:
     queue = desk.queue()
     listener = with_key(desk.namespace, Right.LISTEN)
     wrong = desk.namespace.connection_string.replace(desk.namespace.key, desk.namespace.key[::-1])
@@ -400,17 +405,17 @@ def test_the_key_is_not_told(desk: Desk) -> None:
 
 
 @pytest.mark.slow
-def test_a_namespace_that_is_not_there_is_told_soon(desk: Desk) -> None:
-    with nobody() as text:
+def test_unreachable_namespace_is_reported_soon(desk: Desk) -> None:
+    with unused_address() as text:
         done = desk.run("send", "q", "--connection", text, "--body", "x")
     assert done.code == 1
     assert done.reason.endswith("; nothing was sent")
-    assert "cannot be reached: Connection refused; see that its namespace is running" in done.reason
+    assert "cannot be reached: Connection refused; check that the namespace is running" in done.reason
     assert "Errno" not in done.reason
 
 
 @pytest.mark.slow
-def test_a_namespace_that_goes_away_half_way_is_told_with_how_to_go_on(desk: Desk, tmp_path: Path) -> None:
+def test_namespace_lost_half_way_prints_the_line_to_resume_from(desk: Desk, tmp_path: Path) -> None:
     queue = desk.queue()
     file = lines_file(tmp_path, *({"body": f"{number:06}" + "x" * 2_000} for number in range(20_000)))
     with desk.started("send", queue, "--lines", file) as process:
@@ -419,9 +424,9 @@ def test_a_namespace_that_goes_away_half_way_is_told_with_how_to_go_on(desk: Des
         _, complaints = process.communicate(timeout=2 * PATIENCE_S)
     desk.namespace.start()
     assert process.returncode == 1
-    told = complaints.decode()
-    first = int(told.strip().rsplit(" ", 1)[1])
-    assert "go on with --from-line" in told
+    reported = complaints.decode()
+    first = int(reported.strip().rsplit(" ", 1)[1])
+    assert "resume with --from-line" in reported
     desk.spoken("send", queue, "--lines", file, "--from-line", first)
     assert desk.count(queue) >= 20_000
     bodies = {message.body for message in desk.receive(queue, desk.count(queue))}

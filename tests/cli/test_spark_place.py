@@ -1,11 +1,11 @@
-"""How Spark's processes find the connection string that a command was given."""
+"""References by which Spark processes find the connection string of a command."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from pairbus.cli.spark_place import read_reference
-from pairbus.spark.connection_reference import ConnectionReference, Place
+from pairbus.spark.connections import ConnectionReference, ReferenceKind
 
 TEXT = "Endpoint=sb://localhost;SharedAccessKeyName=k;SharedAccessKey=s"
 
@@ -15,12 +15,12 @@ def named(file: Path, content: str) -> ConnectionReference:
     return read_reference("--source", "PAIRBUS_SOURCE", f"@{file}")[0]
 
 
-def test_a_file_that_is_a_connection_string_is_read_where_it_is_used(tmp_path: Path) -> None:
+def test_file_with_only_a_connection_string_is_passed_by_reference(tmp_path: Path) -> None:
     file = tmp_path / "contoso.txt"
-    assert named(file, f"{TEXT}\n") == ConnectionReference(place=Place.FILE, text=str(file))
+    assert named(file, f"{TEXT}\n") == ConnectionReference(place=ReferenceKind.FILE, text=str(file))
 
 
-def test_of_a_file_with_more_in_it_the_line_is_handed_on(tmp_path: Path) -> None:
+def test_connection_string_of_a_longer_file_is_passed_as_text(tmp_path: Path) -> None:
     found = named(tmp_path / "contoso.txt", f"namespace: contoso\n{TEXT}\n")
-    assert found == ConnectionReference(place=Place.OPTION, text=TEXT)
+    assert found == ConnectionReference(place=ReferenceKind.OPTION, text=TEXT)
     assert found.resolve() == TEXT

@@ -1,4 +1,4 @@
-"""`pairbus syphon`, as an operator runs it: once or until it is stopped, on Spark or without."""
+"""`pairbus syphon` as an operator runs it: once or until stopped, with or without Spark."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ from pairbus import (
 from pairbus.broker import Right
 from pairbus.cli.main import app
 from pairbus.client.management.descriptions import EntityStatus
-from pairbus.dialect.backlog_path import backlog_path
-from pairbus.jobs.ending import DONE, FAILED, USAGE, WAITING
-from pairbus.jobs.syphon.batch_report import BatchReport
-from pairbus.jobs.syphon.spark_engine import batch_line
+from pairbus.dialect.paths import backlog_path
+from pairbus.jobs.lines import DONE, FAILED, USAGE, WAITING
+from pairbus.jobs.syphon.outcome import BatchReport
+from pairbus.jobs.syphon.spark_syphon import batch_line
 from pairbus.testing import RunningNamespace, running_namespace
 from tests.cli.test_cli import ENVIRONMENT, PAIRBUS, PATIENCE_S, reason, run
 from tests.cli.test_drill import count_in, make_backlog
-from tests.cli.test_pair import Namespaces, nobody, options, with_key
+from tests.cli.test_pair import Namespaces, options, unused_address, with_key
 from tests.docs.snippets import ROOT
 from tests.docs.tables import code, codes, rows_of
 from tests.jobs.processes import members
-from tests.peers.waiting import eventually
+from tests.waiting import eventually
 
 SPARK_PATIENCE_S = 240
 NO_TIME = timedelta(milliseconds=200)
@@ -66,14 +66,14 @@ def name() -> str:
 
 @pytest.fixture(autouse=True)
 def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command sets its own for the processes that it starts."""
+    """The command sets its variables for the processes that it starts."""
     for variable in ("PAIRBUS_PRIMARY", "PAIRBUS_SECONDARY"):
         monkeypatch.setenv(variable, "")
         monkeypatch.delenv(variable)
 
 
 def divert(namespaces: Namespaces, name: str | None, path: str, count: int) -> None:
-    """Have messages lie in the backlog."""
+    """Put messages into the backlog."""
     first, second = namespaces.primary.connection_string, namespaces.secondary.connection_string
 
     async def diverting() -> None:
@@ -94,7 +94,7 @@ def divert(namespaces: Namespaces, name: str | None, path: str, count: int) -> N
 
 
 def received(namespace: RunningNamespace, path: str) -> list[str]:
-    """Take what has come home."""
+    """Receive the delivered messages."""
 
     async def receiving() -> list[str]:
         async with MessagingFactory.from_connection_string(namespace.connection_string) as factory:
@@ -127,10 +127,10 @@ def record_of(done: subprocess.CompletedProcess[str], event: str) -> dict[str, A
     return next(record for record in records(done) if record["event"] == event)
 
 
-# What it does
+# Behaviour
 
 
-def test_c14_everything_is_brought_home_once_without_spark(namespaces: Namespaces, name: str) -> None:
+def test_c14_in_process_once_delivers_everything(namespaces: Namespaces, name: str) -> None:
     divert(namespaces, name, "orders", 20)
     done = run("syphon", *namespaces.options, *IN_PROCESS, "--name", name, "--once", "--json")
     assert (done.returncode, done.stderr) == (0, "")
@@ -145,7 +145,7 @@ def test_c14_everything_is_brought_home_once_without_spark(namespaces: Namespace
 
 @pytest.mark.slow
 @pytest.mark.parametrize("counted", [(), ("--backlog-queues", 2)])
-def test_c15_the_backlog_of_every_name_of_the_primary_is_drained(
+def test_c15_backlog_of_every_name_of_the_primary_is_drained(
     namespaces: Namespaces, counted: tuple[object, ...]
 ) -> None:
     divert(namespaces, None, "orders", 3)
@@ -172,7 +172,7 @@ def test_c14_syphon_that_starts_in_an_outage_drains_when_the_primary_is_back(nam
     assert len(received(namespaces.primary, "bills")) == 3
 
 
-def test_lines_are_pairs_unless_json_is_wanted(namespaces: Namespaces, name: str) -> None:
+def test_lines_are_key_value_pairs_by_default(namespaces: Namespaces, name: str) -> None:
     divert(namespaces, name, "orders", 1)
     done = run("syphon", *namespaces.options, *IN_PROCESS, "--name", name, "--once")
     assert done.returncode == 0
@@ -181,14 +181,14 @@ def test_lines_are_pairs_unless_json_is_wanted(namespaces: Namespaces, name: str
     assert received(namespaces.primary, "orders") == ["orders 0"]
 
 
-def test_with_nothing_in_the_backlog_nothing_is_started(namespaces: Namespaces, name: str) -> None:
+def test_empty_backlog_starts_no_engine(namespaces: Namespaces, name: str) -> None:
     make_backlog(namespaces, name, 2)
     done = run("syphon", *namespaces.options, "--name", name, "--once", "--json")  # Spark would take longer
     assert (done.returncode, done.stderr) == (0, "")
     assert record_of(done, "ended")["brought_home"] == 0
 
 
-def test_c15_what_still_waits_is_code_3_and_told_with_the_cause(namespaces: Namespaces, name: str) -> None:
+def test_c15_waiting_messages_exit_with_3_and_name_the_cause(namespaces: Namespaces, name: str) -> None:
     divert(namespaces, name, "orders", 3)
     divert(namespaces, name, "bills", 2)
     set_status(namespaces.primary, "bills", EntityStatus.SEND_DISABLED)
@@ -207,9 +207,9 @@ def test_c15_what_still_waits_is_code_3_and_told_with_the_cause(namespaces: Name
     assert len(received(namespaces.primary, "bills")) == 2
 
 
-def test_c15_a_primary_that_is_away_is_code_3(namespaces: Namespaces, name: str) -> None:
+def test_c15_primary_down_exits_with_3(namespaces: Namespaces, name: str) -> None:
     divert(namespaces, name, "orders", 3)
-    with nobody() as primary:
+    with unused_address() as primary:
         given = options(primary, namespaces.secondary.connection_string)
         done = run("syphon", *given, "--name", name, "--once", "--json")  # on Spark, which is not even started
     assert done.returncode == 3
@@ -219,16 +219,16 @@ def test_c15_a_primary_that_is_away_is_code_3(namespaces: Namespaces, name: str)
     assert "secret" not in done.stdout + done.stderr
 
 
-def test_c15_what_can_never_be_delivered_is_told_and_is_not_waited_for(namespaces: Namespaces, name: str) -> None:
+def test_c15_undeliverable_messages_are_reported_and_not_waited_for(namespaces: Namespaces, name: str) -> None:
     divert(namespaces, name, "never-there", 1)
     done = run("syphon", *namespaces.options, *IN_PROCESS, "--name", name, "--once", "--json")
     assert done.returncode == 0
     assert record_of(done, "ended")["dead_lettered"] == 1
-    told = [record["message"] for record in records(done) if record["event"] == "log"]
-    assert any("were dead-lettered" in text and "never-there" in text for text in told)
+    reported = [record["message"] for record in records(done) if record["event"] == "log"]
+    assert any("messages dead-lettered" in text and "never-there" in text for text in reported)
 
 
-def test_c14_it_runs_until_a_signal_stops_it(namespaces: Namespaces, name: str) -> None:
+def test_c14_syphon_runs_until_a_signal(namespaces: Namespaces, name: str) -> None:
     make_backlog(namespaces, name, 2)
     arguments = ("syphon", *namespaces.options, *IN_PROCESS, "--name", name, "--json")
     with running(*arguments) as process:
@@ -255,20 +255,20 @@ def running(*arguments: object) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-def test_backlog_queues_are_counted_where_the_key_may_not_look_for_them(namespaces: Namespaces, name: str) -> None:
+def test_backlog_queues_option_works_without_manage(namespaces: Namespaces, name: str) -> None:
     divert(namespaces, name, "orders", 2)
     keys = with_key(namespaces.primary, Right.SEND), with_key(namespaces.secondary, Right.LISTEN)
     arguments = ("syphon", *options(*keys), *IN_PROCESS, "--name", name, "--once")
     refused = run(*arguments)
     assert refused.returncode == 1
-    assert "does not let the key of --secondary look for the backlog queues" in reason(refused)
+    assert "does not let the key of --secondary list the backlog queues" in reason(refused)
     assert "the claim 'Manage'" in reason(refused)
-    assert "say how many there are: --backlog-queues" in reason(refused)
+    assert "set the number of queues with --backlog-queues" in reason(refused)
     assert run(*arguments, "--backlog-queues", 2).returncode == 0
     assert len(received(namespaces.primary, "orders")) == 2
 
 
-def test_connection_strings_come_by_reference_too(namespaces: Namespaces, name: str, tmp_path: Path) -> None:
+def test_connection_strings_are_accepted_by_reference(namespaces: Namespaces, name: str, tmp_path: Path) -> None:
     make_backlog(namespaces, name, 1)
     file = tmp_path / "fabrikam"
     file.write_text(namespaces.secondary.connection_string)
@@ -282,7 +282,7 @@ def test_connection_strings_come_by_reference_too(namespaces: Namespaces, name: 
 
 
 class Terminal:
-    """A command in a terminal, and what it has shown there."""
+    """A command in a terminal, with its output."""
 
     def __init__(self, process: subprocess.Popen[bytes], screen: int) -> None:
         self.process = process
@@ -290,7 +290,7 @@ class Terminal:
         self._screen = screen
 
     def until(self, text: str) -> None:
-        """Read on until a text is shown."""
+        """Read the output until it contains a text."""
         ends_s = time.monotonic() + PATIENCE_S
         while text not in self.shown:
             assert time.monotonic() < ends_s, f"never shown: {text}"
@@ -298,9 +298,9 @@ class Terminal:
                 self.shown += os.read(self._screen, 4096).decode(errors="replace")
 
     def end(self) -> int:
-        """The exit code. What was shown last is read, too."""
+        """Read the rest of the output, and return the exit code."""
         code = self.process.wait(PATIENCE_S)
-        with suppress(OSError):  # nobody is at the other end any more
+        with suppress(OSError):  # the other end was closed
             while select.select([self._screen], [], [], 0)[0]:
                 self.shown += os.read(self._screen, 4096).decode(errors="replace")
         return code
@@ -321,31 +321,31 @@ def in_a_terminal(*arguments: object) -> Iterator[Terminal]:
 
 
 @pytest.mark.slow
-def test_in_a_terminal_there_is_a_bar_and_lines(namespaces: Namespaces, name: str) -> None:
+def test_terminal_shows_a_bar_and_lines(namespaces: Namespaces, name: str) -> None:
     divert(namespaces, name, "orders", 20)
     with in_a_terminal("syphon", *namespaces.options, *IN_PROCESS, "--name", name) as terminal:
-        terminal.until("20 brought home, 0 in the backlog")
+        terminal.until("20 delivered, 0 in the backlog")
         terminal.process.send_signal(signal.SIGINT)
-        terminal.until("20 messages were brought home")
+        terminal.until("20 messages were delivered")
         assert terminal.end() == 0
-    assert "bringing home to" in terminal.shown
+    assert "delivering the messages of" in terminal.shown
     assert is_cursor_shown(terminal.shown)
     assert len(received(namespaces.primary, "orders")) == 20
 
 
-def test_in_a_terminal_an_empty_backlog_is_told(namespaces: Namespaces, name: str) -> None:
+def test_terminal_reports_an_empty_backlog(namespaces: Namespaces, name: str) -> None:
     make_backlog(namespaces, name, 1)
     with in_a_terminal("syphon", *namespaces.options, *IN_PROCESS, "--name", name) as terminal:
-        terminal.until("nothing to bring home, waiting for messages")
+        terminal.until("backlog empty, waiting for messages")
         terminal.process.send_signal(signal.SIGINT)
         assert terminal.end() == 0
 
 
-def test_a_second_ctrl_c_leaves_the_terminal_in_order(namespaces: Namespaces, name: str) -> None:
-    with silent() as secondary:  # nothing is under way that would end by itself before the second one
+def test_second_ctrl_c_restores_the_terminal(namespaces: Namespaces, name: str) -> None:
+    with silent() as secondary:  # no work that would end before the second signal
         given = options(namespaces.primary.connection_string, secondary)
         with in_a_terminal("syphon", *given, *IN_PROCESS, "--name", name, "--backlog-queues", 1) as terminal:
-            terminal.until("bringing home to")
+            terminal.until("delivering the messages of")
             assert not is_cursor_shown(terminal.shown)
             terminal.process.send_signal(signal.SIGINT)
             terminal.until("stopping")
@@ -355,13 +355,13 @@ def test_a_second_ctrl_c_leaves_the_terminal_in_order(namespaces: Namespaces, na
 
 
 def is_cursor_shown(text: str) -> bool:
-    """What a terminal was told last about it."""
+    """Return whether the last control sequence shows the cursor."""
     return text.rfind("\x1b[?25h") > text.rfind("\x1b[?25l")
 
 
 @contextmanager
 def silent() -> Iterator[str]:
-    """The connection string of a namespace that takes connections, and says nothing."""
+    """The connection string of a namespace that accepts connections and never answers."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         key = "SharedAccessKeyName=some;SharedAccessKey=secret;UseDevelopmentEmulator=true"
         yield f"Endpoint=sb://127.0.0.1:{listener.getsockname()[1]};{key}"
@@ -372,7 +372,7 @@ def silent() -> Iterator[str]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_d2_everything_is_brought_home_once_on_spark(namespaces: Namespaces, name: str, tmp_path: Path) -> None:
+def test_d2_spark_once_delivers_everything(namespaces: Namespaces, name: str, tmp_path: Path) -> None:
     divert(namespaces, name, "orders", 200)
     divert(namespaces, name, "never-there", 1)
     checkpoint = tmp_path / "checkpoint"
@@ -396,7 +396,7 @@ def test_d2_everything_is_brought_home_once_on_spark(namespaces: Namespaces, nam
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_d2_on_spark_it_runs_until_ctrl_c_and_leaves_no_process_behind(namespaces: Namespaces, name: str) -> None:
+def test_d2_spark_syphon_runs_until_ctrl_c_and_leaves_no_process(namespaces: Namespaces, name: str) -> None:
     divert(namespaces, name, "orders", 50)
     command = [*PAIRBUS, "syphon", *namespaces.options, "--master", "local[2]", "--name", name]
     pipe = subprocess.PIPE
@@ -409,7 +409,7 @@ def test_d2_on_spark_it_runs_until_ctrl_c_and_leaves_no_process_behind(namespace
             while delivered < 50:
                 said = next(line for line in process.stdout if "event=batch" in line)
                 delivered += int(said.partition(" delivered=")[2].split()[0])
-            os.killpg(process.pid, signal.SIGINT)  # as a terminal does it: all processes hear it
+            os.killpg(process.pid, signal.SIGINT)  # like a terminal: to all processes
             rest, complaints = process.communicate(timeout=SPARK_PATIENCE_S)
         finally:
             process.kill()
@@ -435,9 +435,9 @@ def test_d2_on_spark_stop_during_a_batch_counts_all_its_messages(
         eventually(lambda: has_number(namespaces.primary, "bills", 100))
         process.terminate()
         said, complaints = process.communicate(timeout=SPARK_PATIENCE_S)
-    told = [json.loads(line) for line in said.splitlines()]
-    (ended,) = [one for one in told if one["event"] == "ended"]
-    batches = [one for one in told if one["event"] == "batch"]
+    reported = [json.loads(line) for line in said.splitlines()]
+    (ended,) = [one for one in reported if one["event"] == "ended"]
+    batches = [one for one in reported if one["event"] == "batch"]
     assert ended["brought_home"] == len(received(namespaces.primary, "bills")) > 0, complaints
     assert ended["brought_home"] == sum(batch["delivered"] for batch in batches)
     assert ended["dead_lettered"] == sum(batch["dead_lettered"] for batch in batches)
@@ -455,19 +455,19 @@ def has_number(namespace: RunningNamespace, path: str, least: int) -> bool:
     return asyncio.run(looking())
 
 
-# What goes wrong
+# Errors
 
 
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (("--primary", "env:NOBODY_HAS_SET_IT"), "--primary says env:NOBODY_HAS_SET_IT, and that variable is not set"),
-        (("--primary", "file:/nowhere/at/all"), "--primary says file:/nowhere/at/all, and that cannot be read here"),
+        (("--primary", "env:NOBODY_HAS_SET_IT"), "--primary is env:NOBODY_HAS_SET_IT, but that variable is not set"),
+        (("--primary", "file:/nowhere/at/all"), "--primary is file:/nowhere/at/all, but that file cannot be read here"),
         (("--primary", "@/nowhere/at/all"), "--primary: /nowhere/at/all cannot be read"),
-        (("--primary", "nonsense"), "--primary is no connection string"),
-        (("--long-poll", "soon"), "--long-poll is 'soon'; it is a time from 1 second to 1 day"),
-        (("--long-poll", "2d"), "--long-poll is '2d'; it is a time"),
-        (("--master", "spark://127.0.0.1:1"), "say env:NAME or file:/path"),
+        (("--primary", "nonsense"), "--primary is not a connection string"),
+        (("--long-poll", "soon"), "--long-poll must be a time from 1 second to 1 day"),
+        (("--long-poll", "2d"), "--long-poll must be a time"),
+        (("--master", "spark://127.0.0.1:1"), "use env:NAME or file:/path"),
         (("--master", "yarm"), "yarm"),
         (("--engine", "in-process", "--master", "local[2]"), "in-process"),
         (("--name", "a//b"), "--name"),
@@ -485,7 +485,7 @@ def has_number(namespace: RunningNamespace, path: str, least: int) -> bool:
         "name",
     ],
 )
-def test_what_is_not_meant_is_code_2(namespaces: Namespaces, given: tuple[str, str], said: str) -> None:
+def test_invalid_option_exits_with_2(namespaces: Namespaces, given: tuple[str, str], said: str) -> None:
     arguments = [*namespaces.options]
     if given[0] in arguments:
         arguments[arguments.index(given[0]) + 1] = given[1]
@@ -503,11 +503,11 @@ def test_what_is_not_meant_is_code_2(namespaces: Namespaces, given: tuple[str, s
     [("--engine", "steam"), ("--time-to-live", "half"), ("--backlog-queues", "0"), ("--max-messages", "0")],
     ids=lambda arguments: arguments[0],
 )
-def test_an_option_out_of_its_range_is_code_2(namespaces: Namespaces, arguments: tuple[str, str]) -> None:
+def test_option_out_of_range_exits_with_2(namespaces: Namespaces, arguments: tuple[str, str]) -> None:
     assert CliRunner().invoke(app, ["syphon", *namespaces.options, *arguments]).exit_code == 2
 
 
-def test_a_cluster_takes_what_is_in_variables(namespaces: Namespaces, name: str) -> None:
+def test_cluster_reads_connection_strings_from_variables(namespaces: Namespaces, name: str) -> None:
     make_backlog(namespaces, name, 1)
     done = run(
         "syphon",
@@ -515,10 +515,10 @@ def test_a_cluster_takes_what_is_in_variables(namespaces: Namespaces, name: str)
         PAIRBUS_PRIMARY=namespaces.primary.connection_string,
         PAIRBUS_SECONDARY=namespaces.secondary.connection_string,
     )
-    assert (done.returncode, done.stderr) == (0, "")  # there is nothing to do, so nobody is asked
+    assert (done.returncode, done.stderr) == (0, "")  # nothing to deliver, so no request is made
 
 
-def test_backlog_queues_that_nobody_has_made_are_code_1(namespaces: Namespaces, name: str) -> None:
+def test_missing_backlog_queues_exit_with_1(namespaces: Namespaces, name: str) -> None:
     make_backlog(namespaces, name, 1)
     done = run("syphon", *namespaces.options, *IN_PROCESS, "--name", f"{name}-other", "--once")
     assert done.returncode == 1
@@ -528,14 +528,14 @@ def test_backlog_queues_that_nobody_has_made_are_code_1(namespaces: Namespaces, 
     assert backlog_path(name, 1) in reason(counted)
 
 
-def test_e4_a_backlog_queue_that_is_missing_is_told_once_with_what_to_do(namespaces: Namespaces, name: str) -> None:
+def test_e4_missing_backlog_queue_is_reported_once_with_advice(namespaces: Namespaces, name: str) -> None:
     make_backlog(namespaces, name, 1)
     for mode in (("--once",), ()):
         done = run("syphon", *namespaces.options, *IN_PROCESS, "--name", name, "--backlog-queues", 2, *mode)
         assert done.returncode == 1
         assert reason(done).count(backlog_path(name, 1)) == 1
-        assert "leave --backlog-queues out" in reason(done)
-        assert "pairbus pair make" in reason(done)
+        assert "omit --backlog-queues" in reason(done)
+        assert "create them with pairbus pair" in reason(done)
 
 
 def with_wrong_key(namespace: RunningNamespace) -> str:
@@ -546,24 +546,24 @@ def with_wrong_key(namespace: RunningNamespace) -> str:
     ("given", "advice"),
     [
         (("--backlog-queues", "1"), "check the key of --secondary, and that it has the claim Listen"),
-        ((), "does not let the key of --secondary look for the backlog queues"),
+        ((), "does not let the key of --secondary list the backlog queues"),
     ],
     ids=["counted", "found"],
 )
-def test_e4_a_key_of_the_secondary_that_is_wrong_is_code_1(
+def test_e4_wrong_secondary_key_exits_with_1(
     namespaces: Namespaces, name: str, given: tuple[str, ...], advice: str
 ) -> None:
     keys = options(namespaces.primary.connection_string, with_wrong_key(namespaces.secondary))
     done = run("syphon", *keys, *IN_PROCESS, "--name", name, "--once", *given)
     assert done.returncode == 1
-    assert "no key of that name has made it" in reason(done)
+    assert "no key of that name signed it" in reason(done)
     assert advice in reason(done)
     assert "Send, Listen or Manage" not in reason(done)
     assert "d3Jvbmc=" not in done.stderr
 
 
 @pytest.mark.slow
-def test_e4_a_key_of_the_primary_that_is_wrong_is_why_messages_wait(namespaces: Namespaces, name: str) -> None:
+def test_e4_wrong_primary_key_is_the_cause_of_waiting_messages(namespaces: Namespaces, name: str) -> None:
     divert(namespaces, name, "orders", 1)
     keys = options(with_wrong_key(namespaces.primary), namespaces.secondary.connection_string)
     done = run("syphon", *keys, *IN_PROCESS, "--name", name, "--once", "--json")
@@ -572,7 +572,7 @@ def test_e4_a_key_of_the_primary_that_is_wrong_is_why_messages_wait(namespaces: 
     assert "d3Jvbmc=" not in done.stdout + done.stderr
 
 
-def test_e4_a_key_of_the_primary_that_is_wrong_is_told_while_nothing_waits(namespaces: Namespaces, name: str) -> None:
+def test_e4_wrong_primary_key_is_reported_with_an_empty_backlog(namespaces: Namespaces, name: str) -> None:
     make_backlog(namespaces, name, 1)
     keys = options(with_wrong_key(namespaces.primary), namespaces.secondary.connection_string)
     done = run("syphon", *keys, *IN_PROCESS, "--name", name, "--once", "--json")
@@ -581,10 +581,10 @@ def test_e4_a_key_of_the_primary_that_is_wrong_is_told_while_nothing_waits(names
     assert "d3Jvbmc=" not in done.stdout + done.stderr
 
 
-def test_e4_what_is_misspelt_in_a_connection_string_is_named(namespaces: Namespaces) -> None:
+def test_e4_misspelt_key_of_a_connection_string_is_named(namespaces: Namespaces) -> None:
     first, second = namespaces.primary.connection_string, namespaces.secondary.connection_string
     slips = {
-        first.replace("sb://", "sb//"): "not written as sb://host",
+        first.replace("sb://", "sb//"): "must be written as sb://host",
         first.replace("SharedAccessKey=", "SharedAccesKey="): "called SharedAccesKey, which is unknown",
     }
     for slip, said in slips.items():
@@ -594,22 +594,20 @@ def test_e4_what_is_misspelt_in_a_connection_string_is_named(namespaces: Namespa
         assert namespaces.primary.key not in done.output
 
 
-# Who does not answer
+# Namespaces that do not answer
 
 
 @pytest.mark.parametrize("given", [(), ("--backlog-queues", "1")], ids=["found", "counted"])
-def test_e4_a_secondary_that_nobody_listens_at_is_told_of_soon(
-    namespaces: Namespaces, name: str, given: tuple[str, ...]
-) -> None:
-    with nobody() as secondary:
+def test_e4_unreachable_secondary_is_reported_soon(namespaces: Namespaces, name: str, given: tuple[str, ...]) -> None:
+    with unused_address() as secondary:
         keys = options(namespaces.primary.connection_string, secondary)
         said = first_warning("syphon", *keys, *IN_PROCESS, "--name", name, *given, "--json")
     assert "cannot be reached" in said["message"]
-    assert "it is tried again" in said["message"]
+    assert 'action="retrying"' in said["message"]
 
 
 @pytest.mark.slow
-def test_e4_a_namespace_that_says_nothing_is_told_of_soon(namespaces: Namespaces, name: str) -> None:
+def test_e4_silent_namespace_is_reported_soon(namespaces: Namespaces, name: str) -> None:
     make_backlog(namespaces, name, 1)
     first, second = namespaces.primary.connection_string, namespaces.secondary.connection_string
     with silent() as nothing:
@@ -620,7 +618,7 @@ def test_e4_a_namespace_that_says_nothing_is_told_of_soon(namespaces: Namespaces
 
 
 def first_warning(*arguments: object) -> dict[str, Any]:
-    """What a command says first of something that is wrong; it goes on then, and a signal ends it at once."""
+    """Return the first warning of a command that keeps running, and end it with a signal."""
     with running(*arguments) as process:
         assert process.stdout is not None
         records = map(json.loads, process.stdout)
@@ -631,20 +629,20 @@ def first_warning(*arguments: object) -> dict[str, Any]:
         return found
 
 
-# What is written about it
+# Documentation
 
 
 HOW_TO = ROOT / "docs" / "how-to" / "syphon-on-spark.md"
 
 
-def test_the_table_of_options_is_complete() -> None:
+def test_page_lists_every_option() -> None:
     command: Any = typer.main.get_command(app)
     known = {option for one in command.commands["syphon"].params for option in one.opts}
-    told = [option for row in rows_of(HOW_TO, "option", "what it says") for option in codes(row[0])]
-    assert sorted(told) == sorted(known)
+    reported = [option for row in rows_of(HOW_TO, "option", "what it says") for option in codes(row[0])]
+    assert sorted(reported) == sorted(known)
 
 
-def test_the_submitted_file_takes_the_same_options_without_the_engine() -> None:
+def test_submitted_file_takes_the_same_options_without_the_engine() -> None:
     command: Any = typer.main.get_command(app)
     known = {option for one in command.commands["syphon"].params for option in one.opts}
     done = subprocess.run(
@@ -653,15 +651,15 @@ def test_the_submitted_file_takes_the_same_options_without_the_engine() -> None:
     assert set(re.findall(r"^  (--[a-z-]+)", done.stdout, re.MULTILINE)) == known - {"--engine"}
 
 
-def test_the_table_of_events_is_that_of_the_code() -> None:
-    told = {code(row[0]) for row in rows_of(HOW_TO, "event", "other keys", "when")}
-    room = ROOT / "src" / "pairbus" / "jobs" / "syphon"
-    texts = [file.read_text("utf-8") for file in (*room.glob("*.py"), room.parent / "lines.py")]
+def test_page_lists_every_event() -> None:
+    reported = {code(row[0]) for row in rows_of(HOW_TO, "event", "other keys", "when")}
+    package = ROOT / "src" / "pairbus" / "jobs" / "syphon"
+    texts = [file.read_text("utf-8") for file in (*package.glob("*.py"), package.parent / "lines.py")]
     made = {event for text in texts for event in re.findall(r"(?:event=|_(?:tell|warn)\(\s*)\"([a-z]+)\"", text)}
-    assert told == made
+    assert reported == made
 
 
-def test_the_keys_of_a_batch_are_listed() -> None:
+def test_page_lists_the_keys_of_a_batch() -> None:
     line = batch_line(BatchReport(batch=1, counts={}, destinations={}, seconds=1.0))
     (row,) = [row for row in rows_of(HOW_TO, "event", "other keys", "when") if row[0] == "`batch`"]
     assert codes(row[1]) == [*line.facts]
@@ -669,6 +667,6 @@ def test_the_keys_of_a_batch_are_listed() -> None:
     assert kinds == [name for name in line.facts if name not in {"batch", "seconds"}]
 
 
-def test_the_table_of_codes_is_that_of_the_code() -> None:
-    told = [int(row[0]) for row in rows_of(HOW_TO, "code", "what it means")]
-    assert told == [DONE, FAILED, USAGE, WAITING]
+def test_page_lists_every_exit_code() -> None:
+    reported = [int(row[0]) for row in rows_of(HOW_TO, "code", "what it means")]
+    assert reported == [DONE, FAILED, USAGE, WAITING]

@@ -1,4 +1,4 @@
-"""What a terminal shows of a syphon."""
+"""The terminal output of a syphon."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from pairbus.cli.syphon_screen import SyphonScreen
-from pairbus.jobs.lines import Line, Progress
+from pairbus.cli.syphon import SyphonScreen
+from pairbus.jobs.lines import Progress, ReportLine
 
 HIDE, SHOW = "\x1b[?25l", "\x1b[?25h"
 
 
 class Screen:
-    """A syphon's screen on a terminal that keeps all that was written."""
+    """The screen of a syphon on a terminal that records all output."""
 
     def __init__(self) -> None:
         self._file = StringIO()
@@ -27,7 +27,7 @@ class Screen:
         return self._file.getvalue()
 
     def after(self, brought_home: int, depth: int | None) -> str:
-        """What it shows of a progress."""
+        """Return what the screen shows for a progress."""
         with self.syphon:
             self.syphon.show(Progress(brought_home=brought_home, dead_lettered=0, depth=depth))
         return self.text
@@ -43,25 +43,25 @@ def screen() -> Iterator[Screen]:
 @pytest.mark.parametrize(
     ("brought_home", "depth", "said"),
     [
-        (0, 0, "nothing to bring home, waiting for messages"),
-        (0, 5, "0 brought home, 5 in the backlog"),
-        (1_200, 0, "1,200 brought home, 0 in the backlog"),
-        (0, None, "0 brought home"),
-        (7, None, "7 brought home"),
+        (0, 0, "backlog empty, waiting for messages"),
+        (0, 5, "0 delivered, 5 in the backlog"),
+        (1_200, 0, "1,200 delivered, 0 in the backlog"),
+        (0, None, "0 delivered"),
+        (7, None, "7 delivered"),
     ],
 )
-def test_c19_it_says_how_far_the_syphon_has_come(
+def test_c19_screen_shows_the_progress_of_the_syphon(
     screen: Screen, brought_home: int, depth: int | None, said: str
 ) -> None:
     assert said in screen.after(brought_home, depth)
 
 
-def test_it_leaves_the_terminal_as_it_was_when_it_rests_and_still_tells(screen: Screen) -> None:
+def test_stopped_screen_restores_the_terminal_and_still_prints(screen: Screen) -> None:
     with screen.syphon:
         assert screen.text.rfind(HIDE) > screen.text.rfind(SHOW)
         screen.syphon.rest()
         assert screen.text.rfind(SHOW) > screen.text.rfind(HIDE)
-        screen.syphon.tell(Line(event="stopping", text="[stopping]"))
+        screen.syphon.tell(ReportLine(event="stopping", text="[stopping]"))
         screen.syphon.show(Progress(brought_home=1, dead_lettered=0, depth=None))
     assert screen.text.endswith("[stopping]\n")
     assert screen.text.count(SHOW) == 1

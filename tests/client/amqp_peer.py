@@ -1,6 +1,6 @@
-"""The other end of a client's connection, which does what a test tells it: as a namespace does, or as none should.
+"""A scripted peer of the client's connection: behaves as a namespace does, or as none should.
 
-Client and peer share an event loop on which time takes no time, so that nothing here waits for a clock.
+Client and peer share an event loop with virtual time, so that no test waits for a clock.
 """
 
 from __future__ import annotations
@@ -17,16 +17,15 @@ from typing import Any, Final, TypeVar, cast
 
 import pytest
 
-from pairbus.client.amqp.connection import AmqpConnection
+from pairbus.client.amqp.connection import ClientConnection
 from pairbus.client.endpoint import Endpoint
 from pairbus.client.factory import MessagingFactory
 from pairbus.client.settings import MessagingFactorySettings
 from pairbus.client.token_provider import Credentials, TokenProvider
-from pairbus.dialect.annotations import LOCKED_UNTIL, LOCKED_UNTIL_UTC, SEQUENCE_NUMBER, SESSION_FILTER
-from pairbus.dialect.batch import BATCH_FORMAT, split_batch
-from pairbus.dialect.entity_path import CBS
+from pairbus.dialect.annotations import LOCKED_UNTIL, LOCKED_UNTIL_UTC, SEQUENCE_NUMBER, SESSION_FILTER, to_ticks
 from pairbus.dialect.management import Operation, Request, Response, read_request, write_response
-from pairbus.dialect.ticks import to_ticks
+from pairbus.dialect.paths import CBS
+from pairbus.dialect.sent import BATCH_FORMAT, split_batch
 from pairbus.wire import (
     ACCEPTED,
     RECEIVER,
@@ -69,9 +68,9 @@ _SETTLED_S: Final = 0.1
 
 
 def run(scenario: Coroutine[Any, Any, None]) -> None:
-    """Run to the end, and see that nothing is left: no task, no connection, no error that nobody has seen."""
+    """Run to the end, and check that nothing is left: no task, no connection, no unretrieved error."""
     loop = VirtualLoop()
-    gc.freeze()  # what was there before is none of our business, and takes long to look through
+    gc.freeze()  # objects created before are irrelevant, and take long to collect
 
     async def bounded() -> None:
         async with asyncio.timeout(_LONGEST_S):
@@ -153,7 +152,7 @@ def lock_token(number: int) -> bytes:
 
 
 Answer = Response | bytes | None
-"""What a request gets: an answer, bytes that may be none, or silence."""
+"""The response to a request: an answer, bytes (which may be empty), or none."""
 
 
 class Peer:
@@ -161,34 +160,34 @@ class Peer:
 
     def __init__(self) -> None:
         self.credit = 1_000
-        """What a sender is given when it attaches."""
+        """The credit of a sender when it attaches."""
         self.replenishes = True
-        """Whether it is given more when half of that is used up."""
+        """True if it gets more when half of that is used."""
         self.max_message_size: int | None = None
         self.properties: dict[str, Any] = {}
-        """What it says when a sender attaches."""
+        """The properties of its attach to a sender."""
         self.mode: ReceiverSettleMode | None = None
-        """How receivers settle, whatever they have asked for."""
+        """The receiver settle mode of the answer, instead of the requested one."""
         self.refusals: deque[Error | None] = deque()
-        """What the next attaches are refused with; ``None`` to let one pass."""
+        """The errors for the next attaches; ``None`` to let one pass."""
         self.attaches = True
-        """Whether attaches are answered, other than those for tokens."""
+        """True if attaches are answered, other than those for tokens."""
         self.begins = True
         self.opens = True
         self.closing: Error | None = None
-        """What connections are closed with instead of being opened."""
+        """The error with which connections are closed instead of opened."""
         self.outcome: Callable[[Delivery], object] = lambda _delivery: ACCEPTED
-        """What becomes of a message that was sent; ``None`` for no word."""
+        """The outcome of a sent message; ``None`` for no response."""
         self.verdict: Callable[[Delivery, object], object] = lambda _delivery, _state: ACCEPTED
-        """What a settlement is answered with; ``None`` for no word."""
+        """The response to a settlement; ``None`` for no response."""
         self.answers: dict[str, Callable[[Request], Answer]] = defaultdict(lambda: lambda _request: Response())
-        """What the requests of an operation are answered with."""
+        """The responses to the requests of an operation."""
         self.session_id: object = None
-        """The session that receivers get, whatever they want."""
+        """The session id that receivers get, instead of the requested one."""
         self.locked_until: object = None
-        """Until when that is locked, whatever the time is."""
+        """The lock expiry of that session, regardless of the time."""
         self.drains = True
-        """Whether credit is given back when the receiver asks for that."""
+        """True if credit is returned when the receiver drains."""
         self.stock: deque[bytes] = deque()
         """The messages that receivers get."""
         self.configuration = Configuration(container_id="peer", max_unsettled=1_000_000)
@@ -304,7 +303,7 @@ def batches(peer: Peer) -> list[list[bytes]]:
 
 
 def _address(link: Link) -> str:
-    """Where a link of the client's leads."""
+    """The address that a link of the client is attached to."""
     return _address_of(link.peer and (link.peer.target if link.role is RECEIVER else link.peer.source))
 
 
@@ -317,7 +316,7 @@ def _is_node(link: Link) -> bool:
 
 
 class PeerConnection(asyncio.Protocol):
-    """One connection of a client."""
+    """A connection of the client."""
 
     def __init__(self, peer: Peer) -> None:
         self.peer = peer
@@ -325,7 +324,7 @@ class PeerConnection(asyncio.Protocol):
         self.events: list[Event] = []
         self.violation: ProtocolError | None = None
         self.is_deaf = False
-        """Whether what comes is passed over, and nothing is said."""
+        """True if everything received is ignored."""
         self.is_lost = False
         self.transport: asyncio.Transport | None = None
         self._replies: dict[str, Link] = {}
@@ -344,7 +343,7 @@ class PeerConnection(asyncio.Protocol):
             self.transport.write(data)
 
     def beat(self) -> None:
-        """Show that somebody is there."""
+        """Send a heartbeat."""
         if self.transport is not None and not self.is_lost:
             self.transport.write(HEARTBEAT)
 
@@ -478,12 +477,12 @@ async def scripted(
 
 
 @asynccontextmanager
-async def connected(peer: Peer | None = None, **settings: Any) -> AsyncIterator[tuple[Peer, AmqpConnection]]:
+async def connected(peer: Peer | None = None, **settings: Any) -> AsyncIterator[tuple[Peer, ClientConnection]]:
     """A peer, and a connection to it."""
     chosen = peer or Peer()
     await chosen.listen()
     try:
-        connection = await AmqpConnection.open(chosen.endpoint, MessagingFactorySettings(**settings), ROOT)
+        connection = await ClientConnection.open(chosen.endpoint, MessagingFactorySettings(**settings), ROOT)
         try:
             yield chosen, connection
         finally:

@@ -7,10 +7,11 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from pairbus.client.management.authorization_rule import AccessRights, SharedAccessAuthorizationRule
 from pairbus.client.management.descriptions import (
+    AccessRights,
     EntityStatus,
     QueueDescription,
+    SharedAccessAuthorizationRule,
     SubscriptionDescription,
     TopicDescription,
 )

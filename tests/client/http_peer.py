@@ -1,4 +1,4 @@
-"""A peer that answers HTTP requests with whatever a test wants: true, false, half or not at all."""
+"""A peer that answers HTTP requests as scripted: correctly, incorrectly, partially or not at all."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def refuses(status: int, detail: str) -> Answer:
 
 
 def relays(port: int) -> Answer:
-    """What another server answers."""
+    """The answer of another server."""
 
     async def answer(asked: Asked, _reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(await _ask(port, asked))
@@ -92,10 +92,10 @@ class Peer:
     port: int = 0
     asked: list[Asked] = field(default_factory=list)
     waiting: asyncio.Event = field(default_factory=asyncio.Event)
-    """Somebody has asked and gets no answer."""
+    """Set when a request has arrived that gets no answer."""
 
     deserted: asyncio.Event = field(default_factory=asyncio.Event)
-    """Who waited has hung up."""
+    """Set when the client has disconnected."""
 
     @property
     def endpoint(self) -> Endpoint:

@@ -1,4 +1,4 @@
-"""Brokers that nobody here wrote, or that stand on an AMQP engine that nobody here wrote, for our client to talk to."""
+"""Third-party brokers, or brokers on a third-party AMQP engine, for tests of the client."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class OtherBroker(ABC):
 
     port: int
     credentials: PlainCredentials | None
-    """For those who say who they are; ``None`` where nobody is asked."""
+    """The credentials for authentication; ``None`` for an anonymous broker."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count()
@@ -35,7 +35,7 @@ class OtherBroker(ABC):
         return Endpoint("127.0.0.1", self.port, tls=False)
 
     def queue(self) -> str:
-        """The address of a queue that nobody has used yet."""
+        """Return the address of an unused queue."""
         return self.address(f"orders-{next(self._numbers)}")
 
     @property
@@ -78,7 +78,7 @@ class RabbitMq(OtherBroker):
 
 
 class Settled(NamedTuple):
-    """What a receiver has said about a message."""
+    """The outcome of a message as the receiver sent it."""
 
     outcome: str
     condition: Any
@@ -95,10 +95,10 @@ class Lent(NamedTuple):
 
 
 class ProtonBroker(OtherBroker):
-    """Queues in memory on a Proton listener, which runs in a thread of its own; they outlive the listener.
+    """Queues in memory on a Proton listener, which runs in a separate thread; they outlive the listener.
 
-    What is accepted is gone, what is rejected too; what is released or modified, or was lent to somebody who has hung
-    up, is the next to be delivered. A message to ``full`` is rejected, and there is no queue called ``missing``.
+    Accepted and rejected messages are removed; released, modified and unsettled messages of a disconnected receiver are
+    delivered next. A message to ``full`` is rejected, and the queue ``missing`` does not exist.
     """
 
     credentials = None
@@ -109,7 +109,7 @@ class ProtonBroker(OtherBroker):
         self.queues: dict[str, deque[bytes]] = defaultdict(deque)
         self.settled: list[Settled] = []
         self.users: list[str] = []
-        """Who has connected, in the order in which they came."""
+        """The names of the connected users, in order."""
         self._listener: _Listener | None = None
 
     @property
@@ -125,7 +125,7 @@ class ProtonBroker(OtherBroker):
         self._listener.start()
 
     def stop(self) -> None:
-        """Hang up on everyone, without a word."""
+        """Disconnect all clients without a close frame."""
         if self._listener is not None:
             self._listener.stop()
             self._listener = None
@@ -322,7 +322,7 @@ def proton_broker() -> Iterator[ProtonBroker]:
 
 @contextmanager
 def rabbitmq(directory: Path) -> Iterator[RabbitMq]:
-    """A node of its own. It comes from the distribution, not from ``make setup``: without it, tests are skipped."""
+    """A separate node. It comes from the distribution, not from ``make setup``: without it, tests are skipped."""
     if reason := rabbitmq_server.missing():
         pytest.skip(reason)
     with RabbitMqServer(directory) as server:

@@ -44,7 +44,7 @@ _DEFINITIONS: Final = {
 
 
 def missing() -> str | None:
-    """What is not installed; ``None`` if everything is."""
+    """Return what is not installed; ``None`` if everything is."""
     for program in ("rabbitmq-server", "epmd"):
         if _find(program) is None:
             return f"{program} is not installed (Debian: rabbitmq-server)"
@@ -52,14 +52,14 @@ def missing() -> str | None:
 
 
 def free_port() -> int:
-    """A port of the loopback interface that nobody has just now."""
+    """Return an unused port of the loopback interface."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port: int = listener.getsockname()[1]
         return port
 
 
 class RabbitMqServer:
-    """A node with AMQP 0-9-1 and 1.0 on one port, for ``guest`` and for whoever claims nothing.
+    """A node with AMQP 0-9-1 and 1.0 on one port, for ``guest`` and for anonymous clients.
 
     It keeps its port and its data when it is stopped and started again.
     """

@@ -1,4 +1,4 @@
-"""Where the client meets a real namespace: entities of a test's own, and a look at what was left behind."""
+"""Helpers for tests of the client with a real namespace: separate entities, and checks for leaks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def play(scenario: Coroutine[Any, Any, None]) -> None:
         left = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
         assert not left, f"tasks are left behind: {left}"
 
-    gc.freeze()  # what was there before is none of our business, and takes long to look through
+    gc.freeze()  # objects created before are irrelevant, and take long to collect
     try:
         asyncio.run(bounded())
         gc.collect()
@@ -34,20 +34,20 @@ def play(scenario: Coroutine[Any, Any, None]) -> None:
 
 
 def make_queue(namespace: RunningNamespace, **description: Any) -> str:
-    """A queue that nobody else uses; its path."""
+    """Create a queue for one test; return its path."""
     path = f"queue-{uuid4().hex}"
-    namespace.call(lambda host: host.namespace.create_queue(path, QueueDescription(**description), host.now_ms()))
+    namespace.call(lambda host: host.use_namespace().create_queue(path, QueueDescription(**description), host.now_ms()))
     return path
 
 
 def make_topic(namespace: RunningNamespace, *subscriptions: str, **description: Any) -> str:
-    """A topic with subscriptions that nobody else uses; its path."""
+    """Create a topic with subscriptions for one test; return its path."""
     path = f"topic-{uuid4().hex}"
-    namespace.call(lambda host: host.namespace.create_topic(path, TopicDescription(), host.now_ms()))
+    namespace.call(lambda host: host.use_namespace().create_topic(path, TopicDescription(), host.now_ms()))
     for name in subscriptions:
         settings = SubscriptionDescription(**description)
         namespace.call(
-            lambda host, name=name, settings=settings: host.namespace.create_subscription(  # type: ignore[misc]
+            lambda host, name=name, settings=settings: host.use_namespace().create_subscription(  # type: ignore[misc]
                 path, name, settings, host.now_ms()
             )
         )

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from pairbus.client.connection_string import open_connection_string
-from pairbus.client.endpoint import Endpoint
+from pairbus.client.endpoint import Endpoint, open_connection_string
 from pairbus.client.factory import MessagingFactory
 from pairbus.client.management.namespace_manager import NamespaceManager
 from pairbus.client.settings import MessagingFactorySettings, Transport
@@ -21,7 +20,7 @@ ENDPOINT = f"Endpoint=sb://{HOST}/;"
 KEY = "SharedAccessKeyName=root;SharedAccessKey=a+b/c=;"
 
 
-def test_a_key_makes_tokens_for_whatever_is_asked() -> None:
+def test_key_signs_tokens_for_any_address() -> None:
     endpoint, provider, entity_path = open_connection_string(ENDPOINT + KEY)
     assert endpoint == Endpoint(HOST)
     assert entity_path is None
@@ -31,18 +30,18 @@ def test_a_key_makes_tokens_for_whatever_is_asked() -> None:
     assert token.is_signed_with(["a+b/c="])
 
 
-def test_a_token_is_presented_as_it_is() -> None:
+def test_token_is_presented_unchanged() -> None:
     text = make_sas_token(f"sb://{HOST}/orders", "k", "v", 2_000_000_000)
     _, provider, _ = open_connection_string(f"{ENDPOINT}SharedAccessSignature={text}")
     assert provider is not None
     assert asyncio.run(provider.get_token("sb://whatever/")).text == text
 
 
-def test_without_key_and_token_nothing_is_claimed() -> None:
+def test_connection_string_without_key_and_token_has_no_credentials() -> None:
     assert open_connection_string(ENDPOINT) == (Endpoint(HOST), None, None)
 
 
-def test_the_entity_path_is_passed_on() -> None:
+def test_entity_path_is_returned() -> None:
     assert open_connection_string(f"{ENDPOINT}{KEY}EntityPath=orders/old")[2] == "orders/old"
 
 
@@ -54,7 +53,7 @@ def test_the_entity_path_is_passed_on() -> None:
         ("Endpoint=sb://[::1]:5672;UseDevelopmentEmulator=true", Endpoint("::1", 5672, tls=False)),
     ],
 )
-def test_the_emulator_is_reached_without_tls_on_the_port_that_is_given(text: str, endpoint: Endpoint) -> None:
+def test_emulator_is_reached_without_tls_on_given_port(text: str, endpoint: Endpoint) -> None:
     assert open_connection_string(text)[0] == endpoint
 
 
@@ -69,20 +68,20 @@ def test_the_emulator_is_reached_without_tls_on_the_port_that_is_given(text: str
         ENDPOINT + "Colour=secret",
     ],
 )
-def test_what_is_no_connection_string_is_told_without_its_secrets(text: str) -> None:
+def test_invalid_connection_string_is_rejected_without_its_secrets(text: str) -> None:
     with pytest.raises(ConnectionStringError) as caught:
         open_connection_string(text)
     assert isinstance(caught.value, ValueError)
     assert "secret" not in str(caught.value)
 
 
-def test_what_is_no_text_is_told() -> None:
-    with pytest.raises(TypeError, match="a connection string is a text, not a bytes"):
+def test_connection_string_that_is_not_text_is_rejected() -> None:
+    with pytest.raises(TypeError, match="a connection string must be a str, got bytes"):
         open_connection_string(b"Endpoint=sb://localhost")  # type: ignore[arg-type]
 
 
-def test_the_name_of_a_file_is_told_to_be_one() -> None:
-    with pytest.raises(ConnectionStringError, match="names a file, which only the commands of pairbus read") as caught:
+def test_file_reference_is_rejected_with_advice() -> None:
+    with pytest.raises(ConnectionStringError, match="names a file, which only the pairbus commands read") as caught:
         open_connection_string("@contoso.txt")
     assert "contoso" not in str(caught.value)
 
@@ -104,7 +103,7 @@ HALF = timedelta(seconds=30)
         ("TransportType=Amqp;", {"transport": Transport.WEB_SOCKET}, MINUTE, Transport.WEB_SOCKET),
     ],
 )
-def test_settings_come_from_the_connection_string_unless_they_are_passed(
+def test_connection_string_sets_unset_settings(
     kind: type[MessagingFactory | NamespaceManager],
     parts: str,
     given: dict[str, Any] | None,

@@ -13,11 +13,12 @@ from hypothesis import given
 
 from pairbus.client.endpoint import Endpoint
 from pairbus.client.management import atom
-from pairbus.client.management.atom import Description, Noun, forwarding_targets, write_description
-from pairbus.client.management.authorization_rule import AccessRights, SharedAccessAuthorizationRule
+from pairbus.client.management.atom import AtomEntity, Description, forwarding_targets, write_description
 from pairbus.client.management.descriptions import (
+    AccessRights,
     EntityStatus,
     QueueDescription,
+    SharedAccessAuthorizationRule,
     SubscriptionDescription,
     TopicDescription,
 )
@@ -36,8 +37,8 @@ HERE = Endpoint("bus.example", 5671)
 HOUR = timedelta(hours=1)
 
 
-def returned(description: Description, noun: Noun[T], name: str) -> T:
-    """What is read of what is written."""
+def returned(description: Description, noun: AtomEntity[T], name: str) -> T:
+    """Write and parse a description."""
     entry = parse_entry(write_description(description, HERE), noun.table)
     return noun.read(replace(entry, title=name))
 
@@ -46,22 +47,22 @@ def returned(description: Description, noun: Noun[T], name: str) -> T:
 
 
 @given(QUEUES)
-def test_a_queue_comes_back_as_it_was(queue: QueueDescription) -> None:
+def test_queue_round_trips(queue: QueueDescription) -> None:
     assert returned(queue, atom.QUEUES, queue.path) == queue
 
 
 @given(TOPICS)
-def test_a_topic_comes_back_as_it_was(topic: TopicDescription) -> None:
+def test_topic_round_trips(topic: TopicDescription) -> None:
     assert returned(topic, atom.TOPICS, topic.path) == topic
 
 
 @given(SUBSCRIPTIONS)
-def test_a_subscription_comes_back_as_it_was(subscription: SubscriptionDescription) -> None:
+def test_subscription_round_trips(subscription: SubscriptionDescription) -> None:
     assert returned(subscription, atom.SUBSCRIPTIONS, subscription.name) == subscription
 
 
 @given(RULES)
-def test_a_rule_comes_back_as_it_was(rule: RuleDescription) -> None:
+def test_rule_round_trips(rule: RuleDescription) -> None:
     assert returned(rule, atom.RULES, rule.name) == rule
 
 
@@ -74,18 +75,18 @@ def test_a_rule_comes_back_as_it_was(rule: RuleDescription) -> None:
         (RuleDescription, RULE),
     ],
 )
-def test_every_setting_of_the_management_api_has_a_field_of_its_own(kind: type, table: Table) -> None:
+def test_every_management_setting_has_a_field(kind: type, table: Table) -> None:
     wanted = {element.attribute for element in table.elements if not element.read_only}
     ours = {atom._ROWS[field.name][0] for field in fields(kind) if field.name in atom._ROWS}
     assert wanted - {"default_rule"} <= ours
 
 
-def test_what_is_not_given_is_not_written() -> None:
+def test_unset_fields_are_not_written() -> None:
     entry = parse_entry(write_description(QueueDescription("q"), HERE), QUEUE)
     assert entry.values == {}
 
 
-def test_never_is_the_longest_time_in_both_directions() -> None:
+def test_never_is_maximum_duration_in_both_directions() -> None:
     document = write_description(QueueDescription("q", auto_delete_on_idle=timedelta.max), HERE)
     assert b"<AutoDeleteOnIdle>P10675199DT2H48M5.4775807S</AutoDeleteOnIdle>" in document
     assert to_milliseconds(timedelta.max) is None
@@ -93,7 +94,7 @@ def test_never_is_the_longest_time_in_both_directions() -> None:
     assert to_milliseconds(timedelta(days=10_675_198)) == 10_675_198 * 86_400_000
 
 
-def test_an_entity_to_forward_to_is_a_path_here_and_an_address_there() -> None:
+def test_forwarding_target_is_path_here_and_address_there() -> None:
     queue = QueueDescription("q", forward_to="a/b", forward_dead_lettered_messages_to="sb://bus.example:5671/dead")
     values = parse_entry(write_description(queue, HERE), QUEUE).values
     assert values["forward_to"] == "sb://bus.example:5671/a/b"
@@ -105,7 +106,7 @@ def test_an_entity_to_forward_to_is_a_path_here_and_an_address_there() -> None:
     assert returned(queue, atom.QUEUES, "q").forward_dead_lettered_messages_to == "dead"
 
 
-def test_a_time_is_the_same_moment_in_every_zone_and_never_where_it_is_the_first_of_all() -> None:
+def test_time_is_same_instant_in_every_zone() -> None:
     noon = datetime(2030, 1, 1, 12, tzinfo=UTC)
     assert happened_ms(to_ms(noon.astimezone(timezone(HOUR)))) == noon
     assert happened_ms(to_ms(datetime.min.replace(tzinfo=UTC))) is None
@@ -117,29 +118,29 @@ def test_a_time_is_the_same_moment_in_every_zone_and_never_where_it_is_the_first
 @pytest.mark.parametrize(
     ("given", "error", "words"),
     [
-        ({"lock_duration": 60}, TypeError, "lock_duration has to be timedelta or None; 60 is int"),
-        ({"max_delivery_count": "10"}, TypeError, "max_delivery_count has to be int or None"),
-        ({"max_delivery_count": True}, TypeError, "max_delivery_count has to be int or None; True is bool"),
+        ({"lock_duration": 60}, TypeError, "lock_duration must be timedelta or None, got 60 of type int"),
+        ({"max_delivery_count": "10"}, TypeError, "max_delivery_count must be int or None"),
+        ({"max_delivery_count": True}, TypeError, "max_delivery_count must be int or None, got True of type bool"),
         ({"max_delivery_count": 1.0}, TypeError, "max_delivery_count"),
-        ({"requires_session": 1}, TypeError, "requires_session has to be bool or None"),
-        ({"status": "Active"}, TypeError, "status has to be EntityStatus or None"),
-        ({"forward_to": b"q"}, TypeError, "forward_to has to be str or None"),
-        ({"authorization_rules": []}, TypeError, "authorization_rules has to be tuple or None"),
+        ({"requires_session": 1}, TypeError, "requires_session must be bool or None"),
+        ({"status": "Active"}, TypeError, "status must be EntityStatus or None"),
+        ({"forward_to": b"q"}, TypeError, "forward_to must be str or None"),
+        ({"authorization_rules": []}, TypeError, "authorization_rules must be tuple or None"),
         ({"authorization_rules": ("k",)}, TypeError, "SharedAccessAuthorizationRule"),
-        ({"lock_duration": timedelta(seconds=-1)}, ValueError, "lock_duration is .* below zero"),
-        ({"max_size_in_megabytes": -1}, ValueError, "max_size_in_megabytes is -1"),
+        ({"lock_duration": timedelta(seconds=-1)}, ValueError, "lock_duration must be >= 0"),
+        ({"max_size_in_megabytes": -1}, ValueError, "max_size_in_megabytes must be >= 0, got -1"),
         ({"max_size_in_megabytes": 2**63}, ValueError, "64 bits"),
-        ({"user_metadata": "a\x00b"}, ValueError, "user_metadata has a character that XML cannot write"),
+        ({"user_metadata": "a\x00b"}, ValueError, "user_metadata contains a character that XML cannot represent"),
     ],
 )
-def test_a_wrong_value_is_told_at_once_with_its_name(given: dict[str, Any], error: type[Exception], words: str) -> None:
+def test_invalid_value_is_rejected_by_name(given: dict[str, Any], error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         QueueDescription("q", **given)
 
 
 @pytest.mark.parametrize("kind", [QueueDescription, TopicDescription, SubscriptionDescription, RuleDescription])
 @pytest.mark.parametrize("name", ["", "/q", "q/", "a//b", "a?b", "a#b", "*", "a\\b", "a@b", "a\ud800", 5, None, b"q"])
-def test_a_name_that_cannot_be_one_is_told_at_once(kind: Callable[[Any], object], name: object) -> None:
+def test_invalid_name_is_rejected(kind: Callable[[Any], object], name: object) -> None:
     with pytest.raises((TypeError, ValueError), match=r"name|path"):
         kind(name)
 
@@ -147,24 +148,24 @@ def test_a_name_that_cannot_be_one_is_told_at_once(kind: Callable[[Any], object]
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: SqlFilter(""), "the expression is empty"),
-        (lambda: SqlFilter(None), "expression has to be str"),  # type: ignore[arg-type]
-        (lambda: SqlRuleAction(" "), "the expression is empty"),
-        (lambda: SqlFilter("a=@p", {"@p": object()}), "'@p' among the parameters has to be str or int"),  # type: ignore[dict-item]
-        (lambda: SqlFilter("a=@p", {"@p": 2**63}), "'@p' among the parameters does not fit"),
+        (lambda: SqlFilter(""), "the expression must not be empty"),
+        (lambda: SqlFilter(None), "expression must be str"),  # type: ignore[arg-type]
+        (lambda: SqlRuleAction(" "), "the expression must not be empty"),
+        (lambda: SqlFilter("a=@p", {"@p": object()}), "'@p' of the parameters must be str or int"),  # type: ignore[dict-item]
+        (lambda: SqlFilter("a=@p", {"@p": 2**63}), "'@p' of the parameters does not fit"),
         (lambda: SqlFilter("a=@p", {"@p": datetime(2030, 1, 1)}), "without a time zone"),  # noqa: DTZ001
-        (lambda: SqlFilter("a=@p", {1: 1}), "each name among the parameters"),  # type: ignore[dict-item]
-        (lambda: CorrelationFilter(label=1), "label has to be str or None"),  # type: ignore[arg-type]
-        (lambda: CorrelationFilter(properties={"a": b""}), "'a' among the properties"),  # type: ignore[dict-item]
-        (lambda: CorrelationFilter(properties=["a"]), "properties has to be Mapping"),  # type: ignore[arg-type]
-        (lambda: RuleDescription("r", filter="a=1"), "filter has to be TrueFilter or"),  # type: ignore[arg-type]
-        (lambda: RuleDescription("r", action="SET a=1"), "action has to be SqlRuleAction or None"),  # type: ignore[arg-type]
+        (lambda: SqlFilter("a=@p", {1: 1}), "the name of each of the parameters"),  # type: ignore[dict-item]
+        (lambda: CorrelationFilter(label=1), "label must be str or None"),  # type: ignore[arg-type]
+        (lambda: CorrelationFilter(properties={"a": b""}), "'a' of the properties"),  # type: ignore[dict-item]
+        (lambda: CorrelationFilter(properties=["a"]), "properties must be Mapping"),  # type: ignore[arg-type]
+        (lambda: RuleDescription("r", filter="a=1"), "filter must be TrueFilter or"),  # type: ignore[arg-type]
+        (lambda: RuleDescription("r", action="SET a=1"), "action must be SqlRuleAction or None"),  # type: ignore[arg-type]
         (lambda: SharedAccessAuthorizationRule("", rights={AccessRights.SEND}), "a name and at least one right"),
         (lambda: SharedAccessAuthorizationRule("k", rights=set()), "a name and at least one right"),
         (lambda: SharedAccessAuthorizationRule("k", rights={"Send"}), "each of the rights"),  # type: ignore[arg-type]
     ],
 )
-def test_a_wrong_part_is_told_at_once_with_its_name(make: Callable[[], object], words: str) -> None:
+def test_invalid_part_is_rejected_by_name(make: Callable[[], object], words: str) -> None:
     with pytest.raises((TypeError, ValueError), match=words):
         make()
 
@@ -172,7 +173,7 @@ def test_a_wrong_part_is_told_at_once_with_its_name(make: Callable[[], object], 
 # What they are
 
 
-def test_they_cannot_be_changed_but_copied_with_a_change() -> None:
+def test_descriptions_are_immutable_and_replaceable() -> None:
     queue = QueueDescription("q", status=EntityStatus.DISABLED)
     with pytest.raises(FrozenInstanceError):
         queue.status = EntityStatus.ACTIVE  # type: ignore[misc]
@@ -181,12 +182,12 @@ def test_they_cannot_be_changed_but_copied_with_a_change() -> None:
     )
 
 
-def test_only_the_name_is_given_by_position() -> None:
+def test_only_name_is_positional() -> None:
     with pytest.raises(TypeError):
         QueueDescription("q", HOUR)  # type: ignore[call-arg]
 
 
-def test_a_filter_keeps_its_own_copy_of_what_it_was_given() -> None:
+def test_filter_keeps_private_copy() -> None:
     parameters: dict[str, Any] = {"@p": 1}
     found = SqlFilter("a = @p", parameters)
     parameters["@p"] = 2
@@ -194,7 +195,7 @@ def test_a_filter_keeps_its_own_copy_of_what_it_was_given() -> None:
     assert hash(found) == hash(SqlFilter("a = @p", {"@p": 1}))
 
 
-def test_they_can_be_sent_to_other_processes() -> None:
+def test_descriptions_can_be_pickled() -> None:
     rule = RuleDescription("r", filter=SqlFilter("a = @p", {"@p": HOUR}), action=SqlRuleAction("SET a = 1"))
     key = SharedAccessAuthorizationRule("k", rights={AccessRights.SEND})
     queue = QueueDescription("q", authorization_rules=(key,))
@@ -210,5 +211,5 @@ def test_keys_are_not_shown() -> None:
     assert "secret" not in shown
 
 
-def test_when_a_rule_was_made_does_not_make_it_another() -> None:
+def test_creation_time_does_not_affect_equality() -> None:
     assert RuleDescription("r", created_at=datetime.now(UTC)) == RuleDescription("r", filter=TrueFilter())

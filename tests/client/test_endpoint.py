@@ -1,4 +1,4 @@
-"""Where a namespace is."""
+"""The address of a namespace."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HOST = "contoso.servicebus.windows.net"
         ("AMQP://LOCALHOST", Endpoint("localhost", tls=False)),
     ],
 )
-def test_addresses_are_read(address: str, endpoint: Endpoint) -> None:
+def test_addresses_are_parsed(address: str, endpoint: Endpoint) -> None:
     assert Endpoint.parse(address) == endpoint
 
 
@@ -42,13 +42,13 @@ def test_addresses_are_read(address: str, endpoint: Endpoint) -> None:
         "sb://[::1",
     ],
 )
-def test_e3_what_is_no_address_is_refused(address: str) -> None:
+def test_e3_invalid_address_is_rejected(address: str) -> None:
     with pytest.raises(ValueError, match=r"."):
         Endpoint.parse(address)
 
 
 @pytest.mark.parametrize("address", ["", "ftp://localhost", f"sb://{HOST}/orders"])
-def test_e4_what_is_no_address_is_told_with_what_would_be_one(address: str) -> None:
+def test_e4_invalid_address_error_shows_valid_example(address: str) -> None:
     with pytest.raises(ValueError, match="sb://"):
         Endpoint.parse(address)
 
@@ -62,9 +62,7 @@ def test_e4_what_is_no_address_is_told_with_what_would_be_one(address: str) -> N
         (Endpoint(HOST, 5300, tls=False), 5300, 5300),
     ],
 )
-def test_a9_ports_are_those_of_the_protocols_unless_one_is_given(
-    endpoint: Endpoint, amqp_port: int, http_port: int
-) -> None:
+def test_a9_default_ports_follow_protocol(endpoint: Endpoint, amqp_port: int, http_port: int) -> None:
     assert (endpoint.amqp_port, endpoint.http_port) == (amqp_port, http_port)
 
 
@@ -72,7 +70,7 @@ def test_a9_ports_are_those_of_the_protocols_unless_one_is_given(
     ("endpoint", "authority"),
     [(Endpoint(HOST), HOST), (Endpoint(HOST, 5671), f"{HOST}:5671"), (Endpoint("::1", 5672), "[::1]:5672")],
 )
-def test_the_address_is_written_as_urls_have_it(endpoint: Endpoint, authority: str) -> None:
+def test_address_is_formatted_as_url(endpoint: Endpoint, authority: str) -> None:
     assert endpoint.authority == authority
     assert endpoint.uri() == f"sb://{authority}/"
     assert endpoint.uri("orders/$management") == f"sb://{authority}/orders/$management"
@@ -80,10 +78,10 @@ def test_the_address_is_written_as_urls_have_it(endpoint: Endpoint, authority: s
     assert Endpoint.parse(str(endpoint)) == endpoint
 
 
-def test_a_namespace_is_called_by_the_first_part_of_its_host() -> None:
+def test_namespace_is_first_label_of_host() -> None:
     assert Endpoint(HOST).namespace == "contoso"
     assert Endpoint("localhost", 5672).namespace == "localhost"
 
 
-def test_without_tls_an_address_says_so() -> None:
+def test_address_without_tls_has_amqp_scheme() -> None:
     assert str(Endpoint("localhost", 5672, tls=False)) == "amqp://localhost:5672"

@@ -1,4 +1,4 @@
-"""What goes wrong, as an application sees it."""
+"""The errors of the client."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ TRANSIENT = {
 
 
 @pytest.mark.parametrize("kind", ALL, ids=lambda kind: kind.__name__)
-def test_e4_every_error_says_what_happened_and_where(kind: type[MessagingError]) -> None:
+def test_e4_every_error_has_a_reason_and_an_entity(kind: type[MessagingError]) -> None:
     error = kind("it broke", entity="orders", condition="amqp:broken")
     assert str(error).startswith("'orders': it broke (amqp:broken)")
     assert (error.entity, error.condition, error.message) == ("orders", "amqp:broken", "it broke")
@@ -44,7 +44,7 @@ def test_e4_every_error_says_what_happened_and_where(kind: type[MessagingError])
 
 
 @pytest.mark.parametrize("kind", ALL, ids=lambda kind: kind.__name__)
-def test_what_many_wait_for_fails_for_each_with_an_error_of_the_same_kind(kind: type[MessagingError]) -> None:
+def test_copied_error_has_same_kind(kind: type[MessagingError]) -> None:
     error = kind("it broke", condition="amqp:broken", is_transient=not kind.transient)
     error.__cause__ = OSError("why")
     twin = error.copy("orders")
@@ -56,19 +56,19 @@ def test_what_many_wait_for_fails_for_each_with_an_error_of_the_same_kind(kind: 
 
 
 @pytest.mark.parametrize("kind", ALL, ids=lambda kind: kind.__name__)
-def test_every_error_is_explained_in_the_tree(kind: type[MessagingError]) -> None:
+def test_every_error_is_in_docstring_tree(kind: type[MessagingError]) -> None:
     assert kind.__name__ in (errors.__doc__ or "")
     assert kind.__doc__
 
 
-def test_the_entity_that_is_known_stays() -> None:
+def test_known_entity_is_kept() -> None:
     error = EntityNotFoundError("gone", entity="orders")
     assert error.at("other") is error
     assert error.copy("other").entity == "orders"
     assert EntityNotFoundError("gone").at("orders").entity == "orders"
 
 
-def test_an_entity_that_the_text_names_is_not_named_twice() -> None:
+def test_entity_in_text_is_not_repeated() -> None:
     assert str(EntityNotFoundError("there is no 'orders'", entity="orders")) == "there is no 'orders'"
 
 
@@ -81,7 +81,7 @@ def test_an_entity_that_the_text_names_is_not_named_twice() -> None:
         (SessionLockLostError, "accept the session again"),
     ],
 )
-def test_e4_what_to_do_is_said_where_there_is_something_to_do(kind: type[MessagingError], hint: str) -> None:
+def test_e4_advice_is_shown(kind: type[MessagingError], hint: str) -> None:
     assert hint in str(kind("it broke"))
 
 
@@ -96,11 +96,11 @@ def test_e4_what_to_do_is_said_where_there_is_something_to_do(kind: type[Messagi
         (QuotaExceededError("it is full"), "receive messages"),
     ],
 )
-def test_e4_what_the_namespace_advises_is_not_said_twice(error: MessagingError, advice: str) -> None:
+def test_e4_advice_of_namespace_is_not_repeated(error: MessagingError, advice: str) -> None:
     assert str(error).count(advice) == 1
 
 
-def test_errors_are_what_python_calls_them_too() -> None:
+def test_errors_are_builtin_errors_too() -> None:
     assert issubclass(MessagingTimeoutError, TimeoutError)
     assert issubclass(InvalidMessageError, ValueError)
     assert issubclass(MessageLockLostError, LockLostError)

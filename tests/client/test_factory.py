@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import pytest
 
-from pairbus.client.amqp.connection import AmqpConnection
+from pairbus.client.amqp.connection import ClientConnection
 from pairbus.client.endpoint import Endpoint
 from pairbus.client.errors import (
     ClosedError,
@@ -28,11 +28,10 @@ from pairbus.client.errors import (
 from pairbus.client.factory import FactoryState, MessagingFactory
 from pairbus.client.message import BrokeredMessage
 from pairbus.client.received_message import ReceivedMessage
-from pairbus.client.retry import NO_RETRY
-from pairbus.client.settings import MessagingFactorySettings, Transport
+from pairbus.client.settings import NO_RETRY, MessagingFactorySettings, Transport
 from pairbus.client.token_provider import PlainCredentials, TokenProvider
 from pairbus.dialect.sas import make_sas_token
-from pairbus.server.event_loop import new_event_loop
+from pairbus.server.process import new_event_loop
 from pairbus.testing import RunningNamespace, running_namespace
 from tests.client.amqp_peer import ROOT, message_bytes, run, scripted, settled
 from tests.client.stage import factory_of, make_queue, play
@@ -55,7 +54,7 @@ async def exchange(factory: MessagingFactory, path: str) -> None:
 # Making one
 
 
-def test_a_connection_string_says_everything(namespace: RunningNamespace) -> None:
+def test_connection_string_is_sufficient(namespace: RunningNamespace) -> None:
     async def scenario() -> None:
         path = make_queue(namespace)
         settings = MessagingFactorySettings(operation_timeout=timedelta(seconds=30))
@@ -72,7 +71,7 @@ def test_a_connection_string_says_everything(namespace: RunningNamespace) -> Non
 
 
 @pytest.mark.parametrize("form", ["{}?x", "{}?", "{}#x", "{}*", "{}\\", "{}@x", "{}\n", "a//{}", "", "/"])
-def test_path_that_no_entity_has_is_refused(namespace: RunningNamespace, form: str) -> None:
+def test_invalid_entity_path_is_rejected(namespace: RunningNamespace, form: str) -> None:
     async def scenario() -> None:
         path = form.format(make_queue(namespace))
         async with factory_of(namespace) as factory:
@@ -89,13 +88,13 @@ def test_path_that_no_entity_has_is_refused(namespace: RunningNamespace, form: s
 
 
 @pytest.mark.parametrize("text", ["", "nonsense", "Endpoint=sb://localhost;SharedAccessKeyName=root"])
-def test_e3_what_is_no_connection_string_is_refused(text: str) -> None:
+def test_e3_invalid_connection_string_is_rejected(text: str) -> None:
     with pytest.raises(ValueError, match=r"."):
         MessagingFactory.from_connection_string(text)
 
 
 @pytest.mark.parametrize("as_text", [True, False])
-def test_an_address_and_a_token_provider_do_as_well(namespace: RunningNamespace, as_text: bool) -> None:
+def test_address_and_token_provider_are_sufficient(namespace: RunningNamespace, as_text: bool) -> None:
     async def scenario() -> None:
         path = make_queue(namespace)
         address: str | Endpoint = f"amqp://localhost:{namespace.port}"
@@ -108,13 +107,13 @@ def test_an_address_and_a_token_provider_do_as_well(namespace: RunningNamespace,
     play(scenario())
 
 
-def test_e3_an_address_that_is_none_is_refused() -> None:
+def test_e3_invalid_address_is_rejected() -> None:
     with pytest.raises(ValueError, match="sb://"):
         MessagingFactory.create("ftp://localhost")
 
 
 class AlmostProvider:
-    """A credential that nobody has made a token provider of."""
+    """A credential that is not wrapped in a token provider."""
 
     def __repr__(self) -> str:
         return "AlmostProvider()"
@@ -124,20 +123,20 @@ class AlmostProvider:
 
 
 @pytest.mark.parametrize("credentials", ["key", 5, AlmostProvider(), ("user", "secret")], ids=repr)
-def test_e4_credentials_that_are_none_are_refused_at_once(credentials: Any) -> None:
-    with pytest.raises(TypeError, match="token_provider has to be TokenProvider or PlainCredentials or None"):
+def test_e4_invalid_credentials_are_rejected_at_once(credentials: Any) -> None:
+    with pytest.raises(TypeError, match="token_provider must be TokenProvider or PlainCredentials or None"):
         MessagingFactory.create("amqp://localhost", credentials)
 
 
-def test_e4_settings_that_are_none_are_refused_at_once(namespace: RunningNamespace) -> None:
+def test_e4_invalid_settings_are_rejected_at_once(namespace: RunningNamespace) -> None:
     settings: Any = {"operation_timeout": 5}
-    with pytest.raises(TypeError, match="settings has to be MessagingFactorySettings"):
+    with pytest.raises(TypeError, match="settings must be MessagingFactorySettings"):
         MessagingFactory.from_connection_string(namespace.connection_string, settings)
-    with pytest.raises(TypeError, match="settings has to be MessagingFactorySettings"):
+    with pytest.raises(TypeError, match="settings must be MessagingFactorySettings"):
         MessagingFactory.create("amqp://localhost", None, settings)
 
 
-def test_e4_a_factory_that_is_used_in_another_event_loop_says_so() -> None:
+def test_e4_factory_in_another_event_loop_is_rejected() -> None:
     factory = MessagingFactory.create("amqp://localhost", PlainCredentials("user", "secret"))
     sender = asyncio.run(factory.create_message_sender("orders"))
     with pytest.raises(RuntimeError, match=r"another event loop.* pairbus\.blocking"):
@@ -146,7 +145,7 @@ def test_e4_a_factory_that_is_used_in_another_event_loop_says_so() -> None:
         asyncio.run(factory.create_message_receiver("orders"))
 
 
-def test_a8_a_token_of_somebody_else_s_opens_what_it_is_good_for(namespace: RunningNamespace) -> None:
+def test_a8_given_token_grants_its_scope(namespace: RunningNamespace) -> None:
     async def scenario() -> None:
         path, other = make_queue(namespace), make_queue(namespace)
         audience = f"sb://localhost:{namespace.port}/{path}"
@@ -168,7 +167,7 @@ def test_a8_a_token_of_somebody_else_s_opens_what_it_is_good_for(namespace: Runn
 
 
 @pytest.mark.parametrize("credentials", [None, PlainCredentials("user", "secret")])
-def test_a8_without_a_token_nothing_is_open(namespace: RunningNamespace, credentials: PlainCredentials | None) -> None:
+def test_a8_access_without_token_is_rejected(namespace: RunningNamespace, credentials: PlainCredentials | None) -> None:
     async def scenario() -> None:
         path = make_queue(namespace)
         endpoint = Endpoint("localhost", namespace.port, tls=False)
@@ -186,9 +185,7 @@ def test_a8_without_a_token_nothing_is_open(namespace: RunningNamespace, credent
 
 @pytest.mark.parametrize("transport", Transport)
 @pytest.mark.parametrize("way", ["ca_file", "text", "context"])
-def test_a9_through_tls_with_the_authority_that_is_named(
-    namespace: RunningNamespace, transport: Transport, way: str
-) -> None:
+def test_a9_tls_with_given_authority(namespace: RunningNamespace, transport: Transport, way: str) -> None:
     async def scenario() -> None:
         path = make_queue(namespace)
         ways: dict[str, dict[str, Any]] = {
@@ -204,9 +201,7 @@ def test_a9_through_tls_with_the_authority_that_is_named(
 
 
 @pytest.mark.parametrize("transport", Transport)
-def test_e4_a_certificate_that_nobody_vouches_for_is_told_at_once(
-    namespace: RunningNamespace, transport: Transport
-) -> None:
+def test_e4_untrusted_certificate_is_raised_at_once(namespace: RunningNamespace, transport: Transport) -> None:
     async def scenario() -> None:
         settings = MessagingFactorySettings(transport=transport)
         async with MessagingFactory.from_connection_string(namespace.tls_connection_string, settings) as factory:
@@ -220,7 +215,7 @@ def test_e4_a_certificate_that_nobody_vouches_for_is_told_at_once(
 
 @asynccontextmanager
 async def answering(answer: bytes) -> AsyncIterator[int]:
-    """Something else than a namespace, which says the same to everyone; its port."""
+    """Run a server that is not a namespace and sends the same bytes to every client; yield its port."""
 
     async def answer_once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(1)
@@ -241,15 +236,15 @@ BUSY: Final = b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\n\r\n"
 @pytest.mark.parametrize(
     ("answer", "tls", "transport", "is_transient", "text"),
     [
-        (NOT_FOUND, True, Transport.TCP, False, "does not speak TLS .*UseDevelopmentEmulator=true"),
-        (NOT_FOUND, True, Transport.WEB_SOCKET, False, "does not speak TLS"),
+        (NOT_FOUND, True, Transport.TCP, False, "does not use TLS .*UseDevelopmentEmulator=true"),
+        (NOT_FOUND, True, Transport.WEB_SOCKET, False, "does not use TLS"),
         (NOT_FOUND, False, Transport.WEB_SOCKET, False, "refused the WebSocket with HTTP 404"),
-        (b"SSH-2.0-OpenSSH_9.9\r\n", False, Transport.WEB_SOCKET, False, "not the WebSocket of a namespace"),
+        (b"SSH-2.0-OpenSSH_9.9\r\n", False, Transport.WEB_SOCKET, False, "not a namespace"),
         (BUSY, False, Transport.WEB_SOCKET, True, "refused the WebSocket with HTTP 503"),
     ],
     ids=["tls", "tls and websocket", "404", "ssh", "503"],
 )
-def test_e4_something_else_than_a_namespace_is_not_asked_again(
+def test_e4_server_other_than_namespace_is_not_retried(
     answer: bytes, tls: bool, transport: Transport, is_transient: bool, text: str
 ) -> None:
     async def scenario() -> None:
@@ -266,7 +261,7 @@ def test_e4_something_else_than_a_namespace_is_not_asked_again(
     play(scenario())
 
 
-def test_e3_an_authority_that_cannot_be_read_is_told(namespace: RunningNamespace, tmp_path: Path) -> None:
+def test_e3_unreadable_authority_is_rejected(namespace: RunningNamespace, tmp_path: Path) -> None:
     async def scenario() -> None:
         with pytest.raises(ValueError, match=r"missing\.pem"):
             await unreadable()
@@ -283,7 +278,7 @@ def test_e3_an_authority_that_cannot_be_read_is_told(namespace: RunningNamespace
 
 
 @pytest.mark.parametrize("path", ["", "/", "a//b", None, 5, b"orders"])
-def test_e3_a_path_that_can_be_none_is_refused_before_anything_is_opened(path: Any) -> None:
+def test_e3_invalid_path_is_rejected_before_connecting(path: Any) -> None:
     async def scenario() -> None:
         async with scripted(TokenProvider.from_key("root", "secret")) as (peer, factory):
             for make in (
@@ -302,7 +297,7 @@ def test_e3_a_path_that_can_be_none_is_refused_before_anything_is_opened(path: A
     run(scenario())
 
 
-def test_slashes_around_a_path_are_no_part_of_it(namespace: RunningNamespace) -> None:
+def test_slashes_around_path_are_ignored(namespace: RunningNamespace) -> None:
     async def scenario() -> None:
         path = make_queue(namespace, requires_session=True)
         async with factory_of(namespace) as factory:
@@ -316,7 +311,7 @@ def test_slashes_around_a_path_are_no_part_of_it(namespace: RunningNamespace) ->
     play(scenario())
 
 
-def test_everything_shares_one_connection() -> None:
+def test_all_resources_share_one_connection() -> None:
     async def scenario() -> None:
         async with scripted() as (peer, factory):
             for path in ("a", "b", "c"):
@@ -330,7 +325,7 @@ def test_everything_shares_one_connection() -> None:
     run(scenario())
 
 
-def test_many_who_begin_at_once_share_one_connection() -> None:
+def test_concurrent_starts_share_one_connection() -> None:
     async def scenario() -> None:
         async with scripted() as (peer, factory):
             senders = [await factory.create_message_sender(f"queue-{number}") for number in range(50)]
@@ -341,7 +336,7 @@ def test_many_who_begin_at_once_share_one_connection() -> None:
     run(scenario())
 
 
-def test_a_connection_that_was_lost_is_made_anew_once_for_all() -> None:
+def test_lost_connection_is_reopened_once() -> None:
     async def scenario() -> None:
         async with scripted() as (peer, factory):
             senders = [await factory.create_message_sender(f"queue-{number}") for number in range(20)]
@@ -353,7 +348,7 @@ def test_a_connection_that_was_lost_is_made_anew_once_for_all() -> None:
     run(scenario())
 
 
-def test_a2_a_restart_of_the_namespace_is_ridden_out(namespace: RunningNamespace) -> None:
+def test_a2_restart_of_namespace_is_survived(namespace: RunningNamespace) -> None:
     async def scenario() -> None:
         path = make_queue(namespace)
         async with factory_of(namespace) as factory:
@@ -374,7 +369,7 @@ def test_a2_a_restart_of_the_namespace_is_ridden_out(namespace: RunningNamespace
 
 
 async def busy(factory: MessagingFactory) -> list[asyncio.Task[Any]]:
-    """Have everything at work that a factory makes."""
+    """Use everything that a factory creates."""
     queue = await factory.create_queue_client("orders", prefetch_count=5, max_auto_lock_renewal=timedelta(minutes=5))
     session = await factory.accept_message_session("visits", max_auto_lock_renewal=timedelta(minutes=5))
     subscription = await factory.create_subscription_client("topic", "one")
@@ -394,7 +389,7 @@ async def busy(factory: MessagingFactory) -> list[asyncio.Task[Any]]:
     return tasks
 
 
-def test_a_factory_that_is_closed_closes_everything_and_leaves_nothing_behind() -> None:
+def test_closed_factory_closes_everything_and_leaves_nothing_behind() -> None:
     async def scenario() -> None:
         async with scripted(TokenProvider.from_key("root", "secret")) as (peer, factory):
             peer.stock.extend(message_bytes(locked_s=60) for _ in range(3))
@@ -412,7 +407,7 @@ def test_a_factory_that_is_closed_closes_everything_and_leaves_nothing_behind() 
     run(scenario())
 
 
-def test_with_a_real_namespace_nothing_is_left_behind_either(namespace: RunningNamespace) -> None:
+def test_close_leaves_nothing_behind_with_real_namespace(namespace: RunningNamespace) -> None:
     async def scenario() -> None:
         path = make_queue(namespace)
         factory = factory_of(namespace)
@@ -424,7 +419,7 @@ def test_with_a_real_namespace_nothing_is_left_behind_either(namespace: RunningN
         await factory.close()
         await asyncio.gather(waiting, return_exceptions=True)
         gc.collect()
-        alive = [thing for thing in gc.get_objects() if isinstance(thing, AmqpConnection)]
+        alive = [thing for thing in gc.get_objects() if isinstance(thing, ClientConnection)]
         assert all(connection.error is not None for connection in alive)
 
     play(scenario())
@@ -443,7 +438,7 @@ def open_sockets(port: int) -> list[socket.socket]:
 
 @pytest.mark.parametrize("transport", Transport)
 @pytest.mark.parametrize("tls", [False, True])
-def test_when_close_returns_the_socket_is_closed(namespace: RunningNamespace, tls: bool, transport: Transport) -> None:
+def test_socket_is_closed_when_close_returns(namespace: RunningNamespace, tls: bool, transport: Transport) -> None:
     async def scenario() -> None:
         path = make_queue(namespace)
         settings = MessagingFactorySettings(transport=transport, ca_file=namespace.ca_file)
@@ -457,7 +452,7 @@ def test_when_close_returns_the_socket_is_closed(namespace: RunningNamespace, tl
     play(scenario())
 
 
-def test_it_works_in_the_loop_that_the_server_prefers(namespace: RunningNamespace) -> None:
+def test_factory_works_with_uvloop(namespace: RunningNamespace) -> None:
     path = make_queue(namespace)
 
     async def scenario() -> None:
@@ -469,7 +464,7 @@ def test_it_works_in_the_loop_that_the_server_prefers(namespace: RunningNamespac
     gc.collect()
 
 
-def test_to_close_twice_or_at_the_same_time_is_fine() -> None:
+def test_close_is_idempotent() -> None:
     async def scenario() -> None:
         async with scripted() as (peer, factory):
             sender = await factory.create_message_sender("orders")
@@ -481,7 +476,7 @@ def test_to_close_twice_or_at_the_same_time_is_fine() -> None:
     run(scenario())
 
 
-def test_a_factory_that_never_connected_is_closed_at_once() -> None:
+def test_unconnected_factory_closes_at_once() -> None:
     async def scenario() -> None:
         async with scripted() as (peer, factory):
             await factory.create_message_sender("orders")
@@ -491,7 +486,7 @@ def test_a_factory_that_never_connected_is_closed_at_once() -> None:
     run(scenario())
 
 
-def test_a_factory_that_is_closed_makes_nothing_more() -> None:
+def test_closed_factory_creates_nothing() -> None:
     async def scenario() -> None:
         async with scripted() as (_, factory):
             sender = await factory.create_message_sender("orders")
@@ -513,7 +508,7 @@ def test_a_factory_that_is_closed_makes_nothing_more() -> None:
     run(scenario())
 
 
-def test_a_factory_that_is_closed_while_it_connects_stops_that() -> None:
+def test_close_cancels_connecting() -> None:
     async def scenario() -> None:
         async with scripted() as (peer, factory):
             peer.opens = False
@@ -529,7 +524,7 @@ def test_a_factory_that_is_closed_while_it_connects_stops_that() -> None:
     run(scenario())
 
 
-def test_a_factory_that_is_closed_while_somebody_waits_for_a_session_tells_them() -> None:
+def test_close_raises_to_waiting_accept() -> None:
     async def scenario() -> None:
         async with scripted() as (peer, factory):
             peer.attaches = False
@@ -542,7 +537,7 @@ def test_a_factory_that_is_closed_while_somebody_waits_for_a_session_tells_them(
     run(scenario())
 
 
-def test_a_peer_that_does_not_answer_does_not_keep_a_factory_from_closing() -> None:
+def test_silent_peer_does_not_block_close() -> None:
     async def scenario() -> None:
         loop = asyncio.get_running_loop()
         async with scripted() as (peer, factory):
@@ -558,7 +553,7 @@ def test_a_peer_that_does_not_answer_does_not_keep_a_factory_from_closing() -> N
     run(scenario())
 
 
-def test_a_peer_that_does_not_answer_is_given_one_farewell_for_everything() -> None:
+def test_silent_peer_gets_one_close_timeout_for_everything() -> None:
     async def scenario() -> None:
         loop = asyncio.get_running_loop()
         async with scripted() as (peer, factory):
@@ -576,7 +571,7 @@ def test_a_peer_that_does_not_answer_is_given_one_farewell_for_everything() -> N
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_sends_under_way_when_the_factory_is_closed_are_told_so(count: int) -> None:
+def test_sends_in_flight_raise_when_factory_is_closed(count: int) -> None:
     async def scenario() -> None:
         async with scripted() as (peer, factory):
             sender = await factory.create_message_sender("orders")
@@ -592,7 +587,7 @@ def test_sends_under_way_when_the_factory_is_closed_are_told_so(count: int) -> N
     run(scenario())
 
 
-def test_whoever_is_cancelled_while_it_closes_leaves_nothing_behind() -> None:
+def test_cancelled_close_leaves_nothing_behind() -> None:
     async def scenario() -> None:
         async with scripted() as (peer, factory):
             sender = await factory.create_message_sender("orders")
@@ -613,7 +608,7 @@ def test_whoever_is_cancelled_while_it_closes_leaves_nothing_behind() -> None:
 # Faults
 
 
-def test_c17_a_factory_that_is_given_up_says_why() -> None:
+def test_c17_faulted_factory_raises_cause() -> None:
     async def scenario() -> None:
         async with scripted() as (peer, factory):
             sender = await factory.create_message_sender("orders")
@@ -642,7 +637,7 @@ def test_c17_a_factory_that_is_given_up_says_why() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_c17_a_send_under_way_is_told_why_the_factory_was_given_up(count: int) -> None:
+def test_c17_send_in_flight_raises_fault(count: int) -> None:
     async def scenario() -> None:
         async with scripted() as (peer, factory):
             sender = await factory.create_message_sender("orders")
@@ -661,7 +656,7 @@ def test_c17_a_send_under_way_is_told_why_the_factory_was_given_up(count: int) -
 
 
 @pytest.mark.parametrize("name", ["peek", "renew_lock", "complete", "schedule", "accept_message_session"])
-def test_c17_whatever_is_under_way_is_told_why_the_factory_was_given_up(name: str) -> None:
+def test_c17_any_operation_in_flight_raises_fault(name: str) -> None:
     async def scenario() -> None:
         async with scripted() as (peer, factory):
             queue = await factory.create_queue_client("orders")
@@ -688,7 +683,7 @@ def test_c17_whatever_is_under_way_is_told_why_the_factory_was_given_up(name: st
     run(scenario())
 
 
-def test_c17_a_factory_that_is_closed_cannot_be_given_up() -> None:
+def test_c17_closed_factory_cannot_be_faulted() -> None:
     async def scenario() -> None:
         async with scripted() as (_, factory):
             await factory.close()
@@ -701,7 +696,7 @@ def test_c17_a_factory_that_is_closed_cannot_be_given_up() -> None:
 # Where it is
 
 
-def test_a_namespace_that_is_not_there_is_told_with_its_address() -> None:
+def test_unreachable_namespace_error_names_address() -> None:
     async def scenario() -> None:
         async with scripted(retry_policy=NO_RETRY) as (peer, factory):
             peer.stop()
@@ -717,14 +712,12 @@ def test_a_namespace_that_is_not_there_is_told_with_its_address() -> None:
 
 
 def spoken(caplog: pytest.LogCaptureFixture) -> list[tuple[int, str]]:
-    """What the factory has said."""
+    """Return the log records of the factory."""
     return [(record.levelno, record.message) for record in caplog.records if record.name == "pairbus.client.factory"]
 
 
 @pytest.mark.parametrize("was_connected", [False, True])
-def test_an_outage_is_told_once_when_it_begins_and_once_when_it_ends(
-    caplog: pytest.LogCaptureFixture, was_connected: bool
-) -> None:
+def test_outage_is_logged_once_at_start_and_end(caplog: pytest.LogCaptureFixture, was_connected: bool) -> None:
     async def scenario() -> None:
         async with scripted() as (peer, factory):
             sender = await factory.create_message_sender("orders")
@@ -741,14 +734,14 @@ def test_an_outage_is_told_once_when_it_begins_and_once_when_it_ends(
             assert str(peer.endpoint) in text
             await peer.listen()
             await asyncio.gather(*sending)
-            assert spoken(caplog)[1:] == [(logging.INFO, f"{peer.endpoint} has been reached again")]
+            assert spoken(caplog)[1:] == [(logging.INFO, f"namespace available again endpoint={peer.endpoint}")]
 
     caplog.set_level(logging.INFO, "pairbus.client")
     run(scenario())
     assert len(spoken(caplog)) == 2  # that it is closed is no outage
 
 
-def test_a2_whoever_waits_goes_on_as_soon_as_the_namespace_is_reached_again() -> None:
+def test_a2_waiting_retry_continues_when_namespace_is_reached() -> None:
     async def scenario() -> None:
         loop = asyncio.get_running_loop()
         async with scripted() as (peer, factory):

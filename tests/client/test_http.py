@@ -1,4 +1,4 @@
-"""One request over HTTP, and all that can become of it."""
+"""HTTP requests and their failures."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def failure_of(*answers: Answer) -> MessagingCommunicationError:
 # What goes well
 
 
-def test_a_request_is_sent_whole_and_says_where_it_goes() -> None:
+def test_request_is_sent_completely_with_host() -> None:
     request = HttpRequest(method="PUT", target="/a%20b?x=1", headers={"X-Token": "t"}, body=b"<entry/>")
     _, opened = answer_to(replies(201), request=request)
     assert opened.asked[0].line == "PUT /a%20b?x=1 HTTP/1.1"
@@ -72,12 +72,12 @@ def test_a_request_is_sent_whole_and_says_where_it_goes() -> None:
     ],
     ids=["length", "chunks", "until the end", "old", "preceded by another", "followed by something"],
 )
-def test_an_answer_is_read_whatever_way_its_length_is_told(data: bytes) -> None:
+def test_response_is_read_with_any_length_encoding(data: bytes) -> None:
     response, _ = answer_to(says(data))
     assert response == HttpResponse(status=200, body=b"body")
 
 
-def test_an_answer_may_be_as_large_as_the_bound_and_no_larger() -> None:
+def test_response_may_reach_but_not_exceed_bound() -> None:
     response, _ = answer_to(replies(200, b"x" * 1000))
     assert len(response.body) == 1000
     error = failure_of(replies(200, b"x" * 1001))
@@ -85,7 +85,7 @@ def test_an_answer_may_be_as_large_as_the_bound_and_no_larger() -> None:
     assert not error.is_transient
 
 
-def test_an_answer_without_end_is_given_up_at_the_bound() -> None:
+def test_endless_response_is_stopped_at_bound() -> None:
     async def endless(_asked: object, _reader: object, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
         while not writer.is_closing():
@@ -115,14 +115,14 @@ def test_an_answer_without_end_is_given_up_at_the_bound() -> None:
     ],
     ids=["AMQP", "zeroes", "no status", "no length", "no chunk", "headers without end"],
 )
-def test_an_answer_that_is_no_http_is_an_error_that_trying_again_does_not_help(data: bytes) -> None:
+def test_response_that_is_not_http_is_permanent_error(data: bytes) -> None:
     async def stays(_asked: object, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(data)
         await reader.read()  # so that it is the bytes that are wrong, and not that they end
 
     async def asking() -> None:
         async with peer(stays) as opened:
-            with pytest.raises(MessagingCommunicationError, match="is no HTTP") as caught:
+            with pytest.raises(MessagingCommunicationError, match="is not HTTP") as caught:
                 await ask(opened.endpoint)
             assert not caught.value.is_transient
 
@@ -134,20 +134,20 @@ def test_an_answer_that_is_no_http_is_an_error_that_trying_again_does_not_help(d
     [b"", b"HTTP/1.1 200", b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nbo", b"HTTP/1.1 100 Continue\r\n\r\n"],
     ids=["nothing", "half a head", "half a body", "only a promise"],
 )
-def test_an_answer_that_breaks_off_is_an_error_that_may_pass(data: bytes) -> None:
+def test_truncated_response_is_transient_error(data: bytes) -> None:
     error = failure_of(says(data))
-    assert "hung up" in str(error)
+    assert "closed the connection" in str(error)
     assert error.is_transient
 
 
-def test_a_connection_that_is_cut_is_an_error_that_may_pass() -> None:
+def test_cut_connection_is_transient_error() -> None:
     async def cut(_asked: object, _reader: object, writer: asyncio.StreamWriter) -> None:
         writer.transport.abort()
 
     assert failure_of(cut).is_transient
 
 
-def test_a_port_that_nobody_listens_on_is_an_error_that_may_pass() -> None:
+def test_refused_port_is_transient_error() -> None:
     async def asking() -> None:
         async with peer() as opened:
             endpoint = opened.endpoint
@@ -158,13 +158,13 @@ def test_a_port_that_nobody_listens_on_is_an_error_that_may_pass() -> None:
     asyncio.run(asking())
 
 
-def test_a_name_that_no_host_can_have_is_an_error() -> None:
+def test_invalid_host_name_is_an_error() -> None:
     with pytest.raises(MessagingCommunicationError, match="cannot be reached"):
         asyncio.run(ask(Endpoint("a" * 70 + ".invalid", 1, tls=False)))
 
 
 @pytest.mark.parametrize("token", ["two\r\nlines", "schlüssel"])
-def test_a_header_that_cannot_be_written_is_told_without_repeating_it(token: str) -> None:
+def test_invalid_header_is_rejected_without_repeating_it(token: str) -> None:
     request = HttpRequest(method="GET", target="/", headers={"Authorization": token})
     with pytest.raises(InvalidRequestError) as caught:
         asyncio.run(ask(Endpoint("127.0.0.1", 1, tls=False), request))
@@ -172,7 +172,7 @@ def test_a_header_that_cannot_be_written_is_told_without_repeating_it(token: str
     assert token not in repr(request)
 
 
-def test_a_peer_that_does_not_answer_is_given_up_in_time_and_hung_up_on() -> None:
+def test_silent_peer_times_out_and_is_disconnected() -> None:
     async def asking() -> None:
         async with peer() as opened, asyncio.timeout(BOUND_S):
             with pytest.raises(MessagingTimeoutError) as caught:
@@ -183,7 +183,7 @@ def test_a_peer_that_does_not_answer_is_given_up_in_time_and_hung_up_on() -> Non
     asyncio.run(asking())
 
 
-def test_a_request_that_is_cancelled_hangs_up() -> None:
+def test_cancelled_request_disconnects() -> None:
     async def asking() -> None:
         async with peer() as opened, asyncio.timeout(BOUND_S):
             task = asyncio.create_task(ask(opened.endpoint))
@@ -196,7 +196,7 @@ def test_a_request_that_is_cancelled_hangs_up() -> None:
     asyncio.run(asking())
 
 
-def test_a_request_that_is_cancelled_while_tls_is_agreed_on_hangs_up() -> None:
+def test_cancelled_tls_handshake_disconnects() -> None:
     async def asking() -> None:
         begun, deserted = asyncio.Event(), asyncio.Event()
 
@@ -219,15 +219,15 @@ def test_a_request_that_is_cancelled_while_tls_is_agreed_on_hangs_up() -> None:
     asyncio.run(asking())
 
 
-def test_it_is_told_when_something_may_have_been_sent_and_not_before() -> None:
+def test_on_connected_is_called_before_anything_is_sent() -> None:
     async def asking() -> None:
-        told: list[str] = []
+        reported: list[str] = []
         async with peer(replies(200)) as opened:
             endpoint = opened.endpoint
-            await exchange(endpoint, GET, tls=None, timeout_s=BOUND_S, on_connected=lambda: told.append("once"))
+            await exchange(endpoint, GET, tls=None, timeout_s=BOUND_S, on_connected=lambda: reported.append("once"))
         with pytest.raises(MessagingCommunicationError):
-            await exchange(endpoint, GET, tls=None, timeout_s=BOUND_S, on_connected=lambda: told.append("twice"))
-        assert told == ["once"]
+            await exchange(endpoint, GET, tls=None, timeout_s=BOUND_S, on_connected=lambda: reported.append("twice"))
+        assert reported == ["once"]
 
     asyncio.run(asking())
 
@@ -239,18 +239,18 @@ def trusting(ca_file: Path) -> ssl.SSLContext:
     return ssl.create_default_context(cafile=str(ca_file))
 
 
-def test_a_certificate_that_is_trusted_is_enough(namespace: RunningNamespace) -> None:
+def test_trusted_certificate_is_accepted(namespace: RunningNamespace) -> None:
     endpoint = Endpoint("localhost", namespace.port)
     assert asyncio.run(ask(endpoint, HEALTH, trusting(namespace.ca_file))).status == 200
 
 
-def test_a_certificate_that_is_not_trusted_is_told_with_what_to_do_about_it(namespace: RunningNamespace) -> None:
+def test_untrusted_certificate_is_rejected_with_advice(namespace: RunningNamespace) -> None:
     with pytest.raises(MessagingCommunicationError, match=r"not trusted.*ca_file.*ssl_context") as caught:
         asyncio.run(ask(Endpoint("localhost", namespace.port), HEALTH, ssl.create_default_context()))
     assert not caught.value.is_transient
 
 
-def test_a_peer_without_tls_is_an_error() -> None:
+def test_peer_without_tls_is_an_error() -> None:
     async def plain(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readexactly(1)
         writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")

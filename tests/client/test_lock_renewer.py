@@ -23,7 +23,7 @@ RENEW: Final = "com.microsoft:renew-lock"
 
 
 class Thing:
-    """Something with a lock."""
+    """An object with a lock."""
 
     def __init__(self, name: str, lock_s: float = LOCK_S) -> None:
         self.name = name
@@ -63,7 +63,7 @@ class Book:
         return [time_s for time_s, names in self.entries if name in names]
 
 
-def test_a3_a_lock_is_renewed_in_time_until_it_is_not_needed_any_more() -> None:
+def test_a3_lock_is_renewed_until_settled() -> None:
     async def scenario() -> None:
         book = Book()
         renewer = LockRenewer(book.renew, LONG)
@@ -83,7 +83,7 @@ def test_a3_a_lock_is_renewed_in_time_until_it_is_not_needed_any_more() -> None:
 
 
 @pytest.mark.parametrize("lock_s", [5, 60, 300])
-def test_a3_renewing_stops_when_the_longest_time_has_passed(lock_s: float) -> None:
+def test_a3_renewal_stops_after_longest_time(lock_s: float) -> None:
     async def scenario() -> None:
         book = Book()
         renewer = LockRenewer(book.renew, LONG)
@@ -97,7 +97,7 @@ def test_a3_renewing_stops_when_the_longest_time_has_passed(lock_s: float) -> No
     run(scenario())
 
 
-def test_what_is_due_at_the_same_time_is_renewed_with_one_request() -> None:
+def test_locks_due_together_are_renewed_with_one_request() -> None:
     async def scenario() -> None:
         book = Book()
         renewer = LockRenewer(book.renew, LONG)
@@ -110,7 +110,7 @@ def test_what_is_due_at_the_same_time_is_renewed_with_one_request() -> None:
     run(scenario())
 
 
-def test_what_is_more_urgent_goes_first_though_it_came_later() -> None:
+def test_more_urgent_lock_is_renewed_first() -> None:
     async def scenario() -> None:
         book = Book()
         renewer = LockRenewer(book.renew, LONG)
@@ -128,7 +128,7 @@ def test_what_is_more_urgent_goes_first_though_it_came_later() -> None:
     run(scenario())
 
 
-def test_a_lock_that_is_lost_does_not_take_the_others_with_it() -> None:
+def test_lost_lock_does_not_affect_others() -> None:
     async def scenario() -> None:
         book = Book()
         book.lost.add("lost")
@@ -145,7 +145,7 @@ def test_a_lock_that_is_lost_does_not_take_the_others_with_it() -> None:
     run(scenario())
 
 
-def test_what_fails_in_passing_is_tried_again_before_the_lock_ends() -> None:
+def test_transient_failure_is_retried_before_lock_ends() -> None:
     async def scenario() -> None:
         book = Book()
         book.failure = MessagingCommunicationError("lost")
@@ -164,7 +164,7 @@ def test_what_fails_in_passing_is_tried_again_before_the_lock_ends() -> None:
     run(scenario())
 
 
-def test_a_renewal_that_takes_long_does_not_keep_others_waiting() -> None:
+def test_slow_renewal_does_not_delay_others() -> None:
     async def scenario() -> None:
         book = Book()
         renewer = LockRenewer(book.renew, LONG)
@@ -181,7 +181,7 @@ def test_a_renewal_that_takes_long_does_not_keep_others_waiting() -> None:
     run(scenario())
 
 
-def test_what_has_no_lock_is_not_renewed() -> None:
+def test_unlocked_message_is_not_renewed() -> None:
     async def scenario() -> None:
         book = Book()
         renewer = LockRenewer(book.renew, LONG)
@@ -195,7 +195,7 @@ def test_what_has_no_lock_is_not_renewed() -> None:
     run(scenario())
 
 
-def test_a_lock_that_has_ended_already_is_not_renewed_all_the_time() -> None:
+def test_expired_lock_is_not_renewed_in_a_loop() -> None:
     async def scenario() -> None:
         book = Book()
         book.failure = MessagingCommunicationError("lost")
@@ -208,7 +208,7 @@ def test_a_lock_that_has_ended_already_is_not_renewed_all_the_time() -> None:
     run(scenario())
 
 
-def test_to_close_ends_a_renewal_that_is_under_way() -> None:
+def test_close_cancels_running_renewal() -> None:
     async def scenario() -> None:
         book = Book()
         book.takes_s = 1_000
@@ -223,7 +223,7 @@ def test_to_close_ends_a_renewal_that_is_under_way() -> None:
     run(scenario())
 
 
-def test_whoever_comes_after_the_close_is_not_renewed_and_leaves_nothing_behind() -> None:
+def test_closed_renewer_ignores_new_locks() -> None:
     async def scenario() -> None:
         book = Book()
         renewer = LockRenewer(book.renew, LONG)
@@ -236,11 +236,147 @@ def test_whoever_comes_after_the_close_is_not_renewed_and_leaves_nothing_behind(
     run(scenario())
 
 
+# With a known lock duration
+
+
+class Lost:
+    """Notes lost locks."""
+
+    def __init__(self) -> None:
+        self.entries: list[tuple[list[str], MessagingError | None]] = []
+
+    def note(self, things: list[Thing], error: MessagingError | None) -> None:
+        self.entries.append(([thing.name for thing in things], error))
+
+    @property
+    def names(self) -> list[str]:
+        return sorted(name for names, _ in self.entries for name in names)
+
+
+@pytest.mark.parametrize("skew_s", [-1_000.0, 0.0, 1_000.0])
+def test_known_lock_duration_is_measured_on_the_clock_of_the_loop(skew_s: float) -> None:
+    async def scenario() -> None:
+        book = Book()
+        renewer = LockRenewer(book.renew, LONG, lock_s=lambda: LOCK_S)
+        renewer.watch(Thing("a", LOCK_S + skew_s))
+        await asyncio.sleep(100)
+        assert [round(time_s) for time_s in book.times_s("a")] == [30, 60, 90]
+        await renewer.close()
+
+    run(scenario())
+
+
+def test_expired_lock_is_reported_as_lost() -> None:
+    async def scenario() -> None:
+        book, lost = Book(), Lost()
+        book.failure = MessagingCommunicationError("lost")
+        renewer = LockRenewer(book.renew, lock_s=lambda: LOCK_S, on_lost=lost.note)
+        renewer.watch(Thing("a"))
+        await asyncio.sleep(LOCK_S - 1)
+        assert len(book.entries) >= 3
+        assert lost.entries == []
+        await asyncio.sleep(2)
+        assert lost.entries == [(["a"], None)]
+        book.entries.clear()
+        await asyncio.sleep(300)
+        assert book.entries == []
+        await renewer.close()
+
+    run(scenario())
+
+
+def test_shorter_lock_duration_moves_renewals_forward() -> None:
+    async def scenario() -> None:
+        book = Book()
+        lock_s = [LOCK_S]
+        renewer = LockRenewer(book.renew, lock_s=lambda: lock_s[0])
+        renewer.watch(Thing("early"))
+        await asyncio.sleep(4)
+        lock_s[0] = 10.0
+        renewer.watch(Thing("late"))
+        await asyncio.sleep(3)
+        assert [round(time_s) for time_s in book.times_s("early")] == [5]
+        await renewer.close()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("is_adjacent", [False, True])
+def test_lost_locks_are_found_among_others(is_adjacent: bool) -> None:
+    async def scenario() -> None:
+        book, lost = Book(), Lost()
+        book.lost.update("efgh")
+        renewer = LockRenewer(book.renew, lock_s=lambda: LOCK_S, on_lost=lost.note, lost_are_adjacent=is_adjacent)
+        for name in "abcdefgh":
+            renewer.watch(Thing(name))
+        await asyncio.sleep(40)
+        assert lost.names == [*"efgh"]
+        book.entries.clear()
+        await asyncio.sleep(30)
+        assert [names for _, names in book.entries] == [[*"abcd"]]
+        await renewer.close()
+
+    run(scenario())
+
+
+def test_many_adjacent_lost_locks_take_few_requests() -> None:
+    async def scenario() -> None:
+        book, lost = Book(), Lost()
+        names = [str(number) for number in range(2_500)]
+        book.lost.update(names)
+        renewer = LockRenewer(book.renew, lock_s=lambda: LOCK_S, on_lost=lost.note, lost_are_adjacent=True)
+        for name in names:
+            renewer.watch(Thing(name))
+        await asyncio.sleep(40)
+        assert lost.names == sorted(names)
+        assert len(book.entries) == 3 * 3  # for each request of 1,000: all, the last, the first
+        await renewer.close()
+
+    run(scenario())
+
+
+def test_locks_settled_elsewhere_are_not_lost() -> None:
+    async def scenario() -> None:
+        book, lost = Book(), Lost()
+        things = [Thing(name) for name in "abcd"]
+
+        async def find_settled(asked: list[Thing]) -> None:
+            for thing in asked:
+                thing.is_settled = thing.name in book.lost
+
+        renewer = LockRenewer(book.renew, lock_s=lambda: LOCK_S, on_lost=lost.note, find_settled=find_settled)
+        for thing in things:
+            renewer.watch(thing)
+        book.lost.update("bc")
+        await asyncio.sleep(40)
+        assert lost.entries == []
+        assert [names for _, names in book.entries] == [[*"abcd"], [*"ad"]]
+        await renewer.close()
+
+    run(scenario())
+
+
+def test_error_that_is_no_lost_lock_is_retried_until_the_lock_expires() -> None:
+    async def scenario() -> None:
+        book, lost = Book(), Lost()
+        book.failure = MessagingError("entity deleted")
+        renewer = LockRenewer(book.renew, lock_s=lambda: LOCK_S, on_lost=lost.note)
+        renewer.watch(Thing("a"))
+        await asyncio.sleep(50)
+        assert lost.entries == []
+        book.failure = None
+        await asyncio.sleep(100)
+        assert lost.entries == []
+        await renewer.close()
+
+    run(scenario())
+
+
 # With a receiver
 
 
 def expirations(peer: Peer, lock_s: float = LOCK_S) -> list[int]:
-    """Renew whatever is asked for; gives how many were renewed each time."""
+    """Renew all requested locks; return the number of locks of each request."""
     counts: list[int] = []
 
     def answer(request: Request) -> Response:
@@ -259,7 +395,7 @@ async def beats(peer: Peer, seconds: int) -> None:
         peer.last.beat()
 
 
-def test_a3_a_receiver_keeps_what_it_has_handed_out_locked_until_it_is_settled() -> None:
+def test_a3_receiver_renews_returned_messages_until_settled() -> None:
     async def scenario() -> None:
         async with scripted() as (peer, factory):
             counts = expirations(peer)
@@ -281,7 +417,7 @@ def test_a3_a_receiver_keeps_what_it_has_handed_out_locked_until_it_is_settled()
     run(scenario())
 
 
-def test_a3_a_receiver_renews_over_another_link_when_its_own_was_lost() -> None:
+def test_a3_receiver_renews_over_new_link_after_loss() -> None:
     async def scenario() -> None:
         async with scripted() as (peer, factory):
             counts = expirations(peer)
@@ -297,7 +433,7 @@ def test_a3_a_receiver_renews_over_another_link_when_its_own_was_lost() -> None:
 
 
 @pytest.mark.parametrize("body", [{}, {"expirations": ["x"]}, {"expirations": Array((1, 2, 3))}], ids=str)
-def test_e3_an_answer_that_makes_no_sense_does_not_end_all_renewing(body: dict[str, object]) -> None:
+def test_e3_malformed_response_does_not_end_renewal(body: dict[str, object]) -> None:
     async def scenario() -> None:
         async with scripted() as (peer, factory):
             peer.answers[RENEW] = lambda _request: Response(body=body)
@@ -317,7 +453,7 @@ def test_e3_an_answer_that_makes_no_sense_does_not_end_all_renewing(body: dict[s
     run(scenario())
 
 
-def test_what_has_been_settled_is_not_kept_in_memory() -> None:
+def test_settled_messages_are_released_from_memory() -> None:
     async def scenario() -> None:
         async with scripted() as (peer, factory):
             receiver = await factory.create_message_receiver("orders", max_auto_lock_renewal=LONG)
@@ -334,7 +470,7 @@ def test_what_has_been_settled_is_not_kept_in_memory() -> None:
     run(scenario())
 
 
-def test_nothing_is_renewed_unless_that_is_wanted() -> None:
+def test_locks_are_not_renewed_by_default() -> None:
     async def scenario() -> None:
         async with scripted() as (peer, factory):
             receiver = await factory.create_message_receiver("orders")
@@ -349,7 +485,7 @@ def test_nothing_is_renewed_unless_that_is_wanted() -> None:
 
 
 @pytest.mark.parametrize("longest", [timedelta(seconds=-1), timedelta(days=-1)])
-def test_e3_a_longest_time_below_zero_is_refused(longest: timedelta) -> None:
+def test_e3_negative_renewal_time_is_rejected(longest: timedelta) -> None:
     async def scenario() -> None:
         async with scripted() as (_, factory):
             with pytest.raises(ValueError, match="max_auto_lock_renewal"):

@@ -75,7 +75,7 @@ def whole_ms(moment: datetime) -> datetime:
     ),
     st.binary(max_size=300),
 )
-def test_every_property_comes_back_as_it_was_set(properties: dict[str, Any], body: bytes) -> None:
+def test_every_property_round_trips(properties: dict[str, Any], body: bytes) -> None:
     found = returned(BrokeredMessage(body, **properties))
     assert found.body == body
     for name, value in properties.items():
@@ -95,21 +95,21 @@ def test_every_property_comes_back_as_it_was_set(properties: dict[str, Any], bod
 
 
 @given(names)
-def test_a_partition_key_comes_back_with_or_without_a_session_of_the_same_name(key: str) -> None:
+def test_partition_key_round_trips_with_and_without_session(key: str) -> None:
     assert returned(BrokeredMessage(partition_key=key)).partition_key == key
     both = returned(BrokeredMessage(partition_key=key, session_id=key))
     assert (both.partition_key, both.session_id) == (key, key)
 
 
 @given(st.binary(max_size=1_000))
-def test_bodies_of_bytes_come_back(body: bytes) -> None:
+def test_bytes_body_round_trips(body: bytes) -> None:
     for given_body in (body, bytearray(body), memoryview(body)):
         found = returned(BrokeredMessage(given_body))
         assert (found.body, found.body_kind, found.content_type) == (body, BodyKind.DATA, None)
 
 
 @given(texts)
-def test_texts_travel_as_utf_8(body: str) -> None:
+def test_text_is_sent_as_utf_8(body: str) -> None:
     message = BrokeredMessage(body)
     found = returned(message)
     assert found.body == body.encode()
@@ -117,7 +117,7 @@ def test_texts_travel_as_utf_8(body: str) -> None:
 
 
 @given(jsons)
-def test_whatever_json_can_write_travels_as_json(body: Any) -> None:
+def test_json_value_is_sent_as_json(body: Any) -> None:
     message = BrokeredMessage(body)
     found = returned(message)
     assert found.content_type == "application/json"
@@ -125,20 +125,20 @@ def test_whatever_json_can_write_travels_as_json(body: Any) -> None:
     assert json.loads(found.body) == body
 
 
-def test_a_content_type_of_the_application_s_own_stays() -> None:
+def test_custom_content_type_is_kept() -> None:
     assert returned(BrokeredMessage({"a": 1}, content_type="application/vnd.order+json")).content_type == (
         "application/vnd.order+json"
     )
 
 
 @given(values)
-def test_values_of_amqp_come_back(body: Any) -> None:
+def test_amqp_values_round_trip(body: Any) -> None:
     found = returned(BrokeredMessage(body, body_kind=BodyKind.VALUE))
     assert (found.body, found.body_kind) == (body, BodyKind.VALUE)
 
 
 @given(st.lists(values, max_size=5))
-def test_sequences_of_amqp_come_back(body: list[Any]) -> None:
+def test_amqp_sequences_round_trip(body: list[Any]) -> None:
     found = returned(BrokeredMessage(body, body_kind=BodyKind.SEQUENCE))
     assert (found.body, found.body_kind) == (body, BodyKind.SEQUENCE)
 
@@ -166,19 +166,19 @@ def test_application_properties_keep_their_amqp_types(value: object) -> None:
     assert type(read) is type(value)
 
 
-def test_a_timestamp_and_a_point_in_time_are_the_same() -> None:
+def test_timestamp_and_datetime_are_equivalent() -> None:
     found = returned(BrokeredMessage(application_properties={"a": Timestamp(to_ms(LATER)), "b": LATER}))
     assert found.application_properties == {"a": LATER, "b": LATER}
 
 
-def test_a_time_zone_is_no_part_of_a_point_in_time() -> None:
+def test_time_zone_does_not_change_instant() -> None:
     eastern = LATER.astimezone(timezone(timedelta(hours=-5)))
     found = returned(BrokeredMessage(scheduled_enqueue_time=eastern, application_properties={"at": eastern}))
     assert found.scheduled_enqueue_time == found.application_properties["at"] == LATER
     assert found.scheduled_enqueue_time.tzinfo is UTC
 
 
-def test_what_was_received_can_be_sent_on_as_it_is() -> None:
+def test_received_message_can_be_sent_again() -> None:
     message = BrokeredMessage(
         {"a": 1},
         message_id=7,
@@ -203,19 +203,19 @@ def test_what_was_received_can_be_sent_on_as_it_is() -> None:
 # What is not set
 
 
-def test_each_message_gets_an_id_of_its_own() -> None:
+def test_each_message_gets_unique_id() -> None:
     first, second = BrokeredMessage(), BrokeredMessage()
     assert first.message_id != second.message_id
     assert returned(first).message_id == first.message_id
 
 
-def test_an_empty_message_is_small_and_has_an_empty_body() -> None:
+def test_empty_message_is_small_and_has_an_empty_body() -> None:
     payload = encode_brokered(BrokeredMessage(message_id="1"))
     assert ReceivedMessage(payload).body == b""
     assert len(payload) < 40
 
 
-def test_the_properties_of_a_message_are_its_own() -> None:
+def test_messages_do_not_share_properties() -> None:
     given_properties = {"a": 1}
     message = BrokeredMessage(application_properties=given_properties)
     message.application_properties["b"] = 2
@@ -223,7 +223,7 @@ def test_the_properties_of_a_message_are_its_own() -> None:
     assert BrokeredMessage().application_properties is not BrokeredMessage().application_properties
 
 
-def test_a_message_is_shown_by_its_id_and_not_by_its_body() -> None:
+def test_repr_shows_id_but_not_body() -> None:
     assert repr(BrokeredMessage("secret", message_id="m-1")) == "<BrokeredMessage 'm-1'>"
 
 
@@ -231,16 +231,16 @@ def test_a_message_is_shown_by_its_id_and_not_by_its_body() -> None:
 
 
 @pytest.mark.parametrize("time_to_live", [None, timedelta.max])
-def test_a4_a_message_lives_for_ever_unless_it_says_otherwise(time_to_live: timedelta | None) -> None:
+def test_a4_message_never_expires_by_default(time_to_live: timedelta | None) -> None:
     assert returned(BrokeredMessage(time_to_live=time_to_live)).time_to_live is None
 
 
 @pytest.mark.parametrize("days", [49, 50, 365, 36_500])
-def test_a4_a_time_to_live_of_any_length_comes_back(days: int) -> None:
+def test_a4_time_to_live_of_any_length_round_trips(days: int) -> None:
     assert returned(BrokeredMessage(time_to_live=timedelta(days=days))).time_to_live == timedelta(days=days)
 
 
-def test_a4_a_long_time_to_live_is_told_as_an_end_too_as_the_header_cannot_say_it() -> None:
+def test_a4_long_time_to_live_sets_absolute_expiry() -> None:
     before_ms = int(time.time() * 1_000)
     sections = Sections(encode_brokered(BrokeredMessage(time_to_live=timedelta(days=100))))
     properties = sections.properties()
@@ -250,28 +250,28 @@ def test_a4_a_long_time_to_live_is_told_as_an_end_too_as_the_header_cannot_say_i
     assert properties.creation_time >= before_ms
 
 
-def test_a4_a_time_to_live_beyond_the_year_9999_ends_with_it() -> None:
+def test_a4_time_to_live_is_clamped_to_year_9999() -> None:
     found = Sections(encode_brokered(BrokeredMessage(time_to_live=timedelta.max - timedelta(days=1)))).properties()
     assert found.absolute_expiry_time == to_ms(datetime.max.replace(tzinfo=UTC))
 
 
-def test_a_time_that_is_given_goes_before_the_message_s_own() -> None:
+def test_given_time_overrides_time_of_message() -> None:
     message = BrokeredMessage(scheduled_enqueue_time=LATER)
     assert ReceivedMessage(encode_brokered(message, LATER + MS)).scheduled_enqueue_time == LATER + MS
     assert message.scheduled_enqueue_time == LATER
 
 
 @given(moments)
-def test_points_in_time_survive_milliseconds(moment: datetime) -> None:
+def test_datetimes_round_trip_in_milliseconds(moment: datetime) -> None:
     assert from_ms(to_ms(moment)) == whole_ms(moment)
 
 
 @pytest.mark.parametrize("time_ms", [2**62, 253_402_300_800_000])
-def test_times_beyond_the_calendar_are_the_latest_that_there_is(time_ms: int) -> None:
+def test_times_after_calendar_are_clamped_to_latest(time_ms: int) -> None:
     assert from_ms(time_ms) == datetime.max.replace(tzinfo=UTC)
 
 
-def test_times_before_the_calendar_are_the_earliest_that_there_is() -> None:
+def test_times_before_calendar_are_clamped_to_earliest() -> None:
     assert from_ms(-(2**62)) == datetime.min.replace(tzinfo=UTC)
 
 
@@ -295,7 +295,7 @@ NAIVE: Final = datetime(2030, 1, 1)  # noqa: DTZ001 (that is the point)
         (BrokeredMessage(message_id=b"i" * 129), "message_id has 129"),
         (BrokeredMessage(session_id="s" * 129), "session_id has 129 characters; at most 128"),
         (BrokeredMessage(partition_key="p" * 129), "partition_key has 129 characters"),
-        (BrokeredMessage(session_id="a", partition_key="b"), "session_id and partition_key are the same"),
+        (BrokeredMessage(session_id="a", partition_key="b"), "session_id and partition_key must be equal"),
         (BrokeredMessage(message_id=True), "True"),
         (BrokeredMessage(message_id=1.5), "1.5"),  # type: ignore[arg-type]
         (BrokeredMessage(message_id=-1), "message-id"),
@@ -316,12 +316,12 @@ NAIVE: Final = datetime(2030, 1, 1)  # noqa: DTZ001 (that is the point)
         (BrokeredMessage("abc", body_kind=BodyKind.SEQUENCE), "sequence"),
         (BrokeredMessage(5, body_kind=BodyKind.SEQUENCE), "sequence"),
         (BrokeredMessage(b"", body_kind="value"), "body_kind"),  # type: ignore[arg-type]
-        (BrokeredMessage(time_to_live=timedelta()), "time_to_live is 0:00:00; it must be at least a millisecond"),
-        (BrokeredMessage(time_to_live=-MS), "time_to_live is"),
+        (BrokeredMessage(time_to_live=timedelta()), "time_to_live must be at least one millisecond, got 0:00:00"),
+        (BrokeredMessage(time_to_live=-MS), "time_to_live must be"),
         (BrokeredMessage(time_to_live=5), "time_to_live"),  # type: ignore[arg-type]
         (BrokeredMessage(scheduled_enqueue_time=NAIVE), "has no time zone"),
-        (BrokeredMessage(scheduled_enqueue_time="soon"), "'soon'; it must be a datetime"),  # type: ignore[arg-type]
-        (BrokeredMessage(scheduled_enqueue_time=date(2030, 1, 1)), "it must be a datetime"),  # type: ignore[arg-type]
+        (BrokeredMessage(scheduled_enqueue_time="soon"), "must be a datetime, got 'soon'"),  # type: ignore[arg-type]
+        (BrokeredMessage(scheduled_enqueue_time=date(2030, 1, 1)), "must be a datetime"),  # type: ignore[arg-type]
         (BrokeredMessage(application_properties={"at": NAIVE}), "has no time zone"),
         (BrokeredMessage(application_properties={1: 2}), "the name of an application property"),  # type: ignore[dict-item]
         (BrokeredMessage(application_properties={"a": object()}), "object is not an AMQP type"),
@@ -332,7 +332,7 @@ NAIVE: Final = datetime(2030, 1, 1)  # noqa: DTZ001 (that is the point)
     ],
     ids=lambda value: None if isinstance(value, BrokeredMessage) else value[:40],
 )
-def test_e3_a_message_that_cannot_be_sent_is_refused_and_told_why(message: BrokeredMessage, text: str) -> None:
+def test_e3_invalid_message_is_rejected_with_reason(message: BrokeredMessage, text: str) -> None:
     with pytest.raises(InvalidMessageError) as caught:
         encode_brokered(message)
     assert text in str(caught.value)
@@ -350,7 +350,7 @@ odd: Final = values | st.dates() | st.timedeltas() | st.datetimes() | moments | 
     odd | st.dictionaries(texts | longs | st.booleans() | st.none(), odd, max_size=3),
     st.sampled_from(BodyKind),
 )
-def test_e3_whatever_is_encoded_can_be_read(name: str, value: Any, kind: BodyKind) -> None:
+def test_e3_any_encoded_message_can_be_decoded(name: str, value: Any, kind: BodyKind) -> None:
     message = BrokeredMessage([1], body_kind=kind)
     setattr(message, name, value)
     try:
@@ -364,11 +364,11 @@ def test_e3_whatever_is_encoded_can_be_read(name: str, value: Any, kind: BodyKin
 @pytest.mark.parametrize(
     ("message", "text"),
     [
-        (BrokeredMessage(label=5), "label is 5; it must be a text"),  # type: ignore[arg-type]
-        (BrokeredMessage(session_id=1), "session_id is 1; it must be a text"),  # type: ignore[arg-type]
-        (BrokeredMessage(to=b"x"), "to is b'x'; it must be a text"),  # type: ignore[arg-type]
-        (BrokeredMessage(partition_key=7), "partition_key is 7; it must be a text"),  # type: ignore[arg-type]
-        (BrokeredMessage(via_partition_key=7), "via_partition_key is 7; it must be a text"),  # type: ignore[arg-type]
+        (BrokeredMessage(label=5), "label must be a str, got 5"),  # type: ignore[arg-type]
+        (BrokeredMessage(session_id=1), "session_id must be a str, got 1"),  # type: ignore[arg-type]
+        (BrokeredMessage(to=b"x"), "to must be a str, got b'x'"),  # type: ignore[arg-type]
+        (BrokeredMessage(partition_key=7), "partition_key must be a str, got 7"),  # type: ignore[arg-type]
+        (BrokeredMessage(via_partition_key=7), "via_partition_key must be a str, got 7"),  # type: ignore[arg-type]
         (BrokeredMessage(application_properties={"a": 1, "price": Decimal("1.1")}), "the application property 'price'"),
         (BrokeredMessage(application_properties={"a": 1, "at": NAIVE}), "the application property 'at'"),
         (
@@ -386,13 +386,13 @@ def test_e3_whatever_is_encoded_can_be_read(name: str, value: Any, kind: BodyKin
     ],
     ids=lambda value: None if isinstance(value, BrokeredMessage) else value,
 )
-def test_e4_what_cannot_be_sent_is_named_as_the_application_names_it(message: BrokeredMessage, text: str) -> None:
+def test_e4_error_names_attribute_of_application(message: BrokeredMessage, text: str) -> None:
     with pytest.raises(InvalidMessageError) as caught:
         encode_brokered(message)
     assert text in str(caught.value)
 
 
-def test_e3_properties_that_are_none_are_refused() -> None:
+def test_e3_invalid_properties_are_rejected() -> None:
     message = BrokeredMessage()
     message.application_properties = [1]  # type: ignore[assignment]
     with pytest.raises(InvalidMessageError):
@@ -400,8 +400,8 @@ def test_e3_properties_that_are_none_are_refused() -> None:
 
 
 @pytest.mark.parametrize("message", ["text", b"bytes", None, {"a": 1}])
-def test_e3_what_is_no_message_is_refused(message: Any) -> None:
-    with pytest.raises(InvalidMessageError, match="a message is a BrokeredMessage"):
+def test_e3_non_message_is_rejected(message: Any) -> None:
+    with pytest.raises(InvalidMessageError, match="a message must be a BrokeredMessage"):
         encode_brokered(message)
 
 
@@ -416,22 +416,22 @@ def test_ids_may_have_128_characters(length: int) -> None:
 
 
 @pytest.mark.parametrize("body", [5, 10**13, 1.5, None, [1, 2], {"a": 1}, True], ids=repr)
-def test_a_body_that_is_no_text_is_not_taken_for_one(body: Any) -> None:
+def test_non_text_body_raises_on_text(body: Any) -> None:
     with pytest.raises(ValueError, match="text"):
         BrokeredMessage(body, body_kind=BodyKind.VALUE).text()
 
 
-def test_bytes_that_are_no_text_are_not_taken_for_one() -> None:
+def test_undecodable_bytes_raise_on_text() -> None:
     with pytest.raises(ValueError, match="utf-8"):
         BrokeredMessage(b"\xff").text()
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"\xff", "nonsense"])
-def test_a_body_that_is_no_json_is_not_taken_for_some(body: bytes | str) -> None:
+def test_non_json_body_raises_on_json(body: bytes | str) -> None:
     with pytest.raises(ValueError, match=r"Expecting|utf-8|codec"):
         BrokeredMessage(body).json()
 
 
-def test_json_is_read_from_bytes_and_texts_of_any_kind() -> None:
+def test_json_is_parsed_from_bytes_and_text() -> None:
     for body in (b'{"a":1}', bytearray(b'{"a":1}'), '{"a":1}', {"a": 1}):
         assert BrokeredMessage(body).json() == {"a": 1}

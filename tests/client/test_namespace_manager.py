@@ -13,17 +13,18 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pairbus.broker import Address, Message
+from pairbus.broker import Address, NewMessage
 from pairbus.client.errors import (
     ClosedError,
     EntityAlreadyExistsError,
     EntityNotFoundError,
     InvalidRequestError,
 )
-from pairbus.client.management.authorization_rule import AccessRights, SharedAccessAuthorizationRule
 from pairbus.client.management.descriptions import (
+    AccessRights,
     EntityStatus,
     QueueDescription,
+    SharedAccessAuthorizationRule,
     SubscriptionDescription,
     TopicDescription,
 )
@@ -83,7 +84,7 @@ def assert_has(found: object, given: dict[str, Any]) -> None:
 
 @ON_A_SERVER
 @given(some_of(QUEUE_FIELDS))
-def test_a_queue_has_what_it_was_made_with(namespace: RunningNamespace, given: dict[str, Any]) -> None:
+def test_queue_keeps_its_settings(namespace: RunningNamespace, given: dict[str, Any]) -> None:
     async def use(manager: NamespaceManager) -> None:
         path = fresh("queue")
         created = await manager.create_queue(QueueDescription(path, **given))
@@ -97,7 +98,7 @@ def test_a_queue_has_what_it_was_made_with(namespace: RunningNamespace, given: d
 
 @ON_A_SERVER
 @given(some_of(TOPIC_FIELDS))
-def test_a_topic_has_what_it_was_made_with(namespace: RunningNamespace, given: dict[str, Any]) -> None:
+def test_topic_keeps_its_settings(namespace: RunningNamespace, given: dict[str, Any]) -> None:
     async def use(manager: NamespaceManager) -> None:
         path = fresh("topic")
         created = await manager.create_topic(TopicDescription(path, **given))
@@ -111,7 +112,7 @@ def test_a_topic_has_what_it_was_made_with(namespace: RunningNamespace, given: d
 
 @ON_A_SERVER
 @given(some_of(SUBSCRIPTION_FIELDS))
-def test_a_subscription_has_what_it_was_made_with(namespace: RunningNamespace, given: dict[str, Any]) -> None:
+def test_subscription_keeps_its_settings(namespace: RunningNamespace, given: dict[str, Any]) -> None:
     async def use(manager: NamespaceManager) -> None:
         name = fresh("subscription")
         created = await manager.create_subscription("news", SubscriptionDescription(name, **given))
@@ -125,7 +126,7 @@ def test_a_subscription_has_what_it_was_made_with(namespace: RunningNamespace, g
 
 @ON_A_SERVER
 @given(RULES)
-def test_a_rule_has_what_it_was_made_with(namespace: RunningNamespace, rule: RuleDescription) -> None:
+def test_rule_keeps_its_settings(namespace: RunningNamespace, rule: RuleDescription) -> None:
     async def use(manager: NamespaceManager) -> None:
         created = await manager.create_rule("news", "all", rule)
         assert created == rule
@@ -138,7 +139,7 @@ def test_a_rule_has_what_it_was_made_with(namespace: RunningNamespace, rule: Rul
 
 
 @pytest.mark.parametrize("partitioned", [True, False])
-def test_an_entity_is_partitioned_if_it_was_made_so(namespace: RunningNamespace, partitioned: bool) -> None:
+def test_partitioned_entity_is_partitioned(namespace: RunningNamespace, partitioned: bool) -> None:
     async def use(manager: NamespaceManager) -> None:
         queue = await manager.create_queue(QueueDescription(fresh("queue"), enable_partitioning=partitioned))
         topic = await manager.create_topic(TopicDescription(fresh("topic"), enable_partitioning=partitioned))
@@ -148,7 +149,7 @@ def test_an_entity_is_partitioned_if_it_was_made_so(namespace: RunningNamespace,
     run(namespace, use)
 
 
-def test_what_is_not_given_gets_the_default_of_the_service(namespace: RunningNamespace) -> None:
+def test_unset_fields_get_service_defaults(namespace: RunningNamespace) -> None:
     async def use(manager: NamespaceManager) -> None:
         path = fresh("queue")
         assert await manager.create_queue(path) == QueueDescription(
@@ -174,7 +175,7 @@ def test_what_is_not_given_gets_the_default_of_the_service(namespace: RunningNam
     run(namespace, use)
 
 
-def test_forwarding_is_said_with_paths(namespace: RunningNamespace) -> None:
+def test_forwarding_targets_are_paths(namespace: RunningNamespace) -> None:
     async def use(manager: NamespaceManager) -> None:
         dead = (await manager.create_queue(f"dead/{fresh('letters')}")).path
         queue = QueueDescription(fresh("queue"), forward_to="target", forward_dead_lettered_messages_to=dead)
@@ -192,7 +193,7 @@ def test_forwarding_is_said_with_paths(namespace: RunningNamespace) -> None:
     run(namespace, use)
 
 
-def test_keys_that_are_not_given_are_made_and_stay(namespace: RunningNamespace) -> None:
+def test_missing_keys_are_generated_and_kept(namespace: RunningNamespace) -> None:
     async def use(manager: NamespaceManager) -> None:
         rights = {AccessRights.SEND, AccessRights.LISTEN}
         rule = SharedAccessAuthorizationRule("clerk", rights=rights)
@@ -210,7 +211,7 @@ def test_keys_that_are_not_given_are_made_and_stay(namespace: RunningNamespace) 
 # Queues
 
 
-def test_a_queue_is_made_changed_found_and_deleted(namespace: RunningNamespace) -> None:
+def test_queue_is_created_updated_found_and_deleted(namespace: RunningNamespace) -> None:
     async def use(manager: NamespaceManager) -> None:
         path = fresh("queue")
         assert not await manager.queue_exists(path)
@@ -226,14 +227,14 @@ def test_a_queue_is_made_changed_found_and_deleted(namespace: RunningNamespace) 
     run(namespace, use)
 
 
-def test_a_queue_tells_what_is_in_it(namespace: RunningNamespace) -> None:
+def test_queue_runtime_info_counts_messages(namespace: RunningNamespace) -> None:
     async def use(manager: NamespaceManager) -> None:
         path = (await manager.create_queue(fresh("queue"))).path
         for body in (b"one", b"two"):
-            message = Message(body=body)
+            message = NewMessage(body=body)
             await asyncio.to_thread(
                 namespace.call,
-                lambda host, message=message: host.namespace.send(Address.of(path), [message], host.now_ms()),
+                lambda host, message=message: host.use_namespace().send(Address.of(path), [message], host.now_ms()),
             )
         info = await manager.get_queue_runtime_info(path)
         assert (info.path, info.message_count, info.active_message_count) == (path, 2, 2)
@@ -251,7 +252,7 @@ def test_a_queue_tells_what_is_in_it(namespace: RunningNamespace) -> None:
 # Topics
 
 
-def test_a_topic_is_made_changed_found_and_deleted(namespace: RunningNamespace) -> None:
+def test_topic_is_created_updated_found_and_deleted(namespace: RunningNamespace) -> None:
     async def use(manager: NamespaceManager) -> None:
         path = fresh("topic")
         assert not await manager.topic_exists(path)
@@ -274,7 +275,7 @@ def test_a_topic_is_made_changed_found_and_deleted(namespace: RunningNamespace) 
 # Subscriptions
 
 
-def test_a_subscription_is_made_changed_found_and_deleted(namespace: RunningNamespace) -> None:
+def test_subscription_is_created_updated_found_and_deleted(namespace: RunningNamespace) -> None:
     async def use(manager: NamespaceManager) -> None:
         topic = (await manager.create_topic(fresh("topic"))).path
         assert not await manager.subscription_exists(topic, "s")
@@ -292,7 +293,7 @@ def test_a_subscription_is_made_changed_found_and_deleted(namespace: RunningName
     run(namespace, use)
 
 
-def test_a4_a_subscription_begins_with_a_rule_for_everything_or_with_the_one_that_is_given(
+def test_a4_subscription_starts_with_default_or_given_rule(
     namespace: RunningNamespace,
 ) -> None:
     async def use(manager: NamespaceManager) -> None:
@@ -309,7 +310,7 @@ def test_a4_a_subscription_begins_with_a_rule_for_everything_or_with_the_one_tha
 # Rules
 
 
-def test_a_rule_is_made_changed_found_and_deleted(namespace: RunningNamespace) -> None:
+def test_rule_is_created_updated_found_and_deleted(namespace: RunningNamespace) -> None:
     async def use(manager: NamespaceManager) -> None:
         topic = (await manager.create_topic(fresh("topic"))).path
         await manager.create_subscription(topic, "s")
@@ -327,7 +328,7 @@ def test_a_rule_is_made_changed_found_and_deleted(namespace: RunningNamespace) -
     run(namespace, use)
 
 
-def test_rules_are_listed_in_the_order_in_which_they_were_made_beyond_a_page(namespace: RunningNamespace) -> None:
+def test_rules_are_listed_in_creation_order_beyond_a_page(namespace: RunningNamespace) -> None:
     async def use(manager: NamespaceManager) -> None:
         topic = (await manager.create_topic(fresh("topic"))).path
         await manager.create_subscription(topic, "s")
@@ -343,7 +344,7 @@ def test_rules_are_listed_in_the_order_in_which_they_were_made_beyond_a_page(nam
 
 
 @pytest.mark.parametrize("number", [0, 99, 100, 101, 250])
-def test_a_list_has_everything_however_many_pages_that_takes(number: int) -> None:
+def test_list_contains_all_pages(number: int) -> None:
     names = [f"n{n:03}" for n in range(number)]
     with running_namespace(queues=names, topics={"t/t": names}) as namespace:
 
@@ -356,7 +357,7 @@ def test_a_list_has_everything_however_many_pages_that_takes(number: int) -> Non
 
 
 @pytest.mark.parametrize("name", NAMES_WITH_SPECIALS)
-def test_a_name_is_taken_as_it_is(namespace: RunningNamespace, name: str) -> None:
+def test_name_is_kept_as_written(namespace: RunningNamespace, name: str) -> None:
     async def use(manager: NamespaceManager) -> None:
         path = f"{fresh('names')}/{name}"
         assert (await manager.create_queue(path)).path == path
@@ -384,7 +385,7 @@ def test_a_name_is_taken_as_it_is(namespace: RunningNamespace, name: str) -> Non
         max_size=3,
     )
 )
-def test_any_name_reaches_the_namespace_as_it_is(namespace: RunningNamespace, segments: list[str]) -> None:
+def test_any_name_reaches_namespace_unchanged(namespace: RunningNamespace, segments: list[str]) -> None:
     async def use(manager: NamespaceManager) -> None:
         path = "/".join(["x" + segment[:20] for segment in segments])
         with pytest.raises(EntityNotFoundError) as caught:
@@ -395,7 +396,7 @@ def test_any_name_reaches_the_namespace_as_it_is(namespace: RunningNamespace, se
 
 
 @pytest.mark.parametrize("name", ODD_NAMES)
-def test_name_that_the_service_refuses_is_refused_for_every_kind(namespace: RunningNamespace, name: str) -> None:
+def test_name_refused_by_service_is_rejected_for_every_kind(namespace: RunningNamespace, name: str) -> None:
     async def use(manager: NamespaceManager) -> None:
         for create in (
             manager.create_queue(name),
@@ -409,7 +410,7 @@ def test_name_that_the_service_refuses_is_refused_for_every_kind(namespace: Runn
     run(namespace, use)
 
 
-def test_names_do_not_differ_by_case(namespace: RunningNamespace) -> None:
+def test_names_are_case_insensitive(namespace: RunningNamespace) -> None:
     async def use(manager: NamespaceManager) -> None:
         assert (await manager.get_queue("TARGET")).path == "target"
         assert (await manager.get_subscription("News", "ALL")).name == "all"
@@ -447,7 +448,7 @@ MISSING: dict[str, Use[object]] = {
 
 
 @pytest.mark.parametrize("operation", MISSING)
-def test_what_is_not_there_is_an_error_that_names_it(namespace: RunningNamespace, operation: str) -> None:
+def test_missing_entity_error_names_it(namespace: RunningNamespace, operation: str) -> None:
     with pytest.raises(EntityNotFoundError) as caught:
         run(namespace, MISSING[operation])
     assert caught.value.entity is not None
@@ -455,10 +456,10 @@ def test_what_is_not_there_is_an_error_that_names_it(namespace: RunningNamespace
     assert "TrackingId" not in str(caught.value)
 
 
-def test_what_was_not_to_be_deleted_is_still_there(namespace: RunningNamespace) -> None:
+def test_delete_of_wrong_kind_keeps_entity(namespace: RunningNamespace) -> None:
     async def use(manager: NamespaceManager) -> None:
         for operation in ("delete_queue, of a topic", "delete_queue, of a subscription", "delete_topic, of a queue"):
-            with pytest.raises(EntityNotFoundError, match=r"is a (topic|subscription|queue) and no (queue|topic)"):
+            with pytest.raises(EntityNotFoundError, match=r"is a (topic|subscription|queue), not a (queue|topic)"):
                 await MISSING[operation](manager)
         assert await manager.queue_exists("target")
         assert await manager.subscription_exists("news", "all")
@@ -478,7 +479,7 @@ def test_what_was_not_to_be_deleted_is_still_there(namespace: RunningNamespace) 
         lambda manager: manager.create_rule("news", "all", "$Default"),
     ],
 )
-def test_what_is_there_already_is_an_error(namespace: RunningNamespace, use: Use[object]) -> None:
+def test_existing_entity_raises_already_exists(namespace: RunningNamespace, use: Use[object]) -> None:
     with pytest.raises(EntityAlreadyExistsError) as caught:
         run(namespace, use)
     assert "already" in str(caught.value)
@@ -495,9 +496,7 @@ def test_what_is_there_already_is_an_error(namespace: RunningNamespace, use: Use
         lambda manager: manager.update_queue(QueueDescription("target", requires_session=True)),
     ],
 )
-def test_what_the_service_does_not_take_is_an_error_that_says_why(
-    namespace: RunningNamespace, use: Use[object]
-) -> None:
+def test_value_refused_by_service_raises_with_reason(namespace: RunningNamespace, use: Use[object]) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         run(namespace, use)
     assert not caught.value.is_transient
@@ -521,14 +520,12 @@ def test_what_the_service_does_not_take_is_an_error_that_says_why(
         lambda manager: manager.get_subscription("news", 5),
     ],
 )
-def test_what_is_of_the_wrong_type_is_told_before_anything_is_asked(
-    namespace: RunningNamespace, use: Use[object]
-) -> None:
-    with pytest.raises(TypeError, match="has to be"):
+def test_wrong_type_is_rejected_before_request(namespace: RunningNamespace, use: Use[object]) -> None:
+    with pytest.raises(TypeError, match="must be"):
         run(namespace, use)
 
 
-def test_an_empty_name_is_told_before_anything_is_asked(namespace: RunningNamespace) -> None:
+def test_empty_name_is_rejected_before_request(namespace: RunningNamespace) -> None:
     with pytest.raises(ValueError, match="empty"):
         run(namespace, lambda manager: manager.delete_queue(""))
     with pytest.raises(ValueError, match="slash"):
@@ -539,7 +536,7 @@ def test_an_empty_name_is_told_before_anything_is_asked(namespace: RunningNamesp
 
 
 @pytest.mark.parametrize(("tier", "sku", "units"), [("standard", "Standard", None), ("premium", "Premium", 1)])
-def test_a_namespace_tells_what_it_is(tier: str, sku: str, units: int | None) -> None:
+def test_namespace_info_is_returned(tier: str, sku: str, units: int | None) -> None:
     with running_namespace("fabrikam", tier=tier) as namespace:
         info = run(namespace, lambda manager: manager.get_namespace_info())
         assert (info.name, info.messaging_sku, info.messaging_units) == ("fabrikam", sku, units)
@@ -549,7 +546,7 @@ def test_a_namespace_tells_what_it_is(tier: str, sku: str, units: int | None) ->
         assert info.created_at <= info.updated_at <= datetime.now(UTC)
 
 
-def test_after_it_is_closed_nothing_begins(namespace: RunningNamespace) -> None:
+def test_closed_manager_rejects_operations(namespace: RunningNamespace) -> None:
     async def closing() -> None:
         manager = NamespaceManager.from_connection_string(namespace.connection_string)
         await manager.close()

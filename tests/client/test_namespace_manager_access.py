@@ -1,4 +1,4 @@
-"""How a manager gets in: TLS, keys, tokens and claims, on real servers; and what it says to be let in."""
+"""Access of a manager: TLS, keys, tokens and claims, on real servers; and the credentials in its requests."""
 
 from __future__ import annotations
 
@@ -12,11 +12,15 @@ import pytest
 
 from pairbus.client.endpoint import Endpoint
 from pairbus.client.errors import MessagingCommunicationError, UnauthorizedError
-from pairbus.client.management.authorization_rule import AccessRights, SharedAccessAuthorizationRule
-from pairbus.client.management.descriptions import QueueDescription, SubscriptionDescription, TopicDescription
+from pairbus.client.management.descriptions import (
+    AccessRights,
+    QueueDescription,
+    SharedAccessAuthorizationRule,
+    SubscriptionDescription,
+    TopicDescription,
+)
 from pairbus.client.management.namespace_manager import NamespaceManager
-from pairbus.client.retry import NO_RETRY
-from pairbus.client.settings import MessagingFactorySettings
+from pairbus.client.settings import NO_RETRY, MessagingFactorySettings
 from pairbus.client.token_provider import PlainCredentials, Token, TokenProvider
 from pairbus.dialect.connection_string import parse_connection_string
 from pairbus.dialect.sas import make_sas_token, parse_sas_token
@@ -78,14 +82,14 @@ def test_tls_with_the_certificate_of_the_namespace(namespace: RunningNamespace) 
     assert run(manager, lambda manager: manager.queue_exists("orders"))
 
 
-def test_tls_with_a_context_of_ones_own(namespace: RunningNamespace) -> None:
+def test_tls_with_custom_context(namespace: RunningNamespace) -> None:
     context = ssl.create_default_context(cafile=str(namespace.ca_file))
     settings = replace(ONE_TRY, ssl_context=context)
     manager = NamespaceManager.from_connection_string(namespace.tls_connection_string, settings)
     assert run(manager, lambda manager: manager.queue_exists("orders"))
 
 
-def test_a_certificate_that_is_not_trusted_is_told_at_once(namespace: RunningNamespace) -> None:
+def test_untrusted_certificate_is_raised_at_once(namespace: RunningNamespace) -> None:
     manager = NamespaceManager.from_connection_string(namespace.tls_connection_string)
     with pytest.raises(MessagingCommunicationError, match=r"not trusted.*ca_file") as caught:
         run(manager, lambda manager: manager.get_queues())
@@ -95,7 +99,7 @@ def test_a_certificate_that_is_not_trusted_is_told_at_once(namespace: RunningNam
 # Keys and tokens
 
 
-def test_a8_a_wrong_key_is_an_error(namespace: RunningNamespace) -> None:
+def test_a8_wrong_key_is_rejected(namespace: RunningNamespace) -> None:
     wrong = replace(parse_connection_string(namespace.connection_string), key="wrong")
     with pytest.raises(UnauthorizedError, match="check the key or token") as caught:
         run(NamespaceManager.from_connection_string(str(wrong)), lambda manager: manager.get_queue("orders"))
@@ -104,19 +108,19 @@ def test_a8_a_wrong_key_is_an_error(namespace: RunningNamespace) -> None:
 
 
 @pytest.mark.parametrize("path", ["orders", "nothing"])
-def test_a8_whether_something_exists_is_not_told_without_the_right_key(namespace: RunningNamespace, path: str) -> None:
+def test_a8_existence_is_not_revealed_without_right_key(namespace: RunningNamespace, path: str) -> None:
     wrong = replace(parse_connection_string(namespace.connection_string), key="wrong")
     with pytest.raises(UnauthorizedError):
         run(NamespaceManager.from_connection_string(str(wrong)), lambda manager: manager.queue_exists(path))
 
 
 @pytest.mark.parametrize("name", ["sender", "listener"])
-def test_a8_without_the_claim_manage_nothing_is_managed(namespace: RunningNamespace, name: str) -> None:
+def test_a8_management_requires_manage_claim(namespace: RunningNamespace, name: str) -> None:
     with pytest.raises(UnauthorizedError, match="Manage"):
         run(holder(namespace, name), lambda manager: manager.get_queue("orders"))
 
 
-def test_a8_the_key_of_an_entity_manages_it_and_nothing_else(namespace: RunningNamespace) -> None:
+def test_a8_entity_key_manages_only_its_entity(namespace: RunningNamespace) -> None:
     async def use(manager: NamespaceManager) -> None:
         assert await manager.update_queue(await manager.get_queue("orders")) == await manager.get_queue("orders")
         await manager.create_subscription("news/local", "mine")
@@ -130,40 +134,40 @@ def test_a8_the_key_of_an_entity_manages_it_and_nothing_else(namespace: RunningN
     run(holder(namespace, "manager"), use)
 
 
-def test_a8_a_token_that_somebody_else_has_made_is_enough(namespace: RunningNamespace) -> None:
+def test_a8_given_token_is_accepted(namespace: RunningNamespace) -> None:
     token = make_sas_token("https://localhost/orders", "manager", "manager-1", 2_000_000_000)
     manager = NamespaceManager.create(endpoint_of(namespace), TokenProvider.from_token(token), ONE_TRY)
     assert run(manager, lambda manager: manager.get_queue("orders")).path == "orders"
 
 
-def test_a8_a_token_that_has_expired_is_an_error(namespace: RunningNamespace) -> None:
+def test_a8_expired_token_is_rejected(namespace: RunningNamespace) -> None:
     token = make_sas_token("https://localhost/orders", "manager", "manager-1", 1_000_000_000)
     manager = NamespaceManager.create(endpoint_of(namespace), TokenProvider.from_token(token), ONE_TRY)
     with pytest.raises(UnauthorizedError, match="expired"):
         run(manager, lambda manager: manager.get_queue("orders"))
 
 
-def test_a8_without_key_and_token_nothing_opens(namespace: RunningNamespace) -> None:
+def test_a8_access_without_key_and_token_is_rejected(namespace: RunningNamespace) -> None:
     manager = NamespaceManager.create(f"amqp://localhost:{namespace.port}")
     with pytest.raises(UnauthorizedError):
         run(manager, lambda manager: manager.get_queue("orders"))
 
 
-def test_a_user_with_a_password_is_refused_with_what_to_use_instead() -> None:
-    with pytest.raises(TypeError, match=r"TokenProvider.from_key.*PlainCredentials does not open it"):
+def test_user_and_password_are_rejected_with_alternative() -> None:
+    with pytest.raises(TypeError, match=r"TokenProvider.from_key.*not PlainCredentials"):
         NamespaceManager.create("sb://localhost", PlainCredentials("guest", "guest"))  # type: ignore[arg-type]
 
 
-def test_what_is_no_endpoint_and_what_are_no_settings_is_told_at_once() -> None:
-    with pytest.raises(TypeError, match="endpoint has to be Endpoint or str"):
+def test_invalid_endpoint_and_settings_are_rejected_at_once() -> None:
+    with pytest.raises(TypeError, match="endpoint must be Endpoint or str"):
         NamespaceManager.create(None)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="settings has to be MessagingFactorySettings or None"):
+    with pytest.raises(TypeError, match="settings must be MessagingFactorySettings or None"):
         NamespaceManager.create("sb://localhost", None, {})  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="a namespace is at sb://"):
+    with pytest.raises(ValueError, match="the scheme must be sb://"):
         NamespaceManager.create("ftp://localhost")
 
 
-def test_a_manager_does_not_show_its_key(namespace: RunningNamespace) -> None:
+def test_manager_does_not_show_its_key(namespace: RunningNamespace) -> None:
     manager = NamespaceManager.from_connection_string(namespace.connection_string)
     assert repr(manager) == f"<NamespaceManager amqp://localhost:{namespace.port}>"
 
@@ -171,7 +175,7 @@ def test_a_manager_does_not_show_its_key(namespace: RunningNamespace) -> None:
 # Forwarding
 
 
-def test_forwarding_needs_a_key_that_may_send_to_the_target(namespace: RunningNamespace) -> None:
+def test_forwarding_requires_key_with_send_on_target(namespace: RunningNamespace) -> None:
     async def use(manager: NamespaceManager) -> None:
         orders = await manager.get_queue("orders")
         with pytest.raises(UnauthorizedError, match="ServiceBusSupplementaryAuthorization"):
@@ -204,7 +208,7 @@ class Credential:
 
 
 def headers_of(provider: TokenProvider | None, use: Callable[[NamespaceManager], Awaitable[object]]) -> dict[str, str]:
-    """What a peer is sent that refuses."""
+    """Return the requests sent to a peer that refuses them."""
 
     async def asking() -> dict[str, str]:
         async with peer(refuses(400, "no")) as opened, NamespaceManager.create(opened.endpoint, provider) as manager:
@@ -215,7 +219,7 @@ def headers_of(provider: TokenProvider | None, use: Callable[[NamespaceManager],
     return asyncio.run(asking())
 
 
-def test_a_token_of_an_issuer_is_sent_as_a_bearer_token_and_bare_for_the_target() -> None:
+def test_issuer_token_is_sent_as_bearer_token_and_plain_for_target() -> None:
     queue = QueueDescription("q", forward_to="t", forward_dead_lettered_messages_to="d")
     headers = headers_of(TokenProvider.from_credential(Credential()), lambda manager: manager.create_queue(queue))
     assert headers["authorization"] == "Bearer a.b.c"
@@ -223,7 +227,7 @@ def test_a_token_of_an_issuer_is_sent_as_a_bearer_token_and_bare_for_the_target(
     assert headers["servicebusdlqsupplementaryauthorization"] == "a.b.c"
 
 
-def test_a_signature_is_sent_as_it_is_and_opens_no_more_than_is_needed() -> None:
+def test_signature_is_sent_unchanged_for_minimum_scope() -> None:
     provider = TokenProvider.from_key("name", "key")
     subscription = SubscriptionDescription("s", forward_to="t")
     headers = headers_of(provider, lambda manager: manager.update_subscription("a/b", subscription))
@@ -233,7 +237,7 @@ def test_a_signature_is_sent_as_it_is_and_opens_no_more_than_is_needed() -> None
     assert headers["if-match"] == "*"
 
 
-def test_without_a_token_nothing_is_claimed() -> None:
+def test_request_without_token_has_no_authorization() -> None:
     headers = headers_of(None, lambda manager: manager.create_queue(QueueDescription("q", forward_to="t")))
     assert not [name for name in headers if name.endswith("authorization")]
     assert "if-match" not in headers
@@ -255,12 +259,12 @@ class Vault(TokenProvider):
 @pytest.mark.parametrize(
     ("failure", "text"),
     [
-        (KeyError("AZURE_CLIENT_SECRET"), "has no token for .*AZURE_CLIENT_SECRET"),
-        (RuntimeError("the vault is closed"), "has no token for .*the vault is closed"),
-        (None, "is no Token"),
+        (KeyError("AZURE_CLIENT_SECRET"), "failed for .*AZURE_CLIENT_SECRET"),
+        (RuntimeError("the vault is closed"), "failed for .*the vault is closed"),
+        (None, "returned no Token"),
     ],
 )
-def test_e4_whatever_a_token_provider_raises_is_told_as_an_error_of_ours(failure: Exception | None, text: str) -> None:
+def test_e4_any_error_of_token_provider_becomes_unauthorized(failure: Exception | None, text: str) -> None:
     manager = NamespaceManager.create("amqp://localhost:1", Vault(failure))
     with pytest.raises(UnauthorizedError, match=text) as caught:
         run(manager, lambda manager: manager.get_queue("orders"))

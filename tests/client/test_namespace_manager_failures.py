@@ -1,4 +1,4 @@
-"""A manager when things go wrong: what is tried again, what is told, and what it makes of answers that were lost."""
+"""Failures of a manager: what is retried, what is raised, and how lost responses are handled."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from datetime import timedelta
 
 import pytest
 
-from pairbus.client.connection_string import open_connection_string
+from pairbus.client.endpoint import open_connection_string
 from pairbus.client.errors import (
     EntityAlreadyExistsError,
     EntityNotFoundError,
@@ -26,8 +26,7 @@ from pairbus.client.errors import (
 )
 from pairbus.client.management.descriptions import QueueDescription
 from pairbus.client.management.namespace_manager import NamespaceManager
-from pairbus.client.retry import NO_RETRY, RetryPolicy
-from pairbus.client.settings import MessagingFactorySettings
+from pairbus.client.settings import NO_RETRY, MessagingFactorySettings, RetryPolicy
 from pairbus.client.token_provider import Token, TokenProvider
 from pairbus.testing import RunningNamespace, running_namespace
 from tests.client.http_peer import FEED, Answer, Peer, loses, peer, refuses, relays, replies, says
@@ -72,7 +71,7 @@ def with_peer(
 
 
 class Counting(TokenProvider):
-    """Passes tokens on, and calls somebody before each."""
+    """Passes tokens on, after calling a function."""
 
     def __init__(self, provider: TokenProvider, called: Callable[[int], None]) -> None:
         self._provider = provider
@@ -88,9 +87,7 @@ class Counting(TokenProvider):
 # Busy, down, and back
 
 
-def test_a_namespace_that_is_busy_is_asked_again_until_it_is_not(
-    namespace: RunningNamespace, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_busy_namespace_is_retried(namespace: RunningNamespace, caplog: pytest.LogCaptureFixture) -> None:
     calls: list[int] = []
 
     def called(number: int) -> None:
@@ -108,11 +105,11 @@ def test_a_namespace_that_is_busy_is_asked_again_until_it_is_not(
         asyncio.run(asking())
     assert calls == [1, 2, 3]
     begins, ends = (record.getMessage() for record in caplog.records)  # once each, however often it was tried
-    assert begins.endswith("; it is tried again")
-    assert ends == f"{endpoint} has been reached again"
+    assert begins.endswith(' action="retrying"')
+    assert ends == f"namespace available again endpoint={endpoint}"
 
 
-def test_a_namespace_that_stays_busy_is_told_as_busy(namespace: RunningNamespace) -> None:
+def test_namespace_that_stays_busy_raises_server_busy(namespace: RunningNamespace) -> None:
     async def asking() -> None:
         async with NamespaceManager.from_connection_string(namespace.connection_string, ONE_TRY) as manager:
             with pytest.raises(ServerBusyError) as caught:
@@ -126,7 +123,7 @@ def test_a_namespace_that_stays_busy_is_told_as_busy(namespace: RunningNamespace
         namespace.server_busy = False
 
 
-def test_a_namespace_that_is_down_is_told_and_waited_for() -> None:
+def test_unreachable_namespace_is_logged_and_retried() -> None:
     with running_namespace(queues=["orders"]) as namespace:
         text = namespace.connection_string
         namespace.stop()
@@ -152,7 +149,7 @@ def test_a_namespace_that_is_down_is_told_and_waited_for() -> None:
         asyncio.run(asking())
 
 
-def test_a_namespace_that_is_restarted_has_what_was_made() -> None:
+def test_restarted_namespace_keeps_entities() -> None:
     with running_namespace() as namespace:
 
         async def asking() -> None:
@@ -164,7 +161,7 @@ def test_a_namespace_that_is_restarted_has_what_was_made() -> None:
         asyncio.run(asking())
 
 
-def test_an_operation_that_is_cancelled_ends_at_once_and_hangs_up() -> None:
+def test_cancelled_operation_disconnects_at_once() -> None:
     async def cancelling() -> None:
         async with asyncio.timeout(BOUND_S), peer() as opened, NamespaceManager.create(opened.endpoint) as manager:
             task = asyncio.create_task(manager.get_queues())
@@ -178,7 +175,7 @@ def test_an_operation_that_is_cancelled_ends_at_once_and_hangs_up() -> None:
     asyncio.run(cancelling())
 
 
-def test_a_try_without_answer_is_followed_by_another(namespace: RunningNamespace) -> None:
+def test_unanswered_attempt_is_retried(namespace: RunningNamespace) -> None:
     async def silent(_asked: object, reader: asyncio.StreamReader, _writer: object) -> None:
         await reader.read()
 
@@ -196,7 +193,7 @@ def test_a_try_without_answer_is_followed_by_another(namespace: RunningNamespace
 # Answers that were lost
 
 
-def test_what_an_earlier_try_has_made_is_returned(namespace: RunningNamespace) -> None:
+def test_entity_created_by_lost_attempt_is_returned(namespace: RunningNamespace) -> None:
     port = namespace.port
     queue = QueueDescription("lost/create", max_delivery_count=7)
     answers = [loses(port), relays(port), relays(port)]
@@ -214,7 +211,7 @@ def test_what_an_earlier_try_has_made_is_returned(namespace: RunningNamespace) -
         lambda manager: manager.create_rule("news", "all", "lost"),
     ],
 )
-def test_so_it_is_with_everything_that_can_be_made(
+def test_every_kind_created_by_lost_attempt_is_returned(
     namespace: RunningNamespace, use: Callable[[NamespaceManager], Awaitable[object]]
 ) -> None:
     port = namespace.port
@@ -223,7 +220,7 @@ def test_so_it_is_with_everything_that_can_be_made(
     assert len(opened.asked) == 3
 
 
-def test_what_is_there_already_when_an_answer_is_lost_is_of_the_same_kind_or_an_error(
+def test_existing_entity_after_lost_response_must_be_same_kind(
     namespace: RunningNamespace,
 ) -> None:
     port = namespace.port
@@ -235,8 +232,8 @@ def test_what_is_there_already_when_an_answer_is_lost_is_of_the_same_kind_or_an_
         )
 
 
-def test_what_was_denied_has_made_nothing(namespace: RunningNamespace) -> None:
-    """Whoever is told *busy* first, and then that there is one, has not made it."""
+def test_denied_attempt_created_nothing(namespace: RunningNamespace) -> None:
+    """A create that is first denied as busy, and then finds an entity, has not created it."""
     with pytest.raises(EntityAlreadyExistsError):
         with_peer(
             [refuses(503, "busy"), relays(namespace.port)],
@@ -245,7 +242,7 @@ def test_what_was_denied_has_made_nothing(namespace: RunningNamespace) -> None:
         )
 
 
-def test_what_never_reached_the_namespace_has_made_nothing() -> None:
+def test_attempt_that_never_connected_created_nothing() -> None:
     with running_namespace(queues=["orders"]) as namespace:
         text = namespace.connection_string
         namespace.stop()
@@ -260,7 +257,7 @@ def test_what_never_reached_the_namespace_has_made_nothing() -> None:
         asyncio.run(asking())
 
 
-def test_what_an_earlier_try_has_deleted_is_deleted(namespace: RunningNamespace) -> None:
+def test_entity_deleted_by_lost_attempt_counts_as_deleted(namespace: RunningNamespace) -> None:
     port, provider = namespace.port, provider_of(namespace)
     with_peer([relays(port)], lambda manager: manager.create_queue("lost/delete"), provider)
     answers = [relays(port), loses(port), relays(port)]
@@ -270,14 +267,14 @@ def test_what_an_earlier_try_has_deleted_is_deleted(namespace: RunningNamespace)
     assert gone is False
 
 
-def test_what_was_not_there_is_an_error_though_an_answer_was_lost(namespace: RunningNamespace) -> None:
+def test_missing_entity_is_an_error_despite_lost_response(namespace: RunningNamespace) -> None:
     """Only the question whether it is there was lost: nothing has been deleted."""
     port = namespace.port
     with pytest.raises(EntityNotFoundError):
         with_peer([loses(port), relays(port)], lambda manager: manager.delete_queue("nothing"), provider_of(namespace))
 
 
-def test_an_update_whose_answer_was_lost_is_made_again(namespace: RunningNamespace) -> None:
+def test_update_with_lost_response_is_retried(namespace: RunningNamespace) -> None:
     port = namespace.port
     changed, _ = with_peer(
         [loses(port), relays(port)],
@@ -313,9 +310,7 @@ def test_an_update_whose_answer_was_lost_is_made_again(namespace: RunningNamespa
         (504, "why", InternalServerError),
     ],
 )
-def test_each_status_has_an_error_that_says_why_and_no_more(
-    status: int, detail: str, kind: type[MessagingError]
-) -> None:
+def test_each_status_maps_to_error_with_reason(status: int, detail: str, kind: type[MessagingError]) -> None:
     with pytest.raises(MessagingError) as caught:
         with_peer([refuses(status, detail)], lambda manager: manager.create_queue("q"), settings=ONE_TRY)
     assert type(caught.value) is kind
@@ -325,13 +320,13 @@ def test_each_status_has_an_error_that_says_why_and_no_more(
 
 
 @pytest.mark.parametrize("status", [409, 500, 502, 504, 503, 429, 408])
-def test_what_passes_is_tried_again(status: int) -> None:
+def test_transient_error_is_retried(status: int) -> None:
     answers = [refuses(status, "SubCode=40901. why"), refuses(400, "why")]
     with pytest.raises(InvalidRequestError):
         with_peer(answers, lambda manager: manager.update_queue(QueueDescription("q")))
 
 
-def test_a_conflict_of_an_update_does_not_mean_that_there_is_one_already() -> None:
+def test_update_conflict_is_not_already_exists() -> None:
     with pytest.raises(PreconditionFailedError) as caught:
         with_peer(
             [refuses(409, "SubCode=40900. Conflict. why")],
@@ -342,7 +337,7 @@ def test_a_conflict_of_an_update_does_not_mean_that_there_is_one_already() -> No
 
 
 @pytest.mark.parametrize("body", [b"", b"<html>404</html>", b"<Error><Code>x</Code></Error>", b"\xff\xfe"])
-def test_a_refusal_that_says_nothing_is_told_by_its_status(body: bytes) -> None:
+def test_refusal_without_text_is_described_by_status(body: bytes) -> None:
     with pytest.raises(EntityNotFoundError, match="404 Not Found"):
         with_peer([replies(404, body)], lambda manager: manager.get_queue("q"))
 
@@ -350,14 +345,14 @@ def test_a_refusal_that_says_nothing_is_told_by_its_status(body: bytes) -> None:
 # Answers that make no sense
 
 
-def test_an_empty_feed_means_that_there_is_no_such_queue() -> None:
-    with pytest.raises(EntityNotFoundError, match="there is no queue 'q'"):
+def test_empty_feed_means_missing_queue() -> None:
+    with pytest.raises(EntityNotFoundError, match="the queue 'q' does not exist"):
         with_peer([replies(200, FEED % b"")], lambda manager: manager.get_queue("q"))
     found, _ = with_peer([replies(200, FEED % b"")], lambda manager: manager.topic_exists("t"))
     assert found is False
 
 
-def test_a_list_ends_where_a_page_is_empty_though_it_promises_more() -> None:
+def test_list_ends_at_empty_page() -> None:
     feed = FEED % b'<link rel="next" href="https://elsewhere.example/?$skip=0"/>'
     found, opened = with_peer([replies(200, feed)], lambda manager: manager.get_queues())
     assert found == []
@@ -386,24 +381,24 @@ ENTRY = (
         ENTRY % (b"", b""),
     ],
 )
-def test_an_answer_that_cannot_be_understood_is_an_error_and_is_not_asked_for_again(body: bytes) -> None:
+def test_malformed_response_is_not_retried(body: bytes) -> None:
     for use in (
         lambda manager: manager.get_queue("q"),
         lambda manager: manager.create_queue("q"),
     ):
-        with pytest.raises(MessagingCommunicationError, match="cannot be understood") as caught:
+        with pytest.raises(MessagingCommunicationError, match="malformed response") as caught:
             with_peer([replies(200, body)], use)
         assert not caught.value.is_transient
         assert caught.value.entity == "q"
 
 
-def test_a_list_that_cannot_be_understood_is_an_error() -> None:
+def test_malformed_list_is_an_error() -> None:
     for body in (b"<html/>", FEED % (ENTRY % (b"q", b"<Status>Asleep</Status>"))):
-        with pytest.raises(MessagingCommunicationError, match="cannot be understood"):
+        with pytest.raises(MessagingCommunicationError, match="malformed response"):
             with_peer([replies(200, body)], lambda manager: manager.get_queues())
 
 
-def test_an_answer_with_less_than_everything_is_understood() -> None:
+def test_partial_response_is_accepted() -> None:
     found, _ = with_peer([replies(200, ENTRY % (b"Q", b""))], lambda manager: manager.get_queue("q"))
     assert found == QueueDescription("Q")
     info, _ = with_peer(

@@ -40,7 +40,7 @@ RABBITMQ: Final = pytest.param("rabbitmq", marks=pytest.mark.slow)
 
 
 def asynchronous(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
-    """Run a test on a loop of its own, for so long at the most."""
+    """Run a test on its own event loop, with a timeout."""
 
     @functools.wraps(test)
     def run(**fixtures: Any) -> None:
@@ -80,7 +80,7 @@ async def send(factory: MessagingFactory, path: str, *bodies: bytes) -> None:
 
 
 async def receive_all(receiver: MessageReceiver, count: int) -> list[ReceivedMessage]:
-    """One at a time, for a queue that has to hold so many."""
+    """Send messages one at a time, for a queue that has to hold them all."""
     received: list[ReceivedMessage] = []
     while len(received) < count:
         messages = await receiver.receive(1, PATIENCE)
@@ -112,7 +112,7 @@ async def assert_holds(factory: MessagingFactory, path: str, *bodies: bytes) -> 
 
 
 @asynchronous
-async def test_whoever_claims_nothing_is_let_in_and_sends_and_receives(broker: OtherBroker) -> None:
+async def test_anonymous_client_sends_and_receives(broker: OtherBroker) -> None:
     path = broker.queue()
     async with connected(broker) as factory:
         await send(factory, path, b"hello")
@@ -121,7 +121,7 @@ async def test_whoever_claims_nothing_is_let_in_and_sends_and_receives(broker: O
 
 @pytest.mark.parametrize("broker", [RABBITMQ], indirect=True, scope="module")
 @asynchronous
-async def test_a_user_name_and_a_password_open_a_broker_that_asks_for_them(broker: OtherBroker) -> None:
+async def test_user_and_password_are_accepted_by_broker(broker: OtherBroker) -> None:
     path = broker.queue()
     async with connected(broker, broker.credentials) as factory:
         await send(factory, path, b"hello")
@@ -129,21 +129,21 @@ async def test_a_user_name_and_a_password_open_a_broker_that_asks_for_them(broke
 
 
 @asynchronous
-async def test_a_wrong_password_is_told_and_not_tried_again(broker: OtherBroker) -> None:
+async def test_wrong_password_is_rejected_without_retry(broker: OtherBroker) -> None:
     async with connected(broker, PlainCredentials("guest", "wrong")) as factory:
         with pytest.raises(UnauthorizedError):
             await send(factory, broker.queue(), b"hello")
 
 
 @asynchronous
-async def test_proton_learns_that_we_claim_nothing(proton: ProtonBroker) -> None:
+async def test_proton_accepts_anonymous_client(proton: ProtonBroker) -> None:
     async with connected(proton) as factory:
         await send(factory, proton.queue(), b"hello")
     assert proton.users == ["anonymous"]
 
 
 @asynchronous
-async def test_a_queue_that_is_not_there_is_told(proton: ProtonBroker) -> None:
+async def test_missing_queue_raises(proton: ProtonBroker) -> None:
     async with connected(proton) as factory:
         with pytest.raises(EntityNotFoundError, match="there is no such queue"):
             await send(factory, "missing", b"hello")
@@ -156,7 +156,7 @@ async def test_a_queue_that_is_not_there_is_told(proton: ProtonBroker) -> None:
 
 
 @asynchronous
-async def test_a_window_of_many_is_confirmed_message_by_message(broker: OtherBroker) -> None:
+async def test_pipelined_messages_are_confirmed_individually(broker: OtherBroker) -> None:
     path = broker.queue()
     async with connected(broker) as factory:
         async with await factory.create_message_sender(path) as sender, asyncio.TaskGroup() as group:
@@ -169,7 +169,7 @@ async def test_a_window_of_many_is_confirmed_message_by_message(broker: OtherBro
 
 
 @asynchronous
-async def test_messages_that_are_sent_together_arrive_one_by_one(broker: OtherBroker) -> None:
+async def test_messages_sent_together_arrive_individually(broker: OtherBroker) -> None:
     path = broker.queue()
     async with connected(broker) as factory:
         async with await factory.create_message_sender(path) as sender:
@@ -178,7 +178,7 @@ async def test_messages_that_are_sent_together_arrive_one_by_one(broker: OtherBr
 
 
 @asynchronous
-async def test_a_refusal_is_told_to_the_sender_that_it_concerns(proton: ProtonBroker) -> None:
+async def test_refusal_is_raised_to_its_sender(proton: ProtonBroker) -> None:
     path = proton.queue()
     async with connected(proton) as factory:
         with pytest.raises(QuotaExceededError, match="not one more"):
@@ -188,7 +188,7 @@ async def test_a_refusal_is_told_to_the_sender_that_it_concerns(proton: ProtonBr
 
 
 @asynchronous
-async def test_a_large_message_goes_there_and_comes_back_byte_for_byte(broker: OtherBroker) -> None:
+async def test_large_message_round_trips(broker: OtherBroker) -> None:
     path = broker.queue()
     async with connected(broker) as factory:
         await send(factory, path, pattern(LARGE))
@@ -199,7 +199,7 @@ async def test_a_large_message_goes_there_and_comes_back_byte_for_byte(broker: O
 
 
 @asynchronous
-async def test_what_a_message_says_of_itself_comes_back(broker: OtherBroker) -> None:
+async def test_properties_round_trip(broker: OtherBroker) -> None:
     path = broker.queue()
     sent = BrokeredMessage(
         b"body",
@@ -225,7 +225,7 @@ async def test_what_a_message_says_of_itself_comes_back(broker: OtherBroker) -> 
 
 @pytest.mark.parametrize("prefetch", [0, 1, 50])
 @asynchronous
-async def test_messages_come_in_their_order_with_and_without_prefetch(broker: OtherBroker, prefetch: int) -> None:
+async def test_messages_arrive_in_order_with_and_without_prefetch(broker: OtherBroker, prefetch: int) -> None:
     path = broker.queue()
     bodies = [b"%d" % number for number in range(20)]
     async with connected(broker) as factory:
@@ -238,7 +238,7 @@ async def test_messages_come_in_their_order_with_and_without_prefetch(broker: Ot
 
 
 @asynchronous
-async def test_a_receiver_waits_for_a_message_that_is_sent_later(broker: OtherBroker) -> None:
+async def test_receiver_waits_for_later_message(broker: OtherBroker) -> None:
     path = broker.queue()
     async with connected(broker) as factory, await factory.create_message_receiver(path) as receiver:
         receiving = asyncio.create_task(receiver.receive(1, PATIENCE))
@@ -249,7 +249,7 @@ async def test_a_receiver_waits_for_a_message_that_is_sent_later(broker: OtherBr
 
 
 @asynchronous
-async def test_nothing_in_the_queue_is_no_message_and_no_error(broker: OtherBroker) -> None:
+async def test_empty_queue_returns_no_message(broker: OtherBroker) -> None:
     path = broker.queue()
     async with connected(broker) as factory:
         async with await factory.create_message_receiver(path) as receiver:
@@ -261,7 +261,7 @@ async def test_nothing_in_the_queue_is_no_message_and_no_error(broker: OtherBrok
 
 
 @asynchronous
-async def test_what_is_received_and_deleted_does_not_come_again(broker: OtherBroker) -> None:
+async def test_received_and_deleted_message_is_not_redelivered(broker: OtherBroker) -> None:
     path = broker.queue()
     async with connected(broker) as factory:
         await send(factory, path, b"once")
@@ -272,7 +272,7 @@ async def test_what_is_received_and_deleted_does_not_come_again(broker: OtherBro
 
 
 @asynchronous
-async def test_what_was_prefetched_and_not_taken_goes_back(broker: OtherBroker) -> None:
+async def test_untaken_prefetched_messages_are_released(broker: OtherBroker) -> None:
     path = broker.queue()
     async with connected(broker) as factory:
         await send(factory, path, b"1", b"2", b"3")
@@ -286,7 +286,7 @@ async def test_what_was_prefetched_and_not_taken_goes_back(broker: OtherBroker) 
 
 
 @asynchronous
-async def test_what_is_completed_is_gone(broker: OtherBroker) -> None:
+async def test_completed_message_is_removed(broker: OtherBroker) -> None:
     path = broker.queue()
     async with connected(broker) as factory:
         await send(factory, path, b"1", b"2", b"3")
@@ -298,7 +298,7 @@ async def test_what_is_completed_is_gone(broker: OtherBroker) -> None:
 
 
 @asynchronous
-async def test_what_is_abandoned_is_delivered_again(broker: OtherBroker) -> None:
+async def test_abandoned_message_is_redelivered(broker: OtherBroker) -> None:
     path = broker.queue()
     async with connected(broker) as factory:
         await send(factory, path, b"again")
@@ -312,7 +312,7 @@ async def test_what_is_abandoned_is_delivered_again(broker: OtherBroker) -> None
 
 
 @asynchronous
-async def test_what_is_neither_completed_nor_abandoned_is_delivered_again(broker: OtherBroker) -> None:
+async def test_unsettled_message_is_redelivered(broker: OtherBroker) -> None:
     path = broker.queue()
     async with connected(broker) as factory:
         await send(factory, path, b"again")
@@ -323,7 +323,7 @@ async def test_what_is_neither_completed_nor_abandoned_is_delivered_again(broker
 
 
 @asynchronous
-async def test_what_is_dead_lettered_is_rejected(broker: OtherBroker) -> None:
+async def test_dead_lettered_message_is_rejected(broker: OtherBroker) -> None:
     path = broker.queue()
     async with connected(broker) as factory:
         await send(factory, path, b"no good")
@@ -334,7 +334,7 @@ async def test_what_is_dead_lettered_is_rejected(broker: OtherBroker) -> None:
 
 
 @asynchronous
-async def test_proton_hears_each_outcome_by_its_name(proton: ProtonBroker) -> None:
+async def test_proton_receives_each_outcome(proton: ProtonBroker) -> None:
     path = proton.queue()
     async with connected(proton) as factory:
         await send(factory, path, b"1")
@@ -354,7 +354,7 @@ async def test_proton_hears_each_outcome_by_its_name(proton: ProtonBroker) -> No
 
 
 @asynchronous
-async def test_a_sender_and_a_receiver_go_on_after_the_broker_was_gone(broker: OtherBroker) -> None:
+async def test_sender_and_receiver_survive_broker_restart(broker: OtherBroker) -> None:
     path = broker.queue()
     async with (
         connected(broker) as factory,
@@ -374,7 +374,7 @@ async def test_a_sender_and_a_receiver_go_on_after_the_broker_was_gone(broker: O
 
 
 @asynchronous
-async def test_what_was_confirmed_is_there_after_the_broker_was_gone(broker: OtherBroker) -> None:
+async def test_confirmed_messages_survive_broker_restart(broker: OtherBroker) -> None:
     path = broker.lasting_queue
     async with connected(broker) as factory:
         await send(factory, path, b"kept")
@@ -384,7 +384,7 @@ async def test_what_was_confirmed_is_there_after_the_broker_was_gone(broker: Oth
 
 
 @asynchronous
-async def test_a_loop_over_messages_rides_out_that_the_broker_is_gone(broker: OtherBroker) -> None:
+async def test_iteration_survives_broker_restart(broker: OtherBroker) -> None:
     path = broker.queue()
     seen: set[bytes] = set()
     async with (

@@ -9,8 +9,8 @@ import pytest
 
 from pairbus.client.errors import ClosedError
 from pairbus.client.message import BrokeredMessage
-from pairbus.client.receive_mode import ReceiveMode
 from pairbus.client.received_message import ReceivedMessage
+from pairbus.client.settings import ReceiveMode
 from pairbus.dialect.management import Request, Response
 from pairbus.testing import RunningNamespace, running_namespace
 from pairbus.wire import Array
@@ -26,7 +26,7 @@ def namespace() -> Iterator[RunningNamespace]:
         yield namespace
 
 
-def test_a1_a_queue_client_sends_and_receives(namespace: RunningNamespace) -> None:
+def test_a1_queue_client_sends_and_receives(namespace: RunningNamespace) -> None:
     async def scenario() -> None:
         path = make_queue(namespace)
         async with factory_of(namespace) as factory:
@@ -48,7 +48,7 @@ def test_a1_a_queue_client_sends_and_receives(namespace: RunningNamespace) -> No
     play(scenario())
 
 
-def test_a3_a_queue_client_can_receive_and_delete(namespace: RunningNamespace) -> None:
+def test_a3_queue_client_supports_receive_and_delete(namespace: RunningNamespace) -> None:
     async def scenario() -> None:
         path = make_queue(namespace)
         async with factory_of(namespace) as factory:
@@ -60,7 +60,7 @@ def test_a3_a_queue_client_can_receive_and_delete(namespace: RunningNamespace) -
     play(scenario())
 
 
-def test_a5_a_queue_client_accepts_sessions_and_lists_them(namespace: RunningNamespace) -> None:
+def test_a5_queue_client_accepts_sessions_and_lists_them(namespace: RunningNamespace) -> None:
     async def scenario() -> None:
         path = make_queue(namespace, requires_session=True)
         async with factory_of(namespace) as factory:
@@ -82,7 +82,7 @@ def test_a5_a_queue_client_accepts_sessions_and_lists_them(namespace: RunningNam
     play(scenario())
 
 
-def test_sessions_are_listed_page_by_page() -> None:
+def test_sessions_are_listed_in_pages() -> None:
     async def scenario() -> None:
         async with scripted() as (peer, factory):
             names = [f"{number:03d}" for number in range(250)]
@@ -99,7 +99,7 @@ def test_sessions_are_listed_page_by_page() -> None:
     run(scenario())
 
 
-def test_e3_a_naive_time_is_refused() -> None:
+def test_e3_naive_time_is_rejected() -> None:
     async def scenario() -> None:
         async with scripted() as (_, factory):
             queue = await factory.create_queue_client("orders")
@@ -109,7 +109,7 @@ def test_e3_a_naive_time_is_refused() -> None:
     run(scenario())
 
 
-def test_a_queue_client_that_is_closed_does_nothing_more() -> None:
+def test_closed_queue_client_rejects_operations() -> None:
     async def scenario() -> None:
         async with scripted() as (peer, factory):
             queue = await factory.create_queue_client("orders")

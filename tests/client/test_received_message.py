@@ -49,7 +49,7 @@ def annotated(**annotations: Any) -> ReceivedMessage:
     return ReceivedMessage(encode_message(Message(message_annotations=found)))
 
 
-def test_what_the_namespace_has_added_is_there() -> None:
+def test_broker_annotations_are_read() -> None:
     message = annotated(
         x_opt_sequence_number=5,
         x_opt_enqueue_sequence_number=3,
@@ -72,7 +72,7 @@ def test_what_the_namespace_has_added_is_there() -> None:
     assert message.dead_letter_source == "orders"
 
 
-def test_a_message_of_a_peer_that_adds_nothing_can_be_read_all_the_same() -> None:
+def test_message_without_annotations_can_be_read() -> None:
     message = ReceivedMessage(encode_message(Message(body=(b"body",))))
     assert message.body == b"body"
     assert message.message_id == ""
@@ -84,23 +84,23 @@ def test_a_message_of_a_peer_that_adds_nothing_can_be_read_all_the_same() -> Non
     assert (message.dead_letter_reason, message.dead_letter_error_description) == (None, None)
 
 
-def test_a3_a_lock_is_known_by_the_tag_of_the_delivery() -> None:
+def test_a3_delivery_tag_is_lock_token() -> None:
     token = uuid4()
     assert ReceivedMessage(b"", delivered(token.bytes_le)).lock_token == token
 
 
 @pytest.mark.parametrize("tag", [b"", b"\0", b"7" * 15, b"7" * 17, b"7" * 32])
-def test_a_tag_of_another_kind_is_no_lock(tag: bytes) -> None:
+def test_tag_of_other_length_is_not_a_lock_token(tag: bytes) -> None:
     assert ReceivedMessage(b"", delivered(tag)).lock_token is None
 
 
-def test_a3_a_lock_that_is_named_goes_before_the_tag() -> None:
+def test_a3_explicit_lock_token_overrides_tag() -> None:
     token = uuid4()
     assert ReceivedMessage(b"", delivered(bytes(16)), token).lock_token == token
     assert ReceivedMessage(b"", lock_token=token).lock_token == token
 
 
-def test_a4_a_message_expires_so_long_after_it_was_enqueued() -> None:
+def test_a4_expiry_counts_from_enqueued_time() -> None:
     payload = encode_message(
         Message(
             header=Header(ttl=UInt(60_000)),
@@ -110,13 +110,13 @@ def test_a4_a_message_expires_so_long_after_it_was_enqueued() -> None:
     assert ReceivedMessage(payload).expires_at == AT + timedelta(minutes=1)
 
 
-def test_a4_what_expires_after_the_end_of_the_calendar_never_does() -> None:
+def test_a4_expiry_beyond_calendar_is_never() -> None:
     message = annotated(x_opt_enqueued_time=Timestamp(to_ms(datetime(9999, 12, 31, tzinfo=UTC))))
     message.time_to_live = timedelta(days=30)
     assert message.expires_at is None
 
 
-def test_a3_why_a_message_was_dead_lettered_is_there() -> None:
+def test_a3_dead_letter_reason_is_read() -> None:
     message = ReceivedMessage(
         encode_brokered(
             BrokeredMessage(application_properties={"DeadLetterReason": "r", "DeadLetterErrorDescription": "d"})
@@ -125,14 +125,14 @@ def test_a3_why_a_message_was_dead_lettered_is_there() -> None:
     assert (message.dead_letter_reason, message.dead_letter_error_description) == ("r", "d")
 
 
-def test_how_often_it_was_delivered_before_is_there() -> None:
+def test_delivery_count_is_read() -> None:
     assert ReceivedMessage(encode_message(Message(header=Header(delivery_count=UInt(4))))).delivery_count == 4
 
 
 # The bytes, and what is found without reading the rest of them
 
 
-def test_d1_the_bytes_are_there_as_they_came() -> None:
+def test_d1_payload_is_kept_as_received() -> None:
     payload = encode_brokered(BrokeredMessage(b"body", label="old"))
     for message in (ReceivedMessage(payload, delivered(bytes(16), payload)), ReceivedMessage(payload)):
         assert message.payload == payload
@@ -143,14 +143,14 @@ def test_d1_the_bytes_are_there_as_they_came() -> None:
             assert twin.payload == payload
 
 
-def test_d1_the_bytes_of_what_cannot_be_read_are_there_too() -> None:
+def test_d1_payload_of_unreadable_message_is_kept() -> None:
     message = ReceivedMessage(b"garbage")
     with pytest.raises(InvalidMessageError):
         _ = message.body
     assert message.payload == b"garbage"
 
 
-def test_d1_the_number_and_the_time_are_known_of_what_cannot_be_read_otherwise() -> None:
+def test_d1_sequence_number_and_time_of_unreadable_message_are_read() -> None:
     noted = {Symbol("x-opt-sequence-number"): 5, Symbol("x-opt-enqueued-time"): Timestamp(to_ms(AT))}
     message = ReceivedMessage(encode_message(Message(message_annotations=noted, body=(b"cut",)))[:-1])
     assert (message.sequence_number, message.enqueued_time) == (5, AT)
@@ -158,7 +158,7 @@ def test_d1_the_number_and_the_time_are_known_of_what_cannot_be_read_otherwise()
         _ = message.state
 
 
-def test_d1_a_time_that_is_found_does_not_replace_one_that_was_set() -> None:
+def test_d1_decoded_time_does_not_replace_assigned_one() -> None:
     message = annotated(x_opt_sequence_number=5, x_opt_enqueued_time=Timestamp(0))
     message.enqueued_time = AT
     assert (message.sequence_number, message.enqueued_time) == (5, AT)
@@ -167,13 +167,13 @@ def test_d1_a_time_that_is_found_does_not_replace_one_that_was_set() -> None:
 # Bodies
 
 
-def test_a_body_in_several_sections_is_one() -> None:
+def test_body_in_several_sections_is_joined() -> None:
     assert ReceivedMessage(encode_message(Message(body=(b"a", b"b", b"")))).body == b"ab"
     sequences = ReceivedMessage(encode_message(Message(body=([1], [], [2, 3]), body_kind=AMQP_SEQUENCE)))
     assert (sequences.body, sequences.body_kind) == ([1, 2, 3], BodyKind.SEQUENCE)
 
 
-def test_a_message_without_a_body_has_an_empty_one() -> None:
+def test_message_without_body_has_empty_body() -> None:
     message = ReceivedMessage(encode_message(Message(properties=Properties(message_id="1"))))
     assert (message.body, message.body_kind) == (b"", BodyKind.DATA)
 
@@ -182,7 +182,7 @@ def test_a_message_without_a_body_has_an_empty_one() -> None:
 
 
 @given(st.lists(st.sampled_from(READ), unique=True), st.randoms(use_true_random=False))
-def test_what_the_application_sets_is_never_overwritten_by_what_is_read(names: list[str], random: Any) -> None:
+def test_assigned_attribute_is_never_overwritten(names: list[str], random: Any) -> None:
     payload = encode_brokered(
         BrokeredMessage(
             b"body", label="label", session_id="s", time_to_live=timedelta(1), application_properties={"a": 1}
@@ -201,14 +201,14 @@ def test_what_the_application_sets_is_never_overwritten_by_what_is_read(names: l
         assert getattr(message, name) is mark
 
 
-def test_what_is_read_twice_is_the_same_object() -> None:
+def test_attribute_is_decoded_once() -> None:
     message = ReceivedMessage(encode_brokered(BrokeredMessage(application_properties={"a": 1})))
     message.application_properties["b"] = 2
     assert message.application_properties == {"a": 1, "b": 2}
     assert message.body is message.body
 
 
-def test_a_change_of_a_received_message_goes_out_when_it_is_sent_on() -> None:
+def test_change_of_received_message_is_sent() -> None:
     message = ReceivedMessage(encode_brokered(BrokeredMessage(b"body", label="old", to="t")))
     message.label = "new"
     message.body = b"other"
@@ -216,7 +216,7 @@ def test_a_change_of_a_received_message_goes_out_when_it_is_sent_on() -> None:
     assert (again.label, again.to, again.body) == ("new", "t", b"other")
 
 
-def test_a_message_can_be_copied() -> None:
+def test_message_can_be_copied() -> None:
     message = ReceivedMessage(encode_brokered(BrokeredMessage(b"body", label="l")))
     assert message.label == "l"
     twin = copy.copy(message)
@@ -224,7 +224,7 @@ def test_a_message_can_be_copied() -> None:
     assert (message.label, twin.body) == ("l", b"body")
 
 
-def test_a_copy_to_send_has_everything_but_the_id_and_what_dead_lettering_added() -> None:
+def test_copy_has_everything_but_id_and_dead_letter_properties() -> None:
     properties = {"tries": 3, "DeadLetterReason": "r", "DeadLetterErrorDescription": "d"}
     kept: dict[str, Any] = {
         "session_id": "s",
@@ -252,7 +252,7 @@ def test_a_copy_to_send_has_everything_but_the_id_and_what_dead_lettering_added(
     assert message.copy("mine").message_id == "mine"
 
 
-def test_a_copy_to_send_has_properties_of_its_own() -> None:
+def test_copy_does_not_share_properties() -> None:
     message = ReceivedMessage(encode_brokered(BrokeredMessage(application_properties={"tries": 1})))
     message.copy().application_properties["tries"] = 2
     assert message.application_properties == {"tries": 1}
@@ -264,7 +264,7 @@ def duplicates(message: ReceivedMessage) -> list[ReceivedMessage]:
     return [pickled, copy.copy(message), copy.deepcopy(message)]
 
 
-def test_a_message_that_came_over_a_link_can_be_pickled_and_copied_without_it() -> None:
+def test_received_message_can_be_pickled_and_copied_without_link() -> None:
     token = uuid4()
     payload = encode_brokered(BrokeredMessage(b"body", label="l", application_properties={"a": 1}))
     for twin in duplicates(ReceivedMessage(payload, delivered(token.bytes_le, payload))):
@@ -272,7 +272,7 @@ def test_a_message_that_came_over_a_link_can_be_pickled_and_copied_without_it() 
         assert twin.lock_token == token
 
 
-def test_what_the_application_has_changed_is_in_a_duplicate_too() -> None:
+def test_assigned_attributes_are_copied() -> None:
     message = ReceivedMessage(encode_brokered(BrokeredMessage(b"body", label="old", to="t")))
     message.label = "new"
     message.application_properties["tries"] = 2
@@ -281,13 +281,13 @@ def test_what_the_application_has_changed_is_in_a_duplicate_too() -> None:
         assert twin.application_properties == {"tries": 2}
 
 
-def test_e3_what_cannot_be_read_can_be_pickled_and_copied() -> None:
+def test_e3_unreadable_message_can_be_pickled_and_copied() -> None:
     for twin in duplicates(ReceivedMessage(b"garbage", delivered(bytes(16), b"garbage"))):
         with pytest.raises(InvalidMessageError):
             _ = twin.body
 
 
-def test_what_a_message_does_not_have_is_told_as_usual() -> None:
+def test_unknown_attribute_raises_attribute_error() -> None:
     message = ReceivedMessage(encode_brokered(BrokeredMessage()))
     assert not hasattr(message, "colour")
     with pytest.raises(AttributeError, match="colour"):
@@ -298,7 +298,7 @@ def test_what_a_message_does_not_have_is_told_as_usual() -> None:
 
 
 @pytest.mark.parametrize("payload", [b"", b"garbage", b"\x00\x53\x75", b"\x00\x53\x70\xc0\xff\xff", bytes(9)])
-def test_e3_bytes_that_are_no_message_are_told_when_they_are_read(payload: bytes) -> None:
+def test_e3_invalid_bytes_raise_when_read(payload: bytes) -> None:
     message = ReceivedMessage(payload)
     if not payload:  # a message of no sections
         assert message.body == b""
@@ -309,7 +309,7 @@ def test_e3_bytes_that_are_no_message_are_told_when_they_are_read(payload: bytes
 
 
 @given(st.binary(max_size=60))
-def test_e3_no_bytes_make_reading_fail_in_another_way(payload: bytes) -> None:
+def test_e3_no_bytes_raise_another_error(payload: bytes) -> None:
     for name in READ:
         message = ReceivedMessage(payload, delivered(bytes(16)))
         with suppress(InvalidMessageError):
@@ -321,7 +321,7 @@ def test_e3_no_bytes_make_reading_fail_in_another_way(payload: bytes) -> None:
     "annotation",
     ["sequence_number", "enqueue_sequence_number", "enqueued_time", "locked_until", "message_state", "partition_id"],
 )
-def test_e3_annotations_of_other_types_than_expected_do_no_harm(annotation: str, value: object) -> None:
+def test_e3_annotations_of_unexpected_types_are_tolerated(annotation: str, value: object) -> None:
     for name in READ:
         message = annotated(**{f"x_opt_{annotation}": value})
         try:
@@ -331,5 +331,5 @@ def test_e3_annotations_of_other_types_than_expected_do_no_harm(annotation: str,
         assert message.body == b""
 
 
-def test_a_state_that_nobody_knows_does_not_hide_the_rest() -> None:
+def test_unknown_state_does_not_hide_the_rest() -> None:
     assert annotated(x_opt_sequence_number=5, x_opt_message_state=77).sequence_number == 5

@@ -27,10 +27,9 @@ from pairbus.client.errors import (
     ServerBusyError,
 )
 from pairbus.client.message import BrokeredMessage
-from pairbus.client.receive_mode import ReceiveMode
 from pairbus.client.received_message import MessageState, ReceivedMessage
 from pairbus.client.receiver import MessageReceiver
-from pairbus.client.retry import NO_RETRY, RetryPolicy
+from pairbus.client.settings import NO_RETRY, ReceiveMode, RetryPolicy
 from pairbus.dialect.management import Request, Response
 from pairbus.testing import RunningNamespace, running_namespace
 from pairbus.wire import (
@@ -81,8 +80,8 @@ def bodies(messages: list[ReceivedMessage]) -> list[bytes]:
     return [message.body for message in messages]
 
 
-def told(peer: Peer) -> list[tuple[int, object]]:
-    """What the client has said of its messages over links, and of how many at a time."""
+def reported(peer: Peer) -> list[tuple[int, object]]:
+    """Return the dispositions of the client over links, and the number of deliveries of each."""
     return [(len(event.deliveries), event.state) for event in peer.seen(DispositionReceived)]
 
 
@@ -132,7 +131,7 @@ def with_queue(namespace: RunningNamespace, scenario: Scenario, **description: A
 # Receiving
 
 
-def test_a3_up_to_so_many_are_received_and_what_is_there_is_enough(namespace: RunningNamespace) -> None:
+def test_a3_receive_returns_up_to_maximum(namespace: RunningNamespace) -> None:
     async def scenario(queue: Queue) -> None:
         receiver = await queue.receiver()
         await queue.send("1", "2", "3")
@@ -142,19 +141,19 @@ def test_a3_up_to_so_many_are_received_and_what_is_there_is_enough(namespace: Ru
     with_queue(namespace, scenario)
 
 
-def test_a3_without_a_wait_what_is_there_now_is_given(namespace: RunningNamespace) -> None:
+def test_a3_receive_without_wait_returns_available_messages(namespace: RunningNamespace) -> None:
     async def scenario(queue: Queue) -> None:
         receiver = await queue.receiver()
         assert await receiver.receive(5, NO_WAIT) == []
         await queue.send("1", "2")
         assert bodies(await receiver.receive(5, NO_WAIT)) == [b"1", b"2"]
-        with pytest.raises(ValueError, match="cannot be below 0"):
+        with pytest.raises(ValueError, match="must be >= 0"):
             await receiver.receive(5, timedelta(seconds=-1))
 
     with_queue(namespace, scenario)
 
 
-def test_a3_whoever_waits_gets_a_message_when_it_comes(namespace: RunningNamespace) -> None:
+def test_a3_waiting_receive_gets_message_on_arrival(namespace: RunningNamespace) -> None:
     async def scenario(queue: Queue) -> None:
         receiver = await queue.receiver()
         task = asyncio.create_task(receiver.receive())
@@ -165,7 +164,7 @@ def test_a3_whoever_waits_gets_a_message_when_it_comes(namespace: RunningNamespa
     with_queue(namespace, scenario)
 
 
-def test_a3_what_is_received_and_deleted_is_gone(namespace: RunningNamespace) -> None:
+def test_a3_received_and_deleted_message_is_removed(namespace: RunningNamespace) -> None:
     async def scenario(queue: Queue) -> None:
         receiver = await queue.receiver(ReceiveMode.RECEIVE_AND_DELETE)
         await queue.send("1", "2")
@@ -179,13 +178,13 @@ def test_a3_what_is_received_and_deleted_is_gone(namespace: RunningNamespace) ->
             receiver.dead_letter(message),
             receiver.renew_lock(message),
         ):
-            with pytest.raises(InvalidRequestError, match="received and deleted"):
+            with pytest.raises(InvalidRequestError, match="receive-and-delete"):
                 await operation
 
     with_queue(namespace, scenario)
 
 
-def test_a3_what_somebody_waited_for_who_was_cancelled_goes_to_the_next_at_once(namespace: RunningNamespace) -> None:
+def test_a3_message_of_cancelled_receive_goes_to_next(namespace: RunningNamespace) -> None:
     async def scenario(queue: Queue) -> None:
         first, second = await queue.receiver(), await queue.receiver()
         for _ in range(20):
@@ -207,7 +206,7 @@ def test_a3_what_somebody_waited_for_who_was_cancelled_goes_to_the_next_at_once(
     with_queue(namespace, scenario, max_delivery_count=100)
 
 
-def test_receives_at_the_same_time_share_what_comes_and_lose_nothing(namespace: RunningNamespace) -> None:
+def test_concurrent_receives_share_messages_without_loss(namespace: RunningNamespace) -> None:
     async def scenario(queue: Queue) -> None:
         receiver = await queue.receiver()
         tasks = [asyncio.create_task(receiver.receive(2)) for _ in range(5)]
@@ -221,7 +220,7 @@ def test_receives_at_the_same_time_share_what_comes_and_lose_nothing(namespace: 
     with_queue(namespace, scenario)
 
 
-def test_whoever_waits_behind_somebody_else_waits_no_longer_than_it_said() -> None:
+def test_queued_receive_keeps_its_own_timeout() -> None:
     async def scenario() -> None:
         loop = asyncio.get_running_loop()
         async with receiving() as (_, receiver):
@@ -236,7 +235,7 @@ def test_whoever_waits_behind_somebody_else_waits_no_longer_than_it_said() -> No
     run(scenario())
 
 
-def test_whoever_comes_again_as_its_turn_ends_waits_no_longer_than_it_said() -> None:
+def test_repeated_receive_keeps_its_own_timeout() -> None:
     async def scenario() -> None:
         loop = asyncio.get_running_loop()
         async with receiving() as (_, receiver):
@@ -256,7 +255,7 @@ def test_whoever_comes_again_as_its_turn_ends_waits_no_longer_than_it_said() -> 
     run(scenario())
 
 
-def test_without_a_word_it_waits_for_the_operation_time_out() -> None:
+def test_receive_waits_for_operation_timeout_by_default() -> None:
     async def scenario() -> None:
         loop = asyncio.get_running_loop()
         async with receiving(operation_timeout=timedelta(seconds=40)) as (_, receiver):
@@ -267,19 +266,19 @@ def test_without_a_word_it_waits_for_the_operation_time_out() -> None:
 
 
 @pytest.mark.parametrize("count", [0, -1])
-def test_e3_fewer_than_one_message_cannot_be_asked_for(count: int) -> None:
+def test_e3_message_count_below_one_is_rejected(count: int) -> None:
     async def scenario() -> None:
         async with receiving() as (peer, receiver):
-            with pytest.raises(ValueError, match="it must be at least 1"):
+            with pytest.raises(ValueError, match="max_message_count must be >= 1"):
                 await receiver.receive(count)
-            with pytest.raises(ValueError, match="it must be at least 1"):
+            with pytest.raises(ValueError, match="max_message_count must be >= 1"):
                 await receiver.peek(count)
             assert peer.connections == []
 
     run(scenario())
 
 
-def test_more_than_credit_can_say_may_be_asked_for() -> None:
+def test_message_count_beyond_credit_range_is_accepted() -> None:
     async def scenario() -> None:
         async with receiving() as (peer, receiver):
             stock(peer, 3)
@@ -291,7 +290,7 @@ def test_more_than_credit_can_say_may_be_asked_for() -> None:
 # Prefetching
 
 
-def test_so_many_are_sent_ahead(namespace: RunningNamespace) -> None:
+def test_prefetch_count_is_sent_as_credit(namespace: RunningNamespace) -> None:
     async def scenario(queue: Queue) -> None:
         receiver, other = await queue.receiver(prefetch_count=3), await queue.receiver()
         assert await receiver.receive(1, NO_WAIT) == []
@@ -305,7 +304,7 @@ def test_so_many_are_sent_ahead(namespace: RunningNamespace) -> None:
     with_queue(namespace, scenario)
 
 
-def test_a3_what_was_sent_ahead_goes_back_when_the_receiver_is_closed(namespace: RunningNamespace) -> None:
+def test_a3_prefetched_messages_are_released_when_receiver_is_closed(namespace: RunningNamespace) -> None:
     async def scenario(queue: Queue) -> None:
         await queue.send("1", "2", "3")
         receiver = await queue.receiver(prefetch_count=10)
@@ -318,7 +317,7 @@ def test_a3_what_was_sent_ahead_goes_back_when_the_receiver_is_closed(namespace:
     with_queue(namespace, scenario)
 
 
-def test_the_window_is_replenished_as_messages_are_handed_out() -> None:
+def test_prefetch_is_replenished_as_messages_are_returned() -> None:
     async def scenario() -> None:
         async with receiving(prefetch_count=10) as (peer, receiver):
             stock(peer, 100)
@@ -334,7 +333,7 @@ def test_the_window_is_replenished_as_messages_are_handed_out() -> None:
 
 
 @pytest.mark.parametrize("prefetch_count", [-1, 2**31])
-def test_e3_a_prefetch_count_that_makes_no_sense_is_refused(prefetch_count: int) -> None:
+def test_e3_invalid_prefetch_count_is_rejected(prefetch_count: int) -> None:
     async def scenario() -> None:
         async with scripted() as (_, factory):
             for make in (factory.create_message_receiver, factory.create_queue_client):
@@ -349,7 +348,7 @@ def test_e3_a_prefetch_count_that_makes_no_sense_is_refused(prefetch_count: int)
 # Settling with a real namespace
 
 
-def test_a3_what_is_completed_is_gone(namespace: RunningNamespace) -> None:
+def test_a3_completed_message_is_removed(namespace: RunningNamespace) -> None:
     async def scenario(queue: Queue) -> None:
         receiver = await queue.receiver()
         await queue.send("1", "2", "3")
@@ -363,7 +362,7 @@ def test_a3_what_is_completed_is_gone(namespace: RunningNamespace) -> None:
     with_queue(namespace, scenario)
 
 
-def test_a3_what_is_abandoned_comes_again_with_what_was_changed(namespace: RunningNamespace) -> None:
+def test_a3_abandoned_message_is_redelivered_with_changes(namespace: RunningNamespace) -> None:
     async def scenario(queue: Queue) -> None:
         receiver = await queue.receiver()
         await queue.send("1")
@@ -380,7 +379,7 @@ def test_a3_what_is_abandoned_comes_again_with_what_was_changed(namespace: Runni
     with_queue(namespace, scenario)
 
 
-def test_a3_what_is_deferred_is_received_by_its_number_only(namespace: RunningNamespace) -> None:
+def test_a3_deferred_message_is_received_only_by_number(namespace: RunningNamespace) -> None:
     async def scenario(queue: Queue) -> None:
         receiver = await queue.receiver()
         await queue.send("1", "2")
@@ -406,7 +405,7 @@ def test_a3_what_is_deferred_is_received_by_its_number_only(namespace: RunningNa
     with_queue(namespace, scenario)
 
 
-def test_a3_what_is_deferred_can_be_received_and_deleted(namespace: RunningNamespace) -> None:
+def test_a3_deferred_message_supports_receive_and_delete(namespace: RunningNamespace) -> None:
     async def scenario(queue: Queue) -> None:
         receiver = await queue.receiver()
         await queue.send("1")
@@ -420,7 +419,7 @@ def test_a3_what_is_deferred_can_be_received_and_deleted(namespace: RunningNames
     with_queue(namespace, scenario)
 
 
-def test_a3_what_is_dead_lettered_is_in_the_dead_letter_queue_with_the_reason(namespace: RunningNamespace) -> None:
+def test_a3_dead_lettered_message_is_in_dead_letter_queue_with_reason(namespace: RunningNamespace) -> None:
     async def scenario(queue: Queue) -> None:
         receiver = await queue.receiver()
         await queue.send("1", "2")
@@ -450,20 +449,20 @@ def test_a3_locks_are_renewed(namespace: RunningNamespace) -> None:
     with_queue(namespace, scenario)
 
 
-def test_a3_what_has_been_settled_cannot_be_settled_again(namespace: RunningNamespace) -> None:
+def test_a3_settled_message_cannot_be_settled_again(namespace: RunningNamespace) -> None:
     async def scenario(queue: Queue) -> None:
         receiver = await queue.receiver()
         await queue.send("1")
         [message] = await receiver.receive()
         await receiver.complete(message)
         for operation in (receiver.complete(message), receiver.abandon([message]), receiver.renew_lock(message)):
-            with pytest.raises(MessageLockLostError, match="has been settled already"):
+            with pytest.raises(MessageLockLostError, match="is already settled"):
                 await operation
 
     with_queue(namespace, scenario)
 
 
-def test_a3_one_message_settled_twice_at_once_is_settled_once(namespace: RunningNamespace) -> None:
+def test_a3_concurrent_settlement_settles_once(namespace: RunningNamespace) -> None:
     async def scenario(queue: Queue) -> None:
         receiver = await queue.receiver()
         await queue.send("1", "2")
@@ -517,7 +516,7 @@ def test_a3_every_settlement_works_after_the_connection_was_lost(namespace: Runn
     with_queue(namespace, scenario)
 
 
-def test_a3_a_lock_that_has_been_lost_is_told(namespace: RunningNamespace) -> None:
+def test_a3_lost_lock_raises(namespace: RunningNamespace) -> None:
     async def scenario(queue: Queue) -> None:
         receiver, other = await queue.receiver(), await queue.receiver()
         await queue.send("1")
@@ -535,7 +534,7 @@ def test_a3_a_lock_that_has_been_lost_is_told(namespace: RunningNamespace) -> No
 
 
 @pytest.mark.parametrize("wrong", [BrokeredMessage(), "text", None])
-def test_e3_what_was_not_received_cannot_be_settled(wrong: Any) -> None:
+def test_e3_unreceived_message_cannot_be_settled(wrong: Any) -> None:
     async def scenario() -> None:
         async with receiving() as (_, receiver):
             for operation in (receiver.complete([wrong]), receiver.renew_lock(wrong)):
@@ -545,7 +544,7 @@ def test_e3_what_was_not_received_cannot_be_settled(wrong: Any) -> None:
     run(scenario())
 
 
-def test_e4_what_was_peeked_cannot_be_settled(namespace: RunningNamespace) -> None:
+def test_e4_peeked_message_cannot_be_settled(namespace: RunningNamespace) -> None:
     async def scenario(queue: Queue) -> None:
         receiver = await queue.receiver()
         await queue.send("1")
@@ -559,7 +558,7 @@ def test_e4_what_was_peeked_cannot_be_settled(namespace: RunningNamespace) -> No
 
 
 @pytest.mark.parametrize("wrong", [BrokeredMessage("text"), "text", b"text", 5, None])
-def test_e4_whoever_settles_what_was_sent_is_told_that_it_was_not_received(wrong: Any) -> None:
+def test_e4_settling_sent_message_raises(wrong: Any) -> None:
     async def scenario() -> None:
         async with receiving() as (_, receiver):
             for operation in (receiver.complete(wrong), receiver.abandon(wrong)):
@@ -570,7 +569,7 @@ def test_e4_whoever_settles_what_was_sent_is_told_that_it_was_not_received(wrong
     run(scenario())
 
 
-def test_a3_what_went_to_another_process_can_be_settled_when_it_comes_back(namespace: RunningNamespace) -> None:
+def test_a3_message_from_another_process_can_be_settled(namespace: RunningNamespace) -> None:
     async def scenario(queue: Queue) -> None:
         receiver = await queue.receiver()
         await queue.send("1", "2")
@@ -585,7 +584,7 @@ def test_a3_what_went_to_another_process_can_be_settled_when_it_comes_back(names
     with_queue(namespace, scenario)
 
 
-def test_a6_a_copy_of_a_dead_letter_is_no_duplicate_of_it(namespace: RunningNamespace) -> None:
+def test_a6_copy_of_dead_letter_is_not_a_duplicate(namespace: RunningNamespace) -> None:
     async def scenario(queue: Queue) -> None:
         await queue.send("1")
         receiver, dead_letters = await queue.receiver(), await queue.dead_letters()
@@ -607,7 +606,7 @@ def test_a6_a_copy_of_a_dead_letter_is_no_duplicate_of_it(namespace: RunningName
 # Settling with a peer that listens closely
 
 
-def test_a3_settlements_of_one_turn_travel_as_ranges() -> None:
+def test_a3_settlements_of_one_turn_are_sent_as_ranges() -> None:
     async def scenario() -> None:
         async with receiving() as (peer, receiver):
             stock(peer, 60)
@@ -615,7 +614,7 @@ def test_a3_settlements_of_one_turn_travel_as_ranges() -> None:
             await asyncio.gather(*(receiver.complete(message) for message in messages[:20]))
             await receiver.complete(messages[20:40])
             await receiver.abandon(messages[40:])
-            counts = told(peer)
+            counts = reported(peer)
             assert counts[0] == (20, ACCEPTED)
             assert (20, ACCEPTED) in counts[1:]
             assert counts[-1][0] == 20
@@ -625,7 +624,7 @@ def test_a3_settlements_of_one_turn_travel_as_ranges() -> None:
     run(scenario())
 
 
-def test_a3_the_words_for_each_settlement_are_those_of_the_service() -> None:
+def test_a3_settlements_use_terms_of_service() -> None:
     async def scenario() -> None:
         async with receiving() as (peer, receiver):
             stock(peer, 4)
@@ -634,7 +633,7 @@ def test_a3_the_words_for_each_settlement_are_those_of_the_service() -> None:
             await receiver.abandon(two, {"a": 1})
             await receiver.defer(three)
             await receiver.dead_letter(four, "r", "d", {"b": 2})
-            assert [state for _, state in told(peer)] == [
+            assert [state for _, state in reported(peer)] == [
                 ACCEPTED,
                 Modified(delivery_failed=True, undeliverable_here=False, message_annotations={"a": 1}),
                 Modified(delivery_failed=True, undeliverable_here=True),
@@ -668,7 +667,7 @@ def test_a3_the_words_for_each_settlement_are_those_of_the_service() -> None:
     ],
     ids=["complete", "abandon", "defer", "dead letter"],
 )
-def test_a3_after_the_link_was_lost_the_node_is_asked_with_the_lock_token(
+def test_a3_settlement_after_lost_link_uses_lock_token(
     settle: Callable[[MessageReceiver, ReceivedMessage], Awaitable[None]], status: str, details: dict[str, Any]
 ) -> None:
     async def scenario() -> None:
@@ -689,7 +688,7 @@ def test_a3_after_the_link_was_lost_the_node_is_asked_with_the_lock_token(
 
 
 @pytest.mark.parametrize("end", ["hang up", "detach", "detach with an internal error", "end the session"])
-def test_a3_a_settlement_under_way_when_the_link_is_lost_goes_on_through_the_node(end: str) -> None:
+def test_a3_settlement_in_flight_at_link_loss_continues_by_lock_token(end: str) -> None:
     async def scenario() -> None:
         async with receiving() as (peer, receiver):
             stock(peer, 3)
@@ -717,7 +716,7 @@ def test_a3_a_settlement_under_way_when_the_link_is_lost_goes_on_through_the_nod
 
 
 @pytest.mark.parametrize("lost", [{0}, {3}, {9}, {2, 5, 6}])
-def test_a3_one_lock_that_is_lost_does_not_keep_the_others_from_being_settled(lost: set[int]) -> None:
+def test_a3_lost_lock_does_not_prevent_settling_others(lost: set[int]) -> None:
     async def scenario() -> None:
         async with receiving() as (peer, receiver):
             stock(peer, 10)
@@ -743,7 +742,7 @@ def test_a3_one_lock_that_is_lost_does_not_keep_the_others_from_being_settled(lo
     run(scenario())
 
 
-def test_b2_a_settlement_that_a_busy_namespace_denies_is_made_again_after_ten_seconds() -> None:
+def test_b2_settlement_denied_as_busy_is_retried_after_ten_seconds() -> None:
     async def scenario() -> None:
         loop = asyncio.get_running_loop()
         async with receiving() as (peer, receiver):
@@ -758,7 +757,7 @@ def test_b2_a_settlement_that_a_busy_namespace_denies_is_made_again_after_ten_se
     run(scenario())
 
 
-def test_a_settlement_that_is_denied_for_good_is_told_and_not_made_again() -> None:
+def test_permanently_denied_settlement_is_not_retried() -> None:
     async def scenario() -> None:
         async with receiving() as (peer, receiver):
             stock(peer, 3)
@@ -774,7 +773,7 @@ def test_a_settlement_that_is_denied_for_good_is_told_and_not_made_again() -> No
     run(scenario())
 
 
-def test_a_settlement_that_is_not_answered_goes_on_through_the_node_within_the_time_out() -> None:
+def test_unanswered_settlement_continues_by_lock_token_within_timeout() -> None:
     async def scenario() -> None:
         loop = asyncio.get_running_loop()
         async with receiving() as (peer, receiver):
@@ -790,7 +789,7 @@ def test_a_settlement_that_is_not_answered_goes_on_through_the_node_within_the_t
     run(scenario())
 
 
-def test_a_settlement_that_nobody_answers_ends_with_the_operation_time_out() -> None:
+def test_unanswered_settlement_ends_with_operation_timeout() -> None:
     async def scenario() -> None:
         loop = asyncio.get_running_loop()
         async with receiving() as (peer, receiver):
@@ -808,7 +807,7 @@ def test_a_settlement_that_nobody_answers_ends_with_the_operation_time_out() -> 
     run(scenario())
 
 
-def test_a_settlement_that_is_cancelled_can_be_made_again_or_is_told_as_settled() -> None:
+def test_cancelled_settlement_can_be_repeated_or_is_settled() -> None:
     async def scenario() -> None:
         async with receiving() as (peer, receiver):
             stock(peer, 1)
@@ -833,9 +832,7 @@ def test_a_settlement_that_is_cancelled_can_be_made_again_or_is_told_as_settled(
     ids=["no value of AMQP", "no time zone", "no symbol", "too large"],
 )
 @pytest.mark.parametrize("is_lost", [False, True])
-def test_e3_changes_that_cannot_be_written_are_refused_and_the_message_stays(
-    changes: dict[str, Any], is_lost: bool
-) -> None:
+def test_e3_invalid_changes_are_rejected_and_message_stays_locked(changes: dict[str, Any], is_lost: bool) -> None:
     async def scenario() -> None:
         async with receiving() as (peer, receiver):
             stock(peer, 1)
@@ -856,7 +853,7 @@ def test_e3_changes_that_cannot_be_written_are_refused_and_the_message_stays(
     run(scenario())
 
 
-def test_a_peer_without_lock_tokens_is_settled_with_over_its_link_only() -> None:
+def test_peer_without_lock_tokens_settles_only_over_link() -> None:
     async def scenario() -> None:
         peer = Peer()
         peer.mode = ReceiverSettleMode.FIRST
@@ -869,10 +866,10 @@ def test_a_peer_without_lock_tokens_is_settled_with_over_its_link_only() -> None
             messages += await receiver.receive(2 - len(messages)) if len(messages) < 2 else []
             await receiver.complete(messages[0])
             await settled()
-            assert told(peer) == [(1, ACCEPTED)]
+            assert reported(peer) == [(1, ACCEPTED)]
             peer.last.hang_up()
             await settled()
-            with pytest.raises(MessageLockLostError, match="link that is gone"):
+            with pytest.raises(MessageLockLostError, match="link of the message is lost"):
                 await receiver.complete(messages[1])
 
     run(scenario())
@@ -881,7 +878,7 @@ def test_a_peer_without_lock_tokens_is_settled_with_over_its_link_only() -> None
 # Losing the link
 
 
-def test_receiving_goes_on_over_another_link() -> None:
+def test_receive_continues_over_new_link() -> None:
     async def scenario() -> None:
         async with receiving() as (peer, receiver):
             task = asyncio.create_task(receiver.receive(1, 60 * SECOND))
@@ -900,7 +897,7 @@ def test_receiving_goes_on_over_another_link() -> None:
     run(scenario())
 
 
-def test_a3_what_was_sent_ahead_and_is_still_locked_is_handed_out_after_the_link_was_lost() -> None:
+def test_a3_locked_prefetched_messages_survive_lost_link() -> None:
     async def scenario() -> None:
         async with receiving(prefetch_count=5) as (peer, receiver):
             peer.answers[RENEW] = lambda request: Response(
@@ -916,7 +913,7 @@ def test_a3_what_was_sent_ahead_and_is_still_locked_is_handed_out_after_the_link
     run(scenario())
 
 
-def test_a3_what_was_sent_ahead_and_is_locked_no_more_is_left_for_another_delivery() -> None:
+def test_a3_unlocked_prefetched_messages_are_left_for_redelivery() -> None:
     async def scenario() -> None:
         async with receiving(prefetch_count=5) as (peer, receiver):
             peer.answers[RENEW] = lambda _request: Response(status=410, condition="com.microsoft:message-lock-lost")
@@ -929,7 +926,7 @@ def test_a3_what_was_sent_ahead_and_is_locked_no_more_is_left_for_another_delive
     run(scenario())
 
 
-def test_what_was_received_and_deleted_ahead_is_not_lost_with_the_link() -> None:
+def test_received_and_deleted_prefetched_messages_survive_lost_link() -> None:
     async def scenario() -> None:
         async with receiving(ReceiveMode.RECEIVE_AND_DELETE, prefetch_count=5) as (peer, receiver):
             stock(peer, 3)
@@ -941,7 +938,7 @@ def test_what_was_received_and_deleted_ahead_is_not_lost_with_the_link() -> None
     run(scenario())
 
 
-def test_what_was_received_and_deleted_ahead_is_handed_out_while_the_namespace_is_away() -> None:
+def test_received_and_deleted_messages_are_returned_during_outage() -> None:
     async def scenario() -> None:
         loop = asyncio.get_running_loop()
         async with receiving(ReceiveMode.RECEIVE_AND_DELETE, prefetch_count=10) as (peer, receiver):
@@ -959,7 +956,7 @@ def test_what_was_received_and_deleted_ahead_is_handed_out_while_the_namespace_i
     run(scenario())
 
 
-def test_what_was_received_and_deleted_is_there_after_an_open_link_was_looked_for_in_vain() -> None:
+def test_received_and_deleted_messages_survive_failed_reopening() -> None:
     async def scenario() -> None:
         async with receiving(ReceiveMode.RECEIVE_AND_DELETE, prefetch_count=10) as (peer, receiver):
             stock(peer, 3)
@@ -974,7 +971,7 @@ def test_what_was_received_and_deleted_is_there_after_an_open_link_was_looked_fo
     run(scenario())
 
 
-def test_a_long_receive_forgets_outages_that_are_long_over() -> None:
+def test_long_receive_forgets_past_outages() -> None:
     async def scenario() -> None:
         async with receiving(retry_policy=RetryPolicy(maximum_retries=3)) as (peer, receiver):
             task = asyncio.create_task(receiver.receive(1, timedelta(hours=10)))
@@ -993,7 +990,7 @@ def test_a_long_receive_forgets_outages_that_are_long_over() -> None:
     run(scenario())
 
 
-def test_what_is_refused_for_good_is_told() -> None:
+def test_permanent_refusal_is_raised() -> None:
     async def scenario() -> None:
         async with receiving() as (peer, receiver):
             task = asyncio.create_task(receiver.receive())
@@ -1005,7 +1002,7 @@ def test_what_is_refused_for_good_is_told() -> None:
     run(scenario())
 
 
-def test_a_namespace_that_is_busy_is_not_asked_for_links_all_the_time() -> None:
+def test_busy_namespace_is_not_flooded_with_attaches() -> None:
     async def scenario() -> None:
         async with receiving() as (peer, receiver):
             peer.refusals.extend([Error("com.microsoft:server-busy", "busy")] * 1_000)
@@ -1019,7 +1016,7 @@ def test_a_namespace_that_is_busy_is_not_asked_for_links_all_the_time() -> None:
 # Peeking
 
 
-def test_a3_peeking_goes_on_where_it_ended(namespace: RunningNamespace) -> None:
+def test_a3_peek_continues_where_it_ended(namespace: RunningNamespace) -> None:
     async def scenario(queue: Queue) -> None:
         receiver = await queue.receiver()
         await queue.send("1", "2", "3", "4")
@@ -1050,7 +1047,7 @@ def test_a3_peeking_goes_on_where_it_ended(namespace: RunningNamespace) -> None:
     ],
     ids=str,
 )
-def test_e3_an_answer_of_the_node_that_makes_no_sense_is_an_error_of_the_namespace(body: dict[str, Any]) -> None:
+def test_e3_malformed_response_is_internal_server_error(body: dict[str, Any]) -> None:
     async def scenario() -> None:
         async with receiving(retry_policy=NO_RETRY) as (peer, receiver):
             stock(peer, 1)
@@ -1074,7 +1071,7 @@ def test_e3_an_answer_of_the_node_that_makes_no_sense_is_an_error_of_the_namespa
 # Iterating
 
 
-def test_messages_are_iterated_over_until_the_receiver_is_closed(namespace: RunningNamespace) -> None:
+def test_iteration_ends_when_receiver_is_closed(namespace: RunningNamespace) -> None:
     async def scenario(queue: Queue) -> None:
         receiver = await queue.receiver()
         await queue.send("1", "2", "3")
@@ -1091,7 +1088,7 @@ def test_messages_are_iterated_over_until_the_receiver_is_closed(namespace: Runn
     with_queue(namespace, scenario)
 
 
-def test_iterating_rides_out_outages_and_ends_with_what_is_for_good() -> None:
+def test_iteration_survives_outages_and_raises_permanent_errors() -> None:
     async def scenario() -> None:
         async with receiving() as (peer, receiver):
             found: list[bytes] = []
@@ -1121,7 +1118,7 @@ def test_iterating_rides_out_outages_and_ends_with_what_is_for_good() -> None:
     run(scenario())
 
 
-def test_iterating_without_retries_does_not_ask_all_the_time() -> None:
+def test_iteration_without_retries_does_not_poll_in_a_loop() -> None:
     async def scenario() -> None:
         peer = Peer()
         peer.closing = Error("amqp:connection:forced", "not now")
@@ -1136,7 +1133,7 @@ def test_iterating_without_retries_does_not_ask_all_the_time() -> None:
     run(scenario())
 
 
-def test_b2_iterating_without_retries_leaves_a_busy_namespace_alone_for_ten_seconds() -> None:
+def test_b2_iteration_without_retries_waits_ten_seconds_when_busy() -> None:
     async def scenario() -> None:
         async with receiving(retry_policy=NO_RETRY) as (peer, receiver):
             peer.refusals.extend([Error("com.microsoft:server-busy", "busy")] * 3)
@@ -1149,7 +1146,7 @@ def test_b2_iterating_without_retries_leaves_a_busy_namespace_alone_for_ten_seco
     run(scenario())
 
 
-def test_c17_iterating_does_not_end_quietly_when_the_factory_is_given_up() -> None:
+def test_c17_iteration_raises_when_factory_is_faulted() -> None:
     async def scenario() -> None:
         async with scripted() as (_, factory):
             receiver = await factory.create_message_receiver("orders")
@@ -1175,7 +1172,7 @@ def test_c17_iterating_does_not_end_quietly_when_the_factory_is_given_up() -> No
 # Its end
 
 
-def test_a_receiver_that_is_closed_receives_no_more() -> None:
+def test_closed_receiver_rejects_receives() -> None:
     async def scenario() -> None:
         async with receiving() as (peer, receiver):
             stock(peer, 1)
@@ -1204,7 +1201,7 @@ def test_a_receiver_that_is_closed_receives_no_more() -> None:
     run(scenario())
 
 
-def test_a3_what_comes_while_a_receiver_is_closed_goes_back(namespace: RunningNamespace) -> None:
+def test_a3_messages_arriving_during_close_are_released(namespace: RunningNamespace) -> None:
     async def scenario(queue: Queue) -> None:
         other = await queue.receiver()
         for _ in range(10):
@@ -1227,10 +1224,10 @@ def test_a3_what_comes_while_a_receiver_is_closed_goes_back(namespace: RunningNa
 
 
 def released(peer: Peer) -> int:
-    return sum(count for count, state in told(peer) if state == RELEASED)
+    return sum(count for count, state in reported(peer) if state == RELEASED)
 
 
-def test_a3_a_close_that_is_cancelled_gives_back_all_the_same() -> None:
+def test_a3_cancelled_close_still_releases_messages() -> None:
     async def scenario() -> None:
         async with receiving(prefetch_count=10) as (peer, receiver):
             stock(peer, 5)
@@ -1249,7 +1246,7 @@ def test_a3_a_close_that_is_cancelled_gives_back_all_the_same() -> None:
     run(scenario())
 
 
-def test_a3_two_who_close_at_the_same_time_both_wait_until_everything_is_given_back() -> None:
+def test_a3_concurrent_closes_wait_for_release() -> None:
     async def scenario() -> None:
         async with scripted() as (peer, factory):
             receiver = await factory.create_message_receiver("orders", prefetch_count=10)
@@ -1265,7 +1262,7 @@ def test_a3_two_who_close_at_the_same_time_both_wait_until_everything_is_given_b
     run(scenario())
 
 
-def test_a3_what_comes_while_somebody_waits_and_the_receiver_closes_is_not_handed_out() -> None:
+def test_a3_messages_arriving_for_waiter_during_close_are_not_returned() -> None:
     async def scenario() -> None:
         async with scripted() as (peer, factory):
             receiver = await factory.create_message_receiver(
@@ -1286,7 +1283,7 @@ def test_a3_what_comes_while_somebody_waits_and_the_receiver_closes_is_not_hande
     run(scenario())
 
 
-def test_what_is_received_and_deleted_as_the_receiver_closes_goes_to_whoever_waits_for_it(
+def test_received_and_deleted_messages_during_close_go_to_waiter(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def scenario() -> None:
@@ -1306,11 +1303,11 @@ def test_what_is_received_and_deleted_as_the_receiver_closes_goes_to_whoever_wai
             await closing
 
     run(scenario())
-    assert "never asked for" not in caplog.text
+    assert "discarded" not in caplog.text
 
 
 @pytest.mark.parametrize("is_lost", [False, True], ids=["attached", "lost"])
-def test_what_was_received_and_deleted_and_never_asked_for_is_told_when_the_receiver_is_closed(
+def test_discarded_received_and_deleted_messages_are_logged_at_close(
     caplog: pytest.LogCaptureFixture, is_lost: bool
 ) -> None:
     async def scenario() -> None:
@@ -1323,10 +1320,10 @@ def test_what_was_received_and_deleted_and_never_asked_for_is_told_when_the_rece
             await receiver.close()
 
     run(scenario())
-    assert "4 messages of orders, received and deleted, were never asked for" in caplog.text
+    assert "received and deleted messages discarded entity=orders count=4" in caplog.text
 
 
-def test_what_was_salvaged_and_never_asked_for_is_told_when_the_receiver_is_closed(
+def test_discarded_salvaged_messages_are_logged_at_close(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def scenario() -> None:
@@ -1339,7 +1336,7 @@ def test_what_was_salvaged_and_never_asked_for_is_told_when_the_receiver_is_clos
             await receiver.close()
 
     run(scenario())
-    assert "3 messages of orders, received and deleted, were never asked for" in caplog.text
+    assert "received and deleted messages discarded entity=orders count=3" in caplog.text
 
 
 def test_a1_subscriptions_and_sub_queues_are_received_from_by_their_paths(namespace: RunningNamespace) -> None:
@@ -1360,23 +1357,21 @@ def test_a1_subscriptions_and_sub_queues_are_received_from_by_their_paths(namesp
     play(scenario())
 
 
-def test_released_is_never_told_of_what_was_handed_out() -> None:
+def test_returned_messages_are_never_released() -> None:
     async def scenario() -> None:
         async with receiving() as (peer, receiver):
             stock(peer, 2)
             await receiver.receive(2)
             await receiver.close()
-            assert (2, RELEASED) not in told(peer)
-            assert (1, RELEASED) not in told(peer)
+            assert (2, RELEASED) not in reported(peer)
+            assert (1, RELEASED) not in reported(peer)
 
     run(scenario())
 
 
 @pytest.mark.parametrize("longest", [timedelta(), timedelta(minutes=5)], ids=["as they are", "kept locked"])
 @pytest.mark.parametrize("prefetch_count", [0, 10])
-def test_e3_a_message_that_cannot_be_read_does_not_keep_the_others_back(
-    longest: timedelta, prefetch_count: int
-) -> None:
+def test_e3_unreadable_message_does_not_block_others(longest: timedelta, prefetch_count: int) -> None:
     async def scenario() -> None:
         async with scripted() as (peer, factory):
             receiver = await factory.create_message_receiver(
@@ -1396,7 +1391,7 @@ def test_e3_a_message_that_cannot_be_read_does_not_keep_the_others_back(
     run(scenario())
 
 
-def test_e3_a_message_that_cannot_be_read_can_be_settled_after_its_link_was_lost() -> None:
+def test_e3_unreadable_message_can_be_settled_after_lost_link() -> None:
     async def scenario() -> None:
         async with receiving() as (peer, receiver):
             peer.stock.extend([b"garbage", message_bytes(b"1")])
@@ -1411,7 +1406,7 @@ def test_e3_a_message_that_cannot_be_read_can_be_settled_after_its_link_was_lost
     run(scenario())
 
 
-def test_a3_what_was_salvaged_from_a_lost_link_goes_back_when_the_receiver_is_closed() -> None:
+def test_a3_salvaged_messages_are_abandoned_at_close() -> None:
     async def scenario() -> None:
         async with receiving(prefetch_count=5) as (peer, receiver):
             peer.answers[RENEW] = lambda request: Response(
@@ -1431,7 +1426,7 @@ def test_a3_what_was_salvaged_from_a_lost_link_goes_back_when_the_receiver_is_cl
     run(scenario())
 
 
-def test_receives_at_the_same_time_do_not_wait_for_one_another_when_messages_are_sent_ahead() -> None:
+def test_concurrent_receives_do_not_block_each_other_with_prefetch() -> None:
     async def scenario() -> None:
         async with receiving(prefetch_count=10) as (peer, receiver):
             tasks = [asyncio.create_task(receiver.receive(1, 30 * SECOND)) for _ in range(5)]
@@ -1447,9 +1442,7 @@ def test_receives_at_the_same_time_do_not_wait_for_one_another_when_messages_are
 
 
 @pytest.mark.parametrize("prefetch_count", [0, 3])
-def test_e1_whatever_is_cancelled_nothing_is_lost_and_nothing_stays_locked(
-    namespace: RunningNamespace, prefetch_count: int
-) -> None:
+def test_e1_cancellation_loses_and_locks_nothing(namespace: RunningNamespace, prefetch_count: int) -> None:
     async def scenario(queue: Queue) -> None:
         random = Random(prefetch_count)  # noqa: S311 (the same each time)
         receivers = [await queue.receiver(prefetch_count=prefetch_count) for _ in range(3)]

@@ -1,4 +1,4 @@
-"""When to try again."""
+"""Retry policies."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from pairbus.client.errors import (
     ServerBusyError,
     UnauthorizedError,
 )
-from pairbus.client.retry import NO_RETRY, RetryPolicy
+from pairbus.client.settings import NO_RETRY, RetryPolicy
 
 LOST = MessagingCommunicationError("lost")
 
 
 @given(st.integers(1, 10_000), st.randoms(use_true_random=False))
-def test_the_wait_grows_up_to_its_limit_and_is_never_the_same_for_all(failures: int, random: Random) -> None:
+def test_backoff_grows_to_its_limit_with_jitter(failures: int, random: Random) -> None:
     policy = RetryPolicy(minimum_backoff=timedelta(seconds=1), maximum_backoff=timedelta(seconds=30))
     delay_s = policy.delay_s(failures, LOST, random)
     longest_s = min(30.0, 2.0 ** min(failures - 1, 10))
@@ -34,28 +34,28 @@ def test_the_wait_grows_up_to_its_limit_and_is_never_the_same_for_all(failures: 
 
 
 @pytest.mark.parametrize("kind", [MessagingCommunicationError, MessagingTimeoutError, InternalServerError])
-def test_what_is_transient_is_tried_again(kind: type[MessagingError]) -> None:
+def test_transient_error_is_retried(kind: type[MessagingError]) -> None:
     assert RetryPolicy().delay_s(1, kind("again")) is not None
 
 
 @pytest.mark.parametrize("kind", [EntityNotFoundError, UnauthorizedError, MessagingError])
-def test_what_is_not_transient_is_not_tried_again(kind: type[MessagingError]) -> None:
+def test_permanent_error_is_not_retried(kind: type[MessagingError]) -> None:
     assert RetryPolicy().delay_s(1, kind("never")) is None
 
 
-def test_an_error_can_be_transient_against_its_kind() -> None:
+def test_error_instance_can_be_transient_against_its_class() -> None:
     assert RetryPolicy().delay_s(1, EntityNotFoundError("soon", is_transient=True)) is not None
     assert RetryPolicy().delay_s(1, MessagingCommunicationError("never", is_transient=False)) is None
 
 
 @given(st.integers(1, 100), st.randoms(use_true_random=False))
-def test_b2_a_namespace_that_is_busy_is_left_alone_for_ten_seconds(failures: int, random: Random) -> None:
+def test_b2_busy_namespace_gets_ten_seconds(failures: int, random: Random) -> None:
     delay_s = RetryPolicy().delay_s(failures, ServerBusyError("busy"), random)
     assert delay_s is not None
     assert delay_s >= 10
 
 
-def test_there_may_be_a_limit_to_how_often() -> None:
+def test_maximum_retries_limits_retries() -> None:
     policy = RetryPolicy(maximum_retries=2)
     assert [policy.delay_s(failures, LOST) is None for failures in (1, 2, 3)] == [False, False, True]
     assert NO_RETRY.delay_s(1, LOST) is None
@@ -70,6 +70,6 @@ def test_there_may_be_a_limit_to_how_often() -> None:
         {"maximum_retries": -1},
     ],
 )
-def test_e4_what_makes_no_sense_is_refused_by_name(wrong: dict[str, Any]) -> None:
+def test_e4_invalid_value_is_rejected_by_name(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
         RetryPolicy(**wrong)

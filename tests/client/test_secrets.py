@@ -27,7 +27,7 @@ from pairbus import (
     TokenProvider,
     blocking,
 )
-from pairbus.client.connection_string import open_connection_string
+from pairbus.client.endpoint import open_connection_string
 from pairbus.dialect.connection_string import ConnectionStringError, parse_connection_string
 
 KEY: Final = "c2VjcmV0c2VjcmV0c2VjcmV0c2VjcmV0c2VjcmV0c2U="
@@ -42,7 +42,7 @@ TEXTS: Final = (
 
 
 OURS: Final = f"Endpoint=sb://localhost:1;SharedAccessKeyName=app;SharedAccessKey={KEY};UseDevelopmentEmulator=true"
-"""Where nobody listens."""
+"""An address without a listener."""
 
 RULE: Final = SharedAccessAuthorizationRule(
     key_name="app", rights=frozenset({AccessRights.SEND}), primary_key=KEY, secondary_key=KEY
@@ -118,12 +118,10 @@ CALLS: Final[dict[str, Callable[[Any], object]]] = {
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
 @pytest.mark.parametrize("text", TEXTS, ids=["endpoint first", "name first", "key first"])
-def test_e3_a_connection_string_where_something_else_belongs_is_not_repeated(
-    call: Callable[[Any], object], text: str
-) -> None:
+def test_e3_connection_string_in_wrong_place_is_not_repeated(call: Callable[[Any], object], text: str) -> None:
     try:
         made = call(text)
-    except Exception as error:  # noqa: BLE001 (whatever it is, it must not tell the key)
+    except Exception as error:  # noqa: BLE001 (no error may show the key)
         _check(*traceback.format_exception_only(error), *_chain(error))
     else:
         _check(repr(made))
@@ -148,12 +146,12 @@ HOLDERS: Final[dict[str, Callable[[], object]]] = {
 
 
 @pytest.mark.parametrize("make", HOLDERS.values(), ids=HOLDERS.keys())
-def test_e3_what_holds_a_key_does_not_show_it(make: Callable[[], object]) -> None:
+def test_e3_repr_does_not_show_key(make: Callable[[], object]) -> None:
     value = make()
     _check(repr(value), str(value), f"{[value]}")
 
 
-def test_e3_a_connection_string_that_was_read_shows_no_key() -> None:
+def test_e3_parsed_connection_string_shows_no_key() -> None:
     _check(repr(parse_connection_string(OURS)))
 
 
@@ -186,7 +184,7 @@ def test_e3_a_connection_string_that_was_read_shows_no_key() -> None:
         f"{KEY};{KEY}",
     ],
 )
-def test_e3_what_is_nearly_a_connection_string_is_refused_without_its_secrets(text: str) -> None:
+def test_e3_malformed_connection_string_is_rejected_without_its_secrets(text: str) -> None:
     for opened in (
         open_connection_string,
         MessagingFactory.from_connection_string,
@@ -205,7 +203,7 @@ def test_e3_what_is_nearly_a_connection_string_is_refused_without_its_secrets(te
 
 
 def _run(work: Any) -> object:
-    """What it comes to, as far as that takes no time: nobody listens where these would connect to."""
+    """Return the result as far as it is immediate: nothing listens at the addresses that these would connect to."""
 
     async def briefly() -> object:
         with suppress(TimeoutError):
@@ -230,6 +228,6 @@ def _check(*texts: str) -> None:
         assert PIECE not in text.lower(), text
 
 
-def test_the_check_sees_a_key_in_whatever_case() -> None:
+def test_key_check_is_case_insensitive() -> None:
     with pytest.raises(AssertionError):
         _check(f"{datetime.now(UTC)}: {KEY.lower()[:30]}")

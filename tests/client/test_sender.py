@@ -28,8 +28,8 @@ from pairbus.client.errors import (
 from pairbus.client.factory import MessagingFactory
 from pairbus.client.message import BodyKind, BrokeredMessage
 from pairbus.client.received_message import MessageState, ReceivedMessage
-from pairbus.client.retry import NO_RETRY
 from pairbus.client.sender import MessageSender
+from pairbus.client.settings import NO_RETRY
 from pairbus.dialect.management import Response
 from pairbus.testing import RunningNamespace, running_namespace
 from pairbus.wire import ACCEPTED, RELEASED, Array, Delivery, Error, Modified, Rejected
@@ -67,7 +67,7 @@ def numbers(count: int) -> list[bytes]:
 # Order and pipelining
 
 
-def test_sends_made_at_the_same_time_keep_their_order() -> None:
+def test_concurrent_sends_keep_their_order() -> None:
     async def scenario() -> None:
         async with sending() as (peer, sender):
             for _ in range(2):  # while the link opens, and when it is open
@@ -78,7 +78,7 @@ def test_sends_made_at_the_same_time_keep_their_order() -> None:
     run(scenario())
 
 
-def test_sends_made_while_the_link_opens_keep_their_order() -> None:
+def test_sends_while_link_opens_keep_their_order() -> None:
     async def scenario() -> None:
         async with sending() as (peer, sender):
             tasks = []
@@ -91,7 +91,7 @@ def test_sends_made_while_the_link_opens_keep_their_order() -> None:
     run(scenario())
 
 
-def test_sends_of_one_and_of_many_keep_their_order() -> None:
+def test_single_and_batch_sends_keep_their_order() -> None:
     async def scenario() -> None:
         peer = Peer()
         peer.max_message_size = 1_000
@@ -109,7 +109,7 @@ def test_sends_of_one_and_of_many_keep_their_order() -> None:
     run(scenario())
 
 
-def test_many_are_on_their_way_before_the_first_is_confirmed() -> None:
+def test_sends_are_pipelined_before_first_confirmation() -> None:
     async def scenario() -> None:
         async with sending() as (peer, sender):
             peer.outcome = lambda _delivery: None
@@ -123,7 +123,7 @@ def test_many_are_on_their_way_before_the_first_is_confirmed() -> None:
     run(scenario())
 
 
-def test_a1_order_is_kept_by_a_real_namespace(namespace: RunningNamespace) -> None:
+def test_a1_real_namespace_keeps_order(namespace: RunningNamespace) -> None:
     async def scenario() -> None:
         path = make_queue(namespace)
         async with factory_of(namespace) as factory:
@@ -142,7 +142,7 @@ def test_a1_order_is_kept_by_a_real_namespace(namespace: RunningNamespace) -> No
 # Connecting
 
 
-def test_nothing_is_opened_before_the_first_send() -> None:
+def test_sender_connects_at_first_send() -> None:
     async def scenario() -> None:
         async with sending() as (peer, sender):
             await settled()
@@ -154,7 +154,7 @@ def test_nothing_is_opened_before_the_first_send() -> None:
     run(scenario())
 
 
-def test_a_link_that_is_lost_is_opened_anew() -> None:
+def test_lost_link_is_reopened() -> None:
     async def scenario() -> None:
         async with sending() as (peer, sender):
             await sender.send(BrokeredMessage(b"1"))
@@ -171,7 +171,7 @@ def test_a_link_that_is_lost_is_opened_anew() -> None:
     run(scenario())
 
 
-def test_a_namespace_that_is_not_there_is_waited_for() -> None:
+def test_send_waits_for_unreachable_namespace() -> None:
     async def scenario() -> None:
         async with sending() as (peer, sender):
             peer.stop()
@@ -185,11 +185,11 @@ def test_a_namespace_that_is_not_there_is_waited_for() -> None:
     run(scenario())
 
 
-def test_a_namespace_that_does_not_come_is_told_when_the_time_is_up() -> None:
+def test_send_to_unreachable_namespace_times_out() -> None:
     async def scenario() -> None:
         async with sending() as (peer, sender):
             peer.stop()
-            with pytest.raises(MessagingTimeoutError, match="it did not succeed within 60 s") as caught:
+            with pytest.raises(MessagingTimeoutError, match="timed out after 60 s") as caught:
                 await sender.send(BrokeredMessage(b"body"))
             assert isinstance(caught.value.__cause__, MessagingCommunicationError)
             assert caught.value.entity == "orders"
@@ -212,7 +212,7 @@ def test_a_namespace_that_does_not_come_is_told_when_the_time_is_up() -> None:
     ],
     ids=str,
 )
-def test_e2_what_fails_in_passing_is_sent_again_with_the_same_id(outcome: object) -> None:
+def test_e2_transient_failure_is_resent_with_same_id(outcome: object) -> None:
     async def scenario() -> None:
         async with sending() as (peer, sender):
             outcomes = iter([outcome, outcome, ACCEPTED] * 2)
@@ -228,7 +228,7 @@ def test_e2_what_fails_in_passing_is_sent_again_with_the_same_id(outcome: object
     run(scenario())
 
 
-def test_e2_what_was_in_flight_when_the_connection_was_lost_is_sent_again_with_the_same_id() -> None:
+def test_e2_message_in_flight_at_connection_loss_is_resent_with_same_id() -> None:
     async def scenario() -> None:
         async with sending() as (peer, sender):
             peer.outcome = lambda _delivery: None
@@ -242,7 +242,7 @@ def test_e2_what_was_in_flight_when_the_connection_was_lost_is_sent_again_with_t
     run(scenario())
 
 
-def test_e2_with_duplicate_detection_what_is_sent_twice_is_there_once(namespace: RunningNamespace) -> None:
+def test_e2_duplicate_detection_stores_resent_message_once(namespace: RunningNamespace) -> None:
     async def scenario() -> None:
         path = make_queue(namespace, requires_duplicate_detection=True)
         async with factory_of(namespace) as factory:
@@ -255,7 +255,7 @@ def test_e2_with_duplicate_detection_what_is_sent_twice_is_there_once(namespace:
     play(scenario())
 
 
-def test_b2_a_busy_namespace_is_left_alone_for_ten_seconds() -> None:
+def test_b2_busy_namespace_is_retried_after_ten_seconds() -> None:
     async def scenario() -> None:
         loop = asyncio.get_running_loop()
         async with sending() as (peer, sender):
@@ -273,7 +273,7 @@ def test_b2_a_busy_namespace_is_left_alone_for_ten_seconds() -> None:
     run(scenario())
 
 
-def test_b2_a_namespace_that_stays_busy_is_told_as_that() -> None:
+def test_b2_namespace_that_stays_busy_raises_server_busy() -> None:
     async def scenario() -> None:
         async with sending() as (peer, sender):
             peer.outcome = lambda _delivery: Rejected(Error("com.microsoft:server-busy", "busy"))
@@ -289,7 +289,7 @@ def test_b2_a_namespace_that_stays_busy_is_told_as_that() -> None:
     ("condition", "kind"),
     [("amqp:not-found", EntityNotFoundError), ("com.microsoft:entity-disabled", EntityDisabledError)],
 )
-def test_what_fails_for_good_is_not_sent_again(condition: str, kind: type[MessagingError]) -> None:
+def test_permanent_failure_is_not_retried(condition: str, kind: type[MessagingError]) -> None:
     async def scenario() -> None:
         async with sending() as (peer, sender):
             peer.outcome = lambda _delivery: Rejected(Error(condition, "no"))
@@ -303,7 +303,7 @@ def test_what_fails_for_good_is_not_sent_again(condition: str, kind: type[Messag
     run(scenario())
 
 
-def test_a_link_that_is_refused_in_passing_is_asked_for_again() -> None:
+def test_transient_link_refusal_is_retried() -> None:
     async def scenario() -> None:
         async with sending() as (peer, sender):
             peer.refusals.extend([Error("amqp:internal-error"), Error("com.microsoft:timeout")])
@@ -313,7 +313,7 @@ def test_a_link_that_is_refused_in_passing_is_asked_for_again() -> None:
     run(scenario())
 
 
-def test_without_retries_the_first_failure_is_told() -> None:
+def test_first_failure_is_raised_without_retries() -> None:
     async def scenario() -> None:
         async with sending(retry_policy=NO_RETRY) as (peer, sender):
             peer.outcome = lambda _delivery: RELEASED
@@ -325,7 +325,7 @@ def test_without_retries_the_first_failure_is_told() -> None:
     run(scenario())
 
 
-def test_a_send_takes_no_longer_than_the_operation_time_out_whatever_the_peer_does() -> None:
+def test_send_never_exceeds_operation_timeout() -> None:
     async def scenario() -> None:
         loop = asyncio.get_running_loop()
         async with sending(operation_timeout=timedelta(seconds=20), attempt_timeout=timedelta(seconds=8)) as (
@@ -335,7 +335,7 @@ def test_a_send_takes_no_longer_than_the_operation_time_out_whatever_the_peer_do
             await sender.send(BrokeredMessage())
             peer.outcome = lambda _delivery: None
             started_s = loop.time()
-            with pytest.raises(MessagingTimeoutError, match="within 20 s") as caught:
+            with pytest.raises(MessagingTimeoutError, match="timed out after 20 s") as caught:
                 await sender.send(BrokeredMessage(b"body"))
             assert loop.time() - started_s == pytest.approx(20, abs=8)
             assert loop.time() - started_s <= 20.01
@@ -347,13 +347,13 @@ def test_a_send_takes_no_longer_than_the_operation_time_out_whatever_the_peer_do
 # Back pressure
 
 
-def test_a_peer_that_does_not_read_fills_neither_the_transport_nor_the_next_receiver() -> None:
+def test_peer_that_does_not_read_fills_neither_transport_nor_next_receiver() -> None:
     async def scenario() -> None:
         peer = Peer()
         peer.credit = 10_000
         async with sending(peer) as (_, sender):
             await sender.send(BrokeredMessage(b"first"))
-            link = sender._lane.ready
+            link = sender._entity_link.ready
             assert link is not None
             peer.last.pause()
             tasks = [asyncio.create_task(sender.send(BrokeredMessage(bytes(100_000)))) for _ in range(1_000)]
@@ -379,7 +379,7 @@ def later(hours: float = 1) -> datetime:
     return datetime.now(UTC).replace(microsecond=0) + timedelta(hours=hours)
 
 
-def test_a4_what_is_scheduled_is_there_and_not_received_until_then(namespace: RunningNamespace) -> None:
+def test_a4_scheduled_message_is_not_received_before_its_time(namespace: RunningNamespace) -> None:
     async def scenario() -> None:
         path = make_queue(namespace)
         async with factory_of(namespace) as factory:
@@ -398,7 +398,7 @@ def test_a4_what_is_scheduled_is_there_and_not_received_until_then(namespace: Ru
     play(scenario())
 
 
-def test_a4_a_time_that_has_passed_is_now(namespace: RunningNamespace) -> None:
+def test_a4_schedule_in_the_past_means_now(namespace: RunningNamespace) -> None:
     async def scenario() -> None:
         path = make_queue(namespace)
         async with factory_of(namespace) as factory:
@@ -410,7 +410,7 @@ def test_a4_a_time_that_has_passed_is_now(namespace: RunningNamespace) -> None:
     play(scenario())
 
 
-def test_a4_several_are_scheduled_and_cancelled_at_once(namespace: RunningNamespace) -> None:
+def test_a4_several_messages_are_scheduled_and_cancelled_at_once(namespace: RunningNamespace) -> None:
     async def scenario() -> None:
         path = make_queue(namespace)
         async with factory_of(namespace) as factory:
@@ -427,7 +427,7 @@ def test_a4_several_are_scheduled_and_cancelled_at_once(namespace: RunningNamesp
     play(scenario())
 
 
-def test_a4_what_is_not_scheduled_cannot_be_cancelled(namespace: RunningNamespace) -> None:
+def test_a4_cancelling_unscheduled_message_raises(namespace: RunningNamespace) -> None:
     async def scenario() -> None:
         path = make_queue(namespace)
         async with factory_of(namespace) as factory:
@@ -447,7 +447,7 @@ def test_a4_what_is_not_scheduled_cannot_be_cancelled(namespace: RunningNamespac
     [datetime(2030, 1, 1), "tomorrow", 5, None, timedelta(hours=1)],  # noqa: DTZ001 (that is the point)
     ids=str,
 )
-def test_e3_a_time_that_is_none_is_refused(at: Any) -> None:
+def test_e3_invalid_scheduled_time_is_rejected(at: Any) -> None:
     async def scenario() -> None:
         async with sending() as (peer, sender):
             if at is None:  # to be scheduled for no time is to be sent
@@ -470,7 +470,7 @@ def test_e3_a_time_that_is_none_is_refused(at: Any) -> None:
     ],
     ids=str,
 )
-def test_e3_an_answer_without_the_numbers_is_an_error_of_the_namespace(body: dict[str, Any]) -> None:
+def test_e3_response_without_sequence_numbers_is_internal_server_error(body: dict[str, Any]) -> None:
     async def scenario() -> None:
         async with sending() as (peer, sender):
             peer.answers[SCHEDULE] = lambda _request: Response(body=body)
@@ -481,7 +481,7 @@ def test_e3_an_answer_without_the_numbers_is_an_error_of_the_namespace(body: dic
     run(scenario())
 
 
-def test_scheduling_is_tried_again_after_what_passes() -> None:
+def test_scheduling_is_retried_after_transient_error() -> None:
     async def scenario() -> None:
         async with sending() as (peer, sender):
             answers = iter([Response(status=500), None, b"garbage", Response(body={"sequence-numbers": Array((7,))})])
@@ -498,7 +498,7 @@ def test_scheduling_is_tried_again_after_what_passes() -> None:
     run(scenario())
 
 
-def test_more_than_the_node_takes_is_refused() -> None:
+def test_request_beyond_size_limit_is_rejected() -> None:
     async def scenario() -> None:
         peer = Peer()
         peer.max_message_size = 1_000
@@ -511,7 +511,7 @@ def test_more_than_the_node_takes_is_refused() -> None:
 
 
 @pytest.mark.parametrize("numbers", [2**70, [1, 2**70], ["x"], "x"], ids=str)
-def test_e3_what_is_no_sequence_number_is_refused(namespace: RunningNamespace, numbers: Any) -> None:
+def test_e3_invalid_sequence_number_is_rejected(namespace: RunningNamespace, numbers: Any) -> None:
     async def scenario() -> None:
         path = make_queue(namespace)
         async with factory_of(namespace) as factory:
@@ -524,12 +524,12 @@ def test_e3_what_is_no_sequence_number_is_refused(namespace: RunningNamespace, n
 
 
 @pytest.mark.parametrize("wrong", ["1", ["1"], [1, "2"], 1.0, None, True], ids=repr)
-def test_e4_what_is_no_sequence_number_is_refused_before_anything_is_opened(wrong: Any) -> None:
+def test_e4_invalid_sequence_number_is_rejected_before_connecting(wrong: Any) -> None:
     async def scenario() -> None:
         async with scripted() as (peer, factory):
             queue = await factory.create_queue_client("orders")
             for operation in (queue.cancel_scheduled, queue.receive_deferred):
-                with pytest.raises(TypeError, match="a sequence number has to be int"):
+                with pytest.raises(TypeError, match="sequence_number must be int"):
                     await operation(wrong)
             assert peer.connections == []
 
@@ -618,7 +618,7 @@ def test_a9_bodies_of_every_kind_arrive(namespace: RunningNamespace, body: Any, 
 # What a real namespace refuses
 
 
-def test_a1_a_queue_that_is_not_there_is_told(namespace: RunningNamespace) -> None:
+def test_a1_missing_queue_raises_entity_not_found(namespace: RunningNamespace) -> None:
     async def scenario() -> None:
         async with factory_of(namespace) as factory:
             sender = await factory.create_message_sender("nowhere")
@@ -630,7 +630,7 @@ def test_a1_a_queue_that_is_not_there_is_told(namespace: RunningNamespace) -> No
     play(scenario())
 
 
-def test_a8_a_wrong_key_is_told(namespace: RunningNamespace) -> None:
+def test_a8_wrong_key_raises_unauthorized(namespace: RunningNamespace) -> None:
     async def scenario() -> None:
         path = make_queue(namespace)
         wrong = namespace.connection_string.replace(namespace.key, "d3Jvbmc=")
@@ -648,7 +648,7 @@ def test_a8_a_wrong_key_is_told(namespace: RunningNamespace) -> None:
 # Its end
 
 
-def test_a_sender_that_is_closed_sends_no_more() -> None:
+def test_closed_sender_rejects_sends() -> None:
     async def scenario() -> None:
         async with sending() as (peer, sender):
             await sender.send(BrokeredMessage())
@@ -673,7 +673,7 @@ def test_a_sender_that_is_closed_sends_no_more() -> None:
 
 
 @pytest.mark.parametrize("settings", [{}, {"retry_policy": NO_RETRY}], ids=["with retries", "without"])
-def test_sends_in_flight_when_the_sender_is_closed_are_told_so(settings: dict[str, Any]) -> None:
+def test_sends_in_flight_at_close_raise_closed_error(settings: dict[str, Any]) -> None:
     async def scenario() -> None:
         async with sending(**settings) as (peer, sender):
             peer.outcome = lambda _delivery: None
@@ -688,7 +688,7 @@ def test_sends_in_flight_when_the_sender_is_closed_are_told_so(settings: dict[st
     run(scenario())
 
 
-def test_sends_that_wait_for_the_link_when_the_sender_is_closed_are_told_so() -> None:
+def test_sends_waiting_for_link_at_close_raise_closed_error() -> None:
     async def scenario() -> None:
         async with sending() as (peer, sender):
             peer.attaches = False
@@ -706,7 +706,7 @@ def test_sends_that_wait_for_the_link_when_the_sender_is_closed_are_told_so() ->
     run(scenario())
 
 
-def test_a_sender_closes_with_its_block() -> None:
+def test_sender_closes_at_end_of_with_block() -> None:
     async def scenario() -> None:
         async with sending() as (_, sender):
             async with sender as same:
@@ -717,7 +717,7 @@ def test_a_sender_closes_with_its_block() -> None:
     run(scenario())
 
 
-def test_whoever_is_cancelled_while_the_link_opens_leaves_it_to_the_others() -> None:
+def test_cancelled_send_does_not_cancel_opening_for_others() -> None:
     async def scenario() -> None:
         async with sending() as (peer, sender):
             first, second = (asyncio.create_task(sender.send(message)) for message in numbered(2))

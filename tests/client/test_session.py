@@ -23,9 +23,8 @@ from pairbus.client.errors import (
 )
 from pairbus.client.factory import MessagingFactory
 from pairbus.client.message import BrokeredMessage
-from pairbus.client.receive_mode import ReceiveMode
-from pairbus.client.retry import NO_RETRY
 from pairbus.client.session import MessageSession
+from pairbus.client.settings import NO_RETRY, ReceiveMode
 from pairbus.dialect.annotations import LINK_TIMEOUT
 from pairbus.dialect.management import ASSOCIATED_LINK, Request, Response
 from pairbus.testing import RunningNamespace, running_namespace
@@ -70,7 +69,7 @@ async def texts(session: MessageSession, count: int) -> list[str]:
 # With a real namespace
 
 
-def test_a5_a_named_session_gives_its_messages_in_their_order(namespace: RunningNamespace) -> None:
+def test_a5_named_session_delivers_its_messages_in_order(namespace: RunningNamespace) -> None:
     async def scenario() -> None:
         async with visits(namespace) as (factory, path):
             await send(factory, path, ("a", "1"), ("b", "x"), ("a", "2"), ("a", "3"))
@@ -85,7 +84,7 @@ def test_a5_a_named_session_gives_its_messages_in_their_order(namespace: Running
     play(scenario())
 
 
-def test_a5_a_session_may_be_accepted_before_it_has_messages(namespace: RunningNamespace) -> None:
+def test_a5_session_can_be_accepted_before_it_has_messages(namespace: RunningNamespace) -> None:
     async def scenario() -> None:
         async with visits(namespace) as (factory, path):
             session = await factory.accept_message_session(path, "empty")
@@ -96,7 +95,7 @@ def test_a5_a_session_may_be_accepted_before_it_has_messages(namespace: RunningN
     play(scenario())
 
 
-def test_a5_the_next_session_is_one_that_has_messages_and_is_free(namespace: RunningNamespace) -> None:
+def test_a5_next_session_has_messages_and_is_unlocked(namespace: RunningNamespace) -> None:
     async def scenario() -> None:
         async with visits(namespace) as (factory, path):
             await send(factory, path, ("a", "1"), ("b", "2"))
@@ -109,7 +108,7 @@ def test_a5_the_next_session_is_one_that_has_messages_and_is_free(namespace: Run
     play(scenario())
 
 
-def test_a5_whoever_waits_for_the_next_session_gets_it_when_it_comes(namespace: RunningNamespace) -> None:
+def test_a5_waiting_accept_gets_next_session(namespace: RunningNamespace) -> None:
     async def scenario() -> None:
         async with visits(namespace) as (factory, path):
             task = asyncio.create_task(factory.accept_message_session(path, server_wait_time=30 * SECOND))
@@ -120,7 +119,7 @@ def test_a5_whoever_waits_for_the_next_session_gets_it_when_it_comes(namespace: 
     play(scenario())
 
 
-def test_a5_a_session_that_somebody_else_has_cannot_be_locked(namespace: RunningNamespace) -> None:
+def test_a5_session_locked_by_another_receiver_cannot_be_locked(namespace: RunningNamespace) -> None:
     async def scenario() -> None:
         async with visits(namespace) as (factory, path):
             session = await factory.accept_message_session(path, "a")
@@ -134,7 +133,7 @@ def test_a5_a_session_that_somebody_else_has_cannot_be_locked(namespace: Running
     play(scenario())
 
 
-def test_a5_what_a_closed_session_had_not_settled_comes_again(namespace: RunningNamespace) -> None:
+def test_a5_unsettled_messages_of_closed_session_are_redelivered(namespace: RunningNamespace) -> None:
     async def scenario() -> None:
         async with visits(namespace) as (factory, path):
             await send(factory, path, ("a", "1"), ("a", "2"), ("a", "3"))
@@ -169,7 +168,7 @@ def test_a5_every_settlement_works_in_a_session(namespace: RunningNamespace) -> 
     play(scenario())
 
 
-def test_a5_only_the_messages_of_the_session_are_peeked_at(namespace: RunningNamespace) -> None:
+def test_a5_peek_returns_only_messages_of_session(namespace: RunningNamespace) -> None:
     async def scenario() -> None:
         async with visits(namespace) as (factory, path):
             await send(factory, path, ("b", "x"), ("a", "1"), ("b", "y"), ("a", "2"))
@@ -179,7 +178,7 @@ def test_a5_only_the_messages_of_the_session_are_peeked_at(namespace: RunningNam
     play(scenario())
 
 
-def test_a5_a_session_has_a_state(namespace: RunningNamespace) -> None:
+def test_a5_session_state_is_stored(namespace: RunningNamespace) -> None:
     async def scenario() -> None:
         async with visits(namespace) as (factory, path):
             session = await factory.accept_message_session(path, "a")
@@ -197,7 +196,7 @@ def test_a5_a_session_has_a_state(namespace: RunningNamespace) -> None:
     play(scenario())
 
 
-def test_a5_the_lock_is_renewed_for_all_its_messages(namespace: RunningNamespace) -> None:
+def test_a5_renewal_covers_all_messages(namespace: RunningNamespace) -> None:
     async def scenario() -> None:
         async with visits(namespace) as (factory, path):
             await send(factory, path, ("a", "1"))
@@ -211,7 +210,7 @@ def test_a5_the_lock_is_renewed_for_all_its_messages(namespace: RunningNamespace
     play(scenario())
 
 
-def test_a5_a_session_whose_connection_was_lost_is_lost_and_can_be_accepted_again(
+def test_a5_session_lost_with_connection_can_be_accepted_again(
     namespace: RunningNamespace,
 ) -> None:
     async def scenario() -> None:
@@ -237,7 +236,7 @@ def test_a5_a_session_whose_connection_was_lost_is_lost_and_can_be_accepted_agai
     play(scenario())
 
 
-def test_a5_sessions_and_queues_without_them_do_not_mix(namespace: RunningNamespace) -> None:
+def test_a5_sessions_require_session_queue(namespace: RunningNamespace) -> None:
     async def scenario() -> None:
         plain = make_queue(namespace)
         async with visits(namespace) as (factory, path):
@@ -253,7 +252,7 @@ def test_a5_sessions_and_queues_without_them_do_not_mix(namespace: RunningNamesp
     play(scenario())
 
 
-def test_a5_a_session_can_be_received_and_deleted(namespace: RunningNamespace) -> None:
+def test_a5_session_supports_receive_and_delete(namespace: RunningNamespace) -> None:
     async def scenario() -> None:
         async with visits(namespace) as (factory, path):
             await send(factory, path, ("a", "1"))
@@ -265,7 +264,7 @@ def test_a5_a_session_can_be_received_and_deleted(namespace: RunningNamespace) -
 
 
 @pytest.mark.parametrize("session_id", ["", "é" * 128, "a/b?c#d", " "])
-def test_a5_whatever_a_session_is_called_it_is_found(namespace: RunningNamespace, session_id: str) -> None:
+def test_a5_any_session_id_is_found(namespace: RunningNamespace, session_id: str) -> None:
     async def scenario() -> None:
         async with visits(namespace) as (factory, path):
             try:
@@ -284,7 +283,7 @@ def test_a5_whatever_a_session_is_called_it_is_found(namespace: RunningNamespace
 # With a peer that listens closely
 
 
-def test_the_wait_is_told_to_the_namespace() -> None:
+def test_wait_time_is_sent_to_namespace() -> None:
     async def scenario() -> None:
         async with scripted() as (peer, factory):
             await factory.accept_message_session("visits", server_wait_time=timedelta(seconds=7))
@@ -330,7 +329,7 @@ def test_a5_requests_name_the_session_and_its_link() -> None:
     ],
     ids=lambda error: "no reason" if error is None else str(error.condition),
 )
-def test_a5_whatever_ends_the_link_of_a_session_its_lock_is_lost(error: Error | None) -> None:
+def test_a5_lost_link_loses_session_lock(error: Error | None) -> None:
     async def scenario() -> None:
         async with scripted() as (peer, factory):
             session = await factory.accept_message_session("visits", "alice")
@@ -361,7 +360,7 @@ def test_a5_whatever_ends_the_link_of_a_session_its_lock_is_lost(error: Error | 
         ("amqp:not-allowed", InvalidRequestError),
     ],
 )
-def test_a5_what_the_namespace_answers_is_not_asked_again(condition: str, kind: type[MessagingError]) -> None:
+def test_a5_refusal_by_namespace_is_not_retried(condition: str, kind: type[MessagingError]) -> None:
     async def scenario() -> None:
         async with scripted() as (peer, factory):
             peer.refusals.append(Error(condition, "no"))
@@ -373,7 +372,7 @@ def test_a5_what_the_namespace_answers_is_not_asked_again(condition: str, kind: 
     run(scenario())
 
 
-def test_a_namespace_that_answers_nothing_is_asked_again_until_the_time_is_up() -> None:
+def test_accept_is_retried_until_timeout_without_response() -> None:
     async def scenario() -> None:
         loop = asyncio.get_running_loop()
         async with scripted() as (peer, factory):
@@ -387,7 +386,7 @@ def test_a_namespace_that_answers_nothing_is_asked_again_until_the_time_is_up() 
     run(scenario())
 
 
-def test_what_passes_is_asked_again() -> None:
+def test_transient_error_is_retried() -> None:
     async def scenario() -> None:
         async with scripted() as (peer, factory):
             peer.refusals.extend([Error("amqp:internal-error", "oops"), Error("amqp:link:detach-forced", "moved")])
@@ -397,7 +396,7 @@ def test_what_passes_is_asked_again() -> None:
     run(scenario())
 
 
-def test_whoever_stops_waiting_for_a_session_holds_none() -> None:
+def test_cancelled_accept_holds_no_session() -> None:
     async def scenario() -> None:
         async with scripted() as (peer, factory):
             peer.attaches = False
@@ -413,7 +412,7 @@ def test_whoever_stops_waiting_for_a_session_holds_none() -> None:
 
 
 @pytest.mark.parametrize("body", [{}, {"expiration": "x"}, {"expiration": []}, {"expiration": None}], ids=str)
-def test_e3_a_renewal_that_does_not_say_until_when_is_an_error_of_the_namespace(body: dict[str, Any]) -> None:
+def test_e3_renewal_response_without_expiry_is_internal_server_error(body: dict[str, Any]) -> None:
     async def scenario() -> None:
         async with scripted() as (peer, factory):
             session = await factory.accept_message_session("visits", "alice")
@@ -426,7 +425,7 @@ def test_e3_a_renewal_that_does_not_say_until_when_is_an_error_of_the_namespace(
 
 
 @pytest.mark.parametrize("state", ["text", 5, [1]], ids=str)
-def test_e3_a_state_that_is_none_is_told(state: Any) -> None:
+def test_e3_invalid_state_is_rejected(state: Any) -> None:
     async def scenario() -> None:
         async with scripted() as (peer, factory):
             session = await factory.accept_message_session("visits", "alice")
@@ -439,7 +438,7 @@ def test_e3_a_state_that_is_none_is_told(state: Any) -> None:
     run(scenario())
 
 
-def test_a_wait_longer_than_the_link_can_say_is_told_as_the_longest() -> None:
+def test_wait_time_is_clamped_to_maximum() -> None:
     async def scenario() -> None:
         async with scripted() as (peer, factory):
             session = await factory.accept_message_session("visits", server_wait_time=timedelta(days=60))
@@ -451,7 +450,7 @@ def test_a_wait_longer_than_the_link_can_say_is_told_as_the_longest() -> None:
 
 
 @pytest.mark.parametrize("prefetch_count", [0, 10])
-def test_what_a_session_has_received_and_deleted_is_handed_out_though_its_link_is_lost(prefetch_count: int) -> None:
+def test_received_and_deleted_messages_of_session_survive_lost_link(prefetch_count: int) -> None:
     async def scenario() -> None:
         async with scripted() as (peer, factory):
             session = await factory.accept_message_session(
@@ -475,7 +474,7 @@ def test_what_a_session_has_received_and_deleted_is_handed_out_though_its_link_i
     run(scenario())
 
 
-def test_what_a_session_has_received_and_deleted_and_nobody_asked_for_is_told_when_it_is_closed(
+def test_discarded_received_and_deleted_messages_are_logged_at_close(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def scenario() -> None:
@@ -491,7 +490,7 @@ def test_what_a_session_has_received_and_deleted_and_nobody_asked_for_is_told_wh
             await session.close()
 
     run(scenario())
-    assert "3 messages of visits, received and deleted, were never asked for" in caplog.text
+    assert "received and deleted messages discarded entity=visits count=3" in caplog.text
 
 
 # Locks that are renewed by themselves
@@ -505,7 +504,7 @@ def renewing(peer: Peer, times_s: list[float]) -> None:
     peer.answers[RENEW] = answer
 
 
-def test_a5_the_lock_of_a_session_is_renewed_for_as_long_as_was_said() -> None:
+def test_a5_session_lock_is_renewed_for_given_time() -> None:
     async def scenario() -> None:
         async with scripted() as (peer, factory):
             times_s: list[float] = []
@@ -525,7 +524,7 @@ def test_a5_the_lock_of_a_session_is_renewed_for_as_long_as_was_said() -> None:
     run(scenario())
 
 
-def test_a5_a_session_that_is_closed_is_not_renewed() -> None:
+def test_a5_closed_session_is_not_renewed() -> None:
     async def scenario() -> None:
         async with scripted() as (peer, factory):
             times_s: list[float] = []
@@ -544,7 +543,7 @@ def test_a5_a_session_that_is_closed_is_not_renewed() -> None:
 # Its end
 
 
-def test_a_session_that_is_closed_does_nothing_more() -> None:
+def test_closed_session_rejects_operations() -> None:
     async def scenario() -> None:
         async with scripted() as (peer, factory):
             session = await factory.accept_message_session("visits", "alice")
@@ -564,7 +563,7 @@ def test_a_session_that_is_closed_does_nothing_more() -> None:
 
 
 @pytest.mark.parametrize("locked_until", ["x", [1], 2**62, -5, 1.5, b"x"], ids=str)
-def test_e3_a_namespace_that_does_not_say_until_when_does_no_harm(locked_until: Any) -> None:
+def test_e3_missing_lock_expiry_is_accepted(locked_until: Any) -> None:
     async def scenario() -> None:
         async with scripted(retry_policy=NO_RETRY) as (peer, factory):
             peer.locked_until = locked_until
@@ -579,7 +578,7 @@ def test_e3_a_namespace_that_does_not_say_until_when_does_no_harm(locked_until: 
 
 
 @pytest.mark.parametrize("session_id", [5, b"x", [1]], ids=str)
-def test_e3_a_session_whose_id_is_no_text_is_not_taken_for_one(session_id: Any) -> None:
+def test_e3_session_id_that_is_not_text_is_rejected(session_id: Any) -> None:
     async def scenario() -> None:
         async with scripted(retry_policy=NO_RETRY) as (peer, factory):
             peer.session_id = session_id

@@ -24,7 +24,7 @@ from pairbus.client.management.rules import (
     TrueFilter,
 )
 from pairbus.client.message import BrokeredMessage
-from pairbus.client.receive_mode import ReceiveMode
+from pairbus.client.settings import ReceiveMode
 from pairbus.dialect.management import Response
 from pairbus.testing import RunningNamespace, running_namespace
 from pairbus.wire import Described, Symbol
@@ -58,7 +58,7 @@ def test_a1_each_subscription_gets_a_copy(namespace: RunningNamespace) -> None:
     play(scenario())
 
 
-def test_a5_a_subscription_can_have_sessions(namespace: RunningNamespace) -> None:
+def test_a5_subscription_can_have_sessions(namespace: RunningNamespace) -> None:
     async def scenario() -> None:
         topic = make_topic(namespace, "one", requires_session=True)
         async with factory_of(namespace) as factory:
@@ -134,7 +134,7 @@ def test_a1_rules_decide_what_is_received(namespace: RunningNamespace) -> None:
     play(scenario())
 
 
-def test_a1_what_cannot_be_added_or_removed_is_told(namespace: RunningNamespace) -> None:
+def test_a1_failed_rule_changes_raise(namespace: RunningNamespace) -> None:
     async def scenario() -> None:
         topic = make_topic(namespace, "one")
         async with factory_of(namespace) as factory:
@@ -148,7 +148,7 @@ def test_a1_what_cannot_be_added_or_removed_is_told(namespace: RunningNamespace)
             assert missing.value.entity == subscription.path
             with pytest.raises(InvalidRequestError):
                 await subscription.add_rule(RuleDescription("wrong", filter=SqlFilter("this is no expression")))
-            with pytest.raises(InvalidRequestError, match="create_rule can"):
+            with pytest.raises(InvalidRequestError, match=r"use NamespaceManager\.create_rule"):
                 await subscription.add_rule(RuleDescription("p", filter=SqlFilter("a = @a", {"@a": 1})))
             nobody = await factory.create_subscription_client(topic, "nobody")
             with pytest.raises(EntityNotFoundError):
@@ -159,7 +159,7 @@ def test_a1_what_cannot_be_added_or_removed_is_told(namespace: RunningNamespace)
     play(scenario())
 
 
-def test_rules_are_listed_page_by_page(namespace: RunningNamespace) -> None:
+def test_rules_are_listed_in_pages(namespace: RunningNamespace) -> None:
     async def scenario() -> None:
         topic = make_topic(namespace, "one")
         async with factory_of(namespace) as factory:
@@ -183,7 +183,7 @@ def test_rules_are_listed_page_by_page(namespace: RunningNamespace) -> None:
     ],
     ids=str,
 )
-def test_e3_a_rule_that_makes_no_sense_is_an_error_of_the_namespace(rules: list[Any]) -> None:
+def test_e3_malformed_rule_is_internal_server_error(rules: list[Any]) -> None:
     async def scenario() -> None:
         async with scripted() as (peer, factory):
             peer.answers[ENUMERATE] = lambda _request: Response(body={"rules": rules})
@@ -195,7 +195,7 @@ def test_e3_a_rule_that_makes_no_sense_is_an_error_of_the_namespace(rules: list[
     run(scenario())
 
 
-def test_a_subscription_client_that_is_closed_does_nothing_more() -> None:
+def test_closed_subscription_client_rejects_operations() -> None:
     async def scenario() -> None:
         async with scripted() as (_, factory):
             subscription = await factory.create_subscription_client("topic", "one")

@@ -31,7 +31,7 @@ def token_of(provider: TokenProvider, audience: str = AUDIENCE) -> Token:
 # Keys
 
 
-def test_a8_a_key_signs_a_token_for_each_address() -> None:
+def test_a8_key_signs_token_for_each_address() -> None:
     provider = SharedAccessKeyTokenProvider("root", "secret", time_to_live=timedelta(minutes=5), clock=lambda: 1_000.9)
     for path in ("orders", "orders/$management", "topic/Subscriptions/s"):
         token = token_of(provider, f"sb://contoso.servicebus.windows.net/{path}")
@@ -43,21 +43,21 @@ def test_a8_a_key_signs_a_token_for_each_address() -> None:
         assert token.expires_s == parsed.expires_s == 1_300
 
 
-def test_a8_a_token_is_good_for_an_hour_unless_something_else_is_said() -> None:
+def test_a8_token_is_valid_for_an_hour_by_default() -> None:
     provider = SharedAccessKeyTokenProvider("root", "secret", clock=lambda: 0)
     assert token_of(provider).expires_s == 3_600
     assert token_of(TokenProvider.from_key("root", "secret", time_to_live=timedelta(days=1))).expires_s > 86_400
 
 
 @pytest.mark.parametrize(("name", "key"), [("", "secret"), ("root", ""), ("", "")])
-def test_a_key_has_a_name_and_a_value(name: str, key: str) -> None:
+def test_key_requires_name_and_value(name: str, key: str) -> None:
     with pytest.raises(ValueError, match="a name and a key"):
         TokenProvider.from_key(name, key)
 
 
 @pytest.mark.parametrize("time_to_live", [timedelta(), timedelta(seconds=-1)])
-def test_a_token_has_to_be_good_for_some_time(time_to_live: timedelta) -> None:
-    with pytest.raises(ValueError, match="good for some time"):
+def test_token_lifetime_must_be_positive(time_to_live: timedelta) -> None:
+    with pytest.raises(ValueError, match="time_to_live must be > 0"):
         TokenProvider.from_key("root", "secret", time_to_live=time_to_live)
 
 
@@ -72,7 +72,7 @@ def test_secrets_are_not_shown() -> None:
 # Tokens
 
 
-def test_a_token_of_somebody_else_s_is_presented_for_everything() -> None:
+def test_given_token_is_presented_for_every_address() -> None:
     text = make_sas_token(AUDIENCE, "root", "secret", 2_000_000_000)
     provider = TokenProvider.from_token(text)
     assert (
@@ -82,7 +82,7 @@ def test_a_token_of_somebody_else_s_is_presented_for_everything() -> None:
     )
 
 
-def test_a_token_may_lack_its_prefix() -> None:
+def test_token_prefix_is_optional() -> None:
     text = make_sas_token(AUDIENCE, "root", "secret", 2_000_000_000)
     assert token_of(TokenProvider.from_token(text.removeprefix("SharedAccessSignature "))).text == text
 
@@ -90,7 +90,7 @@ def test_a_token_may_lack_its_prefix() -> None:
 @pytest.mark.parametrize(
     "text", ["", "secret", "SharedAccessSignature secret", "SharedAccessSignature sr=a&sig=secret"]
 )
-def test_e3_what_is_no_token_is_refused_without_being_shown(text: str) -> None:
+def test_e3_invalid_token_is_rejected_without_being_shown(text: str) -> None:
     with pytest.raises(ValueError, match=r".") as caught:
         TokenProvider.from_token(text)
     assert "secret" not in str(caught.value)
@@ -127,7 +127,7 @@ KINDS = [SyncCredential, AsyncCredential]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a8_a_credential_is_asked_for_a_token_of_the_service(kind: type[SyncCredential]) -> None:
+def test_a8_credential_is_asked_for_service_token(kind: type[SyncCredential]) -> None:
     credential = kind(AccessToken("ey.token", 1_700_000_000))
     token = token_of(TokenProvider.from_credential(credential))
     assert token == Token(text="ey.token", type=JWT, expires_s=1_700_000_000.0)
@@ -135,13 +135,13 @@ def test_a8_a_credential_is_asked_for_a_token_of_the_service(kind: type[SyncCred
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_credential_may_give_a_shared_access_signature(kind: type[SyncCredential]) -> None:
+def test_credential_may_return_shared_access_signature(kind: type[SyncCredential]) -> None:
     text = make_sas_token(AUDIENCE, "root", "secret", 2_000_000_000)
     assert token_of(TokenProvider.from_credential(kind(AccessToken(text, 2_000_000_000)))).type == SAS_TOKEN
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_credential_that_has_no_token_is_told_with_its_reason(kind: type[SyncCredential]) -> None:
+def test_failing_credential_is_raised_with_reason(kind: type[SyncCredential]) -> None:
     reason = RuntimeError("the managed identity is not there")
     with pytest.raises(UnauthorizedError, match="the managed identity is not there") as caught:
         token_of(TokenProvider.from_credential(kind(reason)))
@@ -155,11 +155,11 @@ def test_a_credential_that_has_no_token_is_told_with_its_reason(kind: type[SyncC
     [None, "text", AccessToken("t", None), AccessToken("t", "soon")],
     ids=repr,
 )
-def test_e3_a_credential_that_gives_no_token_is_told(kind: type[SyncCredential], answer: Any) -> None:
+def test_e3_credential_without_token_is_rejected(kind: type[SyncCredential], answer: Any) -> None:
     with pytest.raises(UnauthorizedError, match="the credential"):
         token_of(TokenProvider.from_credential(kind(answer)))
 
 
-def test_what_is_no_credential_is_refused() -> None:
-    with pytest.raises(TypeError, match="a credential has a method get_token"):
+def test_invalid_credential_is_rejected() -> None:
+    with pytest.raises(TypeError, match="a credential must have a method get_token"):
         TokenProvider.from_credential("secret")  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""What is said of a namespace that nobody gets through to."""
+"""The error for an unreachable namespace."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import socket
 
 import pytest
 
-from pairbus.client.endpoint import Endpoint
-from pairbus.client.unreachable import unreachable
+from pairbus.client.endpoint import Endpoint, unreachable
 
 ENDPOINT = Endpoint("localhost", 5672, tls=False)
 REFUSED = ConnectionRefusedError(errno.ECONNREFUSED, "Connect call failed ('127.0.0.1', 5672)")
@@ -29,6 +28,8 @@ REFUSED = ConnectionRefusedError(errno.ECONNREFUSED, "Connect call failed ('127.
     ],
     ids=["one address", "two addresses", "two reasons", "no such name", "no name", "no number"],
 )
-def test_the_reason_is_told_without_numbers(error: Exception, reason: str) -> None:
-    told = str(unreachable(ENDPOINT, error))
-    assert told.startswith(f"amqp://localhost:5672 cannot be reached: {reason}; see that its namespace is running")
+def test_unreachable_reason_has_no_error_numbers(error: Exception, reason: str) -> None:
+    reported = str(unreachable(ENDPOINT, error))
+    assert reported.startswith(
+        f"amqp://localhost:5672 cannot be reached: {reason}; check that the namespace is running"
+    )

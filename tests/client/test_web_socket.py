@@ -21,10 +21,19 @@ import pytest
 from pairbus.client.endpoint import Endpoint
 from pairbus.client.settings import MessagingFactorySettings
 from pairbus.client.web_socket import connect_web_socket
-from pairbus.server.event_loop import new_event_loop
+from pairbus.server.process import new_event_loop
 from pairbus.store.certificate import Certificate, open_certificate
 from pairbus.testing import RunningNamespace, running_namespace
-from pairbus.wire import Configuration, Connection, ConnectionClosed, ConnectionOpened, Event, anonymous
+from pairbus.wire import (
+    Configuration,
+    Connection,
+    ConnectionClosed,
+    ConnectionOpened,
+    Event,
+    SaslClient,
+    anonymous,
+    plain,
+)
 
 DEADLINE_S: Final = 30.0
 SUBPROTOCOL: Final = "AMQPWSB10"
@@ -42,7 +51,7 @@ SHORT: Final = timedelta(milliseconds=50)
 
 
 class Recorder(asyncio.Protocol):
-    """Notes what it is told, and holds the transport to the order in which a protocol is told things."""
+    """Records its callbacks, and checks the order in which the transport calls them."""
 
     def __init__(self) -> None:
         self.transport: asyncio.Transport | None = None
@@ -98,10 +107,10 @@ class Recorder(asyncio.Protocol):
 class Speaker(Recorder):
     """Speaks AMQP: enough to open a connection and to close it."""
 
-    def __init__(self, host: str) -> None:
+    def __init__(self, host: str, sasl: SaslClient | None = None) -> None:
         super().__init__()
         self.events: list[Event] = []
-        self.engine = Connection(Configuration(container_id="speaker", hostname=host), anonymous())
+        self.engine = Connection(Configuration(container_id="speaker", hostname=host), sasl or anonymous())
         self.engine.open()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -117,7 +126,7 @@ class Speaker(Recorder):
         assert self.transport is not None
         self.transport.write(self.engine.data_to_send())
 
-    async def until_told(self, kind: type[Event]) -> None:
+    async def until_event(self, kind: type[Event]) -> None:
         await self.until(lambda: any(isinstance(event, kind) for event in self.events))
 
 
@@ -184,7 +193,7 @@ class Peer:
         return head & 0x0F, (int.from_bytes(data, "big") ^ int.from_bytes(key, "big")).to_bytes(size, "big")
 
     async def ended(self) -> bytes:
-        """What comes until the client hangs up."""
+        """Return the bytes received until the client disconnects."""
         try:
             return await self.reader.read()
         except ConnectionError:
@@ -230,7 +239,7 @@ class Way:
 
     @asynccontextmanager
     async def peer(self, talk: Talk) -> AsyncIterator[Endpoint]:
-        """Somebody who talks like this to everyone, and is done by the end."""
+        """Run a server that answers every client with a script, and wait for its end."""
         tasks: list[asyncio.Task[None]] = []
 
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -320,66 +329,66 @@ def at(namespace: RunningNamespace, way: Way) -> tuple[Endpoint, dict[str, Any]]
     return Endpoint("localhost", namespace.port, way.certificate is not None), {"ca_file": namespace.ca_file}
 
 
-def test_a9_amqp_goes_through_the_web_socket_of_a_namespace(way: Way, contoso: RunningNamespace) -> None:
+def test_a9_amqp_works_over_web_socket(way: Way, contoso: RunningNamespace) -> None:
     async def scene() -> None:
         endpoint, settings = at(contoso, way)
         speaker = Speaker(endpoint.host)
         transport = await way.connect(speaker, endpoint, **settings)
         assert transport is speaker.transport
-        await speaker.until_told(ConnectionOpened)
+        await speaker.until_event(ConnectionOpened)
         speaker.engine.close()
         speaker.flush()
-        await speaker.until_told(ConnectionClosed)
+        await speaker.until_event(ConnectionClosed)
         transport.close()
         assert await speaker.lost() is None
 
     assert way.run(scene) == []
 
 
-def test_a9_much_that_is_written_at_once_is_not_too_much_for_a_namespace(way: Way, contoso: RunningNamespace) -> None:
+def test_a9_large_write_is_accepted_by_namespace(way: Way, contoso: RunningNamespace) -> None:
     async def scene() -> None:
         endpoint, settings = at(contoso, way)
-        speaker = Speaker(endpoint.host)
+        speaker = Speaker(endpoint.host, plain("RootManageSharedAccessKey", contoso.key))
         transport = await way.connect(speaker, endpoint, **settings)
-        await speaker.until_told(ConnectionOpened)
+        await speaker.until_event(ConnectionOpened)
         transport.write(HEARTBEAT * 150_000)
         speaker.engine.close()
         speaker.flush()
-        await speaker.until_told(ConnectionClosed)
+        await speaker.until_event(ConnectionClosed)
         transport.abort()
         assert await speaker.lost() is None
 
     assert way.run(scene) == []
 
 
-def test_a_namespace_that_stops_says_so(way: Way) -> None:
+def test_stopping_namespace_closes_web_socket(way: Way) -> None:
     async def scene() -> None:
         with running_namespace() as namespace:
             endpoint, settings = at(namespace, way)
             speaker = Speaker(endpoint.host)
             await way.connect(speaker, endpoint, **settings)
-            await speaker.until_told(ConnectionOpened)
+            await speaker.until_event(ConnectionOpened)
             await asyncio.to_thread(namespace.stop)
-            await speaker.until_told(ConnectionClosed)
+            await speaker.until_event(ConnectionClosed)
             await speaker.lost()
             await asyncio.to_thread(namespace.start)
 
     assert way.run(scene) == []
 
 
-def test_a_namespace_that_cuts_its_connections_is_lost(way: Way, contoso: RunningNamespace) -> None:
+def test_cut_connection_is_lost(way: Way, contoso: RunningNamespace) -> None:
     async def scene() -> None:
         endpoint, settings = at(contoso, way)
         speaker = Speaker(endpoint.host)
         await way.connect(speaker, endpoint, **settings)
-        await speaker.until_told(ConnectionOpened)
+        await speaker.until_event(ConnectionOpened)
         await asyncio.to_thread(contoso.kill_connections)
         assert isinstance(await speaker.lost(), OSError)
 
     assert way.run(scene) == []
 
 
-def test_a_namespace_with_a_certificate_that_nobody_signed_is_not_trusted(way: Way, contoso: RunningNamespace) -> None:
+def test_unsigned_certificate_is_not_trusted(way: Way, contoso: RunningNamespace) -> None:
     async def scene() -> None:
         recorder = Recorder()
         with pytest.raises(ssl.SSLCertVerificationError):
@@ -392,7 +401,7 @@ def test_a_namespace_with_a_certificate_that_nobody_signed_is_not_trusted(way: W
 # Opening
 
 
-def test_the_request_names_the_path_the_host_and_the_subprotocol(way: Way) -> None:
+def test_request_names_path_host_and_subprotocol(way: Way) -> None:
     requests: list[str] = []
 
     async def talk(peer: Peer) -> None:
@@ -416,13 +425,13 @@ def test_the_request_names_the_path_the_host_and_the_subprotocol(way: Way) -> No
         (b"HTTP/1.1 404 Not Found\r\nContent-Length: 4\r\n\r\ngone", "refused the WebSocket with HTTP 404$"),
         (b"HTTP/1.1 503 Busy\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", "refused the WebSocket with HTTP 503$"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", "refused the WebSocket with HTTP 200$"),
-        (b"HTTP/1.1 101 Switching Protocols\r\n\r\n", "not the WebSocket of a namespace: missing Connection header"),
-        (b"SSH-2.0-OpenSSH_9.9\r\n", "not the WebSocket of a namespace: .*invalid HTTP status line"),
-        (b"\0" * 100_000, "not the WebSocket of a namespace: "),
+        (b"HTTP/1.1 101 Switching Protocols\r\n\r\n", "not a namespace with a WebSocket: missing Connection header"),
+        (b"SSH-2.0-OpenSSH_9.9\r\n", "not a namespace with a WebSocket: .*invalid HTTP status line"),
+        (b"\0" * 100_000, "not a namespace with a WebSocket: "),
     ],
     ids=["404", "503", "200", "half", "ssh", "zeros"],
 )
-def test_an_answer_that_is_no_web_socket_is_an_error_that_says_what_it_was(way: Way, answer: bytes, text: str) -> None:
+def test_response_that_is_not_a_web_socket_raises(way: Way, answer: bytes, text: str) -> None:
     async def talk(peer: Peer) -> None:
         await peer.request()
         peer.write(answer)
@@ -439,7 +448,7 @@ def test_an_answer_that_is_no_web_socket_is_an_error_that_says_what_it_was(way: 
 
 
 @pytest.mark.parametrize("subprotocol", [None, "mqtt"])
-def test_a_web_socket_for_something_else_is_an_error(way: Way, subprotocol: str | None) -> None:
+def test_web_socket_with_other_subprotocol_raises(way: Way, subprotocol: str | None) -> None:
     async def talk(peer: Peer) -> None:
         await peer.accept(subprotocol, more=frame(BINARY, b"something else"))
         await peer.ended()
@@ -447,14 +456,14 @@ def test_a_web_socket_for_something_else_is_an_error(way: Way, subprotocol: str 
     async def scene() -> None:
         recorder = Recorder()
         async with way.peer(talk) as endpoint:
-            with pytest.raises(ConnectionError, match=r"not the WebSocket of a namespace: .*(mqtt|AMQPWSB10)$"):
+            with pytest.raises(ConnectionError, match=r"not a namespace.*: .*(mqtt|AMQPWSB10)$"):
                 await way.connect(recorder, endpoint)
         assert recorder.calls == []
 
     assert way.run(scene) == []
 
 
-def test_a_peer_that_cuts_instead_of_answering_is_an_error(way: Way) -> None:
+def test_disconnect_instead_of_response_raises(way: Way) -> None:
     async def talk(peer: Peer) -> None:
         await peer.request()
         peer.cut()
@@ -469,7 +478,7 @@ def test_a_peer_that_cuts_instead_of_answering_is_an_error(way: Way) -> None:
     assert way.run(scene) == []
 
 
-def test_a_port_where_nobody_listens_is_an_error(way: Way) -> None:
+def test_refused_port_raises(way: Way) -> None:
     async def scene() -> None:
         with socket.socket() as bound:
             bound.bind(("127.0.0.1", 0))
@@ -481,7 +490,7 @@ def test_a_port_where_nobody_listens_is_an_error(way: Way) -> None:
     assert way.run(scene) == []
 
 
-def test_giving_up_on_a_handshake_closes_the_connection(way: Way) -> None:
+def test_cancelled_handshake_closes_connection(way: Way) -> None:
     async def scene() -> None:
         asked, ended = asyncio.Event(), asyncio.Event()
 
@@ -504,7 +513,7 @@ def test_giving_up_on_a_handshake_closes_the_connection(way: Way) -> None:
     assert way.run(scene) == []
 
 
-def test_giving_up_on_a_peer_that_does_not_say_a_word_closes_the_connection(way: Way) -> None:
+def test_cancelled_wait_for_silent_peer_closes_connection(way: Way) -> None:
     async def scene() -> None:
         came, ended = asyncio.Event(), asyncio.Event()
 
@@ -529,7 +538,7 @@ def test_giving_up_on_a_peer_that_does_not_say_a_word_closes_the_connection(way:
     assert way.run(scene) == []
 
 
-def test_giving_up_just_when_it_opens_loses_the_connection_that_was_made(way: Way) -> None:
+def test_cancellation_at_open_loses_connection(way: Way) -> None:
     async def scene() -> None:
         class Canceller(Recorder):
             def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -546,7 +555,7 @@ def test_giving_up_just_when_it_opens_loses_the_connection_that_was_made(way: Wa
     assert way.run(scene) == []
 
 
-def test_a_protocol_that_fails_when_it_is_connected_loses_its_connection(way: Way) -> None:
+def test_protocol_that_raises_on_connection_made_loses_connection(way: Way) -> None:
     class Failing(Recorder):
         def connection_made(self, transport: asyncio.BaseTransport) -> None:
             super().connection_made(transport)
@@ -566,7 +575,7 @@ def test_a_protocol_that_fails_when_it_is_connected_loses_its_connection(way: Wa
 # Receiving
 
 
-def test_what_comes_with_the_answer_to_the_handshake_is_received(way: Way) -> None:
+def test_data_with_handshake_response_is_received(way: Way) -> None:
     async def talk(peer: Peer) -> None:
         await peer.accept(more=frame(BINARY, b"at ") + frame(BINARY, b"once"))
         await peer.ended()
@@ -582,7 +591,7 @@ def test_what_comes_with_the_answer_to_the_handshake_is_received(way: Way) -> No
     assert way.run(scene) == []
 
 
-def test_fragments_are_received_as_they_come(way: Way) -> None:
+def test_fragments_are_received(way: Way) -> None:
     async def talk(peer: Peer) -> None:
         await peer.accept()
         peer.send(BINARY, b"first", fin=False)
@@ -610,7 +619,7 @@ def test_fragments_are_received_as_they_come(way: Way) -> None:
     assert way.run(scene) == []
 
 
-def test_a_frame_that_comes_byte_by_byte_is_received(way: Way) -> None:
+def test_frame_sent_byte_by_byte_is_received(way: Way) -> None:
     async def talk(peer: Peer) -> None:
         await peer.accept()
         for octet in frame(BINARY, bytes(range(200))):
@@ -641,9 +650,7 @@ def test_a_frame_that_comes_byte_by_byte_is_received(way: Way) -> None:
     ],
     ids=["text", "fragmented text", "masked", "opcode", "continuation", "huge"],
 )
-def test_what_is_not_amqp_over_web_socket_ends_the_connection_and_says_why(
-    way: Way, sent: bytes, code: int, text: str
-) -> None:
+def test_invalid_frames_end_connection_with_reason(way: Way, sent: bytes, code: int, text: str) -> None:
     async def talk(peer: Peer) -> None:
         await peer.accept(more=frame(BINARY, b"before") + sent)
         opcode, data = await peer.receive()
@@ -662,7 +669,7 @@ def test_what_is_not_amqp_over_web_socket_ends_the_connection_and_says_why(
     assert way.run(scene) == []
 
 
-def test_a_protocol_that_fails_loses_its_connection(way: Way) -> None:
+def test_protocol_that_raises_loses_connection(way: Way) -> None:
     class Failing(Recorder):
         def data_received(self, data: bytes) -> None:
             raise ArithmeticError(data)
@@ -700,7 +707,7 @@ async def three_at_once(peer: Peer) -> None:
     await peer.ended()
 
 
-def test_what_came_together_is_received_one_by_one_by_a_protocol_that_pauses(way: Way) -> None:
+def test_pausing_protocol_receives_frames_one_by_one(way: Way) -> None:
     async def scene() -> None:
         pausing = Pausing()
         async with way.peer(three_at_once) as endpoint:
@@ -718,7 +725,7 @@ def test_what_came_together_is_received_one_by_one_by_a_protocol_that_pauses(way
 
 
 @pytest.mark.parametrize("end", ["close", "abort"])
-def test_a_protocol_that_has_paused_can_end_the_connection(way: Way, end: str) -> None:
+def test_paused_protocol_can_end_connection(way: Way, end: str) -> None:
     async def scene() -> None:
         pausing = Pausing()
         async with way.peer(three_at_once) as endpoint:
@@ -732,12 +739,12 @@ def test_a_protocol_that_has_paused_can_end_the_connection(way: Way, end: str) -
     assert way.run(scene) == []
 
 
-def test_a_protocol_that_has_paused_hears_the_answer_when_it_closes(way: Way) -> None:
+def test_paused_protocol_completes_close(way: Way) -> None:
     async def talk(peer: Peer) -> None:
         await peer.accept(more=frame(BINARY, b"1") + frame(BINARY, b"2"))
         assert await peer.receive() == (CLOSE, close_data(1000))
         peer.send(CLOSE, close_data(1000))
-        assert await peer.reader.read() == b""  # and no reset, which an answer that nobody reads would bring
+        assert await peer.reader.read() == b""  # and no reset, which an unread answer would cause
 
     async def scene() -> None:
         pausing = Pausing()
@@ -752,7 +759,7 @@ def test_a_protocol_that_has_paused_hears_the_answer_when_it_closes(way: Way) ->
     assert way.run(scene) == []
 
 
-def test_a_protocol_that_fails_after_a_pause_loses_its_connection(way: Way) -> None:
+def test_protocol_that_raises_after_pause_loses_connection(way: Way) -> None:
     class Failing(Pausing):
         def data_received(self, data: bytes) -> None:
             if self.data:
@@ -771,7 +778,7 @@ def test_a_protocol_that_fails_after_a_pause_loses_its_connection(way: Way) -> N
     assert [type(trouble) for trouble in way.run(scene)] == [ArithmeticError]
 
 
-def test_a_peer_that_sends_more_than_is_read_has_to_wait(way: Way) -> None:
+def test_paused_reading_applies_backpressure(way: Way) -> None:
     peers: list[Peer] = []
 
     async def talk(peer: Peer) -> None:
@@ -814,7 +821,7 @@ def test_a_peer_that_sends_more_than_is_read_has_to_wait(way: Way) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 125, 126, 65_535, 65_536, 262_144, 262_145, 5_000_000])
-def test_what_is_written_is_sent_whatever_its_size(way: Way, size: int) -> None:
+def test_writes_of_any_size_are_sent(way: Way, size: int) -> None:
     written = (PIECE * (size // len(PIECE) + 1))[:size]
     came = bytearray()
 
@@ -836,7 +843,7 @@ def test_what_is_written_is_sent_whatever_its_size(way: Way, size: int) -> None:
     assert way.run(scene) == []
 
 
-def test_everything_that_holds_bytes_can_be_written(way: Way) -> None:
+def test_any_bytes_like_object_can_be_written(way: Way) -> None:
     async def talk(peer: Peer) -> None:
         await peer.accept()
         for expected in (b"bytes", b"bytearray", b"memoryview", b"\1\0\2\0", b"lines"):
@@ -857,7 +864,7 @@ def test_everything_that_holds_bytes_can_be_written(way: Way) -> None:
     assert way.run(scene) == []
 
 
-def test_a_protocol_that_writes_more_than_is_read_is_paused_and_then_resumed(way: Way) -> None:
+def test_protocol_is_paused_and_resumed_by_backpressure(way: Way) -> None:
     async def scene() -> None:
         may_read = asyncio.Event()
         came = hashlib.sha256()
@@ -890,7 +897,7 @@ def test_a_protocol_that_writes_more_than_is_read_is_paused_and_then_resumed(way
     assert way.run(scene) == []
 
 
-def test_the_transport_tells_what_is_below_it(way: Way) -> None:
+def test_transport_exposes_underlying_transport(way: Way) -> None:
     async def scene() -> None:
         recorder = Recorder()
         async with way.peer(hangs_up_in_the_end) as endpoint:
@@ -913,7 +920,7 @@ def test_the_transport_tells_what_is_below_it(way: Way) -> None:
 # Closing
 
 
-def test_closing_sends_what_was_written_and_waits_for_the_answer(way: Way) -> None:
+def test_close_flushes_and_waits_for_peer(way: Way) -> None:
     async def scene() -> None:
         may_answer = asyncio.Event()
 
@@ -950,7 +957,7 @@ def test_closing_sends_what_was_written_and_waits_for_the_answer(way: Way) -> No
     assert way.run(scene) == []
 
 
-def test_closing_does_not_wait_for_ever_for_a_peer_that_does_not_answer(way: Way) -> None:
+def test_close_does_not_wait_forever_for_silent_peer(way: Way) -> None:
     async def scene() -> None:
         is_over = asyncio.Event()
 
@@ -968,7 +975,7 @@ def test_closing_does_not_wait_for_ever_for_a_peer_that_does_not_answer(way: Way
     assert way.run(scene) == []
 
 
-def test_closing_does_not_wait_for_ever_for_a_peer_that_does_not_read(way: Way) -> None:
+def test_close_does_not_wait_forever_for_peer_that_does_not_read(way: Way) -> None:
     async def scene() -> None:
         is_over = asyncio.Event()
 
@@ -992,7 +999,7 @@ def test_closing_does_not_wait_for_ever_for_a_peer_that_does_not_read(way: Way) 
 
 
 @pytest.mark.parametrize("cuts", [False, True], ids=["ends", "cuts"])
-def test_a_peer_that_hangs_up_on_a_close_has_answered_it(way: Way, cuts: bool) -> None:
+def test_disconnect_after_close_completes_it(way: Way, cuts: bool) -> None:
     async def talk(peer: Peer) -> None:
         await peer.accept()
         await peer.receive()
@@ -1009,7 +1016,7 @@ def test_a_peer_that_hangs_up_on_a_close_has_answered_it(way: Way, cuts: bool) -
     assert way.run(scene) == []
 
 
-def test_aborting_hangs_up_without_a_word(way: Way) -> None:
+def test_abort_disconnects_without_close_frame(way: Way) -> None:
     async def talk(peer: Peer) -> None:
         await peer.accept()
         assert await peer.ended() == b""
@@ -1036,7 +1043,7 @@ def test_aborting_hangs_up_without_a_word(way: Way) -> None:
     ],
     ids=["no code", "done", "going", "trouble"],
 )
-def test_a_peer_that_closes_is_answered_and_lost(way: Way, data: bytes, text: str | None) -> None:
+def test_close_by_peer_is_answered_and_reported(way: Way, data: bytes, text: str | None) -> None:
     async def talk(peer: Peer) -> None:
         await peer.accept(more=frame(BINARY, b"before") + frame(CLOSE, data) + frame(BINARY, b"after"))
         assert await peer.receive() == (CLOSE, data)
@@ -1065,7 +1072,7 @@ def test_a_peer_that_closes_is_answered_and_lost(way: Way, data: bytes, text: st
     assert way.run(scene) == []
 
 
-def test_a_peer_that_closes_and_does_not_hang_up_is_lost_all_the_same(way: Way) -> None:
+def test_close_by_peer_without_disconnect_is_reported(way: Way) -> None:
     async def scene() -> None:
         is_over = asyncio.Event()
 
@@ -1087,7 +1094,7 @@ def test_a_peer_that_closes_and_does_not_hang_up_is_lost_all_the_same(way: Way) 
 
 
 @pytest.mark.parametrize("rest", [b"", frame(BINARY, b"the rest of this never comes")[:9]], ids=["whole", "within"])
-def test_a_peer_that_hangs_up_without_closing_is_lost_with_an_error(way: Way, rest: bytes) -> None:
+def test_disconnect_without_close_frame_is_reported_as_error(way: Way, rest: bytes) -> None:
     async def talk(peer: Peer) -> None:
         await peer.accept(more=frame(BINARY, b"whole") + rest)
 
@@ -1095,7 +1102,7 @@ def test_a_peer_that_hangs_up_without_closing_is_lost_with_an_error(way: Way, re
         recorder = Recorder()
         async with way.peer(talk) as endpoint:
             await way.connect(recorder, endpoint)
-            with pytest.raises(ConnectionResetError, match="hung up without closing"):
+            with pytest.raises(ConnectionResetError, match="closed the connection without closing"):
                 raise await recorder.lost() or AssertionError
         assert recorder.data == b"whole"
         assert recorder.calls == ["made", "eof", "lost"]
@@ -1103,7 +1110,7 @@ def test_a_peer_that_hangs_up_without_closing_is_lost_with_an_error(way: Way, re
     assert way.run(scene) == []
 
 
-def test_a_peer_that_cuts_the_connection_is_lost_with_an_error(way: Way) -> None:
+def test_reset_by_peer_is_reported_as_error(way: Way) -> None:
     async def talk(peer: Peer) -> None:
         await peer.accept()
         assert await peer.receive() == (BINARY, b"ready")
@@ -1119,7 +1126,7 @@ def test_a_peer_that_cuts_the_connection_is_lost_with_an_error(way: Way) -> None
     assert way.run(scene) == []
 
 
-def test_a_peer_that_vanishes_while_much_is_written_is_lost_with_an_error(way: Way) -> None:
+def test_reset_during_large_write_is_reported_as_error(way: Way) -> None:
     async def talk(peer: Peer) -> None:
         await peer.accept()
         await peer.receive()

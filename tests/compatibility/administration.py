@@ -1,4 +1,4 @@
-"""What a client can manage: the interface that every SDK's administration is adapted to, and its values."""
+"""The administration of a namespace: the interface that every SDK's administration is adapted to, and its values."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ RuleFilter: TypeAlias = TrueFilter | FalseFilter | SqlFilter | CorrelationFilter
 
 @dataclass(frozen=True, slots=True)
 class RuleAction:
-    """What is changed in a copy that a rule lets through."""
+    """The changes of a rule to the copies that match it."""
 
     expression: str
     parameters: Mapping[str, Value] = field(default_factory=dict)
@@ -161,7 +161,7 @@ class Counts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamespaceProperties:
-    """What a namespace tells about itself."""
+    """The properties of a namespace."""
 
     name: str
     tier: str

@@ -1,4 +1,4 @@
-"""What a client of a namespace can do: the interface that every SDK is adapted to, so that one suite runs with all."""
+"""The client of a namespace: the interface that every SDK is adapted to, so that one suite runs with all."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.compatibility.waiting import PATIENCE
 
 
 class Transport(StrEnum):
-    """How the bytes travel."""
+    """The transport of a connection."""
 
     TCP = "tcp"
     TLS = "tls"
@@ -26,7 +26,7 @@ class Transport(StrEnum):
 
 
 class Ability(StrEnum):
-    """What not every SDK has an interface for."""
+    """Features that some SDKs do not have."""
 
     AMQP_USER_ID = "set the user id"
     BINARY_BODIES = "bytes as an AMQP value"
@@ -49,7 +49,7 @@ class Ability(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """Where a namespace is reached, and with which key."""
+    """The address of a namespace, and the key to use."""
 
     connection_string: str
     tls_connection_string: str
@@ -258,7 +258,7 @@ class Adapter(ABC):
     abilities: frozenset[Ability]
     transports: frozenset[Transport] = frozenset(Transport)
     is_facade: bool = False
-    """Whether it only stands before another of these, so that its tests can be left to CI."""
+    """True if it only wraps another of these, so that its tests can be left to CI."""
 
     @abstractmethod
     def check_presence(self) -> None:

@@ -25,19 +25,19 @@ class Entities:
     def queue(self, **settings: Any) -> str:
         name = self.name("queue")
         description = QueueDescription(**settings)
-        self._namespace.call(lambda host: host.namespace.create_queue(name, description, host.now_ms()))
+        self._namespace.call(lambda host: host.use_namespace().create_queue(name, description, host.now_ms()))
         return name
 
     def topic(self, **settings: Any) -> str:
         name = self.name("topic")
         description = TopicDescription(**settings)
-        self._namespace.call(lambda host: host.namespace.create_topic(name, description, host.now_ms()))
+        self._namespace.call(lambda host: host.use_namespace().create_topic(name, description, host.now_ms()))
         return name
 
     def subscription(self, topic: str, rule: RuleDescription | None = None, **settings: Any) -> Subscription:
         name = self.name("subscription")
         description = SubscriptionDescription(**settings)
         self._namespace.call(
-            lambda host: host.namespace.create_subscription(topic, name, description, host.now_ms(), rule)
+            lambda host: host.use_namespace().create_subscription(topic, name, description, host.now_ms(), rule)
         )
         return Subscription(topic, name)

@@ -1,4 +1,4 @@
-"""What a test shows about a client: a row of the page, and for which clients and transports the test runs."""
+"""The feature that a test shows: a row of the page, and for which clients and transports the test runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ EVERY_TRANSPORT: Final = (Transport.TCP, Transport.TLS, Transport.WEBSOCKET)
 
 
 class Tier(StrEnum):
-    """Which namespace a test uses."""
+    """The tier of the namespace that a test uses."""
 
     RELAXED = "relaxed"
     """The one without limits, where locks can be short; all tests of a worker share it."""

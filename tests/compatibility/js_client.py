@@ -34,7 +34,7 @@ from tests.compatibility.values import (
 )
 from tests.compatibility.waiting import PATIENCE
 
-"""How long an operation may take; a new client is made where another time is wanted."""
+"""The timeout of an operation; another timeout requires a new client."""
 
 _MODES: Final = {Mode.PEEK_LOCK: "peekLock", Mode.RECEIVE_AND_DELETE: "receiveAndDelete"}
 _SUB_QUEUES: Final = {

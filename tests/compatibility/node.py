@@ -30,14 +30,14 @@ _TIME: Final = datetime.max.replace(tzinfo=UTC) - _EPOCH
 
 @dataclass(frozen=True, slots=True)
 class Handle:
-    """An object that lives in the process, and what it tells about itself."""
+    """An object in the process, and its properties."""
 
     number: int
     fields: dict[str, Any]
 
 
 class NodeError(Exception):
-    """What was thrown there."""
+    """An error that was thrown in the process."""
 
     def __init__(self, name: str, code: str | None, message: str) -> None:
         super().__init__(f"{name} {code}: {message}")

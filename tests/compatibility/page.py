@@ -1,4 +1,4 @@
-"""The page that tells which features work with which client: ``python -m tests.compatibility.page`` writes it.
+"""The page of the features that work with each client: ``python -m tests.compatibility.page`` writes it.
 
 It is made from what the tests declare. A test that fails is for CI to find; the page says what CI holds true.
 """
@@ -23,8 +23,9 @@ HEAD: Final = """# Compatibility
 
 Generated from `tests/compatibility` by `python -m tests.compatibility.page`.
 
-Each line is a test that runs against a real server with each official client, unchanged, and with our own. Where a
-client has no interface for something there is a dash. Over TCP unless TLS and WebSocket are named.
+This page shows which features work with which client. Each row is a test that runs against a real server with each
+official client, unchanged, and with ours. A dash means that a client has no interface for the feature. The tests run
+over TCP, unless TLS and WebSocket are named.
 """
 
 CHAPTERS: Final = (
@@ -80,7 +81,7 @@ def _cell(feature: Feature, adapter: Adapter) -> str:
 
 
 def features_of(module: ModuleType) -> Iterator[Feature]:
-    """What the tests of a module show, in their order."""
+    """Return the features that the tests of a module show, in order."""
     for name, found in vars(module).items():
         if name.startswith("test_"):
             feature = feature_of(getattr(found, "pytestmark", ()))

@@ -71,7 +71,7 @@ _TRANSPORTS: Final = {
 
 
 class Half(ABC):
-    """What the asynchronous and the blocking half of the client do not share."""
+    """The differences between the asynchronous and the blocking client."""
 
     factory: Callable[..., Any]
     """``MessagingFactory.from_connection_string``"""

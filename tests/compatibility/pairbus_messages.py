@@ -99,5 +99,5 @@ def _body(received: ReceivedMessage) -> Body:
 
 
 def content_of(received: ReceivedMessage) -> object:
-    """What was given to a message as its body: a text, or what JSON was made of, which the content type says."""
+    """Return the body as it was passed to the message: text, or the value of JSON, by the content type."""
     return received.json() if received.content_type == JSON else received.text()

@@ -102,7 +102,7 @@ def translated() -> Iterator[None]:
 
 
 class Half(ABC):
-    """What the synchronous and the asynchronous half of the SDK do not share."""
+    """The differences between the synchronous and the asynchronous SDK."""
 
     client: Callable[..., Any]
     """``ServiceBusClient.from_connection_string``"""
@@ -290,7 +290,7 @@ class PythonClient(Client):
         )
 
     def _way(self) -> tuple[str, dict[str, Any]]:
-        """Where to connect to; a port other than the SDK's own is reached over TLS as a custom endpoint."""
+        """Return the address to connect to; over TLS, a port other than the SDK's own is a custom endpoint."""
         if self._transport is Transport.TCP:
             return self._endpoint.connection_string, {}
         kinds = {Transport.TLS: TransportType.Amqp, Transport.WEBSOCKET: TransportType.AmqpOverWebsocket}

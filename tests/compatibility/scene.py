@@ -1,4 +1,4 @@
-"""What a test gets: each of its arguments is one of these, by its name."""
+"""The arguments of tests, by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where tests run: one event loop for all tests of a worker, with the namespaces that they share.
+"""The environment of tests: one event loop for all tests of a worker, with the namespaces that they share.
 
 The SDKs spend most of a test waiting: half a second for a link to open, up to a second for one to close. So some tests
 run at the same time; each has entities of its own. When pytest asks for a test's result, the tests that it will ask for
@@ -33,19 +33,19 @@ def unclosed_forgiven() -> Iterator[None]:
 
     A filter of a test would not do: the collector comes when it likes, also between two tests, and in any thread.
     """
-    told = sys.unraisablehook
+    reported = sys.unraisablehook
 
     def tell(unraisable: sys.UnraisableHookArgs) -> None:
         raised = unraisable.exc_value
         if not (isinstance(raised, ResourceWarning) and f"{raised}".startswith("unclosed")):
-            told(unraisable)
+            reported(unraisable)
 
     sys.unraisablehook = tell
     try:
         yield
         gc.collect()
     finally:
-        sys.unraisablehook = told
+        sys.unraisablehook = reported
 
 
 class Stage:

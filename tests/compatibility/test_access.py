@@ -28,22 +28,22 @@ LIFETIME_S = 15
 
 
 @feature("A wrong key is refused", transports=EVERY_TRANSPORT)
-async def test_a_wrong_key(endpoint: Endpoint, queue: str, connect: Connect) -> None:
+async def test_wrong_key(endpoint: Endpoint, queue: str, connect: Connect) -> None:
     async with connect(endpoint.with_key("RootManageSharedAccessKey", "d3Jvbmc=")) as client:
         with pytest.raises(SdkError) as refused:
             await (await client.sender(queue)).send(text("hello"))
         assert refused.value.reason in REFUSED
 
 
-@feature("A key that is not known is refused")
-async def test_an_unknown_key(endpoint: Endpoint, queue: str, connect: Connect) -> None:
+@feature("An unknown key is refused")
+async def test_unknown_key(endpoint: Endpoint, queue: str, connect: Connect) -> None:
     async with connect(endpoint.with_key("nobody", "d3Jvbmc=")) as client:
         with pytest.raises(SdkError) as refused:
             await (await client.receiver(queue)).receive(wait=SHORTLY)
         assert refused.value.reason is Reason.UNAUTHORIZED
 
 
-@feature("A queue's own keys open it: one to send, one to receive; either of their two values")
+@feature("A queue's keys give access to it: one to send, one to receive; either of their two values")
 async def test_keys_of_a_queue(endpoint: Endpoint, entities: Entities, connect: Connect) -> None:
     queue = entities.queue(authorization_rules=(SENDER, LISTENER))
     async with connect(endpoint.with_key("sender", "one")) as client:
@@ -56,8 +56,8 @@ async def test_keys_of_a_queue(endpoint: Endpoint, entities: Entities, connect: 
             await receiver.complete(received)
 
 
-@feature("Sending with a key that may only receive is refused, and the other way round")
-async def test_the_wrong_claim(endpoint: Endpoint, entities: Entities, connect: Connect) -> None:
+@feature("Sending with a Listen key is refused, and receiving with a Send key")
+async def test_wrong_claim(endpoint: Endpoint, entities: Entities, connect: Connect) -> None:
     queue = entities.queue(authorization_rules=(SENDER, LISTENER))
     async with connect(endpoint.with_key("listener", "three")) as client:
         with pytest.raises(SdkError) as refused:
@@ -69,7 +69,7 @@ async def test_the_wrong_claim(endpoint: Endpoint, entities: Entities, connect: 
         assert refused.value.reason is Reason.UNAUTHORIZED
 
 
-@feature("A queue's keys do not open another queue")
+@feature("A queue's keys give no access to another queue")
 async def test_another_queue(endpoint: Endpoint, entities: Entities, connect: Connect, queue: str) -> None:
     entities.queue(authorization_rules=(SENDER, LISTENER))
     async with connect(endpoint.with_key("sender", "one")) as client:
@@ -78,7 +78,7 @@ async def test_another_queue(endpoint: Endpoint, entities: Entities, connect: Co
         assert refused.value.reason is Reason.UNAUTHORIZED
 
 
-@feature("A topic's keys open its subscriptions")
+@feature("A topic's keys give access to its subscriptions")
 async def test_keys_of_a_topic(endpoint: Endpoint, entities: Entities, connect: Connect) -> None:
     subscription = entities.subscription(entities.topic(authorization_rules=(SENDER, LISTENER)))
     async with connect(endpoint.with_key("sender", "one")) as client:
@@ -97,16 +97,16 @@ def signature(namespace: RunningNamespace, queue: str, lifetime_s: int) -> str:
     )
 
 
-@feature("A shared access signature made elsewhere opens what it names")
-async def test_a_signature(namespace: RunningNamespace, endpoint: Endpoint, queue: str, connect: Connect) -> None:
+@feature("A shared access signature created elsewhere gives access to the entity that it names")
+async def test_signature(namespace: RunningNamespace, endpoint: Endpoint, queue: str, connect: Connect) -> None:
     async with connect(endpoint.with_signature(signature(namespace, queue, 60))) as client:
         await (await client.sender(queue)).send(text("hello"))
         receiver = await client.receiver(queue)
         await receiver.complete(await receiver.one())
 
 
-@feature("A shared access signature for one queue does not open another")
-async def test_a_signature_for_another(
+@feature("A shared access signature for one queue gives no access to another")
+async def test_signature_of_another_entity(
     namespace: RunningNamespace, endpoint: Endpoint, entities: Entities, queue: str, connect: Connect
 ) -> None:
     async with connect(endpoint.with_signature(signature(namespace, entities.queue(), 60))) as client:
@@ -115,10 +115,8 @@ async def test_a_signature_for_another(
         assert refused.value.reason is Reason.UNAUTHORIZED
 
 
-@feature("A shared access signature that has expired is refused")
-async def test_an_expired_signature(
-    namespace: RunningNamespace, endpoint: Endpoint, queue: str, connect: Connect
-) -> None:
+@feature("An expired shared access signature is refused")
+async def test_expired_signature(namespace: RunningNamespace, endpoint: Endpoint, queue: str, connect: Connect) -> None:
     async with connect(endpoint.with_signature(signature(namespace, queue, -60))) as client:
         with pytest.raises(SdkError) as refused:
             await (await client.sender(queue)).send(text("hello"))
@@ -126,8 +124,8 @@ async def test_an_expired_signature(
 
 
 @pytest.mark.slow
-@feature("A shared access signature that expires while it is used opens nothing any more")
-async def test_a_signature_that_expires(
+@feature("A shared access signature that expires while it is used ends the access")
+async def test_signature_that_expires_while_connected(
     namespace: RunningNamespace, endpoint: Endpoint, queue: str, connect: Connect
 ) -> None:
     token = signature(namespace, queue, LIFETIME_S)

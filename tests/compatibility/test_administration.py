@@ -46,14 +46,14 @@ def given(entity: Any) -> dict[str, Any]:
 
 
 @feature("Properties of the namespace", tier=Tier.STANDARD)
-async def test_the_namespace(administration: Administration, namespace: RunningNamespace) -> None:
+async def test_namespace(administration: Administration, namespace: RunningNamespace) -> None:
     properties = await administration.namespace()
     assert (properties.name, properties.tier) == (namespace.name, "Standard")
     assert timedelta() < now() - properties.created < timedelta(hours=1)
     assert properties.modified >= properties.created
 
 
-@feature("Queues: what a new one is like", tier=Tier.STANDARD)
+@feature("Queues: defaults", tier=Tier.STANDARD)
 async def test_default_queue(administration: Administration, entities: Entities) -> None:
     name = entities.name("made")
     expected = Queue(
@@ -156,7 +156,7 @@ async def test_update_queue(administration: Administration, entities: Entities) 
     assert await administration.queue(name) == dataclasses.replace(before, **changes)
 
 
-@feature("Queues: what cannot be changed later", tier=Tier.STANDARD)
+@feature("Queues: settings that cannot be changed", tier=Tier.STANDARD)
 async def test_fixed_settings(administration: Administration, queue: str) -> None:
     for setting in ("requires_session", "requires_duplicate_detection", "enable_partitioning"):
         with pytest.raises(SdkError) as refused:
@@ -164,7 +164,7 @@ async def test_fixed_settings(administration: Administration, queue: str) -> Non
         assert refused.value.reason is Reason.GENERAL
 
 
-@feature("Queues: delete, and whether there is one", tier=Tier.STANDARD)
+@feature("Queues: delete, exists", tier=Tier.STANDARD)
 async def test_delete_queue(administration: Administration, entities: Entities) -> None:
     name = entities.queue()
     assert await administration.queue_exists(name)
@@ -172,7 +172,7 @@ async def test_delete_queue(administration: Administration, entities: Entities) 
     assert not await administration.queue_exists(name)
 
 
-@feature("Queues: list more than one page of them", tier=Tier.OWN)
+@feature("Queues: list several pages", tier=Tier.OWN)
 async def test_list_queues(administration: Administration, entities: Entities) -> None:
     names = [entities.queue() for _ in range(205)]
     assert sorted(queue.name for queue in await administration.queues()) == sorted(names)
@@ -212,7 +212,7 @@ async def test_long_names(administration: Administration, client: Client, entiti
     assert not await administration.queue_exists(name)
 
 
-@feature("Names are found in any case", tier=Tier.STANDARD)
+@feature("Names are not case-sensitive", tier=Tier.STANDARD)
 async def test_case(administration: Administration, client: Client, queue: str) -> None:
     assert await administration.queue_exists(queue.upper())
     await (await client.sender(queue.upper())).send(text("hello"))
@@ -258,7 +258,7 @@ async def test_update_topic(administration: Administration, entities: Entities) 
     assert await administration.topic(name) == dataclasses.replace(before, **changes)
 
 
-@feature("Topics: delete, and whether there is one", tier=Tier.STANDARD)
+@feature("Topics: delete, exists", tier=Tier.STANDARD)
 async def test_delete_topic(administration: Administration, entities: Entities) -> None:
     name = entities.topic()
     entities.subscription(name)
@@ -267,7 +267,7 @@ async def test_delete_topic(administration: Administration, entities: Entities) 
     assert not await administration.topic_exists(name)
 
 
-@feature("Topics: list more than one page of them", tier=Tier.OWN)
+@feature("Topics: list several pages", tier=Tier.OWN)
 async def test_list_topics(administration: Administration, entities: Entities) -> None:
     names = [entities.topic() for _ in range(105)]
     entities.queue()
@@ -335,7 +335,7 @@ async def test_update_subscription(administration: Administration, entities: Ent
     assert await administration.subscription(*names) == dataclasses.replace(before, **changes)
 
 
-@feature("Subscriptions: delete, and whether there is one", tier=Tier.STANDARD)
+@feature("Subscriptions: delete, exists", tier=Tier.STANDARD)
 async def test_delete_subscription(administration: Administration, entities: Entities) -> None:
     subscription = entities.subscription(entities.topic())
     names = (subscription.topic, subscription.name)
@@ -344,7 +344,7 @@ async def test_delete_subscription(administration: Administration, entities: Ent
     assert not await administration.subscription_exists(*names)
 
 
-@feature("Subscriptions: list more than one page of them", tier=Tier.STANDARD)
+@feature("Subscriptions: list several pages", tier=Tier.STANDARD)
 async def test_list_subscriptions(administration: Administration, entities: Entities) -> None:
     topic = entities.topic()
     names = sorted(entities.subscription(topic).name for _ in range(105))
@@ -418,8 +418,8 @@ async def test_update_rule(administration: Administration, entities: Entities) -
         assert await administration.rule(*names, "rule") == changed
 
 
-@feature("Rules: an expression that makes no sense is refused", tier=Tier.STANDARD)
-async def test_a_broken_rule(administration: Administration, entities: Entities) -> None:
+@feature("Rules: an invalid expression is refused", tier=Tier.STANDARD)
+async def test_broken_rule(administration: Administration, entities: Entities) -> None:
     subscription = entities.subscription(entities.topic())
     for rule in (
         Rule(name="filter", filter=SqlFilter("color =")),
@@ -431,7 +431,7 @@ async def test_a_broken_rule(administration: Administration, entities: Entities)
         assert not await administration.rule_exists(subscription.topic, subscription.name, rule.name)
 
 
-@feature("What exists already cannot be created", tier=Tier.STANDARD)
+@feature("Creating an existing entity is refused", tier=Tier.STANDARD)
 async def test_already_there(administration: Administration, entities: Entities, queue: str) -> None:
     subscription = entities.subscription(entities.topic())
     attempts: list[Attempt] = [
@@ -449,8 +449,8 @@ async def test_already_there(administration: Administration, entities: Entities,
         assert refused.value.reason is Reason.ALREADY_EXISTS
 
 
-@feature("What is not there cannot be read, updated or deleted", tier=Tier.STANDARD)
-async def test_not_there(administration: Administration, entities: Entities, queue: str) -> None:
+@feature("Reading, updating or deleting a missing entity is refused", tier=Tier.STANDARD)
+async def test_missing_entity(administration: Administration, entities: Entities, queue: str) -> None:
     subscription = entities.subscription(entities.topic())
     topic = subscription.topic
     attempts: list[Attempt] = [
@@ -472,7 +472,7 @@ async def test_not_there(administration: Administration, entities: Entities, que
         assert (number, refused.value.reason) == (number, Reason.NOT_FOUND)
 
 
-@feature("Names and settings that are not allowed are refused", tier=Tier.STANDARD)
+@feature("Invalid names and settings are refused", tier=Tier.STANDARD)
 async def test_not_allowed(administration: Administration, entities: Entities) -> None:
     topic = entities.topic()
     name = entities.name("made")
@@ -501,7 +501,7 @@ async def test_not_allowed(administration: Administration, entities: Entities) -
     assert not await administration.queue_exists(name)
 
 
-@feature("Administration with a wrong key, or a key without the claim to manage, is refused", tier=Tier.STANDARD)
+@feature("Administration with a wrong key, or a key without the claim Manage, is refused", tier=Tier.STANDARD)
 async def test_no_access(
     administration: Administration,
     endpoint: Endpoint,
@@ -511,11 +511,11 @@ async def test_no_access(
     name = entities.name("made")
     await administration.create_queue(Queue(name=name, authorization_rules=KEYS[:1]))
     for key in (endpoint.with_key("RootManageSharedAccessKey", "d3Jvbmc="), endpoint.with_key("listener", "p" * 44)):
-        async with administer(key) as stranger:
+        async with administer(key) as unauthorized:
             attempts: list[Attempt] = [
-                partial(stranger.queue, name),
-                partial(stranger.delete_queue, name),
-                partial(stranger.create_queue, Queue(name="new")),
+                partial(unauthorized.queue, name),
+                partial(unauthorized.delete_queue, name),
+                partial(unauthorized.create_queue, Queue(name="new")),
             ]
             for attempt in attempts:
                 with pytest.raises(SdkError) as refused:

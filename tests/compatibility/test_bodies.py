@@ -50,7 +50,7 @@ async def test_sections_of_bytes(client: Client, queue: str) -> None:
 
 
 @feature("A list (AMQP sequence)")
-async def test_a_sequence(client: Client, queue: str) -> None:
+async def test_sequence(client: Client, queue: str) -> None:
     await check_bodies(client, queue, sequence(["a", 1, True, None, 1.5, ["nested", {"key": "value"}]]))
 
 
@@ -60,7 +60,7 @@ async def test_sequences(client: Client, queue: str) -> None:
 
 
 @feature("A single value (AMQP value)")
-async def test_a_value(client: Client, queue: str) -> None:
+async def test_value(client: Client, queue: str) -> None:
     values = [
         True,
         -7,
@@ -86,11 +86,11 @@ async def test_bytes_as_value(client: Client, queue: str) -> None:
 
 
 @feature("A UUID as value", needs=[Ability.UUID_PROPERTIES])
-async def test_a_uuid(client: Client, queue: str) -> None:
+async def test_uuid(client: Client, queue: str) -> None:
     await check_bodies(client, queue, value(UUID(int=66)))
 
 
-@feature("Nothing at all as value", needs=[Ability.NULL_BODIES])
+@feature("Null as value", needs=[Ability.NULL_BODIES])
 async def test_null(client: Client, queue: str) -> None:
     await check_bodies(client, queue, Body(Kind.VALUE, None))
 

@@ -26,7 +26,7 @@ WHOLE = Message(
 )
 
 
-@feature("Messages of every other client are read the same")
+@feature("Messages of every other client are read identically")
 async def test_every_sender(client: Client, endpoint: Endpoint, queue: str) -> None:
     receiver = await client.receiver(queue)
     bodies: list[Body] = [sequence(["a", 1, True]), value("text"), value({"key": ["value", 1.5]})]
@@ -48,7 +48,7 @@ async def test_every_sender(client: Client, endpoint: Endpoint, queue: str) -> N
             await receiver.complete(one)
 
 
-@feature("A session's state that another client has set is read the same")
+@feature("A session's state that another client has set is read identically")
 async def test_session_state(client: Client, endpoint: Endpoint, entities: Entities) -> None:
     queue = entities.queue(requires_session=True)
     for adapter in ADAPTERS:

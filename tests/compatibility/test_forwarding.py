@@ -40,7 +40,7 @@ async def test_subscription_to_topic(client: Client, entities: Entities) -> None
         await receiver.complete(received)
 
 
-@feature("Of dead letters, with where they come from")
+@feature("Of dead letters, with their source")
 async def test_dead_letters(client: Client, entities: Entities) -> None:
     target = entities.queue()
     source = entities.queue(forward_dead_letters_to=target)
@@ -54,7 +54,7 @@ async def test_dead_letters(client: Client, entities: Entities) -> None:
     await collector.complete(dead)
 
 
-@feature("Where messages are forwarded, none can be received")
+@feature("A forwarding entity cannot be received from")
 async def test_no_receiving(client: Client, entities: Entities) -> None:
     source = entities.queue(forward_to=entities.queue())
     with pytest.raises(SdkError) as refused:

@@ -10,7 +10,7 @@ from tests.compatibility.feature import Tier, feature
 from tests.compatibility.values import text
 
 
-@feature("A server that is restarted: senders and receivers go on, nothing confirmed is lost", tier=Tier.OWN)
+@feature("A restarted server: senders and receivers continue, nothing confirmed is lost", tier=Tier.OWN)
 async def test_restart(patient_client: Client, namespace: RunningNamespace, queue: str) -> None:
     sender = await patient_client.sender(queue)
     receiver = await patient_client.receiver(queue)
@@ -22,11 +22,11 @@ async def test_restart(patient_client: Client, namespace: RunningNamespace, queu
 
 
 @feature(
-    "A connection that is cut: senders and receivers go on, nothing confirmed is lost",
+    "A lost connection: senders and receivers continue, nothing confirmed is lost",
     tier=Tier.OWN,
     transports=(Transport.TCP, Transport.TLS),
 )
-async def test_a_cut_connection(patient_client: Client, namespace: RunningNamespace, queue: str) -> None:
+async def test_cut_connection(patient_client: Client, namespace: RunningNamespace, queue: str) -> None:
     sender = await patient_client.sender(queue)
     receiver = await patient_client.receiver(queue)
     await sender.send_all([text("1"), text("2")])
@@ -36,7 +36,7 @@ async def test_a_cut_connection(patient_client: Client, namespace: RunningNamesp
     assert [one.text for one in await receiver.receive(2)] == ["2", "3"]
 
 
-@feature("A message that was locked when the connection was cut can still be settled", tier=Tier.OWN)
+@feature("A message that was locked when the connection was lost can still be settled", tier=Tier.OWN)
 async def test_settling_after_a_cut(patient_client: Client, namespace: RunningNamespace, queue: str) -> None:
     sender = await patient_client.sender(queue)
     receiver = await patient_client.receiver(queue)
@@ -47,7 +47,7 @@ async def test_settling_after_a_cut(patient_client: Client, namespace: RunningNa
     assert (await receiver.one()).text == "2"
 
 
-@feature("The connection is cut again and again while messages are sent: all that were confirmed arrive", tier=Tier.OWN)
+@feature("The connection is lost repeatedly while messages are sent: all confirmed ones arrive", tier=Tier.OWN)
 async def test_many_cuts(patient_client: Client, namespace: RunningNamespace, queue: str) -> None:
     sender = await patient_client.sender(queue)
     for number in range(12):

@@ -7,7 +7,7 @@ import importlib
 from tests.compatibility.page import CHAPTERS, HERE, PAGE, features_of, page
 
 
-def test_the_page_is_up_to_date() -> None:
+def test_page_is_up_to_date() -> None:
     assert PAGE.read_text(encoding="utf-8") == page(), "run: python -m tests.compatibility.page"
 
 

@@ -12,7 +12,7 @@ from pairbus.testing import RunningNamespace
 from tests.compatibility.entities import Entities
 from tests.compatibility.waiting import BRIEF_MS
 from tests.peers.proton_container import ProtonClient, is_open, proton, reactor
-from tests.peers.waiting import eventually
+from tests.waiting import eventually
 
 KEY = "RootManageSharedAccessKey"
 
@@ -44,11 +44,11 @@ def connect(namespace: RunningNamespace, password: str) -> ProtonClient:
     )
 
 
-def test_a_key_lets_in(client: ProtonClient) -> None:
+def test_valid_key_is_accepted(client: ProtonClient) -> None:
     assert is_open(client.connection)
 
 
-def test_a_wrong_key_does_not(namespace: RunningNamespace) -> None:
+def test_wrong_key_is_rejected(namespace: RunningNamespace) -> None:
     with connect(namespace, "wrong") as client:
         client.until(lambda: client.failure)
         assert client.failure.name == "amqp:unauthorized-access"
@@ -141,7 +141,7 @@ def test_every_type_of_property(client: ProtonClient, queue: str) -> None:
     assert {**found, "binary": bytes(found["binary"])} == properties
 
 
-def test_an_address_that_is_not_there(client: ProtonClient) -> None:
+def test_missing_address(client: ProtonClient) -> None:
     sender = client.container.create_sender(client.connection, "missing")
     client.until(lambda: sender.remote_condition)
     assert sender.remote_condition.name == "amqp:not-found"
@@ -177,7 +177,7 @@ def declare(client: ProtonClient, witness: Witness) -> Any:
 
 
 @pytest.mark.parametrize("outcome", ["committed", "aborted"])
-def test_a_transaction(client: ProtonClient, entities: Entities, outcome: str) -> None:
+def test_transaction(client: ProtonClient, entities: Entities, outcome: str) -> None:
     source = entities.queue(lock_duration_ms=BRIEF_MS if outcome == "aborted" else 60_000)
     target = entities.queue()
     client.send(client.sender(source), proton.Message(body="order"))

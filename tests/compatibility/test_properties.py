@@ -32,7 +32,7 @@ async def round_trip(client: Client, queue: str, message: Message) -> Received:
     return received
 
 
-@feature("System properties come back as they were sent")
+@feature("System properties are received as they were sent")
 async def test_system_properties(client: Client, queue: str) -> None:
     received = await round_trip(client, queue, text("hello", message_id="the id", **SYSTEM))
     expected: dict[str, Any] = {"message_id": "the id", **SYSTEM}
@@ -48,7 +48,7 @@ async def test_no_properties(client: Client, queue: str) -> None:
 
 
 @feature("A message without an id gets one")
-async def test_an_id_is_assigned(client: Client, queue: str) -> None:
+async def test_id_is_assigned(client: Client, queue: str) -> None:
     sender = await client.sender(queue)
     await sender.send(Message(body=data(b"simple")))
     await sender.send(Message(body=data(b"annotated"), amqp=Amqp(priority=5)))
@@ -61,8 +61,8 @@ async def test_an_id_is_assigned(client: Client, queue: str) -> None:
         await receiver.complete(one)
 
 
-@feature("What the service adds: sequence number, times, delivery count, lock")
-async def test_what_the_service_adds(client: Client, queue: str) -> None:
+@feature("Properties that the service adds: sequence number, times, delivery count, lock")
+async def test_properties_added_by_the_service(client: Client, queue: str) -> None:
     before = now()
     sender = await client.sender(queue)
     await sender.send(text("first", time_to_live=timedelta(minutes=1)))
@@ -117,7 +117,7 @@ async def check_properties(client: Client, queue: str, **properties: Any) -> Non
     }
 
 
-@feature("Application properties: text, numbers, truth values, times")
+@feature("Application properties: text, numbers, booleans, times")
 async def test_application_properties(client: Client, queue: str) -> None:
     await check_properties(
         client,
@@ -153,7 +153,7 @@ async def test_uuid_properties(client: Client, queue: str) -> None:
 
 
 @feature("The AMQP view: header, annotations, footer")
-async def test_the_amqp_view(client: Client, queue: str) -> None:
+async def test_amqp_view(client: Client, queue: str) -> None:
     amqp = Amqp(
         durable=True,
         priority=7,
@@ -172,7 +172,7 @@ async def test_the_amqp_view(client: Client, queue: str) -> None:
 
 
 @feature("The AMQP view: user id", needs=[Ability.AMQP_USER_ID])
-async def test_the_user_id(client: Client, queue: str) -> None:
+async def test_user_id(client: Client, queue: str) -> None:
     message = (await round_trip(client, queue, text("hello", amqp=Amqp(user_id=b"ada")))).message
     assert message.amqp is not None
     assert message.amqp.user_id == b"ada"

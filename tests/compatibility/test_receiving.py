@@ -34,8 +34,8 @@ async def test_no_settlement_after_deletion(client: Client, queue: str) -> None:
         await receiver.complete(received)
 
 
-@feature("Receiving from an empty queue ends after the time to wait")
-async def test_an_empty_queue(client: Client, queue: str) -> None:
+@feature("Receiving from an empty queue ends after the wait time")
+async def test_empty_queue(client: Client, queue: str) -> None:
     receiver = await client.receiver(queue)
     before = now()
     assert await receiver.receive(5, wait=SHORTLY) == []
@@ -43,7 +43,7 @@ async def test_an_empty_queue(client: Client, queue: str) -> None:
 
 
 @feature("A receiver that waits gets a message as soon as it is sent", transports=EVERY_TRANSPORT)
-async def test_a_waiting_receiver(client: Client, queue: str) -> None:
+async def test_waiting_receiver(client: Client, queue: str) -> None:
     receiver = await client.receiver(queue)
     assert await receiver.receive(wait=timedelta(milliseconds=100)) == []
     await (await client.sender(queue)).send(text("hello"))
@@ -52,7 +52,7 @@ async def test_a_waiting_receiver(client: Client, queue: str) -> None:
     await receiver.complete(received)
 
 
-@feature("Receive endlessly, message by message", transports=EVERY_TRANSPORT)
+@feature("Receive continuously, message by message", transports=EVERY_TRANSPORT)
 async def test_streaming(client: Client, queue: str) -> None:
     await (await client.sender(queue)).send_all([text(f"{number}") for number in range(20)])
     receiver = await client.receiver(queue)
@@ -75,7 +75,7 @@ async def test_prefetch(client: Client, queue: str) -> None:
     assert found == [f"{number}" for number in range(12)]
 
 
-@feature("Closing a receiver gives back what it has not handed out", needs=[Ability.PREFETCH])
+@feature("Closing a receiver releases prefetched messages", needs=[Ability.PREFETCH])
 async def test_closing_releases(client: Client, queue: str) -> None:
     await (await client.sender(queue)).send_all([text(f"{number}") for number in range(10)])
     receiver = await client.receiver(queue, prefetch=10)
@@ -90,7 +90,7 @@ async def test_closing_releases(client: Client, queue: str) -> None:
         await again.complete(one)
 
 
-@feature("A receiver that gave up waiting holds no later message")
+@feature("A receiver that stopped waiting locks no later message")
 async def test_credit_does_not_linger(client: Client, queue: str) -> None:
     early = await client.receiver(queue)
     assert await early.receive(5, wait=timedelta(milliseconds=100)) == []

@@ -18,14 +18,14 @@ SHORTLY = timedelta(milliseconds=500)
 NOT_FOUND = {Reason.NOT_FOUND, Reason.UNAUTHORIZED}  # Python cannot tell them apart at the service either
 
 
-@feature("An entity that is not there: sending")
+@feature("A missing entity: sending")
 async def test_sending_nowhere(client: Client) -> None:
     with pytest.raises(SdkError) as refused:
         await (await client.sender("missing")).send(text("hello"))
     assert refused.value.reason in NOT_FOUND
 
 
-@feature("An entity that is not there: receiving")
+@feature("A missing entity: receiving")
 async def test_receiving_from_nowhere(client: Client, entities: Entities) -> None:
     for missing in ("missing", Subscription(entities.topic(), "missing"), Subscription("missing", "missing")):
         with pytest.raises(SdkError) as refused:
@@ -33,8 +33,8 @@ async def test_receiving_from_nowhere(client: Client, entities: Entities) -> Non
         assert refused.value.reason in NOT_FOUND
 
 
-@feature("An entity that is not there: a session")
-async def test_a_session_of_nothing(client: Client) -> None:
+@feature("A missing entity: a session")
+async def test_session_of_a_missing_entity(client: Client) -> None:
     with pytest.raises(SdkError) as refused:
         await client.session("missing", "a")
     assert refused.value.reason in NOT_FOUND
@@ -57,7 +57,7 @@ async def test_disabled(client: Client, entities: Entities) -> None:
     await refuses_receiving(client, queue)
 
 
-@feature("A send-disabled entity: receiving goes on")
+@feature("A send-disabled entity: receiving works")
 async def test_send_disabled(client: Client, administration: Administration, queue: str) -> None:
     sender = await client.sender(queue)
     await sender.send(text("before"))
@@ -69,7 +69,7 @@ async def test_send_disabled(client: Client, administration: Administration, que
     await receiver.complete(await receiver.one())
 
 
-@feature("A receive-disabled entity: sending goes on")
+@feature("A receive-disabled entity: sending works")
 async def test_receive_disabled(client: Client, entities: Entities) -> None:
     queue = entities.queue(status=EntityStatus.RECEIVE_DISABLED)
     await (await client.sender(queue)).send(text("hello"))
@@ -88,7 +88,7 @@ async def refuses_receiving(client: Client, queue: str) -> None:
     assert refused.value.reason is Reason.DISABLED
 
 
-@feature("A full queue takes no more, until messages are received")
+@feature("A full queue accepts no messages until some are received")
 async def test_quota(client: Client, entities: Entities) -> None:
     queue = entities.queue(max_size_megabytes=1)
     sender = await client.sender(queue)
@@ -117,7 +117,7 @@ async def test_server_busy(client: Client, namespace: RunningNamespace, queue: s
     assert [one.text for one in await receiver.receive(2)] == ["before", "after"]
 
 
-@feature("A busy server becomes free while the SDK tries again", tier=Tier.OWN)
+@feature("A busy server recovers while the SDK retries", tier=Tier.OWN)
 async def test_server_busy_for_a_while(patient_client: Client, namespace: RunningNamespace, queue: str) -> None:
     sender = await patient_client.sender(queue)
     await sender.send(text("before"))

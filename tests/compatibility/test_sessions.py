@@ -18,7 +18,7 @@ SHORTLY = timedelta(milliseconds=1500)
 
 
 @feature("Receive from a named session, in order", transports=EVERY_TRANSPORT)
-async def test_a_named_session(client: Client, sessions: str) -> None:
+async def test_named_session(client: Client, sessions: str) -> None:
     sender = await client.sender(sessions)
     for number in range(3):
         for session_id in ("a", "b"):
@@ -33,8 +33,8 @@ async def test_a_named_session(client: Client, sessions: str) -> None:
     assert await receiver.receive(wait=timedelta(milliseconds=100)) == []
 
 
-@feature("Receive from the next session that is free")
-async def test_the_next_session(client: Client, sessions: str) -> None:
+@feature("Receive from the next available session")
+async def test_next_session(client: Client, sessions: str) -> None:
     sender = await client.sender(sessions)
     await sender.send_all([text("1", session_id="a")])
     await sender.send_all([text("2", session_id="b")])
@@ -47,7 +47,7 @@ async def test_the_next_session(client: Client, sessions: str) -> None:
         await receiver.complete(received)
 
 
-@feature("A receiver that waits for a session gets the first one that comes")
+@feature("A receiver that waits for a session gets the first available one")
 async def test_waiting_for_a_session(
     client: Client, endpoint: Endpoint, sessions: str, connect: Callable[[Endpoint], Client]
 ) -> None:
@@ -61,7 +61,7 @@ async def test_waiting_for_a_session(
         await receiver.complete(received)
 
 
-@feature("No session within the time to wait is a timeout")
+@feature("No session within the wait time is a timeout")
 async def test_no_session(client: Client, sessions: str) -> None:
     before = now()
     with pytest.raises(SdkError) as refused:
@@ -71,7 +71,7 @@ async def test_no_session(client: Client, sessions: str) -> None:
 
 
 @feature("A session that another receiver holds cannot be locked")
-async def test_a_locked_session(client: Client, sessions: str) -> None:
+async def test_locked_session(client: Client, sessions: str) -> None:
     await (await client.sender(sessions)).send(text("hello", session_id="a"))
     holder = await client.session(sessions, "a")
     with pytest.raises(SdkError) as refused:
@@ -82,7 +82,7 @@ async def test_a_locked_session(client: Client, sessions: str) -> None:
     await again.complete(await again.one())
 
 
-@feature("Closing a session's receiver frees the session; what was not settled comes again, not counted")
+@feature("Closing a session's receiver releases the session; unsettled messages are redelivered, not counted")
 async def test_closing_a_session(client: Client, sessions: str) -> None:
     await (await client.sender(sessions)).send_all([text("1", session_id="a"), text("2", session_id="a")])
     receiver = await client.session(sessions, "a")
@@ -96,7 +96,7 @@ async def test_closing_a_session(client: Client, sessions: str) -> None:
 
 
 @feature("A session without messages can be opened by its name")
-async def test_an_empty_session(client: Client, sessions: str) -> None:
+async def test_empty_session(client: Client, sessions: str) -> None:
     receiver = await client.session(sessions, "empty")
     assert receiver.session_id == "empty"
     assert await receiver.receive(wait=timedelta(milliseconds=100)) == []
@@ -147,7 +147,7 @@ async def test_receive_and_delete(client: Client, sessions: str) -> None:
     assert await receiver.peek(1, from_sequence_number=1) == []
 
 
-@feature("Receive endlessly from a session")
+@feature("Receive continuously from a session")
 async def test_streaming(client: Client, sessions: str) -> None:
     await (await client.sender(sessions)).send_all([text(f"{number}", session_id="a") for number in range(5)])
     receiver = await client.session(sessions, "a")
@@ -188,7 +188,7 @@ async def test_renewal(client: Client, entities: Entities) -> None:
 
 
 @pytest.mark.slow
-@feature("The SDK renews the lock of a session by itself")
+@feature("The SDK renews the lock of a session automatically")
 async def test_automatic_renewal(client: Client, entities: Entities) -> None:
     queue = entities.queue(requires_session=True, lock_duration_ms=SELF_RENEWED_MS)
     await (await client.sender(queue)).send(text("hello", session_id="a"))
@@ -198,8 +198,8 @@ async def test_automatic_renewal(client: Client, entities: Entities) -> None:
     await receiver.complete(received)
 
 
-@feature("A session whose lock has expired is lost, and free for others; its messages are counted")
-async def test_a_lost_session(client: Client, entities: Entities) -> None:
+@feature("A session whose lock has expired is lost, and available to others; its messages are counted")
+async def test_lost_session(client: Client, entities: Entities) -> None:
     queue = entities.queue(requires_session=True, lock_duration_ms=BRIEF_MS)
     await (await client.sender(queue)).send(text("hello", session_id="a"))
     receiver = await client.session(queue, "a")
@@ -217,7 +217,7 @@ async def test_a_lost_session(client: Client, entities: Entities) -> None:
 
 
 @feature("A message without a session is refused where sessions are required")
-async def test_a_message_without_session(client: Client, sessions: str) -> None:
+async def test_message_without_session(client: Client, sessions: str) -> None:
     sender = await client.sender(sessions)
     with pytest.raises(SdkError) as refused:
         await sender.send(text("hello"))
@@ -226,7 +226,7 @@ async def test_a_message_without_session(client: Client, sessions: str) -> None:
 
 
 @feature("A queue without sessions refuses a receiver of a session")
-async def test_no_sessions_here(client: Client, queue: str) -> None:
+async def test_session_of_an_entity_without_sessions(client: Client, queue: str) -> None:
     with pytest.raises(SdkError) as refused:
         await client.session(queue, "a")
     assert refused.value.reason in {Reason.GENERAL, Reason.SESSION_CANNOT_BE_LOCKED}  # JavaScript's guess
@@ -261,7 +261,7 @@ async def test_listing_by_state(client: Client, sessions: str) -> None:
 
 
 @feature("Sessions of a subscription", transports=EVERY_TRANSPORT)
-async def test_a_subscription(client: Client, entities: Entities) -> None:
+async def test_subscription(client: Client, entities: Entities) -> None:
     topic = entities.topic()
     subscription = entities.subscription(topic, requires_session=True)
     await (await client.topic_sender(topic)).send_all([text("1", session_id="a"), text("2", session_id="a")])

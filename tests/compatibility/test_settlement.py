@@ -29,7 +29,7 @@ async def test_complete(client: Client, queue: str) -> None:
     assert await is_empty(client, queue)
 
 
-@feature("Abandon: the message comes again, counted")
+@feature("Abandon: the message is redelivered, and counted")
 async def test_abandon(client: Client, queue: str) -> None:
     await (await client.sender(queue)).send_all([text("first"), text("second")])
     receiver = await client.receiver(queue)
@@ -110,7 +110,7 @@ async def test_deleting_deferred_messages(client: Client, queue: str) -> None:
     assert await is_empty(client, queue)
 
 
-@feature("A sequence number that no deferred message has is an error")
+@feature("An unknown sequence number of a deferred message is an error")
 async def test_no_such_deferred_message(client: Client, queue: str) -> None:
     receiver = await client.receiver(queue)
     with pytest.raises(SdkError) as refused:
@@ -157,7 +157,7 @@ async def test_dead_letter_with_properties(client: Client, queue: str) -> None:
 
 
 @feature("Peek and receive-and-delete in the dead-letter queue")
-async def test_the_dead_letter_queue(client: Client, queue: str) -> None:
+async def test_dead_letter_queue(client: Client, queue: str) -> None:
     await (await client.sender(queue)).send(text("hello"))
     receiver = await client.receiver(queue)
     await receiver.dead_letter(await receiver.one(), reason="r")
@@ -167,7 +167,7 @@ async def test_the_dead_letter_queue(client: Client, queue: str) -> None:
     assert (await dead_letters.one()).text == "hello"
 
 
-@feature("The queue of failed transfers is there, and empty")
+@feature("The transfer dead-letter queue exists, and is empty")
 async def test_transfer_dead_letters(client: Client, queue: str) -> None:
     receiver = await client.receiver(queue, sub_queue=SubQueue.TRANSFER_DEAD_LETTER)
     assert await receiver.receive(wait=timedelta(milliseconds=100)) == []
@@ -198,8 +198,8 @@ async def test_settling_twice(client: Client, queue: str) -> None:
     assert refused.value.reason in {Reason.ALREADY_SETTLED, Reason.LOCK_LOST}
 
 
-@feature("A lock that has expired: settling fails, the message comes again, counted")
-async def test_an_expired_lock(client: Client, entities: Entities) -> None:
+@feature("An expired lock: settling fails, the message is redelivered, and counted")
+async def test_expired_lock(client: Client, entities: Entities) -> None:
     queue = entities.queue(lock_duration_ms=BRIEF_MS)
     await (await client.sender(queue)).send(text("hello"))
     receiver = await client.receiver(queue)
@@ -255,7 +255,7 @@ async def test_renewing_an_expired_lock(client: Client, entities: Entities) -> N
 
 
 @pytest.mark.slow
-@feature("The SDK renews locks by itself")
+@feature("The SDK renews locks automatically")
 async def test_automatic_renewal(client: Client, entities: Entities) -> None:
     queue = entities.queue(lock_duration_ms=SELF_RENEWED_MS)
     await (await client.sender(queue)).send(text("hello"))

@@ -10,13 +10,14 @@ from tests.compatibility.client import Client
 from tests.compatibility.entities import Entities
 from tests.compatibility.feature import EVERY_TRANSPORT, feature
 from tests.compatibility.values import Reason, Received, SdkError, State, SubQueue, text
-from tests.compatibility.waiting import eventually, now
+from tests.compatibility.waiting import now
+from tests.waiting import eventually_async
 
 LATER = timedelta(hours=1)
 SOON = timedelta(milliseconds=600)
 
 
-@feature("Schedule: the message comes when it is due", transports=EVERY_TRANSPORT)
+@feature("Schedule: the message is delivered when it is due", transports=EVERY_TRANSPORT)
 async def test_schedule(client: Client, queue: str) -> None:
     sender, receiver = await client.sender(queue), await client.receiver(queue)
     later = now().replace(microsecond=0) + LATER
@@ -61,7 +62,7 @@ async def test_cancel(client: Client, queue: str) -> None:
     assert [one.sequence_number for one in peeked] == [second]
 
 
-@feature("Cancelling what is not scheduled is an error")
+@feature("Cancelling a message that is not scheduled is an error")
 async def test_cancel_nothing(client: Client, queue: str) -> None:
     sender = await client.sender(queue)
     with pytest.raises(SdkError) as refused:
@@ -75,11 +76,11 @@ async def dead_letter_of(client: Client, queue: str) -> Received:
     async def peeked() -> list[Received]:
         return await receiver.peek(1, from_sequence_number=1)
 
-    await eventually(peeked)
+    await eventually_async(peeked)
     return await receiver.one()
 
 
-@feature("A message that outlives its time goes to the dead-letter queue")
+@feature("An expired message goes to the dead-letter queue")
 async def test_expiry_of_a_message(client: Client, entities: Entities) -> None:
     queue = entities.queue(dead_letter_on_expiration=True)
     sender = await client.sender(queue)
@@ -89,7 +90,7 @@ async def test_expiry_of_a_message(client: Client, entities: Entities) -> None:
     assert (await (await client.receiver(queue)).one()).text == "lasting"
 
 
-@feature("The time to live of a queue holds for messages without one")
+@feature("The time to live of a queue applies to messages without one")
 async def test_expiry_of_a_queue(client: Client, entities: Entities) -> None:
     queue = entities.queue(default_time_to_live_ms=200, dead_letter_on_expiration=True)
     await (await client.sender(queue)).send(text("brief"))
@@ -97,7 +98,7 @@ async def test_expiry_of_a_queue(client: Client, entities: Entities) -> None:
     assert dead.dead_letter_reason == "TTLExpiredException"
 
 
-@feature("Without dead-lettering an expired message is gone")
+@feature("Without dead-lettering an expired message is removed")
 async def test_expiry_without_dead_letters(client: Client, entities: Entities) -> None:
     queue = entities.queue(default_time_to_live_ms=200)
     await (await client.sender(queue)).send(text("brief"))
@@ -106,5 +107,5 @@ async def test_expiry_without_dead_letters(client: Client, entities: Entities) -
     async def is_gone() -> bool:
         return not await receiver.peek(1, from_sequence_number=1)
 
-    assert await eventually(is_gone)
+    assert await eventually_async(is_gone)
     assert await receiver.receive(wait=timedelta(milliseconds=100)) == []

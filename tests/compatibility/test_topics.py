@@ -27,7 +27,7 @@ from tests.compatibility.waiting import now
 
 
 async def through(client: Client, subscription: Subscription, *messages: Message) -> list[Received]:
-    """What a subscription gets of these messages."""
+    """Return the messages that a subscription gets of these."""
     await (await client.topic_sender(subscription.topic)).send_all(messages)
     return await everything(client, subscription)
 
@@ -53,7 +53,7 @@ async def test_copies(client: Client, entities: Entities) -> None:
         await receiver.complete(received)
 
 
-@feature("A topic without subscriptions takes messages and drops them")
+@feature("A topic without subscriptions accepts messages and drops them")
 async def test_no_subscriptions(client: Client, entities: Entities) -> None:
     topic = entities.topic()
     await (await client.topic_sender(topic)).send(text("dropped"))
@@ -139,7 +139,7 @@ async def test_correlation_filter(client: Client, entities: Entities) -> None:
     assert texts(received) == ["all"]
 
 
-@feature("Action: a rule changes its copy, and names itself in it")
+@feature("Action: a rule changes its copy, and adds its name to it")
 async def test_action(client: Client, entities: Entities) -> None:
     rule = RuleDescription(
         name="paint",
@@ -151,7 +151,7 @@ async def test_action(client: Client, entities: Entities) -> None:
     assert received.message.application_properties == {"color": "red", "kept": 2, "RuleName": "paint"}
 
 
-@feature("Rules made with the SDK's administration take effect: true, false, SQL with parameters, correlation, action")
+@feature("Rules created by the SDK's administration take effect: true, false, SQL with parameters, correlation, action")
 async def test_rules_by_administration(client: Client, administration: Administration, entities: Entities) -> None:
     rules = [
         Rule(name="true", filter=TrueFilter()),
@@ -232,7 +232,7 @@ async def test_rules_over_amqp(client: Client, entities: Entities) -> None:
     assert texts(received) == ["red"]
 
 
-@feature("A message that matches several rules comes once, and once more for each action")
+@feature("A message that matches several rules is delivered once, and once more for each action")
 async def test_several_rules(client: Client, administration: Administration, entities: Entities) -> None:
     subscription = entities.subscription(entities.topic())
     names = (subscription.topic, subscription.name)

@@ -1,4 +1,4 @@
-"""What the tests send and expect, in words that belong to no SDK."""
+"""The values that tests send and expect, independent of any SDK."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any, Final, TypeAlias
 from uuid import UUID
 
 Value: TypeAlias = bool | int | float | str | bytes | datetime | UUID | None
-"""What a property holds. Python's SDK shows text and bytes alike: the suite's bytes are never UTF-8, to tell them."""
+"""The value of a property. Python's SDK returns text as bytes, so the suite's bytes are never UTF-8."""
 
 Id: TypeAlias = str | int | bytes | UUID
 
 NEVER: Final = timedelta(days=10_675_199)
-"""What the management API calls the longest time there is; it is longer by less than a day."""
+"""The longest time of the management API; it is longer by less than a day."""
 
 
 class Kind(StrEnum):
@@ -49,7 +49,7 @@ def value(content: Any) -> Body:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Amqp:
-    """What only the AMQP view of a message has."""
+    """The parts of a message that only its AMQP view has."""
 
     durable: bool | None = None
     priority: int | None = None
@@ -94,7 +94,7 @@ def text(content: str, **properties: Any) -> Message:
 
 
 class State(StrEnum):
-    """Where a message is in its life, when it is peeked at."""
+    """The state of a peeked message."""
 
     ACTIVE = "active"
     DEFERRED = "deferred"
@@ -129,7 +129,7 @@ class Received:
 
 
 class Mode(StrEnum):
-    """What receiving does to a message."""
+    """The receive modes."""
 
     PEEK_LOCK = "peek-lock"
     RECEIVE_AND_DELETE = "receive-and-delete"
@@ -144,7 +144,7 @@ class SubQueue(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """Where a copy of each message of a topic is received."""
+    """A subscription, from which copies of messages are received."""
 
     topic: str
     name: str
@@ -155,7 +155,7 @@ Entity: TypeAlias = str | Subscription
 
 
 class Reason(StrEnum):
-    """Why an SDK's call failed: the SDKs' own errors, by what they have in common."""
+    """The reason of an error, common to all SDKs."""
 
     ALREADY_EXISTS = "already exists"
     ALREADY_SETTLED = "already settled"

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
-from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from typing import Final, TypeVar
 
-import pytest
-
 from tests.thoroughness import THOROUGH
+from tests.waiting import eventually_async
 
 T = TypeVar("T")
 
 DEADLINE_S = 60.0
 
 PATIENCE: Final = timedelta(seconds=30)
-"""How long what has to come is waited for. Generous: many tests share a processor."""
+"""The timeout for expected events. Generous: many tests share a processor."""
 
 BRIEF: Final = timedelta(seconds=8 if THOROUGH else 1)
 """A lock that is seen to end, and is long enough for what is done under it, where many tests share a processor; waits
@@ -31,25 +27,13 @@ SELF_RENEWED: Final = 2 * BRIEF + timedelta(seconds=3)
 SELF_RENEWED_MS: Final = round(SELF_RENEWED.total_seconds() * 1_000)
 
 
-async def eventually(condition: Callable[[], Awaitable[T]]) -> T:
-    """Ask again and again until the answer is true, and return it; fail at the deadline."""
-    deadline = time.monotonic() + DEADLINE_S
-    while True:
-        answer = await condition()
-        if answer:
-            return answer
-        if time.monotonic() > deadline:
-            pytest.fail(f"still not so after {DEADLINE_S:.0f} s", pytrace=True)
-        await asyncio.sleep(0.01)
-
-
 async def past(moment: datetime) -> None:
     """Wait until a moment is over."""
 
     async def is_over() -> bool:
         return now() > moment
 
-    await eventually(is_over)
+    await eventually_async(is_over)
 
 
 def now() -> datetime:

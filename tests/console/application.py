@@ -1,4 +1,4 @@
-"""An application with a paired sender, on a thread of its own, through an outage."""
+"""An application with a paired sender, which runs in a thread."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PATIENCE_S: Final = 60
 
 
 class Application:
-    """Sends a message twenty times a second to a queue of the primary, and can host a syphon."""
+    """Sends twenty messages per second to a queue of the primary, and can run a syphon."""
 
     def __init__(self, primary: str, secondary: str, queue: str) -> None:
         self._primary = primary
@@ -46,7 +46,7 @@ class Application:
         self._loop.close()
 
     def start_syphon(self) -> None:
-        """Bring messages home from now on."""
+        """Start a syphon that restores messages."""
         self._await(self._pair(enable_syphon=True))
 
     async def _run(self) -> None:
@@ -56,7 +56,7 @@ class Application:
             sender = await factory.create_message_sender(self._queue)
             self._ready.set()
             while not self._stopped.is_set():
-                with suppress(MessagingError):  # what counts here is what the pages show
+                with suppress(MessagingError):  # the tests check the pages, not the sends
                     await sender.send(BrokeredMessage(f'{{"drink": "espresso", "number": {self.sent}}}'))
                     self.sent += 1
                 with suppress(TimeoutError):
@@ -74,7 +74,7 @@ class Application:
             timedelta(0),
             enable_syphon=enable_syphon,
             ping_interval=timedelta(seconds=1),
-            attempt_timeout=timedelta(seconds=20),  # a namespace that is slow has not failed
+            attempt_timeout=timedelta(seconds=20),  # a slow namespace must not count as failed
             primary_name="contoso",
         )
         return primary, await primary.pair_namespace(options)

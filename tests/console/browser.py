@@ -20,12 +20,12 @@ _SERIOUS: Final = {"serious", "critical"}
 
 @contextmanager
 def chromium() -> Iterator[Any]:
-    """The browser; without it a test is skipped, and says so. ``.ci/run`` installs it where it can."""
+    """Yield the browser; skip the test if it is not installed. ``.ci/run`` installs it if possible."""
     playwright = import_peer("playwright.sync_api", "playwright")
     program = shutil.which("chromium")
     if program is None:
         pytest.skip("chromium is not installed (Debian: chromium)")
-    # As root it has no sandbox of its own; it sees nothing but our pages.
+    # Chromium has no sandbox for root; it loads only the pages under test.
     arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
     with playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=program, args=arguments)
@@ -37,28 +37,28 @@ def chromium() -> Iterator[Any]:
 
 @contextmanager
 def page_of(browser: Any, *, scheme: str = "light", width: int = 1000, height: int = 700) -> Iterator[Any]:
-    """A page that keeps what went wrong in it, and asks nobody but this machine."""
+    """Yield a page; fail if it has script errors, violates its policy, or sends requests to other machines."""
     if not _AXE.exists():
         absent("axe-core")
     context = browser.new_context(color_scheme=scheme, viewport={"width": width, "height": height})
     context.add_init_script(path=str(_AXE))
     context.set_default_timeout(_PATIENCE_MS)
     page = context.new_page()
-    asked: list[str] = []
-    wrong: list[str] = []
-    page.on("request", lambda request: asked.append(request.url))
-    page.on("pageerror", lambda error: wrong.append(str(error)))
-    page.on("console", lambda message: wrong.append(message.text) if "Content Security Policy" in message.text else 0)
+    urls: list[str] = []
+    errors: list[str] = []
+    page.on("request", lambda request: urls.append(request.url))
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.on("console", lambda message: errors.append(message.text) if "Content Security Policy" in message.text else 0)
     try:
         yield page
     finally:
         context.close()
-    assert [url for url in asked if not url.startswith("http://localhost:")] == []
-    assert wrong == []
+    assert [url for url in urls if not url.startswith("http://localhost:")] == []
+    assert errors == []
 
 
 def serious_findings(page: Any) -> list[str]:
-    """What axe-core finds wrong, the serious things."""
+    """Return the serious violations that axe-core finds."""
     found = page.evaluate("async () => (await axe.run(document, {resultTypes: ['violations']})).violations")
     return [f"{each['id']}: {each['help']}: {_places(each)}" for each in found if each["impact"] in _SERIOUS]
 

@@ -1,10 +1,11 @@
-"""A server with its console."""
+"""Fixtures: a server with its console."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,21 +14,21 @@ from tests.console.site import Site
 
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Site]:
-    """One for the test alone."""
+    """Yield a server for one test."""
     with opened(tmp_path) as site:
         yield site
 
 
 @pytest.fixture(scope="module")
 def shared_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    """One for all tests of a module that change nothing."""
+    """Yield a server that all tests of a module share; they must not change it."""
     with opened(tmp_path_factory.mktemp("shared")) as site:
         yield site
 
 
 @contextmanager
-def opened(directory: Path) -> Iterator[Site]:
-    site = Site(directory / "contoso")
+def opened(directory: Path, **settings: Any) -> Iterator[Site]:
+    site = Site(directory / "contoso", **settings)
     site.start()
     try:
         yield site

@@ -1,10 +1,9 @@
-"""A real server with its console, and somebody who asks it as a browser does."""
+"""A real server with its console, and a client that behaves like a browser."""
 
 from __future__ import annotations
 
 import asyncio
 import re
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,23 +12,23 @@ from html import unescape
 from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
 from threading import Thread
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, TypeVar
 from urllib.parse import urlencode
 
-from pairbus.broker import Address, AuthorizationRule, Disposition, Message, Part, Right, Verdict
+from pairbus.broker import Address, AuthorizationRule, NewMessage, QueuePart, Right, SettlementKind, SettlementRequest
 from pairbus.console import open_console
 from pairbus.server import NamespaceServer, Settings
 from pairbus.server.declaration import parse_declaration
-from pairbus.server.event_loop import new_event_loop
 from pairbus.server.host import NamespaceHost
 from pairbus.server.messages import received_message
+from pairbus.server.process import new_event_loop
 from pairbus.wire import Message as AmqpMessage
 from pairbus.wire import Properties, Symbol, encode_message
 
 T = TypeVar("T")
 
 PATIENCE_S: Final = 60
-"""Generous: whoever waits may share the processors with many."""
+"""Timeout of every wait; generous, because many tests may share the processors."""
 
 LISTENER: Final = AuthorizationRule(
     name="listener", rights=(Right.LISTEN,), primary_key="listener key", secondary_key="listener key 2"
@@ -50,20 +49,20 @@ class Reply:
         return self.headers["location"]
 
     @property
-    def seal(self) -> str:
-        found = re.search(r'name="seal" value="([^"]+)"', self.text)
+    def csrf_token(self) -> str:
+        found = re.search(r'name="csrf_token" value="([^"]+)"', self.text)
         assert found is not None
         return found[1]
 
     @property
     def alert(self) -> str:
-        """What was refused, and why."""
+        """The text of the error."""
         found = re.search(r'role="alert">([^<]*)<', self.text)
         assert found is not None
         return unescape(found[1])
 
     def live(self, key: str) -> str:
-        """The text of a number that is kept up to date."""
+        """Return the text of a live value."""
         found = re.search(rf'data-live="{re.escape(key)}"[^>]*>([^<]*)<', self.text)
         assert found is not None, key
         return unescape(found[1])
@@ -71,7 +70,7 @@ class Reply:
 
 @dataclass(slots=True)
 class Person:
-    """Somebody with a browser."""
+    """A user with a browser."""
 
     port: int
     cookies: dict[str, str] = field(default_factory=dict)
@@ -95,12 +94,12 @@ class Person:
         return self.request("POST", path, form)
 
     def act(self, path: str, **form: Any) -> Reply:
-        """Send a form with the seal that pages carry."""
-        return self.post(path, seal=self.get().seal, **form)
+        """Send a form with the CSRF token of the session."""
+        return self.post(path, csrf_token=self.get().csrf_token, **form)
 
     @contextmanager
     def stream(self, **query: Any) -> Iterator[Iterator[tuple[str, str]]]:
-        """The events of a page, as they come."""
+        """Yield the events of a page as they arrive."""
         connection = HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_S)
         try:
             yield events_of(self._send(connection, "GET", f"/console/events?{urlencode(query)}", None, {}))
@@ -144,7 +143,7 @@ def events_of(response: HTTPResponse) -> Iterator[tuple[str, str]]:
 
 
 class Site:
-    """A server with the console on a thread of its own."""
+    """A server with the console, which runs in a thread."""
 
     def __init__(self, data: Path, **settings: Any) -> None:
         entities = parse_declaration(
@@ -178,7 +177,7 @@ class Site:
         return self.server.ports[0]
 
     def person(self) -> Person:
-        """Somebody who is not logged in."""
+        """Return a user who is not logged in."""
         return Person(self.port)
 
     def manager(self) -> Person:
@@ -193,7 +192,7 @@ class Site:
         return person
 
     def call(self, function: Callable[[NamespaceHost], T]) -> T:
-        """Do something to the namespace, where it lives, and wait until it is on disk."""
+        """Call a function with the host in the server's thread, and wait until its changes are durable."""
 
         async def called() -> T:
             answer = function(self.server.host)
@@ -205,26 +204,28 @@ class Site:
 
     def send(self, entity: str, *bodies: bytes, **fields: Any) -> None:
         messages = [message(body, **fields) for body in bodies]
-        self.call(lambda host: host.namespace.send(Address.of(entity), messages, host.now_ms()))
+        self.call(lambda host: host.use_namespace().send(Address.of(entity), messages, host.now_ms()))
 
     def dead_letter(self, entity: str, *bodies: bytes, subscription: str | None = None, **fields: Any) -> None:
-        """Have messages among the dead letters of an entity."""
+        """Send messages to an entity and dead-letter them."""
         self.send(entity, *bodies, **fields)
         address = Address.of(entity, subscription)
-        verdict = Verdict(disposition=Disposition.DEAD_LETTER, reason="too hot", description="the <b>cup</b> burns")
+        settlement = SettlementRequest(
+            disposition=SettlementKind.DEAD_LETTER, reason="too hot", description="the <b>cup</b> burns"
+        )
 
-        def bury(host: NamespaceHost) -> None:
-            for delivery in host.namespace.receive(address, len(bodies), host.now_ms()):
+        def settle(host: NamespaceHost) -> None:
+            for delivery in host.use_namespace().receive(address, len(bodies), host.now_ms()):
                 assert delivery.lock_token is not None
-                host.namespace.settle(address, delivery.lock_token, host.now_ms(), verdict)
+                host.use_namespace().settle(address, delivery.lock_token, host.now_ms(), settlement)
 
-        self.call(bury)
+        self.call(settle)
 
-    def sequences(self, entity: str, subscription: str | None = None, part: Part = Part.MAIN) -> list[int]:
+    def sequences(self, entity: str, subscription: str | None = None, part: QueuePart = QueuePart.MAIN) -> list[int]:
         address = Address.of(entity, subscription, part)
         return [each.record.sequence for each in self.call(lambda host: _peek(host, address))]
 
-    def ids(self, entity: str, subscription: str | None = None, part: Part = Part.MAIN) -> list[str]:
+    def ids(self, entity: str, subscription: str | None = None, part: QueuePart = QueuePart.MAIN) -> list[str]:
         address = Address.of(entity, subscription, part)
         return [each.record.message_id for each in self.call(lambda host: _peek(host, address))]
 
@@ -233,28 +234,17 @@ class Site:
 
 
 def _peek(host: NamespaceHost, address: Address) -> Any:
-    return host.namespace.peek(address, 0, 10_000, host.now_ms())
+    return host.use_namespace().peek(address, 0, 10_000, host.now_ms())
 
 
 def add_keys(host: NamespaceHost) -> None:
-    rules = host.namespace.authorization_rules(host.now_ms())
-    host.namespace.set_authorization_rules([*rules, LISTENER, SENDER], host.now_ms())
+    rules = host.use_namespace().authorization_rules(host.now_ms())
+    host.use_namespace().set_authorization_rules([*rules, LISTENER, SENDER], host.now_ms())
 
 
-def message(body: bytes, *, message_id: str | None = None, content_type: str | None = None, **named: Any) -> Message:
-    """A message as a sender sends it."""
+def message(body: bytes, *, message_id: str | None = None, content_type: str | None = None, **named: Any) -> NewMessage:
+    """Return a message as a sender sends it."""
     properties = Properties(message_id=message_id, content_type=None if content_type is None else Symbol(content_type))
     return received_message(
         encode_message(AmqpMessage(properties=properties, application_properties=named or None, body=(body,)))
     )
-
-
-def eventually(condition: Callable[[], T | Literal[False]]) -> T:
-    """Wait until something is so; what it is then."""
-    deadline = time.monotonic() + PATIENCE_S
-    while True:
-        found = condition()
-        if found:
-            return found
-        assert time.monotonic() < deadline, "it did not come true"
-        time.sleep(0.05)

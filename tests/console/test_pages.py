@@ -1,4 +1,4 @@
-"""What the pages show, whatever is in the messages."""
+"""The contents of the pages; hostile contents are escaped."""
 
 from __future__ import annotations
 
@@ -18,25 +18,23 @@ from pairbus.broker import (
     EntityDescription,
     FalseFilter,
     Instant,
-    Part,
     QueueDescription,
+    QueuePart,
     RuleDescription,
     SqlActionDescription,
     SqlFilterDescription,
     SubscriptionDescription,
     TopicDescription,
 )
-from pairbus.console.facets import facet_lines
-from pairbus.console.operations import Operations
-from pairbus.console.pages.settings import SETTINGS
-from pairbus.ledger.operation import Stage
+from pairbus.console.entity_page import SETTINGS
+from pairbus.console.server_page import Operations, facet_rows
+from pairbus.ledger.events import Stage
 from pairbus.server import Settings
 from pairbus.server.errors import ServerBusyError
 from pairbus.server.host import NamespaceHost
 from pairbus.server.http.descriptions import settings_of
 from pairbus.server.messages import received_message
-from pairbus.server.throttle.facets import FACETS
-from pairbus.server.throttle.throttle import Throttle
+from pairbus.server.throttle.throttle import FACETS, Throttle
 from pairbus.wire import (
     AMQP_VALUE,
     Char,
@@ -49,9 +47,10 @@ from pairbus.wire import (
     encode_message,
 )
 from pairbus.wire import Message as AmqpMessage
-from tests.console.site import Person, Site, eventually
+from tests.console.site import Person, Site
+from tests.waiting import eventually
 
-NASTY = "<script>alert('1')</script>\"&\x00\x1b\udc80"
+HOSTILE = "<script>alert('1')</script>\"&\x00\x1b\udc80"
 
 
 def entities_with(person: Person, text: str) -> bool:
@@ -63,7 +62,7 @@ def test_entities_are_shown_with_their_counts(site: Site) -> None:
     site.send("news", b"closed on Monday")
     site.dead_letter("payments", b"one cent")
     person = site.manager()
-    with person.stream(page="entities"):  # somebody looks, so it is counted every second
+    with person.stream(page="entities"):  # an open page makes the sampler run every second
         reply = eventually(lambda: (page := person.get()).live("active:orders") == "2" and page)
     assert reply.live("active:news/Subscriptions/all") == "1"
     assert reply.live("dead:payments") == "1"
@@ -72,10 +71,10 @@ def test_entities_are_shown_with_their_counts(site: Site) -> None:
     assert "/console/entity?entity=news&amp;subscription=all" in reply.text
 
 
-def test_entities_are_found_by_their_names_and_shown_in_pages(site: Site) -> None:
+def test_entities_are_filtered_by_name_and_paged(site: Site) -> None:
     def make(host: NamespaceHost) -> None:
         for number in range(250):
-            host.namespace.create_queue(f"shelf/{number}", QueueDescription(), host.now_ms())
+            host.use_namespace().create_queue(f"shelf/{number}", QueueDescription(), host.now_ms())
 
     site.call(make)
     person = site.manager()
@@ -88,7 +87,7 @@ def test_entities_are_found_by_their_names_and_shown_in_pages(site: Site) -> Non
     assert "No entity has" in person.get("/console", q="nothing like it").text
 
 
-def test_an_entity_and_its_messages_are_shown(site: Site) -> None:
+def test_entity_is_shown_with_its_messages(site: Site) -> None:
     site.send("orders", *(f"cup {number}".encode() for number in range(30)))
     person = site.listener()
     first = person.get("/console/entity", entity="ORDERS")
@@ -129,7 +128,7 @@ def test_settings_of_a_queue_are_shown_by_name(site: Site) -> None:
         forward_dead_letters_to="payments",
         max_delivery_count=1_000,
     )
-    site.call(lambda host: host.namespace.create_queue("kept", description, host.now_ms()))
+    site.call(lambda host: host.use_namespace().create_queue("kept", description, host.now_ms()))
     shown = shown_settings(site.listener().get("/console/entity", entity="kept").text)
     assert shown == {
         "Status": "Active",
@@ -170,33 +169,36 @@ def test_rules_of_a_subscription_are_shown(site: Site) -> None:
 
     def add(host: NamespaceHost) -> None:
         for rule in rules:
-            host.namespace.add_rule("news", "all", rule, host.now_ms())
+            host.use_namespace().add_rule("news", "all", rule, host.now_ms())
 
     site.call(add)
     page = site.listener().get("/console/entity", entity="news", subscription="all").text
     rows = re.findall(r'<tr><th scope="row">(.*?)</th>(.*?)</tr>', page)
     assert {name: re.findall(r"<td.*?>(.*?)</td>", cells) for name, cells in rows} == {
         "$Default": ["true", "all messages", "none"],
-        "large": ["SQL", "quantity &gt; @least (@least = 10)", "SET colour = &#x27;&lt;b&gt;&#x27;"],
+        "large": ["SQL", "quantity &gt; @least (@least = 10)", "SET colour = &#39;&lt;b&gt;&#39;"],
         "paid": [
             "correlation",
-            "sys.Label = &#x27;paid&#x27; AND due = 1970-01-01T00:00:00Z (a time)",
+            "sys.Label = &#39;paid&#39; AND due = 1970-01-01T00:00:00Z (a time)",
             "none",
         ],
         "none": ["false", "no messages", "none"],
     }
 
 
-def test_of_many_rules_some_are_shown_and_of_none_it_is_said(site: Site) -> None:
+def test_rules_are_limited_and_their_absence_is_stated(site: Site) -> None:
     def change(host: NamespaceHost) -> None:
-        host.namespace.remove_rule("news", "all", "$Default", host.now_ms())
-        host.namespace.create_subscription("news", "many", SubscriptionDescription(), host.now_ms())
+        host.use_namespace().remove_rule("news", "all", "$Default", host.now_ms())
+        host.use_namespace().create_subscription("news", "many", SubscriptionDescription(), host.now_ms())
         for number in range(100):
-            host.namespace.add_rule("news", "many", RuleDescription(name=f"r{number}"), host.now_ms())
+            host.use_namespace().add_rule("news", "many", RuleDescription(name=f"r{number}"), host.now_ms())
 
     site.call(change)
     person = site.manager()
-    assert "this subscription gets no messages" in person.get("/console/entity", entity="news", subscription="all").text
+    assert (
+        "this subscription receives no messages"
+        in person.get("/console/entity", entity="news", subscription="all").text
+    )
     assert "1 more, not shown" in person.get("/console/entity", entity="news", subscription="many").text
     assert "Rules</h2>" not in person.get("/console/entity", entity="news").text
 
@@ -206,34 +208,34 @@ def test_counts_of_tabs_are_live(site: Site) -> None:
     with person.stream(page="entity", entity="orders") as events:
         site.send("orders", b"espresso", b"latte")
         site.dead_letter("orders", b"tea")
-        told: dict[str, str] = {}
+        reported: dict[str, str] = {}
         for kind, data in events:
-            told |= json.loads(data) if kind == "patch" else {}
-            if told.get("tab:dead") == "1":
+            reported |= json.loads(data) if kind == "patch" else {}
+            if reported.get("tab:dead") == "1":
                 break
-    assert (told["tab:messages"], told["tab:transfer"]) == ("2", "0")
+    assert (reported["tab:messages"], reported["tab:transfer"]) == ("2", "0")
     assert person.get("/console/entity", entity="orders").live("tab:dead") == "1"
 
 
-def test_a_topic_shows_its_subscriptions_with_their_counts(site: Site) -> None:
+def test_topic_shows_its_subscriptions_with_their_counts(site: Site) -> None:
     def subscribe(host: NamespaceHost) -> None:
-        host.namespace.create_topic("news2", TopicDescription(), host.now_ms())
+        host.use_namespace().create_topic("news2", TopicDescription(), host.now_ms())
         for topic, name in (("news", "Press"), ("news2", "others")):
-            host.namespace.create_subscription(topic, name, SubscriptionDescription(), host.now_ms())
+            host.use_namespace().create_subscription(topic, name, SubscriptionDescription(), host.now_ms())
 
     site.call(subscribe)
     site.send("news", b"closed on Monday")
     site.dead_letter("news", b"open on Sunday", subscription="Press")
     person = site.manager()
     with person.stream(page="entity", entity="NEWS") as events:
-        told = json.loads(next(data for kind, data in events if kind == "patch"))
+        reported = json.loads(next(data for kind, data in events if kind == "patch"))
         page = eventually(
             lambda: (
                 (reply := person.get("/console/entity", entity="NEWS")).live("dead:news/Subscriptions/Press") == "1"
                 and reply
             )
         )
-    assert "active:news/Subscriptions/all" in told
+    assert "active:news/Subscriptions/all" in reported
     assert page.live("active:news/Subscriptions/all") == "2"
     assert page.live("active:news/Subscriptions/Press") == "1"
     assert '<a href="/console/entity?entity=news&amp;subscription=Press">Press</a>' in page.text
@@ -241,11 +243,11 @@ def test_a_topic_shows_its_subscriptions_with_their_counts(site: Site) -> None:
     assert "Subscriptions</h2>" not in person.get("/console/entity", entity="orders").text
 
 
-def test_of_many_subscriptions_some_are_shown_and_of_none_it_is_said(site: Site) -> None:
+def test_subscriptions_are_limited_and_their_absence_is_stated(site: Site) -> None:
     def subscribe(host: NamespaceHost) -> None:
-        host.namespace.create_topic("quiet", TopicDescription(), host.now_ms())
+        host.use_namespace().create_topic("quiet", TopicDescription(), host.now_ms())
         for number in range(101):
-            host.namespace.create_subscription("news", f"s{number}", SubscriptionDescription(), host.now_ms())
+            host.use_namespace().create_subscription("news", f"s{number}", SubscriptionDescription(), host.now_ms())
 
     site.call(subscribe)
     person = site.manager()
@@ -254,10 +256,10 @@ def test_of_many_subscriptions_some_are_shown_and_of_none_it_is_said(site: Site)
         page = eventually(lambda: link in (reply := person.get("/console/entity", entity="news")).text and reply)
     assert page.text.count('<th scope="row"') == 100
     assert "1 to 100 of 102" in person.get("/console?q=news%2FSubscriptions%2F").text
-    assert "what is sent to this topic is dropped" in person.get("/console/entity", entity="quiet").text
+    assert "messages sent to this topic are dropped" in person.get("/console/entity", entity="quiet").text
 
 
-def test_who_may_look_only_is_offered_nothing_else(site: Site) -> None:
+def test_read_only_user_sees_no_actions(site: Site) -> None:
     site.dead_letter("orders", b"espresso")
     for query in ({}, {"part": "dead"}):
         page = site.listener().get("/console/entity", entity="orders", **query)
@@ -266,11 +268,11 @@ def test_who_may_look_only_is_offered_nothing_else(site: Site) -> None:
 
 
 @pytest.mark.parametrize("part", ["", "dead"])
-def test_a_message_cannot_be_more_than_text(site: Site, part: str) -> None:
-    bury = site.dead_letter if part else site.send
-    bury("orders", NASTY.encode("utf-8", "surrogatepass"), message_id="<script>alert('1')</script>", nasty="<i>")
+def test_hostile_message_is_escaped(site: Site, part: str) -> None:
+    send = site.dead_letter if part else site.send
+    send("orders", HOSTILE.encode("utf-8", "surrogatepass"), message_id="<script>alert('1')</script>", hostile="<i>")
     person = site.manager()
-    sequence = site.sequences("orders", part=Part.DEAD_LETTER if part else Part.MAIN)[0]
+    sequence = site.sequences("orders", part=QueuePart.DEAD_LETTER if part else QueuePart.MAIN)[0]
     for view in ("text", "hex", "json", "nonsense"):
         page = person.get("/console/message", entity="orders", sequence=sequence, view=view, part=part)
         assert page.status == 200
@@ -280,14 +282,14 @@ def test_a_message_cannot_be_more_than_text(site: Site, part: str) -> None:
     assert "<script>alert" not in person.get("/console/entity", entity="orders", part=part).text
 
 
-def test_a_name_cannot_be_more_than_text(shared_site: Site) -> None:
+def test_hostile_name_is_escaped(shared_site: Site) -> None:
     page = shared_site.manager().get("/console", q="\"><script>alert('1')</script>")
     assert "<script>alert" not in page.text
     page = shared_site.manager().get("/console/entity", entity="<script>alert('1')</script>")
     assert (page.status, "<script>alert" in page.text) == (404, False)
 
 
-def test_json_is_laid_out_and_bytes_are_shown_as_such(site: Site) -> None:
+def test_json_is_indented_and_bytes_are_shown_in_hexadecimal(site: Site) -> None:
     site.send("orders", json.dumps({"drink": "espresso", "cups": [1, 2]}).encode(), bytes(range(40)), b"plain")
     person = site.manager()
     shown = [unescape(person.get("/console/message", entity="orders", sequence=number).text) for number in (1, 2, 3)]
@@ -337,22 +339,22 @@ def test_properties_are_shown_as_amqp_values_with_their_types(site: Site) -> Non
         ([Symbol("a"), b"\xff", {"b": UUID(int=5)}], "list", ["a", "/w==", {"b": str(UUID(int=5))}]),
     ],
 )
-def test_a_body_that_is_an_amqp_value_is_shown_as_json(site: Site, value: object, kind: str, shown: object) -> None:
+def test_body_with_an_amqp_value_is_shown_as_json(site: Site, value: object, kind: str, shown: object) -> None:
     sent = received_message(encode_message(AmqpMessage(body=(value,), body_kind=AMQP_VALUE)))
-    site.call(lambda host: host.namespace.send(Address.of("orders"), [sent], host.now_ms()))
+    site.call(lambda host: host.use_namespace().send(Address.of("orders"), [sent], host.now_ms()))
     page = unescape(site.manager().get("/console/message", entity="orders", sequence=1).text)
     assert f"AMQP value, {kind}" in page
     assert f">{json.dumps(shown, indent=2)}</pre>" in page
 
 
-def test_a_long_body_is_cut(site: Site) -> None:
+def test_long_body_is_cut(site: Site) -> None:
     site.send("orders", b"x" * 200_000)
     page = site.manager().get("/console/message", entity="orders", sequence=1)
     assert "of which the first 64 KB are shown" in page.text
     assert len(page.text) < 80_000
 
 
-def test_deeply_nested_json_is_just_text(site: Site) -> None:
+def test_deeply_nested_json_is_shown_as_text(site: Site) -> None:
     site.send("orders", b"[" * 50_000)
     assert site.manager().get("/console/message", entity="orders", sequence=1).status == 200
 
@@ -371,18 +373,16 @@ def test_deeply_nested_json_is_just_text(site: Site) -> None:
         ("/console", {"skip": "99999999"}, 200),
     ],
 )
-def test_an_address_that_leads_nowhere_is_told(
-    shared_site: Site, path: str, query: dict[str, str], status: int
-) -> None:
+def test_invalid_query_returns_an_error_page(shared_site: Site, path: str, query: dict[str, str], status: int) -> None:
     reply = shared_site.manager().get(path, **query)
     assert reply.status == status
     if status != 200:
         assert reply.alert
 
 
-def test_e3_whatever_is_asked_for_is_answered(shared_site: Site) -> None:
+def test_e3_random_requests_cause_no_server_error(shared_site: Site) -> None:
     person = shared_site.manager()
-    seal = person.get().seal
+    token = person.get().csrf_token
     random = Random(1)  # noqa: S311
     pages = ("", "/entity", "/message", "/pair", "/server", "/login", "/static/console.js", "/nothing", "/purge")
     values = ("", "orders", "news", "all", "dead", "0", "-1", "9" * 40, "½", "\x00", "a/b", "../..", "x" * 5_000, "%s")
@@ -391,10 +391,10 @@ def test_e3_whatever_is_asked_for_is_answered(shared_site: Site) -> None:
         given = {name: random.choice(values) for name in random.sample(names, 4)}
         page = f"/console{random.choice(pages)}"
         assert person.get(page, **given).status < 500, (page, given)
-        assert person.post("/console/resubmit", seal=seal, **given).status < 500, given
+        assert person.post("/console/resubmit", csrf_token=token, **given).status < 500, given
 
 
-def test_d3_a_server_with_a_ledger_says_so(tmp_path: Path) -> None:
+def test_d3_server_page_mentions_the_ledger(tmp_path: Path) -> None:
     site = Site(tmp_path / "contoso", ledger=tmp_path / "ledger")
     site.start()
     try:
@@ -403,21 +403,21 @@ def test_d3_a_server_with_a_ledger_says_so(tmp_path: Path) -> None:
         site.close()
 
 
-def test_b2_the_server_shows_its_facets_and_whether_it_is_busy(site: Site) -> None:
+def test_b2_server_page_shows_facets_and_busy_state(site: Site) -> None:
     person = site.manager()
     page = person.get("/console/server")
     assert [page.live(f"denied:{facet.name}") for facet in FACETS] == ["0"] * len(FACETS)
     assert page.live("facet:connections").isdigit()
-    assert page.live("state:connections") == "well"
+    assert page.live("state:connections") == "ok"
     assert page.live("facet:memory").endswith(" MB")
     assert page.live("state:memory") == ""
     assert page.live("entities") == "3 of 10,000"
-    assert page.live("busy") == "Requests are taken."
+    assert page.live("busy") == "Requests are accepted."
     site.call(lambda host: setattr(host, "deny", lambda _operation, _address: "too hot"))
     assert "server busy: too hot" in person.get("/console/server").live("busy")
 
 
-def test_b2_the_server_shows_which_facet_denies_and_what_it_has_denied(tmp_path: Path) -> None:
+def test_b2_server_page_shows_the_rejecting_facet_and_its_count(tmp_path: Path) -> None:
     site = Site(tmp_path / "contoso", throttle_memory_mb=1)
     site.start()
     try:
@@ -425,7 +425,7 @@ def test_b2_the_server_shows_which_facet_denies_and_what_it_has_denied(tmp_path:
             with pytest.raises(ServerBusyError):
                 site.call(lambda host: host.check_busy("send", Address.of("orders")))
         page = site.manager().get("/console/server")
-        assert page.live("state:memory") == "denies now"
+        assert page.live("state:memory") == "rejecting"
         assert page.live("denied:memory") == "2"
         assert "'memory' is at " in page.live("busy")
         assert "its threshold is 1.0 MB" in page.live("busy")
@@ -434,17 +434,15 @@ def test_b2_the_server_shows_which_facet_denies_and_what_it_has_denied(tmp_path:
         site.close()
 
 
-@pytest.mark.parametrize(
-    ("reading", "state"), [(70, "well"), (80, "near the threshold"), (100, "denies now"), (None, "")]
-)
-def test_b2_a_facet_that_is_near_its_threshold_is_said_to_be(reading: float | None, state: str) -> None:
+@pytest.mark.parametrize(("reading", "state"), [(70, "ok"), (80, "near the threshold"), (100, "rejecting"), (None, "")])
+def test_b2_facet_state_depends_on_its_threshold(reading: float | None, state: str) -> None:
     throttle = Throttle(Settings(data=Path("there"), max_connections=100))
     throttle.update({"connections": reading})
-    line = facet_lines(throttle)[0]
+    line = facet_rows(throttle)[0]
     assert (line.title, line.threshold, line.state) == ("Connections", "100", state)
 
 
-def test_the_server_shows_what_would_be_billed(shared_site: Site) -> None:
+def test_server_page_shows_billable_operations(shared_site: Site) -> None:
     page = shared_site.manager().get("/console/server")
     assert page.live("operations:direct") == "0"
     assert page.live("operations:ping") == "0"
@@ -457,9 +455,9 @@ def test_d3_operations_have_the_price_of_the_rate_card() -> None:
     assert Operations(stage=Stage.PING, count=1).amount == "0.000001"
 
 
-def test_c5_backlog_queues_are_shown_on_the_page_of_the_pair(site: Site) -> None:
+def test_c5_pair_page_shows_backlog_queues(site: Site) -> None:
     path = "fabrikam/x-servicebus-transfer/0"
-    site.call(lambda host: host.namespace.create_queue(path, QueueDescription(), host.now_ms()))
+    site.call(lambda host: host.use_namespace().create_queue(path, QueueDescription(), host.now_ms()))
     site.send(path, b"diverted", **{"x-ms-path": "bills"})
     person = site.manager()
     with person.stream(page="pair"):
@@ -469,10 +467,10 @@ def test_c5_backlog_queues_are_shown_on_the_page_of_the_pair(site: Site) -> None
     assert "Messages for fabrikam are diverted" in page.text
 
 
-def test_a_full_page_holds_up_nobody(site: Site) -> None:
+def test_page_of_large_messages_is_limited_and_locks_none(site: Site) -> None:
     for _ in range(30):
         site.send("orders", b"x" * 250_000)
     page = site.manager().get("/console/entity", entity="orders")
     assert page.status == 200
     assert 'aria-label="Pages"' in page.text
-    assert site.call(lambda host: host.namespace.entity(Address.of("orders"), host.now_ms())).ready_count == 30
+    assert site.call(lambda host: host.use_namespace().entity(Address.of("orders"), host.now_ms())).ready_count == 30

@@ -7,10 +7,10 @@ import pytest
 from pairbus.dialect.atom import (
     QUEUE,
     TOPIC,
+    AtomEntry,
     AtomError,
-    Entry,
+    AtomFeed,
     ErrorBody,
-    Feed,
     parse_entry,
     parse_error,
     parse_feed,
@@ -19,7 +19,7 @@ from pairbus.dialect.atom import (
     write_feed,
 )
 
-ENTRY = Entry(
+ENTRY = AtomEntry(
     table=QUEUE,
     values={"lock_duration_ms": 60_000},
     title="a/b & c",
@@ -31,7 +31,7 @@ ENTRY = Entry(
 )
 
 
-def test_an_entry_as_it_is_written() -> None:
+def test_entry_is_written_as_expected() -> None:
     assert write_entry(ENTRY).decode() == (
         '<?xml version="1.0" encoding="utf-8"?><entry xmlns="http://www.w3.org/2005/Atom">'
         "<id>https://bus.example/a/b &amp; c?api-version=2021-05</id>"
@@ -46,14 +46,14 @@ def test_an_entry_as_it_is_written() -> None:
     )
 
 
-def test_an_entry_comes_back() -> None:
+def test_entry_round_trips() -> None:
     found = parse_entry(write_entry(ENTRY), TOPIC, QUEUE)
     assert (found.title, found.id, found.link, found.values) == (ENTRY.title, ENTRY.id, ENTRY.link, ENTRY.values)
 
 
 @pytest.mark.parametrize("next_link", [None, "https://bus.example/$Resources/Queues?$skip=100&$top=100"])
-def test_a_feed_comes_back(next_link: str | None) -> None:
-    feed = Feed(title="Queues", id="i", link="s", next_link=next_link, entries=[ENTRY, ENTRY])
+def test_feed_round_trips(next_link: str | None) -> None:
+    feed = AtomFeed(title="Queues", id="i", link="s", next_link=next_link, entries=[ENTRY, ENTRY])
     document = write_feed(feed)
     found = parse_feed(document, QUEUE)
     assert (found.title, found.id, found.link, found.next_link) == ("Queues", "i", "s", next_link)
@@ -62,7 +62,7 @@ def test_a_feed_comes_back(next_link: str | None) -> None:
     assert document.partition(b"<entry>")[0].count(b"<link ") == (1 if next_link is None else 2)
 
 
-def test_an_error_comes_back() -> None:
+def test_error_round_trips() -> None:
     error = ErrorBody(409, "SubCode=40900. Conflict. <there>")
     assert write_error(error).endswith(
         b"<Error><Code>409</Code><Detail>SubCode=40900. Conflict. &lt;there&gt;</Detail></Error>"
@@ -71,6 +71,6 @@ def test_an_error_comes_back() -> None:
 
 
 @pytest.mark.parametrize("document", [b"<Error/>", b"<Error><Code>x</Code></Error>", b"<e><Code>400</Code></e>"])
-def test_what_is_no_error_is_refused(document: bytes) -> None:
+def test_document_that_is_not_an_error_is_rejected(document: bytes) -> None:
     with pytest.raises(AtomError):
         parse_error(document)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pairbus.dialect.delivered import (
     STAMPED,
-    Changes,
+    DeliveredChanges,
     Stamp,
     is_lock_alone,
     is_stamp_alone,
@@ -44,7 +44,7 @@ def delivered(message: Message, facts: Stamp) -> Message:
     return decode_message(stamp(encode_message(message), facts))
 
 
-def test_the_service_adds_what_it_knows_with_the_types_that_the_sdks_read() -> None:
+def test_service_annotations_have_types_of_sdks() -> None:
     facts = Stamp(5, 3, 1_700_000_000_000, 0, 1, 9_000, TOKEN, 1_700_000_060_000, "orders", 3)
     message = delivered(Message(properties=Properties(message_id="m"), body=(b"x",)), facts)
     assert message.header == Header(ttl=9_000)
@@ -70,7 +70,7 @@ def test_the_service_adds_what_it_knows_with_the_types_that_the_sdks_read() -> N
     }
 
 
-def test_sequence_numbers_have_eight_bytes_on_the_wire() -> None:
+def test_sequence_numbers_are_encoded_in_eight_bytes() -> None:
     payload = stamp(encode_message(Message(body=(b"",))), PLAIN)
     name = b"x-opt-sequence-number"
     assert payload[payload.index(name) + len(name) :].startswith(b"\x81" + (5).to_bytes(8))
@@ -85,7 +85,7 @@ RECORDED_ANNOTATIONS = (
 """As Azure Service Bus delivered a message that was sent to a queue."""
 
 
-def test_message_sent_to_a_queue_is_stamped_as_the_service_does_it() -> None:
+def test_message_is_stamped_as_by_service() -> None:
     facts = Stamp(0x396, None, 0x15BA36E6A63, 0, 0, 1_209_600_000, TOKEN, 0x15BA36EDFA3)
     payload = stamp(encode_message(Message(body=(b"",))), facts)
     assert payload.startswith(RECORDED_HEADER)
@@ -109,7 +109,7 @@ HEADERS = {
 
 
 @pytest.mark.parametrize(("sent", "expected"), HEADERS.values(), ids=HEADERS)
-def test_header_has_the_fields_that_the_sender_set(sent: bytes, expected: bytes) -> None:
+def test_header_has_fields_set_by_sender(sent: bytes, expected: bytes) -> None:
     payload = stamp(sent + encode_message(Message(body=(b"",))), PLAIN._replace(delivery_count=0))
     assert payload.startswith(b"\x00\x53\x70\xc0" + bytes((len(expected) + 4, 5)) + expected + b"\x40\x40\x43")
 
@@ -119,7 +119,7 @@ def test_delivery_annotations_are_empty_without_a_lock() -> None:
     assert Sections(payload).raw(DELIVERY_ANNOTATIONS) == b"\x00\x53\x71\xc1\x01\x00"
 
 
-def test_assigned_id_is_delivered_and_all_else_is_as_it_was_sent() -> None:
+def test_assigned_id_is_delivered_and_rest_is_unchanged() -> None:
     message = Message(
         properties=Properties(subject="label", content_type=Symbol("text/plain")),
         application_properties={"n": 1.5},
@@ -127,21 +127,21 @@ def test_assigned_id_is_delivered_and_all_else_is_as_it_was_sent() -> None:
         body_kind=AMQP_SEQUENCE,
         footer={Symbol("f"): b"x"},
     )
-    for changes in (None, Changes({}, frozenset(), {"To": "there"})):
+    for changes in (None, DeliveredChanges({}, frozenset(), {"To": "there"})):
         found = delivered(message, PLAIN._replace(message_id="assigned", changes=changes))
         to = None if changes is None else "there"
         assert found.properties == message.properties._replace(message_id="assigned", to=to)
         assert (found.application_properties, found.body, found.footer) == ({"n": 1.5}, message.body, message.footer)
 
 
-def test_own_id_stays() -> None:
+def test_own_id_is_kept() -> None:
     sent = Message(properties=Properties(message_id="mine"), body=(b"",))
-    changes = Changes({}, frozenset(), {"To": "there"})
+    changes = DeliveredChanges({}, frozenset(), {"To": "there"})
     for facts in (PLAIN, PLAIN._replace(changes=changes)):
         assert delivered(sent, facts._replace(message_id="assigned")).properties.message_id == "mine"
 
 
-def test_message_of_nothing_is_delivered_with_a_null_body() -> None:
+def test_empty_message_is_delivered_with_null_body() -> None:
     message = decode_message(stamp(b"", PLAIN._replace(message_id="assigned")))
     assert (message.body_kind, message.body) == (AMQP_VALUE, (None,))
 
@@ -152,7 +152,7 @@ def test_binary_partition_key_is_delivered_as_text() -> None:
     assert [annotations[name] for name in keys] == ["a", "\N{REPLACEMENT CHARACTER}", b"c"]
 
 
-def test_a_sender_cannot_say_what_only_the_service_knows() -> None:
+def test_service_annotations_of_sender_are_dropped() -> None:
     forged = {"x-opt-sequence-number": 99, "x-opt-message-state": Int(7), "x-opt-locked-until": Timestamp(1), "own": 1}
     message = delivered(
         Message(message_annotations=forged, delivery_annotations={"x-opt-lock-token": "mine"}, body=(b"",)), PLAIN
@@ -164,17 +164,19 @@ def test_a_sender_cannot_say_what_only_the_service_knows() -> None:
     assert message.delivery_annotations is None
 
 
-def test_a_lock_token_has_the_byte_order_of_dotnet() -> None:
+def test_lock_token_has_dotnet_byte_order() -> None:
     assert lock_token_uuid_bytes(TOKEN) == UUID(bytes_le=TOKEN).bytes
 
 
-def test_changed_properties_are_seen_whatever_their_case() -> None:
+def test_changed_properties_are_case_insensitive() -> None:
     sent = Message(
         properties=Properties(message_id="m", subject="old", content_type=Symbol("a/b")),
         application_properties={"Colour": "red", "size": 1, "gone": True},
         body=(b"x",),
     )
-    changes = Changes({"colour": "blue", "DeadLetterReason": "why"}, frozenset({"GONE"}), {"Label": "new", "To": None})
+    changes = DeliveredChanges(
+        {"colour": "blue", "DeadLetterReason": "why"}, frozenset({"GONE"}), {"Label": "new", "To": None}
+    )
     message = delivered(sent, PLAIN._replace(changes=changes))
     assert message.application_properties == {"size": 1, "colour": "blue", "DeadLetterReason": "why"}
     assert message.properties == sent.properties._replace(subject="new")
@@ -206,7 +208,7 @@ def messages(draw: st.DrawFn) -> Message:
 
 
 @given(messages(), st.none() | st.binary(min_size=16, max_size=16), st.integers(0, 2**32 - 1))
-def test_what_the_sender_wrote_comes_through(sent: Message, token: bytes | None, count: int) -> None:
+def test_sender_content_is_delivered(sent: Message, token: bytes | None, count: int) -> None:
     message = delivered(sent, PLAIN._replace(lock_token=token, delivery_count=count))
     assert message.body == sent.body
     assert message.body_kind == sent.body_kind
@@ -222,7 +224,7 @@ def test_what_the_sender_wrote_comes_through(sent: Message, token: bytes | None,
     assert kept == (sent.delivery_annotations or {})
 
 
-# What is told without being read.
+# Recognition of stamps without decoding.
 
 
 def annotations_of(payload: bytes) -> tuple[bytes, bytes]:
@@ -237,7 +239,7 @@ def annotations_of(payload: bytes) -> tuple[bytes, bytes]:
     st.none() | st.integers(0, 2**62),
     st.none() | st.binary(min_size=16, max_size=16),
 )
-def test_what_most_messages_are_delivered_with_is_recognised(
+def test_common_stamp_is_recognized(
     number: int, original: int | None, state: int, locked_until_ms: int | None, token: bytes | None
 ) -> None:
     facts = Stamp(number, original, number, 0, state, None, token, locked_until_ms)
@@ -246,7 +248,7 @@ def test_what_most_messages_are_delivered_with_is_recognised(
     assert is_lock_alone(locked)
 
 
-def test_what_a_message_has_beside_the_stamp_is_not_overlooked() -> None:
+def test_extra_annotations_are_not_mistaken_for_stamp() -> None:
     own = {"x-opt-partition-key": "p"}
     locked = Stamp(5, 3, 1_700_000_000_000, 2, 0, None, TOKEN, 1_700_000_060_000)
     for message, facts in (
@@ -263,8 +265,8 @@ def test_what_a_message_has_beside_the_stamp_is_not_overlooked() -> None:
 
 
 @given(st.integers(0, 400), st.integers(1, 255))
-def test_what_passes_for_a_stamp_is_one(index: int, change: int) -> None:
-    """Whatever octet of it is another: then it is a number that is another, or it is not taken for a stamp."""
+def test_recognized_stamp_is_a_stamp(index: int, change: int) -> None:
+    """A change of any byte changes one of the numbers, or the stamp is not recognized."""
     for facts in (PLAIN, PLAIN._replace(locked_until_ms=5, lock_token=TOKEN)):
         for section in annotations_of(stamp(encode_message(Message(body=(b"x",))), facts)):
             changed = bytearray(section)

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pairbus.dialect.entity_path import EntityPath, SubQueue, parse_entity_path, takes_messages
-from pairbus.dialect.ticks import from_ticks, to_ticks
+from pairbus.dialect.annotations import from_ticks, to_ticks
+from pairbus.dialect.paths import EntityPath, SubQueue, parse_entity_path, takes_messages
 
 DEAD, TRANSFER = SubQueue.DEAD_LETTER, SubQueue.TRANSFER_DEAD_LETTER
 
@@ -30,20 +30,20 @@ DEAD, TRANSFER = SubQueue.DEAD_LETTER, SubQueue.TRANSFER_DEAD_LETTER
         ("subscriptions/s", EntityPath("subscriptions/s")),
     ],
 )
-def test_every_form_of_address_is_taken_apart(address: str, expected: EntityPath) -> None:
+def test_every_form_of_address_is_parsed(address: str, expected: EntityPath) -> None:
     assert parse_entity_path(address) == expected
     assert parse_entity_path(str(expected)) == expected
 
 
 @pytest.mark.parametrize("address", ["", "/", "amqps://localhost", "a//b", "$management", "$DeadLetterQueue"])
-def test_what_names_no_entity_is_none(address: str) -> None:
+def test_address_without_entity_is_none(address: str) -> None:
     assert parse_entity_path(address) is None
 
 
 @pytest.mark.parametrize(
     "path", ["orders", "Orders", "a/b/c", "contoso/x-servicebus-transfer/0", "subscriptions/s", "a,b"]
 )
-def test_queues_and_topics_take_messages(path: str) -> None:
+def test_queues_and_topics_accept_messages(path: str) -> None:
     assert takes_messages(path)
 
 
@@ -56,12 +56,12 @@ def test_queues_and_topics_take_messages(path: str) -> None:
         *("a*", "a?", "a@b", "a#b", "a\\b", "a\nb", "a\x00b"),
     ],
 )
-def test_nothing_else_does(path: str) -> None:
+def test_other_paths_accept_no_messages(path: str) -> None:
     assert not takes_messages(path)
 
 
 @given(st.text())
-def test_e3_any_text_is_a_path_or_none(address: str) -> None:
+def test_e3_any_text_is_path_or_none(address: str) -> None:
     path = parse_entity_path(address)
     if path is not None:
         assert path.entity
@@ -69,5 +69,5 @@ def test_e3_any_text_is_a_path_or_none(address: str) -> None:
 
 
 @given(st.integers(-62_135_596_800_000, 253_402_300_799_999))
-def test_ticks_and_milliseconds(time_ms: int) -> None:
+def test_ticks_convert_to_milliseconds(time_ms: int) -> None:
     assert from_ticks(to_ticks(time_ms)) == time_ms

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pairbus.dialect.delivered import Stamp, stamp
-from pairbus.dialect.forwarded import forwarded
+from pairbus.dialect.delivered import Stamp, forwarded, stamp
 from pairbus.wire import (
     AMQP_VALUE,
     Header,
@@ -55,25 +54,25 @@ def none_is_needed() -> str:
 
 
 @given(messages(), st.sampled_from([LOCKED, PEEKED]))
-def test_what_the_service_added_is_taken_away_and_nothing_else(message: Message, facts: Stamp) -> None:
+def test_only_service_additions_are_removed(message: Message, facts: Stamp) -> None:
     sent = forwarded(stamp(encode_message(message), facts), none_is_needed)
     assert identity(decode_message(sent)) == identity(decode_message(encode_message(message)))
 
 
 @given(messages())
-def test_a_message_that_was_never_received_keeps_its_bytes(message: Message) -> None:
+def test_unreceived_message_keeps_its_bytes(message: Message) -> None:
     payload = encode_message(message)
     assert forwarded(payload, none_is_needed) == payload
 
 
-def test_a_time_to_live_stays() -> None:
+def test_time_to_live_is_kept() -> None:
     payload = stamp(
         encode_message(Message(properties=Properties("1"), body=(b"x",))), PEEKED._replace(time_to_live_ms=9)
     )
     assert decode_message(forwarded(payload, none_is_needed)).header == Header(ttl=UInt(9))
 
 
-def test_a_scheduled_time_stays() -> None:
+def test_scheduled_time_is_kept() -> None:
     noted = {Symbol("x-opt-scheduled-enqueue-time"): Timestamp(5)}
     message = Message(message_annotations=noted, properties=Properties("1"), body=(b"x",))
     assert decode_message(forwarded(stamp(encode_message(message), LOCKED), none_is_needed)) == message
@@ -82,7 +81,7 @@ def test_a_scheduled_time_stays() -> None:
 @pytest.mark.parametrize(
     "properties", [Properties(), Properties(to="somewhere"), Properties(group_id="s", subject="x" * 300)]
 )
-def test_a_message_without_an_id_is_given_one(properties: Properties) -> None:
+def test_message_without_id_gets_one(properties: Properties) -> None:
     message = Message(properties=properties, body=("one",), body_kind=AMQP_VALUE)
     given_one = decode_message(forwarded(encode_message(message), lambda: "made"))
     assert given_one.properties == properties._replace(message_id="made")
@@ -90,12 +89,12 @@ def test_a_message_without_an_id_is_given_one(properties: Properties) -> None:
 
 
 @pytest.mark.parametrize("payload", [b"no message", b"\x00\x53\x73\xc0\x05", b"\x00\x53\x73\xc0"])
-def test_what_is_no_message_is_refused(payload: bytes) -> None:
+def test_invalid_message_is_rejected(payload: bytes) -> None:
     with pytest.raises(ProtocolError):
         forwarded(payload, lambda: "made")
 
 
 @given(st.binary(max_size=60))
-def test_whatever_comes_there_is_an_answer(payload: bytes) -> None:
+def test_any_bytes_are_forwarded_or_rejected(payload: bytes) -> None:
     with suppress(ProtocolError):
         forwarded(payload, lambda: "made")

@@ -10,7 +10,7 @@ from pairbus.dialect.management import Request, Response, read_request, write_re
 from pairbus.wire import AMQP_VALUE, Int, Message, Properties, ProtocolError, Symbol, decode_message, encode_message
 
 
-def test_a_request_is_read() -> None:
+def test_request_is_decoded() -> None:
     payload = encode_message(
         Message(
             properties=Properties(message_id=UUID(int=1), reply_to="me"),
@@ -29,13 +29,13 @@ def test_a_request_is_read() -> None:
 
 
 @pytest.mark.parametrize("payload", [b"", b"\x00", encode_message(Message(body=(b"x",)))], ids=["", "cut", "plain"])
-def test_what_asks_for_nothing_is_refused(payload: bytes) -> None:
+def test_request_without_operation_is_rejected(payload: bytes) -> None:
     with pytest.raises(ProtocolError):
         read_request(payload)
 
 
 @pytest.mark.parametrize("identity", [UUID(int=3), "text"], ids=["uuid", "text"])
-def test_an_answer_names_the_request_with_the_type_of_its_id(identity: object) -> None:
+def test_response_correlates_with_type_of_request_id(identity: object) -> None:
     request = Request(operation="com.microsoft:renew-lock", message_id=identity)
     answer = decode_message(write_response(request, Response(status=410, description="gone", condition="a:b")))
     assert answer.properties.correlation_id == identity
@@ -47,7 +47,7 @@ def test_an_answer_names_the_request_with_the_type_of_its_id(identity: object) -
     }
 
 
-def test_tokens_are_answered_in_the_words_of_their_own_node() -> None:
+def test_cbs_response_uses_its_own_names() -> None:
     answer = decode_message(
         write_response(Request(operation="put-token"), Response(status=202, description="Accepted"))
     )

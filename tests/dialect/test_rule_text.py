@@ -9,11 +9,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pairbus.broker import STANDARD, CorrelationFilter, InvalidExpressionError, RuleDescription, ZonelessInstant
+from pairbus.broker.descriptions import Value
 from pairbus.broker.rules import make_rule
-from pairbus.broker.sql.tokens import RESERVED
-from pairbus.broker.values import Value
-from pairbus.dialect.atom.rule_text import filter_text
-from pairbus.server.http.rule_descriptions import rule_values
+from pairbus.broker.sql.syntax import RESERVED
+from pairbus.dialect.atom.rules import filter_text
+from pairbus.server.http.descriptions import rule_values
 from tests.broker.sql.message import Message, fresh_id, judge
 
 NAMES = st.text(min_size=1, max_size=8) | st.sampled_from(
@@ -81,12 +81,12 @@ def test_sql_of_a_correlation_filter_matches_the_same_messages(
         ("a\r\n\\b\u2028", r"due = 'a\r\n\\b\u2028' (with escapes)"),
     ],
 )
-def test_value_that_sql_cannot_write_is_followed_by_a_note(value: Value, text: str) -> None:
+def test_value_without_sql_literal_has_a_note(value: Value, text: str) -> None:
     assert text_of(CorrelationFilter(properties={"due": value})) == text
     with pytest.raises(InvalidExpressionError):
         judge(text, Message())
 
 
-def test_sql_filter_of_several_lines_is_shown_on_one() -> None:
+def test_multiline_sql_filter_is_shown_on_one_line() -> None:
     values = {"type": "SqlFilter", "expression": "a = 1\nOR b = 2", "parameters": {}}
     assert filter_text(values) == r"a = 1\nOR b = 2 (with escapes)"

@@ -6,8 +6,7 @@ from uuid import UUID
 
 import pytest
 
-from pairbus.dialect.batch import join_batch, split_batch
-from pairbus.dialect.sent import read_sent
+from pairbus.dialect.sent import join_batch, read_sent, split_batch
 from pairbus.wire import (
     Header,
     Message,
@@ -26,7 +25,7 @@ def fresh_id() -> str:
     return "made-up"
 
 
-def test_what_the_service_has_to_know_is_read() -> None:
+def test_sender_fields_are_read() -> None:
     payload = encode_message(
         Message(
             header=Header(ttl=60_000),
@@ -49,7 +48,7 @@ def test_what_the_service_has_to_know_is_read() -> None:
     assert not sent.is_ping
 
 
-def test_message_without_an_id_is_given_one_and_keeps_its_bytes() -> None:
+def test_message_without_id_gets_one_and_keeps_its_bytes() -> None:
     payload = encode_message(Message(properties=Properties(subject="label"), body=(b"espresso",)))
     sent = read_sent(payload, fresh_id)
     assert sent.message_id == "made-up"
@@ -75,20 +74,20 @@ def test_partition_key_may_be_a_string_or_binary(key: str | bytes) -> None:
     ],
     ids=["text", "uuid", "number", "binary"],
 )
-def test_an_id_of_any_type_keeps_it_and_is_known_by_its_text(identity: object, text: str) -> None:
+def test_id_of_any_type_is_kept_and_has_text_form(identity: object, text: str) -> None:
     payload = encode_message(Message(properties=Properties(message_id=identity), body=(b"",)))
     sent = read_sent(payload, fresh_id)
     assert sent.message_id == text
     assert decode_message(sent.payload).properties.message_id == identity
 
 
-def test_a_ping_is_known_by_its_content_type() -> None:
+def test_ping_is_recognized_by_content_type() -> None:
     ping = Symbol("application/vnd.ms-servicebus-ping")
     payload = encode_message(Message(properties=Properties(content_type=ping), body=(b"",)))
     assert read_sent(payload, fresh_id).is_ping
 
 
-def test_delivery_annotations_may_come_last() -> None:
+def test_delivery_annotations_may_be_last() -> None:
     first = encode_message(Message(properties=Properties(message_id="m"), body=(b"x",)))
     payload = first + b"\x00\x53\x71" + encode({Symbol("a"): 1})
     assert read_sent(payload, fresh_id).payload == payload
@@ -123,23 +122,23 @@ def test_delivery_annotations_may_come_last() -> None:
         "a footer of a list",
     ],
 )
-def test_what_no_receiver_could_read_is_refused(payload: bytes) -> None:
+def test_undecodable_message_is_rejected(payload: bytes) -> None:
     with pytest.raises(ProtocolError):
         read_sent(payload, fresh_id)
 
 
-def test_a_batch_is_its_messages() -> None:
+def test_batch_returns_its_messages() -> None:
     messages = [encode_message(Message(properties=Properties(message_id=str(n)), body=(b"x",))) for n in range(3)]
     assert split_batch(join_batch(messages)) == messages
 
 
-def test_the_envelope_of_a_batch_does_not_count() -> None:
+def test_envelope_of_batch_is_ignored() -> None:
     inner = encode_message(Message(properties=Properties(message_id="inner"), body=(b"x",)))
     envelope = encode_message(Message(properties=Properties(message_id="outer"), body=(inner,)))
     assert split_batch(envelope) == [inner]
 
 
 @pytest.mark.parametrize("payload", [b"", b"\x00\x53\x77\x40", b"\x00\x53\x75\x40"], ids=["empty", "value", "null"])
-def test_a_batch_of_no_messages_is_refused(payload: bytes) -> None:
+def test_empty_batch_is_rejected(payload: bytes) -> None:
     with pytest.raises(ProtocolError):
         split_batch(payload)

@@ -22,7 +22,7 @@ ENVIRONMENT: Final = {name: value for name, value in os.environ.items() if not n
 
 
 class Dialogue(NamedTuple):
-    """What is typed, and what the page says is printed then, if it says so."""
+    """A command, and its output on the page, if the page shows it."""
 
     command: str
     printed: str
@@ -41,7 +41,7 @@ def _dialogues(block: str) -> Iterator[Dialogue]:
 
 
 def _is_whole(command: str) -> bool:
-    """Whether no quotation is open: a shell would wait for the next line."""
+    """Return whether no quotation is open: otherwise a shell waits for the next line."""
     try:
         shlex.split(command)
     except ValueError:
@@ -50,7 +50,7 @@ def _is_whole(command: str) -> bool:
 
 
 def words_of_ours(command: str) -> list[list[str]]:
-    """What follows ``pairbus`` in each command of a line that calls it."""
+    """Return the arguments of each ``pairbus`` command of a line."""
     lexer = shlex.shlex(command, posix=True, punctuation_chars=True)
     lexer.whitespace_split = True
     commands: list[list[str]] = [[]]
@@ -80,7 +80,7 @@ class Shell:
         self._environment["PATH"] = f"{program.parent}:{self._environment['PATH']}"
 
     def here(self, text: str) -> str:
-        """What a page says, as it is here."""
+        """Return the text of a page, adapted to this machine."""
         for there, here in self._in_place.items():
             text = re.sub(rf"(?<![\w-]){re.escape(there)}(?!\w)", here, text)
         return text
@@ -139,7 +139,7 @@ class Shell:
 
 
 def _trimmed(text: str) -> str:
-    """Without the blanks at the ends of lines, which nobody sees."""
+    """Return the text without trailing blanks."""
     return "\n".join(line.rstrip() for line in text.rstrip().splitlines())
 
 

@@ -34,7 +34,7 @@ def rows_of(page: Path, *head: str) -> list[tuple[str, ...]]:
 
 
 def code(cell: str) -> str:
-    """What stands in a cell that is code and nothing else."""
+    """Return the content of a cell that is code only."""
     assert cell.startswith("`"), cell
     assert cell.endswith("`"), cell
     return cell[1:-1]

@@ -20,39 +20,39 @@ import pytest
 from pairbus import MessagingFactorySettings, RetryPolicy, SendAvailabilityPairedNamespaceOptions, TokenProvider
 from pairbus.broker import STANDARD, Namespace, QueueDescription, router, rules
 from pairbus.broker import queue as broker_queue
-from pairbus.broker.sql import evaluation, like
-from pairbus.cli import drill, entity_names, serve
+from pairbus.broker.sql import evaluation, operators
+from pairbus.cli import arguments, drill, serve
 from pairbus.cli.demo import outage
 from pairbus.client import endpoint
 from pairbus.client import message as client_message
 from pairbus.client.amqp import authorization, sending_link
 from pairbus.client.management import http as client_http
 from pairbus.client.receiver import MessageReceiver
-from pairbus.console import annex, reports, session, timeline, watch
-from pairbus.console import message as console_message
-from pairbus.console.pages import senders
+from pairbus.console import auth, message_page, pair_page, reports, routes, sampler
 from pairbus.jobs.cost import forecast, month
-from pairbus.jobs.reconcile import holes, reconciliation
+from pairbus.jobs.reconcile import events as reconcile_events
+from pairbus.jobs.reconcile import reconciliation
 from pairbus.jobs.reconcile.report import LISTED
 from pairbus.jobs.syphon import standalone
-from pairbus.jobs.syphon import watch as syphon_watch
-from pairbus.ledger import LedgerSettings, columns, operation
-from pairbus.pairing import backlog, events, partnership, ping, report, report_courier, report_json, rotation, route
+from pairbus.ledger import LedgerSettings, columns
+from pairbus.ledger import events as ledger_events
+from pairbus.pairing import backlog, entity, events, pair, report, reporter, route
 from pairbus.pairing import session_order as order
-from pairbus.pairing.homecoming import contact, destination
-from pairbus.pairing.syphon import IDLE_POLLS_PER_PEEK, SyphonSettings
-from pairbus.server import Settings, dispatcher, guesses, jwt, listener, outbox, reception, signing_keys
-from pairbus.server.amqp import claims, connection, unproven
+from pairbus.pairing.syphon import IDLE_POLLS_PER_PEEK, SyphonSettings, destination
+from pairbus.server import Settings, dispatcher, jwt, listener, outbox, peer_limits, turns
+from pairbus.server.amqp import connection, producer, requests, services
 from pairbus.server.amqp.requests import RequestNode
-from pairbus.server.http import app, paging, protocol
-from pairbus.server.side_buffer import archive, directory, merger, shelf, sweeper
-from pairbus.server.throttle import facet, pulse, timer
-from pairbus.spark import lock_time
-from pairbus.store import certificate, lmdb
-from pairbus.wire import Configuration, decoder
+from pairbus.server.connection_limits import ConnectionLimits
+from pairbus.server.http import answers, body, protocol
+from pairbus.server.side_buffer import archive, compactor, replayer
+from pairbus.server.throttle import gauges, throttle
+from pairbus.spark import locks
+from pairbus.store import buffer_directory, certificate, lmdb, segment_log
+from pairbus.wire import decoder
 from pairbus.wire.configuration import MAX_VALUES
 from tests.docs.snippets import ROOT
 from tests.fuzz import test_fuzz
+from tests.server import test_guessing_run, test_hostile_peers, test_revocation
 from tests.simulation import entities, test_simulation
 from tests.simulation.plan import make_plan
 from tests.thoroughness import _PART, THOROUGH
@@ -106,7 +106,7 @@ def default(function: Any, parameter: str) -> Any:
 
 
 QUEUE: Final = QueueDescription()
-WIRE: Final = Configuration(container_id="any")
+LIMITS: Final = ConnectionLimits()
 MOST_CONNECTIONS: Final[Any] = next(each.default for each in fields(Settings) if each.name == "max_connections")
 CLIENT: Final = MessagingFactorySettings()
 SYPHON: Final = SyphonSettings()
@@ -125,79 +125,114 @@ FIGURES: Final[dict[str, Figures]] = {
     "README.md": [
         ("an application send {} messages a second", count(outage.Plan().rate)),
         ("SIGKILL. {} later its entities are failed over", span(outage._FAILOVER)),
-        ("By default failures are borne for {} before", span(PAIR["failover_interval"])),
-        ("the primary is asked {} whether it is back", span(PAIR["ping_interval"])),
+        ("By default, an entity fails over after {} of errors", span(PAIR["failover_interval"])),
+        ("the primary is pinged {} until it is back", span(PAIR["ping_interval"])),
     ],
-    "docs/explanation/architecture.md": [
+    "docs/explanation/design-notes.md": [
         ("and its messages {} at a time (`tidy`)", count(default(Namespace.tidy, "steps"))),
-        ("is given out {} messages at a time", count(dispatcher.SHARE)),
+        ("The dispatcher delivers {} messages at a time", count(dispatcher.SHARE)),
         ("at most {} that is not on disk yet", size(connection._MOST_UNCONFIRMED_BYTES)),
         ("and {} that its peer has not read", size(connection._MOST_UNSENT_BYTES)),
     ],
     "docs/explanation/disk-layout.md": [
-        ("`identity` is {} random bytes", count(directory.IDENTITY_BYTES)),
-        ("A file of {}, or of {} of `side_buffer_mb`", size(shelf.SEGMENT_BYTES), share(1 / archive._MOST_SEGMENTS)),
-        ("When {} of it is left or less", share(1 / sweeper._LITTLE)),
+        ("`identity` is {} random bytes", count(buffer_directory._IDENTITY_BYTES)),
+        (
+            "A file of {}, or of {} of `side_buffer_mb`",
+            size(segment_log.SEGMENT_BYTES),
+            share(1 / archive.MIN_SEGMENTS),
+        ),
+        ("When {} of it is left or less", share(1 / compactor._COMPACT_BELOW)),
     ],
     "docs/explanation/guarantees.md": [
-        ("when that works again: after {} at the most", seconds(merger.Pauses().longest_s)),
+        ("when that works again: after {} at the most", seconds(replayer.Pauses().longest_s)),
     ],
     "docs/explanation/paired-namespaces.md": [
         ("the send waits {} or more and tries again", span(RetryPolicy().server_busy_backoff)),
         ("its properties for the {} that a service takes", size(route._HEADER_LIMIT_BYTES)),
-        ("the next message that is diverted after {};", seconds(rotation._FIRST_PAUSE_S)),
-        ("the wait doubles, up to {}.", seconds(rotation._LONGEST_PAUSE_S)),
-        ("said *busy* is left alone for {} at least", seconds(rotation._BUSY_PAUSE_S)),
-        ("a time to live of {}.", span(ping._LIFETIME)),
-        ("they expire after {}, but", span(ping._LIFETIME)),
-        ("it tries after {}, then less and less often", seconds(contact._FIRST_PAUSE_S)),
-        ("less often, every {} in the end. If one", seconds(contact._LONGEST_PAUSE_S)),
-        ("tried with one message after {}, then", seconds(destination._FIRST_PAUSE_S)),
-        ("then less often, {} in the end ([ADR", seconds(destination._LONGEST_PAUSE_S)),
+        ("the next message that is diverted after {};", seconds(backlog._BACKOFF.first_s)),
+        ("the wait doubles, up to {}.", seconds(backlog._BACKOFF.longest_s)),
+        ("said *busy* is left alone for {} at least", seconds(backlog._BUSY_PAUSE_S)),
+        ("a time to live of {}.", span(entity._LIFETIME)),
+        ("they expire after {}, but", span(entity._LIFETIME)),
+        ("it tries after {}, then less and less often", seconds(destination.PROBE_BACKOFF.first_s)),
+        ("less often, every {} in the end. If one", seconds(destination.PROBE_BACKOFF.longest_s)),
+        ("tried with one message after {}, then", seconds(destination.RETRY_BACKOFF.first_s)),
+        ("then less often, {} in the end ([ADR", seconds(destination.RETRY_BACKOFF.longest_s)),
         ("peeking through the backlog, {} or less often", seconds(order._LOOK_S)),
-        ("the last ones come home: {}, or half as long", seconds(order._HOLD_S)),
-        ("has taken, and {} at most", count(order._LONGEST_HOLD_S)),
-        ("the other has {} to be closed as well", seconds(partnership.PATIENCE_S)),
+        ("the last messages are delivered: {}, or one and a half", seconds(order._HOLD_S)),
+        ("the earlier ones took, and {} at most", count(order._LONGEST_HOLD_S)),
+        ("the other has {} to be closed as well", seconds(pair.PATIENCE_S)),
         ("A syphon waits for {} at each empty backlog queue", span(SYPHON.long_poll)),
         ("Once {} it also peeks at each queue", span(IDLE_POLLS_PER_PEEK * SYPHON.long_poll)),
     ],
     "docs/explanation/performance.md": [
-        ("{} messages are the most that are given out at a time", count(dispatcher._AT_ONCE)),
-        ("goes out together, and every {} at once", size(sending_link._FLUSH_BYTES)),
-        ("is given the attempt time-out of {}", span(PAIR["attempt_timeout"])),
+        ("at most {} messages are delivered in one pass", count(dispatcher._AT_ONCE)),
+        ("is sent together, and every {} immediately", size(sending_link._FLUSH_BYTES)),
+        ("fails after the attempt timeout of {}", span(PAIR["attempt_timeout"])),
     ],
     "docs/explanation/threat-model.md": [
-        ("sessions of an unproven connection | {} |", count(unproven.BOUNDS.sessions)),
-        ("links of an unproven connection | {} |", count(unproven.BOUNDS.links)),
-        ("on one unproven connection | {} |", size(unproven.BOUNDS.incomplete_bytes)),
-        ("on all of them together | {} |", size(unproven.TOTAL_BYTES)),
-        ("size of a request to `$cbs` | {} |", size(unproven.TOKEN_BYTES)),
-        ("values in such a request, or in a frame | {} |", count(unproven.BOUNDS.values)),
-        ("time until the first byte | {} |", seconds(reception.SPEAK_WITHIN_S)),
-        ("time for the TLS handshake | {} |", seconds(reception.SPEAK_WITHIN_S)),
-        ("time until AMQP is opened | {} |", seconds(connection._OPEN_WITHIN_S)),
-        ("until the first token | {} |", seconds(connection._TOKEN_WITHIN_S)),
-        ("to arrive, body included | {} |", seconds(protocol._REQUEST_WITHIN_S)),
-        ("may wait to be read | {} |", seconds(protocol._ANSWER_READ_WITHIN_S)),
-        ("connections in all (`max_connections`) | {} |", count(MOST_CONNECTIONS)),
-        ("answers at a time that there is no room | {} |", count(listener._MOST_REFUSALS)),
+        ("sessions of an unproven connection | {} |", count(services.BOUNDS.sessions)),
+        ("links of an unproven connection | {} |", count(services.BOUNDS.links)),
+        ("on one unproven connection | {} |", size(LIMITS.unproven_connection_bytes)),
+        ("may send in all | {} |", size(LIMITS.unproven_received_bytes)),
+        ("unproven connections together | {} |", size(LIMITS.unproven_total_bytes)),
+        ("size of a request to `$cbs` | {} |", size(services.TOKEN_BYTES)),
+        ("values in such a request, or in a frame | {} |", count(services.BOUNDS.values)),
+        ("time until the first byte | {} |", seconds(LIMITS.handshake_timeout_s)),
+        ("time for the TLS handshake | {} |", seconds(LIMITS.handshake_timeout_s)),
+        ("time until AMQP is opened | {} |", seconds(LIMITS.token_timeout_s)),
+        ("until the first token | {} |", seconds(LIMITS.token_timeout_s)),
+        ("to arrive, body included | {} |", seconds(LIMITS.http_request_timeout_s)),
+        ("may wait to be read | {} |", seconds(LIMITS.http_send_timeout_s)),
+        ("size of the head of a request over HTTP | {} |", size(protocol.HEAD_BYTES)),
+        ("lines of that head | {} |", count(protocol.HEADERS)),
+        ("reads and drops up to {} for", size(protocol._DISCARDED_BYTES)),
+        ("drops up to 256 KB for up to {}, until", seconds(protocol._READ_WITHIN_S)),
+        ("one that has sent more than {} counts", size(services._TLS_SMALL_BYTES)),
+        ("more than 16 KB counts with {}.", size(services._TLS_BYTES)),
+        ("a turn ends after {} of parsing", {f"{protocol._UNPROVEN_TURN_S * 1_000:g} ms"}),
+        ("connections in all | {} |", count(MOST_CONNECTIONS)),
+        ("one unproven connection, for {}.", {f"{connection._UNPROVEN_TURN_S * 1_000:g} ms"}),
+        ("have sent more than {} recently", size(turns._MODEST_BYTES)),
+        ("it serves one every {}.", {f"{turns._PAUSE_S * 1_000:g} ms"}),
+        ("**Log.** At most {} lines a second", count(serve.LINES_A_SECOND)),
+        ("line in the log, up to {} a second", count(serve.LINES_A_SECOND)),
+        ("A batch is decoded {} messages at a time", count(producer._PART)),
+        ("waits as long, up to {}, before", seconds(turns._LONGEST_REST_S)),
+        ("A request of {} or more is decoded", size(requests._LARGE_BYTES)),
+        ("| messages in a batch | {} |", count(STANDARD.messages_per_batch)),
+        ("responses to new connections | {} |", count(listener._MOST_REFUSALS)),
         ("is served for {}, then", {f"{connection._TURN_S * 1_000:g} ms"}),
         ("decode more than {} values of a frame", count(MAX_VALUES)),
         ("values of a frame or {} of a request", count(RequestNode.max_values)),
-        ("at most {} links", count(WIRE.max_links)),
-        ("links, {} sessions", count(WIRE.channel_max + 1)),
-        ("sessions and {} tokens", count(claims._MOST_AUDIENCES)),
+        ("sessions of a connection | {} |", count(LIMITS.max_sessions_per_connection)),
+        ("links of a connection | {} |", count(LIMITS.max_links_per_connection)),
+        ("tokens of a connection | {} |", count(LIMITS.max_tokens_per_connection)),
+        ("work of rules for one message | {} ms |", count(STANDARD.rule_units // 1_000_000)),
+        ("in memory for duplicate detection | {} |", count(STANDARD.duplicate_ids_in_memory)),
         ("not on disk yet is bounded to {}", size(connection._MOST_UNCONFIRMED_BYTES)),
         ("what it does not read to {}", size(connection._MOST_UNSENT_BYTES)),
-        ("may fail {} times with one key name", count(guesses.BY_KEY.burst)),
-        ("and {} times in all", count(guesses.BY_ADDRESS.burst)),
-        ("after that it has {} and", count(guesses.BY_KEY.per_second)),
-        ("and {} answers a second", count(guesses.BY_ADDRESS.per_second)),
-        ("Another {} failures beyond that", count(guesses._MOST_DEBT)),
+        ("one address with one key name | {} |", count(peer_limits.BY_KEY.burst)),
+        ("one address with all key names | {} |", count(peer_limits.BY_ADDRESS.burst)),
+        ("| 20 | {} responses a second |", count(peer_limits.BY_KEY.per_second)),
+        ("| 100 | {} responses a second |", count(peer_limits.BY_ADDRESS.per_second)),
+        ("responses a second | after {} more |", count(peer_limits._MOST_DEBT)),
+        ("each with {} peers, against", count(test_hostile_peers.CONNECTIONS)),
+        ("runs {} kinds of attack", count(len(test_hostile_peers.HOSTILE))),
+        ("real process; {} kinds run over", count(len(test_hostile_peers.OVER_TLS))),
+        ("grows by less than {} meanwhile", size(test_hostile_peers.AT_ONCE_BYTES)),
+        ("comes back to within {}.", size(test_hostile_peers.COMES_BACK_BYTES)),
+        ("In {} phases", count(len(test_hostile_peers.PHASES))),
+        ("{} more attacks use a valid key", count(len(test_hostile_peers.KNOWN))),
+        ("makes {} guesses over", count(2 * sum(way.total for way in test_guessing_run.WAYS))),
+        ("the console: {} are checked", count(2 * len(test_guessing_run.WAYS) * test_guessing_run.LOOKED_AT)),
+        ("checked, {} for each name", count(test_guessing_run.LOOKED_AT)),
+        ("opened ends within {}, and", seconds(test_revocation.WITHIN_S)),
+        ("everything that it opened, within {}:", seconds(test_revocation.WITHIN_S)),
     ],
     "docs/explanation/reconciliation.md": [
         ("ledger is read from {} before the range", span(reconciliation.CLOCK_SLACK)),
-        ("last {} minutes in which something happened", count(holes._LAST_MINUTES)),
+        ("last {} minutes in which something happened", count(reconcile_events._LAST_MINUTES)),
     ],
     "docs/explanation/simulation.md": [
         ("`make test` runs {} of them", count(test_simulation.SOON)),
@@ -216,13 +251,13 @@ FIGURES: Final[dict[str, Figures]] = {
         ("{}, and asks again", span(SYPHON.long_poll)),
         ("make {} an hour, {} a day,", count(IDLE_A_DAY // 24), count(IDLE_A_DAY)),
         ("a day, {} in 30 days.", count(30 * IDLE_A_DAY)),
-        ("larger than {} is charged for each", size(operation.UNIT_BYTES)),
+        ("larger than {} is charged for each", size(ledger_events.UNIT_BYTES)),
         ("With {} million operations included", {f"{STANDARD_CARD['operations']['tiers'][0]['up_to'] / 1_000_000:g}"}),
         ("Amounts have {} decimals", count(month.AMOUNT_DIGITS)),
-        ("on a month of {} that nobody", seconds(forecast.DAYS * 86_400)),
+        ("to a month of {} that has not", seconds(forecast.DAYS * 86_400)),
     ],
     "docs/how-to/capture-to-parquet.md": [
-        ("as long as a lock lasts, {} at most", seconds(lock_time._USUAL_S)),
+        ("as long as a lock lasts, {} at most", seconds(locks._DEFAULT_S)),
     ],
     "docs/how-to/connect.md": [
         ("without a port {} for AMQP, {} for WebSockets", {str(endpoint._AMQPS_PORT)}, {str(endpoint._HTTPS_PORT)}),
@@ -231,71 +266,71 @@ FIGURES: Final[dict[str, Figures]] = {
         ("renewed when {} of their time have passed", share(authorization._RENEW_AT)),
     ],
     "docs/how-to/console.md": [
-        ("A wrong key is refused after {};", seconds(annex.WRONG_KEY_DELAY_S)),
-        ("after {} in which you did nothing", ms(session.IDLE_MS)),
-        ("did nothing, after {}, when", ms(session.LONGEST_MS)),
-        ("messages a second, over the last {}", ms(watch._WINDOW_MS)),
-        ("of a long body the first {}", size(console_message.SHOWN_BYTES)),
-        ("of more than {} the rest is counted", count(senders._MOST_ROWS)),
-        ("not been heard of for {} is gone", ms(reports.EXPIRES_MS)),
-        ("for each backlog queue and over the last {}", ms(timeline.KEPT_MS)),
-        ("a point every {}, and so", ms(timeline.STEP_MS)),
+        ("A wrong key is rejected after {}.", seconds(routes.WRONG_KEY_DELAY_S)),
+        ("after {} without activity", ms(auth.IDLE_MS)),
+        ("without activity, after {}, when", ms(auth.MAX_SESSION_MS)),
+        ("messages per second, over the last {}", ms(sampler._WINDOW_MS)),
+        ("of a long body, the first {}", size(message_page.SHOWN_BYTES)),
+        ("of more than {}, the rest is only counted", count(pair_page._MAX_ROWS)),
+        ("has not reported for {} is removed", ms(reports.EXPIRES_MS)),
+        ("for each backlog queue and over the last {}", ms(sampler.KEPT_MS)),
+        ("with a point every {}, and so", ms(sampler.STEP_MS)),
     ],
     "docs/how-to/drill.md": [
         ("It waits for {}, or for `--timeout`", seconds(default(drill.drill, "timeout"))),
     ],
     "docs/how-to/everyday-commands.md": [
-        ("tells them within {}", seconds(entity_names._PATIENCE_S)),
+        ("lists them within {}", seconds(arguments._PATIENCE_S)),
     ],
     "docs/how-to/operate.md": [
         ("grows in steps of {} ahead of need", size(lmdb._STEP_BYTES)),
         ("in the store, up to {} of them", size(outbox.MOST_BYTES)),
         ("some {} more are kept in memory", count(LedgerSettings().most_waiting // 2)),
-        ("If more than {} messages lie in it then", count(LedgerSettings().most_waiting)),
-        ("moved together, within {}", seconds(merger.Pauses().longest_s)),
+        ("If more than {} messages are in it then", count(LedgerSettings().most_waiting)),
+        ("moved together, within {}", seconds(replayer.Pauses().longest_s)),
         ("Clients wait for {} or more and try again", span(RetryPolicy().server_busy_backoff)),
-        ("the event loop has used in the last {} |", seconds((pulse._KEPT - 1) * timer._EVERY_S)),
-        ("the median of the last {} |", seconds((pulse._KEPT - 1) * timer._EVERY_S)),
-        ("Facets are read {}", seconds(timer._EVERY_S)),
-        ("when it is {} better than that", share(1 - default(facet.Facet, "relief"))),
+        ("the event loop has used in the last {} |", seconds((gauges._KEPT - 1) * throttle._EVERY_S)),
+        ("the median of the last {} |", seconds((gauges._KEPT - 1) * throttle._EVERY_S)),
+        ("Facets are read {}", seconds(throttle._EVERY_S)),
+        ("when it is {} better than that", share(1 - default(throttle.Facet, "relief"))),
     ],
     "docs/how-to/pair.md": [
         ("By default an entity may fail for {} before", span(PAIR["failover_interval"])),
         ("fails after `attempt_timeout`, {} if nothing else", span(PAIR["attempt_timeout"])),
         ("waits at an empty queue ({};", span(SYPHON.long_poll)),
-        ("the other is not within {}, that one is faulted", seconds(partnership.PATIENCE_S)),
+        ("the other is not within {}, that one is faulted", seconds(pair.PATIENCE_S)),
         ("near the limit of {} that would", size(route._HEADER_LIMIT_BYTES)),
     ],
     "docs/how-to/prove-that-nothing-was-lost.md": [
-        ("are listed at most: {} if you do not say", count(LISTED)),
+        ("messages that are listed: {} by default", count(LISTED)),
     ],
     "docs/how-to/receive.md": [
-        ("before its lock ends ({}, unless", ms(QUEUE.lock_duration_ms)),
+        ("before its lock expires ({}, unless", ms(QUEUE.lock_duration_ms)),
         ("After {} deliveries (`max_delivery_count`)", count(QUEUE.max_delivery_count)),
     ],
     "docs/how-to/send.md": [
-        ("is tried again until `operation_timeout`, {}", span(CLIENT.operation_timeout)),
+        ("restarted or busy) until `operation_timeout`, {}", span(CLIENT.operation_timeout)),
     ],
     "docs/how-to/serve.md": [
-        ("when less than {} of it are left", span(certificate._REST)),
+        ("when less than {} of it are left", span(certificate._RENEW_BEFORE)),
         ("authority stays the same for {}", span(certificate._CA_LIFE)),
-        ("than {} characters is warned of", count(serve._KEY_CHARACTERS)),
+        ("a key of fewer than {} characters", count(serve._KEY_CHARACTERS)),
     ],
     "docs/how-to/sessions.md": [
         ("as long as that of a message ({}, unless", ms(QUEUE.lock_duration_ms)),
     ],
     "docs/how-to/syphon-on-spark.md": [
-        ("messages have moved; at most every {}", seconds(syphon_watch._LINE_S)),
-        ("has said nothing within {};", seconds(standalone._ATTEMPT_S)),
-        ("when its locks have ended, in {}.", span(BACKLOG.lock_duration)),
+        ("messages were delivered; at most every {}", seconds(standalone._LINE_S)),
+        ("did not answer within {};", seconds(standalone._ATTEMPT_S)),
+        ("when their locks expire, in {}.", span(BACKLOG.lock_duration)),
     ],
     "docs/how-to/tokens.md": [
-        ("RSA keys have at least {} bits", count(signing_keys._LEAST_RSA_BITS)),
+        ("RSA keys have at least {} bits", count(jwt._LEAST_RSA_BITS)),
         ("at most {} in the future", ms(jwt.LEEWAY_MS)),
-        ("and again {}. A token", seconds(signing_keys.REFRESH_S)),
-        ("read again: a URL at most {}", seconds(signing_keys._URL_PAUSE_S)),
-        ("may count for up to {};", seconds(signing_keys.REFRESH_S)),
-        ("It may have {}, and {} to arrive", size(signing_keys.MAX_BYTES), seconds(signing_keys.TIMEOUT_S)),
+        ("and again {}. A token", seconds(jwt.REFRESH_S)),
+        ("read again: a URL at most {}", seconds(jwt._URL_PAUSE_S)),
+        ("may count for up to {};", seconds(jwt.REFRESH_S)),
+        ("is limited to {}, and must arrive within {}", size(jwt.MAX_BYTES), seconds(jwt.TIMEOUT_S)),
     ],
     "docs/how-to/know-what-it-costs.md": [
         ("the size of one, on average | {} |", count(FORECAST.message_bytes)),
@@ -323,27 +358,26 @@ FIGURES: Final[dict[str, Figures]] = {
         ("of `TokenProvider.from_key` | {} |", span(default(TokenProvider.from_key, "time_to_live"))),
     ],
     "docs/reference/http.md": [
-        ("`SharedAccessAuthorizationRule`, of at most {}", size(app.MAX_BODY_BYTES)),
-        ("it is the first {}, and at most {} come at once", count(paging.DEFAULT_TOP), count(paging.MAX_TOP)),
-        ("the body is larger than {} |", size(app.MAX_BODY_BYTES)),
+        ("`SharedAccessAuthorizationRule`, of at most {}", size(body.MAX_BODY_BYTES)),
+        ("the default is the first {}, and the maximum is {}", count(answers.DEFAULT_TOP), count(answers.MAX_TOP)),
     ],
     "docs/reference/ledger.md": [
         ("`pairbus.ledger.version`. It is {};", count(columns.VERSION)),
-        ("| of {} that have begun", size(operation.UNIT_BYTES)),
+        ("| units of {}, each message", size(ledger_events.UNIT_BYTES)),
     ],
     "docs/reference/pairing.md": [
         ("or {} where the service refuses that", count(backlog.MOST_DELIVERIES)),
         ("allows only {} deliveries", count(backlog.MOST_DELIVERIES)),
         ("`events()` keeps {} events", count(events._MOST_EVENTS)),
-        ("at once, but at most {}, when", seconds(report_courier._SOON_S)),
-        ("every {} while one is not healthy", seconds(report_courier._RESTLESS_S)),
+        ("at once, but at most {}, when", seconds(reporter._SOON_S)),
+        ("every {} while one is not healthy", seconds(reporter._RESTLESS_S)),
         ("else every {}.", seconds(report.HEARTBEAT_S)),
-        ("is left alone for {} |", seconds(report_courier._TROUBLED_S)),
-        ("at most {}, {} entities,", size(report_json.MOST_BYTES), count(report.MOST_ENTITIES)),
+        ("is left alone for {} |", seconds(reporter._TROUBLED_S)),
+        ("at most {}, {} entities,", size(report.MOST_BYTES), count(report.MOST_ENTITIES)),
         ("and {} switches", count(report.MOST_SWITCHES)),
-        ("A report has {}, and", seconds(report_courier._PATIENCE_S)),
-        ("it has more than {} |", size(report_json.MOST_BYTES)),
-        ("{} applications, or {} entities, are known", count(reports.MOST_APPLICATIONS), count(reports.MOST_ENTITIES)),
+        ("A report has {}, and", seconds(reporter._PATIENCE_S)),
+        ("it has more than {} |", size(report.MOST_BYTES)),
+        ("{} applications, or {} entities, are known", count(reports.MAX_APPLICATIONS), count(reports.MAX_ENTITIES)),
         ("and forgets it {} after it came", ms(reports.EXPIRES_MS)),
     ],
     "docs/reference/rules.md": [
@@ -351,9 +385,13 @@ FIGURES: Final[dict[str, Figures]] = {
         ("| a rule | {} |", count(rules._RULE_UNITS)),
         ("of an action that is applied | {} |", count(rules.EXPRESSION_UNITS)),
         ("property of a correlation filter | {} |", count(rules._PROPERTY_UNITS)),
-        ("with a text between two `%` | {} for each character", count(like._SEARCH_UNITS)),
-        ("| a computed pattern | {}, and as many for each `%`", count(like._COMPILE_UNITS)),
-        ("`%`; {} for each `_`; {} for each", count(like._COMPILE_ANY_UNITS), count(like._COMPILE_CHARACTER_UNITS)),
+        ("with a text between two `%` | {} for each character", count(operators._SEARCH_UNITS)),
+        ("| a computed pattern | {}, and as many for each `%`", count(operators._COMPILE_UNITS)),
+        (
+            "`%`; {} for each `_`; {} for each",
+            count(operators._COMPILE_ANY_UNITS),
+            count(operators._COMPILE_CHARACTER_UNITS),
+        ),
         ("a text of more than {} characters", count(evaluation.LONG_TEXT)),
         ("characters | 1 for {} characters", count(evaluation._COPIED_AT_ONCE)),
         ("and {} for each property", count(router._AMENDMENT_UNITS)),

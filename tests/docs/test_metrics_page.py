@@ -23,13 +23,13 @@ ROWS = {
 }
 
 
-def test_a_namespace_gives_out_what_the_page_says(tmp_path: Path) -> None:
+def test_namespace_exports_the_metrics_of_the_page(tmp_path: Path) -> None:
     with running_namespace(queues=["orders"], ledger=tmp_path) as contoso:
         seen(contoso)  # the first request is in the counts of the second
         check(seen(contoso), {name for name in ROWS if not name.startswith(("pairbus_pair_", "pairbus_syphon_"))})
 
 
-def test_a_pair_gives_out_what_the_page_says() -> None:
+def test_pair_exports_the_metrics_of_the_page() -> None:
     with running_namespace("contoso", queues=["orders"]) as contoso, running_namespace("fabrikam") as fabrikam:
         text = asyncio.run(metrics_of_a_pair(contoso.connection_string, fabrikam.connection_string))
     names = {name for name in ROWS if name.startswith(("pairbus_pair_", "pairbus_syphon_"))}
@@ -57,13 +57,13 @@ def seen(contoso: RunningNamespace) -> list[Metric]:
 
 def check(families: list[Metric], names: set[str]) -> None:
     """They are those of the page, of the same kind; and labels that are seen are told."""
-    assert {told(family) for family in families} == names
+    assert {reported(family) for family in families} == names
     for family in families:
-        kind, labels = ROWS[told(family)]
+        kind, labels = ROWS[reported(family)]
         assert kind == family.type
         for sample in family.samples:
             assert set(sample.labels) - {"le"} == labels, sample.name
 
 
-def told(family: Metric) -> str:
+def reported(family: Metric) -> str:
     return f"{family.name}_total" if family.type == "counter" else family.name

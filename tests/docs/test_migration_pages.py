@@ -14,7 +14,7 @@ import pytest
 
 import pairbus
 from pairbus import blocking
-from pairbus.server import emulator
+from pairbus.entity_settings import ENTITY_SETTINGS
 from tests.docs.snippets import ROOT
 from tests.docs.tables import code, codes, rows_of
 
@@ -24,18 +24,18 @@ OF_THE_SDK = rows_of(MIGRATION / "from-the-azure-sdk.md", "azure-servicebus", "p
 
 
 @pytest.mark.parametrize("name", sorted({code(row[1]) for row in OF_DOTNET + OF_THE_SDK}))
-def test_a_name_of_ours_exists(name: str) -> None:
+def test_pairbus_name_exists(name: str) -> None:
     assert name.split(".", maxsplit=1)[0] in pairbus.__all__
     assert has(pairbus, name), name
 
 
 @pytest.mark.parametrize("name", sorted({code(row[1]).split(".")[0] for row in OF_DOTNET + OF_THE_SDK}))
-def test_a_name_of_ours_is_there_without_asyncio_too(name: str) -> None:
+def test_pairbus_name_exists_in_the_blocking_api(name: str) -> None:
     assert hasattr(blocking, name)
 
 
 @pytest.mark.parametrize("name", [code(row[0]) for row in OF_THE_SDK])
-def test_a_name_of_the_sdk_exists(name: str) -> None:
+def test_sdk_name_exists(name: str) -> None:
     assert has(azure.servicebus, name), name
 
 
@@ -45,31 +45,27 @@ def test_no_name_is_listed_twice() -> None:
         assert len(names) == len(set(names))
 
 
-def test_every_argument_of_dotnet_has_a_line() -> None:
+def test_every_argument_of_dotnet_has_a_row() -> None:
     """They are the first five, in the order of the constructor there."""
     own = [*inspect.signature(pairbus.SendAvailabilityPairedNamespaceOptions).parameters][:5]
-    told = [code(row[1]).partition(".")[2] for row in OF_DOTNET if code(row[1]).startswith("SendAvailability")]
-    assert told == ["", *own, "ping_interval"]
+    reported = [code(row[1]).partition(".")[2] for row in OF_DOTNET if code(row[1]).startswith("SendAvailability")]
+    assert reported == ["", *own, "ping_interval"]
 
 
-def test_every_setting_of_the_emulator_has_a_line() -> None:
-    kinds = {
-        "queues": emulator._SENDING | emulator._RECEIVING,
-        "topics": emulator._SENDING,
-        "subscriptions": emulator._RECEIVING,
-    }
+def test_every_setting_of_the_emulator_has_a_row() -> None:
     expected = {
-        theirs: (ours, ", ".join(kind for kind, names in kinds.items() if theirs in names))
-        for theirs, ours in kinds["queues"].items()
+        setting.emulator_key: (setting.key, ", ".join(f"{kind.value}s" for kind in setting.kinds))
+        for setting in ENTITY_SETTINGS
+        if setting.emulator_key is not None
     }
     rows = rows_of(MIGRATION / "from-the-emulator.md", "Config.json", "settings file", "of")
     assert {code(theirs): (code(ours), of) for theirs, ours, of in rows} == expected
 
 
-def has(room: Any, path: str) -> bool:
-    """Whether a class, or something of it, can be had from there: also what only its instances have."""
+def has(package: Any, path: str) -> bool:
+    """Return whether a package has a class or a member of it; attributes of instances count."""
     *owners, name = path.split(".")
-    owner = reduce(getattr, owners, room)
+    owner = reduce(getattr, owners, package)
     if hasattr(owner, name):
         return True
     return isinstance(owner, type) and (
@@ -78,6 +74,6 @@ def has(room: Any, path: str) -> bool:
     )
 
 
-def test_a_name_that_does_not_exist_is_noticed() -> None:
+def test_name_that_does_not_exist_is_detected() -> None:
     assert not has(pairbus, "MessagingFactory.create_everything")
     assert not has(importlib.import_module("azure.servicebus"), "ServiceBusClient.pair_namespace")

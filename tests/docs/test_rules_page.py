@@ -16,9 +16,9 @@ from pairbus.broker import (
     FilterDescription,
     Instant,
     InvalidExpressionError,
-    Message,
     Missing,
     Namespace,
+    NewMessage,
     RuleDescription,
     Span,
     SqlActionDescription,
@@ -28,12 +28,10 @@ from pairbus.broker import (
     Value,
 )
 from pairbus.broker.sql import EvaluationError, parse_action, parse_filter
-from pairbus.broker.sql.like import MAX_PATTERN
-from pairbus.broker.sql.operators import MAX_TEXT
+from pairbus.broker.sql.operators import MAX_PATTERN, MAX_TEXT
 from pairbus.broker.sql.parser import MAX_DEPTH
-from pairbus.broker.sql.system import _PROPERTIES
-from pairbus.broker.sql.tokens import RESERVED
-from pairbus.store import Keeper, MemoryStore
+from pairbus.broker.sql.syntax import _PROPERTIES, RESERVED
+from pairbus.store import GroupCommitter, MemoryStore
 from tests.docs.snippets import ROOT
 from tests.docs.tables import code, rows_of
 
@@ -73,7 +71,7 @@ def literal(cell: str) -> Any:
 
 
 def judge(expression: str, subject: Subject) -> bool | None:
-    """What a filter is for a message; that it is unknown shows in that neither it nor its opposite is true."""
+    """Return the value of a filter for a message; it is unknown if neither the filter nor its negation is true."""
     if parse_filter(expression, fresh_id=uuid4).matches(subject):
         return True
     return False if parse_filter(f"NOT ({expression})", fresh_id=uuid4).matches(subject) else None
@@ -84,7 +82,7 @@ def test_there_are_enough_examples() -> None:
 
 
 @pytest.mark.parametrize(("expression", "properties", "result"), FILTERS)
-def test_a_filter_is_what_the_page_says(expression: str, properties: str, result: str) -> None:
+def test_filter_has_the_result_of_the_page(expression: str, properties: str, result: str) -> None:
     subject = Subject(literal(properties))
     if result.startswith("error: "):
         with pytest.raises(EvaluationError, match=f"^{result.removeprefix('error: ')}"):
@@ -94,7 +92,7 @@ def test_a_filter_is_what_the_page_says(expression: str, properties: str, result
 
 
 @pytest.mark.parametrize(("expression", "properties", "result"), VALUES)
-def test_a_value_is_what_the_page_says(expression: str, properties: str, result: str) -> None:
+def test_value_is_that_of_the_page(expression: str, properties: str, result: str) -> None:
     action = parse_action(f"SET result = {code(expression)}", fresh_id=uuid4)
     subject = Subject(literal(properties))
     if result.startswith("error: "):
@@ -106,7 +104,7 @@ def test_a_value_is_what_the_page_says(expression: str, properties: str, result:
 
 
 @pytest.mark.parametrize(("expression", "properties", "result"), ACTIONS)
-def test_an_action_does_what_the_page_says(expression: str, properties: str, result: str) -> None:
+def test_action_has_the_effect_of_the_page(expression: str, properties: str, result: str) -> None:
     action = parse_action(code(expression), fresh_id=uuid4)
     subject = Subject(literal(properties))
     if result.startswith("error: "):
@@ -121,14 +119,14 @@ def test_an_action_does_what_the_page_says(expression: str, properties: str, res
 
 
 @pytest.mark.parametrize(("expression", "position", "reason"), REFUSALS)
-def test_an_expression_is_refused_as_the_page_says(expression: str, position: str, reason: str) -> None:
+def test_invalid_expression_of_the_page_is_rejected(expression: str, position: str, reason: str) -> None:
     with pytest.raises(InvalidExpressionError) as refusal:
         parse_filter(code(expression), fresh_id=uuid4)
     assert (refusal.value.position, refusal.value.reason) == (int(position), reason)
 
 
 @pytest.mark.parametrize("operator", ["AND", "OR"])
-def test_the_tables_of_logic_are_right(operator: str) -> None:
+def test_tables_of_logic_are_right(operator: str) -> None:
     words = {"true": "TRUE", "false": "FALSE", "unknown": "NULL"}
     for left, *results in rows_of(PAGE, f"`{operator}`", *VERDICTS):
         for right, result in zip(VERDICTS, results, strict=True):
@@ -138,7 +136,7 @@ def test_the_tables_of_logic_are_right(operator: str) -> None:
         assert judge(f"NOT {words[operand.strip('*')]}", Subject({})) is VERDICTS[result]
 
 
-def test_the_table_of_system_properties_is_complete() -> None:
+def test_table_of_system_properties_is_complete() -> None:
     types = {str: "text", int: "integer", bool: "truth value", Span: "span", Instant: "point in time"}
     rows = rows_of(PAGE, "property", "type", "an action may set it", "what it is")
     assert [row[:3] for row in rows] == [
@@ -147,7 +145,7 @@ def test_the_table_of_system_properties_is_complete() -> None:
 
 
 def test_reserved_words_and_limits_are_those_of_the_code() -> None:
-    reserved = " ".join(TEXT.split()).split("- *Reserved* are ")[1].split(". A property")[0]
+    reserved = " ".join(TEXT.split()).split("- *Reserved* are ")[1].split(". Write a property")[0]
     assert reserved == ", ".join(f"`{word}`" for word in sorted(RESERVED))
     limits = {row[0]: row[1] for row in rows_of(PAGE, "limit", "value", "error")}
     assert limits["depth of parentheses, functions, `NOT` and signs inside each other"] == f"{MAX_DEPTH:,}"
@@ -168,7 +166,7 @@ RULES = {
 
 
 @pytest.mark.parametrize(("rules", "copies"), COPIES)
-def test_a_subscription_gets_as_many_copies_as_the_page_says(rules: str, copies: str) -> None:
+def test_subscription_gets_the_number_of_copies_of_the_page(rules: str, copies: str) -> None:
     plain, acting = RULES[rules]
     action = SqlActionDescription("SET a = 1")
     assert received(
@@ -188,22 +186,22 @@ def test_a_subscription_gets_as_many_copies_as_the_page_says(rules: str, copies:
         (CorrelationFilter(properties={"missing": None}), False),
     ],
 )
-def test_correlation_filters_compare_as_the_page_says(description: FilterDescription, matches: bool) -> None:
+def test_correlation_filters_compare_as_documented(description: FilterDescription, matches: bool) -> None:
     assert received(RuleDescription(name="rule", filter=description)) == matches
 
 
 def received(*rules: RuleDescription) -> int:
-    """How many copies of a message a subscription with these rules gets."""
+    """Return the number of copies of a message that a subscription with these rules gets."""
 
     def make(records: Any) -> Namespace:
         view = Subject({"n": 1, "colour": "red"})
         return Namespace(records, view=lambda _: view, fresh_id=uuid4, fresh_token=lambda: uuid4().bytes)
 
-    namespace = Keeper(MemoryStore(), make, 0).namespace
+    namespace = GroupCommitter(MemoryStore(), make, 0).namespace
     namespace.create_topic("topic", TopicDescription(), 0)
     namespace.create_subscription("topic", "sub", SubscriptionDescription(), 0)
     namespace.remove_rule("topic", "sub", "$Default", 0)
     for rule in rules:
         namespace.add_rule("topic", "sub", rule, 0)
-    namespace.send(Address.of("topic"), [Message(b"")], 0)
+    namespace.send(Address.of("topic"), [NewMessage(b"")], 0)
     return len(namespace.receive(Address.of("topic", "sub"), 100, 0))

@@ -32,12 +32,13 @@ from tests.jobs.reconcile.model import PairModel
 DOCS: Final = ROOT / "docs"
 HOW_TO: Final = DOCS / "how-to"
 HTTP: Final = DOCS / "reference" / "http.md"
+DIAGNOSTICS: Final = HOW_TO / "collect-diagnostics.md"
 EMULATOR: Final = DOCS / "migration" / "from-the-emulator.md"
-ELSEWHERE: Final = {HOW_TO / "everyday-commands.md", DOCS / "reference" / "cli.md"}
-"""Typed by tests/cli/test_everyday_page.py; and examples of the help, which tests/cli/test_help.py looks at."""
+ELSEWHERE: Final = {HOW_TO / "everyday-commands.md", HOW_TO / "recover.md", DOCS / "reference" / "cli.md"}
+"""Typed by tests/cli/test_everyday_page.py and test_repair.py; and examples of the help, of tests/cli/test_help.py."""
 
 SERVING: Final = [
-    *(HOW_TO / f"{name}.md" for name in ("serve", "console", "operate", "know-what-it-costs")),
+    *(HOW_TO / f"{name}.md" for name in ("serve", "console", "operate", "know-what-it-costs", "practise-an-outage")),
     HOW_TO / "prove-that-nothing-was-lost.md",
     EMULATOR,
 ]
@@ -60,7 +61,7 @@ NEEDS_BASH: Final = pytest.mark.skipif(shutil.which("bash") is None, reason="the
 
 
 @pytest.mark.parametrize("words", OURS)
-def test_every_command_of_a_page_can_be_typed(words: list[str]) -> None:
+def test_every_command_of_a_page_is_valid(words: list[str]) -> None:
     """Its options exist, and it has all that it needs and that no variable can say."""
     command = typer.main.get_command(app)
     rest = [*words]
@@ -91,7 +92,7 @@ def of_page(page: Path, *, served: bool) -> list[tuple[str, Dialogue]]:
 @NEEDS_BASH
 @pytest.mark.slow
 @pytest.mark.parametrize("page", SERVING, ids=lambda page: page.stem)
-def test_what_a_page_has_served_is_served(page: Path, tmp_path: Path) -> None:
+def test_serve_commands_of_a_page_work(page: Path, tmp_path: Path) -> None:
     """Whatever port is asked for, it is one that is free."""
     made = open_certificate(tmp_path / "made", ["bus.example"], time.time_ns() // 1_000_000)
     shutil.copy(made.cert_file, tmp_path / "bus.pem")
@@ -101,7 +102,7 @@ def test_what_a_page_has_served_is_served(page: Path, tmp_path: Path) -> None:
     for name, language in (("contoso.toml", "toml"), ("Config.json", "json")):
         (tmp_path / name).write_text(blocks_of(HOW_TO / "serve.md", language)[0], encoding="utf-8")
     for _, dialogue in of_page(page, served=True):
-        shell.start(dialogue, lambda said: "Endpoint=" in said)
+        shell.start(dialogue, lambda said: "Endpoint=" in said or "connection: @" in said)
     if page.stem == "serve":
         for _, dialogue in of_page(page, served=False):
             shell.type(dialogue)
@@ -110,7 +111,7 @@ def test_what_a_page_has_served_is_served(page: Path, tmp_path: Path) -> None:
 @NEEDS_BASH
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl")
-def test_what_the_page_on_http_asks_for_is_answered(tmp_path: Path) -> None:
+def test_requests_of_the_http_page_are_answered(tmp_path: Path) -> None:
     with serving(tmp_path / "contoso", "--name", "contoso") as served:
         connection = served.connection
         key = f"{connection.key_name}:{connection.key}"
@@ -118,6 +119,19 @@ def test_what_the_page_on_http_asks_for_is_answered(tmp_path: Path) -> None:
         shell = Shell(tmp_path, in_place)
         for _, dialogue in of_page(HTTP, served=False):
             shell.type(dialogue)
+
+
+@NEEDS_BASH
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl")
+def test_what_the_page_on_diagnostics_asks_for_is_answered(tmp_path: Path) -> None:
+    with serving(tmp_path / "contoso", "--name", "contoso") as served:
+        connection = served.connection
+        (tmp_path / "contoso.txt").write_text(str(connection), encoding="utf-8")
+        shell = Shell(tmp_path, {"5672": f"{connection.port}", "$KEY": str(connection.key)})
+        for _, dialogue in of_page(DIAGNOSTICS, served=False):
+            shell.type(dialogue)
+        assert (tmp_path / "bundle.json").stat().st_size
 
 
 # Ledgers
@@ -146,7 +160,7 @@ def ledgers(tmp_path: Path) -> Path:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("page", ASKING_LEDGERS, ids=lambda page: page.stem)
-def test_what_a_page_asks_ledgers_is_answered(page: Path, ledgers: Path) -> None:
+def test_ledger_commands_of_a_page_work(page: Path, ledgers: Path) -> None:
     shell = Shell(ledgers, {})
     for _, dialogue in of_page(page, served=False):
         shell.type(dialogue)
@@ -218,11 +232,12 @@ class Pair:
 PAIRED: Final[Mapping[Path, Callable[[Pair], AbstractContextManager[None]]]] = {
     HOW_TO / "pair.md": lambda _: nullcontext(),
     HOW_TO / "drill.md": Pair.syphoned,
+    HOW_TO / "practise-an-outage.md": Pair.syphoned,
     HOW_TO / "syphon-on-spark.md": Pair.diverted,
     HOW_TO / "capture-to-parquet.md": Pair.sent,
     DOCS / "tutorial" / "drain-on-spark.md": Pair.diverted,
 }
-"""What there is before the commands of a page are typed."""
+"""The environment of the commands of a page."""
 
 
 @pytest.fixture
@@ -238,7 +253,7 @@ def pair() -> Iterator[Pair]:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("page", PAIRED, ids=lambda page: page.stem)
-def test_what_a_page_does_with_a_pair_is_done(page: Path, pair: Pair, tmp_path: Path) -> None:
+def test_pair_commands_of_a_page_work(page: Path, pair: Pair, tmp_path: Path) -> None:
     shell = pair.shell(tmp_path)
     endless: Mapping[str, Callable[[str], bool]] = {
         "capture": lambda _: pair.waiting == 0,
@@ -252,5 +267,5 @@ def test_what_a_page_does_with_a_pair_is_done(page: Path, pair: Pair, tmp_path: 
                 shell.type(dialogue)
 
 
-def test_the_commands_of_every_page_are_typed() -> None:
-    assert {*SHOWN} == {*ELSEWHERE, *SERVING, *ASKING_LEDGERS, *PAIRED, HTTP}
+def test_commands_of_every_page_are_run() -> None:
+    assert {*SHOWN} == {*ELSEWHERE, *SERVING, *ASKING_LEDGERS, *PAIRED, HTTP, DIAGNOSTICS}

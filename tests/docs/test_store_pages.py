@@ -17,18 +17,19 @@ import pytest
 from pairbus.broker import (
     MISSING,
     Address,
-    Message,
     Missing,
     Namespace,
+    NewMessage,
     QueueDescription,
     SubscriptionDescription,
     TopicDescription,
     Value,
 )
 from pairbus.broker.namespace import DUE_AT_ONCE
+from pairbus.server.audit import audit_file
 from pairbus.store import (
     DamagedStoreError,
-    Keeper,
+    GroupCommitter,
     LmdbStore,
     MemoryStore,
     NewerFormatError,
@@ -36,15 +37,16 @@ from pairbus.store import (
     StoreFailedError,
     StoreInUseError,
     UnsupportedSystemError,
-    checksum,
+    checksums,
     datafile,
     directory,
-    journal,
     keys,
     lmdb,
     records,
+    write_batch,
 )
 from pairbus.store.certificate import open_certificate
+from pairbus.store.rotating_log import RotatingLog
 from tests.docs.snippets import ROOT, run_snippets
 from tests.docs.tables import code, rows_of
 
@@ -72,49 +74,50 @@ def make_namespace(records: Any) -> Namespace:
     return Namespace(records, view=lambda _: View(), fresh_id=uuid4, fresh_token=lambda: uuid4().bytes)
 
 
-def test_the_table_of_keys_has_every_kind() -> None:
+def test_table_of_keys_has_every_kind() -> None:
     rows = rows_of(LAYOUT, "first byte", "then", "value")
     kinds = [value for name, value in vars(keys).items() if name.isupper() and isinstance(value, bytes)]
     assert sorted(row[0] for row in rows) == sorted(f"`{kind.decode()}`" for kind in kinds)
     assert len(kinds) == len({*kinds})
 
 
-def test_the_table_of_a_record_is_its_layout() -> None:
+def test_table_of_a_record_is_its_layout() -> None:
     sizes = [int(size) for _, size in rows_of(LAYOUT, "field", "bytes")]
     form = records._MESSAGE.format
     assert sizes == [struct.calcsize(">" + character) for character in form[1:]]
-    assert f"Behind these {sum(sizes)} bytes" in PROSE
+    assert f"These {sum(sizes)} bytes are followed by" in PROSE
     assert records.VERSION == 1
 
 
-def test_a_message_takes_what_the_page_says() -> None:
+def test_message_takes_the_documented_space() -> None:
     record_key, body_key = keys.record_key(1, 0, 1), keys.body_key(1)
     assert f"two keys of {len(record_key)} and {len(body_key)} bytes" in PROSE
-    assert f"two checksums of {checksum.CHECKSUM_BYTES} bytes" in PROSE
-    page_bytes = lmdb._RECORD_BYTES - checksum.CHECKSUM_BYTES
+    assert f"two checksums of {checksums.CHECKSUM_BYTES} bytes" in PROSE
+    page_bytes = lmdb._RECORD_BYTES - checksums.CHECKSUM_BYTES
     assert f"{page_bytes} bytes for each in LMDB's pages" in PROSE
     total = len(record_key) + len(body_key) + 2 * lmdb._RECORD_BYTES + records._HEAD
     assert f"a message in a queue takes {total} bytes in two records" in PROSE
 
 
-def test_the_figures_of_free_space_are_those_of_the_code() -> None:
+def test_documented_free_space_matches_the_code() -> None:
     figures = [figure for _, figure in rows_of(LAYOUT, "what", "how much")]
     assert figures == [
         f"{lmdb._STEP_BYTES >> 20} MiB",
         f"{datafile._KEPT_BACK_BYTES >> 20} MiB",
-        f"{journal.RESERVE_BYTES >> 20} MiB",
-        f"{journal._PER_WRITE_BYTES:,} bytes",
-        f"{journal._PER_RECORD_BYTES:,} bytes",
+        f"{write_batch.RESERVE_BYTES >> 20} MiB",
+        f"{write_batch._PER_WRITE_BYTES:,} bytes",
+        f"{write_batch._PER_RECORD_BYTES:,} bytes",
         f"{lmdb.DEFAULT_MAX_BYTES >> 40} TiB",
     ]
     assert f"more than {keys._LONGEST_TEXT} bytes in UTF-8" in PROSE
     assert f"{DUE_AT_ONCE:,} due things" in " ".join(GUARANTEES.read_text(encoding="utf-8").split())
 
 
-def test_a_data_directory_looks_as_the_page_shows_it(tmp_path: Path) -> None:
+def test_data_directory_has_the_documented_files(tmp_path: Path) -> None:
     path = tmp_path / "shop"
-    Keeper.open(path, make_namespace, NOW).close()
+    GroupCommitter.open(path, make_namespace, NOW).close()
     open_certificate(path, [], NOW)
+    RotatingLog(audit_file(path), 1, 1).append([b"{}"])
     tree = TEXT.split("```")[1]
     assert sorted(os.listdir(path)) == sorted(re.findall("^[├└]── ([^\\s/]+)", tree, re.MULTILINE))
     for name in os.listdir(path / "tls"):
@@ -125,9 +128,9 @@ def test_a_data_directory_looks_as_the_page_shows_it(tmp_path: Path) -> None:
     assert stat.S_IMODE(path.stat().st_mode) == 0o700
 
 
-def test_a_file_that_is_damaged_newer_or_somebody_elses_is_refused_and_not_touched(tmp_path: Path) -> None:
+def test_damaged_newer_or_foreign_file_is_refused_and_unchanged(tmp_path: Path) -> None:
     path = tmp_path / "shop"
-    Keeper.open(path, make_namespace, NOW).close()
+    GroupCommitter.open(path, make_namespace, NOW).close()
     for name, content, error in (
         ("format", b'{"format": 2, "created_ms": 0}', NewerFormatError),
         ("format", b"{}", DamagedStoreError),
@@ -137,17 +140,17 @@ def test_a_file_that_is_damaged_newer_or_somebody_elses_is_refused_and_not_touch
         before = file.read_bytes()
         file.write_bytes(content)
         with pytest.raises(error):
-            Keeper.open(path, make_namespace, NOW)
+            GroupCommitter.open(path, make_namespace, NOW)
         assert file.read_bytes() == content
         file.write_bytes(before)
     (path / "format").unlink()
     (path / "holiday.jpg").touch()
     with pytest.raises(NotADataDirectoryError):
-        Keeper.open(path, make_namespace, NOW)
+        GroupCommitter.open(path, make_namespace, NOW)
 
 
-def test_a_data_directory_takes_what_the_pages_say(tmp_path: Path) -> None:
-    with Keeper.open(tmp_path / "shop", make_namespace, NOW) as keeper:
+def test_data_directory_takes_the_documented_space(tmp_path: Path) -> None:
+    with GroupCommitter.open(tmp_path / "shop", make_namespace, NOW) as keeper:
         file = tmp_path / "shop" / "data.mdb"
         first = file.stat().st_size >> 20
         keeper.namespace.create_queue("orders", QueueDescription(), NOW)
@@ -161,11 +164,11 @@ def test_a_data_directory_takes_what_the_pages_say(tmp_path: Path) -> None:
         assert (int(said[1]), int(said[2])) == (first, then)
 
 
-def test_what_was_set_aside_is_listed_as_the_page_shows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_quarantined_records_are_listed_as_documented(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "shop"
-    with Keeper.open(path, make_namespace, NOW) as keeper:
+    with GroupCommitter.open(path, make_namespace, NOW) as keeper:
         keeper.namespace.create_queue("orders", QueueDescription(), NOW)
-        keeper.namespace.send(ORDERS, [Message(b"1")], NOW)
+        keeper.namespace.send(ORDERS, [NewMessage(b"1")], NOW)
     page = run_snippets(OPERATE)
     page["print_set_aside"](path)
     assert capsys.readouterr().out == ""
@@ -173,7 +176,7 @@ def test_what_was_set_aside_is_listed_as_the_page_shows(tmp_path: Path, capsys: 
     store = LmdbStore(path / "data.mdb")
     store.prepare({key: b"\xff of an unknown version"}).run()
     store.close()
-    with Keeper.open(path, make_namespace, NOW) as keeper:
+    with GroupCommitter.open(path, make_namespace, NOW) as keeper:
         assert keeper.recovery.damaged == [key]
         with pytest.raises(StoreInUseError):
             page["print_set_aside"](path)
@@ -181,13 +184,13 @@ def test_what_was_set_aside_is_listed_as_the_page_shows(tmp_path: Path, capsys: 
     assert capsys.readouterr().out == f"message, key {key.hex()}, 23 bytes\n"
 
 
-def test_the_list_knows_every_kind_that_can_be_set_aside() -> None:
+def test_list_has_every_kind_of_quarantined_record() -> None:
     kinds = {value for name, value in vars(keys).items() if name.isupper() and isinstance(value, bytes)}
     never = {keys.ENTITY, keys.ASIDE, keys.OUTBOX}  # what is in the outbox is a copy
     assert run_snippets(OPERATE)["KINDS"].keys() == kinds - never
 
 
-def test_the_table_of_the_start_has_every_error_of_opening() -> None:
+def test_table_of_the_start_has_every_error_of_opening() -> None:
     listed = {code(row[0]) for row in rows_of(OPERATE, "error", "what it means", "what to do") if row[0].endswith("`")}
     raised = {DamagedStoreError, NewerFormatError, NotADataDirectoryError, StoreFailedError, StoreInUseError}
     assert listed == {kind.__name__ for kind in (*raised, UnsupportedSystemError)}
@@ -203,13 +206,13 @@ class Damaged:
 
     def __init__(self, kind: bytes, pick: int = 0) -> None:
         self.store = MemoryStore()
-        keeper = Keeper(self.store, make_namespace, NOW)
+        keeper = GroupCommitter(self.store, make_namespace, NOW)
         keeper.namespace.create_queue("orders", QueueDescription(requires_duplicate_detection=True), NOW)
         keeper.namespace.create_queue("talks", QueueDescription(requires_session=True), NOW)
         keeper.namespace.create_topic("events", TopicDescription(), NOW)
         keeper.namespace.create_subscription("events", "large", SubscriptionDescription(), NOW)
-        keeper.namespace.send(ORDERS, [Message(b"1", "1"), Message(b"2", "2")], NOW)
-        keeper.namespace.send(EVENTS, [Message(b"3", "3")], NOW)
+        keeper.namespace.send(ORDERS, [NewMessage(b"1", "1"), NewMessage(b"2", "2")], NOW)
+        keeper.namespace.send(EVENTS, [NewMessage(b"3", "3")], NOW)
         grant = keeper.namespace.accept_session(TALKS, "a", NOW)
         assert grant is not None
         keeper.namespace.set_session_state(TALKS, grant.session_token, b"state", NOW)
@@ -217,7 +220,7 @@ class Damaged:
         found = [key for key, _ in self.store.scan(kind, keys.after(kind))]
         self.key = found[pick]
         self.store.damage(self.key)
-        self.keeper = Keeper(self.store, make_namespace, NOW)
+        self.keeper = GroupCommitter(self.store, make_namespace, NOW)
         self.namespace = self.keeper.namespace
 
     @property
@@ -284,12 +287,12 @@ def a_session_state() -> None:
 def a_duplicate() -> None:
     damaged = Damaged(keys.DUPLICATE)
     assert damaged.is_set_aside
-    assert damaged.namespace.send(ORDERS, [Message(b"1", "1"), Message(b"2", "2")], NOW) == [3, None]
+    assert damaged.namespace.send(ORDERS, [NewMessage(b"1", "1"), NewMessage(b"2", "2")], NOW) == [3, None]
 
 
 def a_counter() -> None:
     damaged = Damaged(keys.SEQUENCE)
-    assert damaged.namespace.send(ORDERS, [Message(b"4", "4")], NOW) == [3]
+    assert damaged.namespace.send(ORDERS, [NewMessage(b"4", "4")], NOW) == [3]
 
 
 DAMAGE: dict[str, Callable[[], None] | None] = {
@@ -301,15 +304,17 @@ DAMAGE: dict[str, Callable[[], None] | None] = {
     "the state of a session": a_session_state,
     "an id of the duplicate history": a_duplicate,
     "a counter": a_counter,
-    "a page of the file, or its length": None,  # tried above, with files
+    "a page of the file, or its length, at the start": None,  # tried above, with files
+    "a page of the file while it is open": None,  # tests/server/test_e6_scrubbing.py
+    "a meta page, the root or the free list while it is open": None,
     "the file `format`": None,
 }
 
 
-def test_the_table_of_damage_is_tried_row_by_row() -> None:
+def test_table_of_damage_is_tried_row_by_row() -> None:
     assert [row[0] for row in rows_of(GUARANTEES, "what is damaged", "what happens")] == list(DAMAGE)
 
 
 @pytest.mark.parametrize("damage", [check for check in DAMAGE.values() if check], ids=lambda check: check.__name__)
-def test_damage_does_what_the_table_says(damage: Callable[[], None]) -> None:
+def test_damage_has_the_documented_effect(damage: Callable[[], None]) -> None:
     damage()

@@ -9,16 +9,16 @@ from pathlib import Path
 from random import Random
 
 from pairbus.broker.address import Address
-from pairbus.broker.message import Message
-from pairbus.broker.settlement import Disposition, Verdict
+from pairbus.broker.message import NewMessage
+from pairbus.broker.settlement import SettlementKind, SettlementRequest
 from pairbus.store.errors import StoreError
-from pairbus.store.keeper import Keeper
+from pairbus.store.group_committer import GroupCommitter
 from tests.durability.namespace import DEAD_LETTERS, NOW, QUEUE, make_namespace
 
 SIZES = (40, 300, 1_500, 3_000, 9_000)
 KEEPING = {
-    QUEUE: (Disposition.ABANDON, Disposition.DEFER, Disposition.DEAD_LETTER),
-    DEAD_LETTERS: (Disposition.ABANDON, Disposition.DEFER),
+    QUEUE: (SettlementKind.ABANDON, SettlementKind.DEFER, SettlementKind.DEAD_LETTER),
+    DEAD_LETTERS: (SettlementKind.ABANDON, SettlementKind.DEFER),
 }
 
 
@@ -27,7 +27,7 @@ def main(path: Path, reports: Connection, seed: int) -> None:
 
 
 async def _work(path: Path, reports: Connection, random: Random) -> None:
-    keeper = Keeper.open(path, make_namespace, NOW, asyncio.get_running_loop().call_soon_threadsafe)
+    keeper = GroupCommitter.open(path, make_namespace, NOW, asyncio.get_running_loop().call_soon_threadsafe)
     while True:  # until the kill
         for _ in range(random.randrange(1, 12)):
             _send(keeper, reports, random)
@@ -37,14 +37,14 @@ async def _work(path: Path, reports: Connection, random: Random) -> None:
         await asyncio.sleep(0)
 
 
-def _send(keeper: Keeper, reports: Connection, random: Random) -> None:
+def _send(keeper: GroupCommitter, reports: Connection, random: Random) -> None:
     message_id = random.randbytes(16).hex()
     body = message_id.encode().ljust(random.choice(SIZES), b".")
-    keeper.namespace.send(QUEUE, [Message(body, message_id)], NOW)
+    keeper.namespace.send(QUEUE, [NewMessage(body, message_id)], NOW)
     keeper.when_durable(partial(_report, reports, "sent", message_id))
 
 
-def _receive(keeper: Keeper, reports: Connection, address: Address, random: Random) -> None:
+def _receive(keeper: GroupCommitter, reports: Connection, address: Address, random: Random) -> None:
     if random.random() < 0.2:
         for delivery in keeper.namespace.receive(address, 1, NOW, delete=True):
             _removed(keeper, reports, delivery.record.message_id)
@@ -55,11 +55,11 @@ def _receive(keeper: Keeper, reports: Connection, address: Address, random: Rand
             keeper.namespace.settle(address, delivery.lock_token, NOW)
             _removed(keeper, reports, delivery.record.message_id)
         else:
-            verdict = Verdict(disposition=random.choice(KEEPING[address]))
+            verdict = SettlementRequest(disposition=random.choice(KEEPING[address]))
             keeper.namespace.settle(address, delivery.lock_token, NOW, verdict)
 
 
-def _removed(keeper: Keeper, reports: Connection, message_id: str) -> None:
+def _removed(keeper: GroupCommitter, reports: Connection, message_id: str) -> None:
     """Nothing is committed before the next ``commit``, so this word comes before the deed can be durable."""
     reports.send(("removing", message_id))
     keeper.when_durable(partial(_report, reports, "removed", message_id))

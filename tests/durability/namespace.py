@@ -6,16 +6,16 @@ from pathlib import Path
 from random import Random
 from uuid import UUID
 
-from pairbus.broker.address import Address, Part
+from pairbus.broker.address import Address, QueuePart
 from pairbus.broker.limits import RELAXED
-from pairbus.broker.message import NO_PROPERTIES, Delivery
+from pairbus.broker.message import NO_PROPERTIES, DeliveredMessage
 from pairbus.broker.namespace import Namespace
 from pairbus.broker.records import Records
-from pairbus.store.keeper import Keeper
+from pairbus.store.group_committer import GroupCommitter
 
 NOW = 1_000_000
 QUEUE = Address.of("orders")
-DEAD_LETTERS = Address.of("orders", part=Part.DEAD_LETTER)
+DEAD_LETTERS = Address.of("orders", part=QueuePart.DEAD_LETTER)
 ALL = 1_000_000
 
 
@@ -30,11 +30,11 @@ def make_namespace(records: Records) -> Namespace:
     )
 
 
-def open_keeper(path: Path) -> Keeper:
+def open_keeper(path: Path) -> GroupCommitter:
     """A keeper without a thread: its ``commit`` waits."""
-    return Keeper.open(path, make_namespace, NOW)
+    return GroupCommitter.open(path, make_namespace, NOW)
 
 
-def contents(namespace: Namespace) -> list[Delivery]:
+def contents(namespace: Namespace) -> list[DeliveredMessage]:
     """Every message of the queue and of its dead letters."""
     return [found for address in (QUEUE, DEAD_LETTERS) for found in namespace.peek(address, 0, ALL, NOW)]

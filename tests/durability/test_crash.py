@@ -18,7 +18,7 @@ from tests.durability.namespace import NOW, contents, open_keeper
 
 
 class Books:
-    """What the killed processes have said."""
+    """The records that the killed processes printed."""
 
     def __init__(self) -> None:
         self.sent: set[str] = set()

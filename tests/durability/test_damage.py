@@ -11,7 +11,7 @@ from random import Random
 import pytest
 
 from pairbus.broker import QueueDescription
-from pairbus.broker.message import Message
+from pairbus.broker.message import NewMessage
 from pairbus.store.directory import DATA_FILE
 from pairbus.store.errors import DamagedStoreError
 from tests.durability.namespace import NOW, QUEUE, contents, open_keeper
@@ -27,7 +27,7 @@ def healthy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     keeper = open_keeper(path)
     keeper.namespace.create_queue("orders", QueueDescription(), NOW)
     for message_id, body in MESSAGES.items():
-        keeper.namespace.send(QUEUE, [Message(body, message_id), Message(bytes(50), "gone")], NOW)
+        keeper.namespace.send(QUEUE, [NewMessage(body, message_id), NewMessage(bytes(50), "gone")], NOW)
     keeper.commit(NOW)
     for delivery in keeper.namespace.receive(QUEUE, 1_000, NOW):
         if delivery.record.message_id == "gone":
@@ -83,7 +83,7 @@ def flip_many(healthy: Path, scratch: Path, seed: int, count: int) -> None:
 
 
 @pytest.mark.parametrize("count", [pytest.param(500, id="500"), pytest.param(4_000, id="4000", marks=pytest.mark.slow)])
-def test_e1_a_changed_byte_never_makes_a_wrong_message(healthy: Path, tmp_path: Path, count: int) -> None:
+def test_e1_changed_byte_never_makes_a_wrong_message(healthy: Path, tmp_path: Path, count: int) -> None:
     process = get_context("spawn").Process(target=flip_many, args=(healthy, tmp_path, count, count))
     process.start()
     process.join()
@@ -92,7 +92,7 @@ def test_e1_a_changed_byte_never_makes_a_wrong_message(healthy: Path, tmp_path: 
 
 @pytest.mark.parametrize("pages", [0, 1, 2, 3, 5, 10, 50])
 @pytest.mark.parametrize("more", [-1, 0, 1, 100])
-def test_e1_a_file_that_was_cut_off_is_refused(healthy: Path, tmp_path: Path, pages: int, more: int) -> None:
+def test_e1_file_that_was_cut_off_is_refused(healthy: Path, tmp_path: Path, pages: int, more: int) -> None:
     path = tmp_path / "data"
     shutil.copytree(healthy, path)
     os.truncate(path / DATA_FILE, max(0, pages * PAGE + more))

@@ -8,20 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from pairbus.broker import Message, Namespace, QueueDescription
-from pairbus.store import Keeper, StoreError, StoreFailedError, StoreFullError
+from pairbus.broker import Namespace, NewMessage, QueueDescription
+from pairbus.store import GroupCommitter, StoreError, StoreFailedError, StoreFullError
 from pairbus.store.memory import MemoryStore
 from tests.durability.namespace import ALL, NOW, QUEUE, contents, make_namespace, open_keeper
 
 MEGABYTE = 1024 * 1024
 
 
-def fill(keeper: Keeper) -> list[str]:
+def fill(keeper: GroupCommitter) -> list[str]:
     """Send until there is no room; the ids of what was confirmed."""
     confirmed: list[str] = []
     for number in range(100_000):
         try:
-            keeper.namespace.send(QUEUE, [Message(bytes(20_000), str(number))], NOW)
+            keeper.namespace.send(QUEUE, [NewMessage(bytes(20_000), str(number))], NOW)
         except StoreFullError:
             return confirmed
         outcome: list[StoreError | None] = []
@@ -63,7 +63,7 @@ def meet_a_full_disk(path: Path) -> None:
     keeper.close()
 
 
-def test_e1_a_full_disk_refuses_sends_and_loses_nothing(tmp_path: Path) -> None:
+def test_e1_full_disk_refuses_sends_and_loses_nothing(tmp_path: Path) -> None:
     process = get_context("spawn").Process(target=meet_a_full_disk, args=(tmp_path / "data",))
     process.start()
     process.join()
@@ -76,16 +76,16 @@ def test_e1_a_full_disk_refuses_sends_and_loses_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("error", [StoreFullError("disk", "full"), StoreFailedError("disk", "input/output error")])
-def test_a_failed_commit_takes_everything_back_and_says_so(error: StoreError) -> None:
+def test_failed_commit_reverts_everything_and_raises(error: StoreError) -> None:
     store = MemoryStore()
-    keeper = Keeper(store, make_namespace, NOW)
+    keeper = GroupCommitter(store, make_namespace, NOW)
     keeper.namespace.create_queue("orders", QueueDescription(), NOW)
-    keeper.namespace.send(QUEUE, [Message(b"kept", "kept")], NOW)
+    keeper.namespace.send(QUEUE, [NewMessage(b"kept", "kept")], NOW)
     keeper.commit(NOW)
     (kept,) = keeper.namespace.receive(QUEUE, 1, NOW)
     assert kept.lock_token is not None
     keeper.namespace.settle(QUEUE, kept.lock_token, NOW)
-    keeper.namespace.send(QUEUE, [Message(b"lost", "lost")], NOW)
+    keeper.namespace.send(QUEUE, [NewMessage(b"lost", "lost")], NOW)
     outcome: list[StoreError | None] = []
     keeper.when_durable(outcome.append)
     store.fail_next_run(error)
@@ -93,4 +93,4 @@ def test_a_failed_commit_takes_everything_back_and_says_so(error: StoreError) ->
         keeper.commit(NOW)
     assert outcome == [error]
     assert [delivery.body for delivery in contents(keeper.namespace)] == [b"kept"]
-    assert keeper.namespace.send(QUEUE, [Message(b"next", "next")], NOW) == [2]
+    assert keeper.namespace.send(QUEUE, [NewMessage(b"next", "next")], NOW) == [2]

@@ -1,4 +1,4 @@
-"""What can go wrong between a client and a namespace, as values that print as the Python that makes them."""
+"""Faults between a client and a namespace, as values whose repr is Python that creates them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class _Word(Enum):
 
 
 class Way(_Word):
-    """Which way the bytes go that a fault counts, and that it acts on."""
+    """The direction of the bytes that a fault counts and affects."""
 
     UP = "up"
     """From the client to the namespace."""
@@ -28,18 +28,18 @@ class Way(_Word):
 
 
 class Kind(_Word):
-    """What happens."""
+    """The kind of fault."""
 
     CUT = "cut"
     """Both ends are told that the connection was reset."""
     CLOSE = "close"
     """Both ends see the other one close."""
     HALF_CLOSE = "half close"
-    """That way has ended; the other goes on."""
+    """One direction ends; the other continues."""
     TRUNCATE = "truncate"
     """The frame that is under way, or the next one, arrives only by half; then both ends see the other one close."""
     STALL = "stall"
-    """Nothing arrives any more, and nobody is told."""
+    """No more bytes arrive, without an error."""
     DELAY = "delay"
     """Everything arrives ``pause_s`` late."""
     DRIP = "drip"
@@ -51,10 +51,10 @@ class Kind(_Word):
 
 
 LASTING: Final = frozenset({Kind.STALL, Kind.DELAY, Kind.DRIP})
-"""What may be over after a while, with the connection as it was."""
+"""Faults that may end without affecting the connection."""
 
 HONEST: Final = tuple(kind for kind in Kind if kind is not Kind.CORRUPT)
-"""What a network does: what arrives is what was sent, as far as it arrives."""
+"""Faults of a network: the bytes that arrive are those that were sent."""
 
 
 class _Value:
@@ -63,12 +63,12 @@ class _Value:
     __slots__ = ()
 
     def __repr__(self) -> str:
-        told = [
+        reported = [
             f"{field.name}={getattr(self, field.name)!r}"
             for field in fields(self)  # type: ignore[arg-type]
             if getattr(self, field.name) != field.default
         ]
-        return f"{type(self).__name__}({', '.join(told)})"
+        return f"{type(self).__name__}({', '.join(reported)})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -77,7 +77,7 @@ class Fault(_Value):
 
     kind: Kind
     connection: int = 0
-    """Which one, in the order in which they come."""
+    """The number of the connection, in order."""
     way: Way = Way.UP
     after_bytes: int | None = None
     after_s: float | None = None
@@ -103,7 +103,7 @@ class Fault(_Value):
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Outage(_Value):
-    """A time in which nobody gets through, counted from the start of the schedule."""
+    """A time without connectivity, counted from the start of the schedule."""
 
     after_s: float
     lasts_s: float

@@ -22,7 +22,7 @@ _OTHER: Final = 0x55
 
 
 class Ending(Enum):
-    """How the sender's end has ended."""
+    """The way in which the sender's end has ended."""
 
     EOF = "eof"
     """Nothing more comes, though it still listens."""
@@ -31,7 +31,7 @@ class Ending(Enum):
 
 
 class Lane:
-    """Passes bytes on until a fault is due, which it tells. It stalls, delays and drips by itself."""
+    """Forwards bytes until a fault is due, which it reports. It stalls, delays and drips by itself."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, way: Way, on_due: Callable[[Fault], object], on_end: Callable[[], object]
@@ -39,7 +39,7 @@ class Lane:
         self.way = way
         self.passed_bytes = 0
         self.has_ended = False
-        """Whether whoever is at the end has been told that nothing more comes."""
+        """True if the end was reported to the receiver."""
         self._loop = loop
         self._on_due = on_due
         self._on_end = on_end
@@ -53,10 +53,10 @@ class Lane:
         self._frames = Frames()
         self._cut: Fault | None = None
         self._cut_at: int | None = None
-        """Where the frame ends that is to be cut."""
+        """The end of the frame to cut."""
         self._stalls = 0
         self._corrupts = 0
-        """How many bytes are to be changed."""
+        """The number of bytes to change."""
         self._delay_s = 0.0
         self._drip: Fault | None = None
         self._is_between_drops = False
@@ -128,7 +128,7 @@ class Lane:
         self._corrupts += 1
 
     def half_close(self) -> None:
-        """What was passed on is the last that arrives."""
+        """End this direction after the bytes that were forwarded."""
         self.stop()
         if not self.has_ended:
             self._end_sink()
@@ -168,12 +168,12 @@ class Lane:
             self._finish(self._ending)
 
     def _is_drained(self) -> bool:
-        """Whether nothing is left to pass on. A reset does not wait for it."""
+        """Return whether everything was forwarded. A reset does not wait for it."""
         is_stuck = self._cut is not None and self._cut_at is None  # for a frame of which no more will come
         return self._ending is Ending.RESET or (not self._late and (is_stuck or not self._held))
 
     def _is_due(self) -> bool:
-        """Whether something went wrong just now."""
+        """Return whether a fault is due."""
         if self._cut_at is not None and self.passed_bytes >= self._cut_at and self._cut is not None:
             fault, self._cut, self._cut_at = self._cut, None, None
             self._on_due(Fault(kind=Kind.CLOSE, connection=fault.connection, way=fault.way))
@@ -184,7 +184,7 @@ class Lane:
         return False
 
     def _most(self) -> int:
-        """How much may pass in one piece."""
+        """Return the number of bytes that may pass at once."""
         size = len(self._held)
         if self._due:
             size = min(size, (self._due[0].after_bytes or 0) - self.passed_bytes)
@@ -271,7 +271,7 @@ class Frames:
             at += passed
 
     def left(self, following: bytes) -> int | None:
-        """How many bytes there are from here to the end of the frame; ``None`` if more has to come to know."""
+        """Return the number of bytes to the end of the frame; ``None`` if its header is incomplete."""
         if self._left:
             return self._left
         start = (self._start + following)[:_SIZE_BYTES]
@@ -283,7 +283,7 @@ def _size(start: bytes) -> int:
 
 
 def reset(transport: asyncio.Transport) -> None:
-    """Hang up so that the other end is told of a reset, which sockets have to be asked for."""
+    """Abort so that the other end gets a reset, which sockets must be configured for."""
     sock = transport.get_extra_info("socket")
     if sock is not None and not transport.is_closing():
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

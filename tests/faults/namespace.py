@@ -28,20 +28,19 @@ from pairbus.broker import (
     SubscriptionDescription,
     TopicDescription,
 )
-from pairbus.dialect.entity_path import split_entity_path
 from pairbus.dialect.management import Operation
+from pairbus.dialect.paths import split_entity_path
 from pairbus.server import NamespaceServer, Settings
-from pairbus.server.access import Gatekeeper
-from pairbus.server.addresses import address_of
-from pairbus.server.amqp.connection import AmqpConnection
+from pairbus.server.access import Authorizer
+from pairbus.server.amqp.connection import ServerConnection
 from pairbus.server.amqp.services import AmqpServices
 from pairbus.server.counters import Counters
 from pairbus.server.dispatcher import Dispatcher
 from pairbus.server.host import NamespaceHost
 from pairbus.server.http.protocol import HttpProtocol
-from pairbus.server.messages import MessageView
-from pairbus.server.websocket import WebSocketTransport
-from pairbus.store import Keeper, MemoryStore
+from pairbus.server.messages import MessageView, address_of
+from pairbus.server.websocket import ServerWebSocket
+from pairbus.store import GroupCommitter, MemoryStore
 from tests.faults.network import Listening, Stream
 from tests.faults.trouble import Trouble, TroubledReception
 from tests.faults.virtual_loop import VirtualLoop
@@ -59,7 +58,7 @@ _BUSY: Final = "the test wants this namespace to be busy"
 
 
 class VirtualNamespace:
-    """What was confirmed is still there after ``kill`` and ``start``; a commit takes no time.
+    """A namespace in virtual time. Confirmed messages survive ``kill`` and ``start``; a commit takes no time.
 
     AMQP and the management API are on one port, without TLS.
     """
@@ -68,14 +67,14 @@ class VirtualNamespace:
         self.name = name
         self.port = port
         self.skew_s = skew_s
-        """How far its clock is ahead of the loop's. It may grow: then its clock leaps."""
+        """The time by which its clock is ahead of the loop's. It may grow: then the clock jumps."""
         self.busy_until_s = 0.0
         """Until when all requests are denied."""
         self.troubles: dict[Address, Trouble] = {}
-        """What goes wrong with messages that are sent; a restart changes nothing about it."""
+        """The faults of sent messages; they survive a restart."""
         self.started_s = 0.0
         self.denied: list[tuple[float, str]] = []
-        """When requests were denied, and what they were."""
+        """The denied requests, with their times."""
         self._loop = loop
         self._records: dict[bytes, bytes] = {}
         first = (crc32(name.encode()) << 64) + 1  # nobody shall take a token of one namespace for one of another
@@ -104,7 +103,7 @@ class VirtualNamespace:
 
     @property
     def tasks(self) -> set[asyncio.Task[None]]:
-        """What it does for requests over HTTP."""
+        """The tasks of HTTP requests."""
         return self._http.tasks
 
     # What an operator does, without a request.
@@ -144,14 +143,14 @@ class VirtualNamespace:
         self.call(lambda namespace, now_ms: namespace.delete(_address(path), now_ms))
 
     def info(self, path: str) -> EntityInfo:
-        """What an entity is, and what is in it."""
-        return self.host.namespace.entity(_address(path), self.now_ms())
+        """Return the description of an entity, and its counts."""
+        return self.host.use_namespace().entity(_address(path), self.now_ms())
 
     def call(self, work: Callable[[Namespace, int], object]) -> None:
         """Do something, and have it committed before anything else can happen."""
         now_ms = self.now_ms()
-        work(self.host.namespace, now_ms)
-        self.host._keeper.commit(now_ms)
+        work(self.host.use_namespace(), now_ms)
+        self.host.committer.commit(now_ms)
 
     # What goes wrong with sends to one entity.
 
@@ -169,11 +168,11 @@ class VirtualNamespace:
         self._store = MemoryStore()
         if self._records:
             self._store.prepare(dict(self._records)).run()
-        keeper = Keeper(self._store, self._make, self.now_ms())  # without a thread
+        keeper = GroupCommitter(self._store, self._make, self.now_ms())  # without a thread
         keeper.created_ms = self._created_ms
         self._host = NamespaceHost(self.name, STANDARD, keeper, self.now_ms, self._loop)
         self._host.deny = self._deny
-        services = AmqpServices(self._host, Gatekeeper(self._host), Dispatcher(self._host), Counters(), _IDLE_MS)
+        services = AmqpServices(self._host, Authorizer(self._host), Dispatcher(self._host), Counters(), _IDLE_MS)
         services.stopwatch = self._loop.time  # or how a run goes would depend on the machine
         self._services = services
         http = self._http_of(services)
@@ -181,7 +180,7 @@ class VirtualNamespace:
         self._listening = self._loop.network.listen(
             self.name,
             self.port,
-            lambda: TroubledReception(services, lambda: HttpProtocol(http, self._http, {}), self.troubles),
+            lambda: TroubledReception(services, lambda: HttpProtocol(http, self._http, {}, services), self.troubles),
         )
 
     async def stop(self) -> None:
@@ -201,12 +200,12 @@ class VirtualNamespace:
         self._end()
 
     def kill(self) -> None:
-        """As a power cut ends it: what is not committed has not happened, and nobody is told more than a reset."""
+        """End like a power failure: uncommitted changes are lost, and peers get a reset."""
         self._hang_up()
         self._remember()
         self._drop()
         self._cancel()
-        self.host._keeper.abandon()
+        self.host.committer.abandon()
         self.host.close()
 
     def close(self) -> None:
@@ -241,8 +240,8 @@ class VirtualNamespace:
         here = self.name, self.port
         return [stream for stream in self._loop.network.streams if stream.get_extra_info("sockname") == here]
 
-    def _connections(self) -> list[AmqpConnection]:
-        connections = cast("set[AmqpConnection]", self.services.connections)
+    def _connections(self) -> list[ServerConnection]:
+        connections = cast("set[ServerConnection]", self.services.connections)
         found = {_carrier(connection): connection for connection in connections}
         return [found[stream] for stream in self._streams() if stream in found]
 
@@ -251,11 +250,11 @@ class VirtualNamespace:
         return [found[stream] for stream in self._streams() if stream in found]
 
     async def _until(self, condition: Callable[[], bool], deadline_s: float) -> None:
-        while not condition() and self._loop.time() < deadline_s:  # noqa: ASYNC110 (nobody tells)
+        while not condition() and self._loop.time() < deadline_s:  # noqa: ASYNC110 (there is no event for it)
             await asyncio.sleep(0.01)
 
     def _end(self) -> None:
-        self.host._keeper.commit(self.now_ms())
+        self.host.committer.commit(self.now_ms())
         self._remember()
         self._cancel()
         self.host.close()
@@ -289,10 +288,10 @@ class VirtualNamespace:
         )
 
 
-def _carrier(connection: AmqpConnection) -> object:
+def _carrier(connection: ServerConnection) -> object:
     """The stream below a connection, be it on a WebSocket or not."""
     transport = connection._transport
-    return transport._stream.transport if isinstance(transport, WebSocketTransport) else transport
+    return transport._stream.transport if isinstance(transport, ServerWebSocket) else transport
 
 
 def _address(path: str) -> Address:

@@ -12,7 +12,7 @@ from itertools import count
 from typing import Any, Final, cast
 
 KERNEL_BYTES: Final = 64 * 1024
-"""What is on its way, or has arrived and is not read, before a writer is told to wait."""
+"""The maximum number of bytes in flight or unread before a writer has to wait."""
 
 MakeProtocol = Callable[[], asyncio.BaseProtocol]
 Address = tuple[str, int]
@@ -41,7 +41,7 @@ class Stream(asyncio.Transport):
         """On the way to us, or here."""
         self._is_closing = False
         self._has_ended = False
-        """Whether we have said that nothing more comes."""
+        """True if the end was sent."""
         self._is_paused = False
         self._is_writable = True
         self._high, self._low = KERNEL_BYTES, KERNEL_BYTES // 4
@@ -102,7 +102,7 @@ class Stream(asyncio.Transport):
             self._lose_soon(None)
 
     def _force_close(self, _error: BaseException | None) -> None:
-        """What TLS calls when it cannot go on."""
+        """Called by TLS after a fatal error."""
         self.abort()
 
     def is_closing(self) -> bool:
@@ -189,7 +189,7 @@ class Stream(asyncio.Transport):
             self._peer._balance()
 
     def _balance(self) -> None:
-        """Tell whoever writes here to wait, or to go on."""
+        """Pause or resume the writer."""
         size = self.get_write_buffer_size()
         if self._is_closing:
             self._close_if_sent()
@@ -221,7 +221,7 @@ class Stream(asyncio.Transport):
 
 
 class Listening(asyncio.AbstractServer):
-    """A port that somebody listens on."""
+    """A listening port."""
 
     def __init__(self, network: Network, address: Address, make_protocol: MakeProtocol) -> None:
         self.address = address
@@ -253,18 +253,18 @@ class Listening(asyncio.AbstractServer):
 
 
 class Network:
-    """Hosts by name, ports by number. A host that nobody has ever listened on is unknown."""
+    """Hosts by name, ports by number. A host without a listener so far is unknown."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, latency_s: float = 0.001) -> None:
         self.loop = loop
         self.latency_s = latency_s
         self.listening: dict[Address, Listening] = {}
         self.hanging: set[Address] = set()
-        """Where a connection attempt is never answered."""
+        """Addresses at which connection attempts are never answered."""
         self.streams: dict[Stream, None] = {}
         """The ends of connections that are open, in the order in which they came."""
         self.attempts: list[tuple[float, Address]] = []
-        """When somebody has tried to connect, and where to."""
+        """The connection attempts: times and addresses."""
         self._hosts: set[str] = set()
         self._ports = count(49_152)
 

@@ -8,11 +8,11 @@ from typing import Final
 
 from pairbus.client.factory import MessagingFactory
 from pairbus.client.message import BrokeredMessage
-from pairbus.client.receive_mode import ReceiveMode
 from pairbus.client.received_message import ReceivedMessage
 from pairbus.client.receiver import MessageReceiver
 from pairbus.client.sender import MessageSender
 from pairbus.client.session import MessageSession
+from pairbus.client.settings import ReceiveMode
 from tests.faults.world import OPERATION_S, ORDERS, VISITS, World
 
 WAIT: Final = timedelta(seconds=2)
@@ -85,7 +85,7 @@ RECEIVING: Final = frozenset({"receive", "receive prefetched", "receive and dele
 
 
 def limit_s(name: str) -> float:
-    """How long it may take: those that wait for something have their own time for that."""
+    """Return the maximum time of an operation: those that wait have a timeout of their own."""
     return OPERATION_S + (WAIT.total_seconds() if name in RECEIVING or name == "accept session" else 0.0)
 
 

@@ -65,7 +65,7 @@ class Proxy:
 
     @property
     def tasks(self) -> list[asyncio.Task[None]]:
-        """What the proxy itself has under way."""
+        """The tasks of the proxy."""
         return [*self._changing, *(relay.connecting for relay in self.relays if relay.connecting is not None)]
 
     # What goes wrong.

@@ -1,12 +1,9 @@
-"""Someone at the end of a connection, who writes down what comes and when."""
+"""One end of a connection, which records what arrives and when."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Final, cast
-
-import pytest
 
 _LONGEST_S: Final = 30.0
 
@@ -67,15 +64,6 @@ class Recorder(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.lost_s = _now()
         self.error = exc
-
-
-async def eventually(condition: Callable[[], object]) -> None:
-    """Wait until something is so, which the loop's clock gives half a minute."""
-    deadline_s = _now() + _LONGEST_S
-    while not condition():
-        if _now() > deadline_s:
-            pytest.fail("still not so after half a minute", pytrace=True)
-        await asyncio.sleep(0.001)
 
 
 def _now() -> float:

@@ -16,7 +16,7 @@ from pairbus.client.errors import (
     MessagingError,
 )
 from pairbus.client.message import BrokeredMessage
-from pairbus.client.receive_mode import ReceiveMode
+from pairbus.client.settings import ReceiveMode
 from tests.faults.fault import Fault, Kind, Way
 from tests.faults.operations import OPERATIONS, Desk, entity_of, limit_s
 from tests.faults.world import ORDERS, World, run
@@ -26,14 +26,14 @@ STEP_S: Final = 0.0005
 """Half of what anything takes on the network: so every moment in between is met."""
 STEPS: Final = 60
 EACH: Final = 1 if THOROUGH else 4
-"""Which steps are tried: all of them, or some."""
+"""Every how many steps one is tried."""
 PROMPT_S: Final = 6.0
 """Nothing is wrong with the network, so nothing has to be waited for but the other end's goodbye."""
 
 
 @pytest.mark.parametrize("is_new", [True, False], ids=["new", "warm"])
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_an_operation_cancelled_at_any_moment_leaves_the_client_as_it_was(name: str, is_new: bool) -> None:
+def test_operation_cancelled_at_any_step_leaves_the_client_unchanged(name: str, is_new: bool) -> None:
     async def scenario(world: World) -> None:
         desk = await Desk.open(world)
         for step in range(0, STEPS, EACH):
@@ -55,7 +55,7 @@ def test_an_operation_cancelled_at_any_moment_leaves_the_client_as_it_was(name: 
 
 @pytest.mark.parametrize("prefetch", [0, 10])
 @pytest.mark.parametrize("mode", list(ReceiveMode), ids=lambda mode: mode.name)
-def test_a_cancelled_receive_loses_no_message(mode: ReceiveMode, prefetch: int) -> None:
+def test_cancelled_receive_loses_no_message(mode: ReceiveMode, prefetch: int) -> None:
     async def scenario(world: World) -> None:
         factory = world.factory()
         sender = await factory.create_message_sender(ORDERS)
@@ -79,7 +79,7 @@ def test_a_cancelled_receive_loses_no_message(mode: ReceiveMode, prefetch: int) 
     run(scenario)
 
 
-def test_many_who_give_up_at_once_hurt_nobody_else() -> None:
+def test_many_cancelled_operations_do_not_affect_others() -> None:
     async def scenario(world: World) -> None:
         factory = world.factory()
         sender = await factory.create_message_sender(ORDERS)
@@ -96,19 +96,19 @@ def test_many_who_give_up_at_once_hurt_nobody_else() -> None:
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_a_factory_closed_at_any_moment_ends_what_is_under_way(name: str) -> None:
+def test_factory_closed_at_any_step_ends_pending_operations(name: str) -> None:
     for step in range(0, STEPS, 4):
         run(lambda world, step=step: _close_at(world, name, step, is_fault=False))  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("name", ["send", "receive", "complete", "peek"])
-def test_c17_a_factory_faulted_at_any_moment_ends_what_is_under_way(name: str) -> None:
+def test_c17_factory_faulted_at_any_moment_ends_what_is_under_way(name: str) -> None:
     for step in range(0, STEPS, 4):
         run(lambda world, step=step: _close_at(world, name, step, is_fault=True))  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_a_factory_closed_in_the_middle_of_an_outage_ends_what_is_under_way(name: str) -> None:
+def test_factory_closed_during_an_outage_ends_pending_operations(name: str) -> None:
     async def scenario(world: World) -> None:
         desk = await Desk.open(world)
         world.proxy.apply(Fault(kind=Kind.STALL, way=Way.BOTH))
@@ -121,7 +121,7 @@ def test_a_factory_closed_in_the_middle_of_an_outage_ends_what_is_under_way(name
 
 
 @pytest.mark.parametrize("how", ["cancelled", "twice at once"])
-def test_a_close_that_is_cancelled_or_made_twice_leaves_nothing_behind(how: str) -> None:
+def test_close_that_is_cancelled_or_repeated_releases_everything(how: str) -> None:
     async def scenario(world: World) -> None:
         for step in range(0, STEPS, 2):
             desk = await Desk.open(world)
@@ -140,7 +140,7 @@ def test_a_close_that_is_cancelled_or_made_twice_leaves_nothing_behind(how: str)
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_the_time_that_an_application_gives_an_operation_is_kept(name: str) -> None:
+def test_timeout_of_an_operation_is_respected(name: str) -> None:
     async def scenario(world: World) -> None:
         desk = await Desk.open(world)
         world.proxy.apply(Fault(kind=Kind.STALL, way=Way.BOTH))

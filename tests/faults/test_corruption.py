@@ -49,13 +49,13 @@ def _corrupted(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", QUICK)
-def test_e3_nonsense_from_a_namespace_is_told_as_an_error_of_its_own_type(seed: int) -> None:
+def test_e3_invalid_data_from_a_namespace_raises_a_messaging_error(seed: int) -> None:
     _corrupted(seed)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("hundred", HUNDREDS)
-def test_e3_more_nonsense_from_a_namespace_is_told_as_an_error_of_its_own_type(hundred: int) -> None:
+def test_e3_more_invalid_data_from_a_namespace_raises_a_messaging_error(hundred: int) -> None:
     for seed in range(hundred * 100, hundred * 100 + 100):
         _corrupted(seed)
 

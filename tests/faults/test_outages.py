@@ -1,4 +1,4 @@
-"""What an application is told when the namespace cannot be reached, and when."""
+"""The errors of an application when the namespace is unreachable, and their times."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _silent(world: World) -> None:
 
 
 def _deaf(world: World) -> None:
-    """What goes up does not arrive, on any connection."""
+    """Drop all bytes to the namespace, on all connections."""
     world.proxy.apply(Fault(kind=Kind.STALL, way=Way.UP))
     world.proxy.misbehave(
         Schedule(faults=tuple(Fault(kind=Kind.STALL, connection=number, after_bytes=0) for number in range(1_000)))
@@ -44,7 +44,7 @@ def _deaf(world: World) -> None:
 
 
 def _dumb(world: World) -> None:
-    """What is answered does not arrive, on any connection."""
+    """Drop all bytes from the namespace, on all connections."""
     world.proxy.apply(Fault(kind=Kind.STALL, way=Way.DOWN))
     world.proxy.misbehave(
         Schedule(
@@ -93,14 +93,12 @@ TROUBLES: Final[dict[str, Callable[[World], None]]] = {
 
 SETTLING: Final = ("complete", "complete many", "abandon", "defer", "dead letter", "cancel scheduled")
 DONE_ALREADY: Final = {(name, "dumb") for name in SETTLING}
-"""When the answer is lost and nothing else, what is tried again has been done before."""
+"""Operations that were executed before their retry, because only the response was lost."""
 
 
 @pytest.mark.parametrize("trouble", TROUBLES)
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_b4_only_when_its_time_is_used_up_an_operation_fails_and_says_what_kept_failing(
-    name: str, trouble: str
-) -> None:
+def test_b4_operation_fails_only_after_its_timeout_with_the_last_error(name: str, trouble: str) -> None:
     async def scenario(world: World) -> None:
         desk = await Desk.open(world)
         TROUBLES[trouble](world)
@@ -119,7 +117,7 @@ def test_b4_only_when_its_time_is_used_up_an_operation_fails_and_says_what_kept_
 
 @pytest.mark.parametrize("trouble", TROUBLES)
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_b4_an_outage_that_is_over_in_time_is_not_noticed(name: str, trouble: str) -> None:
+def test_b4_outage_that_is_over_in_time_is_not_noticed(name: str, trouble: str) -> None:
     async def scenario(world: World) -> None:
         desk = await Desk.open(world)
         TROUBLES[trouble](world)
@@ -144,7 +142,7 @@ def test_b4_an_outage_that_is_over_in_time_is_not_noticed(name: str, trouble: st
 
 @pytest.mark.parametrize("name", OPERATIONS)
 @pytest.mark.parametrize("way", list(Way))
-def test_a_connection_that_has_gone_silent_is_given_up_for_a_new_one(name: str, way: Way) -> None:
+def test_silent_connection_is_replaced(name: str, way: Way) -> None:
     async def scenario(world: World) -> None:
         desk = await Desk.open(world)
         world.proxy.apply(Fault(kind=Kind.STALL, way=way))
@@ -161,7 +159,7 @@ def test_a_connection_that_has_gone_silent_is_given_up_for_a_new_one(name: str, 
 
 
 @pytest.mark.parametrize("name", ["send", "receive", "peek"])
-def test_what_is_new_on_a_connection_that_has_gone_silent_gives_it_up_too(name: str) -> None:
+def test_new_link_on_a_silent_connection_replaces_it(name: str) -> None:
     async def scenario(world: World) -> None:
         desk = await Desk.open(world)
         world.proxy.apply(Fault(kind=Kind.STALL, way=Way.BOTH))
@@ -175,7 +173,7 @@ def test_what_is_new_on_a_connection_that_has_gone_silent_gives_it_up_too(name: 
 
 @pytest.mark.parametrize("name", ["send", "send many", "receive", "peek", "schedule", "accept session"])
 @pytest.mark.parametrize("trouble", ["unreachable", "silent", "hanging"])
-def test_the_first_operation_of_all_fails_in_time_too(name: str, trouble: str) -> None:
+def test_first_operation_fails_in_time(name: str, trouble: str) -> None:
     async def scenario(world: World) -> None:
         TROUBLES[trouble](world)
         await asyncio.sleep(0.01)
@@ -189,7 +187,7 @@ def test_the_first_operation_of_all_fails_in_time_too(name: str, trouble: str) -
     run(scenario)
 
 
-def test_a_host_that_nobody_knows_cannot_be_reached() -> None:
+def test_unknown_host_is_unreachable() -> None:
     async def scenario(world: World) -> None:
         factory = MessagingFactory.create(Endpoint("nowhere.example", tls=False), None, world.factory().settings)
         world.factories.append(factory)
@@ -205,7 +203,7 @@ def test_a_host_that_nobody_knows_cannot_be_reached() -> None:
     run(scenario)
 
 
-def test_a5_a_session_ends_with_its_connection_and_can_be_accepted_again() -> None:
+def test_a5_session_ends_with_its_connection_and_can_be_accepted_again() -> None:
     async def scenario(world: World) -> None:
         desk = await Desk.open(world)
         session = await desk.accept()
@@ -222,7 +220,7 @@ def test_a5_a_session_ends_with_its_connection_and_can_be_accepted_again() -> No
 
 
 @pytest.mark.parametrize("trouble", TROUBLES)
-def test_a_factory_can_be_closed_while_nobody_is_there(trouble: str) -> None:
+def test_factory_can_be_closed_while_the_namespace_is_down(trouble: str) -> None:
     async def scenario(world: World) -> None:
         desk = await Desk.open(world)
         await desk.prefetching.receive(1)

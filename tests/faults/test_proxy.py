@@ -1,4 +1,4 @@
-"""What the proxy does to a connection, over sockets and in memory; and the network in memory itself."""
+"""The effects of the proxy on a connection, over sockets and in memory; and the network in memory itself."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ from tests.faults.fault import HONEST, SOUND, Fault, Kind, Outage, Schedule, Way
 from tests.faults.lane import Frames
 from tests.faults.network import KERNEL_BYTES, Stream
 from tests.faults.proxy import Proxy
-from tests.faults.recorder import Recorder, eventually
+from tests.faults.recorder import Recorder
 from tests.faults.virtual_loop import VirtualLoop
+from tests.waiting import eventually_async
 
 HOST: Final = "127.0.0.1"
 OPEN: Final = b"AMQP\x00\x01\x00\x00"
@@ -54,8 +55,8 @@ class Scene:
         ends = [*self._clients, *self.servers]
         for end in ends:
             end.transport.abort()
-        await eventually(lambda: all(end.is_lost for end in ends))
-        await eventually(lambda: not self.proxy.open_relays)
+        await eventually_async(lambda: all(end.is_lost for end in ends))
+        await eventually_async(lambda: not self.proxy.open_relays)
 
     def _accept(self) -> Recorder:
         self.servers.append(self._make())
@@ -73,7 +74,7 @@ class Scene:
         """A new connection, and its end at the server."""
         before = len(self.servers)
         client = await self.client()
-        await eventually(lambda: len(self.servers) > before and self.servers[before].is_connected)
+        await eventually_async(lambda: len(self.servers) > before and self.servers[before].is_connected)
         return client, self.servers[before]
 
 
@@ -111,61 +112,61 @@ def test_without_faults_everything_arrives_both_ways(new_loop: NewLoop) -> None:
             client, server = await scene.pair()
             sent = Random(1).randbytes(3 * MEGABYTE)  # noqa: S311
             client.write(sent)
-            await eventually(lambda: len(client.data) == len(sent))
+            await eventually_async(lambda: len(client.data) == len(sent))
             assert client.data == server.data == sent
 
     run(new_loop, scenario)
 
 
 @everywhere
-def test_the_end_of_one_way_is_passed_on_and_the_other_goes_on(new_loop: NewLoop) -> None:
+def test_end_of_one_direction_is_forwarded_and_the_other_continues(new_loop: NewLoop) -> None:
     async def scenario() -> None:
         async with Scene(stays=True) as scene:
             client, server = await scene.pair()
             client.write(b"question")
             client.transport.write_eof()
-            await eventually(lambda: server.ended_s is not None)
+            await eventually_async(lambda: server.ended_s is not None)
             assert server.data == b"question"
             server.write(b"answer")
             server.transport.write_eof()
-            await eventually(lambda: client.ended_s is not None)
+            await eventually_async(lambda: client.ended_s is not None)
             assert client.data == b"answer"
-            await eventually(lambda: not scene.proxy.open_relays)
+            await eventually_async(lambda: not scene.proxy.open_relays)
 
     run(new_loop, scenario)
 
 
 @everywhere
 @pytest.mark.parametrize("by_client", [True, False], ids=["client", "server"])
-def test_when_one_end_closes_the_other_sees_it_after_all_that_was_sent(new_loop: NewLoop, by_client: bool) -> None:
+def test_close_of_one_end_reaches_the_other_after_all_data(new_loop: NewLoop, by_client: bool) -> None:
     async def scenario() -> None:
         async with Scene() as scene:
             ends = await scene.pair()
             first, second = ends if by_client else ends[::-1]
             first.write(b"goodbye")
             first.transport.close()
-            await eventually(lambda: second.is_lost)
+            await eventually_async(lambda: second.is_lost)
             assert second.data == b"goodbye"
             assert second.error is None
-            await eventually(lambda: not scene.proxy.open_relays)
+            await eventually_async(lambda: not scene.proxy.open_relays)
 
     run(new_loop, scenario)
 
 
 @everywhere
-def test_a_server_that_cannot_be_reached_resets_the_client(new_loop: NewLoop) -> None:
+def test_server_that_cannot_be_reached_resets_the_client(new_loop: NewLoop) -> None:
     async def scenario() -> None:
         async with Scene() as scene:
             scene._listening.close()
             client = await scene.client()
-            await eventually(lambda: client.is_lost)
+            await eventually_async(lambda: client.is_lost)
             assert client.was_reset
 
     run(new_loop, scenario)
 
 
 @everywhere
-def test_one_who_does_not_read_holds_up_the_one_who_writes(new_loop: NewLoop) -> None:
+def test_peer_that_does_not_read_blocks_the_writer(new_loop: NewLoop) -> None:
     async def scenario() -> None:
         async with Scene() as scene:
             client, server = await scene.pair()
@@ -177,7 +178,7 @@ def test_one_who_does_not_read_holds_up_the_one_who_writes(new_loop: NewLoop) ->
                 await asyncio.sleep(0)
                 assert sent < 64 * MEGABYTE
             server.transport.resume_reading()
-            await eventually(lambda: len(server.data) == sent)
+            await eventually_async(lambda: len(server.data) == sent)
             assert client.is_writable
 
     run(new_loop, scenario)
@@ -189,14 +190,14 @@ def test_one_who_does_not_read_holds_up_the_one_who_writes(new_loop: NewLoop) ->
 @everywhere
 @pytest.mark.parametrize("way", [Way.UP, Way.DOWN])
 @pytest.mark.parametrize("after", [0, 1, 5])
-def test_a_cut_resets_both_ends_after_exactly_so_many_bytes(new_loop: NewLoop, way: Way, after: int) -> None:
+def test_cut_resets_both_ends_after_the_given_number_of_bytes(new_loop: NewLoop, way: Way, after: int) -> None:
     async def scenario() -> None:
         async with Scene(Schedule(faults=(Fault(kind=Kind.CUT, way=way, after_bytes=after),))) as scene:
             client, server = await scene.pair()
             writer, reader = (client, server) if way is Way.UP else (server, client)
             with suppress(OSError):
                 writer.write(b"0123456789")
-            await eventually(lambda: client.is_lost and server.is_lost)
+            await eventually_async(lambda: client.is_lost and server.is_lost)
             assert reader.data == b"0123456789"[:after]
             assert reader.was_reset
             if isinstance(asyncio.get_running_loop(), VirtualLoop):  # else it depends on what it was doing just then
@@ -207,13 +208,13 @@ def test_a_cut_resets_both_ends_after_exactly_so_many_bytes(new_loop: NewLoop, w
 
 @everywhere
 @pytest.mark.parametrize("way", [Way.UP, Way.DOWN])
-def test_a_close_ends_both_ends_in_order_after_exactly_so_many_bytes(new_loop: NewLoop, way: Way) -> None:
+def test_close_ends_both_ends_in_order_after_the_given_number_of_bytes(new_loop: NewLoop, way: Way) -> None:
     async def scenario() -> None:
         async with Scene(Schedule(faults=(Fault(kind=Kind.CLOSE, way=way, after_bytes=5),))) as scene:
             client, server = await scene.pair()
             writer, reader = (client, server) if way is Way.UP else (server, client)
             writer.write(b"01234")
-            await eventually(lambda: client.is_lost and server.is_lost)
+            await eventually_async(lambda: client.is_lost and server.is_lost)
             assert reader.data == b"01234"
             assert client.error is None
             assert server.error is None
@@ -223,17 +224,17 @@ def test_a_close_ends_both_ends_in_order_after_exactly_so_many_bytes(new_loop: N
 
 @everywhere
 @pytest.mark.parametrize("way", [Way.UP, Way.DOWN])
-def test_a_half_close_ends_one_way_and_the_other_goes_on(new_loop: NewLoop, way: Way) -> None:
+def test_half_close_ends_one_direction_and_the_other_continues(new_loop: NewLoop, way: Way) -> None:
     async def scenario() -> None:
         schedule = Schedule(faults=(Fault(kind=Kind.HALF_CLOSE, way=way, after_bytes=4),))
         async with Scene(schedule, stays=True) as scene:
             client, server = await scene.pair()
             writer, reader = (client, server) if way is Way.UP else (server, client)
             writer.write(b"01234567")
-            await eventually(lambda: reader.ended_s is not None)
+            await eventually_async(lambda: reader.ended_s is not None)
             assert reader.data == b"0123"
             reader.write(b"still there")
-            await eventually(lambda: writer.data == b"still there")
+            await eventually_async(lambda: writer.data == b"still there")
             assert not writer.is_lost
 
     run(new_loop, scenario)
@@ -246,7 +247,7 @@ def test_truncation_cuts_a_frame_in_half_and_closes(new_loop: NewLoop, after: in
         async with Scene(Schedule(faults=(Fault(kind=Kind.TRUNCATE, after_bytes=after),))) as scene:
             client, server = await scene.pair()
             client.write(OPEN + 5 * FRAME)
-            await eventually(lambda: server.is_lost)
+            await eventually_async(lambda: server.is_lost)
             assert after < len(server.data) < after + len(FRAME)
             assert (OPEN + 5 * FRAME).startswith(server.data)
             within = len(server.data) - len(OPEN)
@@ -256,42 +257,42 @@ def test_truncation_cuts_a_frame_in_half_and_closes(new_loop: NewLoop, after: in
 
 
 @everywhere
-def test_a_frame_of_which_no_more_comes_does_not_hold_up_the_end(new_loop: NewLoop) -> None:
+def test_incomplete_frame_does_not_delay_the_end(new_loop: NewLoop) -> None:
     async def scenario() -> None:
         async with Scene(Schedule(faults=(Fault(kind=Kind.TRUNCATE, after_bytes=8),))) as scene:
             client, server = await scene.pair()
             client.write(OPEN + b"\x00\x00")
             client.transport.close()
-            await eventually(lambda: server.is_lost)
+            await eventually_async(lambda: server.is_lost)
             assert server.data == OPEN
 
     run(new_loop, scenario)
 
 
 @everywhere
-def test_a_refused_connection_is_reset_and_the_next_one_is_not(new_loop: NewLoop) -> None:
+def test_refused_connection_is_reset_and_the_next_one_is_not(new_loop: NewLoop) -> None:
     async def scenario() -> None:
         async with Scene(Schedule(faults=(Fault(kind=Kind.REFUSE),)), echoes=True) as scene:
             refused = await scene.client()
-            await eventually(lambda: refused.is_lost)
+            await eventually_async(lambda: refused.is_lost)
             assert refused.was_reset
             assert not scene.servers
             client, _ = await scene.pair()
             client.write(b"hello")
-            await eventually(lambda: client.data == b"hello")
+            await eventually_async(lambda: client.data == b"hello")
 
     run(new_loop, scenario)
 
 
 @everywhere
-def test_a_drip_brings_everything_a_few_bytes_at_a_time(new_loop: NewLoop) -> None:
+def test_drip_delivers_everything_a_few_bytes_at_a_time(new_loop: NewLoop) -> None:
     async def scenario() -> None:
         drip = Fault(kind=Kind.DRIP, after_bytes=2, size_bytes=3, pause_s=0.001)
         async with Scene(Schedule(faults=(drip,))) as scene:
             client, server = await scene.pair()
             client.write(b"0123456789abcdef")
             client.transport.close()
-            await eventually(lambda: server.is_lost)
+            await eventually_async(lambda: server.is_lost)
             assert server.data == b"0123456789abcdef"
             if isinstance(asyncio.get_running_loop(), VirtualLoop):  # the kernel puts together what it likes
                 assert [piece for _, piece in server.pieces] == [b"01", b"234", b"567", b"89a", b"bcd", b"ef"]
@@ -305,14 +306,14 @@ def test_corruption_changes_one_byte(new_loop: NewLoop) -> None:
         async with Scene(Schedule(faults=(Fault(kind=Kind.CORRUPT, after_bytes=3),))) as scene:
             client, server = await scene.pair()
             client.write(b"0123456789")
-            await eventually(lambda: len(server.data) == 10)
+            await eventually_async(lambda: len(server.data) == 10)
             assert [number for number in range(10) if server.data[number] != b"0123456789"[number]] == [3]
 
     run(new_loop, scenario)
 
 
 @pytest.mark.parametrize("way", list(Way))
-def test_a_stall_is_silent_for_as_long_as_it_lasts_and_then_brings_all(way: Way) -> None:
+def test_stall_is_silent_until_it_ends_and_then_delivers_everything(way: Way) -> None:
     async def scenario() -> None:
         stall = Fault(kind=Kind.STALL, way=way, after_bytes=None, after_s=1.0, lasts_s=100.0)
         async with Scene(Schedule(faults=(stall,))) as scene:
@@ -333,7 +334,7 @@ def test_a_stall_is_silent_for_as_long_as_it_lasts_and_then_brings_all(way: Way)
     run(VirtualLoop, scenario)
 
 
-def test_a_stall_without_an_end_is_never_told_to_anyone() -> None:
+def test_endless_stall_is_not_reported_to_either_end() -> None:
     async def scenario() -> None:
         async with Scene(Schedule(faults=(Fault(kind=Kind.STALL, way=Way.BOTH, after_bytes=3),))) as scene:
             client, server = await scene.pair()
@@ -347,7 +348,7 @@ def test_a_stall_without_an_end_is_never_told_to_anyone() -> None:
     run(VirtualLoop, scenario)
 
 
-def test_a_stalled_way_takes_only_so_much() -> None:
+def test_stalled_direction_buffers_a_limited_amount() -> None:
     async def scenario() -> None:
         async with Scene(Schedule(faults=(Fault(kind=Kind.STALL, after_bytes=0, lasts_s=60.0),))) as scene:
             client, server = await scene.pair()
@@ -361,7 +362,7 @@ def test_a_stalled_way_takes_only_so_much() -> None:
     run(VirtualLoop, scenario)
 
 
-def test_a_delay_brings_everything_late_in_order_until_it_is_over() -> None:
+def test_delay_delivers_everything_late_and_in_order_until_it_ends() -> None:
     async def scenario() -> None:
         delay = Fault(kind=Kind.DELAY, after_bytes=1, pause_s=5.0, lasts_s=8.0)
         async with Scene(Schedule(faults=(delay,))) as scene:
@@ -372,7 +373,7 @@ def test_a_delay_brings_everything_late_in_order_until_it_is_over() -> None:
                 await pass_time(3)
             client.write(b"4")
             client.transport.close()
-            await eventually(lambda: server.is_lost)
+            await eventually_async(lambda: server.is_lost)
             assert server.data == b"01234"
             arrived = [round(when_s - start_s) for when_s, _ in server.pieces]
             assert arrived == [0, 8, 11, 11, 12]  # the last delayed one is due at 11, and nothing overtakes it
@@ -380,12 +381,12 @@ def test_a_delay_brings_everything_late_in_order_until_it_is_over() -> None:
     run(VirtualLoop, scenario)
 
 
-def test_a_fault_after_so_many_seconds_comes_at_that_second() -> None:
+def test_fault_occurs_after_the_given_number_of_seconds() -> None:
     async def scenario() -> None:
         async with Scene(Schedule(faults=(Fault(kind=Kind.CUT, after_s=7.5),))) as scene:
             start_s = asyncio.get_running_loop().time()
             client, server = await scene.pair()
-            await eventually(lambda: client.is_lost and server.is_lost)
+            await eventually_async(lambda: client.is_lost and server.is_lost)
             assert client.lost_s == pytest.approx(start_s + 7.5, abs=0.01)
 
     run(VirtualLoop, scenario)
@@ -395,12 +396,12 @@ def test_a_fault_after_so_many_seconds_comes_at_that_second() -> None:
 
 
 @everywhere
-def test_an_outage_cuts_what_is_there_and_refuses_what_comes_until_it_is_over(new_loop: NewLoop) -> None:
+def test_outage_cuts_existing_connections_and_refuses_new_ones_until_it_ends(new_loop: NewLoop) -> None:
     async def scenario() -> None:
         async with Scene(echoes=True) as scene:
             before, server = await scene.pair()
             scene.proxy.misbehave(Schedule(outages=(Outage(after_s=0.0, lasts_s=0.2),)))
-            await eventually(lambda: before.is_lost and server.is_lost)
+            await eventually_async(lambda: before.is_lost and server.is_lost)
             with pytest.raises(ConnectionRefusedError):
                 await scene.client()
             after: list[Recorder] = []
@@ -413,12 +414,12 @@ def test_an_outage_cuts_what_is_there_and_refuses_what_comes_until_it_is_over(ne
 
             await asyncio.wait_for(comes_back(), 20)
             after[0].write(b"again")
-            await eventually(lambda: after[0].data == b"again")
+            await eventually_async(lambda: after[0].data == b"again")
 
     run(new_loop, scenario)
 
 
-def test_a_silent_outage_holds_back_what_is_there_and_what_comes() -> None:
+def test_silent_outage_stalls_existing_and_new_connections() -> None:
     async def scenario() -> None:
         schedule = Schedule(outages=(Outage(after_s=10.0, lasts_s=20.0, is_silent=True),))
         async with Scene(schedule, echoes=True) as scene:
@@ -440,12 +441,12 @@ def test_healing_ends_an_outage(new_loop: NewLoop) -> None:
     async def scenario() -> None:
         async with Scene(Schedule(outages=(Outage(after_s=0.0, lasts_s=10_000.0),)), echoes=True) as scene:
             loop = asyncio.get_running_loop()
-            await eventually(lambda: scene.proxy._listening is None)
+            await eventually_async(lambda: scene.proxy._listening is None)
             scene.proxy.heal()
-            await eventually(lambda: scene.proxy._listening is not None)
+            await eventually_async(lambda: scene.proxy._listening is not None)
             client, _ = await scene.pair()
             client.write(b"well")
-            await eventually(lambda: client.data == b"well")
+            await eventually_async(lambda: client.data == b"well")
             assert loop.time() >= 0
 
     run(new_loop, scenario)
@@ -476,12 +477,12 @@ def test_healing_ends_what_goes_on_and_what_was_to_come_but_leaves_silent_what_w
 
 
 @everywhere
-def test_a_fault_can_be_applied_to_all_connections_there_are(new_loop: NewLoop) -> None:
+def test_fault_can_be_applied_to_all_connections(new_loop: NewLoop) -> None:
     async def scenario() -> None:
         async with Scene() as scene:
             ends = [*await scene.pair(), *await scene.pair()]
             scene.proxy.apply(Fault(kind=Kind.CUT))
-            await eventually(lambda: all(end.is_lost for end in ends))
+            await eventually_async(lambda: all(end.is_lost for end in ends))
             later = await scene.pair()
             assert not any(end.is_lost for end in later)
 
@@ -495,7 +496,7 @@ def test_connections_are_counted_from_when_a_schedule_begins(new_loop: NewLoop) 
             first = await scene.client()
             scene.proxy.misbehave(Schedule(faults=(Fault(kind=Kind.REFUSE, connection=1),)))
             second, third = await scene.client(), await scene.client()
-            await eventually(lambda: third.is_lost)
+            await eventually_async(lambda: third.is_lost)
             assert not first.is_lost
             assert not second.is_lost
 
@@ -506,12 +507,12 @@ def test_connections_are_counted_from_when_a_schedule_begins(new_loop: NewLoop) 
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_a_schedule_prints_as_the_python_that_makes_it(seed: int) -> None:
+def test_repr_of_a_schedule_is_python_that_creates_it(seed: int) -> None:
     schedule = Schedule.seeded(Random(seed))  # noqa: S311
     assert eval(repr(schedule)) == schedule  # noqa: S307
 
 
-def test_the_same_seed_makes_the_same_schedule_and_another_one_another() -> None:
+def test_same_seed_gives_the_same_schedule_and_another_seed_another() -> None:
     made = [Schedule.seeded(Random(seed)) for seed in range(50)]  # noqa: S311
     assert made == [Schedule.seeded(Random(seed)) for seed in range(50)]  # noqa: S311
     assert len(set(made)) == len(made)
@@ -535,15 +536,15 @@ def test_seeded_schedules_hold_every_kind_on_every_way_by_bytes_and_by_time() ->
         lambda: Fault(kind=Kind.DRIP, size_bytes=1),
     ],
 )
-def test_a_fault_that_makes_no_sense_is_refused(make: Callable[[], Fault]) -> None:
+def test_invalid_fault_is_rejected(make: Callable[[], Fault]) -> None:
     with pytest.raises(ValueError, match=r"\w"):
         make()
 
 
 @pytest.mark.parametrize("seed", range(100))
 def test_whatever_the_schedule_nothing_is_changed_and_the_end_is_the_same_each_time(seed: int) -> None:
-    """What arrives is the beginning of what was sent; two runs have the same bytes at the same times."""
-    told: list[list[tuple[float, bytes]]] = []
+    """The bytes that arrive are a prefix of those sent; two runs have the same bytes at the same times."""
+    reported: list[list[tuple[float, bytes]]] = []
 
     async def scenario() -> None:
         random = Random(seed)  # noqa: S311
@@ -563,10 +564,10 @@ def test_whatever_the_schedule_nothing_is_changed_and_the_end_is_the_same_each_t
             for server in scene.servers:
                 assert sent.startswith(server.data)
                 assert server.data.startswith(client.data)
-            told.append([*client.pieces, (client.lost_s or -1.0, repr(client.error).encode())])
+            reported.append([*client.pieces, (client.lost_s or -1.0, repr(client.error).encode())])
 
     assert run(VirtualLoop, scenario) == run(VirtualLoop, scenario)
-    assert told[0] == told[1]
+    assert reported[0] == reported[1]
 
 
 # Frames
@@ -584,7 +585,7 @@ def test_frames_are_followed_however_they_are_cut(step: int) -> None:
         frames.feed(data[start : start + step])
 
 
-def test_the_size_of_a_frame_is_not_known_before_it_has_come() -> None:
+def test_size_of_a_frame_is_unknown_until_its_header_arrives() -> None:
     frames = Frames()
     assert frames.left(b"\x00\x00") is None
     frames.feed(b"\x00\x00")
@@ -595,7 +596,7 @@ def test_the_size_of_a_frame_is_not_known_before_it_has_come() -> None:
 # The network in memory
 
 
-def test_nobody_listening_refuses_and_an_unknown_host_has_no_address() -> None:
+def test_port_without_listener_refuses_and_unknown_host_has_no_address() -> None:
     async def scenario() -> None:
         loop = asyncio.get_running_loop()
         listening = await loop.create_server(Recorder, HOST, 5672)
@@ -608,7 +609,7 @@ def test_nobody_listening_refuses_and_an_unknown_host_has_no_address() -> None:
     run(VirtualLoop, scenario)
 
 
-def test_a_port_is_had_by_one() -> None:
+def test_port_is_bound_once() -> None:
     async def scenario() -> None:
         loop = asyncio.get_running_loop()
         listening = await loop.create_server(Recorder, HOST, 5672)
@@ -621,7 +622,7 @@ def test_a_port_is_had_by_one() -> None:
     run(VirtualLoop, scenario)
 
 
-def test_where_nothing_answers_a_connection_is_never_made() -> None:
+def test_connection_to_a_silent_address_is_never_established() -> None:
     async def scenario() -> None:
         loop = asyncio.get_running_loop()
         assert isinstance(loop, VirtualLoop)
@@ -633,17 +634,17 @@ def test_where_nothing_answers_a_connection_is_never_made() -> None:
     assert run(VirtualLoop, scenario) >= 100
 
 
-def test_what_is_written_to_one_who_has_gone_comes_back_as_a_reset() -> None:
+def test_write_to_a_closed_peer_causes_a_reset() -> None:
     async def scenario() -> None:
         client, server = await _joined()
         server.transport.close()
         client.write(b"too late")
-        await eventually(lambda: client.is_lost)
+        await eventually_async(lambda: client.is_lost)
 
     run(VirtualLoop, scenario)
 
 
-def test_a_failing_protocol_is_complained_about_and_loses_its_connection() -> None:
+def test_failing_protocol_is_reported_and_loses_its_connection() -> None:
     class Failing(Recorder):
         def data_received(self, data: bytes) -> None:
             raise ZeroDivisionError(data)
@@ -654,7 +655,7 @@ def test_a_failing_protocol_is_complained_about_and_loses_its_connection() -> No
         listening = await loop.create_server(Failing, HOST, 0)
         _, client = await loop.create_connection(Recorder, HOST, listening.port)
         client.write(b"x")
-        await eventually(lambda: client.is_lost)
+        await eventually_async(lambda: client.is_lost)
         assert client.was_reset
 
     try:
@@ -665,7 +666,7 @@ def test_a_failing_protocol_is_complained_about_and_loses_its_connection() -> No
 
 
 @pytest.mark.parametrize("is_abort", [False, True], ids=["close", "abort"])
-def test_a_close_waits_until_everything_is_read_and_an_abort_does_not(is_abort: bool) -> None:
+def test_close_waits_until_everything_is_read_and_abort_does_not(is_abort: bool) -> None:
     async def scenario() -> None:
         client, server = await _joined()
         server.transport.pause_reading()
@@ -677,7 +678,7 @@ def test_a_close_waits_until_everything_is_read_and_an_abort_does_not(is_abort: 
         await pass_time(1)
         assert client.is_lost == is_abort
         server.transport.resume_reading()
-        await eventually(lambda: client.is_lost and server.is_lost)
+        await eventually_async(lambda: client.is_lost and server.is_lost)
         assert len(server.data) == MEGABYTE
         assert server.was_reset == is_abort
 
@@ -690,10 +691,10 @@ def test_time_takes_no_time_and_what_takes_time_takes_just_that() -> None:
         before_s = asyncio.get_running_loop().time()
         await pass_time(86_400)
         client.write(b"x")
-        await eventually(lambda: server.data)
+        await eventually_async(lambda: server.data)
         assert server.pieces[0][0] == pytest.approx(before_s + 86_400.001)
         client.transport.abort()
-        await eventually(lambda: server.is_lost)
+        await eventually_async(lambda: server.is_lost)
 
     run(VirtualLoop, scenario)
 
@@ -713,11 +714,11 @@ def test_tls_works_in_memory_and_through_faults(tmp_path: Path) -> None:
                 await loop.create_connection(Recorder, "localhost", proxy.port, ssl=trusting)
             _, client = await loop.create_connection(Recorder, "localhost", proxy.port, ssl=trusting)
             client.write(b"secret")
-            await eventually(lambda: client.data == b"secret")
-            await eventually(lambda: client.is_lost)
+            await eventually_async(lambda: client.data == b"secret")
+            await eventually_async(lambda: client.is_lost)
             _, third = await loop.create_connection(Recorder, "localhost", proxy.port, ssl=trusting)
             third.transport.close()
-            await eventually(lambda: third.is_lost and not proxy.open_relays)
+            await eventually_async(lambda: third.is_lost and not proxy.open_relays)
 
     run(VirtualLoop, scenario)
 
@@ -734,6 +735,6 @@ async def _joined() -> tuple[Recorder, Recorder]:
     listening = await loop.create_server(accept, HOST, 0)
     transport, client = await loop.create_connection(Recorder, HOST, _port(listening))
     assert isinstance(transport, Stream)
-    await eventually(lambda: servers and servers[0].is_connected)
+    await eventually_async(lambda: servers and servers[0].is_connected)
     listening.close()
     return client, servers[0]

@@ -12,11 +12,11 @@ import pytest
 
 from pairbus.client.errors import MessageLockLostError, MessagingError, MessagingTimeoutError
 from pairbus.client.message import BrokeredMessage
-from pairbus.client.receive_mode import ReceiveMode
 from pairbus.client.receiver import MessageReceiver
+from pairbus.client.settings import ReceiveMode
 from tests.faults.fault import Fault, Kind, Schedule, Way
-from tests.faults.recorder import eventually
 from tests.faults.world import OPERATION_S, ORDERS, UNIQUE, World, run
+from tests.waiting import eventually_async
 
 DAY_S: Final = 86_400
 GIVEN_UP_S: Final = 800.0
@@ -48,13 +48,13 @@ class Collector:
 
 @pytest.mark.parametrize("prefetch", [0, 1, 20])
 @pytest.mark.parametrize("how", ["stop", "kill", "cut", "silence"])
-def test_b4_a_receiver_goes_on_after_the_namespace_was_away(how: str, prefetch: int) -> None:
+def test_b4_receiver_goes_on_after_the_namespace_was_away(how: str, prefetch: int) -> None:
     async def scenario(world: World) -> None:
         factory = world.factory()
         sender = await factory.create_message_sender(ORDERS)
         collector = Collector(await factory.create_message_receiver(ORDERS, prefetch_count=prefetch))
         await sender.send([BrokeredMessage("before")])
-        await eventually(lambda: collector.bodies == ["before"])
+        await eventually_async(lambda: collector.bodies == ["before"])
         for number in range(3):
             await _go_away(world, how)
             await world.timed("send", sender.send(BrokeredMessage(f"{number}")), OPERATION_S)
@@ -81,7 +81,7 @@ async def _go_away(world: World, how: str) -> None:
 
 
 @pytest.mark.parametrize("prefetch", [0, 10])
-def test_a_receiver_that_waits_on_a_dead_connection_gets_the_next_message(prefetch: int) -> None:
+def test_receiver_that_waits_on_a_dead_connection_gets_the_next_message(prefetch: int) -> None:
     async def scenario(world: World) -> None:
         receiving, sending = world.factory(), world.factory()
         collector = Collector(await receiving.create_message_receiver(ORDERS, prefetch_count=prefetch))
@@ -97,7 +97,7 @@ def test_a_receiver_that_waits_on_a_dead_connection_gets_the_next_message(prefet
 
 
 @pytest.mark.parametrize("prefetch", [0, 10])
-def test_what_hangs_up_at_once_is_not_called_again_and_again_without_a_pause(prefetch: int) -> None:
+def test_namespace_that_disconnects_at_once_is_retried_with_pauses(prefetch: int) -> None:
     async def scenario(world: World) -> None:
         # Long enough for a receiver to be attached, and no longer.
         world.proxy.misbehave(
@@ -116,7 +116,7 @@ def test_what_hangs_up_at_once_is_not_called_again_and_again_without_a_pause(pre
 
 @pytest.mark.parametrize("size", [1, 3, 40])
 @pytest.mark.parametrize("after_bytes", range(0, 1_400, 100))
-def test_e2_a_send_whose_confirmation_was_lost_is_sent_again_under_the_same_id(size: int, after_bytes: int) -> None:
+def test_e2_send_whose_confirmation_was_lost_is_sent_again_under_the_same_id(size: int, after_bytes: int) -> None:
     async def scenario(world: World) -> None:
         factory, other = world.factory(), world.factory()
         sender = await factory.create_message_sender(UNIQUE)
@@ -158,7 +158,7 @@ def test_a3_what_was_completed_does_not_come_back_wherever_the_connection_was_lo
 
 @pytest.mark.parametrize("prefetch", [0, 10])
 @pytest.mark.parametrize("after_bytes", range(400, 1_600, 120))
-def test_what_was_received_and_deleted_is_not_forgotten_with_its_link(prefetch: int, after_bytes: int) -> None:
+def test_received_and_deleted_messages_survive_the_loss_of_their_link(prefetch: int, after_bytes: int) -> None:
     """Once it has reached the client: what is lost on the way is lost, which that mode accepts."""
 
     async def scenario(world: World) -> None:
@@ -177,7 +177,7 @@ def test_what_was_received_and_deleted_is_not_forgotten_with_its_link(prefetch: 
 
 
 @pytest.mark.slow
-def test_a_day_with_short_tokens_and_a_bad_network_needs_no_help() -> None:
+def test_day_with_short_tokens_and_a_bad_network_needs_no_restart() -> None:
     async def scenario(world: World) -> None:
         factory = world.factory()
         factory._credentials._time_to_live = timedelta(minutes=5)  # type: ignore[union-attr]
@@ -197,7 +197,7 @@ def test_a_day_with_short_tokens_and_a_bad_network_needs_no_help() -> None:
     run(scenario)
 
 
-def test_a_lock_is_kept_through_an_outage() -> None:
+def test_lock_is_kept_through_an_outage() -> None:
     async def scenario(world: World) -> None:
         factory = world.factory()
         sender = await factory.create_message_sender(ORDERS)

@@ -24,7 +24,7 @@ ASKING: Final = [
 
 
 @pytest.mark.parametrize("name", ASKING)
-def test_b2_a_busy_namespace_is_asked_again_after_ten_seconds_at_the_earliest(name: str) -> None:
+def test_b2_busy_namespace_is_asked_again_after_ten_seconds_at_the_earliest(name: str) -> None:
     async def scenario(world: World) -> None:
         desk = await Desk.open(world)
         world.namespace.busy_until_s = world.loop.time() + 25.0
@@ -35,7 +35,7 @@ def test_b2_a_busy_namespace_is_asked_again_after_ten_seconds_at_the_earliest(na
 
 
 @pytest.mark.parametrize("name", ASKING)
-def test_b2_a_namespace_that_stays_busy_is_what_the_application_is_told(name: str) -> None:
+def test_b2_application_gets_the_error_of_a_busy_namespace(name: str) -> None:
     async def scenario(world: World) -> None:
         desk = await Desk.open(world)
         world.namespace.busy_until_s = world.loop.time() + 10_000.0
@@ -67,7 +67,7 @@ def test_b2_every_sender_waits_on_its_own() -> None:
 
 
 @pytest.mark.parametrize("prefetch", [0, 10])
-def test_b2_a_receiver_whose_link_is_taken_away_waits_too_and_goes_on(prefetch: int) -> None:
+def test_b2_receiver_whose_link_is_taken_away_waits_too_and_goes_on(prefetch: int) -> None:
     async def scenario(world: World) -> None:
         factory = world.factory()
         sender = await factory.create_message_sender(ORDERS)
@@ -84,7 +84,7 @@ def test_b2_a_receiver_whose_link_is_taken_away_waits_too_and_goes_on(prefetch: 
     run(scenario)
 
 
-def test_b2_a_parcel_of_many_batches_waits_too() -> None:
+def test_b2_parcel_of_many_batches_waits_too() -> None:
     async def scenario(world: World) -> None:
         factory = world.factory()
         sender = await factory.create_message_sender(ORDERS)
@@ -97,7 +97,7 @@ def test_b2_a_parcel_of_many_batches_waits_too() -> None:
 
 
 def _tries(world: World) -> list[float]:
-    """When it was tried. What is asked in one go, such as both links of a request, or all batches of a list, is one."""
+    """Return the times of the attempts. Simultaneous ones, such as both links of a request, count once."""
     times = [when_s for when_s, _ in world.namespace.denied]
     tries = [times[0], *(later for sooner, later in pairwise(times) if later - sooner > TOGETHER_S)]
     assert all(later - sooner >= BACKOFF_S for sooner, later in pairwise(tries)), world.namespace.denied

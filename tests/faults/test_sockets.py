@@ -17,9 +17,7 @@ from pairbus.client.endpoint import Endpoint
 from pairbus.client.errors import MessageLockLostError, MessagingCommunicationError, MessagingTimeoutError
 from pairbus.client.factory import MessagingFactory
 from pairbus.client.message import BrokeredMessage
-from pairbus.client.receive_mode import ReceiveMode
-from pairbus.client.retry import RetryPolicy
-from pairbus.client.settings import MessagingFactorySettings, Transport
+from pairbus.client.settings import MessagingFactorySettings, ReceiveMode, RetryPolicy, Transport
 from pairbus.client.token_provider import TokenProvider
 from pairbus.server import NamespaceServer, Settings
 from pairbus.server.declaration import parse_declaration
@@ -72,7 +70,7 @@ def _run(scenario: Coroutine[Any, Any, None]) -> None:
 
 
 def _schedule(random: Random, connections: int) -> Schedule:
-    """What happens at once, so that nobody has to wait for it."""
+    """Return faults that occur at once, so that tests do not wait."""
     kinds = [random.choice(SUDDEN) for _ in range(connections)]
     return Schedule(
         faults=tuple(
@@ -131,7 +129,7 @@ def test_e1_nothing_confirmed_is_lost_over_sockets_however_they_are_cut(tmp_path
 
 
 @pytest.mark.parametrize("how", WAYS)
-def test_b4_a_receiver_outlives_a_restart_of_the_namespace(tmp_path: Path, how: str) -> None:
+def test_b4_receiver_outlives_a_restart_of_the_namespace(tmp_path: Path, how: str) -> None:
     async def scenario() -> None:
         async with _joined(tmp_path, how) as (server, _, factory):
             sender = await factory.create_message_sender(QUEUE)
@@ -153,7 +151,7 @@ def test_b4_a_receiver_outlives_a_restart_of_the_namespace(tmp_path: Path, how: 
 
 @pytest.mark.parametrize("how", WAYS)
 @pytest.mark.parametrize("after_bytes", [0, 1, 100, 600])
-def test_what_is_cut_while_it_connects_is_told_as_our_own_error(tmp_path: Path, how: str, after_bytes: int) -> None:
+def test_connection_cut_while_it_opens_raises_a_messaging_error(tmp_path: Path, how: str, after_bytes: int) -> None:
     """Not as an error of sockets, of TLS or of WebSockets."""
 
     async def scenario() -> None:
@@ -178,7 +176,7 @@ def test_what_is_cut_while_it_connects_is_told_as_our_own_error(tmp_path: Path, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["tls", "websocket", "secure websocket"])
-def test_one_who_says_nothing_at_all_is_given_up_in_time(tmp_path: Path, how: str) -> None:
+def test_silent_peer_times_out(tmp_path: Path, how: str) -> None:
     async def scenario() -> None:
         faults = tuple(Fault(kind=Kind.STALL, way=Way.BOTH, connection=n, after_bytes=0) for n in range(1_000))
         async with _joined(tmp_path, how, Schedule(faults=faults)) as (_, _, factory):

@@ -24,7 +24,7 @@ _CALM_S: Final = 400.0
 
 
 class Traffic:
-    """What has been sent, confirmed, received and completed at one queue."""
+    """The messages sent, confirmed, received and completed at one queue."""
 
     def __init__(self, world: World, path: str, random: Random) -> None:
         self.confirmed: set[str] = set()
@@ -32,7 +32,7 @@ class Traffic:
         self.received: dict[str, set[int]] = defaultdict(set)
         """Under which numbers each message has come."""
         self.completed: dict[int, float] = {}
-        """Which numbers were completed, and when that was confirmed."""
+        """The completed numbers, with the times of confirmation."""
         self.errors: list[BaseException] = []
         self.is_over = False
         self._world = world
@@ -119,12 +119,12 @@ class Traffic:
         assert any(locked_s <= max(changed_s, now_s - _LOCK_S) for locked_s in locked), f"{error!r} for no reason"
 
     def _locked_s(self, message: ReceivedMessage) -> float:
-        """When it was locked, by the loop's clock."""
+        """Return the time at which it was locked, by the loop's clock."""
         assert message.locked_until is not None
         return message.locked_until.timestamp() - _LOCK_S - self._world.wall_s() + self._world.loop.time()
 
     def check(self) -> None:
-        """Nothing that was confirmed is lost, and nothing has come that nobody sent."""
+        """Check that no confirmed message is lost, and no message was received that was not sent."""
         assert self.confirmed <= self.received.keys(), sorted(self.confirmed - self.received.keys())
         assert self.received.keys() <= self.sent
         if self._path == UNIQUE:

@@ -1,4 +1,4 @@
-"""What goes wrong with messages that are sent to one entity, while all else goes well."""
+"""Faults of messages sent to one entity, while everything else works."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from enum import Enum
 from typing import TypeAlias
 
 from pairbus.broker import Address
-from pairbus.server.amqp.connection import AmqpConnection
+from pairbus.server.amqp.connection import ServerConnection
 from pairbus.server.amqp.producer import Producer
 from pairbus.server.amqp.services import AmqpServices
-from pairbus.server.reception import AmqpProtocol, MakeHttp, Reception
+from pairbus.server.listener import AmqpProtocol, MakeHttp, ProtocolSniffer
 from pairbus.wire import Delivery
 
 
 class Trouble(Enum):
-    """What becomes of the messages. Those that are scheduled go by another way: they can be denied, and that is all."""
+    """The outcome of the messages. Scheduled messages use another path: they can only be denied."""
 
     BUSY = "busy"
     """They are denied with *server busy*."""
@@ -29,8 +29,8 @@ class Trouble(Enum):
 Troubles: TypeAlias = Mapping[Address, Trouble]
 
 
-class TroubledReception(Reception):
-    """Has connections served by those who do not answer where there is trouble."""
+class TroubledReception(ProtocolSniffer):
+    """Creates connections that do not respond to messages with a fault."""
 
     def __init__(self, services: AmqpServices, make_http: MakeHttp, troubles: Troubles) -> None:
         super().__init__(services, make_http, secure=False)
@@ -46,11 +46,11 @@ class _Protocol(AmqpProtocol):
         super().__init__(services, secure=False)
         self._troubles = troubles
 
-    def _connect(self, stream: asyncio.Transport) -> AmqpConnection:
+    def _connect(self, stream: asyncio.Transport) -> ServerConnection:
         return _Connection(self._services, stream, self._troubles)
 
 
-class _Connection(AmqpConnection):
+class _Connection(ServerConnection):
     def __init__(self, services: AmqpServices, stream: asyncio.Transport, troubles: Troubles) -> None:
         super().__init__(services, stream)
         self._troubles = troubles

@@ -25,7 +25,7 @@ class VirtualLoop(looptime.LoopTimeEventLoop, asyncio.SelectorEventLoop):
         super().__init__(start=0, noop_cycles=1, idle_timeout=_STUCK_S)
         self.network = Network(self, latency_s)
         self.complaints: list[dict[str, Any]] = []
-        """What nobody has caught."""
+        """Uncaught errors."""
         self.set_exception_handler(lambda _loop, context: self.complaints.append(context))
 
     async def create_connection(

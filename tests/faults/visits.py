@@ -20,13 +20,13 @@ _CALM_S: Final = 900.0
 
 
 class Visits:
-    """What was sent and confirmed in each session, and what came of it."""
+    """The messages sent and confirmed in each session, and their outcomes."""
 
     def __init__(self, world: World, random: Random) -> None:
         self.confirmed: set[str] = set()
         self.received: set[str] = set()
         self.completed: dict[int, int] = {}
-        """Which numbers were completed, and at which delivery."""
+        """The completed numbers, with their delivery counts."""
         self.accepted = 0
         self.is_over = False
         self._world = world

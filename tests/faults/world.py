@@ -37,7 +37,7 @@ VISITS: Final = "visits"
 OPERATION_S: Final = 60.0
 TRANSIENT: Final = (MessagingCommunicationError, MessagingTimeoutError, ServerBusyError, InternalServerError)
 _MOMENT_S: Final = 0.01
-"""What it may take to notice that the time is up."""
+"""The delay within which a timeout is noticed."""
 _LONGEST_S: Final = 7 * 86_400.0
 
 
@@ -124,7 +124,7 @@ S = TypeVar("S", bound=Stage)
 
 
 def run(scenario: Callable[[World], Coroutine[Any, Any, None]], schedule: Schedule = SOUND, seed: int = 0) -> float:
-    """Run it to its end, and see that nothing is left: no task, no connection, no error that nobody has seen."""
+    """Run to the end, and check that nothing is left: no task, no connection, no unhandled error."""
     loop = VirtualLoop()
     return run_on(loop, lambda: World(loop, schedule), scenario, seed)
 
@@ -184,7 +184,7 @@ def _wall_clock(loop: VirtualLoop) -> Iterator[None]:
 
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
-    """What is drawn by lot comes out the same each time: pauses, and the ids of messages, links and requests."""
+    """Make random numbers deterministic: pauses, and the ids of messages, links and requests."""
     for lot in _lots():
         lot.seed(seed)
     real = os.urandom
@@ -197,14 +197,14 @@ def _seeded(seed: int) -> Iterator[None]:
 
 
 def _lots() -> list[random.Random]:
-    """What modules draw from: each has its own, by this name."""
+    """Return the random generators of the modules."""
     ours = [module for name, module in sorted(sys.modules.items()) if name.startswith("pairbus.")]
     found = [getattr(module, "_RANDOM", None) for module in ours]
     return [lot for lot in found if isinstance(lot, random.Random) and not isinstance(lot, random.SystemRandom)]
 
 
 def check_error(error: BaseException, entity: str) -> None:
-    """What an application gets has a class, says whether to try again, and names the entity."""
+    """Check that an error has a class, says whether it is transient, and names the entity."""
     assert isinstance(error, MessagingError), f"{error!r} is no MessagingError"
     assert error.entity == entity, f"{error!r} names {error.entity!r}"
     assert error.is_transient == isinstance(error, TRANSIENT), f"{error!r}: is_transient is {error.is_transient}"

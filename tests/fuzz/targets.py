@@ -1,4 +1,4 @@
-"""What is fuzzed: each target takes bytes from a stranger, and may fail only by a ``ProtocolError``.
+"""The fuzz targets: each takes bytes of an untrusted peer, and may raise only ``ProtocolError``.
 
 The first byte of an input chooses the target; for an engine the second says where the rest is cut in two.
 """
@@ -48,7 +48,7 @@ from tests.fuzz.watcher import Watcher
 from tests.wire.pair import frame
 
 MOST_SENT: Final = 3
-"""How many messages the friendly application sends for one grant of credit."""
+"""The number of messages that the application sends for one grant of credit."""
 
 
 def fuzz_decode(data: bytes) -> None:
@@ -155,7 +155,7 @@ _PREAMBLE: Final = b"".join(
         ),
     ]
 )
-"""What the peer of an engine has said that is open, with a session and two links."""
+"""The frames of the peer of an open engine, with a session and two links."""
 
 
 @cache

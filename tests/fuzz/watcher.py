@@ -11,7 +11,7 @@ from pairbus.wire.frames import HEADER_SIZE, SASL_FRAME
 from pairbus.wire.states import Frame, SaslFrame
 
 _LIST: Final = HEADER_SIZE + 3
-"""Where the list of a performative stands in a frame that our encoder wrote."""
+"""The position of the list of a performative in a frame that our encoder wrote."""
 
 _LOWEST_MAX_FRAME_SIZE: Final = 512
 

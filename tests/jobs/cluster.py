@@ -24,15 +24,15 @@ _ADDRESS: Final = re.compile(rf"spark://{_LOOPBACK}:\d+")
 _MEMORY: Final = "1g"
 
 EXECUTOR: Final = "CoarseGrainedExecutorBackend"
-"""What is in the command of an executor."""
+"""A part of the command line of an executor."""
 
 PYTHON: Final = "pyspark.daemon"
-"""What is in the command of a process that runs Python for an executor."""
+"""A part of the command line of a process that runs Python for an executor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """Where it is, and which processes it has."""
+    """A cluster: its address and its processes."""
 
     master: str
     workers: tuple[int, ...]

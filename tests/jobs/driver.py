@@ -17,7 +17,7 @@ from pathlib import Path
 from threading import Thread
 from typing import Final
 
-from pairbus.jobs.syphon.batch_report import BatchReport
+from pairbus.jobs.syphon.outcome import BatchReport
 from pairbus.jobs.syphon.settings import SparkSyphonSettings
 from pairbus.jobs.syphon.spark_syphon import SparkSyphon
 from pairbus.pairing.syphon import SyphonContext, SyphonSettings
@@ -33,7 +33,7 @@ _LIMIT_S: Final = 240.0
 
 
 class Driver:
-    """What the process says, and how it ends."""
+    """A driver process, with its output and exit code."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.batches: list[str] = []
@@ -164,7 +164,7 @@ CLUSTER_CONFIG: Final = {
     "spark.executor.extraJavaOptions": java_options(),
     "spark.ui.enabled": "false",
 }
-"""What a driver has to know of a cluster on this machine."""
+"""The configuration of a driver for a cluster on this machine."""
 
 
 def _end_with_parent() -> None:

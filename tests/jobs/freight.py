@@ -1,4 +1,4 @@
-"""Messages that lie in a backlog, and what has come home of them."""
+"""Messages of a backlog, and those of them that were delivered."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from random import Random
 from typing import Any, Final
 
 from pairbus import BrokeredMessage, MessagingFactory, NamespaceManager, QueueDescription, ReceivedMessage
-from pairbus.client.lane import Lane
+from pairbus.client.entity_link import EntityLink, SendBatch
 from pairbus.client.message import encode_brokered
-from pairbus.client.parcel import Parcel
-from pairbus.dialect.backlog_path import backlog_path
+from pairbus.dialect.paths import backlog_path
 from pairbus.dialect.transfer import divert
 from pairbus.pairing.backlog import backlog_description
 
@@ -55,7 +54,7 @@ class Strings:
             yield primary, secondary
 
     def files(self, directory: Path) -> tuple[str, str]:
-        """Where they can be found by processes with another environment."""
+        """Write the connection strings to files, for processes with another environment."""
         for name, text in (("primary", self.primary), ("secondary", self.secondary)):
             path = directory / f"{name}.txt"
             path.touch(0o600)
@@ -96,7 +95,7 @@ class Freight:
         self._sessions = sessions
         self._name = f"{seed}"
         self.sent: dict[str, tuple[str, BrokeredMessage]] = {}
-        """Where each goes, and what it is, by its id; in the order in which they were sent."""
+        """The destination and content of each message, by its id, in the order of sends."""
 
     def _message(self, number: int) -> BrokeredMessage:
         random = self._random
@@ -124,7 +123,7 @@ class Freight:
         await asyncio.gather(*(send_raw(secondary, path, payloads) for path, payloads in by_queue.items()))
 
     async def arrivals(self, primary: MessagingFactory) -> Arrivals:
-        """What lies at the destinations now."""
+        """Return the messages at the destinations now."""
         found = {path: await look(primary, path) for path in self._destinations}
         return Arrivals(sent=self.sent, found=found)
 
@@ -157,7 +156,7 @@ class MixedFreight:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrivals:
-    """What has come home, beside what was sent."""
+    """The delivered messages, compared with those sent."""
 
     sent: dict[str, tuple[str, BrokeredMessage]]
     found: dict[str, list[ReceivedMessage]]
@@ -173,17 +172,17 @@ class Arrivals:
 
     @property
     def repeats(self) -> int:
-        """How many came more than once."""
+        """Return the number of messages that were delivered more than once."""
         return sum(self._counts.values()) - len(self._counts)
 
     @property
     def strays(self) -> set[tuple[str, str]]:
-        """What lies where it was not sent."""
+        """Return the messages at the wrong destination."""
         return self._counts.keys() - {(path, message_id) for message_id, (path, _) in self.sent.items()}
 
     @property
     def changed(self) -> dict[str, tuple[Any, Any]]:
-        """What is not what it would be if it had been sent directly."""
+        """Return the messages that differ from a direct send."""
         found: dict[str, tuple[Any, Any]] = {}
         for messages in self.found.values():
             for message in messages:
@@ -223,19 +222,19 @@ class Arrivals:
 
     def __str__(self) -> str:
         counts = {"sent": self.sent, "lost": self.lost, "sessions out of order": self.disordered}
-        told = ", ".join(f"{len(found):,} {name}" for name, found in counts.items())
-        return f"{told}, {self.repeats:,} repeats"
+        reported = ", ".join(f"{len(found):,} {name}" for name, found in counts.items())
+        return f"{reported}, {self.repeats:,} repeats"
 
 
 def portrait(message: ReceivedMessage) -> tuple[Any, ...]:
-    """What a sender says of a message, with the types in which it says it."""
+    """Return the properties of a message, with their types."""
     named = sorted((name, type(value), value) for name, value in message.application_properties.items())
     return (message.body, named, *(getattr(message, name) for name in _KEPT))
 
 
 async def send_raw(factory: MessagingFactory, path: str, payloads: Iterable[bytes]) -> None:
-    lane = Lane(factory, path)
-    await lane.send(Parcel([*payloads]))
+    lane = EntityLink(factory, path)
+    await lane.send(SendBatch([*payloads]))
     await lane.close()
 
 
@@ -253,5 +252,5 @@ async def dead_letters(factory: MessagingFactory, queues: Iterable[str]) -> list
 
 
 async def depth(factory: MessagingFactory, queues: Iterable[str]) -> int:
-    """How many messages lie in queues, in whatever state."""
+    """Return the number of messages in queues, in any state."""
     return sum([len(await look(factory, path)) for path in queues])

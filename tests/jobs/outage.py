@@ -34,7 +34,7 @@ class Outage:
     secondary: RunningNamespace
     ledgers: tuple[Path, Path]
     counted: dict[str, Counter[str]] = field(default_factory=dict)
-    """What each namespace has counted itself, over all its starts."""
+    """The counts of each namespace, over all its starts."""
 
     received: Counter[str] = field(default_factory=Counter)
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)

@@ -1,4 +1,4 @@
-"""Processes that belong together: what one of them has started goes with it."""
+"""Process groups: a process and all that it has started."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def members(session: int, word: str = "") -> list[int]:
-    """The processes of a session, as the system calls it, that have a word in their command."""
+    """Return the processes of a session, in the sense of the system, whose command contains a word."""
     return [
         int(path.name)
         for path in Path("/proc").glob("[0-9]*")
@@ -19,13 +19,13 @@ def members(session: int, word: str = "") -> list[int]:
 
 
 def kill(process: int) -> None:
-    """SIGKILL: it has no time to say or to write anything."""
+    """Send SIGKILL, which leaves no time to clean up."""
     with suppress(ProcessLookupError):
         os.kill(process, signal.SIGKILL)
 
 
 def kill_session(session: int) -> None:
-    """All processes of a session at once, and those that are started meanwhile."""
+    """Kill all processes of a session, including those started meanwhile."""
     while alive := members(session):
         for process in alive:
             kill(process)

@@ -24,11 +24,11 @@ from pairbus import (
 from pairbus.client.factory import FactoryState
 from pairbus.jobs.syphon.settings import SparkSyphonSettings
 from pairbus.jobs.syphon.spark_syphon import SparkSyphon
-from pairbus.pairing.engines import find_engine
+from pairbus.pairing.options import find_engine
 from pairbus.pairing.syphon import Syphon, SyphonContext
 from pairbus.spark.session import ensured_session
-from tests.jobs.waiting import eventually
 from tests.pairing.processes import QUEUE, Books, NamespaceProcess, TwoNamespaces, receiving, sending
+from tests.waiting import eventually_async
 
 LIMIT_S: Final = 500.0
 
@@ -37,7 +37,7 @@ def play(scenario: Coroutine[Any, Any, None]) -> None:
     asyncio.run(asyncio.wait_for(scenario, LIMIT_S))
 
 
-def test_d2_the_engine_is_found_by_its_name() -> None:
+def test_d2_engine_is_found_by_its_name() -> None:
     assert find_engine("spark") is SparkSyphon
     with pytest.raises(ValueError, match=r"no syphon engine 'flink'; there are: in-process, spark"):
         find_engine("flink")
@@ -69,7 +69,7 @@ def children() -> list[int]:
 
 
 async def outlive_an_outage(namespaces: TwoNamespaces, books: Books, **options: Any) -> None:
-    """The primary is killed, messages are diverted, and it comes back: then everything comes home.
+    """Kill the primary, divert messages, and restart it: then everything is delivered.
 
     Nobody receives before it is back: a message may be delivered before it is on disk, and is another one then if the
     kill comes between. What is received twice here was kept twice.
@@ -78,16 +78,16 @@ async def outlive_an_outage(namespaces: TwoNamespaces, books: Books, **options: 
     async with namespaces.pairing(factory, enable_syphon=True, **options) as pair:
         assert syphon_of(pair).engine == "spark"
         async with sending(await factory.create_message_sender(QUEUE), books):
-            await eventually(lambda: len(books.sent) > 50)
+            await eventually_async(lambda: len(books.sent) > 50)
             namespaces.primary.kill()
-            await eventually(lambda: pair.status().diverted >= 300)
+            await eventually_async(lambda: pair.status().diverted >= 300)
             await asyncio.to_thread(namespaces.primary.start)
-            await eventually(lambda: pair.status().entities[0].state is EntityState.HEALTHY)
+            await eventually_async(lambda: pair.status().entities[0].state is EntityState.HEALTHY)
         async with receiving(namespaces.primary_factory(), books):
-            await eventually(lambda: not books.lost)
-            await eventually(lambda: _is_drained(pair))
+            await eventually_async(lambda: not books.lost)
+            await eventually_async(lambda: _is_drained(pair))
         print(books.summary(pair.status().diverted))
-        await eventually(lambda: syphon_of(pair).syphoned >= 300)  # it is told when the batch has ended
+        await eventually_async(lambda: syphon_of(pair).syphoned >= 300)  # it is told when the batch has ended
     assert not books.failed
 
 
@@ -101,7 +101,7 @@ async def _is_drained(pair: NamespacePair) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.timeout(LIMIT_S + 100)
-def test_e1_a_pair_that_has_its_syphon_on_spark_outlives_an_outage_and_leaves_no_process(
+def test_e1_pair_that_has_its_syphon_on_spark_outlives_an_outage_and_leaves_no_process(
     namespaces: TwoNamespaces,
 ) -> None:
     async def scenario() -> None:
@@ -111,14 +111,14 @@ def test_e1_a_pair_that_has_its_syphon_on_spark_outlives_an_outage_and_leaves_no
         # The namespace that is started again is another process.
         await outlive_an_outage(namespaces, books, syphon_engine="spark")
         assert not books.duplicated, {one: books.received[one] for one in books.duplicated}
-        await eventually(lambda: len({*children()}) <= len(before))
+        await eventually_async(lambda: len({*children()}) <= len(before))
 
     play(scenario())
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(LIMIT_S + 100)
-def test_c17_a_session_can_be_handed_over_and_a_factory_that_is_left_alone_is_faulted(
+def test_c17_session_can_be_handed_over_and_a_factory_that_is_left_alone_is_faulted(
     namespaces: TwoNamespaces, tmp_path: Path
 ) -> None:
     def engine(session: SparkSession) -> Any:
@@ -135,10 +135,10 @@ def test_c17_a_session_can_be_handed_over_and_a_factory_that_is_left_alone_is_fa
 
         async with paired(namespaces, syphon_engine=engine(session)) as (primary, secondary):
             await secondary.close()
-            await eventually(lambda: primary.state is FactoryState.FAULTED)
+            await eventually_async(lambda: primary.state is FactoryState.FAULTED)
             with pytest.raises(FactoryFaultedError):
                 await primary.create_message_sender(QUEUE)
-            await eventually(lambda: not session.streams.active)
+            await eventually_async(lambda: not session.streams.active)
 
     with ensured_session("local[2]") as session:
         play(scenario(session))

@@ -21,16 +21,14 @@ from pairbus import (
     NamespaceManager,
     ReceivedMessage,
 )
-from pairbus.client.lane import Lane
+from pairbus.client.entity_link import EntityLink, SendBatch
 from pairbus.client.message import encode_brokered
-from pairbus.client.parcel import Parcel
 from pairbus.dialect.transfer import divert
-from pairbus.jobs.syphon.landing import Landing
-from pairbus.jobs.syphon.outcome import Kind, Outcome
-from pairbus.jobs.syphon.restoration import Restoration
-from pairbus.pairing.homecoming.dead_letter_reason import DeadLetterReason
+from pairbus.jobs.syphon.delivery_task import DeliveryTask
+from pairbus.jobs.syphon.outcome import DeliveryOutcome, OutcomeKind
 from pairbus.pairing.syphon import Held, TimeToLive
-from pairbus.spark.connection_reference import ConnectionReference
+from pairbus.pairing.syphon.message import DeadLetterReason
+from pairbus.spark.connections import ConnectionReference
 from pairbus.testing import RunningNamespace, running_namespace
 from tests.client.stage import make_queue
 
@@ -66,15 +64,15 @@ class Scene:
         held: Held | None = None,
         busy: frozenset[tuple[str, str]] = _NOBODY,
         time_to_live: TimeToLive = TimeToLive.FULL,
-    ) -> Landing:
-        made = Landing(
+    ) -> DeliveryTask:
+        made = DeliveryTask(
             primary=self._references[0],
             secondary=self._references[1],
-            restoration=Restoration(time_to_live=time_to_live),
+            time_to_live=time_to_live,
             held=held or Held(),
             busy=busy,
         )
-        travelled: Landing = pickle.loads(pickle.dumps(made))  # noqa: S301 (it goes to the executors so)
+        travelled: DeliveryTask = pickle.loads(pickle.dumps(made))  # noqa: S301 (it goes to the executors so)
         return travelled
 
     def divert(self, *messages: tuple[str, BrokeredMessage]) -> None:
@@ -83,12 +81,12 @@ class Scene:
     def put(self, payloads: list[bytes]) -> None:
         async def send() -> None:
             async with MessagingFactory.from_connection_string(self.secondary.connection_string) as factory:
-                await Lane(factory, self.backlog).send(Parcel(payloads))
+                await EntityLink(factory, self.backlog).send(SendBatch(payloads))
 
         asyncio.run(send())
 
     def lock(self, count: int) -> pa.RecordBatch:
-        """What the source gives of messages that it has locked."""
+        """Lock messages, and return the rows of the source for them."""
 
         async def receive() -> list[ReceivedMessage]:
             async with MessagingFactory.from_connection_string(self.secondary.connection_string) as factory:
@@ -119,12 +117,12 @@ class Scene:
 
         asyncio.run(defer())
 
-    def land(self, *batches: pa.RecordBatch, landing: Landing | None = None) -> list[Outcome]:
+    def land(self, *batches: pa.RecordBatch, landing: DeliveryTask | None = None) -> list[DeliveryOutcome]:
         found = list((landing or self.landing())(iter(batches)))
-        return [Outcome.from_row(row) for one in found for row in one.to_pylist()]
+        return [DeliveryOutcome.from_row(row) for one in found for row in one.to_pylist()]
 
     def lying(self, path: str | None = None, namespace: RunningNamespace | None = None) -> list[ReceivedMessage]:
-        """What lies in a queue, by default in the backlog."""
+        """Return the messages of a queue, by default of the backlog."""
 
         async def peek() -> list[ReceivedMessage]:
             where = (namespace or self.secondary).connection_string
@@ -136,6 +134,13 @@ class Scene:
 
     def home(self, path: str) -> list[str]:
         return [str(message.message_id) for message in self.lying(path, self.primary)]
+
+    def delete_backlog(self) -> None:
+        async def delete() -> None:
+            async with NamespaceManager.from_connection_string(self.secondary.connection_string) as manager:
+                await manager.delete_queue(self.backlog)
+
+        asyncio.run(delete())
 
     def set_status(self, path: str, status: EntityStatus) -> None:
         async def update() -> None:
@@ -154,8 +159,8 @@ def _message(number: int, session_id: str | None = None, **properties: object) -
     return BrokeredMessage(b"x" * 50, message_id=f"m{number}", session_id=session_id, **properties)  # type: ignore[arg-type]
 
 
-def _counts(outcomes: list[Outcome]) -> dict[Kind, int]:
-    counts: dict[Kind, int] = {}
+def _counts(outcomes: list[DeliveryOutcome]) -> dict[OutcomeKind, int]:
+    counts: dict[OutcomeKind, int] = {}
     for outcome in outcomes:
         counts[outcome.kind] = counts.get(outcome.kind, 0) + outcome.count
     return counts
@@ -167,7 +172,7 @@ def test_c14_messages_are_restored_sent_and_only_then_removed(scene: Scene) -> N
         *((first if number % 2 else second, _message(number, time_to_live=timedelta(hours=1))) for number in range(100))
     )
     outcomes = scene.land(scene.lock(100))
-    assert _counts(outcomes) == {Kind.DELIVERED: 100}
+    assert _counts(outcomes) == {OutcomeKind.DELIVERED: 100}
     assert scene.home(first) == [f"m{number}" for number in range(1, 100, 2)]
     assert scene.home(second) == [f"m{number}" for number in range(0, 100, 2)]
     arrived = scene.lying(first, scene.primary)[0]
@@ -176,16 +181,16 @@ def test_c14_messages_are_restored_sent_and_only_then_removed(scene: Scene) -> N
     assert scene.lying() == []
 
 
-def test_c15_a_task_that_is_run_again_sends_only_what_is_still_there(scene: Scene) -> None:
+def test_c15_task_that_is_run_again_sends_only_what_is_still_there(scene: Scene) -> None:
     destination = make_queue(scene.primary)
     scene.divert(*((destination, _message(number)) for number in range(20)))
     batch = scene.lock(20)
-    assert _counts(scene.land(batch.slice(0, 12))) == {Kind.DELIVERED: 12}
-    assert _counts(scene.land(batch)) == {Kind.DELIVERED: 8}
+    assert _counts(scene.land(batch.slice(0, 12))) == {OutcomeKind.DELIVERED: 12}
+    assert _counts(scene.land(batch)) == {OutcomeKind.DELIVERED: 8}
     assert scene.home(destination) == [f"m{number}" for number in range(20)]
 
 
-def test_c15_what_has_no_lock_any_more_is_told_to_come_again(scene: Scene) -> None:
+def test_c15_message_with_a_lost_lock_is_reported_for_redelivery(scene: Scene) -> None:
     destination = make_queue(scene.primary)
     scene.divert((destination, _message(1)))
     scene.lock(1)
@@ -193,7 +198,7 @@ def test_c15_what_has_no_lock_any_more_is_told_to_come_again(scene: Scene) -> No
         [{"entity": scene.backlog, "sequence_number": 1, "lock_token": "5a2a3d16-7b9f-4a56-8b1c-0d6a3f5f2c11"}],
         schema=_SCHEMA,
     )
-    assert _counts(scene.land(batch)) == {Kind.UNREMOVED: 1}
+    assert _counts(scene.land(batch)) == {OutcomeKind.UNREMOVED: 1}
     assert [message.message_id for message in scene.lying()] == ["m1"]
 
 
@@ -219,21 +224,21 @@ def test_c15_what_can_never_be_delivered_is_dead_lettered_with_the_reason(
     destination = make_queue(scene.primary)
     scene.put([payload, divert(encode_brokered(_message(2)), destination)])
     outcomes = scene.land(scene.lock(2))
-    assert _counts(outcomes) == {Kind.DEAD_LETTERED: 1, Kind.DELIVERED: 1}
-    [told] = [outcome for outcome in outcomes if outcome.kind is Kind.DEAD_LETTERED]
+    assert _counts(outcomes) == {OutcomeKind.DEAD_LETTERED: 1, OutcomeKind.DELIVERED: 1}
+    [reported] = [outcome for outcome in outcomes if outcome.kind is OutcomeKind.DEAD_LETTERED]
     [dead] = scene.lying(f"{scene.backlog}/$DeadLetterQueue")
-    assert (dead.dead_letter_reason, told.reason) == (reason.value, reason.value)
-    assert dead.dead_letter_error_description == told.description != ""
+    assert (dead.dead_letter_reason, reported.reason) == (reason.value, reason.value)
+    assert dead.dead_letter_error_description == reported.description != ""
     assert scene.home(destination) == ["m2"]
 
 
-def test_c15_a_destination_that_is_down_holds_up_no_other_and_what_is_for_it_is_parked(scene: Scene) -> None:
+def test_c15_destination_that_is_down_holds_up_no_other_and_what_is_for_it_is_parked(scene: Scene) -> None:
     down, up = make_queue(scene.primary), make_queue(scene.primary)
     scene.set_status(down, EntityStatus.SEND_DISABLED)
     scene.divert(*((down if number % 2 else up, _message(number, session_id=f"s{number % 3}")) for number in range(12)))
     outcomes = scene.land(scene.lock(12))
-    assert _counts(outcomes) == {Kind.PARKED: 6, Kind.DELIVERED: 6}
-    parked = [outcome for outcome in outcomes if outcome.kind is Kind.PARKED]
+    assert _counts(outcomes) == {OutcomeKind.PARKED: 6, OutcomeKind.DELIVERED: 6}
+    parked = [outcome for outcome in outcomes if outcome.kind is OutcomeKind.PARKED]
     assert {outcome.session_id for outcome in parked} == {"s0", "s1", "s2"}
     assert all(outcome.cause and "disabled" in outcome.cause for outcome in parked)
     assert {message.state for message in scene.lying()} == {MessageState.DEFERRED}
@@ -244,7 +249,7 @@ def test_c15_what_comes_behind_a_parked_message_is_parked_too(scene: Scene) -> N
     destination = make_queue(scene.primary)
     scene.divert((destination, _message(1, session_id="a")))
     busy = frozenset({(scene.backlog, destination.lower())})
-    assert _counts(scene.land(scene.lock(1), landing=scene.landing(busy=busy))) == {Kind.PARKED: 1}
+    assert _counts(scene.land(scene.lock(1), landing=scene.landing(busy=busy))) == {OutcomeKind.PARKED: 1}
     assert scene.home(destination) == []
 
 
@@ -252,17 +257,20 @@ def test_c21_what_the_pair_holds_is_parked(scene: Scene) -> None:
     destination, other = make_queue(scene.primary), make_queue(scene.primary)
     scene.divert((destination, _message(1)), (other, _message(2)))
     held = Held(known={destination.lower(): True})
-    assert _counts(scene.land(scene.lock(2), landing=scene.landing(held=held))) == {Kind.PARKED: 1, Kind.DELIVERED: 1}
+    assert _counts(scene.land(scene.lock(2), landing=scene.landing(held=held))) == {
+        OutcomeKind.PARKED: 1,
+        OutcomeKind.DELIVERED: 1,
+    }
     assert (scene.home(destination), scene.home(other)) == ([], ["m2"])
 
 
-def test_c15_a_full_destination_is_waited_for(scene: Scene) -> None:
+def test_c15_full_destination_is_waited_for(scene: Scene) -> None:
     destination = make_queue(scene.primary, max_size_megabytes=1)
     scene.divert(*((destination, BrokeredMessage(b"x" * 60_000, message_id=f"m{number}")) for number in range(30)))
     counts = _counts(scene.land(scene.lock(30)))
-    assert counts[Kind.PARKED] + counts.get(Kind.DELIVERED, 0) == 30
-    assert counts[Kind.PARKED] > 0
-    assert len(scene.home(destination)) == counts.get(Kind.DELIVERED, 0)
+    assert counts[OutcomeKind.PARKED] + counts.get(OutcomeKind.DELIVERED, 0) == 30
+    assert counts[OutcomeKind.PARKED] > 0
+    assert len(scene.home(destination)) == counts.get(OutcomeKind.DELIVERED, 0)
 
 
 def test_c15_while_the_primary_is_away_everything_is_given_back_as_it_was(secondary: RunningNamespace) -> None:
@@ -273,7 +281,7 @@ def test_c15_while_the_primary_is_away_everything_is_given_back_as_it_was(second
         batch = scene.lock(5)
         primary.stop()
         outcomes = scene.land(batch)
-        assert _counts(outcomes) == {Kind.GIVEN_BACK: 5}
+        assert _counts(outcomes) == {OutcomeKind.GIVEN_BACK: 5}
         assert {message.state for message in scene.lying()} == {MessageState.ACTIVE}
         primary.start()
         deadline_s = time.monotonic() + 60
@@ -281,7 +289,7 @@ def test_c15_while_the_primary_is_away_everything_is_given_back_as_it_was(second
         while delivered < 5:  # the step finds out by itself that it is back, in its own time
             assert time.monotonic() < deadline_s
             time.sleep(0.1)
-            delivered += _counts(scene.land(scene.lock(5 - delivered))).get(Kind.DELIVERED, 0)
+            delivered += _counts(scene.land(scene.lock(5 - delivered))).get(OutcomeKind.DELIVERED, 0)
         assert sorted(scene.home(destination)) == [f"m{number}" for number in range(5)]
 
 
@@ -293,7 +301,7 @@ def test_c16_what_is_left_of_a_time_to_live_is_restored_and_what_has_none_left_i
     )
     batch = scene.lock(2)
     outcomes = scene.land(batch, landing=scene.landing(time_to_live=TimeToLive.REMAINING))
-    assert _counts(outcomes) == {Kind.DEAD_LETTERED: 1, Kind.DELIVERED: 1}
+    assert _counts(outcomes) == {OutcomeKind.DEAD_LETTERED: 1, OutcomeKind.DELIVERED: 1}
     [dead] = scene.lying(f"{scene.backlog}/$DeadLetterQueue")
     assert (dead.message_id, dead.dead_letter_reason) == ("m1", DeadLetterReason.EXPIRED.value)
     [arrived] = scene.lying(destination, scene.primary)
@@ -305,15 +313,15 @@ def test_c15_one_message_that_is_refused_does_not_take_its_neighbours_along(scen
     destination = make_queue(scene.primary, requires_session=True)
     scene.divert(*((destination, _message(number, session_id=None if number == 3 else "a")) for number in range(6)))
     outcomes = scene.land(scene.lock(6))
-    assert _counts(outcomes) == {Kind.DELIVERED: 5, Kind.DEAD_LETTERED: 1}
+    assert _counts(outcomes) == {OutcomeKind.DELIVERED: 5, OutcomeKind.DEAD_LETTERED: 1}
     assert scene.home(destination) == ["m0", "m1", "m2", "m4", "m5"]
 
 
-def test_many_messages_of_many_destinations_land_in_order(scene: Scene) -> None:
+def test_many_messages_of_many_destinations_are_delivered_in_order(scene: Scene) -> None:
     destinations = [make_queue(scene.primary) for _ in range(7)]
     for start in range(0, 6_000, 500):
         scene.divert(*((destinations[number % 7], _message(number)) for number in range(start, start + 500)))
-    assert _counts(scene.land(scene.lock(6_000))) == {Kind.DELIVERED: 6_000}
+    assert _counts(scene.land(scene.lock(6_000))) == {OutcomeKind.DELIVERED: 6_000}
     for index, path in enumerate(destinations):
         expected = [f"m{number}" for number in range(6_000) if number % 7 == index]
         assert scene.home(path) == expected[:1_000]
@@ -331,20 +339,20 @@ def test_c15_what_was_parked_is_remembered_as_long_as_the_task_runs(scene: Scene
         scene.set_status(destination, EntityStatus.ACTIVE)
         yield batch.slice(3)
 
-    outcomes = [Outcome.from_row(row) for one in scene.landing()(batches()) for row in one.to_pylist()]
-    assert _counts(outcomes) == {Kind.PARKED: 6}
+    outcomes = [DeliveryOutcome.from_row(row) for one in scene.landing()(batches()) for row in one.to_pylist()]
+    assert _counts(outcomes) == {OutcomeKind.PARKED: 6}
     assert scene.home(destination) == []
 
 
-def test_c15_what_somebody_else_has_parked_in_between_is_told_of_and_waited_for(scene: Scene) -> None:
+def test_c15_message_parked_by_another_receiver_is_reported_and_waited_for(scene: Scene) -> None:
     destination, other = make_queue(scene.primary), make_queue(scene.primary)
     paths = [other, destination, destination, other]
     scene.divert(*((path, _message(number, session_id="a")) for number, path in enumerate(paths)))
     batch = scene.lock(4)
     scene.defer(batch.slice(1, 1))
     outcomes = scene.land(pa.Table.from_batches([batch.slice(0, 1), batch.slice(2)]).combine_chunks().to_batches()[0])
-    assert _counts(outcomes) == {Kind.DELIVERED: 2, Kind.FOUND: 1, Kind.PARKED: 1}
-    [found] = [outcome for outcome in outcomes if outcome.kind is Kind.FOUND]
+    assert _counts(outcomes) == {OutcomeKind.DELIVERED: 2, OutcomeKind.FOUND: 1, OutcomeKind.PARKED: 1}
+    [found] = [outcome for outcome in outcomes if outcome.kind is OutcomeKind.FOUND]
     assert (found.destination, found.session_id, str(found.numbers)) == (destination, "a", "2")
     assert scene.home(destination) == []
 
@@ -357,17 +365,30 @@ def test_c15_what_the_pair_holds_because_the_primary_is_away_is_not_parked(secon
         batch = scene.lock(5)
         primary.stop()
         held = Held(known={destination.lower(): True})
-        assert _counts(scene.land(batch, landing=scene.landing(held=held))) == {Kind.GIVEN_BACK: 5}
+        assert _counts(scene.land(batch, landing=scene.landing(held=held))) == {OutcomeKind.GIVEN_BACK: 5}
         assert {message.state for message in scene.lying()} == {MessageState.ACTIVE}
         primary.start()
 
 
-def test_c15_a_task_that_is_run_again_leaves_what_it_has_parked_where_it_is(scene: Scene) -> None:
+def test_c15_task_that_is_run_again_leaves_what_it_has_parked_where_it_is(scene: Scene) -> None:
     destination = make_queue(scene.primary)
     scene.divert(*((destination, _message(number)) for number in range(3)))
     batch = scene.lock(3)
     scene.set_status(destination, EntityStatus.SEND_DISABLED)
-    assert _counts(scene.land(batch)) == {Kind.PARKED: 3}
+    assert _counts(scene.land(batch)) == {OutcomeKind.PARKED: 3}
     scene.set_status(destination, EntityStatus.ACTIVE)
-    assert _counts(scene.land(batch)) == {Kind.FOUND: 3}
+    assert _counts(scene.land(batch)) == {OutcomeKind.FOUND: 3}
     assert scene.home(destination) == []
+
+
+def test_c15_backlog_queue_deleted_under_a_batch_takes_its_messages_with_it_and_fails_nothing(
+    scene: Scene, primary: RunningNamespace, secondary: RunningNamespace
+) -> None:
+    path, other = make_queue(primary), Scene(primary, secondary)
+    scene.divert((path, BrokeredMessage(b"lost", message_id="lost")))
+    other.divert((path, BrokeredMessage(b"kept", message_id="kept")))
+    batch = pa.concat_batches([scene.lock(1), other.lock(1)])
+    scene.delete_backlog()
+    (outcome,) = scene.land(batch)
+    assert (outcome.kind, outcome.queue) == (OutcomeKind.DELIVERED, other.backlog)
+    assert scene.home(path) == ["kept"]

@@ -1,4 +1,4 @@
-"""Reports in a real browser: nothing is cut off, and nothing runs into anything else."""
+"""Reports in a real browser: nothing is cut off, and nothing overlaps."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ from typing import Any, Final
 
 import pytest
 
-from pairbus.jobs.cost.page import html_page
-from pairbus.jobs.cost.report import Report, Section
+from pairbus.jobs.cost.report import CostReport, Section, html_page
 from pairbus.jobs.reconcile.page import as_page
 from tests.console.browser import chromium
 from tests.jobs.wide_reports import LONG, wide_report
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-BILL: Final = Report(
+BILL: Final = CostReport(
     heading="A bill of 1.23 USD",
     sections=(
         Section(

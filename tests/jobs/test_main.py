@@ -1,4 +1,4 @@
-"""The syphon as `spark-submit` runs it: a file, with arguments that tell where the connection strings are."""
+"""The syphon as `spark-submit` runs it: a file, with arguments that reference the connection strings."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def run(command: list[str], variables: Mapping[str, str]) -> subprocess.Complete
 
 
 @pytest.mark.parametrize("how", [["-m", main.__name__], [str(main.__file__)]], ids=["module", "file"])
-def test_it_runs_as_a_module_and_as_a_file(namespaces: Namespaces, name: str, how: list[str]) -> None:
+def test_syphon_runs_as_module_and_as_file(namespaces: Namespaces, name: str, how: list[str]) -> None:
     make_backlog(namespaces, name, 1)
     done = run([sys.executable, *how, "--name", name, "--once"], environment(namespaces))
     assert (done.returncode, done.stderr) == (0, "")
@@ -60,33 +60,36 @@ def test_it_runs_as_a_module_and_as_a_file(namespaces: Namespaces, name: str, ho
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--primary", KEY], "say where one is: env:NAME or file:/path"),
-        ([KEY], "there is no argument"),
+        (
+            ["--primary", KEY],
+            "must be a reference to a connection string, not the string itself: env:NAME or file:/path",
+        ),
+        ([KEY], "unknown argument"),
         (
             ["--primary", "env:NOBODY_HAS_SET_IT"],
-            "a connection says env:NOBODY_HAS_SET_IT, and that variable is not set",
+            "a connection is env:NOBODY_HAS_SET_IT, but that variable is not set",
         ),
-        (["--primary", "@/nowhere/at/all"], "a connection says file:/nowhere/at/all, and that cannot be read"),
+        (["--primary", "@/nowhere/at/all"], "a connection is file:/nowhere/at/all, but that file cannot be read"),
         (["--long-poll", "soon"], "a time from 1 second to 1 day"),
-        (["--backlog-queues", "0"], "a number from 1 on"),
+        (["--backlog-queues", "0"], "must be a number from 1 to 10,000,000, got '0'"),
         (["--time-to-live", "half"], "--time-to-live"),
     ],
     ids=["string", "loose string", "variable", "file", "time", "count", "time to live"],
 )
-def test_what_is_not_meant_is_code_2_and_repeats_no_key(
+def test_invalid_arguments_exit_with_code_2_and_show_no_key(
     capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
 ) -> None:
     with pytest.raises(SystemExit) as ended:
         main.main(arguments)
     assert ended.value.code == 2
-    told = capsys.readouterr().err
-    assert said in told
-    assert "c2VjcmV0" not in told
+    reported = capsys.readouterr().err
+    assert said in reported
+    assert "c2VjcmV0" not in reported
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_d2_it_is_submitted_to_spark(namespaces: Namespaces, name: str, tmp_path: Path) -> None:
+def test_d2_syphon_runs_with_spark_submit(namespaces: Namespaces, name: str, tmp_path: Path) -> None:
     divert(namespaces, name, "orders", 100)
     java = java_home(os.environ, packaged_java_home())
     variables = {
@@ -102,7 +105,7 @@ def test_d2_it_is_submitted_to_spark(namespaces: Namespaces, name: str, tmp_path
     assert done.returncode == 0, done.stderr[-3000:]
     assert len(received(namespaces.primary, "orders")) == 100
     assert count_in(namespaces.secondary, name) == 0
-    assert " INFO MicroBatchExecution" not in done.stderr  # Spark's log, of which there is a lot otherwise
+    assert " INFO MicroBatchExecution" not in done.stderr  # Spark's log is verbose otherwise
     events = [json.loads(line) for line in done.stdout.splitlines()]
     assert events[-1]["event"] == "ended"
     assert events[-1]["brought_home"] == 100

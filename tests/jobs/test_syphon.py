@@ -15,23 +15,29 @@ from uuid import uuid4
 import pytest
 from pyspark.sql import SparkSession
 
-from pairbus import BrokeredMessage, EntityStatus, MessagingFactory, NamespaceManager, ReceiveMode
-from pairbus.client.connection_string import open_connection_string
+from pairbus import (
+    BrokeredMessage,
+    EntityStatus,
+    MessagingFactory,
+    NamespaceManager,
+    NamespacePair,
+    ReceiveMode,
+    SendAvailabilityPairedNamespaceOptions,
+)
+from pairbus.client.endpoint import open_connection_string
 from pairbus.client.message import encode_brokered
 from pairbus.client.received_message import MessageState
 from pairbus.dialect.transfer import PATH, TIME_TO_LIVE, divert
-from pairbus.jobs.syphon.batch_report import BatchReport
-from pairbus.jobs.syphon.outcome import Kind
+from pairbus.jobs.syphon.outcome import BatchReport, OutcomeKind
 from pairbus.jobs.syphon.settings import SparkSyphonSettings
 from pairbus.jobs.syphon.spark_syphon import SparkSyphon
 from pairbus.pairing.events import MessageDeadLettered, PairEvent
-from pairbus.pairing.pump import InProcessSyphon
-from pairbus.pairing.syphon import Held, SyphonContext, SyphonSettings
+from pairbus.pairing.syphon import Held, InProcessSyphon, SyphonContext, SyphonSettings
 from pairbus.spark.session import ensured_session
 from pairbus.testing import RunningNamespace, running_namespace
 from tests.client.stage import make_queue
 from tests.jobs.freight import Freight, Strings, dead_letters, depth, look, make_backlog, make_queues, send_raw
-from tests.jobs.waiting import eventually
+from tests.waiting import eventually_async
 
 LIMIT_S: Final = 500.0
 
@@ -67,7 +73,7 @@ def play(scenario: Coroutine[Any, Any, None]) -> None:
 
 @dataclass(slots=True, kw_only=True)
 class Scene:
-    """A pair with a backlog of its own, and what syphons tell."""
+    """A pair with a backlog of its own, and the events of syphons."""
 
     strings: Strings
     spark: SparkSession
@@ -127,7 +133,7 @@ class Scene:
         async def is_empty() -> bool:
             return await self.left() == 0
 
-        await eventually(is_empty)
+        await eventually_async(is_empty)
 
 
 @asynccontextmanager
@@ -171,12 +177,12 @@ async def receive_all(factory: MessagingFactory, path: str) -> int:
     return count
 
 
-def test_d2_what_lies_in_the_backlog_is_brought_home(strings: Strings, spark: SparkSession, tmp_path: Path) -> None:
+def test_d2_backlog_is_delivered(strings: Strings, spark: SparkSession, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with scene(strings, spark, tmp_path) as at:
             freight = Freight(await at.destinations(2), at.queues)
             await freight.load(at.secondary, 100)
-            assert (await at.drain()).counts[Kind.DELIVERED] == 100
+            assert (await at.drain()).counts[OutcomeKind.DELIVERED] == 100
             (await freight.arrivals(at.primary)).assert_exact()
             assert await at.left() == 0
 
@@ -200,7 +206,7 @@ def test_c15_once_what_can_be_delivered_is_and_the_rest_is_parked_or_dead_letter
             arrived = await freight.arrivals(at.primary)
             arrived.assert_exact()
             assert not arrived.disordered
-            assert drained.counts[Kind.DELIVERED] == drained.status.syphoned == 2_000
+            assert drained.counts[OutcomeKind.DELIVERED] == drained.status.syphoned == 2_000
             assert {*drained.status.waiting} == {*down}
             parked = [one for path in at.queues for one in await look(at.secondary, path)]
             assert [one.state for one in parked] == [MessageState.DEFERRED] * 300
@@ -208,15 +214,15 @@ def test_c15_once_what_can_be_delivered_is_and_the_rest_is_parked_or_dead_letter
             dead = {one.dead_letter_reason: one for one in await dead_letters(at.secondary, at.queues)}
             assert {*dead} == {*poison(good[0])}
             assert "'nowhere'" in str(dead["PairbusEntityNotFound"].dead_letter_error_description)
-            told = [event for event in at.events if isinstance(event, MessageDeadLettered)]
-            assert {event.reason for event in told} == {*dead}
-            assert {event.path for event in told} == {None, good[0], f"{good[0]}/$DeadLetterQueue", "nowhere"}
+            reported = [event for event in at.events if isinstance(event, MessageDeadLettered)]
+            assert {event.reason for event in reported} == {*dead}
+            assert {event.path for event in reported} == {None, good[0], f"{good[0]}/$DeadLetterQueue", "nowhere"}
 
             async with at.running() as syphon:
                 for path in down:
                     await at.set_status(path, EntityStatus.ACTIVE)
                 await at.emptied()
-                await eventually(lambda: syphon.status.syphoned == 300)  # it is told after they are gone
+                await eventually_async(lambda: syphon.status.syphoned == 300)  # it is told after they are gone
             arrived = await waiting.arrivals(at.primary)
             arrived.assert_exact()
             assert not arrived.disordered
@@ -225,7 +231,7 @@ def test_c15_once_what_can_be_delivered_is_and_the_rest_is_parked_or_dead_letter
 
 
 @pytest.mark.slow
-def test_c15_a_running_syphon_keeps_up_with_a_backlog_that_grows_and_outlives_the_primary(
+def test_c15_running_syphon_keeps_up_with_a_backlog_that_grows_and_outlives_the_primary(
     strings: Strings, primary: RunningNamespace, spark: SparkSession, tmp_path: Path
 ) -> None:
     async def scenario() -> None:
@@ -241,17 +247,17 @@ def test_c15_a_running_syphon_keeps_up_with_a_backlog_that_grows_and_outlives_th
 
                 await asyncio.to_thread(primary.stop)
                 await freight.load(at.secondary, 500)
-                await eventually(lambda: Kind.GIVEN_BACK in syphon.counts)
+                await eventually_async(lambda: OutcomeKind.GIVEN_BACK in syphon.counts)
                 await asyncio.to_thread(primary.start)
                 await at.emptied()
-                assert Kind.PARKED not in syphon.counts
+                assert OutcomeKind.PARKED not in syphon.counts
             (await freight.arrivals(at.primary)).assert_complete()
 
     play(scenario())
 
 
 @pytest.mark.slow
-def test_c15_locks_that_are_short_are_renewed_until_a_batch_is_brought_home(
+def test_c15_short_locks_are_renewed_until_a_batch_is_delivered(
     strings: Strings, spark: SparkSession, tmp_path: Path
 ) -> None:
     lock_s = 15
@@ -267,13 +273,13 @@ def test_c15_locks_that_are_short_are_renewed_until_a_batch_is_brought_home(
             syphon = at.syphon(max_messages=2_000, held=held_later)
             await syphon.drain()
             await syphon.close()
-            assert syphon.counts == {Kind.DELIVERED: 2_000}
+            assert syphon.counts == {OutcomeKind.DELIVERED: 2_000}
             (await freight.arrivals(at.primary)).assert_exact()
 
     play(scenario())
 
 
-def test_e4_a_factory_without_a_connection_string_is_told_what_executors_need(
+def test_e4_factory_without_a_connection_string_raises_with_advice(
     strings: Strings, spark: SparkSession, tmp_path: Path
 ) -> None:
     async def scenario() -> None:
@@ -283,7 +289,9 @@ def test_e4_a_factory_without_a_connection_string_is_told_what_executors_need(
             MessagingFactory.create(endpoint, token_provider) as secondary,
         ):
             syphon = SparkSyphon(replace(at.context(), secondary=secondary), SparkSyphonSettings(session=spark))
-            with pytest.raises(ValueError, match=r"secondary namespace was not made from a connection string"):
+            with pytest.raises(
+                ValueError, match=r"factory of the secondary namespace has no connection string for the executors"
+            ):
                 await syphon.start()
             await syphon.close()
             assert not secondary.is_closed
@@ -296,7 +304,7 @@ def test_e4_a_factory_without_a_connection_string_is_told_what_executors_need(
 
 
 @pytest.mark.slow
-def test_c14_an_idle_syphon_asks_no_more_than_its_long_polls(
+def test_c14_idle_syphon_asks_no_more_than_its_long_polls(
     strings: Strings, spark: SparkSession, tmp_path: Path
 ) -> None:
     async def scenario() -> None:
@@ -306,14 +314,14 @@ def test_c14_an_idle_syphon_asks_no_more_than_its_long_polls(
             await at.emptied()
             loop = asyncio.get_running_loop()
 
-            async def told_anew() -> tuple[int, float]:
+            async def read_counts() -> tuple[int, float]:
                 before = syphon.status.receives
-                await eventually(lambda: syphon.status.receives > before)
+                await eventually_async(lambda: syphon.status.receives > before)
                 return syphon.status.receives, loop.time()
 
-            before, began_s = await told_anew()
+            before, began_s = await read_counts()
             await asyncio.sleep(30)
-            receives, ended_s = await told_anew()
+            receives, ended_s = await read_counts()
             assert receives - before >= len(at.queues)
             # What it tells first may be ten seconds old, and more where many share the processors.
             assert receives - before <= len(at.queues) * ((ended_s - began_s + 25) / 3 + 1)
@@ -322,7 +330,7 @@ def test_c14_an_idle_syphon_asks_no_more_than_its_long_polls(
 
 
 @pytest.mark.slow
-def test_c15_a_full_destination_is_waited_for_and_holds_up_no_other(
+def test_c15_full_destination_is_waited_for_and_holds_up_no_other(
     strings: Strings, primary: RunningNamespace, spark: SparkSession, tmp_path: Path
 ) -> None:
     async def scenario() -> None:
@@ -337,8 +345,8 @@ def test_c15_a_full_destination_is_waited_for_and_holds_up_no_other(
                 async def others_are_home() -> bool:
                     return not (await freight.arrivals(at.primary)).lost
 
-                await eventually(others_are_home)
-                await eventually(lambda: {*syphon.status.waiting} == {full})
+                await eventually_async(others_are_home)
+                await eventually_async(lambda: {*syphon.status.waiting} == {full})
                 assert await at.left() > 0
                 assert await receive_all(at.primary, full) >= 10
                 await at.emptied()
@@ -351,7 +359,7 @@ def test_c15_a_full_destination_is_waited_for_and_holds_up_no_other(
 
 
 @pytest.mark.slow
-def test_c15_a_destination_that_comes_and_goes_gets_everything_in_order(
+def test_c15_destination_that_comes_and_goes_gets_everything_in_order(
     strings: Strings, spark: SparkSession, tmp_path: Path
 ) -> None:
     async def scenario() -> None:
@@ -366,7 +374,7 @@ def test_c15_a_destination_that_comes_and_goes_gets_everything_in_order(
                     await at.set_status(flapping[0], status)
                     await asyncio.sleep(1.5)
                 await at.emptied()
-                await eventually(lambda: syphon.status.syphoned >= 1_800)  # it is told after they are gone
+                await eventually_async(lambda: syphon.status.syphoned >= 1_800)  # it is told after they are gone
             arrived = await freight.arrivals(at.primary)
             arrived.assert_exact()
             assert not arrived.disordered
@@ -426,13 +434,13 @@ def test_c15_two_syphons_at_once(
             settings = SparkSyphonSettings(session=spark, checkpoint=tmp_path / "other", max_messages=400)
             second = SparkSyphon(context, settings) if other == "spark" else InProcessSyphon(context)
             async with at.running(max_messages=400) as first:
-                await eventually(lambda: first.status.syphoned > 0)
+                await eventually_async(lambda: first.status.syphoned > 0)
                 try:  # one on Spark first waits for the locks of what lies before
                     await second.start()
                     await freight.load(at.secondary, 1_000)
                     await at.emptied()
                     # a batch is counted when it ends, which is after its messages are gone
-                    await eventually(lambda: first.status.syphoned + second.status.syphoned == 5_000)
+                    await eventually_async(lambda: first.status.syphoned + second.status.syphoned == 5_000)
                 finally:
                     await second.close()
             (await freight.arrivals(at.primary)).assert_exact()
@@ -452,7 +460,7 @@ def test_c15_it_can_be_closed_while_the_primary_is_away(
             await asyncio.to_thread(primary.stop)
             try:
                 await freight.load(at.secondary, 200)
-                await eventually(lambda: Kind.GIVEN_BACK in syphon.counts)
+                await eventually_async(lambda: OutcomeKind.GIVEN_BACK in syphon.counts)
                 await asyncio.wait_for(syphon.close(), 60)
                 assert await at.left() == 200
             finally:
@@ -464,3 +472,75 @@ def test_c15_it_can_be_closed_while_the_primary_is_away(
             (await freight.arrivals(at.primary)).assert_exact()
 
     play(scenario())
+
+
+@pytest.mark.slow
+def test_d2_queue_deleted_under_a_pair_is_created_again_and_drained_by_the_query_that_runs(
+    strings: Strings, spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        async with (
+            scene(strings, spark, tmp_path) as at,
+            NamespaceManager.from_connection_string(strings.secondary) as manager,
+        ):
+            (path,) = await at.destinations(1)
+            settings = SparkSyphonSettings(session=spark, checkpoint=tmp_path / "pair")
+            options = SendAvailabilityPairedNamespaceOptions(
+                manager,
+                at.secondary,
+                3,
+                enable_syphon=True,
+                primary_name=at.name,
+                syphon=SyphonSettings(long_poll=timedelta(seconds=2)),
+                syphon_engine=lambda context: SparkSyphon(context, settings),
+            )
+            pair = await at.primary.pair_namespace(options)
+            await eventually_async(lambda: _receives(pair) > 0)  # the query runs
+            await manager.delete_queue(at.queues[1])
+            await eventually_async(lambda: pair.status().backlog_queues[1].recreated == 1)
+            await eventually_async(lambda: all(one.is_used for one in pair.status().backlog_queues))
+            message = BrokeredMessage(b"new", message_id="new")
+            await send_raw(at.secondary, at.queues[1], [divert(encode_brokered(message), path)])
+            await at.emptied()
+            assert [one.message_id for one in await look(at.primary, path)] == ["new"]
+            await at.primary.close()
+
+    with caplog.at_level("INFO", "pairbus.jobs"):
+        play(scenario())
+    reported = [record.getMessage() for record in caplog.records]
+    assert len([text for text in reported if text.startswith("backlog queue not found, waiting for it")]) == 1
+    assert not [text for text in reported if "restarting" in text], "the query has ended"
+
+
+def _receives(pair: NamespacePair) -> int:
+    status = pair.status().syphon
+    return 0 if status is None else status.receives
+
+
+@pytest.mark.slow
+def test_c15_queue_that_stays_deleted_holds_up_no_other(
+    strings: Strings, spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        async with scene(strings, spark, tmp_path) as at:
+            async with at.running() as syphon, NamespaceManager.from_connection_string(strings.secondary) as manager:
+                lost, kept = await at.destinations(2)
+                await manager.delete_queue(at.queues[0])
+                await eventually_async(lambda: at.queues[0] in syphon._missing)
+                for number in range(20):
+                    message = BrokeredMessage(b"kept", message_id=str(number))
+                    await send_raw(at.secondary, at.queues[1], [divert(encode_brokered(message), kept)])
+                    await asyncio.sleep(1)
+                await eventually_async(lambda: syphon.status.syphoned == 20)
+                await manager.create_queue(at.queues[0])
+                message = BrokeredMessage(b"found", message_id="found")
+                await send_raw(at.secondary, at.queues[0], [divert(encode_brokered(message), lost)])
+                await eventually_async(lambda: syphon.status.syphoned == 21)
+            assert [one.message_id for one in await look(at.primary, lost)] == ["found"]
+            assert len(await look(at.primary, kept)) == 20
+
+    with caplog.at_level("INFO", "pairbus.jobs"):
+        play(scenario())
+    reported = [record.getMessage() for record in caplog.records]
+    assert len([text for text in reported if text.startswith("backlog queue not found, waiting for it")]) == 1
+    assert not [text for text in reported if "restarting" in text], "the query has ended"

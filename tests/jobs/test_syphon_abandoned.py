@@ -22,7 +22,7 @@ from pairbus.testing import running_namespace
 from tests.docs.snippets import ROOT
 from tests.jobs.freight import Freight, Strings, backlog_queues, make_backlog, make_queues
 from tests.jobs.processes import kill_session, members
-from tests.jobs.waiting import eventually
+from tests.waiting import eventually_async
 
 START_S: Final = 240.0
 END_S: Final = 120.0
@@ -34,7 +34,7 @@ HOME: Final = "home\n"
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_an_application_that_never_closes_its_syphon_ends_all_the_same() -> None:
+def test_application_that_does_not_close_its_syphon_exits() -> None:
     with running_namespace("contoso") as primary, running_namespace("fabrikam") as secondary:
         asyncio.run(load(Strings(primary=primary.connection_string, secondary=secondary.connection_string)))
         variables = {PRIMARY: primary.connection_string, SECONDARY: secondary.connection_string}
@@ -50,7 +50,7 @@ def test_an_application_that_never_closes_its_syphon_ends_all_the_same() -> None
             assert process.stdout is not None
             assert process.stdout.readline() == HOME
             assert process.wait(END_S) == 0
-            asyncio.run(eventually(lambda: not members(process.pid), END_S))
+            asyncio.run(eventually_async(lambda: not members(process.pid), END_S))
         finally:
             kill_session(process.pid)
             process.communicate()
@@ -75,7 +75,7 @@ async def application() -> None:
     )
     syphon = SparkSyphon(context, SparkSyphonSettings(master="local[1]"))
     await syphon.start()
-    await eventually(lambda: syphon.status.syphoned == MESSAGES, START_S)
+    await eventually_async(lambda: syphon.status.syphoned == MESSAGES, START_S)
     print(HOME, end="", flush=True)
 
 

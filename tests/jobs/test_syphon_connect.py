@@ -56,7 +56,7 @@ def connect_server(environment: dict[str, str], log: Path) -> Iterator[str]:
 
 
 def spark_environment(strings: Strings) -> dict[str, str]:
-    """What Spark's processes are started with: a Java, a Python, and the connection strings."""
+    """Return the environment of Spark's processes: a Java, a Python, and the connection strings."""
     home = java_home(os.environ, packaged_java_home())
     return {
         **{name: value for name, value in os.environ.items() if name != "JAVA_HOME"},
@@ -68,7 +68,7 @@ def spark_environment(strings: Strings) -> dict[str, str]:
 
 
 def syphon_once(address: str, environment: dict[str, str]) -> tuple[int, list[dict[str, object]]]:
-    """The command, as somebody runs it who has the address; its code and its lines."""
+    """Run the command with the address; return its exit code and output."""
     command = [sys.executable, "-m", "pairbus.jobs.syphon.main", "--master", address, "--name", "contoso"]
     found = subprocess.run(
         [*command, "--once", "--json"], env=environment, capture_output=True, text=True, timeout=150, check=False
@@ -83,7 +83,7 @@ async def set_status(primary: str, path: str, status: EntityStatus) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(500)
-def test_d2_a_syphon_through_spark_connect_and_what_is_parked_comes_home_the_next_time(tmp_path: Path) -> None:
+def test_d2_syphon_over_spark_connect_delivers_parked_messages_in_the_next_run(tmp_path: Path) -> None:
     with running_namespace("contoso") as primary, running_namespace("fabrikam") as secondary:
         strings = Strings(primary=primary.connection_string, secondary=secondary.connection_string)
 
@@ -103,12 +103,12 @@ def test_d2_a_syphon_through_spark_connect_and_what_is_parked_comes_home_the_nex
         freight, down = asyncio.run(prepare())
         environment = spark_environment(strings)
         with connect_server(environment, tmp_path / "spark.log") as address:
-            code, told = syphon_once(address, environment)
-            batches = [line for line in told if line["event"] == "batch"]
+            code, reported = syphon_once(address, environment)
+            batches = [line for line in reported if line["event"] == "batch"]
             assert (sum(int(str(line["delivered"])) for line in batches), code) == (100, 3)
             assert sum(int(str(line["parked"])) for line in batches) == 100
-            assert [line["destination"] for line in told if line["event"] == "waiting"] == [down]
+            assert [line["destination"] for line in reported if line["event"] == "waiting"] == [down]
             asyncio.run(set_status(strings.primary, down, EntityStatus.ACTIVE))
-            code, told = syphon_once(address, environment)
-            assert code == 0, told
+            code, reported = syphon_once(address, environment)
+            assert code == 0, reported
         asyncio.run(check(freight))

@@ -15,15 +15,14 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from pairbus import MessagingFactory
-from pairbus.jobs.syphon.connection_files import ConnectionFiles
-from pairbus.jobs.syphon.settings import SparkSyphonSettings
+from pairbus.jobs.syphon.settings import ConnectionFiles, SparkSyphonSettings
 from pairbus.jobs.syphon.spark_syphon import SparkSyphon
 from pairbus.pairing.syphon import SyphonContext, SyphonSettings
-from pairbus.spark.connection_reference import ConnectionReference
+from pairbus.spark.connections import ConnectionReference
 from pairbus.spark.session import ensured_session, is_alive
 from pairbus.testing import running_namespace
 from tests.jobs.freight import Freight, Strings, make_backlog, make_queues
-from tests.jobs.waiting import eventually
+from tests.waiting import eventually_async
 
 
 def play(scenario: Coroutine[Any, Any, None]) -> None:
@@ -50,7 +49,7 @@ def java_process() -> int:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_d2_a_syphon_outlives_its_java_and_leaves_nothing_behind() -> None:
+def test_d2_syphon_outlives_its_java_and_leaves_nothing_behind() -> None:
     with running_namespace("contoso") as primary, running_namespace("fabrikam") as secondary:
         strings = Strings(primary=primary.connection_string, secondary=secondary.connection_string)
 
@@ -62,19 +61,19 @@ def test_d2_a_syphon_outlives_its_java_and_leaves_nothing_behind() -> None:
                 syphon = SparkSyphon(context(home, away, queues), SparkSyphonSettings(master="local[2]"))
                 await syphon.start()
                 await freight.load(away, 50)
-                await eventually(lambda: syphon.status.syphoned >= 50)
+                await eventually_async(lambda: syphon.status.syphoned >= 50)
                 os.kill(java_process(), signal.SIGKILL)
                 await freight.load(away, 50)
 
                 async def is_home() -> bool:
                     return not (await freight.arrivals(home)).lost
 
-                await eventually(is_home)
-                await eventually(lambda: syphon.status.syphoned >= 100)
+                await eventually_async(is_home)
+                await eventually_async(lambda: syphon.status.syphoned >= 100)
                 (await freight.arrivals(home)).assert_complete()
                 before = syphon.uncounted_batches
                 await freight.load(away, 4_000)
-                await eventually(lambda: not syphon._at_rest.is_set())  # a batch is under way
+                await eventually_async(lambda: not syphon._is_idle.is_set())  # a batch is under way
                 os.kill(java_process(), signal.SIGKILL)
                 await syphon.finish()
                 assert syphon.uncounted_batches == before + 1
@@ -88,7 +87,7 @@ def test_d2_a_syphon_outlives_its_java_and_leaves_nothing_behind() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_d2_the_last_of_several_syphons_ends_the_session() -> None:
+def test_d2_last_of_several_syphons_ends_the_session() -> None:
     with running_namespace("contoso") as primary, running_namespace("fabrikam") as secondary:
         strings = Strings(primary=primary.connection_string, secondary=secondary.connection_string)
 
@@ -106,7 +105,7 @@ def test_d2_the_last_of_several_syphons_ends_the_session() -> None:
                 await first.close()
                 assert is_alive(session)
                 await freight.load(away, 20)
-                await eventually(lambda: second.status.syphoned == 20)
+                await eventually_async(lambda: second.status.syphoned == 20)
                 await second.close()
                 assert not is_alive(session)
 
@@ -115,7 +114,7 @@ def test_d2_the_last_of_several_syphons_ends_the_session() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(200)
-def test_a_session_that_others_need_goes_on() -> None:
+def test_session_of_another_owner_is_not_stopped() -> None:
     with ensured_session("local[1]") as outer:
         with ensured_session("local[1]") as inner:
             assert inner is outer

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from pairbus.jobs.reconcile.report import EntityCounts, Report
-from pairbus.jobs.reconcile.totals import MEASURES
-from pairbus.jobs.reconcile.waits import EDGES
+from pairbus.jobs.reconcile.reconciliation import MEASURES
+from pairbus.jobs.reconcile.report import EDGES, EntityTotals, ReconcileReport
 from tests.jobs.reconcile.sample import SAMPLE, counts, point
 
 LONG: Final = "contoso.warehouse/orders-by-region_europe/subscriptions/everything-that-was-paid"
@@ -26,14 +25,14 @@ _USUAL: Final = counts(
 )
 
 
-def wide_report(*, every_measure: bool = False) -> Report:
-    """A report as of a busy pair; with every measure, it has more columns than a screen."""
+def wide_report(*, every_measure: bool = False) -> ReconcileReport:
+    """Return a report of a busy pair; with every measure it has more columns than a screen."""
     found = dict.fromkeys(MEASURES, 1_234_567_890) if every_measure else _USUAL
     return replace(
         SAMPLE,
         primary="a-namespace-with-a-name-of-fifty-characters-or-so",
-        total=EntityCounts(entity="", counts=found),
-        entities=tuple(EntityCounts(entity=name, counts=found) for name in ("orders", LONG)),
+        total=EntityTotals(entity="", counts=found),
+        entities=tuple(EntityTotals(entity=name, counts=found) for name in ("orders", LONG)),
         missing=tuple(replace(SAMPLE.missing[0], entity=LONG, message_id=name) for name in (ID, "plain-id")),
         duplicated=(replace(SAMPLE.duplicated[0], entity=LONG, message_id=ID),),
         waits=replace(SAMPLE.waits, histogram=tuple(2_500_000 * number for number in range(len(EDGES) + 1))),

@@ -1,4 +1,4 @@
-"""A machine without pyarrow: the words of a ledger are there, and one that is asked for says what is missing."""
+"""A machine without pyarrow: the ledger's package can be imported, and opening a ledger names the missing package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Python in a process of its own, for what can kill a process or must not touch ours."""
+"""Python child processes, for tests that kill a process or must not affect this one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ROOT: Final = Path(__file__).parents[2]
 
 
 def start(module: str, *arguments: object) -> subprocess.Popen[str]:
-    """Start a module of these tests; its errors come with its output."""
+    """Start a module of these tests, with stderr redirected to stdout."""
     return subprocess.Popen(
         [sys.executable, "-m", f"tests.ledger.{module}", *map(str, arguments)],
         cwd=ROOT,
@@ -23,7 +23,7 @@ def start(module: str, *arguments: object) -> subprocess.Popen[str]:
 
 
 def run(module: str, *arguments: object, deadline_s: float = 120.0) -> str:
-    """Run a module of these tests to its end, and return what it said."""
+    """Run a module of these tests to its end, and return its output."""
     with start(module, *arguments) as process:
         try:
             said, _ = process.communicate(timeout=deadline_s)

@@ -1,6 +1,6 @@
-"""Writes a ledger where the system lets no file grow, sees what becomes of it, and goes on when there is room again.
+"""Writes a ledger while the system lets no file grow, checks the result, and continues when there is space again.
 
-The limit on the size of files is the process's own, so the errors are the system's, and nobody else is disturbed.
+The limit on file sizes applies to this process alone, so the errors are real, and no other process is affected.
 """
 
 from __future__ import annotations
@@ -15,25 +15,16 @@ from typing import Final
 
 from pairbus.ledger import LIVES, OPERATIONS, Ledger, LedgerSettings
 from pairbus.ledger.journal import read_journal
-from pairbus.ledger.stem import Stem
-from tests.ledger.entries import (
-    NAMESPACE,
-    START_MS,
-    eventually,
-    journals_in,
-    life_row,
-    lives_from,
-    read_ledger,
-    sort_of,
-    tally_of,
-)
+from pairbus.ledger.schema import LedgerFileName
+from tests.ledger.entries import NAMESPACE, START_MS, counts_of, journals_in, key_of, life_row, lives_from, read_ledger
+from tests.waiting import eventually
 
 SETTINGS: Final = LedgerSettings(flush_s=0.01, retry_s=0.02, most_waiting=1_000, most_operations=200)
 AT_A_TIME: Final = 100
 
 
 class Lines(logging.Handler):
-    """What was logged."""
+    """Collects log lines."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,7 +43,7 @@ def limit_files(size: int) -> None:
 
 
 def fill(ledger: Ledger, number: int = 0) -> int:
-    """Write until something is refused; tells the number of the next event."""
+    """Write until a write fails, and return the number of the next event."""
     while ledger.status.error is None:
         before = ledger.status.lives_written
         ledger.write_lives(lives_from(number, AT_A_TIME))
@@ -62,8 +53,8 @@ def fill(ledger: Ledger, number: int = 0) -> int:
 
 
 def has_no_rest(path: Path) -> bool:
-    """Whether nothing is left in a journal of what did not fit; it is tried again, so for a moment there is."""
-    stem = Stem.parse(path.stem)
+    """Return whether no partial frame is left in a journal; retries leave one for a moment."""
+    stem = LedgerFileName.parse(path.stem)
     assert stem is not None
     size = path.stat().st_size
     return read_journal(path, stem).trusted_bytes == size
@@ -76,19 +67,19 @@ def expect_lives(directory: Path, count: int) -> None:
 
 def expect_operations(directory: Path, count: int) -> None:
     rows = read_ledger(directory, OPERATIONS)
-    assert sum(row["operations"] for row in rows) == sum(tally_of(number).operations for number in range(count))
-    assert sum(row["bytes"] for row in rows) == sum(tally_of(number).bytes for number in range(count))
+    assert sum(row["operations"] for row in rows) == sum(counts_of(number).operations for number in range(count))
+    assert sum(row["bytes"] for row in rows) == sum(counts_of(number).bytes for number in range(count))
 
 
 def nothing_is_lost(directory: Path) -> None:
-    """What waits is written when there is room; once it is told that there is none, and once that there is."""
+    """Queued rows are written when there is space; the failure and the recovery are logged once each."""
     limit_files(60_000)
     ledger = Ledger.open(directory, NAMESPACE, SETTINGS, clock=lambda: START_MS)
     number = fill(ledger)
     assert number > 2 * AT_A_TIME
     eventually(lambda: all(map(has_no_rest, journals_in(directory))))
     for second in range(500):
-        ledger.write_operations(START_MS + 1_000 * second, [(sort_of(second), tally_of(second))], 0)
+        ledger.write_operations(START_MS + 1_000 * second, [(key_of(second), counts_of(second))], 0)
     ledger.write_lives(lives_from(number, AT_A_TIME))
     number += AT_A_TIME
     assert ledger.status.lives_waiting == 2 * AT_A_TIME
@@ -99,9 +90,9 @@ def nothing_is_lost(directory: Path) -> None:
     expect_lives(directory, number)
     expect_operations(directory, 500)
     begun, ended = LOG.lines
-    assert begun.startswith(f"ERROR the ledger in {directory} cannot be written")
+    assert begun.startswith(f"ERROR ledger write failed, queueing in memory directory={directory} ")
     assert "File too large" in begun
-    assert ended == f"WARNING the ledger in {directory} is written again"
+    assert ended == f"WARNING ledger writes resumed directory={directory}"
 
 
 def what_is_too_much_is_counted(directory: Path) -> None:
@@ -128,7 +119,7 @@ def what_is_too_much_is_counted(directory: Path) -> None:
 
 
 def no_room_to_close(directory: Path) -> None:
-    """The Parquet file does not fit: the journal stays, can be read, and later becomes one after all."""
+    """The Parquet file does not fit: the journal stays readable, and is converted later."""
     ledger = Ledger.open(directory, NAMESPACE, SETTINGS, clock=lambda: START_MS)
     ledger.write_lives(lives_from(0, AT_A_TIME))
     eventually(lambda: ledger.status.lives_written == AT_A_TIME)
@@ -148,13 +139,13 @@ def no_room_to_close(directory: Path) -> None:
 
 
 def full_disk(directory: Path) -> None:
-    """A small disk of its own: nothing more can be made on it, not even a name."""
+    """A small separate disk: nothing can be created on it, not even a directory entry."""
     ballast = directory / "ballast"
     ledger = Ledger.open(directory, NAMESPACE, SETTINGS, clock=lambda: START_MS)
     number = fill(ledger)
     ledger.close()
     assert "No space left" in LOG.lines[0]
-    assert LOG.lines[-1].endswith(f"was closed without its last {ledger.status.lives_waiting} rows")
+    assert LOG.lines[-1].endswith(f" rows={ledger.status.lives_waiting}")
     assert ledger.status.lives_waiting > 0
     written = ledger.status.lives_written
     expect_lives(directory, written)

@@ -1,6 +1,6 @@
-"""Has writers killed, one after the other, at points that a seed tells, and says what each had on disk by then.
+"""Kills writers one after the other at points derived from a seed, and reports what each had on disk.
 
-Each writer opens the same ledger, and so recovers, or is killed while it does, what the one before it has left.
+Each writer opens the same ledger, and so recovers what the one before it has left, or is killed while it does.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from random import Random
 from typing import Final
 
 from pairbus.ledger import Ledger, LedgerSettings
-from tests.ledger.entries import HOUR_MS, NAMESPACE, START_MS, lives_from, sort_of, tally_of
+from tests.ledger.entries import HOUR_MS, NAMESPACE, START_MS, counts_of, key_of, lives_from
 
 SETTINGS: Final = LedgerSettings(flush_s=0.002, close_s=0.1, close_bytes=200_000)
 ROUND: Final = 1_000_000
-"""The numbers of a round begin with a multiple of this."""
+"""The numbers of a round start with a multiple of this."""
 
 AT_A_TIME: Final = 20
 
 
 def at_ms_of(number: int) -> int:
-    """Every now and then another hour begins."""
+    """Return the time of an event; another hour starts from time to time."""
     return START_MS + number % ROUND // 2_000 * HOUR_MS
 
 
 def write(directory: Path, first: int, report: int) -> None:
-    """Write for ever, and report how much is on disk whenever that is more."""
+    """Write endlessly, and report the number of durable events whenever it increases."""
     start_s = time.monotonic()
     ledger = Ledger.open(
         directory, NAMESPACE, SETTINGS, clock=lambda: START_MS + int(1e3 * (time.monotonic() - start_s))
@@ -41,7 +41,7 @@ def write(directory: Path, first: int, report: int) -> None:
     while True:
         at_ms = at_ms_of(number)
         ledger.write_lives(lives_from(number, AT_A_TIME, at_ms))
-        ledger.write_operations(at_ms, [(sort_of(number), tally_of(number))], 0)
+        ledger.write_operations(at_ms, [(key_of(number), counts_of(number))], 0)
         number += AT_A_TIME
         time.sleep(0.001)
         status = ledger.status
@@ -51,7 +51,7 @@ def write(directory: Path, first: int, report: int) -> None:
 
 
 def killed_writer(directory: Path, number: int, chance: Random) -> str:
-    """Let one write until it has reported some times, and then a little longer; gives its last report."""
+    """Let a writer report some times, then kill it a little later; return its last report."""
     reading, report = os.pipe()
     writer = os.fork()
     if not writer:
@@ -72,8 +72,8 @@ def killed_writer(directory: Path, number: int, chance: Random) -> str:
 
 
 if __name__ == "__main__":
-    logging.getLogger("pairbus").addHandler(logging.NullHandler())  # what was cut off is no news here
-    import_module("pairbus.ledger.writer")  # once, and not in each of them
+    logging.getLogger("pairbus").addHandler(logging.NullHandler())  # warnings about truncated journals are expected
+    import_module("pairbus.ledger.writer")  # once, rather than in each child
     chance = Random(int(sys.argv[2]))  # noqa: S311
     for number in range(1, 1 + int(sys.argv[3])):
         print(number, killed_writer(Path(sys.argv[1]), number, chance), end="", flush=True)

@@ -1,4 +1,4 @@
-"""A process that is killed: what it had on disk is in the ledger once, and nothing is there that was never written."""
+"""Killed processes: durable rows are in the ledger exactly once, and rows that were never written are not."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pairbus.ledger import LIVES, OPERATIONS, Ledger
 from tests.ledger.child import run
 from tests.ledger.entries import (
     NAMESPACE,
+    counts_of,
     journals_in,
+    key_of,
     life_of,
     life_row,
     operation_row,
     read_ledger,
-    sort_of,
-    tally_of,
 )
 from tests.ledger.killed_child import AT_A_TIME, ROUND, at_ms_of
 
@@ -30,7 +30,7 @@ from tests.ledger.killed_child import AT_A_TIME, ROUND, at_ms_of
         pytest.param(2, 50, marks=[pytest.mark.slow, pytest.mark.timeout(600)]),
     ],
 )
-def test_d3_nothing_that_was_on_disk_is_lost_or_there_twice(tmp_path: Path, seed: int, kills: int) -> None:
+def test_d3_durable_rows_are_neither_lost_nor_duplicated(tmp_path: Path, seed: int, kills: int) -> None:
     said = run("killed_child", tmp_path, seed, kills, deadline_s=450)
     reports = [[*map(int, line.split())] for line in said.splitlines()]
     assert len(reports) == kills
@@ -44,7 +44,7 @@ def test_d3_nothing_that_was_on_disk_is_lost_or_there_twice(tmp_path: Path, seed
 
 
 def check_lives(directory: Path, reported: dict[int, int]) -> None:
-    """What is there of each round is its first numbers, without a hole, and at least those that were reported."""
+    """Each round has its first numbers without a gap, and at least those that were reported."""
     rounds = defaultdict(list)
     for row in read_ledger(directory, LIVES):
         number = row["ordinal"]
@@ -61,7 +61,7 @@ def check_operations(directory: Path, reported: dict[int, int]) -> None:
     rounds = defaultdict(list)
     for row in read_ledger(directory, OPERATIONS):
         number = int(row["entity"].removeprefix("orders/"))
-        assert row == operation_row(at_ms_of(number), sort_of(number), tally_of(number))
+        assert row == operation_row(at_ms_of(number), key_of(number), counts_of(number))
         rounds[number // ROUND].append(number % ROUND)
     for number, count in reported.items():
         found = sorted(rounds[number])

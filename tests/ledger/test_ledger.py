@@ -1,4 +1,4 @@
-"""A ledger as a namespace uses it: handed something, it returns at once, and has it on disk soon."""
+"""The ledger as a namespace uses it: a hand-over returns at once, and is soon on disk."""
 
 from __future__ import annotations
 
@@ -18,25 +18,27 @@ import pytest
 from pairbus.ledger import (
     LIVES,
     OPERATIONS,
-    Kind,
     Ledger,
     LedgerDirectoryError,
     LedgerError,
     LedgerSettings,
     LedgerSettingsError,
-    Life,
+    LifecycleEvent,
+    OperationKind,
     read_open,
 )
-from pairbus.ledger.book import Book
-from pairbus.ledger.waiting import Second, Waiting
-from pairbus.ledger.writer import Writer
+from pairbus.ledger.events import operation_rows
+from pairbus.ledger.files import LedgerFiles
+from pairbus.ledger.write_queue import WriteQueue
+from pairbus.ledger.writer import LedgerWriter
 from tests.ledger.child import run, start
 from tests.ledger.entries import (
     HOUR_MS,
     NAMESPACE,
     START_MS,
-    eventually,
+    counts_of,
     journals_in,
+    key_of,
     life_of,
     life_row,
     lives_from,
@@ -44,9 +46,8 @@ from tests.ledger.entries import (
     ordinals,
     parquet_files,
     read_ledger,
-    sort_of,
-    tally_of,
 )
+from tests.waiting import eventually
 
 QUICK = LedgerSettings(flush_s=0.01)
 
@@ -55,24 +56,43 @@ def open_ledger(directory: Path, settings: LedgerSettings = QUICK) -> Ledger:
     return Ledger.open(directory, NAMESPACE, settings, clock=lambda: START_MS)
 
 
-def test_d3_what_is_handed_over_is_in_the_ledger(tmp_path: Path) -> None:
+def test_d3_journals_left_at_close_are_converted_at_the_next_start(tmp_path: Path) -> None:
     ledger = open_ledger(tmp_path)
-    rows = [(sort_of(number), tally_of(number)) for number in range(20)]
+    ledger.write_lives(lives_from(0, 50))
+    assert not ledger.is_closed
+    ledger.leave_journals()
+    ledger.begin_close()
+    eventually(lambda: ledger.is_closed)
+    assert journals_in(tmp_path)
+    assert not parquet_files(tmp_path, LIVES)
+    assert ordinals(tmp_path) == [*range(50)]
+    open_ledger(tmp_path).close()
+    assert not journals_in(tmp_path)
+    assert ordinals(tmp_path) == [*range(50)]
+
+
+def test_d3_handed_over_rows_are_in_the_ledger(tmp_path: Path) -> None:
+    ledger = open_ledger(tmp_path)
+    rows = [(key_of(number), counts_of(number)) for number in range(20)]
     ledger.write_operations(START_MS, rows, 9)
     ledger.write_lives(lives_from(0, 50))
     ledger.close()
     *operations, connections = read_ledger(tmp_path, OPERATIONS)
     assert operations == [operation_row(START_MS, sort, tally) for sort, tally in rows]
-    assert (connections["kind"], connections["connections"], connections["operations"]) == (Kind.CONNECTION, 9, 0)
+    assert (connections["kind"], connections["connections"], connections["operations"]) == (
+        OperationKind.CONNECTION,
+        9,
+        0,
+    )
     assert read_ledger(tmp_path, LIVES) == [life_row(life) for life in lives_from(0, 50)]
     assert journals_in(tmp_path) == []
 
 
-def test_d3_what_is_handed_over_is_on_disk_within_a_second_and_can_be_read(tmp_path: Path) -> None:
-    """By the default settings, and while the ledger is open; once the first journal is there."""
+def test_d3_handed_over_rows_are_readable_within_a_second(tmp_path: Path) -> None:
+    """With default settings, while the ledger is open and the first journal exists."""
     ledger = open_ledger(tmp_path, LedgerSettings())
     waits_s: list[float] = []
-    while len(waits_s) < 3 or (min(waits_s) >= 1 and len(waits_s) < 20):  # where many share the disk, some take longer
+    while len(waits_s) < 3 or (min(waits_s) >= 1 and len(waits_s) < 20):  # on a shared disk, some take longer
         begun_s = time.monotonic()
         ledger.write_lives(lives_from(len(waits_s) * 10, 10))
         eventually(partial(has_rows, tmp_path, 10 * len(waits_s) + 10))
@@ -89,11 +109,11 @@ def has_rows(directory: Path, count: int) -> bool:
     return len(read_ledger(directory, LIVES)) == count
 
 
-def test_the_status_tells_what_is_on_disk(tmp_path: Path) -> None:
+def test_status_counts_durable_rows(tmp_path: Path) -> None:
     ledger = open_ledger(tmp_path)
     assert ledger.status.rows_written == 0
     ledger.write_lives(lives_from(0, 10))
-    ledger.write_operations(START_MS, [(sort_of(0), tally_of(0))], 0)
+    ledger.write_operations(START_MS, [(key_of(0), counts_of(0))], 0)
     eventually(lambda: ledger.status.rows_written == 11)
     status = ledger.status
     assert (status.lives_written, status.operations_written, status.lives_waiting) == (10, 1, 0)
@@ -102,7 +122,7 @@ def test_the_status_tells_what_is_on_disk(tmp_path: Path) -> None:
     assert ledger.status.files_closed == 2
 
 
-def test_an_hour_that_goes_by(tmp_path: Path) -> None:
+def test_rows_of_two_hours_are_in_two_files(tmp_path: Path) -> None:
     now_ms = START_MS
     ledger = Ledger.open(tmp_path, NAMESPACE, QUICK, clock=lambda: now_ms)
     ledger.write_lives(lives_from(0, 10, now_ms))
@@ -115,8 +135,8 @@ def test_an_hour_that_goes_by(tmp_path: Path) -> None:
     assert ordinals(tmp_path) == [*range(20)]
 
 
-def test_a_reader_sees_each_row_once_while_files_are_closed(tmp_path: Path) -> None:
-    """However the two get in each other's way: what he sees has no hole, and never becomes less."""
+def test_reader_sees_each_row_once_during_conversion(tmp_path: Path) -> None:
+    """Rows never disappear or leave a gap for a reader that runs concurrently with the writer."""
     ledger = open_ledger(tmp_path, LedgerSettings(flush_s=0.001, close_bytes=10_000))
     seen = written = 0
     while ledger.status.files_closed < 8:
@@ -133,7 +153,7 @@ def test_a_reader_sees_each_row_once_while_files_are_closed(tmp_path: Path) -> N
 # Opening and closing
 
 
-def test_to_close_twice_is_fine(tmp_path: Path) -> None:
+def test_close_is_idempotent(tmp_path: Path) -> None:
     ledger = open_ledger(tmp_path)
     ledger.write_lives(lives_from(0, 10))
     ledger.close()
@@ -141,17 +161,17 @@ def test_to_close_twice_is_fine(tmp_path: Path) -> None:
     assert ordinals(tmp_path) == [*range(10)]
 
 
-def test_what_comes_after_the_end_does_no_harm(tmp_path: Path) -> None:
+def test_hand_over_after_close_does_not_raise(tmp_path: Path) -> None:
     ledger = open_ledger(tmp_path)
     ledger.close()
     ledger.write_lives(lives_from(0, 10))
-    ledger.write_operations(START_MS, [(sort_of(0), tally_of(0))], 1)
+    ledger.write_operations(START_MS, [(key_of(0), counts_of(0))], 1)
     ledger.close()
     assert read_ledger(tmp_path, LIVES) == read_ledger(tmp_path, OPERATIONS) == []
     assert ledger.status.lives_waiting == 10
 
 
-def test_a_ledger_is_opened_again(tmp_path: Path) -> None:
+def test_ledger_is_reopened(tmp_path: Path) -> None:
     for turn in range(3):
         ledger = open_ledger(tmp_path)
         ledger.write_lives(lives_from(10 * turn, 10))
@@ -161,38 +181,46 @@ def test_a_ledger_is_opened_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("below", ["file", "file/ledger"])
-def test_a_directory_that_cannot_be_made(tmp_path: Path, below: str) -> None:
+def test_directory_that_cannot_be_created_is_an_error(tmp_path: Path, below: str) -> None:
     (tmp_path / "file").write_text("no directory")
-    with pytest.raises(LedgerDirectoryError, match="a ledger cannot be written in") as caught:
+    with pytest.raises(LedgerDirectoryError, match="cannot be written") as caught:
         open_ledger(tmp_path / below)
     assert isinstance(caught.value, LedgerError)
     assert caught.value.path == tmp_path / below
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_directory_that_cannot_be_written(tmp_path: Path) -> None:
+def test_directory_that_is_not_writable_is_an_error(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     with pytest.raises(LedgerDirectoryError, match=os.strerror(errno.EACCES)):
         open_ledger(tmp_path)
     tmp_path.chmod(0o700)
 
 
-def test_a_machine_without_pyarrow(tmp_path: Path) -> None:
+def test_missing_pyarrow_is_an_error(tmp_path: Path) -> None:
     lines = run("bare_child", tmp_path).splitlines()
-    assert lines == ["a ledger needs pyarrow, which is not installed: pip install 'pairbus[ledger]'"] * 2
+    assert lines == ["a ledger requires pyarrow, which is not installed. Run: pip install 'pairbus[ledger]'"] * 2
+
+
+def test_journals_are_read_without_lmdb(tmp_path: Path) -> None:
+    with start("writing_child", tmp_path, NAMESPACE) as child:
+        say(child, None, "open")
+        say(child, "0 50", "written")
+        child.kill()
+    assert run("reading_child", tmp_path).splitlines() == ["50"]
 
 
 @pytest.mark.parametrize("name", LedgerSettings.__slots__)
-def test_settings_that_make_no_sense(name: str) -> None:
+def test_settings_out_of_range_are_rejected(name: str) -> None:
     settings: Callable[..., LedgerSettings] = LedgerSettings
-    with pytest.raises(LedgerSettingsError, match=f"{name} is 0"):
+    with pytest.raises(LedgerSettingsError, match=f"{name} must be > 0, got 0"):
         settings(**{name: 0})
 
 
 # Several processes
 
 
-def test_several_processes_recover_what_one_has_left(tmp_path: Path) -> None:
+def test_concurrent_recovery_recovers_each_row_once(tmp_path: Path) -> None:
     with start("writing_child", tmp_path, NAMESPACE) as child:
         say(child, None, "open")
         say(child, "0 50", "written")
@@ -204,8 +232,8 @@ def test_several_processes_recover_what_one_has_left(tmp_path: Path) -> None:
     assert ordinals(tmp_path) == [*range(50)]
 
 
-def test_two_processes_write_to_one_directory(tmp_path: Path) -> None:
-    """Neither takes what the other one writes for something that was left behind."""
+def test_two_processes_share_a_directory(tmp_path: Path) -> None:
+    """Neither process recovers the journals of the other."""
     with start("writing_child", tmp_path, "fabrikam") as child:
         say(child, None, "open")
         say(child, "0 10", "written")
@@ -234,11 +262,11 @@ def say(child: subprocess.Popen[str], line: str | None, answer: str) -> None:
     assert child.stdout.readline() == answer + "\n"
 
 
-# What nobody should do
+# Invalid rows
 
 
-def test_a_row_that_is_none_is_given_up(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """It is told, counted, and does not keep others from being written."""
+def test_invalid_row_is_rejected(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Invalid rows are logged, counted, and do not prevent others from being written."""
     ledger = open_ledger(tmp_path)
     one: Any = "one"
     for life in (
@@ -258,16 +286,16 @@ def test_a_row_that_is_none_is_given_up(tmp_path: Path, caplog: pytest.LogCaptur
     assert [record.levelno for record in caplog.records] == [logging.ERROR] * 3
 
 
-def test_a_row_that_is_none_costs_none_of_the_others(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_invalid_row_does_not_affect_others(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     ledger = open_ledger(tmp_path)
     lives = lives_from(0, 5_000)
     bad = (0, 17, 18, 2_600, 4_999)
     for number in bad:
         lives[number] = lives[number]._replace(ordinal=1 << 63)
     ledger.write_lives(lives)
-    broken = tally_of(3)
+    broken = counts_of(3)
     broken.bytes = 1 << 63
-    rows = [(sort_of(number), broken if number == 3 else tally_of(number)) for number in range(5)]
+    rows = [(key_of(number), broken if number == 3 else counts_of(number)) for number in range(5)]
     ledger.write_operations(START_MS, rows, 0)
     eventually(lambda: not ledger.status.lives_waiting)
     ledger.close()
@@ -280,7 +308,7 @@ def test_a_row_that_is_none_costs_none_of_the_others(tmp_path: Path, caplog: pyt
     assert [record.levelno for record in caplog.records] == [logging.ERROR] * 2
 
 
-def test_where_all_rows_are_none_the_search_ends(tmp_path: Path) -> None:
+def test_search_for_invalid_rows_is_bounded(tmp_path: Path) -> None:
     ledger = open_ledger(tmp_path)
     ledger.write_lives([life._replace(size=1 << 70) for life in lives_from(0, 20_000)])
     eventually(lambda: not ledger.status.lives_waiting)
@@ -289,10 +317,10 @@ def test_where_all_rows_are_none_the_search_ends(tmp_path: Path) -> None:
     assert (gap["event"], gap["sequence"]) == ("missed", 20_000)
 
 
-def test_half_a_pair_of_surrogates_is_replaced(tmp_path: Path) -> None:
+def test_lone_surrogate_is_replaced(tmp_path: Path) -> None:
     ledger = open_ledger(tmp_path)
     ledger.write_lives([life_of(1)._replace(message_id="a\ud800b", session_id="\udfff"), life_of(2)])
-    ledger.write_operations(START_MS, [(sort_of(1)._replace(entity="\ud83d\ude00"), tally_of(1))], 0)
+    ledger.write_operations(START_MS, [(key_of(1)._replace(entity="\ud83d\ude00"), counts_of(1))], 0)
     ledger.close()
     first, second = read_ledger(tmp_path, LIVES)
     assert (first["message_id"], first["session_id"]) == ("a\ufffdb", "\ufffd")
@@ -301,8 +329,8 @@ def test_half_a_pair_of_surrogates_is_replaced(tmp_path: Path) -> None:
     assert operation["entity"] == "\U0001f600"
 
 
-def test_to_hand_over_takes_no_time(tmp_path: Path) -> None:
-    """Not even while the writer is at work with as much as there can be."""
+def test_hand_over_does_not_block(tmp_path: Path) -> None:
+    """The hand-over does not block even if the writer is fully loaded."""
     ledger = open_ledger(tmp_path, LedgerSettings(flush_s=0.01))
     lives = [lives_from(first, 1_000) for first in range(0, 100_000, 1_000)]
     waits_s = sorted(taken_s(ledger, some) for some in lives)
@@ -311,13 +339,13 @@ def test_to_hand_over_takes_no_time(tmp_path: Path) -> None:
     assert ledger.status.lives_written == 100_000
 
 
-def taken_s(ledger: Ledger, lives: list[Life]) -> float:
+def taken_s(ledger: Ledger, lives: list[LifecycleEvent]) -> float:
     begun_s = time.perf_counter()
     ledger.write_lives(lives)
     return time.perf_counter() - begun_s
 
 
-def test_d3_a_hand_over_is_known_to_be_written_when_it_is(tmp_path: Path) -> None:
+def test_d3_hand_over_is_reported_written_once_durable(tmp_path: Path) -> None:
     ledger = open_ledger(tmp_path)
     assert ledger.hand_overs_written == 0
     for number in range(1, 4):
@@ -327,7 +355,7 @@ def test_d3_a_hand_over_is_known_to_be_written_when_it_is(tmp_path: Path) -> Non
     ledger.close()
 
 
-def test_which_events_are_on_disk_is_known_of_files_and_journals(tmp_path: Path) -> None:
+def test_recorded_ordinals_include_files_and_journals(tmp_path: Path) -> None:
     first = open_ledger(tmp_path)
     first.write_lives(lives_from(0, 100))
     first.close()
@@ -338,14 +366,14 @@ def test_which_events_are_on_disk_is_known_of_files_and_journals(tmp_path: Path)
     ledger.write_lives(lives_from(200, 10))
     eventually(lambda: ledger.status.lives_waiting == 0)
     assert ledger.ordinals_from(life_of(90)) == {*range(90, 100), *range(200, 210)}
-    assert ledger.ordinals_from(life_of(90, START_MS + HOUR_MS)) == {*range(200, 210)}  # files of that hour on
+    assert ledger.ordinals_from(life_of(90, START_MS + HOUR_MS)) == {*range(200, 210)}  # files since that hour
     (parquet_files(tmp_path, LIVES)[0]).write_bytes(b"no Parquet")
     assert ledger.ordinals_from(life_of(205)) == {*range(205, 210)}
     ledger.close()
 
 
 @pytest.mark.parametrize("how", ["removed", "moved"])
-def test_d3_a_ledger_that_is_taken_away_is_begun_anew_with_what_was_not_in_a_file_yet(tmp_path: Path, how: str) -> None:
+def test_d3_deleted_ledger_is_recreated_with_unconverted_rows(tmp_path: Path, how: str) -> None:
     directory = tmp_path / "ledger"
     ledger = open_ledger(directory)
     ledger.write_lives(lives_from(0, 10))
@@ -361,18 +389,16 @@ def test_d3_a_ledger_that_is_taken_away_is_begun_anew_with_what_was_not_in_a_fil
 
 
 @pytest.mark.parametrize("trouble", [OSError(errno.EMFILE, "no descriptors"), MemoryError(), ImportError("no files")])
-def test_e1_trouble_that_passes_while_rows_are_converted_loses_none_and_doubles_none(
-    tmp_path: Path, trouble: Exception
-) -> None:
+def test_e1_temporary_conversion_error_neither_loses_nor_duplicates_rows(tmp_path: Path, trouble: Exception) -> None:
     troubles = [trouble, trouble]
 
     def pause() -> None:
         if troubles:
             raise troubles.pop()
 
-    waiting = Waiting(10_000, 10_000)
-    writer = Writer(Book(tmp_path, QUICK), waiting, NAMESPACE, pause)
-    waiting.add_operations(Second(START_MS, [(sort_of(number), tally_of(number)) for number in range(5)], 1))
+    waiting = WriteQueue(10_000, 10_000)
+    writer = LedgerWriter(LedgerFiles(tmp_path, QUICK), waiting, NAMESPACE, pause)
+    waiting.add_operations(operation_rows(START_MS, [(key_of(number), counts_of(number)) for number in range(5)], 1))
     waiting.add_lives(lives_from(0, 2_500))
     for _ in range(2):
         writer.turn(START_MS)

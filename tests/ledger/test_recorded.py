@@ -1,4 +1,4 @@
-"""Which events are in a ledger is known of all files that can be read, whatever is wrong with the others."""
+"""Recorded events are known from all readable files, even if others are damaged."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from pairbus.ledger import LIVES, Ledger, LedgerSettings
-from pairbus.ledger.recorded import recorded_ordinals
+from pairbus.ledger.files import recorded_ordinals
 from tests.ledger.entries import NAMESPACE, START_MS, life_of, lives_from, parquet_files
 
 
 def ledger_of_two_files(directory: Path) -> Path:
-    """The one with the first hundred events; the other one has the next."""
+    """Return the path of the file with the first hundred events; another file has the next."""
     for first in (0, 100):
         ledger = Ledger.open(directory, NAMESPACE, LedgerSettings(flush_s=0.01), clock=lambda: START_MS)
         ledger.write_lives(lives_from(first, 100))
@@ -45,7 +45,7 @@ def write_other_columns(path: Path) -> None:
 
 
 def remove_meanwhile(path: Path) -> None:
-    """It is listed, and is not there."""
+    """Replace the file with a dangling link: it is listed, but cannot be opened."""
     path.unlink()
     path.symlink_to("nowhere")
 
@@ -59,9 +59,7 @@ def make_unreadable_journal(path: Path) -> None:
     "damage",
     [cut_off, fill_footer_with_zeros, damage_rows, write_other_columns, remove_meanwhile, make_unreadable_journal],
 )
-def test_d3_what_cannot_be_read_does_not_keep_others_from_being_known(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: object
-) -> None:
+def test_d3_unreadable_file_is_skipped(tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: object) -> None:
     path = ledger_of_two_files(tmp_path)
     assert recorded_ordinals(tmp_path, NAMESPACE, life_of(50)) == {*range(50, 200)}
     assert callable(damage)

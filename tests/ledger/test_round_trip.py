@@ -1,4 +1,4 @@
-"""Whatever is written comes back: all texts, all numbers, all times."""
+"""Rows are read back as written: all texts, all numbers, all times."""
 
 from __future__ import annotations
 
@@ -10,22 +10,33 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pairbus.ledger import LIVES, OPERATIONS, Event, Kind, Ledger, LedgerSettings, Life, Sort, Stage, Tally
+from pairbus.ledger import (
+    LIVES,
+    OPERATIONS,
+    Ledger,
+    LedgerEvent,
+    LedgerSettings,
+    LifecycleEvent,
+    OperationCounts,
+    OperationKey,
+    OperationKind,
+    Stage,
+)
 from tests.ledger.entries import Row, life_row, operation_row, read_ledger
 from tests.thoroughness import times
 
 TEXTS = st.text(st.characters(), max_size=20)
-"""With half pairs of surrogates."""
+"""Including lone surrogates."""
 
 NUMBERS = st.integers(-(2**63), 2**63 - 1)
 TIMES = st.integers(-62_135_596_800_000, 253_402_300_799_999)
-"""All that a calendar has."""
+"""The whole calendar."""
 
 LIFE = st.builds(
-    Life,
+    LifecycleEvent,
     st.one_of(st.integers(1_794_798_000_000, 1_794_802_000_000), TIMES),
     NUMBERS,
-    st.sampled_from(Event),
+    st.sampled_from(LedgerEvent),
     st.sampled_from(Stage),
     TEXTS,
     NUMBERS,
@@ -37,18 +48,18 @@ LIFE = st.builds(
 )
 
 
-def tally_of(counts: tuple[int, ...]) -> Tally:
-    tally = Tally()
+def counts_of(counts: tuple[int, ...]) -> OperationCounts:
+    tally = OperationCounts()
     tally.operations, tally.messages, tally.bytes, tally.units, tally.request_units = counts
     return tally
 
 
-SORT = st.builds(Sort, st.sampled_from(Kind), st.sampled_from(Stage), TEXTS, TEXTS, TEXTS)
-TALLY = st.builds(tally_of, st.tuples(*[NUMBERS] * 5))
+KEY = st.builds(OperationKey, st.sampled_from(OperationKind), st.sampled_from(Stage), TEXTS, TEXTS, TEXTS)
+COUNTS = st.builds(counts_of, st.tuples(*[NUMBERS] * 5))
 
 
 def clean(row: Row) -> Row:
-    """As UTF-8 can have it."""
+    """Return the text as UTF-8 can represent it."""
     return {name: _clean(value) if isinstance(value, str) else value for name, value in row.items()}
 
 
@@ -70,7 +81,7 @@ def written(table: str, namespace: str, write: Callable[[Ledger], Any]) -> list[
 
 @given(TEXTS, st.lists(st.lists(LIFE, max_size=5), max_size=3))
 @settings(max_examples=times(60), deadline=None)
-def test_events_come_back(namespace: str, groups: list[list[Life]]) -> None:
+def test_events_are_read_back_as_written(namespace: str, groups: list[list[LifecycleEvent]]) -> None:
     def write(ledger: Ledger) -> None:
         for lives in groups:
             ledger.write_lives(lives)
@@ -79,9 +90,11 @@ def test_events_come_back(namespace: str, groups: list[list[Life]]) -> None:
     assert written(LIVES, namespace, write) == in_order(expected)
 
 
-@given(TEXTS, TIMES, st.lists(st.tuples(SORT, TALLY), max_size=5))
+@given(TEXTS, TIMES, st.lists(st.tuples(KEY, COUNTS), max_size=5))
 @settings(max_examples=times(60), deadline=None)
-def test_operations_come_back(namespace: str, at_ms: int, rows: list[tuple[Sort, Tally]]) -> None:
+def test_operations_are_read_back_as_written(
+    namespace: str, at_ms: int, rows: list[tuple[OperationKey, OperationCounts]]
+) -> None:
     expected = [clean(operation_row(at_ms, sort, tally, namespace=namespace)) for sort, tally in rows]
     found = written(OPERATIONS, namespace, lambda ledger: ledger.write_operations(at_ms, rows, 0))
     assert found == in_order(expected)

@@ -1,4 +1,4 @@
-"""Writes to a ledger what it is told to, line by line, and says when it is on disk."""
+"""Writes to a ledger as instructed line by line on stdin, and reports when it is on disk."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Final
 
 from pairbus.ledger import Ledger, LedgerSettings
-from tests.ledger.entries import START_MS, eventually, lives_from
+from tests.ledger.entries import START_MS, lives_from
+from tests.waiting import eventually
 
 SETTINGS: Final = LedgerSettings(flush_s=0.01)
 

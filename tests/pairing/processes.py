@@ -1,7 +1,7 @@
-"""Namespaces and applications in processes of their own, that can be killed; and the books that are kept of them.
+"""Namespaces and applications in separate processes, which tests kill, and records of their messages.
 
-Run as ``python -m tests.pairing.processes PRIMARY SECONDARY`` it is an application that sends at a steady rate, hosts a
-syphon, says what was confirmed, and expects to be killed.
+``python -m tests.pairing.processes PRIMARY SECONDARY`` runs an application that sends at a steady rate, runs a syphon,
+prints which messages were confirmed, and expects to be killed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from pairbus import (
     QueueDescription,
     SendAvailabilityPairedNamespaceOptions,
 )
-from pairbus.dialect.backlog_path import backlog_path
+from pairbus.dialect.paths import backlog_path
 from pairbus.pairing.backlog import backlog_description
 
 QUEUE: Final = "orders"
@@ -50,17 +50,8 @@ _PRIMARY_NAME: Final = "contoso"
 _A_MOMENT: Final = timedelta(seconds=1)
 
 
-async def eventually(condition: Callable[[], object]) -> None:
-    """Wait until something is so, in a bounded time."""
-    deadline_s = time.monotonic() + _DEADLINE_S
-    while not condition():
-        if time.monotonic() > deadline_s:
-            pytest.fail(f"still not so after {_DEADLINE_S:.0f} s", pytrace=True)
-        await asyncio.sleep(0.005)
-
-
 async def drained(pair: NamespacePair) -> None:
-    """Wait until nothing is left in the backlog, so that nothing more can come from there."""
+    """Wait until the backlog is empty, so that nothing more can be delivered from it."""
     deadline_s = time.monotonic() + _DEADLINE_S
     while any(depths := (await pair.backlog_depth()).values()):
         if time.monotonic() > deadline_s:
@@ -72,7 +63,7 @@ async def drained(pair: NamespacePair) -> None:
 
 
 class NamespaceProcess:
-    """``pairbus serve``; it has the same port and the same data whenever it is started."""
+    """A process of ``pairbus serve``, which keeps its port and its data after a restart."""
 
     def __init__(self, data: Path, *options: str) -> None:
         self.connection_string = ""
@@ -95,7 +86,7 @@ class NamespaceProcess:
             self._claim.close()
 
     def start(self) -> None:
-        """Returns when it has said where it is."""
+        """Start the process; return when it has printed its connection string."""
         options = ("--data", self._data, "--name", self._data.name, "--port", self._port, "--log-level", "error")
         self._process = subprocess.Popen(
             [sys.executable, "-m", "pairbus.cli.main", "serve", *map(str, options), *self._options],
@@ -113,11 +104,11 @@ class NamespaceProcess:
         raise RuntimeError("the namespace has not come up")
 
     def kill(self) -> None:
-        """SIGKILL: it has no time to say or to write anything. To kill it twice is fine."""
+        """Kill the process with SIGKILL, so that it cannot write anything. Idempotent."""
         self._end(signal.SIGKILL)
 
     def stop(self) -> None:
-        """SIGTERM: it puts its things in order first."""
+        """Stop the process with SIGTERM, which lets it finish."""
         self._end(signal.SIGTERM)
 
     def _end(self, how: signal.Signals) -> None:
@@ -128,7 +119,7 @@ class NamespaceProcess:
 
 
 def _claim_port() -> socket.socket:
-    """Have a port that nobody is given, also while the namespace is away; who asks for it by its number gets it."""
+    """Reserve a port, also while the namespace is down: no other process gets it when it asks for a free port."""
     claim = socket.socket()
     claim.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     claim.bind(("127.0.0.1", 0))
@@ -137,13 +128,13 @@ def _claim_port() -> socket.socket:
 
 @dataclass(frozen=True, slots=True)
 class TwoNamespaces:
-    """A primary, with a queue, and a secondary."""
+    """A primary with a queue, and a secondary."""
 
     primary: NamespaceProcess
     secondary: NamespaceProcess
 
     async def prepare(self, **queue: Any) -> None:
-        """Make the queue, and backlog queues that soon give back what a process held that was killed."""
+        """Create the queue, and backlog queues with short locks, which soon release messages of a killed process."""
         async with NamespaceManager.from_connection_string(self.primary.connection_string) as manager:
             await manager.create_queue(QueueDescription(QUEUE, **queue))
         async with NamespaceManager.from_connection_string(self.secondary.connection_string) as manager:
@@ -164,7 +155,7 @@ def _factory(connection_string: str, **settings: Any) -> MessagingFactory:
 
 @asynccontextmanager
 async def pairing(primary: MessagingFactory, secondary: str, **options: Any) -> AsyncIterator[NamespacePair]:
-    """A pair that diverts at once and pings every second; it ends with its factories."""
+    """Create a pair that diverts at once and pings every second; close it with its factories at the end."""
     async with (
         NamespaceManager.from_connection_string(secondary) as manager,
         _factory(secondary) as backup,
@@ -183,23 +174,23 @@ async def pairing(primary: MessagingFactory, secondary: str, **options: Any) -> 
         )
 
 
-# What goes on, and the books of it
+# Senders, receivers, and the record of their messages
 
 
 @dataclass(slots=True)
 class Books:
-    """Which messages were sent, and which have come."""
+    """A record of the messages that were sent and received."""
 
     sent: set[str] = field(default_factory=set)
-    """Those whose send has returned."""
+    """The messages whose sends have returned."""
 
     failed: dict[str, MessagingError] = field(default_factory=dict)
     received: dict[str, set[int]] = field(default_factory=dict)
-    """With their sequence numbers: what is delivered again after a crash is still one message."""
+    """The received messages with their sequence numbers: a redelivery after a crash is not a duplicate."""
 
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held while messages are received and completed. A message may be delivered before it is on disk, and is another
-    one then if a kill comes between: whoever counts duplicates takes the turn for the kill."""
+    """Held while messages are received and completed. A message may be delivered before it is durable, and gets another
+    number if the process is killed in between: a test that counts duplicates takes this lock for the kill."""
 
     @property
     def lost(self) -> set[str]:
@@ -222,7 +213,7 @@ class Books:
 
 
 class SteadySender:
-    """Sends at a steady rate, whether or not what was sent before is confirmed."""
+    """Sends at a steady rate, regardless of unconfirmed messages."""
 
     def __init__(
         self, sender: MessageSender, books: Books, on_confirmed: Callable[[str], object] = lambda _: None
@@ -233,7 +224,7 @@ class SteadySender:
         self._is_over = False
 
     async def run(self) -> None:
-        """Send until told to stop, and wait for what is under way."""
+        """Send until stopped, and wait for pending sends."""
         async with asyncio.TaskGroup() as group:
             while not self._is_over:
                 group.create_task(self._send(uuid4().hex))
@@ -254,7 +245,7 @@ class SteadySender:
 
 @asynccontextmanager
 async def sending(sender: MessageSender, books: Books) -> AsyncIterator[None]:
-    """Send meanwhile; at the end all sends have returned or failed."""
+    """Send during the block; at its end all sends have returned or failed."""
     steady = SteadySender(sender, books)
     async with asyncio.TaskGroup() as group:
         group.create_task(steady.run())
@@ -266,7 +257,7 @@ async def sending(sender: MessageSender, books: Books) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def receiving(factory: MessagingFactory, books: Books) -> AsyncIterator[None]:
-    """Receive meanwhile, whatever happens to the namespace."""
+    """Receive during the block, also after outages of the namespace."""
     async with factory, await factory.create_message_receiver(QUEUE) as receiver:
         task = asyncio.create_task(_receive(receiver, books))
         try:
@@ -279,7 +270,7 @@ async def receiving(factory: MessagingFactory, books: Books) -> AsyncIterator[No
 async def _receive(receiver: MessageReceiver, books: Books) -> None:
     while True:
         async with books.turn:
-            with suppress(MessagingError):  # what was not completed comes again
+            with suppress(MessagingError):  # an uncompleted message is delivered again
                 messages = await receiver.receive(100, _A_MOMENT)
                 for message in messages:
                     assert message.text() == message.message_id
@@ -288,15 +279,15 @@ async def _receive(receiver: MessageReceiver, books: Books) -> None:
                     await receiver.complete(messages)
 
 
-# The application that is killed
+# The application to be killed
 
 
 class ApplicationProcess:
-    """Sends and syphons in a process of its own; what it says goes into the books."""
+    """Runs a sender and a syphon in a separate process, and records the messages that it reports as confirmed."""
 
     def __init__(self, process: asyncio.subprocess.Process, books: Books) -> None:
         self.said = 0
-        """How many of its messages were confirmed."""
+        """Number of its confirmed messages."""
 
         self._process = process
         self._books = books
@@ -305,12 +296,12 @@ class ApplicationProcess:
     async def _read(self) -> None:
         assert self._process.stdout is not None
         async for line in self._process.stdout:
-            if line.endswith(b"\n"):  # the kill may have come in the middle
+            if line.endswith(b"\n"):  # the kill may have truncated the line
                 self._books.sent.add(line.decode().strip())
                 self.said += 1
 
     async def kill(self) -> None:
-        """SIGKILL, and read the rest of what it said. To kill it twice is fine."""
+        """Kill the process with SIGKILL, and read the rest of its output. Idempotent."""
         with suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGKILL)
         await self._process.wait()
@@ -319,7 +310,7 @@ class ApplicationProcess:
 
 @asynccontextmanager
 async def application(namespaces: TwoNamespaces, books: Books) -> AsyncIterator[ApplicationProcess]:
-    """An application that is paired; it is killed at the end, if not before."""
+    """Run a paired application; kill it at the end, if it was not killed before."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
@@ -356,7 +347,7 @@ async def _be_application(primary: str, secondary: str) -> None:
 
 
 def _end_with_parent() -> None:
-    """Whoever was to kill us may be gone."""
+    """End this process if its parent ends, which could not kill it any more."""
     sys.stdin.read()
     os._exit(1)
 

@@ -1,4 +1,4 @@
-"""Scenes that tests of a pair begin with: a paired primary, what was sent to whom, and what lies in the backlog."""
+"""Fixtures of tests of a pair in virtual time: a paired primary, a log of sends, and the content of the backlog."""
 
 from __future__ import annotations
 
@@ -10,29 +10,33 @@ from typing import Any, Final, NamedTuple
 
 import pytest
 
-from pairbus.broker import Limits, Message, Namespace
+from pairbus.broker import AuthorizationRule, Limits, Namespace, NewMessage, Right
 from pairbus.client.endpoint import Endpoint
+from pairbus.client.entity_link import EntityLink, SendBatch
 from pairbus.client.factory import MessagingFactory
-from pairbus.client.lane import Lane
+from pairbus.client.management.namespace_manager import NamespaceManager
 from pairbus.client.message import BrokeredMessage
-from pairbus.client.parcel import Parcel
 from pairbus.client.received_message import ReceivedMessage
 from pairbus.client.receiver import MessageReceiver
 from pairbus.client.sender import MessageSender
+from pairbus.client.token_provider import SharedAccessKeyTokenProvider
 from pairbus.dialect.transfer import read_transfer, restore
 from pairbus.pairing import EntityChanged, EntityState, NamespacePair, PairedEntityStatus, PairEvent
 from pairbus.pairing.options import SendAvailabilityPairedNamespaceOptions
 from tests.faults import namespace as namespaces
 from tests.faults.fault import Way
-from tests.faults.namespace import VirtualNamespace
+from tests.faults.namespace import KEY, VirtualNamespace
 from tests.simulation.pair_world import PairWorld, Road
 
 ORDERS: Final = "orders"
 OTHERS: Final = "others"
 VISITS: Final = "visits"
+APP: Final = "app"
+"""The name of a key beside the root key."""
+
 ATTEMPT_S: Final = 5.0
 OUTAGES: Final = ("refuse", "hide", "kill", "stop", "stall", "stall up", "stall down", "drop")
-"""The ways in which a namespace can be out of reach."""
+"""The kinds of outages of a namespace."""
 
 
 def backlog_path(index: int) -> str:
@@ -43,11 +47,11 @@ def seconds(value: float) -> timedelta:
     return timedelta(seconds=value)
 
 
-# What a namespace was asked to take.
+# Sends to a namespace.
 
 
-class Seen(NamedTuple):
-    """A message that came to a namespace, be it taken or refused."""
+class LoggedSend(NamedTuple):
+    """A message that was sent to a namespace, accepted or rejected."""
 
     at_s: float
     path: str
@@ -59,29 +63,29 @@ class Seen(NamedTuple):
         return ReceivedMessage(self.payload)
 
 
-class Gate:
-    """Writes down every message that comes to a namespace."""
+class SendLog:
+    """Records every message that is sent to a namespace."""
 
     def __init__(self, namespace: VirtualNamespace, loop: asyncio.AbstractEventLoop) -> None:
-        self.seen: list[Seen] = []
+        self.seen: list[LoggedSend] = []
         self.on_seen: Callable[[], object] = lambda: None
-        """Called after each time that something came and was taken."""
+        """Called after each send that was accepted."""
         self._namespace = namespace
         self._loop = loop
         self._watched: Namespace | None = None
         self.watch()
 
     def watch(self) -> None:
-        """To be told again after each start of the namespace."""
-        broker = self._namespace.host.namespace
+        """Record from now on. Call this again after each start of the namespace."""
+        broker = self._namespace.host.use_namespace()
         if broker is self._watched:
             return
         self._watched = broker
         send = broker.send
 
-        def watched(address: Any, messages: Sequence[Message], now_ms: int) -> Any:
+        def watched(address: Any, messages: Sequence[NewMessage], now_ms: int) -> Any:
             for one in messages:
-                self.seen.append(Seen(self._loop.time(), str(address), one.body, one.ping))
+                self.seen.append(LoggedSend(self._loop.time(), str(address), one.body, one.ping))
             outcome = send(address, messages, now_ms)
             self.on_seen()
             return outcome
@@ -89,30 +93,30 @@ class Gate:
         broker.send = watched  # type: ignore[method-assign]
 
     @property
-    def pings(self) -> list[Seen]:
+    def pings(self) -> list[LoggedSend]:
         return [one for one in self.seen if one.is_ping]
 
     @property
     def bodies(self) -> list[bytes]:
-        """Of all that came and was no ping, in order."""
+        """The bodies of all messages except pings, in order."""
         return [bytes(one.message.body) for one in self.seen if not one.is_ping]
 
 
-# The scene itself.
+# The scene.
 
 
 class Scene:
-    """A primary factory that is paired, with everything that can be looked at."""
+    """A paired primary factory, with access to the content of both namespaces."""
 
     def __init__(self, world: PairWorld, factory: MessagingFactory, pair: NamespacePair) -> None:
         self.world = world
         self.factory = factory
         self.pair = pair
-        self.primary = Gate(world.primary, world.loop)
-        self.secondary = Gate(world.secondary, world.loop)
+        self.primary = SendLog(world.primary, world.loop)
+        self.secondary = SendLog(world.secondary, world.loop)
         self.events: list[PairEvent] = []
         self.changes: list[tuple[float, str, EntityState]] = []
-        """When each entity became what it is."""
+        """The changes of states of entities, with their times."""
         pair.subscribe(self._note)
         self._insiders: dict[str, MessagingFactory] = {}
 
@@ -134,7 +138,7 @@ class Scene:
     async def sender(self, path: str = ORDERS) -> MessageSender:
         return await self.factory.create_message_sender(path)
 
-    # What an outage is.
+    # Outages.
 
     async def spoil(self, what: str) -> None:
         await spoil(self.world.primary, self.world.primary_road, what)
@@ -143,10 +147,10 @@ class Scene:
         await heal(self.world.primary, self.world.primary_road)
         self.primary.watch()
 
-    # What lies where.
+    # Content of the namespaces.
 
     async def backlog(self) -> list[ReceivedMessage]:
-        """All that lies in the backlog, queue by queue."""
+        """Return all messages of the backlog, queue by queue."""
         return [
             message for index in range(len(self.pair.status().backlog_queues)) for message in await self.queue(index)
         ]
@@ -157,12 +161,12 @@ class Scene:
     async def bodies(self) -> list[bytes]:
         return [bytes(message.body) for message in await self.backlog()]
 
-    async def home(self, path: str = ORDERS) -> list[bytes]:
-        """What lies in a queue of the primary."""
+    async def delivered(self, path: str = ORDERS) -> list[bytes]:
+        """Return the bodies of the messages in a queue of the primary."""
         return [bytes(message.body) for message in await self.messages(path)]
 
     async def messages(self, path: str = ORDERS) -> list[ReceivedMessage]:
-        """The same with all that they have, whatever the roads are like."""
+        """Return the messages in a queue of the primary, also during an outage."""
         return await self.peek(self._inside(self.world.primary), path)
 
     async def peek(self, factory: MessagingFactory, path: str) -> list[ReceivedMessage]:
@@ -173,31 +177,31 @@ class Scene:
         return found
 
     def _inside(self, namespace: VirtualNamespace) -> MessagingFactory:
-        """A client that is not paired and needs no road."""
+        """Return an unpaired client that connects directly, so that outages of the network do not affect it."""
         if namespace.name not in self._insiders:
             endpoint = Endpoint(namespace.name, namespace.port, tls=False)
             self._insiders[namespace.name] = self.world.factory_at(endpoint)
         return self._insiders[namespace.name]
 
-    # What a syphon does, by hand.
+    # Manual delivery, in place of a syphon.
 
-    async def bring_home(self, index: int, count: int = 1_000) -> int:
-        """Move up to so many messages of a backlog queue to where they belong, in order; tells how many there were."""
-        lanes: dict[str, Lane] = {}
-        straight = self._inside(self.world.primary)
+    async def deliver(self, index: int, count: int = 1_000) -> int:
+        """Deliver up to ``count`` messages of a backlog queue, in order; return their number."""
+        links: dict[str, EntityLink] = {}
+        unpaired = self._inside(self.world.primary)
         moved = 0
         async with await self._inside(self.world.secondary).create_message_receiver(backlog_path(index)) as receiver:
             while moved < count and (messages := await receiver.receive(count - moved, seconds(0))):
                 for message in messages:
-                    await _bring(straight, lanes, receiver, message)
+                    await _deliver(unpaired, links, receiver, message)
                 moved += len(messages)
-        for lane in lanes.values():
-            await lane.close()
+        for link in links.values():
+            await link.close()
         return moved
 
-    async def bring_marked_home(self, name: str) -> None:
-        """Move the messages that have a property of that name, and leave the others where they are."""
-        straight = self._inside(self.world.primary)
+    async def deliver_marked(self, name: str) -> None:
+        """Deliver the messages that have a property of that name, and leave the others in the backlog."""
+        unpaired = self._inside(self.world.primary)
         for index in range(len(self.pair.status().backlog_queues)):
             if not any(name in message.application_properties for message in await self.queue(index)):
                 continue
@@ -206,22 +210,22 @@ class Scene:
             ) as receiver:
                 for message in await receiver.receive(1_000, seconds(0)):
                     if name in message.application_properties:
-                        await _bring(straight, {}, receiver, message)
+                        await _deliver(unpaired, {}, receiver, message)
                     else:
                         await receiver.abandon(message)
 
-    async def bring_all_home(self) -> int:
+    async def deliver_all(self) -> int:
         count = len(self.pair.status().backlog_queues)
-        return sum([await self.bring_home(index) for index in range(count)])
+        return sum([await self.deliver(index) for index in range(count)])
 
 
-async def _bring(
-    straight: MessagingFactory, lanes: dict[str, Lane], receiver: MessageReceiver, message: ReceivedMessage
+async def _deliver(
+    unpaired: MessagingFactory, links: dict[str, EntityLink], receiver: MessageReceiver, message: ReceivedMessage
 ) -> None:
     payload = message._sections().payload
     transfer = read_transfer(payload)
-    lane = lanes.setdefault(transfer.path, Lane(straight, transfer.path))
-    await lane.send(Parcel([restore(payload, transfer)]))
+    link = links.setdefault(transfer.path, EntityLink(unpaired, transfer.path))
+    await link.send(SendBatch([restore(payload, transfer)]))
     await receiver.complete(message)
 
 
@@ -233,16 +237,17 @@ async def paired(
     ping_s: float = 60.0,
     factory: MessagingFactory | None = None,
     secondary: MessagingFactory | None = None,
+    manager: NamespaceManager | None = None,
     **options: Any,
 ) -> Scene:
-    """Pair the two namespaces; without an interval the first failure diverts."""
+    """Pair the two namespaces. By default the first failure diverts."""
     for path in (ORDERS, OTHERS):
         if not _exists(world.primary, path):
             world.primary.create_queue(path)
     primary = factory or world.primary_factory()
     pair = await primary.pair_namespace(
         SendAvailabilityPairedNamespaceOptions(
-            world.secondary_manager(),
+            manager or world.secondary_manager(),
             secondary or world.secondary_factory(),
             count,
             seconds(interval_s),
@@ -250,20 +255,20 @@ async def paired(
             **options,
         )
     )
-    pair._backlog.rotation._random = Random(7)  # noqa: S311 (what was chosen once is chosen each time)
+    pair._backlog.rotation._random = Random(7)  # noqa: S311 (tests have to be repeatable)
     return Scene(world, primary, pair)
 
 
 def _exists(namespace: VirtualNamespace, path: str) -> bool:
     try:
         namespace.info(path)
-    except Exception:  # noqa: BLE001 (whatever the broker calls it)
+    except Exception:  # noqa: BLE001 (any error means that it does not exist)
         return False
     return True
 
 
 async def spoil(namespace: VirtualNamespace, road: Road, what: str) -> None:
-    """Let a namespace be out of reach, in one of the ways that there are."""
+    """Start an outage of a namespace, one of ``OUTAGES``."""
     match what:
         case "refuse":
             road.refuse()
@@ -288,7 +293,7 @@ async def spoil(namespace: VirtualNamespace, road: Road, what: str) -> None:
 
 
 async def heal(namespace: VirtualNamespace, road: Road) -> None:
-    """All is well again, and what was held back on the road is lost."""
+    """End the outage; what was held back in the network is lost."""
     road.cut()
     road.heal()
     if namespace._listening is None:
@@ -296,8 +301,25 @@ async def heal(namespace: VirtualNamespace, road: Road) -> None:
     await asyncio.sleep(0.01)
 
 
+def allow(namespace: VirtualNamespace, *rights: Right, name: str = APP) -> None:
+    """Set the claims of a key."""
+    rule = AuthorizationRule(name=name, rights=rights, primary_key="first", secondary_key="second")
+    rules = [rule] if name == KEY.name else [KEY, rule]
+    namespace.call(lambda broker, now_ms: broker.set_authorization_rules(rules, now_ms))
+
+
+def app_key(world: PairWorld) -> SharedAccessKeyTokenProvider:
+    """Return the key whose claims ``allow`` sets."""
+    return SharedAccessKeyTokenProvider(APP, "first", clock=world.wall_s)
+
+
+def app_manager(world: PairWorld) -> NamespaceManager:
+    """Return a manager of the secondary with that key."""
+    return NamespaceManager.create(world.secondary_road.endpoint, app_key(world))
+
+
 def set_limits(namespace: VirtualNamespace, limits: Limits) -> None:
-    """Start it anew, as one of another tier."""
+    """Restart a namespace with other limits."""
     namespace.kill()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(namespaces, "STANDARD", limits)
@@ -324,7 +346,7 @@ def begin(work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
 
 
 async def until(condition: Callable[[], object], within_s: float = 300.0) -> None:
-    """Wait until something is so."""
+    """Wait until a condition is true."""
     loop = asyncio.get_running_loop()
     deadline_s = loop.time() + within_s
     while not condition():
@@ -333,7 +355,7 @@ async def until(condition: Callable[[], object], within_s: float = 300.0) -> Non
 
 
 async def took(work: Coroutine[Any, Any, Any]) -> float:
-    """Do it; tells how many seconds that took."""
+    """Await a coroutine; return how many seconds it took."""
     loop = asyncio.get_running_loop()
     began_s = loop.time()
     await work
@@ -341,21 +363,21 @@ async def took(work: Coroutine[Any, Any, Any]) -> float:
 
 
 class Tape:
-    """The bytes that go up a road from now on, connection by connection."""
+    """Records the bytes that clients send over the open connections from now on."""
 
     def __init__(self, road: Road) -> None:
         self.data: list[bytes] = []
         for relay in road.open_relays:
             self._tap(relay.up)
 
-    def _tap(self, lane: Any) -> None:
-        feed = lane.feed
+    def _tap(self, link: Any) -> None:
+        feed = link.feed
 
         def taped(data: bytes) -> None:
             self.data.append(bytes(data))
             feed(data)
 
-        lane.feed = taped
+        link.feed = taped
 
     @property
     def all(self) -> bytes:

@@ -1,4 +1,4 @@
-"""C11, C14: who receives from the primary with the official SDK cannot tell a message that was in the backlog.
+"""C11, C14: to the official SDK, a message that was in the backlog looks like one sent straight to the primary.
 
 Each message is sent twice, once straight to the primary and once through the backlog. Everything that the SDK shows of
 the two is compared, but for what is a delivery's own.
@@ -26,8 +26,8 @@ from pairbus import (
     NamespacePair,
     SendAvailabilityPairedNamespaceOptions,
 )
+from pairbus.client.entity_link import SendBatch
 from pairbus.client.message import encode_brokered
-from pairbus.client.parcel import Parcel
 from pairbus.testing import RunningNamespace, running_namespace
 from pairbus.wire import (
     AMQP_SEQUENCE,
@@ -46,7 +46,7 @@ from pairbus.wire import (
     encode_message,
 )
 from tests.client.stage import factory_of, make_queue, make_topic
-from tests.pairing.processes import eventually
+from tests.waiting import eventually_async
 
 DEADLINE_S: Final = 60.0
 SUBSCRIPTION: Final = "all"
@@ -64,7 +64,7 @@ PER_DELIVERY: Final = frozenset(
         "sequence_number",
     }
 )
-"""What differs between any two deliveries, or is looked at piece by piece."""
+"""Attributes that differ between any two deliveries, or are compared in parts."""
 
 PER_DELIVERY_ANNOTATIONS: Final = frozenset(
     {
@@ -77,10 +77,10 @@ PER_DELIVERY_ANNOTATIONS: Final = frozenset(
 )
 
 
-# What is sent
+# Messages
 
 Makers: TypeAlias = Mapping[str, Callable[[], BrokeredMessage | bytes]]
-"""What makes messages, by what is special about them."""
+"""Functions that create messages, by their speciality."""
 
 MOMENT: Final = datetime(2026, 11, 15, 12, 30, tzinfo=UTC)
 
@@ -177,7 +177,7 @@ PLAIN: Makers = {
         Message(header=Header(ttl=UInt(60_000)), properties=Properties(message_id="other"), body=(b"body",))
     ),
 }
-"""What a queue without sessions takes; some of it as no client of ours would send it."""
+"""Messages that a queue without sessions accepts; some are not sent like this by the pairbus client."""
 
 SCHEDULED: Makers = {
     "scheduled": lambda: BrokeredMessage(b"body", scheduled_enqueue_time=MOMENT + timedelta(days=3_650)),
@@ -190,7 +190,7 @@ SCHEDULED: Makers = {
         application_properties={"a": 1},
     ),
 }
-"""What can only be peeked at for the next years."""
+"""Messages that can only be peeked for the next years."""
 
 
 def in_session(make: Callable[[], BrokeredMessage | bytes]) -> Callable[[], BrokeredMessage]:
@@ -208,7 +208,7 @@ def in_session(make: Callable[[], BrokeredMessage | bytes]) -> Callable[[], Brok
 IN_SESSION: Final = {name: in_session(make) for name, make in PLAIN.items() if isinstance(make(), BrokeredMessage)}
 
 
-# Where it is sent
+# Routes
 
 
 Namespaces: TypeAlias = tuple[RunningNamespace, RunningNamespace]
@@ -235,7 +235,7 @@ async def paired(
 
 
 class Journey:
-    """Sends the same bytes on both ways."""
+    """Sends the same bytes over both routes."""
 
     def __init__(self, primary: RunningNamespace, secondary: RunningNamespace, payloads: Sequence[bytes]) -> None:
         self._namespaces = primary, secondary
@@ -245,18 +245,18 @@ class Journey:
         assert await self._send(path, lambda _: None) == 0
 
     async def through_the_backlog(self, path: str) -> None:
-        """Returns when the syphon has brought all of it home."""
+        """Send through the backlog; return when the syphon has delivered everything."""
         assert await self._send(path, lambda pair: pair.engage()) == len(self._payloads)
         async with paired(*self._namespaces, enable_syphon=True) as (_, pair):
-            await eventually(lambda: _syphoned(pair) == len(self._payloads))
+            await eventually_async(lambda: _syphoned(pair) == len(self._payloads))
 
     async def _send(self, path: str, switch: Callable[[NamespacePair], None]) -> int:
-        """How many were diverted."""
+        """Send all messages; return how many were diverted."""
         async with paired(*self._namespaces) as (factory, pair):
             switch(pair)
             sender = await factory.create_message_sender(path)
             for payload in self._payloads:
-                await sender._send_parcel(Parcel([payload]))  # some are nothing that a BrokeredMessage can say
+                await sender._send_batch(SendBatch([payload]))  # some cannot be expressed as a BrokeredMessage
             return pair.status().diverted
 
 
@@ -267,7 +267,7 @@ def _syphoned(pair: NamespacePair) -> int:
     return syphon.syphoned
 
 
-# What the SDK shows
+# The view of the SDK
 
 Open: TypeAlias = Callable[[ServiceBusClient], ServiceBusReceiver]
 Take: TypeAlias = Callable[[ServiceBusReceiver, int], Coroutine[Any, Any, list[ServiceBusReceivedMessage]]]
@@ -284,16 +284,16 @@ async def received(receiver: ServiceBusReceiver, count: int) -> list[ServiceBusR
 
 
 async def peeked(receiver: ServiceBusReceiver, count: int) -> list[ServiceBusReceivedMessage]:
-    """The last ones: what was peeked at before is still there."""
+    """Return the last ``count`` messages: earlier ones are still in the entity."""
     return (await receiver.peek_messages(2 * count, sequence_number=0))[-count:]
 
 
 def shown(message: ServiceBusReceivedMessage) -> dict[str, Any]:
-    """Everything that the SDK tells of a message, with its types, but for what is a delivery's own."""
+    """Return all attributes of a message with their types, except those that differ between deliveries."""
     names = [name for name in dir(message) if isinstance(getattr(type(message), name, None), property)]
     raw = message.raw_amqp_message
     expires, enqueued = message.expires_at_utc, message.enqueued_time_utc
-    told = {
+    attributes = {
         **{name: getattr(message, name) for name in names if name not in PER_DELIVERY and not name.startswith("_")},
         "body": list(message.body) if isinstance(message.body, Iterator) else message.body,
         "lives for": None if expires is None or enqueued is None else expires - enqueued,
@@ -304,7 +304,7 @@ def shown(message: ServiceBusReceivedMessage) -> dict[str, Any]:
         "delivery annotations": _own(raw.delivery_annotations),
         "footer": raw.footer,
     }
-    return {name: typed(value) for name, value in told.items()}
+    return {name: typed(value) for name, value in attributes.items()}
 
 
 def _own(annotations: Mapping[Any, Any] | None) -> dict[Any, Any]:
@@ -312,7 +312,7 @@ def _own(annotations: Mapping[Any, Any] | None) -> dict[Any, Any]:
 
 
 def typed(value: Any) -> Any:
-    """A value with its type, all the way down: true is not 1, and text is not bytes."""
+    """Return a value with its types, recursively: true is not 1, and text is not bytes."""
     if isinstance(value, Mapping):
         return {typed(name): typed(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
@@ -320,11 +320,11 @@ def typed(value: Any) -> Any:
     return type(value).__name__, value
 
 
-# Both ways
+# Tests
 
 
 def check(namespaces: Namespaces, path: str, made: Makers, open_receiver: Open, take: Take) -> None:
-    """Send everything on both ways, and compare what the SDK shows of it."""
+    """Send everything over both routes, and compare the attributes that the SDK shows."""
     payloads = [_payload(make()) for make in made.values()]
 
     async def scenario() -> None:
@@ -341,8 +341,8 @@ def check(namespaces: Namespaces, path: str, made: Makers, open_receiver: Open, 
         direct, diverted = shows
         assert (len(direct), len(numbers)) == (len(payloads), 2 * len(payloads))
         assert diverted.keys() == direct.keys()
-        for message_id, told in direct.items():
-            assert diverted[message_id] == told
+        for message_id, attributes in direct.items():
+            assert diverted[message_id] == attributes
 
     asyncio.run(scenario())
 
@@ -351,21 +351,21 @@ def _payload(message: BrokeredMessage | bytes) -> bytes:
     return message if isinstance(message, bytes) else encode_brokered(message)
 
 
-def test_c14_a_queue_shows_no_trace_of_the_backlog(namespaces: Namespaces) -> None:
+def test_c14_message_of_a_queue_shows_no_trace_of_the_backlog(namespaces: Namespaces) -> None:
     path = make_queue(namespaces[0])
     check(namespaces, path, PLAIN, lambda client: client.get_queue_receiver(path), received)
 
 
-def test_c14_a_session_shows_no_trace_of_the_backlog(namespaces: Namespaces) -> None:
+def test_c14_message_of_a_session_shows_no_trace_of_the_backlog(namespaces: Namespaces) -> None:
     path = make_queue(namespaces[0], requires_session=True)
     check(namespaces, path, IN_SESSION, lambda client: client.get_queue_receiver(path, session_id=SESSION), received)
 
 
-def test_c14_a_subscription_shows_no_trace_of_the_backlog(namespaces: Namespaces) -> None:
+def test_c14_message_of_a_subscription_shows_no_trace_of_the_backlog(namespaces: Namespaces) -> None:
     path = make_topic(namespaces[0], SUBSCRIPTION)
     check(namespaces, path, PLAIN, lambda client: client.get_subscription_receiver(path, SUBSCRIPTION), received)
 
 
-def test_c14_what_is_scheduled_shows_no_trace_of_the_backlog(namespaces: Namespaces) -> None:
+def test_c14_scheduled_message_shows_no_trace_of_the_backlog(namespaces: Namespaces) -> None:
     path = make_queue(namespaces[0])
     check(namespaces, path, SCHEDULED, lambda client: client.get_queue_receiver(path), peeked)

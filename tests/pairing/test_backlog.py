@@ -1,4 +1,4 @@
-"""The queues that messages wait in: what they are called, and how they are made, on a real namespace."""
+"""Backlog queues: their names, and their creation on a real namespace."""
 
 from __future__ import annotations
 
@@ -26,10 +26,9 @@ from pairbus.client.errors import (
 from pairbus.client.factory import MessagingFactory
 from pairbus.client.management.descriptions import EntityStatus, QueueDescription
 from pairbus.client.management.namespace_manager import NamespaceManager
-from pairbus.client.retry import NO_RETRY
-from pairbus.client.settings import MessagingFactorySettings
+from pairbus.client.settings import NO_RETRY, MessagingFactorySettings
 from pairbus.client.token_provider import SharedAccessKeyTokenProvider, TokenProvider
-from pairbus.dialect.backlog_path import backlog_path
+from pairbus.dialect.paths import backlog_path
 from pairbus.pairing.backlog import (
     Backlog,
     backlog_description,
@@ -41,9 +40,9 @@ from pairbus.testing import RunningNamespace, running_namespace
 from tests.client.http_peer import Answer, Asked, Peer, peer, refuses, relays
 from tests.client.stage import play
 from tests.faults.namespace import KEY
-from tests.faults.recorder import eventually
 from tests.simulation.pair_world import PairWorld
 from tests.simulation.pair_world import run as run_virtually
+from tests.waiting import eventually_async
 
 NUMBERS: Final = count()
 ONE_TRY: Final = MessagingFactorySettings(retry_policy=NO_RETRY)
@@ -58,7 +57,7 @@ def namespace() -> Iterator[RunningNamespace]:
 
 @pytest.fixture
 def primary() -> str:
-    """The name of a primary namespace that nobody else has."""
+    """Return a unique name of a primary namespace."""
     return f"contoso{next(NUMBERS)}"
 
 
@@ -78,7 +77,7 @@ def manager_of(namespace: RunningNamespace) -> NamespaceManager:
 async def watched(
     namespace: RunningNamespace, *answers: Answer, settings: MessagingFactorySettings = ONE_TRY
 ) -> AsyncIterator[tuple[NamespaceManager, Peer]]:
-    """A manager whose requests are seen, and answered by these; without any, the namespace does."""
+    """Create a manager whose requests are recorded, and answered by ``answers`` or else by the namespace."""
     given = answers or (relays(namespace.port),)
     async with peer(*given * 100) as proxy:
         key = TokenProvider.from_key("RootManageSharedAccessKey", namespace.key)
@@ -89,13 +88,13 @@ def methods(proxy: Peer) -> list[str]:
     return [asked.line.partition(" ")[0] for asked in proxy.asked]
 
 
-def made(proxy: Peer) -> list[str]:
-    """The paths that were asked to be made."""
+def created_paths(proxy: Peer) -> list[str]:
+    """Return the paths of the create requests."""
     targets = [asked.line.split(" ")[1] for asked in proxy.asked if asked.line.startswith("PUT ")]
     return [target.partition("?")[0].strip("/") for target in targets]
 
 
-# What they are called
+# Names
 
 
 @pytest.mark.parametrize(
@@ -117,35 +116,35 @@ def made(proxy: Peer) -> list[str]:
         ("amqp://[2001:db8::7]:5673", "2001-db8--7-5673"),
     ],
 )
-def test_c5_a_primary_namespace_is_called_by_its_host_name(address: str, name: str) -> None:
+def test_c5_primary_is_named_after_its_host(address: str, name: str) -> None:
     assert names_by_address(Endpoint.parse(address))[0] == name
 
 
-def test_c5_spellings_of_this_machine_have_the_same_names() -> None:
+def test_c5_spellings_of_localhost_have_the_same_names() -> None:
     names = {names_by_address(Endpoint(host, 5672)) for host in ("localhost", "127.0.0.1", "::1")}
     assert names == {("localhost-5672", "127.0.0.1-5672", "1-5672")}, "the later ones are those of earlier versions"
 
 
-def test_c5_namespaces_on_one_machine_have_backlog_queues_of_their_own() -> None:
+def test_c5_namespaces_on_one_host_have_separate_backlog_queues() -> None:
     for host in ("localhost", "127.0.0.1", "::1"):
         assert names_by_address(Endpoint(host, 5672))[0] != names_by_address(Endpoint(host, 5673))[0]
 
 
 @pytest.mark.parametrize("host", ["contoso.example", "localhost", "192.168.0.17", "::1", "fe80::1", "1::", "::"])
-def test_c5_whatever_the_host_the_path_can_be_that_of_a_queue(host: str) -> None:
+def test_c5_any_host_gives_a_valid_queue_path(host: str) -> None:
     path = backlog_path(names_by_address(Endpoint(host, 5672))[0], 0)
     assert QueueDescription(path).path == path
 
 
-def test_c5_the_index_is_the_last_part_of_the_path() -> None:
+def test_c5_index_is_the_last_part_of_the_path() -> None:
     assert backlog_path("contoso", 0) == "contoso/x-servicebus-transfer/0"
     assert backlog_path("contoso", 41) == "contoso/x-servicebus-transfer/41"
 
 
-# What they are like
+# Properties
 
 
-def test_c5_what_is_asked_for_is_what_is_said() -> None:
+def test_c5_create_request_has_the_documented_properties() -> None:
     assert backlog_description("contoso/x-servicebus-transfer/0") == QueueDescription(
         "contoso/x-servicebus-transfer/0",
         max_size_in_megabytes=5_120,
@@ -158,7 +157,7 @@ def test_c5_what_is_asked_for_is_what_is_said() -> None:
     )
 
 
-def test_c5_the_queues_are_made_as_they_are_described(namespace: RunningNamespace, primary: str) -> None:
+def test_c5_created_queues_have_the_requested_properties(namespace: RunningNamespace, primary: str) -> None:
     async def use(manager: NamespaceManager) -> None:
         queues = await ensure_backlog_queues(manager, primary, 10)
         assert [queue.path for queue in queues] == [f"{primary}/x-servicebus-transfer/{index}" for index in range(10)]
@@ -176,7 +175,7 @@ def test_c5_the_queues_are_made_as_they_are_described(namespace: RunningNamespac
     run(namespace, use)
 
 
-def test_c5_everything_else_is_the_default(namespace: RunningNamespace, primary: str) -> None:
+def test_c5_other_properties_have_their_defaults(namespace: RunningNamespace, primary: str) -> None:
     async def use(manager: NamespaceManager) -> None:
         [queue] = await ensure_backlog_queues(manager, primary, 1)
         plain = await manager.create_queue(f"{primary}/plain")
@@ -199,23 +198,23 @@ def test_c5_everything_else_is_the_default(namespace: RunningNamespace, primary:
     run(namespace, use)
 
 
-# Look first, then make what is missing
+# Creation of missing queues
 
 
-def test_c5_each_is_looked_for_before_it_is_made(namespace: RunningNamespace, primary: str) -> None:
+def test_c5_each_queue_is_looked_up_before_it_is_created(namespace: RunningNamespace, primary: str) -> None:
     async def scenario() -> None:
         async with watched(namespace) as (manager, proxy):
             await ensure_backlog_queues(manager, primary, 3)
         assert sorted(methods(proxy)) == ["GET"] * 3 + ["PUT"] * 3
         assert methods(proxy)[:2] == ["GET", "PUT"]
-        for path in made(proxy):
+        for path in created_paths(proxy):
             lines = [asked.line for asked in proxy.asked if f"/{path}?" in asked.line]
             assert [line.partition(" ")[0] for line in lines] == ["GET", "PUT"]
 
     play(scenario())
 
 
-def test_c5_nothing_is_made_that_is_there(namespace: RunningNamespace, primary: str) -> None:
+def test_c5_existing_queues_are_not_created(namespace: RunningNamespace, primary: str) -> None:
     async def scenario() -> None:
         async with watched(namespace) as (manager, proxy):
             first = await ensure_backlog_queues(manager, primary, 3)
@@ -226,14 +225,14 @@ def test_c5_nothing_is_made_that_is_there(namespace: RunningNamespace, primary: 
     play(scenario())
 
 
-def test_c5_only_what_is_missing_is_made(namespace: RunningNamespace, primary: str) -> None:
+def test_c5_only_missing_queues_are_created(namespace: RunningNamespace, primary: str) -> None:
     async def scenario() -> None:
         async with watched(namespace) as (manager, proxy):
             for index in (0, 3):
                 await manager.create_queue(backlog_path(primary, index))
             proxy.asked.clear()
             await ensure_backlog_queues(manager, primary, 5)
-        assert sorted(made(proxy)) == [backlog_path(primary, index) for index in (1, 2, 4)]
+        assert sorted(created_paths(proxy)) == [backlog_path(primary, index) for index in (1, 2, 4)]
 
     play(scenario())
 
@@ -249,7 +248,7 @@ def test_c5_extra_queues_are_left_alone_and_not_used(namespace: RunningNamespace
     run(namespace, use)
 
 
-def test_c5_a_queue_of_another_description_is_used_as_it_is(namespace: RunningNamespace, primary: str) -> None:
+def test_c5_existing_queue_with_other_properties_is_used_as_it_is(namespace: RunningNamespace, primary: str) -> None:
     async def use(manager: NamespaceManager) -> None:
         given = QueueDescription(
             backlog_path(primary, 1),
@@ -268,7 +267,7 @@ def test_c5_a_queue_of_another_description_is_used_as_it_is(namespace: RunningNa
     run(namespace, use)
 
 
-def test_c5_two_who_pair_at_the_same_time_have_the_same_queues(namespace: RunningNamespace, primary: str) -> None:
+def test_c5_concurrent_pairings_use_the_same_queues(namespace: RunningNamespace, primary: str) -> None:
     async def use(manager: NamespaceManager) -> None:
         async with manager_of(namespace) as other:
             found = await asyncio.gather(
@@ -281,7 +280,7 @@ def test_c5_two_who_pair_at_the_same_time_have_the_same_queues(namespace: Runnin
 
 
 def faster(namespace: RunningNamespace, path: str) -> Answer:
-    """Somebody else makes the queue after we have looked for it."""
+    """Return an answer that creates the queue between the look-up and the create request."""
 
     async def answer(asked: Asked, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if asked.line.startswith("PUT "):
@@ -292,7 +291,9 @@ def faster(namespace: RunningNamespace, path: str) -> Answer:
     return answer
 
 
-def test_c5_one_that_somebody_else_makes_meanwhile_is_used_as_it_is(namespace: RunningNamespace, primary: str) -> None:
+def test_c5_queue_created_concurrently_by_another_process_is_used_as_it_is(
+    namespace: RunningNamespace, primary: str
+) -> None:
     async def scenario() -> None:
         async with watched(namespace, faster(namespace, backlog_path(primary, 0))) as (manager, proxy):
             [queue] = await ensure_backlog_queues(manager, primary, 1)
@@ -302,11 +303,11 @@ def test_c5_one_that_somebody_else_makes_meanwhile_is_used_as_it_is(namespace: R
     play(scenario())
 
 
-# A service that takes fewer deliveries
+# Services with a lower maximum delivery count
 
 
 def modest(namespace: RunningNamespace) -> Answer:
-    """A service that allows 2,000 deliveries."""
+    """Return the answers of a service that allows 2,000 deliveries."""
 
     async def answer(asked: Asked, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         too_many = refuses(400, "MaxDeliveryCount must be between 1 and 2000")
@@ -316,7 +317,7 @@ def modest(namespace: RunningNamespace) -> Answer:
     return answer
 
 
-def test_c5_a_service_that_refuses_the_delivery_count_is_given_its_own_maximum(
+def test_c5_service_that_rejects_the_delivery_count_gets_its_own_maximum(
     namespace: RunningNamespace, primary: str
 ) -> None:
     async def scenario() -> None:
@@ -337,7 +338,7 @@ def open_fields(description: QueueDescription) -> dict[str, Any]:
     return {name: None for name in description.__slots__ if getattr(description, name) is None}
 
 
-def test_c5_what_the_service_refuses_altogether_is_raised(namespace: RunningNamespace, primary: str) -> None:
+def test_c5_description_that_the_service_rejects_raises(namespace: RunningNamespace, primary: str) -> None:
     async def answer(asked: Asked, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         is_look = asked.line.startswith("GET ")
         chosen = relays(namespace.port) if is_look else refuses(400, "there is no room for queues")
@@ -348,15 +349,15 @@ def test_c5_what_the_service_refuses_altogether_is_raised(namespace: RunningName
             with pytest.raises(InvalidRequestError, match="no room for queues") as caught:
                 await ensure_backlog_queues(manager, primary, 10)
             assert caught.value.entity == backlog_path(primary, 0)
-            assert methods(proxy) == ["GET", "PUT", "PUT"]  # and not so for each of the ten
+            assert methods(proxy) == ["GET", "PUT", "PUT"]  # only once, and not for each of the ten
 
     play(scenario())
 
 
-# What cannot be done
+# Errors
 
 
-def test_c3_a_wrong_key_is_raised_at_the_first_request(namespace: RunningNamespace, primary: str) -> None:
+def test_c3_wrong_key_raises_at_the_first_request(namespace: RunningNamespace, primary: str) -> None:
     async def scenario() -> None:
         async with watched(namespace) as (_, proxy):
             wrong = TokenProvider.from_key("RootManageSharedAccessKey", "wrong")
@@ -369,7 +370,7 @@ def test_c3_a_wrong_key_is_raised_at_the_first_request(namespace: RunningNamespa
 
 
 @pytest.mark.parametrize("index", [0, 1, 9])
-def test_c3_a_path_that_a_topic_has_is_raised(namespace: RunningNamespace, primary: str, index: int) -> None:
+def test_c3_topic_at_the_path_of_a_backlog_queue_raises(namespace: RunningNamespace, primary: str, index: int) -> None:
     async def use(manager: NamespaceManager) -> None:
         await manager.create_topic(backlog_path(primary, index))
         with pytest.raises(EntityAlreadyExistsError) as caught:
@@ -380,7 +381,7 @@ def test_c3_a_path_that_a_topic_has_is_raised(namespace: RunningNamespace, prima
 
 
 def reluctant(namespace: RunningNamespace) -> Answer:
-    """Has the first queue made, refuses the second, and does not answer about any other."""
+    """Return answers that create the first queue, reject the second, and do not respond for the others."""
 
     async def answer(asked: Asked, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         match asked.line.partition("?")[0].rpartition("/")[2]:
@@ -394,24 +395,24 @@ def reluctant(namespace: RunningNamespace) -> Answer:
     return answer
 
 
-def test_c3_when_one_cannot_be_made_nobody_goes_on_with_the_others(namespace: RunningNamespace, primary: str) -> None:
+def test_c3_failed_creation_stops_the_creation_of_the_others(namespace: RunningNamespace, primary: str) -> None:
     async def scenario() -> None:
         impatient = replace(ONE_TRY, attempt_timeout=timedelta(seconds=0.5))
         async with watched(namespace, reluctant(namespace), settings=impatient) as (manager, _):
             with pytest.raises(UnauthorizedError, match="not you"):
                 await ensure_backlog_queues(manager, primary, 10)
             assert ours() == {asyncio.current_task()}
-            await eventually(lambda: asyncio.all_tasks() == ours())  # the peer has noticed, too
+            await eventually_async(lambda: asyncio.all_tasks() == ours())  # until the peer has noticed as well
 
     play(scenario())
 
 
 def ours() -> set[asyncio.Task[Any]]:
-    """The tasks that are not the peer's."""
+    """Return the tasks that do not belong to the peer."""
     return {task for task in asyncio.all_tasks() if getattr(task.get_coro(), "__qualname__", "") != "Peer.serve"}
 
 
-def test_c3_a_name_that_the_service_does_not_take_is_raised(namespace: RunningNamespace) -> None:
+def test_c3_name_that_the_service_rejects_raises(namespace: RunningNamespace) -> None:
     async def use(manager: NamespaceManager) -> None:
         with pytest.raises((InvalidRequestError, EntityNotFoundError)):
             await ensure_backlog_queues(manager, "x" * 400, 2)
@@ -419,19 +420,20 @@ def test_c3_a_name_that_the_service_does_not_take_is_raised(namespace: RunningNa
     run(namespace, use)
 
 
-# The ways to them
+# Links
 
 
 def backlog_in(world: PairWorld, factory: MessagingFactory, *missing: int) -> Backlog:
-    """Three queues, of which some are gone since somebody has looked."""
+    """Return a backlog of three queues, of which some were deleted after the look-up."""
     paths = [backlog_path("contoso", index) for index in range(3)]
     for index, path in enumerate(paths):
         if index not in missing:
             world.secondary.create_queue(path)
-    return Backlog(factory, paths, Random(7), Listeners())  # noqa: S311 (it has to be repeatable)
+    random = Random(7)  # noqa: S311 (tests have to be repeatable)
+    return Backlog(factory, world.secondary_manager(), paths, random, Listeners())
 
 
-def test_c10_one_that_cannot_be_reached_is_left_out_from_the_beginning() -> None:
+def test_c10_unreachable_queue_is_out_of_the_rotation_from_the_start() -> None:
     async def scenario(world: PairWorld) -> None:
         backlog = backlog_in(world, world.secondary_factory(), 1)
         await backlog.connect()
@@ -444,7 +446,7 @@ def test_c10_one_that_cannot_be_reached_is_left_out_from_the_beginning() -> None
     run_virtually(scenario)
 
 
-def test_c3_when_none_can_be_reached_that_is_raised() -> None:
+def test_c3_connect_raises_when_no_queue_is_reachable() -> None:
     async def scenario(world: PairWorld) -> None:
         backlog = backlog_in(world, world.secondary_factory(), 0, 1, 2)
         with pytest.raises(EntityNotFoundError, match="contoso/x-servicebus-transfer/"):
@@ -454,7 +456,7 @@ def test_c3_when_none_can_be_reached_that_is_raised() -> None:
     run_virtually(scenario)
 
 
-def test_c3_a_key_that_may_not_send_is_raised_though_another_queue_is_only_missing() -> None:
+def test_c3_key_without_send_raises_although_another_queue_is_only_missing() -> None:
     async def scenario(world: PairWorld) -> None:
         listener = AuthorizationRule(
             name="listener", rights=(Right.LISTEN,), primary_key="listener-1", secondary_key="listener-2"
@@ -472,7 +474,7 @@ def test_c3_a_key_that_may_not_send_is_raised_though_another_queue_is_only_missi
 
 
 @pytest.mark.parametrize("what", ["refuse", "stall"])
-def test_c3_a_namespace_that_is_away_is_raised(what: str) -> None:
+def test_c3_unreachable_namespace_raises(what: str) -> None:
     async def scenario(world: PairWorld) -> None:
         backlog = backlog_in(world, world.secondary_factory())
         getattr(world.secondary_road, what)()
@@ -483,17 +485,17 @@ def test_c3_a_namespace_that_is_away_is_raised(what: str) -> None:
     run_virtually(scenario)
 
 
-# Many
+# Many queues
 
 
-def test_c5_many_queues_do_not_need_as_many_connections_at_a_time() -> None:
+def test_c5_creation_of_many_queues_limits_concurrent_connections() -> None:
     async def scenario(world: PairWorld) -> None:
-        most = 0
+        max_open = 0
 
         async def watch() -> None:
-            nonlocal most
+            nonlocal max_open
             while True:
-                most = max(most, len(world.secondary_road.open_relays))
+                max_open = max(max_open, len(world.secondary_road.open_relays))
                 await asyncio.sleep(0.001)
 
         watching = asyncio.create_task(watch())
@@ -501,6 +503,6 @@ def test_c5_many_queues_do_not_need_as_many_connections_at_a_time() -> None:
         watching.cancel()
         await asyncio.wait((watching,))
         assert len(queues) == 150
-        assert most <= 50
+        assert max_open <= 50
 
     run_virtually(scenario)

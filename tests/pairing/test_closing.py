@@ -1,4 +1,4 @@
-"""Closing a pair, in whatever order and whatever is under way: nobody is left waiting."""
+"""Closing a pair in any order, with any pending operation: all of them end."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from tests.simulation.pair_world import PairWorld, run
 
 SOON_S: Final = 0.1
 FAREWELL_S: Final = 5.0
-"""What closing may take beside a peer that does not answer."""
+"""Maximum time of a close with a peer that does not respond."""
 
 
-# Who waits for the backlog.
+# Sends that wait for the backlog.
 
 
 @pytest.mark.parametrize("after_s", [0.0, 0.5, 9.0])
 @pytest.mark.parametrize("has_sessions", [False, True])
-def test_c17_who_waits_for_a_backlog_queue_is_told_at_once_that_the_pair_is_closed(
+def test_c17_send_waiting_for_a_backlog_queue_raises_at_once_when_the_pair_is_closed(
     after_s: float, has_sessions: bool
 ) -> None:
     async def scenario(world: PairWorld) -> None:
@@ -45,7 +45,7 @@ def test_c17_who_waits_for_a_backlog_queue_is_told_at_once_that_the_pair_is_clos
     run(scenario)
 
 
-def test_c17_who_waits_for_a_pinned_queue_is_told_so_too_though_another_works() -> None:
+def test_c17_send_waiting_for_a_pinned_queue_raises_on_close_although_another_works() -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await paired(world, count=2, preserve_session_order=True)
         scene.pair.engage()
@@ -62,7 +62,7 @@ def test_c17_who_waits_for_a_pinned_queue_is_told_so_too_though_another_works() 
 
 
 @pytest.mark.parametrize("after_s", [0.5, 9.0])
-def test_c17_who_waits_for_a_backlog_queue_is_told_soon_that_the_secondary_is_closed(after_s: float) -> None:
+def test_c17_send_waiting_for_a_backlog_queue_raises_soon_when_the_secondary_is_closed(after_s: float) -> None:
     async def scenario(world: PairWorld) -> None:
         secondary = world.secondary_factory()
         scene = await paired(world, count=1, secondary=secondary)
@@ -79,7 +79,7 @@ def test_c17_who_waits_for_a_backlog_queue_is_told_soon_that_the_secondary_is_cl
     run(scenario)
 
 
-def test_c17_who_has_no_answer_of_the_backlog_yet_is_not_left_waiting() -> None:
+def test_c17_unconfirmed_send_to_the_backlog_ends_on_close() -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await paired(world, count=1)
         scene.pair.engage()
@@ -93,10 +93,10 @@ def test_c17_who_has_no_answer_of_the_backlog_yet_is_not_left_waiting() -> None:
     run(scenario)
 
 
-# Who waits for the order of sessions.
+# Sends that wait for the order of sessions.
 
 
-def test_c20_who_waits_for_a_held_session_is_told_at_once_that_the_pair_is_closed() -> None:
+def test_c20_send_waiting_for_a_held_session_raises_at_once_when_the_pair_is_closed() -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await _ordered(world)
         sender = await scene.sender(VISITS)
@@ -105,11 +105,11 @@ def test_c20_who_waits_for_a_held_session_is_told_at_once_that_the_pair_is_close
         scene.pair.release()
         order = scene.pair._order
         assert order is not None
-        straggler = order.straggler(VISITS, "a")
-        await until(lambda: straggler.mark is not None)
+        session = order.track(VISITS, "a")
+        await until(lambda: session.mark is not None)
         await sender.send(letter("2", session_id="a"))
-        await scene.bring_home(0, count=1)
-        while straggler.held is None:  # noqa: ASYNC110 (nobody tells)
+        await scene.deliver(0, count=1)
+        while session.held is None:  # noqa: ASYNC110 (there is no event to wait for)
             await asyncio.sleep(0.001)
         sending = begin(sender.send(letter("3", session_id="a")))
         await asyncio.sleep(0.01)
@@ -120,7 +120,7 @@ def test_c20_who_waits_for_a_held_session_is_told_at_once_that_the_pair_is_close
     run(scenario)
 
 
-def test_c20_who_waits_for_the_first_look_is_told_at_once_that_the_pair_is_closed() -> None:
+def test_c20_send_waiting_for_the_first_scan_raises_at_once_when_the_pair_is_closed() -> None:
     async def scenario(world: PairWorld) -> None:
         world.secondary.host.deny = lambda operation, _: "busy" if operation == Operation.PEEK_MESSAGE else None
         scene = await _ordered(world)
@@ -134,12 +134,12 @@ def test_c20_who_waits_for_the_first_look_is_told_at_once_that_the_pair_is_close
     run(scenario)
 
 
-# Odd orders.
+# Unusual orders.
 
 
 @pytest.mark.parametrize("enable_syphon", [False, True])
 @pytest.mark.parametrize("order", ["primary, secondary", "secondary, primary", "both", "twice", "primary", "fault"])
-def test_c17_nothing_is_left_in_whatever_order_they_are_closed(order: str, enable_syphon: bool) -> None:
+def test_c17_close_in_any_order_leaves_nothing_running(order: str, enable_syphon: bool) -> None:
     async def scenario(world: PairWorld) -> None:
         primary, secondary = world.primary_factory(), world.secondary_factory()
         scene = await paired(
@@ -173,12 +173,12 @@ def test_c17_nothing_is_left_in_whatever_order_they_are_closed(order: str, enabl
         assert scene.now_s - began_s < 1
         with pytest.raises(FactoryFaultedError if order == "fault" else ClosedError):
             await sender.send(letter("3"))
-        await asyncio.sleep(30)  # what is left would be seen at the end
+        await asyncio.sleep(30)  # a task that is left running is reported at the end
 
     run(scenario)
 
 
-def test_c17_who_stops_waiting_for_the_end_of_a_factory_does_not_hinder_it() -> None:
+def test_c17_cancelled_wait_for_the_end_of_a_factory_does_not_affect_it() -> None:
     async def scenario(world: PairWorld) -> None:
         primary, secondary = world.primary_factory(), world.secondary_factory()
         scene = await paired(world, factory=primary, secondary=secondary, enable_syphon=True)
@@ -187,7 +187,7 @@ def test_c17_who_stops_waiting_for_the_end_of_a_factory_does_not_hinder_it() -> 
                 await asyncio.wait_for(factory.ended(), 1)
         await asyncio.sleep(30)
         assert not primary.is_closed
-        assert not secondary.is_closed  # nobody takes that for an end
+        assert not secondary.is_closed  # a cancelled wait does not count as an end
         await (await scene.sender()).send(letter())
         ended = primary.ended()
         await primary.close()
@@ -202,7 +202,7 @@ def test_c17_who_stops_waiting_for_the_end_of_a_factory_does_not_hinder_it() -> 
 
 
 async def _closing(scene: Scene, factory: MessagingFactory, sending: asyncio.Task[Any]) -> float:
-    """Close it, and wait for a send; how long that took."""
+    """Close a factory, and wait for a send; return how long that took."""
     began_s = scene.now_s
     await factory.close()
     await asyncio.wait((sending,))

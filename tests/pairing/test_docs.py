@@ -1,4 +1,4 @@
-"""The pages on pairing say what is true: their tables are those of the code, their figures what it reckons with."""
+"""The pages on pairing match the code: tables, figures, names, and log lines."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from pairbus.pairing import (
     SyphonStatus,
 )
 from pairbus.pairing.backlog import backlog_description
-from pairbus.pairing.homecoming.dead_letter_reason import DeadLetterReason
-from pairbus.pairing.homecoming.delivery_rules import DELIVERY_RULES
 from pairbus.pairing.policy import TRANSITIONS, Signal
+from pairbus.pairing.syphon.delivery import DELIVERY_RULES
+from pairbus.pairing.syphon.message import DeadLetterReason
 from tests.docs.snippets import ROOT
 from tests.docs.tables import code, codes, rows_of
 
@@ -56,17 +56,17 @@ SYPHON_SETTINGS = rows_of(REFERENCE, "of `SyphonSettings`", "default", "range", 
 # The explanation.
 
 
-def test_the_table_of_states_is_that_of_the_policy() -> None:
+def test_state_table_matches_the_policy() -> None:
     rows = rows_of(EXPLANATION, "state", *SIGNALS)
-    told = {
+    documented = {
         (EntityState[code(state)], signal): EntityState[code(cell)]
         for state, *cells in rows
         for signal, cell in zip(SIGNALS.values(), cells, strict=True)
     }
-    assert told == TRANSITIONS
+    assert documented == TRANSITIONS
 
 
-def test_the_picture_of_the_states_has_the_changes_of_the_policy() -> None:
+def test_state_diagram_matches_the_policy() -> None:
     picture = EXPLANATION.read_text(encoding="utf-8").split("stateDiagram-v2")[1].split("```")[0]
     drawn = {(before, after) for before, after in re.findall(r"(\w+) --> (\w+):", picture)}
     changes = {
@@ -77,12 +77,12 @@ def test_the_picture_of_the_states_has_the_changes_of_the_policy() -> None:
     assert drawn == changes
 
 
-def test_c7_the_table_of_what_counts_is_the_rule() -> None:
+def test_c7_table_of_failure_rules_matches_the_code() -> None:
     rows = rows_of(EXPLANATION, "error", "verdict", "why")
     assert {error_of(row[0]): row[1] for row in rows} == {kind: one.value for kind, one in FAILURE_RULES.items()}
 
 
-def test_c15_the_table_of_fates_is_the_rule() -> None:
+def test_c15_table_of_delivery_rules_matches_the_code() -> None:
     rows = rows_of(EXPLANATION, "error", "fate")
     assert {error_of(row[0]): row[1] for row in rows} == {kind: one.value for kind, one in DELIVERY_RULES.items()}
 
@@ -92,11 +92,11 @@ def error_of(cell: str) -> type[MessagingError]:
     return kind
 
 
-def test_c14_the_figures_of_an_idle_syphon_follow_from_the_defaults() -> None:
+def test_c14_figures_of_an_idle_syphon_follow_from_the_defaults() -> None:
     queues = inspect.signature(SendAvailabilityPairedNamespaceOptions).parameters["backlog_queue_count"].default
     a_day = queues * (timedelta(days=1) // SyphonSettings().long_poll)
-    said = f"With {queues} queues that is {a_day // 24} receives an hour, {a_day} a day, {30 * a_day:,} in 30 days"
-    assert said in " ".join(EXPLANATION.read_text(encoding="utf-8").split())
+    sentence = f"With {queues} queues that is {a_day // 24} receives an hour, {a_day} a day, {30 * a_day:,} in 30 days"
+    assert sentence in " ".join(EXPLANATION.read_text(encoding="utf-8").split())
 
 
 # The reference.
@@ -114,14 +114,14 @@ def test_c3_every_option_is_listed_with_its_default() -> None:
     ]
 
 
-def test_c14_every_setting_of_a_syphon_is_listed_with_its_default() -> None:
+def test_c14_every_syphon_setting_is_listed_with_its_default() -> None:
     assert [(code(row[0]), row[1]) for row in SYPHON_SETTINGS] == [
         (field.name, written(field.default)) for field in fields(SyphonSettings)
     ]
 
 
 def written(default: Any) -> str:
-    """A default as a reader writes it."""
+    """Return a default as the pages write it."""
     if default is inspect.Parameter.empty:
         return ""
     if default is FAILURE_RULES:
@@ -146,16 +146,16 @@ RANGES = [
 
 
 @pytest.mark.parametrize(("make", "name", "span"), RANGES, ids=lambda one: one if isinstance(one, str) else "")
-def test_c4_a_range_is_kept_to(make: Any, name: str, span: str) -> None:
-    least, most = ends_of(span)
-    step = timedelta(microseconds=1) if isinstance(least, timedelta) else 1
-    make(**{name: least})
+def test_c4_documented_range_is_enforced(make: Any, name: str, span: str) -> None:
+    minimum, maximum = ends_of(span)
+    step = timedelta(microseconds=1) if isinstance(minimum, timedelta) else 1
+    make(**{name: minimum})
     with pytest.raises(ValueError, match=name):
-        make(**{name: least - step})
-    if most is not None:
-        make(**{name: most})
+        make(**{name: minimum - step})
+    if maximum is not None:
+        make(**{name: maximum})
         with pytest.raises(ValueError, match=name):
-            make(**{name: most + step})
+            make(**{name: maximum + step})
 
 
 UNITS = {
@@ -167,11 +167,11 @@ UNITS = {
 
 
 def ends_of(span: str) -> tuple[Any, Any]:
-    """``1 to 10``, ``1 s to 30 min``, ``from 1``."""
+    """Parse a range such as ``1 to 10``, ``1 s to 30 min`` or ``from 1``; return its ends."""
     if span.startswith("from "):
         return value_of(span.removeprefix("from ")), None
-    least, most = span.split(" to ")
-    return value_of(least), value_of(most)
+    minimum, maximum = span.split(" to ")
+    return value_of(minimum), value_of(maximum)
 
 
 def value_of(text: str) -> Any:
@@ -180,10 +180,10 @@ def value_of(text: str) -> Any:
 
 
 def test_every_method_of_a_pair_is_listed_with_its_arguments() -> None:
-    told = {code(row[0]) for row in rows_of(REFERENCE, "method", "what it does")}
+    documented = {code(row[0]) for row in rows_of(REFERENCE, "method", "what it does")}
     for_senders = {"route", "start", "abort", "close"}
     methods = {name: one for name, one in inspect.getmembers(NamespacePair, inspect.isfunction) if name[0] != "_"}
-    assert told == {
+    assert documented == {
         f"{name}({', '.join([*inspect.signature(one).parameters][1:])})"
         for name, one in methods.items()
         if name not in for_senders
@@ -191,37 +191,39 @@ def test_every_method_of_a_pair_is_listed_with_its_arguments() -> None:
 
 
 @pytest.mark.parametrize("kind", [PairStatus, PairedEntityStatus, BacklogQueueStatus, SyphonStatus, SyphonContext])
-def test_c19_every_field_is_listed(kind: type[Any]) -> None:
+def test_c19_every_status_field_is_listed(kind: type[Any]) -> None:
     rows = rows_of(REFERENCE, f"of `{kind.__name__}`", "what it says")
-    more = {f"{name}()" if inspect.isfunction(one) else name for name, one in vars(kind).items() if is_told(name, one)}
+    more = {
+        f"{name}()" if inspect.isfunction(one) else name for name, one in vars(kind).items() if is_documented(name, one)
+    }
     assert {name for row in rows for name in codes(row[0])} == {field.name for field in fields(kind)} | more
 
 
-def is_told(name: str, one: object) -> bool:
+def is_documented(name: str, one: object) -> bool:
     return name[0] != "_" and (inspect.isfunction(one) or isinstance(one, property))
 
 
-def test_what_a_syphon_has_is_listed() -> None:
-    told = {code(row[0]).partition("(")[0] for row in rows_of(REFERENCE, "of `Syphon`", "what it does")}
-    assert told == {name for name, one in vars(Syphon).items() if is_told(name, one)}
+def test_every_member_of_a_syphon_is_listed() -> None:
+    documented = {code(row[0]).partition("(")[0] for row in rows_of(REFERENCE, "of `Syphon`", "what it does")}
+    assert documented == {name for name, one in vars(Syphon).items() if is_documented(name, one)}
 
 
 def test_c19_every_event_is_listed_with_its_fields() -> None:
-    told = {code(row[0]): codes(row[1]) for row in rows_of(REFERENCE, "event", "fields", "when")}
-    assert told == {
+    documented = {code(row[0]): codes(row[1]) for row in rows_of(REFERENCE, "event", "fields", "when")}
+    assert documented == {
         kind.__name__: [field.name for field in fields(kind) if field.name != "at"]
         for kind in PairEvent.__subclasses__()
     }
 
 
 def test_c19_every_metric_is_listed_with_its_kind_and_labels() -> None:
-    told = {
+    documented = {
         code(name): (kind, codes(labels))
         for name, kind, labels, _ in rows_of(REFERENCE, "metric", "kind", "labels", "what it says")
     }
     text = a_status().metrics()
     kinds = re.findall(r"^# TYPE (\w+) (\w+)$", text, re.MULTILINE)
-    assert told == {name: (kind, labels_of(name, text)) for name, kind in kinds}
+    assert documented == {name: (kind, labels_of(name, text)) for name, kind in kinds}
 
 
 def labels_of(metric: str, text: str) -> list[str]:
@@ -255,15 +257,15 @@ def test_c15_every_dead_letter_reason_is_listed() -> None:
     assert sorted(listed) == sorted(reason.value for reason in DeadLetterReason)
 
 
-def test_c11_the_properties_of_the_diverted_form_are_listed() -> None:
+def test_c11_properties_of_the_diverted_form_are_listed() -> None:
     assert {code(row[0]) for row in rows_of(REFERENCE, "application property", "type", "keeps")} == RESERVED
 
 
-def test_c5_backlog_queues_are_made_as_the_table_says() -> None:
+def test_c5_created_backlog_queues_match_the_table() -> None:
     made = backlog_description("contoso/x-servicebus-transfer/0")
-    told = {code(row[0]): row[1] for row in rows_of(REFERENCE, "property", "as it is made")}
+    documented = {code(row[0]): row[1] for row in rows_of(REFERENCE, "property", "value when created")}
     words = {True: "yes", timedelta.max: {"default_message_time_to_live": "forever", "auto_delete_on_idle": "never"}}
-    for name, cell in told.items():
+    for name, cell in documented.items():
         value = getattr(made, name)
         match value:
             case bool():
@@ -280,7 +282,7 @@ def test_c5_backlog_queues_are_made_as_the_table_says() -> None:
 
 
 @pytest.mark.parametrize("page", ["pair.md", "drill.md"])
-def test_every_option_of_a_command_that_is_named_exists(page: str) -> None:
+def test_every_documented_command_option_exists(page: str) -> None:
     command: Any = typer.main.get_command(app)
     known = {option for name in ("pair", "drill") for one in command.commands[name].params for option in one.opts}
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", (HOW_TO / page).read_text(encoding="utf-8")))
@@ -288,7 +290,7 @@ def test_every_option_of_a_command_that_is_named_exists(page: str) -> None:
     assert len(named) >= 4
 
 
-def test_c19_what_is_said_to_be_logged_is_logged() -> None:
+def test_c19_documented_log_lines_exist() -> None:
     logged = [*logged_texts()]
     for row in rows_of(HOW_TO / "watch-a-pair.md", "message", "level", "from whom"):
         for text in codes(row[0]):
@@ -296,7 +298,7 @@ def test_c19_what_is_said_to_be_logged_is_logged() -> None:
 
 
 def logged_texts() -> set[str]:
-    """The texts of what the room logs, as patterns."""
+    """Return the texts of the log lines of the package, as patterns."""
     calls = (
         node
         for file in (ROOT / "src" / "pairbus" / "pairing").rglob("*.py")

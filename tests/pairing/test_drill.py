@@ -1,4 +1,4 @@
-"""The drill: a marked message goes to the backlog and comes home, and nothing of the application is touched."""
+"""The drill: a marked message is diverted and delivered, and no message of the application is touched."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ from pairbus.client.errors import (
     MessagingTimeoutError,
 )
 from pairbus.pairing import DrillReport, EntityState
-from pairbus.pairing.homecoming.destination import Destination
+from pairbus.pairing.syphon.destination import DeliveryDestination
 from tests.pairing.scenes import ORDERS, OTHERS, Scene, backlog_path, begin, letter, letters, paired, seconds
 from tests.simulation.pair_world import PairWorld, run
 
 MARK: Final = "x-pairbus-drill"
+DOWN: Final = "destination down, messages wait in the backlog"
 
 
-def test_c21_a_drill_diverts_a_marked_message_and_reports_the_times() -> None:
+def test_c21_drill_diverts_a_marked_message_and_reports_the_times() -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await paired(world)
         async with _syphoning(scene, every_s=5):
@@ -42,7 +43,7 @@ def test_c21_a_drill_diverts_a_marked_message_and_reports_the_times() -> None:
     run(scenario)
 
 
-def test_c21_a_drill_works_with_the_syphon_of_the_pair() -> None:
+def test_c21_drill_works_with_the_syphon_of_the_pair() -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await paired(world, enable_syphon=True)
         report = await scene.pair.drill(world.primary_manager())
@@ -57,22 +58,25 @@ def test_c21_a_drill_works_with_the_syphon_of_the_pair() -> None:
 @pytest.mark.parametrize(
     ("path", "expected"),
     [
-        (ORDERS, [f"messages for '{ORDERS}' wait in the backlog: the pair sends nothing to it at the moment"]),
+        (
+            ORDERS,
+            [f'{DOWN} entity={ORDERS} error="the pair does not send to it at the moment"'],
+        ),
         (f"{MARK}/1", []),
     ],
 )
-def test_destination_that_is_held_is_warned_about_except_for_a_drill(
+def test_held_destination_is_logged_as_a_warning_except_for_a_drill(
     path: str, expected: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scenario(world: PairWorld) -> None:
-        destination = Destination(path, world.primary_factory(), lambda _: True, lambda _: None)
+        destination = DeliveryDestination(path, world.primary_factory(), lambda _: True, lambda _: None)
         assert destination.hold()
 
     run(scenario)
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == expected
 
 
-def test_c21_a_drill_leaves_nothing_behind() -> None:
+def test_c21_drill_leaves_nothing_behind() -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await paired(world)
         manager = world.primary_manager()
@@ -86,12 +90,12 @@ def test_c21_a_drill_leaves_nothing_behind() -> None:
     run(scenario)
 
 
-def test_c21_nothing_goes_on_for_the_queue_of_a_drill_that_is_gone(caplog: pytest.LogCaptureFixture) -> None:
+def test_c21_nothing_is_logged_for_a_drill_queue_after_its_deletion(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await paired(world)
         async with _syphoning(scene):
             await scene.pair.drill(world.primary_manager())
-        await asyncio.sleep(65 * 60)  # by then its tokens have ended
+        await asyncio.sleep(65 * 60)  # its tokens have expired by then
         caplog.clear()
         await asyncio.sleep(5 * 60)
         assert not [record for record in caplog.records if MARK in record.getMessage()]
@@ -100,7 +104,7 @@ def test_c21_nothing_goes_on_for_the_queue_of_a_drill_that_is_gone(caplog: pytes
 
 
 @pytest.mark.parametrize("state", [EntityState.HEALTHY, EntityState.HELD_OVER, EntityState.FAILED_OVER])
-def test_c21_a_drill_touches_nothing_of_the_application(state: EntityState) -> None:
+def test_c21_drill_does_not_touch_messages_of_the_application(state: EntityState) -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await paired(world, ping_s=1_000)
         sender = await scene.sender()
@@ -111,19 +115,19 @@ def test_c21_a_drill_touches_nothing_of_the_application(state: EntityState) -> N
             world.primary.disable(ORDERS)
             await sender.send(letter("diverted"))
             world.primary.enable(ORDERS)
-        away = [message.message_id for message in await scene.backlog()]
+        backlog_ids = [message.message_id for message in await scene.backlog()]
         before = world.primary.info(ORDERS)
         async with _syphoning(scene, only=MARK):
             await scene.pair.drill(world.primary_manager())
         assert scene.state() is state
         assert world.primary.info(ORDERS).message_count == before.message_count == 3
-        assert [message.message_id for message in await scene.backlog()] == away
+        assert [message.message_id for message in await scene.backlog()] == backlog_ids
         assert {path for _, path, _ in scene.changes if not path.startswith(MARK)} <= {ORDERS}
 
     run(scenario)
 
 
-def test_c21_a_drill_works_while_everything_is_held() -> None:
+def test_c21_drill_works_while_all_entities_are_held_over() -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await paired(world)
         scene.pair.engage()
@@ -135,7 +139,7 @@ def test_c21_a_drill_works_while_everything_is_held() -> None:
     run(scenario)
 
 
-def test_c21_without_a_syphon_a_drill_says_so() -> None:
+def test_c21_drill_without_a_syphon_raises_a_timeout() -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await paired(world)
         began_s = scene.now_s
@@ -149,19 +153,19 @@ def test_c21_without_a_syphon_a_drill_says_so() -> None:
     run(scenario)
 
 
-def test_c21_a_message_of_a_drill_that_comes_too_late_harms_nobody() -> None:
+def test_c21_late_drill_message_is_harmless() -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await paired(world)
         with pytest.raises(MessagingTimeoutError):
             await scene.pair.drill(world.primary_manager(), seconds(20))
-        assert await scene.bring_all_home() == 1
+        assert await scene.deliver_all() == 1
         await asyncio.sleep(3_700)
         assert sorted(queue.path for queue in await world.primary_manager().get_queues()) == [ORDERS, OTHERS]
 
     run(scenario)
 
 
-def test_c21_drills_at_the_same_time_do_not_meet() -> None:
+def test_c21_concurrent_drills_are_independent() -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await paired(world)
         async with _syphoning(scene):
@@ -172,7 +176,7 @@ def test_c21_drills_at_the_same_time_do_not_meet() -> None:
     run(scenario)
 
 
-def test_c21_a_drill_without_a_primary_raises() -> None:
+def test_c21_drill_without_a_primary_raises() -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await paired(world)
         world.primary_road.refuse()
@@ -184,7 +188,7 @@ def test_c21_a_drill_without_a_primary_raises() -> None:
     run(scenario)
 
 
-def test_c21_a_drill_without_a_backlog_raises_and_removes_its_queue() -> None:
+def test_c21_drill_without_a_backlog_raises_and_deletes_its_queue() -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await paired(world, count=1, factory=world.primary_factory(operation_timeout=seconds(10)))
         world.secondary.disable(backlog_path(0))
@@ -197,7 +201,7 @@ def test_c21_a_drill_without_a_backlog_raises_and_removes_its_queue() -> None:
 
 
 @pytest.mark.parametrize("after_s", [0.0, 0.003, 0.006, 0.009, 0.012, 2.0])
-def test_c21_a_drill_that_is_cancelled_leaves_the_pair_as_it_was(after_s: float) -> None:
+def test_c21_cancelled_drill_leaves_the_pair_as_it_was(after_s: float) -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await paired(world)
         drilling = begin(scene.pair.drill(world.primary_manager()))
@@ -207,12 +211,12 @@ def test_c21_a_drill_that_is_cancelled_leaves_the_pair_as_it_was(after_s: float)
         assert drilling.cancelled()
         assert scene.pair.status().entities == ()
         await (await scene.sender()).send(letter("direct"))
-        assert await scene.home() == [b"direct"]
+        assert await scene.delivered() == [b"direct"]
 
     run(scenario)
 
 
-def test_c21_a_drill_needs_a_manager_and_an_open_factory() -> None:
+def test_c21_drill_requires_a_manager_and_an_open_factory() -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await paired(world)
         with pytest.raises(TypeError):
@@ -226,7 +230,7 @@ def test_c21_a_drill_needs_a_manager_and_an_open_factory() -> None:
     run(scenario)
 
 
-def test_c21_a_drill_with_the_manager_of_another_namespace_is_refused() -> None:
+def test_c21_drill_with_the_manager_of_another_namespace_is_rejected() -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await paired(world)
         with pytest.raises(ValueError, match="primary"):
@@ -238,15 +242,15 @@ def test_c21_a_drill_with_the_manager_of_another_namespace_is_refused() -> None:
 
 @asynccontextmanager
 async def _syphoning(scene: Scene, every_s: float = 0.1, only: str | None = None) -> AsyncIterator[None]:
-    """Bring home by hand what comes to the backlog; or only what is marked."""
+    """Deliver the backlog manually during the block; with ``only``, just the marked messages."""
 
     async def work() -> None:
         while True:
             await asyncio.sleep(every_s)
             if only is None:
-                await scene.bring_all_home()
+                await scene.deliver_all()
             else:
-                await scene.bring_marked_home(only)
+                await scene.deliver_marked(only)
 
     syphon: asyncio.Task[Any] = begin(work())
     try:

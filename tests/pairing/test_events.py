@@ -1,4 +1,4 @@
-"""What happens to a pair, told to those who watch it: by a call, or one after the other in a loop."""
+"""Events of a pair, for listeners and for event streams."""
 
 from __future__ import annotations
 
@@ -49,98 +49,100 @@ def changes(events: list[PairEvent]) -> list[tuple[str, EntityState, EntityState
 
 async def collect(events: AsyncIterator[PairEvent], into: list[PairEvent]) -> None:
     async for event in events:
-        into.append(event)  # noqa: PERF401 (they are looked at while it goes on)
+        into.append(event)  # noqa: PERF401 (the list is read meanwhile)
 
 
-# What is told
+# Events
 
 
-def test_c19_a_failover_its_pings_and_its_end_are_told_in_order() -> None:
+def test_c19_failover_pings_and_recovery_are_reported_in_order() -> None:
     async def scenario(world: PairWorld) -> None:
         primary, pair = await paired(world, ping_interval=timedelta(seconds=10))
-        told: list[PairEvent] = []
-        pair.subscribe(told.append)
+        reported: list[PairEvent] = []
+        pair.subscribe(reported.append)
         sender = await primary.create_message_sender("orders")
         await sender.send(BrokeredMessage())
-        assert told == []
+        assert reported == []
         world.primary.disable("orders")
         await sender.send(BrokeredMessage())
         await asyncio.sleep(15)
         world.primary.enable("orders")
         await asyncio.sleep(100)
-        assert [type(one) for one in told] == [EntityChanged, PingSent, PingSent, EntityChanged]
-        assert changes(told) == [("orders", HEALTHY, FAILED_OVER), ("orders", FAILED_OVER, HEALTHY)]
-        first, in_vain, answered, last = told
+        assert [type(one) for one in reported] == [EntityChanged, PingSent, PingSent, EntityChanged]
+        assert changes(reported) == [("orders", HEALTHY, FAILED_OVER), ("orders", FAILED_OVER, HEALTHY)]
+        first, failed, succeeded, last = reported
         assert isinstance(first, EntityChanged)
         assert isinstance(first.cause, EntityDisabledError)
-        assert isinstance(in_vain, PingSent)
-        assert isinstance(in_vain.cause, EntityDisabledError)
-        assert isinstance(answered, PingSent)
-        assert (answered.path, answered.cause) == ("orders", None)
+        assert isinstance(failed, PingSent)
+        assert isinstance(failed.cause, EntityDisabledError)
+        assert isinstance(succeeded, PingSent)
+        assert (succeeded.path, succeeded.cause) == ("orders", None)
         assert isinstance(last, EntityChanged)
         assert last.cause is None
 
     run(scenario)
 
 
-def test_c19_each_step_of_a_failover_with_an_interval_is_told() -> None:
+def test_c19_each_state_of_a_failover_with_an_interval_is_reported() -> None:
     async def scenario(world: PairWorld) -> None:
         primary, pair = await paired(world, failover_interval=timedelta(seconds=10))
-        told: list[PairEvent] = []
-        pair.subscribe(told.append)
+        reported: list[PairEvent] = []
+        pair.subscribe(reported.append)
         world.primary_road.refuse()
         await (await primary.create_message_sender("orders")).send(BrokeredMessage())
-        assert changes(told) == [
+        assert changes(reported) == [
             ("orders", HEALTHY, EntityState.FAILING),
             ("orders", EntityState.FAILING, FAILED_OVER),
         ]
-        assert all(isinstance(one.cause, MessagingCommunicationError) for one in told if isinstance(one, EntityChanged))
+        assert all(
+            isinstance(one.cause, MessagingCommunicationError) for one in reported if isinstance(one, EntityChanged)
+        )
 
     run(scenario)
 
 
-def test_c19_a_switch_by_hand_is_told_once() -> None:
+def test_c19_manual_switch_is_reported_once() -> None:
     async def scenario(world: PairWorld) -> None:
         primary, pair = await paired(world)
         await primary.create_message_sender("orders")
-        told: list[PairEvent] = []
-        pair.subscribe(told.append)
+        reported: list[PairEvent] = []
+        pair.subscribe(reported.append)
         for _ in range(2):
             pair.engage()
         for _ in range(2):
             pair.release()
-        assert changes(told) == [("orders", HEALTHY, HELD_OVER), ("orders", HELD_OVER, HEALTHY)]
+        assert changes(reported) == [("orders", HEALTHY, HELD_OVER), ("orders", HELD_OVER, HEALTHY)]
 
     run(scenario)
 
 
-def test_c19_a_backlog_queue_that_goes_and_comes_back_is_told() -> None:
+def test_c19_backlog_queue_leaving_and_rejoining_the_rotation_is_reported() -> None:
     async def scenario(world: PairWorld) -> None:
         primary, pair = await paired(world)
         sender = await primary.create_message_sender("orders")
         pair.engage()
-        told: list[PairEvent] = []
-        pair.subscribe(told.append)
+        reported: list[PairEvent] = []
+        pair.subscribe(reported.append)
         world.secondary.disable(QUEUE)
         with pytest.raises(BacklogUnavailableError):
             await sender.send(BrokeredMessage())
         world.secondary.enable(QUEUE)
         await sender.send(BrokeredMessage())
-        out, back = [one for one in told if isinstance(one, BacklogQueueChanged)]
+        out, back = [one for one in reported if isinstance(one, BacklogQueueChanged)]
         assert (out.path, out.is_used, type(out.cause)) == (QUEUE, False, EntityDisabledError)
         assert (back.path, back.is_used, back.cause) == (QUEUE, True, None)
 
     run(scenario)
 
 
-def test_c19_an_event_says_when_and_cannot_be_changed() -> None:
+def test_c19_event_has_a_time_and_is_immutable() -> None:
     async def scenario(world: PairWorld) -> None:
         _, pair = await paired(world)
-        told: list[PairEvent] = []
-        pair.subscribe(told.append)
+        reported: list[PairEvent] = []
+        pair.subscribe(reported.append)
         before = datetime.now(UTC)
         pair.engage("orders")
-        [event] = told
+        [event] = reported
         assert before <= event.at <= datetime.now(UTC)
         changing: Any = event
         with pytest.raises(FrozenInstanceError):
@@ -149,7 +151,7 @@ def test_c19_an_event_says_when_and_cannot_be_changed() -> None:
     run(scenario)
 
 
-def test_c19_the_status_agrees_with_an_event_when_it_is_told() -> None:
+def test_c19_status_agrees_with_an_event_while_listeners_are_called() -> None:
     async def scenario(world: PairWorld) -> None:
         primary, pair = await paired(world)
         await primary.create_message_sender("orders")
@@ -162,14 +164,14 @@ def test_c19_the_status_agrees_with_an_event_when_it_is_told() -> None:
     run(scenario)
 
 
-# By a call
+# Listeners
 
 
 def event(number: int = 0) -> PairEvent:
     return PairEvent(at=datetime.fromtimestamp(number, UTC))
 
 
-def test_c19_every_listener_is_called_at_once_with_every_event() -> None:
+def test_c19_every_listener_is_called_synchronously_with_every_event() -> None:
     listeners = Listeners()
     first: list[PairEvent] = []
     second: list[PairEvent] = []
@@ -180,138 +182,138 @@ def test_c19_every_listener_is_called_at_once_with_every_event() -> None:
     assert (first, second) == ([event(1), event(2)], [event(2)])
 
 
-def test_c19_nobody_need_listen() -> None:
+def test_c19_event_without_listeners_is_ignored() -> None:
     Listeners().tell(event())
 
 
-def test_c19_a_listener_is_called_until_it_is_removed() -> None:
+def test_c19_listener_is_called_until_it_is_removed() -> None:
     listeners = Listeners()
-    told: list[PairEvent] = []
-    remove = listeners.add(told.append)
+    reported: list[PairEvent] = []
+    remove = listeners.add(reported.append)
     listeners.tell(event(1))
     remove()
     listeners.tell(event(2))
-    remove()  # twice is fine
-    assert told == [event(1)]
+    remove()  # idempotent
+    assert reported == [event(1)]
 
 
-def test_c19_one_that_is_added_twice_is_called_twice_and_removed_once() -> None:
+def test_c19_listener_added_twice_is_called_twice_and_removed_once() -> None:
     listeners = Listeners()
-    told: list[PairEvent] = []
-    remove = listeners.add(told.append)
-    listeners.add(told.append)
+    reported: list[PairEvent] = []
+    remove = listeners.add(reported.append)
+    listeners.add(reported.append)
     listeners.tell(event(1))
     remove()
     remove()
     listeners.tell(event(2))
-    assert told == [event(1), event(1), event(2)]
+    assert reported == [event(1), event(1), event(2)]
 
 
-def test_c19_listeners_may_come_and_go_while_they_are_told() -> None:
+def test_c19_listeners_may_be_added_and_removed_during_an_event() -> None:
     listeners = Listeners()
-    told: list[str] = []
+    reported: list[str] = []
 
     def once(_event: PairEvent) -> None:
-        told.append("once")
+        reported.append("once")
         remove()
-        listeners.add(lambda _: told.append("new"))
+        listeners.add(lambda _: reported.append("new"))
 
     remove = listeners.add(once)
-    listeners.add(lambda _: told.append("other"))
+    listeners.add(lambda _: reported.append("other"))
     listeners.tell(event(1))
-    assert told == ["once", "other"]
+    assert reported == ["once", "other"]
     listeners.tell(event(2))
-    assert told == ["once", "other", "other", "new"]
+    assert reported == ["once", "other", "other", "new"]
 
 
 @pytest.mark.parametrize("wrong", [None, "print", 5], ids=repr)
-def test_e3_what_cannot_be_called_is_refused(wrong: Any) -> None:
-    with pytest.raises(TypeError, match="a listener is called with each event"):
+def test_e3_listener_that_is_not_callable_is_rejected(wrong: Any) -> None:
+    with pytest.raises(TypeError, match="a listener must be callable"):
         Listeners().add(wrong)
 
 
-def test_c19_a_listener_that_raises_is_logged_and_does_the_others_no_harm(caplog: pytest.LogCaptureFixture) -> None:
+def test_c19_error_of_a_listener_is_logged_and_does_not_affect_the_others(caplog: pytest.LogCaptureFixture) -> None:
     def broken(_event: PairEvent) -> None:
         raise ValueError("of the listener")
 
     listeners = Listeners()
-    told: list[PairEvent] = []
+    reported: list[PairEvent] = []
     listeners.add(broken)
-    listeners.add(told.append)
+    listeners.add(reported.append)
     with caplog.at_level(logging.ERROR):
         listeners.tell(event(1))
         listeners.tell(event(2))
-    assert told == [event(1), event(2)]
+    assert reported == [event(1), event(2)]
     assert len(caplog.records) == 2
     assert "of the listener" in str(caplog.records[0].exc_info)
 
 
-def test_c19_a_listener_that_raises_does_the_pair_no_harm() -> None:
+def test_c19_error_of_a_listener_does_not_affect_the_pair() -> None:
     async def scenario(world: PairWorld) -> None:
         primary, pair = await paired(world, ping_interval=timedelta(seconds=10))
 
         def broken(_event: PairEvent) -> None:
             raise ValueError("of the listener")
 
-        told: list[PairEvent] = []
+        reported: list[PairEvent] = []
         pair.subscribe(broken)
-        pair.subscribe(told.append)
+        pair.subscribe(reported.append)
         sender = await primary.create_message_sender("orders")
         world.primary.disable("orders")
         await sender.send(BrokeredMessage())
         world.primary.enable("orders")
         await asyncio.sleep(15)
-        assert changes(told) == [("orders", HEALTHY, FAILED_OVER), ("orders", FAILED_OVER, HEALTHY)]
+        assert changes(reported) == [("orders", HEALTHY, FAILED_OVER), ("orders", FAILED_OVER, HEALTHY)]
         await sender.send(BrokeredMessage())
         assert world.primary.info("orders").ready_count == 1
 
     run(scenario)
 
 
-def test_c21_a_listener_may_switch() -> None:
+def test_c21_listener_may_switch_the_pair() -> None:
     async def scenario(world: PairWorld) -> None:
         primary, pair = await paired(world)
         sender = await primary.create_message_sender("orders")
-        told: list[PairEvent] = []
+        reported: list[PairEvent] = []
 
         def hold(happened: PairEvent) -> None:
-            told.append(happened)
+            reported.append(happened)
             if isinstance(happened, EntityChanged) and happened.state is FAILED_OVER:
                 pair.engage("orders")
 
         pair.subscribe(hold)
         world.primary.disable("orders")
         await sender.send(BrokeredMessage())
-        assert changes(told) == [("orders", HEALTHY, FAILED_OVER), ("orders", FAILED_OVER, HELD_OVER)]
+        assert changes(reported) == [("orders", HEALTHY, FAILED_OVER), ("orders", FAILED_OVER, HELD_OVER)]
         world.primary.enable("orders")
         await asyncio.sleep(200)
-        assert not [one for one in told if isinstance(one, PingSent)]
+        assert not [one for one in reported if isinstance(one, PingSent)]
         assert world.secondary.info(QUEUE).ready_count == 1
 
     run(scenario)
 
 
-# In a loop
+# Event streams
 
 
-def test_c19_events_can_be_waited_for_in_a_loop() -> None:
+def test_c19_event_stream_yields_events_in_order() -> None:
     async def scenario(world: PairWorld) -> None:
         primary, pair = await paired(world)
-        told: list[PairEvent] = []
-        collecting = asyncio.create_task(collect(pair.events(), told))
+        reported: list[PairEvent] = []
+        collecting = asyncio.create_task(collect(pair.events(), reported))
         await asyncio.sleep(1)
         pair.engage("orders")
         await asyncio.sleep(1)
-        assert changes(told) == [("orders", HEALTHY, HELD_OVER)]
+        assert changes(reported) == [("orders", HEALTHY, HELD_OVER)]
         pair.release("orders")
         await primary.close()
         await asyncio.wait_for(collecting, 1)
-        assert changes(told) == [("orders", HEALTHY, HELD_OVER), ("orders", HELD_OVER, HEALTHY)]
+        assert changes(reported) == [("orders", HEALTHY, HELD_OVER), ("orders", HELD_OVER, HEALTHY)]
 
     run(scenario)
 
 
-def test_c19_the_events_are_those_since_they_were_asked_for() -> None:
+def test_c19_event_stream_starts_at_its_creation() -> None:
     async def scenario(world: PairWorld) -> None:
         _, pair = await paired(world)
         pair.engage("orders")
@@ -325,7 +327,7 @@ def test_c19_the_events_are_those_since_they_were_asked_for() -> None:
 
 
 @pytest.mark.parametrize("how", ["closed", "faulted"])
-def test_c19_the_loop_ends_with_the_factory(how: str) -> None:
+def test_c19_event_stream_ends_with_the_factory(how: str) -> None:
     async def scenario(world: PairWorld) -> None:
         primary, pair = await paired(world)
         collecting = [asyncio.create_task(collect(pair.events(), [])) for _ in range(3)]
@@ -336,12 +338,12 @@ def test_c19_the_loop_ends_with_the_factory(how: str) -> None:
             primary.fault(ValueError("the test wants that"))
         async with asyncio.timeout(1):
             await asyncio.gather(*collecting)
-            await collect(pair.events(), [])  # and there is nothing to wait for afterwards
+            await collect(pair.events(), [])  # a new stream ends at once
 
     run(scenario)
 
 
-def test_c19_who_leaves_the_loop_is_forgotten() -> None:
+def test_c19_abandoned_event_stream_is_unsubscribed() -> None:
     async def scenario(world: PairWorld) -> None:
         _, pair = await paired(world)
         before = len(pair._listeners._listeners)
@@ -362,38 +364,38 @@ async def first_of(events: AsyncIterator[PairEvent]) -> PairEvent:
     raise AssertionError("nothing has happened")
 
 
-def test_c19_who_is_cancelled_in_the_loop_leaves_nothing_behind() -> None:
+def test_c19_cancelled_event_stream_is_unsubscribed() -> None:
     async def scenario(world: PairWorld) -> None:
         _, pair = await paired(world)
-        told: list[PairEvent] = []
-        collecting = asyncio.create_task(collect(pair.events(), told))
+        reported: list[PairEvent] = []
+        collecting = asyncio.create_task(collect(pair.events(), reported))
         await asyncio.sleep(1)
         collecting.cancel()
         await asyncio.wait((collecting,))
         pair.engage("orders")
         await asyncio.sleep(1)
-        assert told == []
+        assert reported == []
 
     run(scenario)
 
 
-def test_c19_each_of_several_loops_gets_every_event() -> None:
+def test_c19_each_event_stream_gets_every_event() -> None:
     async def scenario(world: PairWorld) -> None:
         primary, pair = await paired(world)
-        told: list[list[PairEvent]] = [[], [], []]
-        collecting = [asyncio.create_task(collect(pair.events(), into)) for into in told]
+        reported: list[list[PairEvent]] = [[], [], []]
+        collecting = [asyncio.create_task(collect(pair.events(), into)) for into in reported]
         await asyncio.sleep(1)
         pair.engage("orders")
         pair.release("orders")
         await primary.close()
         await asyncio.gather(*collecting)
-        assert told[0] == told[1] == told[2]
-        assert len(told[0]) == 2
+        assert reported[0] == reported[1] == reported[2]
+        assert len(reported[0]) == 2
 
     run(scenario)
 
 
-def test_c19_who_is_slow_holds_up_nobody_and_gets_the_latest() -> None:
+def test_c19_slow_event_stream_blocks_nothing_and_gets_the_latest_events() -> None:
     async def scenario(world: PairWorld) -> None:
         primary, pair = await paired(world)
         events = pair.events()

@@ -1,4 +1,4 @@
-"""When an entity fails over: what counts, what does not, and what becomes of the sends that wait for it."""
+"""Failover of an entity: which errors count, when it engages, and what happens to waiting sends."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from pairbus.client.errors import (
     UnauthorizedError,
 )
 from pairbus.client.message import BrokeredMessage
-from pairbus.client.retry import NO_RETRY
 from pairbus.client.sender import MessageSender
-from pairbus.pairing import FAILURE_RULES, EntityState, Verdict
+from pairbus.client.settings import NO_RETRY
+from pairbus.pairing import FAILURE_RULES, EntityState, FailureVerdict
 from tests.faults.fault import Fault, Kind, Way
 from tests.faults.trouble import Trouble
 from tests.pairing.scenes import (
@@ -57,12 +57,12 @@ KINDS: Final[Mapping[str, Send]] = {
 }
 
 
-# C6: what counts.
+# C6: errors that count.
 
 
 @pytest.mark.parametrize("is_known", [True, False], ids=["connected", "new"])
 @pytest.mark.parametrize("what", OUTAGES)
-def test_c6_a_primary_out_of_reach_has_that_very_message_diverted(what: str, is_known: bool) -> None:
+def test_c6_unreachable_primary_diverts_the_first_message(what: str, is_known: bool) -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await paired(world)
         sender = await scene.sender()
@@ -77,7 +77,7 @@ def test_c6_a_primary_out_of_reach_has_that_very_message_diverted(what: str, is_
     run(scenario)
 
 
-def test_c6_a_connection_that_is_reset_under_a_message_counts_though_the_next_one_would_hold() -> None:
+def test_c6_connection_reset_during_a_send_counts_although_the_next_would_work() -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await paired(world)
         sender = await scene.sender()
@@ -88,12 +88,12 @@ def test_c6_a_connection_that_is_reset_under_a_message_counts_though_the_next_on
         world.primary_road.cut()
         assert await took(_done(sending)) < MOMENT_S
         assert await scene.bodies() == [b"lost"]
-        assert await scene.home() == [b"first"]
+        assert await scene.delivered() == [b"first"]
 
     run(scenario)
 
 
-def test_c6_a_connection_that_ends_politely_counts_too() -> None:
+def test_c6_cleanly_closed_connection_counts() -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await paired(world)
         sender = await scene.sender()
@@ -108,7 +108,7 @@ def test_c6_a_connection_that_ends_politely_counts_too() -> None:
 
 
 @pytest.mark.parametrize("trouble", [Trouble.LOST, Trouble.UNCONFIRMED])
-def test_c6_an_entity_that_does_not_answer_within_the_attempt_time_out_counts(trouble: Trouble) -> None:
+def test_c6_missing_response_within_the_attempt_timeout_counts(trouble: Trouble) -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await paired(world)
         sender, other = await scene.sender(), await scene.sender(OTHERS)
@@ -119,14 +119,14 @@ def test_c6_an_entity_that_does_not_answer_within_the_attempt_time_out_counts(tr
         assert scene.state() is EntityState.FAILED_OVER
         assert scene.state(OTHERS) is EntityState.HEALTHY
         assert await scene.bodies() == [b"hanging"]
-        taken = [b"hanging"] if trouble is Trouble.UNCONFIRMED else []  # it cannot be told: at least once
-        assert await scene.home() == [b"first", *taken]
+        accepted = [b"hanging"] if trouble is Trouble.UNCONFIRMED else []  # unknown to the sender: at least once
+        assert await scene.delivered() == [b"first", *accepted]
 
     run(scenario)
 
 
 @pytest.mark.parametrize("attempt_s", [0.5, 20.0])
-def test_c6_the_attempt_time_out_is_an_option(attempt_s: float) -> None:
+def test_c6_attempt_timeout_is_an_option(attempt_s: float) -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await paired(world, attempt_timeout=seconds(attempt_s))
         sender = await scene.sender()
@@ -137,7 +137,7 @@ def test_c6_the_attempt_time_out_is_an_option(attempt_s: float) -> None:
 
 
 @pytest.mark.parametrize("is_known", [True, False], ids=["connected", "new"])
-def test_c6_a_disabled_entity_counts(is_known: bool) -> None:
+def test_c6_disabled_entity_counts(is_known: bool) -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await paired(world)
         sender = await scene.sender()
@@ -151,7 +151,7 @@ def test_c6_a_disabled_entity_counts(is_known: bool) -> None:
     run(scenario)
 
 
-def test_c6_a_full_entity_counts() -> None:
+def test_c6_full_entity_counts() -> None:
     async def scenario(world: PairWorld) -> None:
         set_limits(world.primary, replace(STANDARD, entity_megabytes=()))
         world.primary.create_queue(ORDERS, QueueDescription(max_size_megabytes=1))
@@ -167,7 +167,7 @@ def test_c6_a_full_entity_counts() -> None:
     run(scenario)
 
 
-def test_c6_what_may_pass_counts_when_the_send_has_come_to_nothing_else_at_its_end() -> None:
+def test_c6_transient_error_counts_if_it_is_the_last_of_a_send() -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await paired(world, factory=world.primary_factory(operation_timeout=seconds(20)))
         sender = await scene.sender()
@@ -181,7 +181,7 @@ def test_c6_what_may_pass_counts_when_the_send_has_come_to_nothing_else_at_its_e
     run(scenario)
 
 
-def test_c6_what_passes_does_not_count() -> None:
+def test_c6_transient_error_that_passes_does_not_count() -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await paired(world)
         sender = await scene.sender()
@@ -191,12 +191,12 @@ def test_c6_what_passes_does_not_count() -> None:
         mend()
         await sending
         assert not scene.changes
-        assert await scene.home() == [b"late"]
+        assert await scene.delivered() == [b"late"]
 
     run(scenario)
 
 
-def test_c6_without_an_interval_no_send_raises_and_none_is_lost_or_doubled() -> None:
+def test_c6_sends_with_a_zero_interval_never_raise_lose_or_duplicate() -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await paired(world)
         senders = [await scene.sender() for _ in range(5)]
@@ -206,16 +206,16 @@ def test_c6_without_an_interval_no_send_raises_and_none_is_lost_or_doubled() -> 
         await asyncio.gather(*work, *(sender.send(letters(10)) for sender in senders))
         expected = [b"%d-%d" % (number, turn) for number in range(5) for turn in range(20)] + 5 * texts(10)
         assert sorted(await scene.bodies()) == sorted(expected)
-        assert await scene.home() == [b"first"]
+        assert await scene.delivered() == [b"first"]
 
     run(scenario)
 
 
-# C6: when.
+# C6: the failover interval.
 
 
 @pytest.mark.parametrize("what", ["refuse", "hide"])
-def test_c6_failover_is_engaged_when_the_interval_is_over(what: str) -> None:
+def test_c6_failover_engages_at_the_end_of_the_interval(what: str) -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await paired(world, interval_s=60, factory=world.primary_factory(**LONG))
         sender = await scene.sender()
@@ -233,7 +233,7 @@ def test_c6_failover_is_engaged_when_the_interval_is_over(what: str) -> None:
     run(scenario)
 
 
-def test_c6_the_interval_runs_though_nobody_tries_again() -> None:
+def test_c6_interval_runs_without_further_attempts() -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await paired(world, interval_s=60, factory=world.primary_factory(operation_timeout=seconds(2)))
         sender = await scene.sender()
@@ -250,7 +250,7 @@ def test_c6_the_interval_runs_though_nobody_tries_again() -> None:
     run(scenario)
 
 
-def test_c6_an_attempt_that_hangs_counts_from_when_its_time_was_up() -> None:
+def test_c6_hanging_attempt_counts_from_its_timeout() -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await paired(world, interval_s=30, factory=world.primary_factory(**LONG))
         sender = await scene.sender()
@@ -261,7 +261,7 @@ def test_c6_an_attempt_that_hangs_counts_from_when_its_time_was_up() -> None:
     run(scenario)
 
 
-def test_c6_a_success_stops_the_timer() -> None:
+def test_c6_success_stops_the_timer() -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await paired(world, interval_s=60, factory=world.primary_factory(**LONG))
         sender = await scene.sender()
@@ -274,7 +274,7 @@ def test_c6_a_success_stops_the_timer() -> None:
         assert [state for _, _, state in scene.changes] == [EntityState.FAILING, EntityState.HEALTHY]
         await asyncio.sleep(100)
         assert scene.state() is EntityState.HEALTHY
-        world.primary_road.refuse()  # and the next one begins anew
+        world.primary_road.refuse()  # the next failure restarts the timer
         began_s = scene.now_s
         await sender.send(letter("lost"))
         assert scene.now_s - began_s == pytest.approx(60, abs=MOMENT_S)
@@ -283,7 +283,7 @@ def test_c6_a_success_stops_the_timer() -> None:
     run(scenario)
 
 
-def test_c6_a_success_of_another_sender_stops_the_timer_too() -> None:
+def test_c6_success_of_another_sender_stops_the_timer() -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await paired(world, interval_s=60)
         sender, other = await scene.sender(), await scene.sender("Orders")
@@ -301,7 +301,7 @@ def test_c6_a_success_of_another_sender_stops_the_timer_too() -> None:
     run(scenario)
 
 
-def test_c6_a_late_confirmation_does_not_undo_a_failover() -> None:
+def test_c6_late_confirmation_does_not_undo_a_failover() -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await paired(world, interval_s=3, factory=world.primary_factory(**LONG))
         sender = await scene.sender()
@@ -332,13 +332,13 @@ def test_c6_failover_is_per_entity() -> None:
             await asyncio.gather(sender.send(letter(f"diverted {number}")), other.send(letter(str(number))))
         assert {path for _, path, _ in scene.changes} == {ORDERS}
         assert scene.state(OTHERS) is EntityState.HEALTHY
-        assert await scene.home(OTHERS) == texts(5)
+        assert await scene.delivered(OTHERS) == texts(5)
         assert len(await scene.bodies()) == 5
 
     run(scenario)
 
 
-def test_c6_an_entity_that_nobody_sends_to_stays_healthy_though_the_primary_is_gone() -> None:
+def test_c6_unused_entity_stays_healthy_although_the_primary_is_down() -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await paired(world)
         sender, other = await scene.sender(), await scene.sender(OTHERS)
@@ -351,7 +351,7 @@ def test_c6_an_entity_that_nobody_sends_to_stays_healthy_though_the_primary_is_g
     run(scenario)
 
 
-def test_c6_an_entity_that_answers_is_not_diverted_because_another_one_hangs() -> None:
+def test_c6_working_entity_is_not_diverted_because_another_hangs() -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await paired(world)
         sender, other = await scene.sender(), await scene.sender(OTHERS)
@@ -368,7 +368,7 @@ def test_c6_an_entity_that_answers_is_not_diverted_because_another_one_hangs() -
     run(scenario)
 
 
-def test_c6_a_factory_that_never_tries_again_diverts_all_the_same() -> None:
+def test_c6_factory_without_retries_diverts() -> None:
     async def scenario(world: PairWorld) -> None:
         for is_known in (True, False):
             scene = await paired(world, factory=world.primary_factory(retry_policy=NO_RETRY))
@@ -385,10 +385,10 @@ def test_c6_a_factory_that_never_tries_again_diverts_all_the_same() -> None:
     run(scenario)
 
 
-# C7: what does not count.
+# C7: errors that do not count.
 
 
-def test_c7_a_busy_primary_is_given_10_seconds_and_sent_to_again() -> None:
+def test_c7_busy_primary_is_retried_after_10_seconds() -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await paired(world)
         senders = [await scene.sender() for _ in range(3)]
@@ -398,16 +398,16 @@ def test_c7_a_busy_primary_is_given_10_seconds_and_sent_to_again() -> None:
         world.primary.take_sends(ORDERS)
         await asyncio.gather(*sending)
         times_s = [at_s for at_s, _ in world.primary.denied]
-        assert len(times_s) == 9  # each of them at once, and twice after ten seconds
+        assert len(times_s) == 9  # each of three at once, and twice more, ten seconds apart
         assert all(later - earlier >= 10 for earlier, later in zip(times_s, times_s[3:], strict=False))
         assert not scene.changes
-        assert sorted(await scene.home()) == texts(3)
+        assert sorted(await scene.delivered()) == texts(3)
         assert not await scene.backlog()
 
     run(scenario)
 
 
-def test_c7_a_primary_that_stays_busy_is_raised_at_the_end_and_never_fails_over() -> None:
+def test_c7_primary_that_stays_busy_raises_and_never_fails_over() -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await paired(world, factory=world.primary_factory(operation_timeout=seconds(30)))
         sender = await scene.sender()
@@ -423,7 +423,7 @@ def test_c7_a_primary_that_stays_busy_is_raised_at_the_end_and_never_fails_over(
 
 
 @pytest.mark.parametrize("is_failing", [False, True])
-def test_c7_a_wrong_key_is_raised_at_once(is_failing: bool) -> None:
+def test_c7_wrong_key_raises_at_once(is_failing: bool) -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await paired(world, interval_s=60)
         rule = AuthorizationRule(name="root", rights=(Right.LISTEN,), primary_key="other", secondary_key="others")
@@ -440,7 +440,7 @@ def test_c7_a_wrong_key_is_raised_at_once(is_failing: bool) -> None:
     run(scenario)
 
 
-def test_c7_a_missing_entity_is_raised_at_once() -> None:
+def test_c7_missing_entity_raises_at_once() -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await paired(world)
         sender, gone = await scene.sender("nowhere"), await scene.sender()
@@ -453,7 +453,7 @@ def test_c7_a_missing_entity_is_raised_at_once() -> None:
     run(scenario)
 
 
-def test_c7_errors_of_the_message_are_raised_at_once() -> None:
+def test_c7_message_errors_raise_at_once() -> None:
     async def scenario(world: PairWorld) -> None:
         world.primary.create_queue("visits", QueueDescription(requires_session=True))
         scene = await paired(world)
@@ -467,9 +467,9 @@ def test_c7_errors_of_the_message_are_raised_at_once() -> None:
     run(scenario)
 
 
-def test_c7_the_rule_is_a_table_that_can_be_replaced_busy_may_count() -> None:
+def test_c7_custom_rules_can_count_busy() -> None:
     async def scenario(world: PairWorld) -> None:
-        scene = await paired(world, failure_rules={**FAILURE_RULES, ServerBusyError: Verdict.COUNTS})
+        scene = await paired(world, failure_rules={**FAILURE_RULES, ServerBusyError: FailureVerdict.COUNTS})
         sender = await scene.sender()
         world.primary.trouble_sends(ORDERS, Trouble.BUSY)
         assert await took(sender.send(letter("busy"))) < MOMENT_S
@@ -478,9 +478,9 @@ def test_c7_the_rule_is_a_table_that_can_be_replaced_busy_may_count() -> None:
     run(scenario)
 
 
-def test_c7_the_rule_is_a_table_that_can_be_replaced_a_missing_entity_may_count() -> None:
+def test_c7_custom_rules_can_count_a_missing_entity() -> None:
     async def scenario(world: PairWorld) -> None:
-        scene = await paired(world, failure_rules={**FAILURE_RULES, EntityNotFoundError: Verdict.COUNTS})
+        scene = await paired(world, failure_rules={**FAILURE_RULES, EntityNotFoundError: FailureVerdict.COUNTS})
         sender = await scene.sender("not yet")
         await sender.send(letter("early"))
         assert scene.state("not yet") is EntityState.FAILED_OVER
@@ -489,9 +489,9 @@ def test_c7_the_rule_is_a_table_that_can_be_replaced_a_missing_entity_may_count(
     run(scenario)
 
 
-def test_c7_the_rule_is_a_table_that_can_be_replaced_outages_may_not_count() -> None:
+def test_c7_custom_rules_can_ignore_outages() -> None:
     async def scenario(world: PairWorld) -> None:
-        rules = {MessagingError: Verdict.IGNORED, EntityDisabledError: Verdict.COUNTS}
+        rules = {MessagingError: FailureVerdict.IGNORED, EntityDisabledError: FailureVerdict.COUNTS}
         scene = await paired(world, failure_rules=rules, factory=world.primary_factory(operation_timeout=seconds(20)))
         sender = await scene.sender()
         world.primary_road.refuse()
@@ -506,12 +506,12 @@ def test_c7_the_rule_is_a_table_that_can_be_replaced_outages_may_not_count() -> 
     run(scenario)
 
 
-# C8: sends that wait.
+# C8: waiting sends.
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("what", ["refuse", "stall", "stall down", "disable"])
-def test_c8_until_failover_a_failing_send_is_tried_until_its_time_is_up_and_raises(what: str, kind: str) -> None:
+def test_c8_failing_send_is_retried_until_its_timeout_and_raises_before_failover(what: str, kind: str) -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await paired(world, interval_s=60, factory=world.primary_factory(operation_timeout=seconds(20)))
         sender = await scene.sender()
@@ -534,7 +534,7 @@ def test_c8_until_failover_a_failing_send_is_tried_until_its_time_is_up_and_rais
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("what", ["refuse", "hide", "stall", "drop", "disable", "hang"])
-def test_c8_a_send_that_waits_when_failover_engages_is_diverted_at_once(what: str, kind: str) -> None:
+def test_c8_waiting_send_is_diverted_at_once_when_failover_engages(what: str, kind: str) -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await paired(world, interval_s=31, factory=world.primary_factory(**LONG))
         sender, second = await scene.sender(), await scene.sender()
@@ -547,7 +547,7 @@ def test_c8_a_send_that_waits_when_failover_engages_is_diverted_at_once(what: st
             case _:
                 await scene.spoil(what)
         sending = [begin(KINDS[kind](sender)), begin(KINDS[kind](second))]
-        for _ in range(8):  # some wait to be tried again, some for a link, some for an answer
+        for _ in range(8):  # some wait for a retry, some for a link, some for a response
             await asyncio.sleep(4.3)
             sending += [begin(KINDS[kind](sender)), begin(KINDS[kind](second))]
         await until(lambda: scene.state() is EntityState.FAILED_OVER)
@@ -559,7 +559,7 @@ def test_c8_a_send_that_waits_when_failover_engages_is_diverted_at_once(what: st
     run(scenario)
 
 
-def test_c8_a_send_in_its_busy_pause_is_diverted_when_failover_engages() -> None:
+def test_c8_send_in_its_busy_pause_is_diverted_when_failover_engages() -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await paired(world)
         sender, other = await scene.sender(), await scene.sender()
@@ -575,7 +575,7 @@ def test_c8_a_send_in_its_busy_pause_is_diverted_when_failover_engages() -> None
     run(scenario)
 
 
-def test_c8_a_send_whose_time_is_almost_up_when_failover_engages_is_diverted_all_the_same() -> None:
+def test_c8_send_near_its_timeout_is_diverted_when_failover_engages() -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await paired(world, interval_s=19, factory=world.primary_factory(operation_timeout=seconds(20)))
         sender = await scene.sender()
@@ -607,8 +607,8 @@ async def _raises_at_once(scene: Scene, work: Any, error: type[MessagingError], 
 
 
 def _break_down(world: PairWorld) -> Callable[[], None]:
-    """Let the primary fail from within with every message; gives what ends that."""
-    broker = world.primary.host.namespace
+    """Let the primary fail with an internal error for every message; return the function that ends that."""
+    broker = world.primary.host.use_namespace()
     send = broker.send
 
     def fail(*_: object) -> list[int | None]:

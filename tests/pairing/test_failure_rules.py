@@ -1,4 +1,4 @@
-"""Which failures speak against the primary namespace: each class of error, and tables of the user's own."""
+"""Failure rules: each class of error, and custom rules."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from pairbus.client.errors import (
     SessionLockLostError,
     UnauthorizedError,
 )
-from pairbus.pairing.failure_rules import FAILURE_RULES, FailureRules, Verdict, check_rules, counts
+from pairbus.pairing.policy import FAILURE_RULES, FailureRules, FailureVerdict, check_rules, counts
 
 ALWAYS: Final = (MessagingCommunicationError, MessagingTimeoutError)
 NEVER: Final = (
@@ -66,19 +66,19 @@ def kinds(*chosen: type[MessagingError]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("kind", chosen, ids=lambda kind: kind.__name__)
 
 
-def test_c7_there_is_no_error_that_these_tests_do_not_know() -> None:
+def test_c7_every_error_class_is_covered() -> None:
     known = {kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, MessagingError)}
     assert known == {*ALWAYS, *NEVER, *UNLESS_TRANSIENT}
     assert len(known) == len(ALWAYS) + len(NEVER) + len(UNLESS_TRANSIENT)
 
 
-# The rule that holds where no other is given
+# The default rules
 
 
 @kinds(*ALWAYS)
 @pytest.mark.parametrize("is_transient", [True, False])
 @pytest.mark.parametrize("is_last", [True, False])
-def test_c6_what_cannot_be_reached_or_does_not_answer_counts(
+def test_c6_communication_errors_and_timeouts_count(
     kind: type[MessagingError], is_transient: bool, is_last: bool
 ) -> None:
     assert counts(kind("silence", is_transient=is_transient), is_last=is_last)
@@ -87,20 +87,18 @@ def test_c6_what_cannot_be_reached_or_does_not_answer_counts(
 @kinds(*NEVER)
 @pytest.mark.parametrize("is_transient", [True, False])
 @pytest.mark.parametrize("is_last", [True, False])
-def test_c7_busy_and_the_faults_of_the_client_or_its_message_do_not_count(
-    kind: type[MessagingError], is_transient: bool, is_last: bool
-) -> None:
+def test_c7_busy_and_client_errors_do_not_count(kind: type[MessagingError], is_transient: bool, is_last: bool) -> None:
     assert not counts(kind("no", is_transient=is_transient), is_last=is_last)
 
 
 @kinds(*UNLESS_TRANSIENT)
-def test_c6_another_error_counts_when_it_is_not_transient(kind: type[MessagingError]) -> None:
+def test_c6_other_error_counts_if_it_is_not_transient(kind: type[MessagingError]) -> None:
     assert counts(kind("broken", is_transient=False))
     assert counts(kind("broken", is_transient=False), is_last=True)
 
 
 @kinds(*UNLESS_TRANSIENT)
-def test_c6_an_error_that_may_pass_counts_when_a_whole_send_has_come_to_it(kind: type[MessagingError]) -> None:
+def test_c6_transient_error_counts_as_the_last_of_a_send(kind: type[MessagingError]) -> None:
     assert not counts(kind("broken", is_transient=True))
     assert counts(kind("broken", is_transient=True), is_last=True)
 
@@ -114,70 +112,80 @@ def test_c6_an_error_that_may_pass_counts_when_a_whole_send_has_come_to_it(kind:
     ],
     ids=lambda one: type(one).__name__,
 )
-def test_c6_errors_as_they_come_are_judged_by_whether_they_are_transient(error: MessagingError, expected: bool) -> None:
+def test_c6_errors_of_the_service_are_judged_by_is_transient(error: MessagingError, expected: bool) -> None:
     assert counts(error) is expected
 
 
-def test_c7_the_table_cannot_be_changed_for_everybody() -> None:
+def test_c7_default_rules_are_immutable() -> None:
     table: Any = FAILURE_RULES
     with pytest.raises(TypeError):
-        table[ServerBusyError] = Verdict.COUNTS
+        table[ServerBusyError] = FailureVerdict.COUNTS
 
 
-# A table of the user's own
+# Custom rules
 
 
 class OverloadedError(ServerBusyError):
-    """A kind of error that the library does not know."""
+    """An error class that is not part of the library."""
 
 
-def test_c7_the_most_specific_class_decides() -> None:
+def test_c7_most_specific_class_decides() -> None:
     assert not counts(OverloadedError("much to do"))
-    rules = {MessagingError: Verdict.COUNTS, ServerBusyError: Verdict.IGNORED, OverloadedError: Verdict.COUNTS}
+    rules = {
+        MessagingError: FailureVerdict.COUNTS,
+        ServerBusyError: FailureVerdict.IGNORED,
+        OverloadedError: FailureVerdict.COUNTS,
+    }
     assert counts(OverloadedError("much to do"), rules)
     assert not counts(ServerBusyError("much to do"), rules)
     assert counts(UnauthorizedError("no"), rules)
-    assert not counts(FactoryFaultedError("over"), {MessagingError: Verdict.COUNTS, ClosedError: Verdict.IGNORED})
+    assert not counts(
+        FactoryFaultedError("over"), {MessagingError: FailureVerdict.COUNTS, ClosedError: FailureVerdict.IGNORED}
+    )
 
 
-def test_c7_the_order_of_a_table_means_nothing() -> None:
-    rules = {ServerBusyError: Verdict.IGNORED, MessagingError: Verdict.COUNTS}
+def test_c7_order_of_the_rules_is_irrelevant() -> None:
+    rules = {ServerBusyError: FailureVerdict.IGNORED, MessagingError: FailureVerdict.COUNTS}
     for table in (rules, dict(reversed(rules.items()))):
         assert not counts(ServerBusyError("much to do"), table)
         assert counts(MessagingTimeoutError("silence"), table)
 
 
 @pytest.mark.parametrize("is_last", [True, False])
-def test_c7_what_a_table_does_not_name_does_not_count(is_last: bool) -> None:
-    rules: FailureRules = {MessagingTimeoutError: Verdict.COUNTS}
+def test_c7_class_without_a_rule_does_not_count(is_last: bool) -> None:
+    rules: FailureRules = {MessagingTimeoutError: FailureVerdict.COUNTS}
     assert not counts(MessagingCommunicationError("refused"), rules, is_last=is_last)
     assert not counts(MessagingError("broken"), {}, is_last=is_last)
 
 
-def test_c7_a_table_may_ask_whether_an_error_is_transient() -> None:
-    rules: FailureRules = {MessagingTimeoutError: Verdict.COUNTS_UNLESS_TRANSIENT}
+def test_c7_rule_may_depend_on_is_transient() -> None:
+    rules: FailureRules = {MessagingTimeoutError: FailureVerdict.COUNTS_UNLESS_TRANSIENT}
     assert not counts(MessagingTimeoutError("silence"), rules)
     assert counts(MessagingTimeoutError("silence"), rules, is_last=True)
     assert counts(MessagingTimeoutError("silence", is_transient=False), rules)
 
 
-def test_c7_a_table_may_be_made_from_the_other_one() -> None:
-    rules = {**FAILURE_RULES, ServerBusyError: Verdict.COUNTS}
+def test_c7_rules_may_extend_the_default_rules() -> None:
+    rules = {**FAILURE_RULES, ServerBusyError: FailureVerdict.COUNTS}
     check_rules(rules)
     assert counts(ServerBusyError("much to do"), rules)
     assert not counts(UnauthorizedError("no"), rules)
 
 
-# What is no table
+# Invalid rules
 
 
-@pytest.mark.parametrize("rules", [FAILURE_RULES, {}, {MessagingError: Verdict.IGNORED}, MappingProxyType({})], ids=len)
-def test_c7_tables_are_taken(rules: Any) -> None:
+@pytest.mark.parametrize(
+    "rules", [FAILURE_RULES, {}, {MessagingError: FailureVerdict.IGNORED}, MappingProxyType({})], ids=len
+)
+def test_c7_valid_rules_are_accepted(rules: Any) -> None:
     check_rules(rules)
 
 
-@pytest.mark.parametrize("rules", [None, 5, "counts", [(MessagingError, Verdict.COUNTS)], MessagingError], ids=repr)
-def test_c7_what_is_no_mapping_is_refused(rules: Any) -> None:
+@pytest.mark.parametrize(
+    "rules", [None, 5, "counts", [(MessagingError, FailureVerdict.COUNTS)], MessagingError], ids=repr
+)
+def test_c7_rules_that_are_no_mapping_are_rejected(rules: Any) -> None:
     with pytest.raises(TypeError, match="failure_rules is a mapping from error classes to Verdict, not"):
         check_rules(rules)
 
@@ -185,24 +193,24 @@ def test_c7_what_is_no_mapping_is_refused(rules: Any) -> None:
 @pytest.mark.parametrize(
     "rules",
     [
-        {ValueError: Verdict.COUNTS},
-        {TimeoutError: Verdict.COUNTS},
-        {"MessagingError": Verdict.COUNTS},
-        {MessagingError("an error, and no class"): Verdict.COUNTS},
+        {ValueError: FailureVerdict.COUNTS},
+        {TimeoutError: FailureVerdict.COUNTS},
+        {"MessagingError": FailureVerdict.COUNTS},
+        {MessagingError("an error, and no class"): FailureVerdict.COUNTS},
         {MessagingError: True},
         {MessagingError: "counts"},
         {MessagingError: None},
-        {MessagingError: Verdict},
-        {MessagingTimeoutError: Verdict.COUNTS, None: Verdict.COUNTS},
+        {MessagingError: FailureVerdict},
+        {MessagingTimeoutError: FailureVerdict.COUNTS, None: FailureVerdict.COUNTS},
     ],
     ids=repr,
 )
-def test_c7_what_maps_anything_else_is_refused(rules: Any) -> None:
+def test_c7_rules_with_invalid_entries_are_rejected(rules: Any) -> None:
     with pytest.raises(TypeError, match=r"failure_rules maps classes of MessagingError to Verdict, not .* to "):
         check_rules(rules)
 
 
-def test_e3_what_is_refused_is_not_repeated_at_length() -> None:
+def test_e3_error_shortens_the_rejected_value() -> None:
     rules: Any = {"x" * 10_000: "y" * 10_000}
     with pytest.raises(TypeError) as caught:
         check_rules(rules)

@@ -1,4 +1,4 @@
-"""Listeners that switch the pair from within: everybody is told what happened in the order in which it did."""
+"""Listeners that switch the pair: all listeners get the events in the order in which they happened."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from tests.simulation.pair_world import PairWorld, run
 
 
 @pytest.mark.parametrize("is_first", [True, False])
-def test_c19_what_a_listener_brings_about_is_told_after_what_it_was_told_of(is_first: bool) -> None:
+def test_c19_event_caused_by_a_listener_follows_the_current_one(is_first: bool) -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await paired(world)
         await scene.sender()
-        told: list[EntityState] = []
+        states: list[EntityState] = []
 
         def note(event: PairEvent) -> None:
             assert isinstance(event, EntityChanged)
-            told.append(event.state)
+            states.append(event.state)
 
         def guard(event: PairEvent) -> None:
             if isinstance(event, EntityChanged) and event.state is EntityState.HELD_OVER:
@@ -28,20 +28,20 @@ def test_c19_what_a_listener_brings_about_is_told_after_what_it_was_told_of(is_f
             scene.pair.subscribe(listener)
         stream = scene.pair.events()
         scene.pair.engage(ORDERS)
-        assert told == [EntityState.HELD_OVER, EntityState.HEALTHY]
+        assert states == [EntityState.HELD_OVER, EntityState.HEALTHY]
         streamed = [await anext(stream) for _ in range(2)]
-        assert [event.state for event in streamed if isinstance(event, EntityChanged)] == told
+        assert [event.state for event in streamed if isinstance(event, EntityChanged)] == states
         assert scene.state() is EntityState.HEALTHY
 
     run(scenario)
 
 
-def test_c19_a_coroutine_function_is_no_listener() -> None:
+def test_c19_coroutine_function_is_rejected_as_a_listener() -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await paired(world)
 
         async def listen(_event: PairEvent) -> None:
-            """Nobody would await it."""
+            """A coroutine function, which would never be awaited."""
 
         with pytest.raises(TypeError, match="events"):
             scene.pair.subscribe(listen)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Pairing a namespace: what can be said about it, what is refused, and what it acts for when it is done."""
+"""Pairing a namespace: options, rejected arguments, and the effect of a pair."""
 
 from __future__ import annotations
 
@@ -29,25 +29,24 @@ from pairbus.client.factory import MessagingFactory
 from pairbus.client.management.descriptions import QueueDescription
 from pairbus.client.management.namespace_manager import NamespaceManager
 from pairbus.client.message import BrokeredMessage
-from pairbus.client.retry import NO_RETRY
-from pairbus.client.settings import MessagingFactorySettings
+from pairbus.client.settings import NO_RETRY, MessagingFactorySettings
 from pairbus.client.token_provider import SharedAccessKeyTokenProvider, TokenProvider
 from pairbus.dialect.connection_string import parse_connection_string
 from pairbus.pairing import (
     FAILURE_RULES,
+    FailureVerdict,
     NamespacePair,
     PairedNamespaceOptions,
     SendAvailabilityPairedNamespaceOptions,
     SyphonSettings,
     SyphonStatus,
     TimeToLive,
-    Verdict,
 )
 from pairbus.testing import RunningNamespace, running_namespace
 from tests.client.stage import play
 from tests.faults.namespace import KEY
-from tests.faults.recorder import eventually
 from tests.simulation.pair_world import PairWorld, run
+from tests.waiting import eventually_async
 
 ONE_TRY: Final = MessagingFactorySettings(operation_timeout=timedelta(seconds=1), retry_policy=NO_RETRY)
 SOON: Final = {"operation_timeout": timedelta(seconds=20)}
@@ -57,7 +56,7 @@ QUEUES: Final = tuple(f"contoso/x-servicebus-transfer/{index}" for index in rang
 
 
 def options(secondary: str = SECONDARY, manager: str | None = None, **given: Any) -> Any:
-    """Options for a secondary namespace that nobody has to reach."""
+    """Return options for a secondary that need not be reachable."""
     return SendAvailabilityPairedNamespaceOptions(
         NamespaceManager.create(manager or secondary, None, ONE_TRY), MessagingFactory.create(secondary), **given
     )
@@ -70,38 +69,42 @@ def options_in(world: PairWorld, **given: Any) -> SendAvailabilityPairedNamespac
 
 
 def diverted(world: PairWorld) -> int:
-    """How many messages lie in the backlog."""
+    """Return the number of messages in the backlog."""
     return sum(world.secondary.info(path).ready_count for path in QUEUES)
 
 
-# What is said where nothing is said
+# Defaults
 
 
-def test_c3_the_defaults_are_those_that_were_promised() -> None:
+def test_c3_defaults_are_the_documented_ones() -> None:
     manager, factory = NamespaceManager.create(SECONDARY), MessagingFactory.create(SECONDARY)
-    said = SendAvailabilityPairedNamespaceOptions(manager, factory)
-    assert isinstance(said, PairedNamespaceOptions)
-    assert said.secondary_namespace_manager is manager
-    assert said.messaging_factory is factory
-    assert said.backlog_queue_count == 10
-    assert said.failover_interval == timedelta(minutes=1)
-    assert said.enable_syphon is False
-    assert said.ping_interval == timedelta(minutes=1)
-    assert said.attempt_timeout == timedelta(seconds=5)
-    assert said.failure_rules is FAILURE_RULES
-    assert said.preserve_session_order is False
-    assert said.syphon == SyphonSettings()
-    assert said.syphon.long_poll == timedelta(minutes=15)
-    assert said.syphon.time_to_live is TimeToLive.FULL
+    pair_options = SendAvailabilityPairedNamespaceOptions(manager, factory)
+    assert isinstance(pair_options, PairedNamespaceOptions)
+    assert pair_options.secondary_namespace_manager is manager
+    assert pair_options.messaging_factory is factory
+    assert pair_options.backlog_queue_count == 10
+    assert pair_options.failover_interval == timedelta(minutes=1)
+    assert pair_options.enable_syphon is False
+    assert pair_options.ping_interval == timedelta(minutes=1)
+    assert pair_options.attempt_timeout == timedelta(seconds=5)
+    assert pair_options.failure_rules is FAILURE_RULES
+    assert pair_options.preserve_session_order is False
+    assert pair_options.syphon == SyphonSettings()
+    assert pair_options.syphon.long_poll == timedelta(minutes=15)
+    assert pair_options.syphon.time_to_live is TimeToLive.FULL
 
 
-def test_c3_five_things_can_be_said_in_order() -> None:
+def test_c3_five_options_are_positional() -> None:
     manager, factory = NamespaceManager.create(SECONDARY), MessagingFactory.create(SECONDARY)
-    said = SendAvailabilityPairedNamespaceOptions(manager, factory, 3, timedelta(seconds=7), True)
-    assert (said.backlog_queue_count, said.failover_interval, said.enable_syphon) == (3, timedelta(seconds=7), True)
+    pair_options = SendAvailabilityPairedNamespaceOptions(manager, factory, 3, timedelta(seconds=7), True)
+    assert (pair_options.backlog_queue_count, pair_options.failover_interval, pair_options.enable_syphon) == (
+        3,
+        timedelta(seconds=7),
+        True,
+    )
 
 
-# Arguments that cannot be
+# Invalid arguments
 
 
 @pytest.mark.parametrize(
@@ -117,13 +120,13 @@ def test_c3_five_things_can_be_said_in_order() -> None:
         ({"ping_interval": timedelta(minutes=30, seconds=1)}, "ping_interval is 0:30:01; it must be 0:00:01 to 0:30:"),
         ({"attempt_timeout": timedelta(milliseconds=99)}, "attempt_timeout is "),
         ({"attempt_timeout": timedelta(hours=2)}, "attempt_timeout is 2:00:00"),
-        ({"primary_name": ""}, "primary_name is ''"),
-        ({"primary_name": "/contoso"}, "primary_name is '/contoso'"),
-        ({"primary_name": "con?toso"}, "primary_name is 'con[?]toso'"),
+        ({"primary_name": ""}, "primary_name must not be empty.*got ''"),
+        ({"primary_name": "/contoso"}, "primary_name must not .*got '/contoso'"),
+        ({"primary_name": "con?toso"}, "primary_name must not contain '[?]', got 'con[?]toso'"),
     ],
     ids=repr,
 )
-def test_c4_values_out_of_range_are_refused_and_the_range_is_told(given: dict[str, Any], message: str) -> None:
+def test_c4_value_out_of_range_is_rejected_with_the_range(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         options(**given)
 
@@ -140,81 +143,79 @@ def test_c4_values_out_of_range_are_refused_and_the_range_is_told(given: dict[st
         {"attempt_timeout": timedelta(milliseconds=100)},
         {"attempt_timeout": timedelta(minutes=60)},
         {"failure_rules": {}},
-        {"failure_rules": MappingProxyType({MessagingError: Verdict.COUNTS})},
+        {"failure_rules": MappingProxyType({MessagingError: FailureVerdict.COUNTS})},
         {"syphon": SyphonSettings(max_messages=1)},
     ],
     ids=repr,
 )
-def test_c4_values_at_the_ends_of_a_range_are_taken(given: dict[str, Any]) -> None:
-    said = options(**given)
-    assert {name: getattr(said, name) for name in given} == given
+def test_c4_value_at_the_end_of_a_range_is_accepted(given: dict[str, Any]) -> None:
+    pair_options = options(**given)
+    assert {name: getattr(pair_options, name) for name in given} == given
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"backlog_queue_count": "10"}, "backlog_queue_count has to be int; '10' is str"),
-        ({"backlog_queue_count": 2.0}, "backlog_queue_count has to be int"),
-        ({"backlog_queue_count": True}, "backlog_queue_count has to be int; True is bool"),
-        ({"backlog_queue_count": None}, "backlog_queue_count has to be int"),
-        ({"failover_interval": 60}, "failover_interval has to be timedelta; 60 is int"),
-        ({"failover_interval": None}, "failover_interval has to be timedelta"),
-        ({"ping_interval": 1.5}, "ping_interval has to be timedelta"),
-        ({"attempt_timeout": "5 s"}, "attempt_timeout has to be timedelta"),
-        ({"enable_syphon": 1}, "enable_syphon has to be bool; 1 is int"),
-        ({"enable_syphon": None}, "enable_syphon has to be bool"),
-        ({"preserve_session_order": "yes"}, "preserve_session_order has to be bool"),
-        ({"primary_name": 5}, "primary_name has to be str or None"),
+        ({"backlog_queue_count": "10"}, "backlog_queue_count must be int, got '10' of type str"),
+        ({"backlog_queue_count": 2.0}, "backlog_queue_count must be int"),
+        ({"backlog_queue_count": True}, "backlog_queue_count must be int, got True of type bool"),
+        ({"backlog_queue_count": None}, "backlog_queue_count must be int"),
+        ({"failover_interval": 60}, "failover_interval must be timedelta, got 60 of type int"),
+        ({"failover_interval": None}, "failover_interval must be timedelta"),
+        ({"ping_interval": 1.5}, "ping_interval must be timedelta"),
+        ({"attempt_timeout": "5 s"}, "attempt_timeout must be timedelta"),
+        ({"enable_syphon": 1}, "enable_syphon must be bool, got 1 of type int"),
+        ({"enable_syphon": None}, "enable_syphon must be bool"),
+        ({"preserve_session_order": "yes"}, "preserve_session_order must be bool"),
+        ({"primary_name": 5}, "primary_name must be str or None"),
         ({"failure_rules": None}, "failure_rules is a mapping"),
         ({"failure_rules": {ServerBusyError: True}}, "failure_rules maps classes of MessagingError to Verdict"),
-        ({"syphon": {}}, "syphon has to be SyphonSettings or None"),
-        ({"syphon_engine": None}, "syphon_engine has to be str"),
+        ({"syphon": {}}, "syphon must be SyphonSettings or None"),
+        ({"syphon_engine": None}, "syphon_engine must be str"),
     ],
     ids=repr,
 )
-def test_c4_values_of_another_type_are_refused_and_the_type_is_told(given: dict[str, Any], message: str) -> None:
+def test_c4_value_of_another_type_is_rejected_with_the_type(given: dict[str, Any], message: str) -> None:
     with pytest.raises(TypeError, match=message):
         options(**given)
 
 
 @pytest.mark.parametrize("wrong", [None, SECONDARY, Endpoint.parse(SECONDARY)], ids=repr)
-def test_c4_a_manager_and_a_factory_are_what_they_are_called(wrong: Any) -> None:
+def test_c4_manager_and_factory_must_have_the_right_types(wrong: Any) -> None:
     manager, factory = NamespaceManager.create(SECONDARY), MessagingFactory.create(SECONDARY)
-    with pytest.raises(TypeError, match="secondary_namespace_manager has to be NamespaceManager"):
+    with pytest.raises(TypeError, match="secondary_namespace_manager must be NamespaceManager"):
         SendAvailabilityPairedNamespaceOptions(wrong, factory)
-    with pytest.raises(TypeError, match="messaging_factory has to be MessagingFactory"):
+    with pytest.raises(TypeError, match="messaging_factory must be MessagingFactory"):
         SendAvailabilityPairedNamespaceOptions(manager, wrong)
     swapped: Any = SendAvailabilityPairedNamespaceOptions
-    with pytest.raises(TypeError, match="secondary_namespace_manager has to be NamespaceManager"):
+    with pytest.raises(TypeError, match="secondary_namespace_manager must be NamespaceManager"):
         swapped(factory, manager)
 
 
 @pytest.mark.parametrize(
     ("given", "error", "message"),
     [
-        ({"long_poll": timedelta(milliseconds=999)}, ValueError, "long_poll is "),
-        ({"long_poll": timedelta(days=2)}, ValueError, "it must be a second to a day"),
-        ({"long_poll": 900}, TypeError, "long_poll has to be timedelta"),
-        ({"max_messages": 0}, ValueError, "max_messages is 0; it must be at least 1"),
-        ({"max_messages": True}, TypeError, "max_messages has to be int"),
-        ({"time_to_live": "full"}, TypeError, "time_to_live has to be TimeToLive"),
+        ({"long_poll": timedelta(milliseconds=999)}, ValueError, "long_poll must be "),
+        ({"long_poll": timedelta(days=2)}, ValueError, "long_poll must be 1 second to 1 day, got 2 days"),
+        ({"long_poll": 900}, TypeError, "long_poll must be timedelta"),
+        ({"max_messages": 0}, ValueError, "max_messages must be >= 1, got 0"),
+        ({"max_messages": True}, TypeError, "max_messages must be int"),
+        ({"time_to_live": "full"}, TypeError, "time_to_live must be TimeToLive"),
     ],
     ids=repr,
 )
-def test_c4_the_settings_of_a_syphon_are_checked_too(
-    given: dict[str, Any], error: type[Exception], message: str
-) -> None:
+def test_c4_syphon_settings_are_validated(given: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         SyphonSettings(**given)
 
 
-# Two namespaces, and which
+# Namespaces that can be paired
 
 
-def pair(primary: str, said: PairedNamespaceOptions[NamespacePair]) -> None:
+def pair(primary: str, pair_options: PairedNamespaceOptions[NamespacePair]) -> None:
     async def scenario() -> None:
         async with MessagingFactory.create(primary) as factory:
-            await factory.pair_namespace(said)
+            await factory.pair_namespace(pair_options)
 
     play(scenario())
 
@@ -236,12 +237,12 @@ def pair(primary: str, said: PairedNamespaceOptions[NamespacePair]) -> None:
         ("sb://contoso.example", "amqp://contoso.example"),
     ],
 )
-def test_c4_a_namespace_is_not_paired_with_itself_however_it_is_spelled(primary: str, secondary: str) -> None:
+def test_c4_pairing_a_namespace_with_itself_is_rejected_in_any_spelling(primary: str, secondary: str) -> None:
     with pytest.raises(ValueError, match="which is the primary; the secondary is another namespace"):
         pair(primary, options(secondary))
 
 
-def test_c4_namespaces_on_one_machine_may_be_a_pair() -> None:
+def test_c4_namespaces_on_one_host_can_be_paired() -> None:
     async def scenario() -> None:
         with running_namespace("contoso") as first, running_namespace("fabrikam") as second:
             text = second.connection_string
@@ -262,12 +263,12 @@ def test_c4_namespaces_on_one_machine_may_be_a_pair() -> None:
 @pytest.mark.parametrize(
     ("primary", "secondary"), [(PRIMARY, SECONDARY), ("amqp://localhost:5672", "amqp://localhost:5673")]
 )
-def test_c4_a_manager_of_the_primary_does_not_make_backlog_queues_there(primary: str, secondary: str) -> None:
+def test_c4_manager_of_the_primary_is_rejected(primary: str, secondary: str) -> None:
     with pytest.raises(ValueError, match="which is the primary; the secondary is another namespace"):
         pair(primary, options(secondary, manager=primary))
 
 
-def test_c4_a_manager_and_a_factory_of_different_namespaces_are_refused() -> None:
+def test_c4_manager_and_factory_of_different_namespaces_are_rejected() -> None:
     with pytest.raises(
         ValueError, match=r"secondary_namespace_manager is of amqp://northwind.example and messaging_fa"
     ):
@@ -275,7 +276,7 @@ def test_c4_a_manager_and_a_factory_of_different_namespaces_are_refused() -> Non
 
 
 @pytest.mark.parametrize("spelling", ["FABRIKAM.example", "fabrikam.example."])
-def test_c4_a_manager_may_spell_the_host_in_another_way(spelling: str) -> None:
+def test_c4_manager_may_spell_the_host_differently(spelling: str) -> None:
     async def scenario(world: PairWorld) -> None:
         endpoint = world.secondary_road.endpoint
         assert endpoint.host == "fabrikam.example"
@@ -288,12 +289,12 @@ def test_c4_a_manager_may_spell_the_host_in_another_way(spelling: str) -> None:
 
 
 @pytest.mark.parametrize("wrong", [None, "fabrikam", {}], ids=repr)
-def test_c4_options_are_options(wrong: Any) -> None:
-    with pytest.raises(TypeError, match="options has to be PairedNamespaceOptions"):
+def test_c4_options_of_another_type_are_rejected(wrong: Any) -> None:
+    with pytest.raises(TypeError, match="options must be PairedNamespaceOptions"):
         pair(PRIMARY, wrong)
 
 
-def test_c4_an_engine_that_is_not_there_is_told_before_anything_is_done() -> None:
+def test_c4_unknown_engine_is_rejected_before_any_request() -> None:
     async def scenario(world: PairWorld) -> None:
         primary = world.primary_factory()
         with pytest.raises(ValueError, match=r"there is no syphon engine 'steam'; there are: .*in-process"):
@@ -304,21 +305,21 @@ def test_c4_an_engine_that_is_not_there_is_told_before_anything_is_done() -> Non
     run(scenario)
 
 
-# Paired once
+# Repeated pairing
 
 
-def test_c4_a_factory_is_paired_once() -> None:
+def test_c4_second_pairing_of_a_factory_is_rejected() -> None:
     async def scenario(world: PairWorld) -> None:
-        primary, said = world.primary_factory(), options_in(world)
-        await primary.pair_namespace(said)
-        for again in (said, options_in(world)):
-            with pytest.raises(InvalidRequestError, match=r"contoso.example.* has been paired already"):
+        primary, pair_options = world.primary_factory(), options_in(world)
+        await primary.pair_namespace(pair_options)
+        for again in (pair_options, options_in(world)):
+            with pytest.raises(InvalidRequestError, match=r"contoso.example.* is already paired"):
                 await primary.pair_namespace(again)
 
     run(scenario)
 
 
-def test_c4_a_factory_is_paired_once_also_at_the_same_time() -> None:
+def test_c4_concurrent_second_pairing_of_a_factory_is_rejected() -> None:
     async def scenario(world: PairWorld) -> None:
         primary = world.primary_factory()
         outcomes = await asyncio.gather(
@@ -329,7 +330,7 @@ def test_c4_a_factory_is_paired_once_also_at_the_same_time() -> None:
     run(scenario)
 
 
-def test_c4_a_factory_that_is_paired_is_no_secondary() -> None:
+def test_c4_paired_factory_is_rejected_as_a_secondary() -> None:
     async def scenario(world: PairWorld) -> None:
         first, second = world.primary_factory(), world.secondary_factory()
         await first.pair_namespace(options_in(world, factory=second))
@@ -340,7 +341,7 @@ def test_c4_a_factory_that_is_paired_is_no_secondary() -> None:
     run(scenario)
 
 
-def test_c4_a_factory_that_is_a_secondary_is_not_paired() -> None:
+def test_c4_secondary_factory_cannot_be_paired() -> None:
     async def scenario(world: PairWorld) -> None:
         first, second = world.primary_factory(), world.secondary_factory()
         await first.pair_namespace(options_in(world, factory=second))
@@ -351,7 +352,7 @@ def test_c4_a_factory_that_is_a_secondary_is_not_paired() -> None:
     run(scenario)
 
 
-def test_c4_two_that_want_each_other_for_a_secondary_do_not_both_get_it() -> None:
+def test_c4_factories_cannot_be_the_secondary_of_each_other() -> None:
     async def scenario(world: PairWorld) -> None:
         first, second = world.primary_factory(), world.secondary_factory()
         there = options_in(world, factory=second)
@@ -365,7 +366,7 @@ def test_c4_two_that_want_each_other_for_a_secondary_do_not_both_get_it() -> Non
     run(scenario)
 
 
-def test_a_factory_can_be_the_secondary_of_several() -> None:
+def test_factory_can_be_the_secondary_of_several_primaries() -> None:
     async def scenario(world: PairWorld) -> None:
         second = world.secondary_factory()
         for _ in range(3):
@@ -374,7 +375,7 @@ def test_a_factory_can_be_the_secondary_of_several() -> None:
     run(scenario)
 
 
-def test_a_secondary_is_free_when_its_primary_is_closed() -> None:
+def test_secondary_is_released_when_its_primary_is_closed() -> None:
     async def scenario(world: PairWorld) -> None:
         first, second = world.primary_factory(), world.secondary_factory()
         await first.pair_namespace(options_in(world, factory=second))
@@ -386,28 +387,28 @@ def test_a_secondary_is_free_when_its_primary_is_closed() -> None:
     run(scenario)
 
 
-# What it acts for
+# Effect
 
 
 async def fail_over(world: PairWorld) -> None:
-    """Let the primary be away: with an interval of zero the first send notices."""
+    """Make the primary unreachable: with a zero interval the first send fails over."""
     world.primary_road.refuse()
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("kind", ["sender", "queue client", "topic client"])
-def test_c3_pairing_acts_for_everything_that_sends_made_before_or_after(when: str, kind: str) -> None:
+def test_c3_pairing_applies_to_senders_created_before_and_after(when: str, kind: str) -> None:
     async def scenario(world: PairWorld) -> None:
         world.primary.create_queue("orders")
         world.primary.create_topic("news", ["all"])
         primary = world.primary_factory()
-        made = [await make(primary, kind)] if when == "before" else []
-        for one in made:
+        clients = [await make(primary, kind)] if when == "before" else []
+        for one in clients:
             await one.send(BrokeredMessage(b"it has a link already"))
         await primary.pair_namespace(options_in(world, failover_interval=timedelta()))
-        made = made or [await make(primary, kind)]
+        clients = clients or [await make(primary, kind)]
         await fail_over(world)
-        for one in made:
+        for one in clients:
             await one.send(BrokeredMessage(b"1"))
             await one.send([BrokeredMessage(b"2"), BrokeredMessage(b"3")])
             await one.send_batch([BrokeredMessage(b"4")])
@@ -426,7 +427,7 @@ async def make(factory: MessagingFactory, kind: str) -> Any:
             return await factory.create_topic_client("news")
 
 
-def test_c2_receivers_receive_from_the_primary_and_nothing_else() -> None:
+def test_c2_receivers_receive_only_from_the_primary() -> None:
     async def scenario(world: PairWorld) -> None:
         world.primary.create_queue("orders")
         primary = world.primary_factory()
@@ -443,7 +444,7 @@ def test_c2_receivers_receive_from_the_primary_and_nothing_else() -> None:
     run(scenario)
 
 
-def test_c3_a_factory_that_is_not_paired_is_not_touched() -> None:
+def test_c3_unpaired_factory_is_not_affected() -> None:
     async def scenario(world: PairWorld) -> None:
         world.primary.create_queue("orders")
         await world.primary_factory().pair_namespace(options_in(world, failover_interval=timedelta()))
@@ -457,20 +458,20 @@ def test_c3_a_factory_that_is_not_paired_is_not_touched() -> None:
 
 
 @pytest.mark.parametrize("there", [0, 2, 5])
-def test_c3_afterwards_the_options_tell_how_many_backlog_queues_there_are(there: int) -> None:
+def test_c3_options_have_the_number_of_backlog_queues(there: int) -> None:
     async def scenario(world: PairWorld) -> None:
         for index in range(there):
             world.secondary.create_queue(f"contoso/x-servicebus-transfer/{index}")
-        said = options_in(world, count=3)
-        pair = await world.primary_factory().pair_namespace(said)
-        assert said.backlog_queue_count == 3
+        pair_options = options_in(world, count=3)
+        pair = await world.primary_factory().pair_namespace(pair_options)
+        assert pair_options.backlog_queue_count == 3
         assert tuple(queue.path for queue in pair.status().backlog_queues) == QUEUES
         assert len(await world.secondary_manager().get_queues()) == max(3, there)
 
     run(scenario)
 
 
-def test_c5_the_name_of_the_primary_can_be_given() -> None:
+def test_c5_primary_name_can_be_given() -> None:
     async def scenario(world: PairWorld) -> None:
         await world.primary_factory().pair_namespace(options_in(world, count=1, primary_name="main"))
         assert [queue.path for queue in await world.secondary_manager().get_queues()] == [
@@ -480,7 +481,7 @@ def test_c5_the_name_of_the_primary_can_be_given() -> None:
     run(scenario)
 
 
-def test_c3_when_the_call_returns_pairing_is_complete() -> None:
+def test_c3_pairing_is_complete_when_the_call_returns() -> None:
     async def scenario(world: PairWorld) -> None:
         world.primary.create_queue("orders")
         primary = world.primary_factory()
@@ -490,22 +491,22 @@ def test_c3_when_the_call_returns_pairing_is_complete() -> None:
         relays = len(world.secondary_road.relays)
         sender = await primary.create_message_sender("orders")
         await world.timed("send", sender.send(BrokeredMessage()), 1.0)
-        assert len(world.secondary_road.relays) == relays  # the way to the backlog was open
+        assert len(world.secondary_road.relays) == relays  # the link to the backlog was open
 
     run(scenario)
 
 
 @pytest.mark.parametrize(("attempt_s", "takes_s"), [(2.0, 2.0), (5.0, 5.0), (600.0, 20.0)])
-def test_c6_an_attempt_waits_so_long_for_an_answer_of_either_namespace(attempt_s: float, takes_s: float) -> None:
+def test_c6_attempt_timeout_applies_to_both_namespaces(attempt_s: float, takes_s: float) -> None:
     async def scenario(world: PairWorld) -> None:
         world.primary.create_queue("orders")
         primary, second = world.primary_factory(**SOON), world.secondary_factory(**SOON)
         sender = await primary.create_message_sender("orders")
         await sender.send(BrokeredMessage())
-        said = options_in(
+        pair_options = options_in(
             world, factory=second, failover_interval=timedelta(), attempt_timeout=timedelta(seconds=attempt_s)
         )
-        await primary.pair_namespace(said)
+        await primary.pair_namespace(pair_options)
         assert (primary.send_attempt_s, second.send_attempt_s) == (takes_s, takes_s)
         world.primary_road.stall()
         began_s = world.loop.time()
@@ -516,7 +517,7 @@ def test_c6_an_attempt_waits_so_long_for_an_answer_of_either_namespace(attempt_s
     run(scenario)
 
 
-def test_c3_a_pair_that_did_not_come_about_changes_nothing_about_attempts() -> None:
+def test_c3_failed_pairing_restores_the_attempt_timeout() -> None:
     async def scenario(world: PairWorld) -> None:
         world.secondary.create_topic(QUEUES[0])
         primary, second = world.primary_factory(), world.secondary_factory()
@@ -528,17 +529,19 @@ def test_c3_a_pair_that_did_not_come_about_changes_nothing_about_attempts() -> N
     run(scenario)
 
 
-# What is away
+# Unreachable namespaces
 
 
 @pytest.mark.parametrize("what", ["refuse", "stall", "hide", "killed"])
-def test_c3_a_namespace_can_be_paired_while_it_is_down(what: str) -> None:
+def test_c3_primary_can_be_paired_while_it_is_down(what: str) -> None:
     async def scenario(world: PairWorld) -> None:
         spoil(world.primary_road, what) if what != "killed" else world.primary.kill()
         primary = world.primary_factory(**SOON)
-        said = options_in(world, failover_interval=timedelta())
-        # Whoever is silent is given the time of an attempt to announce its name.
-        await world.timed("pair", primary.pair_namespace(said), said.attempt_timeout.total_seconds() + 0.1)
+        pair_options = options_in(world, failover_interval=timedelta())
+        # A primary that does not respond has the time of one attempt to announce its name.
+        await world.timed(
+            "pair", primary.pair_namespace(pair_options), pair_options.attempt_timeout.total_seconds() + 0.1
+        )
         sender = await primary.create_message_sender("orders")
         await sender.send(BrokeredMessage())
         assert diverted(world) == 1
@@ -551,26 +554,26 @@ def spoil(road: Any, what: str) -> None:
 
 
 @pytest.mark.parametrize("what", ["refuse", "stall", "hide", "killed"])
-def test_c3_a_secondary_that_is_down_is_raised_and_the_factory_can_be_paired_later(what: str) -> None:
+def test_c3_secondary_that_is_down_raises_and_the_factory_can_be_paired_later(what: str) -> None:
     async def scenario(world: PairWorld) -> None:
         spoil(world.secondary_road, what) if what != "killed" else world.secondary.kill()
         primary, second = world.primary_factory(**SOON), world.secondary_factory(**SOON)
-        said = options_in(world, factory=second)
+        pair_options = options_in(world, factory=second)
         with pytest.raises((MessagingTimeoutError, MessagingCommunicationError)):
-            await world.timed("pair", primary.pair_namespace(said), 20.1)
+            await world.timed("pair", primary.pair_namespace(pair_options), 20.1)
         assert primary.pairing is None
         world.secondary_road.heal()
         if what == "killed":
             world.secondary.start()
-        assert isinstance(await primary.pair_namespace(said), NamespacePair)
+        assert isinstance(await primary.pair_namespace(pair_options), NamespacePair)
 
     run(scenario)
 
 
-def test_c3_a_secondary_that_can_be_managed_and_not_sent_to_is_raised() -> None:
+def test_c3_secondary_that_accepts_no_sends_raises() -> None:
     async def scenario(world: PairWorld) -> None:
-        away = replace(world.secondary_road.endpoint, port=5)  # where nobody listens
-        primary, second = world.primary_factory(**SOON), world.factory_at(away, **SOON)
+        unreachable = replace(world.secondary_road.endpoint, port=5)  # a closed port
+        primary, second = world.primary_factory(**SOON), world.factory_at(unreachable, **SOON)
         with pytest.raises(MessagingError) as caught:
             await world.timed("pair", primary.pair_namespace(options_in(world, factory=second)), 20.0)
         assert caught.value.is_transient
@@ -579,7 +582,7 @@ def test_c3_a_secondary_that_can_be_managed_and_not_sent_to_is_raised() -> None:
     run(scenario)
 
 
-def test_c5_backlog_queues_that_are_there_and_disabled_are_no_reason_not_to_pair() -> None:
+def test_c5_disabled_backlog_queues_do_not_prevent_pairing() -> None:
     async def scenario(world: PairWorld) -> None:
         for path in QUEUES:
             world.secondary.create_queue(path)
@@ -595,20 +598,20 @@ def test_c5_backlog_queues_that_are_there_and_disabled_are_no_reason_not_to_pair
     run(scenario)
 
 
-def test_c3_backlog_queues_that_cannot_be_made_are_raised() -> None:
+def test_c3_backlog_queues_that_cannot_be_created_raise() -> None:
     async def scenario(world: PairWorld) -> None:
         world.secondary.create_topic(QUEUES[1])
-        primary, said = world.primary_factory(), options_in(world)
+        primary, pair_options = world.primary_factory(), options_in(world)
         with pytest.raises(EntityAlreadyExistsError, match="x-servicebus-transfer/1"):
-            await primary.pair_namespace(said)
+            await primary.pair_namespace(pair_options)
         world.secondary.delete(QUEUES[1])
-        await primary.pair_namespace(said)
+        await primary.pair_namespace(pair_options)
 
     run(scenario)
 
 
 @pytest.mark.parametrize("why", ["no queues", "no engine", "no way"])
-def test_c3_a_secondary_is_free_when_the_pair_did_not_come_about(why: str) -> None:
+def test_c3_secondary_is_released_after_a_failed_pairing(why: str) -> None:
     async def scenario(world: PairWorld) -> None:
         first, second = world.primary_factory(**SOON), world.secondary_factory(**SOON)
         manager = world.secondary_manager(**SOON)
@@ -616,18 +619,18 @@ def test_c3_a_secondary_is_free_when_the_pair_did_not_come_about(why: str) -> No
             world.secondary.create_topic(QUEUES[0])
         elif why == "no way":
             second = world.factory_at(replace(second.endpoint, port=5), **SOON)
-        said = options_in(
+        pair_options = options_in(
             world, factory=second, manager=manager, enable_syphon=why == "no engine", syphon_engine="steam"
         )
         with pytest.raises((MessagingError, ValueError)):
-            await first.pair_namespace(said)
+            await first.pair_namespace(pair_options)
         back = SendAvailabilityPairedNamespaceOptions(world.primary_manager(), world.primary_factory(), 1)
         await second.pair_namespace(back)
 
     run(scenario)
 
 
-def test_c20_backlog_queues_that_cannot_keep_an_order_are_refused_for_that() -> None:
+def test_c20_partitioned_backlog_queues_are_rejected_for_session_order() -> None:
     async def scenario(world: PairWorld) -> None:
         manager = world.secondary_manager()
         await manager.create_queue(QueueDescription(QUEUES[2], enable_partitioning=True))
@@ -665,7 +668,7 @@ def secondary_namespace() -> Iterator[RunningNamespace]:
         text = parse_connection_string(running.connection_string)
         root = rule(str(text.key_name), Right.MANAGE, Right.SEND, Right.LISTEN)
         root = replace(root, primary_key=running.key)
-        running.call(lambda host: host.namespace.set_authorization_rules([root, *RULES], host.now_ms()))
+        running.call(lambda host: host.use_namespace().set_authorization_rules([root, *RULES], host.now_ms()))
         yield running
 
 
@@ -685,7 +688,7 @@ def endpoint_of(namespace: RunningNamespace) -> Endpoint:
     ],
     ids=["wrong key", "wrong name", "sender", "listener", "wrong key to send", "listener sends"],
 )
-def test_c3_what_a_key_does_not_allow_is_raised_and_the_factory_can_be_paired_with_another(
+def test_c3_missing_claim_raises_and_the_factory_can_be_paired_with_another_key(
     primary_namespace: RunningNamespace,
     secondary_namespace: RunningNamespace,
     manages: tuple[str, str],
@@ -716,7 +719,7 @@ def test_c3_what_a_key_does_not_allow_is_raised_and_the_factory_can_be_paired_wi
     play(scenario())
 
 
-def test_c3_a_key_that_may_not_listen_is_raised_where_a_syphon_is_wanted(
+def test_c3_key_without_listen_raises_if_a_syphon_is_enabled(
     primary_namespace: RunningNamespace, secondary_namespace: RunningNamespace
 ) -> None:
     there = endpoint_of(secondary_namespace)
@@ -737,22 +740,22 @@ def test_c3_a_key_that_may_not_listen_is_raised_where_a_syphon_is_wanted(
     play(scenario())
 
 
-def test_c14_a_syphon_that_is_enabled_brings_messages_home() -> None:
+def test_c14_enabled_syphon_delivers_the_backlog() -> None:
     async def scenario(world: PairWorld) -> None:
         world.primary.create_queue("orders")
         primary = world.primary_factory()
-        said = options_in(world, enable_syphon=True, syphon=SyphonSettings(max_messages=5))
-        pair = await primary.pair_namespace(said)
+        pair_options = options_in(world, enable_syphon=True, syphon=SyphonSettings(max_messages=5))
+        pair = await primary.pair_namespace(pair_options)
         sender = await primary.create_message_sender("orders")
         pair.engage("orders")
         await sender.send([BrokeredMessage() for _ in range(20)])
         assert sum((await pair.backlog_depth()).values()) == 20
         pair.release("orders")
-        await eventually(lambda: world.primary.info("orders").ready_count == 20)
-        await eventually(lambda: syphon_of(pair).syphoned == 20)
+        await eventually_async(lambda: world.primary.info("orders").ready_count == 20)
+        await eventually_async(lambda: syphon_of(pair).syphoned == 20)
         assert syphon_of(pair).engine == "in-process"
         await primary.close()
-        await said.messaging_factory.close()
+        await pair_options.messaging_factory.close()
 
     run(scenario)
 
@@ -763,7 +766,7 @@ def syphon_of(pair: NamespacePair) -> SyphonStatus:
     return syphon
 
 
-def test_c3_with_a_key_that_has_ended_the_factory_can_be_paired_later() -> None:
+def test_c3_factory_can_be_paired_after_its_revoked_key_is_restored() -> None:
     async def scenario(world: PairWorld) -> None:
         old = rule("old", Right.MANAGE, Right.SEND, Right.LISTEN)
         world.secondary.call(lambda namespace, now_ms: namespace.set_authorization_rules([KEY, old], now_ms))
@@ -771,21 +774,21 @@ def test_c3_with_a_key_that_has_ended_the_factory_can_be_paired_later() -> None:
         there = world.secondary_road.endpoint
         second = MessagingFactory.create(there, key)
         world.factories.append(second)
-        said = options_in(world, manager=NamespaceManager.create(there, key), factory=second)
+        pair_options = options_in(world, manager=NamespaceManager.create(there, key), factory=second)
         world.secondary.call(lambda namespace, now_ms: namespace.set_authorization_rules([KEY], now_ms))
         primary = world.primary_factory()
         with pytest.raises(UnauthorizedError):
-            await primary.pair_namespace(said)
+            await primary.pair_namespace(pair_options)
         world.secondary.call(lambda namespace, now_ms: namespace.set_authorization_rules([KEY, old], now_ms))
-        await primary.pair_namespace(said)
+        await primary.pair_namespace(pair_options)
 
     run(scenario)
 
 
-# What ends meanwhile
+# Factories that end during pairing
 
 
-def test_c3_a_factory_that_is_closed_is_not_paired() -> None:
+def test_c3_closed_factory_cannot_be_paired() -> None:
     async def scenario(world: PairWorld) -> None:
         primary = world.primary_factory()
         await primary.close()
@@ -800,7 +803,7 @@ def test_c3_a_factory_that_is_closed_is_not_paired() -> None:
     run(scenario)
 
 
-def test_c3_a_manager_that_is_closed_is_told() -> None:
+def test_c3_closed_manager_raises() -> None:
     async def scenario(world: PairWorld) -> None:
         manager, primary = world.secondary_manager(), world.primary_factory()
         await manager.close()
@@ -819,7 +822,7 @@ async def begin(world: PairWorld, primary: MessagingFactory, second: MessagingFa
 
 
 @pytest.mark.parametrize("after_ms", MOMENTS_MS)
-def test_c3_a_factory_that_is_closed_while_it_is_paired_is_closed_and_its_secondary_free(after_ms: int) -> None:
+def test_c3_factory_closed_during_pairing_raises_and_releases_its_secondary(after_ms: int) -> None:
     async def scenario(world: PairWorld) -> None:
         primary, second = world.primary_factory(), world.secondary_factory()
         pairing = await begin(world, primary, second)
@@ -838,7 +841,7 @@ def test_c3_a_factory_that_is_closed_while_it_is_paired_is_closed_and_its_second
     run(scenario)
 
 
-def test_c3_a_factory_that_is_faulted_while_it_is_paired_says_so() -> None:
+def test_c3_factory_faulted_during_pairing_raises() -> None:
     async def scenario(world: PairWorld) -> None:
         primary, second = world.primary_factory(), world.secondary_factory()
         pairing = await begin(world, primary, second)
@@ -852,7 +855,7 @@ def test_c3_a_factory_that_is_faulted_while_it_is_paired_says_so() -> None:
 
 
 @pytest.mark.parametrize("after_ms", MOMENTS_MS)
-def test_c3_a_secondary_that_is_closed_meanwhile_is_told_and_another_can_be_taken(after_ms: int) -> None:
+def test_c3_secondary_closed_during_pairing_raises_and_another_can_be_used(after_ms: int) -> None:
     async def scenario(world: PairWorld) -> None:
         primary, second = world.primary_factory(), world.secondary_factory()
         pairing = await begin(world, primary, second)
@@ -868,7 +871,7 @@ def test_c3_a_secondary_that_is_closed_meanwhile_is_told_and_another_can_be_take
 
 
 @pytest.mark.parametrize("after_ms", MOMENTS_MS)
-def test_c3_who_gives_up_pairing_can_begin_anew(after_ms: int) -> None:
+def test_c3_cancelled_pairing_can_be_repeated(after_ms: int) -> None:
     async def scenario(world: PairWorld) -> None:
         primary, second = world.primary_factory(), world.secondary_factory()
         before = asyncio.all_tasks()
@@ -893,7 +896,7 @@ def is_of_the_world(world: PairWorld, task: asyncio.Task[Any]) -> bool:
     return any(task in proxy.tasks for proxy in world.proxies) or any(task in one.tasks for one in world.namespaces)
 
 
-def test_c3_sends_that_are_under_way_do_not_notice(caplog: pytest.LogCaptureFixture) -> None:
+def test_c3_pairing_does_not_affect_pending_sends(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario(world: PairWorld) -> None:
         world.primary.create_queue("orders")
         primary = world.primary_factory()
@@ -903,7 +906,7 @@ def test_c3_sends_that_are_under_way_do_not_notice(caplog: pytest.LogCaptureFixt
         await primary.pair_namespace(options_in(world))
         sending += [asyncio.create_task(sender.send(BrokeredMessage())) for _ in range(10)]
         await asyncio.gather(*sending)
-        await eventually(lambda: world.primary.info("orders").ready_count == 20)
+        await eventually_async(lambda: world.primary.info("orders").ready_count == 20)
         assert diverted(world) == 0
 
     with caplog.at_level(logging.WARNING):

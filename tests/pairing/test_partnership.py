@@ -1,4 +1,4 @@
-"""Two factories that end together where a syphon is hosted: five seconds after the one, the other is faulted."""
+"""Factories of a pair with a syphon end together: five seconds after the first, the other is faulted."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from pairbus.client.errors import ClosedError, FactoryFaultedError, MessagingErr
 from pairbus.client.factory import FactoryState, MessagingFactory
 from pairbus.client.message import BrokeredMessage
 from pairbus.pairing import NamespacePair, SendAvailabilityPairedNamespaceOptions, SyphonContext, SyphonStatus
-from pairbus.pairing.partnership import PATIENCE_S, share_fate
-from tests.faults.recorder import eventually
+from pairbus.pairing.pair import PATIENCE_S, share_fate
 from tests.simulation.pair_world import PairWorld, run
+from tests.waiting import eventually_async
 
 OPEN: Final = FactoryState.OPEN
 CLOSED: Final = FactoryState.CLOSED
 FAULTED: Final = FactoryState.FAULTED
 
 
-def test_c17_the_other_one_has_five_seconds() -> None:
+def test_c17_partner_has_five_seconds() -> None:
     assert PATIENCE_S == 5.0
 
 
@@ -33,7 +33,7 @@ def test_c17_the_other_one_has_five_seconds() -> None:
 
 @asynccontextmanager
 async def partners(world: PairWorld) -> AsyncIterator[tuple[MessagingFactory, MessagingFactory]]:
-    """Two that share their fate, as long as that takes."""
+    """Yield two factories that end together."""
     first, second = world.primary_factory(), world.secondary_factory()
     sharing = asyncio.create_task(share_fate(first, second))
     await asyncio.sleep(100)
@@ -51,22 +51,22 @@ async def end(factory: MessagingFactory, how: FactoryState) -> None:
 
 @pytest.mark.parametrize("which", [0, 1], ids=["primary", "secondary"])
 @pytest.mark.parametrize("how", [CLOSED, FAULTED], ids=lambda state: state.value)
-def test_c17_when_one_has_ended_the_other_is_faulted_after_five_seconds(which: int, how: FactoryState) -> None:
+def test_c17_other_factory_is_faulted_five_seconds_after_the_first_has_ended(which: int, how: FactoryState) -> None:
     async def scenario(world: PairWorld) -> None:
         async with partners(world) as both:
-            gone, left = both[which], both[1 - which]
+            ended, other = both[which], both[1 - which]
             ended_s = world.loop.time()
-            await end(gone, how)
+            await end(ended, how)
             await asyncio.sleep(ended_s + 4.99 - world.loop.time())
-            assert left.state is OPEN
+            assert other.state is OPEN
             await asyncio.sleep(0.02)
-            assert (gone.state, left.state) == (how, FAULTED)
+            assert (ended.state, other.state) == (how, FAULTED)
 
     run(scenario)
 
 
 @pytest.mark.parametrize("how", [CLOSED, FAULTED], ids=lambda state: state.value)
-def test_c17_one_that_is_faulted_refuses_work_and_says_why(how: FactoryState) -> None:
+def test_c17_faulted_factory_rejects_work_with_the_reason(how: FactoryState) -> None:
     async def scenario(world: PairWorld) -> None:
         world.secondary.create_queue("orders")
         async with partners(world) as (first, second):
@@ -74,7 +74,7 @@ def test_c17_one_that_is_faulted_refuses_work_and_says_why(how: FactoryState) ->
             await sender.send(BrokeredMessage())
             await end(first, how)
             await asyncio.sleep(5.1)
-            reason = rf"fabrikam.example.* has been given up.*contoso.example.* was {how.value} more than 5 s before"
+            reason = rf"fabrikam.example.* is faulted.*contoso.example.* was {how.value} more than 5 s before"
             with pytest.raises(FactoryFaultedError, match=reason) as caught:
                 await second.create_message_sender("orders")
             assert isinstance(caught.value.__cause__, MessagingError)
@@ -86,7 +86,7 @@ def test_c17_one_that_is_faulted_refuses_work_and_says_why(how: FactoryState) ->
     run(scenario)
 
 
-def test_c17_who_waits_for_a_message_is_told_too() -> None:
+def test_c17_pending_receive_raises_when_the_factory_is_faulted() -> None:
     async def scenario(world: PairWorld) -> None:
         world.secondary.create_queue("orders")
         async with partners(world) as (first, second):
@@ -103,7 +103,7 @@ def test_c17_who_waits_for_a_message_is_told_too() -> None:
 
 @pytest.mark.parametrize("after_s", [0.0, 0.1, 4.9])
 @pytest.mark.parametrize("which", [0, 1], ids=["primary first", "secondary first"])
-def test_c17_nothing_happens_to_two_that_are_closed_within_five_seconds(after_s: float, which: int) -> None:
+def test_c17_factories_closed_within_five_seconds_are_not_faulted(after_s: float, which: int) -> None:
     async def scenario(world: PairWorld) -> None:
         async with partners(world) as both:
             ended_s = world.loop.time()
@@ -119,7 +119,7 @@ def test_c17_nothing_happens_to_two_that_are_closed_within_five_seconds(after_s:
     run(scenario)
 
 
-def test_c17_two_that_are_closed_at_the_same_time_are_fine() -> None:
+def test_c17_factories_closed_together_are_not_faulted() -> None:
     async def scenario(world: PairWorld) -> None:
         async with partners(world) as both:
             await asyncio.gather(*(factory.close() for factory in both))
@@ -128,7 +128,7 @@ def test_c17_two_that_are_closed_at_the_same_time_are_fine() -> None:
     run(scenario)
 
 
-def test_c17_one_that_was_closed_before_they_were_partners_counts_from_then() -> None:
+def test_c17_factory_closed_before_the_partnership_counts_from_its_start() -> None:
     async def scenario(world: PairWorld) -> None:
         first, second = world.primary_factory(), world.secondary_factory()
         await first.close()
@@ -141,7 +141,7 @@ def test_c17_one_that_was_closed_before_they_were_partners_counts_from_then() ->
     run(scenario)
 
 
-def test_c17_one_that_takes_long_to_close_is_closed_all_the_same() -> None:
+def test_c17_slow_close_ends_as_closed() -> None:
     async def scenario(world: PairWorld) -> None:
         world.secondary.create_queue("orders")
         async with partners(world) as (first, second):
@@ -158,19 +158,19 @@ def test_c17_one_that_takes_long_to_close_is_closed_all_the_same() -> None:
     run(scenario)
 
 
-# A pair that hosts a syphon
+# A pair with a syphon
 
 
 class QuietSyphon:
-    """An engine of somebody else's, which does nothing until it is closed."""
+    """A third-party engine, which does nothing until it is closed."""
 
-    made: Final[list[QuietSyphon]] = []
+    instances: Final[list[QuietSyphon]] = []
 
     def __init__(self, context: SyphonContext) -> None:
         self.context = context
         self.is_running = False
         self.resumed: list[str] = []
-        QuietSyphon.made.append(self)
+        QuietSyphon.instances.append(self)
 
     @property
     def status(self) -> SyphonStatus:
@@ -187,26 +187,26 @@ class QuietSyphon:
 
 
 class BrokenSyphon(QuietSyphon):
-    """One that cannot begin."""
+    """An engine that cannot start."""
 
     async def start(self) -> None:
         raise MessagingError("this engine does not start")
 
 
 def are_running() -> list[bool]:
-    return [syphon.is_running for syphon in QuietSyphon.made]
+    return [syphon.is_running for syphon in QuietSyphon.instances]
 
 
 @pytest.fixture
 def engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A package is installed that brings two engines along."""
+    """Install a package with two engines."""
     package = tmp_path / "quiet-1.0.dist-info"
     package.mkdir()
     (package / "METADATA").write_text("Metadata-Version: 2.1\nName: quiet\nVersion: 1.0\n")
     lines = ["[pairbus.syphons]", f"quiet = {__name__}:QuietSyphon", f"broken = {__name__}:BrokenSyphon"]
     (package / "entry_points.txt").write_text("\n".join(lines))
     monkeypatch.syspath_prepend(str(tmp_path))
-    QuietSyphon.made.clear()
+    QuietSyphon.instances.clear()
 
 
 def options(world: PairWorld, secondary: MessagingFactory, **given: Any) -> SendAvailabilityPairedNamespaceOptions:
@@ -219,10 +219,10 @@ async def paired(world: PairWorld, **given: Any) -> tuple[MessagingFactory, Mess
 
 
 @pytest.mark.usefixtures("engines")
-def test_c14_an_engine_of_another_package_is_found_and_told_everything() -> None:
+def test_c14_engine_of_another_package_is_found_and_gets_the_context() -> None:
     async def scenario(world: PairWorld) -> None:
         primary, secondary, pair = await paired(world, enable_syphon=True, syphon_engine="quiet")
-        [syphon] = QuietSyphon.made
+        [syphon] = QuietSyphon.instances
         assert are_running() == [True]
         assert syphon.context.primary is primary
         assert syphon.context.secondary is secondary
@@ -248,28 +248,26 @@ def test_c14_an_engine_of_another_package_is_found_and_told_everything() -> None
 @pytest.mark.parametrize("which", [0, 1], ids=["primary", "secondary"])
 @pytest.mark.parametrize("how", [CLOSED, FAULTED], ids=lambda state: state.value)
 @pytest.mark.parametrize("engine", ["quiet", "in-process"])
-def test_c17_where_a_syphon_is_hosted_the_factories_of_a_pair_end_together(
-    engine: str, which: int, how: FactoryState
-) -> None:
+def test_c17_factories_of_a_pair_with_a_syphon_end_together(engine: str, which: int, how: FactoryState) -> None:
     async def scenario(world: PairWorld) -> None:
         primary, secondary, _ = await paired(world, enable_syphon=True, syphon_engine=engine)
-        gone, left = (primary, secondary)[which], (primary, secondary)[1 - which]
+        ended, other = (primary, secondary)[which], (primary, secondary)[1 - which]
         ended_s = world.loop.time()
-        await end(gone, how)
+        await end(ended, how)
         await asyncio.sleep(ended_s + 4.99 - world.loop.time())
-        assert not left.is_closed
+        assert not other.is_closed
         await asyncio.sleep(0.02)
-        assert left.state is FAULTED
+        assert other.state is FAULTED
         with pytest.raises(FactoryFaultedError, match=f"was {how.value} more than 5 s before"):
-            await left.create_message_sender("orders")
-        await eventually(lambda: not any(are_running()))
+            await other.create_message_sender("orders")
+        await eventually_async(lambda: not any(are_running()))
 
     run(scenario)
 
 
 @pytest.mark.usefixtures("engines")
 @pytest.mark.parametrize("engine", ["quiet", "in-process"])
-def test_c17_a_pair_that_is_closed_in_either_order_is_just_closed(engine: str) -> None:
+def test_c17_pair_can_be_closed_in_either_order(engine: str) -> None:
     async def scenario(world: PairWorld) -> None:
         for turn in (1, -1):
             primary, secondary, _ = await paired(world, enable_syphon=True, syphon_engine=engine)
@@ -283,22 +281,22 @@ def test_c17_a_pair_that_is_closed_in_either_order_is_just_closed(engine: str) -
 
 @pytest.mark.parametrize("which", [0, 1], ids=["primary", "secondary"])
 @pytest.mark.parametrize("how", [CLOSED, FAULTED], ids=lambda state: state.value)
-def test_c17_where_no_syphon_is_hosted_nobody_is_faulted(which: int, how: FactoryState) -> None:
+def test_c17_factory_is_not_faulted_without_a_syphon(which: int, how: FactoryState) -> None:
     async def scenario(world: PairWorld) -> None:
         world.primary.create_queue("orders")
         world.secondary.create_queue("orders")
         primary, secondary, _ = await paired(world)
-        gone, left = (primary, secondary)[which], (primary, secondary)[1 - which]
-        await end(gone, how)
+        ended, other = (primary, secondary)[which], (primary, secondary)[1 - which]
+        await end(ended, how)
         await asyncio.sleep(100)
-        assert left.state is OPEN
-        await (await left.create_message_sender("orders")).send(BrokeredMessage())
+        assert other.state is OPEN
+        await (await other.create_message_sender("orders")).send(BrokeredMessage())
 
     run(scenario)
 
 
 @pytest.mark.usefixtures("engines")
-def test_c17_a_pair_that_did_not_come_about_binds_nobody() -> None:
+def test_c17_failed_pairing_creates_no_partnership() -> None:
     async def scenario(world: PairWorld) -> None:
         primary, secondary = world.primary_factory(), world.secondary_factory()
         with pytest.raises(MessagingError, match="does not start"):
@@ -313,7 +311,7 @@ def test_c17_a_pair_that_did_not_come_about_binds_nobody() -> None:
 @pytest.mark.usefixtures("engines")
 @pytest.mark.parametrize("engine", ["quiet", "in-process"])
 @pytest.mark.parametrize("after_ms", [0, 5, 10, 20, 25])
-def test_c17_one_that_was_closed_while_it_was_paired_binds_nobody(after_ms: int, engine: str) -> None:
+def test_c17_factory_closed_during_pairing_creates_no_partnership(after_ms: int, engine: str) -> None:
     async def scenario(world: PairWorld) -> None:
         primary, secondary = world.primary_factory(), world.secondary_factory()
         given = options(world, secondary, enable_syphon=True, syphon_engine=engine)

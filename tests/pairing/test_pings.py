@@ -1,4 +1,4 @@
-"""Pings: what they are, when they are sent, that nobody ever sees one, and what an answer does."""
+"""Pings: their form, their times, that they are never delivered, and the effect of a response."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ NEWS: Final = "news"
 OUTAGE: Final = (MessagingTimeoutError, MessagingCommunicationError)
 
 
-def test_c13_a_ping_is_an_empty_message_that_lives_a_second() -> None:
+def test_c13_ping_is_an_empty_message_with_a_time_to_live_of_one_second() -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await _failed_over(world)
         await scene.heal()
@@ -53,7 +53,7 @@ def test_c13_a_ping_is_an_empty_message_that_lives_a_second() -> None:
     run(scenario)
 
 
-def test_c13_each_ping_has_a_session_of_its_own() -> None:
+def test_c13_each_ping_has_a_unique_session_id() -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await paired(world, ping_s=5)
         for _ in range(4):
@@ -67,7 +67,7 @@ def test_c13_each_ping_has_a_session_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("ping_s", [1.0, 7.5, 60.0, 1_800.0])
-def test_c13_there_is_one_ping_every_ping_interval(ping_s: float) -> None:
+def test_c13_one_ping_is_sent_every_ping_interval(ping_s: float) -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await _failed_over(world, ping_s=ping_s)
         over_s = scene.changes[-1][0]
@@ -81,7 +81,7 @@ def test_c13_there_is_one_ping_every_ping_interval(ping_s: float) -> None:
     run(scenario)
 
 
-def test_c13_only_what_has_failed_over_is_pinged() -> None:
+def test_c13_only_failed_over_entities_are_pinged() -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await paired(
             world, interval_s=600, ping_s=1, factory=world.primary_factory(operation_timeout=seconds(2))
@@ -102,7 +102,7 @@ def test_c13_only_what_has_failed_over_is_pinged() -> None:
     run(scenario)
 
 
-def test_c13_there_is_one_ping_task_for_an_entity_however_many_senders_it_has() -> None:
+def test_c13_entity_has_one_ping_task_for_all_its_senders() -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await paired(world, ping_s=10)
         senders = [await scene.sender(path) for path in (ORDERS, OTHERS, "ORDERS") for _ in range(10)]
@@ -114,7 +114,7 @@ def test_c13_there_is_one_ping_task_for_an_entity_however_many_senders_it_has() 
         for _ in range(10):
             await asyncio.gather(*(sender.send(letter()) for sender in senders))
             await asyncio.sleep(10)
-        assert len(world.primary.denied) in {18, 20}  # of two entities, at ten seconds each
+        assert len(world.primary.denied) in {18, 20}  # two entities, every ten seconds
         assert {path: sum(event.path == path for event in _pings(scene)) for path in (ORDERS, OTHERS)} == {
             ORDERS: len(world.primary.denied) // 2,
             OTHERS: len(world.primary.denied) // 2,
@@ -123,7 +123,7 @@ def test_c13_there_is_one_ping_task_for_an_entity_however_many_senders_it_has() 
     run(scenario)
 
 
-def test_c13_each_factory_pings_on_its_own() -> None:
+def test_c13_each_factory_pings_independently() -> None:
     async def scenario(world: PairWorld) -> None:
         first, second = await paired(world, ping_s=10), await paired(world, ping_s=10)
         world.primary_road.refuse()
@@ -148,7 +148,7 @@ def test_c13_each_factory_pings_on_its_own() -> None:
     ],
     ids=["plain", "sessions", "duplicate detection", "partitioned", "dead letters"],
 )
-def test_c13_a_queue_answers_a_ping_and_nobody_gets_it(kind: QueueDescription) -> None:
+def test_c13_queue_confirms_a_ping_and_never_delivers_it(kind: QueueDescription) -> None:
     async def scenario(world: PairWorld) -> None:
         world.primary.create_queue(ORDERS, kind)
         scene = await _failed_over(world, ping_s=5, session_id="s")
@@ -159,8 +159,8 @@ def test_c13_a_queue_answers_a_ping_and_nobody_gets_it(kind: QueueDescription) -
         await asyncio.sleep(60)
         assert len(scene.primary.pings) == 1
         assert scene.state() is EntityState.HEALTHY
-        assert await scene.home() == []
-        assert await scene.home(f"{ORDERS}/$DeadLetterQueue") == []
+        assert await scene.delivered() == []
+        assert await scene.delivered(f"{ORDERS}/$DeadLetterQueue") == []
         after = world.primary.info(ORDERS)
         assert (after.ready_count, after.dead_letter_count, after.size_bytes) == (0, 0, 0)
         assert after.ready_count == before.ready_count
@@ -168,7 +168,7 @@ def test_c13_a_queue_answers_a_ping_and_nobody_gets_it(kind: QueueDescription) -
     run(scenario)
 
 
-def test_c13_a_topic_answers_a_ping_and_no_subscription_gets_it() -> None:
+def test_c13_topic_confirms_a_ping_and_no_subscription_gets_it() -> None:
     async def scenario(world: PairWorld) -> None:
         world.primary.create_topic(NEWS, ["plain"])
         world.primary.create_subscription(NEWS, "sessions", SubscriptionDescription(requires_session=True))
@@ -180,14 +180,14 @@ def test_c13_a_topic_answers_a_ping_and_no_subscription_gets_it() -> None:
         assert scene.state(NEWS) is EntityState.HEALTHY
         for name in ("plain", "sessions", "dead"):
             path = f"{NEWS}/Subscriptions/{name}"
-            assert await scene.home(path) == await scene.home(f"{path}/$DeadLetterQueue") == []
+            assert await scene.delivered(path) == await scene.delivered(f"{path}/$DeadLetterQueue") == []
             info = world.primary.info(path)
             assert (info.ready_count, info.dead_letter_count) == (0, 0)
 
     run(scenario)
 
 
-def test_c13_an_answer_brings_all_senders_back_at_once_and_the_pings_stop() -> None:
+def test_c13_successful_ping_switches_all_senders_back_and_stops_pings() -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await paired(world, ping_s=30)
         clients = [await scene.sender() for _ in range(5)]
@@ -198,7 +198,7 @@ def test_c13_an_answer_brings_all_senders_back_at_once_and_the_pings_stop() -> N
         await until(lambda: scene.state() is EntityState.HEALTHY)
         scene.secondary.seen.clear()
         await asyncio.gather(*(sender.send(letter("home")) for sender in clients), queue.send(letter("home")))
-        assert (await scene.home()).count(b"home") == 6
+        assert (await scene.delivered()).count(b"home") == 6
         assert scene.secondary.seen == []
         await asyncio.sleep(600)
         assert len(scene.primary.pings) == 1
@@ -212,7 +212,7 @@ def test_c13_an_answer_brings_all_senders_back_at_once_and_the_pings_stop() -> N
     run(scenario)
 
 
-def test_c13_entities_come_back_one_by_one() -> None:
+def test_c13_entities_recover_independently() -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await paired(world, ping_s=10)
         world.primary_road.refuse()
@@ -242,7 +242,7 @@ def test_c13_entities_come_back_one_by_one() -> None:
         ("busy", ServerBusyError),
     ],
 )
-def test_c13_while_pings_fail_everything_stays_in_the_backlog(what: str, error: Any) -> None:
+def test_c13_messages_stay_in_the_backlog_while_pings_fail(what: str, error: Any) -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await _failed_over(world, ping_s=10)
         await scene.heal()
@@ -286,7 +286,7 @@ def test_c13_hanging_ping_does_not_delay_the_next_one(what: str, ping_s: float) 
         for turn in range(1, 21):
             await asyncio.sleep(over_s + turn * ping_s + MOMENT_S - scene.now_s)
             assert scene.entity().pings == turn
-            assert len(_pings(scene)) >= turn - 1  # the one before is over
+            assert len(_pings(scene)) >= turn - 1  # the previous one has ended
         assert scene.state() is EntityState.FAILED_OVER
 
     run(scenario)
@@ -294,7 +294,7 @@ def test_c13_hanging_ping_does_not_delay_the_next_one(what: str, ping_s: float) 
 
 @pytest.mark.parametrize("silence_s", [2.5, 3.0, 11.0, 16.0, 23.7])
 @pytest.mark.parametrize("has_connection", [True, False])
-def test_c13_recovery_waits_for_one_attempt_and_one_interval_after_a_black_hole(
+def test_c13_recovery_after_a_black_hole_takes_one_attempt_and_one_interval(
     silence_s: float, has_connection: bool
 ) -> None:
     async def scenario(world: PairWorld) -> None:
@@ -305,7 +305,7 @@ def test_c13_recovery_waits_for_one_attempt_and_one_interval_after_a_black_hole(
         world.primary_road.stall()
         await sender.send(letter("diverted"))
         await asyncio.sleep(silence_s)
-        world.primary_road.let_new_through()  # what was opened meanwhile is never answered
+        world.primary_road.let_new_through()  # connections opened meanwhile never get a response
         await asyncio.sleep(ATTEMPT_S + 1 + MOMENT_S)
         assert scene.state() is EntityState.HEALTHY
         assert len(scene.primary.pings) == 1
@@ -313,7 +313,7 @@ def test_c13_recovery_waits_for_one_attempt_and_one_interval_after_a_black_hole(
     run(scenario)
 
 
-def test_c13_entity_that_answers_slower_than_it_is_pinged_recovers() -> None:
+def test_c13_entity_that_responds_slower_than_it_is_pinged_recovers() -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await _failed_over(world, ping_s=1)
         await scene.heal()
@@ -324,7 +324,7 @@ def test_c13_entity_that_answers_slower_than_it_is_pinged_recovers() -> None:
     run(scenario)
 
 
-def test_c13_a_second_outage_is_pinged_like_the_first() -> None:
+def test_c13_second_outage_is_pinged_like_the_first() -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await _failed_over(world, ping_s=10)
         await scene.heal()
@@ -344,7 +344,7 @@ def test_c13_pings_stop_with_the_factory() -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await _failed_over(world, ping_s=5)
         world.primary_road.stall()
-        await asyncio.sleep(6)  # one is under way
+        await asyncio.sleep(6)  # a ping is under way
         await scene.factory.close()
         await scene.heal()
         await asyncio.sleep(60)
@@ -356,7 +356,7 @@ def test_c13_pings_stop_with_the_factory() -> None:
 async def _failed_over(
     world: PairWorld, path: str = ORDERS, ping_s: float = 60.0, session_id: str | None = None
 ) -> Scene:
-    """A scene in which an entity has failed over, because the primary refuses connections."""
+    """Return a scene with an entity that has failed over, because the primary refuses connections."""
     scene = await paired(world, ping_s=ping_s)
     world.primary_road.refuse()
     await (await scene.sender(path)).send(letter(session_id=session_id))
@@ -368,7 +368,7 @@ def _pings(scene: Scene) -> list[PingSent]:
     return [event for event in scene.events if isinstance(event, PingSent)]
 
 
-def test_c13_a_token_provider_that_fails_does_not_end_the_pings() -> None:
+def test_c13_failing_token_provider_does_not_end_the_pings() -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await paired(world)
         sender = await scene.sender()

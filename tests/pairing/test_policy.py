@@ -1,4 +1,4 @@
-"""When an entity fails over and when it comes back: the table, the timer, and a naive model beside them."""
+"""The failover policy: the transition table, the timer, and a comparison with a naive model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HELD_OVER: Final = EntityState.HELD_OVER
 
 
 def reached(*signals: Signal, interval_s: float = 60.0) -> FailoverPolicy:
-    """A policy that all of this has happened to, at the time 100."""
+    """Return a policy after these signals, all at the time 100."""
     policy = FailoverPolicy(interval_s, 100.0)
     for signal in signals:
         policy.on(signal, 100.0)
@@ -29,7 +29,7 @@ def reached(*signals: Signal, interval_s: float = 60.0) -> FailoverPolicy:
 # The table
 
 
-def test_c6_every_signal_in_every_state_is_in_the_table() -> None:
+def test_c6_table_has_every_signal_in_every_state() -> None:
     assert set(TRANSITIONS) == set(product(EntityState, Signal))
 
 
@@ -42,7 +42,7 @@ WAYS: Final = {
 
 
 @pytest.mark.parametrize(("state", "signal"), [*product(EntityState, Signal)], ids=lambda one: one.name)
-def test_c6_a_policy_does_what_the_table_says(state: EntityState, signal: Signal) -> None:
+def test_c6_policy_follows_the_table(state: EntityState, signal: Signal) -> None:
     policy = reached(*WAYS[state])
     assert policy.state is state
     expected = TRANSITIONS[state, signal]
@@ -52,12 +52,12 @@ def test_c6_a_policy_does_what_the_table_says(state: EntityState, signal: Signal
     assert policy.is_diverting is (expected in {FAILED_OVER, HELD_OVER})
 
 
-def test_c9_messages_are_diverted_after_a_failover_and_by_hand_only() -> None:
+def test_c9_messages_are_diverted_only_when_failed_over_or_held_over() -> None:
     assert {FAILED_OVER, HELD_OVER} == DIVERTING
 
 
 @pytest.mark.parametrize("signal", [Signal.SENT, Signal.FAILED, Signal.EXPIRED])
-def test_c13_nothing_but_an_answered_ping_ends_a_failover(signal: Signal) -> None:
+def test_c13_only_a_successful_ping_ends_a_failover(signal: Signal) -> None:
     policy = reached(Signal.FAILED, Signal.EXPIRED)
     assert not policy.on(signal, 500.0)
     assert policy.is_diverting
@@ -66,7 +66,7 @@ def test_c13_nothing_but_an_answered_ping_ends_a_failover(signal: Signal) -> Non
 
 
 @pytest.mark.parametrize("signal", [Signal.SENT, Signal.FAILED, Signal.EXPIRED, Signal.ANSWERED, Signal.ENGAGED])
-def test_c21_what_was_switched_by_hand_is_switched_back_by_hand(signal: Signal) -> None:
+def test_c21_manual_switch_is_only_released_manually(signal: Signal) -> None:
     policy = reached(Signal.ENGAGED)
     assert not policy.on(signal, 500.0)
     assert policy.on(Signal.RELEASED, 501.0)
@@ -74,7 +74,7 @@ def test_c21_what_was_switched_by_hand_is_switched_back_by_hand(signal: Signal) 
 
 
 @pytest.mark.parametrize("state", EntityState, ids=lambda state: state.name)
-def test_c21_release_leaves_nothing_of_the_past(state: EntityState) -> None:
+def test_c21_release_resets_the_state(state: EntityState) -> None:
     policy = reached(*WAYS[state], Signal.RELEASED)
     assert policy.state is HEALTHY
     assert policy.deadline_s is None
@@ -84,14 +84,14 @@ def test_c21_release_leaves_nothing_of_the_past(state: EntityState) -> None:
 # The timer
 
 
-def test_c6_an_entity_is_healthy_at_first_and_has_no_timer() -> None:
+def test_c6_new_entity_is_healthy_without_a_timer() -> None:
     policy = FailoverPolicy(60.0, 7.0)
     assert (policy.state, policy.since_s, policy.deadline_s) == (HEALTHY, 7.0, None)
     assert not policy.tick(1e9)
     assert policy.state is HEALTHY
 
 
-def test_c6_the_first_failure_starts_the_timer_and_others_do_not_move_it() -> None:
+def test_c6_first_failure_starts_the_timer_and_others_do_not_move_it() -> None:
     policy = FailoverPolicy(60.0, 0.0)
     assert policy.on(Signal.FAILED, 10.0)
     for now_s in (11.0, 40.0, 69.9):
@@ -99,7 +99,7 @@ def test_c6_the_first_failure_starts_the_timer_and_others_do_not_move_it() -> No
         assert (policy.state, policy.deadline_s, policy.since_s) == (FAILING, 70.0, 10.0)
 
 
-def test_c6_failover_is_engaged_when_the_interval_is_over_and_not_before() -> None:
+def test_c6_failover_engages_at_the_end_of_the_interval_and_not_before() -> None:
     policy = FailoverPolicy(60.0, 0.0)
     policy.on(Signal.FAILED, 10.0)
     assert not policy.tick(69.999)
@@ -108,14 +108,14 @@ def test_c6_failover_is_engaged_when_the_interval_is_over_and_not_before() -> No
     assert not policy.tick(71.0)
 
 
-def test_c6_a_failure_after_the_interval_engages_though_nobody_has_looked_at_the_clock() -> None:
+def test_c6_failure_after_the_interval_engages_without_a_tick() -> None:
     policy = FailoverPolicy(60.0, 0.0)
     policy.on(Signal.FAILED, 10.0)
     assert policy.on(Signal.FAILED, 75.0)
     assert (policy.state, policy.since_s) == (FAILED_OVER, 75.0)
 
 
-def test_c6_a_success_stops_the_timer_and_the_next_failure_starts_it_anew() -> None:
+def test_c6_success_stops_the_timer_and_the_next_failure_restarts_it() -> None:
     policy = FailoverPolicy(60.0, 0.0)
     policy.on(Signal.FAILED, 10.0)
     assert policy.on(Signal.SENT, 69.0)
@@ -127,27 +127,27 @@ def test_c6_a_success_stops_the_timer_and_the_next_failure_starts_it_anew() -> N
 
 
 @pytest.mark.parametrize("interval_s", [0.0, 0.5, 60.0, 3_600.0])
-def test_c6_the_deadline_is_the_interval_after_the_failure(interval_s: float) -> None:
+def test_c6_deadline_is_the_failure_plus_the_interval(interval_s: float) -> None:
     policy = FailoverPolicy(interval_s, 0.0)
     policy.on(Signal.FAILED, 1_000.0)
     assert policy.deadline_s == (1_000.0 + interval_s if interval_s else None)
 
 
-def test_c6_with_an_interval_of_zero_the_first_failure_engages() -> None:
+def test_c6_first_failure_engages_with_a_zero_interval() -> None:
     policy = FailoverPolicy(0.0, 0.0)
     assert policy.on(Signal.FAILED, 5.0)
     assert (policy.state, policy.since_s, policy.deadline_s) == (FAILED_OVER, 5.0, None)
 
 
 @pytest.mark.parametrize("signal", [Signal.SENT, Signal.EXPIRED, Signal.ANSWERED])
-def test_c6_with_an_interval_of_zero_nothing_but_a_failure_engages(signal: Signal) -> None:
+def test_c6_only_a_failure_engages_with_a_zero_interval(signal: Signal) -> None:
     policy = FailoverPolicy(0.0, 0.0)
     assert not policy.on(signal, 5.0)
     assert not policy.tick(5.0)
     assert policy.state is HEALTHY
 
 
-def test_c6_a_clock_that_goes_backwards_does_no_harm() -> None:
+def test_c6_clock_that_goes_backwards_is_harmless() -> None:
     policy = FailoverPolicy(60.0, 100.0)
     policy.on(Signal.FAILED, 100.0)
     assert not policy.tick(40.0)
@@ -163,11 +163,11 @@ def test_c6_a_clock_that_goes_backwards_does_no_harm() -> None:
 
 @dataclass
 class Model:
-    """Knows what has happened, and thinks it all over each time."""
+    """Records the history, and evaluates all of it each time."""
 
     interval_s: float
     history: list[tuple[Signal | None, float]]
-    """Signals, or looks at the clock, and when."""
+    """Signals, or ``None`` for ticks, with their times."""
 
     @property
     def state(self) -> EntityState:
@@ -200,7 +200,7 @@ LEAPS: Final = st.lists(st.tuples(st.none() | st.sampled_from(Signal), st.intege
 
 
 @given(INTERVALS, STEPS | LEAPS)
-def test_c6_a_policy_agrees_with_a_naive_model(interval_s: int, steps: list[tuple[Signal | None, int]]) -> None:
+def test_c6_policy_agrees_with_a_naive_model(interval_s: int, steps: list[tuple[Signal | None, int]]) -> None:
     policy, model, now_s = FailoverPolicy(interval_s, 0.0), Model(interval_s, []), 0.0
     since_s = 0.0
     for signal, passed_s in steps:
@@ -216,7 +216,7 @@ def test_c6_a_policy_agrees_with_a_naive_model(interval_s: int, steps: list[tupl
 
 
 @given(INTERVALS, LEAPS)
-def test_c6_whatever_the_clock_has_done_the_interval_ends_a_row_of_failures(
+def test_c6_interval_ends_a_series_of_failures_with_any_clock(
     interval_s: int, steps: list[tuple[Signal | None, int]]
 ) -> None:
     policy, now_s = FailoverPolicy(interval_s, 0.0), 0.0

@@ -1,4 +1,4 @@
-"""What backlog queues are named after, and that all processes of a pair find the same ones."""
+"""The names of backlog queues, which all processes of a pair agree on."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from typing import Any, Final
 import pytest
 
 from pairbus.client.endpoint import Endpoint
+from pairbus.client.entity_link import EntityLink, SendBatch
 from pairbus.client.factory import MessagingFactory
-from pairbus.client.lane import Lane
 from pairbus.client.message import encode_brokered
-from pairbus.client.parcel import Parcel
-from pairbus.dialect.backlog_path import backlog_path
+from pairbus.dialect.paths import backlog_path
 from pairbus.dialect.transfer import divert
 from pairbus.pairing import NamespacePair, SendAvailabilityPairedNamespaceOptions
 from pairbus.pairing.backlog import ensure_backlog_queues
@@ -22,10 +21,10 @@ from tests.pairing.scenes import ORDERS, letter, seconds, until
 from tests.simulation.pair_world import PRIMARY, PairWorld, Road, run
 
 HERE: Final = "127.0.0.1"
-"""An address that says nothing about the namespace behind it."""
+"""An address without the name of its namespace."""
 
 
-def test_c5_backlog_queues_are_named_after_the_name_that_the_primary_announces() -> None:
+def test_c5_backlog_queues_have_the_announced_name_of_the_primary() -> None:
     async def scenario(world: PairWorld) -> None:
         assert _by_address(world) != PRIMARY
         pair = await _paired(world)
@@ -45,7 +44,7 @@ def test_c5_given_name_wins_over_the_announced_one() -> None:
 
 
 @pytest.mark.parametrize("outage", ["refuse", "stall"])
-def test_c5_name_is_the_same_whether_the_primary_is_up_before_or_after_an_outage(outage: str) -> None:
+def test_c5_name_is_the_same_before_and_during_an_outage_of_the_primary(outage: str) -> None:
     async def scenario(world: PairWorld) -> None:
         assert (await _paired(world)).primary_name == PRIMARY
         getattr(world.primary_road, outage)()
@@ -59,7 +58,7 @@ def test_c5_name_is_the_same_whether_the_primary_is_up_before_or_after_an_outage
 
 
 @pytest.mark.parametrize("outage", ["refuse", "stall"])
-def test_c5_name_of_a_pair_that_began_in_an_outage_stays(outage: str) -> None:
+def test_c5_name_of_a_pair_started_in_an_outage_stays(outage: str) -> None:
     async def scenario(world: PairWorld) -> None:
         getattr(world.primary_road, outage)()
         assert (await _paired(world)).primary_name == _by_address(world)
@@ -79,7 +78,7 @@ def test_c5_queues_named_by_address_by_an_earlier_version_are_still_used() -> No
     run(scenario)
 
 
-def test_c5_recorded_names_of_two_primaries_at_one_address_are_not_trusted() -> None:
+def test_c5_recorded_names_of_two_primaries_at_one_address_are_ignored() -> None:
     async def scenario(world: PairWorld) -> None:
         await _paired(world)
         await world.secondary_manager().create_queue(f"{_by_address(world)}/x-pairbus-name/adatum")
@@ -89,7 +88,7 @@ def test_c5_recorded_names_of_two_primaries_at_one_address_are_not_trusted() -> 
     run(scenario)
 
 
-def test_c5_queues_that_an_earlier_version_named_by_another_spelling_of_this_machine_are_used() -> None:
+def test_c5_queues_named_by_another_spelling_of_localhost_are_used() -> None:
     async def scenario(world: PairWorld) -> None:
         old = f"{HERE}-{world.primary_road.port}"
         await ensure_backlog_queues(world.secondary_manager(), old, 3)
@@ -102,7 +101,7 @@ def test_c5_queues_that_an_earlier_version_named_by_another_spelling_of_this_mac
 # The syphon.
 
 
-def test_c15_backlog_under_the_old_name_is_drained_beside_that_of_the_new_one() -> None:
+def test_c15_backlogs_of_the_old_and_the_new_name_are_drained() -> None:
     async def scenario(world: PairWorld) -> None:
         world.primary.create_queue(ORDERS)
         for name in (_by_address(world), PRIMARY):
@@ -119,10 +118,10 @@ def test_c15_backlog_under_the_old_name_is_drained_beside_that_of_the_new_one() 
 
 
 @pytest.mark.parametrize("outage", ["refuse", "stall"])
-def test_c15_syphon_that_starts_in_an_outage_drains_the_queues_of_the_announced_name(outage: str) -> None:
+def test_c15_syphon_started_in_an_outage_drains_the_queues_of_the_announced_name(outage: str) -> None:
     async def scenario(world: PairWorld) -> None:
         world.primary.create_queue(ORDERS)
-        await ensure_backlog_queues(world.secondary_manager(), PRIMARY, 2)  # by somebody at another address
+        await ensure_backlog_queues(world.secondary_manager(), PRIMARY, 2)  # by a process that uses another address
         await _leave(world, backlog_path(PRIMARY, 1), "from another address")
         getattr(world.primary_road, outage)()
         pair = await _paired(world, enable_syphon=True)
@@ -136,7 +135,7 @@ def test_c15_syphon_that_starts_in_an_outage_drains_the_queues_of_the_announced_
     run(scenario)
 
 
-def test_c15_given_name_is_the_only_one_that_is_drained() -> None:
+def test_c15_only_the_given_name_is_drained() -> None:
     async def scenario(world: PairWorld) -> None:
         world.primary.create_queue(ORDERS)
         await ensure_backlog_queues(world.secondary_manager(), _by_address(world), 1)
@@ -148,7 +147,7 @@ def test_c15_given_name_is_the_only_one_that_is_drained() -> None:
     run(scenario)
 
 
-# What is announced.
+# Announced names.
 
 
 def test_server_with_the_default_name_announces_none() -> None:
@@ -165,7 +164,7 @@ def test_server_with_the_default_name_announces_none() -> None:
     run(scenario)
 
 
-def test_host_of_azure_is_the_name_and_is_not_asked() -> None:
+def test_azure_host_gives_the_name_without_a_request() -> None:
     async def scenario(world: PairWorld) -> None:
         factory = world.factory_at(Endpoint("adatum.servicebus.windows.net"))
         names = await find_primary_names(factory, world.secondary_manager())
@@ -186,7 +185,7 @@ def _by_address(world: PairWorld) -> str:
 
 
 async def _paired(world: PairWorld, **options: Any) -> NamespacePair:
-    """Pair as one more process does."""
+    """Pair in the same way as another process."""
     return await _primary(world).pair_namespace(
         SendAvailabilityPairedNamespaceOptions(
             world.secondary_manager(), world.secondary_factory(), 2, seconds(0), ping_interval=seconds(5), **options
@@ -207,7 +206,7 @@ async def _backlog(world: PairWorld) -> list[str]:
 
 
 async def _leave(world: PairWorld, path: str, text: str) -> None:
-    """Leave a diverted message in a backlog queue."""
-    lane = Lane(world.secondary_factory(), path)
-    await lane.send(Parcel([divert(encode_brokered(letter(text)), ORDERS)]))
-    await lane.close()
+    """Put a diverted message into a backlog queue."""
+    link = EntityLink(world.secondary_factory(), path)
+    await link.send(SendBatch([divert(encode_brokered(letter(text)), ORDERS)]))
+    await link.close()

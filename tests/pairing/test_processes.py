@@ -1,4 +1,4 @@
-"""E1, C6, C15: whatever is killed, nothing that was confirmed is lost. Everything here is a process of its own."""
+"""E1, C6, C15: no confirmed message is lost when a process is killed. All namespaces and applications are processes."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from tests.pairing.processes import (
     TwoNamespaces,
     application,
     drained,
-    eventually,
     receiving,
     sending,
 )
+from tests.waiting import eventually_async
 
 LIMIT_S = 250.0
 
@@ -51,7 +51,7 @@ def state_of(pair: NamespacePair) -> EntityState:
 async def outlive_outages(
     namespaces: TwoNamespaces, books: Books, *, outages: int, diverted: int, detects: bool
 ) -> int:
-    """The primary is killed, and comes back when so many messages have been diverted; how many that were in all."""
+    """Kill the primary, and restart it when enough messages were diverted; return the total number of those."""
     factory = namespaces.primary_factory()
     async with (
         receiving(namespaces.primary_factory(), books),
@@ -60,15 +60,15 @@ async def outlive_outages(
         async with sending(await factory.create_message_sender(QUEUE), books):
             for _ in range(outages):
                 before = len(books.sent)
-                await eventually(lambda before=before: len(books.sent) > before + 50)  # type: ignore[misc]
+                await eventually_async(lambda before=before: len(books.sent) > before + 50)  # type: ignore[misc]
                 wanted = pair.status().diverted + diverted
                 async with books.turn if detects else nullcontext():
                     namespaces.primary.kill()
-                await eventually(lambda wanted=wanted: pair.status().diverted >= wanted)  # type: ignore[misc]
+                await eventually_async(lambda wanted=wanted: pair.status().diverted >= wanted)  # type: ignore[misc]
                 assert state_of(pair) is EntityState.FAILED_OVER
                 await asyncio.to_thread(namespaces.primary.start)
-                await eventually(lambda: state_of(pair) is EntityState.HEALTHY)
-        await eventually(lambda: not books.lost)
+                await eventually_async(lambda: state_of(pair) is EntityState.HEALTHY)
+        await eventually_async(lambda: not books.lost)
         await drained(pair)
         print(books.summary(pair.status().diverted))
         return pair.status().diverted
@@ -80,7 +80,7 @@ async def outlive_outages(
     ids=["one outage", "three outages"],
 )
 @pytest.mark.parametrize("detects", [False, True], ids=["plain", "duplicate detection"])
-def test_e1_no_send_fails_and_nothing_is_lost_when_the_primary_is_killed(
+def test_e1_killed_primary_fails_no_send_and_loses_nothing(
     namespaces: TwoNamespaces, outages: int, diverted: int, detects: bool
 ) -> None:
     books = Books()
@@ -99,7 +99,7 @@ def test_e1_no_send_fails_and_nothing_is_lost_when_the_primary_is_killed(
 
 
 async def divert_many(namespaces: TwoNamespaces, factory: MessagingFactory, books: Books, count: int) -> None:
-    """The primary is away while several senders fill the backlog."""
+    """Fill the backlog with several senders while the primary is down."""
     namespaces.primary.kill()
     for _ in range(BACKLOG_QUEUES):
         sender = await factory.create_message_sender(QUEUE)
@@ -110,28 +110,26 @@ async def divert_many(namespaces: TwoNamespaces, factory: MessagingFactory, book
 
 
 async def kill_application(namespaces: TwoNamespaces, books: Books, random: Random) -> None:
-    """Kill one when so many more messages have been received."""
+    """Run an application, and kill it when a number of further messages have been received."""
     async with application(namespaces, books) as running:
         received = len(books.received) + random.randrange(1, 600)
-        await eventually(lambda: len(books.received) >= received)
+        await eventually_async(lambda: len(books.received) >= received)
         await running.kill()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("detects", [False, True], ids=["plain", "duplicate detection"])
-def test_e1_nothing_is_lost_when_what_sends_and_syphons_is_killed_again_and_again(
-    namespaces: TwoNamespaces, seed: int, detects: bool
-) -> None:
+def test_e1_repeatedly_killed_application_loses_nothing(namespaces: TwoNamespaces, seed: int, detects: bool) -> None:
     books = Books()
-    random = Random(seed)  # noqa: S311 (the moments of the kills)
+    random = Random(seed)  # noqa: S311 (random times of kills)
 
     async def scenario() -> None:
         await namespaces.prepare(requires_duplicate_detection=detects)
         factory = namespaces.primary_factory()
         async with namespaces.pairing(factory) as pair:
             is_through = True
-            while is_through:  # with all of it before it was killed
+            while is_through:  # it may have sent everything before the kill
                 await divert_many(namespaces, factory, books, 6_000)
                 async with receiving(namespaces.primary_factory(), books):
                     await kill_application(namespaces, books, random)
@@ -140,9 +138,9 @@ def test_e1_nothing_is_lost_when_what_sends_and_syphons_is_killed_again_and_agai
                 for _ in range(3):
                     await kill_application(namespaces, books, random)
                 async with application(namespaces, books) as running:
-                    await eventually(lambda: running.said > 50)
+                    await eventually_async(lambda: running.said > 50)
                     await drained(pair)
-                await eventually(lambda: not books.lost)
+                await eventually_async(lambda: not books.lost)
             print(books.summary(pair.status().diverted))
 
     play(scenario())
@@ -152,7 +150,7 @@ def test_e1_nothing_is_lost_when_what_sends_and_syphons_is_killed_again_and_agai
 
 
 @pytest.mark.slow
-def test_e1_what_no_namespace_takes_is_raised_and_what_one_has_taken_is_not_lost(namespaces: TwoNamespaces) -> None:
+def test_e1_outage_of_both_raises_and_loses_no_confirmed_message(namespaces: TwoNamespaces) -> None:
     books = Books()
 
     async def scenario() -> None:
@@ -164,17 +162,17 @@ def test_e1_what_no_namespace_takes_is_raised_and_what_one_has_taken_is_not_lost
             namespaces.pairing(factory, enable_syphon=True, attempt_timeout=short) as pair,
         ):
             async with sending(await factory.create_message_sender(QUEUE), books):
-                await eventually(lambda: len(books.sent) > 50)
+                await eventually_async(lambda: len(books.sent) > 50)
                 namespaces.primary.kill()
-                await eventually(lambda: pair.status().diverted > 50)
+                await eventually_async(lambda: pair.status().diverted > 50)
                 namespaces.secondary.kill()
-                await eventually(lambda: len(books.failed) > 50)
+                await eventually_async(lambda: len(books.failed) > 50)
                 diverted = pair.status().diverted
                 await asyncio.to_thread(namespaces.secondary.start)
-                await eventually(lambda: pair.status().diverted > diverted + 50)
+                await eventually_async(lambda: pair.status().diverted > diverted + 50)
                 await asyncio.to_thread(namespaces.primary.start)
-                await eventually(lambda: state_of(pair) is EntityState.HEALTHY)
-            await eventually(lambda: not books.lost)
+                await eventually_async(lambda: state_of(pair) is EntityState.HEALTHY)
+            await eventually_async(lambda: not books.lost)
             await drained(pair)
             print(books.summary(pair.status().diverted))
 

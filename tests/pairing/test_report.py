@@ -1,4 +1,4 @@
-"""Reports of a pair: bounded, without secrets, and read as they were written, whatever else comes being refused."""
+"""Reports of a pair: their size, no secrets, encoding and decoding, and the rejection of invalid ones."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from pairbus.client.errors import MessagingError
 from pairbus.pairing.policy import EntityState
 from pairbus.pairing.report import (
+    MOST_BYTES,
     MOST_ENTITIES,
     MOST_NAME,
     MOST_PATH,
@@ -21,12 +22,14 @@ from pairbus.pairing.report import (
     MOST_SWITCHES,
     EntityReport,
     PairReport,
-    Receiver,
+    ReportError,
+    ReportRecipient,
     SwitchReport,
+    read_report,
     reason_of,
     report_entities,
+    write_report,
 )
-from pairbus.pairing.report_json import MOST_BYTES, ReportError, read_report, write_report
 from pairbus.pairing.status import PairedEntityStatus
 
 ORDERS = EntityReport(
@@ -40,7 +43,7 @@ REPORT = PairReport(
     host="web-1",
     process=4711,
     primary="contoso",
-    receiver=Receiver.SECONDARY,
+    receiver=ReportRecipient.SECONDARY,
     sent_ms=2_000,
     entities=(ORDERS,),
     more=0,
@@ -65,7 +68,7 @@ REPORTS = st.builds(
     host=NAMES,
     process=COUNTS,
     primary=PATHS,
-    receiver=st.sampled_from(Receiver),
+    receiver=st.sampled_from(ReportRecipient),
     sent_ms=COUNTS,
     entities=st.lists(ENTITIES, max_size=5).map(tuple),
     more=COUNTS,
@@ -79,15 +82,15 @@ def status(path: str, state: EntityState, cause: MessagingError | None = None) -
     return PairedEntityStatus(path=path, state=state, since=since, cause=cause, failures=1, diverted=2, pings=3)
 
 
-# What is written.
+# Encoding.
 
 
 @given(REPORTS)
-def test_what_is_written_is_read(report: PairReport) -> None:
+def test_report_survives_encoding_and_decoding(report: PairReport) -> None:
     assert read_report(write_report(report)) == report
 
 
-def test_c19_a_report_has_at_most_64_kb_and_counts_the_rest() -> None:
+def test_c19_report_has_at_most_64_kb_and_counts_the_rest() -> None:
     longest = replace(ORDERS, path="\N{COFFIN}" * MOST_PATH, reason="\N{COFFIN}" * MOST_REASON)
     switches = tuple(replace(SWITCH, number=number, reason=longest.reason) for number in range(1, MOST_SWITCHES + 1))
     report = replace(REPORT, entities=(longest,) * MOST_ENTITIES, more=5, switches=switches, switched=len(switches))
@@ -100,7 +103,7 @@ def test_c19_a_report_has_at_most_64_kb_and_counts_the_rest() -> None:
     assert 0 < len(found.switches) < MOST_SWITCHES
 
 
-def test_the_longest_names_leave_room_enough() -> None:
+def test_report_with_the_longest_names_fits() -> None:
     name, path = "\N{COFFIN}" * MOST_NAME, "\N{COFFIN}" * MOST_PATH
     report = replace(
         REPORT, pair_id=name, application=name, host=name, primary=path, entities=(ORDERS,) * MOST_ENTITIES
@@ -108,17 +111,17 @@ def test_the_longest_names_leave_room_enough() -> None:
     assert len(write_report(report)) <= MOST_BYTES
 
 
-def test_c19_those_that_are_not_healthy_are_told_first() -> None:
+def test_c19_unhealthy_entities_are_reported_first() -> None:
     healthy = [status(f"queue-{number}", EntityState.HEALTHY) for number in range(MOST_ENTITIES)]
-    away = status("orders", EntityState.FAILED_OVER, MessagingError("it cannot be reached"))
-    told, more = report_entities([*healthy, away], {})
-    assert (told[0].path, told[0].reason) == ("orders", "it cannot be reached")
-    assert (len(told), more) == (MOST_ENTITIES, 1)
+    unreachable = status("orders", EntityState.FAILED_OVER, MessagingError("it cannot be reached"))
+    reported, more = report_entities([*healthy, unreachable], {})
+    assert (reported[0].path, reported[0].reason) == ("orders", "it cannot be reached")
+    assert (len(reported), more) == (MOST_ENTITIES, 1)
 
 
-def test_c19_the_last_reason_is_told_of_one_that_is_healthy_again() -> None:
-    told, _ = report_entities([status("orders", EntityState.HEALTHY)], {"orders": "it was away"})
-    assert told[0].reason == "it was away"
+def test_c19_last_reason_of_a_recovered_entity_is_reported() -> None:
+    reported, _ = report_entities([status("orders", EntityState.HEALTHY)], {"orders": "it was away"})
+    assert reported[0].reason == "it was away"
 
 
 @pytest.mark.parametrize(
@@ -133,22 +136,22 @@ def test_c19_the_last_reason_is_told_of_one_that_is_healthy_again() -> None:
         "no: password=c2VjcmV0",
     ],
 )
-def test_a_reason_repeats_no_secret(text: str) -> None:
-    told = reason_of(MessagingError(text))
-    assert "c2VjcmV0" not in told
-    assert "no: " in told
-    assert "…" in told
+def test_reason_contains_no_secret(text: str) -> None:
+    reported = reason_of(MessagingError(text))
+    assert "c2VjcmV0" not in reported
+    assert "no: " in reported
+    assert "…" in reported
 
 
-def test_a_reason_is_a_line_of_its_own_words() -> None:
-    assert reason_of(MessagingError("the token\n  provider has no token for sb://contoso")) == (
-        "the token provider has no token for sb://contoso"
+def test_reason_is_one_line() -> None:
+    assert reason_of(MessagingError("the token\n  provider failed for sb://contoso")) == (
+        "the token provider failed for sb://contoso"
     )
     assert len(reason_of(MessagingError("x" * 1_000))) == MOST_REASON
     assert reason_of(None) == ""
 
 
-# What is read.
+# Decoding.
 
 
 def changed(**fields: Any) -> bytes:
@@ -158,42 +161,42 @@ def changed(**fields: Any) -> bytes:
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        (b"", "no JSON"),
-        (b"\xff", "no JSON"),
-        (b"[" * 60_000, "no JSON"),
-        (b"9" * 60_000, "no JSON"),
-        (b"[]", "the report is no JSON object"),
+        (b"", "not valid JSON"),
+        (b"\xff", "not valid JSON"),
+        (b"[" * 60_000, "not valid JSON"),
+        (b"9" * 60_000, "not valid JSON"),
+        (b"[]", "the report must be a JSON object"),
         (b"{}", "the report has no 'pair_id'"),
-        (changed(application=""), "'application' of the report has to be a text of 1 to 100 characters"),
+        (changed(application=""), "'application' of the report must be a text of 1 to 100 characters"),
         (changed(application="x" * 101), "a text of 1 to 100 characters"),
         (changed(application=7), "a text of 1 to 100 characters"),
-        (changed(process=-1), "'process' of the report has to be a whole number from 0 on"),
+        (changed(process=-1), "'process' of the report must be a whole number >= 0, got -1"),
         (changed(process=True), "a whole number"),
         (changed(process=1.5), "a whole number"),
         (changed(process=float("nan")), "a whole number"),
         (changed(process=2**53), "a whole number"),
         (changed(receiver="nobody"), "'primary' or 'secondary'"),
         (changed(receiver=["primary"]), "'primary' or 'secondary'"),
-        (changed(entities="orders"), "'entities' of the report has to be a list of at most 1000"),
+        (changed(entities="orders"), "'entities' of the report must be a list of at most 1000"),
         (changed(entities={}), "a list of at most 1000"),
-        (changed(entities=[None]), "'entities[0]' is no JSON object"),
+        (changed(entities=[None]), "'entities[0]' must be a JSON object"),
         (changed(entities=[{}]), "'entities[0]' has no 'path'"),
-        (changed(entities=[{"path": "orders", "state": "asleep"}]), "'state' of 'entities[0]' has to be 'healthy' or"),
+        (changed(entities=[{"path": "orders", "state": "asleep"}]), "'state' of 'entities[0]' must be 'healthy' or"),
         (changed(entities=[{}] * 1_001), "a list of at most 1000"),
-        (changed(switches=[{}] * 101), "'switches' of the report has to be a list of at most 100"),
+        (changed(switches=[{}] * 101), "'switches' of the report must be a list of at most 100"),
     ],
 )
-def test_e3_what_is_no_report_is_refused_in_clear_words(body: bytes, words: str) -> None:
+def test_e3_invalid_report_is_rejected_with_a_clear_error(body: bytes, words: str) -> None:
     with pytest.raises(ReportError) as caught:
         read_report(body)
     assert words in str(caught.value)
 
 
 @given(st.binary(max_size=500) | st.recursive(st.none() | st.text(), st.lists).map(lambda x: json.dumps(x).encode()))
-def test_e3_whatever_comes_is_a_report_or_refused(body: bytes) -> None:
+def test_e3_any_body_is_a_report_or_rejected(body: bytes) -> None:
     with pytest.raises(ReportError):
         read_report(body)
 
 
-def test_what_is_not_known_is_passed_over() -> None:
+def test_unknown_members_are_ignored() -> None:
     assert read_report(changed(mood="fine")) == REPORT

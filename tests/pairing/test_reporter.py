@@ -1,4 +1,4 @@
-"""A pair that reports: to whom, how often, and that nothing else is ever held up by it; in virtual time."""
+"""Reports of a pair in virtual time: recipients, frequency, and that they delay nothing else."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from pairbus.client.errors import ClosedError
 from pairbus.client.factory import MessagingFactory
 from pairbus.client.settings import MessagingFactorySettings
 from pairbus.client.token_provider import PlainCredentials, Token, TokenProvider
-from pairbus.console.report_api import ReportApi
-from pairbus.console.watch import Watch
+from pairbus.console.reports import ReportApi
+from pairbus.console.sampler import Sampler
 from pairbus.pairing import EntityState
-from pairbus.pairing.report import HEARTBEAT_S, MOST_NAME, MOST_SWITCHES, PairReport, Receiver
-from pairbus.pairing.report_courier import PATH, Courier
+from pairbus.pairing.report import HEARTBEAT_S, MOST_NAME, MOST_SWITCHES, PairReport, ReportRecipient
+from pairbus.pairing.reporter import PATH, ReportSender
 from pairbus.server import NamespaceServer, Settings
 from pairbus.server.amqp.services import AmqpServices
 from tests.faults.namespace import KEY, VirtualNamespace
@@ -32,31 +32,31 @@ from tests.pairing.scenes import Scene, begin, letter, paired, took, until
 from tests.simulation.pair_world import PRIMARY, SECONDARY, PairWorld, run
 
 SOON_S: Final = 1.5
-COURIER: Final = "pairbus.pairing.report_courier"
+COURIER: Final = "pairbus.pairing.reporter"
 
 
 class Consoles:
-    """What the consoles of the two namespaces hear, and when. They are the real ones, and forget with a restart."""
+    """The real consoles of the two namespaces, with a record of their requests. A restart clears them."""
 
     def __init__(self) -> None:
-        self.heard: dict[str, list[tuple[float, PairReport]]] = defaultdict(list)
-        self.watches: dict[str, Watch] = {}
+        self.received: dict[str, list[tuple[float, PairReport]]] = defaultdict(list)
+        self.watches: dict[str, Sampler] = {}
         self.is_silent = False
-        """Whether no request is answered."""
+        """True to respond to no request."""
         self.asked = 0
 
     def reports(self, name: str) -> list[PairReport]:
-        return [report for _, report in self.heard[name]]
+        return [report for _, report in self.received[name]]
 
     def times(self, name: str) -> list[float]:
-        return [at_s for at_s, _ in self.heard[name]]
+        return [at_s for at_s, _ in self.received[name]]
 
     def states(self, name: str) -> dict[str, EntityState]:
-        """As the last report has them."""
+        """Return the states of the entities in the last report."""
         return {one.path: one.state for report in self.reports(name)[-1:] for one in report.entities}
 
     def diary(self, name: str) -> list[str]:
-        return [entry.text for entry in self.watches[name].diary][::-1]
+        return [entry.text for entry in self.watches[name].events][::-1]
 
     def open(self, namespace: VirtualNamespace, services: AmqpServices) -> uvicorn.Config:
         name = namespace.name
@@ -68,19 +68,19 @@ class Consoles:
             if self.is_silent:
                 await asyncio.Event().wait()
             watch = self.watches.get(name) or self._watch(name, services)
-            return await ReportApi(watch).take(request)
+            return await ReportApi(services, watch.add_report).handle(request)
 
         return server._http(services, services.gatekeeper, [Route(PATH, take, methods=["POST"])])
 
-    def _watch(self, name: str, services: AmqpServices) -> Watch:
-        watch = self.watches[name] = Watch(services)
-        hear = watch.hear
+    def _watch(self, name: str, services: AmqpServices) -> Sampler:
+        watch = self.watches[name] = Sampler(services)
+        hear = watch.add_report
 
-        def heard(report: PairReport) -> None:
-            self.heard[name].append((asyncio.get_running_loop().time(), report))
+        def received(report: PairReport) -> None:
+            self.received[name].append((asyncio.get_running_loop().time(), report))
             hear(report)
 
-        watch.hear = heard  # type: ignore[method-assign]
+        watch.add_report = received  # type: ignore[method-assign]
         return watch
 
 
@@ -94,7 +94,7 @@ def consoles(monkeypatch: pytest.MonkeyPatch) -> Iterator[Consoles]:
     monkeypatch.setattr(VirtualNamespace, "_http_of", http_of)
     monkeypatch.setattr("socket.gethostname", lambda: "web-1")
     yield found
-    assert "SharedAccess" not in repr(found.heard)
+    assert "SharedAccess" not in repr(found.received)
 
 
 async def reporting(world: PairWorld, **options: Any) -> Scene:
@@ -103,16 +103,16 @@ async def reporting(world: PairWorld, **options: Any) -> Scene:
     return scene
 
 
-# To whom, and how often.
+# Recipients and frequency.
 
 
-def test_c19_both_namespaces_are_told_and_told_again_with_each_heartbeat(consoles: Consoles) -> None:
+def test_c19_both_namespaces_get_a_report_with_each_heartbeat(consoles: Consoles) -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await reporting(world)
         await scene.sender()
         began_s = scene.now_s
         await asyncio.sleep(3 * HEARTBEAT_S + SOON_S)
-        for name, receiver in ((PRIMARY, Receiver.PRIMARY), (SECONDARY, Receiver.SECONDARY)):
+        for name, receiver in ((PRIMARY, ReportRecipient.PRIMARY), (SECONDARY, ReportRecipient.SECONDARY)):
             first, last = consoles.reports(name)[0], consoles.reports(name)[-1]
             assert len(consoles.times(name)) == 4
             assert consoles.times(name)[0] - began_s < SOON_S
@@ -124,9 +124,7 @@ def test_c19_both_namespaces_are_told_and_told_again_with_each_heartbeat(console
 
 
 @pytest.mark.parametrize("how", ["refuse", "hide", "kill", "stall", "drop"])
-def test_c19_an_outage_is_told_to_the_secondary_at_once_and_to_the_primary_afterwards(
-    consoles: Consoles, how: str
-) -> None:
+def test_c19_outage_is_reported_to_the_secondary_at_once_and_to_the_primary_later(consoles: Consoles, how: str) -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await reporting(world, ping_s=20)
         sender = await scene.sender()
@@ -139,23 +137,23 @@ def test_c19_an_outage_is_told_to_the_secondary_at_once_and_to_the_primary_after
         await until(lambda: consoles.states(SECONDARY).get("orders") is EntityState.FAILED_OVER, within_s=SOON_S)
         assert scene.now_s - switched_s < SOON_S + 0.1
         await asyncio.sleep(30)
-        away = consoles.reports(SECONDARY)[-1].entities[0]
-        assert away.diverted == 1
-        assert away.pings >= 1
-        assert away.reason
+        entity = consoles.reports(SECONDARY)[-1].entities[0]
+        assert entity.diverted == 1
+        assert entity.pings >= 1
+        assert entity.reason
         times = consoles.times(SECONDARY)
         assert max(later - earlier for earlier, later in zip(times[-5:], times[-4:], strict=False)) < 6
         assert len(consoles.times(PRIMARY)) == before
         await scene.heal()
         await until(lambda: scene.state() is EntityState.HEALTHY)
         await until(lambda: consoles.states(PRIMARY) == consoles.states(SECONDARY) == {"orders": EntityState.HEALTHY})
-        # The primary is told what it has missed; the last reason is still told.
+        # The primary gets the switches that it has missed, and the last reason.
         for name in (PRIMARY, SECONDARY):
-            told = [one.state for report in consoles.reports(name) for one in report.switches]
-            assert told == [EntityState.FAILED_OVER, EntityState.HEALTHY]
+            states_seen = [one.state for report in consoles.reports(name) for one in report.switches]
+            assert states_seen == [EntityState.FAILED_OVER, EntityState.HEALTHY]
             assert consoles.reports(name)[-1].entities[0].reason
-            assert [text for text in consoles.diary(name) if "has failed over to the backlog" in text]
-            assert [text for text in consoles.diary(name) if "has come back to the primary" in text]
+            assert [text for text in consoles.diary(name) if "failed over to the backlog" in text]
+            assert [text for text in consoles.diary(name) if "returned to the primary" in text]
 
     run(scenario)
 
@@ -175,13 +173,13 @@ def test_many_switches_make_few_reports_of_bounded_size(consoles: Consoles) -> N
         reports = consoles.reports(SECONDARY)
         assert max(len(report.switches) for report in reports) == MOST_SWITCHES
         assert reports[-1].switched == 2_000
-        assert any("times more" in text for text in consoles.diary(SECONDARY))
-        assert len(consoles.watches[SECONDARY].diary) <= 200
+        assert any("more times" in text for text in consoles.diary(SECONDARY))
+        assert len(consoles.watches[SECONDARY].events) <= 200
 
     run(scenario)
 
 
-def test_a_namespace_that_was_restarted_is_told_again(consoles: Consoles) -> None:
+def test_restarted_namespace_gets_a_report_again(consoles: Consoles) -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await reporting(world)
         scene.pair.engage("orders")
@@ -197,7 +195,7 @@ def test_a_namespace_that_was_restarted_is_told_again(consoles: Consoles) -> Non
     run(scenario)
 
 
-def test_said_again_it_goes_on_under_another_name(consoles: Consoles) -> None:
+def test_second_call_changes_the_application_name(consoles: Consoles) -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await reporting(world)
         await asyncio.sleep(SOON_S)
@@ -209,7 +207,7 @@ def test_said_again_it_goes_on_under_another_name(consoles: Consoles) -> None:
     run(scenario)
 
 
-def test_nobody_is_told_who_was_not_asked_to(consoles: Consoles) -> None:
+def test_nothing_is_reported_without_a_call(consoles: Consoles) -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await paired(world)
         scene.pair.engage("orders")
@@ -219,13 +217,11 @@ def test_nobody_is_told_who_was_not_asked_to(consoles: Consoles) -> None:
     run(scenario)
 
 
-# Nobody waits for it.
+# Independence of sends and close.
 
 
 @pytest.mark.parametrize("after_s", [0.0, 0.5, 2.0, 4.0])
-def test_c18_a_console_that_never_answers_holds_up_neither_sends_nor_the_end(
-    consoles: Consoles, after_s: float
-) -> None:
+def test_c18_unresponsive_console_delays_neither_sends_nor_close(consoles: Consoles, after_s: float) -> None:
     async def scenario(world: PairWorld) -> None:
         consoles.is_silent = True
         scene = await reporting(world)
@@ -241,7 +237,7 @@ def test_c18_a_console_that_never_answers_holds_up_neither_sends_nor_the_end(
 
 @pytest.mark.parametrize("after_s", [0.0, 0.001, 1.0, 1.1, 3.0, 29.0, 60.0])
 @pytest.mark.parametrize("how", ["refuse", "stall", "hide"])
-def test_c17_the_end_of_a_pair_is_the_end_of_its_reports(consoles: Consoles, how: str, after_s: float) -> None:
+def test_c17_reports_end_with_the_pair(consoles: Consoles, how: str, after_s: float) -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await reporting(world)
         await scene.spoil(how)
@@ -250,12 +246,12 @@ def test_c17_the_end_of_a_pair_is_the_end_of_its_reports(consoles: Consoles, how
         await scene.factory.close()
         asked = consoles.asked
         await asyncio.sleep(2 * HEARTBEAT_S)
-        assert consoles.asked == asked  # and the world sees that no task is left
+        assert consoles.asked == asked  # the world checks that no task is left
 
     run(scenario)
 
 
-def test_c18_sends_take_as_long_as_without(consoles: Consoles) -> None:
+def test_c18_reports_do_not_slow_down_sends(consoles: Consoles) -> None:
     durations: list[float] = []
 
     def with_or_without(is_reported: bool) -> Callable[[PairWorld], Any]:
@@ -272,28 +268,30 @@ def test_c18_sends_take_as_long_as_without(consoles: Consoles) -> None:
     assert durations[1] == pytest.approx(durations[0], abs=0.01)
 
 
-# What is wrong is told once.
+# Failures.
 
 
-def test_what_is_wrong_is_logged_once_and_when_it_is_over(consoles: Consoles, caplog: pytest.LogCaptureFixture) -> None:
+def test_failed_reports_are_logged_once_and_when_they_succeed_again(
+    consoles: Consoles, caplog: pytest.LogCaptureFixture
+) -> None:
     async def scenario(world: PairWorld) -> None:
         consoles.is_silent = True
         await reporting(world)
         await asyncio.sleep(3 * HEARTBEAT_S)
         texts = [record.getMessage() for record in caplog.records if record.name == COURIER]
         assert len(texts) == 2
-        assert all("takes no reports of the pair: " in text for text in texts)
+        assert all("pair report failed " in text for text in texts)
         consoles.is_silent = False
         await asyncio.sleep(2 * HEARTBEAT_S)
         texts = [record.getMessage() for record in caplog.records if record.name == COURIER]
         assert len(texts) == 4
-        assert all("takes reports of the pair again" in text for text in texts[2:])
+        assert all("pair reports accepted again" in text for text in texts[2:])
 
     with caplog.at_level(logging.INFO, COURIER):
         run(scenario)
 
 
-def test_a_namespace_without_a_console_is_left_alone_between_heartbeats(caplog: pytest.LogCaptureFixture) -> None:
+def test_namespace_without_a_console_is_retried_seldom(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await reporting(world)
         scene.pair.engage("orders")
@@ -309,7 +307,7 @@ def test_a_namespace_without_a_console_is_left_alone_between_heartbeats(caplog: 
 
 
 class Slow(TokenProvider):
-    """Never has a token."""
+    """A token provider that never returns."""
 
     async def get_token(self, audience: str) -> Token:
         await asyncio.Event().wait()
@@ -321,8 +319,8 @@ class Broken(TokenProvider):
         raise RuntimeError(f"no token for {audience} today")
 
 
-@pytest.mark.parametrize(("provider", "words"), [(Slow(), "no answer within 3 s"), (Broken(), "no token for sb://")])
-def test_a_token_provider_may_fail_in_every_way(
+@pytest.mark.parametrize(("provider", "words"), [(Slow(), "no response within 3 s"), (Broken(), "no token for sb://")])
+def test_failing_token_provider_does_not_end_the_reports(
     provider: TokenProvider, words: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scenario(world: PairWorld) -> None:
@@ -330,7 +328,7 @@ def test_a_token_provider_may_fail_in_every_way(
         factory = MessagingFactory.create(world.primary_road.endpoint, provider, MessagingFactorySettings())
         reporter = scene.pair._reporter
         assert reporter is not None
-        task = begin(Courier(factory, Receiver.PRIMARY, reporter._report).run())
+        task = begin(ReportSender(factory, ReportRecipient.PRIMARY, reporter._report).run())
         await asyncio.sleep(5)
         assert not task.done()
         task.cancel()
@@ -340,7 +338,7 @@ def test_a_token_provider_may_fail_in_every_way(
     assert words in caplog.text
 
 
-def test_a_user_and_a_password_do_as_well(consoles: Consoles) -> None:
+def test_user_and_password_authorize_reports(consoles: Consoles) -> None:
     async def scenario(world: PairWorld) -> None:
         factory = MessagingFactory.create(
             world.primary_road.endpoint, PlainCredentials(KEY.name, KEY.primary_key), MessagingFactorySettings()
@@ -354,7 +352,7 @@ def test_a_user_and_a_password_do_as_well(consoles: Consoles) -> None:
 
 
 @pytest.mark.parametrize(
-    ("host", "is_told"),
+    ("host", "has_console"),
     [
         ("contoso.servicebus.windows.net", False),
         ("Contoso.ServiceBus.chinacloudapi.cn", False),
@@ -362,20 +360,20 @@ def test_a_user_and_a_password_do_as_well(consoles: Consoles) -> None:
         ("servicebus.example", True),
     ],
 )
-def test_azure_is_told_nothing(host: str, is_told: bool) -> None:
+def test_azure_gets_no_reports(host: str, has_console: bool) -> None:
     async def scenario(world: PairWorld) -> None:
         factory = world.factory_at(Endpoint(host))
-        courier = Courier(factory, Receiver.SECONDARY, lambda *_: pytest.fail("nothing is sent"))
-        assert courier.has_console is is_told
+        report_sender = ReportSender(factory, ReportRecipient.SECONDARY, lambda *_: pytest.fail("nothing is sent"))
+        assert report_sender.has_console is has_console
 
     run(scenario)
 
 
-# How it is asked for.
+# Arguments.
 
 
 @pytest.mark.parametrize("name", ["", "  ", "x" * (MOST_NAME + 1)])
-def test_a_name_has_to_be_one(name: str) -> None:
+def test_invalid_application_name_is_rejected(name: str) -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await paired(world)
         with pytest.raises(ValueError, match="application"):
@@ -386,7 +384,7 @@ def test_a_name_has_to_be_one(name: str) -> None:
     run(scenario)
 
 
-def test_a_program_that_gives_no_name_has_its_own(consoles: Consoles, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_application_name_is_the_program(consoles: Consoles, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["/srv/till.py", "--key=secret"])
 
     async def scenario(world: PairWorld) -> None:
@@ -394,12 +392,12 @@ def test_a_program_that_gives_no_name_has_its_own(consoles: Consoles, monkeypatc
         scene.pair.report()
         await asyncio.sleep(SOON_S)
         assert consoles.reports(SECONDARY)[0].application == "till"
-        assert "secret" not in repr(consoles.heard)
+        assert "secret" not in repr(consoles.received)
 
     run(scenario)
 
 
-def test_c17_a_pair_that_has_ended_cannot_be_reported() -> None:
+def test_c17_report_of_a_closed_pair_raises() -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await paired(world)
         await scene.factory.close()

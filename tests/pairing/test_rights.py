@@ -1,10 +1,9 @@
-"""What the keys of a pair allow: told when it is made, and looked at again when it was widened."""
+"""The claims of the keys of a pair: checked when it is created, and again when they were extended."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Final
 
 import pytest
 
@@ -18,41 +17,38 @@ from pairbus.dialect.management import Operation, Request, Response
 from pairbus.pairing.options import SendAvailabilityPairedNamespaceOptions
 from tests.client.amqp_peer import Peer, scripted, settled
 from tests.client.amqp_peer import run as run_peer
-from tests.faults.namespace import KEY, VirtualNamespace
-from tests.pairing.pumping import Pumping, queues
-from tests.pairing.scenes import ORDERS, VISITS, begin, letter, paired, seconds
+from tests.faults.namespace import KEY
+from tests.pairing.scenes import ORDERS, VISITS, allow, app_key, app_manager, begin, letter, paired, seconds
+from tests.pairing.syphon_fixture import SyphonFixture, queues
 from tests.simulation.pair_world import PairWorld, run
 
-APP: Final = "app"
+# A missing claim raises when the pair is created.
 
 
-# A key that lacks something is told when the pair is made.
-
-
-def test_c3_a_key_that_may_not_listen_is_raised_where_sessions_are_to_stay_in_order() -> None:
+def test_c3_key_without_listen_raises_if_session_order_is_preserved() -> None:
     async def scenario(world: PairWorld) -> None:
-        _allow(world.secondary, Right.SEND)
+        allow(world.secondary, Right.SEND)
         primary, secondary = world.primary_factory(), _factory(world)
         world.primary.create_queue(VISITS, QueueDescription(requires_session=True))
         with pytest.raises(UnauthorizedError, match="Listen") as caught:
             await paired(world, factory=primary, secondary=secondary, preserve_session_order=True)
         assert "messaging_factory" in str(caught.value)
         assert primary.pairing is None
-        _allow(world.secondary, Right.SEND, Right.LISTEN)
+        allow(world.secondary, Right.SEND, Right.LISTEN)
         scene = await paired(world, factory=primary, secondary=secondary, preserve_session_order=True)
         sender = await scene.sender(VISITS)
         await asyncio.sleep(5)
         for number in range(5):
             await sender.send(letter(str(number), session_id="a"))
-        assert len(await scene.home(VISITS)) == 5
+        assert len(await scene.delivered(VISITS)) == 5
         assert await scene.backlog() == []
 
     run(scenario)
 
 
-def test_c3_without_that_such_a_key_is_good_enough() -> None:
+def test_c3_key_without_listen_suffices_without_session_order() -> None:
     async def scenario(world: PairWorld) -> None:
-        _allow(world.secondary, Right.SEND)
+        allow(world.secondary, Right.SEND)
         scene = await paired(world, secondary=_factory(world))
         scene.pair.engage()
         await (await scene.sender()).send(letter())
@@ -61,34 +57,34 @@ def test_c3_without_that_such_a_key_is_good_enough() -> None:
     run(scenario)
 
 
-def test_c20_a_key_that_loses_listen_later_is_told_once_at_a_level_that_is_seen(
+def test_c20_later_loss_of_listen_is_logged_once_as_a_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def scenario(world: PairWorld) -> None:
-        _allow(world.secondary, Right.SEND, Right.LISTEN)
+        allow(world.secondary, Right.SEND, Right.LISTEN)
         scene = await paired(world, count=1, secondary=_factory(world), preserve_session_order=True)
         scene.pair.engage()
         await (await scene.sender()).send(letter(session_id="a"))
         scene.pair.release()
-        _allow(world.secondary, Right.SEND)
+        allow(world.secondary, Right.SEND)
         world.secondary_road.cut()
         await asyncio.sleep(300)
 
     with caplog.at_level(logging.DEBUG, "pairbus.pairing.session_order"):
         run(scenario)
-    told = [record.levelno for record in caplog.records if "cannot be looked through" in record.message]
-    assert told[0] == logging.WARNING
-    assert told.count(logging.WARNING) == 1
+    levels = [record.levelno for record in caplog.records if "scan of a backlog queue failed" in record.message]
+    assert levels[0] == logging.WARNING
+    assert levels.count(logging.WARNING) == 1
 
 
 @pytest.mark.parametrize("who", ["secondary_namespace_manager", "messaging_factory"])
-def test_c3_it_is_told_which_of_the_keys_is_not_good_enough(who: str) -> None:
+def test_c3_error_names_the_option_whose_key_lacks_a_claim(who: str) -> None:
     async def scenario(world: PairWorld) -> None:
-        _allow(world.secondary, Right.LISTEN)
+        allow(world.secondary, Right.LISTEN)
         weak = _factory(world)
         manager = world.secondary_manager()
         if who == "secondary_namespace_manager":
-            manager = type(manager).create(world.secondary_road.endpoint, _key(world))
+            manager = app_manager(world)
             weak = world.secondary_factory()
         with pytest.raises(UnauthorizedError, match=f"{who}, of .*fabrikam.* is not allowed to"):
             await world.primary_factory().pair_namespace(SendAvailabilityPairedNamespaceOptions(manager, weak, 2))
@@ -96,70 +92,70 @@ def test_c3_it_is_told_which_of_the_keys_is_not_good_enough(who: str) -> None:
     run(scenario)
 
 
-# What a key may do on the primary is known only by sending.
+# Claims on the primary are checked only by sends.
 
 
-def test_c7_a_key_that_may_not_send_to_the_primary_is_raised_by_the_send_and_diverts_nothing() -> None:
+def test_c7_key_without_send_on_the_primary_raises_and_diverts_nothing() -> None:
     async def scenario(world: PairWorld) -> None:
-        _allow(world.primary, Right.LISTEN)
+        allow(world.primary, Right.LISTEN)
         scene = await paired(world, factory=_factory(world, is_primary=True))
         sender = await scene.sender()
         with pytest.raises(UnauthorizedError, match="Send"):
             await sender.send(letter("refused"))
         assert await scene.backlog() == []
-        _allow(world.primary, Right.LISTEN, Right.SEND)
+        allow(world.primary, Right.LISTEN, Right.SEND)
         await sender.send(letter("taken"))
-        assert await scene.home() == [b"taken"]
+        assert await scene.delivered() == [b"taken"]
 
     run(scenario)
 
 
-# A token that was refused is put again.
+# A rejected token is put again.
 
 
 @pytest.mark.parametrize("opening", ["sender", "receiver", "peek"])
-def test_a_key_whose_rights_were_widened_works_at_once(opening: str) -> None:
+def test_key_with_added_claims_works_at_once(opening: str) -> None:
     async def scenario(world: PairWorld) -> None:
         world.primary.create_queue(ORDERS)
         factory = _factory(world, is_primary=True)
-        _allow(world.primary, Right.LISTEN if opening == "sender" else Right.SEND)
+        allow(world.primary, Right.LISTEN if opening == "sender" else Right.SEND)
         for _ in range(2):
             with pytest.raises(UnauthorizedError):
                 await _open(factory, opening)
-        _allow(world.primary, Right.LISTEN, Right.SEND)
+        allow(world.primary, Right.LISTEN, Right.SEND)
         await _open(factory, opening)
-        assert len(world.primary_road.relays) == 1  # on the connection that there was
+        assert len(world.primary_road.relays) == 1  # the same connection
 
     run(scenario)
 
 
-def test_c15_a_destination_that_was_down_because_of_rights_is_tried_with_another_token() -> None:
+def test_c15_unauthorized_destination_is_retried_with_a_new_token() -> None:
     async def scenario(world: PairWorld) -> None:
         queues(world.primary, "orders")
-        pumping = Pumping(world)
-        _allow(world.primary, Right.LISTEN, name=KEY.name)
-        syphon = await pumping.started()
-        ids = pumping.put("orders", 3)
+        fixture = SyphonFixture(world)
+        allow(world.primary, Right.LISTEN, name=KEY.name)
+        syphon = await fixture.started()
+        ids = fixture.put("orders", 3)
         await asyncio.sleep(100)
-        assert pumping.home("orders") == []
-        _allow(world.primary, Right.SEND, Right.LISTEN, Right.MANAGE, name=KEY.name)
-        await pumping.drained(61.0)
-        assert pumping.home("orders") == ids
+        assert fixture.delivered("orders") == []
+        allow(world.primary, Right.SEND, Right.LISTEN, Right.MANAGE, name=KEY.name)
+        await fixture.drained(61.0)
+        assert fixture.delivered("orders") == ids
         await syphon.close()
 
     run(scenario)
 
 
-def test_one_that_is_refused_disturbs_no_other_entity() -> None:
+def test_unauthorized_entity_does_not_affect_others() -> None:
     async def scenario() -> None:
         async with scripted() as (peer, factory):
             tokens = _recorded(peer)
             await factory.open_sending_link("orders")
-            line = factory._slot.ready
+            line = factory._current.ready
             assert line is not None
             authorization = line.authorization
             assert authorization is not None
-            authorization.forget("others")  # which nobody has asked for
+            authorization.forget("others")  # an entity without a token
             await factory.open_sending_link("orders")
             assert tokens == ["orders"]
             authorization.forget("orders")
@@ -169,10 +165,10 @@ def test_one_that_is_refused_disturbs_no_other_entity() -> None:
     run_peer(scenario())
 
 
-# Greeting does not disturb those who are just opening.
+# A greeting does not affect links that are being opened.
 
 
-def test_a_token_that_is_just_being_put_is_waited_for_by_all() -> None:
+def test_concurrent_links_wait_for_the_token_being_put() -> None:
     async def scenario() -> None:
         provider = _Slow()
         async with scripted(credentials=provider) as (peer, factory):
@@ -189,7 +185,7 @@ def test_a_token_that_is_just_being_put_is_waited_for_by_all() -> None:
     run_peer(scenario())
 
 
-def test_a_greeting_asks_the_namespace_each_time() -> None:
+def test_each_greeting_sends_a_request() -> None:
     async def scenario() -> None:
         async with scripted() as (peer, factory):
             tokens = _recorded(peer)
@@ -200,16 +196,16 @@ def test_a_greeting_asks_the_namespace_each_time() -> None:
             await factory.greet("orders")
             assert link.error is None
             assert len(peer.connections) == 1
-            line = factory._slot.ready
+            line = factory._current.ready
             assert line is not None
             assert isinstance(line.authorization, Authorization)
-            assert len(line.authorization._grants) == 1  # and one renews it
+            assert len(line.authorization._grants) == 1  # one task renews it
             await settled()
 
     run_peer(scenario())
 
 
-def test_a_greeting_of_what_is_refused_raises_and_is_asked_again() -> None:
+def test_unauthorized_greeting_raises_and_is_repeated() -> None:
     async def scenario(world: PairWorld) -> None:
         world.primary.create_queue(ORDERS)
         factory = MessagingFactory.create(
@@ -233,7 +229,7 @@ def test_a_greeting_of_what_is_refused_raises_and_is_asked_again() -> None:
 
 
 class _Slow(TokenProvider):
-    """Has a token when it is told to."""
+    """A token provider that returns a token after its event."""
 
     def __init__(self) -> None:
         self.go_on = asyncio.Event()
@@ -243,21 +239,10 @@ class _Slow(TokenProvider):
         return await TokenProvider.from_key("root", "secret").get_token(audience)
 
 
-def _allow(namespace: VirtualNamespace, *rights: Right, name: str = APP) -> None:
-    """Change what a key may do."""
-    rule = AuthorizationRule(name=name, rights=rights, primary_key="first", secondary_key="second")
-    rules = [rule] if name == KEY.name else [KEY, rule]
-    namespace.call(lambda broker, now_ms: broker.set_authorization_rules(rules, now_ms))
-
-
-def _key(world: PairWorld) -> SharedAccessKeyTokenProvider:
-    return SharedAccessKeyTokenProvider(APP, "first", clock=world.wall_s)
-
-
 def _factory(world: PairWorld, *, is_primary: bool = False) -> MessagingFactory:
-    """A client with that key."""
+    """Return a client with the key ``APP``."""
     road = world.primary_road if is_primary else world.secondary_road
-    factory = MessagingFactory.create(road.endpoint, _key(world))
+    factory = MessagingFactory.create(road.endpoint, app_key(world))
     world.factories.append(factory)
     return factory
 
@@ -276,7 +261,7 @@ async def _open(factory: MessagingFactory, what: str) -> None:
 
 
 def _recorded(peer: Peer) -> list[str]:
-    """The entities for which tokens are put from now on."""
+    """Return a list that gets the entity of each token put from now on."""
     found: list[str] = []
 
     def take(request: Request) -> Response:

@@ -1,4 +1,4 @@
-"""Which backlog queues are used, and when those that failed are tried again; with a naive model beside it."""
+"""The rotation of backlog queues: choice, retries, and a comparison with a naive model."""
 
 from __future__ import annotations
 
@@ -13,23 +13,25 @@ from hypothesis import strategies as st
 
 from pairbus.client.errors import (
     EntityDisabledError,
+    EntityNotFoundError,
     MessagingCommunicationError,
     MessagingError,
     MessagingTimeoutError,
     ServerBusyError,
 )
-from pairbus.pairing.rotation import Rotation
+from pairbus.pairing.backlog import Rotation
 
 BROKEN: Final = MessagingTimeoutError("silence")
 BUSY: Final = ServerBusyError("much to do")
+GONE: Final = EntityNotFoundError("deleted")
 
 
 def rotation(count: int = 4) -> Rotation:
-    return Rotation(count, Random(7))  # noqa: S311 (it has to be repeatable)
+    return Rotation(count, Random(7))  # noqa: S311 (tests have to be repeatable)
 
 
 def fail_again(queues: Rotation, index: int, cause: MessagingError, now_s: float) -> float:
-    """Try one that is due, in vain; tells when it is due the next time."""
+    """Let the retry of a due queue fail; return when it is due again."""
     assert queues.claim(index, now_s)
     queues.failed(index, cause, now_s, was_due=True)
     due_s = queues.trial_s(index)
@@ -37,10 +39,10 @@ def fail_again(queues: Rotation, index: int, cause: MessagingError, now_s: float
     return due_s
 
 
-# Choosing
+# Choice
 
 
-def test_c10_all_are_in_at_first() -> None:
+def test_c10_all_queues_are_in_the_rotation_at_first() -> None:
     queues = rotation(10)
     assert all(index in queues for index in range(10))
     assert queues.causes == {}
@@ -48,14 +50,14 @@ def test_c10_all_are_in_at_first() -> None:
     assert queues.due(1e9) is None
 
 
-def test_c10_every_queue_is_picked_and_none_is_preferred() -> None:
+def test_c10_every_queue_is_picked_equally_often() -> None:
     queues = rotation(10)
     picked = Counter(queues.pick() for _ in range(10_000))
     assert set(picked) == set(range(10))
     assert all(800 < times < 1_200 for times in picked.values())
 
 
-def test_c10_only_those_in_the_rotation_are_picked() -> None:
+def test_c10_only_queues_in_the_rotation_are_picked() -> None:
     queues = rotation(5)
     for index in (0, 2, 4):
         queues.failed(index, BROKEN, 0.0)
@@ -64,7 +66,7 @@ def test_c10_only_those_in_the_rotation_are_picked() -> None:
     assert {queues.pick() for _ in range(200)} == {1, 3, 4}
 
 
-def test_c10_none_is_picked_when_none_is_left() -> None:
+def test_c10_no_queue_is_picked_from_an_empty_rotation() -> None:
     queues = rotation(2)
     queues.failed(0, BROKEN, 0.0)
     queues.failed(1, BUSY, 0.0)
@@ -73,7 +75,7 @@ def test_c10_none_is_picked_when_none_is_left() -> None:
     assert queues.causes == {0: BROKEN, 1: BUSY}
 
 
-def test_c10_the_next_one_is_found_around_the_ring() -> None:
+def test_c10_next_queue_wraps_around() -> None:
     queues = rotation(4)
     assert [queues.next_to(index) for index in range(4)] == [0, 1, 2, 3]
     queues.failed(2, BROKEN, 0.0)
@@ -83,17 +85,17 @@ def test_c10_the_next_one_is_found_around_the_ring() -> None:
     assert [queues.next_to(index) for index in range(4)] == [1, 1, 1, 1]
 
 
-def test_c10_one_queue_is_a_ring_as_well() -> None:
+def test_c10_next_queue_of_a_single_queue_is_itself() -> None:
     queues = rotation(1)
     assert (queues.pick(), queues.next_to(0)) == (0, 0)
     queues.failed(0, BROKEN, 0.0)
     assert (queues.pick(), queues.next_to(0)) == (None, None)
 
 
-# Out and in again
+# Removal and return
 
 
-def test_c10_whoever_takes_one_out_is_told_and_the_others_know() -> None:
+def test_c10_first_failure_takes_a_queue_out_for_all_senders() -> None:
     queues = rotation()
     assert queues.failed(1, BROKEN, 0.0)
     assert 1 not in queues
@@ -103,13 +105,13 @@ def test_c10_whoever_takes_one_out_is_told_and_the_others_know() -> None:
     assert queues.causes == {}
 
 
-def test_c10_that_one_works_which_was_in_is_nothing_new() -> None:
+def test_c10_success_of_a_queue_in_the_rotation_changes_nothing() -> None:
     queues = rotation()
     assert not queues.worked(1)
     assert 1 in queues
 
 
-def test_c10_one_that_was_taken_out_is_tried_again_after_a_second_by_one_sender() -> None:
+def test_c10_queue_taken_out_is_retried_after_a_second_by_one_sender() -> None:
     queues = rotation()
     queues.failed(1, BROKEN, 100.0)
     assert not queues.claim(1, 100.999)
@@ -119,7 +121,7 @@ def test_c10_one_that_was_taken_out_is_tried_again_after_a_second_by_one_sender(
     assert 1 not in queues
 
 
-def test_c10_a_trial_that_nobody_has_heard_of_again_does_not_leave_a_queue_out_for_ever() -> None:
+def test_c10_retry_without_a_result_does_not_keep_a_queue_out() -> None:
     queues = rotation()
     queues.failed(1, BROKEN, 100.0)
     assert queues.claim(1, 101.0)
@@ -127,18 +129,18 @@ def test_c10_a_trial_that_nobody_has_heard_of_again_does_not_leave_a_queue_out_f
     assert queues.due(102.0) == 1
 
 
-def test_c10_one_that_is_in_is_not_due() -> None:
+def test_c10_queue_in_the_rotation_is_not_due() -> None:
     assert not rotation().claim(1, 1e9)
 
 
-def test_c10_each_of_those_that_are_due_is_given_out_once() -> None:
+def test_c10_each_due_queue_is_claimed_once() -> None:
     queues = rotation()
     for index in (3, 0, 2):
         queues.failed(index, BROKEN, 0.0)
     assert sorted(str(queues.due(5.0)) for _ in range(5)) == ["0", "2", "3", "None", "None"]
 
 
-def test_c10_when_the_next_trial_is_can_be_asked() -> None:
+def test_c10_time_of_the_next_retry_is_known() -> None:
     queues = rotation()
     queues.failed(1, BUSY, 100.0)
     queues.failed(2, BROKEN, 105.0)
@@ -163,7 +165,7 @@ def test_c10_pauses_grow_from_a_second_to_a_minute() -> None:
     assert pauses == [2, 4, 8, 16, 32, 60, 60, 60, 60]
 
 
-def test_c10_one_that_has_worked_begins_with_a_short_pause() -> None:
+def test_c10_pause_is_short_again_after_a_success() -> None:
     queues = rotation()
     queues.failed(1, BROKEN, 0.0)
     due_s = fail_again(queues, 1, BROKEN, fail_again(queues, 1, BROKEN, 1.0))
@@ -172,7 +174,7 @@ def test_c10_one_that_has_worked_begins_with_a_short_pause() -> None:
     assert queues.trial_s(1) == due_s + 1.0
 
 
-def test_b2_a_busy_queue_is_left_alone_for_ten_seconds() -> None:
+def test_b2_busy_queue_is_retried_after_ten_seconds() -> None:
     queues = rotation()
     queues.failed(1, BUSY, 0.0)
     assert not queues.claim(1, 9.999)
@@ -182,14 +184,14 @@ def test_b2_a_busy_queue_is_left_alone_for_ten_seconds() -> None:
     assert fail_again(queues, 1, BUSY, 130.0) == 190.0
 
 
-def test_b2_one_that_failed_and_is_busy_then_is_left_alone_for_ten_seconds() -> None:
+def test_b2_failed_queue_that_becomes_busy_is_retried_after_ten_seconds() -> None:
     queues = rotation()
     queues.failed(1, BROKEN, 0.0)
     assert fail_again(queues, 1, BUSY, 1.0) == 11.0
 
 
 @pytest.mark.parametrize("first", [BROKEN, BUSY], ids=lambda error: type(error).__name__)
-def test_c10_many_failures_at_once_are_one(first: MessagingError) -> None:
+def test_c10_concurrent_failures_count_once(first: MessagingError) -> None:
     queues = rotation()
     assert queues.failed(1, first, 0.0)
     due_s = queues.trial_s(1)
@@ -199,7 +201,7 @@ def test_c10_many_failures_at_once_are_one(first: MessagingError) -> None:
     assert queues.causes == {1: late}
 
 
-def test_b2_a_queue_that_says_busy_while_it_is_out_is_left_alone_for_ten_seconds_from_then() -> None:
+def test_b2_busy_response_of_a_queue_out_of_rotation_restarts_ten_seconds() -> None:
     queues = rotation()
     queues.failed(1, BROKEN, 0.0)
     assert not queues.failed(1, BUSY, 0.5)
@@ -207,7 +209,7 @@ def test_b2_a_queue_that_says_busy_while_it_is_out_is_left_alone_for_ten_seconds
     assert queues.claim(1, 10.5)
 
 
-def test_c10_a_trial_that_fails_when_somebody_else_has_found_that_it_works_takes_it_out_anew() -> None:
+def test_c10_failed_retry_after_a_success_of_another_sender_takes_the_queue_out_again() -> None:
     queues = rotation()
     queues.failed(1, BROKEN, 0.0)
     assert queues.claim(1, 1.0)
@@ -216,17 +218,76 @@ def test_c10_a_trial_that_fails_when_somebody_else_has_found_that_it_works_takes
     assert queues.trial_s(1) == 3.0
 
 
+# Deleted queues
+
+
+def test_c10_deleted_queue_is_missing_until_it_works() -> None:
+    queues = rotation()
+    assert queues.deleted(1, GONE, 100.0)
+    assert not queues.deleted(1, GONE, 100.5)
+    assert queues.is_missing(1)
+    assert 1 not in queues
+    assert queues.causes == {1: GONE}
+    assert queues.worked(1)
+    assert not queues.is_missing(1)
+    assert 1 in queues
+
+
+def test_c10_missing_queue_is_never_due_for_a_sender() -> None:
+    queues = rotation()
+    queues.failed(0, BROKEN, 0.0)
+    queues.deleted(1, GONE, 0.0)
+    assert not queues.claim(1, 1e9)
+    assert queues.due(1e9) == 0
+    assert queues.due(1e9) is None
+    assert queues.trial_s(1) is None
+
+
+def test_c10_missing_queue_is_created_at_once_and_then_after_growing_pauses() -> None:
+    queues = rotation()
+    queues.deleted(1, GONE, 100.0)
+    assert queues.recreation_s(1) == queues.recreation_s(None) == 100.0
+    now_s, pauses = 100.0, []
+    for _ in range(9):
+        queues.not_recreated(1, GONE, now_s)
+        due_s = queues.recreation_s(1)
+        assert due_s is not None
+        pauses.append(due_s - now_s)
+        now_s = due_s
+    assert pauses == [1, 2, 4, 8, 16, 32, 60, 60, 60]
+
+
+def test_c10_failed_queue_that_is_deleted_is_created_at_once() -> None:
+    queues = rotation()
+    queues.failed(1, BUSY, 0.0)
+    assert not queues.deleted(1, GONE, 2.0)
+    assert queues.recreation_s(1) == 2.0
+    assert queues.trial_s(1) is None
+
+
+@pytest.mark.parametrize("was_due", [False, True])
+def test_c10_late_failure_does_not_change_a_missing_queue(was_due: bool) -> None:
+    queues = rotation()
+    queues.deleted(1, GONE, 0.0)
+    assert not queues.failed(1, BUSY, 1.0, was_due=was_due)
+    assert queues.is_missing(1)
+    assert queues.recreation_s(1) == 0.0
+    assert queues.causes == {1: GONE}
+
+
 # A naive model
 
 
 @dataclass
 class Model:
-    """Remembers for each queue what it failed with since it worked, and counts pauses from the beginning."""
+    """Records the failures of each queue since its last success, and computes pauses from the start."""
 
     count: int
     trials: dict[int, list[MessagingError]] = field(default_factory=dict)
     last: dict[int, MessagingError] = field(default_factory=dict)
     due_s: dict[int, float] = field(default_factory=dict)
+    missing: dict[int, int] = field(default_factory=dict)
+    """Number of failed creations of each deleted queue."""
 
     def pause_s(self, index: int) -> float:
         pause_s = 0.5
@@ -237,6 +298,8 @@ class Model:
         return pause_s
 
     def failed(self, index: int, cause: MessagingError, now_s: float, *, was_due: bool) -> bool:
+        if index in self.missing:
+            return False
         is_new = index not in self.trials
         self.last[index] = cause
         if is_new or was_due:
@@ -246,13 +309,25 @@ class Model:
             self.due_s[index] = max(self.due_s[index], now_s + 10.0)
         return is_new
 
+    def deleted(self, index: int, now_s: float) -> bool:
+        is_new = index not in self.trials
+        if index not in self.missing:
+            self.missing[index] = 0
+            self.last[index], self.due_s[index] = GONE, now_s
+            self.trials[index] = []
+        return is_new
+
+    def not_recreated(self, index: int, now_s: float) -> None:
+        self.due_s[index] = now_s + min(60.0, 2.0 ** self.missing[index])
+        self.missing[index] += 1
+
     def worked(self, index: int) -> bool:
-        for known in (self.due_s, self.last):
+        for known in (self.due_s, self.last, self.missing):
             known.pop(index, None)
         return self.trials.pop(index, None) is not None
 
     def claim(self, index: int, now_s: float) -> bool:
-        if index not in self.trials or now_s < self.due_s[index]:
+        if index not in self.trials or index in self.missing or now_s < self.due_s[index]:
             return False
         self.due_s[index] = now_s + self.pause_s(index)
         return True
@@ -264,7 +339,7 @@ class Model:
 
 @dataclass(frozen=True)
 class Step:
-    """Time passes, and something comes of a queue."""
+    """A passage of time, and an event of a queue."""
 
     passed_s: float
     index: int
@@ -278,7 +353,7 @@ STEPS: Final = st.lists(
         Step,
         st.sampled_from([0.0, 0.5, 1.0, 3.0, 10.0, 60.0]),
         st.integers(0, 3),
-        st.sampled_from(["failed", "try in vain", "try", "worked", "due"]),
+        st.sampled_from(["failed", "try in vain", "try", "worked", "due", "deleted", "not recreated"]),
         CAUSES,
     ),
     max_size=40,
@@ -286,7 +361,7 @@ STEPS: Final = st.lists(
 
 
 @given(st.integers(4, 6), STEPS, st.randoms(use_true_random=False))
-def test_c10_a_rotation_agrees_with_a_naive_model(count: int, steps: list[Step], random: Random) -> None:
+def test_c10_rotation_agrees_with_a_naive_model(count: int, steps: list[Step], random: Random) -> None:
     queues, model, now_s = Rotation(count, random), Model(count), 0.0
     for step in steps:
         now_s += step.passed_s
@@ -297,8 +372,12 @@ def test_c10_a_rotation_agrees_with_a_naive_model(count: int, steps: list[Step],
         assert picked in left if left else picked is None
         assert queues.causes == model.last
         assert [queues.next_to(index) for index in range(count)] == [model.next_to(index) for index in range(count)]
-        assert [queues.trial_s(index) for index in range(count)] == [model.due_s.get(index) for index in range(count)]
-        assert queues.trial_s(None) == min(model.due_s.values(), default=None)
+        trials = {index: due_s for index, due_s in model.due_s.items() if index not in model.missing}
+        recreations = {index: due_s for index, due_s in model.due_s.items() if index in model.missing}
+        for next_s, expected in ((queues.trial_s, trials), (queues.recreation_s, recreations)):
+            assert [next_s(index) for index in range(count)] == [expected.get(index) for index in range(count)]
+            assert next_s(None) == min(expected.values(), default=None)
+        assert [index for index in range(count) if queues.is_missing(index)] == sorted(model.missing)
 
 
 def play(queues: Rotation, model: Model, step: Step, now_s: float) -> None:
@@ -308,9 +387,15 @@ def play(queues: Rotation, model: Model, step: Step, now_s: float) -> None:
             assert queues.failed(index, cause, now_s) is model.failed(index, cause, now_s, was_due=False)
         case "worked":
             assert queues.worked(index) is model.worked(index)
+        case "deleted":
+            assert queues.deleted(index, GONE, now_s) is model.deleted(index, now_s)
+        case "not recreated":
+            if queues.is_missing(index):
+                queues.not_recreated(index, GONE, now_s)
+                model.not_recreated(index, now_s)
         case "due":
             found = queues.due(now_s)
-            is_any_due = any(model.due_s[one] <= now_s for one in model.trials)
+            is_any_due = any(model.due_s[one] <= now_s for one in model.trials.keys() - model.missing.keys())
             assert (found is not None) is is_any_due
             assert found is None or model.claim(found, now_s)
         case _:

@@ -1,4 +1,4 @@
-"""The way of a paired sender's messages: all senders take the same one, and what fits one way fits the other."""
+"""Routes of paired senders: all senders use the same one, and both have the same limits."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import Any, Final
 import pytest
 
 from pairbus.broker import PREMIUM, QueueDescription
+from pairbus.client.entity_clients import QueueClient
+from pairbus.client.entity_link import batch_bytes
 from pairbus.client.errors import (
     InvalidMessageError,
     MessageSizeExceededError,
@@ -17,8 +19,6 @@ from pairbus.client.errors import (
     MessagingError,
 )
 from pairbus.client.message import BrokeredMessage, encode_brokered
-from pairbus.client.parcel import batch_bytes
-from pairbus.client.queue_client import QueueClient
 from pairbus.client.sender import MessageSender
 from pairbus.dialect.transfer import RESERVED, divert, header_bytes
 from pairbus.pairing import EntityState
@@ -54,14 +54,14 @@ SHAPES: Final[dict[str, dict[str, Any]]] = {
 }
 
 
-# C9: every sender of the factory goes to the backlog, and nothing to the primary but pings.
+# C9: every sender of the factory diverts, and the primary gets only pings.
 
 
-def test_c9_nothing_but_pings_comes_to_an_entity_that_has_failed_over() -> None:
+def test_c9_failed_over_entity_gets_only_pings() -> None:
     async def scenario(world: PairWorld) -> None:
         world.primary.create_topic("news", ["all"])
         factory = world.primary_factory()
-        early = await factory.create_message_sender(ORDERS)  # made before there was a pair
+        early = await factory.create_message_sender(ORDERS)  # created before the pair
         scene = await paired(world, factory=factory, ping_s=30)
         senders: list[MessageSender | QueueClient] = [
             early,
@@ -75,7 +75,7 @@ def test_c9_nothing_but_pings_comes_to_an_entity_that_has_failed_over() -> None:
         await asyncio.gather(*(sender.send(letter("first")) for sender in senders))
         await scene.heal()
         scene.primary.seen.clear()
-        for _ in range(10):  # the primary is well again, but nobody has asked it yet
+        for _ in range(10):  # the primary works again, and was not pinged yet
             await asyncio.gather(*(sender.send(letter("later")) for sender in senders))
             await asyncio.gather(*(sender.send(letters(2)) for sender in senders))
             await asyncio.gather(*(sender.send_batch(letters(2)) for sender in senders))
@@ -92,19 +92,19 @@ def test_c9_nothing_but_pings_comes_to_an_entity_that_has_failed_over() -> None:
     run(scenario)
 
 
-def test_c9_a_factory_that_is_not_paired_goes_on_as_it_did() -> None:
+def test_c9_unpaired_factory_is_not_affected() -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await paired(world)
         scene.pair.engage()
-        stranger = await world.primary_factory().create_message_sender(ORDERS)
-        await stranger.send(letter("stranger"))
+        unpaired = await world.primary_factory().create_message_sender(ORDERS)
+        await unpaired.send(letter("unpaired"))
         await (await scene.sender()).send(letter("ours"))
-        assert (scene.primary.bodies, scene.secondary.bodies) == ([b"stranger"], [b"ours"])
+        assert (scene.primary.bodies, scene.secondary.bodies) == ([b"unpaired"], [b"ours"])
 
     run(scenario)
 
 
-def test_c9_senders_that_are_closed_or_made_during_an_outage_change_nothing() -> None:
+def test_c9_senders_closed_or_created_during_an_outage_divert_as_well() -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await paired(world)
         world.primary_road.refuse()
@@ -117,12 +117,12 @@ def test_c9_senders_that_are_closed_or_made_during_an_outage_change_nothing() ->
     run(scenario)
 
 
-# C11: the names of the transfer are its own.
+# C11: reserved property names.
 
 
 @pytest.mark.parametrize("is_diverting", [False, True])
 @pytest.mark.parametrize("name", sorted(RESERVED))
-def test_c11_a_user_property_of_the_transfers_name_is_refused_on_both_ways(name: str, is_diverting: bool) -> None:
+def test_c11_reserved_application_property_is_rejected_on_both_routes(name: str, is_diverting: bool) -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await paired(world)
         sender = await scene.sender()
@@ -143,7 +143,7 @@ def test_c11_a_user_property_of_the_transfers_name_is_refused_on_both_ways(name:
     run(scenario)
 
 
-def test_c11_a_scheduled_message_is_refused_for_it_too() -> None:
+def test_c11_scheduled_message_with_a_reserved_property_is_rejected() -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await paired(world)
         sender = await scene.sender()
@@ -153,7 +153,7 @@ def test_c11_a_scheduled_message_is_refused_for_it_too() -> None:
     run(scenario)
 
 
-def test_c9_nothing_is_scheduled_on_an_entity_that_has_failed_over() -> None:
+def test_c9_schedule_raises_while_failed_over() -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await paired(world)
         sender = await scene.sender()
@@ -174,11 +174,11 @@ def test_c9_nothing_is_scheduled_on_an_entity_that_has_failed_over() -> None:
     run(scenario)
 
 
-# C12: what is taken while all is well is taken in an outage.
+# C12: a message that is accepted while the primary works is accepted in an outage.
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_c12_a_message_is_taken_or_refused_on_both_ways_byte_by_byte_around_the_limit(shape: str) -> None:
+def test_c12_both_routes_have_the_same_message_size_limit(shape: str) -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await paired(world, count=1)
         await _both_ways(scene, [_diverted_to(size, **SHAPES[shape]) for size in range(LIMIT - 2, LIMIT + 1)])
@@ -189,7 +189,7 @@ def test_c12_a_message_is_taken_or_refused_on_both_ways_byte_by_byte_around_the_
     run(scenario)
 
 
-def test_c12_what_an_unpaired_sender_could_send_is_refused_with_a_reason() -> None:
+def test_c12_message_too_large_for_the_backlog_is_rejected_with_a_reason() -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await paired(world)
         message = _encoded_to(LIMIT)
@@ -202,7 +202,7 @@ def test_c12_what_an_unpaired_sender_could_send_is_refused_with_a_reason() -> No
     run(scenario)
 
 
-def test_c12_a_primary_that_takes_more_than_the_secondary_takes_what_the_secondary_takes() -> None:
+def test_c12_limit_of_the_secondary_applies_if_it_is_lower() -> None:
     async def scenario(world: PairWorld) -> None:
         set_limits(world.primary, PREMIUM)
         scene = await paired(world, count=1)
@@ -212,7 +212,7 @@ def test_c12_a_primary_that_takes_more_than_the_secondary_takes_what_the_seconda
     run(scenario)
 
 
-def test_c12_the_smallest_backlog_queue_decides() -> None:
+def test_c12_limit_of_the_smallest_backlog_queue_applies() -> None:
     async def scenario(world: PairWorld) -> None:
         small = QueueDescription(max_message_bytes=100 * KILOBYTE, max_delivery_count=1_000)
         world.secondary.create_queue(backlog_path(1), small)
@@ -223,7 +223,7 @@ def test_c12_the_smallest_backlog_queue_decides() -> None:
     run(scenario)
 
 
-def test_c12_what_the_primary_would_never_take_is_not_taken_by_the_backlog_either() -> None:
+def test_c12_message_too_large_for_the_primary_is_not_diverted() -> None:
     async def scenario(world: PairWorld) -> None:
         world.primary.create_queue(ORDERS, QueueDescription(max_message_bytes=100 * KILOBYTE))
         scene = await paired(world)
@@ -234,7 +234,7 @@ def test_c12_what_the_primary_would_never_take_is_not_taken_by_the_backlog_eithe
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_c12_properties_are_taken_or_refused_on_both_ways_around_their_own_limit(shape: str) -> None:
+def test_c12_both_routes_have_the_same_limit_for_properties(shape: str) -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await paired(world, count=1)
         fitting = [_header_to(size, **SHAPES[shape]) for size in range(HEADER_LIMIT - 1, HEADER_LIMIT + 1)]
@@ -248,16 +248,19 @@ def test_c12_properties_are_taken_or_refused_on_both_ways_around_their_own_limit
 
 @pytest.mark.parametrize("is_premium", [False, True], ids=["standard", "premium"])
 @pytest.mark.parametrize("count", [1, 2, 50])
-def test_c12_a_batch_is_taken_or_refused_on_both_ways_byte_by_byte_around_the_limit(
-    count: int, is_premium: bool
-) -> None:
+def test_c12_both_routes_have_the_same_batch_size_limit(count: int, is_premium: bool) -> None:
     async def scenario(world: PairWorld) -> None:
         if is_premium:
             set_limits(world.primary, PREMIUM)
         scene = await paired(world, count=1)
         sender = await scene.sender()
-        most = LIMIT if count == 1 else LIMIT - 8 * count
-        for size, is_fitting in ((most - 1, True), (most, True), (most + 1, False), (most + 2, False)):
+        limit_bytes = LIMIT if count == 1 else LIMIT - 8 * count
+        for size, is_fitting in (
+            (limit_bytes - 1, True),
+            (limit_bytes, True),
+            (limit_bytes + 1, False),
+            (limit_bytes + 2, False),
+        ):
             for is_diverting in (False, True):
                 batch = _batch_to(size, count)
                 _switch(scene, is_diverting)
@@ -271,7 +274,7 @@ def test_c12_a_batch_is_taken_or_refused_on_both_ways_byte_by_byte_around_the_li
     run(scenario)
 
 
-def test_c12_a_list_is_packed_anew_for_the_backlog() -> None:
+def test_c12_list_is_repacked_for_the_backlog() -> None:
     async def scenario(world: PairWorld) -> None:
         set_limits(world.primary, PREMIUM)
         scene = await paired(world)
@@ -287,30 +290,30 @@ def test_c12_a_list_is_packed_anew_for_the_backlog() -> None:
     run(scenario)
 
 
-def test_c12_a_message_at_the_limit_comes_home() -> None:
+def test_c12_message_at_the_limit_is_delivered() -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await paired(world)
         scene.pair.engage()
         message = _diverted_to(LIMIT, session_id="s")
         await (await scene.sender()).send(message)
-        await scene.bring_all_home()
-        (home,) = await scene.messages()
-        assert (home.body, home.session_id) == (message.body, "s")
+        await scene.deliver_all()
+        (in_primary,) = await scene.messages()
+        assert (in_primary.body, in_primary.session_id) == (message.body, "s")
 
     run(scenario)
 
 
-# C18: what is well costs the same.
+# C18: no overhead while the primary works.
 
 
-def test_c18_the_bytes_on_the_wire_are_those_of_an_unpaired_sender() -> None:
+def test_c18_healthy_paired_sender_writes_the_bytes_of_an_unpaired_one() -> None:
     plain, paired_ = _recorded(is_paired=False), _recorded(is_paired=True)
     assert plain[0] == paired_[0]
     assert plain[1] == pytest.approx(paired_[1], abs=1e-6)
 
 
 def _recorded(*, is_paired: bool) -> tuple[bytes, float]:
-    """What a sender writes, after its link is open, and how long that took."""
+    """Return the bytes that a sender writes after its link is open, and how long that took."""
     found: list[tuple[bytes, float]] = []
 
     async def scenario(world: PairWorld) -> None:
@@ -339,12 +342,12 @@ def _recorded(*, is_paired: bool) -> tuple[bytes, float]:
     return found[0]
 
 
-# Whoever is cancelled leaves nothing behind.
+# Cancelled sends leave nothing behind.
 
 
 @pytest.mark.parametrize("what", ["refuse", "drop", "stall"])
 @pytest.mark.parametrize("step", range(12))
-def test_a_send_that_is_cancelled_at_any_step_of_failover_harms_nobody(what: str, step: int) -> None:
+def test_send_cancelled_at_any_step_of_a_failover_does_not_affect_others(what: str, step: int) -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await paired(world, ping_s=1)
         sender, other = await scene.sender(), await scene.sender()
@@ -368,20 +371,20 @@ def test_a_send_that_is_cancelled_at_any_step_of_failover_harms_nobody(what: str
         await scene.heal()
         await until(lambda: scene.state() is EntityState.HEALTHY)
         await sender.send(letter("home"))
-        assert b"home" in await scene.home()
+        assert b"home" in await scene.delivered()
 
     run(scenario)
 
 
 @pytest.mark.parametrize("is_cancelled_twice", [False, True])
-def test_a_send_that_is_cancelled_while_failover_engages_is_cancelled(is_cancelled_twice: bool) -> None:
+def test_send_cancelled_while_failover_engages_is_cancelled(is_cancelled_twice: bool) -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await paired(world, interval_s=60)
         sender = await scene.sender()
         world.primary_road.stall()
         sending = begin(sender.send(letter()))
         await asyncio.sleep(1)
-        scene.pair.engage()  # both at the same time
+        scene.pair.engage()  # concurrently with the cancellation
         sending.cancel()
         if is_cancelled_twice:
             sending.cancel()
@@ -393,7 +396,7 @@ def test_a_send_that_is_cancelled_while_failover_engages_is_cancelled(is_cancell
     run(scenario)
 
 
-def test_a_time_out_of_the_callers_own_ends_a_send_in_the_backlog() -> None:
+def test_timeout_of_the_caller_ends_a_send_to_the_backlog() -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await paired(world)
         sender = await scene.sender()
@@ -412,7 +415,7 @@ def test_a_time_out_of_the_callers_own_ends_a_send_in_the_backlog() -> None:
 
 
 @pytest.mark.parametrize("after_s", [0.0, 0.001, 2.0, 5.001, 5.003])
-def test_a_factory_that_is_closed_during_failover_ends_its_sends(after_s: float) -> None:
+def test_factory_closed_during_failover_ends_its_sends(after_s: float) -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await paired(world)
         sender = await scene.sender()
@@ -441,13 +444,13 @@ def _switch(scene: Scene, is_diverting: bool) -> None:
 async def _both_ways(scene: Scene, messages: Sequence[BrokeredMessage]) -> None:
     sender = await scene.sender()
     for message in messages:
-        for gate, is_diverting in ((scene.primary, False), (scene.secondary, True)):
+        for log, is_diverting in ((scene.primary, False), (scene.secondary, True)):
             _switch(scene, is_diverting)
             for what in (message, [message]):
-                gate.seen.clear()
+                log.seen.clear()
                 await sender.send(what)
-                assert len(gate.seen) == 1
-                assert gate.seen[0].message.message_id == message.message_id
+                assert len(log.seen) == 1
+                assert log.seen[0].message.message_id == message.message_id
 
 
 async def _neither_way(scene: Scene, messages: Sequence[BrokeredMessage]) -> None:
@@ -476,7 +479,7 @@ def _sized(body: int, **rest: Any) -> BrokeredMessage:
 
 
 def _encoded_to(size: int, **rest: Any) -> BrokeredMessage:
-    """A message of so many bytes."""
+    """Return a message with an encoded size of ``size`` bytes."""
     spare = len(encode_brokered(_sized(LIMIT, **rest))) - LIMIT
     message = _sized(size - spare, **rest)
     assert len(encode_brokered(message)) == size
@@ -484,7 +487,7 @@ def _encoded_to(size: int, **rest: Any) -> BrokeredMessage:
 
 
 def _diverted_to(size: int, **rest: Any) -> BrokeredMessage:
-    """A message that has so many bytes when it is diverted."""
+    """Return a message with a diverted size of ``size`` bytes."""
     spare = len(divert(encode_brokered(_sized(LIMIT, **rest)), ORDERS)) - LIMIT
     message = _sized(size - spare, **rest)
     assert len(divert(encode_brokered(message), ORDERS)) == size
@@ -492,20 +495,20 @@ def _diverted_to(size: int, **rest: Any) -> BrokeredMessage:
 
 
 def _header_to(size: int, **rest: Any) -> BrokeredMessage:
-    """A message that has so many bytes of properties when it is diverted."""
+    """Return a message with ``size`` bytes of properties in its diverted form."""
     own = rest.pop("application_properties", {})
     message = BrokeredMessage(b"body", message_id="m", **rest)
     message.application_properties = {**own, "p": "x" * 1_000}
     spare = header_bytes(divert(encode_brokered(message), ORDERS)) - 1_000
     message.application_properties["p"] = "x" * (size - spare)
-    excess = header_bytes(divert(encode_brokered(message), ORDERS)) - size  # a longer map has a longer head
+    excess = header_bytes(divert(encode_brokered(message), ORDERS)) - size  # a longer map has a longer header
     message.application_properties["p"] = "x" * (size - spare - excess)
     assert header_bytes(divert(encode_brokered(message), ORDERS)) == size
     return message
 
 
 def _batch_to(size: int, count: int) -> list[BrokeredMessage]:
-    """Messages that have so many bytes together when they are diverted."""
+    """Return messages whose diverted forms have ``size`` bytes together."""
     each = [size // count] * (count - 1)
     messages = [_diverted_to(one) for one in [*each, size - sum(each)]]
     diverted = [len(divert(encode_brokered(message), ORDERS)) for message in messages]

@@ -1,4 +1,4 @@
-"""Sessions that stay in order: while messages of one lie in the backlog, new ones of it go there, too."""
+"""The order of sessions: while messages of a session are in the backlog, new ones are diverted, too."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ from tests.simulation.pair_world import PairWorld, run
 from tests.thoroughness import times
 
 SOON_S: Final = 5.0
-"""Within which it is found out that a session has nothing in the backlog any more."""
+"""Maximum time until the pair notices that a session has no messages left in the backlog."""
 
 
 # While an entity has failed over.
 
 
-def test_c20_all_messages_of_a_session_go_to_one_queue_whoever_sends_them() -> None:
+def test_c20_messages_of_a_session_go_to_one_queue_for_all_senders() -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await _ordered(world, count=5)
         scene.pair.engage()
@@ -58,7 +58,7 @@ def test_c20_all_messages_of_a_session_go_to_one_queue_whoever_sends_them() -> N
     run(scenario)
 
 
-def test_c20_every_process_would_choose_the_same_queue() -> None:
+def test_c20_every_process_chooses_the_same_queue() -> None:
     async def scenario(world: PairWorld) -> None:
         scenes = [await _ordered(world, count=7, create=not number) for number in range(3)]
         for scene in scenes:
@@ -70,7 +70,7 @@ def test_c20_every_process_would_choose_the_same_queue() -> None:
 
 
 @pytest.mark.parametrize("what", ["refuse", "stall", "kill"])
-def test_c20_what_is_under_way_when_the_primary_goes_stays_in_order(what: str) -> None:
+def test_c20_pending_sends_stay_in_order_when_the_primary_fails(what: str) -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await _ordered(world, ping_s=10)
         sender = await scene.sender(VISITS)
@@ -85,10 +85,10 @@ def test_c20_what_is_under_way_when_the_primary_goes_stays_in_order(what: str) -
     run(scenario)
 
 
-# After the switch back.
+# After the recovery.
 
 
-def test_c20_new_messages_of_a_session_follow_the_old_ones_until_those_are_home() -> None:
+def test_c20_new_messages_of_a_session_are_diverted_until_the_old_ones_are_delivered() -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await _ordered(world)
         sender = await scene.sender(VISITS)
@@ -100,18 +100,18 @@ def test_c20_new_messages_of_a_session_follow_the_old_ones_until_those_are_home(
         await asyncio.sleep(100)
         await sender.send(visit("4", "a"))
         assert await scene.bodies() == [b"1", b"2", b"3", b"4"]
-        assert await scene.home(VISITS) == []
-        await scene.bring_all_home()
+        assert await scene.delivered(VISITS) == []
+        await scene.deliver_all()
         await asyncio.sleep(SOON_S)
         scene.secondary.seen.clear()
         await sender.send(visit("5", "a"))
         assert scene.secondary.seen == []
-        assert await scene.home(VISITS) == [b"1", b"2", b"3", b"4", b"5"]
+        assert await scene.delivered(VISITS) == [b"1", b"2", b"3", b"4", b"5"]
 
     run(scenario)
 
 
-def test_c20_a_session_that_is_home_by_half_still_goes_to_the_backlog() -> None:
+def test_c20_partly_delivered_session_is_still_diverted() -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await _ordered(world, count=1)
         sender = await scene.sender(VISITS)
@@ -119,19 +119,19 @@ def test_c20_a_session_that_is_home_by_half_still_goes_to_the_backlog() -> None:
         for text in ("1", "2", "3"):
             await sender.send(visit(text, "a"))
         scene.pair.release()
-        await scene.bring_home(0, count=2)
+        await scene.deliver(0, count=2)
         await asyncio.sleep(30)
         await sender.send(visit("4", "a"))
         assert await scene.bodies() == [b"3", b"4"]
-        await scene.bring_all_home()
+        await scene.deliver_all()
         await asyncio.sleep(SOON_S)
         await sender.send(visit("5", "a"))
-        assert await scene.home(VISITS) == [b"1", b"2", b"3", b"4", b"5"]
+        assert await scene.delivered(VISITS) == [b"1", b"2", b"3", b"4", b"5"]
 
     run(scenario)
 
 
-def test_c20_a_message_that_somebody_has_locked_is_not_home_yet() -> None:
+def test_c20_locked_message_in_the_backlog_keeps_its_session_diverted() -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await _ordered(world, count=1)
         sender = await scene.sender(VISITS)
@@ -151,7 +151,7 @@ def test_c20_a_message_that_somebody_has_locked_is_not_home_yet() -> None:
     run(scenario)
 
 
-def test_c20_other_sessions_and_messages_without_one_go_directly_at_once() -> None:
+def test_c20_other_sessions_and_messages_without_a_session_go_to_the_primary_at_once() -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await _ordered(world)
         sender, other = await scene.sender(), await scene.sender(OTHERS)
@@ -161,14 +161,14 @@ def test_c20_other_sessions_and_messages_without_one_go_directly_at_once() -> No
         await sender.send(letter("none"))
         await sender.send(visit("b", "b"))
         await other.send(visit("a of others", "a"))
-        assert await scene.home() == [b"none", b"b"]
-        assert await scene.home(OTHERS) == [b"a of others"]
+        assert await scene.delivered() == [b"none", b"b"]
+        assert await scene.delivered(OTHERS) == [b"a of others"]
         assert await scene.bodies() == [b"old"]
 
     run(scenario)
 
 
-def test_c20_a_list_goes_both_ways_if_it_has_to() -> None:
+def test_c20_list_is_split_between_both_routes() -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await _ordered(world)
         sender = await scene.sender()
@@ -176,13 +176,13 @@ def test_c20_a_list_goes_both_ways_if_it_has_to() -> None:
         await sender.send(visit("old", "a"))
         scene.pair.release()
         await sender.send([visit("a1", "a"), visit("b1", "b"), letter("none"), visit("a2", "a")])
-        assert await scene.home() == [b"b1", b"none"]
+        assert await scene.delivered() == [b"b1", b"none"]
         assert await scene.bodies() == [b"old", b"a1", b"a2"]
 
     run(scenario)
 
 
-def test_c20_a_batch_stays_whole() -> None:
+def test_c20_batch_is_not_split() -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await _ordered(world)
         sender = await scene.sender()
@@ -191,13 +191,13 @@ def test_c20_a_batch_stays_whole() -> None:
         scene.pair.release()
         await sender.send_batch([visit("a1", "a"), visit("b1", "b")])
         await sender.send(visit("b2", "b"))
-        assert await scene.home() == []
+        assert await scene.delivered() == []
         assert await scene.bodies() == [b"old", b"a1", b"b1", b"b2"]
 
     run(scenario)
 
 
-def test_c20_messages_without_a_session_choose_among_all_queues() -> None:
+def test_c20_messages_without_a_session_use_all_queues() -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await _ordered(world, count=3)
         scene.pair.engage()
@@ -209,7 +209,7 @@ def test_c20_messages_without_a_session_choose_among_all_queues() -> None:
 
 
 @pytest.mark.parametrize("pause_s", [0.02, 0.3])
-def test_c20_a_session_that_is_sent_to_all_the_time_gets_over_too_and_in_order(pause_s: float) -> None:
+def test_c20_session_with_a_steady_flow_returns_to_the_primary_in_order(pause_s: float) -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await _ordered(world, count=2)
         sender = await scene.sender(VISITS)
@@ -232,12 +232,12 @@ def test_c20_a_session_that_is_sent_to_all_the_time_gets_over_too_and_in_order(p
         scene.secondary.seen.clear()
         await sender.send(BrokeredMessage(b"last", session_id="busy"))
         assert scene.secondary.seen == []
-        assert await scene.home(VISITS) == [*sent, b"last"]
+        assert await scene.delivered(VISITS) == [*sent, b"last"]
 
     run(scenario)
 
 
-def test_c20_many_sessions_get_over() -> None:
+def test_c20_many_sessions_return_to_the_primary() -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await _ordered(world)
         sender = await scene.sender(VISITS)
@@ -247,20 +247,20 @@ def test_c20_many_sessions_get_over() -> None:
         scene.pair.release()
         await sender.send([visit(f"{number}-2", f"session {number}") for number in range(120)])
         assert len(await scene.backlog()) == 360
-        await scene.bring_all_home()
+        await scene.deliver_all()
         await asyncio.sleep(SOON_S)
         scene.secondary.seen.clear()
         await sender.send([visit(f"{number}-3", f"session {number}") for number in range(120)])
         assert scene.secondary.seen == []
-        home: dict[str, list[bytes]] = defaultdict(list)
+        in_primary: dict[str, list[bytes]] = defaultdict(list)
         for message in await scene.messages(VISITS):
-            home[message.session_id or ""].append(bytes(message.body))
-        assert all(found == sorted(found) and len(found) == 4 for found in home.values())
+            in_primary[message.session_id or ""].append(bytes(message.body))
+        assert all(found == sorted(found) and len(found) == 4 for found in in_primary.values())
 
     run(scenario)
 
 
-def test_c20_a_second_outage_before_the_first_is_over_keeps_the_order() -> None:
+def test_c20_second_outage_before_the_end_of_the_first_keeps_the_order() -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await _ordered(world, ping_s=5)
         sender = await scene.sender(VISITS)
@@ -278,19 +278,19 @@ def test_c20_a_second_outage_before_the_first_is_over_keeps_the_order() -> None:
             await scene.heal()
             await until(lambda: scene.state(VISITS) is EntityState.HEALTHY)
             await send(2)
-        await scene.bring_all_home()
+        await scene.deliver_all()
         await asyncio.sleep(SOON_S)
         await send(1)
-        assert [*dict.fromkeys(await scene.home(VISITS))] == texts
+        assert [*dict.fromkeys(await scene.delivered(VISITS))] == texts
 
     run(scenario)
 
 
-# A client that starts looks first.
+# The first scan of a client.
 
 
 @pytest.mark.parametrize("count", [1, 4])
-def test_c20_a_client_that_was_started_again_looks_first(count: int) -> None:
+def test_c20_restarted_client_scans_the_backlog_first(count: int) -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await _ordered(world, count=count)
         scene.pair.engage()
@@ -301,20 +301,20 @@ def test_c20_a_client_that_was_started_again_looks_first(count: int) -> None:
         sender = await again.sender(VISITS)
         await sender.send(visit("2", "a"))
         await sender.send(visit("direct", "c"))
-        assert await again.home(VISITS) == [b"direct"]
+        assert await again.delivered(VISITS) == [b"direct"]
         assert sorted(await again.bodies()) == [b"1", b"1", b"2"]
-        await again.bring_all_home()
+        await again.deliver_all()
         await asyncio.sleep(SOON_S)
         await sender.send(visit("3", "a"))
         await sender.send(visit("2", "b"))
-        home = [(message.session_id, message.body) for message in await again.messages(VISITS)]
-        assert [body for session, body in home if session == "a"] == [b"1", b"2", b"3"]
-        assert [body for session, body in home if session == "b"] == [b"1", b"2"]
+        in_primary = [(message.session_id, message.body) for message in await again.messages(VISITS)]
+        assert [body for session, body in in_primary if session == "a"] == [b"1", b"2", b"3"]
+        assert [body for session, body in in_primary if session == "b"] == [b"1", b"2"]
 
     run(scenario)
 
 
-def test_c20_sessions_wait_until_a_client_that_begins_has_looked_through_the_backlog() -> None:
+def test_c20_sessions_wait_for_the_first_scan_of_a_new_client() -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await _ordered(world, count=2)
         scene.pair.engage()
@@ -328,24 +328,24 @@ def test_c20_sessions_wait_until_a_client_that_begins_has_looked_through_the_bac
         await orders.send(letter("none"))
         await asyncio.sleep(30)
         assert not any(send.done() for send in waiting)
-        assert await again.home(VISITS) == []
-        assert await again.home() == [b"none"]
+        assert await again.delivered(VISITS) == []
+        assert await again.delivered() == [b"none"]
         host.deny = lambda *_: None
         await asyncio.gather(*waiting)
-        await again.bring_all_home()
+        await again.deliver_all()
         await asyncio.sleep(SOON_S)
         await sender.send(visit("3", "a"))
-        home = [(message.session_id, message.body) for message in await again.messages(VISITS)]
-        assert [body for session, body in home if session == "a"] == [b"1", b"2", b"3"]
+        in_primary = [(message.session_id, message.body) for message in await again.messages(VISITS)]
+        assert [body for session, body in in_primary if session == "a"] == [b"1", b"2", b"3"]
 
     run(scenario)
 
 
-# A queue that fails.
+# Failing queues.
 
 
 @pytest.mark.parametrize("trouble", ["disabled", "hanging"])
-def test_c20_if_the_queue_of_a_session_fails_the_send_raises_rather_than_disorder(trouble: str) -> None:
+def test_c20_send_raises_if_the_queue_of_its_session_fails(trouble: str) -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await _ordered(world, count=3, operation_timeout=seconds(20))
         scene.pair.engage()
@@ -360,7 +360,7 @@ def test_c20_if_the_queue_of_a_session_fails_the_send_raises_rather_than_disorde
         with pytest.raises(BacklogUnavailableError) as caught:
             await sender.send(visit("2", "a"))
         assert [*caught.value.causes] == [path]
-        await sender.send(visit("1", "b"))  # which has nothing there yet
+        await sender.send(visit("1", "b"))  # a session without messages there
         await sender.send(visit("2", "b"))
         if trouble == "disabled":
             world.secondary.enable(path)
@@ -375,7 +375,7 @@ def test_c20_if_the_queue_of_a_session_fails_the_send_raises_rather_than_disorde
     run(scenario)
 
 
-def test_c20_a_session_waits_for_its_queue_within_its_time() -> None:
+def test_c20_session_waits_for_its_queue_until_its_timeout() -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await _ordered(world, count=3)
         scene.pair.engage()
@@ -392,7 +392,7 @@ def test_c20_a_session_waits_for_its_queue_within_its_time() -> None:
     run(scenario)
 
 
-def test_c20_a_list_of_sessions_in_several_queues_is_split_and_a_batch_of_them_is_refused() -> None:
+def test_c20_list_of_sessions_in_several_queues_is_split_and_such_a_batch_rejected() -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await _ordered(world, count=2)
         scene.pair.engage()
@@ -412,11 +412,11 @@ def test_c20_a_list_of_sessions_in_several_queues_is_split_and_a_batch_of_them_i
     run(scenario)
 
 
-# What is cancelled.
+# Cancelled sends.
 
 
 @pytest.mark.parametrize("step", range(8))
-def test_c20_a_send_that_is_cancelled_leaves_the_order_as_it_is(step: int) -> None:
+def test_c20_cancelled_send_keeps_the_order(step: int) -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await _ordered(world)
         sender = await scene.sender(VISITS)
@@ -428,24 +428,24 @@ def test_c20_a_send_that_is_cancelled_leaves_the_order_as_it_is(step: int) -> No
         victim.cancel()
         await asyncio.gather(victim, return_exceptions=True)
         await sender.send(visit("3", "a"))
-        await scene.bring_all_home()
+        await scene.deliver_all()
         await asyncio.sleep(SOON_S)
         scene.secondary.seen.clear()
         await sender.send(visit("4", "a"))
         assert scene.secondary.seen == []
-        assert [body for body in await scene.home(VISITS) if body != b"2"] == [b"1", b"3", b"4"]
+        assert [body for body in await scene.delivered(VISITS) if body != b"2"] == [b"1", b"3", b"4"]
 
     run(scenario)
 
 
-# Whatever happens.
+# Random failures.
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(times(4)))
-def test_c20_sessions_arrive_in_order_whatever_happens_on_the_way(seed: int) -> None:
+def test_c20_sessions_arrive_in_order_with_random_failures(seed: int) -> None:
     async def scenario(world: PairWorld) -> None:
-        random = Random(seed)  # noqa: S311 (it has to be repeatable)
+        random = Random(seed)  # noqa: S311 (tests have to be repeatable)
         interval_s = random.choice([0.0, 0.0, 4.0])
         scene = await _ordered(world, ping_s=random.choice([1.0, 5.0]), interval_s=interval_s)
         syphoning = begin(_syphon(scene))
@@ -459,15 +459,15 @@ def test_c20_sessions_arrive_in_order_whatever_happens_on_the_way(seed: int) -> 
         syphoning.cancel()
         await asyncio.gather(syphoning, return_exceptions=True)
         assert not await scene.backlog()
-        home = [(message.session_id, bytes(message.body)) for message in await scene.messages(VISITS)]
+        in_primary = [(message.session_id, bytes(message.body)) for message in await scene.messages(VISITS)]
         for session, bodies in zip("abc", sent, strict=True):
-            assert [*dict.fromkeys(body for one, body in home if one == session)] == bodies
+            assert [*dict.fromkeys(body for one, body in in_primary if one == session)] == bodies
 
     run(scenario, seed)
 
 
 async def _send_steadily(scene: Scene, session: str, pause_s: float) -> list[bytes]:
-    """One message after the other, each again until it is confirmed."""
+    """Send messages one after the other, and repeat each until it is confirmed."""
     sender = await scene.sender(VISITS)
     sent: list[bytes] = []
     while scene.now_s < 60:
@@ -531,9 +531,9 @@ def _session(message: ReceivedMessage) -> str:
 
 
 async def _syphon(scene: Scene) -> None:
-    """Bring home what there is, again and again."""
+    """Deliver the backlog repeatedly."""
     while True:
-        await scene.bring_all_home()
+        await scene.deliver_all()
         await asyncio.sleep(0.2)
 
 

@@ -1,4 +1,4 @@
-"""How a pair is doing: states, times and counts, as values and as the text that Prometheus reads."""
+"""The status of a pair: states, times and counts, as values and in the text format of Prometheus."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ def entity_of(pair: NamespacePair, path: str) -> PairedEntityStatus:
     return found
 
 
-# Through a pair
+# Values
 
 
-def test_c19_at_first_there_is_nothing_to_tell_but_who_the_two_are() -> None:
+def test_c19_new_pair_has_only_the_endpoints_in_its_status() -> None:
     async def scenario(world: PairWorld) -> None:
         primary, pair = await paired(world, 2)
         status = pair.status()
@@ -80,7 +80,7 @@ def test_c19_at_first_there_is_nothing_to_tell_but_who_the_two_are() -> None:
     run(scenario)
 
 
-def test_c19_the_state_is_told_for_each_entity() -> None:
+def test_c19_status_has_the_state_of_each_entity() -> None:
     async def scenario(world: PairWorld) -> None:
         primary, pair = await paired(world)
         orders, letters = [await primary.create_message_sender(path) for path in ("orders", "letters")]
@@ -101,7 +101,7 @@ def test_c19_the_state_is_told_for_each_entity() -> None:
     run(scenario)
 
 
-def test_c19_an_entity_goes_through_all_its_states() -> None:
+def test_c19_status_shows_all_states_of_an_entity() -> None:
     async def scenario(world: PairWorld) -> None:
         primary, pair = await paired(
             world, failover_interval=timedelta(seconds=10), ping_interval=timedelta(seconds=30)
@@ -127,7 +127,7 @@ def test_c19_an_entity_goes_through_all_its_states() -> None:
     run(scenario)
 
 
-def test_c19_since_when_is_the_time_of_the_last_change() -> None:
+def test_c19_since_is_the_time_of_the_last_change() -> None:
     async def scenario(world: PairWorld) -> None:
         primary, pair = await paired(world)
         began = datetime.now(UTC)
@@ -146,7 +146,7 @@ def test_c19_since_when_is_the_time_of_the_last_change() -> None:
     run(scenario)
 
 
-def test_c19_what_was_diverted_is_counted_by_entity_and_by_queue() -> None:
+def test_c19_diverted_messages_are_counted_by_entity_and_queue() -> None:
     async def scenario(world: PairWorld) -> None:
         primary, pair = await paired(world, 3)
         orders, letters = [await primary.create_message_sender(path) for path in ("orders", "letters")]
@@ -183,7 +183,7 @@ def test_c19_failures_and_pings_are_counted() -> None:
     run(scenario)
 
 
-def test_c19_the_depth_of_the_backlog_is_what_lies_there_whoever_has_put_it() -> None:
+def test_c19_depth_counts_messages_of_all_senders() -> None:
     async def scenario(world: PairWorld) -> None:
         primary, pair = await paired(world, 2)
         assert await pair.backlog_depth() == {QUEUE: 0, "contoso/x-servicebus-transfer/1": 0}
@@ -197,7 +197,7 @@ def test_c19_the_depth_of_the_backlog_is_what_lies_there_whoever_has_put_it() ->
 
 
 @pytest.mark.parametrize("how", ["scheduled", "locked", "deferred"])
-def test_c19_the_depth_counts_a_message_whatever_its_state(how: str) -> None:
+def test_c19_depth_counts_messages_in_every_state(how: str) -> None:
     async def scenario(world: PairWorld) -> None:
         _, pair = await paired(world)
         secondary = world.secondary_factory()
@@ -215,7 +215,7 @@ def test_c19_the_depth_counts_a_message_whatever_its_state(how: str) -> None:
     run(scenario)
 
 
-def test_c19_what_is_dead_lettered_waits_for_nobody_and_is_no_part_of_the_depth() -> None:
+def test_c19_depth_excludes_dead_letters() -> None:
     async def scenario(world: PairWorld) -> None:
         _, pair = await paired(world)
         secondary = world.secondary_factory()
@@ -228,15 +228,15 @@ def test_c19_what_is_dead_lettered_waits_for_nobody_and_is_no_part_of_the_depth(
     run(scenario)
 
 
-def test_c19_the_depth_of_many_queues_does_not_need_as_many_connections_at_a_time() -> None:
+def test_c19_depth_of_many_queues_limits_concurrent_connections() -> None:
     async def scenario(world: PairWorld) -> None:
         _, pair = await paired(world, 150)
-        most = 0
+        max_open = 0
 
         async def watch() -> None:
-            nonlocal most
+            nonlocal max_open
             while True:
-                most = max(most, len(world.secondary_road.open_relays))
+                max_open = max(max_open, len(world.secondary_road.open_relays))
                 await asyncio.sleep(0.001)
 
         watching = asyncio.create_task(watch())
@@ -244,12 +244,12 @@ def test_c19_the_depth_of_many_queues_does_not_need_as_many_connections_at_a_tim
         watching.cancel()
         await asyncio.wait((watching,))
         assert len(depth) == 150
-        assert most <= 50
+        assert max_open <= 50
 
     run(scenario)
 
 
-def test_c19_a_backlog_queue_that_is_gone_is_told_when_the_depth_is_asked_for() -> None:
+def test_c19_depth_raises_for_a_deleted_backlog_queue() -> None:
     async def scenario(world: PairWorld) -> None:
         _, pair = await paired(world, 2)
         world.secondary.delete(QUEUE)
@@ -259,7 +259,7 @@ def test_c19_a_backlog_queue_that_is_gone_is_told_when_the_depth_is_asked_for() 
     run(scenario)
 
 
-def test_c19_a_backlog_queue_that_is_left_out_is_told_with_its_cause() -> None:
+def test_c19_status_has_the_cause_of_a_backlog_queue_out_of_rotation() -> None:
     async def scenario(world: PairWorld) -> None:
         primary, pair = await paired(world)
         sender = await primary.create_message_sender("orders")
@@ -278,7 +278,7 @@ def test_c19_a_backlog_queue_that_is_left_out_is_told_with_its_cause() -> None:
     run(scenario)
 
 
-def test_c19_a_status_is_of_its_moment_and_stays_as_it_is() -> None:
+def test_c19_status_is_an_immutable_snapshot() -> None:
     async def scenario(world: PairWorld) -> None:
         primary, pair = await paired(world)
         await primary.create_message_sender("orders")
@@ -292,7 +292,7 @@ def test_c19_a_status_is_of_its_moment_and_stays_as_it_is() -> None:
     run(scenario)
 
 
-def test_c19_entities_are_the_same_however_their_paths_are_written() -> None:
+def test_c19_spellings_of_a_path_are_one_entity() -> None:
     async def scenario(world: PairWorld) -> None:
         primary, pair = await paired(world)
         for path in ("orders", "Orders", "/ORDERS/"):
@@ -304,7 +304,7 @@ def test_c19_entities_are_the_same_however_their_paths_are_written() -> None:
     run(scenario)
 
 
-def test_c19_the_status_can_be_asked_for_when_all_is_over() -> None:
+def test_c19_status_is_available_after_close() -> None:
     async def scenario(world: PairWorld) -> None:
         primary, pair = await paired(world)
         await primary.create_message_sender("orders")
@@ -315,7 +315,7 @@ def test_c19_the_status_can_be_asked_for_when_all_is_over() -> None:
     run(scenario)
 
 
-def test_c19_the_metrics_of_a_pair_that_works_can_be_read() -> None:
+def test_c19_metrics_of_a_working_pair_can_be_parsed() -> None:
     async def scenario(world: PairWorld) -> None:
         primary, pair = await paired(world, 2, ping_interval=timedelta(seconds=10))
         sender = await primary.create_message_sender("orders")
@@ -334,7 +334,7 @@ def test_c19_the_metrics_of_a_pair_that_works_can_be_read() -> None:
     run(scenario)
 
 
-# As text
+# Text format
 
 
 def parsed(status: PairStatus) -> dict[str, Metric]:
@@ -342,7 +342,7 @@ def parsed(status: PairStatus) -> dict[str, Metric]:
 
 
 def samples_of(status: PairStatus) -> dict[tuple[str, ...], float]:
-    """What each sample is, by its name and the values of its labels."""
+    """Return the values of the samples by name and label values."""
     return {
         (sample.name, *sample.labels.values()): sample.value
         for family in parsed(status).values()
@@ -378,7 +378,7 @@ SYPHON: Final = SyphonStatus(
 )
 
 
-def test_c19_each_metric_has_its_kind_and_a_help() -> None:
+def test_c19_each_metric_has_a_type_and_help() -> None:
     families = parsed(status_of([entity()], syphon=SYPHON))
     assert {name: family.type for name, family in families.items()} == {
         "pairbus_pair_entity_state": "gauge",
@@ -387,6 +387,7 @@ def test_c19_each_metric_has_its_kind_and_a_help() -> None:
         "pairbus_pair_diverted": "counter",
         "pairbus_pair_pings": "counter",
         "pairbus_pair_backlog_queue_used": "gauge",
+        "pairbus_pair_backlog_queue_recreated": "counter",
         "pairbus_syphon_receives": "counter",
         "pairbus_syphon_messages": "counter",
         "pairbus_syphon_dead_lettered": "counter",
@@ -396,14 +397,14 @@ def test_c19_each_metric_has_its_kind_and_a_help() -> None:
 
 
 @pytest.mark.parametrize("state", EntityState, ids=lambda state: state.name)
-def test_c19_an_entity_is_in_one_state_and_not_in_the_others(state: EntityState) -> None:
+def test_c19_state_metric_is_1_for_one_state_and_0_for_the_others(state: EntityState) -> None:
     samples = parsed(status_of([entity(state=state)]))["pairbus_pair_entity_state"].samples
     assert {sample.labels["state"] for sample in samples} == {one.value for one in EntityState}
     assert [sample.labels["state"] for sample in samples if sample.value == 1] == [state.value]
     assert sum(sample.value for sample in samples) == 1
 
 
-def test_c19_the_counts_of_a_syphon_are_told() -> None:
+def test_c19_metrics_have_the_counts_of_a_syphon() -> None:
     samples = samples_of(status_of(syphon=SYPHON))
     assert samples["pairbus_syphon_receives_total",] == 40
     assert samples["pairbus_syphon_messages_total",] == 12_345
@@ -411,11 +412,11 @@ def test_c19_the_counts_of_a_syphon_are_told() -> None:
     assert samples["pairbus_syphon_waiting", "orders"] == samples["pairbus_syphon_waiting", "letters"] == 1
 
 
-def test_c19_without_a_syphon_there_are_no_metrics_of_one() -> None:
+def test_c19_metrics_without_a_syphon_have_no_syphon_counts() -> None:
     assert not [name for name in parsed(status_of([entity()])) if name.startswith("pairbus_syphon")]
 
 
-def test_c19_a_queue_that_is_left_out_can_be_told_from_the_others() -> None:
+def test_c19_metrics_show_a_queue_out_of_rotation() -> None:
     used = BacklogQueueStatus(path="a", is_used=True, cause=None, diverted=0)
     out = replace(used, path="b", is_used=False, cause=MessagingTimeoutError("silence"))
     samples = samples_of(status_of(queues=[used, out]))
@@ -423,7 +424,7 @@ def test_c19_a_queue_that_is_left_out_can_be_told_from_the_others() -> None:
     assert samples["pairbus_pair_backlog_queue_used", "b"] == 0
 
 
-def test_c19_large_counts_and_exact_times_are_written_as_they_are() -> None:
+def test_c19_large_counts_and_exact_times_are_not_rounded() -> None:
     since = datetime(2026, 11, 15, 12, 30, 45, 678_901, UTC)
     samples = samples_of(status_of([entity(diverted=2**53 - 1, pings=123_456_789, since=since)]))
     assert samples["pairbus_pair_diverted_total", "orders"] == 2**53 - 1
@@ -436,13 +437,13 @@ NAMES: Final = st.text(st.characters(exclude_categories=["Cs"], exclude_characte
 
 @given(st.lists(NAMES, unique=True, max_size=5))
 @example(["two\nlines", 'with "quotes"', "back\\slash", "back\\nslash", "a,b={c}"])
-def test_e3_whatever_an_entity_is_called_the_text_can_be_read(names: list[str]) -> None:
+def test_e3_metrics_with_any_entity_name_can_be_parsed(names: list[str]) -> None:
     waiting = {name: MessagingTimeoutError("silence") for name in names}
     status = status_of([entity(name) for name in names], syphon=replace(SYPHON, waiting=waiting))
     for family in ("pairbus_pair_diverted", "pairbus_syphon_waiting"):
         assert [sample.labels["entity"] for sample in parsed(status)[family].samples] == names
 
 
-def test_c19_the_sums_are_those_of_the_entities() -> None:
+def test_c19_totals_are_the_sums_of_the_entities() -> None:
     status = status_of([entity("a", diverted=2, pings=5), entity("b", diverted=3, pings=1)])
     assert (status.diverted, status.pings) == (5, 6)

@@ -1,4 +1,4 @@
-"""Failover by hand: engaged and released for an entity or for all, whatever the primary is like."""
+"""Manual failover: engaged and released for one entity or for all, in any state of the primary."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.simulation.pair_world import PairWorld, run
 MOMENT_S: Final = 0.1
 
 
-def test_c21_one_entity_is_switched_and_switched_back() -> None:
+def test_c21_one_entity_is_engaged_and_released() -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await paired(world)
         sender, other = await scene.sender(), await scene.sender(OTHERS)
@@ -27,7 +27,7 @@ def test_c21_one_entity_is_switched_and_switched_back() -> None:
         assert scene.state() is EntityState.HEALTHY
         await sender.send(letter("home"))
         assert await scene.bodies() == [b"diverted"]
-        assert (await scene.home(), await scene.home(OTHERS)) == ([b"home"], [b"direct"])
+        assert (await scene.delivered(), await scene.delivered(OTHERS)) == ([b"home"], [b"direct"])
         events = [event for event in scene.events if isinstance(event, EntityChanged)]
         assert [(event.path, event.before, event.state) for event in events] == [
             (ORDERS, EntityState.HEALTHY, EntityState.HELD_OVER),
@@ -37,7 +37,7 @@ def test_c21_one_entity_is_switched_and_switched_back() -> None:
     run(scenario)
 
 
-def test_c21_all_entities_are_switched_those_too_that_nobody_has_used_yet() -> None:
+def test_c21_all_entities_are_engaged_including_unused_ones() -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await paired(world)
         known = await scene.sender()
@@ -53,7 +53,7 @@ def test_c21_all_entities_are_switched_those_too_that_nobody_has_used_yet() -> N
     run(scenario)
 
 
-def test_c21_an_entity_is_switched_before_it_is_used() -> None:
+def test_c21_entity_can_be_engaged_before_its_first_use() -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await paired(world)
         scene.pair.engage("/ORDERS/")
@@ -65,19 +65,19 @@ def test_c21_an_entity_is_switched_before_it_is_used() -> None:
     run(scenario)
 
 
-def test_c21_one_can_be_left_out_of_all() -> None:
+def test_c21_single_entity_can_be_released_while_all_are_engaged() -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await paired(world)
         scene.pair.engage()
         scene.pair.release(ORDERS)
         await (await scene.sender()).send(letter("direct"))
         await (await scene.sender(OTHERS)).send(letter("diverted"))
-        assert (await scene.home(), await scene.bodies()) == ([b"direct"], [b"diverted"])
+        assert (await scene.delivered(), await scene.bodies()) == ([b"direct"], [b"diverted"])
 
     run(scenario)
 
 
-def test_c21_nothing_is_pinged_while_it_is_held_and_nothing_brings_it_back() -> None:
+def test_c21_held_over_entity_is_not_pinged_and_stays_held() -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await paired(world, ping_s=1)
         sender = await scene.sender()
@@ -97,7 +97,7 @@ def test_c21_nothing_is_pinged_while_it_is_held_and_nothing_brings_it_back() -> 
     run(scenario)
 
 
-def test_c21_what_has_failed_over_by_itself_can_be_held_and_is_pinged_no_more() -> None:
+def test_c21_failed_over_entity_can_be_held_and_is_not_pinged_any_more() -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await paired(world, ping_s=10)
         sender = await scene.sender()
@@ -111,12 +111,12 @@ def test_c21_what_has_failed_over_by_itself_can_be_held_and_is_pinged_no_more() 
         assert scene.entity().pings == 1
         scene.pair.release(ORDERS)
         await sender.send(letter("home"))
-        assert await scene.home() == [b"home"]
+        assert await scene.delivered() == [b"home"]
 
     run(scenario)
 
 
-def test_c21_what_has_failed_over_by_itself_can_be_released() -> None:
+def test_c21_failed_over_entity_can_be_released() -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await paired(world, ping_s=1_000)
         sender = await scene.sender()
@@ -125,14 +125,14 @@ def test_c21_what_has_failed_over_by_itself_can_be_released() -> None:
         await scene.heal()
         scene.pair.release()
         await sender.send(letter("home"))
-        assert await scene.home() == [b"home"]
+        assert await scene.delivered() == [b"home"]
         await asyncio.sleep(3_000)
         assert not scene.primary.pings
 
     run(scenario)
 
 
-def test_c21_what_is_released_too_early_fails_over_again() -> None:
+def test_c21_entity_released_too_early_fails_over_again() -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await paired(world)
         sender = await scene.sender()
@@ -147,7 +147,7 @@ def test_c21_what_is_released_too_early_fails_over_again() -> None:
     run(scenario)
 
 
-def test_c21_the_failover_interval_ends_with_the_switch() -> None:
+def test_c21_manual_switch_ends_the_failover_interval() -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await paired(world, interval_s=30)
         sender = await scene.sender()
@@ -167,7 +167,7 @@ def test_c21_the_failover_interval_ends_with_the_switch() -> None:
 
 
 @pytest.mark.parametrize("what", ["refuse", "stall", "hang", "busy"])
-def test_c21_sends_that_wait_are_diverted_when_somebody_switches(what: str) -> None:
+def test_c21_waiting_sends_are_diverted_by_engage(what: str) -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await paired(world, interval_s=3_600)
         sender, other = await scene.sender(), await scene.sender()
@@ -194,7 +194,7 @@ def test_c21_sends_that_wait_are_diverted_when_somebody_switches(what: str) -> N
     run(scenario)
 
 
-def test_c21_switching_twice_is_as_good_as_once() -> None:
+def test_c21_repeated_switch_changes_nothing() -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await paired(world)
         sender = await scene.sender()
@@ -232,15 +232,15 @@ def test_c21_switching_back_and_forth_under_load_loses_nothing() -> None:
             task.cancel()
         await asyncio.gather(*sending, return_exceptions=True)
         await asyncio.sleep(1)
-        found = {body.decode() for body in [*await scene.bodies(), *await scene.home()]}
-        assert len({*sent} - found) <= 3  # those that were cancelled
+        found = {body.decode() for body in [*await scene.bodies(), *await scene.delivered()]}
+        assert len({*sent} - found) <= 3  # the cancelled sends
         assert scene.primary.bodies
         assert scene.secondary.bodies
 
     run(scenario)
 
 
-def test_c21_a_closed_factory_is_not_switched() -> None:
+def test_c21_switch_of_a_closed_factory_raises() -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await paired(world)
         await scene.factory.close()
@@ -253,7 +253,7 @@ def test_c21_a_closed_factory_is_not_switched() -> None:
 
 
 @pytest.mark.parametrize("path", [1, b"orders", ["orders"]])
-def test_c21_a_path_is_a_text(path: Any) -> None:
+def test_c21_path_of_another_type_is_rejected(path: Any) -> None:
     async def scenario(world: PairWorld) -> None:
         scene = await paired(world)
         with pytest.raises(TypeError):

@@ -1,4 +1,4 @@
-"""Doing something until something else happens, and what other cancellations come to meanwhile."""
+"""``Until``: a block that ends when a future is done, and its combination with other cancellations."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from pairbus.pairing.until import Until
+from pairbus.pairing.route import Until
 from tests.faults.virtual_loop import VirtualLoop
 
 
 def play(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """In virtual time; sees that no task is left."""
+    """Run a scenario in virtual time; check that no task is left."""
     loop = VirtualLoop()
     asyncio.set_event_loop(None)
     try:
@@ -38,31 +38,31 @@ def never() -> asyncio.Future[None]:
 
 
 def is_sound() -> bool:
-    """Whether nothing of a cancellation hangs on to the task."""
+    """Return whether the task has no pending cancellation."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() == 0
 
 
-def test_what_ends_before_ends_as_it_would() -> None:
+def test_block_that_ends_before_the_future_is_unaffected() -> None:
     async def scenario() -> None:
         until = Until(happening_in(5))
         async with until:
             await asyncio.sleep(1)
-        assert not until.has_happened
-        await asyncio.sleep(10)  # and it happens to nobody afterwards
-        assert not until.has_happened
+        assert not until.expired
+        await asyncio.sleep(10)  # the future has no effect afterwards
+        assert not until.expired
         assert is_sound()
 
     play(scenario)
 
 
-def test_what_takes_longer_is_broken_off() -> None:
+def test_block_that_takes_longer_is_cancelled() -> None:
     async def scenario() -> None:
         until, loop = Until(happening_in(5)), asyncio.get_running_loop()
         async with until:
             await asyncio.sleep(100)
             pytest.fail("it was not broken off")
-        assert until.has_happened
+        assert until.expired
         assert loop.time() == 5.0
         assert is_sound()
         await asyncio.sleep(1)
@@ -70,7 +70,7 @@ def test_what_takes_longer_is_broken_off() -> None:
     play(scenario)
 
 
-def test_what_has_happened_before_breaks_off_at_the_first_wait() -> None:
+def test_future_done_before_cancels_at_the_first_await() -> None:
     async def scenario() -> None:
         past = never()
         past.set_result(None)
@@ -80,21 +80,21 @@ def test_what_has_happened_before_breaks_off_at_the_first_wait() -> None:
             steps.append("began")
             await asyncio.sleep(1)
             steps.append("went on")
-        assert until.has_happened
+        assert until.expired
         assert steps == ["began"]
         assert is_sound()
 
     play(scenario)
 
 
-def test_what_does_not_wait_is_not_broken_off() -> None:
+def test_block_without_an_await_is_not_cancelled() -> None:
     async def scenario() -> None:
         past = never()
         past.set_result(None)
         until = Until(past)
         async with until:
             pass
-        assert not until.has_happened
+        assert not until.expired
         await asyncio.sleep(0)
         assert is_sound()
 
@@ -102,14 +102,14 @@ def test_what_does_not_wait_is_not_broken_off() -> None:
 
 
 @pytest.mark.parametrize("end", [lambda future: future.cancel(), lambda future: future.set_exception(OSError("gone"))])
-def test_a_future_that_ends_in_another_way_has_ended_too(end: Callable[[asyncio.Future[None]], object]) -> None:
+def test_failed_or_cancelled_future_cancels_the_block(end: Callable[[asyncio.Future[None]], object]) -> None:
     async def scenario() -> None:
         future = never()
         asyncio.get_running_loop().call_later(2, end, future)
         until = Until(future)
         async with until:
             await asyncio.sleep(100)
-        assert until.has_happened
+        assert until.expired
         assert is_sound()
         if not future.cancelled():
             future.exception()
@@ -123,12 +123,12 @@ async def fail(until: Until) -> None:
         raise ValueError("of its own")
 
 
-def test_an_error_inside_comes_out() -> None:
+def test_error_in_the_block_is_raised() -> None:
     async def scenario() -> None:
         until = Until(happening_in(5))
         with pytest.raises(ValueError, match="of its own"):
             await fail(until)
-        assert not until.has_happened
+        assert not until.expired
         await asyncio.sleep(10)
         assert is_sound()
 
@@ -142,19 +142,19 @@ async def say(error: Exception) -> None:
         raise error from None
 
 
-def test_an_error_that_comes_of_being_broken_off_comes_out() -> None:
+def test_error_during_the_cancellation_is_raised() -> None:
     async def scenario() -> None:
         until = Until(happening_in(5))
         with pytest.raises(ValueError, match="on the way out"):
             async with until:
                 await say(ValueError("on the way out"))
-        assert until.has_happened
+        assert until.expired
         assert is_sound()
 
     play(scenario)
 
 
-def test_who_does_not_let_himself_be_broken_off_goes_on() -> None:
+def test_block_that_suppresses_the_cancellation_continues() -> None:
     async def scenario() -> None:
         until, steps = Until(happening_in(5)), []
         async with until:
@@ -163,14 +163,14 @@ def test_who_does_not_let_himself_be_broken_off_goes_on() -> None:
             except asyncio.CancelledError:
                 steps.append("no")
             await asyncio.sleep(1)
-        assert until.has_happened
+        assert until.expired
         assert steps == ["no"]
         assert is_sound()
 
     play(scenario)
 
 
-# Others who cancel
+# Other cancellations
 
 
 async def cancelled_after(delay_s: float, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -186,17 +186,17 @@ async def wait_until(until: Until) -> None:
 
 
 @pytest.mark.parametrize("cancelled_s", [1, 5], ids=["before", "at the same time"])
-def test_whoever_cancels_the_task_cancels_it(cancelled_s: float) -> None:
+def test_cancellation_by_another_caller_is_raised(cancelled_s: float) -> None:
     async def scenario() -> None:
         until = Until(happening_in(5))
         task = await cancelled_after(cancelled_s, wait_until(until))
         assert task.cancelled()
-        assert until.has_happened is (cancelled_s == 5)
+        assert until.expired is (cancelled_s == 5)
 
     play(scenario)
 
 
-def test_whoever_cancels_the_task_afterwards_cancels_it() -> None:
+def test_later_cancellation_by_another_caller_is_raised() -> None:
     async def work(until: Until) -> None:
         await wait_until(until)
         await asyncio.sleep(100)
@@ -205,13 +205,13 @@ def test_whoever_cancels_the_task_afterwards_cancels_it() -> None:
         until = Until(happening_in(5))
         task = await cancelled_after(7, work(until))
         assert task.cancelled()
-        assert until.has_happened
+        assert until.expired
 
     play(scenario)
 
 
 @pytest.mark.parametrize(("limit_s", "is_over"), [(3, True), (5, True), (8, False)])
-def test_a_time_out_around_it_is_told_apart(limit_s: float, is_over: bool) -> None:
+def test_outer_timeout_is_distinguished(limit_s: float, is_over: bool) -> None:
     async def scenario() -> None:
         until = Until(happening_in(5))
         try:
@@ -220,26 +220,26 @@ def test_a_time_out_around_it_is_told_apart(limit_s: float, is_over: bool) -> No
         except TimeoutError:
             pass
         assert limit.expired() is is_over
-        assert until.has_happened is (limit_s >= 5)
+        assert until.expired is (limit_s >= 5)
         assert is_sound()
 
     play(scenario)
 
 
-def test_a_time_out_inside_it_is_told_apart() -> None:
+def test_inner_timeout_is_distinguished() -> None:
     async def scenario() -> None:
         until = Until(happening_in(5))
         with pytest.raises(TimeoutError):
             async with until, asyncio.timeout(3):
                 await asyncio.sleep(100)
-        assert not until.has_happened
+        assert not until.expired
         assert is_sound()
 
     play(scenario)
 
 
 @pytest.mark.parametrize(("outer_s", "inner_s"), [(2, 5), (5, 2), (3, 3)])
-def test_one_in_another_is_told_apart(outer_s: float, inner_s: float) -> None:
+def test_nested_blocks_are_distinguished(outer_s: float, inner_s: float) -> None:
     async def scenario() -> None:
         outer, inner, steps = Until(happening_in(outer_s)), Until(happening_in(inner_s)), []
         async with outer:
@@ -247,15 +247,15 @@ def test_one_in_another_is_told_apart(outer_s: float, inner_s: float) -> None:
                 await asyncio.sleep(100)
             steps.append("inner")
             await asyncio.sleep(100)
-        assert outer.has_happened
-        assert inner.has_happened is (inner_s <= outer_s)
+        assert outer.expired
+        assert inner.expired is (inner_s <= outer_s)
         assert steps == (["inner"] if inner_s < outer_s else [])
         assert is_sound()
 
     play(scenario)
 
 
-def test_a_task_that_is_being_cancelled_can_use_it_on_its_way_out() -> None:
+def test_task_being_cancelled_can_use_it() -> None:
     steps = []
 
     async def work() -> None:
@@ -273,7 +273,7 @@ def test_a_task_that_is_being_cancelled_can_use_it_on_its_way_out() -> None:
     play(scenario)
 
 
-def test_it_keeps_its_place_in_the_task_that_it_is_used_in() -> None:
+def test_block_runs_in_the_task_of_its_caller() -> None:
     async def scenario() -> None:
         before = asyncio.current_task()
         async with Until(never()):
@@ -283,17 +283,17 @@ def test_it_keeps_its_place_in_the_task_that_it_is_used_in() -> None:
     play(scenario)
 
 
-def test_many_wait_for_the_same() -> None:
+def test_many_blocks_can_share_a_future() -> None:
     async def scenario() -> None:
         future = happening_in(5)
         untils = [Until(future) for _ in range(100)]
         await asyncio.gather(*(wait_until(until) for until in untils))
-        assert all(until.has_happened for until in untils)
+        assert all(until.expired for until in untils)
 
     play(scenario)
 
 
-def test_a_future_that_lives_long_forgets_those_who_have_left() -> None:
+def test_long_lived_future_keeps_no_references_to_ended_blocks() -> None:
     async def scenario() -> None:
         future = never()
         until = Until(future)
@@ -308,7 +308,7 @@ def test_a_future_that_lives_long_forgets_those_who_have_left() -> None:
     play(scenario)
 
 
-def test_outside_of_a_task_it_is_refused() -> None:
+def test_use_outside_of_a_task_is_rejected() -> None:
     loop = VirtualLoop()
     try:
         future: asyncio.Future[None] = loop.create_future()

@@ -49,7 +49,7 @@ from pairbus.wire import (
     accept_anonymous,
     parse_plain,
 )
-from tests.peers.waiting import eventually
+from tests.waiting import eventually
 
 T = TypeVar("T")
 E = TypeVar("E")
@@ -68,7 +68,7 @@ OUTCOMES: Final[dict[str, object]] = {
     "released": RELEASED,
     "modified": MODIFIED,
 }
-"""What becomes of a message sent to one of these addresses. At any other it is accepted and kept."""
+"""The outcome of a message sent to one of these addresses. At any other it is accepted and stored."""
 
 MISSING: Final = "missing"
 """The address at which there is nothing to attach to."""
@@ -93,7 +93,7 @@ class Stored:
     payload: bytes
     message_format: int = 0
     settled: bool = False
-    """Whether it is delivered settled."""
+    """True if it is delivered settled."""
 
 
 class NodeServer:
@@ -114,9 +114,9 @@ class NodeServer:
         self.configuration = configuration or Configuration(container_id="node-server")
         self.sasl = sasl
         self.credit = credit
-        """How many messages a sender may have on their way."""
+        """The maximum number of messages in flight of a sender."""
         self.silent = silent
-        """Whether ``tick`` is never called, so that there are no heartbeats."""
+        """True if ``tick`` is never called, so that there are no heartbeats."""
         self.port = 0
         self.events: list[Event] = []
         self.violations: list[ProtocolError] = []

@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeVar
 
 from tests.peers.presence import import_peer
-from tests.peers.waiting import eventually
+from tests.waiting import eventually
 
 PEER = "Qpid Proton (python-qpid-proton)"
 
@@ -92,7 +92,7 @@ class ProtonClient(ProtonContainer):
             f"amqp://127.0.0.1:{port}", handler=self, reconnect=False, container_id="proton", **options
         )
         self.failure: Any = None
-        """Why the transport failed."""
+        """The reason why the transport failed."""
 
     def on_transport_error(self, event: Any) -> None:
         self.failure = event.transport.condition
@@ -277,10 +277,10 @@ def settle_as(delivery: Any, outcome: str) -> None:
 
 
 def is_open(endpoint: Any) -> bool:
-    """Whether a connection, session or link is open at both ends."""
+    """Return whether a connection, session or link is open at both ends."""
     return bool(endpoint.state == proton.Endpoint.LOCAL_ACTIVE | proton.Endpoint.REMOTE_ACTIVE)
 
 
 def is_closed(endpoint: Any) -> bool:
-    """Whether a connection, session or link is closed at both ends."""
+    """Return whether a connection, session or link is closed at both ends."""
     return bool(endpoint.state == proton.Endpoint.LOCAL_CLOSED | proton.Endpoint.REMOTE_CLOSED)

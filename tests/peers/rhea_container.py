@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from tests.peers.presence import find_node
-from tests.peers.waiting import eventually
+from tests.waiting import eventually
 
 NODE = find_node()
 SCRIPT = Path(__file__).with_name("rhea_container.js")
@@ -27,7 +27,7 @@ class RheaContainer:
 
     def __init__(self) -> None:
         self.events: list[dict[str, Any]] = []
-        """What happened to rhea."""
+        """The events of rhea."""
         self._line = b""
 
     def __enter__(self) -> Self:
@@ -78,7 +78,7 @@ class RheaContainer:
     def all(self, event: str, **details: Any) -> list[dict[str, Any]]:
         """Everything of a kind that has happened."""
         wanted = {"event": event, **details}
-        return [told for told in self.events if wanted.items() <= told.items()]
+        return [reported for reported in self.events if wanted.items() <= reported.items()]
 
     def until(self, condition: Callable[[], Any]) -> Any:
         return eventually(condition, step=self.step)
@@ -89,9 +89,9 @@ class RheaContainer:
         assert stdout is not None
         if not select.select([stdout], [], [], 0.01)[0]:
             return
-        told = stdout.read(1 << 20)
-        assert told, "rhea is gone"
-        *lines, self._line = (self._line + told).split(b"\n")
+        reported = stdout.read(1 << 20)
+        assert reported, "rhea is gone"
+        *lines, self._line = (self._line + reported).split(b"\n")
         self.events.extend(json.loads(line) for line in lines)
 
 

@@ -23,7 +23,8 @@ from pairbus.wire import (
     Source,
     Target,
 )
-from tests.peers.waiting import DEADLINE_S, eventually
+from tests.peers.waiting import DEADLINE_S
+from tests.waiting import eventually
 
 T = TypeVar("T")
 E = TypeVar("E")
@@ -49,7 +50,7 @@ class SocketClient:
         self.events: list[Event] = []
         self.failures: list[ProtocolError] = []
         self.hung_up = False
-        """Whether the peer has closed its end of the socket."""
+        """True if the peer has closed its end of the socket."""
         self._peer_step = peer_step
         self._silent = silent
         self._outgoing = bytearray()

@@ -205,12 +205,12 @@ VALUES: list[tuple[Any, Any, Any]] = [
 
 
 @pytest.mark.parametrize(("theirs", "ours", "_"), VALUES, ids=lambda value: f"{value!r:.40}")
-def test_a_value_that_the_sdk_writes_is_read_with_its_type(theirs: Any, ours: Any, _: Any) -> None:
+def test_value_that_the_sdk_writes_is_read_with_its_type(theirs: Any, ours: Any, _: Any) -> None:
     assert with_types(decode(azure_encode(theirs))) == with_types(ours)
 
 
 @pytest.mark.parametrize(("_", "ours", "read"), VALUES, ids=lambda value: f"{value!r:.40}")
-def test_a_value_that_we_write_is_read_by_the_sdk(_: Any, ours: Any, read: Any) -> None:
+def test_value_that_we_write_is_read_by_the_sdk(_: Any, ours: Any, read: Any) -> None:
     assert azure_decode(encode(ours)) == read
 
 
@@ -237,42 +237,42 @@ CHOSEN: list[tuple[Any, Any]] = [
 
 
 @pytest.mark.parametrize(("theirs", "ours"), CHOSEN, ids=lambda value: f"{value!r:.40}")
-def test_the_sdk_chooses_a_type_for_a_python_value(theirs: Any, ours: Any) -> None:
+def test_sdk_chooses_a_type_for_a_python_value(theirs: Any, ours: Any) -> None:
     assert with_types(decode(azure_encode(theirs))) == with_types(ours)
 
 
-def test_the_sdk_writes_an_int_of_python_as_an_amqp_int_and_nothing_larger() -> None:
+def test_sdk_writes_an_int_of_python_as_an_amqp_int_and_nothing_larger() -> None:
     assert azure_encode(2**31 - 1)[0] == 0x71
     with pytest.raises(ValueError, match="invalid"):
         azure_encode(2**31)
 
 
-def test_the_sdk_reads_strings_and_symbols_as_bytes() -> None:
+def test_sdk_reads_strings_and_symbols_as_bytes() -> None:
     assert azure_decode(encode("text")) == azure_decode(encode(Symbol("text"))) == b"text"
 
 
 @pytest.mark.parametrize(
     "value", [Char("x"), Decimal32(bytes(4)), Decimal64(bytes(8))], ids=["char", "decimal32", "decimal64"]
 )
-def test_the_sdk_cannot_read_some_types(value: object) -> None:
+def test_sdk_cannot_read_some_types(value: object) -> None:
     with pytest.raises(TypeError):
         azure_decode(encode(value))
 
 
-def test_the_sdk_cannot_read_a_decimal128_not_even_its_own() -> None:
+def test_sdk_cannot_read_a_decimal128_not_even_its_own() -> None:
     theirs = azure_encode(decimal.Decimal(42))
     assert encode(decode(theirs)) == theirs
     with pytest.raises(ValueError, match="decimal128"):
         azure_decode(theirs)
 
 
-def test_an_empty_array_that_the_sdk_writes_is_read_though_it_lacks_its_constructor() -> None:
+def test_empty_array_that_the_sdk_writes_is_read_though_it_lacks_its_constructor() -> None:
     written = azure_encode(typed(AMQPTypes.array, []))
     assert written == b"\xe0\x01\x00"
     assert decode(written) == Array(())
 
 
-def test_the_sdk_takes_the_constructor_of_an_empty_array_for_the_next_value() -> None:
+def test_sdk_reads_the_constructor_of_an_empty_array_as_the_next_value() -> None:
     """Nothing that we send to the SDK may therefore hold an empty array."""
     rest, value = _decode._decode_array_small(memoryview(encode(Array(())))[1:])
     assert (bytes(rest), value) == (b"\x40", [])
@@ -660,17 +660,17 @@ def name_of(value: Any) -> str:
 
 
 @pytest.mark.parametrize(("theirs", "ours"), FRAMES, ids=name_of)
-def test_a_frame_that_the_sdk_writes_is_read(theirs: Any, ours: Any) -> None:
+def test_frame_that_the_sdk_writes_is_read(theirs: Any, ours: Any) -> None:
     assert as_ours(azure_frame(theirs, channel=7)) == ours
 
 
 @pytest.mark.parametrize(("theirs", "ours"), FRAMES, ids=name_of)
-def test_a_frame_that_we_write_is_read_by_the_sdk_like_its_own(theirs: Any, ours: Any) -> None:
+def test_frame_that_we_write_is_read_by_the_sdk_like_its_own(theirs: Any, ours: Any) -> None:
     assert as_theirs(encode(ours)) == as_theirs(azure_frame(theirs)[8:])
 
 
 @pytest.mark.parametrize(("theirs", "ours"), TRANSFERS)
-def test_a_transfer_that_the_sdk_writes_is_read(theirs: Any, ours: Transfer) -> None:
+def test_transfer_that_the_sdk_writes_is_read(theirs: Any, ours: Transfer) -> None:
     frame = azure_frame(theirs)
     transfer, start = read_transfer(frame, 8 + 3)
     assert transfer == ours
@@ -679,12 +679,12 @@ def test_a_transfer_that_the_sdk_writes_is_read(theirs: Any, ours: Transfer) -> 
 
 
 @pytest.mark.parametrize(("theirs", "ours"), TRANSFERS)
-def test_a_transfer_that_we_write_is_read_by_the_sdk_like_its_own(theirs: Any, ours: Transfer) -> None:
+def test_transfer_that_we_write_is_read_by_the_sdk_like_its_own(theirs: Any, ours: Transfer) -> None:
     assert as_theirs(encode(ours) + b"payload") == as_theirs(azure_frame(theirs)[8:])
 
 
 @pytest.mark.parametrize(("theirs", "ours"), AZURE_OUTCOMES, ids=name_of)
-def test_a_disposition_is_read_the_same_on_the_hot_path(theirs: Any, ours: Any) -> None:
+def test_disposition_is_read_the_same_on_the_hot_path(theirs: Any, ours: Any) -> None:
     frame = azure_frame(performatives.DispositionFrame(True, 5, 6, True, theirs, None))
     assert read_disposition(frame, 8 + 3) == Disposition(True, 5, 6, True, ours)
 
@@ -702,17 +702,17 @@ def test_a_disposition_is_read_the_same_on_the_hot_path(theirs: Any, ours: Any) 
     ],
     ids=["accepted", "released", "rejected", "rejected-short", "rejected-full", "modified", "received"],
 )
-def test_the_sdk_reads_an_outcome_by_its_name_and_an_error_with_all_three_fields(ours: object, read: Any) -> None:
+def test_sdk_reads_an_outcome_by_its_name_and_an_error_with_all_three_fields(ours: object, read: Any) -> None:
     _, fields = _decode.decode_frame(memoryview(encode(Disposition(True, 0, None, True, ours))))
     assert fields[4] == read
 
 
 @pytest.mark.parametrize("performative", [Close(error=Error("test:no")), End(error=Error("test:no"))], ids=name_of)
-def test_the_sdk_reads_an_error_of_one_field_with_all_three(performative: object) -> None:
+def test_sdk_reads_an_error_of_one_field_with_all_three(performative: object) -> None:
     assert _decode.decode_frame(memoryview(encode(performative)))[1][0] == [b"test:no", None, None]
 
 
-def test_the_headers_and_the_empty_frame_are_the_same() -> None:
+def test_headers_and_the_empty_frame_are_the_same() -> None:
     assert constants.HEADER_FRAME == AMQP_HEADER
     writer = FrameWriter()
     writer.write(0, b"")
@@ -776,7 +776,7 @@ def answer(server: Connection, event: Event) -> None:
     [list(conversation()), [bytes((octet,)) for octet in b"".join(conversation())]],
     ids=["frame-by-frame", "byte-by-byte"],
 )
-def test_a_conversation_that_the_sdk_writes_is_understood_and_so_is_our_part_of_it(pieces: list[bytes]) -> None:
+def test_both_sides_of_a_conversation_with_the_sdk_are_decoded(pieces: list[bytes]) -> None:
     server = Connection(Configuration(container_id="server", strict=False), SaslServer())
     events: list[Event] = []
     answers = bytearray()
@@ -898,20 +898,20 @@ def azure_payload(content: Any) -> bytes:
     return bytes(output)
 
 
-def test_a_message_with_every_section_from_the_sdk_is_read() -> None:
+def test_message_with_every_section_from_the_sdk_is_read() -> None:
     read = decode_message(azure_payload(AZURE_MESSAGE))
     assert read == OUR_MESSAGE
     for name in ("message_annotations", "application_properties", "footer"):
         assert with_types(getattr(read, name)) == with_types(getattr(OUR_MESSAGE, name))
 
 
-def test_the_sdk_writes_delivery_annotations_last() -> None:
+def test_sdk_writes_delivery_annotations_last() -> None:
     sections = Sections(azure_payload(AZURE_MESSAGE))
     assert sections.spans[DELIVERY_ANNOTATIONS][0] == sections.spans[FOOTER][2]
     assert sections.spans[DELIVERY_ANNOTATIONS][2] == len(sections.payload)
 
 
-def test_a_message_with_every_section_from_us_is_read_by_the_sdk_like_its_own() -> None:
+def test_message_with_every_section_from_us_is_read_by_the_sdk_like_its_own() -> None:
     ours = _decode.decode_payload(memoryview(encode_message(OUR_MESSAGE)))
     theirs = _decode.decode_payload(memoryview(azure_payload(AZURE_MESSAGE)))
     assert ours == theirs
@@ -921,7 +921,7 @@ def test_a_message_with_every_section_from_us_is_read_by_the_sdk_like_its_own() 
 
 
 @pytest.mark.parametrize("message_id", ["text", b"bytes", UUID_VALUE, ULong(7)], ids=name_of)
-def test_the_type_of_a_message_id_survives_both_ways(message_id: Any) -> None:
+def test_type_of_a_message_id_survives_both_ways(message_id: Any) -> None:
     theirs = message.Message(properties=message.Properties(message_id=message_id), data=[b""])
     read = decode_message(azure_payload(theirs)).properties.message_id
     assert with_types(read) == with_types(message_id)
@@ -941,7 +941,7 @@ def test_the_type_of_a_message_id_survives_both_ways(message_id: Any) -> None:
     ],
     ids=["data", "sequence", "value-map", "value-text"],
 )
-def test_a_body_of_any_kind_is_read_both_ways(theirs: Any, kind: int, body: tuple[Any, ...]) -> None:
+def test_body_of_any_kind_is_read_both_ways(theirs: Any, kind: int, body: tuple[Any, ...]) -> None:
     read = decode_message(azure_payload(theirs))
     assert (read.body_kind, read.body) == (kind, body)
     back = _decode.decode_payload(memoryview(encode_message(read)))
@@ -949,7 +949,7 @@ def test_a_body_of_any_kind_is_read_both_ways(theirs: Any, kind: int, body: tupl
 
 
 @pytest.mark.parametrize("value", [0, "", False, None, [], {}], ids=repr)
-def test_a_body_that_is_false_to_python_is_left_out_by_the_sdk(value: Any) -> None:
+def test_body_that_is_false_to_python_is_left_out_by_the_sdk(value: Any) -> None:
     payload = azure_payload(message.Message(properties=message.Properties(message_id="id"), value=value))
     assert decode_message(payload).body == ()
 
@@ -961,7 +961,7 @@ def outgoing(sent: Any) -> Any:
     return transport.PyamqpTransport.to_outgoing_amqp_message(sent)
 
 
-def test_a_service_bus_message_is_read() -> None:
+def test_service_bus_message_is_read() -> None:
     sent = servicebus.ServiceBusMessage(
         "Grüße",
         message_id="id",
@@ -996,7 +996,7 @@ def test_a_service_bus_message_is_read() -> None:
     assert (read.body_kind, read.body) == (DATA, ("Grüße".encode(),))
 
 
-def test_an_annotated_message_is_read() -> None:
+def test_annotated_message_is_read() -> None:
     sent = amqp.AmqpAnnotatedMessage(
         value_body={"key": [1, None]},
         header=amqp.AmqpMessageHeader(durable=True, priority=5),
@@ -1018,7 +1018,7 @@ def test_an_annotated_message_is_read() -> None:
     )
 
 
-def test_a_batch_is_read_and_so_are_the_messages_in_it() -> None:
+def test_batch_is_read_and_so_are_the_messages_in_it() -> None:
     batch = servicebus.ServiceBusMessageBatch(max_size_in_bytes=10_000)
     for number in range(3):
         batch.add_message(

@@ -55,7 +55,8 @@ from tests.peers.comparison import with_types
 from tests.peers.node_server import MODIFIED, PASSWORD, REJECTED, USER, NodeServer, Stored
 from tests.peers.payload import message, pattern
 from tests.peers.proton_container import ProtonClient, is_closed, is_open, proton, reactor
-from tests.peers.waiting import SLOWNESS, eventually, passed
+from tests.peers.waiting import SLOWNESS, passed
+from tests.waiting import eventually
 
 SIZES = (1, 1024, 1024 * 1024)
 FRAME_SIZES = (512, 4096, 32768)
@@ -145,7 +146,7 @@ def client(server: NodeServer) -> Iterator[ProtonClient]:
 # Connecting.
 
 
-def test_proton_connects_anonymously_and_both_learn_who_the_other_is(server: NodeServer) -> None:
+def test_proton_connects_anonymously_and_both_get_the_container_id(server: NodeServer) -> None:
     with connect(server) as client:
         assert client.connection.remote_container == "node-server"
     assert [event.mechanism for event in server.seen(Authenticated)] == ["ANONYMOUS"]
@@ -218,7 +219,7 @@ def test_messages_of_any_size_come_back_byte_for_byte(frame_size: int) -> None:
         assert transport.frames_input >= SIZES[-1] / frame_size
 
 
-def test_a_message_larger_than_the_session_windows_gets_through_both_ways() -> None:
+def test_message_larger_than_the_session_windows_gets_through_both_ways() -> None:
     configuration = Configuration(container_id="c", max_frame_size=512, incoming_window=4)
     with NodeServer(configuration) as server, connect(server, max_frame_size=512) as client:
         session = client.session(incoming_capacity=2048)
@@ -263,7 +264,7 @@ def test_bodies_of_every_type_arrive_at_proton(client: ProtonClient, server: Nod
         assert_same_of_protons(arrival.message.body, theirs)
 
 
-def test_a_message_without_a_body_is_read(client: ProtonClient, server: NodeServer) -> None:
+def test_message_without_a_body_is_read(client: ProtonClient, server: NodeServer) -> None:
     client.send(client.sender("echo"), proton.Message(body=None))  # which Proton sends without a body
     assert decode_message(server.arrived("echo")[0].payload).body == ()
 
@@ -333,7 +334,7 @@ def test_every_section_of_a_message_from_proton_is_read(client: ProtonClient, se
     )
 
 
-def test_every_section_of_a_message_of_ours_is_read_by_proton(client: ProtonClient, server: NodeServer) -> None:
+def test_every_section_of_a_pairbus_message_is_read_by_proton(client: ProtonClient, server: NodeServer) -> None:
     payload = encode_message(
         Message(
             header=Header(durable=True, priority=9, ttl=60_000, first_acquirer=True, delivery_count=3),
@@ -381,13 +382,13 @@ def test_every_section_of_a_message_of_ours_is_read_by_proton(client: ProtonClie
 
 
 @pytest.mark.parametrize("id_value", ["text", b"bytes", UUID_VALUE, proton.ulong(0), proton.ulong(2**63)])
-def test_a_message_id_keeps_its_type(client: ProtonClient, server: NodeServer, id_value: Any) -> None:
+def test_message_id_keeps_its_type(client: ProtonClient, server: NodeServer, id_value: Any) -> None:
     client.send(client.sender("echo"), proton.Message(body=b"", inferred=True, id=id_value))
     ours = ULong(id_value) if isinstance(id_value, int) else id_value
     assert_same(decode_message(server.arrived("echo")[0].payload).properties.message_id, ours)
 
 
-def test_a_body_of_a_sequence_is_read_by_both(client: ProtonClient, server: NodeServer) -> None:
+def test_body_of_a_sequence_is_read_by_both(client: ProtonClient, server: NodeServer) -> None:
     client.send(client.sender("echo"), proton.Message(body=[1, "two"], inferred=True))
     message = decode_message(server.arrived("echo")[0].payload)
     assert (message.body_kind, message.body) == (AMQP_SEQUENCE, ([1, "two"],))
@@ -482,7 +483,7 @@ def test_we_see_what_proton_as_receiver_makes_of_a_message(
     assert settled.settled
 
 
-def test_a_released_message_is_delivered_again(client: ProtonClient, server: NodeServer) -> None:
+def test_released_message_is_delivered_again(client: ProtonClient, server: NodeServer) -> None:
     server.put("queue", Stored(message(1)), Stored(message(2)))
     client.receiver("queue").flow(3)
     release(client.receive(2)[0].delivery)
@@ -490,26 +491,26 @@ def test_a_released_message_is_delivered_again(client: ProtonClient, server: Nod
     assert [len(arrival.message.body) for arrival in client.receive(3)] == [1, 2, 1]
 
 
-def test_a_receiver_that_settles_second_hears_from_us_before_it_does(client: ProtonClient, server: NodeServer) -> None:
+def test_receiver_that_settles_second_gets_our_outcome_first(client: ProtonClient, server: NodeServer) -> None:
     server.put("queue", Stored(message()))
     client.receiver("queue", options=SettlesSecond()).flow(1)
     delivery = client.receive()[0].delivery
     accept(delivery)
     client.until(lambda: delivery.settled)
     assert delivery.remote_state == proton.Delivery.ACCEPTED
-    (told,) = server.seen(DispositionReceived)
-    assert not told.settled
+    (reported,) = server.seen(DispositionReceived)
+    assert not reported.settled
 
 
-def test_a_sender_settles_before_we_do_where_the_receiver_settles_second(
+def test_sender_settles_before_we_do_where_the_receiver_settles_second(
     client: ProtonClient, server: NodeServer
 ) -> None:
     delivery = client.sender("accepted", options=SettlesSecond()).send(proton.Message())
     client.until(lambda: delivery.remote_state == proton.Delivery.ACCEPTED)
     assert not delivery.settled
     delivery.settle()
-    (told,) = client.until(lambda: server.seen(DispositionReceived))
-    assert told.settled
+    (reported,) = client.until(lambda: server.seen(DispositionReceived))
+    assert reported.settled
 
 
 class SettlesSecond:
@@ -522,14 +523,14 @@ class SettlesSecond:
         link.rcv_settle_mode = proton.Link.RCV_SECOND
 
 
-def test_a_message_that_proton_sends_settled_needs_no_answer(client: ProtonClient, server: NodeServer) -> None:
+def test_message_that_proton_sends_settled_needs_no_answer(client: ProtonClient, server: NodeServer) -> None:
     client.sender("echo", options=reactor.AtMostOnce()).send(proton.Message(body="once"))
     (delivery,) = client.until(lambda: server.arrived("echo"))
     assert delivery.settled
     assert decode_message(delivery.payload).body == ("once",)
 
 
-def test_a_message_that_we_send_settled_needs_no_answer(client: ProtonClient, server: NodeServer) -> None:
+def test_message_that_we_send_settled_needs_no_answer(client: ProtonClient, server: NodeServer) -> None:
     server.put("queue", Stored(message(), settled=True))
     client.receiver("queue").flow(1)
     (arrival,) = client.receive()
@@ -537,7 +538,7 @@ def test_a_message_that_we_send_settled_needs_no_answer(client: ProtonClient, se
     assert server.act(lambda connection: connection.engine.sessions[0].unsettled) == 0
 
 
-def test_a_message_that_proton_gives_up_half_way_is_reported_and_the_next_one_arrives(
+def test_message_that_proton_aborts_is_reported_and_the_next_one_arrives(
     server: NodeServer,
 ) -> None:
     with connect(server) as client:
@@ -619,7 +620,7 @@ def test_we_drain_a_sender_of_protons(client: ProtonClient, server: NodeServer) 
 
 
 @pytest.mark.parametrize("role", ["sender", "receiver"])
-def test_an_attach_to_nothing_is_refused_with_its_reason(client: ProtonClient, role: str) -> None:
+def test_attach_to_a_missing_address_is_refused_with_a_reason(client: ProtonClient, role: str) -> None:
     create = client.container.create_sender if role == "sender" else client.container.create_receiver
     link = create(client.connection, "missing")
     client.until(lambda: link.state & proton.Endpoint.REMOTE_CLOSED)
@@ -632,7 +633,7 @@ def test_an_attach_to_nothing_is_refused_with_its_reason(client: ProtonClient, r
 
 
 @pytest.mark.parametrize("closed", [True, False], ids=["closed", "detached"])
-def test_a_link_is_detached_and_attached_again_under_its_name(
+def test_link_is_detached_and_attached_again_under_its_name(
     client: ProtonClient, server: NodeServer, closed: bool
 ) -> None:
     for body in ("one", "two", "three"):
@@ -650,7 +651,7 @@ def test_a_link_is_detached_and_attached_again_under_its_name(
     assert bodies == [("one",), ("two",), ("three",)]
 
 
-def test_a_receiver_that_detaches_gives_its_messages_to_the_next(client: ProtonClient, server: NodeServer) -> None:
+def test_messages_of_a_detached_receiver_go_to_the_next_one(client: ProtonClient, server: NodeServer) -> None:
     server.put("queue", Stored(message(1)), Stored(message(2)))
     receiver = client.receiver("queue", name="first")
     receiver.flow(2)
@@ -661,7 +662,7 @@ def test_a_receiver_that_detaches_gives_its_messages_to_the_next(client: ProtonC
     assert [len(arrival.message.body) for arrival in client.receive(4)] == [1, 2, 1, 2]
 
 
-def test_a_link_that_we_detach_tells_proton_why(client: ProtonClient, server: NodeServer) -> None:
+def test_proton_gets_the_reason_of_our_detach(client: ProtonClient, server: NodeServer) -> None:
     sender = client.sender("echo", name="victim")
     error = Error(Condition.DETACH_FORCED, "idle", {"after": 600})
     server.act(lambda connection: connection.link("victim").detach(error=error))
@@ -671,7 +672,7 @@ def test_a_link_that_we_detach_tells_proton_why(client: ProtonClient, server: No
     assert condition.info == {proton.symbol("after"): 600}
 
 
-def test_a_link_that_we_detach_can_be_attached_again_at_once(client: ProtonClient, server: NodeServer) -> None:
+def test_link_that_we_detach_can_be_attached_again_at_once(client: ProtonClient, server: NodeServer) -> None:
     """Proton writes the new attach before the answer to our detach: for a moment the name has two handles."""
     sender = client.sender("echo", name="victim")
     server.act(lambda connection: connection.link("victim").detach(error=Error(Condition.DETACH_FORCED)))
@@ -683,7 +684,7 @@ def test_a_link_that_we_detach_can_be_attached_again_at_once(client: ProtonClien
     client.send(again, proton.Message(body="again"))
 
 
-def test_a_link_that_proton_closes_can_be_attached_again_at_once(client: ProtonClient, server: NodeServer) -> None:
+def test_link_that_proton_closes_can_be_attached_again_at_once(client: ProtonClient, server: NodeServer) -> None:
     """Proton writes the new attach before the detach: the second attach steals the link (part 2.6.1)."""
     sender = client.sender("echo", name="thief")
     bystander = client.sender("echo", name="bystander")
@@ -696,7 +697,7 @@ def test_a_link_that_proton_closes_can_be_attached_again_at_once(client: ProtonC
     client.send(bystander, proton.Message(body="still here"))
 
 
-def test_proton_is_told_the_largest_message_and_has_its_link_detached_beyond_it() -> None:
+def test_proton_gets_the_maximum_message_size_and_is_detached_beyond_it() -> None:
     configuration = Configuration(container_id="c", max_message_size=1000, max_frame_size=512)
     with NodeServer(configuration) as server, connect(server) as client:
         sender = client.sender("echo")
@@ -708,7 +709,7 @@ def test_proton_is_told_the_largest_message_and_has_its_link_detached_beyond_it(
         assert detached.violation is not None
 
 
-def test_a_message_that_is_too_large_is_rejected_where_the_link_is_to_go_on() -> None:
+def test_too_large_message_is_rejected_if_the_link_stays_attached() -> None:
     configuration = Configuration(container_id="c", max_message_size=1000, max_frame_size=512, reject_oversized=True)
     with NodeServer(configuration) as server, connect(server) as client:
         sender = client.sender("echo")
@@ -746,7 +747,7 @@ def test_proton_ends_a_session_and_begins_another(client: ProtonClient, server: 
     client.send(client.sender("accepted", session=client.session()), proton.Message())
 
 
-def test_a_session_that_we_end_tells_proton_why(client: ProtonClient, server: NodeServer) -> None:
+def test_proton_gets_the_reason_of_our_session_end(client: ProtonClient, server: NodeServer) -> None:
     session = client.session()
     client.until(lambda: is_open(session))
     server.act(lambda connection: connection.engine.sessions[0].end(error=Error("test:enough", "for today")))
@@ -756,9 +757,7 @@ def test_a_session_that_we_end_tells_proton_why(client: ProtonClient, server: No
     client.send(client.sender("accepted"), proton.Message())
 
 
-def test_what_proton_asks_of_a_link_reaches_us_and_our_answer_reaches_proton(
-    client: ProtonClient, server: NodeServer
-) -> None:
+def test_link_properties_are_exchanged_with_proton(client: ProtonClient, server: NodeServer) -> None:
     receiver = client.receiver(
         "queue", options=[reactor.DurableSubscription(), reactor.Copy(), reactor.Selector("colour = 'red'")]
     )
@@ -824,7 +823,7 @@ def test_we_give_up_a_proton_that_is_silent() -> None:
         assert client.connection.remote_condition.name == "amqp:resource-limit-exceeded"
 
 
-def test_a_connection_that_we_close_tells_proton_why(client: ProtonClient, server: NodeServer) -> None:
+def test_proton_gets_the_reason_of_our_close(client: ProtonClient, server: NodeServer) -> None:
     error = Error(Condition.CONNECTION_FORCED, "maintenance", {"until": Timestamp(1_700_000_000_000)})
     server.act(lambda connection: connection.engine.close(error=error))
     client.until(lambda: client.connection.state & proton.Endpoint.REMOTE_CLOSED)
@@ -835,7 +834,7 @@ def test_a_connection_that_we_close_tells_proton_why(client: ProtonClient, serve
     eventually(lambda: server.seen(ConnectionClosed), step=client.step)
 
 
-def test_a_connection_that_proton_closes_tells_us_why(client: ProtonClient, server: NodeServer) -> None:
+def test_close_of_proton_has_a_reason(client: ProtonClient, server: NodeServer) -> None:
     client.connection.condition = proton.Condition("test:enough", "for today")
     client.close()
     assert server.seen(ConnectionClosed) == [ConnectionClosed(Error("test:enough", "for today"))]

@@ -42,7 +42,8 @@ from tests.peers.node_server import MODIFIED, REJECTED
 from tests.peers.payload import message, pattern
 from tests.peers.proton_container import ProtonListener, is_closed, is_open, proton, settle_as
 from tests.peers.socket_client import SocketClient
-from tests.peers.waiting import SLOWNESS, eventually, passed
+from tests.peers.waiting import SLOWNESS, passed
+from tests.waiting import eventually
 
 SIZES = (1, 1024, 1024 * 1024)
 FRAME_SIZES = (512, 4096, 32768)
@@ -69,7 +70,7 @@ def connect(listener: ProtonListener, **options: Any) -> SocketClient:
 # Connecting.
 
 
-def test_we_connect_anonymously_and_both_learn_who_the_other_is(client: SocketClient, listener: ProtonListener) -> None:
+def test_anonymous_connection_exchanges_container_ids(client: SocketClient, listener: ProtonListener) -> None:
     assert client.seen(Authenticated) == [Authenticated("ANONYMOUS", b"")]
     assert client.engine.peer is not None
     assert client.engine.peer.container_id == "proton"
@@ -99,7 +100,7 @@ def test_we_present_nothing_that_proton_does_not_ask_for(listener: ProtonListene
     assert not listener.connections
 
 
-def test_proton_hangs_up_without_sasl_where_it_wants_to_know_who_we_are() -> None:
+def test_proton_closes_a_connection_without_sasl_if_it_requires_authentication() -> None:
     with ProtonListener(require_auth=True) as listener, connect(listener, sasl=None) as client:
         client.engine.open()
         client.until(lambda: client.hung_up)
@@ -158,7 +159,7 @@ def test_messages_of_any_size_go_there_and_come_back_byte_for_byte(frame_size: i
         assert listener.transports[0].frames_output >= SIZES[-1] / frame_size
 
 
-def test_a_message_larger_than_the_session_windows_gets_through_both_ways() -> None:
+def test_message_larger_than_the_session_windows_gets_through_both_ways() -> None:
     configuration = Configuration(container_id="c", max_frame_size=512, incoming_window=4)
     with (
         ProtonListener(max_frame_size=512, incoming_capacity=2048) as listener,
@@ -207,8 +208,8 @@ def test_many_messages_arrive_in_order_and_are_all_settled(client: SocketClient,
 def test_we_as_sender_see_what_proton_makes_of_a_message(client: SocketClient, outcome: str) -> None:
     delivery = client.send(client.sender(client.session(), outcome), message())
     assert delivery.state == STATES[outcome]
-    (told,) = client.seen(DispositionReceived)
-    assert (told.deliveries, told.state, told.settled) == ([delivery], STATES[outcome], True)
+    (reported,) = client.seen(DispositionReceived)
+    assert (reported.deliveries, reported.state, reported.settled) == ([delivery], STATES[outcome], True)
 
 
 def receive_one(client: SocketClient, listener: ProtonListener, **options: Any) -> tuple[Delivery, Any]:
@@ -273,7 +274,7 @@ def test_neighbours_that_are_settled_at_once_each_get_their_own_outcome(
     ],
     ids=["rejected", "rejected-with-condition", "modified", "nothing"],
 )
-def test_proton_understands_outcomes_that_say_little(
+def test_proton_accepts_outcomes_without_optional_fields(
     client: SocketClient, listener: ProtonListener, state: object, remote_state: int
 ) -> None:
     ours, theirs = receive_one(client, listener)
@@ -282,7 +283,7 @@ def test_proton_understands_outcomes_that_say_little(
     assert theirs.remote_state == remote_state
 
 
-def test_a_message_that_we_send_settled_needs_no_answer(client: SocketClient, listener: ProtonListener) -> None:
+def test_message_that_we_send_settled_needs_no_answer(client: SocketClient, listener: ProtonListener) -> None:
     session = client.session()
     delivery = client.sender(session, "queue").send(message(), tag=b"1", settled=True)
     client.until(lambda: listener.arrivals)
@@ -291,7 +292,7 @@ def test_a_message_that_we_send_settled_needs_no_answer(client: SocketClient, li
     assert session.unsettled == 0
 
 
-def test_a_message_that_proton_sends_settled_needs_no_answer(client: SocketClient, listener: ProtonListener) -> None:
+def test_message_that_proton_sends_settled_needs_no_answer(client: SocketClient, listener: ProtonListener) -> None:
     session = client.session()
     client.receiver(session, "queue").flow(1)
     client.until(lambda: listener.links["receiver"].credit)
@@ -323,7 +324,7 @@ def test_we_settle_before_proton_does_where_it_settles_second(client: SocketClie
     assert theirs.remote_state == proton.Delivery.ACCEPTED
 
 
-def test_a_message_that_proton_gives_up_half_way_is_reported_and_the_next_one_arrives(
+def test_message_that_proton_aborts_is_reported_and_the_next_one_arrives(
     client: SocketClient, listener: ProtonListener
 ) -> None:
     client.receiver(client.session(), "queue").flow(2)
@@ -389,7 +390,7 @@ def test_we_drain_a_link_and_get_the_credit_back_that_found_no_message(
     client.receive(4)
 
 
-def test_proton_drains_a_link_of_ours(client: SocketClient, listener: ProtonListener) -> None:
+def test_proton_drains_our_link(client: SocketClient, listener: ProtonListener) -> None:
     sender = client.sender(client.session(), "held")
     link = listener.links["sender"]
     sender.send(message(), tag=b"1")
@@ -407,7 +408,7 @@ def test_proton_drains_a_link_of_ours(client: SocketClient, listener: ProtonList
     client.until(lambda: len(listener.arrivals) == 2)
 
 
-def test_a_flow_that_asks_for_an_echo_does_no_harm(client: SocketClient, listener: ProtonListener) -> None:
+def test_flow_that_asks_for_an_echo_does_no_harm(client: SocketClient, listener: ProtonListener) -> None:
     receiver = client.receiver(client.session(), "queue")
     receiver.flow(5, echo=True)
     client.until(lambda: listener.links["receiver"].credit == 5)
@@ -419,7 +420,7 @@ def test_a_flow_that_asks_for_an_echo_does_no_harm(client: SocketClient, listene
 
 
 @pytest.mark.parametrize("closed", [True, False], ids=["closed", "detached"])
-def test_a_link_is_detached_and_attached_again_under_its_name(
+def test_link_is_detached_and_attached_again_under_its_name(
     client: SocketClient, listener: ProtonListener, closed: bool
 ) -> None:
     session = client.session()
@@ -437,7 +438,7 @@ def test_a_link_is_detached_and_attached_again_under_its_name(
 
 
 @pytest.mark.parametrize("role", [SENDER, RECEIVER], ids=["sender", "receiver"])
-def test_an_attach_to_nothing_is_refused_with_its_reason(client: SocketClient, role: bool) -> None:
+def test_attach_to_a_missing_address_is_refused_with_a_reason(client: SocketClient, role: bool) -> None:
     session = client.session()
     session.attach("nothing", role, source=Source(address="missing"), target=Target(address="missing"))
     (detached,) = client.until(lambda: client.seen(LinkDetached))
@@ -447,7 +448,7 @@ def test_an_attach_to_nothing_is_refused_with_its_reason(client: SocketClient, r
     assert client.send(client.sender(session, "queue"), message()).state == ACCEPTED
 
 
-def test_a_link_that_proton_closes_tells_us_why(client: SocketClient, listener: ProtonListener) -> None:
+def test_link_close_of_proton_has_a_reason(client: SocketClient, listener: ProtonListener) -> None:
     session = client.session()
     client.sender(session, "queue", name="victim")
     listener.links["victim"].condition = proton.Condition("amqp:link:detach-forced", "idle", {"after": 600})
@@ -458,7 +459,7 @@ def test_a_link_that_proton_closes_tells_us_why(client: SocketClient, listener: 
     assert not session.links
 
 
-def test_a_link_that_we_close_tells_proton_why(client: SocketClient, listener: ProtonListener) -> None:
+def test_proton_gets_the_reason_of_our_link_close(client: SocketClient, listener: ProtonListener) -> None:
     session = client.session()
     sender = client.sender(session, "queue")
     sender.detach(error=Error("test:enough", "for today"))
@@ -492,14 +493,14 @@ def test_sessions_are_ended_by_us_and_begun_again(client: SocketClient, listener
     assert len(client.seen(SessionEnded)) == 3
 
 
-def test_a_session_that_we_end_tells_proton_why(client: SocketClient, listener: ProtonListener) -> None:
+def test_proton_gets_the_reason_of_our_session_end(client: SocketClient, listener: ProtonListener) -> None:
     client.session().end(error=Error("test:enough", "for today"))
     client.until(lambda: "on_session_remote_close" in listener.happened)
     condition = listener.sessions[0].remote_condition
     assert (condition.name, condition.description) == ("test:enough", "for today")
 
 
-def test_a_session_that_proton_ends_tells_us_why(client: SocketClient, listener: ProtonListener) -> None:
+def test_session_end_of_proton_has_a_reason(client: SocketClient, listener: ProtonListener) -> None:
     session = client.session()
     client.sender(session, "queue")
     listener.sessions[0].condition = proton.Condition("test:enough", "for today")
@@ -569,7 +570,7 @@ def test_we_give_up_a_proton_that_is_silent(listener: ProtonListener) -> None:
         assert listener.connections[0].remote_condition.name == "amqp:resource-limit-exceeded"
 
 
-def test_a_connection_that_proton_closes_tells_us_why(client: SocketClient, listener: ProtonListener) -> None:
+def test_close_of_proton_has_a_reason(client: SocketClient, listener: ProtonListener) -> None:
     session = client.session()
     sender = client.sender(session, "queue")
     listener.connections[0].condition = proton.Condition("amqp:connection:forced", "maintenance", {"minutes": 5})
@@ -582,7 +583,7 @@ def test_a_connection_that_proton_closes_tells_us_why(client: SocketClient, list
     assert not session.is_mapped
 
 
-def test_a_connection_that_we_close_tells_proton_why(client: SocketClient, listener: ProtonListener) -> None:
+def test_proton_gets_the_reason_of_our_close(client: SocketClient, listener: ProtonListener) -> None:
     client.engine.close(error=Error("test:enough", "for today", {"minutes": 5}))
     client.until(lambda: "on_connection_remote_close" in listener.happened)
     condition = listener.connections[0].remote_condition

@@ -50,7 +50,8 @@ from pairbus.wire.errors import AuthenticationError, IdleTimeoutError
 from tests.peers.node_server import PASSWORD, USER, NodeServer, Stored
 from tests.peers.payload import message, pattern
 from tests.peers.rhea_container import RheaClient, buffer, data, typed
-from tests.peers.waiting import SLOWNESS, eventually, passed
+from tests.peers.waiting import SLOWNESS, passed
+from tests.waiting import eventually
 
 SIZES = (1, 1024, 1024 * 1024)
 FRAME_SIZES = (1024, 4096, 65536)
@@ -94,7 +95,7 @@ def messages(server: NodeServer, address: str) -> list[Message]:
 # Connecting.
 
 
-def test_rhea_connects_anonymously_and_both_learn_who_the_other_is(server: NodeServer) -> None:
+def test_rhea_connects_anonymously_and_both_get_the_container_id(server: NodeServer) -> None:
     with connect(server) as client:
         assert client.wait_for("connection_open")["container_id"] == "node-server"
         client.do("close")
@@ -118,8 +119,11 @@ def test_rhea_connects_with_the_right_password(server: NodeServer) -> None:
 
 def test_rhea_is_turned_away_with_a_wrong_password(server: NodeServer) -> None:
     with RheaClient(server.port, username=USER, password="wrong") as client:  # noqa: S106
-        told = client.wait_for("connection_error")
-        assert told["error"] == {"condition": "amqp:unauthorized-access", "description": "Failed to authenticate: 1"}
+        reported = client.wait_for("connection_error")
+        assert reported["error"] == {
+            "condition": "amqp:unauthorized-access",
+            "description": "Failed to authenticate: 1",
+        }
         client.until(lambda: server.violations)
     assert isinstance(server.violations.pop(), AuthenticationError)
     assert not server.seen(ConnectionOpened)
@@ -147,11 +151,11 @@ def test_messages_of_any_size_come_back_byte_for_byte(frame_size: int) -> None:
         receiver(client, "in", "echo")
         client.do("flow", link="in", credit=len(SIZES))
         client.wait_for("message", len(SIZES))
-        bodies = [told["message"]["body"] for told in client.all("message")]
+        bodies = [reported["message"]["body"] for reported in client.all("message")]
         assert bodies == [{"$": "data", "v": buffer(pattern(size))} for size in SIZES]
 
 
-def test_a_payload_of_another_format_arrives_untouched_both_ways(client: RheaClient, server: NodeServer) -> None:
+def test_payload_of_another_format_arrives_untouched_both_ways(client: RheaClient, server: NodeServer) -> None:
     sender(client, "out", "echo")
     client.do("send", link="out", message=buffer(pattern(100_000)), format=0x80013700)
     client.wait_for("settled")
@@ -159,11 +163,11 @@ def test_a_payload_of_another_format_arrives_untouched_both_ways(client: RheaCli
     assert (delivery.message_format, delivery.payload) == (0x80013700, pattern(100_000))
     receiver(client, "in", "echo")
     client.do("flow", link="in", credit=1)
-    told = client.wait_for("message")
-    assert (told["format"], told["message"]) == (0x80013700, buffer(pattern(100_000)))
+    reported = client.wait_for("message")
+    assert (reported["format"], reported["message"]) == (0x80013700, buffer(pattern(100_000)))
 
 
-def test_a_message_larger_than_our_window_gets_through() -> None:
+def test_message_larger_than_our_window_gets_through() -> None:
     configuration = Configuration(container_id="c", max_frame_size=512, incoming_window=4)
     with NodeServer(configuration) as server, connect(server) as client:
         sender(client, "out", "echo")
@@ -179,10 +183,12 @@ def test_messages_of_more_frames_than_rheas_window_get_through() -> None:
         assert server.seen(SessionBegun)[0].begin.incoming_window == 8
         client.do("flow", link="in", credit=20)
         client.wait_for("message", 20)
-        assert {told["message"]["body"]["v"]["v"] for told in client.all("message")} == {buffer(pattern(3 * 512))["v"]}
+        assert {reported["message"]["body"]["v"]["v"] for reported in client.all("message")} == {
+            buffer(pattern(3 * 512))["v"]
+        }
 
 
-def test_a_message_larger_than_rheas_window_gets_through_when_we_ask_how_large_it_is() -> None:
+def test_message_larger_than_rheas_window_gets_through_when_we_ask_how_large_it_is() -> None:
     """In the middle of a message rhea does not open its window by itself, but it does when a flow comes in."""
     configuration = Configuration(container_id="c", max_frame_size=512)
     with NodeServer(configuration) as server, connect(server, session_buffer_size=8) as client:
@@ -253,7 +259,7 @@ NESTED_SENT: list[tuple[Any, Any]] = [
 ]
 """Types that hold others, and described ones."""
 
-TOLD: list[tuple[Any, Any]] = [
+REPORTED: list[tuple[Any, Any]] = [
     (None, None),
     (True, True),
     (False, False),
@@ -300,12 +306,12 @@ def test_application_properties_of_every_type_arrive_from_rhea(client: RheaClien
 
 
 def test_application_properties_of_every_type_arrive_at_rhea(client: RheaClient, server: NodeServer) -> None:
-    properties = {f"key-{number}": value for number, (value, _) in enumerate(TOLD)}
+    properties = {f"key-{number}": value for number, (value, _) in enumerate(REPORTED)}
     server.put("made", Stored(encode_message(Message(application_properties=properties, body=(b"",)))))
     receiver(client, "in", "made")
     client.do("flow", link="in", credit=1)
-    told = client.wait_for("message")["message"]["application_properties"]
-    assert told == {f"key-{number}": value for number, (_, value) in enumerate(TOLD)}
+    reported = client.wait_for("message")["message"]["application_properties"]
+    assert reported == {f"key-{number}": value for number, (_, value) in enumerate(REPORTED)}
 
 
 def test_bodies_of_every_type_arrive_from_rhea(client: RheaClient, server: NodeServer) -> None:
@@ -389,7 +395,7 @@ def test_every_section_of_a_message_from_rhea_is_read(client: RheaClient, server
     ]
 
 
-def test_every_section_of_a_message_of_ours_is_read_by_rhea(client: RheaClient, server: NodeServer) -> None:
+def test_every_section_of_a_pairbus_message_is_read_by_rhea(client: RheaClient, server: NodeServer) -> None:
     payload = encode_message(
         Message(
             header=Header(durable=True, priority=9, ttl=60_000, first_acquirer=True, delivery_count=3),
@@ -445,7 +451,7 @@ def test_every_section_of_a_message_of_ours_is_read_by_rhea(client: RheaClient, 
     }
 
 
-def test_a_body_of_a_sequence_is_read_by_both(client: RheaClient, server: NodeServer) -> None:
+def test_body_of_a_sequence_is_read_by_both(client: RheaClient, server: NodeServer) -> None:
     sender(client, "out", "echo")
     send(client, "out", {"body": {"$": "sequence", "v": [1, "two"]}})
     (message,) = messages(server, "echo")
@@ -464,7 +470,7 @@ def test_many_messages_arrive_in_order_and_are_all_settled(client: RheaClient, s
     receiver(client, "in", "echo", autoaccept=True)
     client.do("flow", link="in", credit=500)
     client.wait_for("message", 500)
-    assert [told["message"]["body"] for told in client.all("message")] == list(range(1, 501))
+    assert [reported["message"]["body"] for reported in client.all("message")] == list(range(1, 501))
     client.until(lambda: len(server.settled()) == 500)
     assert {delivery.state for delivery in server.settled()} == {ACCEPTED}
 
@@ -481,8 +487,8 @@ def test_rhea_as_sender_sees_that_a_message_is_accepted(client: RheaClient) -> N
 def test_rhea_as_sender_sees_why_a_message_is_rejected(client: RheaClient) -> None:
     sender(client, "out", "rejected")
     send(client, "out", {"body": "x"})
-    (told,) = client.all("rejected")
-    assert told["error"] == {"condition": "test:no-good", "description": "not good enough", "info": {"line": 7}}
+    (reported,) = client.all("rejected")
+    assert reported["error"] == {"condition": "test:no-good", "description": "not good enough", "info": {"line": 7}}
 
 
 def test_rhea_as_sender_sees_that_a_message_is_released(client: RheaClient) -> None:
@@ -494,9 +500,9 @@ def test_rhea_as_sender_sees_that_a_message_is_released(client: RheaClient) -> N
 def test_rhea_as_sender_sees_how_a_message_is_modified(client: RheaClient) -> None:
     sender(client, "out", "modified")
     send(client, "out", {"body": "x"})
-    (told,) = client.all("modified")
-    assert (told["delivery_failed"], told["undeliverable_here"]) == (True, True)
-    assert told["message_annotations"] == {"x-opt-reason": "bruised"}
+    (reported,) = client.all("modified")
+    assert (reported["delivery_failed"], reported["undeliverable_here"]) == (True, True)
+    assert reported["message_annotations"] == {"x-opt-reason": "bruised"}
 
 
 @pytest.mark.parametrize(
@@ -532,47 +538,45 @@ def test_we_see_what_rhea_as_receiver_makes_of_a_message(
     server.put("queue", Stored(message()))
     receiver(client, "in", "queue")
     client.do("flow", link="in", credit=1)
-    told = client.wait_for("message")
-    client.do("settle", link="in", id=told["id"], how=how, details=details)
+    reported = client.wait_for("message")
+    client.do("settle", link="in", id=reported["id"], how=how, details=details)
     (settled,) = client.until(server.settled)
     assert settled.state == state
     assert settled.settled
 
 
-def test_a_released_message_is_delivered_again(client: RheaClient, server: NodeServer) -> None:
+def test_released_message_is_delivered_again(client: RheaClient, server: NodeServer) -> None:
     server.put("queue", Stored(message(1)), Stored(message(2)))
     receiver(client, "in", "queue")
     client.do("flow", link="in", credit=3)
     client.wait_for("message", 2)
     client.do("settle", link="in", id=client.all("message")[0]["id"], how="release")
     client.wait_for("message", 3)
-    bodies = [told["message"]["body"]["v"] for told in client.all("message")]
+    bodies = [reported["message"]["body"]["v"] for reported in client.all("message")]
     assert bodies == [buffer(pattern(1)), buffer(pattern(2)), buffer(pattern(1))]
 
 
-def test_a_receiver_that_settles_second_hears_from_us_before_it_does(client: RheaClient, server: NodeServer) -> None:
+def test_receiver_that_settles_second_gets_our_outcome_first(client: RheaClient, server: NodeServer) -> None:
     server.put("queue", Stored(message()))
     receiver(client, "in", "queue", rcv_settle_mode=1)
     client.do("flow", link="in", credit=1)
-    told = client.wait_for("message")
-    client.do("settle", link="in", id=told["id"], how="accept")
+    reported = client.wait_for("message")
+    client.do("settle", link="in", id=reported["id"], how="accept")
     assert client.wait_for("settled", link="in")["outcome"] == "accepted"
     assert [event.settled for event in server.seen(DispositionReceived)] == [False]
 
 
-def test_a_sender_settles_before_we_do_where_the_receiver_settles_second(
-    client: RheaClient, server: NodeServer
-) -> None:
+def test_sender_settles_before_we_do_where_the_receiver_settles_second(client: RheaClient, server: NodeServer) -> None:
     sender(client, "out", "accepted", rcv_settle_mode=1)
     client.do("send", link="out", message={"body": "x"})
-    told = client.wait_for("accepted")
+    reported = client.wait_for("accepted")
     assert not client.all("settled")
-    client.do("settle_sent", link="out", id=told["id"])
+    client.do("settle_sent", link="out", id=reported["id"])
     (heard,) = client.until(lambda: server.seen(DispositionReceived))
     assert heard.settled
 
 
-def test_a_message_that_rhea_sends_settled_needs_no_answer(client: RheaClient, server: NodeServer) -> None:
+def test_message_that_rhea_sends_settled_needs_no_answer(client: RheaClient, server: NodeServer) -> None:
     sender(client, "out", "echo", snd_settle_mode=1)
     client.do("send", link="out", message={"body": "once"})
     (delivery,) = client.until(lambda: server.arrived("echo"))
@@ -580,7 +584,7 @@ def test_a_message_that_rhea_sends_settled_needs_no_answer(client: RheaClient, s
     assert decode_message(delivery.payload).body == ("once",)
 
 
-def test_a_message_that_we_send_settled_needs_no_answer(client: RheaClient, server: NodeServer) -> None:
+def test_message_that_we_send_settled_needs_no_answer(client: RheaClient, server: NodeServer) -> None:
     server.put("queue", Stored(message(), settled=True))
     receiver(client, "in", "queue")
     client.do("flow", link="in", credit=1)
@@ -644,7 +648,7 @@ def test_we_drain_a_sender_of_rheas(client: RheaClient, server: NodeServer) -> N
 
 
 @pytest.mark.parametrize("role", ["sender", "receiver"])
-def test_a_flow_that_asks_for_an_echo_gets_one(client: RheaClient, role: str) -> None:
+def test_flow_that_asks_for_an_echo_gets_one(client: RheaClient, role: str) -> None:
     if role == "sender":
         sender(client, "link", "echo")
     else:
@@ -657,24 +661,24 @@ def test_a_flow_that_asks_for_an_echo_gets_one(client: RheaClient, role: str) ->
 # Links and sessions.
 
 
-def test_a_sender_to_nothing_is_refused_with_its_reason(client: RheaClient) -> None:
+def test_sender_to_a_missing_address_is_refused_with_a_reason(client: RheaClient) -> None:
     client.do("sender", link="out", options={"target": "missing"})
-    told = client.wait_for("sender_error")
-    assert told["error"] == {"condition": "amqp:not-found", "description": "there is no such node", "info": None}
+    reported = client.wait_for("sender_error")
+    assert reported["error"] == {"condition": "amqp:not-found", "description": "there is no such node", "info": None}
     assert client.all("sender_open")[0]["target"] is None
     sender(client, "other", "accepted")
     send(client, "other", {"body": "x"})
 
 
-def test_a_receiver_from_nothing_is_refused_with_its_reason(client: RheaClient) -> None:
+def test_receiver_from_a_missing_address_is_refused_with_a_reason(client: RheaClient) -> None:
     client.do("receiver", link="in", options={"source": "missing"})
-    told = client.wait_for("receiver_error")
-    assert told["error"] == {"condition": "amqp:not-found", "description": "there is no such node", "info": None}
+    reported = client.wait_for("receiver_error")
+    assert reported["error"] == {"condition": "amqp:not-found", "description": "there is no such node", "info": None}
     assert client.all("receiver_open")[0]["source"] is None
 
 
 @pytest.mark.parametrize("how", ["close_link", "detach"])
-def test_a_link_is_detached_and_attached_again_under_its_name(client: RheaClient, server: NodeServer, how: str) -> None:
+def test_link_is_detached_and_attached_again_under_its_name(client: RheaClient, server: NodeServer, how: str) -> None:
     for number in (1, 2, 3):
         client.do("sender", link="again", options={"target": "echo"})
         client.wait_for("sender_open", number, link="again")
@@ -685,30 +689,30 @@ def test_a_link_is_detached_and_attached_again_under_its_name(client: RheaClient
     assert [message.body[0] for message in messages(server, "echo")] == [1, 2, 3]
 
 
-def test_a_receiver_that_detaches_gives_its_messages_to_the_next(client: RheaClient, server: NodeServer) -> None:
+def test_messages_of_a_detached_receiver_go_to_the_next_one(client: RheaClient, server: NodeServer) -> None:
     server.put("queue", Stored(message(1)), Stored(message(2)))
     for name in ("first", "second"):
         receiver(client, name, "queue")
         client.do("flow", link=name, credit=2)
         client.wait_for("message", 2, link=name)
-        bodies = [told["message"]["body"]["v"] for told in client.all("message", link=name)]
+        bodies = [reported["message"]["body"]["v"] for reported in client.all("message", link=name)]
         assert bodies == [buffer(pattern(1)), buffer(pattern(2))]
         client.do("close_link", link=name)
         client.wait_for("receiver_close", link=name)
 
 
-def test_a_link_that_we_detach_tells_rhea_why(client: RheaClient, server: NodeServer) -> None:
+def test_rhea_gets_the_reason_of_our_detach(client: RheaClient, server: NodeServer) -> None:
     sender(client, "victim", "echo")
     error = Error(Condition.DETACH_FORCED, "idle", {"after": 600})
     server.act(lambda connection: connection.link("victim").detach(error=error))
-    told = client.wait_for("sender_error")
-    assert told["error"] == {"condition": "amqp:link:detach-forced", "description": "idle", "info": {"after": 600}}
+    reported = client.wait_for("sender_error")
+    assert reported["error"] == {"condition": "amqp:link:detach-forced", "description": "idle", "info": {"after": 600}}
     client.until(lambda: server.act(lambda connection: not connection.engine.sessions[0].links))
     sender(client, "other", "accepted")
     send(client, "other", {"body": "x"})
 
 
-def test_rhea_is_told_the_largest_message_and_has_its_link_detached_beyond_it() -> None:
+def test_rhea_gets_the_maximum_message_size_and_is_detached_beyond_it() -> None:
     configuration = Configuration(container_id="c", max_message_size=1000, max_frame_size=512)
     with NodeServer(configuration) as server, connect(server) as client:
         sender(client, "out", "echo")
@@ -736,7 +740,7 @@ def test_two_sessions_with_two_links_each_carry_large_messages_at_once() -> None
             client.do("flow", link=f"from-{address}", credit=3)
         client.wait_for("message", 12)
         for address in addresses:
-            bodies = [told["message"]["body"]["v"] for told in client.all("message", link=f"from-{address}")]
+            bodies = [reported["message"]["body"]["v"] for reported in client.all("message", link=f"from-{address}")]
             assert bodies == [buffer(pattern(size)) for size in (20_000, 20_001, 20_002)]
         assert len(server.seen(SessionBegun)) == 2
 
@@ -751,16 +755,16 @@ def test_rhea_ends_a_session_and_begins_another(client: RheaClient, server: Node
     assert len(server.seen(SessionEnded)) == 2
 
 
-def test_a_session_that_we_end_tells_rhea_why(client: RheaClient, server: NodeServer) -> None:
+def test_rhea_gets_the_reason_of_our_session_end(client: RheaClient, server: NodeServer) -> None:
     client.do("begin", session="one")
     client.wait_for("session_open")
     server.act(lambda connection: connection.engine.sessions[0].end(error=Error("test:enough", "for today")))
-    told = client.wait_for("session_error")
-    assert told["error"] == {"condition": "test:enough", "description": "for today", "info": None}
+    reported = client.wait_for("session_error")
+    assert reported["error"] == {"condition": "test:enough", "description": "for today", "info": None}
     client.until(lambda: server.act(lambda connection: not connection.engine.sessions))
 
 
-def test_what_rhea_asks_of_a_link_reaches_us(client: RheaClient, server: NodeServer) -> None:
+def test_link_properties_of_rhea_are_received(client: RheaClient, server: NodeServer) -> None:
     client.do(
         "receiver",
         link="in",
@@ -836,14 +840,14 @@ def test_we_give_up_a_rhea_that_is_silent() -> None:
         assert client.wait_for("connection_error")["error"]["condition"] == "amqp:resource-limit-exceeded"
 
 
-def test_a_connection_that_we_close_tells_rhea_why(client: RheaClient, server: NodeServer) -> None:
+def test_rhea_gets_the_reason_of_our_close(client: RheaClient, server: NodeServer) -> None:
     server.act(lambda connection: connection.engine.close(error=Error(Condition.CONNECTION_FORCED, "maintenance")))
-    told = client.wait_for("connection_error")
-    assert told["error"] == {"condition": "amqp:connection:forced", "description": "maintenance"}
+    reported = client.wait_for("connection_error")
+    assert reported["error"] == {"condition": "amqp:connection:forced", "description": "maintenance"}
     assert client.until(lambda: server.seen(ConnectionClosed)) == [ConnectionClosed(None)]
 
 
-def test_a_connection_that_rhea_closes_tells_us_why(client: RheaClient, server: NodeServer) -> None:
+def test_close_of_rhea_has_a_reason(client: RheaClient, server: NodeServer) -> None:
     client.do("close", error={"condition": "test:enough", "description": "for today"})
     client.wait_for("connection_close")
     assert server.seen(ConnectionClosed) == [ConnectionClosed(Error("test:enough", "for today"))]

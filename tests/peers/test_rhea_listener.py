@@ -39,7 +39,7 @@ OUTCOMES: list[tuple[str, Any, object]] = [
     ("release", None, RELEASED),
     ("modified", CHANGES, MODIFIED),
 ]
-"""What rhea is asked to do to a message, and the state that we see."""
+"""The settlements that rhea is asked for, and the states that arrive."""
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def test_messages_of_any_size_go_there_and_come_back_byte_for_byte(listener: Rhe
             sender.send(message(size), tag=b"tag")
             listener.do("send", link="in", message={"body": data(pattern(size))})
         client.until(lambda: len(listener.all("message")) == len(SIZES))
-        bodies = [told["message"]["body"] for told in listener.all("message")]
+        bodies = [reported["message"]["body"] for reported in listener.all("message")]
         assert bodies == [{"$": "data", "v": buffer(pattern(size))} for size in SIZES]
         deliveries = client.receive(len(SIZES))
         assert [decode_message(delivery.payload).body for delivery in deliveries] == [
@@ -123,11 +123,11 @@ def test_rhea_as_sender_sees_what_we_make_of_a_message(
     listener.do("send", link="in", message={"body": "x"})
     (delivery,) = client.receive()
     receiver.settle(delivery, state)
-    (told,) = client.until(lambda: listener.all("settled"))
-    assert told["outcome"] == type(state).__name__.lower()
-    assert told["error"] == (REASON if state is REJECTED else None)
+    (reported,) = client.until(lambda: listener.all("settled"))
+    assert reported["outcome"] == type(state).__name__.lower()
+    assert reported["error"] == (REASON if state is REJECTED else None)
     for name, value in CHANGES.items():
-        assert told[name] == (value if state is MODIFIED else None)
+        assert reported[name] == (value if state is MODIFIED else None)
 
 
 def test_we_drain_a_link_of_rheas(client: SocketClient, listener: RheaListener) -> None:
@@ -142,9 +142,7 @@ def test_we_drain_a_link_of_rheas(client: SocketClient, listener: RheaListener) 
     assert len(client.seen(Delivery)) == 1
 
 
-def test_a_link_that_rhea_detaches_is_gone_but_can_be_attached_again(
-    client: SocketClient, listener: RheaListener
-) -> None:
+def test_link_that_rhea_detaches_can_be_attached_again(client: SocketClient, listener: RheaListener) -> None:
     session = client.session()
     client.sender(session, "queue", name="out")
     listener.do("close_link", link="out")
@@ -154,7 +152,7 @@ def test_a_link_that_rhea_detaches_is_gone_but_can_be_attached_again(
     client.sender(session, "queue", name="out")
 
 
-def test_a_connection_that_rhea_closes_tells_us_why(client: SocketClient, listener: RheaListener) -> None:
+def test_close_of_rhea_has_a_reason(client: SocketClient, listener: RheaListener) -> None:
     listener.do("close", error={"condition": "amqp:connection:forced", "description": "maintenance"})
     (closed,) = client.until(lambda: client.seen(ConnectionClosed))
     assert closed.error == Error(Condition.CONNECTION_FORCED, "maintenance")

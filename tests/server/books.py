@@ -1,4 +1,4 @@
-"""What a ledger holds, for tests to look at."""
+"""The content of a ledger, for tests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def rows_of(directory: Path, table: str) -> list[dict[str, Any]]:
 
 
 def operations_in(directory: Path, *columns: str) -> Counter[tuple[Any, ...]]:
-    """How many messages, or operations without one, there were of each sort."""
+    """Return the number of messages, or operations without one, of each kind."""
     found: Counter[tuple[Any, ...]] = Counter()
     for row in rows_of(directory, OPERATIONS):
         if row["kind"] != "connection":
@@ -30,11 +30,11 @@ def operations_in(directory: Path, *columns: str) -> Counter[tuple[Any, ...]]:
 
 
 def events_of(directory: Path) -> list[dict[str, Any]]:
-    """What has happened to messages, in its order; that the namespace was started is left out."""
+    """Return the events of messages, in order, without those of the start of the namespace."""
     rows = sorted(rows_of(directory, LIVES), key=lambda row: row["ordinal"])
     return [row for row in rows if row["event"] not in {"started", "stopped"}]
 
 
 def lives_in(directory: Path) -> list[tuple[str, str, int]]:
-    """What has happened, where, and to which number."""
+    """Return the kind, entity and sequence number of each event."""
     return [(row["event"], row["entity"], row["sequence"]) for row in events_of(directory)]

@@ -27,7 +27,7 @@ KEY = ec.generate_private_key(ec.SECP256R1())
 
 
 class Issued:
-    """A credential as ``azure-identity`` has them, from an issuer of our own."""
+    """A credential like those of ``azure-identity``, from a test issuer."""
 
     def __init__(self, *roles: str, issuer: str = ISSUER, key: ec.EllipticCurvePrivateKey = KEY) -> None:
         self.roles = roles
@@ -46,7 +46,7 @@ def contoso(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningNamespa
     public = ECAlgorithm.to_jwk(KEY.public_key(), as_dict=True)
     keys.write_text(json.dumps({"keys": [{**public, "kid": "one", "alg": "ES256", "use": "sig"}]}))
     with running_namespace(jwt_issuer=ISSUER, jwt_keys=str(keys)) as namespace:
-        namespace.call(lambda host: host.namespace.create_queue("orders", QueueDescription(), host.now_ms()))
+        namespace.call(lambda host: host.use_namespace().create_queue("orders", QueueDescription(), host.now_ms()))
         yield namespace
 
 
@@ -59,7 +59,7 @@ def send(contoso: RunningNamespace, credential: Any) -> None:
         sender.send_messages(ServiceBusMessage("one espresso"))
 
 
-def test_a_role_lets_its_holder_send_and_another_one_receive(contoso: RunningNamespace) -> None:
+def test_roles_grant_sending_and_receiving(contoso: RunningNamespace) -> None:
     send(contoso, Issued("Azure Service Bus Data Sender"))
     reader = client(contoso, Issued("Azure Service Bus Data Receiver"))
     with reader, reader.get_queue_receiver("orders", max_wait_time=5) as receiver:
@@ -68,7 +68,7 @@ def test_a_role_lets_its_holder_send_and_another_one_receive(contoso: RunningNam
         receiver.complete_message(message)
 
 
-def test_a_role_that_is_not_enough_is_refused(contoso: RunningNamespace) -> None:
+def test_insufficient_role_is_refused(contoso: RunningNamespace) -> None:
     with pytest.raises(ServiceBusAuthorizationError):
         send(contoso, Issued("Azure Service Bus Data Receiver"))
 
@@ -78,12 +78,12 @@ def test_a_role_that_is_not_enough_is_refused(contoso: RunningNamespace) -> None
     [Issued("Send", issuer="https://somebody.else"), Issued("Send", key=ec.generate_private_key(ec.SECP256R1()))],
     ids=["another issuer", "another key"],
 )
-def test_a_token_of_somebody_else_is_refused(contoso: RunningNamespace, credential: Any) -> None:
+def test_token_of_another_issuer_is_refused(contoso: RunningNamespace, credential: Any) -> None:
     with pytest.raises(ServiceBusAuthenticationError):
         send(contoso, credential)
 
 
-def test_an_owner_manages_the_namespace(contoso: RunningNamespace) -> None:
+def test_owner_role_grants_managing(contoso: RunningNamespace) -> None:
     host = f"localhost:{contoso.port}"
     owner: Any = Issued("Azure Service Bus Data Owner")
     with ServiceBusAdministrationClient(host, owner, connection_verify=str(contoso.ca_file)) as admin:
@@ -95,13 +95,13 @@ def test_an_owner_manages_the_namespace(contoso: RunningNamespace) -> None:
         other.get_queue("made")
 
 
-def test_without_an_issuer_no_such_token_is_accepted() -> None:
+def test_jwt_is_refused_without_a_configured_issuer() -> None:
     with running_namespace() as contoso, pytest.raises(ServiceBusAuthenticationError):
         send(contoso, Issued("Azure Service Bus Data Owner"))
 
 
-def test_any_token_opens_a_namespace_that_is_told_so(caplog: pytest.LogCaptureFixture) -> None:
+def test_any_token_is_accepted_with_allow_any_jwt(caplog: pytest.LogCaptureFixture) -> None:
     with running_namespace(allow_any_jwt=True) as contoso:
-        contoso.call(lambda host: host.namespace.create_queue("orders", QueueDescription(), host.now_ms()))
+        contoso.call(lambda host: host.use_namespace().create_queue("orders", QueueDescription(), host.now_ms()))
         send(contoso, Issued())
     assert "ANY BEARER TOKEN" in caplog.text

@@ -1,8 +1,8 @@
-"""A4: time goes on, whatever happens to the machine's clock."""
+"""A4: time advances, whatever happens to the machine's clock."""
 
 from __future__ import annotations
 
-from pairbus.server.clock import SystemClock
+from pairbus.server.process import SystemClock
 
 SECOND = 1_000_000_000
 
@@ -19,7 +19,7 @@ class Clocks:
         self.steady += int(seconds * SECOND)
 
 
-def test_it_is_the_time_of_day() -> None:
+def test_clock_is_the_time_of_day() -> None:
     clocks = Clocks()
     clock = SystemClock(lambda: clocks.wall, lambda: clocks.steady)
     for _ in range(5):
@@ -27,7 +27,7 @@ def test_it_is_the_time_of_day() -> None:
         assert clock() == clocks.wall // 1_000_000
 
 
-def test_a_clock_that_is_set_back_is_caught_up_with_at_half_the_speed() -> None:
+def test_clock_that_is_set_back_is_caught_up_with_at_half_the_speed() -> None:
     clocks = Clocks()
     clock = SystemClock(lambda: clocks.wall, lambda: clocks.steady)
     before = clock()
@@ -38,14 +38,14 @@ def test_a_clock_that_is_set_back_is_caught_up_with_at_half_the_speed() -> None:
     assert clock() == clocks.wall // 1_000_000
 
 
-def test_a_clock_that_is_set_forward_is_followed() -> None:
+def test_clock_that_is_set_forward_is_followed() -> None:
     clocks = Clocks()
     clock = SystemClock(lambda: clocks.wall, lambda: clocks.steady)
     clocks.wall += 86_400 * SECOND
     assert clock() == clocks.wall // 1_000_000
 
 
-def test_it_never_goes_back() -> None:
+def test_clock_never_runs_backwards() -> None:
     clocks = Clocks()
     clock = SystemClock(lambda: clocks.wall, lambda: clocks.steady)
     times = []
@@ -56,7 +56,7 @@ def test_it_never_goes_back() -> None:
     assert times == sorted(times)
 
 
-def test_tokens_go_by_the_clock_as_it_is_set() -> None:
+def test_tokens_are_checked_against_the_wall_clock() -> None:
     clocks = Clocks()
     clock = SystemClock(lambda: clocks.wall, lambda: clocks.steady)
     clocks.wall -= 7_200 * SECOND

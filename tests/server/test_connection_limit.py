@@ -7,7 +7,7 @@ import http.client
 import socket
 import ssl
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from threading import Thread
 
@@ -23,14 +23,14 @@ from pairbus import (
     ServerBusyError,
 )
 from pairbus.broker import Address
-from pairbus.client.retry import RetryPolicy
-from pairbus.client.settings import MessagingFactorySettings, Transport
+from pairbus.client.settings import MessagingFactorySettings, RetryPolicy, Transport
 from pairbus.pairing import EntityState
 from pairbus.server import listener
-from pairbus.server.event_loop import new_event_loop
+from pairbus.server.process import new_event_loop
 from pairbus.testing import RunningNamespace, running_namespace
 from pairbus.wire import ACCEPTED, Error
-from tests.server.amqp.wire_client import DEADLINE_S, WireClient, connect, eventually, messages_in, text_message
+from tests.server.amqp.wire_client import DEADLINE_S, WireClient, connect, messages_in, text_message
+from tests.waiting import eventually
 
 BUSY = "com.microsoft:server-busy"
 REASON = "the server has reached its limit of 1 connections; try again in 10 seconds or later"
@@ -38,7 +38,7 @@ REASON = "the server has reached its limit of 1 connections; try again in 10 sec
 
 @pytest.fixture(params=[asyncio.new_event_loop, new_event_loop], ids=["asyncio", "best"])
 def full(request: pytest.FixtureRequest) -> Iterator[RunningNamespace]:
-    """A namespace whose only connection is taken."""
+    """Yield a namespace whose only connection is taken."""
     with (
         running_namespace(queues=["orders"], max_connections=1, new_loop=request.param) as namespace,
         connect(namespace),
@@ -61,8 +61,8 @@ def denied(namespace: RunningNamespace) -> int:
     return namespace.call(lambda host: host.throttle.denied["connections"])
 
 
-def told(namespace: RunningNamespace, *, tls: bool = False) -> Error | None:
-    """What the next AMQP connection is closed with."""
+def reported(namespace: RunningNamespace, *, tls: bool = False) -> Error | None:
+    """Return the error with which the next AMQP connection is closed."""
     with WireClient(namespace.port, ca_file=namespace.ca_file if tls else None) as client:
         client.engine.open()
         return client.until_hung_up()
@@ -70,7 +70,7 @@ def told(namespace: RunningNamespace, *, tls: bool = False) -> Error | None:
 
 @pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
 def test_amqp_connection_beyond_the_limit_is_closed_with_server_busy(full: RunningNamespace, tls: bool) -> None:
-    error = told(full, tls=tls)
+    error = reported(full, tls=tls)
     assert error is not None
     assert (error.condition, error.description) == (BUSY, REASON)
     eventually(lambda: refusals(full) == 0)
@@ -99,16 +99,16 @@ def test_websocket_beyond_the_limit_is_answered_with_503(full: RunningNamespace)
     assert caught.value.status_code == 503
 
 
-def test_connection_that_leaves_makes_room_for_another() -> None:
+def test_closed_connection_makes_room_for_another() -> None:
     with running_namespace(queues=["orders"], max_connections=2) as contoso:
         with connect(contoso), connect(contoso):
-            assert told(contoso) is not None
+            assert reported(contoso) is not None
         eventually(lambda: contoso._running._running.services.stream_count == 0)
         with connect(contoso) as client:
             client.sender("orders")
 
 
-# Who has not proved anything makes room
+# Unproven connections make room
 
 
 def silence(_contoso: RunningNamespace) -> bytes:
@@ -135,18 +135,45 @@ def half_a_handshake(_contoso: RunningNamespace) -> bytes:
 def test_e5_connections_without_a_key_are_closed_to_make_room(say: Callable[[RunningNamespace], bytes]) -> None:
     with running_namespace(queues=["orders"], max_connections=3) as contoso, connect(contoso) as first:
         link = first.sender("orders")
-        strangers = [socket.create_connection(("127.0.0.1", contoso.port)) for _ in range(2)]
-        for stranger in strangers:
-            stranger.settimeout(DEADLINE_S)
-            stranger.sendall(say(contoso))
-        eventually(lambda: unproven_count(contoso) == 2)
+        peers: list[socket.socket] = []
+        for _ in range(2):  # one after the other, so that the first is the oldest
+            peers.append(socket.create_connection(("127.0.0.1", contoso.port), timeout=DEADLINE_S))
+            peers[-1].sendall(say(contoso))
+            eventually(lambda: unproven_count(contoso) == len(peers))
         with connect(contoso) as second:
             assert second.send(second.sender("orders"), text_message("two")) == ACCEPTED
-            closed = [stranger for stranger in strangers if is_closed(stranger)]
-            assert closed == strangers[:1], "the oldest, and no more than need be"
+            closed = [unproven_peer for unproven_peer in peers if is_closed(unproven_peer)]
+            assert closed == peers[:1], "the oldest, and no more than need be"
         assert first.send(link, text_message("one")) == ACCEPTED
-        for stranger in strangers:
-            stranger.close()
+        for unproven_peer in peers:
+            unproven_peer.close()
+
+
+def test_e5_oldest_connection_is_closed_whatever_its_phase() -> None:
+    """Otherwise a flood of silent connections closes every client that has not sent its first byte yet."""
+    with running_namespace(queues=["orders"], max_connections=3) as contoso, connect(contoso), ExitStack() as stack:
+        peers: list[socket.socket] = []
+        for data in (half_an_exchange(contoso), silence(contoso)):
+            peers.append(stack.enter_context(socket.create_connection(("127.0.0.1", contoso.port), DEADLINE_S)))
+            peers[-1].sendall(data)
+            eventually(lambda: unproven_count(contoso) == len(peers))
+        with connect(contoso) as second:
+            second.sender("orders")
+            assert [is_closed(peer) for peer in peers] == [True, False]
+
+
+def test_e5_connections_that_do_not_read_their_responses_make_room() -> None:
+    with running_namespace(queues=["orders"], max_connections=3) as contoso, ExitStack() as stack:
+        for _ in range(3):
+            peer = stack.enter_context(socket.socket())
+            peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+            peer.settimeout(DEADLINE_S)
+            peer.connect(("127.0.0.1", contoso.port))
+            peer.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n" * 300)
+        unproven = contoso._running._running.services.unproven
+        eventually(lambda: unproven.held_bytes > 0)  # unsent bytes of responses count
+        with connect(contoso) as client:
+            client.sender("orders")
 
 
 def unproven_count(namespace: RunningNamespace) -> int:
@@ -154,10 +181,10 @@ def unproven_count(namespace: RunningNamespace) -> int:
     return len(parts.services.unproven) + parts._listener.waiting_count
 
 
-def is_closed(stranger: socket.socket) -> bool:
-    stranger.settimeout(0.2)
+def is_closed(unproven_peer: socket.socket) -> bool:
+    unproven_peer.settimeout(0.2)
     try:
-        while stranger.recv(1_000):
+        while unproven_peer.recv(1_000):
             pass
     except TimeoutError:
         return False
@@ -170,7 +197,7 @@ def is_closed(stranger: socket.socket) -> bool:
 def test_e5_connections_of_one_address_are_limited(tls: bool) -> None:
     with running_namespace(queues=["orders"], max_connections_per_address=2) as contoso:
         with connect(contoso), connect(contoso):
-            error = told(contoso, tls=tls)
+            error = reported(contoso, tls=tls)
             assert error is not None
             assert error.condition == BUSY
             assert "your address" in (error.description or "")
@@ -179,18 +206,18 @@ def test_e5_connections_of_one_address_are_limited(tls: bool) -> None:
             client.sender("orders")
 
 
-# The cost
+# Cost of refusals
 
 
 def test_only_so_many_refusals_are_answered_at_a_time(full: RunningNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listener, "REFUSE_WITHIN_S", 600.0)
     silent = [socket.create_connection(("127.0.0.1", full.port)) for _ in range(listener._MOST_REFUSALS)]
     eventually(lambda: refusals(full) == listener._MOST_REFUSALS)
-    assert told(full) is None
+    assert reported(full) is None
     for stream in silent:
         stream.close()
     eventually(lambda: refusals(full) == 0)
-    assert told(full) is not None
+    assert reported(full) is not None
 
 
 SLOW = {"nothing": b"", "half a preface": b"AM", "half a request": b"GET / HT", "half a handshake": b"\x16\x03\x01"}
@@ -208,7 +235,7 @@ def test_refused_peer_that_is_slow_is_disconnected(
 
 
 @pytest.mark.parametrize("said", [b"SSH-2.0-OpenSSH_9\r\n", b"GET / HTTP/9.9\r\n\r\n", b"AMQP\x00\x09\x09\x09"])
-def test_refused_peer_that_talks_nonsense_is_disconnected(full: RunningNamespace, said: bytes) -> None:
+def test_refused_peer_that_sends_garbage_is_disconnected(full: RunningNamespace, said: bytes) -> None:
     with socket.create_connection(("127.0.0.1", full.port), timeout=DEADLINE_S) as stream:
         stream.sendall(said)
         read_to_end(stream)
@@ -276,6 +303,22 @@ def test_client_gets_server_busy_error_and_sends_once_there_is_room(way: str) ->
         assert len(messages_in(contoso, Address.of("orders"))) == 1
 
 
+def test_manager_waits_and_succeeds_once_there_is_room() -> None:
+    with running_namespace(queues=["orders"], max_connections=1) as contoso:
+
+        async def use() -> None:
+            chosen = patient(Transport.TCP, contoso)
+            async with NamespaceManager.from_connection_string(contoso.connection_string, chosen) as manager:
+                with connect(contoso):
+                    before = denied(contoso)
+                    asking = asyncio.create_task(manager.get_queue("orders"))
+                    await asyncio.to_thread(eventually, lambda: denied(contoso) > before + 1)
+                    assert not asking.done()
+                assert (await asking).path == "orders"
+
+        asyncio.run(use())
+
+
 def test_paired_sender_without_patience_does_not_fail_over() -> None:
     with (
         running_namespace("primary", queues=["orders"], max_connections=1) as primary,
@@ -304,7 +347,9 @@ def test_paired_sender_without_patience_does_not_fail_over() -> None:
 
         asyncio.run(use())
         assert len(messages_in(primary, Address.of("orders"))) == 1
-        backlog = secondary.call(lambda host: [queue.message_count for queue in host.namespace.queues(host.now_ms())])
+        backlog = secondary.call(
+            lambda host: [queue.message_count for queue in host.use_namespace().queues(host.now_ms())]
+        )
         assert sum(backlog) == 0
 
 

@@ -1,4 +1,4 @@
-"""A declaration: read with care, applied as far as it says, and applied again without effect."""
+"""Declarations: validated, applied only where they name something, and idempotent."""
 
 from __future__ import annotations
 
@@ -105,10 +105,10 @@ def rules(broker: Broker, address: Address) -> list[RuleDescription]:
     return [rule.description for rule in found]
 
 
-# Reading
+# Parsing
 
 
-def test_everything_is_read() -> None:
+def test_all_settings_are_parsed() -> None:
     declaration = parse(ALL)
     orders, letters = declaration.queues
     assert orders.description == QueueDescription(
@@ -142,7 +142,7 @@ def test_everything_is_read() -> None:
     )
 
 
-def test_nothing_is_a_declaration_too() -> None:
+def test_empty_declaration_is_valid() -> None:
     assert parse("") == Declaration()
 
 
@@ -164,18 +164,18 @@ def test_nothing_is_a_declaration_too() -> None:
         ('"never"', None),
     ],
 )
-def test_how_a_time_can_be_said(text: str, milliseconds: int | None) -> None:
+def test_duration_formats(text: str, milliseconds: int | None) -> None:
     assert queue_setting(f"default_time_to_live = {text}", "default_time_to_live_ms") == milliseconds
 
 
 @pytest.mark.parametrize("text", ["-1", "true", "1.5", '"soon"', '"5 m"', '"P"', '"PT"', '"never"', "[]"])
-def test_what_is_no_time_is_refused(text: str) -> None:
+def test_invalid_duration_is_refused(text: str) -> None:
     said = refusal(f'[[queues]]\nname = "q"\nlock_duration = {text}')
-    assert said.startswith("lock_duration of queue 'q' is ")
+    assert said.startswith("lock_duration of queue 'q' must be a duration")
     assert "30s, 5m, 1h" in said
 
 
-def test_an_empty_forward_is_none() -> None:
+def test_empty_forward_is_none() -> None:
     assert queue_setting('forward_to = ""', "forward_to") is None
 
 
@@ -195,7 +195,7 @@ def test_an_empty_forward_is_none() -> None:
     ],
     ids=["nothing", "true", "false", "sql", "correlation", "action", "parameters"],
 )
-def test_how_a_rule_can_be_said(lines: str, rule: RuleDescription) -> None:
+def test_rule_formats(lines: str, rule: RuleDescription) -> None:
     assert rule_of(lines) == rule
 
 
@@ -203,23 +203,23 @@ def test_how_a_rule_can_be_said(lines: str, rule: RuleDescription) -> None:
     ("text", "said"),
     [
         ("[[queue]]", "the declaration has an unknown key 'queue'; did you mean 'queues'?"),
-        ("queues = 1", "queues has to be a list of tables"),
+        ("queues = 1", "queues must be a list of tables"),
         ("[[queues]]", "a queue has no name"),
         ('[[queues]]\nname = "q"\nlock_duraton = 1', "unknown key 'lock_duraton'; did you mean 'lock_duration'?"),
         ('[[queues]]\nname = "q"\nlock_duration_ms = 1', "did you mean 'lock_duration'?"),
-        ('[[queues]]\nname = "q"\nrequires_session = 1', "requires_session of queue 'q' is 1; it has to be true"),
-        ('[[queues]]\nname = "q"\nmax_delivery_count = true', "it has to be a whole number"),
-        ('[[queues]]\nname = "q"\nstatus = "off"', "possible are active, disabled"),
+        ('[[queues]]\nname = "q"\nrequires_session = 1', "requires_session of queue 'q' must be true or false, got 1"),
+        ('[[queues]]\nname = "q"\nmax_delivery_count = true', "must be a whole number, got True"),
+        ('[[queues]]\nname = "q"\nstatus = "off"', "must be one of active, disabled"),
         ('[[queues]]\nname = "q"\n[[topics]]\nname = "Q"', "the namespace has 'Q' twice"),
         ('[[topics]]\nname = "t"\nrequires_session = true', "topic 't' has an unknown key 'requires_session'"),
         ('[[topics]]\nname = "t"\n[[topics.subscriptions]]', "a subscription of topic 't' has no name"),
         ('[[topics]]\nname = "t"\n[[topics.subscriptions]]\nname = "s"\nkeys = []', "'t/s' has an unknown key 'keys'"),
-        ('[[keys]]\nname = "k"\nrights = ["send"]', "primary_key of key 'k' of the namespace is missing"),
-        ('[[keys]]\nname = "k"\nprimary_key = "x"', "rights of key 'k' of the namespace have to be a list"),
-        ('[[keys]]\nname = "k"\nprimary_key = "x"\nrights = ["write"]', "possible are send, listen, manage"),
+        ('[[keys]]\nname = "k"\nrights = ["send"]', "primary_key of key 'k' of the namespace must be a text"),
+        ('[[keys]]\nname = "k"\nprimary_key = "x"', "rights of key 'k' of the namespace must be a list"),
+        ('[[keys]]\nname = "k"\nprimary_key = "x"\nrights = ["write"]', "must be one of send, listen, manage"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_refused(text: str, said: str) -> None:
+def test_invalid_document_is_refused(text: str, said: str) -> None:
     assert said in refusal(text)
 
 
@@ -227,28 +227,28 @@ def test_what_is_wrong_is_refused(text: str, said: str) -> None:
     ("lines", "said"),
     [
         ('filter = {lable = "x"}', "the filter of rule '$Default' of subscription 't/s' has an unknown key 'lable'"),
-        ("filter = 1", "it has to be a text"),
+        ("filter = 1", "must be a text, got 1"),
         ("filter = {label = 1}", "label of the filter"),
-        ("filter = {properties = 1}", "where a table is needed"),
-        ("filter = {properties = {a = [1]}}", "possible are text, numbers, true and false"),
+        ("filter = {properties = 1}", "must be a table, got 1"),
+        ("filter = {properties = {a = [1]}}", "must be text, a number, true or false"),
         ('filter = {expression = "1=1", to = "x"}', "unknown key 'to'"),
         ("fliter = true", "did you mean 'filter'?"),
     ],
 )
-def test_a_rule_that_is_wrong_is_refused(lines: str, said: str) -> None:
+def test_invalid_rule_is_refused(lines: str, said: str) -> None:
     with pytest.raises(DeclarationError) as caught:
         rule_of(lines)
     assert said in str(caught.value)
 
 
-def test_a_key_is_not_repeated_in_an_error() -> None:
+def test_key_is_not_repeated_in_an_error() -> None:
     assert "12345" not in refusal('[[keys]]\nname = "k"\nrights = ["send"]\nprimary_key = 12345')
 
 
-# Applying
+# Application
 
 
-def test_an_empty_namespace_gets_everything() -> None:
+def test_empty_namespace_gets_everything() -> None:
     broker = Broker()
     declare(broker, ALL)
     orders = broker.info(ORDERS).description
@@ -262,7 +262,7 @@ def test_an_empty_namespace_gets_everything() -> None:
     assert [key.name for key in broker.namespace.authorization_rules(START)] == ["reader"]
 
 
-def test_a_second_time_changes_nothing_even_after_a_restart() -> None:
+def test_second_time_changes_nothing_even_after_a_restart() -> None:
     broker = Broker()
     declare(broker, ALL)
     broker.restart()
@@ -274,7 +274,7 @@ def test_a_second_time_changes_nothing_even_after_a_restart() -> None:
     assert {broker.info(each).updated_ms for each in (ORDERS, EVENTS, LARGE, EVERYTHING)} == {START}
 
 
-def test_only_what_is_named_is_changed() -> None:
+def test_only_named_settings_are_changed() -> None:
     broker = Broker()
     orders = broker.queue("Orders", max_delivery_count=7, user_metadata="by hand")
     other = broker.queue("other")
@@ -285,7 +285,7 @@ def test_only_what_is_named_is_changed() -> None:
     assert broker.info(other).description == QueueDescription()
 
 
-def test_what_is_named_goes_back_to_what_is_declared() -> None:
+def test_named_settings_are_reset_to_the_declaration() -> None:
     broker = Broker()
     declare(broker, '[[queues]]\nname = "q"\ndefault_time_to_live = "never"\nmax_delivery_count = 10')
     broker.update(Address.of("q"), default_time_to_live_ms=MINUTE, max_delivery_count=3)
@@ -334,14 +334,14 @@ def test_rules_that_are_not_declared_are_kept() -> None:
     assert rules(broker, subscription) == [sql("a = 1", "old")]
 
 
-def test_a_new_subscription_with_rules_has_no_default_one() -> None:
+def test_new_subscription_with_rules_has_no_default_one() -> None:
     broker = Broker()
     declare(broker, TOPIC.format('{ name = "big", filter = "size > 1" }'))
     broker.send(Address.of("topic"), letter("small", user={"size": 1}), letter("big", user={"size": 2}))
     assert broker.take(Address.of("topic", "sub")) == ["big"]
 
 
-def test_a_value_of_another_kind_is_a_change() -> None:
+def test_value_of_another_type_is_a_change() -> None:
     broker = Broker()
     declare(broker, TOPIC.format("{ filter = { properties = { a = 1 } } }"))
     declare(broker, TOPIC.format("{ filter = { properties = { a = true } } }"))
@@ -349,11 +349,11 @@ def test_a_value_of_another_kind_is_a_change() -> None:
     assert broker.take(Address.of("topic", "sub")) == ["truth"]
 
 
-def test_a_rule_that_is_refused_does_not_leave_a_subscription_without_rules() -> None:
+def test_rule_that_is_refused_does_not_leave_a_subscription_without_rules() -> None:
     broker = Broker()
     broker.topic()
     subscription = broker.subscription()
-    with pytest.raises(DeclarationError, match=r"rule .bad. of .*/.*. cannot be as it is declared"):
+    with pytest.raises(DeclarationError, match=r"rule .bad. of .*/.*. cannot be applied as declared"):
         declare(broker, TOPIC.format('{ name = "bad", filter = "a = = 1" }'))
     assert rules(broker, subscription) == [RuleDescription()]
 
@@ -387,17 +387,20 @@ def test_keys_are_set_by_name_and_others_left() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ('queues = [{ name = "topic" }]', "'topic' is declared as a queue, and there is a topic of that name"),
+        ('queues = [{ name = "topic" }]', "'topic' is declared as a queue, but it is an existing topic"),
         ('queues = [{ name = "queue", requires_session = true }]', "requires_session of 'queue' cannot be changed"),
-        ('queues = [{ name = "queue", lock_duration = "1d" }]', "lock_duration_ms of 'queue' is 86400000"),
+        ('queues = [{ name = "queue", lock_duration = "1d" }]', "lock_duration_ms of 'queue' must be"),
         ('queues = [{ name = "queue", forward_to = "nowhere" }]', "cannot forward to 'nowhere'"),
         ('queues = [{ name = "$q" }]', "reserved"),
-        ('queues = [{ name = "bad name!!" }]', "queue 'bad name!!' cannot be as it is declared: 'bad name!!' has the"),
+        (
+            'queues = [{ name = "bad name!!" }]',
+            "queue 'bad name!!' cannot be applied as declared: 'bad name!!' has the",
+        ),
         ('topics = [{ name = "topic", subscriptions = [{ name = "a~b" }] }]', "'a~b' has the character '~'"),
         ('queues = [{ name = "q", forward_to = "Q" }]', "forward_to of queue 'q' is the queue itself"),
     ],
 )
-def test_what_the_namespace_cannot_become_is_refused(text: str, said: str) -> None:
+def test_impossible_change_is_refused(text: str, said: str) -> None:
     broker = Broker()
     broker.queue()
     broker.topic()

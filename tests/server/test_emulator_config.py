@@ -54,7 +54,7 @@ def refusal(config: object, name: str | None = None) -> str:
     return str(caught.value)
 
 
-def test_a_queue_with_all_its_properties() -> None:
+def test_queue_with_all_its_properties() -> None:
     name, entities = read_emulator_config(
         document(namespace(Queues=[{"Name": "queue.1", "Properties": RECEIVING | SENDING}], Topics=[]))
     )
@@ -71,14 +71,14 @@ def test_a_queue_with_all_its_properties() -> None:
     assert {"forward_to", "requires_session"} <= queue.given
 
 
-def test_what_is_left_out_has_the_defaults_of_azure() -> None:
+def test_omitted_settings_have_the_defaults_of_azure() -> None:
     _, entities = read_emulator_config(document(namespace(Queues=[{"Name": "q"}])))
     (queue,) = entities.queues
     assert queue.description == QueueDescription()
     assert queue.given == frozenset()
 
 
-def test_a_topic_with_subscriptions_and_rules() -> None:
+def test_topic_with_subscriptions_and_rules() -> None:
     correlation = {
         "ContentType": "application/text", "CorrelationId": "id1", "Label": "subject1", "MessageId": "msgid1",
         "ReplyTo": "someQueue", "ReplyToSessionId": "sessionId", "SessionId": "session1", "To": "xyz",
@@ -133,21 +133,21 @@ def test_one_of_several_namespaces_is_chosen_by_name() -> None:
     assert "namespaces one, two; choose" in refusal(config, "three")
 
 
-def test_the_only_namespace_needs_no_choosing() -> None:
+def test_only_namespace_is_chosen_by_default() -> None:
     assert read_emulator_config(document(namespace("one")), "other").name == "one"
 
 
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        ([], "the file has to be an object"),
+        ([], "the file must be an object"),
         ({"UserConfg": {}}, "unknown key 'UserConfg'; did you mean 'UserConfig'?"),
         ({}, "the file has no UserConfig"),
-        ({"UserConfig": {"Namespaces": {}}}, "Namespaces of UserConfig has to be a list"),
+        ({"UserConfig": {"Namespaces": {}}}, "Namespaces of UserConfig must be a list"),
         (document(), "UserConfig has no namespace"),
         (document({"Queues": []}), "has no Name"),
         (document(namespace(Queus=[])), "unknown key 'Queus'; did you mean 'Queues'?"),
-        (document(namespace(Queues=["q"])), "each of Queues of namespace 'sbemulatorns' has to be an object"),
+        (document(namespace(Queues=["q"])), "each of Queues of namespace 'sbemulatorns' must be an object"),
         (document(namespace(Queues=[{"Properties": {}}])), "has no Name"),
         (
             document(namespace(Queues=[{"Name": "q", "Properties": {"LockDuraton": "PT1M"}}])),
@@ -159,11 +159,11 @@ def test_the_only_namespace_needs_no_choosing() -> None:
         ),
         (document(namespace(Topics=[{"Name": "t", "Properties": {"ForwardTo": ""}}])), "topic 't' has an unknown key"),
         (document(namespace(Queues=[{"Name": "q"}, {"Name": "Q"}])), "the namespace has 'Q' twice"),
-        (with_rule(FilterType="Regex"), "FilterType of rule 'rule' is 'Regex'; possible are Correlation, Sql"),
+        (with_rule(FilterType="Regex"), "FilterType of rule 'rule' must be one of Correlation, Sql"),
         (with_rule(), "has no FilterType"),
-        (with_rule(FilterType="Sql"), "SqlFilter of rule 'rule' has to be an object"),
+        (with_rule(FilterType="Sql"), "SqlFilter of rule 'rule' must be an object"),
         (with_rule(FilterType="Sql", SqlFilter={}), "SqlFilter of rule 'rule' has no SqlExpression"),
-        (with_rule(FilterType="Sql", SqlFilter={"SqlExpression": 1}), "it has to be a text"),
+        (with_rule(FilterType="Sql", SqlFilter={"SqlExpression": 1}), "must be a text"),
         (with_rule(FilterType="Correlation", CorrelationFilter={"Lable": "x"}), "did you mean 'Label'?"),
         (
             with_rule(FilterType="Sql", SqlFilter={"SqlExpression": "1=1"}, CorrelationFilter={}),
@@ -172,5 +172,5 @@ def test_the_only_namespace_needs_no_choosing() -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "config",
 )
-def test_what_is_wrong_is_refused(config: object, said: str) -> None:
+def test_invalid_document_is_refused(config: object, said: str) -> None:
     assert said in refusal(config)

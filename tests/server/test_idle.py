@@ -1,4 +1,4 @@
-"""Connections on which nothing happens for long, or nothing at all; the byte stream and the clock are made up."""
+"""Connections that are idle for long, or from the start; the byte stream and the clock are simulated."""
 
 from __future__ import annotations
 
@@ -16,15 +16,14 @@ import pytest
 from pairbus.broker import STANDARD, AuthorizationRule, Namespace, QueueDescription, Records, Right
 from pairbus.dialect.management import Operation
 from pairbus.dialect.sas import make_sas_token
-from pairbus.server.access import Gatekeeper
+from pairbus.server.access import Authorizer
 from pairbus.server.amqp.services import AmqpServices
 from pairbus.server.counters import Counters
 from pairbus.server.dispatcher import Dispatcher
 from pairbus.server.host import NamespaceHost
-from pairbus.server.listener import Listener
+from pairbus.server.listener import Listener, ProtocolSniffer
 from pairbus.server.messages import MessageView
-from pairbus.server.reception import Reception
-from pairbus.store import Keeper, MemoryStore
+from pairbus.store import GroupCommitter, MemoryStore
 from pairbus.wire import (
     ACCEPTED,
     AMQP_VALUE,
@@ -60,7 +59,7 @@ ROOT: Final = AuthorizationRule(
 
 
 class Stream(asyncio.Transport):
-    """The server's end of a stream in memory. What it writes is there a moment later, unless the wire is cut."""
+    """The server's end of a stream in memory. What it writes arrives a moment later, unless the wire is cut."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, protocol: asyncio.Protocol) -> None:
         super().__init__()
@@ -68,13 +67,13 @@ class Stream(asyncio.Transport):
         self.protocol = protocol
         self.on_data: Callable[[bytes], object] = lambda _data: None
         self.heartbeats = 0
-        """How many empty frames the server has sent."""
+        """Number of empty frames that the server has sent."""
         self.closed_s: float | None = None
-        """When the server hung up."""
+        """The time at which the server closed the stream."""
         protocol.connection_made(self)
 
     def feed(self, data: bytes) -> None:
-        """The client has sent something."""
+        """Deliver bytes from the client."""
         self.loop.call_soon(self._arrive, data)
 
     def _arrive(self, data: bytes) -> None:
@@ -101,20 +100,20 @@ class Stream(asyncio.Transport):
         self.protocol = protocol
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """There is no buffer."""
+        """Ignore the limits: there is no buffer."""
 
     def get_write_buffer_size(self) -> int:
         return 0
 
     def pause_reading(self) -> None:
-        """Nobody sends that much here."""
+        """Ignore the call: no test sends that much."""
 
     def resume_reading(self) -> None:
-        """Nobody sends that much here."""
+        """Ignore the call: no test sends that much."""
 
 
-class House:
-    """A namespace with two queues, served on a loop whose clock jumps to whatever comes next."""
+class Stage:
+    """A namespace with two queues, served on a loop whose clock jumps to the next event."""
 
     def __init__(self, idle_s: int = SERVER_IDLE_S) -> None:
         self.loop = looptime.new_event_loop(start=0, noop_cycles=1)
@@ -129,26 +128,26 @@ class House:
                 fresh_token=lambda: next(tokens).to_bytes(16, "big"),
             )
 
-        keeper = Keeper(MemoryStore(), make, START_MS)  # without a thread: a commit takes no time
-        self.host = NamespaceHost("house", STANDARD, keeper, self.now_ms, self.loop)
-        namespace = self.host.namespace
+        keeper = GroupCommitter(MemoryStore(), make, START_MS)  # without a thread: a commit takes no time
+        self.host = NamespaceHost("stage", STANDARD, keeper, self.now_ms, self.loop)
+        namespace = self.host.use_namespace()
         namespace.set_authorization_rules([ROOT], START_MS)
         visits = QueueDescription(requires_session=True, lock_duration_ms=SESSION_LOCK_S * 1_000)
         namespace.create_queue("orders", QueueDescription(), START_MS)
         namespace.create_queue("visits", visits, START_MS)
         self.services = AmqpServices(
-            self.host, Gatekeeper(self.host), Dispatcher(self.host), Counters(), idle_s * 1_000
+            self.host, Authorizer(self.host), Dispatcher(self.host), Counters(), idle_s * 1_000
         )
 
     def now_ms(self) -> int:
         return START_MS + round(self.loop.time() * 1_000)
 
     def stream(self) -> Stream:
-        """A new connection that has said nothing yet."""
+        """Return a new connection that has sent nothing yet."""
         return Stream(self.loop, self.reception(secure=False))
 
     def reception(self, *, secure: bool) -> asyncio.Protocol:
-        return Reception(self.services, asyncio.Protocol, secure=secure)
+        return ProtocolSniffer(self.services, asyncio.Protocol, secure=secure)
 
     def run(self, scenario: Coroutine[Any, Any, None]) -> None:
         self.loop.run_until_complete(scenario)
@@ -159,21 +158,21 @@ class House:
 
 
 @pytest.fixture
-def house() -> Iterator[House]:
-    house = House()
+def stage() -> Iterator[Stage]:
+    stage = Stage()
     try:
-        yield house
+        yield stage
     finally:
-        house.close()
+        stage.close()
 
 
 async def pass_time(seconds: float) -> None:
-    """Virtual seconds: they take no time."""
+    """Advance the virtual time, which takes no real time."""
     await asyncio.sleep(seconds)
 
 
 async def until(condition: Callable[[], object]) -> None:
-    """Wait until something is so, for a virtual minute at the most; it is seen within a virtual millisecond."""
+    """Wait until a condition is true, for a virtual minute at the most, checked every virtual millisecond."""
     for _ in range(60_000):
         if condition():
             return
@@ -182,21 +181,21 @@ async def until(condition: Callable[[], object]) -> None:
 
 
 class Client:
-    """A client on the same clock. It keeps its connection alive until it falls silent."""
+    """A client on the same clock. It keeps its connection alive until it becomes silent."""
 
-    def __init__(self, house: House, *, idle_s: int | None = CLIENT_IDLE_S) -> None:
+    def __init__(self, stage: Stage, *, idle_s: int | None = CLIENT_IDLE_S) -> None:
         self.engine = Connection(
             Configuration(container_id="client", idle_time_out_ms=None if idle_s is None else idle_s * 1_000),
             anonymous(),
         )
-        self.stream = house.stream()
+        self.stream = stage.stream()
         self.stream.on_data = self._receive
         self.detached: list[LinkDetached] = []
         self.attached: list[Link] = []
         self.received: list[Delivery] = []
         self.heartbeats = 0
-        self._house = house
-        self._loop = house.loop
+        self._house = stage
+        self._loop = stage.loop
         self._numbers = count(1)
         self._timer: asyncio.TimerHandle | None = None
         self._requests: Link | None = None
@@ -206,7 +205,7 @@ class Client:
         self.flush()
 
     def fall_silent(self) -> None:
-        """The machine is gone: nothing is read, nothing is written, and nobody is told."""
+        """Simulate a machine that is gone: nothing is read or written, and the server is not notified."""
         self._is_silent = True
         if self._timer is not None:
             self._timer.cancel()
@@ -245,7 +244,7 @@ class Client:
         await until(lambda: self.engine.is_open)
 
     async def put_token(self, lifetime_s: int) -> None:
-        """Show a token, and wait for the answer."""
+        """Put a token, and wait for the response."""
         if self._requests is None:
             answers = self.session.attach("answers", RECEIVER, source=Source(address="$cbs"), target=Target())
             answers.flow(1_000)
@@ -279,7 +278,7 @@ class Client:
         return link
 
     async def send(self, link: Link) -> object:
-        """Send a message; its outcome."""
+        """Send a message; return its outcome."""
         payload = encode_message(Message(properties=Properties(message_id="1"), body=(b"still here",)))
         delivery = link.send(payload, tag=next(self._numbers).to_bytes(4, "big"))
         self.flush()
@@ -287,20 +286,20 @@ class Client:
         return delivery.state
 
 
-async def _guest(house: House, *, idle_s: int | None = CLIENT_IDLE_S, token_s: int = 2 * DAY_S) -> Client:
-    client = Client(house, idle_s=idle_s)
+async def _guest(stage: Stage, *, idle_s: int | None = CLIENT_IDLE_S, token_s: int = 2 * DAY_S) -> Client:
+    client = Client(stage, idle_s=idle_s)
     await client.opened()
     client.beat()
     await client.put_token(token_s)
     return client
 
 
-# A day without a word
+# A day of silence
 
 
-def test_a_connection_idle_for_a_day_is_kept_by_heartbeats_and_works_afterwards(house: House) -> None:
+def test_connection_idle_for_a_day_is_kept_by_heartbeats_and_works_afterwards(stage: Stage) -> None:
     async def scenario() -> None:
-        client = await _guest(house)
+        client = await _guest(stage)
         sender, receiver = await client.sender("orders"), await client.receiver("orders")
 
         await pass_time(DAY_S)
@@ -312,13 +311,13 @@ def test_a_connection_idle_for_a_day_is_kept_by_heartbeats_and_works_afterwards(
         client.flush()
         await until(lambda: len(client.received) > before)
 
-    house.run(scenario())
+    stage.run(scenario())
 
 
 @pytest.mark.parametrize("idle_s", [CLIENT_IDLE_S, 600])
-def test_heartbeats_come_often_enough_and_no_more_often_than_twice_that(house: House, idle_s: int) -> None:
+def test_heartbeats_are_sent_at_the_requested_rate_and_at_most_twice_that(stage: Stage, idle_s: int) -> None:
     async def scenario() -> None:
-        client = await _guest(house, idle_s=idle_s)
+        client = await _guest(stage, idle_s=idle_s)
         sent, received = client.heartbeats, client.stream.heartbeats
 
         await pass_time(DAY_S)
@@ -326,24 +325,24 @@ def test_heartbeats_come_often_enough_and_no_more_often_than_twice_that(house: H
         assert DAY_S / idle_s <= client.stream.heartbeats - received <= 2 * DAY_S / idle_s + 1
         assert DAY_S / SERVER_IDLE_S <= client.heartbeats - sent <= 2 * DAY_S / SERVER_IDLE_S + 1
 
-    house.run(scenario())
+    stage.run(scenario())
 
 
-def test_a_client_that_wants_no_heartbeats_gets_none(house: House) -> None:
+def test_client_that_wants_no_heartbeats_gets_none(stage: Stage) -> None:
     async def scenario() -> None:
-        client = await _guest(house, idle_s=None)
+        client = await _guest(stage, idle_s=None)
 
         await pass_time(DAY_S)
 
         assert client.stream.heartbeats == 0
         assert not client.stream.is_closing()
 
-    house.run(scenario())
+    stage.run(scenario())
 
 
-def test_a_busy_connection_has_no_more_heartbeats_than_an_idle_one(house: House) -> None:
+def test_busy_connection_has_no_more_heartbeats_than_an_idle_one(stage: Stage) -> None:
     async def scenario() -> None:
-        client = await _guest(house)
+        client = await _guest(stage)
         sender = await client.sender("orders")
         before = client.stream.heartbeats
 
@@ -353,12 +352,12 @@ def test_a_busy_connection_has_no_more_heartbeats_than_an_idle_one(house: House)
 
         assert client.stream.heartbeats - before <= 2 * HOUR_S / CLIENT_IDLE_S + 1
 
-    house.run(scenario())
+    stage.run(scenario())
 
 
-def test_a_token_that_is_renewed_keeps_the_links_for_a_day(house: House) -> None:
+def test_token_that_is_renewed_keeps_the_links_for_a_day(stage: Stage) -> None:
     async def scenario() -> None:
-        client = await _guest(house, token_s=HOUR_S)
+        client = await _guest(stage, token_s=HOUR_S)
         sender = await client.sender("orders")
 
         for _ in range(0, DAY_S, 3_000):  # every fifty minutes
@@ -368,12 +367,12 @@ def test_a_token_that_is_renewed_keeps_the_links_for_a_day(house: House) -> None
         assert not client.detached
         assert await client.send(sender) == ACCEPTED
 
-    house.run(scenario())
+    stage.run(scenario())
 
 
-def test_a_token_that_is_not_renewed_ends_the_links_but_not_the_connection(house: House) -> None:
+def test_token_that_is_not_renewed_ends_the_links_but_not_the_connection(stage: Stage) -> None:
     async def scenario() -> None:
-        client = await _guest(house, token_s=HOUR_S)
+        client = await _guest(stage, token_s=HOUR_S)
         sender = await client.sender("orders")
 
         await pass_time(DAY_S)
@@ -384,18 +383,18 @@ def test_a_token_that_is_not_renewed_ends_the_links_but_not_the_connection(house
         await client.put_token(HOUR_S)
         assert await client.send(await client.sender("orders")) == ACCEPTED
 
-    house.run(scenario())
+    stage.run(scenario())
 
 
-# Nobody there any more
+# Silent peers
 
 
 @pytest.mark.parametrize("idle_s", [CLIENT_IDLE_S, None], ids=["wanted-heartbeats", "wanted-none"])
-def test_a_client_that_falls_silent_is_dropped_after_twice_the_idle_time_out(house: House, idle_s: int | None) -> None:
+def test_silent_client_is_dropped_after_twice_the_idle_timeout(stage: Stage, idle_s: int | None) -> None:
     async def scenario() -> None:
-        client = await _guest(house, idle_s=idle_s)
+        client = await _guest(stage, idle_s=idle_s)
         await client.receiver("orders")
-        silent_s = house.loop.time()
+        silent_s = stage.loop.time()
         client.fall_silent()
 
         await pass_time(2 * SERVER_IDLE_S - 1)
@@ -404,16 +403,16 @@ def test_a_client_that_falls_silent_is_dropped_after_twice_the_idle_time_out(hou
         await pass_time(4 * SERVER_IDLE_S)
         assert client.stream.closed_s is not None
         assert client.stream.closed_s - silent_s <= 3 * SERVER_IDLE_S
-        assert not house.services.connections
+        assert not stage.services.connections
 
-    house.run(scenario())
+    stage.run(scenario())
 
 
-def test_the_session_of_a_silent_client_is_free_when_it_is_dropped() -> None:
-    house = House(idle_s=SESSION_LOCK_S // 5)
+def test_session_of_a_silent_client_is_free_when_it_is_dropped() -> None:
+    stage = Stage(idle_s=SESSION_LOCK_S // 5)
 
     async def scenario() -> None:
-        holder, other = await _guest(house), await _guest(house)
+        holder, other = await _guest(stage), await _guest(stage)
         await holder.receiver("visits", "alice")
         holder.fall_silent()
 
@@ -425,67 +424,67 @@ def test_the_session_of_a_silent_client_is_free_when_it_is_dropped() -> None:
         assert (await other.receiver("visits", "alice")).is_attached
 
     try:
-        house.run(scenario())
+        stage.run(scenario())
     finally:
-        house.close()
+        stage.close()
 
 
-def test_a_client_that_comes_back_in_time_is_not_dropped(house: House) -> None:
+def test_client_that_resumes_in_time_is_not_dropped(stage: Stage) -> None:
     async def scenario() -> None:
-        client = await _guest(house)
+        client = await _guest(stage)
         for _ in range(24):
-            await pass_time(2 * SERVER_IDLE_S - 10)  # later than it should, and still in time
+            await pass_time(2 * SERVER_IDLE_S - 10)  # late, but still in time
             client.stream.feed(HEARTBEAT)
         assert not client.stream.is_closing()
 
-    house.run(scenario())
+    stage.run(scenario())
 
 
-# Nobody who begins
+# Peers that never open
 
 
-def test_a_connection_that_is_not_opened_is_dropped_after_a_minute(house: House) -> None:
+def test_connection_that_is_not_opened_is_dropped_after_a_minute(stage: Stage) -> None:
     async def scenario() -> None:
-        stream = house.stream()
+        stream = stage.stream()
         stream.feed(SASL_HEADER)
 
         await pass_time(59)
         assert not stream.is_closing()
         await pass_time(2)
         assert stream.is_closing()
-        assert not house.services.connections
+        assert not stage.services.connections
 
-    house.run(scenario())
+    stage.run(scenario())
 
 
-def test_a_client_that_dawdles_over_its_open_is_dropped_all_the_same(house: House) -> None:
+def test_client_that_sends_its_open_slowly_is_dropped(stage: Stage) -> None:
     async def scenario() -> None:
-        stream = house.stream()
+        stream = stage.stream()
         for octet in SASL_HEADER:
             stream.feed(bytes([octet]))
             await pass_time(10)
         assert stream.is_closing()
 
-    house.run(scenario())
+    stage.run(scenario())
 
 
-def test_a_connection_that_says_nothing_is_dropped_after_half_a_minute(house: House) -> None:
+def test_connection_without_data_is_closed_after_half_a_minute(stage: Stage) -> None:
     async def scenario() -> None:
-        stream = house.stream()
+        stream = stage.stream()
 
         await pass_time(29)
         assert not stream.is_closing()
         await pass_time(2)
         assert stream.is_closing()
 
-    house.run(scenario())
+    stage.run(scenario())
 
 
-def test_a_socket_that_says_nothing_is_dropped_after_half_a_minute(house: House) -> None:
+def test_socket_without_data_is_closed_after_half_a_minute(stage: Stage) -> None:
     async def scenario() -> None:
         listener = Listener(
-            house.loop,
-            lambda secure: house.reception(secure=secure),
+            stage.loop,
+            lambda secure: stage.reception(secure=secure),
             ssl.create_default_context(ssl.Purpose.CLIENT_AUTH),
             lambda: True,
         )
@@ -499,4 +498,4 @@ def test_a_socket_that_says_nothing_is_dropped_after_half_a_minute(house: House)
             assert silent.recv(1) == b""
         listener.close()
 
-    house.run(scenario())
+    stage.run(scenario())

@@ -8,14 +8,14 @@ import re
 from pairbus.testing import running_namespace
 
 
-def test_clients_are_told_how_long_they_may_keep_a_connection() -> None:
+def test_keep_alive_header_announces_the_timeout() -> None:
     with running_namespace("contoso") as namespace:
         connection = http.client.HTTPConnection("localhost", namespace.port, timeout=60)
         for _ in range(2):  # the second time on the same connection
             connection.request("GET", "/health")
             response = connection.getresponse()
             assert response.read()
-            told = re.fullmatch(r"timeout=(\d+)", response.headers["keep-alive"])
-            assert told is not None
-            assert int(told[1]) >= 60
+            reported = re.fullmatch(r"timeout=(\d+)", response.headers["keep-alive"])
+            assert reported is not None
+            assert int(reported[1]) >= 60
         connection.close()

@@ -10,7 +10,7 @@ import pytest
 from azure.servicebus import ServiceBusClient, ServiceBusMessage, TransportType
 from azure.servicebus.management import ServiceBusAdministrationClient
 
-from pairbus.server.event_loop import new_event_loop
+from pairbus.server.process import new_event_loop
 from pairbus.testing import RunningNamespace, running_namespace
 
 
@@ -47,7 +47,7 @@ def websocket(contoso: RunningNamespace) -> ServiceBusClient:
 
 
 @pytest.mark.parametrize("connect", [plain, tls, websocket], ids=["plain", "tls", "websocket"])
-def test_a_message_comes_through(
+def test_message_is_delivered(
     contoso: RunningNamespace, connect: Callable[[RunningNamespace], ServiceBusClient]
 ) -> None:
     body = bytes(range(256)) * 800

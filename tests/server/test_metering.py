@@ -1,4 +1,4 @@
-"""D3: every operation that would be billed is recorded, and what happens to each message, when that is switched on."""
+"""D3: the ledger records every billable operation and, if enabled, the lifecycle events of each message."""
 
 from __future__ import annotations
 
@@ -22,12 +22,11 @@ from pairbus import (
     ReceiveMode,
     ServerBusyError,
 )
-from pairbus.broker import Address, Message
-from pairbus.client.lane import Lane
+from pairbus.broker import Address, NewMessage
+from pairbus.client.entity_link import EntityLink, SendBatch
 from pairbus.client.message import encode_brokered
-from pairbus.client.parcel import Parcel
 from pairbus.dialect.annotations import PING_CONTENT_TYPE, SYPHON
-from pairbus.dialect.backlog_path import backlog_path
+from pairbus.dialect.paths import backlog_path
 from pairbus.dialect.transfer import divert
 from pairbus.ledger import LIVES, OPERATIONS
 from pairbus.server.host import NamespaceHost
@@ -55,7 +54,7 @@ def play(namespace: RunningNamespace, scene: Callable[[MessagingFactory], Awaita
     asyncio.run(asyncio.wait_for(played(), 60.0))
 
 
-def test_d3_sends_receives_and_settlements_are_counted_by_what_they_were(tmp_path: Path) -> None:
+def test_d3_sends_receives_and_settlements_are_counted_by_kind(tmp_path: Path) -> None:
     async def scene(factory: MessagingFactory) -> None:
         sender = await factory.create_message_sender("orders")
         await sender.send([BrokeredMessage(b"x", message_id=str(number)) for number in range(10)])
@@ -88,12 +87,12 @@ def test_d3_sends_receives_and_settlements_are_counted_by_what_they_were(tmp_pat
 def test_d3_diverted_messages_are_charged_four_times(tmp_path: Path) -> None:
     async def divert_one(factory: MessagingFactory) -> None:
         payload = divert(encode_brokered(BrokeredMessage(b"x", message_id="one")), "orders")
-        await Lane(factory, BACKLOG).send(Parcel([payload]))
+        await EntityLink(factory, BACKLOG).send(SendBatch([payload]))
         syphon = await factory.create_message_receiver(BACKLOG, receive_mode=ReceiveMode.RECEIVE_AND_DELETE)
         assert len(await syphon.receive(1, PATIENCE)) == 1
         assert await syphon.receive(1, SHORT) == []
-        home = Lane(factory, "orders", {SYPHON: True})
-        await home.send(Parcel([encode_brokered(BrokeredMessage(b"x", message_id="one"))]))
+        home = EntityLink(factory, "orders", {SYPHON: True})
+        await home.send(SendBatch([encode_brokered(BrokeredMessage(b"x", message_id="one"))]))
         receiver = await factory.create_message_receiver("orders")
         await receiver.complete(await receiver.receive(1, PATIENCE))
 
@@ -108,10 +107,10 @@ def test_d3_diverted_messages_are_charged_four_times(tmp_path: Path) -> None:
     assert counted["send", "direct", "orders"] == counted["receive", "direct", "orders"] == 0
 
 
-def test_d3_what_came_home_is_known_after_a_restart(tmp_path: Path) -> None:
+def test_d3_restored_messages_are_recognized_after_a_restart(tmp_path: Path) -> None:
     async def bring_home(factory: MessagingFactory) -> None:
-        lane = Lane(factory, "news", {SYPHON: True})
-        await lane.send(Parcel([encode_brokered(BrokeredMessage(b"x"))]))
+        lane = EntityLink(factory, "news", {SYPHON: True})
+        await lane.send(SendBatch([encode_brokered(BrokeredMessage(b"x"))]))
 
     async def receive(factory: MessagingFactory) -> None:
         receiver = await factory.create_message_receiver("news/Subscriptions/all")
@@ -125,7 +124,7 @@ def test_d3_what_came_home_is_known_after_a_restart(tmp_path: Path) -> None:
     assert counted["receive", "returned", "news/subscriptions/all"] == 1
 
 
-def test_d3_pings_are_lines_of_their_own(tmp_path: Path) -> None:
+def test_d3_pings_have_separate_rows(tmp_path: Path) -> None:
     async def ping(factory: MessagingFactory) -> None:
         sender = await factory.create_message_sender("orders")
         await sender.send(BrokeredMessage(b"", content_type=PING_CONTENT_TYPE, time_to_live=timedelta(seconds=1)))
@@ -136,7 +135,7 @@ def test_d3_pings_are_lines_of_their_own(tmp_path: Path) -> None:
     assert lives_in(tmp_path / "ledger") == []
 
 
-def test_d3_management_requests_and_refusals_are_counted(tmp_path: Path) -> None:
+def test_d3_management_requests_and_rejections_are_counted(tmp_path: Path) -> None:
     async def scene(namespace: RunningNamespace) -> None:
         async with NamespaceManager.from_connection_string(namespace.connection_string) as manager:
             await manager.create_queue("more")
@@ -161,10 +160,10 @@ def test_d3_management_requests_and_refusals_are_counted(tmp_path: Path) -> None
     assert max(connections) >= 1
 
 
-# Lives
+# Lifecycle events
 
 
-def test_d4_the_life_of_a_message(tmp_path: Path) -> None:
+def test_d4_lifecycle_of_a_message_is_recorded(tmp_path: Path) -> None:
     async def live(factory: MessagingFactory) -> None:
         sender = await factory.create_message_sender("orders")
         await sender.send([BrokeredMessage(b"x", message_id=f"m{number}") for number in range(4)])
@@ -192,7 +191,7 @@ def test_d4_the_life_of_a_message(tmp_path: Path) -> None:
     assert {row["destination"] for row in rows} == {None}
 
 
-def test_d4_a_topic_routes_copies_that_know_their_origin(tmp_path: Path) -> None:
+def test_d4_copies_routed_by_a_topic_state_their_original_sequence(tmp_path: Path) -> None:
     async def publish(factory: MessagingFactory) -> None:
         await (await factory.create_message_sender("news")).send(BrokeredMessage(b"x", session_id="s"))
 
@@ -208,7 +207,7 @@ def test_d4_a_topic_routes_copies_that_know_their_origin(tmp_path: Path) -> None
     assert {row["session_id"] for row in rows} == {"s"}
 
 
-def test_d4_what_is_scheduled_waits_for_its_time_and_is_moved_then(tmp_path: Path) -> None:
+def test_d4_scheduled_message_is_moved_at_its_enqueue_time(tmp_path: Path) -> None:
     async def schedule(factory: MessagingFactory) -> None:
         sender = await factory.create_message_sender("orders")
         soon = datetime.now(UTC) + timedelta(seconds=1)
@@ -228,11 +227,11 @@ def test_d4_what_is_scheduled_waits_for_its_time_and_is_moved_then(tmp_path: Pat
     ]
 
 
-def test_d4_where_a_diverted_message_is_bound_for(tmp_path: Path) -> None:
+def test_d4_diverted_message_states_its_destination(tmp_path: Path) -> None:
     async def scene(factory: MessagingFactory) -> None:
         message = BrokeredMessage(b"x", message_id="one", session_id="s")
-        await Lane(factory, BACKLOG).send(Parcel([divert(encode_brokered(message), "Orders")]))
-        await Lane(factory, "orders", {SYPHON: True}).send(Parcel([encode_brokered(message)]))
+        await EntityLink(factory, BACKLOG).send(SendBatch([divert(encode_brokered(message), "Orders")]))
+        await EntityLink(factory, "orders", {SYPHON: True}).send(SendBatch([encode_brokered(message)]))
 
     with metered(tmp_path, lives=True) as namespace:
         play(namespace, scene)
@@ -243,7 +242,7 @@ def test_d4_where_a_diverted_message_is_bound_for(tmp_path: Path) -> None:
     assert (diverted["message_id"], returned["message_id"]) == ("one", "one")
 
 
-def test_d4_duplicates_expiry_purges_and_deleted_entities(tmp_path: Path) -> None:
+def test_d4_duplicates_expiry_purges_and_deleted_entities_are_recorded(tmp_path: Path) -> None:
     async def scene(namespace: RunningNamespace) -> None:
         async with NamespaceManager.from_connection_string(namespace.connection_string) as manager:
             await manager.create_queue(QueueDescription("once", requires_duplicate_detection=True))
@@ -258,7 +257,7 @@ def test_d4_duplicates_expiry_purges_and_deleted_entities(tmp_path: Path) -> Non
 
     with metered(tmp_path, lives=True) as namespace:
         asyncio.run(asyncio.wait_for(scene(namespace), 60.0))
-        namespace.call(lambda host: host.namespace.delete_messages(Address.of("orders"), 10, host.now_ms()))
+        namespace.call(lambda host: host.use_namespace().delete_messages(Address.of("orders"), 10, host.now_ms()))
     assert lives_in(tmp_path / "ledger") == [
         ("accepted", "once", 1),
         ("repeated", "once", 0),
@@ -268,7 +267,7 @@ def test_d4_duplicates_expiry_purges_and_deleted_entities(tmp_path: Path) -> Non
     ]
 
 
-def test_d4_without_being_asked_nobody_records_lives(tmp_path: Path) -> None:
+def test_d4_lifecycle_events_are_off_by_default(tmp_path: Path) -> None:
     async def scene(factory: MessagingFactory) -> None:
         await (await factory.create_message_sender("orders")).send(BrokeredMessage(b"x"))
 
@@ -277,7 +276,7 @@ def test_d4_without_being_asked_nobody_records_lives(tmp_path: Path) -> None:
     assert events_of(tmp_path / "ledger") == []
 
 
-def test_d4_ordinals_go_on_after_a_restart(tmp_path: Path) -> None:
+def test_d4_ordinals_continue_after_a_restart(tmp_path: Path) -> None:
     async def scene(factory: MessagingFactory) -> None:
         await (await factory.create_message_sender("orders")).send(BrokeredMessage(b"x"))
 
@@ -292,10 +291,10 @@ def test_d4_ordinals_go_on_after_a_restart(tmp_path: Path) -> None:
     ]
 
 
-def test_d4_what_lies_there_is_told_at_each_start(tmp_path: Path) -> None:
+def test_d4_present_messages_are_recorded_at_each_start(tmp_path: Path) -> None:
     async def scene(factory: MessagingFactory) -> None:
         message = BrokeredMessage(b"x", message_id="one", session_id="s")
-        await Lane(factory, BACKLOG).send(Parcel([divert(encode_brokered(message), "Orders")]))
+        await EntityLink(factory, BACKLOG).send(SendBatch([divert(encode_brokered(message), "Orders")]))
         await (await factory.create_message_sender("news")).send(BrokeredMessage(b"x"))
 
     with metered(tmp_path, lives=True, data=tmp_path / "data") as namespace:
@@ -309,13 +308,13 @@ def test_d4_what_lies_there_is_told_at_each_start(tmp_path: Path) -> None:
     assert (diverted["destination"], diverted["session_id"], diverted["stage"]) == ("orders", "s", "backlog")
 
 
-def test_d4_more_is_found_than_a_ledger_keeps_in_memory(tmp_path: Path) -> None:
+def test_d4_more_messages_found_than_fit_in_memory_are_all_recorded(tmp_path: Path) -> None:
     many = 25_000
 
     def fill(host: NamespaceHost) -> None:
         for number in range(0, many, 500):
-            messages = [Message(b"x", str(each)) for each in range(number, number + 500)]
-            host.namespace.send(Address.of("orders"), messages, host.now_ms())
+            messages = [NewMessage(b"x", str(each)) for each in range(number, number + 500)]
+            host.use_namespace().send(Address.of("orders"), messages, host.now_ms())
 
     with metered(tmp_path, lives=True, data=tmp_path / "data") as namespace:
         namespace.call(fill)
@@ -324,9 +323,7 @@ def test_d4_more_is_found_than_a_ledger_keeps_in_memory(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("size", "units"), [(1, 1), (65_400, 1), (66_000, 2)])
-def test_d3_a_message_has_as_many_units_when_it_is_received_as_when_it_was_sent(
-    tmp_path: Path, size: int, units: int
-) -> None:
+def test_d3_received_message_has_the_units_it_was_sent_with(tmp_path: Path, size: int, units: int) -> None:
     async def scene(factory: MessagingFactory) -> None:
         sender = await factory.create_message_sender("orders")
         await sender.send(BrokeredMessage(b"x" * size))
@@ -339,7 +336,7 @@ def test_d3_a_message_has_as_many_units_when_it_is_received_as_when_it_was_sent(
     assert (counted["send"], counted["receive"]) == (units, units)
 
 
-def test_d3_a_stranger_puts_no_names_into_the_ledger(tmp_path: Path) -> None:
+def test_d3_unauthenticated_peer_adds_no_names_to_the_ledger(tmp_path: Path) -> None:
     with metered(tmp_path) as namespace, pytest.raises(HTTPError, match="401"):
         urlopen(f"http://localhost:{namespace.port}/made-up?api-version=2021-05", timeout=60)
     rows = [row for row in rows_of(tmp_path / "ledger", OPERATIONS) if row["kind"] == "management"]

@@ -1,7 +1,7 @@
-"""A8: nobody gets in without the claim, whatever the way in; who is turned away learns nothing and changes nothing.
+"""A8: no access without the claim, by any route; a refused client learns nothing and changes nothing.
 
-The cases come from the tables that the server itself routes by: a new kind of link, operation or route is covered as
-soon as it is there, or a test says that it is not.
+The cases come from the tables that the server itself routes by: a new kind of link, operation or route is covered
+automatically, or a test reports that it is not.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from pairbus.dialect.sas import make_sas_token
 from pairbus.server.amqp.attachment import FORMS
 from pairbus.server.amqp.management.node import OPERATIONS
 from pairbus.server.host import NamespaceHost
-from pairbus.server.http.routes import ROUTES, Route
+from pairbus.server.http.routes import ROUTES, ManagementRoute
 from pairbus.testing import RunningNamespace, running_namespace
 from pairbus.wire import (
     ACCEPTED,
@@ -68,13 +68,13 @@ LISTENING: Final = key("listening", Right.LISTEN)
 BOTH: Final = key("both", Right.SEND, Right.LISTEN)
 KEYS: Final = (SENDING, LISTENING, BOTH)
 LACKING: Final = {Right.SEND: LISTENING, Right.LISTEN: SENDING, Right.MANAGE: BOTH}
-"""For each claim, a key to the whole namespace that has all others that can be had without it."""
+"""For each claim, a key to the whole namespace with all other claims that can exist without it."""
 
 BOSS: Final = key("boss", Right.MANAGE, Right.SEND, Right.LISTEN)
-"""Each entity has a key of that name, whose value is its own."""
+"""Each entity has a key of that name, with a value of its own."""
 
 MISSING: Final = {"orders": "absent", "old": "odd", "news": "gone", "all": "any", "visits": "voided"}
-"""For each name that there is, one of the same shape that there is not."""
+"""For each existing name, a missing one of the same shape."""
 
 
 def boss_of(entity: str) -> AuthorizationRule:
@@ -86,13 +86,13 @@ def queue(entity: str, **settings: Any) -> QueueDescription:
 
 
 def missing(text: str) -> str:
-    """The same with names that there are not."""
+    """Return the text with names of missing entities."""
     return re.sub(rf"\b({'|'.join(MISSING)})\b", lambda found: MISSING[found[0].lower()], text, flags=re.IGNORECASE)
 
 
 def furnish(host: NamespaceHost) -> None:
-    """See that everything is there that the tests ask for, as new."""
-    namespace, now_ms = host.namespace, host.now_ms()
+    """Reset everything that the tests use to a known state."""
+    namespace, now_ms = host.use_namespace(), host.now_ms()
     root = next(rule for rule in namespace.authorization_rules(now_ms) if Right.MANAGE in rule.rights)
     for entity in [*namespace.queues(now_ms), *namespace.topics(now_ms)]:
         namespace.delete(Address.of(entity.path), now_ms)
@@ -105,8 +105,8 @@ def furnish(host: NamespaceHost) -> None:
 
 
 def contents(host: NamespaceHost) -> list[object]:
-    """Everything in the namespace that a request could have changed."""
-    namespace, now_ms = host.namespace, host.now_ms()
+    """Return everything in the namespace that a request could have changed."""
+    namespace, now_ms = host.use_namespace(), host.now_ms()
     found: list[object] = list(namespace.authorization_rules(now_ms))
     found += [replace(info, accessed_ms=0) for info in namespace.queues(now_ms)]
     for topic in namespace.topics(now_ms):
@@ -126,7 +126,7 @@ def namespace() -> Iterator[RunningNamespace]:
 
 @pytest.fixture
 def fresh(namespace: RunningNamespace) -> RunningNamespace:
-    """The same namespace, as new."""
+    """Return the same namespace, reset."""
     namespace.call(furnish)
     return namespace
 
@@ -148,7 +148,7 @@ def root_of(namespace: RunningNamespace) -> AuthorizationRule:
 
 @contextmanager
 def connected(namespace: RunningNamespace, *tokens: tuple[str, str]) -> Iterator[WireClient]:
-    """A connection that has put tokens: each for an address, and each of which must hold."""
+    """Yield a connection that has put tokens, each for an address, and each accepted."""
     with WireClient(namespace.port).open() as client:
         if tokens:
             node = client.requests("$cbs")
@@ -166,7 +166,7 @@ class Way:
 
     form: str
     role: bool
-    """The server's."""
+    """The server's role."""
     address: str
 
     def __str__(self) -> str:
@@ -220,7 +220,7 @@ def refused(way: Way, client: WireClient) -> LinkRefusedError:
 
 
 def assert_turned_away(way: Way, client: WireClient) -> None:
-    """Refused for the claim, and in the same words where there is nothing at that address."""
+    """Check that a link is refused for the claim, with the same text if the entity is missing."""
     there = refused(way, client)
     assert there.error.condition == UNAUTHORIZED
     assert there.attach.source is None
@@ -232,7 +232,7 @@ def assert_turned_away(way: Way, client: WireClient) -> None:
 
 
 def passes(way: Way, client: WireClient) -> bool:
-    """Whether the claim is no hindrance; that there is no sending to dead letters is another matter."""
+    """Return whether the claim suffices; that dead letters cannot be sent to is another matter."""
     try:
         client.detach(way.attach(client))
     except LinkRefusedError as refusal:
@@ -241,8 +241,8 @@ def passes(way: Way, client: WireClient) -> bool:
 
 
 @pytest.fixture(scope="module")
-def strangers(namespace: RunningNamespace) -> Iterator[dict[str, WireClient]]:
-    """Connections with every token but the one that is needed, by what they have."""
+def peers(namespace: RunningNamespace) -> Iterator[dict[str, WireClient]]:
+    """Yield connections with every token except the required one, by their claims."""
     with ExitStack() as stack:
         yield {
             "nothing": stack.enter_context(connected(namespace)),
@@ -268,15 +268,15 @@ def test_every_kind_of_link_is_tried() -> None:
 
 @pytest.mark.parametrize("way", WAYS, ids=str)
 @pytest.mark.usefixtures("unchanged")
-def test_a8_no_link_without_the_claim(way: Way, strangers: dict[str, WireClient], root: WireClient) -> None:
+def test_a8_no_link_without_the_claim(way: Way, peers: dict[str, WireClient], root: WireClient) -> None:
     needed = FORMS[way.form, way.role].rights
     useless = [rule.name for rule in KEYS if not set(rule.rights) & set(needed)]
     for name in ("nothing", "another entity", "another address", *useless):
-        assert_turned_away(way, strangers[name])
+        assert_turned_away(way, peers[name])
     assert passes(way, root)
 
 
-def test_a8_whoever_may_send_may_not_hear_that_something_is_not_there(namespace: RunningNamespace) -> None:
+def test_a8_send_right_does_not_reveal_missing_entities(namespace: RunningNamespace) -> None:
     with connected(namespace, ("", sas(SENDING))) as client:
         Way("entity", RECEIVER, "orders").attach(client)
         assert refused(Way("entity", RECEIVER, "absent"), client).error.condition == Condition.NOT_FOUND
@@ -303,9 +303,7 @@ def test_a8_whoever_may_send_may_not_hear_that_something_is_not_there(namespace:
         pytest.param(sas(SENDING).replace("se=", "se=1"), id="later end"),
     ],
 )
-def test_a8_a_token_that_does_not_hold_is_refused_in_the_same_words_everywhere(
-    namespace: RunningNamespace, token: str
-) -> None:
+def test_a8_invalid_token_is_refused_with_the_same_text_everywhere(namespace: RunningNamespace, token: str) -> None:
     with WireClient(namespace.port).open() as client:
         node = client.requests("$cbs")
         there = client.put_token(f"{HOST}/orders", token, node)
@@ -317,7 +315,7 @@ def test_a8_a_token_that_does_not_hold_is_refused_in_the_same_words_everywhere(
         Way("entity", RECEIVER, "orders").attach(client)
 
 
-# Spelling a token's address anew must not open more: what was signed is what it opens.
+# Another spelling of a token's address must not grant more: the signed address counts.
 
 _RESPELLINGS: Final[dict[str, Callable[[str], str]]] = {
     "encoded twice": quote_plus,
@@ -337,7 +335,7 @@ _RESPELLINGS: Final[dict[str, Callable[[str], str]]] = {
 
 @pytest.mark.parametrize("respell", _RESPELLINGS.values(), ids=_RESPELLINGS)
 @pytest.mark.parametrize("elsewhere", ["", "orders2", "orders3/old", "news"])
-def test_a8_a_token_for_one_entity_spelled_otherwise_opens_no_other(
+def test_a8_token_in_another_spelling_covers_no_other_entity(
     namespace: RunningNamespace, respell: Callable[[str], str], elsewhere: str
 ) -> None:
     resource = quote_plus(f"{HOST}/orders")
@@ -361,7 +359,7 @@ def test_a8_a_token_for_one_entity_spelled_otherwise_opens_no_other(
     ],
 )
 @pytest.mark.parametrize("audience", ["owner", "each"])
-def test_a8_the_key_of_an_entity_opens_it_and_what_belongs_to_it_and_nothing_else(
+def test_a8_key_of_an_entity_covers_it_and_its_parts_only(
     namespace: RunningNamespace, owner: str, opens: list[str], audience: str
 ) -> None:
     everything = {
@@ -386,7 +384,7 @@ def test_a8_the_key_of_an_entity_opens_it_and_what_belongs_to_it_and_nothing_els
                 assert refused(way, client).error.condition == UNAUTHORIZED, path
 
 
-def test_a8_the_key_of_a_topic_opens_its_subscriptions_and_sends_to_it(namespace: RunningNamespace) -> None:
+def test_a8_key_of_a_topic_covers_its_subscriptions_and_sending(namespace: RunningNamespace) -> None:
     with connected(namespace, ("news", sas(boss_of("news"), "news"))) as client:
         link = client.sender("news")
         assert client.send(link, text_message("one")) == ACCEPTED
@@ -394,7 +392,7 @@ def test_a8_the_key_of_a_topic_opens_its_subscriptions_and_sends_to_it(namespace
         assert client.settle(received, ACCEPTED) == ACCEPTED
 
 
-def test_a8_a_key_does_not_open_an_entity_that_is_not_there(namespace: RunningNamespace) -> None:
+def test_a8_key_does_not_cover_a_missing_entity(namespace: RunningNamespace) -> None:
     with WireClient(namespace.port).open() as client:
         assert client.put_token(f"{HOST}/absent", sas(BOSS, "absent")).status == 401
 
@@ -416,7 +414,7 @@ def test_a8_sending_through_an_entity_needs_the_claim_for_the_destination_too(fr
         assert client.receive_one(client.receiver("orders2"))
 
 
-def test_a8_a_session_is_not_to_be_had_by_the_name_of_somebody_elses_link(fresh: RunningNamespace) -> None:
+def test_a8_name_of_another_peers_link_gives_no_access_to_its_session(fresh: RunningNamespace) -> None:
     token = ("visits", sas(root_of(fresh), "visits"))
     with connected(fresh, token) as holder, connected(fresh, token) as thief:
         link = holder.session_receiver("visits", "one", name="mine")
@@ -459,7 +457,7 @@ def test_every_operation_is_tried() -> None:
     assert BODIES.keys() == OPERATIONS.keys()
 
 
-def test_every_claim_can_be_lacking() -> None:
+def test_every_claim_is_tested_as_missing() -> None:
     assert LACKING.keys() == set(Right)
 
 
@@ -476,8 +474,8 @@ def test_a8_no_operation_without_the_claim(fresh: RunningNamespace, operation: s
         assert answer.status != 401
 
 
-def test_a8_the_right_claim_changes_what_the_others_did_not(fresh: RunningNamespace) -> None:
-    """The check above sees changes where there are some."""
+def test_a8_right_claim_changes_what_the_others_did_not(fresh: RunningNamespace) -> None:
+    """Check that the test above detects changes where there are some."""
     before = fresh.call(contents)
     with connected(fresh, ("", sas(root_of(fresh)))) as client:
         node = client.requests("news/Subscriptions/all/$management")
@@ -497,6 +495,7 @@ REQUEST_BODIES: Final = {
     "put-entity": _ENTRY.format("QueueDescription", "<UserMetadata>mine</UserMetadata>"),
     "put-subscription": _ENTRY.format("SubscriptionDescription", ""),
     "put-rule": _ENTRY.format("RuleDescription", "<Name>red</Name>"),
+    "add-fault": '{"kind": "slow", "latency_ms": 1, "duration_ms": 1}',
     "put-key": _ENTRY.format("SharedAccessAuthorizationRule", _OPEN_KEY),
 }
 CHANGING: Final = ("put", "delete")
@@ -509,12 +508,12 @@ class HttpAnswer:
 
     @property
     def lasting(self) -> str:
-        """What does not differ from one answer to the next."""
+        """Return the part that is equal in all responses."""
         return re.sub(r"TrackingId:\S+, Timestamp:[^<\s]+", "", self.text)
 
 
 class Caller:
-    """Makes requests over TLS, one connection each time."""
+    """Makes requests over TLS, on one connection each."""
 
     def __init__(self, namespace: RunningNamespace) -> None:
         self._port = namespace.port
@@ -541,7 +540,7 @@ def call(namespace: RunningNamespace) -> Caller:
 MANAGED: Final = [route for route in ROUTES if route.right is not None]
 
 
-def managed_path(route: Route, example: str) -> str:
+def managed_path(route: ManagementRoute, example: str) -> str:
     return f"{example}?api-version=2021-05"
 
 
@@ -575,7 +574,7 @@ def test_every_route_that_is_open_to_all_shows_nothing(namespace: RunningNamespa
 @pytest.mark.parametrize("route", MANAGED, ids=lambda route: route.operation)
 @pytest.mark.parametrize("spelled", [str, str.upper], ids=["as it is", "in capitals"])
 def test_a8_no_request_without_the_claim(
-    fresh: RunningNamespace, call: Caller, route: Route, spelled: Callable[[str], str]
+    fresh: RunningNamespace, call: Caller, route: ManagementRoute, spelled: Callable[[str], str]
 ) -> None:
     path = managed_path(route, spelled(route.example))
     body = REQUEST_BODIES.get(route.operation)
@@ -595,7 +594,7 @@ def test_a8_no_request_without_the_claim(
         assert fresh.call(contents) != before
 
 
-def _ends_with_name(route: Route) -> bool:
+def _ends_with_name(route: ManagementRoute) -> bool:
     return route.pattern.endswith("}")
 
 
@@ -604,10 +603,10 @@ def _ends_with_name(route: Route) -> bool:
     "name",
     ["x:%2F%2Fh%2Forders", "x:%2f%2fh%2forders", "sb:%2F%2Flocalhost%2Forders", "%3A%2F%2F%2Forders", "%3Forders"],
 )
-def test_a8_a_name_that_looks_like_an_address_does_not_move_the_request_elsewhere(
-    fresh: RunningNamespace, call: Caller, route: Route, name: str
+def test_a8_name_that_looks_like_an_address_does_not_move_the_request_elsewhere(
+    fresh: RunningNamespace, call: Caller, route: ManagementRoute, name: str
 ) -> None:
-    """The key of ``orders`` opens ``orders``; it does not matter that the name at the end of a path spells that."""
+    """Check that the key of ``orders`` covers ``orders`` only, even if the name at the end of a path spells that."""
     parent = route.example.rpartition("/")[0]
     if not parent:
         parent = "/orders2"
@@ -622,7 +621,7 @@ def test_a8_a_name_that_looks_like_an_address_does_not_move_the_request_elsewher
     assert fresh.call(contents) == before
 
 
-def test_a8_the_key_of_an_entity_manages_it_and_no_other(fresh: RunningNamespace, call: Caller) -> None:
+def test_a8_key_of_an_entity_manages_it_and_no_other(fresh: RunningNamespace, call: Caller) -> None:
     token = sas(boss_of("orders"), "orders")
     body = REQUEST_BODIES["put-entity"]
     for other in ("orders/old", "orders2", "absent", "orders/new", "news", "$Resources/Queues", "$namespaceinfo"):
@@ -638,9 +637,7 @@ def test_a8_the_key_of_an_entity_manages_it_and_no_other(fresh: RunningNamespace
     )
 
 
-def test_a8_who_manages_an_entity_may_not_forward_to_one_that_is_closed_to_them(
-    fresh: RunningNamespace, call: Caller
-) -> None:
+def test_a8_forwarding_needs_a_claim_for_the_target(fresh: RunningNamespace, call: Caller) -> None:
     def forwarding(target: str) -> str:
         return _ENTRY.format("QueueDescription", f"<ForwardTo>{HOST}/{target}</ForwardTo>")
 
@@ -652,7 +649,7 @@ def test_a8_who_manages_an_entity_may_not_forward_to_one_that_is_closed_to_them(
     assert answer.status == 200
 
 
-# Time.
+# Expiry.
 
 
 @pytest.fixture
@@ -663,7 +660,7 @@ def clocked() -> Iterator[ClockedNamespace]:
 
 
 def short_token(clocked: ClockedNamespace, path: str = "orders") -> str:
-    """A token that ends in a moment."""
+    """Return a token that expires in a moment."""
     ends_s = clocked.clock.stop_before_the_second(250)
     rule = root_of(clocked)
     return make_sas_token(f"{HOST}/{path}", rule.name, rule.primary_key, ends_s)
@@ -674,7 +671,7 @@ def lasting_token(clocked: ClockedNamespace, path: str = "orders") -> str:
     return make_sas_token(f"{HOST}/{path}", rule.name, rule.primary_key, clocked.clock() // 1_000 + 3_600)
 
 
-def test_a8_links_end_with_the_token_that_they_live_by(clocked: ClockedNamespace) -> None:
+def test_a8_links_end_when_their_token_expires(clocked: ClockedNamespace) -> None:
     with WireClient(clocked.port).open() as client:
         node = client.requests("$cbs")
         assert client.put_token(f"{HOST}/visits", lasting_token(clocked, "visits"), node).status == 202
@@ -690,7 +687,7 @@ def test_a8_links_end_with_the_token_that_they_live_by(clocked: ClockedNamespace
         assert client.send(client.sender("orders"), text_message("again")) == ACCEPTED
 
 
-def test_a8_who_waits_for_a_session_waits_no_longer_than_the_token_holds(clocked: ClockedNamespace) -> None:
+def test_a8_wait_for_a_session_ends_when_the_token_expires(clocked: ClockedNamespace) -> None:
     with WireClient(clocked.port).open() as client:
         assert client.put_token(f"{HOST}/visits", short_token(clocked, "visits")).status == 202
         waiting = client.begin_session_receiver("visits", None)
@@ -699,7 +696,7 @@ def test_a8_who_waits_for_a_session_waits_no_longer_than_the_token_holds(clocked
         assert caught.value.error.condition == UNAUTHORIZED
 
 
-def test_a8_a_session_comes_free_when_the_token_of_its_holder_ends(clocked: ClockedNamespace) -> None:
+def test_a8_session_is_released_when_the_token_of_its_holder_expires(clocked: ClockedNamespace) -> None:
     with WireClient(clocked.port).open() as client, WireClient(clocked.port).open() as next_one:
         assert client.put_token(f"{HOST}/visits", short_token(clocked, "visits")).status == 202
         holding = client.session_receiver("visits", "one")
@@ -708,7 +705,7 @@ def test_a8_a_session_comes_free_when_the_token_of_its_holder_ends(clocked: Cloc
         assert next_one.session_receiver("visits", "one").is_attached
 
 
-def test_a8_a_token_that_is_renewed_in_time_keeps_the_link(clocked: ClockedNamespace) -> None:
+def test_a8_token_that_is_renewed_in_time_keeps_the_link(clocked: ClockedNamespace) -> None:
     with WireClient(clocked.port).open() as client:
         node = client.requests("$cbs")
         assert client.put_token(f"{HOST}/orders2", lasting_token(clocked, "orders2"), node).status == 202
@@ -716,7 +713,7 @@ def test_a8_a_token_that_is_renewed_in_time_keeps_the_link(clocked: ClockedNames
         assert client.put_token(f"{HOST}/orders", ends, node).status == 202
         kept = client.sender("orders")
         assert client.put_token(f"{HOST}/orders", lasting_token(clocked), node).status == 202
-        # The same short token for another address tells when it ends.
+        # The same short token for another address shows when it expires.
         assert client.put_token(f"{HOST}/orders/$management", ends, node).status == 202
         client.put_token(f"{HOST}/orders2", short_token(clocked, "orders2"), node)
         client.detached(client.receiver("orders2"))
@@ -734,10 +731,10 @@ def test_a8_sending_through_an_entity_ends_with_the_token_for_the_destination(cl
         assert client.detached(through).condition == UNAUTHORIZED
 
 
-# Keys that are shown as they are.
+# Keys sent directly.
 
 
-def test_a8_a_key_of_the_namespace_opens_a_connection_and_a_wrong_one_does_not(namespace: RunningNamespace) -> None:
+def test_a8_key_of_the_namespace_is_accepted_and_a_wrong_one_refused(namespace: RunningNamespace) -> None:
     with WireClient(namespace.port, sasl=plain(SENDING.name, SENDING.secondary_key)).open() as client:
         Way("entity", RECEIVER, "orders").attach(client)
         assert refused(Way("entity", SENDER, "orders"), client).error.condition == UNAUTHORIZED
@@ -754,9 +751,7 @@ def test_a8_a_key_of_the_namespace_opens_a_connection_and_a_wrong_one_does_not(n
     ],
     ids=["wrong value", "no value", "unknown name", "nothing", "key of an entity"],
 )
-def test_a8_sasl_plain_with_a_key_that_does_not_open_the_namespace_is_turned_away(
-    namespace: RunningNamespace, name: str, value: str
-) -> None:
+def test_a8_sasl_plain_with_a_wrong_key_is_refused(namespace: RunningNamespace, name: str, value: str) -> None:
     with WireClient(namespace.port, sasl=plain(name, value)) as client:
         client.engine.open()
         client.until_hung_up()

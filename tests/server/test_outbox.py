@@ -1,4 +1,4 @@
-"""D3: what a commit has done is in the store until it is in the ledger: a crash in between takes nothing from it."""
+"""D3: the events of a commit are in the store until the ledger has written them, so that a crash loses none."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from uuid import uuid4
 
 import pytest
 
-from pairbus.broker import NO_PROPERTIES, Address, Message, Namespace, QueueDescription, Records
+from pairbus.broker import NO_PROPERTIES, Address, Namespace, NewMessage, QueueDescription, Records
 from pairbus.ledger import LIVES, Ledger, LedgerSettings, read_open
-from pairbus.ledger.life import extent_of, pack_lives, unpack_lives
-from pairbus.server.lives import Lives
+from pairbus.ledger.events import extent_of, pack_lives, unpack_lives
+from pairbus.server.event_recorder import EventRecorder
 from pairbus.server.metering import path_of_address
-from pairbus.server.outbox import Envelope, Outbox
-from pairbus.store import Keeper, StoreError, keys
+from pairbus.server.outbox import Outbox, OutboxBatch
+from pairbus.store import GroupCommitter, StoreError, keys
 from pairbus.store.errors import StoreFailedError
 from pairbus.store.memory import MemoryStore
-from tests.ledger.entries import eventually, lives_from
+from tests.ledger.entries import lives_from
 from tests.server.books import rows_of
+from tests.waiting import eventually
 
 ORDERS = Address.of("orders")
 NOW_MS = 1_794_798_000_000
@@ -29,12 +30,12 @@ QUICK = LedgerSettings(flush_s=0.01)
 
 
 class Run:
-    """A namespace with a ledger, from its start until it stops or is killed; its store outlives it."""
+    """A namespace with a ledger, from its start until it is stopped or killed; its store survives."""
 
     def __init__(self, store: MemoryStore, ledger: Ledger, start_ms: int, most_bytes: int = 1_000_000) -> None:
         self.ledger = ledger
-        self._lives = Lives(path_of_address, start_ms, ledger.write_lives)
-        self.keeper = Keeper(store, self._make, start_ms, recovering=self._lives.begin)
+        self._lives = EventRecorder(path_of_address, start_ms, ledger.write_lives)
+        self.keeper = GroupCommitter(store, self._make, start_ms, recovering=self._lives.begin)
         self._lives.settle_in()
         self.outbox = Outbox(self._lives, self.keeper, ledger, most_bytes)
         self.outbox.replay(start_ms)
@@ -55,16 +56,16 @@ class Run:
         if envelope is not None:
             self.keeper.when_durable(partial(self._committed, envelope))
 
-    def _committed(self, envelope: Envelope, error: StoreError | None) -> None:
+    def _committed(self, envelope: OutboxBatch, error: StoreError | None) -> None:
         self.outbox.committed(envelope, error)
 
     def send(self, *message_ids: str) -> None:
-        messages = [Message(b"x", message_id) for message_id in message_ids]
+        messages = [NewMessage(b"x", message_id) for message_id in message_ids]
         self.keeper.namespace.send(ORDERS, messages, self._now_ms)
         self.keeper.commit(self._now_ms)
 
     def hand_over(self) -> None:
-        """All there is, until the ledger has it."""
+        """Hand over all events, and wait until the ledger has written them."""
         self.outbox.hand_over()
         eventually(self._is_written)
         self.keeper.commit(self._now_ms)
@@ -83,7 +84,7 @@ class Run:
 
 @pytest.fixture
 def begin(tmp_path: Path) -> Iterator[Callable[..., Run]]:
-    """Starts a namespace on a store. The ledger of the one before is closed; its outbox is as a kill has left it."""
+    """Start namespaces on a store. The ledger of the one before is closed, and its outbox is left as by a kill."""
     started: list[Run] = []
 
     def begin_run(store: MemoryStore, most_bytes: int = 1_000_000) -> Run:
@@ -109,39 +110,37 @@ def in_store(store: MemoryStore) -> int:
     return len([*store.scan(keys.OUTBOX, keys.after(keys.OUTBOX))])
 
 
-def told(directory: Path) -> list[tuple[str, str]]:
+def reported(directory: Path) -> list[tuple[str, str]]:
     rows = sorted(rows_of(directory, LIVES), key=lambda row: row["ordinal"])
     return [(row["event"], row["message_id"]) for row in rows if row["event"] not in {"started", "found"}]
 
 
-def test_d3_what_was_not_handed_over_is_put_into_the_ledger_at_the_next_start(
-    tmp_path: Path, begin: Callable[..., Run]
-) -> None:
+def test_d3_events_not_handed_over_are_replayed_at_the_next_start(tmp_path: Path, begin: Callable[..., Run]) -> None:
     store = store_with_a_queue(begin)
     killed = begin(store)
     killed.send("a", "b")
     killed.receive_all()
-    assert in_store(store) == 2  # a commit each
+    assert in_store(store) == 2  # one commit each
     begin(store).hand_over()
     events = [("accepted", "a"), ("accepted", "b"), ("completed", "a"), ("completed", "b")]
-    assert [event for event in told(tmp_path) if event[0] != "received"] == events
+    assert [event for event in reported(tmp_path) if event[0] != "received"] == events
     assert in_store(store) == 0
 
 
-def test_d3_what_is_in_the_ledger_is_not_put_there_again(tmp_path: Path, begin: Callable[..., Run]) -> None:
+def test_d3_events_in_the_ledger_are_not_replayed(tmp_path: Path, begin: Callable[..., Run]) -> None:
     store = store_with_a_queue(begin)
     killed = begin(store)
     killed.send("a")
     killed.outbox.hand_over()
-    eventually(lambda: killed.ledger.status.lives_waiting == 0)  # it is on disk, and killed before the store knows
+    eventually(lambda: killed.ledger.status.lives_waiting == 0)  # written, and killed before the entry is removed
     killed.send("b")
     assert in_store(store) == 2
     begin(store).hand_over()
-    assert told(tmp_path) == [("accepted", "a"), ("accepted", "b")]
+    assert reported(tmp_path) == [("accepted", "a"), ("accepted", "b")]
     assert in_store(store) == 0
 
 
-def test_what_the_ledger_has_is_removed_with_the_next_commit(begin: Callable[..., Run]) -> None:
+def test_written_entries_are_removed_with_the_next_commit(begin: Callable[..., Run]) -> None:
     store = store_with_a_queue(begin)
     run = begin(store)
     for number in range(10):
@@ -151,7 +150,7 @@ def test_what_the_ledger_has_is_removed_with_the_next_commit(begin: Callable[...
     assert in_store(store) == 0
 
 
-def test_what_a_failed_commit_has_done_is_neither_kept_nor_told(tmp_path: Path, begin: Callable[..., Run]) -> None:
+def test_events_of_a_failed_commit_are_neither_stored_nor_recorded(tmp_path: Path, begin: Callable[..., Run]) -> None:
     store = store_with_a_queue(begin)
     run = begin(store)
     store.fail_next_run(StoreFailedError("the store", "the test wants it so"))
@@ -160,10 +159,10 @@ def test_what_a_failed_commit_has_done_is_neither_kept_nor_told(tmp_path: Path, 
     run.send("kept")
     assert in_store(store) == 1
     run.hand_over()
-    assert told(tmp_path) == [("accepted", "kept")]
+    assert reported(tmp_path) == [("accepted", "kept")]
 
 
-def test_a_receipt_alone_makes_no_commit(begin: Callable[..., Run]) -> None:
+def test_receive_alone_causes_no_commit(begin: Callable[..., Run]) -> None:
     store = store_with_a_queue(begin)
     run = begin(store)
     run.send("a")
@@ -173,7 +172,7 @@ def test_a_receipt_alone_makes_no_commit(begin: Callable[..., Run]) -> None:
     assert in_store(store) == 0
 
 
-def test_d3_a_commit_carries_the_receipts_before_it_so_that_a_kill_leaves_no_hole(
+def test_d3_commit_stores_earlier_receives_so_that_a_kill_leaves_no_hole(
     tmp_path: Path, begin: Callable[..., Run]
 ) -> None:
     store = store_with_a_queue(begin)
@@ -181,17 +180,17 @@ def test_d3_a_commit_carries_the_receipts_before_it_so_that_a_kill_leaves_no_hol
     killed.send("a")
     killed.hand_over()
     killed.keeper.namespace.receive(ORDERS, 1, NOW_MS)
-    killed.seal()  # nothing is to be committed
+    killed.seal()  # there is nothing to commit
     store.fail_next_run(StoreFailedError("the store", "the test wants it so"))
     with pytest.raises(StoreError):
         killed.send("lost")
     killed.send("b")
     begin(store).hand_over()
-    assert told(tmp_path) == [("accepted", "a"), ("received", "a"), ("accepted", "b")]
+    assert reported(tmp_path) == [("accepted", "a"), ("received", "a"), ("accepted", "b")]
     assert in_store(store) == 0
 
 
-def test_d3_receipts_that_the_ledger_has_are_not_carried(begin: Callable[..., Run]) -> None:
+def test_d3_receives_in_the_ledger_are_not_stored_again(begin: Callable[..., Run]) -> None:
     store = store_with_a_queue(begin)
     run = begin(store)
     run.send("a")
@@ -204,7 +203,7 @@ def test_d3_receipts_that_the_ledger_has_are_not_carried(begin: Callable[..., Ru
 
 
 @pytest.mark.parametrize("is_killed", [False, True])
-def test_d3_a_start_names_the_last_event_that_was_confirmed(
+def test_d3_started_event_states_the_last_confirmed_ordinal(
     tmp_path: Path, begin: Callable[..., Run], is_killed: bool
 ) -> None:
     store = store_with_a_queue(begin)
@@ -213,7 +212,7 @@ def test_d3_a_start_names_the_last_event_that_was_confirmed(
     if not is_killed:
         run.hand_over()
     begin(store).hand_over()
-    begin(store)  # closes the ledger before
+    begin(store)  # this closes the ledger of the run before
     rows = sorted(rows_of(tmp_path, LIVES), key=lambda row: row["ordinal"])
     accepted = next(row["ordinal"] for row in rows if row["event"] == "accepted")
     assert [row["sequence"] for row in rows if row["event"] == "started"] == [0, 0, accepted]
@@ -224,17 +223,15 @@ def test_events_take_no_room_from_messages(tmp_path: Path, begin: Callable[..., 
     run = begin(store)
     run.send("a")
     run.hand_over()
-    store.max_bytes = 1  # nothing fits any more, but what is there can be removed
+    store.max_bytes = 1  # nothing fits any more, but entries can be removed
     run.receive_all()
-    assert in_store(store) == 1  # it says that something was not kept
+    assert in_store(store) == 1  # the mark of events without room
     run.hand_over()
-    assert ("completed", "a") in told(tmp_path)
+    assert ("completed", "a") in reported(tmp_path)
     assert in_store(store) == 0
 
 
-def test_while_the_ledger_is_not_written_no_more_than_so_much_is_kept(
-    tmp_path: Path, begin: Callable[..., Run]
-) -> None:
+def test_outbox_is_bounded_while_the_ledger_cannot_be_written(tmp_path: Path, begin: Callable[..., Run]) -> None:
     store = store_with_a_queue(begin)
     run = begin(store, most_bytes=500)
     for number in range(20):
@@ -242,13 +239,13 @@ def test_while_the_ledger_is_not_written_no_more_than_so_much_is_kept(
     assert 1 < in_store(store) < 10
     run.hand_over()
     assert in_store(store) == 0
-    assert told(tmp_path) == [("accepted", str(number)) for number in range(20)]
+    assert reported(tmp_path) == [("accepted", str(number)) for number in range(20)]
 
 
 @pytest.mark.parametrize(
     "content", [b"", b"no JSON", b"[1]", b'[["a"]]', b'[[1,2,"eaten","direct","",0,0,"",null,null,0]]']
 )
-def test_what_is_no_event_is_a_gap(tmp_path: Path, begin: Callable[..., Run], content: bytes) -> None:
+def test_entry_without_events_is_recorded_as_a_gap(tmp_path: Path, begin: Callable[..., Run], content: bytes) -> None:
     store = store_with_a_queue(begin)
     run = begin(store)
     run.send("a")
@@ -256,11 +253,11 @@ def test_what_is_no_event_is_a_gap(tmp_path: Path, begin: Callable[..., Run], co
     assert run.keeper.put_in_outbox(1, content)
     run.keeper.commit(NOW_MS)
     begin(store).hand_over()
-    assert sorted(told(tmp_path)) == [("accepted", "a"), ("missed", "")]
+    assert sorted(reported(tmp_path)) == [("accepted", "a"), ("missed", "")]
     assert in_store(store) == 0
 
 
-def test_what_is_damaged_is_a_gap(tmp_path: Path, begin: Callable[..., Run]) -> None:
+def test_damaged_entry_is_recorded_as_a_gap(tmp_path: Path, begin: Callable[..., Run]) -> None:
     store = store_with_a_queue(begin)
     run = begin(store)
     run.send("a")
@@ -268,12 +265,12 @@ def test_what_is_damaged_is_a_gap(tmp_path: Path, begin: Callable[..., Run]) -> 
     first, _ = store.scan(keys.OUTBOX, keys.after(keys.OUTBOX))
     store.damage(first[0])
     begin(store).hand_over()
-    assert told(tmp_path) == [("missed", ""), ("accepted", "b")]
+    assert reported(tmp_path) == [("missed", ""), ("accepted", "b")]
     assert in_store(store) == 0
 
 
-def test_what_is_put_before_a_commit_goes_with_it_and_with_no_other(begin: Callable[..., Run]) -> None:
-    """Also where one commit follows the other at once, as it does under load."""
+def test_entry_is_stored_with_its_commit_and_no_other(begin: Callable[..., Run]) -> None:
+    """This holds for commits that follow each other at once, too, as they do under load."""
     store = store_with_a_queue(begin)
     run = begin(store)
     assert not run.keeper.put_in_outbox(1, b"nothing has happened")
@@ -284,13 +281,13 @@ def test_what_is_put_before_a_commit_goes_with_it_and_with_no_other(begin: Calla
     assert seen == [0]
 
 
-def test_events_come_back_as_they_were() -> None:
+def test_packed_events_are_unpacked_unchanged() -> None:
     lives = lives_from(0, 500)
     lives.append(lives[0]._replace(message_id="half a pair \ud800", session_id="\0é"))
     assert unpack_lives(pack_lives(lives)) == lives
 
 
-def test_d3_what_there_was_no_room_for_is_a_gap_after_a_kill(tmp_path: Path, begin: Callable[..., Run]) -> None:
+def test_d3_events_without_room_are_a_gap_after_a_kill(tmp_path: Path, begin: Callable[..., Run]) -> None:
     store = store_with_a_queue(begin)
     killed = begin(store)
     killed.send("a")
@@ -298,11 +295,11 @@ def test_d3_what_there_was_no_room_for_is_a_gap_after_a_kill(tmp_path: Path, beg
     store.max_bytes = 1
     killed.receive_all()
     begin(store).hand_over()
-    assert [event for event, _ in told(tmp_path)] == ["accepted", "missed"]
+    assert [event for event, _ in reported(tmp_path)] == ["accepted", "missed"]
     assert in_store(store) == 0
 
 
-def test_d3_what_was_not_kept_is_no_gap_if_the_ledger_has_it(tmp_path: Path, begin: Callable[..., Run]) -> None:
+def test_d3_events_without_room_are_no_gap_if_the_ledger_has_them(tmp_path: Path, begin: Callable[..., Run]) -> None:
     store = store_with_a_queue(begin)
     killed = begin(store, most_bytes=1)
     killed.send("a")
@@ -310,13 +307,13 @@ def test_d3_what_was_not_kept_is_no_gap_if_the_ledger_has_it(tmp_path: Path, beg
     killed.send("c")
     killed.outbox.hand_over()
     eventually(lambda: killed.ledger.status.lives_waiting == 0)
-    assert in_store(store) == 2  # the first, and one for the others
+    assert in_store(store) == 2  # the first entry, and one mark for the others
     begin(store).hand_over()
-    assert told(tmp_path) == [("accepted", "a"), ("accepted", "b"), ("accepted", "c")]
+    assert reported(tmp_path) == [("accepted", "a"), ("accepted", "b"), ("accepted", "c")]
     assert in_store(store) == 0
 
 
-def test_d3_the_gap_says_how_many_events_were_not_kept(tmp_path: Path, begin: Callable[..., Run]) -> None:
+def test_d3_gap_states_the_number_of_events_without_room(tmp_path: Path, begin: Callable[..., Run]) -> None:
     store = store_with_a_queue(begin)
     killed = begin(store, most_bytes=1)
     killed.send("kept")
@@ -325,16 +322,14 @@ def test_d3_the_gap_says_how_many_events_were_not_kept(tmp_path: Path, begin: Ca
     with pytest.raises(StoreError):
         killed.send("lost", "lost, too")
     killed.send("d", "e")
-    assert in_store(store) == 2  # the first, and one for the others
+    assert in_store(store) == 2  # the first entry, and one mark for the others
     begin(store).hand_over()
-    assert told(tmp_path) == [("accepted", "kept"), ("missed", "")]
+    assert reported(tmp_path) == [("accepted", "kept"), ("missed", "")]
     assert missed(tmp_path) == [5]
     assert in_store(store) == 0
 
 
-def test_d3_what_the_ledger_has_meanwhile_is_not_counted_with_what_was_not_kept(
-    tmp_path: Path, begin: Callable[..., Run]
-) -> None:
+def test_d3_gap_does_not_count_events_written_meanwhile(tmp_path: Path, begin: Callable[..., Run]) -> None:
     store = store_with_a_queue(begin)
     killed = begin(store, most_bytes=1)
     killed.send("kept")
@@ -350,23 +345,23 @@ def missed(directory: Path) -> list[int]:
     return [row["sequence"] for row in rows_of(directory, LIVES) if row["event"] == "missed"]
 
 
-def test_d3_what_a_failed_commit_has_undone_is_not_told_with_the_next(
+def test_d3_events_undone_by_a_failed_commit_are_not_recorded_with_the_next(
     tmp_path: Path, begin: Callable[..., Run]
 ) -> None:
     store = store_with_a_queue(begin)
     run = begin(store)
-    run.keeper.namespace.send(ORDERS, [Message(b"x", "one")], NOW_MS)
-    run.keeper.before_commit = lambda: None  # it is under way, and more is done meanwhile
+    run.keeper.namespace.send(ORDERS, [NewMessage(b"x", "one")], NOW_MS)
+    run.keeper.before_commit = lambda: None  # the commit is in progress, and more happens meanwhile
     store.fail_next_run(StoreFailedError("the store", "the test wants it so"))
     with pytest.raises(StoreError):
         run.keeper.commit(NOW_MS)
     run.keeper.before_commit = run.seal
     run.send("two")
     run.hand_over()
-    assert told(tmp_path) == [("accepted", "two")]
+    assert reported(tmp_path) == [("accepted", "two")]
 
 
-def test_d3_what_is_found_after_a_failed_commit_is_not_kept_in_the_store(begin: Callable[..., Run]) -> None:
+def test_d3_found_events_after_a_failed_commit_are_not_stored(begin: Callable[..., Run]) -> None:
     store = store_with_a_queue(begin)
     run = begin(store)
     run.send(*map(str, range(100)))
@@ -379,9 +374,7 @@ def test_d3_what_is_found_after_a_failed_commit_is_not_kept_in_the_store(begin: 
     assert [life.message_id for life in unpack_lives(content)] == ["kept"]
 
 
-def test_d3_the_events_of_a_process_come_after_those_of_the_one_before_whatever_its_clock_says(
-    tmp_path: Path, begin: Callable[..., Run]
-) -> None:
+def test_d3_ordinals_grow_across_processes_with_any_clock(tmp_path: Path, begin: Callable[..., Run]) -> None:
     store = store_with_a_queue(begin)
     run = begin(store)
     run.send("first")
@@ -391,10 +384,10 @@ def test_d3_the_events_of_a_process_come_after_those_of_the_one_before_whatever_
     again.send("second")
     again.hand_over()
     again.ledger.close()
-    assert told(tmp_path) == [("accepted", "first"), ("accepted", "second")]
+    assert reported(tmp_path) == [("accepted", "first"), ("accepted", "second")]
 
 
-def test_events_that_are_alike_take_little_room() -> None:
+def test_similar_events_are_packed_compactly() -> None:
     first = lives_from(0, 1)[0]
     alike = [first._replace(ordinal=7 + place, sequence=place, original_sequence=place) for place in range(100)]
     assert unpack_lives(pack_lives(alike)) == alike
@@ -402,23 +395,23 @@ def test_events_that_are_alike_take_little_room() -> None:
 
 
 @pytest.mark.parametrize("place", range(12))
-def test_what_lacks_a_piece_is_no_event(place: int) -> None:
+def test_entry_without_a_column_is_rejected(place: int) -> None:
     columns = json.loads(pack_lives(lives_from(0, 3)))
-    with pytest.raises(ValueError):  # noqa: PT011 (whichever it is)
+    with pytest.raises(ValueError):  # noqa: PT011 (any ValueError)
         unpack_lives(json.dumps([*columns[:place], *columns[place + 1 :]]).encode())
     columns[place] = [1, 2, 3, 4]
     with pytest.raises(ValueError):  # noqa: PT011
         unpack_lives(json.dumps(columns).encode())
 
 
-# A ledger that has no room
+# A ledger without room
 
 
 TINY = LedgerSettings(flush_s=0.01, retry_s=0.01, most_waiting=20)
 
 
 def failing_ledger(directory: Path, settings: LedgerSettings = TINY) -> Ledger:
-    """One that can write nothing until ``open`` is a directory again."""
+    """Return a ledger that can write nothing until ``open`` is a directory again."""
     ledger = Ledger.open(directory, "north", settings, clock=lambda: NOW_MS)
     (directory / "open").rmdir()
     (directory / "open").write_text("in the way")
@@ -442,7 +435,7 @@ def accepted(count: int) -> list[tuple[str, str]]:
     return [("accepted", str(number)) for number in range(count)]
 
 
-def test_d3_what_is_in_the_store_waits_there_until_the_ledger_has_room(tmp_path: Path) -> None:
+def test_d3_stored_events_are_deferred_until_the_ledger_has_room(tmp_path: Path) -> None:
     store, ledger = MemoryStore(), failing_ledger(tmp_path)
     run = run_with_a_queue(store, ledger)
     send_many(run, 100)
@@ -451,14 +444,14 @@ def test_d3_what_is_in_the_store_waits_there_until_the_ledger_has_room(tmp_path:
     (tmp_path / "open").unlink()
     run.hand_over()
     (journal,) = read_open(tmp_path, LIVES).values()
-    assert journal["message_id"].to_pylist() == ["", *map(str, range(100))]  # a start, and the rest in its order
+    assert journal["message_id"].to_pylist() == ["", *map(str, range(100))]  # the start, and the rest in order
     ledger.close()
     assert ledger.status.lives_missed == 0
-    assert told(tmp_path) == accepted(100)
+    assert reported(tmp_path) == accepted(100)
     assert in_store(store) == 0
 
 
-def test_d3_receipts_that_wait_in_the_store_and_in_the_ledger_are_written_once(tmp_path: Path) -> None:
+def test_d3_receives_both_stored_and_queued_are_recorded_once(tmp_path: Path) -> None:
     store, ledger = MemoryStore(), failing_ledger(tmp_path)
     run = run_with_a_queue(store, ledger)
     for number in range(15):
@@ -469,26 +462,26 @@ def test_d3_receipts_that_wait_in_the_store_and_in_the_ledger_are_written_once(t
     (tmp_path / "open").unlink()
     run.hand_over()
     ledger.close()
-    found = told(tmp_path)
+    found = reported(tmp_path)
     assert sorted(found) == sorted((event, str(number)) for event in ("accepted", "received") for number in range(15))
 
 
-def test_d3_what_waits_in_the_store_outlives_a_kill_and_a_ledger_that_is_small(tmp_path: Path) -> None:
+def test_d3_deferred_events_survive_a_kill_and_a_small_ledger(tmp_path: Path) -> None:
     store, ledger = MemoryStore(), failing_ledger(tmp_path)
     send_many(run_with_a_queue(store, ledger), 100)
     (tmp_path / "open").unlink()
-    ledger.close()  # it writes what it has been given, which the store does not hear of
-    small = LedgerSettings(flush_s=0.3, most_waiting=150)  # it has room for what is found, and not for both
+    ledger.close()  # the ledger writes its queue, and the entries stay in the store
+    small = LedgerSettings(flush_s=0.3, most_waiting=150)  # room for the found events, and not for both
     again = Ledger.open(tmp_path, "north", small, clock=lambda: NOW_MS)
     run = Run(store, again, NOW_MS + 1_000)
     run.hand_over()
     again.close()
     assert again.status.lives_missed == 0
-    assert told(tmp_path) == accepted(100)
+    assert reported(tmp_path) == accepted(100)
     assert in_store(store) == 0
 
 
-def test_d3_what_happens_while_the_ledger_catches_up_comes_behind_what_waits(tmp_path: Path) -> None:
+def test_d3_events_during_catch_up_are_recorded_after_deferred_ones(tmp_path: Path) -> None:
     store, ledger = MemoryStore(), failing_ledger(tmp_path)
     run = run_with_a_queue(store, ledger)
     send_many(run, 50)
@@ -502,7 +495,7 @@ def test_d3_what_happens_while_the_ledger_catches_up_comes_behind_what_waits(tmp
     ledger.close()
 
 
-def test_d3_events_are_missed_only_where_the_store_has_no_room_either(tmp_path: Path) -> None:
+def test_d3_events_are_missed_only_if_the_store_has_no_room_either(tmp_path: Path) -> None:
     store, ledger = MemoryStore(), failing_ledger(tmp_path)
     run = run_with_a_queue(store, ledger, most_bytes=2_000)
     send_many(run, 100)
@@ -512,31 +505,31 @@ def test_d3_events_are_missed_only_where_the_store_has_no_room_either(tmp_path: 
     (tmp_path / "open").unlink()
     run.hand_over()
     ledger.close()
-    found = told(tmp_path)
+    found = reported(tmp_path)
     assert found[:kept] == accepted(kept)
-    assert len(found) - 1 + ledger.status.lives_missed == 100  # one says how many
+    assert len(found) - 1 + ledger.status.lives_missed == 100  # one mark has the number
     assert missed(tmp_path) == [ledger.status.lives_missed]
     assert in_store(store) == 0
 
 
-def test_d3_what_a_ledger_has_of_an_entry_is_not_written_again(tmp_path: Path, begin: Callable[..., Run]) -> None:
-    """A chunk of the ledger is of one hour; what a commit has done may be of two, and a kill come between."""
+def test_d3_partly_recorded_entry_is_completed_without_duplicates(tmp_path: Path, begin: Callable[..., Run]) -> None:
+    """A frame of the ledger holds events of one hour. A commit may have events of two, and a kill may come between."""
     store = store_with_a_queue(begin)
     killed = begin(store)
     killed.send("a", "b", "c")
     ((_, content),) = store.scan(keys.OUTBOX, keys.after(keys.OUTBOX))
     killed.ledger.write_lives(unpack_lives(content)[:2])
     begin(store).hand_over()
-    assert told(tmp_path) == [("accepted", "a"), ("accepted", "b"), ("accepted", "c")]
+    assert reported(tmp_path) == [("accepted", "a"), ("accepted", "b"), ("accepted", "c")]
 
 
-# Clocks that are wrong
+# Wrong clocks
 
 
 IN_2041_MS = 2_240_000_000_000
 
 
-def test_d3_a_start_with_a_wrong_clock_does_not_end_the_events(tmp_path: Path) -> None:
+def test_d3_start_with_a_wrong_clock_does_not_stop_recording(tmp_path: Path) -> None:
     store = MemoryStore()
     for start_ms in (NOW_MS, IN_2041_MS, NOW_MS + 1_000):
         ledger = Ledger.open(tmp_path, "north", QUICK, clock=lambda: NOW_MS)
@@ -547,17 +540,15 @@ def test_d3_a_start_with_a_wrong_clock_does_not_end_the_events(tmp_path: Path) -
         run.hand_over()
         ledger.close()
         assert ledger.status.lives_missed == 0
-    assert told(tmp_path) == [("accepted", str(each)) for each in (NOW_MS, IN_2041_MS, NOW_MS + 1_000)]
+    assert reported(tmp_path) == [("accepted", str(each)) for each in (NOW_MS, IN_2041_MS, NOW_MS + 1_000)]
 
 
-def test_d3_a_store_that_was_once_started_with_a_wrong_clock_is_mended(
-    tmp_path: Path, begin: Callable[..., Run]
-) -> None:
-    """By a version that let numbers become too large."""
+def test_d3_store_with_ordinals_of_a_wrong_clock_is_repaired(tmp_path: Path, begin: Callable[..., Run]) -> None:
+    """An earlier version let ordinals become too large."""
     store = store_with_a_queue(begin)
     run = begin(store)
     number = IN_2041_MS << 22
-    run.keeper.namespace.send(ORDERS, [Message(b"x", "then")], NOW_MS)
+    run.keeper.namespace.send(ORDERS, [NewMessage(b"x", "then")], NOW_MS)
     lives = [life._replace(ordinal=number + place) for place, life in enumerate(lives_from(0, 3))]
     assert run.keeper.put_in_outbox(number + 2, pack_lives(lives))
     run.keeper.before_commit = lambda: None
@@ -568,16 +559,16 @@ def test_d3_a_store_that_was_once_started_with_a_wrong_clock_is_mended(
     assert again.ledger.status.lives_missed == 0
     begin(store).send("b")
     begin(store).hand_over()
-    assert told(tmp_path) == [("missed", ""), ("accepted", "a"), ("accepted", "b")]
+    assert reported(tmp_path) == [("missed", ""), ("accepted", "a"), ("accepted", "b")]
     assert missed(tmp_path) == [3]
 
 
-def test_what_was_packed_is_known_without_unpacking_it() -> None:
+def test_extent_of_packed_events_is_read_without_unpacking() -> None:
     lives = lives_from(7, 500)
     assert [*extent_of(pack_lives(lives)).ordinals] == [*range(7, 507)]
     assert extent_of(pack_lives(lives)).first_ms == min(life.at_ms for life in lives)
     some = [lives[0], lives[3], lives[2]]
     assert extent_of(pack_lives(some)) == (lives[0].at_ms, [7, 10, 9])
     for content in (b"no JSON", b"[1]", b'[["a"]]', b"17", b'[1,"then",7]'):
-        with pytest.raises(ValueError):  # noqa: PT011 (whichever it is)
+        with pytest.raises(ValueError):  # noqa: PT011 (any ValueError)
             extent_of(content)

@@ -11,7 +11,7 @@ from pairbus.blocking import BrokeredMessage, MessagingFactory
 from pairbus.testing import running_namespace
 
 
-def test_nobody_gets_the_port_of_a_namespace_that_is_stopped() -> None:
+def test_port_of_a_stopped_namespace_stays_reserved() -> None:
     with running_namespace(queues=["orders"]) as contoso:
         port, text = contoso.port, contoso.connection_string
         for _ in range(3):
@@ -27,4 +27,4 @@ def test_nobody_gets_the_port_of_a_namespace_that_is_stopped() -> None:
             factory.create_message_sender("orders").send(BrokeredMessage("one espresso"))
     with socket.socket() as other:
         other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        other.bind(("127.0.0.1", port))  # it is given up with the namespace
+        other.bind(("127.0.0.1", port))  # it is released with the namespace

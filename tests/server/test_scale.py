@@ -1,4 +1,4 @@
-"""Many connections at once, and many queues: they work, and what each takes is bounded."""
+"""Many connections at once, and many queues: they work, and the resources of each are bounded."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from pairbus.broker import Address, QueueDescription
 from pairbus.server.host import NamespaceHost
 from pairbus.testing import RunningNamespace, running_namespace
 from pairbus.wire import ACCEPTED, Link, plain
-from tests.server.amqp.wire_client import WireClient, eventually, text_message
+from tests.server.amqp.wire_client import WireClient, text_message
+from tests.waiting import eventually
 
 CONNECTION_BYTES: Final = 200 * 1024
-"""What a connection may take, both ends of it."""
+"""Allowed memory of a connection, both ends together."""
 
 QUEUE_BYTES: Final = 50 * 1024
 PER_COMMIT: Final = 500
@@ -32,7 +33,7 @@ def namespace(tmp_path: Path) -> Iterator[RunningNamespace]:
 
 @pytest.fixture
 def many_files() -> Iterator[None]:
-    """Every connection is two open files, since both ends are here."""
+    """Raise the limit of open files: every connection is two, since both ends are here."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < 4_096:
         pytest.skip(f"the system allows {hard} open files")
@@ -42,7 +43,7 @@ def many_files() -> Iterator[None]:
 
 
 def private_bytes() -> int:
-    """The memory of this process, the server included."""
+    """Return the memory of this process, the server included."""
     gc.collect()
     status = Path("/proc/self/status")
     if not status.exists():
@@ -54,7 +55,7 @@ def private_bytes() -> int:
 def create_queues(namespace: RunningNamespace, first: int, number: int) -> None:
     def create(host: NamespaceHost) -> None:
         for each in range(first, first + number):
-            host.namespace.create_queue(f"queue-{each}", QueueDescription(), host.now_ms())
+            host.use_namespace().create_queue(f"queue-{each}", QueueDescription(), host.now_ms())
 
     namespace.call(create)
 
@@ -98,7 +99,7 @@ def test_many_connections_at_once_work_and_each_takes_little(namespace: RunningN
 
 
 @pytest.mark.usefixtures("many_files")
-def test_connections_that_come_and_go_leave_nothing_behind(namespace: RunningNamespace) -> None:
+def test_closed_connections_leave_nothing_behind(namespace: RunningNamespace) -> None:
     create_queues(namespace, 0, 1)
 
     def come_and_go() -> int:
@@ -109,7 +110,7 @@ def test_connections_that_come_and_go_leave_nothing_behind(namespace: RunningNam
         eventually(lambda: connection_count(namespace) == 0)
         return private_bytes()
 
-    come_and_go()  # what is made once is made now
+    come_and_go()  # one-time allocations happen now
     before = come_and_go()
     assert (come_and_go() - before) / 200 < CONNECTION_BYTES / 20
 
@@ -126,9 +127,9 @@ def test_many_queues_work_take_little_and_survive_a_restart(namespace: RunningNa
         assert [send(client, client.sender(name)) for name in chosen] == [ACCEPTED] * len(chosen)
     namespace.restart()
 
-    assert len(namespace.call(lambda host: host.namespace.queues(host.now_ms()))) == number
+    assert len(namespace.call(lambda host: host.use_namespace().queues(host.now_ms()))) == number
     with connect(namespace) as client:
         for name in chosen:
             assert client.receive(client.receiver(name, credit=1))
-    waiting = namespace.call(lambda host: host.namespace.entity(Address.of("queue-1"), host.now_ms()))
+    waiting = namespace.call(lambda host: host.use_namespace().entity(Address.of("queue-1"), host.now_ms()))
     assert waiting.message_count == 0

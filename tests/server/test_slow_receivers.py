@@ -1,4 +1,4 @@
-"""Peers that do not read: what the server holds for them is bounded, and nobody else waits for them."""
+"""Peers that do not read: buffers for them are bounded, and no other peer waits for them."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ from typing import Any, Final
 import pytest
 
 from pairbus.broker import Address, EntityInfo, QueueDescription
-from pairbus.broker import Message as BrokerMessage
+from pairbus.broker import NewMessage as BrokerMessage
 from pairbus.server.host import NamespaceHost
 from pairbus.testing import RunningNamespace, running_namespace
 from pairbus.wire import ACCEPTED, Condition, Configuration, Link, plain
-from tests.server.amqp.wire_client import WireClient, eventually, text_message
+from tests.server.amqp.wire_client import WireClient, text_message
+from tests.waiting import eventually
 
 LARGE_BYTES: Final = 200_000
 MANY: Final = 300
-"""So many large messages are more than may be under way to one receiver."""
+"""More large messages than may be in flight to one receiver."""
 
 BOUND_BYTES: Final = 24 * 1024 * 1024
-"""What may be under way to one receiver: in the server, and in what the system keeps for both ends of a socket."""
+"""Bytes that may be in flight to one receiver: in the server, and in the system's buffers of both ends of a socket."""
 
 LOCK_MS: Final = 2_000
 CREDIT: Final = 10_000
@@ -36,7 +37,7 @@ def namespace() -> Iterator[RunningNamespace]:
 
 def create(namespace: RunningNamespace, name: str, **settings: Any) -> None:
     description = QueueDescription(**settings)
-    namespace.call(lambda host: host.namespace.create_queue(name, description, host.now_ms()))
+    namespace.call(lambda host: host.use_namespace().create_queue(name, description, host.now_ms()))
 
 
 def fill(namespace: RunningNamespace, name: str = "large", number: int = MANY) -> None:
@@ -44,14 +45,14 @@ def fill(namespace: RunningNamespace, name: str = "large", number: int = MANY) -
     payload = text_message(bytes(LARGE_BYTES), message_id="large")
 
     def put(host: NamespaceHost) -> None:
-        host.namespace.send(Address.of(name), [BrokerMessage(payload, "large")] * 10, host.now_ms())
+        host.use_namespace().send(Address.of(name), [BrokerMessage(payload, "large")] * 10, host.now_ms())
 
     for _ in range(0, number, 10):
         namespace.call(put)
 
 
 def info(namespace: RunningNamespace, name: str = "large") -> EntityInfo:
-    return namespace.call(lambda host: host.namespace.entity(Address.of(name), host.now_ms()))
+    return namespace.call(lambda host: host.use_namespace().entity(Address.of(name), host.now_ms()))
 
 
 def connect(namespace: RunningNamespace, **settings: Any) -> WireClient:
@@ -63,7 +64,7 @@ def connect(namespace: RunningNamespace, **settings: Any) -> WireClient:
 def stuck_receiver(
     namespace: RunningNamespace, name: str = "large", *, deletes: bool = False, **settings: Any
 ) -> WireClient:
-    """It has told the server to send, and reads nothing of what comes."""
+    """Return a receiver that has granted credit, and reads nothing."""
     client = connect(namespace, **settings)
     client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65_536)
     client.receiver(name, credit=CREDIT, deletes=deletes)
@@ -71,7 +72,7 @@ def stuck_receiver(
 
 
 def until_still(namespace: RunningNamespace, name: str = "large") -> int:
-    """Wait until the server gives out no more messages of a queue; how many are left."""
+    """Wait until the server delivers no more messages of a queue; return how many are left."""
     seen: list[int] = []
 
     def is_still() -> bool:
@@ -83,7 +84,7 @@ def until_still(namespace: RunningNamespace, name: str = "large") -> int:
 
 
 def complete(client: WireClient, link: Link, number: int) -> None:
-    """Receive and complete so many messages."""
+    """Receive and complete that many messages."""
     for delivery in client.receive(link, number):
         client.settle(delivery, ACCEPTED)
 
@@ -98,7 +99,7 @@ def connection_count(namespace: RunningNamespace) -> int:
 
 
 @pytest.mark.parametrize("deletes", [False, True], ids=["lock", "delete"])
-def test_what_is_under_way_to_a_receiver_that_does_not_read_is_bounded(
+def test_bytes_buffered_for_a_receiver_that_does_not_read_are_bounded(
     namespace: RunningNamespace, deletes: bool
 ) -> None:
     fill(namespace)
@@ -107,7 +108,7 @@ def test_what_is_under_way_to_a_receiver_that_does_not_read_is_bounded(
         assert (MANY - until_still(namespace)) * LARGE_BYTES < BOUND_BYTES
 
 
-def test_what_is_under_way_through_a_narrow_window_is_bounded(namespace: RunningNamespace) -> None:
+def test_bytes_buffered_behind_a_narrow_window_are_bounded(namespace: RunningNamespace) -> None:
     fill(namespace)
     with stuck_receiver(namespace, incoming_window=1):
         eventually(lambda: info(namespace).ready_count < MANY)
@@ -133,7 +134,7 @@ def test_others_receive_from_other_queues_beside_one_that_does_not_read(namespac
         assert info(namespace, "other").message_count == 0
 
 
-def test_a_sender_to_the_queue_is_confirmed_while_its_receiver_does_not_read(namespace: RunningNamespace) -> None:
+def test_sender_to_the_queue_is_confirmed_while_its_receiver_does_not_read(namespace: RunningNamespace) -> None:
     fill(namespace)
     with stuck_receiver(namespace), connect(namespace) as healthy:
         until_still(namespace)
@@ -142,7 +143,7 @@ def test_a_sender_to_the_queue_is_confirmed_while_its_receiver_does_not_read(nam
             assert healthy.send(sender, text_message(message_id="1")) == ACCEPTED
 
 
-def test_a_receiver_that_reads_again_gets_everything(namespace: RunningNamespace) -> None:
+def test_receiver_that_reads_again_gets_everything(namespace: RunningNamespace) -> None:
     fill(namespace)
     with stuck_receiver(namespace) as client:
         until_still(namespace)
@@ -151,7 +152,7 @@ def test_a_receiver_that_reads_again_gets_everything(namespace: RunningNamespace
         assert info(namespace).message_count == 0
 
 
-def test_the_messages_of_a_receiver_that_was_cut_come_back_when_their_locks_end(namespace: RunningNamespace) -> None:
+def test_messages_of_an_aborted_receiver_are_redelivered_when_their_locks_end(namespace: RunningNamespace) -> None:
     create(namespace, "brief", lock_duration_ms=LOCK_MS)
     fill(namespace, "brief", 100)
     with stuck_receiver(namespace, "brief") as stuck:
@@ -164,8 +165,8 @@ def test_the_messages_of_a_receiver_that_was_cut_come_back_when_their_locks_end(
 
 
 @pytest.mark.slow
-def test_a_receiver_that_closes_and_does_not_read_is_gone_in_time() -> None:
-    """What it would still have to read must not keep the connection for ever."""
+def test_receiver_that_closes_without_reading_is_disconnected_in_time() -> None:
+    """Check that unread deliveries do not keep the connection for ever."""
     with running_namespace(tier="relaxed", idle_timeout_s=1) as namespace:
         create(namespace, "large")
         fill(namespace, number=100)
@@ -176,7 +177,7 @@ def test_a_receiver_that_closes_and_does_not_read_is_gone_in_time() -> None:
             eventually(lambda: not connection_count(namespace))
 
 
-def test_a_message_beyond_what_a_receiver_takes_does_not_end_its_connection(namespace: RunningNamespace) -> None:
+def test_oversized_message_does_not_end_the_receivers_connection(namespace: RunningNamespace) -> None:
     with connect(namespace, max_message_size=1_000) as client, connect(namespace) as sender:
         link = client.receiver("large", credit=10)
         target = sender.sender("large")
@@ -189,7 +190,7 @@ def test_a_message_beyond_what_a_receiver_takes_does_not_end_its_connection(name
 # Senders
 
 
-def test_a_sender_that_reads_no_confirmations_holds_up_nobody_and_loses_nothing(namespace: RunningNamespace) -> None:
+def test_sender_that_reads_no_confirmations_delays_no_other_and_loses_nothing(namespace: RunningNamespace) -> None:
     with connect(namespace) as deaf, connect(namespace) as healthy:
         deaf.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
         link, sender = deaf.sender("other"), healthy.sender("other")
@@ -200,19 +201,19 @@ def test_a_sender_that_reads_no_confirmations_holds_up_nobody_and_loses_nothing(
         assert info(namespace, "other").message_count == 1_520
 
 
-def test_all_that_senders_may_send_between_two_commits_finds_room(namespace: RunningNamespace) -> None:
-    """It is more than the store allocates ahead."""
+def test_everything_sent_between_two_commits_fits(namespace: RunningNamespace) -> None:
+    """Send more than the store allocates ahead."""
     payload = text_message(bytes(900_000), message_id="large")
 
     def put(host: NamespaceHost) -> None:
         for _ in range(150):
-            host.namespace.send(Address.of("large"), [BrokerMessage(payload, "large")], host.now_ms())
+            host.use_namespace().send(Address.of("large"), [BrokerMessage(payload, "large")], host.now_ms())
 
     namespace.call(put)
     assert info(namespace).message_count == 150
 
 
-def test_a_message_as_large_as_the_tier_allows_finds_room(namespace: RunningNamespace) -> None:
+def test_largest_message_of_the_tier_fits(namespace: RunningNamespace) -> None:
     with connect(namespace) as client:
         outcome = client.send(client.sender("large"), text_message(bytes(90 * 1024 * 1024), message_id="1"))
     assert outcome == ACCEPTED

@@ -15,9 +15,9 @@ from tests.simulation.simulation import play
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """What the command does; gives its exit code."""
+    """Run the command; return its exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
-    parser.add_argument("--seed", type=int, help="run this one, and tell all that happened")
+    parser.add_argument("--seed", type=int, help="run this one, and print all events")
     parser.add_argument("--trace", action="store_true", help="with what the client and the namespaces log")
     parser.add_argument("--seeds", type=int, default=200, help="how many to run")
     parser.add_argument("--first", type=int, default=0, help="the first of them")

@@ -1,4 +1,4 @@
-"""What has to be so after a run, whatever has gone wrong in it."""
+"""The invariants after a run, whatever faults occurred."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def check(run: Run) -> list[str]:
 
 
 def arrives(run: Run) -> Iterator[str]:
-    """What was sent is received, or lies in a dead-letter queue with a reason."""
+    """Check that each sent message was received, or is in a dead-letter queue with a reason."""
     arrived, dead = run.journal.arrived(), _dead(run)
     for sent in run.journal.sent.values():
         if sent.outcome is not Outcome.RETURNED or _ended_with_its_entity(run, sent):
@@ -60,7 +60,7 @@ def _dead(run: Run) -> set[str]:
 
 
 def _ended_with_its_entity(run: Run, sent: Sent) -> bool:
-    """Whether the primary had taken it when its entity was deleted."""
+    """Return whether the primary had accepted it when its entity was deleted."""
     if sent.path not in run.plan.deleted:
         return False
     return any(
@@ -70,7 +70,7 @@ def _ended_with_its_entity(run: Run, sent: Sent) -> bool:
 
 
 def is_unique(run: Run) -> Iterator[str]:
-    """Nothing is there twice where duplicates are detected."""
+    """Check that there is no duplicate where duplicates are detected."""
     for entity in run.plan.entities:
         for place in entity.places if entity.is_unique else ():
             for name, found in run.journal.arrived().get(place, {}).items():
@@ -79,8 +79,8 @@ def is_unique(run: Run) -> Iterator[str]:
                     yield f"{name} was in '{place}' under {numbers}"
 
 
-def is_told(run: Run) -> Iterator[str]:
-    """A send returns or raises an error of ours, in time; nobody hears of any other."""
+def is_reported(run: Run) -> Iterator[str]:
+    """Check that each send returns or raises a messaging error in time, and that there is no other error."""
     for sent in run.journal.sent.values():
         if sent.outcome is Outcome.UNDER_WAY:
             yield f"{sent.id} is still on its way"
@@ -107,7 +107,7 @@ def is_in_order(run: Run) -> Iterator[str]:
 
 
 def _lines(run: Run, path: str) -> dict[tuple[str, str], list[Sent]]:
-    """What each sender has sent to each session one after the other, and what was confirmed."""
+    """Return the confirmed messages of each sender to each session, in order."""
     lines: dict[tuple[str, str], list[Sent]] = {}
     for sent in run.journal.sent.values():
         session = sent.message.session_id
@@ -128,7 +128,7 @@ def pings(run: Run) -> Iterator[str]:
     """An entity is pinged at its interval while it is failed over, and at no other time."""
     for process in run.processes:
         for path, periods in _periods(process).items():
-            yield from _check_told(process, path, periods)
+            yield from _check_reported(process, path, periods)
     yield from _check_seen(run)
 
 
@@ -137,7 +137,7 @@ Period = tuple[float, float | None]
 
 
 def _periods(process: Process) -> dict[str, list[Period]]:
-    """When each entity was failed over, as the pair has told; and an empty list for what was only pinged."""
+    """Return the reported failover periods of each entity; none for entities that were only pinged."""
     found: dict[str, list[Period]] = {}
     for at_s, event in process.events:
         if isinstance(event, PingSent):
@@ -152,11 +152,11 @@ def _periods(process: Process) -> dict[str, list[Period]]:
     return found
 
 
-def _check_told(process: Process, path: str, periods: list[Period]) -> Iterator[str]:
+def _check_reported(process: Process, path: str, periods: list[Period]) -> Iterator[str]:
     plan = process.plan
-    told = [at_s for at_s, event in process.events if isinstance(event, PingSent) and event.path == path]
+    reported = [at_s for at_s, event in process.events if isinstance(event, PingSent) and event.path == path]
     who = f"'{path}' of {process.name}"
-    for at_s in told:
+    for at_s in reported:
         if not any(_is_within(at_s, period) for period in periods):
             yield f"{who} was pinged at {at_s:.3f} s, when it was not failed over"
     patience_s = plan.ping_s + _PING_ATTEMPTS * plan.attempt_s + _MOMENT_S
@@ -164,7 +164,7 @@ def _check_told(process: Process, path: str, periods: list[Period]) -> Iterator[
         if end_s is None and process.died_s is None:
             continue  # it was deleted: the pings go on for ever
         last_s = end_s if end_s is not None else process.died_s or begin_s
-        within = [at_s for at_s in told if _is_within(at_s, (begin_s, last_s))]
+        within = [at_s for at_s in reported if _is_within(at_s, (begin_s, last_s))]
         most = int((last_s - begin_s + _MOMENT_S) / plan.ping_s)
         if len(within) > most:
             yield f"{who} was pinged {len(within)} times from {begin_s:.3f} s to {last_s:.3f} s, not {most} times"
@@ -179,7 +179,7 @@ def _is_within(at_s: float, period: Period) -> bool:
 
 
 def _check_seen(run: Run) -> Iterator[str]:
-    """What the primary saw fits to what the pairs have told."""
+    """Check that the pings at the primary match the reports of the pairs."""
     periods = [
         (process, path, period)
         for process in run.processes
@@ -190,7 +190,7 @@ def _check_seen(run: Run) -> Iterator[str]:
         if one.is_ping and not any(
             path == one.path and _may_be_seen(run, process, one.at_s, period) for process, path, period in periods
         ):
-            yield f"the primary saw a ping of '{one.path}' at {one.at_s:.3f} s, when nobody had failed over"
+            yield f"the primary saw a ping of '{one.path}' at {one.at_s:.3f} s, when no pair had failed over"
 
 
 def _may_be_seen(run: Run, process: Process, at_s: float, period: Period) -> bool:
@@ -214,7 +214,7 @@ def is_well(run: Run) -> Iterator[str]:
 
 
 def is_the_same(run: Run) -> Iterator[str]:
-    """What is received is what was sent."""
+    """Check that received messages equal those sent."""
     for one in run.journal.received:
         sent = run.journal.sent.get(one.id)
         if sent is None:
@@ -255,4 +255,4 @@ def switches(run: Run) -> Iterator[str]:
 
 
 Check = Callable[[Run], Iterator[str]]
-CHECKS: Final[tuple[Check, ...]] = (arrives, is_unique, is_told, is_in_order, pings, is_well, is_the_same, switches)
+CHECKS: Final[tuple[Check, ...]] = (arrives, is_unique, is_reported, is_in_order, pings, is_well, is_the_same, switches)

@@ -20,13 +20,13 @@ class Entity:
 
     path: str
     is_unique: bool = False
-    """Whether it detects duplicates; over a day, which is longer than any run lasts."""
+    """True if it detects duplicates, over a day, which is longer than any run."""
     has_sessions: bool = False
     subscriptions: tuple[str, ...] = ()
 
     @property
     def places(self) -> tuple[str, ...]:
-        """What messages are received from."""
+        """Return the entities that messages are received from."""
         return tuple(f"{self.path}/Subscriptions/{name}" for name in self.subscriptions) or (self.path,)
 
     def create(self, namespace: VirtualNamespace) -> None:

@@ -158,8 +158,8 @@ class Havoc:
                 namespace.take_sends(mishap.path)
 
     async def _is_up(self, namespace: VirtualNamespace) -> None:
-        """Nobody can tell a namespace something that is down."""
-        while namespace.name in self._is_down:  # noqa: ASYNC110 (nobody tells)
+        """Wait until the namespace is up: a stopped one accepts no change."""
+        while namespace.name in self._is_down:  # noqa: ASYNC110 (there is no event for it)
             await asyncio.sleep(0.5)
 
     # To processes.

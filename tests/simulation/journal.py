@@ -1,4 +1,4 @@
-"""What has happened in a run: what was sent, what was received, and what everyone has seen."""
+"""The record of a run: messages sent and received, and the events of all processes."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from enum import Enum
 from hashlib import blake2b
 from typing import Any
 
-from pairbus.broker import Address, Message, Namespace
+from pairbus.broker import Address, Namespace, NewMessage
 from pairbus.client.message import BrokeredMessage
 from pairbus.client.received_message import ReceivedMessage
 from tests.faults.namespace import VirtualNamespace
 
 
 class Outcome(Enum):
-    """What came of a send."""
+    """The outcome of a send."""
 
     UNDER_WAY = "under way"
     RETURNED = "returned"
     RAISED = "raised"
     KILLED = "killed with its process"
-    GIVEN_UP = "given up by whoever sent it"
+    GIVEN_UP = "cancelled by the sender"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -36,12 +36,12 @@ class Sent:
     """In the order in which its sender has sent them."""
     began_s: float
     limit_s: float
-    """How long the send may take."""
+    """The timeout of the send."""
     outcome: Outcome = Outcome.UNDER_WAY
     ended_s: float = 0.0
     error: BaseException | None = None
     is_one_of_many: bool = False
-    """Whether others of the sender were on the way at the same time."""
+    """True if other messages of the sender were in flight at the same time."""
 
     @property
     def id(self) -> str:
@@ -54,7 +54,7 @@ class Sent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Received:
-    """A message that somebody has received."""
+    """A received message."""
 
     at_s: float
     place: str
@@ -87,11 +87,11 @@ class Journal:
     received: list[Received] = field(default_factory=list)
     asked: list[Asked] = field(default_factory=list)
     healed_s: list[float] = field(default_factory=list)
-    """When something on a road has ended, so that what was held back arrived."""
+    """The times at which network faults ended, so that delayed data arrived."""
     deleted_s: dict[str, float] = field(default_factory=dict)
-    """When entities were deleted."""
+    """The times at which entities were deleted."""
     lines: list[str] = field(default_factory=list)
-    """What has happened, for people."""
+    """The events, as text."""
 
     def note(self, at_s: float, text: str) -> None:
         self.lines.append(f"{at_s:9.3f} {text}")
@@ -102,7 +102,7 @@ class Journal:
         return blake2b("\n".join(self.lines).encode(), digest_size=8).hexdigest()
 
     def arrived(self) -> dict[str, dict[str, list[Received]]]:
-        """What was received, by place and id."""
+        """Return the received messages, by entity and id."""
         found: dict[str, dict[str, list[Received]]] = {}
         for one in self.received:
             found.setdefault(one.place, {}).setdefault(one.id, []).append(one)
@@ -120,13 +120,13 @@ class Watch:
         self.look()
 
     def look(self) -> None:
-        broker = self._namespace.host.namespace
+        broker = self._namespace.host.use_namespace()
         if broker is self._watched:
             return
         self._watched = broker
         send = broker.send
 
-        def watched(address: Address, messages: Sequence[Message], now_ms: int) -> Any:
+        def watched(address: Address, messages: Sequence[NewMessage], now_ms: int) -> Any:
             outcome = send(address, messages, now_ms)
             at_s, path = self._now_s(), str(address)
             self._journal.asked += [Asked(at_s=at_s, path=path, is_ping=one.ping, payload=one.body) for one in messages]

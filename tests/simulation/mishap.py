@@ -1,4 +1,4 @@
-"""What goes wrong in a run, as values that print as readable lines."""
+"""The faults of a run, as values that print as readable lines."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 
 
 class Kind(Enum):
-    """What happens."""
+    """The kind of fault."""
 
     REFUSE = "refuses connections"
     HANG = "hangs"
@@ -35,13 +35,13 @@ class Kind(Enum):
 
 
 ON_ROADS: Final = (Kind.REFUSE, Kind.HANG, Kind.DEAF, Kind.MUTE, Kind.HIDE, Kind.RESET, Kind.SLOW, Kind.FLAKY)
-"""What happens on the way to a namespace."""
+"""Faults of the network to a namespace."""
 
 TO_NAMESPACES: Final = (Kind.BUSY, Kind.KILL, Kind.KILL, Kind.STOP, Kind.LEAP)
 SWITCHES: Final = (Kind.DISABLE, Kind.MUFFLE, Kind.LOCK_UP)
 TO_ENTITIES: Final = (*SWITCHES, Kind.DENY, Kind.LOSE, Kind.UNCONFIRM)
 ENDLESS: Final = (Kind.DELETE, Kind.LEAP)
-"""What nobody mends."""
+"""Faults that are not repaired."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,9 +58,9 @@ class Mishap:
     path: str = ""
     """The entity that it happens to."""
     size: float = 0.0
-    """How slow, or how far a clock leaps, in seconds; or what decides where connections are lost."""
+    """The delay or clock jump in seconds; or the seed of the places where connections are lost."""
     is_lossy: bool = False
-    """Whether what was on the way is lost; else it arrives in the end, late as it is."""
+    """True if data in flight is lost; otherwise it arrives late."""
 
     @property
     def end_s(self) -> float:

@@ -47,18 +47,18 @@ class Road(Proxy):
         self._public = f"{namespace.name}.{domain}"
         self._stalling: list[Way] = []
         self._lasting: list[Fault] = []
-        """What is done to each connection that comes."""
+        """The faults of each new connection."""
         self._held: list[Lane] = []
         self._name()
 
     @property
     def endpoint(self) -> Endpoint:
-        """Where clients find the namespace, under a name that begins with its own."""
+        """Return the address of the namespace, with a host name that begins with its name."""
         return Endpoint(self._public, self.port, tls=False)
 
     @property
     def footprint(self) -> list[tuple[float, int, int]]:
-        """When each connection came, and how much went through it up and down: the same each time for a seed."""
+        """Return the time of each connection, and its bytes in each direction: identical for the same seed."""
         return [(relay.began_s, relay.up.passed_bytes, relay.down.passed_bytes) for relay in self.relays]
 
     def cut(self) -> None:
@@ -71,7 +71,7 @@ class Road(Proxy):
         self._change(self._refuse)
 
     def stall(self, way: Way = Way.BOTH) -> None:
-        """Let nothing arrive, on the connections that there are or on others, and tell nobody."""
+        """Drop all data of existing and new connections, without an error."""
         self._stalling.append(way)
         for relay in self.open_relays:
             self._hold(relay, way)
@@ -83,7 +83,7 @@ class Road(Proxy):
         self.apply(fault)
 
     def hide(self) -> None:
-        """Let nobody find its address. Connections that there are stay."""
+        """Make its address unresolvable. Existing connections stay."""
         self._loop.names.pop(self._public, None)
 
     def heal(self) -> None:
@@ -97,14 +97,14 @@ class Road(Proxy):
             lane._go_on()
 
     def let_new_through(self) -> None:
-        """Swallow no more of new connections. Those that there are stay silent for good, and nobody is told."""
+        """Stop dropping the data of new connections. Existing ones stay silent, without an error."""
         self._stalling.clear()
 
     def _name(self) -> None:
         self._loop.names[self._public] = _PROXY_HOST
 
     def block(self) -> None:
-        """Let nobody through any more, and nobody find it."""
+        """Refuse all connections, and make its address unresolvable."""
         self.refuse()
         self.hide()
 
@@ -157,7 +157,7 @@ class PairWorld(Stage):
 
     @property
     def footprint(self) -> list[list[tuple[float, int, int]]]:
-        """What went over the roads, and when."""
+        """Return the traffic of the network, with times."""
         return [self.primary_road.footprint, self.secondary_road.footprint]
 
 

@@ -1,4 +1,4 @@
-"""What a seed stands for: who sends what, who brings it home, and what goes wrong meanwhile."""
+"""The plan of a seed: the senders, the syphons, and the faults."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LONGEST_MISHAP_S: Final = 150.0
 
 
 class Form(Enum):
-    """How messages are sent."""
+    """The ways to send messages."""
 
     ONE = "one"
     LIST = "list"
@@ -25,7 +25,7 @@ class Form(Enum):
     BURST = "burst"
     """One by one, all at the same time."""
     HASTY = "hasty"
-    """The same, by somebody who does not wait for long."""
+    """The same, with a short timeout."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class SenderPlan:
     steps: tuple[Step, ...]
     sessions: int
     is_brief: bool = False
-    """Whether it is made and closed each time."""
+    """True if it is created and closed each time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,7 +163,7 @@ class _Planner:
         )
 
     def _path(self, entities: tuple[Entity, ...]) -> str:
-        """Where to; where order is kept, to where there is order."""
+        """Return a destination; for ordered sends, one with sessions."""
         ordered = [one for one in entities if one.has_sessions] if self._keeps_order else []
         return self._random.choice(ordered or entities).path
 
@@ -232,7 +232,7 @@ class _Planner:
             yield self._mishap(Kind.DELETE, namespace=PRIMARY, path=random.choice(entities).path)
 
     def _outage(self) -> Mishap:
-        """What every run has: the primary is gone for so long that something is diverted, most likely."""
+        """Return the outage of every run: long enough that messages are most likely diverted."""
         random = self._random
         kind = random.choice((*ON_ROADS, Kind.KILL))
         at_s, lasts_s = random.uniform(0.0, self._length_s / 2), random.uniform(20.0, _LONGEST_MISHAP_S)

@@ -17,7 +17,7 @@ _CLOSE_S: Final = 30.0
 
 
 class Process:
-    """Lives until it is killed: then nothing that it does gets anywhere, and nobody is told."""
+    """Runs until it is killed: then nothing that it does has an effect, and no error is reported."""
 
     def __init__(self, world: PairWorld, plan: ProcessPlan, name: str, roads: dict[str, Road]) -> None:
         self.plan = plan
@@ -27,7 +27,7 @@ class Process:
         self.events: list[tuple[float, PairEvent]] = []
         self.died_s: float | None = None
         self.tasks: set[asyncio.Task[Any]] = set()
-        """What it does for the application."""
+        """The tasks of the application."""
         self._world = world
         self._factories: list[MessagingFactory] = []
         self._pair: NamespacePair | None = None

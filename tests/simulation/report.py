@@ -1,4 +1,4 @@
-"""What is told of a run, and of many."""
+"""The reports of one run, and of many."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Report:
     plan: list[str]
 
     def __str__(self) -> str:
-        """What somebody needs to see the same."""
+        """Return the plan, the problems, and the command that repeats the run."""
         return "\n".join(
             [
                 *self.plan,
@@ -62,13 +62,13 @@ class Total:
             self.failed.append(report.seed)
 
     def __str__(self) -> str:
-        told = ", ".join(f"{self.counts[name]:,} {name}" for name in COUNTED)
+        reported = ", ".join(f"{self.counts[name]:,} {name}" for name in COUNTED)
         failed = f"{len(self.failed)} failed: {sorted(self.failed)}" if self.failed else "none failed"
-        return f"{self.runs:,} runs: {told}; {failed}"
+        return f"{self.runs:,} runs: {reported}; {failed}"
 
 
 def simulate(seed: int) -> Report:
-    """Run what a seed stands for, and look at it."""
+    """Run the plan of a seed, and check the result."""
     report = examine(play(make_plan(seed)))
     if seed % _TIDY_EVERY == 0:
         gc.collect()  # a run leaves much behind, and in many cycles

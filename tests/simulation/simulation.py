@@ -11,11 +11,10 @@ from typing import Any, Final
 
 from pairbus.client.errors import MessagingError
 from pairbus.client.received_message import ReceivedMessage
-from pairbus.dialect.entity_path import split_entity_path
+from pairbus.dialect.paths import split_entity_path
 from pairbus.pairing import EntityState
 from pairbus.pairing.status import PairStatus
-from pairbus.server.addresses import address_of
-from pairbus.server.messages import delivered_payload
+from pairbus.server.messages import address_of, delivered_payload
 from tests.faults.namespace import VirtualNamespace
 from tests.simulation.havoc import Havoc
 from tests.simulation.journal import Journal, Sent, Watch
@@ -27,7 +26,7 @@ from tests.simulation.traffic import Receiving, Sending
 _RECEIVER: Final = "receiver"
 _STEP_S: Final = 5.0
 _LONGEST_S: Final = 3 * 3_600.0
-"""How long it may take until all is well, when nothing goes wrong any more."""
+"""The maximum time until everything has recovered after the last fault."""
 
 _CALM_S: Final = 30.0
 _PAUSE_S: Final = 1.0
@@ -44,16 +43,16 @@ class Run:
     dead_letters: dict[str, list[ReceivedMessage]] = field(default_factory=dict)
     """By queue."""
     restless: list[str] = field(default_factory=list)
-    """What was not as it should be in the end."""
+    """The entities and processes that had not recovered at the end."""
     last: list[Sent] = field(default_factory=list)
-    """What was sent when all was well again."""
+    """The messages sent after the recovery."""
     before: dict[str, int] = field(default_factory=dict)
-    """How much each process had diverted before that."""
+    """The number of messages that each process had diverted before that."""
     after: dict[str, int] = field(default_factory=dict)
     logged: list[str] = field(default_factory=list)
     """Errors that were logged."""
     broken: str = ""
-    """Why the run has not come to its end."""
+    """The reason why the run did not finish."""
     took_s: float = 0.0
 
     def statuses(self) -> list[PairStatus]:
@@ -79,7 +78,7 @@ def play(plan: Plan, *, on_line: Callable[[str], None] | None = None) -> Run:
 
 
 class _Stage:
-    """What is on it while a run goes on."""
+    """The processes, traffic and faults of a run."""
 
     def __init__(self, world: PairWorld, made: Run) -> None:
         self._world = world
@@ -144,7 +143,7 @@ class _Stage:
         )
 
     async def _pair(self, process: Process) -> None:
-        """As somebody does who runs a process again until it runs; then what it sends is sent."""
+        """Restart a process until it runs; then send its messages."""
         while True:
             try:
                 await process.start(keeps_order=self._plan.keeps_order)
@@ -177,10 +176,10 @@ class _Stage:
     # The end.
 
     async def _calm_down(self) -> None:
-        """Wait until all is well: nothing is to be brought home, or to be received, and all entities are healthy."""
+        """Wait until everything has recovered: no backlog, no messages to receive, and all entities healthy."""
         loop = self._world.loop
         deadline_s = loop.time() + _LONGEST_S
-        while (restless := self._restless()) and loop.time() < deadline_s:  # noqa: ASYNC110 (nobody tells)
+        while (restless := self._restless()) and loop.time() < deadline_s:  # noqa: ASYNC110 (there is no event for it)
             await asyncio.sleep(_STEP_S)
         self._run.restless = restless
         self._journal.note(loop.time(), "all is well" if not restless else f"not well: {restless}")
@@ -253,16 +252,16 @@ class _Stage:
 
 
 def dead_letters(namespace: VirtualNamespace, path: str) -> list[ReceivedMessage]:
-    """What lies in the dead-letter queue of a queue or subscription."""
+    """Return the messages in the dead-letter queue of a queue or subscription."""
     entity = split_entity_path(f"{path}/$DeadLetterQueue")
     assert entity is not None
-    page = namespace.host.namespace.peek(address_of(entity), 0, 1_000, namespace.now_ms())
+    page = namespace.host.use_namespace().peek(address_of(entity), 0, 1_000, namespace.now_ms())
     return [ReceivedMessage(delivered_payload(one)) for one in page]
 
 
 @contextmanager
 def _logging(made: Run, on_line: Callable[[str], None] | None) -> Iterator[None]:
-    """Have errors that are logged, which are those that nobody has expected."""
+    """Collect logged errors, which are unexpected."""
     handler = _Handler(made, on_line)
     loggers = [logging.getLogger(name) for name in ("pairbus", "asyncio", __name__)]
     before = [(one.level, one.propagate) for one in loggers]

@@ -9,20 +9,18 @@ from typing import Any, Final
 
 import pytest
 
+from pairbus.client.entity_link import EntityLink, SendBatch
 from pairbus.client.errors import MessagingError
-from pairbus.client.lane import Lane
 from pairbus.client.message import encode_brokered
-from pairbus.client.parcel import Parcel
-from pairbus.pairing import ordered_route
-from pairbus.pairing.diversion import Diversion
-from pairbus.pairing.entity import PairedEntity
+from pairbus.pairing import route
+from pairbus.pairing.entity import PairedEntity, ping_message
 from pairbus.pairing.events import PingSent
-from pairbus.pairing.homecoming.delivery_rules import Fate
-from pairbus.pairing.homecoming.destination import Destination
-from pairbus.pairing.ping import ping_message
 from pairbus.pairing.policy import FailoverPolicy, Signal
-from pairbus.pairing.pump import InProcessSyphon
-from pairbus.pairing.pump.backlog_reader import BacklogReader
+from pairbus.pairing.route import SenderDiversion
+from pairbus.pairing.syphon import InProcessSyphon
+from pairbus.pairing.syphon.delivery import RetryDecision
+from pairbus.pairing.syphon.destination import DeliveryDestination
+from pairbus.pairing.syphon.source import BacklogSource
 from tests.simulation import checks
 from tests.simulation.entities import ENTITIES, Entity
 from tests.simulation.mishap import Kind, Mishap
@@ -64,51 +62,51 @@ def assert_found(wrong: list[str], number: int, text: str) -> None:
 
 @pytest.mark.parametrize("keeps_order", [False, True])
 @pytest.mark.parametrize("entity", ENTITIES, ids=lambda entity: entity.path)
-def test_nothing_is_found_where_nothing_is_broken(entity: Entity, keeps_order: bool) -> None:
+def test_correct_run_has_no_findings(entity: Entity, keeps_order: bool) -> None:
     assert wrong_with(entity, REFUSE, keeps_order=keeps_order) == []
 
 
 # 1. What was sent is received.
 
 
-def test_a_syphon_that_removes_messages_and_does_not_send_them_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def send(_destination: Destination, _payloads: list[bytes]) -> None:
+def test_syphon_that_loses_messages_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def send(_destination: DeliveryDestination, _payloads: list[bytes]) -> None:
         """Say that it is sent."""
 
-    monkeypatch.setattr(Destination, "send", send)
+    monkeypatch.setattr(DeliveryDestination, "send", send)
     assert_found(wrong_with(PLAIN, REFUSE), 1, "was sent, and never received from 'plain'")
 
 
-def test_a_syphon_that_removes_messages_before_they_are_sent_is_found_when_it_dies(
+def test_syphon_that_removes_messages_before_the_send_is_detected_after_a_kill(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    real = Destination.send
+    real = DeliveryDestination.send
     tasks: list[asyncio.Task[None]] = []
 
-    async def send(destination: Destination, payloads: list[bytes]) -> None:
+    async def send(destination: DeliveryDestination, payloads: list[bytes]) -> None:
         tasks.append(asyncio.get_running_loop().create_task(later(destination, payloads)))
 
-    async def later(destination: Destination, payloads: list[bytes]) -> None:
+    async def later(destination: DeliveryDestination, payloads: list[bytes]) -> None:
         await asyncio.sleep(30)
         with suppress(MessagingError):
             await real(destination, payloads)
 
-    monkeypatch.setattr(Destination, "send", send)
+    monkeypatch.setattr(DeliveryDestination, "send", send)
     die = Mishap(kind=Kind.DIE, at_s=47.0, lasts_s=10.0, process="syphon")
     assert_found(wrong_with(PLAIN, REFUSE, die), 1, "was sent, and never received from 'plain'")
     assert tasks
 
 
-def test_a_sender_that_drops_what_it_should_divert_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sender_that_drops_messages_instead_of_diverting_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     async def send(*_: object) -> None:
         """Say that it is sent."""
 
-    monkeypatch.setattr(Diversion, "send", send)
+    monkeypatch.setattr(SenderDiversion, "send", send)
     assert_found(wrong_with(VISITS, REFUSE), 1, "was sent, and never received from 'visits'")
 
 
-def test_a_syphon_that_gives_messages_up_for_no_good_reason_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pairbus.pairing.homecoming.delivery.fate_of", lambda _error: Fate.NEVER)
+def test_syphon_that_dead_letters_without_a_reason_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pairbus.pairing.syphon.delivery.retry_decision", lambda _error: RetryDecision.NEVER)
     disable = Mishap(kind=Kind.DISABLE, at_s=10.0, lasts_s=30.0, namespace=PRIMARY, path=PLAIN.path)
     assert_found(wrong_with(PLAIN, disable), 1, "though its entity is there")
 
@@ -121,48 +119,48 @@ def test_duplicates_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert_found(wrong_with(UNIQUE, UNCONFIRM), 2, "was in 'unique' under [")
 
 
-def test_no_duplicates_are_found_where_they_are_detected() -> None:
+def test_duplicate_in_a_queue_with_detection_is_reported() -> None:
     assert wrong_with(UNIQUE, UNCONFIRM) == []
 
 
 # 3. A send returns or raises an error of ours, in time.
 
 
-def test_an_error_that_is_not_ours_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_other_than_messaging_error_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     async def send(*_: object) -> None:
         raise RuntimeError("the test wants it")
 
-    monkeypatch.setattr(Diversion, "send", send)
+    monkeypatch.setattr(SenderDiversion, "send", send)
     assert_found(wrong_with(PLAIN, REFUSE), 3, "raised RuntimeError('the test wants it')")
 
 
-def test_a_send_that_takes_too_long_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = Diversion.send
+def test_send_beyond_its_timeout_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = SenderDiversion.send
 
     async def send(*given: Any) -> None:
         await asyncio.sleep(60)
         await real(*given)
 
-    monkeypatch.setattr(Diversion, "send", send)
+    monkeypatch.setattr(SenderDiversion, "send", send)
     assert_found(wrong_with(PLAIN, REFUSE), 3, "and may take 40.050 s")
 
 
-def test_an_error_that_is_only_logged_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def delivered(_reader: BacklogReader, _cargoes: list[Any]) -> None:
+def test_logged_error_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+    def complete(_source: BacklogSource, _messages: list[Any]) -> None:
         logging.getLogger("pairbus.pairing").error("the test wants it")
 
-    monkeypatch.setattr(BacklogReader, "delivered", delivered)
+    monkeypatch.setattr(BacklogSource, "complete", complete)
     assert_found(wrong_with(PLAIN, REFUSE), 3, "an error was logged: the test wants it")
 
 
 # 4. A session arrives in order, where that is wanted.
 
 
-def test_a_session_that_is_out_of_order_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def without_followers(_route: object, parcel: Any, _started_s: float) -> Any:
-        return parcel
+def test_session_out_of_order_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def divert_nothing(_route: object, batch: Any, _started_s: float) -> Any:
+        return batch
 
-    monkeypatch.setattr(ordered_route.OrderedRoute, "_without_followers", without_followers)
+    monkeypatch.setattr(route.OrderedRoute, "_divert_followers", divert_nothing)
     busy = Mishap(kind=Kind.DIE, at_s=5.0, lasts_s=45.0, process="syphon")
     assert_found(wrong_with(VISITS, REFUSE, busy, keeps_order=True), 4, "came to 'visits' before")
 
@@ -188,29 +186,29 @@ def test_too_few_pings_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert_found(wrong_with(PLAIN, REFUSE), 5, "'plain' of app-1 was not pinged from")
 
 
-@pytest.mark.parametrize("is_told", [True, False])
-def test_pings_of_a_healthy_entity_are_found(monkeypatch: pytest.MonkeyPatch, is_told: bool) -> None:
+@pytest.mark.parametrize("is_reported", [True, False])
+def test_pings_of_a_healthy_entity_are_found(monkeypatch: pytest.MonkeyPatch, is_reported: bool) -> None:
     real = PairedEntity._ping
 
     async def twice(entity: PairedEntity) -> None:
         await real(entity)
         await asyncio.sleep(30)
-        lane = Lane(entity._primary, entity.path)
-        await lane.attempt(Parcel([encode_brokered(ping_message())]))
+        lane = EntityLink(entity._primary, entity.path)
+        await lane.attempt(SendBatch([encode_brokered(ping_message())]))
         await lane.close()
-        if is_told:
+        if is_reported:
             entity._listeners.tell(PingSent(at=entity._since, path=entity.path, cause=None))
 
     monkeypatch.setattr(PairedEntity, "_ping", twice)
     wrong = wrong_with(PLAIN, REFUSE)
     assert_found(wrong, 5, "the primary saw a ping of 'plain'")
-    assert any("when it was not failed over" in one for one in wrong) is is_told
+    assert any("when it was not failed over" in one for one in wrong) is is_reported
 
 
 # 6. In the end everybody is healthy, and nothing is left.
 
 
-def test_an_entity_that_stays_failed_over_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_entity_that_stays_failed_over_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     real = PairedEntity.signal
 
     def signal(entity: PairedEntity, what: Signal) -> None:
@@ -221,7 +219,7 @@ def test_an_entity_that_stays_failed_over_is_found(monkeypatch: pytest.MonkeyPat
     assert_found(wrong_with(PLAIN, REFUSE), 6, "in the end 'plain' is failed over for app-1")
 
 
-def test_messages_that_nobody_brings_home_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_undelivered_backlog_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     async def start(_syphon: InProcessSyphon) -> None:
         """Do nothing."""
 
@@ -230,18 +228,18 @@ def test_messages_that_nobody_brings_home_are_found(monkeypatch: pytest.MonkeyPa
 
 
 def test_messages_that_are_diverted_though_all_is_well_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pairbus.pairing.ordered_route.SessionOrder.follows", lambda *_: True)
+    monkeypatch.setattr("pairbus.pairing.route.SessionOrder.follows", lambda *_: True)
     monkeypatch.setattr(PairedEntity, "_set_direct", lambda entity: setattr(entity, "is_direct", False))
     assert_found(wrong_with(VISITS, REFUSE, keeps_order=True), 6, "all was well, and yet app-1 has diverted 1 messages")
 
 
-def test_a_task_that_is_left_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leftover_task_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     kept: list[asyncio.Task[None]] = []
 
-    async def close(_destination: Destination) -> None:
+    async def close(_destination: DeliveryDestination) -> None:
         kept.append(asyncio.get_running_loop().create_task(asyncio.sleep(1_000_000)))
 
-    monkeypatch.setattr(Destination, "close", close)
+    monkeypatch.setattr(DeliveryDestination, "close", close)
     wrong = wrong_with(PLAIN, REFUSE)
     assert any("the run has broken off" in one and "left tasks behind" in one for one in wrong), wrong
 
@@ -249,25 +247,25 @@ def test_a_task_that_is_left_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 # 7. What is received is what was sent.
 
 
-def test_a_property_that_is_not_restored_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = Destination.send
+def test_property_that_is_not_restored_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = DeliveryDestination.send
 
-    async def send(destination: Destination, payloads: list[bytes]) -> None:
+    async def send(destination: DeliveryDestination, payloads: list[bytes]) -> None:
         await real(destination, [payload.replace(b"number", b"nUmber") for payload in payloads])
 
-    monkeypatch.setattr(Destination, "send", send)
+    monkeypatch.setattr(DeliveryDestination, "send", send)
     assert_found(wrong_with(PLAIN, REFUSE), 7, "with application_properties = ")
 
 
-def test_a_message_that_comes_as_it_lay_in_the_backlog_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(BacklogReader, "restored", lambda _reader, cargo: cargo.payload)
+def test_message_that_is_not_restored_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pairbus.pairing.syphon.delivery.restore_message", lambda message, *_: message.payload)
     assert_found(wrong_with(PLAIN, REFUSE), 7, "'x-ms-path': 'plain'")
 
 
 # 8. An entity fails over when its interval is over, and comes back when a ping is answered.
 
 
-def test_a_failover_that_comes_too_early_or_too_late_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failover_that_is_too_early_or_too_late_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     real = FailoverPolicy.__init__
 
     def init(policy: FailoverPolicy, failover_interval_s: float, now_s: float) -> None:
@@ -277,7 +275,7 @@ def test_a_failover_that_comes_too_early_or_too_late_is_found(monkeypatch: pytes
     assert_found(wrong_with(PLAIN, REFUSE), 8, "failed over after 3.000 s, and its interval is 0 s")
 
 
-def test_an_entity_that_comes_back_without_a_ping_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_entity_that_recovers_without_a_ping_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     async def hope(entity: PairedEntity) -> None:
         await asyncio.sleep(4)
         entity.signal(Signal.ANSWERED)

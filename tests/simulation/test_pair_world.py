@@ -22,12 +22,13 @@ from pairbus.client.errors import (
 )
 from pairbus.client.management.descriptions import QueueDescription
 from pairbus.client.message import BrokeredMessage
-from pairbus.client.receive_mode import ReceiveMode
+from pairbus.client.settings import ReceiveMode
 from tests.faults.fault import Way
 from tests.faults.namespace import START_MS, VirtualNamespace
-from tests.faults.recorder import Recorder, eventually
+from tests.faults.recorder import Recorder
 from tests.faults.trouble import Trouble
 from tests.simulation.pair_world import PRIMARY, SECONDARY, PairWorld, Road, run
+from tests.waiting import eventually_async
 
 QUEUE: Final = "contoso/x-servicebus-transfer/0"
 SOON: Final = {"operation_timeout": timedelta(seconds=20)}
@@ -53,7 +54,7 @@ def test_queues_are_managed_in_virtual_time() -> None:
     assert 10.0 < took_s < 11.0  # ten of which are to see that nothing more happens
 
 
-def test_counts_are_told_over_http_of_what_was_sent_over_amqp() -> None:
+def test_http_reports_the_counts_of_messages_sent_over_amqp() -> None:
     async def scenario(world: PairWorld) -> None:
         world.secondary.create_queue(QUEUE)
         sender = await world.secondary_factory().create_message_sender(QUEUE)
@@ -76,7 +77,7 @@ def test_topics_and_subscriptions_are_managed_too() -> None:
     run(scenario)
 
 
-def test_each_namespace_tells_its_own_name_and_is_reached_by_it() -> None:
+def test_each_namespace_announces_its_name_and_is_reached_by_it() -> None:
     async def scenario(world: PairWorld) -> None:
         for manager, name in ((world.primary_manager(), PRIMARY), (world.secondary_manager(), SECONDARY)):
             assert (await manager.get_namespace_info()).name == name
@@ -99,7 +100,7 @@ def test_no_thread_is_needed() -> None:
 
 
 @pytest.mark.parametrize("how", ["kill", "stop"])
-def test_what_was_made_over_http_is_there_after_a_restart(how: str) -> None:
+def test_entities_created_over_http_survive_a_restart(how: str) -> None:
     async def scenario(world: PairWorld) -> None:
         manager = world.secondary_manager()
         await manager.create_queue(QUEUE)
@@ -130,7 +131,7 @@ def test_requests_that_are_under_way_end_with_the_namespace(how: str) -> None:
 
 @pytest.mark.parametrize("how", ["kill", "stop"])
 @pytest.mark.parametrize("after_ms", range(12))
-def test_nothing_is_left_of_a_request_whenever_the_namespace_ends(how: str, after_ms: int) -> None:
+def test_request_releases_everything_whenever_the_namespace_ends(how: str, after_ms: int) -> None:
     async def scenario(world: PairWorld) -> None:
         creating = asyncio.create_task(_create(world, QUEUE))
         await asyncio.sleep(after_ms / 1_000)
@@ -143,12 +144,12 @@ def test_nothing_is_left_of_a_request_whenever_the_namespace_ends(how: str, afte
     run(scenario)
 
 
-def test_a_request_that_waits_for_its_commit_ends_when_the_namespace_is_killed() -> None:
+def test_request_that_waits_for_its_commit_ends_when_the_namespace_is_killed() -> None:
     async def scenario(world: PairWorld) -> None:
-        disk = world.secondary.host._keeper
+        disk = world.secondary.host.committer
         disk.commit = lambda _now_ms: None  # type: ignore[method-assign, assignment]  # it takes for ever
         creating = asyncio.create_task(_create(world, QUEUE))
-        await eventually(lambda: disk._waiting)
+        await eventually_async(lambda: disk._waiting)
         assert world.secondary.tasks
         world.secondary.kill()
         assert not await _is_running(world.secondary)
@@ -160,21 +161,21 @@ def test_a_request_that_waits_for_its_commit_ends_when_the_namespace_is_killed()
 
 
 @pytest.mark.parametrize("how", ["kill", "stop"])
-def test_a_connection_that_is_kept_alive_goes_with_the_namespace(how: str) -> None:
+def test_kept_alive_connection_ends_with_the_namespace(how: str) -> None:
     async def scenario(world: PairWorld) -> None:
         _, recorder = await world.loop.create_connection(Recorder, SECONDARY, world.secondary.port)
         recorder.write(b"GET /health HTTP/1.1\r\nHost: fabrikam\r\n\r\n")
-        await eventually(lambda: recorder.data.startswith(b"HTTP/1.1 200 OK"))
+        await eventually_async(lambda: recorder.data.startswith(b"HTTP/1.1 200 OK"))
         await asyncio.sleep(100)
         assert not recorder.is_lost
         await _end(world.secondary, how)
-        await eventually(lambda: recorder.is_lost)
+        await eventually_async(lambda: recorder.is_lost)
         assert recorder.was_reset is (how == "kill")
 
     run(scenario)
 
 
-def test_b2_a_busy_namespace_denies_management_too() -> None:
+def test_b2_busy_namespace_denies_management_too() -> None:
     async def scenario(world: PairWorld) -> None:
         world.secondary.busy_until_s = world.loop.time() + 15.0
         await world.secondary_manager().create_queue(QUEUE)
@@ -187,7 +188,7 @@ def test_b2_a_busy_namespace_denies_management_too() -> None:
 
 
 @pytest.mark.parametrize("skew_s", [-40.0, 0.0, 300.0])
-def test_the_clocks_of_the_namespaces_differ(skew_s: float) -> None:
+def test_clocks_of_the_namespaces_differ(skew_s: float) -> None:
     async def scenario(world: PairWorld) -> None:
         world.primary.create_queue("orders")
         factory = world.primary_factory()
@@ -201,7 +202,7 @@ def test_the_clocks_of_the_namespaces_differ(skew_s: float) -> None:
     run(scenario, primary_skew_s=skew_s)
 
 
-def test_an_entity_is_disabled_enabled_and_deleted() -> None:
+def test_entity_is_disabled_enabled_and_deleted() -> None:
     async def scenario(world: PairWorld) -> None:
         world.primary.create_topic("news", ["all"])
         sender = await world.primary_factory().create_message_sender("news")
@@ -266,7 +267,7 @@ def test_sends_to_one_entity_are_never_answered(trouble: Trouble, taken: int) ->
 
 
 @pytest.mark.parametrize("what", ["refuse", "stall", "stall up", "stall down", "hide"])
-def test_a_road_fails_alone_and_heals(what: str) -> None:
+def test_one_network_path_fails_alone_and_recovers(what: str) -> None:
     async def scenario(world: PairWorld) -> None:
         _queues(world.primary, "orders")
         _queues(world.secondary, QUEUE)
@@ -287,7 +288,7 @@ def test_a_road_fails_alone_and_heals(what: str) -> None:
     run(scenario)
 
 
-def test_what_was_held_back_arrives_when_the_road_heals() -> None:
+def test_delayed_data_arrives_when_the_network_recovers() -> None:
     async def scenario(world: PairWorld) -> None:
         _queues(world.primary, "orders")
         sender = await world.primary_factory(**SOON).create_message_sender("orders")
@@ -303,7 +304,7 @@ def test_what_was_held_back_arrives_when_the_road_heals() -> None:
     run(scenario)
 
 
-def test_a_cut_is_over_at_once() -> None:
+def test_cut_ends_at_once() -> None:
     async def scenario(world: PairWorld) -> None:
         _queues(world.primary, "orders")
         sender = await world.primary_factory().create_message_sender("orders")
@@ -318,12 +319,12 @@ def test_a_cut_is_over_at_once() -> None:
 # The same seed, the same run.
 
 
-def test_a_seed_plays_the_same_each_time() -> None:
+def test_run_with_the_same_seed_is_identical() -> None:
     assert _play(1) == _play(1)
     assert _play(1) != _play(2)
 
 
-def test_lots_that_nobody_could_foresee_are_the_same_for_a_seed_too() -> None:
+def test_random_numbers_are_determined_by_the_seed() -> None:
     drawn: list[object] = []
 
     async def scenario(_world: PairWorld) -> None:
@@ -415,7 +416,7 @@ async def _end(namespace: VirtualNamespace, how: str) -> None:
 
 
 async def _is_running(namespace: VirtualNamespace) -> bool:
-    """Whether it still does something, when those who were told to stop have had their last word."""
+    """Return whether a task still runs after the cancelled ones have ended."""
     await asyncio.sleep(0.1)
     return bool(namespace.tasks or namespace._http.connections or namespace._streams())
 

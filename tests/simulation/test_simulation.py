@@ -30,13 +30,13 @@ def groups() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("first", [*groups()])
-def test_nothing_is_lost_whatever_goes_wrong(first: int) -> None:
+def test_no_message_is_lost_in_any_simulated_outage(first: int) -> None:
     reports = [simulate(seed) for seed in range(first, first + GROUP)]
     failed = [str(report) for report in reports if report.problems]
     assert not failed, "\n".join(failed)
 
 
-def test_there_are_hundreds_of_outages_of_every_kind() -> None:
+def test_hundreds_of_outages_of_every_kind_are_simulated() -> None:
     plans = [make_plan(seed) for seed in range(400)]
     kinds = [Counter(mishap.kind for mishap in plan.mishaps) for plan in plans]
     assert sum(one.total() for one in kinds[:RUNS]) >= 200
@@ -46,17 +46,17 @@ def test_there_are_hundreds_of_outages_of_every_kind() -> None:
 # The same seed, the same run.
 
 
-def test_a_seed_plays_the_same_each_time() -> None:
+def test_run_with_the_same_seed_is_identical() -> None:
     assert simulate(7).digest == simulate(7).digest
     assert simulate(7).digest != simulate(8).digest
 
 
 @pytest.mark.slow
-def test_a_seed_plays_the_same_in_every_process() -> None:
-    assert _told("11", "1") == _told("11", "2")
+def test_run_with_the_same_seed_is_identical_in_every_process() -> None:
+    assert _reported("11", "1") == _reported("11", "2")
 
 
-def _told(seed: str, hash_seed: str) -> str:
+def _reported(seed: str, hash_seed: str) -> str:
     command = [sys.executable, "-m", "tests.simulation", "--seed", seed]
     done = subprocess.run(
         command, env={**os.environ, "PYTHONHASHSEED": hash_seed}, capture_output=True, text=True, check=False
@@ -67,25 +67,25 @@ def _told(seed: str, hash_seed: str) -> str:
 # The command.
 
 
-def test_one_run_is_told_line_by_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_run_is_printed_line_by_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--seed", "3", "--trace"]) == 0
-    told = capsys.readouterr().out
-    assert "all is well" in told
-    assert "*** begins:" in told
-    assert told.endswith("nothing is wrong\n")
+    reported = capsys.readouterr().out
+    assert "all is well" in reported
+    assert "*** begins:" in reported
+    assert reported.endswith("nothing is wrong\n")
 
 
 @pytest.mark.slow
 def test_many_runs_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--first", "20", "--seeds", "2", "--jobs", "1"]) == 0
-    told = capsys.readouterr()
-    assert told.out.startswith("2 runs: ")
-    assert told.out.endswith("none failed\n")
-    assert "2 of 2" in told.err
+    reported = capsys.readouterr()
+    assert reported.out.startswith("2 runs: ")
+    assert reported.out.endswith("none failed\n")
+    assert "2 of 2" in reported.err
 
 
 @pytest.mark.slow
-def test_a_run_that_fails_tells_what_went_wrong_and_how_to_see_it_again(
+def test_failed_run_prints_the_cause_and_how_to_repeat_it(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def never(_run: Run) -> list[str]:
@@ -93,8 +93,8 @@ def test_a_run_that_fails_tells_what_went_wrong_and_how_to_see_it_again(
 
     monkeypatch.setattr("tests.simulation.checks.CHECKS", (*CHECKS, never))
     assert main(["--first", "20", "--seeds", "1", "--jobs", "1"]) == 1
-    told = capsys.readouterr().out
-    assert "wrong: 9. the test wants it" in told
-    assert "make simulate SEED=20" in told
-    assert all(str(mishap) in told for mishap in make_plan(20).mishaps)
-    assert told.endswith("1 failed: [20]\n")
+    reported = capsys.readouterr().out
+    assert "wrong: 9. the test wants it" in reported
+    assert "make simulate SEED=20" in reported
+    assert all(str(mishap) in reported for mishap in make_plan(20).mishaps)
+    assert reported.endswith("1 failed: [20]\n")

@@ -25,11 +25,11 @@ _WAIT: Final = timedelta(seconds=60)
 _SESSION_WAIT: Final = timedelta(seconds=30)
 _PAUSE_S: Final = 2.0
 _HOLD_S: Final = 3.0
-"""How long sessions that are to stay in order may wait for one another."""
+"""The maximum time that sessions in order may wait for each other."""
 
 _MOMENT_S: Final = 0.05
 _ATTEMPTS: Final = 4
-"""What a send may take beyond its time-out: a last try at a backlog queue, or two, each with a link to be opened."""
+"""Attempts that a send may make after its timeout: one or two at backlog queues, each of which opens a link."""
 
 
 class Sending:
@@ -123,8 +123,10 @@ class Sending:
         finally:
             for one in sent:
                 one.outcome, one.error, one.ended_s = outcome, error, loop.time()
-            told = "" if error is None else f": {type(error).__name__}: {error}"
-            journal.note(first.began_s, f"{name} for '{first.path}' {outcome.value} after {first.took_s:.3f} s{told}")
+            reported = "" if error is None else f": {type(error).__name__}: {error}"
+            journal.note(
+                first.began_s, f"{name} for '{first.path}' {outcome.value} after {first.took_s:.3f} s{reported}"
+            )
 
     def _sent(self, message: BrokeredMessage, *, is_one_of_many: bool = False) -> Sent:
         plan = self._process

@@ -1,7 +1,7 @@
-"""The classes of Spark as Java has them in its memory, kept in a file: a session is there in half of the time with it.
+"""An archive of Spark's Java classes (class data sharing), with which a session starts in half of the time.
 
-``python -m tests.spark.class_archive`` makes the file, which takes half a minute: worth it before many tests of Spark.
-Where it is missing, or was made by another Java, Java reads the classes one by one and says nothing of it.
+``python -m tests.spark.class_archive`` creates the file, which takes half a minute: worth it before many Spark tests.
+If it is missing, or was created by another Java, Java loads the classes one by one without a message.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ _QUIET: Final = "-Xlog:disable"
 
 
 def java_options() -> str:
-    """What the Java of a test is told: it ends before it has compiled its code twice, or has garbage for many threads.
+    """Return Java options for tests: a short process needs neither the optimizing compiler nor parallel collection.
 
-    That alone takes half of the time. What is computed is the same.
+    That alone halves the time. Results are the same.
     """
     return f'{_BRIEF} {_QUIET} "-XX:SharedArchiveFile={_ARCHIVE}"' if _ARCHIVE.exists() else _BRIEF
 
 
 def make() -> None:
-    """Have Spark do a little of everything, and Java keep the classes that this took."""
-    import pyspark  # only the tests of Spark should wait for it
+    """Run some Spark work, and let Java archive the classes that it loaded."""
+    import pyspark  # only Spark tests should wait for this import
 
     from pairbus.spark.java import java_home, packaged_java_home
     from pairbus.spark.session import session_environment
@@ -54,7 +54,7 @@ def make() -> None:
         capture_output=True,
         text=True,
     )
-    if draft.exists():  # not every Java can
+    if draft.exists():  # not every Java supports it
         draft.replace(_ARCHIVE)
 
 

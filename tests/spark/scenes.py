@@ -1,4 +1,4 @@
-"""Scenes of streams in virtual time: a driver that does what Spark does, a sender, and others at the same queue."""
+"""Streams in virtual time: a driver that acts as Spark does, a sender, and other receivers of the same queue."""
 
 from __future__ import annotations
 
@@ -17,14 +17,13 @@ from pairbus.client.receiver import MessageReceiver
 from pairbus.spark.consumption import Consumption
 from pairbus.spark.offset import ConsumeOffset
 from pairbus.spark.options import SourceOptions
-from pairbus.spark.pages import Pages
-from pairbus.spark.partition import MessagePartition
+from pairbus.spark.partition import MessagePartition, Pages
 from tests.faults.world import ORDERS, World
 
 NOWHERE: Final = (
     "Endpoint=sb://localhost:1;SharedAccessKeyName=root;SharedAccessKey=c2VjcmV0;UseDevelopmentEmulator=true"
 )
-"""Worlds in virtual time are reached by a factory of their own."""
+"""Worlds in virtual time have a separate factory."""
 
 
 def options(*entities: str, **given: Any) -> SourceOptions:
@@ -37,23 +36,23 @@ def numbered(numbers: Iterable[int]) -> list[str]:
 
 
 class Driver:
-    """A query that consumes: it plans, reads and commits as Spark does, and writes its offsets as JSON."""
+    """A consuming query: it plans, reads and commits as Spark does, and stores its offsets as JSON."""
 
     def __init__(self, factory: MessagingFactory, *entities: str, known: ConsumeOffset | None = None, **given: Any):
         self.options = options(*entities, **given)
         self.factory = factory
         self.consumption = Consumption(factory, self.options.entities, self.options)
         self.offset = known or ConsumeOffset()
-        """Where the query has come to: the end of the last batch that it has planned."""
+        """The position of the query: the end of the last planned batch."""
 
         self.rows: list[str] = []
-        """All that it has read so far."""
+        """All rows read so far."""
 
     async def start(self, *, until_now: bool = False) -> None:
         await self.consumption.start(self.offset, until_now=until_now)
 
     async def plan(self) -> list[MessagePartition]:
-        """The partitions of the next batch; none if there is nothing new. What was planned before is committed."""
+        """Commit the last batch, and return the partitions of the next; none if there is nothing new."""
         most = self.options.max_messages_per_trigger
         end = through_json(await self.consumption.plan(self.offset, most))
         is_new = end.to_json() != self.offset.to_json()
@@ -61,7 +60,7 @@ class Driver:
         return self.consumption.partitions(end) if is_new else []
 
     async def read(self, partitions: Iterable[MessagePartition]) -> list[str]:
-        """What the tasks read, by body."""
+        """Return the bodies that the tasks read."""
         return [message.text() for one in partitions for message in await read(self.factory, one)]
 
     async def batch(self) -> list[str]:
@@ -71,7 +70,7 @@ class Driver:
         return found
 
     async def until(self, count: int) -> list[str]:
-        """Batches until so many rows have been read, or nothing has come for ten minutes."""
+        """Run batches until this many rows were read, or no message arrived for ten minutes."""
         loop = asyncio.get_running_loop()
         quiet_s = loop.time()
         while len(self.rows) < count and loop.time() - quiet_s < 600:
@@ -80,19 +79,19 @@ class Driver:
         return self.rows
 
     async def die(self) -> None:
-        """As a process that is killed: nothing is given back, and nothing renewed any more."""
-        for intake in self.consumption._intakes.values():
-            await intake._chores.close()
-            if intake._desk is not None:
-                await intake._desk.close()
-                intake._desk = None
+        """Act as a killed process: abandon nothing, and renew no lock."""
+        for receiver in self.consumption._receivers.values():
+            await receiver._background.close()
+            if receiver._settler is not None:
+                await receiver._settler.close()
+                receiver._settler = None
 
     async def close(self) -> None:
         await self.consumption.close()
 
 
 def through_json(offset: ConsumeOffset) -> ConsumeOffset:
-    """As it comes back from the checkpoint."""
+    """Return the offset as read from the checkpoint."""
     return ConsumeOffset.from_json(json.loads(json.dumps(offset.to_json())))
 
 
@@ -100,7 +99,7 @@ def through_json(offset: ConsumeOffset) -> ConsumeOffset:
 async def driving(
     world: World, *entities: str, known: ConsumeOffset | None = None, until_now: bool = False, **given: Any
 ) -> AsyncIterator[Driver]:
-    """A query with a connection of its own, which ends with the block."""
+    """Run a query with a separate connection, which ends with the block."""
     driver = Driver(world.factory(), *entities, known=known, **given)
     await driver.start(until_now=until_now)
     try:
@@ -110,7 +109,7 @@ async def driving(
 
 
 async def read(factory: MessagingFactory, partition: MessagePartition, size: int = 500) -> list[ReceivedMessage]:
-    """What a task reads."""
+    """Return the rows that a task reads."""
     pages = Pages(factory, partition, size)
     found: list[ReceivedMessage] = []
     try:
@@ -122,7 +121,7 @@ async def read(factory: MessagingFactory, partition: MessagePartition, size: int
 
 
 class Others:
-    """Everybody else who uses the namespace, over a connection of their own."""
+    """Other users of the namespace, with a separate connection."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -130,7 +129,7 @@ class Others:
         self._receivers: dict[str, MessageReceiver] = {}
 
     async def send(self, bodies: Iterable[str], path: str = ORDERS, **properties: Any) -> None:
-        """One after the other, though all of them in the same moment."""
+        """Send messages one after the other, at the same virtual time."""
         sender = await self.factory.create_message_sender(path)
         await sender.send([BrokeredMessage(body, **properties) for body in bodies])
         await sender.close()
@@ -141,7 +140,7 @@ class Others:
         return self._receivers[path]
 
     async def look(self, path: str = ORDERS) -> list[str]:
-        """All that is there, locked or not."""
+        """Peek all messages, locked or not."""
         receiver = await self.factory.create_message_receiver(path)
         found: list[str] = []
         while page := await receiver.peek(1_000):
@@ -159,7 +158,7 @@ class Others:
         return found
 
     async def until_empty(self, path: str = ORDERS) -> None:
-        """Wait until nothing is there; for five minutes."""
+        """Wait up to five minutes until the entity is empty."""
         for _ in range(300):
             if not await self.look(path):
                 return
@@ -167,7 +166,7 @@ class Others:
         assert await self.look(path) == []
 
     def make_anew(self, path: str = ORDERS, **description: Any) -> None:
-        """Delete a queue with all that is in it; the new one counts from one."""
+        """Delete a queue with its messages, and recreate it; its numbers start from one."""
         self.world.namespace.delete(path)
         self.world.namespace.create_queue(path, QueueDescription(**description))
 

@@ -1,6 +1,6 @@
-"""A data source that reads and writes nothing, and tells which options Spark gave it."""
+"""A data source that reads and writes nothing, and records the options that Spark passed."""
 
-# ruff: noqa: ARG002 (Spark says these names)
+# ruff: noqa: ARG002 (Spark defines these names)
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pyspark.sql.types import StructType
 from pairbus.spark.options import SinkOptions, SourceOptions
 
 LOG: Final = "log"
-"""The option that says where it tells, which is none of ours."""
+"""The option with the path of the record; not an option of pairbus."""
 
 
 class TellingSource(DataSource):

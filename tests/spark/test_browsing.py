@@ -1,4 +1,4 @@
-"""Streams and tables that only look, in virtual time: everything is seen once, and nothing is touched (D1)."""
+"""Browsing streams and tables, in virtual time: every message is read once, and none is changed (D1)."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from pairbus.client.received_message import ReceivedMessage
 from pairbus.client.receiver import MessageReceiver
 from pairbus.spark.browsing import Browsing
 from pairbus.spark.offset import BrowseOffset, SingleNumberOffset, read_browse_offset
-from pairbus.spark.sequence_marks import partition_of, start_of
+from pairbus.spark.sequences import partition_of, start_of
 from tests.faults.fault import Fault, Kind, Way
 from tests.faults.world import ORDERS, World, run
 from tests.spark.scenes import Others, numbered, options, read
 
 
 class Browser:
-    """A query that browses, as Spark runs it."""
+    """A browsing query, as Spark runs it."""
 
     def __init__(self, factory: MessagingFactory, *entities: str, **given: Any) -> None:
         self.options = options(*entities, mode="browse", **given)
@@ -51,7 +51,7 @@ async def browsing(world: World, *entities: str, **given: Any) -> AsyncIterator[
 
 
 async def table(world: World, *entities: str, **given: Any) -> list[str]:
-    """What ``spark.read`` finds."""
+    """Return the rows of ``spark.read``."""
     browser = Browser(world.factory(), *entities, **given)
     try:
         parts = await browser.browsing.everything()
@@ -61,14 +61,14 @@ async def table(world: World, *entities: str, **given: Any) -> list[str]:
 
 
 async def take(others: Others, *numbers: int, path: str = ORDERS) -> None:
-    """Somebody else consumes these."""
+    """Consume these messages as another receiver."""
     receiver = await others.receiver(path)
     found = await receiver.receive(1_000, timedelta(seconds=1))
     await receiver.complete([message for message in found if message.sequence_number in numbers])
     await receiver.abandon([message for message in found if message.sequence_number not in numbers])
 
 
-def test_d1_a_checkpoint_holds_for_an_entity_however_it_is_spelled() -> None:
+def test_d1_checkpoint_matches_entity_case_insensitively() -> None:
     async def scenario(world: World) -> None:
         others = Others(world)
         await others.send(numbered(range(5)))
@@ -84,7 +84,7 @@ def test_d1_a_checkpoint_holds_for_an_entity_however_it_is_spelled() -> None:
     run(scenario)
 
 
-def test_d1_everything_is_seen_once_and_stays() -> None:
+def test_d1_messages_are_read_once_and_stay() -> None:
     async def scenario(world: World) -> None:
         others = Others(world)
         await others.send(numbered(range(5)))
@@ -101,7 +101,7 @@ def test_d1_everything_is_seen_once_and_stays() -> None:
     run(scenario)
 
 
-def test_d1_a_batch_sees_no_more_than_it_may() -> None:
+def test_d1_batch_size_is_limited() -> None:
     async def scenario(world: World) -> None:
         others = Others(world)
         await others.send(numbered(range(25)))
@@ -113,7 +113,7 @@ def test_d1_a_batch_sees_no_more_than_it_may() -> None:
     run(scenario)
 
 
-def test_d1_of_several_entities_each_has_its_share() -> None:
+def test_d1_batch_is_shared_between_entities() -> None:
     async def scenario(world: World) -> None:
         others = Others(world)
         world.namespace.create_queue("second")
@@ -127,7 +127,7 @@ def test_d1_of_several_entities_each_has_its_share() -> None:
     run(scenario)
 
 
-def test_d1_gaps_are_passed_and_cost_no_batches() -> None:
+def test_d1_gaps_in_numbers_cause_no_empty_batches() -> None:
     async def scenario(world: World) -> None:
         others = Others(world)
         await others.send(numbered(range(100)))
@@ -142,7 +142,7 @@ def test_d1_gaps_are_passed_and_cost_no_batches() -> None:
     run(scenario)
 
 
-def test_d1_a_batch_whose_messages_were_consumed_meanwhile_is_read_without_them() -> None:
+def test_d1_batch_omits_messages_consumed_meanwhile() -> None:
     async def scenario(world: World) -> None:
         others = Others(world)
         await others.send(numbered(range(6)))
@@ -166,7 +166,7 @@ def test_d1_a_batch_whose_messages_were_consumed_meanwhile_is_read_without_them(
         ('{"orders": "latest"}', [10]),
     ],
 )
-def test_d1_where_a_stream_begins(start: str, seen: list[int]) -> None:
+def test_d1_stream_starts_at_starting_offset(start: str, seen: list[int]) -> None:
     async def scenario(world: World) -> None:
         others = Others(world)
         await others.send(numbered(range(10)))
@@ -179,7 +179,7 @@ def test_d1_where_a_stream_begins(start: str, seen: list[int]) -> None:
     run(scenario)
 
 
-def test_d1_the_latest_of_an_empty_queue_is_its_beginning() -> None:
+def test_d1_latest_of_an_empty_queue_is_its_start() -> None:
     async def scenario(world: World) -> None:
         others = Others(world)
         async with browsing(world, startingOffsets="latest") as browser:
@@ -190,7 +190,7 @@ def test_d1_the_latest_of_an_empty_queue_is_its_beginning() -> None:
 
 
 @pytest.mark.parametrize("most", [3, 100])
-def test_d1_a_run_that_ends_sees_what_was_there_when_it_began(most: int) -> None:
+def test_d1_available_now_reads_messages_present_at_start(most: int) -> None:
     async def scenario(world: World) -> None:
         others = Others(world)
         await others.send(numbered(range(10)))
@@ -207,7 +207,7 @@ def test_d1_a_run_that_ends_sees_what_was_there_when_it_began(most: int) -> None
     run(scenario)
 
 
-def test_d1_a_run_that_ends_is_over_though_the_last_messages_are_gone() -> None:
+def test_d1_available_now_ends_if_last_messages_are_gone() -> None:
     async def scenario(world: World) -> None:
         others = Others(world)
         await others.send(numbered(range(10)))
@@ -222,7 +222,7 @@ def test_d1_a_run_that_ends_is_over_though_the_last_messages_are_gone() -> None:
 
 
 @pytest.mark.parametrize("parts", [1, 2, 3, 7, 50])
-def test_d1_several_partitions_see_what_one_sees(parts: int) -> None:
+def test_d1_several_partitions_read_the_same_as_one(parts: int) -> None:
     async def scenario(world: World) -> None:
         others = Others(world)
         await others.send(numbered(range(20)))
@@ -270,7 +270,7 @@ def test_d1_scheduled_message_is_read_once_when_it_is_enqueued() -> None:
     run(scenario)
 
 
-# Partitioned entities: each partition counts for itself.
+# Partitioned entities: each partition has its own numbers.
 
 KEYS = 8
 
@@ -409,7 +409,7 @@ def test_d3_idle_stream_peeks_once_for_each_partition() -> None:
 
 
 async def resumed(world: World, last: int) -> list[str]:
-    """Return what a stream reads whose checkpoint has one number."""
+    """Return the rows of a stream whose checkpoint has one number."""
     async with browsing(world) as browser:
         start = SingleNumberOffset(seen={ORDERS: last})
         browser.offset = await browser.browsing.upgraded(start)
@@ -418,7 +418,7 @@ async def resumed(world: World, last: int) -> list[str]:
 
 
 @pytest.mark.parametrize("last", [-1, 0, 1, 4, 5])
-def test_d1_earlier_checkpoint_of_a_queue_goes_on_behind_its_number(last: int) -> None:
+def test_d1_earlier_checkpoint_of_a_queue_continues_after_its_number(last: int) -> None:
     async def scenario(world: World) -> None:
         others = Others(world)
         await others.send(numbered(range(5)))
@@ -427,7 +427,7 @@ def test_d1_earlier_checkpoint_of_a_queue_goes_on_behind_its_number(last: int) -
     run(scenario)
 
 
-def test_d1_earlier_checkpoint_of_a_partitioned_queue_goes_on_without_loss_or_repetition() -> None:
+def test_d1_earlier_checkpoint_of_a_partitioned_queue_continues_without_loss() -> None:
     async def scenario(world: World) -> None:
         queue = Partitioned(world)
         await queue.send()
@@ -457,7 +457,7 @@ def test_d1_earlier_checkpoint_whose_partition_was_emptied_loses_nothing(caplog:
     run(scenario)
 
 
-def test_d1_batch_that_an_earlier_version_planned_is_read_as_it_was() -> None:
+def test_d1_batch_planned_by_an_earlier_version_is_read_unchanged() -> None:
     async def scenario(world: World) -> None:
         queue = Partitioned(world)
         sent = await queue.send()
@@ -471,7 +471,7 @@ def test_d1_batch_that_an_earlier_version_planned_is_read_as_it_was() -> None:
     run(scenario)
 
 
-def test_a_table_of_an_empty_queue_has_no_rows() -> None:
+def test_table_of_an_empty_queue_has_no_rows() -> None:
     async def scenario(world: World) -> None:
         assert await table(world) == []
         assert await table(world, startingOffsets='{"orders": 17}') == []
@@ -479,7 +479,7 @@ def test_a_table_of_an_empty_queue_has_no_rows() -> None:
     run(scenario)
 
 
-def test_a_table_begins_where_it_is_said() -> None:
+def test_table_starts_at_starting_offset() -> None:
     async def scenario(world: World) -> None:
         others = Others(world)
         await others.send(numbered(range(10)))
@@ -488,7 +488,7 @@ def test_a_table_begins_where_it_is_said() -> None:
     run(scenario)
 
 
-def test_e4_an_entity_that_is_not_there_is_an_error() -> None:
+def test_e4_missing_entity_is_an_error() -> None:
     async def scenario(world: World) -> None:
         with pytest.raises(EntityNotFoundError, match="nothing"):
             await table(world, "nothing")
@@ -500,7 +500,7 @@ def test_e4_an_entity_that_is_not_there_is_an_error() -> None:
     run(scenario)
 
 
-def test_d1_a_stream_goes_on_after_the_namespace_was_started_again() -> None:
+def test_d1_stream_continues_after_namespace_restart() -> None:
     async def scenario(world: World) -> None:
         others = Others(world)
         await others.send(numbered(range(3)))
@@ -515,8 +515,8 @@ def test_d1_a_stream_goes_on_after_the_namespace_was_started_again() -> None:
 
 
 @pytest.mark.parametrize("entities", [1, 3])
-def test_d3_an_idle_stream_does_not_ask_without_a_pause(entities: int) -> None:
-    """Each peek is paid for. Spark asks again as soon as it is told that there is nothing."""
+def test_d3_idle_stream_pauses_between_peeks(entities: int) -> None:
+    """Each peek is billed, and Spark asks again as soon as planning returns."""
 
     async def scenario(world: World) -> None:
         paths = [f"orders-{number}" for number in range(entities)]
@@ -536,7 +536,7 @@ def test_d3_an_idle_stream_does_not_ask_without_a_pause(entities: int) -> None:
 
 
 def _count_peeks(browser: Browser) -> list[int]:
-    """A number for each peek from now on."""
+    """Return a list to which a number is appended for each peek from now on."""
     peeks: list[int] = []
 
     def watch(receiver: MessageReceiver) -> None:

@@ -1,4 +1,4 @@
-"""A connection string is found where the option says, when it is needed, and nobody else gets to see it."""
+"""A connection string is resolved where and when it is used, and never shown."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pairbus.spark.connection_reference import ConnectionReference, Place
+from pairbus.spark.connections import ConnectionReference, ReferenceKind
 from pairbus.spark.errors import ConnectionReferenceError, SparkOptionError
 
 KEY: Final = "c2VjcmV0c2VjcmV0c2VjcmV0c2VjcmV0c2VjcmV0c2U="
 PIECE: Final = KEY[:8].lower()
-"""So much of it is too much already."""
+"""A part of the key that must not be shown."""
 
 TEXT: Final = f"Endpoint=sb://contoso.example;SharedAccessKeyName=app;SharedAccessKey={KEY}"
 VARIABLE: Final = "PAIRBUS_TEST_CONNECTION"
 
 
 def refused(option: str) -> str:
-    """What is said about an option, which is nothing of the key."""
+    """Return the error of an option, which must not contain the key."""
     with pytest.raises(ConnectionReferenceError) as caught:
         ConnectionReference.parse(option).resolve()
     said = "".join(traceback.format_exception(caught.value))
@@ -35,39 +35,39 @@ def refused(option: str) -> str:
     return str(caught.value)
 
 
-# Where it can be
+# Valid references
 
 
-def test_it_is_in_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variable_is_resolved(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, f"  {TEXT}\n")
     found = ConnectionReference.parse(f" env:{VARIABLE} ")
-    assert found.place is Place.VARIABLE
+    assert found.place is ReferenceKind.VARIABLE
     assert found.resolve() == TEXT
 
 
-def test_it_is_in_a_file(tmp_path: Path) -> None:
+def test_file_is_resolved(tmp_path: Path) -> None:
     (tmp_path / "connection").write_text(f"\ufeff{TEXT}\r\n", "utf-8")
     for option in (f"file:{tmp_path}/connection", f"file://{tmp_path}/connection", f"FILE:{tmp_path}/connection"):
         found = ConnectionReference.parse(option)
-        assert found.place is Place.FILE
+        assert found.place is ReferenceKind.FILE
         assert found.resolve() == TEXT
 
 
-def test_it_is_in_a_file_beside_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As are those that ``spark-submit --files`` brings to the executors."""
+def test_relative_file_is_resolved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files of ``spark-submit --files`` are in the working directory of executors."""
     (tmp_path / "SharedAccessKey.txt").write_text(TEXT)
     monkeypatch.chdir(tmp_path)
     assert ConnectionReference.parse("file:SharedAccessKey.txt").resolve() == TEXT
 
 
-def test_it_is_in_the_option() -> None:
+def test_connection_string_in_option_is_resolved() -> None:
     found = ConnectionReference.parse(f"\n{TEXT} ")
-    assert found.place is Place.OPTION
+    assert found.place is ReferenceKind.OPTION
     assert found.resolve() == TEXT
 
 
-def test_it_is_read_anew_each_time(tmp_path: Path) -> None:
-    """A key that is changed is used without a new start."""
+def test_reference_is_read_on_each_resolve(tmp_path: Path) -> None:
+    """A changed key is used without a restart."""
     file = tmp_path / "connection"
     file.write_text(TEXT)
     found = ConnectionReference.parse(f"file:{file}")
@@ -76,7 +76,7 @@ def test_it_is_read_anew_each_time(tmp_path: Path) -> None:
     assert "fabrikam" in found.resolve()
 
 
-def test_it_is_read_in_the_process_that_uses_it() -> None:
+def test_reference_is_resolved_in_the_using_process() -> None:
     """The driver has neither the variable nor the key; the executor has both."""
     assert VARIABLE not in os.environ
     pickled = pickle.dumps(ConnectionReference.parse(f"env:{VARIABLE}"))
@@ -88,52 +88,56 @@ def test_it_is_read_in_the_process_that_uses_it() -> None:
     assert answer.stdout.decode() == TEXT
 
 
-# Where it is not
+# Invalid references
 
 
-def test_a_variable_that_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unset_variable_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
     said = refused(f"env:{VARIABLE}")
-    assert f"env:{VARIABLE}, and that variable is not set here" in said
-    assert "the driver and every executor are started in" in said
+    assert f"env:{VARIABLE}, but that variable is not set here" in said
+    assert "the driver and of every executor" in said
     monkeypatch.setenv(VARIABLE, " ")
     assert refused(f"env:{VARIABLE}") == said
 
 
-def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+def test_unreadable_file_is_an_error(tmp_path: Path) -> None:
     assert "cannot be read here: No such file or directory" in refused(f"file:{tmp_path}/none")
     assert "cannot be read here: Is a directory" in refused(f"file:{tmp_path}")
     assert "every executor" in refused(f"file:{tmp_path}/none")
 
 
-def test_a_file_that_holds_something_else(tmp_path: Path) -> None:
+def test_file_without_connection_string_is_an_error(tmp_path: Path) -> None:
     file = tmp_path / "connection"
     file.write_bytes(b"\xff\xfe" + TEXT.encode("utf-16-le"))
-    assert "is no text in UTF-8" in refused(f"file:{file}")
+    assert "is not UTF-8 text" in refused(f"file:{file}")
     file.write_text("")
-    assert f"says file:{file}, and what is there is no connection string" in refused(f"file:{file}")
+    assert f"the content of file:{file}, named by the option 'connection', is not a connection string" in refused(
+        f"file:{file}"
+    )
     file.write_text(KEY)
-    assert "no connection string" in refused(f"file:{file}")
+    assert "is not a connection string" in refused(f"file:{file}")
 
 
 @pytest.mark.skipif(not Path("/dev/zero").exists(), reason="there is no file without an end here")
-def test_a_file_without_an_end() -> None:
+def test_endless_file_is_an_error() -> None:
     assert "too long for a connection string" in refused("file:/dev/zero")
 
 
-def test_a_variable_that_holds_something_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variable_without_connection_string_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, f"SharedAccessKeyName=app;SharedAccessKey={KEY}")
-    assert f"says env:{VARIABLE}, and what is there is no connection string" in refused(f"env:{VARIABLE}")
+    assert f"the content of env:{VARIABLE}, named by the option 'connection', is not a connection string" in refused(
+        f"env:{VARIABLE}"
+    )
 
 
 @pytest.mark.parametrize("option", ["env:", "env: ", f"env:{TEXT}", f"env:{KEY}", "env:A B", "env:$NAME"])
-def test_no_name_of_a_variable(option: str) -> None:
-    assert "no name of a variable: env:NAME" in refused(option)
+def test_invalid_variable_name_is_rejected(option: str) -> None:
+    assert "not the name of a variable; use env:NAME" in refused(option)
 
 
 @pytest.mark.parametrize("option", ["file:", "file:///", "file://host/x", f"file:{TEXT}", "file:/a\0b", "file:/a\nb"])
-def test_no_path(option: str) -> None:
-    assert re.search("no path of this machine: file:/path|cannot be read", refused(option))
+def test_invalid_path_is_rejected(option: str) -> None:
+    assert re.search("not a local path; use file:/path|cannot be read", refused(option))
 
 
 @pytest.mark.parametrize(
@@ -152,26 +156,26 @@ def test_no_path(option: str) -> None:
         f"envNAME={TEXT}",
     ],
 )
-def test_no_connection_string(option: str) -> None:
+def test_invalid_connection_string_is_rejected(option: str) -> None:
     said = refused(option)
-    assert "the option 'connection' is no connection string" in said
-    assert "say env:NAME, file:/path, or Endpoint=" in said
+    assert "the option 'connection' is not a connection string" in said
+    assert "use env:NAME, file:/path, or Endpoint=" in said
 
 
-def test_it_is_an_error_of_the_options() -> None:
+def test_reference_error_is_an_option_error() -> None:
     with pytest.raises(SparkOptionError):
         ConnectionReference.parse("nothing")
 
 
-# Who gets to see it
+# Visibility of secrets
 
 
 @pytest.mark.parametrize("option", [f"env:{VARIABLE}", "file:/run/secrets/connection"])
-def test_no_secret_travels_with_a_reference(option: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pickled_reference_contains_no_secret(option: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, TEXT)
     found = ConnectionReference.parse(option)
-    if found.place is Place.VARIABLE:
-        assert found.resolve() == TEXT  # and it is not kept
+    if found.place is ReferenceKind.VARIABLE:
+        assert found.resolve() == TEXT  # not cached
     assert str(found) == option
     assert option in repr(found)
     pickled = pickle.dumps(found)
@@ -179,7 +183,7 @@ def test_no_secret_travels_with_a_reference(option: str, monkeypatch: pytest.Mon
     assert pickle.loads(pickled) == found  # noqa: S301
 
 
-def test_a_connection_string_does_not_show_its_key() -> None:
+def test_connection_string_does_not_show_its_key() -> None:
     found = ConnectionReference.parse(TEXT)
     for shown in (str(found), repr(found), f"{found}", repr([found]), repr({"connection": found})):
         assert PIECE not in shown.lower()
@@ -187,7 +191,7 @@ def test_a_connection_string_does_not_show_its_key() -> None:
     assert pickle.loads(pickle.dumps(found)).resolve() == TEXT  # noqa: S301
 
 
-def test_equal_references_are_one_key_of_a_cache() -> None:
+def test_equal_references_have_equal_hashes() -> None:
     options = (f"env:{VARIABLE}", "file:/a", TEXT)
     cache = {ConnectionReference.parse(option): option for option in options}
     assert len(cache) == 3
@@ -200,11 +204,11 @@ def test_equal_references_are_one_key_of_a_cache() -> None:
     between=st.sampled_from([KEY, f"SharedAccessKey={KEY}", f";SharedAccessKeyName=app;SharedAccessKey={KEY}"]),
     after=st.text(max_size=12),
 )
-def test_whatever_is_given_has_an_answer(prefix: str, before: str, between: str, after: str) -> None:
+def test_any_option_is_parsed_or_rejected(prefix: str, before: str, between: str, after: str) -> None:
     option = f"{prefix}{before}{between}{after}"
     try:
         found = ConnectionReference.parse(option)
     except ConnectionReferenceError as error:
         assert PIECE not in "".join(traceback.format_exception(error)).lower()  # noqa: PT017
     else:
-        assert found.place is Place.FILE or PIECE not in repr(found).lower()
+        assert found.place is ReferenceKind.FILE or PIECE not in repr(found).lower()

@@ -1,4 +1,4 @@
-"""The connections of a process are kept between tasks, and made anew when their key or their process is another."""
+"""Connections of a process are kept between tasks, and recreated when their key or process changes."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ import pytest
 from pairbus.client.errors import ClosedError, MessagingError, MessagingTimeoutError
 from pairbus.client.factory import MessagingFactory
 from pairbus.client.received_message import ReceivedMessage
-from pairbus.spark.connection_reference import ConnectionReference
-from pairbus.spark.connections import factory_of, on_loop, reach, reached
+from pairbus.spark.connections import ConnectionReference, factory_of, on_loop, reach, reached
 from pairbus.spark.errors import ConnectionReferenceError
 from pairbus.testing import RunningNamespace, running_namespace
 from tests.client.stage import make_queue
@@ -49,7 +48,7 @@ def test_d1_tasks_of_one_process_share_a_connection(namespace: RunningNamespace)
     assert peek(factory_of(reference), queue) == []
 
 
-def test_a_connection_that_was_closed_is_made_anew(namespace: RunningNamespace) -> None:
+def test_closed_connection_is_recreated(namespace: RunningNamespace) -> None:
     reference = ConnectionReference.parse(namespace.connection_string)
     before = factory_of(reference)
     on_loop(before.close)
@@ -58,7 +57,7 @@ def test_a_connection_that_was_closed_is_made_anew(namespace: RunningNamespace) 
     assert peek(after, make_queue(namespace)) == []
 
 
-def test_a_key_that_was_rotated_is_used_from_the_next_task_on(namespace: RunningNamespace, tmp_path: Path) -> None:
+def test_rotated_key_is_used_by_the_next_task(namespace: RunningNamespace, tmp_path: Path) -> None:
     secret = tmp_path / "connection"
     secret.write_text(namespace.connection_string)
     reference = ConnectionReference.parse(f"file:{secret}")
@@ -74,15 +73,15 @@ def test_a_key_that_was_rotated_is_used_from_the_next_task_on(namespace: Running
         peek(before, "anything")
 
 
-def test_e4_a_secret_that_is_gone_is_told(tmp_path: Path) -> None:
+def test_e4_missing_secret_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConnectionReferenceError, match="nowhere"):
         factory_of(ConnectionReference.parse(f"file:{tmp_path / 'nowhere'}"))
 
 
-# How long the start of a query waits for the namespace.
+# Connect timeout.
 
 
-def test_e4_namespace_that_is_away_is_an_error_in_time() -> None:
+def test_e4_unreachable_namespace_is_an_error_after_timeout() -> None:
     async def scenario(world: World) -> None:
         world.namespace.kill()
         start_s = world.loop.time()
@@ -94,14 +93,14 @@ def test_e4_namespace_that_is_away_is_an_error_in_time() -> None:
     run(scenario)
 
 
-def test_e4_namespace_that_does_not_answer_is_an_error() -> None:
+def test_e4_unresponsive_namespace_is_an_error() -> None:
     with socket.create_server(("localhost", 0)) as listener:
         silent = NOWHERE.replace(":1;", f":{listener.getsockname()[1]};")
         with pytest.raises(MessagingTimeoutError, match=r"did not answer within 0\.2 s; .* 'connectTimeout'"):
             reached(ConnectionReference.parse(silent), timedelta(seconds=0.2))
 
 
-def test_namespace_that_comes_in_time_is_reached() -> None:
+def test_namespace_started_in_time_is_reached() -> None:
     async def scenario(world: World) -> None:
         world.namespace.kill()
         reaching = asyncio.create_task(reach(world.factory(), timedelta(seconds=10)))
@@ -113,12 +112,12 @@ def test_namespace_that_comes_in_time_is_reached() -> None:
     run(scenario)
 
 
-def test_namespace_that_refuses_the_key_is_reached(namespace: RunningNamespace) -> None:
+def test_namespace_that_rejects_the_key_is_reached(namespace: RunningNamespace) -> None:
     wrong = ConnectionReference.parse(namespace.connection_string.replace(namespace.key, "d3Jvbmc="))
     assert reached(wrong, timedelta(seconds=10)) is factory_of(wrong)
 
 
-def test_namespace_that_was_reached_is_not_waited_for_again_if_once_is_enough() -> None:
+def test_reached_namespace_is_not_checked_again_with_once() -> None:
     short = timedelta(seconds=0.1)
     with running_namespace() as namespace:
         reference = ConnectionReference.parse(namespace.connection_string)
@@ -130,7 +129,7 @@ def test_namespace_that_was_reached_is_not_waited_for_again_if_once_is_enough() 
         reached(ConnectionReference.parse(NOWHERE), short, once=True)
 
 
-def test_what_goes_wrong_on_the_loop_is_raised_where_it_was_asked_for() -> None:
+def test_error_on_the_loop_is_raised_in_the_caller() -> None:
     async def fail(what: str) -> None:
         raise ValueError(what)
 
@@ -138,8 +137,8 @@ def test_what_goes_wrong_on_the_loop_is_raised_where_it_was_asked_for() -> None:
         on_loop(fail, "this")
 
 
-def test_d1_a_forked_worker_has_connections_of_its_own(namespace: RunningNamespace) -> None:
-    """Spark forks its Python workers from one that may have been used."""
+def test_d1_forked_worker_has_separate_connections(namespace: RunningNamespace) -> None:
+    """Spark forks its Python workers from a process that may have connections."""
     queue = make_queue(namespace)
     reference = ConnectionReference.parse(namespace.connection_string)
     assert peek(factory_of(reference), queue) == []

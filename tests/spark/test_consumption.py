@@ -1,4 +1,4 @@
-"""Streams that consume, in virtual time: each message is read before it is removed, whatever happens (D1)."""
+"""Consuming streams in virtual time: each message is read before it is removed, whatever fails (D1)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SHORT_MS = 5_000
 # Batches.
 
 
-def test_d1_a_batch_can_be_read_again_and_is_removed_only_when_the_next_is_asked_for() -> None:
+def test_d1_batch_is_repeatable_until_the_next_is_planned() -> None:
     async def scenario(world: World) -> None:
         others = Others(world)
         await others.send(numbered(range(10)))
@@ -44,7 +44,7 @@ def test_d1_a_batch_can_be_read_again_and_is_removed_only_when_the_next_is_asked
     run(scenario)
 
 
-def test_d1_a_long_batch_keeps_its_messages_from_everyone_else() -> None:
+def test_d1_long_batch_keeps_its_locks() -> None:
     async def scenario(world: World) -> None:
         others = Others(world)
         await others.send(numbered(range(10)))
@@ -58,7 +58,7 @@ def test_d1_a_long_batch_keeps_its_messages_from_everyone_else() -> None:
 
 
 @pytest.mark.parametrize("name", [ORDERS.upper(), ORDERS.title()])
-def test_d1_a_restart_that_writes_an_entity_otherwise_knows_what_its_checkpoint_holds(name: str) -> None:
+def test_d1_restart_with_other_spelling_uses_the_checkpoint(name: str) -> None:
     async def scenario(world: World) -> None:
         others = Others(world)
         await others.send(numbered(range(6)))
@@ -68,7 +68,7 @@ def test_d1_a_restart_that_writes_an_entity_otherwise_knows_what_its_checkpoint_
         await first.die()
         async with driving(world, name, known=first.offset, maxMessagesPerTrigger=4) as again:
             assert await again.read(again.consumption.partitions(again.offset)) == numbered(range(4))
-            assert await again.until(2) == numbered(range(4, 6))  # and none of the batch that was there already
+            assert await again.until(2) == numbered(range(4, 6))  # and none of the batch that existed already
             assert [*again.offset.held] == [ORDERS]
             assert await again.batch() == []
             await others.until_empty()
@@ -76,7 +76,7 @@ def test_d1_a_restart_that_writes_an_entity_otherwise_knows_what_its_checkpoint_
     run(scenario)
 
 
-def test_d1_the_last_batch_is_removed_though_nothing_new_comes() -> None:
+def test_d1_last_batch_is_removed_without_new_messages() -> None:
     async def scenario(world: World) -> None:
         others = Others(world)
         await others.send(numbered(range(3)))
@@ -88,7 +88,7 @@ def test_d1_the_last_batch_is_removed_though_nothing_new_comes() -> None:
     run(scenario)
 
 
-def test_d1_a_batch_holds_no_more_than_it_may() -> None:
+def test_d1_batch_size_is_limited() -> None:
     async def scenario(world: World) -> None:
         others = Others(world)
         await others.send(numbered(range(100)))
@@ -100,7 +100,7 @@ def test_d1_a_batch_holds_no_more_than_it_may() -> None:
     run(scenario)
 
 
-def test_d1_many_messages_come_over_many_links_and_each_once() -> None:
+def test_d1_messages_over_many_links_are_read_once() -> None:
     async def scenario(world: World) -> None:
         others = Others(world)
         for start in range(0, 4_500, 500):
@@ -114,7 +114,7 @@ def test_d1_many_messages_come_over_many_links_and_each_once() -> None:
     run(scenario)
 
 
-def test_d1_several_partitions_hold_the_same_messages_as_one() -> None:
+def test_d1_several_partitions_read_the_same_as_one() -> None:
     async def scenario(world: World) -> None:
         others = Others(world)
         await others.send(numbered(range(10)))
@@ -128,7 +128,7 @@ def test_d1_several_partitions_hold_the_same_messages_as_one() -> None:
     run(scenario)
 
 
-def test_d1_of_several_entities_all_are_read() -> None:
+def test_d1_all_entities_are_read() -> None:
     async def scenario(world: World) -> None:
         others = Others(world)
         paths = [f"orders-{number}" for number in range(5)]
@@ -137,7 +137,7 @@ def test_d1_of_several_entities_all_are_read() -> None:
             await others.send([f"{path} {number}" for number in range(20)], path)
         async with driving(world, *paths, maxMessagesPerTrigger=10) as driver:
             first = await driver.batch()
-            assert {row.split()[0] for row in first} == set(paths)  # each has its share
+            assert {row.split()[0] for row in first} == set(paths)  # each entity has a share
             rows = await driver.until(100)
             assert sorted(rows) == sorted(f"{path} {number}" for path in paths for number in range(20))
 
@@ -145,7 +145,7 @@ def test_d1_of_several_entities_all_are_read() -> None:
 
 
 @pytest.mark.parametrize("most", [1, 2, 3])
-def test_d1_no_entity_waits_for_ever_behind_others_that_always_have_something(most: int) -> None:
+def test_d1_busy_entities_do_not_starve_others(most: int) -> None:
     async def scenario(world: World) -> None:
         others = Others(world)
         paths = [f"orders-{number}" for number in range(4)]
@@ -163,10 +163,10 @@ def test_d1_no_entity_waits_for_ever_behind_others_that_always_have_something(mo
     run(scenario)
 
 
-# Others at the same queue.
+# Other receivers of the same queue.
 
 
-def test_d1_two_streams_on_one_queue_have_different_messages() -> None:
+def test_d1_two_streams_on_a_queue_get_different_messages() -> None:
     async def scenario(world: World) -> None:
         others = Others(world)
         async with driving(world, maxMessagesPerTrigger=5) as one, driving(world, maxMessagesPerTrigger=5) as other:
@@ -182,7 +182,7 @@ def test_d1_two_streams_on_one_queue_have_different_messages() -> None:
     run(scenario)
 
 
-def test_d1_a_replay_is_the_same_though_others_take_what_lies_between() -> None:
+def test_d1_replay_is_identical_beside_other_receivers() -> None:
     async def scenario(world: World) -> None:
         others = Others(world)
         receiver = await others.receiver()
@@ -205,7 +205,7 @@ def test_d1_a_replay_is_the_same_though_others_take_what_lies_between() -> None:
     run(scenario)
 
 
-def test_d1_what_another_consumer_holds_is_neither_read_nor_removed() -> None:
+def test_d1_messages_of_another_consumer_are_neither_read_nor_removed() -> None:
     async def scenario(world: World) -> None:
         others = Others(world)
         receiver = await others.receiver()
@@ -222,7 +222,7 @@ def test_d1_what_another_consumer_holds_is_neither_read_nor_removed() -> None:
     run(scenario)
 
 
-def test_d1_deferred_and_scheduled_messages_are_left_alone() -> None:
+def test_d1_deferred_and_scheduled_messages_are_not_read() -> None:
     async def scenario(world: World) -> None:
         others = Others(world)
         receiver = await others.receiver()
@@ -245,7 +245,7 @@ def test_d1_deferred_and_scheduled_messages_are_left_alone() -> None:
     run(scenario)
 
 
-def test_d1_what_was_deferred_by_another_after_the_lock_was_lost_is_not_waited_for() -> None:
+def test_d1_message_deferred_after_lost_lock_is_forgotten() -> None:
     async def scenario(world: World) -> None:
         others = Others(world)
         receiver = await others.receiver()
@@ -262,13 +262,13 @@ def test_d1_what_was_deferred_by_another_after_the_lock_was_lost_is_not_waited_f
                 assert await again.batch() == []
             await others.send(["other"])
             assert await again.batch() == ["other"]
-            assert not again.offset.left  # nothing is looked after for ever
+            assert not again.offset.left  # leftovers are not kept forever
             assert sorted(await others.look()) == ["mine", "other"]
 
     run(scenario)
 
 
-def test_messages_whose_time_ends_while_they_are_held_are_read_by_the_batch() -> None:
+def test_messages_that_expire_in_a_batch_are_read() -> None:
     async def scenario(world: World) -> None:
         others = Others(world)
         await others.send(numbered(range(5)), time_to_live=timedelta(seconds=30))
@@ -284,10 +284,10 @@ def test_messages_whose_time_ends_while_they_are_held_are_read_by_the_batch() ->
     run(scenario)
 
 
-# Locks that are lost.
+# Lost locks.
 
 
-def test_d1_the_shortest_lock_is_kept_from_the_first_message_on() -> None:
+def test_d1_shortest_lock_is_renewed_from_the_first_message() -> None:
     async def scenario(world: World) -> None:
         world.namespace.create_queue("brief", QueueDescription(lock_duration_ms=SHORT_MS))
         others = Others(world)
@@ -297,13 +297,13 @@ def test_d1_the_shortest_lock_is_kept_from_the_first_message_on() -> None:
             assert await driver.batch() == numbered(range(5))
             await asyncio.sleep(60)
             receiver = await others.receiver("brief")
-            assert [message.delivery_count for message in await receiver.peek(5)] == [0] * 5  # none has come twice
+            assert [message.delivery_count for message in await receiver.peek(5)] == [0] * 5  # none was redelivered
 
     run(scenario)
 
 
 @pytest.mark.parametrize("away_s", [8, 30, 200])
-def test_d1_a_message_whose_lock_was_lost_is_planned_once_and_removed_when_it_comes(away_s: int) -> None:
+def test_d1_message_with_lost_lock_is_planned_once_and_removed_on_redelivery(away_s: int) -> None:
     async def scenario(world: World) -> None:
         world.namespace.create_queue("brief", QueueDescription(lock_duration_ms=SHORT_MS, max_delivery_count=1_000))
         others = Others(world)
@@ -322,15 +322,15 @@ def test_d1_a_message_whose_lock_was_lost_is_planned_once_and_removed_when_it_co
 
 
 @pytest.mark.parametrize("how", ["kill", "stop"])
-def test_d1_the_stream_goes_on_after_the_namespace_was_started_again(how: str) -> None:
-    """A namespace that was away has forgotten all locks."""
+def test_d1_stream_continues_after_namespace_restart(how: str) -> None:
+    """A restarted namespace has forgotten all locks."""
 
     async def scenario(world: World) -> None:
         others = Others(world)
         await others.send(numbered(range(40)))
         async with driving(world, maxMessagesPerTrigger=10) as driver:
             assert await driver.batch() == numbered(range(10))
-            await asyncio.sleep(5)  # the next ten wait by now, so that there is no room for more
+            await asyncio.sleep(5)  # the next ten are received by now, so that there is no room for more
             await _away(world, how, 20)
             await asyncio.sleep(120)  # a long batch
             rows = await driver.until(40)
@@ -342,7 +342,7 @@ def test_d1_the_stream_goes_on_after_the_namespace_was_started_again(how: str) -
 
 
 @pytest.mark.parametrize("waits_s", [0.0, 10.0, 31.0, 45.0, 100.0])
-def test_d1_what_waited_for_its_batch_and_lost_its_lock_comes_again(waits_s: float) -> None:
+def test_d1_unplanned_message_with_lost_lock_is_redelivered(waits_s: float) -> None:
     async def scenario(world: World) -> None:
         others = Others(world)
         await others.send(numbered(range(8)))
@@ -368,8 +368,8 @@ async def _away(world: World, how: str, lasts_s: float) -> None:
     world.namespace.start()
 
 
-def test_d1_what_could_not_be_removed_in_an_outage_is_removed_later() -> None:
-    """Locks of five minutes outlive an outage of one: nobody gets the messages again meanwhile."""
+def test_d1_failed_removal_is_retried_after_an_outage() -> None:
+    """Locks of five minutes outlive an outage of one: no other receiver gets the messages meanwhile."""
 
     async def scenario(world: World) -> None:
         world.namespace.create_queue("long", QueueDescription(lock_duration_ms=300_000))
@@ -389,8 +389,8 @@ def test_d1_what_could_not_be_removed_in_an_outage_is_removed_later() -> None:
     run(scenario)
 
 
-def test_what_is_left_and_gone_is_forgotten_though_messages_keep_coming() -> None:
-    """Of each batch one message is settled by somebody else; the checkpoint must not grow with each of them."""
+def test_leftovers_that_are_gone_are_forgotten_under_load() -> None:
+    """Another receiver settles one message of each batch; the checkpoint must not grow with each of them."""
 
     async def scenario(world: World) -> None:
         others = Others(world)
@@ -410,7 +410,7 @@ def test_what_is_left_and_gone_is_forgotten_though_messages_keep_coming() -> Non
 
 
 @pytest.mark.parametrize("after_s", [0, 30, 100])
-def test_d1_a_batch_that_was_committed_is_removed_by_the_next_driver_and_never_planned_again(after_s: int) -> None:
+def test_d1_committed_batch_is_removed_by_the_next_driver(after_s: int) -> None:
     async def scenario(world: World) -> None:
         others = Others(world)
         await others.send(numbered(range(6)))
@@ -429,7 +429,7 @@ def test_d1_a_batch_that_was_committed_is_removed_by_the_next_driver_and_never_p
 
 
 @pytest.mark.parametrize("after_s", [0, 30, 100])
-def test_d1_a_batch_that_was_not_committed_is_read_once_more_by_the_next_driver(after_s: int) -> None:
+def test_d1_uncommitted_batch_is_repeated_by_the_next_driver(after_s: int) -> None:
     async def scenario(world: World) -> None:
         others = Others(world)
         await others.send(numbered(range(6)))
@@ -440,7 +440,7 @@ def test_d1_a_batch_that_was_not_committed_is_read_once_more_by_the_next_driver(
         await asyncio.sleep(after_s)
         async with driving(world, known=first.offset, maxMessagesPerTrigger=3) as second:
             again = second.consumption.partitions(second.offset)
-            await asyncio.sleep(100)  # it takes longer than the locks of the first
+            await asyncio.sleep(100)  # longer than the locks of the first driver
             assert await second.read(again) == rows == numbered(range(3))
             assert sorted(await second.until(3)) == numbered(range(3, 6))
             for _ in range(12):
@@ -450,7 +450,7 @@ def test_d1_a_batch_that_was_not_committed_is_read_once_more_by_the_next_driver(
     run(scenario)
 
 
-def test_d1_what_two_drivers_have_left_behind_is_removed_by_the_third() -> None:
+def test_d1_leftovers_of_two_drivers_are_removed_by_the_third() -> None:
     async def scenario(world: World) -> None:
         others = Others(world)
         await others.send(numbered(range(9)))
@@ -471,14 +471,14 @@ def test_d1_what_two_drivers_have_left_behind_is_removed_by_the_third() -> None:
     run(scenario)
 
 
-def test_d1_a_stream_that_is_stopped_gives_back_what_no_batch_holds() -> None:
+def test_d1_stopped_stream_abandons_unplanned_messages() -> None:
     async def scenario(world: World) -> None:
         others = Others(world)
         await others.send(numbered(range(8)))
         async with driving(world, maxMessagesPerTrigger=4) as driver:
             await driver.batch()
             await asyncio.sleep(1)
-        await driver.close()  # to close twice is fine
+        await driver.close()  # closing twice is allowed
         receiver = await others.receiver()
         found = await receiver.receive(10, timedelta(seconds=1))
         assert sorted(message.text() for message in found) == numbered(range(4, 8))
@@ -486,9 +486,7 @@ def test_d1_a_stream_that_is_stopped_gives_back_what_no_batch_holds() -> None:
     run(scenario)
 
 
-def test_a_query_that_does_not_read_an_entity_any_more_says_that_its_messages_stay(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_messages_of_an_entity_no_longer_read_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario(world: World) -> None:
         world.namespace.create_queue("second")
         others = Others(world)
@@ -499,18 +497,18 @@ def test_a_query_that_does_not_read_an_entity_any_more_says_that_its_messages_st
         await driver.die()
         await others.send(["other"], "second")
         async with driving(world, "second", known=driver.offset) as again:
-            assert again.consumption.partitions(again.offset)  # it can be read once more
+            assert again.consumption.partitions(again.offset)  # it can be read again
             assert await again.batch() == ["other"]
             assert await others.look() == ["first"]
 
     run(scenario)
-    assert f"messages of '{ORDERS}' are not removed" in caplog.text
+    assert f"messages not removed entity={ORDERS}" in caplog.text
 
 
-# Queues that are deleted, or made anew.
+# Deleted and recreated queues.
 
 
-def test_d1_an_entity_that_is_deleted_ends_the_stream() -> None:
+def test_d1_deleted_entity_ends_the_stream() -> None:
     async def scenario(world: World) -> None:
         others = Others(world)
         await others.send(["one"])
@@ -523,7 +521,7 @@ def test_d1_an_entity_that_is_deleted_ends_the_stream() -> None:
     run(scenario)
 
 
-def test_d1_an_entity_that_is_deleted_ends_the_stream_though_others_have_messages() -> None:
+def test_d1_deleted_entity_ends_the_stream_despite_other_messages() -> None:
     async def scenario(world: World) -> None:
         world.namespace.create_queue("second")
         others = Others(world)
@@ -536,7 +534,34 @@ def test_d1_an_entity_that_is_deleted_ends_the_stream_though_others_have_message
     run(scenario)
 
 
-def test_d1_a_stream_that_could_not_begin_holds_nothing() -> None:
+def test_d1_stream_that_waits_for_missing_entities_reads_the_others_meanwhile() -> None:
+    async def scenario(world: World) -> None:
+        world.namespace.create_queue("second")
+        others = Others(world)
+        async with driving(world, ORDERS, "second", "third", onMissing="wait") as driver:
+            world.namespace.delete("second")
+            await others.send(numbered(range(200)))
+            assert await driver.until(200) == numbered(range(200))
+            assert driver.consumption.report()["missing"] == ["second", "third"]
+            world.namespace.create_queue("second")
+            await asyncio.sleep(31)
+            assert driver.consumption.report()["missing"] == ["third"]
+            await others.send(["back"], "second")
+            assert (await driver.until(201))[200:] == ["back"]
+
+    run(scenario)
+
+
+def test_d1_run_that_ends_fails_on_a_missing_entity_though_it_would_wait_otherwise() -> None:
+    async def scenario(world: World) -> None:
+        driver = Driver(world.factory(), ORDERS, "nothing", onMissing="wait")
+        with pytest.raises(EntityNotFoundError, match="nothing"):
+            await driver.start(until_now=True)
+
+    run(scenario)
+
+
+def test_d1_stream_that_fails_to_start_locks_nothing() -> None:
     async def scenario(world: World) -> None:
         others = Others(world)
         await others.send(numbered(range(3)))
@@ -551,7 +576,7 @@ def test_d1_a_stream_that_could_not_begin_holds_nothing() -> None:
 
 
 @pytest.mark.parametrize("path", ["nothing", "news/Subscriptions/nobody"])
-def test_e4_an_entity_that_is_not_there_is_an_error(path: str) -> None:
+def test_e4_missing_entity_is_an_error(path: str) -> None:
     async def scenario(world: World) -> None:
         with pytest.raises(EntityNotFoundError, match=path.split("/", maxsplit=1)[0]):
             async with driving(world, path) as driver:
@@ -560,7 +585,7 @@ def test_e4_an_entity_that_is_not_there_is_an_error(path: str) -> None:
     run(scenario)
 
 
-def test_e4_a_queue_with_sessions_is_refused_in_words() -> None:
+def test_e4_queue_with_sessions_is_rejected_with_a_hint() -> None:
     async def scenario(world: World) -> None:
         with pytest.raises(MessagingError, match="session"):
             async with driving(world, VISITS) as driver:
@@ -569,7 +594,7 @@ def test_e4_a_queue_with_sessions_is_refused_in_words() -> None:
     run(scenario)
 
 
-def test_e4_a_disabled_queue_is_an_error() -> None:
+def test_e4_disabled_queue_is_an_error() -> None:
     async def scenario(world: World) -> None:
         world.namespace.disable(ORDERS, EntityStatus.DISABLED)
         with pytest.raises(EntityDisabledError):
@@ -581,8 +606,8 @@ def test_e4_a_disabled_queue_is_an_error() -> None:
 
 @pytest.mark.parametrize("per_batch", [3, 10])
 @pytest.mark.parametrize("before", [3, 10])
-def test_d1_nothing_of_a_queue_that_was_made_anew_is_removed_unread(before: int, per_batch: int) -> None:
-    """Its numbers begin again, and are those of messages that are done with."""
+def test_d1_messages_of_a_recreated_queue_are_not_removed_unread(before: int, per_batch: int) -> None:
+    """Its numbers start again, and equal those of processed messages."""
 
     async def scenario(world: World) -> None:
         others = Others(world)
@@ -602,8 +627,8 @@ def test_d1_nothing_of_a_queue_that_was_made_anew_is_removed_unread(before: int,
     run(scenario)
 
 
-def test_d1_a_message_that_is_done_with_does_not_stand_for_one_of_the_new_queue_that_comes_later() -> None:
-    """The numbers 1 to 10 are left of the old queue; of the new one, others have had 5 meanwhile, and give it back."""
+def test_d1_leftover_does_not_match_message_of_a_recreated_queue() -> None:
+    """The old queue has the leftovers 1 to 10; another receiver had 5 of the new one meanwhile, and abandons it."""
 
     async def scenario(world: World) -> None:
         others = Others(world)
@@ -619,7 +644,7 @@ def test_d1_a_message_that_is_done_with_does_not_stand_for_one_of_the_new_queue_
         mine = await receiver.receive(5, NO_WAIT)
         async with driving(world, known=first.offset) as driver:
             assert await driver.batch() == numbered(range(105, 110))
-            assert await driver.batch() == []  # five of the new queue are removed, those of the old one may be left
+            assert await driver.batch() == []  # 5 of the new queue is removed, those of the old one may be left
             for message in mine:
                 await receiver.abandon(message)
             assert sorted(await driver.until(10), key=int) == numbered(range(100, 110))
@@ -627,7 +652,7 @@ def test_d1_a_message_that_is_done_with_does_not_stand_for_one_of_the_new_queue_
     run(scenario)
 
 
-def test_d1_a_queue_that_is_made_anew_under_a_running_stream_is_read_from_its_beginning() -> None:
+def test_d1_queue_recreated_under_a_stream_is_read_from_its_start() -> None:
     async def scenario(world: World) -> None:
         others = Others(world)
         await others.send(numbered(range(10)))
@@ -638,7 +663,7 @@ def test_d1_a_queue_that_is_made_anew_under_a_running_stream_is_read_from_its_be
             try:
                 while len(driver.rows) < 40 and await driver.batch():
                     pass
-            except EntityNotFoundError:  # then the query is started again
+            except EntityNotFoundError:  # then the query is restarted
                 async with driving(world, known=driver.offset, maxMessagesPerTrigger=10) as again:
                     driver.rows += await again.until(30)
             assert driver.rows[10:] == numbered(range(100, 130))
@@ -646,10 +671,10 @@ def test_d1_a_queue_that_is_made_anew_under_a_running_stream_is_read_from_its_be
     run(scenario)
 
 
-# Whoever reads until now.
+# Runs that end.
 
 
-def test_d1_a_run_that_ends_reads_what_was_there_and_removes_it() -> None:
+def test_d1_available_now_reads_and_removes_present_messages() -> None:
     async def scenario(world: World) -> None:
         others = Others(world)
         await others.send(numbered(range(25)))
@@ -660,14 +685,14 @@ def test_d1_a_run_that_ends_reads_what_was_there_and_removes_it() -> None:
             assert driver.rows == numbered(range(25))
             assert await others.look() == numbered(range(25, 50))
             receiver = await others.receiver()
-            assert len(await receiver.receive(50, timedelta(seconds=1))) == 25  # nothing of them is locked any more
+            assert len(await receiver.receive(50, timedelta(seconds=1))) == 25  # none of them is locked any more
 
     run(scenario)
 
 
 @pytest.mark.parametrize("settle", ["commit", "sink"])
-def test_d1_a_run_that_ends_reads_all_partitions_to_where_they_ended(settle: str) -> None:
-    """What arrives later in one partition says nothing of the others, and is not read in a lower one either."""
+def test_d1_available_now_reads_all_partitions_to_their_ends(settle: str) -> None:
+    """Later messages of one partition say nothing about the others, and are not read in a lower one either."""
 
     async def scenario(world: World) -> None:
         others = Others(world)
@@ -688,7 +713,7 @@ def test_d1_a_run_that_ends_reads_all_partitions_to_where_they_ended(settle: str
     run(scenario)
 
 
-def test_d1_a_run_that_ends_at_an_empty_queue_takes_a_moment_only() -> None:
+def test_d1_available_now_ends_soon_on_an_empty_queue() -> None:
     async def scenario(world: World) -> None:
         start_s = world.loop.time()
         async with driving(world, until_now=True) as driver:
@@ -700,8 +725,8 @@ def test_d1_a_run_that_ends_at_an_empty_queue_takes_a_moment_only() -> None:
 
 @pytest.mark.parametrize("after_s", [0.0, 0.5, 0.9, 1.5])
 @pytest.mark.parametrize("trouble", ["busy", "cut", "stall", "kill"])
-def test_d1_a_run_does_not_end_because_nobody_answers(trouble: str, after_s: float) -> None:
-    """It is the namespace that says whether there is something; an outage says nothing."""
+def test_d1_available_now_does_not_end_during_an_outage(trouble: str, after_s: float) -> None:
+    """Only the namespace can report that there are no messages; an outage cannot."""
 
     async def scenario(world: World) -> None:
         others = Others(world)
@@ -728,8 +753,8 @@ def test_d1_a_run_does_not_end_because_nobody_answers(trouble: str, after_s: flo
     run(scenario)
 
 
-def test_d1_a_run_removes_what_came_again_before_it_ends() -> None:
-    """The locks were lost while the batch was worked on, and nobody else has the messages."""
+def test_d1_available_now_removes_redelivered_messages() -> None:
+    """The locks were lost while the batch was processed, and no other receiver has the messages."""
 
     async def scenario(world: World) -> None:
         others = Others(world)
@@ -745,8 +770,8 @@ def test_d1_a_run_removes_what_came_again_before_it_ends() -> None:
     run(scenario)
 
 
-def test_d1_a_run_that_has_ended_can_be_asked_again_though_something_is_left() -> None:
-    """As Spark does after a batch without data, which some queries need at their end."""
+def test_d1_finished_run_can_be_planned_again_with_leftovers() -> None:
+    """Spark does that after a batch without data, which some queries need at their end."""
 
     async def scenario(world: World) -> None:
         others = Others(world)
@@ -776,7 +801,7 @@ async def _keep(receiver: MessageReceiver, message: ReceivedMessage) -> None:
 
 
 @pytest.mark.parametrize("later", [0, 20])
-def test_d1_a_run_waits_for_what_a_killed_driver_has_locked(later: int) -> None:
+def test_d1_available_now_waits_for_locks_of_a_killed_driver(later: int) -> None:
     async def scenario(world: World) -> None:
         others = Others(world)
         await others.send(numbered(range(6)))
@@ -793,13 +818,13 @@ def test_d1_a_run_waits_for_what_a_killed_driver_has_locked(later: int) -> None:
             assert await others.look() == numbered(range(6, 6 + later))
             receiver = await others.receiver()
             again = await receiver.receive(50, timedelta(seconds=1))
-            assert [message.delivery_count for message in again] == [1] * len(again)  # given back once, at the end
+            assert [message.delivery_count for message in again] == [1] * len(again)  # abandoned once, at the end
             assert len(again) == later
 
     run(scenario)
 
 
-def test_d1_a_run_ends_when_what_others_have_locked_is_done_with() -> None:
+def test_d1_available_now_ends_when_others_have_settled() -> None:
     async def scenario(world: World) -> None:
         others = Others(world)
         await others.send(numbered(range(3)))
@@ -818,7 +843,7 @@ def test_d1_a_run_ends_when_what_others_have_locked_is_done_with() -> None:
     run(scenario)
 
 
-def test_d1_a_run_does_not_wait_for_ever_for_somebody_who_keeps_a_lock() -> None:
+def test_d1_available_now_waits_at_most_one_lock_for_others() -> None:
     async def scenario(world: World) -> None:
         others = Others(world)
         await others.send(numbered(range(3)))
@@ -836,10 +861,10 @@ def test_d1_a_run_does_not_wait_for_ever_for_somebody_who_keeps_a_lock() -> None
     run(scenario)
 
 
-# What the sink settles.
+# Settlement by the sink.
 
 
-def test_d2_what_the_sink_settles_is_not_removed_by_the_source() -> None:
+def test_d2_source_does_not_remove_messages_settled_by_the_sink() -> None:
     async def scenario(world: World) -> None:
         others = Others(world)
         await others.send(numbered(range(6)))
@@ -852,15 +877,15 @@ def test_d2_what_the_sink_settles_is_not_removed_by_the_source() -> None:
             assert await others.look() == numbered(range(3, 6))
             assert await driver.batch() == numbered(range(3, 6))
             assert await driver.batch() == []
-            assert await others.look() == numbered(range(3, 6))  # nobody has settled them
+            assert await others.look() == numbered(range(3, 6))  # none of them is settled
             rows = await driver.until(6)
-            assert rows == numbered(range(3, 6)) * 2  # so they come again
+            assert rows == numbered(range(3, 6)) * 2  # so they are delivered again
             await desk.close()
 
     run(scenario)
 
 
-def test_d2_a_batch_whose_locks_another_process_has_holds_nothing_and_nothing_is_lost() -> None:
+def test_d2_batch_without_locks_is_empty_and_loses_nothing() -> None:
     async def scenario(world: World) -> None:
         others = Others(world)
         await others.send(numbered(range(6)))
@@ -875,7 +900,7 @@ def test_d2_a_batch_whose_locks_another_process_has_holds_nothing_and_nothing_is
     run(scenario)
 
 
-def test_d2_locks_of_a_long_batch_are_kept_for_the_sink_as_well() -> None:
+def test_d2_locks_of_a_long_batch_are_renewed_for_the_sink() -> None:
     async def scenario(world: World) -> None:
         others = Others(world)
         await others.send(numbered(range(3)))
@@ -891,10 +916,10 @@ def test_d2_locks_of_a_long_batch_are_kept_for_the_sink_as_well() -> None:
     run(scenario)
 
 
-# What it costs.
+# Cost.
 
 
-def test_c14_an_idle_stream_asks_once_every_long_poll() -> None:
+def test_c14_idle_stream_receives_once_per_long_poll() -> None:
     async def scenario(world: World) -> None:
         async with driving(world) as driver:
             while world.loop.time() < 2 * 3_600:
@@ -904,24 +929,24 @@ def test_c14_an_idle_stream_asks_once_every_long_poll() -> None:
     run(scenario)
 
 
-def test_a_report_says_what_waits() -> None:
+def test_report_counts_unplanned_messages() -> None:
     async def scenario(world: World) -> None:
         others = Others(world)
         await others.send(numbered(range(10)))
         async with driving(world, maxMessagesPerTrigger=4) as driver:
             await driver.batch()
             await asyncio.sleep(1)
-            assert driver.consumption.report() == {"receives": 2, "waiting": 4}
+            assert driver.consumption.report() == {"receives": 2, "waiting": 4, "missing": []}
 
     run(scenario)
 
 
-# Everything at once.
+# Random failures.
 
 
 @pytest.mark.parametrize("seed", range(times(40)))
-def test_d1_nothing_is_lost_whatever_the_network_and_the_drivers_do(seed: int) -> None:
-    """Drivers are killed at any time, and the network and the namespace go away: each message is read, then removed."""
+def test_d1_random_failures_lose_no_message(seed: int) -> None:
+    """Drivers are killed at any time, network and namespace fail: each message is read, then removed."""
 
     async def scenario(world: World) -> None:
         random = Random(seed)  # noqa: S311 (mishaps)
@@ -935,7 +960,7 @@ def test_d1_nothing_is_lost_whatever_the_network_and_the_drivers_do(seed: int) -
             sent += count
             driver = Driver(world.factory(), known=offset, maxMessagesPerTrigger=random.choice((1, 5, 20)))
             await driver.start()
-            if offset != committed:  # it died in the middle of a batch, which is run once more
+            if offset != committed:  # it died during a batch, which is run again
                 rows += await driver.read(driver.consumption.partitions(offset))
             for _ in range(random.randint(0, 4)):
                 rows += await driver.batch()
@@ -967,7 +992,7 @@ async def _mishap(world: World, random: Random) -> None:
             await _away(world, "stop", 0)
 
 
-def test_rows_come_in_the_order_of_the_queue() -> None:
+def test_rows_are_in_the_order_of_the_queue() -> None:
     async def scenario(world: World) -> None:
         others = Others(world)
         await others.send(numbered(range(500)))
@@ -977,12 +1002,12 @@ def test_rows_come_in_the_order_of_the_queue() -> None:
     run(scenario)
 
 
-# What a sink settles, in order.
+# Order of messages settled by a sink.
 
 
 @pytest.mark.parametrize("ending", ["close", "die"])
-def test_c20_what_a_query_had_that_has_ended_comes_before_what_lies_behind_it(ending: str) -> None:
-    """A batch that was not brought home, and what was received ahead of the next one, are locked when a query ends."""
+def test_c20_messages_of_an_ended_query_come_first(ending: str) -> None:
+    """After the end of a query, its unsettled batch and the messages received for the next one are locked."""
 
     async def scenario(world: World) -> None:
         others = Others(world)
@@ -998,7 +1023,7 @@ def test_c20_what_a_query_had_that_has_ended_comes_before_what_lies_behind_it(en
     run(scenario)
 
 
-def test_c15_what_somebody_else_has_for_long_does_not_keep_a_query_from_beginning() -> None:
+def test_c15_long_lock_of_another_receiver_does_not_block_the_start() -> None:
     async def scenario(world: World) -> None:
         others = Others(world)
         await others.send(numbered(range(1, 11)))
@@ -1012,7 +1037,7 @@ def test_c15_what_somebody_else_has_for_long_does_not_keep_a_query_from_beginnin
     run(scenario)
 
 
-def test_c15_what_a_slow_sink_has_not_settled_stays_locked_beside_what_it_has() -> None:
+def test_c15_unsettled_messages_of_a_slow_sink_stay_locked() -> None:
     async def scenario(world: World) -> None:
         others = Others(world)
         await others.send(numbered(range(100)))
@@ -1026,7 +1051,7 @@ def test_c15_what_a_slow_sink_has_not_settled_stays_locked_beside_what_it_has() 
                 ReceivedMessage(b"", lock_token=tokens[number]) for number in settled
             )
             await asyncio.sleep(300)
-            assert await driver.plan() == []  # what is not settled was not received again
+            assert await driver.plan() == []  # unsettled messages were not delivered again
             assert len(await others.look()) == 100 - len(settled)
 
     run(scenario)

@@ -1,4 +1,4 @@
-"""Messages on their way: in order at each entity, several entities at once, not too many, all of them or an error."""
+"""Concurrent sends: in order for each entity, to several entities at once, bounded, complete or an error."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ import pytest
 from pairbus.client.errors import EntityNotFoundError, MessagingTimeoutError
 from pairbus.client.message import BrokeredMessage, encode_brokered
 from pairbus.client.received_message import ReceivedMessage
-from pairbus.spark.dispatch import Dispatch, MessageWriteError
-from pairbus.spark.lanes import Lanes
+from pairbus.spark.sink import Dispatch, IdleLinks, MessageWriteError
 from pairbus.wire import ACCEPTED, RELEASED, Delivery, Error, Rejected
 from tests.client.amqp_peer import Peer, run, scripted, settled, until
 
@@ -23,7 +22,7 @@ MISSING: Final = Error("amqp:not-found", "there is no such entity")
 @asynccontextmanager
 async def dispatching(**settings: Any) -> AsyncIterator[tuple[Peer, Dispatch]]:
     async with scripted(**settings) as (peer, factory):
-        dispatch = Dispatch(Lanes(factory, 20))
+        dispatch = Dispatch(IdleLinks(factory, 20))
         try:
             yield peer, dispatch
         finally:
@@ -39,7 +38,7 @@ def numbers(peer: Peer) -> list[int]:
 
 
 @pytest.mark.parametrize("at_once", [1, 3, 12])
-def test_d1_an_entity_gets_its_messages_in_order_also_when_one_has_to_be_sent_again(at_once: int) -> None:
+def test_d1_messages_of_an_entity_stay_in_order_on_retry(at_once: int) -> None:
     async def scenario() -> None:
         async with dispatching() as (peer, dispatch):
             peer.max_message_size = 2_000
@@ -53,7 +52,7 @@ def test_d1_an_entity_gets_its_messages_in_order_also_when_one_has_to_be_sent_ag
                 return ACCEPTED
 
             peer.outcome = outcome
-            for first in range(0, 12, at_once):  # of this size no two fit into a batch
+            for first in range(0, 12, at_once):  # no two messages of this size fit into a batch
                 await dispatch.put("orders", [payload(number, 1_200) for number in range(first, first + at_once)])
             assert await dispatch.finish() == {"orders": 12}
             assert not refused
@@ -62,7 +61,7 @@ def test_d1_an_entity_gets_its_messages_in_order_also_when_one_has_to_be_sent_ag
     run(scenario())
 
 
-def test_d1_an_entity_that_does_not_answer_holds_up_no_other() -> None:
+def test_d1_unresponsive_entity_does_not_block_others() -> None:
     async def scenario() -> None:
         async with dispatching() as (peer, dispatch):
             silent = True
@@ -77,7 +76,7 @@ def test_d1_an_entity_that_does_not_answer_holds_up_no_other() -> None:
     run(scenario())
 
 
-def test_names_that_differ_in_case_are_one_entity_and_stay_in_order() -> None:
+def test_entity_paths_are_case_insensitive_and_stay_in_order() -> None:
     async def scenario() -> None:
         async with dispatching() as (peer, dispatch):
             for number in range(6):
@@ -88,7 +87,7 @@ def test_names_that_differ_in_case_are_one_entity_and_stay_in_order() -> None:
     run(scenario())
 
 
-def test_e3_no_more_than_so_much_is_under_way() -> None:
+def test_e3_bytes_in_flight_are_limited() -> None:
     async def scenario() -> None:
         async with dispatching() as (peer, dispatch):
             peer.max_message_size = 1 << 20
@@ -105,14 +104,14 @@ def test_e3_no_more_than_so_much_is_under_way() -> None:
             putting = asyncio.get_running_loop().create_task(put_all())
             await settled()
             assert put == (4 << 20) // 250_000
-            is_open.set()  # what had no answer is sent again in time
+            is_open.set()  # unanswered messages are retried in time
             await putting
             assert sum((await dispatch.finish()).values()) == 40
 
     run(scenario())
 
 
-def test_a_single_message_may_be_larger_than_that() -> None:
+def test_single_message_may_exceed_the_limit() -> None:
     async def scenario() -> None:
         async with dispatching() as (peer, dispatch):
             peer.max_message_size = 100 << 20
@@ -123,7 +122,7 @@ def test_a_single_message_may_be_larger_than_that() -> None:
     run(scenario())
 
 
-def test_e4_what_was_not_sent_is_told_with_what_was() -> None:
+def test_e4_error_states_sent_and_unsent_messages() -> None:
     async def scenario() -> None:
         async with dispatching() as (peer, dispatch):
             await dispatch.put("orders", [payload(1), payload(2)])
@@ -138,13 +137,13 @@ def test_e4_what_was_not_sent_is_told_with_what_was() -> None:
             text = str(error)
             assert "'gone': there is no such entity" in text
             assert "2 were sent (2 to 'orders')" in text
-            assert "start the query again" in text
+            assert "restart the query" in text
             assert error.__cause__ is error.causes["gone"]
 
     run(scenario())
 
 
-def test_after_a_failure_nothing_more_is_begun() -> None:
+def test_no_send_is_started_after_a_failure() -> None:
     async def scenario() -> None:
         async with dispatching() as (peer, dispatch):
             peer.outcome = lambda _delivery: Rejected(MISSING)
@@ -160,7 +159,7 @@ def test_after_a_failure_nothing_more_is_begun() -> None:
     run(scenario())
 
 
-def test_an_entity_that_stays_silent_fails_when_its_time_is_used_up() -> None:
+def test_unresponsive_entity_fails_after_its_timeout() -> None:
     async def scenario() -> None:
         async with dispatching() as (peer, dispatch):
             peer.outcome = lambda _delivery: None
@@ -173,7 +172,7 @@ def test_an_entity_that_stays_silent_fails_when_its_time_is_used_up() -> None:
     run(scenario())
 
 
-def test_many_failures_are_told_in_few_words() -> None:
+def test_many_failures_give_a_short_error() -> None:
     async def scenario() -> None:
         async with dispatching() as (peer, dispatch):
             peer.outcome = lambda _delivery: Rejected(MISSING)
@@ -186,14 +185,14 @@ def test_many_failures_are_told_in_few_words() -> None:
     run(scenario())
 
 
-def test_who_closes_it_waits_for_nobody() -> None:
+def test_close_does_not_wait_for_sends() -> None:
     async def scenario() -> None:
         async with dispatching() as (peer, dispatch):
             await dispatch.put("orders", [payload(9)])
             await dispatch.finish()
             before = asyncio.all_tasks()
             peer.outcome = lambda _delivery: None
-            for number in range(3):  # one is under way, and the others wait for it
+            for number in range(3):  # one is in flight, and the others wait for it
                 await dispatch.put("orders", [payload(number)])
             await settled()
             began_s = asyncio.get_running_loop().time()

@@ -1,4 +1,4 @@
-"""Names and patterns become entities: those of a real namespace, in order, each once."""
+"""Resolution of names and patterns to the entities of a real namespace, in order, each once."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from pairbus.broker import AuthorizationRule, Right
 from pairbus.client.errors import MessagingCommunicationError
 from pairbus.client.management.namespace_manager import NamespaceManager
-from pairbus.client.retry import NO_RETRY
-from pairbus.client.settings import MessagingFactorySettings
+from pairbus.client.settings import NO_RETRY, MessagingFactorySettings
 from pairbus.client.token_provider import TokenProvider
 from pairbus.spark.entity_patterns import resolve_entities
 from pairbus.spark.errors import EntityPatternError, SparkOptionError
@@ -38,7 +37,7 @@ RULES: Final = (rule("manager", Right.MANAGE, Right.SEND, Right.LISTEN), rule("l
 @pytest.fixture(scope="module")
 def namespace() -> Iterator[RunningNamespace]:
     with running_namespace(queues=QUEUES, topics=TOPICS) as running:
-        running.call(lambda host: host.namespace.set_authorization_rules(RULES, host.now_ms()))
+        running.call(lambda host: host.use_namespace().set_authorization_rules(RULES, host.now_ms()))
         yield running
 
 
@@ -79,17 +78,17 @@ def resolve_nowhere(*names: str) -> tuple[str, ...]:
     return found[0]
 
 
-def test_nobody_is_asked_for_names() -> None:
+def test_names_are_not_looked_up() -> None:
     names = ("news/subscriptions/audit", "Orders/$deadletterqueue", "a")
     assert resolve_nowhere(*names) == ("a", "news/subscriptions/audit", "Orders/$deadletterqueue")
     assert resolve_nowhere() == ()
 
 
-def test_a_name_that_is_given_twice_is_one_entity() -> None:
+def test_name_given_twice_is_one_entity() -> None:
     assert len(resolve_nowhere("Orders", "orders", "ORDERS")) == 1
 
 
-def test_who_is_asked_for_patterns_has_to_be_there() -> None:
+def test_pattern_requires_a_reachable_namespace() -> None:
     with pytest.raises(MessagingCommunicationError):
         resolve_nowhere("orders", "orders-*")
 
@@ -119,59 +118,61 @@ def test_who_is_asked_for_patterns_has_to_be_there() -> None:
         ("news/subscriptions/arch*/$DeadLetterQueue", ("news/Subscriptions/archive/$DeadLetterQueue",)),
     ],
 )
-def test_a_pattern_stands_for_what_there_is(namespace: RunningNamespace, pattern: str, found: tuple[str, ...]) -> None:
+def test_pattern_resolves_to_existing_entities(
+    namespace: RunningNamespace, pattern: str, found: tuple[str, ...]
+) -> None:
     if found:
         assert resolve(namespace, pattern) == found
     else:
-        assert f"no queue is called '{pattern}'" in refused(namespace, pattern)
+        assert f"no queue matches '{pattern}'" in refused(namespace, pattern)
 
 
-def test_d2_all_backlog_queues_of_a_pair_are_one_pattern_and_no_other_has_them(namespace: RunningNamespace) -> None:
+def test_d2_backlog_queues_match_only_their_own_pattern(namespace: RunningNamespace) -> None:
     assert resolve(namespace, "contoso/x-servicebus-transfer/*") == BACKLOG
     assert set(resolve(namespace, "*", "*/*")).isdisjoint(BACKLOG)
 
 
-def test_names_and_patterns_together_give_each_entity_once(namespace: RunningNamespace) -> None:
+def test_names_and_patterns_give_each_entity_once(namespace: RunningNamespace) -> None:
     found = resolve(namespace, "orders-*", "ORDERS-EU", "orders-us", "elsewhere", "news/subscriptions/a???*")
     assert found == ("elsewhere", "news/Subscriptions/archive", "news/Subscriptions/audit", "ORDERS-EU", "orders-us")
 
 
-# Nothing
+# No match
 
 
-def test_where_nothing_is_found_it_says_what_there_is(namespace: RunningNamespace) -> None:
+def test_error_without_match_lists_available_entities(namespace: RunningNamespace) -> None:
     said = refused(namespace, "orders-*", "order-?")
-    assert said.startswith("no queue is called 'order-?'; there are contoso/x-servicebus-transfer/0, ")
+    assert said.startswith("no queue matches 'order-?'; available: contoso/x-servicebus-transfer/0, ")
     assert said.endswith("mail, Orders, orders-eu, orders-us, orders-us/late")
     said = refused(namespace, "news/subscriptions/b*")
-    assert said.startswith("no subscription of 'news' is called 'b*'; there are news/Subscriptions/All, ")
-    assert refused(namespace, "x*/subscriptions/*") == "no topic is called 'x*'; there are empty, news, news/local"
-    assert refused(namespace, "nwes/subscriptions/*") == "no topic is called 'nwes'; there are empty, news, news/local"
-    assert refused(namespace, "empty/subscriptions/*") == "no subscription of 'empty' is called '*'; there are none"
+    assert said.startswith("no subscription of 'news' matches 'b*'; available: news/Subscriptions/All, ")
+    assert refused(namespace, "x*/subscriptions/*") == "no topic matches 'x*'; available: empty, news, news/local"
+    assert refused(namespace, "nwes/subscriptions/*") == "no topic matches 'nwes'; available: empty, news, news/local"
+    assert refused(namespace, "empty/subscriptions/*") == "no subscription of 'empty' matches '*'; available: none"
 
 
-def test_what_it_says_has_an_end() -> None:
+def test_error_text_is_bounded() -> None:
     with running_namespace(queues=[f"queue-{number:04}" for number in range(150)]) as namespace:
-        namespace.call(lambda host: host.namespace.set_authorization_rules(RULES, host.now_ms()))
+        namespace.call(lambda host: host.use_namespace().set_authorization_rules(RULES, host.now_ms()))
         said = refused(namespace, "orders-*")
         assert said.endswith("queue-0009 and 140 more")
         assert len(resolve(namespace, "queue-*")) == 150
 
 
 @pytest.mark.parametrize("pattern", ["*//x", "*/$management", "orders//*"])
-def test_what_no_entity_can_be_called_is_no_pattern(namespace: RunningNamespace, pattern: str) -> None:
+def test_invalid_pattern_is_rejected(namespace: RunningNamespace, pattern: str) -> None:
     said = refused(namespace, pattern)
-    assert "is no pattern of queues or subscriptions" in said or "no queue is called" in said
+    assert "is not a pattern of queues or subscriptions" in said or "no queue matches" in said
 
 
-# Rights
+# Authorization
 
 
-def test_a_pattern_needs_the_claim_manage_and_a_name_does_not(namespace: RunningNamespace) -> None:
+def test_pattern_requires_manage_and_name_does_not(namespace: RunningNamespace) -> None:
     assert resolve(namespace, "orders", key="listener") == ("orders",)
     for pattern in ("orders-*", "news/subscriptions/*", "*/subscriptions/*"):
         said = refused(namespace, "orders", pattern, key="listener")
-        assert f"the pattern '{pattern}' is looked up in the namespace, which needs a key with the claim Manage" in said
+        assert f"looking up the pattern '{pattern}' requires a key with the Manage claim" in said
         assert "name the entities one by one" in said
         assert "listener-1" not in said
 
@@ -180,7 +181,7 @@ def test_a_pattern_needs_the_claim_manage_and_a_name_does_not(namespace: Running
 
 
 @given(st.text("ab*?/", min_size=1, max_size=12), st.lists(st.text("ab/", min_size=1, max_size=8), max_size=6))
-def test_a_pattern_matches_as_a_naive_reader_would(pattern: str, names: list[str]) -> None:
+def test_pattern_matches_like_a_reference_implementation(pattern: str, names: list[str]) -> None:
     from pairbus.spark.entity_patterns import _matches
 
     for name in names:
@@ -195,7 +196,7 @@ def naive(pattern: str, name: str) -> bool:
     return (pattern[0] == name[0] or (pattern[0] == "?" and name[0] != "/")) and naive(pattern[1:], name[1:])
 
 
-def test_a_pattern_with_many_stars_takes_no_time() -> None:
+def test_pattern_with_many_stars_is_fast() -> None:
     from pairbus.spark.entity_patterns import _matches
 
     begun_s = time.thread_time()

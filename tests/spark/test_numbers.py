@@ -1,4 +1,4 @@
-"""The first and the last number of an entity are found by few peeks, however sparse its numbers are."""
+"""Search for the first and last number of an entity with few peeks, however sparse its numbers are."""
 
 from __future__ import annotations
 
@@ -9,8 +9,14 @@ import pytest
 
 from pairbus.client.received_message import ReceivedMessage
 from pairbus.client.receiver import MessageReceiver
-from pairbus.spark.numbers import first_number, last_number, last_numbers, last_numbers_of
-from pairbus.spark.sequence_marks import SequenceMarks, partition_of
+from pairbus.spark.sequences import (
+    SequenceMarks,
+    first_number,
+    last_number,
+    last_numbers,
+    last_numbers_of,
+    partition_of,
+)
 from tests.faults.world import ORDERS, World, run
 from tests.spark.scenes import Others, numbered
 
@@ -18,7 +24,7 @@ KEPT = [[], [1], [2], [1, 2, 3], [7], [1, 100], [50, 51, 99], [3, 64, 65, 100], 
 
 
 async def leave(others: Others, sent: int, kept: list[int]) -> None:
-    """Send so many, and take away all but these."""
+    """Send this many messages, and remove all but the given ones."""
     await others.send(numbered(range(sent)))
     receiver = await others.receiver()
     taken: list[ReceivedMessage] = []
@@ -43,7 +49,7 @@ class Counting:
 
 
 @pytest.mark.parametrize("kept", KEPT, ids=str)
-def test_d1_the_last_number_is_found(kept: list[int]) -> None:
+def test_d1_last_number_is_found(kept: list[int]) -> None:
     async def scenario(world: World) -> None:
         others = Others(world)
         await leave(others, 100, kept)
@@ -57,7 +63,7 @@ def test_d1_the_last_number_is_found(kept: list[int]) -> None:
 
 
 @pytest.mark.parametrize("kept", KEPT, ids=str)
-def test_d1_the_first_number_from_one_on_is_found(kept: list[int]) -> None:
+def test_d1_first_number_from_a_minimum_is_found(kept: list[int]) -> None:
     async def scenario(world: World) -> None:
         others = Others(world)
         await leave(others, 100, kept)
@@ -69,7 +75,7 @@ def test_d1_the_first_number_from_one_on_is_found(kept: list[int]) -> None:
 
 
 @pytest.mark.parametrize("sent", [1, 10, 1_000, 3_000])
-def test_it_takes_few_peeks(sent: int) -> None:
+def test_search_takes_few_peeks(sent: int) -> None:
     async def scenario(world: World) -> None:
         others = Others(world)
         for start in range(0, sent, 1_000):

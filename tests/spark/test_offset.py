@@ -1,4 +1,4 @@
-"""Offsets survive the checkpoint, and one of another stream is told apart from ours."""
+"""Offsets survive the checkpoint, and those of other streams are rejected."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ from pairbus.spark.offset import (
     read_browse_offset,
 )
 from pairbus.spark.partition import MessagePartition, partitions
-from pairbus.spark.sequence_marks import SequenceMarks
-from pairbus.spark.sequence_ranges import SequenceRanges
+from pairbus.spark.sequences import SequenceMarks, SequenceRanges
 
 NUMBERS = st.sets(st.integers(1, 60))
 MOMENTS = st.integers(0, 1_000)
@@ -41,16 +40,16 @@ CONSUMED = st.builds(
 
 
 def through_json(value: dict[str, Any]) -> dict[str, Any]:
-    """What comes back from a checkpoint."""
+    """Return a value as read from a checkpoint."""
     read: dict[str, Any] = json.loads(json.dumps(value))
     return read
 
 
-# What a batch holds of one entity.
+# Portions.
 
 
 @given(PORTIONS, st.integers(0, 61), MOMENTS)
-def test_d1_a_portion_holds_a_number_only_if_it_was_enqueued_by_then(portion: Portion, number: int, at_ms: int) -> None:
+def test_d1_portion_excludes_later_messages_with_its_numbers(portion: Portion, number: int, at_ms: int) -> None:
     assert portion.holds(number, at_ms) == (number in portion.numbers and at_ms <= portion.until_ms)
     assert not NOTHING.holds(number, at_ms)
     assert portion
@@ -58,21 +57,21 @@ def test_d1_a_portion_holds_a_number_only_if_it_was_enqueued_by_then(portion: Po
 
 
 @given(PORTIONS, NUMBERS)
-def test_a_portion_of_some_numbers_and_one_without_them(portion: Portion, numbers: set[int]) -> None:
+def test_portion_is_restricted_and_reduced(portion: Portion, numbers: set[int]) -> None:
     only, rest = portion.only(numbers), portion.without(numbers)
     assert set(only.numbers) == set(portion.numbers) & numbers
     assert set(rest.numbers) == set(portion.numbers) - numbers
     assert only.until_ms == rest.until_ms == portion.until_ms
 
 
-# What is left of batches.
+# Leftovers.
 
 
 @given(LEFTOVERS, PORTIONS, st.integers(0, 61), MOMENTS)
-def test_d1_what_is_left_of_several_batches_is_what_is_left_of_each(
+def test_d1_leftovers_of_several_batches_are_kept_separately(
     left: Leftovers, portion: Portion, number: int, at_ms: int
 ) -> None:
-    """No more than that: the number of one and the time of another are no message of either."""
+    """The number of one portion with the time of another is in neither."""
     more = left + portion
     assert more.holds(number, at_ms) == (left.holds(number, at_ms) or portion.holds(number, at_ms))
     assert len(more) == len(left) + len(portion.numbers)
@@ -80,7 +79,7 @@ def test_d1_what_is_left_of_several_batches_is_what_is_left_of_each(
 
 
 @given(LEFTOVERS, st.lists(st.tuples(st.integers(1, 60), MOMENTS)), st.integers(1, 60), MOMENTS)
-def test_d1_what_is_removed_is_not_left_and_nothing_else_is_forgotten(
+def test_d1_removed_messages_are_no_leftovers(
     left: Leftovers, gone: list[tuple[int, int]], number: int, at_ms: int
 ) -> None:
     rest = left.without(gone)
@@ -90,8 +89,8 @@ def test_d1_what_is_removed_is_not_left_and_nothing_else_is_forgotten(
         assert rest.holds(number, at_ms) == left.holds(number, at_ms)
 
 
-def test_d1_of_two_messages_with_one_number_only_the_one_that_was_removed_is_forgotten() -> None:
-    """The queue was made anew between them."""
+def test_d1_messages_with_one_number_are_distinguished_by_time() -> None:
+    """The queue was recreated between them."""
     old, new = (Portion(numbers=SequenceRanges.of([1, 2]), until_ms=until_ms) for until_ms in (10, 20))
     left = Leftovers(portions=(old, new))
     assert left.without([(1, 15)]) == Leftovers(portions=(old, new.without([1])))
@@ -102,14 +101,14 @@ def test_d1_of_two_messages_with_one_number_only_the_one_that_was_removed_is_for
 
 
 @given(CONSUMED)
-def test_d1_an_offset_comes_back_from_the_checkpoint_as_it_was(offset: ConsumeOffset) -> None:
+def test_d1_consume_offset_survives_the_checkpoint(offset: ConsumeOffset) -> None:
     assert ConsumeOffset.from_json(through_json(offset.to_json())) == offset
     assert pickle.loads(pickle.dumps(offset)) == offset  # noqa: S301 (ours)
 
 
 @given(CONSUMED)
-def test_the_same_offset_is_always_written_the_same(offset: ConsumeOffset) -> None:
-    """Spark compares what is written."""
+def test_equal_offsets_are_serialized_equally(offset: ConsumeOffset) -> None:
+    """Spark compares the serialized offsets."""
     turned = ConsumeOffset(
         batch=offset.batch,
         held=dict(reversed([*offset.held.items()])),
@@ -118,12 +117,12 @@ def test_the_same_offset_is_always_written_the_same(offset: ConsumeOffset) -> No
     assert json.dumps(turned.to_json()) == json.dumps(offset.to_json())
 
 
-def test_d1_two_batches_with_the_same_messages_are_two_offsets() -> None:
+def test_d1_batches_with_equal_messages_have_different_offsets() -> None:
     held = {"orders": Portion(numbers=SequenceRanges.of([1]), until_ms=5)}
     assert ConsumeOffset(batch=1, held=held).to_json() != ConsumeOffset(batch=2, held=held).to_json()
 
 
-def test_what_holds_nothing_is_not_written() -> None:
+def test_empty_portions_are_not_serialized() -> None:
     assert ConsumeOffset(held={"orders": NOTHING}, left={"orders": NO_LEFTOVERS}).to_json() == ConsumeOffset().to_json()
 
 
@@ -175,7 +174,7 @@ GOOD = ConsumeOffset(batch=3, held={"orders": Portion(numbers=SequenceRanges.of(
         BrowseOffset(seen={"orders": SequenceMarks.of([3])}).to_json(),
     ],
 )
-def test_e3_what_is_no_offset_of_a_consumer_is_refused(value: Any) -> None:
+def test_e3_invalid_consume_offset_is_rejected(value: Any) -> None:
     with pytest.raises(OffsetError):
         ConsumeOffset.from_json(value)
 
@@ -199,21 +198,21 @@ def test_e3_what_is_no_offset_of_a_consumer_is_refused(value: Any) -> None:
         GOOD,
     ],
 )
-def test_e3_what_is_no_offset_of_a_browser_is_refused(value: Any) -> None:
+def test_e3_invalid_browse_offset_is_rejected(value: Any) -> None:
     with pytest.raises(OffsetError):
         read_browse_offset(value)
 
 
-def test_e4_an_offset_of_another_mode_is_told_apart_in_words() -> None:
-    with pytest.raises(OffsetError, match="a checkpoint belongs to one query, with one mode"):
+def test_e4_offset_of_another_mode_is_rejected() -> None:
+    with pytest.raises(OffsetError, match="a checkpoint belongs to one query with one mode"):
         ConsumeOffset.from_json(BrowseOffset(seen={"orders": SequenceMarks.of([3])}).to_json())
 
 
-# What tasks read of a portion.
+# Partitions of a portion.
 
 
 @given(PORTIONS, st.integers(1, 70))
-def test_d1_the_partitions_of_a_portion_are_the_portion(portion: Portion, parts: int) -> None:
+def test_d1_partitions_cover_the_portion(portion: Portion, parts: int) -> None:
     tokens = {number: str(number) for number in portion.numbers if number % 2}
     found = partitions("orders", portion, parts, tokens)  # type: ignore[arg-type]
     assert [number for one in found for number in one.portion.numbers] == list(portion.numbers)
@@ -223,6 +222,6 @@ def test_d1_the_partitions_of_a_portion_are_the_portion(portion: Portion, parts:
 
 
 @given(PORTIONS)
-def test_d1_a_partition_reaches_its_task_as_it_is(portion: Portion) -> None:
+def test_d1_partition_survives_pickling(portion: Portion) -> None:
     sent = MessagePartition(entity="orders", portion=portion)
     assert pickle.loads(pickle.dumps(sent)) == sent  # noqa: S301 (ours)

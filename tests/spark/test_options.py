@@ -1,4 +1,4 @@
-"""What can be said to Spark about reading and writing: what holds without a word, what is refused, and how."""
+"""Options of reading and writing: defaults, errors, and how Spark passes them."""
 
 from __future__ import annotations
 
@@ -16,11 +16,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.datasource import CaseInsensitiveDict
 
-from pairbus.spark.connection_reference import ConnectionReference
+from pairbus.spark.connections import ConnectionReference
 from pairbus.spark.errors import SparkOptionError
-from pairbus.spark.option import Option
-from pairbus.spark.options import SINK_OPTIONS, SOURCE_OPTIONS, ReadMode, Settle, SinkOptions, SourceOptions
-from pairbus.spark.starting_offsets import Position
+from pairbus.spark.options import (
+    SINK_OPTIONS,
+    SOURCE_OPTIONS,
+    OnMissing,
+    Option,
+    Position,
+    ReadMode,
+    SettleAt,
+    SinkOptions,
+    SourceOptions,
+)
 
 KEY: Final = "c2VjcmV0c2VjcmV0c2VjcmV0c2VjcmV0c2VjcmV0c2U="
 PIECE: Final = KEY[:8].lower()
@@ -38,10 +46,10 @@ def sink(**options: str) -> SinkOptions:
     return SinkOptions.from_options({**CONNECTION, **options})
 
 
-# What holds where nothing is said
+# Defaults
 
 
-def test_d1_the_defaults_of_reading() -> None:
+def test_d1_read_defaults() -> None:
     found = source()
     assert found == SourceOptions(
         connection=ConnectionReference.parse("env:CONTOSO"),
@@ -52,13 +60,14 @@ def test_d1_the_defaults_of_reading() -> None:
         partitions_per_queue=1,
         long_poll=timedelta(minutes=15),
         starting_offsets=found.starting_offsets,
-        settle=Settle.COMMIT,
+        settle=SettleAt.COMMIT,
+        on_missing=OnMissing.FAIL,
         page_size=500,
     )
     assert found.starting_offsets.are_earliest
 
 
-def test_d1_the_defaults_of_writing() -> None:
+def test_d1_write_defaults() -> None:
     connection = ConnectionReference.parse("env:CONTOSO")
     assert sink() == SinkOptions(
         connection=connection,
@@ -69,16 +78,16 @@ def test_d1_the_defaults_of_writing() -> None:
     )
 
 
-def test_d1_a_batch_browses_unless_told_otherwise() -> None:
+def test_d1_batch_browses_by_default() -> None:
     found = SourceOptions.from_options({**LEAST, "startingOffsets": '{"orders": 7}'}, is_stream=False)
     assert found.mode is ReadMode.BROWSE
     assert found.starting_offsets.of("orders") == 7
 
 
-# What can be said
+# Values
 
 
-def test_everything_about_reading_can_be_said() -> None:
+def test_all_read_options_are_parsed() -> None:
     given = CaseInsensitiveDict(
         {
             "connection": "file:/run/secrets/contoso",
@@ -94,24 +103,33 @@ def test_everything_about_reading_can_be_said() -> None:
     found = SourceOptions.from_options(given)
     assert str(found.connection) == "file:/run/secrets/contoso"
     assert found.entities == ("orders", "orders-*", "news/subscriptions/*/$DeadLetterQueue")
-    assert (found.mode, found.settle) == (ReadMode.BROWSE, Settle.COMMIT)
+    assert (found.mode, found.settle) == (ReadMode.BROWSE, SettleAt.COMMIT)
     assert (found.max_messages_per_trigger, found.partitions_per_queue, found.page_size) == (1, 4, 5000)
     assert found.long_poll == timedelta(seconds=30)
     assert found.starting_offsets.of("orders") is Position.LATEST
 
 
-def test_everything_about_writing_can_be_said() -> None:
+def test_all_write_options_are_parsed() -> None:
     found = sink(entity="news/local", messageIdPrefix="nightly ", batchSize="1")
     assert (found.entity, found.message_id_prefix, found.batch_size) == ("news/local", "nightly", 1)
 
 
 @pytest.mark.parametrize("spelled", ["maxMessagesPerTrigger", "maxmessagespertrigger", "MAXMESSAGESPERTRIGGER"])
-def test_upper_and_lower_case_are_the_same(spelled: str) -> None:
+def test_option_names_are_case_insensitive(spelled: str) -> None:
     assert source(**{spelled: "7"}).max_messages_per_trigger == 7
 
 
-def test_settling_can_be_left_to_the_sink() -> None:
-    assert source(settle="sink").settle is Settle.SINK
+def test_settlement_by_the_sink_is_parsed() -> None:
+    assert source(settle="sink").settle is SettleAt.SINK
+
+
+def test_missing_entities_can_be_waited_for() -> None:
+    assert source(onMissing="Wait").on_missing is OnMissing.WAIT
+
+
+def test_e4_stream_that_browses_cannot_wait_for_missing_entities() -> None:
+    with pytest.raises(SparkOptionError, match=r"onMissing.*consume"):
+        source(mode="browse", onMissing="wait")
 
 
 @pytest.mark.parametrize(
@@ -127,12 +145,12 @@ def test_settling_can_be_left_to_the_sink() -> None:
         ("1 day", timedelta(days=1)),
     ],
 )
-def test_a_time_has_a_unit(text: str, length: timedelta) -> None:
+def test_duration_has_a_unit(text: str, length: timedelta) -> None:
     assert source(longPoll=text).long_poll == length
 
 
 @given(st.integers(0, 200_000_000), st.sampled_from([("ms", 1), ("s", 1000), ("m", 60_000), ("h", 3_600_000)]))
-def test_a_time_is_a_second_to_a_day(count: int, unit: tuple[str, int]) -> None:
+def test_duration_is_one_second_to_one_day(count: int, unit: tuple[str, int]) -> None:
     name, length_ms = unit
     if 1000 <= count * length_ms <= 86_400_000:
         assert source(longPoll=f"{count}{name}").long_poll == timedelta(milliseconds=count * length_ms)
@@ -151,14 +169,14 @@ def test_connect_timeout_is_in_seconds_unless_it_has_a_unit(text: str, length_s:
 
 @pytest.mark.parametrize("text", ["0", "-1", "soon", "86401", "", "5 5"])
 def test_connect_timeout_out_of_range_is_rejected(text: str) -> None:
-    with pytest.raises(SparkOptionError, match=r"'connectTimeout' is .*; it is a number of seconds up to 1 day"):
+    with pytest.raises(SparkOptionError, match=r"'connectTimeout' must be a number of seconds up to 1 day, .* got "):
         source(connectTimeout=text)
 
 
-# What a path says
+# Paths
 
 
-def test_load_names_entities() -> None:
+def test_load_sets_entities() -> None:
     assert SourceOptions.from_options({**CONNECTION, "path": "orders,news/subscriptions/*"}).entities == (
         "orders",
         "news/subscriptions/*",
@@ -166,35 +184,35 @@ def test_load_names_entities() -> None:
     assert SourceOptions.from_options({**CONNECTION, "paths": '["orders","mail"]'}).entities == ("orders", "mail")
 
 
-def test_save_and_start_name_the_entity() -> None:
+def test_save_and_start_set_the_entity() -> None:
     assert sink(path="orders").entity == "orders"
 
 
-def test_what_spark_keeps_for_itself_is_no_mistake() -> None:
+def test_options_of_spark_are_ignored() -> None:
     assert sink(checkpointlocation="/tmp/x", queryname="q", path="orders").entity == "orders"  # noqa: S108
 
 
 @pytest.mark.parametrize("paths", ["orders", "[1]", '{"orders": 1}', "", "[" * 100_000])
-def test_paths_are_a_list(paths: str) -> None:
-    with pytest.raises(SparkOptionError, match=r"'paths' is .*; it is a list of texts"):
+def test_paths_are_a_json_list(paths: str) -> None:
+    with pytest.raises(SparkOptionError, match=r"'paths' must be a JSON list of strings, got "):
         SourceOptions.from_options({**CONNECTION, "paths": paths})
 
 
-def test_a_path_and_an_option_are_too_much() -> None:
+def test_path_and_option_together_are_rejected() -> None:
     with pytest.raises(SparkOptionError, match="the option 'entities' is given twice"):
         source(path="mail")
     with pytest.raises(SparkOptionError, match="the option 'entity' is given twice"):
         sink(path="mail", entity="mail")
 
 
-# What is refused
+# Errors
 
 
-def test_the_least_that_has_to_be_said() -> None:
+def test_missing_required_option_is_rejected() -> None:
     for options, missing in (({}, "connection"), (CONNECTION, "entities"), ({**LEAST, "entities": " "}, "entities")):
-        with pytest.raises(SparkOptionError, match=f"the option '{missing}' is missing; it is "):
+        with pytest.raises(SparkOptionError, match=f"the option '{missing}' is required; it must be "):
             SourceOptions.from_options(options)
-    with pytest.raises(SparkOptionError, match="the option 'connection' is missing"):
+    with pytest.raises(SparkOptionError, match="the option 'connection' is required"):
         SinkOptions.from_options({"entity": "orders"})
 
 
@@ -209,53 +227,53 @@ def test_the_least_that_has_to_be_said() -> None:
         ("PARTITIONS_PER_QUEUE", "partitionsPerQueue"),
     ],
 )
-def test_an_unknown_option_is_told_with_the_nearest_one(key: str, nearest: str) -> None:
-    with pytest.raises(SparkOptionError, match=f"there is no option '{key}'; is '{nearest}' meant\\?"):
+def test_unknown_option_is_rejected_with_the_nearest_name(key: str, nearest: str) -> None:
+    with pytest.raises(SparkOptionError, match=f"unknown option '{key}'; did you mean '{nearest}'\\?"):
         source(**{key: "1"})
 
 
-def test_an_option_that_is_like_no_other_is_told_with_all() -> None:
+def test_unknown_option_is_rejected_with_all_names() -> None:
     with pytest.raises(
-        SparkOptionError, match="no option 'xyz'; there are connection, connectTimeout, entity, messageIdPrefix"
+        SparkOptionError, match="unknown option 'xyz'; available: connection, connectTimeout, entity, messageIdPrefix"
     ):
         sink(xyz="1")
-    with pytest.raises(SparkOptionError, match="there is no option 'checkpoint'"):
+    with pytest.raises(SparkOptionError, match="unknown option 'checkpoint'"):
         source(checkpoint="1")
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"mode": "peek"}, "the option 'mode' is 'peek'; it is consume or browse"),
-        ({"mode": ""}, "the option 'mode' is ''; it is consume or browse"),
-        ({"settle": "never"}, "the option 'settle' is 'never'; it is commit or sink"),
-        ({"maxMessagesPerTrigger": "0"}, "'maxMessagesPerTrigger' is '0'; it is a number from 1 to 10,000,000"),
-        ({"maxMessagesPerTrigger": "10000001"}, "it is a number from 1 to 10,000,000"),
-        ({"maxMessagesPerTrigger": "9" * 5000}, "it is a number from 1 to 10,000,000"),
-        ({"maxMessagesPerTrigger": "1e3"}, "it is a number from 1 to 10,000,000"),
-        ({"maxMessagesPerTrigger": "1_000"}, "it is a number from 1 to 10,000,000"),
-        ({"maxMessagesPerTrigger": "٣"}, "it is a number from 1 to 10,000,000"),
-        ({"partitionsPerQueue": "-1"}, "the option 'partitionsPerQueue' is '-1'; it is a number from 1 to 1,000"),
-        ({"partitionsPerQueue": "1001"}, "it is a number from 1 to 1,000"),
-        ({"pageSize": "5001"}, "the option 'pageSize' is '5001'; it is a number from 1 to 5,000"),
-        ({"longPoll": "15"}, "the option 'longPoll' is '15'; it is a time from 1 second to 1 day, such as 30s"),
-        ({"longPoll": "999ms"}, "it is a time from 1 second to 1 day"),
-        ({"longPoll": "25h"}, "it is a time from 1 second to 1 day"),
-        ({"longPoll": "999999999d"}, "it is a time from 1 second to 1 day"),
-        ({"longPoll": "-1m"}, "it is a time from 1 second to 1 day"),
-        ({"longPoll": "1 month"}, "it is a time from 1 second to 1 day"),
-        ({"startingOffsets": "sometimes"}, "startingOffsets is 'sometimes'; it is earliest"),
-        ({"entities": ","}, "the option 'entities' is ','; it is queues and subscriptions"),
-        ({"entities": "orders,/mail"}, "the option 'entities' names '/mail', which no entity is called"),
-        ({"entities": "orders//mail"}, "names 'orders//mail'"),
-        ({"entities": "orders/$management"}, "names 'orders/$management'"),
-        ({"entities": "$deadletterqueue"}, "names '$deadletterqueue'"),
-        ({"entities": "or@ders"}, "names 'or@ders'"),
-        ({"entities": "or\nders"}, "names 'or\\nders'"),
+        ({"mode": "peek"}, "the option 'mode' must be consume or browse"),
+        ({"mode": ""}, "the option 'mode' must be consume or browse"),
+        ({"settle": "never"}, "the option 'settle' must be commit or sink"),
+        ({"maxMessagesPerTrigger": "0"}, "'maxMessagesPerTrigger' must be a number from 1 to 10,000,000"),
+        ({"maxMessagesPerTrigger": "10000001"}, "must be a number from 1 to 10,000,000"),
+        ({"maxMessagesPerTrigger": "9" * 5000}, "must be a number from 1 to 10,000,000"),
+        ({"maxMessagesPerTrigger": "1e3"}, "must be a number from 1 to 10,000,000"),
+        ({"maxMessagesPerTrigger": "1_000"}, "must be a number from 1 to 10,000,000"),
+        ({"maxMessagesPerTrigger": "٣"}, "must be a number from 1 to 10,000,000"),
+        ({"partitionsPerQueue": "-1"}, "the option 'partitionsPerQueue' must be a number from 1 to 1,000"),
+        ({"partitionsPerQueue": "1001"}, "must be a number from 1 to 1,000"),
+        ({"pageSize": "5001"}, "the option 'pageSize' must be a number from 1 to 5,000"),
+        ({"longPoll": "15"}, "the option 'longPoll' must be a time from 1 second to 1 day, such as 30s"),
+        ({"longPoll": "999ms"}, "must be a time from 1 second to 1 day"),
+        ({"longPoll": "25h"}, "must be a time from 1 second to 1 day"),
+        ({"longPoll": "999999999d"}, "must be a time from 1 second to 1 day"),
+        ({"longPoll": "-1m"}, "must be a time from 1 second to 1 day"),
+        ({"longPoll": "1 month"}, "must be a time from 1 second to 1 day"),
+        ({"startingOffsets": "sometimes"}, "startingOffsets must be earliest"),
+        ({"entities": ","}, "the option 'entities' must be queues and subscriptions"),
+        ({"entities": "orders,/mail"}, "the option 'entities' has '/mail', which is not a valid name"),
+        ({"entities": "orders//mail"}, "has 'orders//mail'"),
+        ({"entities": "orders/$management"}, "has 'orders/$management'"),
+        ({"entities": "$deadletterqueue"}, "has '$deadletterqueue'"),
+        ({"entities": "or@ders"}, "has 'or@ders'"),
+        ({"entities": "or\nders"}, "has 'or\\nders'"),
     ],
     ids=lambda given: f"{given!r:.40}",
 )
-def test_what_cannot_be_read_is_refused(options: dict[str, str], message: str) -> None:
+def test_invalid_read_option_is_rejected(options: dict[str, str], message: str) -> None:
     with pytest.raises(SparkOptionError, match=re.escape(message)) as caught:
         source(**options)
     assert len(str(caught.value)) < 400
@@ -264,61 +282,63 @@ def test_what_cannot_be_read_is_refused(options: dict[str, str], message: str) -
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"entity": ""}, "the option 'entity' is ''; it is the name of one queue or topic"),
-        ({"entity": "orders,mail"}, "it is the name of one queue or topic"),
-        ({"entity": "orders-*"}, "it is the name of one queue or topic"),
-        ({"entity": "news/subscriptions/audit"}, "it is the name of one queue or topic"),
-        ({"entity": "orders/$DeadLetterQueue"}, "it is the name of one queue or topic"),
-        ({"entity": "/orders"}, "it is the name of one queue or topic"),
-        ({"messageIdPrefix": ""}, "it is a text of 1 to 48 characters"),
-        ({"messageIdPrefix": "x" * 49}, "it is a text of 1 to 48 characters"),
-        ({"messageIdPrefix": "a\nb"}, "it is a text of 1 to 48 characters"),
-        ({"batchSize": "0"}, "the option 'batchSize' is '0'; it is a number from 1 to 5,000"),
+        ({"entity": ""}, "the option 'entity' must be the name of one queue or topic"),
+        ({"entity": "orders,mail"}, "must be the name of one queue or topic"),
+        ({"entity": "orders-*"}, "must be the name of one queue or topic"),
+        ({"entity": "news/subscriptions/audit"}, "must be the name of one queue or topic"),
+        ({"entity": "orders/$DeadLetterQueue"}, "must be the name of one queue or topic"),
+        ({"entity": "/orders"}, "must be the name of one queue or topic"),
+        ({"messageIdPrefix": ""}, "must be a text of 1 to 48 characters"),
+        ({"messageIdPrefix": "x" * 49}, "must be a text of 1 to 48 characters"),
+        ({"messageIdPrefix": "a\nb"}, "must be a text of 1 to 48 characters"),
+        ({"batchSize": "0"}, "the option 'batchSize' must be a number from 1 to 5,000"),
     ],
     ids=lambda given: f"{given!r:.40}",
 )
-def test_what_cannot_be_written_to_is_refused(options: dict[str, str], message: str) -> None:
+def test_invalid_write_option_is_rejected(options: dict[str, str], message: str) -> None:
     with pytest.raises(SparkOptionError, match=re.escape(message)):
         sink(**options)
 
 
-# What does not go together
+# Conflicts
 
 
 @pytest.mark.parametrize("offsets", ["latest", '{"orders": 17}'])
-def test_a_queue_is_consumed_from_its_head(offsets: str) -> None:
-    with pytest.raises(SparkOptionError, match="'startingOffsets' needs the mode 'browse': a queue is consumed from"):
+def test_starting_offsets_are_rejected_with_consume(offsets: str) -> None:
+    with pytest.raises(
+        SparkOptionError, match="'startingOffsets' requires the mode 'browse': a queue is consumed from"
+    ):
         source(startingOffsets=offsets)
     assert source(startingOffsets=offsets, mode="browse")
     assert source(startingOffsets="earliest")
 
 
-def test_who_browses_settles_nothing() -> None:
-    with pytest.raises(SparkOptionError, match="'settle' needs the mode 'consume'"):
+def test_settle_is_rejected_with_browse() -> None:
+    with pytest.raises(SparkOptionError, match="'settle' requires the mode 'consume'"):
         source(mode="browse", settle="commit")
 
 
-def test_d1_a_batch_cannot_consume() -> None:
-    with pytest.raises(SparkOptionError, match=r"spark\.read only looks at messages.*availableNow"):
+def test_d1_consume_is_rejected_for_a_batch() -> None:
+    with pytest.raises(SparkOptionError, match=r"spark\.read only peeks messages.*availableNow"):
         SourceOptions.from_options({**LEAST, "mode": "consume"}, is_stream=False)
 
 
-def test_a_batch_cannot_wait_for_what_is_to_come() -> None:
-    with pytest.raises(SparkOptionError, match="would find nothing"):
+def test_latest_is_rejected_for_a_batch() -> None:
+    with pytest.raises(SparkOptionError, match="would return no messages"):
         SourceOptions.from_options({**LEAST, "startingOffsets": "latest"}, is_stream=False)
 
 
-# What is said travels, and secrets do not
+# Pickling and secrets
 
 
-def test_options_travel_to_executors() -> None:
+def test_options_survive_pickling() -> None:
     for options in (source(mode="browse", startingOffsets='{"orders": 1}'), sink(entity="orders")):
         copied = pickle.loads(pickle.dumps(options))  # noqa: S301
         assert copied == options
         assert hash(copied) == hash(options)
 
 
-def test_no_key_is_shown() -> None:
+def test_options_do_not_show_the_key() -> None:
     for options in (source(connection=TEXT), sink(connection=TEXT)):
         assert PIECE not in repr(options).lower()
         assert options.connection.resolve() == TEXT
@@ -326,7 +346,7 @@ def test_no_key_is_shown() -> None:
 
 @pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.name)
 @pytest.mark.parametrize("text", [TEXT, f"SharedAccessKey={KEY}", f"[{TEXT}", f'{{"{TEXT}": 1}}', f"x,{TEXT}"])
-def test_a_connection_string_in_the_wrong_place_is_not_repeated(option: Option, text: str) -> None:
+def test_misplaced_connection_string_is_not_shown(option: Option, text: str) -> None:
     kind: Any = SourceOptions if option in SOURCE_OPTIONS else SinkOptions
     least = LEAST if kind is SourceOptions else CONNECTION
     for options in ({**least, option.name: text}, {**least, text: "x"}):
@@ -344,7 +364,7 @@ NAMES: Final = [option.name for option in OPTIONS]
     said=st.dictionaries(st.sampled_from([*NAMES, "path", "paths"]) | st.text(max_size=8), st.text(max_size=20)),
     is_stream=st.booleans(),
 )
-def test_whatever_is_said_has_an_answer(said: dict[str, str], is_stream: bool) -> None:
+def test_any_options_are_parsed_or_rejected(said: dict[str, str], is_stream: bool) -> None:
     for options in (said, {**said, **LEAST}, {**said, **CONNECTION}):
         with suppress(SparkOptionError):
             assert SourceOptions.from_options(options, is_stream=is_stream).entities
@@ -356,13 +376,13 @@ def test_whatever_is_said_has_an_answer(said: dict[str, str], is_stream: bool) -
 
 
 @pytest.mark.parametrize(("table", "kind"), [(SOURCE_OPTIONS, SourceOptions), (SINK_OPTIONS, SinkOptions)])
-def test_what_the_table_has_is_what_there_is(table: tuple[Option, ...], kind: type) -> None:
+def test_option_tables_match_the_dataclasses(table: tuple[Option, ...], kind: type) -> None:
     assert [option.field for option in table] == [field.name for field in fields(kind)]
     assert len({option.name.lower() for option in table}) == len(table)
 
 
 @pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.name)
-def test_every_option_can_be_looked_up(option: Option) -> None:
+def test_every_option_is_documented(option: Option) -> None:
     assert re.fullmatch("[a-z]+([A-Z][a-z]+)*", option.name)
     assert option.form.text
     assert option.doc.endswith(".")
@@ -371,13 +391,13 @@ def test_every_option_can_be_looked_up(option: Option) -> None:
         assert option.read(None) == option.read(option.default)
 
 
-# What Spark makes of it
+# Options passed by Spark
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_d1_spark_hands_over_what_was_said(tmp_path: Path) -> None:
-    """All the ways that Spark has to say something, with a source that tells what it got."""
+def test_d1_spark_passes_options_unchanged(tmp_path: Path) -> None:
+    """All ways to set an option in Spark, with a source that records what it got."""
     from pairbus.spark.session import ensured_session
     from tests.spark.telling_source import LOG, TellingSource
 
@@ -385,7 +405,7 @@ def test_d1_spark_hands_over_what_was_said(tmp_path: Path) -> None:
     with ensured_session("local[1]") as spark:
         spark.dataSource.register(TellingSource)
 
-        def told() -> set[str]:
+        def reported() -> set[str]:
             lines = set(log.read_text().splitlines())
             log.write_text("")
             return lines
@@ -398,16 +418,16 @@ def test_d1_spark_hands_over_what_was_said(tmp_path: Path) -> None:
         browsed = SourceOptions.from_options(
             {"connection": TEXT, "longPoll": "1d", "path": "orders,mail"}, is_stream=False
         )
-        assert told() == {repr(browsed)}
+        assert reported() == {repr(browsed)}
         reads(spark.read).option("ENTITIES", "mail").load().collect()
-        assert "entities=('mail',)" in told().pop()
+        assert "entities=('mail',)" in reported().pop()
         reads(spark.read).load(["orders", "mail"]).collect()
-        assert told() == {repr(browsed)}
+        assert reported() == {repr(browsed)}
 
         rows = spark.range(1)
         rows.write.format("telling").mode("append").option("connection", TEXT).option(LOG, str(log)).save("orders")
         written = SinkOptions.from_options({"connection": TEXT, "entity": "orders"})
-        assert told() == {repr(written)}
+        assert reported() == {repr(written)}
 
         writer = reads(spark.readStream).load("orders,mail").writeStream.format("telling").queryName("q")
         writer = writer.option("connection", TEXT).option(LOG, str(log)).option("batchSize", 7)
@@ -419,4 +439,4 @@ def test_d1_spark_hands_over_what_was_said(tmp_path: Path) -> None:
             query.stop()
         streamed = SourceOptions.from_options({"connection": TEXT, "longPoll": "1d", "path": "orders,mail"})
         stream_written = SinkOptions.from_options({"connection": TEXT, "entity": "out", "batchSize": "7"})
-        assert told() == {repr(streamed), repr(stream_written)}
+        assert reported() == {repr(streamed), repr(stream_written)}

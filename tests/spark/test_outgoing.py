@@ -1,4 +1,4 @@
-"""Rows as messages: which columns there may be, what becomes of their values, and which rows are none."""
+"""Conversion of rows to messages: valid columns, values, and invalid rows."""
 
 from __future__ import annotations
 
@@ -36,11 +36,10 @@ from pairbus.client.message import BrokeredMessage, encode_brokered
 from pairbus.client.received_message import ReceivedMessage
 from pairbus.dialect.delivered import Stamp, stamp
 from pairbus.spark.errors import SchemaError
-from pairbus.spark.message_ids import MessageIds, Scope
-from pairbus.spark.outgoing import OutgoingMessages
+from pairbus.spark.outgoing import MessageIds, OutgoingMessages, Scope
 from pairbus.spark.schema import EXTRA_SCHEMA, MESSAGE_SCHEMA, arrow_schema
 from pairbus.wire import Byte, Float, Int, Sections, Short, Timestamp
-from pairbus.wire.decimals import decimal128
+from pairbus.wire.types import decimal128
 
 AT: Final = datetime(2030, 1, 2, 3, 4, 5, 678_912, tzinfo=UTC)
 TEXTS: Final = (
@@ -70,16 +69,16 @@ def made(schema: StructType, rows: Sequence[dict[str, Any]], entity: str | None 
 
 
 def properties(kind: DataType, value: Any) -> dict[str, Any]:
-    """What becomes of application properties, with their types."""
+    """Return the application properties of a message, with their types."""
     schema = columns(body=BinaryType(), application_properties=kind)
     ((_, payload),) = made(schema, [{"body": b"", "application_properties": value}])
     return Sections(payload).application_properties()
 
 
-# What becomes of values.
+# Values.
 
 
-def test_every_column_becomes_what_it_says() -> None:
+def test_every_column_is_converted() -> None:
     kinds: dict[str, DataType] = {name: StringType() for name in TEXTS}
     schema = columns(
         body=BinaryType(), **kinds, time_to_live_ms=LongType(), scheduled_enqueue_time=TimestampType()
@@ -94,13 +93,13 @@ def test_every_column_becomes_what_it_says() -> None:
     assert message.application_properties == {"a": "b", "c": None}
 
 
-def test_a_partition_key_goes_with_the_same_session() -> None:
+def test_partition_key_equal_to_session_is_accepted() -> None:
     schema = columns(body=BinaryType(), session_id=StringType(), partition_key=StringType())
     (message,) = sent(schema, [{"body": b"", "session_id": "s", "partition_key": "s"}])
     assert (message.session_id, message.partition_key) == ("s", "s")
 
 
-def test_what_is_null_is_not_there() -> None:
+def test_null_values_are_omitted() -> None:
     kinds: dict[str, DataType] = {name: StringType() for name in TEXTS}
     schema = columns(body=StringType(), **kinds, time_to_live_ms=IntegerType(), scheduled_enqueue_time=TimestampType())
     schema = schema.add("application_properties", MapType(StringType(), StringType()))
@@ -112,11 +111,11 @@ def test_what_is_null_is_not_there() -> None:
     assert message.application_properties == {}
 
 
-def test_a_text_is_sent_as_its_bytes() -> None:
+def test_text_body_is_sent_as_utf8() -> None:
     assert [message.body for message in sent(columns(body=StringType()), [{"body": "süß"}])] == ["süß".encode()]
 
 
-def test_a_column_of_nothing_but_nulls_may_have_no_type() -> None:
+def test_column_of_nulls_may_have_no_type() -> None:
     schema = columns(body=BinaryType(), label=NullType(), application_properties=NullType())
     (message,) = sent(schema, [{"body": b"x", "label": None, "application_properties": None}])
     assert (message.body, message.label, message.application_properties) == (b"x", None, {})
@@ -138,28 +137,26 @@ def test_a_column_of_nothing_but_nulls_may_have_no_type() -> None:
         (TimestampType(), AT, Timestamp(1_893_553_445_678)),
     ],
 )
-def test_application_properties_have_the_types_of_the_fields_or_of_the_map(
-    kind: DataType, value: Any, expected: Any
-) -> None:
+def test_application_properties_keep_their_types(kind: DataType, value: Any, expected: Any) -> None:
     found = properties(columns(one=kind, none=kind), {"one": value, "none": None})
-    assert found == {"one": expected}  # a struct cannot leave a field out, so null does
+    assert found == {"one": expected}  # a struct cannot omit a field, so null does
     assert type(found["one"]) is type(expected)
     mapped = properties(MapType(StringType(), kind), {"one": value, "none": None})
     assert mapped == {"one": expected, "none": None}
     assert type(mapped["one"]) is type(expected)
 
 
-def test_a_time_before_the_epoch_is_rounded_down() -> None:
+def test_time_before_the_epoch_is_rounded_down() -> None:
     before = datetime(1969, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC)
     assert properties(columns(at=TimestampType()), {"at": before}) == {"at": Timestamp(-1)}
 
 
-def test_a_time_to_live_that_nobody_lives_to_see_the_end_of_is_none() -> None:
+def test_very_long_time_to_live_is_omitted() -> None:
     (message,) = sent(columns(body=BinaryType(), time_to_live_ms=LongType()), [{"body": b"", "time_to_live_ms": 2**62}])
     assert message.time_to_live is None
 
 
-def test_rows_are_taken_in_order_however_many_there_are() -> None:
+def test_many_rows_are_converted_in_order() -> None:
     rows = [{"body": f"{number}", "label": f"{number}"} for number in range(1_250)]
     messages = sent(columns(body=StringType(), label=StringType()), rows)
     assert [(message.body.decode(), message.label) for message in messages] == [
@@ -167,7 +164,7 @@ def test_rows_are_taken_in_order_however_many_there_are() -> None:
     ]
 
 
-def test_e3_of_large_rows_few_are_taken_at_a_time() -> None:
+def test_e3_large_rows_are_converted_in_small_slices() -> None:
     schema = columns(body=BinaryType())
     batch = pa.RecordBatch.from_pylist([{"body": bytes(200_000)}] * 200, schema=arrow_schema(schema))
     messages = OutgoingMessages(schema, "orders").of(batch, MessageIds(Scope(nonce="test")))
@@ -184,7 +181,7 @@ def test_e3_of_large_rows_few_are_taken_at_a_time() -> None:
 # Ids.
 
 
-def test_a_message_id_that_is_given_is_kept_and_others_are_made() -> None:
+def test_given_message_id_is_kept_and_missing_one_generated() -> None:
     schema = columns(body=StringType(), message_id=StringType())
     rows: list[dict[str, Any]] = [
         {"body": "x", "message_id": "mine"},
@@ -197,8 +194,8 @@ def test_a_message_id_that_is_given_is_kept_and_others_are_made() -> None:
     assert ids == [message.message_id for message in sent(schema, rows)]
 
 
-def test_ids_do_not_depend_on_when_they_are_made() -> None:
-    """A message with a time to live says when it was made; the id must not."""
+def test_ids_do_not_depend_on_time() -> None:
+    """A message with a time to live contains its creation time; the id must not depend on that."""
     schema = columns(body=StringType(), time_to_live_ms=LongType())
     rows = [{"body": "x", "time_to_live_ms": 5_000}]
     assert sent(schema, rows)[0].message_id == sent(schema, rows)[0].message_id
@@ -207,37 +204,37 @@ def test_ids_do_not_depend_on_when_they_are_made() -> None:
 # Payloads.
 
 
-def test_a_payload_is_sent_without_what_the_service_has_added() -> None:
+def test_payload_is_sent_without_annotations_of_the_service() -> None:
     payload = encode_brokered(BrokeredMessage("x", message_id="1", application_properties={"n": Int(5)}))
     received = stamp(payload, Stamp(7, 7, 1_700_000_000_000, 3, 0, None, bytes(16), 1_700_000_060_000))
     schema = columns(payload=BinaryType())
     assert made(schema, [{"payload": payload}, {"payload": received}]) == [("orders", payload), ("orders", payload)]
 
 
-def test_a_payload_goes_before_what_else_is_told_of_it() -> None:
+def test_payload_takes_precedence_over_other_columns() -> None:
     payload = encode_brokered(BrokeredMessage("x", message_id="1", label="one"))
     schema = columns(payload=BinaryType(), body=BinaryType(), label=StringType(), lock_token=StringType())
     (message,) = sent(schema, [{"payload": payload, "body": b"y", "label": "two", "lock_token": "t"}])
     assert (message.body, message.label) == (b"x", "one")
 
 
-@pytest.mark.parametrize(("payload", "reason"), [(None, "its payload is null"), (b"x", "is no AMQP message")])
-def test_a_payload_that_is_none_is_refused(payload: bytes | None, reason: str) -> None:
+@pytest.mark.parametrize(("payload", "reason"), [(None, "its payload is null"), (b"x", "is not a valid AMQP message")])
+def test_invalid_payload_is_rejected(payload: bytes | None, reason: str) -> None:
     with pytest.raises(InvalidMessageError, match=rf"'orders': .*{reason}"):
         made(columns(payload=BinaryType()), [{"payload": payload}])
 
 
-# Where messages go.
+# Destinations.
 
 
-def test_each_row_goes_where_it_says() -> None:
+def test_row_is_sent_to_its_entity() -> None:
     rows = [{"entity": entity, "body": b""} for entity in ("orders", "news/eu", "Orders")]
     found = made(columns(entity=StringType(), body=BinaryType()), rows, None)
     assert [entity for entity, _ in found] == ["orders", "news/eu", "Orders"]
 
 
-def test_the_option_goes_before_the_column() -> None:
-    """What was read says where it was read, and is copied elsewhere with the option; Kafka's sink does the same."""
+def test_option_takes_precedence_over_column() -> None:
+    """Rows that were read contain their entity, and are copied elsewhere with the option, as in Kafka's sink."""
     rows = [{"entity": "orders/$DeadLetterQueue", "body": b""}]
     assert made(columns(entity=StringType(), body=BinaryType()), rows, "archive")[0][0] == "archive"
 
@@ -246,15 +243,15 @@ def test_the_option_goes_before_the_column() -> None:
     "entity",
     [None, "", "news/Subscriptions/audit", "orders/$DeadLetterQueue", "orders/$management", "$cbs", "a*", "/a"],
 )
-def test_a_row_that_goes_nowhere_is_refused(entity: str | None) -> None:
+def test_row_without_valid_entity_is_rejected(entity: str | None) -> None:
     with pytest.raises(InvalidMessageError, match=r"its entity is "):
         made(columns(entity=StringType(), body=BinaryType()), [{"entity": entity, "body": b""}], None)
 
 
-# Which columns there may be.
+# Columns.
 
 
-def test_what_was_read_can_be_written() -> None:
+def test_read_rows_can_be_written() -> None:
     payload = encode_brokered(BrokeredMessage("x"))
     row = {**dict.fromkeys(MESSAGE_SCHEMA.names), "entity": "orders", "sequence_number": 1, "body": b"x"}
     assert made(MESSAGE_SCHEMA, [row], None)[0][0] == "orders"
@@ -265,44 +262,44 @@ def test_what_was_read_can_be_written() -> None:
 @pytest.mark.parametrize(
     ("schema", "reason"),
     [
-        (columns(label=StringType()), "there is no column 'body' and no column 'payload' to send; there is label"),
-        (columns(), "there is no column 'body'"),
-        (columns(body=BinaryType(), lable=StringType()), "messages have no 'lable'; is 'label' meant?"),
-        (columns(body=BinaryType(), Body=BinaryType()), "messages have no 'Body'; is 'body' meant?"),
-        (columns(body=BinaryType(), amount=LongType()), "messages have no 'amount'; messages are made of"),
-        (columns(body=LongType()), "the column 'body' is bigint; it has to be binary or string"),
-        (columns(payload=StringType()), "the column 'payload' is string; it has to be binary"),
+        (columns(label=StringType()), "the rows need a column 'body' or 'payload'; available: label"),
+        (columns(), "the rows need a column 'body' or 'payload'"),
+        (columns(body=BinaryType(), lable=StringType()), "messages have no column 'lable'; did you mean 'label'?"),
+        (columns(body=BinaryType(), Body=BinaryType()), "messages have no column 'Body'; did you mean 'body'?"),
+        (columns(body=BinaryType(), amount=LongType()), "messages have no column 'amount'; available:"),
+        (columns(body=LongType()), "the column 'body' must have type binary or string, got bigint"),
+        (columns(payload=StringType()), "the column 'payload' must have type binary, got string"),
         (
             columns(body=BinaryType(), time_to_live_ms=StringType()),
-            "'time_to_live_ms' is string; it has to be bigint or",
+            "'time_to_live_ms' must have type bigint or",
         ),
-        (columns(body=BinaryType(), scheduled_enqueue_time=DateType()), "is date; it has to be timestamp"),
+        (columns(body=BinaryType(), scheduled_enqueue_time=DateType()), "must have type timestamp, got date"),
         (
             columns(body=BinaryType(), application_properties=MapType(LongType(), StringType())),
-            "'application_properties.key' is bigint; it has to be string",
+            "'application_properties.key' must have type string, got bigint",
         ),
         (
             columns(body=BinaryType(), application_properties=MapType(StringType(), ArrayType(LongType()))),
-            "'application_properties.value' is array<bigint>; it has to be",
+            "'application_properties.value' must have type ",
         ),
         (
             columns(body=BinaryType(), application_properties=columns(on=DateType())),
-            "'application_properties.on' is date; it has to be",
+            "'application_properties.on' must have type ",
         ),
         (
             StructType([StructField("body", BinaryType()), StructField("body", BinaryType())]),
-            "there are 2 columns with the name 'body'",
+            "there are 2 columns named 'body'",
         ),
     ],
 )
-def test_columns_that_make_no_messages_are_refused(schema: StructType, reason: str) -> None:
+def test_invalid_columns_are_rejected(schema: StructType, reason: str) -> None:
     with pytest.raises(SchemaError) as caught:
         OutgoingMessages(schema, "orders")
     assert reason in str(caught.value)
 
 
-def test_somewhere_it_must_be_said_where_rows_go() -> None:
-    with pytest.raises(SchemaError, match="no option 'entity', and no column 'entity'"):
+def test_missing_destination_is_rejected() -> None:
+    with pytest.raises(SchemaError, match="set the option 'entity', or add a column 'entity'"):
         OutgoingMessages(columns(body=BinaryType()), None)
 
 
@@ -310,17 +307,17 @@ def test_somewhere_it_must_be_said_where_rows_go() -> None:
     ("name", "value", "reason"),
     [
         ("session_id", "s" * 129, "session_id has 129 characters"),
-        ("time_to_live_ms", 0, "time_to_live is 0:00:00; it must be at least a millisecond"),
+        ("time_to_live_ms", 0, "time_to_live must be at least one millisecond, got 0:00:00"),
     ],
 )
-def test_a_row_that_is_no_message_is_refused(name: str, value: Any, reason: str) -> None:
+def test_invalid_row_is_rejected(name: str, value: Any, reason: str) -> None:
     kind = LongType() if isinstance(value, int) else StringType()
     with pytest.raises(InvalidMessageError, match=reason):
         made(columns(body=BinaryType(), **{name: kind}), [{"body": b"", name: value}])
 
 
-def test_the_rows_before_one_that_is_no_message_are_messages() -> None:
-    """So that it can be told which row it is."""
+def test_rows_before_an_invalid_row_are_converted() -> None:
+    """The error can name the row."""
     schema = columns(body=BinaryType(), application_properties=columns(amount=DecimalType(38, 0)))
     rows = [{"body": b"", "application_properties": {"amount": Decimal(amount)}} for amount in ("1", "2", "1" * 38)]
     batch = pa.RecordBatch.from_pylist(rows, schema=arrow_schema(schema))

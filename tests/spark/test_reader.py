@@ -1,4 +1,4 @@
-"""The readers as Spark's workers call them, without Spark, against a running namespace (D1)."""
+"""Readers as Spark's workers call them, without Spark, against a running namespace (D1)."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ from pairbus.broker import QueueDescription
 from pairbus.client.errors import EntityNotFoundError, InvalidRequestError, MessagingError, MessagingTimeoutError
 from pairbus.client.message import BrokeredMessage
 from pairbus.client.received_message import ReceivedMessage
-from pairbus.spark.connection_reference import ConnectionReference
-from pairbus.spark.connections import factory_of, on_loop
+from pairbus.spark.connections import ConnectionReference, factory_of, on_loop
 from pairbus.spark.data_source import PairbusDataSource
 from pairbus.spark.errors import EntityPatternError, OffsetError, SchemaError, SparkOptionError
 from pairbus.spark.offset import ConsumeOffset
@@ -30,8 +29,8 @@ from pairbus.spark.reader import BrowsingStreamReader, ConsumingStreamReader
 from pairbus.spark.schema import MESSAGE_SCHEMA
 from pairbus.testing import RunningNamespace, running_namespace
 from tests.client.stage import make_queue, make_topic
-from tests.peers.waiting import eventually
 from tests.spark.scenes import NOWHERE, numbered
+from tests.waiting import eventually
 
 T = TypeVar("T")
 Offset = dict[str, Any]
@@ -47,7 +46,7 @@ def namespace() -> Iterator[RunningNamespace]:
 
 
 class Query:
-    """A stream as ``python_streaming_source_runner`` drives it: offsets and partitions go through bytes."""
+    """A stream as ``python_streaming_source_runner`` drives it: offsets and partitions are serialized."""
 
     def __init__(
         self, namespace: RunningNamespace, entities: str, schema: StructType = MESSAGE_SCHEMA, **given: Any
@@ -77,14 +76,14 @@ class Query:
     def read(
         self, parts: Iterable[InputPartition], reader: DataSourceStreamReader | None = None
     ) -> list[pa.RecordBatch]:
-        """What the tasks give, each with a reader of its own."""
+        """Return the batches of the tasks, each with a separate reader."""
         return [batch for part in parts for batch in pickled(reader or self.reader).read(part)]
 
     def batch(self, limit: ReadLimit = MOST) -> list[str]:
         return bodies(self.read(self.plan(limit)))
 
     def restarted(self) -> Query:
-        """The query in another process, from its checkpoint; nobody has told the first one."""
+        """Restart the query from its checkpoint in another process, without stopping the first one."""
         again = pickled(self)
         again.reader = again.make()
         return again
@@ -114,7 +113,7 @@ def bodies(batches: Iterable[pa.RecordBatch]) -> list[str]:
 
 
 def collect(rows: list[T], more: Callable[[], list[T]], count: int) -> None:
-    """Ask for more until there are so many."""
+    """Plan batches until there are this many rows."""
 
     def are_there() -> bool:
         rows.extend(more())
@@ -147,7 +146,7 @@ def look(namespace: RunningNamespace, path: str) -> list[str]:
 
 
 def take(namespace: RunningNamespace, path: str, count: int, *, settle: bool = True) -> list[str]:
-    """What another consumer gets at this moment."""
+    """Return the messages that another consumer gets now."""
     factory = factory_of(ConnectionReference.parse(namespace.connection_string))
 
     async def work() -> list[ReceivedMessage]:
@@ -178,7 +177,7 @@ def test_d1_messages_are_read_then_removed(namespace: RunningNamespace) -> None:
         assert look(namespace, queue) == []
 
 
-def test_d1_a_range_that_is_read_again_gives_the_same_arrow_batches(namespace: RunningNamespace) -> None:
+def test_d1_repeated_read_returns_identical_batches(namespace: RunningNamespace) -> None:
     queue = make_queue(namespace)
     send(namespace, queue, numbered(range(20)))
     with Query(namespace, queue, pageSize=3, partitionsPerQueue=2, maxMessagesPerTrigger=10).begin() as query:
@@ -186,7 +185,7 @@ def test_d1_a_range_that_is_read_again_gives_the_same_arrow_batches(namespace: R
         parts = query.plan(ReadMaxRows(10))
         before = query.read(parts)
         assert len(parts) == 2
-        taken = take(namespace, queue, 20)  # what waits for no batch, if there is any
+        taken = take(namespace, queue, 20)  # messages received for no batch, if there are any
         send(namespace, queue, ["later"])
         assert query.read(parts) == before
         assert query.read(query.parts(query.reader, start, query.offset)) == before
@@ -197,7 +196,7 @@ def test_d1_a_range_that_is_read_again_gives_the_same_arrow_batches(namespace: R
 
 
 @pytest.mark.parametrize("parts", [1, 3, 8])
-def test_d1_several_partitions_give_the_same_rows_as_one(namespace: RunningNamespace, parts: int) -> None:
+def test_d1_several_partitions_return_the_same_rows_as_one(namespace: RunningNamespace, parts: int) -> None:
     queue = make_queue(namespace)
     send(namespace, queue, numbered(range(17)))
     with Query(namespace, queue, partitionsPerQueue=parts).begin() as query:
@@ -207,7 +206,7 @@ def test_d1_several_partitions_give_the_same_rows_as_one(namespace: RunningNames
 
 
 @pytest.mark.slow
-def test_d1_a_batch_is_committed_by_a_reader_that_starts_from_it(namespace: RunningNamespace) -> None:
+def test_d1_reader_starting_from_a_batch_commits_it(namespace: RunningNamespace) -> None:
     queue = make_queue(namespace, lock_duration_ms=5_000)
     send(namespace, queue, numbered(range(6)))
     query = Query(namespace, queue).begin()
@@ -220,7 +219,7 @@ def test_d1_a_batch_is_committed_by_a_reader_that_starts_from_it(namespace: Runn
         eventually(lambda: not again.batch(FEW) and not look(namespace, queue))
 
 
-def test_d1_a_batch_that_was_not_committed_is_read_by_a_new_reader(namespace: RunningNamespace) -> None:
+def test_d1_uncommitted_batch_is_read_by_a_new_reader(namespace: RunningNamespace) -> None:
     queue = make_queue(namespace)
     send(namespace, queue, numbered(range(5)))
     query = Query(namespace, queue).begin()
@@ -233,7 +232,7 @@ def test_d1_a_batch_that_was_not_committed_is_read_by_a_new_reader(namespace: Ru
         assert again.batch() == []
 
 
-def test_d1_available_now_reads_what_was_there_and_ends(namespace: RunningNamespace) -> None:
+def test_d1_available_now_reads_present_messages_and_ends(namespace: RunningNamespace) -> None:
     queue = make_queue(namespace)
     send(namespace, queue, numbered(range(7)))
     with Query(namespace, queue).begin() as query:
@@ -248,7 +247,7 @@ def test_d1_available_now_reads_what_was_there_and_ends(namespace: RunningNamesp
         assert take(namespace, queue, 10, settle=False) == ["later"]
 
 
-def test_d1_everything_at_once_if_no_limit_is_given(namespace: RunningNamespace) -> None:
+def test_d1_read_without_limit_returns_everything(namespace: RunningNamespace) -> None:
     queue = make_queue(namespace)
     send(namespace, queue, numbered(range(50)))
     with Query(namespace, queue, maxMessagesPerTrigger=50).begin() as query:
@@ -257,7 +256,7 @@ def test_d1_everything_at_once_if_no_limit_is_given(namespace: RunningNamespace)
         assert rows == numbered(range(50))
 
 
-def test_d1_the_namespace_is_started_again_between_batches() -> None:
+def test_d1_stream_survives_namespace_restart() -> None:
     with running_namespace() as namespace:
         queue = make_queue(namespace)
         send(namespace, queue, numbered(range(6)))
@@ -280,7 +279,7 @@ def test_d1_two_streams_share_a_queue(namespace: RunningNamespace) -> None:
 
 
 @pytest.mark.parametrize("kind", ["dead letters", "subscription", "pattern"])
-def test_d1_what_can_be_a_source(namespace: RunningNamespace, kind: str) -> None:
+def test_d1_queues_subscriptions_and_dead_letters_are_sources(namespace: RunningNamespace, kind: str) -> None:
     match kind:
         case "dead letters":
             queue = make_queue(namespace)
@@ -296,7 +295,7 @@ def test_d1_what_can_be_a_source(namespace: RunningNamespace, kind: str) -> None
         case _:
             queue = make_queue(namespace)
             second = f"{queue}-2"
-            namespace.call(lambda host: host.namespace.create_queue(second, QueueDescription(), host.now_ms()))
+            namespace.call(lambda host: host.use_namespace().create_queue(second, QueueDescription(), host.now_ms()))
             send(namespace, queue, ["a"])
             send(namespace, second, ["b"])
             source, places = f"{queue}*", [queue, second]
@@ -324,7 +323,7 @@ def _dead_letter(namespace: RunningNamespace, path: str, count: int) -> None:
     on_loop(work)
 
 
-def test_d2_the_sink_gets_the_tokens_and_settles_with_them(namespace: RunningNamespace) -> None:
+def test_d2_sink_settles_with_lock_tokens(namespace: RunningNamespace) -> None:
     queue = make_queue(namespace)
     send(namespace, queue, numbered(range(3)))
     with Query(namespace, queue, WHOLE, settle="sink").begin() as query:
@@ -333,17 +332,17 @@ def test_d2_the_sink_gets_the_tokens_and_settles_with_them(namespace: RunningNam
         assert [row["sequence_number"] for row in rows] == [1, 2, 3]
         assert all(row["lock_token"] for row in rows)
         with query.restarted() as other:
-            assert other.parts(other.reader, start, query.offset) == []  # whose locks these are not
+            assert other.parts(other.reader, start, query.offset) == []  # it does not own these locks
         assert query.batch() == []
         assert look(namespace, queue) == numbered(range(3))
 
 
-def test_c14_a_report_counts_how_often_an_idle_stream_asks(namespace: RunningNamespace) -> None:
+def test_c14_report_counts_receives_of_an_idle_stream(namespace: RunningNamespace) -> None:
     queue = make_queue(namespace)
     with Query(namespace, queue).begin() as query:
         reader = query.reader
         assert isinstance(reader, ConsumingStreamReader)
-        assert reader.reportLatestOffset() == {"receives": 0, "waiting": 0}
+        assert reader.reportLatestOffset() == {"receives": 0, "waiting": 0, "missing": []}
         begun_s = time.monotonic()
         assert [query.batch() for _ in range(3)] == [[], [], []]
         report = reader.reportLatestOffset()
@@ -354,7 +353,7 @@ def test_c14_a_report_counts_how_often_an_idle_stream_asks(namespace: RunningNam
 # Streams that browse, and tables.
 
 
-def test_d1_a_browsing_stream_sees_and_leaves(namespace: RunningNamespace) -> None:
+def test_d1_browsing_stream_reads_and_keeps_messages(namespace: RunningNamespace) -> None:
     queue = make_queue(namespace)
     send(namespace, queue, numbered(range(5)))
     with Query(namespace, queue, mode="browse", startingOffsets=json.dumps({queue: 2})).begin() as query:
@@ -369,7 +368,7 @@ def test_d1_a_browsing_stream_sees_and_leaves(namespace: RunningNamespace) -> No
         assert take(namespace, queue, 10) == numbered(range(5))  # nothing was locked
 
 
-def test_d1_a_browsing_stream_that_ends(namespace: RunningNamespace) -> None:
+def test_d1_browsing_stream_ends_with_available_now(namespace: RunningNamespace) -> None:
     queue = make_queue(namespace)
     send(namespace, queue, numbered(range(5)))
     with Query(namespace, queue, mode="browse").begin() as query:
@@ -380,7 +379,7 @@ def test_d1_a_browsing_stream_that_ends(namespace: RunningNamespace) -> None:
         assert [query.batch(FEW) for _ in range(3)] == [["0", "1", "2"], ["3", "4"], []]
 
 
-def test_d1_a_table_has_all_that_is_there(namespace: RunningNamespace) -> None:
+def test_d1_table_has_all_messages(namespace: RunningNamespace) -> None:
     queue, second = make_queue(namespace), make_queue(namespace)
     send(namespace, queue, numbered(range(9)))
     send(namespace, second, ["x"])
@@ -394,10 +393,10 @@ def test_d1_a_table_has_all_that_is_there(namespace: RunningNamespace) -> None:
     assert take(namespace, queue, 10, settle=False) == numbered(range(9))
 
 
-# What is wrong.
+# Errors.
 
 
-def test_e4_what_is_wrong_is_told_when_the_stream_begins(namespace: RunningNamespace) -> None:
+def test_e4_invalid_source_is_rejected_at_start(namespace: RunningNamespace) -> None:
     queue = make_queue(namespace)
     with pytest.raises(SparkOptionError, match="startingOffsets"):
         Query(namespace, queue, mode="browse", startingOffsets='{"other": 5}').begin()
@@ -405,7 +404,7 @@ def test_e4_what_is_wrong_is_told_when_the_stream_begins(namespace: RunningNames
         Query(namespace, queue, startingOffsets="latest")
     with pytest.raises(SchemaError, match="colour"):
         Query(namespace, queue, StructType([StructField("colour", StringType())]))
-    with pytest.raises(EntityPatternError, match="no queue is called"):
+    with pytest.raises(EntityPatternError, match="no queue matches"):
         Query(namespace, "nothing-*").begin().plan()
     with Query(namespace, "nothing").begin() as query, pytest.raises(EntityNotFoundError, match="nothing"):
         query.plan()
@@ -431,7 +430,7 @@ ROWS: Final = [pa.RecordBatch.from_pylist([{"body": "one"}])]
     ],
     ids=["table", "pattern", "browse", "consume", "write", "write stream"],
 )
-def test_e4_namespace_that_is_away_is_reported_after_the_connect_timeout(start: Callable[[], object]) -> None:
+def test_e4_unreachable_namespace_is_an_error_after_connect_timeout(start: Callable[[], object]) -> None:
     with pytest.raises(MessagingTimeoutError) as raised:
         start()
     assert str(raised.value) == (
@@ -440,7 +439,7 @@ def test_e4_namespace_that_is_away_is_reported_after_the_connect_timeout(start: 
     )
 
 
-def test_e4_stream_that_consumes_sessions_is_told_to_browse(namespace: RunningNamespace) -> None:
+def test_e4_consuming_sessions_is_rejected_with_a_hint(namespace: RunningNamespace) -> None:
     queue = make_queue(namespace, requires_session=True)
     with Query(namespace, queue).begin() as query:
         with pytest.raises(InvalidRequestError) as raised:
@@ -450,25 +449,25 @@ def test_e4_stream_that_consumes_sessions_is_told_to_browse(namespace: RunningNa
         assert query.batch() == []
 
 
-def test_e4_a_checkpoint_of_the_other_mode_is_refused(namespace: RunningNamespace) -> None:
+def test_e4_checkpoint_of_another_mode_is_rejected(namespace: RunningNamespace) -> None:
     queue = make_queue(namespace)
     with Query(namespace, queue).begin() as query:
         with pytest.raises(OffsetError, match="one mode"):
             query.reader.latestOffset({"version": 1, "seen": {queue: 5}}, MOST)
-        with pytest.raises(ValueError, match="no limit"):
+        with pytest.raises(ValueError, match="is not supported"):
             query.reader.latestOffset(query.offset, object())  # type: ignore[arg-type]
 
 
-def test_a_table_without_partitions_has_one_that_stands_for_nothing(namespace: RunningNamespace) -> None:
-    """Spark makes it up."""
+def test_table_without_partitions_has_no_rows(namespace: RunningNamespace) -> None:
+    """Spark creates such a partition."""
     given = {"connection": namespace.connection_string, "entities": make_queue(namespace)}
     reader = PairbusDataSource(given).reader(MESSAGE_SCHEMA)
     assert list(reader.partitions()) == []
     assert list(reader.read(InputPartition(None))) == []
 
 
-def test_d1_a_stream_that_could_not_begin_holds_nothing(namespace: RunningNamespace) -> None:
-    """One of its entities is not there: nobody must wait for the messages of the others."""
+def test_d1_stream_that_fails_to_start_locks_nothing(namespace: RunningNamespace) -> None:
+    """One of its entities does not exist: the messages of the others must not stay locked."""
     queue = make_queue(namespace)
     send(namespace, queue, numbered(range(3)))
     query = Query(namespace, f"{queue},zzz").begin()  # the last one in order
@@ -480,11 +479,11 @@ def test_d1_a_stream_that_could_not_begin_holds_nothing(namespace: RunningNamesp
     assert take(namespace, queue, 10, settle=False) == numbered(range(3))
 
 
-def test_a_reader_that_has_done_nothing_can_be_stopped(namespace: RunningNamespace) -> None:
+def test_unused_reader_can_be_stopped(namespace: RunningNamespace) -> None:
     Query(namespace, "anything").reader.stop()
 
 
-def test_a_reader_is_pickled_without_what_runs(namespace: RunningNamespace) -> None:
+def test_reader_is_pickled_without_its_source(namespace: RunningNamespace) -> None:
     queue = make_queue(namespace)
     with Query(namespace, queue).begin() as query:
         query.plan()
@@ -504,10 +503,12 @@ except BaseException:
 """
 
 
-@pytest.mark.parametrize(("error", "is_told"), [("EOFError", False), ("SystemExit(143)", False), ("ValueError", True)])
-def test_that_spark_has_hung_up_is_no_news(error: str, is_told: bool) -> None:
+@pytest.mark.parametrize(
+    ("error", "is_reported"), [("EOFError", False), ("SystemExit(143)", False), ("ValueError", True)]
+)
+def test_closed_connection_of_spark_prints_no_traceback(error: str, is_reported: bool) -> None:
     script = _HANG_UP.format(error=error)
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1
-    assert ("Traceback" in done.stderr) == is_told
-    assert bool(done.stderr) == is_told
+    assert ("Traceback" in done.stderr) == is_reported
+    assert bool(done.stderr) == is_reported

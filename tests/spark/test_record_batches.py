@@ -63,7 +63,7 @@ def annotated(annotations: dict[Any, Any], **rest: Any) -> bytes:
     return encode_message(Message(message_annotations=annotations, body=(b"x",), **rest))
 
 
-def test_d1_every_column_of_a_message() -> None:
+def test_d1_every_column_is_filled() -> None:
     sent = BrokeredMessage(
         b"espresso",
         message_id="m",
@@ -119,7 +119,7 @@ def test_d1_every_column_of_a_message() -> None:
     ]
 
 
-def test_d1_a_message_that_says_nothing_has_nulls() -> None:
+def test_d1_empty_message_has_nulls() -> None:
     found = row(encode_message(Message(body=(b"",))))
     assert {name: value for name, value in found.items() if value is not None} == {
         "entity": "orders",
@@ -133,7 +133,7 @@ def test_d1_a_message_that_says_nothing_has_nulls() -> None:
     }
 
 
-def test_d1_what_the_sdk_shows_of_a_message_that_came_from_a_namespace_is_in_the_row() -> None:
+def test_d1_row_matches_the_azure_sdk() -> None:
     peeked: list[ReceivedMessage] = []
     received: list[ReceivedMessage] = []
 
@@ -166,7 +166,7 @@ def test_d1_what_the_sdk_shows_of_a_message_that_came_from_a_namespace_is_in_the
 
 @examples(100)
 @given(messages(), STAMPS)
-def test_d1_a_row_says_what_the_message_says(message: Message, facts: Stamp) -> None:
+def test_d1_row_matches_the_message(message: Message, facts: Stamp) -> None:
     received = ReceivedMessage(stamp(encode_message(message), facts))
     found = row(received.payload)
     same = {
@@ -215,12 +215,12 @@ def _to_the_millisecond(moment: datetime | None) -> datetime | None:
         (AMQP_SEQUENCE, ([1], [], ["two"]), b'[1,"two"]'),
     ],
 )
-def test_d1_a_body_that_is_no_bytes_is_text(kind: int, body: tuple[Any, ...], expected: bytes | None) -> None:
+def test_d1_body_without_bytes_is_text(kind: int, body: tuple[Any, ...], expected: bytes | None) -> None:
     found = row(encode_message(Message(body=body, body_kind=kind)))
     assert (found["body"], found["body_kind"]) == (expected, "value" if kind == AMQP_VALUE else "sequence")
 
 
-def test_d1_a_body_in_several_sections_is_one() -> None:
+def test_d1_body_sections_are_joined() -> None:
     assert row(encode_message(Message(body=(b"a", b"", b"b"))))["body"] == b"ab"
     assert row(encode_message(Message(properties=Properties(message_id="m"))))["body"] == b""
 
@@ -230,13 +230,13 @@ def test_d1_a_body_in_several_sections_is_one() -> None:
     [("m", "m"), (b"\x00\xff", "00ff"), (ULong(12), "12"), (UUID(int=7), str(UUID(int=7))), (None, None)],
     ids=repr,
 )
-def test_d1_an_id_is_the_text_that_duplicates_are_found_by(message_id: object, text: str | None) -> None:
+def test_d1_id_is_the_text_of_duplicate_detection(message_id: object, text: str | None) -> None:
     properties = Properties(message_id=message_id, correlation_id=message_id)
     found = row(encode_message(Message(properties=properties, body=(b"x",))))
     assert (found["message_id"], found["correlation_id"]) == (text, text)
 
 
-def test_d1_a_time_to_live_that_is_longer_than_a_header_can_say_is_told() -> None:
+def test_d1_time_to_live_beyond_the_header_is_computed() -> None:
     length = timedelta(days=90)
     payload = stamp(encode_brokered(BrokeredMessage(time_to_live=length)), STAMP._replace(time_to_live_ms=2**40))
     found = row(payload, columns("time_to_live_ms", "expires_at"))
@@ -244,7 +244,7 @@ def test_d1_a_time_to_live_that_is_longer_than_a_header_can_say_is_told() -> Non
 
 
 @pytest.mark.parametrize("time_ms", [2**63 - 1, -(2**63), 253_402_300_800_000, -62_135_596_900_000])
-def test_e3_times_that_python_cannot_name_are_the_first_and_the_last_that_it_can(time_ms: int) -> None:
+def test_e3_times_out_of_range_are_clamped(time_ms: int) -> None:
     names = (Symbol("x-opt-enqueued-time"), Symbol("x-opt-scheduled-enqueue-time"))
     found = row(annotated(dict.fromkeys(names, Timestamp(time_ms)), header=Header(ttl=UInt(60_000))))
     edge = datetime(9999, 12, 31, 23, 59, 59, 999_000, UTC) if time_ms > 0 else datetime(1, 1, 1, tzinfo=UTC)
@@ -252,22 +252,22 @@ def test_e3_times_that_python_cannot_name_are_the_first_and_the_last_that_it_can
     assert found["expires_at"] in {None, edge}
 
 
-# What Spark takes.
+# Batches for Spark.
 
 
 @pytest.mark.parametrize("schema", [MESSAGE_SCHEMA, EVERYTHING, columns("lock_token", "payload", "entity")])
-def test_d1_spark_takes_the_batches_as_they_are(schema: StructType) -> None:
+def test_d1_spark_accepts_the_batches(schema: StructType) -> None:
     payloads = [stamp(encode_brokered(BrokeredMessage(b"x")), STAMP), b"garbage"]
     batch = RecordBatches(schema).of("orders", [ReceivedMessage(payload) for payload in payloads], {})
     source: Any = None
     assert list(records_to_arrow_batches(iter([batch]), 100, schema, source)) == [batch]
 
 
-def test_d1_a_page_of_nothing_is_a_batch_of_nothing() -> None:
+def test_d1_empty_page_is_an_empty_batch() -> None:
     assert RecordBatches(EVERYTHING).of("orders", [], None).num_rows == 0
 
 
-def test_d1_the_same_messages_make_the_same_batch() -> None:
+def test_d1_equal_messages_give_equal_batches() -> None:
     payloads = [stamp(encode_brokered(BrokeredMessage(b"x")), STAMP._replace(sequence=number)) for number in range(9)]
     batches = RecordBatches(EVERYTHING)
     first, second = (
@@ -277,16 +277,16 @@ def test_d1_the_same_messages_make_the_same_batch() -> None:
     assert first.column("lock_token").to_pylist() == [None, None, None, TOKEN, None, None, None, None, None]
 
 
-def test_d1_columns_come_in_the_order_of_the_schema() -> None:
+def test_d1_columns_are_in_schema_order() -> None:
     assert list(row(b"", columns("payload", "sequence_number", "body"))) == ["payload", "sequence_number", "body"]
 
 
-# What cannot be read.
+# Malformed messages.
 
 READABLE = stamp(encode_brokered(BrokeredMessage(b"good", message_id="good", label="l")), STAMP)
 
 
-def test_e3_bytes_that_are_no_message_do_not_stop_the_others() -> None:
+def test_e3_malformed_message_does_not_stop_others() -> None:
     before, broken, after = rows(READABLE, b"garbage", READABLE)
     assert before == after == row(READABLE)
     assert {name: value for name, value in broken.items() if value is not None} == {
@@ -296,7 +296,7 @@ def test_e3_bytes_that_are_no_message_do_not_stop_the_others() -> None:
     }
 
 
-def test_e3_what_can_be_read_of_a_broken_message_is_there() -> None:
+def test_e3_readable_parts_of_a_malformed_message_are_kept() -> None:
     cut = row(READABLE[:-1])
     assert (cut["sequence_number"], cut["enqueued_time"], cut["payload"]) == (5, ENQUEUED, READABLE[:-1])
     assert (cut["body"], cut["body_kind"], cut["message_id"], cut["delivery_count"]) == (None, None, None, None)
@@ -322,7 +322,7 @@ ANNOTATIONS = [
 
 @pytest.mark.parametrize("value", [[1], {"a": 1}, "text", b"\xff", None, 1.5, True, ULong(2**64 - 1)], ids=repr)
 @pytest.mark.parametrize("name", ANNOTATIONS)
-def test_e3_a_value_of_another_type_harms_no_other_column_and_no_other_row(name: str, value: object) -> None:
+def test_e3_value_of_wrong_type_affects_only_itself(name: str, value: object) -> None:
     odd, good = rows(annotated({Symbol(name): value}, properties=Properties(message_id="m")), READABLE)
     assert good == row(READABLE)
     assert (odd["message_id"], odd["body"]) == ("m", b"x")

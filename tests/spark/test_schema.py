@@ -1,4 +1,4 @@
-"""Which columns messages have, and what is said of others (D1)."""
+"""Columns of messages, and errors for others (D1)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def one(name: str, kind: DataType, *, nullable: bool = True) -> StructType:
     return StructType([StructField(name, kind, nullable)])
 
 
-def test_d1_a_query_that_names_no_columns_gets_these() -> None:
+def test_d1_default_columns() -> None:
     assert {field.name: field.dataType.simpleString() for field in MESSAGE_SCHEMA} == {
         "entity": "string",
         "sequence_number": "bigint",
@@ -59,10 +59,10 @@ def test_d1_a_query_that_names_no_columns_gets_these() -> None:
     assert [field.name for field in MESSAGE_SCHEMA if not field.nullable] == ["entity", "sequence_number"]
 
 
-def test_d1_any_of_the_columns_can_be_asked_for_in_any_order() -> None:
+def test_d1_columns_can_be_selected_in_any_order() -> None:
     for schema in (MESSAGE_SCHEMA, EVERYTHING, StructType(EVERYTHING.fields[::-1]), *(map(_alone, EVERYTHING))):
         assert check_schema(schema) == schema
-    assert check_schema(one("entity", StringType())) == one("entity", StringType())  # as Spark makes it of SQL
+    assert check_schema(one("entity", StringType())) == one("entity", StringType())  # as Spark creates it from SQL
 
 
 def _alone(field: StructField) -> StructType:
@@ -73,27 +73,30 @@ def _alone(field: StructField) -> StructType:
     ("schema", "said"),
     [
         (StructType([]), "no columns"),
-        (one("colour", StringType()), r"no column 'colour'; they have entity, .*application_properties, payload, lock"),
+        (
+            one("colour", StringType()),
+            r"no column 'colour'; available: entity, .*application_properties, payload, lock",
+        ),
         (one("Body", BinaryType()), "no column 'Body'"),
-        (one("body", StringType()), "'body' is binary, not string"),
-        (one("sequence_number", IntegerType()), "'sequence_number' is bigint, not int"),
-        (one("delivery_count", LongType()), "'delivery_count' is int, not bigint"),
-        (one("enqueued_time", TimestampNTZType()), "'enqueued_time' is timestamp, not timestamp_ntz"),
+        (one("body", StringType()), "'body' has type binary, got string"),
+        (one("sequence_number", IntegerType()), "'sequence_number' has type bigint, got int"),
+        (one("delivery_count", LongType()), "'delivery_count' has type int, got bigint"),
+        (one("enqueued_time", TimestampNTZType()), "'enqueued_time' has type timestamp, got timestamp_ntz"),
         (
             one("application_properties", MapType(StringType(), LongType())),
-            "map<string,string>, not map<string,bigint>",
+            "map<string,string>, got map<string,bigint>",
         ),
         (one("application_properties", MapType(StringType(), StringType(), valueContainsNull=False)), "without nulls"),
-        (one("label", StringType(), nullable=False), "'label' is null where .* NOT NULL"),
-        (StructType([*MESSAGE_SCHEMA, MESSAGE_SCHEMA["label"]]), "'label' twice"),
+        (one("label", StringType(), nullable=False), "'label' is null for messages .* NOT NULL"),
+        (StructType([*MESSAGE_SCHEMA, MESSAGE_SCHEMA["label"]]), "'label' more than once"),
     ],
 )
-def test_e4_other_columns_are_refused_by_name(schema: StructType, said: str) -> None:
+def test_e4_unknown_columns_are_rejected_by_name(schema: StructType, said: str) -> None:
     with pytest.raises(SchemaError, match=said):
         check_schema(schema)
 
 
-def test_e4_what_is_said_is_bounded() -> None:
+def test_e4_error_text_is_bounded() -> None:
     with pytest.raises(SchemaError) as caught:
         check_schema(one("x" * 10_000, StringType()))
     assert len(str(caught.value)) < 1_000

@@ -1,11 +1,11 @@
-"""Marks keep one number for each partition, and the ranges between two of them hold what came in between."""
+"""Marks have one number for each partition, and the ranges between two of them contain the numbers in between."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pairbus.spark.sequence_marks import SequenceMarks, partition_of, start_of
+from pairbus.spark.sequences import SequenceMarks, partition_of, start_of
 
 NUMBERS = st.builds(lambda partition, count: start_of(partition) + count, st.integers(0, 15), st.integers(1, 40))
 SETS = st.frozensets(NUMBERS)
@@ -33,11 +33,11 @@ def test_d1_ranges_between_marks_hold_each_number_once(before: frozenset[int], a
 
 
 @given(SETS)
-def test_marks_of_marks_are_the_same(numbers: frozenset[int]) -> None:
+def test_marks_of_marks_are_equal(numbers: frozenset[int]) -> None:
     marks = SequenceMarks.of(numbers)
     assert SequenceMarks.of(marks) == marks
     assert SequenceMarks.of([*numbers, *map(start_of, range(16))]) == marks
 
 
-def test_a_number_that_is_not_one_is_in_no_marks() -> None:
+def test_marks_contain_only_numbers() -> None:
     assert "1" not in SequenceMarks.of([5])

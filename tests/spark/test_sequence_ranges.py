@@ -1,4 +1,4 @@
-"""Sets of sequence numbers behave as sets do, and are told in a few words."""
+"""Sets of sequence numbers behave like sets, and have a short text form."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pairbus.spark.sequence_ranges import Range, SequenceRanges
+from pairbus.spark.sequences import Range, SequenceRanges
 
 NUMBERS = st.sets(st.integers(-30, 60) | st.integers(2**62, 2**62 + 20))
 
 
 @given(NUMBERS, NUMBERS)
-def test_d1_they_are_joined_cut_and_told_apart_as_sets(one: set[int], other: set[int]) -> None:
+def test_d1_set_operations_match_python_sets(one: set[int], other: set[int]) -> None:
     first, second = SequenceRanges.of(one), SequenceRanges.of(other)
     assert set(first | second) == one | other
     assert set(first - second) == one - other
@@ -26,7 +26,7 @@ def test_d1_they_are_joined_cut_and_told_apart_as_sets(one: set[int], other: set
 
 
 @given(NUMBERS, NUMBERS)
-def test_equal_sets_are_equal_however_they_were_made(one: set[int], other: set[int]) -> None:
+def test_equal_sets_compare_equal(one: set[int], other: set[int]) -> None:
     whole = SequenceRanges.of(one | other)
     made = SequenceRanges.of(one) | SequenceRanges.of(other)
     assert made == whole
@@ -36,7 +36,7 @@ def test_equal_sets_are_equal_however_they_were_made(one: set[int], other: set[i
 
 
 @given(NUMBERS)
-def test_ranges_are_in_order_and_neither_overlap_nor_touch(numbers: set[int]) -> None:
+def test_ranges_are_sorted_and_disjoint(numbers: set[int]) -> None:
     found = SequenceRanges.of(numbers)
     assert list(found) == sorted(numbers)
     assert all(before.last + 1 < after.first for before, after in pairwise(found.ranges))
@@ -44,14 +44,14 @@ def test_ranges_are_in_order_and_neither_overlap_nor_touch(numbers: set[int]) ->
 
 
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 10))))
-def test_ranges_may_be_given_in_any_order_and_overlap(given: list[tuple[int, int]]) -> None:
+def test_unsorted_overlapping_ranges_are_merged(given: list[tuple[int, int]]) -> None:
     ranges = [(first, first + more) for first, more in given]
     wanted = {number for first, last in ranges for number in range(first, last + 1)}
     assert set(SequenceRanges(ranges)) == wanted
 
 
 @given(NUMBERS, st.integers(-40, 70))
-def test_it_knows_each_number_that_it_has_and_no_other(numbers: set[int], asked: int) -> None:
+def test_set_contains_exactly_its_numbers(numbers: set[int], asked: int) -> None:
     found = SequenceRanges.of(numbers)
     assert all(number in found for number in numbers)
     assert (asked in found) == (asked in numbers)
@@ -60,12 +60,12 @@ def test_it_knows_each_number_that_it_has_and_no_other(numbers: set[int], asked:
 
 
 @given(NUMBERS, st.integers(-40, 70))
-def test_what_comes_from_a_number_on(numbers: set[int], least: int) -> None:
+def test_since_returns_numbers_from_a_minimum(numbers: set[int], least: int) -> None:
     assert set(SequenceRanges.of(numbers).since(least)) == {number for number in numbers if number >= least}
 
 
 @given(NUMBERS, st.integers(1, 12))
-def test_d1_parts_are_about_the_same_size_in_order_and_together_the_whole(numbers: set[int], parts: int) -> None:
+def test_d1_split_gives_ordered_parts_of_similar_size(numbers: set[int], parts: int) -> None:
     split = SequenceRanges.of(numbers).split(parts)
     assert [number for part in split for number in part] == sorted(numbers)
     assert len(split) == min(parts, len(numbers))
@@ -73,21 +73,21 @@ def test_d1_parts_are_about_the_same_size_in_order_and_together_the_whole(number
     assert max(sizes, default=0) - min(sizes, default=0) <= 1
 
 
-def test_a_part_of_very_many_numbers_costs_no_more_than_one_of_few() -> None:
+def test_split_cost_does_not_depend_on_size() -> None:
     parts = SequenceRanges([(1, 2**62)]).split(3)
     assert [len(part.ranges) for part in parts] == [1, 1, 1]
     assert (parts[0].ranges[0].first, parts[2].ranges[0].last) == (1, 2**62)
 
 
 @given(NUMBERS)
-def test_what_is_told_can_be_read_and_what_is_pickled_comes_back(numbers: set[int]) -> None:
+def test_text_and_pickle_round_trip(numbers: set[int]) -> None:
     found = SequenceRanges.of(numbers)
     assert SequenceRanges.parse(str(found)) == found
     assert pickle.loads(pickle.dumps(found)) == found  # noqa: S301 (ours)
     assert str(found) in repr(found)
 
 
-def test_how_it_is_told() -> None:
+def test_text_form() -> None:
     assert str(SequenceRanges()) == ""
     assert str(SequenceRanges.of([4, 1, 2, 3, 7])) == "1..4,7"
     assert SequenceRanges.parse("1..4,7").ranges == (Range(1, 4), Range(7, 7))
@@ -115,19 +115,19 @@ def test_how_it_is_told() -> None:
         "1" * 5_000,
     ],
 )
-def test_e3_what_is_no_list_of_numbers_is_refused(text: str) -> None:
+def test_e3_invalid_text_is_rejected(text: str) -> None:
     with pytest.raises(ValueError, match=r"sequence numbers|range|digits"):
         SequenceRanges.parse(text)
 
 
 @pytest.mark.parametrize("value", [None, 5, b"1..4", ["1"]])
-def test_e3_what_is_no_text_is_refused(value: object) -> None:
-    with pytest.raises(ValueError, match="is no list"):
+def test_e3_value_of_wrong_type_is_rejected(value: object) -> None:
+    with pytest.raises(ValueError, match="expected sequence numbers"):
         SequenceRanges.parse(value)  # type: ignore[arg-type]
 
 
 @given(st.text(alphabet="0123456789.,- ", max_size=20))
-def test_e3_whatever_the_text_is_it_is_read_or_refused(text: str) -> None:
+def test_e3_any_text_is_parsed_or_rejected(text: str) -> None:
     try:
         found = SequenceRanges.parse(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""A Spark session starts on any machine, keeps quiet, and leaves nothing behind."""
+"""Spark sessions start on any machine, log little, and clean up after themselves."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pyspark
 import pytest
 
 from pairbus.spark.session import is_local, session_environment, session_settings
-from tests.peers.waiting import eventually
+from tests.waiting import eventually
 
 _PYTHON = "/venv/bin/python"
 _LOCAL = ["local", "local[1]", "local[*]", "local[2,3]", "local-cluster[2,1,1024]"]
@@ -20,7 +20,7 @@ _SPARK_HOME = Path(pyspark.__file__).parent
 
 
 @pytest.mark.parametrize("master", _LOCAL)
-def test_a_local_session_stays_on_this_machine(tmp_path: Path, master: str) -> None:
+def test_local_session_binds_to_loopback(tmp_path: Path, master: str) -> None:
     settings = session_settings(master, tmp_path, {})
     assert is_local(master)
     assert settings["spark.master"] == master
@@ -31,7 +31,7 @@ def test_a_local_session_stays_on_this_machine(tmp_path: Path, master: str) -> N
 
 
 @pytest.mark.parametrize("master", _CLUSTER)
-def test_d2_a_cluster_keeps_its_own_addresses_directories_and_logs(tmp_path: Path, master: str) -> None:
+def test_d2_cluster_keeps_its_addresses_directories_and_logs(tmp_path: Path, master: str) -> None:
     settings = session_settings(master, tmp_path, {})
     assert not is_local(master)
     assert settings["spark.master"] == master
@@ -41,7 +41,7 @@ def test_d2_a_cluster_keeps_its_own_addresses_directories_and_logs(tmp_path: Pat
 
 
 @pytest.mark.parametrize("master", ["local[2]", "yarn"])
-def test_what_the_caller_sets_goes_first(tmp_path: Path, master: str) -> None:
+def test_caller_settings_take_precedence(tmp_path: Path, master: str) -> None:
     mine = {
         "spark.sql.shuffle.partitions": "64",
         "spark.sql.session.timeZone": "Europe/Vienna",
@@ -51,7 +51,7 @@ def test_what_the_caller_sets_goes_first(tmp_path: Path, master: str) -> None:
     assert {key: settings[key] for key in mine} == mine
 
 
-def test_options_for_java_are_added_behind_ours(tmp_path: Path) -> None:
+def test_java_options_of_the_caller_are_appended(tmp_path: Path) -> None:
     settings = session_settings("local", tmp_path / "a b", {"spark.driver.extraJavaOptions": "-Xss4m"})
     log_file, mine = settings["spark.driver.extraJavaOptions"].split(" ")
     assert log_file == f"-Dlog4j2.configurationFile=file://{tmp_path}/a%20b/log4j2.properties"
@@ -67,7 +67,7 @@ def test_options_for_java_are_added_behind_ours(tmp_path: Path) -> None:
         ("yarn", "/opt/cluster/python", "/opt/cluster/python"),
     ],
 )
-def test_workers_run_the_python_that_has_the_library(master: str, set_by_the_user: str | None, workers: str) -> None:
+def test_workers_run_this_python_or_the_configured_one(master: str, set_by_the_user: str | None, workers: str) -> None:
     environ = {} if set_by_the_user is None else {"PYSPARK_PYTHON": set_by_the_user}
     changes = session_environment(master, environ, None, _PYTHON)
     assert changes["PYSPARK_PYTHON"] == workers
@@ -75,13 +75,13 @@ def test_workers_run_the_python_that_has_the_library(master: str, set_by_the_use
 
 
 @pytest.mark.parametrize("java", [None, Path("/opt/java")])
-def test_java_home_is_set_or_must_not_be(java: Path | None) -> None:
+def test_java_home_is_set_or_unset(java: Path | None) -> None:
     environ = {"JAVA_HOME": "/opt/java8"}
     assert session_environment("local", environ, java, _PYTHON)["JAVA_HOME"] == (None if java is None else str(java))
 
 
 class Machine:
-    """Runs programs in a directory of their own, with as much of an environment as they are given."""
+    """Runs programs in a separate directory, with a given environment."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory / "work"
@@ -96,7 +96,7 @@ class Machine:
         self.temporary.mkdir(mode=0o777)
 
     def run(self, *command: str | Path, **variables: str) -> tuple[str, str]:
-        """Run to the end; nothing that it has started may outlive it. Gives what it said on both streams."""
+        """Run to the end, and return both streams; no started process may outlive it."""
         environ = {"PATH": str(self._tools), "HOME": "", "TMPDIR": str(self.temporary), **variables}
         with subprocess.Popen(
             command,
@@ -121,8 +121,13 @@ class Machine:
         return self.run(sys.executable, self.directory.parent / "program.py", **variables)
 
 
+def quick_java() -> dict[str, str]:
+    """Return the variables with which Java starts as in other tests; without them it is that of the package."""
+    return {name: os.environ[name] for name in ("PATH", "SPARK_SUBMIT_OPTS")}
+
+
 def alive(session: int) -> list[Path]:
-    """The processes of a session, as the system calls it: what one process and its descendants are."""
+    """Return the processes of a session, in the sense of the system: a process and its descendants."""
     return [path for path in Path("/proc").glob("[0-9]*") if _session_of(path) == session]
 
 
@@ -180,13 +185,13 @@ print("left", len(children()) - 1)
 
 
 @pytest.mark.slow
-def test_d2_a_session_on_a_machine_with_nothing_but_python(machine: Machine) -> None:
+def test_d2_session_starts_on_a_machine_with_python_only(machine: Machine) -> None:
     out, err = machine.run_python(_FRESH)
     said = dict(line.split(" ", 1) for line in out.splitlines())
     assert said.pop("java").startswith("25.")
     expected = {"environment": "[]", "total": "4950", "zone": "UTC", "faults": "true", "level": "ERROR", "left": "0"}
     assert said == expected
-    # Java itself says a line that nobody can keep it from.
+    # Java prints a line that cannot be suppressed.
     assert [line for line in err.splitlines() if not line.startswith("WARNING: package sun.")] == []
     assert not [*machine.directory.iterdir()]
     assert not [path for path in machine.temporary.iterdir() if "hsperfdata" not in path.name]
@@ -229,10 +234,8 @@ print("left", len(children()) - 1)
 
 
 @pytest.mark.slow
-def test_sessions_follow_each_other_in_one_process(machine: Machine) -> None:
-    names = "PATH", "SPARK_SUBMIT_OPTS"
-    variables = {name: os.environ[name] for name in names}
-    out, _ = machine.run_python(_AGAIN, PYSPARK_PYTHON=sys.executable, **variables)
+def test_process_can_start_several_sessions(machine: Machine) -> None:
+    out, _ = machine.run_python(_AGAIN, PYSPARK_PYTHON=sys.executable, **quick_java())
     nonsense, could_not = "'local[nonsense]'", "Could not parse Master URL:"
     assert out.splitlines() == [
         "of the context True",
@@ -256,8 +259,8 @@ print(spark.table("kept").count())
 
 
 @pytest.mark.slow
-def test_a_session_that_nobody_stops_ends_with_its_process(machine: Machine) -> None:
-    out, _ = machine.run_python(_LEFT_ALONE)
+def test_unstopped_session_ends_with_its_process(machine: Machine) -> None:
+    out, _ = machine.run_python(_LEFT_ALONE, **quick_java())
     assert out == "4950\n3\n"
     assert not [*machine.directory.iterdir()]
     eventually(lambda: not [path for path in machine.temporary.iterdir() if "hsperfdata" not in path.name])
@@ -271,14 +274,14 @@ stop_session(spark)
 
 
 @pytest.mark.slow
-def test_d2_spark_submit_says_which_master(machine: Machine) -> None:
+def test_d2_master_of_spark_submit_is_used(machine: Machine) -> None:
     program = machine.directory.parent / "program.py"
     program.write_text(_PREAMBLE + _SUBMITTED)
     out, _ = machine.run(
         _SPARK_HOME / "bin" / "spark-submit",
         *("--master", "local[1]", "--conf", "spark.ui.enabled=false", program),
-        PATH=os.environ["PATH"],
         PYSPARK_PYTHON=sys.executable,
+        **quick_java(),
     )
     assert out == "local[1] mine UTC 4950\n"
 
@@ -295,8 +298,8 @@ assert dict(os.environ) == before
 """
 
 
-def test_without_any_java_the_error_says_what_to_install(machine: Machine) -> None:
+def test_missing_java_is_an_error_with_advice(machine: Machine) -> None:
     out, _ = machine.run_python(_REFUSED)
-    assert out.startswith("Spark needs Java 17 or newer.")
+    assert out.startswith("Spark requires Java 17 or newer.")
     assert out.endswith("pip install 'pairbus[spark]'\n")
     assert not [*machine.temporary.iterdir()]

@@ -80,5 +80,5 @@ def test_e3_every_value_has_a_text(value: Any) -> None:
 
 
 @given(amqp_values)
-def test_d1_what_holds_values_is_json(value: Any) -> None:
+def test_d1_containers_are_json(value: Any) -> None:
     assert len(json.loads(text_of([value]) or "")) == 1

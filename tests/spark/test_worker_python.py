@@ -12,14 +12,14 @@ import pytest
 
 import pairbus
 from pairbus.spark.java import java_home, packaged_java_home
-from pairbus.spark.worker_python import WorkerPythonError, prepare_workers
+from pairbus.spark.session import WorkerPythonError, prepare_workers
 from pairbus.testing import running_namespace
 from tests.client.stage import make_queue
 
 
 @dataclass
 class Session:
-    """What a ``SparkContext`` says of its workers."""
+    """The part of a ``SparkContext`` that concerns workers."""
 
     master: str | None
     pythonExec: str = "python3"  # noqa: N815 (Spark's name)
@@ -28,7 +28,7 @@ class Session:
 
 @pytest.fixture
 def other_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The first ``python3`` of the PATH; it can import nothing."""
+    """Create a ``python3`` that is the first of the PATH, and cannot import anything."""
     python = tmp_path / "bin" / "python3"
     python.parent.mkdir()
     python.write_text("#!/bin/sh\nexit 1\n")
@@ -45,22 +45,22 @@ def test_local_workers_run_this_python(master: str) -> None:
     assert session.pythonExec == sys.executable
 
 
-def test_python_that_was_chosen_is_kept() -> None:
+def test_configured_python_is_kept() -> None:
     session = Session("local[2]", pythonExec=sys.executable)
     prepare_workers(session)
     assert session.pythonExec == sys.executable
 
 
 @pytest.mark.parametrize("master", ["spark://localhost:7077", "yarn"])
-def test_cluster_workers_without_pairbus_are_an_error_that_says_what_to_do(master: str, other_python: Path) -> None:
-    with pytest.raises(WorkerPythonError, match=rf"{other_python}, which cannot import pairbus: .* PYSPARK_PYTHON .*"):
+def test_cluster_workers_without_pairbus_are_rejected_with_advice(master: str, other_python: Path) -> None:
+    with pytest.raises(WorkerPythonError, match=rf"{other_python}, which cannot import pairbus; .* PYSPARK_PYTHON .*"):
         prepare_workers(Session(master))
     with pytest.raises(WorkerPythonError, match="before the session is created"):
         prepare_workers(Session("local[2]", pythonExec=str(other_python)))
 
 
 @pytest.mark.usefixtures("other_python")
-def test_cluster_workers_that_may_have_pairbus_are_left_alone() -> None:
+def test_cluster_workers_that_may_have_pairbus_are_accepted() -> None:
     for session in (
         Session("yarn", pythonExec=sys.executable),
         Session("yarn", pythonExec="./environment/bin/python"),
@@ -85,8 +85,8 @@ print("rows", rows.count())
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.usefixtures("other_python")
-def test_script_of_an_environment_that_is_not_activated_reads_messages(tmp_path: Path) -> None:
-    """The session is the user's own, and older than the import of pairbus."""
+def test_script_of_inactive_environment_reads_messages(tmp_path: Path) -> None:
+    """The session was created by the user, before pairbus was imported."""
     script = tmp_path / "script.py"
     script.write_text(_SCRIPT)
     java = java_home(os.environ, packaged_java_home())

@@ -1,4 +1,4 @@
-"""Writing to a running namespace, with the writer objects that Spark would call and with Spark itself (D1)."""
+"""Writes to a running namespace, with the writer objects that Spark calls, and with Spark itself (D1)."""
 
 from __future__ import annotations
 
@@ -24,20 +24,19 @@ from pairbus.client.errors import (
     MessagingError,
 )
 from pairbus.client.received_message import ReceivedMessage
-from pairbus.dialect.entity_path import split_entity_path
-from pairbus.server.addresses import address_of
-from pairbus.server.messages import delivered_payload
-from pairbus.spark.connection_reference import ConnectionReference
+from pairbus.dialect.paths import split_entity_path
+from pairbus.server.messages import address_of, delivered_payload
+from pairbus.spark.connections import ConnectionReference
 from pairbus.spark.data_source import PairbusDataSource
-from pairbus.spark.dispatch import MessageWriteError
 from pairbus.spark.errors import SchemaError, SparkOptionError
 from pairbus.spark.options import SinkOptions
 from pairbus.spark.schema import arrow_schema
 from pairbus.spark.session import ensured_session
+from pairbus.spark.sink import MessageWriteError
 from pairbus.spark.writer import MessageStreamWriter, MessageWriter, SentMessages
 from pairbus.testing import RunningNamespace, running_namespace
 from tests.client.stage import make_queue, make_topic
-from tests.peers.waiting import eventually
+from tests.waiting import eventually
 
 BODY: Final = StructType([StructField("body", StringType())])
 ROUTED: Final = StructType([StructField("entity", StringType()), *BODY])
@@ -66,7 +65,7 @@ def numbered(count: int, **more: Any) -> list[dict[str, Any]]:
 
 
 def look(namespace: RunningNamespace, path: str) -> list[ReceivedMessage]:
-    """All messages of an entity, in the order in which they came."""
+    """Return all messages of an entity, in order of arrival."""
     entity = split_entity_path(path)
     assert entity is not None
     address = address_of(entity)
@@ -75,7 +74,7 @@ def look(namespace: RunningNamespace, path: str) -> list[ReceivedMessage]:
         return namespace.call(
             lambda host: [
                 ReceivedMessage(delivered_payload(one))
-                for one in host.namespace.peek(address, first, 1_000, host.now_ms())
+                for one in host.use_namespace().peek(address, first, 1_000, host.now_ms())
             ]
         )
 
@@ -90,12 +89,12 @@ def bodies(namespace: RunningNamespace, path: str) -> list[str]:
 
 
 def again(writer: Writer) -> Writer:
-    """The writer as the next attempt of a task gets it."""
+    """Return the writer as the next attempt of a task gets it."""
     copied: Writer = pickle.loads(pickle.dumps(writer))  # noqa: S301 (ours)
     return copied
 
 
-# What is sent.
+# Sent messages.
 
 
 @pytest.mark.parametrize("kind", WRITERS)
@@ -108,7 +107,7 @@ def test_d1_rows_arrive_in_order_and_are_confirmed_before_the_task_ends(
     assert bodies(namespace, queue) == [f"{number}" for number in range(2_345)]
 
 
-def test_d1_each_row_goes_to_its_entity_in_order(namespace: RunningNamespace) -> None:
+def test_d1_rows_are_sent_to_their_entities_in_order(namespace: RunningNamespace) -> None:
     paths = [make_queue(namespace) for _ in range(20)] + [make_topic(namespace, "all")]
     rows = [{"entity": paths[number * 7 % len(paths)], "body": f"{number}"} for number in range(3_000)]
     sent = MessageWriter(options(namespace), ROUTED).write(batches(ROUTED, rows))
@@ -118,21 +117,21 @@ def test_d1_each_row_goes_to_its_entity_in_order(namespace: RunningNamespace) ->
         assert bodies(namespace, place) == [row["body"] for row in rows if row["entity"] == path]
 
 
-def test_a_task_without_rows_needs_no_namespace() -> None:
+def test_task_without_rows_does_not_connect() -> None:
     nowhere = "Endpoint=sb://localhost:1;SharedAccessKeyName=root;SharedAccessKey=c2VjcmV0;UseDevelopmentEmulator=true"
     sink = SinkOptions.from_options({"connection": nowhere, "entity": "orders"})
     assert MessageWriter(sink, BODY).write(iter(())) == SentMessages(counts={})
     assert MessageWriter(sink, BODY).write(batches(BODY, []) or iter(())).counts == {}
 
 
-def test_what_was_read_whole_is_written_whole(namespace: RunningNamespace) -> None:
+def test_payloads_are_written_as_read(namespace: RunningNamespace) -> None:
     first, second = make_queue(namespace), make_queue(namespace)
     MessageWriter(options(namespace, first), BODY).write(batches(BODY, numbered(10)))
     schema = StructType([StructField("entity", StringType()), StructField("payload", BinaryType())])
     found = namespace.call(
         lambda host: [
             delivered_payload(one)
-            for one in host.namespace.peek(address_of(split_entity_path(first)), 0, 10, host.now_ms())  # type: ignore[arg-type]
+            for one in host.use_namespace().peek(address_of(split_entity_path(first)), 0, 10, host.now_ms())  # type: ignore[arg-type]
         ]
     )
     rows = [{"entity": second, "payload": payload} for payload in found]
@@ -141,14 +140,14 @@ def test_what_was_read_whole_is_written_whole(namespace: RunningNamespace) -> No
     assert [one.message_id for one in look(namespace, second)] == [one.message_id for one in look(namespace, first)]
 
 
-def test_large_messages_go_one_by_one(namespace: RunningNamespace) -> None:
+def test_large_messages_are_sent_one_by_one(namespace: RunningNamespace) -> None:
     queue = make_queue(namespace)
     rows = [{"body": f"{number}".ljust(200_000)} for number in range(30)]
     assert MessageWriter(options(namespace, queue), BODY).write(batches(BODY, rows)).counts == {queue: 30}
     assert [body.strip() for body in bodies(namespace, queue)] == [f"{number}" for number in range(30)]
 
 
-def test_batches_are_no_larger_than_is_said(namespace: RunningNamespace) -> None:
+def test_batch_size_is_limited(namespace: RunningNamespace) -> None:
     queue = make_queue(namespace)
     writer = MessageWriter(options(namespace, queue, batchSize="1"), BODY)
     assert writer.write(batches(BODY, numbered(20))).counts == {queue: 20}
@@ -156,16 +155,14 @@ def test_batches_are_no_larger_than_is_said(namespace: RunningNamespace) -> None
     assert times == sorted(times)
 
 
-# Tasks that are run again.
+# Retried tasks.
 
 
 @pytest.mark.parametrize("kind", WRITERS)
-def test_e2_a_task_that_is_run_again_sends_nothing_twice_where_duplicates_are_detected(
-    namespace: RunningNamespace, kind: type[Writer]
-) -> None:
+def test_e2_retried_task_sends_no_duplicates(namespace: RunningNamespace, kind: type[Writer]) -> None:
     queue = make_queue(namespace, requires_duplicate_detection=True)
     writer = kind(options(namespace, queue), BODY)
-    rows = [*numbered(500), *numbered(500)]  # twice the same is two messages
+    rows = [*numbered(500), *numbered(500)]  # two equal rows are two messages
 
     def interrupted() -> Iterator[pa.RecordBatch]:
         yield from batches(BODY, rows[:700])
@@ -173,19 +170,19 @@ def test_e2_a_task_that_is_run_again_sends_nothing_twice_where_duplicates_are_de
 
     with pytest.raises(ConnectionAbortedError):
         again(writer).write(interrupted())
-    again(writer).write(batches(BODY, rows[::-1]))  # as they might come from a shuffle
+    again(writer).write(batches(BODY, rows[::-1]))  # in another order, as after a shuffle
     again(writer).write(batches(BODY, rows))
     assert sorted(bodies(namespace, queue)) == sorted(row["body"] for row in rows)
 
 
-def test_e2_another_write_of_the_same_rows_is_another_thousand_messages(namespace: RunningNamespace) -> None:
+def test_e2_second_write_of_the_same_rows_is_not_a_duplicate(namespace: RunningNamespace) -> None:
     queue = make_queue(namespace, requires_duplicate_detection=True)
     for _ in range(2):
         MessageWriter(options(namespace, queue), BODY).write(batches(BODY, numbered(100)))
     assert len(bodies(namespace, queue)) == 200
 
 
-def test_e2_a_job_with_a_name_can_be_run_again_as_a_whole(namespace: RunningNamespace) -> None:
+def test_e2_write_with_a_prefix_can_be_repeated(namespace: RunningNamespace) -> None:
     queue = make_queue(namespace, requires_duplicate_detection=True)
     for name in ("monday", "monday", "tuesday"):
         MessageWriter(options(namespace, queue, messageIdPrefix=name), BODY).write(batches(BODY, numbered(100)))
@@ -193,7 +190,7 @@ def test_e2_a_job_with_a_name_can_be_run_again_as_a_whole(namespace: RunningName
     assert {str(message.message_id).split("-")[0] for message in look(namespace, queue)} == {"monday", "tuesday"}
 
 
-def test_e1_connections_that_are_lost_meanwhile_cost_nothing(namespace: RunningNamespace) -> None:
+def test_e1_lost_connections_lose_no_message(namespace: RunningNamespace) -> None:
     queue = make_queue(namespace, requires_duplicate_detection=True)
 
     def with_cuts() -> Iterator[pa.RecordBatch]:
@@ -206,7 +203,7 @@ def test_e1_connections_that_are_lost_meanwhile_cost_nothing(namespace: RunningN
     assert bodies(namespace, queue) == [f"{number}" for number in range(3_000)]
 
 
-# What cannot be sent.
+# Errors.
 
 
 def refused(namespace: RunningNamespace, rows: list[dict[str, Any]]) -> MessageWriteError:
@@ -229,7 +226,7 @@ def to(path: str, count: int) -> list[dict[str, Any]]:
         ({"requires_session": True}, "x", MessagingError),
     ],
 )
-def test_e4_an_entity_that_takes_none_fails_the_task_with_the_reason(
+def test_e4_rejected_send_fails_the_task_with_the_reason(
     namespace: RunningNamespace, description: dict[str, Any] | None, body: str, cause: type[MessagingError]
 ) -> None:
     good = make_queue(namespace)
@@ -248,7 +245,7 @@ def test_e4_an_entity_that_takes_none_fails_the_task_with_the_reason(
         ({"entity": "a/$management", "body": "x"}, "its entity is"),
     ],
 )
-def test_e4_a_row_that_is_no_message_is_told_by_its_number(
+def test_e4_invalid_row_is_reported_by_its_number(
     namespace: RunningNamespace, row: dict[str, Any], reason: str
 ) -> None:
     queue = make_queue(namespace)
@@ -256,7 +253,7 @@ def test_e4_a_row_that_is_no_message_is_told_by_its_number(
         MessageWriter(options(namespace), ROUTED).write(batches(ROUTED, [*to(queue, 1_201), row]))
 
 
-def test_a_key_without_the_claim_is_told_from_the_rest(namespace: RunningNamespace) -> None:
+def test_wrong_key_is_an_error(namespace: RunningNamespace) -> None:
     wrong = namespace.connection_string.replace(namespace.key, "d3Jvbmc=")
     with pytest.raises(MessageWriteError, match="Send"):
         MessageWriter(replace(options(namespace, "orders"), connection=ConnectionReference.parse(wrong)), BODY).write(
@@ -265,18 +262,16 @@ def test_a_key_without_the_claim_is_told_from_the_rest(namespace: RunningNamespa
 
 
 @pytest.mark.parametrize("kind", WRITERS)
-def test_what_makes_no_messages_is_refused_before_anything_runs(
-    namespace: RunningNamespace, kind: type[Writer]
-) -> None:
-    with pytest.raises(SchemaError, match="no option 'entity', and no column"):
+def test_invalid_write_is_rejected_before_any_task(namespace: RunningNamespace, kind: type[Writer]) -> None:
+    with pytest.raises(SchemaError, match="set the option 'entity', or add a column"):
         kind(options(namespace), BODY)
-    with pytest.raises(SchemaError, match="is 'body' meant"):
+    with pytest.raises(SchemaError, match="did you mean 'body'"):
         kind(options(namespace, "orders"), StructType([StructField("bodi", StringType())]))
     with pytest.raises(SparkOptionError, match="append"):
         kind(options(namespace, "orders"), BODY, overwrite=True)
 
 
-def test_a_writer_tells_no_secret(namespace: RunningNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_writer_shows_no_secret(namespace: RunningNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BUS", namespace.connection_string)
     writer = MessageWriter(SinkOptions.from_options({"connection": "env:BUS", "entity": "orders"}), BODY)
     assert namespace.key.encode() not in pickle.dumps(writer)
@@ -296,7 +291,7 @@ def spark() -> Iterator[SparkSession]:
 
 
 def losing(connection: Path, queue: str) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """What comes before the writer in the same task, and fails the first time when some of its rows have arrived."""
+    """Return a step before the writer in the same task, which fails the first time after some rows have arrived."""
 
     def lose(rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield from rows
@@ -313,9 +308,7 @@ def losing(connection: Path, queue: str) -> Callable[[Iterable[pa.RecordBatch]],
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_d1_a_table_is_written_with_spark_and_lost_tasks_do_no_harm(
-    namespace: RunningNamespace, spark: SparkSession, tmp_path: Path
-) -> None:
+def test_d1_table_write_survives_lost_tasks(namespace: RunningNamespace, spark: SparkSession, tmp_path: Path) -> None:
     secret = tmp_path / "connection"
     secret.write_text(namespace.connection_string)
     queue = make_queue(namespace, requires_duplicate_detection=True)
@@ -333,7 +326,7 @@ def test_d1_a_table_is_written_with_spark_and_lost_tasks_do_no_harm(
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_d1_a_batch_of_a_stream_that_is_run_again_after_a_restart_does_no_harm(
+def test_d1_repeated_stream_batch_sends_no_duplicates(
     namespace: RunningNamespace, spark: SparkSession, tmp_path: Path
 ) -> None:
     queue = make_queue(namespace, requires_duplicate_detection=True)
@@ -351,11 +344,11 @@ def test_d1_a_batch_of_a_stream_that_is_run_again_after_a_restart_does_no_harm(
         )
         assert query.awaitTermination(240)
 
-    for name in ("one", "two"):  # the same content twice, in two batches
+    for name in ("one", "two"):  # the same content in two batches
         (source / name).write_text("a\nb\nb")
         run()
     assert sorted(bodies(namespace, queue)) == ["a", "a", "b", "b", "b", "b"]
-    for committed in (checkpoint / "commits").glob("*1*"):  # as if it had been killed before it was told
+    for committed in (checkpoint / "commits").glob("*1*"):  # as if it had been killed before the commit
         committed.unlink()
     (source / "three").write_text("c")
     run()
@@ -364,10 +357,10 @@ def test_d1_a_batch_of_a_stream_that_is_run_again_after_a_restart_does_no_harm(
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_e4_what_is_wrong_with_a_write_is_told_by_spark(namespace: RunningNamespace, spark: SparkSession) -> None:
+def test_e4_write_error_is_shown_by_spark(namespace: RunningNamespace, spark: SparkSession) -> None:
     rows = spark.sql("select 'x' as body, 1 as amount")
     sink = rows.write.format("pairbus").mode("append").option("connection", namespace.connection_string)
-    with pytest.raises(Exception, match="messages have no 'amount'"):
+    with pytest.raises(Exception, match="messages have no column 'amount'"):
         sink.save("orders")
     rows = spark.sql("select 'x' as body")
     sink = rows.write.format("pairbus").mode("append").option("connection", namespace.connection_string)

@@ -1,17 +1,22 @@
-"""Every kind of store, opened on a new place for each test."""
+"""Every kind of store, opened in a new location for each test."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.store.opening import LmdbOpening, MemoryOpening, Opening
+from tests.store.opening import FaultyOpening, LmdbOpening, MemoryOpening, Opening
 
 
-@pytest.fixture(params=["memory", "lmdb"])
+@pytest.fixture(params=["memory", "lmdb", "faulty"])
 def opening(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Opening]:
-    opening: Opening = MemoryOpening() if request.param == "memory" else LmdbOpening(tmp_path)
+    makers: dict[str, Callable[[], Opening]] = {
+        "memory": MemoryOpening,
+        "lmdb": lambda: LmdbOpening(tmp_path),
+        "faulty": FaultyOpening,
+    }
+    opening = makers[request.param]()
     yield opening
     opening.close()

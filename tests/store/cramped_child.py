@@ -1,4 +1,4 @@
-"""Opens a store where there is little address space, and says how much it took."""
+"""Opens a store with little address space, and prints how much it took."""
 
 from __future__ import annotations
 

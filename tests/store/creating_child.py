@@ -1,4 +1,4 @@
-"""Makes a data directory, and ends without a word before one of the calls that change the disk."""
+"""Creates a data directory, and exits before one of the calls that change the disk."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DEEDS: list[tuple[Any, str]] = [
 
 
 class Deeds:
-    """Counts down to the end."""
+    """Counts calls down to the exit."""
 
     def __init__(self, left: int) -> None:
         self.left = left

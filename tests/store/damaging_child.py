@@ -1,7 +1,7 @@
-"""Opens damaged copies of a store's file, one after the other, and says what came of each.
+"""Opens damaged copies of a store's file, one after the other, and prints the outcome of each.
 
-The cases come on standard input, one a line: the length to which the file is cut, then pairs of position and new
-octet. Before each its number is said, so that the last one is known when LMDB takes the process down.
+The cases come on standard input, one per line: the length to which the file is cut, then pairs of position and new
+octet. Before each case its number is printed, so that the last one is known when LMDB kills the process.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ UNHARMED = "unharmed"
 
 
 def examine(path: Path, expected: dict[bytes, bytes]) -> str:
-    """Open a store of which this much is known, read all of it in both ways, write to it, and read again."""
+    """Open a store with known contents, read all of it in both ways, write to it, and read again."""
     try:
         store = LmdbStore(path, max_bytes=1 << 30, step_bytes=1 << 16)
     except DamagedStoreError:
@@ -38,7 +38,7 @@ def examine(path: Path, expected: dict[bytes, bytes]) -> str:
 
 
 def compare(store: LmdbStore, expected: dict[bytes, bytes]) -> set[bytes]:
-    """See that every record is right, or that somebody is told."""
+    """Check that every record is right, or that its damage is reported."""
     damaged: set[bytes] = set()
     found = dict(store.scan(*EVERYTHING, on_damage=lambda key, _: damaged.add(key)))
     for key, value in found.items():
@@ -61,7 +61,7 @@ def damaged_copy(data: bytes, case: list[int]) -> bytes:
 
 
 def load(path: Path) -> tuple[bytes, dict[bytes, bytes]]:
-    """Read a sound file, and what is in it."""
+    """Read an undamaged file, and its contents."""
     data = path.read_bytes()
     records = json.loads(path.with_suffix(".json").read_text())
     return data, {bytes.fromhex(key): bytes.fromhex(value) for key, value in records.items()}

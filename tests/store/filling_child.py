@@ -1,6 +1,6 @@
-"""Fills a store until the system lets no file grow any more, and sees what still works.
+"""Fills a store until the system lets no file grow any more, and checks what still works.
 
-The limit on the size of files is the process's own, so the errors are the system's, and nobody else is disturbed.
+The limit on the size of files is that of the process, so the errors are the system's, and no other process is affected.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def records_from(first: int, count: int = 50, size: int = 1_000) -> dict[bytes, 
 
 
 def fill(store: LmdbStore, written: dict[bytes, bytes], at_once: int = 50) -> None:
-    """Write until there is no room."""
+    """Write until there is no space."""
     while True:
         batch = records_from(len(written), at_once)
         try:
@@ -46,7 +46,7 @@ def expect(store: LmdbStore, written: dict[bytes, bytes]) -> None:
 
 
 def full_disk(path: Path) -> None:
-    """Everything that was written stays, deletes work, and then writes do."""
+    """Check that everything written stays, that deletes work, and that then writes work."""
     limit_files(8 * MEBIBYTE)
     store = LmdbStore(path, step_bytes=STEP_BYTES)
     written: dict[bytes, bytes] = {}
@@ -66,7 +66,7 @@ def full_disk(path: Path) -> None:
 
 
 def space_comes_back(path: Path) -> None:
-    """When the disk has room again, the store goes on by itself."""
+    """Check that the store resumes when the disk has space again."""
     limit_files(4 * MEBIBYTE)
     store = LmdbStore(path, step_bytes=STEP_BYTES)
     written: dict[bytes, bytes] = {}
@@ -85,7 +85,7 @@ def space_comes_back(path: Path) -> None:
 
 
 def commit_meets_the_end(path: Path) -> None:
-    """A commit that the system refuses half-way leaves what was there, however often that happens."""
+    """Check that a commit that the system refuses half-way leaves the old state, however often that happens."""
     store = LmdbStore(path, step_bytes=STEP_BYTES)
     written = records_from(0, 500)
     apply(store, written)

@@ -1,4 +1,4 @@
-"""Holds a data directory until it is told to stop."""
+"""Holds a data directory until it is stopped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commits numbered batches without end, and says the number of each when it is durable."""
+"""Commits numbered batches endlessly, and prints the number of each when it is durable."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pairbus.store import DataDirectory, LmdbStore
 
 NEWEST = b"newest"
 KEPT = 40
-"""After so many batches more, half of a batch is deleted."""
+"""Number of later batches after which half of a batch is deleted."""
 
 
 def batch_of(number: int) -> dict[bytes, bytes | None]:
-    """All that one commit writes: its own records, the end of some older ones, and its number."""
+    """Return the writes of one commit: its own records, deletions of older ones, and its number."""
     batch: dict[bytes, bytes | None] = {key: value_of(number, key) for key in keys_of(number)}
     batch |= dict.fromkeys(keys_of(number - KEPT)[::2])
     batch[NEWEST] = b"%d" % number
@@ -23,7 +23,7 @@ def batch_of(number: int) -> dict[bytes, bytes | None]:
 
 
 def state_after(number: int) -> dict[bytes, bytes]:
-    """All that is there when the batches up to this number were committed."""
+    """Return the state after the batches up to this number were committed."""
     state = {
         key: value_of(older, key)
         for older in range(1, number + 1)

@@ -1,4 +1,4 @@
-"""Ways to open a store, so that one suite can be run on every kind."""
+"""Ways to open a store, so that one suite runs on every kind."""
 
 from __future__ import annotations
 
@@ -8,25 +8,26 @@ from typing import Protocol
 import lmdb
 
 from pairbus.store import KeyValueStore, LmdbStore, MemoryStore
+from pairbus.store.faulty import FaultyStore
 
 STEP_BYTES = 1 << 20
 EVERYTHING = (b"", b"\xff" * 600)
 
 
 class Opening(Protocol):
-    """One place for records, and the store that is open on it."""
+    """A location for records, and the store that is open there."""
 
     def open(self, max_bytes: int | None = None) -> KeyValueStore:
-        """Open the store on a new place."""
+        """Open the store in a new location."""
 
     def reopen(self) -> KeyValueStore:
-        """Close it, and open it on the same place."""
+        """Close it, and open it in the same location."""
 
     def damage(self, key: bytes) -> KeyValueStore:
         """Change the stored bytes of one value, and return the store that sees it."""
 
     def close(self) -> None:
-        """Leave nothing open."""
+        """Close everything."""
 
 
 class MemoryOpening:
@@ -88,3 +89,16 @@ class LmdbOpening:
 def open_raw(path: Path) -> lmdb.Environment:
     """Open the file of a store without the store."""
     return lmdb.Environment(str(path), subdir=False, lock=False, map_size=1 << 30, lib_version=0)
+
+
+class FaultyOpening(MemoryOpening):
+    """A store that could be made to fail, and is not: it must not differ from the one behind it."""
+
+    def open(self, max_bytes: int | None = None) -> KeyValueStore:  # type: ignore[override]
+        return FaultyStore(super().open(max_bytes), lambda: None)
+
+    def reopen(self) -> KeyValueStore:  # type: ignore[override]
+        return FaultyStore(super().reopen(), lambda: None)
+
+    def damage(self, key: bytes) -> KeyValueStore:  # type: ignore[override]
+        return FaultyStore(super().damage(key), lambda: None)

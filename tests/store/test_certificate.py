@@ -1,4 +1,4 @@
-"""The certificate of a namespace: good for every client, kept while it can be, and mended after a kill."""
+"""The certificate of a namespace: valid for every client, kept as long as possible, and repaired after a kill."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def names(certificate: Certificate) -> set[str]:
 
 
 def shake_hands(certificate: Certificate, host: str, *, strict: bool = True) -> str | None:
-    """A TLS handshake in memory; the version that both settle on."""
+    """Do a TLS handshake in memory; return the negotiated version."""
     server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     server.load_cert_chain(certificate.cert_file, certificate.key_file)
     client = ssl.create_default_context(cafile=str(certificate.ca_file))
@@ -59,12 +59,12 @@ def shake_hands(certificate: Certificate, host: str, *, strict: bool = True) -> 
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "::1", "bus.example.org", "10.1.2.3"])
-def test_a_strict_client_accepts_it_under_every_name(tmp_path: Path, host: str) -> None:
+def test_strict_client_accepts_it_under_every_name(tmp_path: Path, host: str) -> None:
     certificate = open_certificate(tmp_path, ["bus.example.org", "10.1.2.3"], now_ms())
     assert shake_hands(certificate, host) == "TLSv1.3"
 
 
-def test_a_client_refuses_it_under_another_name(tmp_path: Path) -> None:
+def test_client_refuses_it_under_another_name(tmp_path: Path) -> None:
     certificate = open_certificate(tmp_path, [], now_ms())
     with pytest.raises(ssl.SSLCertVerificationError):
         shake_hands(certificate, "example.org")
@@ -78,26 +78,26 @@ def test_openssl_verifies_the_chain(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_the_keys_are_for_our_eyes_only(tmp_path: Path) -> None:
+def test_keys_are_private(tmp_path: Path) -> None:
     open_certificate(tmp_path / "data", [], NOW_MS)
     for name in ("ca-key.pem", "server-key.pem"):
         assert stat.S_IMODE((tmp_path / "data" / "tls" / name).stat().st_mode) == 0o600
     assert stat.S_IMODE((tmp_path / "data" / "tls").stat().st_mode) == 0o700
 
 
-def test_it_is_kept_from_one_start_to_the_next(tmp_path: Path) -> None:
+def test_certificate_is_kept_across_restarts(tmp_path: Path) -> None:
     first = open_certificate(tmp_path, ["a.example.org", "b.example.org"], NOW_MS)
     before = content(tmp_path)
     assert open_certificate(tmp_path, ["B.example.org"], NOW_MS + DAY_MS) == first == certificate_files(tmp_path)
     assert content(tmp_path) == before
 
 
-def test_two_directories_have_authorities_of_their_own(tmp_path: Path) -> None:
+def test_directories_have_separate_authorities(tmp_path: Path) -> None:
     one, other = (open_certificate(tmp_path / name, [], NOW_MS) for name in ("one", "other"))
     assert leaf(one).issuer != leaf(other).issuer
 
 
-def test_more_names_take_a_new_certificate_of_the_same_authority(tmp_path: Path) -> None:
+def test_additional_names_issue_a_new_certificate_of_the_same_authority(tmp_path: Path) -> None:
     open_certificate(tmp_path, [], NOW_MS)
     before = content(tmp_path)
     certificate = open_certificate(tmp_path, ["[fe80::1]", "bücher.example"], NOW_MS)
@@ -107,7 +107,7 @@ def test_more_names_take_a_new_certificate_of_the_same_authority(tmp_path: Path)
 
 
 @pytest.mark.parametrize(("days", "renewed"), [(790, False), (800, True)])
-def test_it_is_renewed_before_it_runs_out(tmp_path: Path, days: int, renewed: bool) -> None:
+def test_certificate_is_renewed_before_it_expires(tmp_path: Path, days: int, renewed: bool) -> None:
     open_certificate(tmp_path, [], NOW_MS)
     before = content(tmp_path)
     certificate = open_certificate(tmp_path, [], NOW_MS + days * DAY_MS)
@@ -116,7 +116,7 @@ def test_it_is_renewed_before_it_runs_out(tmp_path: Path, days: int, renewed: bo
     assert leaf(certificate).not_valid_after_utc.timestamp() * 1000 > NOW_MS + (days + 30) * DAY_MS
 
 
-def test_it_ends_with_its_authority_at_the_latest_and_both_are_renewed_then(tmp_path: Path) -> None:
+def test_certificate_expires_no_later_than_its_authority_and_both_are_renewed(tmp_path: Path) -> None:
     open_certificate(tmp_path, [], NOW_MS)
     before = content(tmp_path)
     certificate = open_certificate(tmp_path, [], NOW_MS + 3600 * DAY_MS)
@@ -129,7 +129,7 @@ def test_it_ends_with_its_authority_at_the_latest_and_both_are_renewed_then(tmp_
 
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("damage", ["missing", "empty", "cut", "rubbish"])
-def test_what_is_missing_or_damaged_is_made_anew(tmp_path: Path, name: str, damage: str) -> None:
+def test_missing_or_damaged_files_are_recreated(tmp_path: Path, name: str, damage: str) -> None:
     open_certificate(tmp_path, [], now_ms())
     before = content(tmp_path)
     file = tmp_path / "tls" / name
@@ -143,8 +143,8 @@ def test_what_is_missing_or_damaged_is_made_anew(tmp_path: Path, name: str, dama
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_file_of_another_directory_is_replaced(tmp_path: Path, name: str) -> None:
-    """As after a kill between two files: each is sound, and they do not belong together."""
+def test_file_of_another_directory_is_replaced(tmp_path: Path, name: str) -> None:
+    """Simulate a kill between two files: each is valid, but they do not match."""
     for directory in ("ours", "other"):
         open_certificate(tmp_path / directory, [], now_ms())
     shutil.copy(tmp_path / "other" / "tls" / name, tmp_path / "ours" / "tls" / name)
@@ -152,7 +152,7 @@ def test_a_file_of_another_directory_is_replaced(tmp_path: Path, name: str) -> N
     assert shake_hands(certificate, "localhost") == "TLSv1.3"
 
 
-def test_a_whole_pair_of_another_authority_is_replaced(tmp_path: Path) -> None:
+def test_pair_of_another_authority_is_replaced(tmp_path: Path) -> None:
     for directory in ("ours", "other"):
         open_certificate(tmp_path / directory, [], now_ms())
     for name in ("server.pem", "server-key.pem"):
@@ -160,7 +160,7 @@ def test_a_whole_pair_of_another_authority_is_replaced(tmp_path: Path) -> None:
     assert shake_hands(open_certificate(tmp_path / "ours", [], now_ms()), "localhost") == "TLSv1.3"
 
 
-def test_a_chain_without_the_authority_is_completed(tmp_path: Path) -> None:
+def test_chain_without_the_authority_is_completed(tmp_path: Path) -> None:
     certificate = open_certificate(tmp_path, [], now_ms())
     alone = certificate.cert_file.read_bytes().partition(b"-----END CERTIFICATE-----\n")
     certificate.cert_file.write_bytes(b"".join(alone[:2]))
@@ -168,7 +168,7 @@ def test_a_chain_without_the_authority_is_completed(tmp_path: Path) -> None:
     assert len(x509.load_pem_x509_certificates(certificate.cert_file.read_bytes())) == 2
 
 
-def test_what_an_interrupted_start_left_behind_is_no_obstacle(tmp_path: Path) -> None:
+def test_leftovers_of_an_interrupted_start_are_replaced(tmp_path: Path) -> None:
     (tmp_path / "tls").mkdir()
     for name in FILES:
         (tmp_path / "tls" / f"{name}.new").write_bytes(b"half")
@@ -176,18 +176,18 @@ def test_what_an_interrupted_start_left_behind_is_no_obstacle(tmp_path: Path) ->
     assert sorted(os.listdir(tmp_path / "tls")) == sorted(FILES)
 
 
-def test_a_clock_that_was_wrong_does_no_lasting_harm(tmp_path: Path) -> None:
+def test_wrong_clock_does_no_lasting_harm(tmp_path: Path) -> None:
     open_certificate(tmp_path, [], now_ms() + 4000 * DAY_MS)
     assert shake_hands(open_certificate(tmp_path, [], now_ms()), "localhost") == "TLSv1.3"
 
 
-def test_what_the_system_refuses_is_told(tmp_path: Path) -> None:
+def test_system_error_is_reported(tmp_path: Path) -> None:
     (tmp_path / "tls").write_text("a file", encoding="utf-8")
     with pytest.raises(StoreFailedError, match="tls"):
         open_certificate(tmp_path, [], NOW_MS)
 
 
-def test_a_file_that_cannot_be_read_is_not_replaced(tmp_path: Path) -> None:
+def test_file_that_cannot_be_read_is_not_replaced(tmp_path: Path) -> None:
     (tmp_path / "tls" / "ca.pem").mkdir(parents=True)
     with pytest.raises(StoreFailedError, match="directory"):
         open_certificate(tmp_path, [], NOW_MS)

@@ -1,4 +1,4 @@
-"""What every store promises, on every kind of store."""
+"""The contract of all stores, on every kind of store."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def numbered(numbers: range, value: bytes = b"value") -> dict[bytes, bytes]:
 
 @pytest.mark.parametrize("value", [b"", b"v", b"v" * 2_000, b"v" * 2_100, b"v" * 4_096, b"v" * 100_000])
 @pytest.mark.parametrize("key", [b"\x00", b"key", LONGEST], ids=["shortest", "short", "longest"])
-def test_what_was_written_is_read_after_a_restart_too(opening: Opening, key: bytes, value: bytes) -> None:
+def test_written_records_are_read_after_a_restart(opening: Opening, key: bytes, value: bytes) -> None:
     store = opening.open()
     apply(store, {key: value})
     assert store.get(key) == value
@@ -44,7 +44,7 @@ def test_what_was_written_is_read_after_a_restart_too(opening: Opening, key: byt
     assert opening.reopen().get(key) == value
 
 
-def test_what_was_never_written_is_not_there(opening: Opening) -> None:
+def test_missing_key_returns_none(opening: Opening) -> None:
     store = opening.open()
     assert store.get(b"key") is None
     assert records(store) == {}
@@ -53,7 +53,7 @@ def test_what_was_never_written_is_not_there(opening: Opening) -> None:
     assert store.get(b"key\x00") is None
 
 
-def test_a_batch_overwrites_and_deletes(opening: Opening) -> None:
+def test_batch_overwrites_and_deletes(opening: Opening) -> None:
     store = opening.open()
     apply(store, {b"a": b"1", b"b": b"2", b"c": b"3"})
     apply(store, {b"a": None, b"b": b"two" * 2_000, b"d": b"4", b"never there": None})
@@ -63,7 +63,7 @@ def test_a_batch_overwrites_and_deletes(opening: Opening) -> None:
     assert records(opening.reopen()) == expected
 
 
-def test_nothing_of_a_batch_is_seen_before_it_ran_and_all_of_it_after(opening: Opening) -> None:
+def test_batch_becomes_visible_as_a_whole_when_it_has_run(opening: Opening) -> None:
     store = opening.open()
     apply(store, {b"a": b"1", b"b": b"2"})
     commit = store.prepare({b"a": b"new", b"b": None, b"c": b"3"})
@@ -74,7 +74,7 @@ def test_nothing_of_a_batch_is_seen_before_it_ran_and_all_of_it_after(opening: O
     assert (store.get(b"a"), store.get(b"b"), store.get(b"c")) == (b"new", None, b"3")
 
 
-def test_a_batch_that_is_changed_after_it_was_prepared_is_written_as_it_was(opening: Opening) -> None:
+def test_batch_that_is_changed_after_it_was_prepared_is_written_as_it_was(opening: Opening) -> None:
     store = opening.open()
     batch: dict[bytes, bytes | None] = {b"a": b"1"}
     commit = store.prepare(batch)
@@ -84,14 +84,14 @@ def test_a_batch_that_is_changed_after_it_was_prepared_is_written_as_it_was(open
     assert records(store) == {b"a": b"1"}
 
 
-def test_an_empty_batch_changes_nothing(opening: Opening) -> None:
+def test_empty_batch_changes_nothing(opening: Opening) -> None:
     store = opening.open()
     apply(store, {})
     apply(store, {b"never there": None})
     assert records(opening.reopen()) == {}
 
 
-def test_an_abandoned_batch_leaves_nothing_and_the_next_one_is_written(opening: Opening) -> None:
+def test_abandoned_batch_leaves_nothing_and_the_next_one_is_written(opening: Opening) -> None:
     store = opening.open()
     apply(store, {b"a": b"1"})
     store.prepare({b"a": None, b"b": b"2"}).abandon()
@@ -112,19 +112,19 @@ def test_only_one_commit_is_prepared_at_a_time(opening: Opening) -> None:
 
 @pytest.mark.parametrize("first", ["run", "abandon"])
 @pytest.mark.parametrize("second", ["run", "abandon"])
-def test_a_commit_is_used_once(opening: Opening, first: str, second: str) -> None:
+def test_second_use_of_a_commit_is_refused(opening: Opening, first: str, second: str) -> None:
     store = opening.open()
     commit = store.prepare({b"a": b"1"})
     getattr(commit, first)()
     before = records(store)
-    with pytest.raises(CommitOrderError, match="run or abandoned before"):
+    with pytest.raises(CommitOrderError, match="already run or abandoned"):
         getattr(commit, second)()
     assert records(store) == before
     apply(store, {b"b": b"2"})
 
 
 @pytest.mark.parametrize("key", [b"", LONGEST + b"k"], ids=["empty", "too long"])
-def test_a_key_that_cannot_be_stored_is_refused_and_nothing_happens(opening: Opening, key: bytes) -> None:
+def test_invalid_key_is_refused_and_changes_nothing(opening: Opening, key: bytes) -> None:
     store = opening.open()
     with pytest.raises(InvalidKeyError, match="1 to 511"):
         store.prepare({b"a": b"1", key: b"2"})
@@ -134,7 +134,7 @@ def test_a_key_that_cannot_be_stored_is_refused_and_nothing_happens(opening: Ope
     assert records(store) == {b"b": b"2"}
 
 
-def test_a_scan_goes_from_start_to_just_before_end(opening: Opening) -> None:
+def test_scan_goes_from_start_to_just_before_end(opening: Opening) -> None:
     store = opening.open()
     keys = [b"\x00", b"a", b"a\x00", b"a\x00\xff", b"ab", b"b", b"\xff", b"\xff\xff", LONGEST]
     apply(store, dict.fromkeys(keys, b"value"))
@@ -148,7 +148,7 @@ def test_a_scan_goes_from_start_to_just_before_end(opening: Opening) -> None:
             assert scanned(start, end) == sorted(key for key in keys if start <= key < end), (start, end)
 
 
-def test_a_scan_is_as_long_as_it_has_to_be(opening: Opening) -> None:
+def test_scan_returns_any_number_of_records(opening: Opening) -> None:
     store = opening.open()
     expected = numbered(range(2_500)) | numbered(range(5_000, 5_005), b"v" * 400_000)
     apply(store, expected)
@@ -156,7 +156,9 @@ def test_a_scan_is_as_long_as_it_has_to_be(opening: Opening) -> None:
 
 
 def test_batches_during_a_scan_do_not_disturb_it(opening: Opening) -> None:
-    """What stays as it was is met once, with its value, however often the pages around it are reused meanwhile."""
+    """Check that unchanged records are returned once, with their values, however often the pages around them are
+    reused.
+    """
     store = opening.open()
     stays = numbered(range(0, 6_000, 2), b"stays" * 20)
     changes = numbered(range(1, 6_000, 2), b"changes" * 20)
@@ -191,7 +193,7 @@ def test_reads_during_a_commit_on_another_thread_see_what_was_there_before(openi
         assert store.get(b"00000000") == after + b"0"
 
 
-def test_a_commit_that_runs_on_another_thread_makes_way_for_the_next(opening: Opening) -> None:
+def test_commit_on_another_thread_is_followed_by_the_next(opening: Opening) -> None:
     store = opening.open()
     for turn in range(20):
         with Running(store.prepare(numbered(range(turn * 10, turn * 10 + 10)))):
@@ -200,7 +202,7 @@ def test_a_commit_that_runs_on_another_thread_makes_way_for_the_next(opening: Op
 
 
 class Running:
-    """A commit that runs on a thread of its own, which begins when both threads are there."""
+    """A commit that runs on a separate thread, which starts when both threads are ready."""
 
     def __init__(self, commit: Commit) -> None:
         self.ended = threading.Event()
@@ -228,7 +230,7 @@ class Running:
         assert not self.errors
 
 
-def test_a_damaged_record_is_never_taken_for_a_good_one(opening: Opening) -> None:
+def test_damaged_record_raises_on_every_read(opening: Opening) -> None:
     store = opening.open()
     apply(store, {b"a": b"1", b"b": b"2", b"c": b"3"})
     store = opening.damage(b"b")
@@ -242,18 +244,18 @@ def test_a_damaged_record_is_never_taken_for_a_good_one(opening: Opening) -> Non
         next(scan)
 
 
-def test_a_scan_goes_on_after_a_damaged_record_when_somebody_is_told(opening: Opening) -> None:
+def test_scan_continues_after_a_damaged_record_with_a_listener(opening: Opening) -> None:
     store = opening.open()
     apply(store, {b"a": b"1", b"b": b"2", b"c": b"3"})
     store = opening.damage(b"b")
-    told: list[bytes] = []
-    found = dict(store.scan(*EVERYTHING, on_damage=lambda key, _: told.append(key)))
+    reported: list[bytes] = []
+    found = dict(store.scan(*EVERYTHING, on_damage=lambda key, _: reported.append(key)))
     assert found == {b"a": b"1", b"c": b"3"}
-    assert told == [b"b"]
+    assert reported == [b"b"]
 
 
 @pytest.mark.parametrize("value", [None, b"new"])
-def test_a_damaged_record_can_be_written_and_deleted(opening: Opening, value: bytes | None) -> None:
+def test_damaged_record_can_be_written_and_deleted(opening: Opening, value: bytes | None) -> None:
     store = opening.open()
     apply(store, {b"a": b"1"})
     store = opening.damage(b"a")
@@ -268,7 +270,7 @@ def fill(store: KeyValueStore, written: dict[bytes, bytes]) -> None:
         written |= batch
 
 
-def test_a_full_store_refuses_what_is_too_much_and_goes_on_when_there_is_room(opening: Opening) -> None:
+def test_full_store_refuses_batches_until_there_is_space(opening: Opening) -> None:
     store = opening.open(max_bytes=4 << 20)
     written: dict[bytes, bytes] = {}
     with pytest.raises(StoreFullError, match="remove records"):
@@ -286,7 +288,7 @@ def test_a_full_store_refuses_what_is_too_much_and_goes_on_when_there_is_room(op
     assert records(store) == written | numbered(range(90_000, 90_100), b"v" * 1_000)
 
 
-def test_a_batch_that_cannot_fit_changes_nothing(opening: Opening) -> None:
+def test_batch_that_cannot_fit_changes_nothing(opening: Opening) -> None:
     store = opening.open(max_bytes=4 << 20)
     apply(store, {b"a": b"1"})
     with pytest.raises(StoreFullError):
@@ -296,11 +298,11 @@ def test_a_batch_that_cannot_fit_changes_nothing(opening: Opening) -> None:
     assert records(opening.reopen()) == {b"a": b"1", b"c": b"3"}
 
 
-def test_there_is_room_in_a_new_store(opening: Opening) -> None:
+def test_new_store_has_free_space(opening: Opening) -> None:
     assert opening.open().room() > 100_000
 
 
-def test_a_batch_that_is_not_written_yet_takes_its_room(opening: Opening) -> None:
+def test_prepared_batch_reduces_the_free_space(opening: Opening) -> None:
     store = opening.open(max_bytes=16 << 20)
     before = store.room()
     commit = store.prepare({b"a": b"v" * 200_000})
@@ -310,7 +312,7 @@ def test_a_batch_that_is_not_written_yet_takes_its_room(opening: Opening) -> Non
     apply(store, {b"a": b"v" * 200_000})
 
 
-def test_a_batch_of_something_else_than_bytes_changes_nothing(opening: Opening) -> None:
+def test_batch_with_values_other_than_bytes_changes_nothing(opening: Opening) -> None:
     store = opening.open()
     batch: dict[Any, Any] = {b"a": b"1", b"b": 2}
     with pytest.raises(TypeError) as kept:
@@ -320,7 +322,7 @@ def test_a_batch_of_something_else_than_bytes_changes_nothing(opening: Opening) 
     del kept
 
 
-def test_closing_abandons_what_was_prepared_and_nothing_works_after_it(opening: Opening) -> None:
+def test_close_abandons_the_prepared_commit_and_later_use_raises(opening: Opening) -> None:
     store = opening.open()
     apply(store, {b"a": b"1"})
     commit = store.prepare({b"b": b"2"})

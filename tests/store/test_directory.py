@@ -1,4 +1,4 @@
-"""The data directory: made whole or finished later, held by one process, and never somebody else's."""
+"""The data directory: created completely or completed later, locked by one process, and never a foreign one."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def content(path: Path) -> dict[str, bytes]:
 
 
 def use(path: Path, now_ms: int = NOW_MS) -> None:
-    """Open a directory, write, and see that it is there the next time."""
+    """Open a directory, write, and check that it is there the next time."""
     for value in (b"1", b"2"):
         directory = DataDirectory.open(path, now_ms)
         store = LmdbStore(directory.data_file, step_bytes=1 << 20)
@@ -43,7 +43,7 @@ def use(path: Path, now_ms: int = NOW_MS) -> None:
         directory.close()
 
 
-def test_a_new_directory_is_made_for_our_eyes_only(tmp_path: Path) -> None:
+def test_new_directory_is_private(tmp_path: Path) -> None:
     path = tmp_path / "above" / "data"
     directory = DataDirectory.open(path, NOW_MS)
     assert stat.S_IMODE(path.stat().st_mode) == 0o700
@@ -55,7 +55,7 @@ def test_a_new_directory_is_made_for_our_eyes_only(tmp_path: Path) -> None:
     directory.close()
 
 
-def test_it_keeps_when_it_was_made(tmp_path: Path) -> None:
+def test_directory_records_its_creation_time(tmp_path: Path) -> None:
     DataDirectory.open(tmp_path / "data", NOW_MS).close()
     directory = DataDirectory.open(tmp_path / "data", NOW_MS + 5)
     assert directory.created_ms == NOW_MS
@@ -63,25 +63,25 @@ def test_it_keeps_when_it_was_made(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("names", [[], ["lost+found"]])
-def test_an_empty_directory_is_taken(tmp_path: Path, names: list[str]) -> None:
+def test_empty_directory_is_accepted(tmp_path: Path, names: list[str]) -> None:
     for name in names:
         (tmp_path / name).mkdir()
     use(tmp_path)
 
 
-def test_a_directory_is_held_by_one_within_a_process_too(tmp_path: Path) -> None:
+def test_directory_is_locked_within_a_process(tmp_path: Path) -> None:
     directory = DataDirectory.open(tmp_path, NOW_MS)
-    with pytest.raises(StoreInUseError, match="this very process"):
+    with pytest.raises(StoreInUseError, match="already open in this process"):
         DataDirectory.open(tmp_path, NOW_MS)
     directory.close()
     use(tmp_path)
 
 
-def test_another_process_keeps_us_out_until_it_is_killed(tmp_path: Path) -> None:
+def test_directory_is_locked_by_another_process_until_it_is_killed(tmp_path: Path) -> None:
     with start("holding_child", tmp_path / "data") as child:
         assert child.stdout is not None
         assert child.stdout.readline() == "held\n"
-        with pytest.raises(StoreInUseError, match=f"process {child.pid}; stop that one") as caught:
+        with pytest.raises(StoreInUseError, match=f"process {child.pid}; stop that process") as caught:
             DataDirectory.open(tmp_path / "data", NOW_MS)
         assert caught.value.holder == child.pid
         with pytest.raises(StoreInUseError):
@@ -95,7 +95,7 @@ def test_another_process_keeps_us_out_until_it_is_killed(tmp_path: Path) -> None
     directory.close()
 
 
-def test_a_newer_format_is_left_alone(tmp_path: Path) -> None:
+def test_newer_format_is_refused_unchanged(tmp_path: Path) -> None:
     use(tmp_path)
     (tmp_path / FORMAT_FILE).write_text(json.dumps({"format": FORMAT_VERSION + 1, "created_ms": 1, "more": []}))
     before = content(tmp_path)
@@ -123,7 +123,7 @@ SAYS_NOTHING = [
 
 
 @pytest.mark.parametrize("written", SAYS_NOTHING, ids=range(len(SAYS_NOTHING)))
-def test_a_format_file_that_says_nothing_is_damage(tmp_path: Path, written: bytes) -> None:
+def test_invalid_format_file_is_damage(tmp_path: Path, written: bytes) -> None:
     use(tmp_path)
     (tmp_path / FORMAT_FILE).write_bytes(written)
     before = content(tmp_path)
@@ -132,11 +132,11 @@ def test_a_format_file_that_says_nothing_is_damage(tmp_path: Path, written: byte
     assert content(tmp_path) == before
 
 
-def test_records_are_not_given_up_because_a_file_is_missing(tmp_path: Path) -> None:
+def test_missing_format_file_does_not_discard_records(tmp_path: Path) -> None:
     use(tmp_path)
     (tmp_path / FORMAT_FILE).rename(tmp_path / "kept")
     (tmp_path / "kept").rename(tmp_path.parent / "kept")
-    with pytest.raises(DamagedStoreError, match="there are records"):
+    with pytest.raises(DamagedStoreError, match="has records"):
         DataDirectory.open(tmp_path, NOW_MS)
     (tmp_path.parent / "kept").rename(tmp_path / FORMAT_FILE)
     (tmp_path / DATA_FILE).unlink()
@@ -146,16 +146,16 @@ def test_records_are_not_given_up_because_a_file_is_missing(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("name", ["holiday.jpg", ".hidden", "data.mdb.backup"])
-def test_a_directory_of_somebody_else_is_not_touched(tmp_path: Path, name: str) -> None:
+def test_foreign_directory_is_refused_unchanged(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"theirs")
     (tmp_path / LOCK_FILE).write_bytes(b"theirs too")
     before = content(tmp_path)
-    with pytest.raises(NotADataDirectoryError, match=f"{name}.*Name an empty"):
+    with pytest.raises(NotADataDirectoryError, match=f"{name}.*Use an empty"):
         DataDirectory.open(tmp_path, NOW_MS)
     assert content(tmp_path) == before
 
 
-def test_a_file_is_no_directory(tmp_path: Path) -> None:
+def test_file_instead_of_a_directory_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"theirs")
     with pytest.raises(NotADataDirectoryError, match="it is a file"):
         DataDirectory.open(tmp_path / "file", NOW_MS)
@@ -163,13 +163,13 @@ def test_a_file_is_no_directory(tmp_path: Path) -> None:
         DataDirectory.open(tmp_path / "file" / "data", NOW_MS)
 
 
-def test_our_own_other_files_are_welcome_once_the_directory_is_made(tmp_path: Path) -> None:
+def test_other_files_are_accepted_in_an_existing_directory(tmp_path: Path) -> None:
     use(tmp_path)
     (tmp_path / "certificate.pem").write_bytes(b"ours")
     use(tmp_path)
 
 
-def test_a_file_gets_its_name_when_it_is_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_is_renamed_once_it_is_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names: list[list[str]] = []
     sync = os.fsync
 
@@ -183,11 +183,11 @@ def test_a_file_gets_its_name_when_it_is_durable(tmp_path: Path, monkeypatch: py
 
 
 HALF_MADE = ["nothing", "lock", "data.new", "torn data.new", "data", "format.new", "torn format.new"]
-"""How far the first creation had come when the process ended."""
+"""States of an interrupted creation."""
 
 
 @pytest.mark.parametrize("reached", HALF_MADE)
-def test_a_half_made_directory_is_finished(tmp_path: Path, reached: str) -> None:
+def test_incomplete_directory_is_completed(tmp_path: Path, reached: str) -> None:
     stage = HALF_MADE.index(reached)
     if stage >= HALF_MADE.index("lock"):
         (tmp_path / LOCK_FILE).write_bytes(b"99999999\n" if stage % 2 else b"")
@@ -207,8 +207,8 @@ def test_a_half_made_directory_is_finished(tmp_path: Path, reached: str) -> None
 
 
 @pytest.mark.slow
-def test_the_first_creation_can_end_with_every_deed(tmp_path: Path) -> None:
-    """Whatever a first creation does to the disk may be the last that the process did."""
+def test_creation_survives_a_crash_at_every_step(tmp_path: Path) -> None:
+    """Crash after each call with which a creation changes the disk."""
     survived = 0
     ended = True
     while ended:

@@ -1,4 +1,4 @@
-"""No room: nothing is lost, nothing is half-written, and it goes on when there is room again."""
+"""No space: nothing is lost, nothing is half-written, and the store resumes when there is space again."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ MEBIBYTE = 1 << 20
 
 
 @pytest.mark.parametrize("scene", SCENES)
-def test_a_disk_that_is_full(tmp_path: Path, scene: str) -> None:
+def test_full_disk_is_reported_and_recovers(tmp_path: Path, scene: str) -> None:
     run("filling_child", scene, tmp_path / "data.mdb")
 
 
 @pytest.mark.parametrize("max_bytes", [MEBIBYTE, 3 * MEBIBYTE, 5 * MEBIBYTE + 4_097])
-def test_a_limit_of_our_own(tmp_path: Path, max_bytes: int) -> None:
+def test_size_limit_is_reported_and_recovers(tmp_path: Path, max_bytes: int) -> None:
     path = tmp_path / "data.mdb"
     store = LmdbStore(path, max_bytes=max_bytes, step_bytes=MEBIBYTE)
     written: dict[bytes, bytes] = {}
@@ -41,8 +41,8 @@ def test_a_limit_of_our_own(tmp_path: Path, max_bytes: int) -> None:
     store.close()
 
 
-def test_lmdb_itself_finds_no_room(tmp_path: Path) -> None:
-    """What our estimate lets pass is refused by LMDB, while the batch is prepared or when it runs."""
+def test_lmdb_out_of_space_is_reported(tmp_path: Path) -> None:
+    """Check writes that our estimate lets pass and LMDB refuses, during the prepare or the run."""
     store = LmdbStore(tmp_path / "data.mdb", max_bytes=MEBIBYTE, step_bytes=MEBIBYTE)
     written = {b"%04d" % number: b"v" * 2_300 for number in range(100)}
     apply(store, written)
@@ -52,7 +52,7 @@ def test_lmdb_itself_finds_no_room(tmp_path: Path) -> None:
         try:
             apply(store, batch)
         except StoreFullError as error:
-            refused.append(error)  # with all that its traceback holds
+            refused.append(error)  # with everything that its traceback references
         else:
             written |= batch
         expect(store, written)

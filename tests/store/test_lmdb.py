@@ -1,4 +1,4 @@
-"""What only the store on disk has to get right: its file, its locks, its room, and what LMDB itself reports."""
+"""The specifics of the store on disk: its file, its locks, its space, and LMDB's own errors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from pairbus.store import (
     apply,
     verify,
 )
-from pairbus.store.checksum import seal
+from pairbus.store.checksums import seal
 from pairbus.store.directory import DATA_FILE
 from tests.store.child import run
 from tests.store.opening import EVERYTHING, open_raw
@@ -44,7 +44,7 @@ def store(path: Path) -> Iterator[LmdbStore]:
     store.close()
 
 
-def test_a_file_is_open_once(store: LmdbStore, path: Path) -> None:
+def test_file_can_be_opened_only_once(store: LmdbStore, path: Path) -> None:
     with pytest.raises(StoreInUseError, match="in use"):
         LmdbStore(path)
     apply(store, {b"a": b"1"})
@@ -52,14 +52,14 @@ def test_a_file_is_open_once(store: LmdbStore, path: Path) -> None:
     LmdbStore(path).close()
 
 
-def test_a_file_that_cannot_be_opened_is_reported(tmp_path: Path) -> None:
-    with pytest.raises(StoreFailedError, match=r"No such file.*Look at the disk"):
+def test_file_that_cannot_be_opened_is_reported(tmp_path: Path) -> None:
+    with pytest.raises(StoreFailedError, match=r"No such file.*Check the disk"):
         LmdbStore(tmp_path / "nowhere" / "data.mdb")
     with pytest.raises(StoreFailedError, match="directory"):
         LmdbStore(tmp_path)
 
 
-def test_an_empty_file_and_a_file_of_something_else_are_refused_as_they_are(path: Path) -> None:
+def test_empty_and_foreign_files_are_refused_unchanged(path: Path) -> None:
     for content in (b"", b"SQLite format 3\x00" * 1_000, bytes(20_000)):
         path.write_bytes(content)
         with pytest.raises(DamagedStoreError, match="page 0"):
@@ -67,7 +67,7 @@ def test_an_empty_file_and_a_file_of_something_else_are_refused_as_they_are(path
         assert path.read_bytes() == content
 
 
-def test_a_file_of_another_lmdb_is_refused(path: Path) -> None:
+def test_file_of_another_lmdb_is_refused(path: Path) -> None:
     with (
         lmdb.Environment(str(path), subdir=False, lock=False, lib_version=1) as environment,
         environment.begin(write=True) as transaction,
@@ -77,12 +77,12 @@ def test_a_file_of_another_lmdb_is_refused(path: Path) -> None:
         LmdbStore(path)
 
 
-def test_the_environment_does_not_choose_the_format(tmp_path: Path) -> None:
+def test_environment_does_not_choose_the_format(tmp_path: Path) -> None:
     run("holding_child", tmp_path / "data", LMDB_DEFAULT_LIB_VERSION="1")
     assert verify(tmp_path / "data" / DATA_FILE).main.entries == 1
 
 
-def test_a_value_under_the_key_of_another_is_noticed(store: LmdbStore, path: Path) -> None:
+def test_value_under_the_key_of_another_is_noticed(store: LmdbStore, path: Path) -> None:
     store.close()
     with open_raw(path) as environment, environment.begin(write=True) as transaction:
         transaction.put(b"ab", seal(b"a", b"bc")[:4] + b"c")
@@ -94,13 +94,13 @@ def test_a_value_under_the_key_of_another_is_noticed(store: LmdbStore, path: Pat
     for key in (b"ab", b"b", b"short", b"empty"):
         with pytest.raises(DamagedRecordError):
             store.get(key)
-    told: dict[bytes, bytes] = {}
-    assert dict(store.scan(*EVERYTHING, on_damage=told.__setitem__)) == {b"sound": b"value"}
-    assert told == {b"ab": seal(b"a", b"bc")[:4] + b"c", b"b": seal(b"a", b"1"), b"short": b"123", b"empty": b""}
+    reported: dict[bytes, bytes] = {}
+    assert dict(store.scan(*EVERYTHING, on_damage=reported.__setitem__)) == {b"sound": b"value"}
+    assert reported == {b"ab": seal(b"a", b"bc")[:4] + b"c", b"b": seal(b"a", b"1"), b"short": b"123", b"empty": b""}
     store.close()
 
 
-def test_room_is_allocated_ahead_and_lmdb_does_not_mind(path: Path) -> None:
+def test_space_is_allocated_ahead_and_accepted_by_lmdb(path: Path) -> None:
     store = LmdbStore(path, step_bytes=4 * MEBIBYTE)
     written: dict[bytes, bytes] = {}
     for turn in range(12):
@@ -118,7 +118,7 @@ def test_room_is_allocated_ahead_and_lmdb_does_not_mind(path: Path) -> None:
     store.close()
 
 
-def test_what_a_copy_left_out_is_allocated_again(store: LmdbStore, path: Path) -> None:
+def test_holes_of_a_copied_file_are_allocated_again(store: LmdbStore, path: Path) -> None:
     apply(store, {b"a": b"1"})
     store.close()
     end = (verify(path).last_page + 1) * 4_096
@@ -132,7 +132,7 @@ def test_what_a_copy_left_out_is_allocated_again(store: LmdbStore, path: Path) -
     store.close()
 
 
-def test_deleted_records_make_room(store: LmdbStore) -> None:
+def test_deleted_records_free_space(store: LmdbStore) -> None:
     apply(store, {b"%04d" % number: b"v" * 3_000 for number in range(1_000)})
     before = store.room()
     for first in range(0, 1_000, 100):
@@ -145,7 +145,7 @@ def refuse_to_allocate(*_: int) -> None:
 
 
 @pytest.mark.parametrize("known", [False, True])
-def test_where_nothing_can_be_allocated_the_free_disk_counts(
+def test_free_disk_space_counts_if_allocation_is_unsupported(
     path: Path, monkeypatch: pytest.MonkeyPatch, known: bool
 ) -> None:
     if known:
@@ -161,12 +161,12 @@ def test_where_nothing_can_be_allocated_the_free_disk_counts(
     store.close()
 
 
-def test_less_address_space_is_enough(path: Path) -> None:
+def test_store_opens_with_less_address_space(path: Path) -> None:
     assert int(run("cramped_child", path)) < 1 << 36
 
 
 class Diverted:
-    """For a while, lets LMDB write its pages or its meta pages somewhere else than to its file."""
+    """Temporarily redirects LMDB's writes of pages or meta pages away from its file."""
 
     def __init__(self, store: LmdbStore, path: Path, *, metas: bool, to: str) -> None:
         (self._descriptor,) = lmdb_descriptors(store, path, metas=metas)
@@ -184,7 +184,7 @@ class Diverted:
 
 
 def lmdb_descriptors(store: LmdbStore, path: Path, *, metas: bool) -> list[int]:
-    """LMDB has its file open twice: what is written to the one for the meta pages is synced at once."""
+    """Return LMDB's descriptors. Its file is open twice: writes to the one for the meta pages are synced at once."""
     found = []
     for entry in Path("/proc/self/fd").iterdir():
         if entry.exists() and entry.samefile(path) and int(entry.name) != store._file._descriptor:
@@ -207,7 +207,7 @@ needs_proc = pytest.mark.skipif(not Path("/proc/self/fdinfo").exists(), reason="
         (True, "/dev/null", StoreFailedError),
     ],
 )
-def test_a_commit_that_fails_leaves_what_was_there_and_the_store_goes_on(
+def test_failed_commit_keeps_the_old_state_and_the_store_stays_usable(
     store: LmdbStore, path: Path, metas: bool, to: str, error: type[Exception]
 ) -> None:
     apply(store, {b"a": b"1", b"b": b"2"})
@@ -234,7 +234,7 @@ def test_a_commit_that_fails_leaves_what_was_there_and_the_store_goes_on(
 @needs_proc
 @pytest.mark.parametrize("commits", [0, 1, 2, 5])
 @pytest.mark.parametrize("to", ["/dev/full", "/dev/null"])
-def test_a_file_is_sound_after_a_commit_whose_meta_page_could_not_be_written(
+def test_file_is_sound_after_a_commit_whose_meta_page_could_not_be_written(
     store: LmdbStore, path: Path, commits: int, to: str
 ) -> None:
     for turn in range(commits):
@@ -252,7 +252,7 @@ def test_a_file_is_sound_after_a_commit_whose_meta_page_could_not_be_written(
 
 
 @needs_proc
-def test_a_store_that_cannot_be_opened_anew_says_so_until_it_can(
+def test_store_that_cannot_be_reopened_raises_until_it_can(
     store: LmdbStore, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     apply(store, {b"a": b"1"})
@@ -271,9 +271,9 @@ def test_a_store_that_cannot_be_opened_anew_says_so_until_it_can(
     assert store.get(b"a") == b"3"
 
 
-def test_a_store_is_not_closed_under_a_commit_that_runs(store: LmdbStore) -> None:
+def test_store_is_not_closed_under_a_commit_that_runs(store: LmdbStore) -> None:
     commit = store.prepare({b"a": b"1"})
-    transaction = commit._take()  # as if it ran on another thread just now
+    transaction = commit._take()  # as if it ran on another thread
     with pytest.raises(CommitOrderError, match="is running"):
         store.close()
     store.write(transaction)
@@ -281,7 +281,7 @@ def test_a_store_is_not_closed_under_a_commit_that_runs(store: LmdbStore) -> Non
 
 
 def test_lmdb_never_writes_to_a_page_that_a_read_still_sees(path: Path) -> None:
-    """The one thing that LMDB's own locks would have taken care of, under batches that use every free page."""
+    """Check the guarantee that LMDB's own locks would give, under batches that use every free page."""
     chance = random.Random(1)  # noqa: S311
     store = LmdbStore(path, step_bytes=MEBIBYTE)
     state = {b"%03d" % number: chance.randbytes(600) for number in range(400)}
@@ -297,7 +297,7 @@ def test_lmdb_never_writes_to_a_page_that_a_read_still_sees(path: Path) -> None:
         assert held is not None
         assert {key: raw[4:] for key, raw in held.cursor()} == state
         commit.run()
-        # The commit is over, but what reads saw meanwhile has not been given up yet.
+        # The commit has ended, but the snapshot of the reads is still open.
         assert {key: raw[4:] for key, raw in held.cursor()} == state
         state = {key: value for key, value in (state | batch).items() if value is not None}
     store.close()

@@ -1,4 +1,4 @@
-"""What the store in memory can be told, for the tests of others."""
+"""The failure injection of the store in memory, for the tests of users."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from pairbus.store import DamagedRecordError, MemoryStore, StoreFailedError, StoreFullError, apply
 
 
-def test_the_next_prepare_fails_and_the_one_after_it_does_not() -> None:
+def test_next_prepare_fails_and_the_one_after_it_does_not() -> None:
     store = MemoryStore()
     store.fail_next_prepare(StoreFullError("memory", "as told"))
     with pytest.raises(StoreFullError, match="as told"):
@@ -19,7 +19,7 @@ def test_the_next_prepare_fails_and_the_one_after_it_does_not() -> None:
     assert store.get(b"a") == b"2"
 
 
-def test_the_next_run_fails_and_nothing_of_its_batch_is_there() -> None:
+def test_next_run_fails_and_nothing_of_its_batch_is_written() -> None:
     store = MemoryStore()
     store.fail_next_run(StoreFailedError("memory", "as told"))
     commit = store.prepare({b"a": b"1"})
@@ -30,7 +30,7 @@ def test_the_next_run_fails_and_nothing_of_its_batch_is_there() -> None:
     assert store.get(b"a") == b"2"
 
 
-def test_an_abandoned_commit_does_not_use_up_the_failure() -> None:
+def test_abandoned_commit_does_not_consume_the_failure() -> None:
     store = MemoryStore()
     store.fail_next_run(StoreFailedError("memory", "as told"))
     store.prepare({b"a": b"1"}).abandon()
@@ -38,7 +38,7 @@ def test_an_abandoned_commit_does_not_use_up_the_failure() -> None:
         apply(store, {b"a": b"1"})
 
 
-def test_only_what_is_there_can_be_damaged() -> None:
+def test_damaging_a_missing_record_is_refused() -> None:
     store = MemoryStore()
     with pytest.raises(KeyError):
         store.damage(b"a")
@@ -48,7 +48,7 @@ def test_only_what_is_there_can_be_damaged() -> None:
         store.get(b"a")
 
 
-def test_room_is_what_is_left_of_the_limit_and_the_limit_can_be_raised() -> None:
+def test_free_space_is_the_rest_of_the_limit_which_can_be_raised() -> None:
     assert MemoryStore().room() == sys.maxsize
     store = MemoryStore(max_bytes=10)
     assert store.room() == 10

@@ -1,4 +1,4 @@
-"""The look through all pages: a sound file passes whatever was done to it, and what is wrong is named."""
+"""Verification of all pages: a valid file passes in every state, and damage is named."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import pytest
 
 from pairbus.store import DamagedStoreError, LmdbStore, StoreFailedError, apply, verify
 from pairbus.store.lmdb import create_data_file
-from pairbus.store.meta import NO_PAGE, Meta
-from pairbus.store.pagefile import PageFile
+from pairbus.store.pages import NO_PAGE, Meta, PageFile
 
 PAGE_BYTES = 4_096
 SHAPES: dict[str, tuple[int, int, list[int]]] = {
@@ -21,12 +20,12 @@ SHAPES: dict[str, tuple[int, int, list[int]]] = {
     "on overflow pages": (100, 20, [10, 2_040, 5_000, 30_000]),
     "near the limits": (200, 8, [1_990, 2_000, 2_010, 2_020, 2_030, 2_040]),
 }
-"""How many keys, how long they are, and how long their values."""
+"""Number of keys, their length, and the lengths of their values."""
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_every_state_of_a_sound_file_passes(tmp_path: Path, shape: str) -> None:
-    """Also beside the verifier that comes with py-lmdb, which is slower and knows what ours does not need."""
+    """Compare with the verifier of py-lmdb, which is slower and checks more than ours needs."""
     theirs = pytest.importorskip("lmdb.verify", reason="only lmdb 3 comes with a verifier")
     count, key_bytes, sizes = SHAPES[shape]
     path = tmp_path / "data.mdb"
@@ -45,13 +44,13 @@ def test_every_state_of_a_sound_file_passes(tmp_path: Path, shape: str) -> None:
     store.close()
 
 
-def test_a_new_file_passes(tmp_path: Path) -> None:
+def test_new_file_passes(tmp_path: Path) -> None:
     create_data_file(tmp_path / "data.mdb")
     meta = verify(tmp_path / "data.mdb")
     assert (meta.transaction, meta.main.root, meta.main.entries) == (0, NO_PAGE, 0)
 
 
-def test_a_file_that_is_not_there_cannot_be_looked_through(tmp_path: Path) -> None:
+def test_missing_file_cannot_be_verified(tmp_path: Path) -> None:
     with pytest.raises(StoreFailedError, match="No such file"):
         verify(tmp_path / "data.mdb")
 
@@ -67,30 +66,28 @@ def newest(meta: Meta) -> int:
 @pytest.mark.parametrize(
     ("page", "at", "octets", "reason"),
     [
-        (newest, 10, b"\x00", "no meta page"),
-        (newest, 16, b"\x00", "no meta page"),
+        (newest, 10, b"\x00", "not a meta page"),
+        (newest, 16, b"\x00", "not a meta page"),
         (newest, 20, b"\x02", "data format 2"),
-        (newest, 40, struct.pack("<I", 4_095), "pages have 4095 bytes"),
+        (newest, 40, struct.pack("<I", 4_095), "page size of 4095 bytes"),
         (newest, 44, b"\x00", "not of the kind"),
         (newest, 40 + 48 + 6, struct.pack("<H", 1), "page number|flags"),
         (newest, 40 + 48 + 6, struct.pack("<H", 60_000), "60000 levels"),
         (newest, 40 + 48 + 8, struct.pack("<Q", 77), "should have .77,"),
         (newest, 40 + 48 + 32, struct.pack("<Q", 77), "should have .* 77"),
-        (newest, 40 + 48 + 40, struct.pack("<Q", 1 << 60), "leads to page 1152921504606846976"),
-        (newest, 40 + 48 + 40, struct.pack("<Q", 1), "something else leads too"),
+        (newest, 40 + 48 + 40, struct.pack("<Q", 1 << 60), "refers to page 1152921504606846976"),
+        (newest, 40 + 48 + 40, struct.pack("<Q", 1), "another page refers to as well"),
         (newest, 136, struct.pack("<Q", 3), "the last one is 3"),
-        (newest, 136, struct.pack("<Q", 1 << 60), "nothing leads to it"),
+        (newest, 136, struct.pack("<Q", 1 << 60), "no page refers to it"),
         (root, 0, b"\xff", "page number 255"),
         (root, 10, b"\x02", "flags 0x2"),
-        (root, 12, b"\x13", "free space goes from 19"),
+        (root, 12, b"\x13", "free space is from 19"),
         (root, 14, b"\xff\xff", "to 65535"),
-        (root, 16, b"\x05\x00", "a node lies outside"),
-        (root, 16, b"\xff\x0f", "a node lies outside"),
+        (root, 16, b"\x05\x00", "a node outside its bounds"),
+        (root, 16, b"\xff\x0f", "a node outside its bounds"),
     ],
 )
-def test_what_is_wrong_is_named(
-    tmp_path: Path, page: Callable[[Meta], int], at: int, octets: bytes, reason: str
-) -> None:
+def test_damage_is_named(tmp_path: Path, page: Callable[[Meta], int], at: int, octets: bytes, reason: str) -> None:
     path = tmp_path / "data.mdb"
     store = LmdbStore(path, step_bytes=1 << 16)
     for turn in range(3):
@@ -131,7 +128,7 @@ def test_no_other_transaction_number_passes(tmp_path: Path, commits: int, emptie
 
 
 class Draft:
-    """A file whose pages can be written to: one branch, some leaves with some big values, and free pages."""
+    """A file whose pages can be written to: one branch, some leaves with large values, and free pages."""
 
     def __init__(self, path: Path) -> None:
         store = LmdbStore(path, step_bytes=1 << 16)
@@ -145,7 +142,7 @@ class Draft:
         self.data = bytearray(path.read_bytes())
 
     def nodes(self, page: int) -> list[int]:
-        """The positions of a page's nodes."""
+        """Return the positions of a page's nodes."""
         (lower,) = struct.unpack_from("<H", self.data, page * PAGE_BYTES + 12)
         pointers = struct.unpack_from(f"<{(lower - 16) // 2}H", self.data, page * PAGE_BYTES + 16)
         return [page * PAGE_BYTES + pointer for pointer in pointers]
@@ -160,7 +157,7 @@ class Draft:
         return slice(node + 8, node + 8 + self.data[node + 6])
 
     def big_values(self) -> list[int]:
-        """Where the page numbers of big values stand."""
+        """Return the positions of the page numbers of large values."""
         return [self.key(node).stop for leaf in self.leaves() for node in self.nodes(leaf) if self.data[node + 4]]
 
     def refused(self, reason: str) -> None:
@@ -174,32 +171,32 @@ def draft(tmp_path: Path) -> Draft:
     return Draft(tmp_path / "data.mdb")
 
 
-def test_a_key_beyond_the_range_of_its_leaf_is_found(draft: Draft) -> None:
+def test_key_beyond_the_range_of_its_leaf_is_found(draft: Draft) -> None:
     first, second = draft.leaves()[:2]
     draft.data[draft.key(draft.nodes(first)[-1])] = draft.data[draft.key(draft.nodes(second)[0])]
-    draft.refused("not in order, or not in the range")
+    draft.refused("out of order, or outside the range")
 
 
-def test_a_key_below_the_range_of_its_leaf_is_found(draft: Draft) -> None:
+def test_key_below_the_range_of_its_leaf_is_found(draft: Draft) -> None:
     second = draft.leaves()[1]
     draft.data[draft.key(draft.nodes(second)[0])] = b"000"
-    draft.refused("not in order, or not in the range")
+    draft.refused("out of order, or outside the range")
 
 
 def test_bounds_in_the_wrong_order_are_found(draft: Draft) -> None:
     at = draft.meta.main.root * PAGE_BYTES + 18
     draft.data[at : at + 4] = draft.data[at + 2 : at + 4] + draft.data[at : at + 2]
-    draft.refused("not in order, or not in the range")
+    draft.refused("out of order, or outside the range")
 
 
-def test_two_ways_to_one_big_value_are_found(draft: Draft) -> None:
+def test_two_references_to_one_large_value_are_found(draft: Draft) -> None:
     first, second = draft.big_values()[:2]
     draft.data[second : second + 8] = draft.data[first : first + 8]
-    draft.refused("something else leads too")
+    draft.refused("another page refers to as well")
 
 
-def test_a_free_page_that_is_in_use_is_found(draft: Draft) -> None:
-    """LMDB would write over it with the next commits."""
+def test_free_page_that_is_in_use_is_found(draft: Draft) -> None:
+    """Check what LMDB would overwrite with the next commits."""
     in_use = {draft.meta.main.root, *draft.leaves(), *map(draft.number, draft.big_values())}
     tried = 0
     for node in draft.nodes(draft.meta.free.root):
@@ -209,7 +206,7 @@ def test_a_free_page_that_is_in_use_is_found(draft: Draft) -> None:
             if page < draft.number(last):
                 kept = draft.data[last : last + 8]
                 draft.data[last : last + 8] = struct.pack("<Q", page)
-                draft.refused("something else leads too")
+                draft.refused("another page refers to as well")
                 draft.data[last : last + 8] = kept
                 tried += 1
     assert tried
@@ -222,7 +219,7 @@ def test_free_pages_that_are_out_of_order_are_found(draft: Draft) -> None:
     draft.refused("not in order")
 
 
-def test_a_free_page_beyond_the_end_is_free_once(tmp_path: Path) -> None:
+def test_free_page_beyond_the_end_is_free_once(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(bytes(4 * PAGE_BYTES))
     with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""Whether a store can be written is found out without taking anything back."""
+"""Probes of the store, which revert nothing."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import TypeAlias
 
 import pytest
 
-from pairbus.broker import Message, QueueDescription
-from pairbus.store import Keeper, MemoryStore, StoreError
+from pairbus.broker import NewMessage, QueueDescription
+from pairbus.store import GroupCommitter, MemoryStore, StoreError
 from pairbus.store.errors import StoreFailedError, StoreFullError
 from pairbus.store.memory import MemoryCommit
 from tests.durability.namespace import NOW, QUEUE, contents, make_namespace, open_keeper
@@ -20,12 +20,12 @@ WAIT_S = 60.0
 IDENTITY = b"identity"
 FAILURE = StoreFailedError("the store", "the test wants it so")
 
-Told: TypeAlias = list[StoreError | None]
+Reported: TypeAlias = list[StoreError | None]
 
 
-def furnished(keeper: Keeper) -> Keeper:
+def furnished(keeper: GroupCommitter) -> GroupCommitter:
     keeper.namespace.create_queue("orders", QueueDescription(), NOW)
-    keeper.namespace.send(QUEUE, [Message(b"one")], NOW)
+    keeper.namespace.send(QUEUE, [NewMessage(b"one")], NOW)
     keeper.commit(NOW)
     return keeper
 
@@ -39,38 +39,38 @@ def fail_prepare(store: MemoryStore) -> None:
 
 
 @pytest.mark.parametrize("fail", [fail_run, fail_prepare])
-def test_a_probe_that_fails_is_told_and_takes_nothing_back(fail: Callable[[MemoryStore], None]) -> None:
+def test_failed_probe_is_reported_and_reverts_nothing(fail: Callable[[MemoryStore], None]) -> None:
     store = MemoryStore()
-    keeper = furnished(Keeper(store, make_namespace, NOW))
+    keeper = furnished(GroupCommitter(store, make_namespace, NOW))
     namespace = keeper.namespace
     (locked,) = namespace.receive(QUEUE, 1, NOW)
     keeper.commit(NOW)
-    told: Told = []
+    reported: Reported = []
     fail(store)
-    keeper.probe(IDENTITY, told.append)
-    assert len(told) == 1
-    assert isinstance(told[0], StoreError)
+    keeper.probe(IDENTITY, reported.append)
+    assert len(reported) == 1
+    assert isinstance(reported[0], StoreError)
     assert keeper.namespace is namespace
     assert locked.lock_token is not None
     namespace.settle(QUEUE, locked.lock_token, NOW)
-    keeper.probe(IDENTITY, told.append)
-    assert len(told) == 1, "it waits for what is to be committed"
+    keeper.probe(IDENTITY, reported.append)
+    assert len(reported) == 1, "it waits for what is to be committed"
     keeper.commit(NOW)
-    assert told[1:] == [None]
+    assert reported[1:] == [None]
     assert contents(keeper.namespace) == []
 
 
-def test_a_probe_writes_something_when_nothing_else_is_to_be_written(tmp_path: Path) -> None:
+def test_probe_writes_a_record_if_there_is_nothing_to_commit(tmp_path: Path) -> None:
     with furnished(open_keeper(tmp_path)) as keeper:
-        told: Told = []
-        keeper.probe(IDENTITY, told.append)
-        assert told == [None]
+        reported: Reported = []
+        keeper.probe(IDENTITY, reported.append)
+        assert reported == [None]
         assert keeper.merged(IDENTITY) == {"": 0}
         assert len(contents(keeper.namespace)) == 1
 
 
 class SlowStore(MemoryStore):
-    """Holds each commit up until its gate is open."""
+    """A store that delays each commit until its gate is open."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -81,40 +81,63 @@ class SlowStore(MemoryStore):
         super().write(commit)
 
 
-def test_what_is_written_while_a_probe_runs_is_committed_though_the_probe_fails() -> None:
+def test_writes_during_a_failed_probe_are_committed() -> None:
     store = SlowStore()
     store.gate.set()
     wakes: SimpleQueue[object] = SimpleQueue()
-    keeper = Keeper(store, make_namespace, NOW, wake=wakes.put)
+    keeper = GroupCommitter(store, make_namespace, NOW, wake=wakes.put)
     furnished(keeper)
     _wake(wakes)
     store.gate.clear()
     store.fail_next_run(FAILURE)
-    probed: Told = []
-    told: Told = []
+    probed: Reported = []
+    reported: Reported = []
     keeper.probe(IDENTITY, probed.append)
-    keeper.namespace.send(QUEUE, [Message(b"two")], NOW)
-    keeper.when_durable(told.append)
+    keeper.namespace.send(QUEUE, [NewMessage(b"two")], NOW)
+    keeper.when_durable(reported.append)
     keeper.commit(NOW)
     store.gate.set()
     _wake(wakes)
-    assert (probed, told) == ([FAILURE], [])
+    assert (probed, reported) == ([FAILURE], [])
     _wake(wakes)
-    assert told == [None]
+    assert reported == [None]
     keeper.close()
-    again = Keeper(_reopened(store), make_namespace, NOW)
+    again = GroupCommitter(_reopened(store), make_namespace, NOW)
     assert [found.body for found in contents(again.namespace)] == [b"one", b"two"]
 
 
-def test_who_waits_for_a_probe_is_told_when_the_keeper_is_closed() -> None:
+def test_callback_of_a_probe_is_called_when_the_committer_is_closed() -> None:
     store = SlowStore()
     wakes: SimpleQueue[object] = SimpleQueue()
-    keeper = Keeper(store, make_namespace, NOW, wake=wakes.put)
-    told: Told = []
-    keeper.probe(IDENTITY, told.append)
+    keeper = GroupCommitter(store, make_namespace, NOW, wake=wakes.put)
+    reported: Reported = []
+    keeper.probe(IDENTITY, reported.append)
     store.gate.set()
     keeper.close()
-    assert told == [None]
+    assert reported == [None]
+
+
+def test_simultaneous_probes_share_one_commit_and_revert_nothing() -> None:
+    store = SlowStore()
+    store.gate.set()
+    wakes: SimpleQueue[object] = SimpleQueue()
+    keeper = GroupCommitter(store, make_namespace, NOW, wake=wakes.put)
+    furnished(keeper)
+    _wake(wakes)
+    store.gate.clear()
+    namespace = keeper.namespace
+    store.fail_next_run(FAILURE)
+    probed: Reported = []
+    reported: Reported = []
+    keeper.probe(IDENTITY, probed.append)
+    keeper.probe(IDENTITY, probed.append)
+    keeper.when_durable(reported.append)
+    store.gate.set()
+    _wake(wakes)
+    assert probed == [FAILURE, FAILURE]
+    assert reported == [None], "all that was written is durable"
+    assert keeper.is_idle
+    assert keeper.namespace is namespace
 
 
 def _wake(wakes: SimpleQueue[object]) -> None:

@@ -74,7 +74,7 @@ def _field(element: ET.Element) -> dict[str, Any]:
 
 
 def render(value: Any, indent: int = 0, prefix: str = "") -> str:
-    """Write JSON in which whatever fits a line stands on one."""
+    """Write JSON with everything that fits into a line on one line."""
     line = prefix + json.dumps(value)
     if indent + len(line) < _WIDTH:
         return " " * indent + line

@@ -1,4 +1,4 @@
-"""Two engines joined in memory, or one engine and a peer that says whatever a test wants."""
+"""Two engines joined in memory, or one engine and a scripted peer."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class ConnectionPair:
         self.server_events: list[Event] = []
         self.answer: Callable[[Event], None] = self.answer_friendly
         self.credit = 1000
-        """What a friendly server gives on every link that it receives on."""
+        """The credit that the server grants on every link that it receives on."""
 
     def answer_friendly(self, event: Event) -> None:
         match event:
@@ -116,7 +116,7 @@ def frame(
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """One frame that an engine wrote."""
+    """A frame that an engine wrote."""
 
     channel: int
     body: Any
@@ -147,17 +147,17 @@ def read(data: bytes) -> list[Any]:
 
 
 class Side(StrEnum):
-    """Which end of the connection the engine under test is."""
+    """The end of the connection that the engine under test is."""
 
     CLIENT = "client"
     SERVER = "server"
 
 
 class ScriptedPeer:
-    """The other end of one engine: writes the frames that a test makes, and reads what the engine answers.
+    """The scripted peer of one engine: writes the frames of a test, and reads the engine's answers.
 
-    The peer counts its channels and handles from numbers of its own, so that a test fails when the engine takes one
-    end's numbers for the other's.
+    The peer's channels and handles start at different numbers, so that a test fails if the engine confuses the two
+    ends.
     """
 
     FIRST_CHANNEL = 3

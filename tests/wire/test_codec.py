@@ -131,7 +131,7 @@ def nest(value: object, depth: int) -> object:
 @pytest.mark.parametrize("name", PRIMITIVES)
 @examples(60)
 @given(data=st.data())
-def test_a_value_of_a_primitive_type_comes_back_as_it_was(name: str, data: st.DataObject) -> None:
+def test_primitive_value_round_trips(name: str, data: st.DataObject) -> None:
     value = data.draw(PRIMITIVES[name])
     assert identity(decode(encode(value))) == identity(value)
 
@@ -139,23 +139,21 @@ def test_a_value_of_a_primitive_type_comes_back_as_it_was(name: str, data: st.Da
 @pytest.mark.parametrize("shape", SHAPES)
 @examples(150)
 @given(data=st.data())
-def test_a_value_that_holds_others_comes_back_as_it_was(shape: str, data: st.DataObject) -> None:
+def test_compound_value_round_trips(shape: str, data: st.DataObject) -> None:
     value = data.draw(values((shape,)))
     assert identity(decode(encode(value))) == identity(value)
 
 
 @examples(300)
 @given(amqp_values)
-def test_what_is_decoded_encodes_to_the_same_bytes(value: object) -> None:
+def test_decoded_value_encodes_to_same_bytes(value: object) -> None:
     encoded = encode(value)
     assert encode(decode(encoded)) == encoded
 
 
 @examples(200)
 @given(amqp_values, st.binary(max_size=8), st.binary(max_size=8))
-def test_a_value_ends_at_the_same_place_whether_it_is_decoded_or_skipped(
-    value: object, before: bytes, behind: bytes
-) -> None:
+def test_decode_and_skip_end_at_same_position(value: object, before: bytes, behind: bytes) -> None:
     encoded = encode(value)
     data = before + encoded + behind
     end = len(before) + len(encoded)
@@ -167,7 +165,7 @@ def test_a_value_ends_at_the_same_place_whether_it_is_decoded_or_skipped(
 
 @examples(100)
 @given(values(("list",)), values(("map",)), st.binary(max_size=8))
-def test_a_list_and_a_map_are_decoded_in_the_middle_of_other_bytes(
+def test_list_and_map_are_decoded_inside_other_bytes(
     items: list[Any], pairs: dict[Any, Any] | Map, before: bytes
 ) -> None:
     position = len(before)
@@ -191,7 +189,7 @@ def test_every_format_code_is_decoded(encoded: bytes, value: object) -> None:
 
 
 @pytest.mark.parametrize(("encoded", "value"), ENCODED)
-def test_whatever_is_decoded_is_encoded_no_longer_and_with_the_same_meaning(encoded: bytes, value: object) -> None:
+def test_reencoding_is_not_longer_and_equal(encoded: bytes, value: object) -> None:
     again = encode(decode(encoded))
     assert len(again) <= len(encoded)
     assert identity(decode(again)) == identity(value)
@@ -199,14 +197,14 @@ def test_whatever_is_decoded_is_encoded_no_longer_and_with_the_same_meaning(enco
 
 
 @pytest.mark.parametrize(("encoded", "value"), ENCODED)
-def test_every_format_code_is_decoded_inside_lists_maps_and_described_values(encoded: bytes, value: object) -> None:
+def test_every_format_code_is_decoded_inside_compounds(encoded: bytes, value: object) -> None:
     assert identity(decode(b"\xc0" + bytes((1 + len(encoded), 1)) + encoded)) == identity([value])
     assert identity(decode(b"\xc1" + bytes((2 + len(encoded), 2)) + b"\x40" + encoded)) == identity({None: value})
     assert identity(decode(b"\x00\x44" + encoded)) == identity(Described(ULong(0), value))
 
 
 @pytest.mark.parametrize("code", SAMPLES)
-def test_an_array_of_every_format_code_is_decoded_and_encoded_as_it_came(code: int) -> None:
+def test_array_of_every_format_code_is_reencoded_unchanged(code: int) -> None:
     elements, items = elements_of(code)
     encoded = array8(bytes((code,)), elements)
     array = decode(encoded)
@@ -217,7 +215,7 @@ def test_an_array_of_every_format_code_is_decoded_and_encoded_as_it_came(code: i
 
 
 @pytest.mark.parametrize("code", SAMPLES)
-def test_an_empty_array_keeps_its_constructor(code: int) -> None:
+def test_empty_array_keeps_constructor(code: int) -> None:
     encoded = array8(bytes((code,)), [])
     array = decode(encoded)
     assert isinstance(array, Array)
@@ -228,7 +226,7 @@ def test_an_empty_array_keeps_its_constructor(code: int) -> None:
 
 
 @pytest.mark.parametrize("code", SAMPLES)
-def test_an_array_of_described_values_of_every_format_code_is_encoded_as_it_came(code: int) -> None:
+def test_array_of_described_values_is_reencoded_unchanged(code: int) -> None:
     elements, items = elements_of(code)
     encoded = array8(bytes((0x00, 0x53, 0x24, code)), elements)
     array = decode(encoded)
@@ -246,33 +244,33 @@ def test_an_array_of_described_values_of_every_format_code_is_encoded_as_it_came
         ("b30000000161", Symbol("a")),
     ],
 )
-def test_an_array_of_described_values_keeps_the_encoding_of_their_descriptor(octets: str, descriptor: object) -> None:
+def test_array_keeps_encoding_of_descriptor(octets: str, descriptor: object) -> None:
     encoded = array8(b"\x00" + bytes.fromhex(octets) + b"\x50", [b"\x01", b"\x02"])
     array = decode(encoded)
     assert identity(array) == identity(Array((Described(descriptor, UByte(1)), Described(descriptor, UByte(2)))))
     assert encode(array) == encoded
 
 
-def test_an_array_of_values_described_several_times_is_decoded_and_encoded_as_it_came() -> None:
+def test_array_of_multiply_described_values_is_reencoded_unchanged() -> None:
     encoded = array8(bytes.fromhex("00 a30161 00 5307 50"), [b"\x01", b"\x02"])
     array = decode(encoded)
     assert array == Array(tuple(Described(Symbol("a"), Described(ULong(7), UByte(number))) for number in (1, 2)))
     assert encode(array) == encoded
 
 
-def test_an_empty_array_of_described_values_keeps_its_constructor() -> None:
+def test_empty_array_of_described_values_keeps_constructor() -> None:
     encoded = array8(bytes.fromhex("00 a30161 45"), [])
     assert encode(decode(encoded)) == encoded
 
 
-def test_an_array_of_elements_with_long_lengths_keeps_them() -> None:
+def test_array_with_long_lengths_keeps_them() -> None:
     strings = Array(("a", "b" * 300))
     assert encode(strings)[9:10] == b"\xb1"
     assert decode(encode(strings)) == strings
 
 
 @pytest.mark.parametrize("count", [255, 256, 300])
-def test_a_long_array_comes_back_as_it_was(count: int) -> None:
+def test_long_array_round_trips(count: int) -> None:
     array = Array(tuple(UByte(number % 256) for number in range(count)))
     assert decode(encode(array)) == array
 
@@ -337,7 +335,7 @@ def test_a_long_array_comes_back_as_it_was(count: int) -> None:
         (Described(ULong(0x24), []), "00532445", 4),
     ],
 )
-def test_the_shortest_encoding_is_chosen(value: object, start: str, size: int) -> None:
+def test_shortest_encoding_is_chosen(value: object, start: str, size: int) -> None:
     encoded = encode(value)
     assert encoded.hex().startswith(start)
     assert len(encoded) == size
@@ -345,7 +343,7 @@ def test_the_shortest_encoding_is_chosen(value: object, start: str, size: int) -
 
 
 @pytest.mark.parametrize("count", [127, 128])
-def test_a_map_of_many_pairs_comes_back_as_it_was(count: int) -> None:
+def test_large_map_round_trips(count: int) -> None:
     pairs = {UInt(number): None for number in range(count)}
     assert identity(decode(encode(pairs))) == identity(pairs)
     assert encode(pairs)[5:9] == (2 * count).to_bytes(4)
@@ -418,7 +416,7 @@ ZERO_UUID = UUID(int=0)
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_a_subclass_is_encoded_as_its_base(value: object, base: object) -> None:
+def test_subclass_is_encoded_as_its_base(value: object, base: object) -> None:
     assert identity(decode(encode(value))) == identity(base)
     assert identity(decode(encode([value]))) == identity([base])
     assert identity(decode(encode(Array((base, value))))) == identity(Array((base, base)))
@@ -464,7 +462,7 @@ def test_a_subclass_is_encoded_as_its_base(value: object, base: object) -> None:
         1j,
     ],
 )
-def test_a_value_that_amqp_cannot_carry_is_refused_wherever_it_stands(value: object) -> None:
+def test_unencodable_value_is_rejected_at_any_depth(value: object) -> None:
     for whole in (value, [value], Map(((value, 1),)), {"a": value}, Described(ULong(1), value), Array((value,))):
         with pytest.raises(EncodeError):
             encode(whole)
@@ -500,7 +498,7 @@ def test_a_value_that_amqp_cannot_carry_is_refused_wherever_it_stands(value: obj
     ],
     ids=repr,
 )
-def test_an_array_of_values_of_different_types_is_refused(items: tuple[object, ...]) -> None:
+def test_array_of_mixed_types_is_rejected(items: tuple[object, ...]) -> None:
     with pytest.raises(EncodeError):
         encode(Array(items))
 
@@ -522,12 +520,12 @@ def test_an_array_of_values_of_different_types_is_refused(items: tuple[object, .
     ],
     ids=repr,
 )
-def test_an_array_of_values_that_do_not_fit_its_constructor_is_refused(constructor: bytes, item: object) -> None:
+def test_array_values_outside_constructor_are_rejected(constructor: bytes, item: object) -> None:
     with pytest.raises(EncodeError):
         encode(Array((item,), constructor))
 
 
-def test_integer_out_of_range_is_named_wherever_it_stands() -> None:
+def test_integer_out_of_range_is_reported_at_any_depth() -> None:
     for value in (
         UInt(-1),
         [1, UInt(-1)],
@@ -543,7 +541,7 @@ def test_integer_out_of_range_is_named_wherever_it_stands() -> None:
         encode(itself)
 
 
-def test_a_descriptor_that_is_described_itself_is_refused() -> None:
+def test_described_descriptor_is_rejected() -> None:
     with pytest.raises(EncodeError):
         encode(Described(Described(ULong(1), 1), 1))
     with pytest.raises(EncodeError):
@@ -553,7 +551,7 @@ def test_a_descriptor_that_is_described_itself_is_refused() -> None:
 # Depth.
 
 
-def test_values_may_nest_to_a_limit_and_no_deeper() -> None:
+def test_values_nest_up_to_limit_only() -> None:
     deepest = nest(None, MAX_DEPTH)
     assert decode(encode(deepest)) == deepest
     for value in (nest(None, MAX_DEPTH + 1), nest(None, 100_000)):
@@ -561,7 +559,7 @@ def test_values_may_nest_to_a_limit_and_no_deeper() -> None:
             encode(value)
 
 
-def test_a_list_that_holds_itself_is_refused() -> None:
+def test_self_containing_list_is_rejected() -> None:
     items: list[object] = []
     items.append(items)
     with pytest.raises(EncodeError, match="nest deeper"):
@@ -574,7 +572,7 @@ def test_a_list_that_holds_itself_is_refused() -> None:
     [None, [], {}, [None], Array(()), Array((None,)), Described(None, None), Array((Described(None, None),))],
     ids=repr,
 )
-def test_what_is_not_too_deep_to_encode_is_not_too_deep_to_decode(innermost: object, depth: int) -> None:
+def test_encodable_depth_is_decodable(innermost: object, depth: int) -> None:
     value = nest(innermost, depth)
     try:
         encoded = encode(value)
@@ -586,7 +584,7 @@ def test_what_is_not_too_deep_to_encode_is_not_too_deep_to_decode(innermost: obj
 
 @examples(150)
 @given(amqp_values, st.integers(MAX_DEPTH - 6, MAX_DEPTH))
-def test_a_deep_value_of_any_shape_is_refused_or_comes_back_as_it_was(innermost: object, depth: int) -> None:
+def test_deep_value_is_rejected_or_round_trips(innermost: object, depth: int) -> None:
     value = nest(innermost, depth)
     with suppress(EncodeError):
         encoded = encode(value)
@@ -595,7 +593,7 @@ def test_a_deep_value_of_any_shape_is_refused_or_comes_back_as_it_was(innermost:
 
 @pytest.mark.parametrize("count", [MAX_EMPTY_ELEMENTS - 1, MAX_EMPTY_ELEMENTS, MAX_EMPTY_ELEMENTS + 1, 1000])
 @pytest.mark.parametrize("item", [None, Described(Symbol("a"), None)], ids=repr)
-def test_an_array_of_more_empty_elements_than_are_decoded_is_not_encoded(item: object, count: int) -> None:
+def test_undecodable_array_of_empty_elements_is_not_encoded(item: object, count: int) -> None:
     array = Array((item,) * count)
     if count <= MAX_EMPTY_ELEMENTS:
         assert decode(encode(array)) == array
@@ -605,7 +603,7 @@ def test_an_array_of_more_empty_elements_than_are_decoded_is_not_encoded(item: o
 
 
 @pytest.mark.parametrize("nan", [0x7FF8000000000000, 0x7FF0000000000001, 0xFFF8000000000001])
-def test_an_array_of_values_described_by_nan_comes_back_as_it_was(nan: int) -> None:
+def test_array_described_by_nan_round_trips(nan: int) -> None:
     (descriptor,) = struct.unpack(">d", nan.to_bytes(8))
     array = Array((Described(descriptor, 1), Described(descriptor, 2)))
     assert identity(decode(encode(array))) == identity(array)
@@ -613,7 +611,7 @@ def test_an_array_of_values_described_by_nan_comes_back_as_it_was(nan: int) -> N
 
 
 @pytest.mark.parametrize("count", range(1, MAX_ARRAY_DESCRIPTORS + 3))
-def test_an_array_whose_values_are_described_too_often_to_decode_is_not_encoded(count: int) -> None:
+def test_array_with_too_many_descriptors_is_not_encoded(count: int) -> None:
     item: object = None
     for _ in range(count):
         item = Described(None, item)

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_the_tests_of_the_wire_pass_against_the_compiled_build(tmp_path: Path) -> None:
+def test_wire_tests_pass_with_compiled_build(tmp_path: Path) -> None:
     build = tmp_path / "compiled"
     subprocess.run(
         [
@@ -39,7 +39,7 @@ def test_the_tests_of_the_wire_pass_against_the_compiled_build(tmp_path: Path) -
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-5000:]
 
 
-def test_the_build_under_test_is_the_one_that_was_asked_for() -> None:
+def test_requested_build_is_tested() -> None:
     from pairbus.wire import connection
 
     compiled = not str(connection.__file__).endswith(".py")

@@ -81,7 +81,7 @@ def field_of(layout: Layout, name: str) -> Field:
 @pytest.mark.parametrize("name", BY_NAME)
 @examples(25)
 @given(data=st.data())
-def test_a_composite_comes_back_as_it_was(name: str, data: st.DataObject) -> None:
+def test_composite_round_trips(name: str, data: st.DataObject) -> None:
     layout = BY_NAME[name]
     for composite in (data.draw(composites(name)), data.draw(sparse_composites(name))):
         described = decode(encode(composite))
@@ -92,7 +92,7 @@ def test_a_composite_comes_back_as_it_was(name: str, data: st.DataObject) -> Non
 
 
 @pytest.mark.parametrize("name", BY_NAME)
-def test_a_composite_with_nothing_but_its_mandatory_fields_has_its_defaults(name: str) -> None:
+def test_minimal_composite_has_defaults(name: str) -> None:
     layout = BY_NAME[name]
     values = smallest(layout)
     made = from_list(layout, values)
@@ -120,11 +120,11 @@ def test_a_composite_with_nothing_but_its_mandatory_fields_has_its_defaults(name
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_an_error_is_always_written_with_three_fields(holder: object, error: Callable[[Any], Any]) -> None:
+def test_error_is_always_written_with_three_fields(holder: object, error: Callable[[Any], Any]) -> None:
     assert error(decode(encode(holder))) == Described(ULong(0x1D), [Symbol("amqp:not-found"), None, None])
 
 
-def test_the_keys_of_fields_are_written_as_symbols() -> None:
+def test_keys_of_fields_are_symbols() -> None:
     encoded = encode(Open(container_id="c", properties={"product": "pairbus", Symbol("version"): 1, b"tag": None}))
     made = from_described(decode(encoded))
     assert isinstance(made, Open)
@@ -134,7 +134,7 @@ def test_the_keys_of_fields_are_written_as_symbols() -> None:
     ]
 
 
-def test_only_described_values_with_a_known_descriptor_are_made_into_composites() -> None:
+def test_only_known_descriptors_become_composites() -> None:
     others: list[object] = [None, 5, [], UNKNOWN]
     others += [Described(descriptor, []) for descriptor in (ULong(0x7F), 0x24, UInt(0x24), "amqp:accepted:list", None)]
     for value in others:
@@ -145,7 +145,7 @@ def test_only_described_values_with_a_known_descriptor_are_made_into_composites(
 
 
 @pytest.mark.parametrize(("name", "field"), MANDATORY)
-def test_a_composite_without_a_mandatory_field_is_refused(name: str, field: str) -> None:
+def test_missing_mandatory_field_is_rejected(name: str, field: str) -> None:
     layout = BY_NAME[name]
     position = [known.name for known in layout.fields].index(field)
     from_list(layout, smallest(layout))
@@ -155,7 +155,7 @@ def test_a_composite_without_a_mandatory_field_is_refused(name: str, field: str)
 
 
 def fits(field: Field, value: object) -> bool:
-    """Whether a field can hold one of ``ONE_OF_EACH``."""
+    """Return True if a field can hold one of ``ONE_OF_EACH``."""
     if not isinstance(field.kind, AmqpType):
         return value is UNKNOWN and isinstance(field.kind, Provides)
     if isinstance(field.kind.make, type) and issubclass(field.kind.make, Enum):
@@ -164,7 +164,7 @@ def fits(field: Field, value: object) -> bool:
 
 
 @pytest.mark.parametrize(("name", "field"), FIELDS)
-def test_a_field_takes_its_own_type_and_refuses_every_other(name: str, field: str) -> None:
+def test_field_accepts_only_its_type(name: str, field: str) -> None:
     layout = BY_NAME[name]
     known = field_of(layout, field)
     for value in ONE_OF_EACH:
@@ -176,7 +176,7 @@ def test_a_field_takes_its_own_type_and_refuses_every_other(name: str, field: st
 
 
 @pytest.mark.parametrize(("name", "field"), FIELDS)
-def test_a_field_refuses_a_value_that_is_not_among_its_choices(name: str, field: str) -> None:
+def test_field_rejects_value_outside_choices(name: str, field: str) -> None:
     layout = BY_NAME[name]
     kind = field_of(layout, field).kind
     if isinstance(kind, AmqpType) and isinstance(kind.make, type) and issubclass(kind.make, Enum):
@@ -190,7 +190,7 @@ def test_a_field_refuses_a_value_that_is_not_among_its_choices(name: str, field:
 
 
 @pytest.mark.parametrize(("name", "field"), FIELDS)
-def test_a_field_for_composites_of_a_role_refuses_all_others(name: str, field: str) -> None:
+def test_role_field_rejects_other_composites(name: str, field: str) -> None:
     layout = BY_NAME[name]
     kind = field_of(layout, field).kind
     if isinstance(kind, AmqpType):
@@ -206,7 +206,7 @@ def test_a_field_for_composites_of_a_role_refuses_all_others(name: str, field: s
                 from_list(layout, list_with(layout, field, value))
 
 
-def test_a_fault_inside_a_field_is_found() -> None:
+def test_nested_fault_is_found() -> None:
     with pytest.raises(InvalidFieldError, match="amqp:error:list lacks its mandatory field condition"):
         from_described(Described(ULong(0x18), [Described(ULong(0x1D), [])]))
     with pytest.raises(DecodeError, match="amqp:accepted:list has 1 fields"):
@@ -214,7 +214,7 @@ def test_a_fault_inside_a_field_is_found() -> None:
 
 
 @pytest.mark.parametrize(("name", "field"), MULTIPLE)
-def test_a_field_for_several_values_takes_one_or_an_array(name: str, field: str) -> None:
+def test_multiple_field_accepts_value_or_array(name: str, field: str) -> None:
     layout = BY_NAME[name]
     attribute = field.replace("-", "_")
     for value, expected in (
@@ -231,7 +231,7 @@ def test_a_field_for_several_values_takes_one_or_an_array(name: str, field: str)
 
 
 @pytest.mark.parametrize("name", BY_NAME)
-def test_a_composite_with_too_many_fields_is_refused(name: str) -> None:
+def test_composite_with_too_many_fields_is_rejected(name: str) -> None:
     layout = BY_NAME[name]
     for more in ([None], [UInt(1)], [None] * 100):
         with pytest.raises(DecodeError, match=name):
@@ -239,7 +239,7 @@ def test_a_composite_with_too_many_fields_is_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", BY_NAME)
-def test_a_composite_that_is_not_a_list_is_refused(name: str) -> None:
+def test_composite_that_is_not_a_list_is_rejected(name: str) -> None:
     others: list[object] = [None, {}, "list", b"", Array(()), Map(()), Described(ULong(BY_NAME[name].code), []), ()]
     for value in others:
         with pytest.raises(DecodeError, match=f"{name} is not a list"):
@@ -247,7 +247,7 @@ def test_a_composite_that_is_not_a_list_is_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("state", [UNKNOWN, Described(ULong(0x1234567890), {}), Described(ULong(0x23FF), None)])
-def test_a_delivery_state_that_the_standard_does_not_define_stays_as_it_is(state: Described) -> None:
+def test_unknown_delivery_state_stays_described(state: Described) -> None:
     for performative in (Transfer(handle=0, state=state), Disposition(role=True, first=0, state=state)):
         made = from_described(decode(encode(performative)))
         assert identity(made) == identity(performative)
@@ -268,7 +268,7 @@ def test_a_delivery_state_that_the_standard_does_not_define_stays_as_it_is(state
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_a_composite_with_a_value_that_amqp_cannot_carry_is_not_encoded(composite: object) -> None:
+def test_composite_with_unencodable_value_is_rejected(composite: object) -> None:
     with pytest.raises(EncodeError):
         encode(composite)
     with pytest.raises(EncodeError):
@@ -276,7 +276,7 @@ def test_a_composite_with_a_value_that_amqp_cannot_carry_is_not_encoded(composit
 
 
 @pytest.mark.parametrize("depth", range(MAX_DEPTH - 6, MAX_DEPTH + 2))
-def test_a_composite_that_is_too_deep_to_decode_is_not_encoded(depth: int) -> None:
+def test_composite_too_deep_to_decode_is_not_encoded(depth: int) -> None:
     value: object = None
     for _ in range(depth):
         value = [value]
@@ -289,7 +289,7 @@ def test_a_composite_that_is_too_deep_to_decode_is_not_encoded(depth: int) -> No
 
 
 @pytest.mark.parametrize("depth", [MAX_DEPTH, 2000])
-def test_composites_that_hold_composites_without_end_are_not_encoded(depth: int) -> None:
+def test_self_containing_composite_is_not_encoded(depth: int) -> None:
     state: object = ACCEPTED
     for _ in range(depth):
         state = TransactionalState(txn_id=b"1", outcome=state)
@@ -336,7 +336,7 @@ READERS: dict[str, tuple[Reader, Reader]] = {
 
 
 def outcome_of(reader: Reader, frame: bytes, position: int) -> object:
-    """What a reader returns, or the class of what it raises."""
+    """Return the result of a reader, or the class of its error."""
     try:
         return identity(reader(frame, position))
     except ProtocolError as error:
@@ -392,7 +392,7 @@ def written(draw: st.DrawFn, name: str) -> bytes:
 @pytest.mark.parametrize("name", READERS)
 @examples(300)
 @given(data=st.data(), before=st.binary(max_size=4), payload=st.binary(max_size=12))
-def test_a_short_cut_reads_what_the_tables_read(name: str, data: st.DataObject, before: bytes, payload: bytes) -> None:
+def test_fast_path_equals_tables(name: str, data: st.DataObject, before: bytes, payload: bytes) -> None:
     frame = before + data.draw(written(name))
     assert isinstance(outcome_of(READERS[name][0], frame, len(before)), tuple)
     assert read_alike(name, frame, len(before))
@@ -402,7 +402,7 @@ def test_a_short_cut_reads_what_the_tables_read(name: str, data: st.DataObject, 
 @pytest.mark.parametrize("name", READERS)
 @examples(60)
 @given(data=st.data(), payload=st.binary(max_size=12))
-def test_a_short_cut_refuses_what_is_cut_off_as_the_tables_do(name: str, data: st.DataObject, payload: bytes) -> None:
+def test_fast_path_rejects_truncated_bytes_as_tables_do(name: str, data: st.DataObject, payload: bytes) -> None:
     performative = data.draw(written(name))
     for end in range(len(performative)):
         assert outcome_of(READERS[name][0], performative[:end], 0) is DecodeError
@@ -412,7 +412,7 @@ def test_a_short_cut_refuses_what_is_cut_off_as_the_tables_do(name: str, data: s
 @pytest.mark.parametrize("name", READERS)
 @examples(500)
 @given(data=st.data(), payload=st.binary(max_size=12))
-def test_a_short_cut_reads_changed_bytes_as_the_tables_do(name: str, data: st.DataObject, payload: bytes) -> None:
+def test_fast_path_reads_corrupted_bytes_as_tables_do(name: str, data: st.DataObject, payload: bytes) -> None:
     frame = bytearray(data.draw(written(name)) + payload)
     for _ in range(data.draw(st.integers(1, 3))):
         position = data.draw(st.integers(0, len(frame) - 1))
@@ -456,7 +456,7 @@ UNUSUAL_ONES = {
 
 
 @pytest.mark.parametrize("case", USUAL)
-def test_a_short_cut_reads_every_change_of_one_byte_as_the_tables_do(case: str) -> None:
+def test_fast_path_reads_every_single_byte_change_as_tables_do(case: str) -> None:
     name, encoded = USUAL[case]
     different = []
     for payload in (b"", b"\x00\x53\x75\xa0\x01p", b"\x42\x40\x41\x42\x52\x01\x45\x45"):
@@ -468,7 +468,7 @@ def test_a_short_cut_reads_every_change_of_one_byte_as_the_tables_do(case: str) 
 
 
 @pytest.mark.parametrize("case", USUAL | UNUSUAL_ONES)
-def test_a_transfer_goes_the_short_way_when_it_carries_a_whole_delivery_and_nothing_else(case: str) -> None:
+def test_complete_plain_transfer_takes_fast_path(case: str) -> None:
     name, encoded = (USUAL | UNUSUAL_ONES)[case]
     frame = encoded
     assert read_alike(name, frame, 3)
@@ -482,7 +482,7 @@ NUMBERS = st.one_of(st.integers(0, 300), st.integers(0, 2**32 - 1))
 
 @examples(150)
 @given(NUMBERS, NUMBERS, st.binary(max_size=32), NUMBERS, st.booleans(), st.booleans(), composites(TRANSFER.name))
-def test_a_transfer_is_written_as_it_is_read(
+def test_transfer_round_trips(
     handle: int, delivery_id: int, tag: bytes, message_format: int, settled: bool, more: bool, other: Transfer
 ) -> None:
     for state in (None, ACCEPTED, other.state):
@@ -495,9 +495,7 @@ def test_a_transfer_is_written_as_it_is_read(
 
 @examples(150)
 @given(st.booleans(), NUMBERS, NUMBERS, st.booleans(), composites(DISPOSITION.name))
-def test_a_disposition_is_written_as_it_is_read(
-    role: bool, first: int, last: int, settled: bool, other: Disposition
-) -> None:
+def test_disposition_round_trips(role: bool, first: int, last: int, settled: bool, other: Disposition) -> None:
     for state in (ACCEPTED, other.state):
         encoded = write_disposition(role, first, last, settled, encode_state(state))
         expected = Disposition(role, first, None if first == last else last, settled, state)
@@ -506,7 +504,7 @@ def test_a_disposition_is_written_as_it_is_read(
 
 
 @pytest.mark.parametrize("name", READERS)
-def test_a_short_cut_reads_a_performative_whose_descriptor_is_unusual(name: str) -> None:
+def test_fast_path_reads_unusual_descriptor(name: str) -> None:
     layout = BY_NAME[name]
     fields = encode(smallest(layout))
     for descriptor in (
@@ -529,7 +527,7 @@ UINTS = st.integers(0, 2**32 - 1)
     link_state=st.none() | st.tuples(UINTS, st.none() | UINTS, UINTS, st.none() | UINTS, st.booleans()),
     echo=st.booleans(),
 )
-def test_a_flow_is_written_as_the_tables_write_it(
+def test_flow_is_written_as_by_tables(
     next_incoming_id: int | None,
     numbers: tuple[int, int, int],
     link_state: tuple[int, int | None, int, int | None, bool] | None,

@@ -48,7 +48,7 @@ from tests.wire.pair import ConnectionPair, Heard, ScriptedPeer, Side, frame, re
 REASON: Final = Error("pairbus:why", "because", {"more": 1})
 
 
-def test_a_message_goes_from_one_engine_to_the_other_and_is_settled() -> None:
+def test_message_is_transferred_and_settled() -> None:
     pair = ConnectionPair(sasl_client=anonymous(), sasl_server=SaslServer())
     session = pair.open()
     sender, receiver = pair.attach(session, "orders", SENDER)
@@ -72,7 +72,7 @@ def test_a_message_goes_from_one_engine_to_the_other_and_is_settled() -> None:
 # Opening.
 
 
-def test_each_end_hears_what_the_other_is_configured_to() -> None:
+def test_each_end_gets_configuration_of_other() -> None:
     client = Configuration(container_id="c", hostname="host", max_frame_size=1000, channel_max=7, properties={"a": 1})
     server = Configuration(container_id="s", max_frame_size=2000, channel_max=9, idle_time_out_ms=5)
     pair = ConnectionPair(client, server)
@@ -85,13 +85,13 @@ def test_each_end_hears_what_the_other_is_configured_to() -> None:
     assert pair.server_events[0] == ConnectionOpened(pair.server.peer)
 
 
-def test_an_open_that_says_little_means_the_standards_defaults() -> None:
+def test_minimal_open_means_standard_defaults() -> None:
     peer = ScriptedPeer(Side.SERVER)
     peer.say(AMQP_HEADER, frame(payload=b"\x00\x53\x10\xc0\x04\x01\xa1\x01x"))
     assert peer.engine.peer == Open(container_id="x", max_frame_size=2**32 - 1, channel_max=2**16 - 1)
 
 
-def test_the_client_speaks_first_and_the_server_only_when_spoken_to() -> None:
+def test_client_sends_first() -> None:
     client, server = (Connection(Configuration(container_id=side)) for side in Side)
     assert client.data_to_send() == b""
     client.open()
@@ -109,7 +109,7 @@ def test_the_client_speaks_first_and_the_server_only_when_spoken_to() -> None:
     assert client.is_open
 
 
-def test_an_engine_opens_once_however_often_it_is_told_to() -> None:
+def test_open_is_sent_once() -> None:
     pair = ConnectionPair()
     pair.open()
     pair.client.open()
@@ -117,7 +117,7 @@ def test_an_engine_opens_once_however_often_it_is_told_to() -> None:
     assert pair.client.data_to_send() == pair.server.data_to_send() == b""
 
 
-def test_frames_may_be_as_large_as_both_ends_take() -> None:
+def test_frames_use_common_maximum_size() -> None:
     for ours, theirs, largest in ((512, 2000, 512), (2000, 512, 512), (1000, 2000, 1000), (70_000, 2**32 - 1, 70_000)):
         peer = ScriptedPeer(Side.CLIENT, Configuration(container_id="c", max_frame_size=ours))
         peer.open(max_frame_size=theirs)
@@ -150,12 +150,12 @@ def test_frames_may_be_as_large_as_both_ends_take() -> None:
     ],
     ids=str,
 )
-def test_a_configuration_that_cannot_be_is_refused(wrong: dict[str, Any]) -> None:
+def test_invalid_configuration_is_rejected(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
         Configuration(**{"container_id": "c", **wrong})
 
 
-def test_a_configuration_whose_open_does_not_fit_the_smallest_frame_is_refused_at_once() -> None:
+def test_configuration_with_oversized_open_is_rejected() -> None:
     Connection(Configuration(container_id="c" * 400))
     with pytest.raises(FrameTooLargeError):
         Connection(Configuration(container_id="c" * 500))
@@ -164,12 +164,12 @@ def test_a_configuration_whose_open_does_not_fit_the_smallest_frame_is_refused_a
 
 
 @pytest.mark.parametrize("sasl", ["ANONYMOUS", anonymous, SaslServer], ids=["text", "function", "class"])
-def test_sasl_is_a_server_or_a_client_and_not_how_to_make_one(sasl: Any) -> None:
+def test_sasl_argument_must_be_server_or_client(sasl: Any) -> None:
     with pytest.raises(TypeError):
         Connection(Configuration(container_id="c"), sasl)
 
 
-def test_a_server_with_sasl_cannot_speak_first() -> None:
+def test_server_with_sasl_cannot_send_first() -> None:
     server = Connection(Configuration(container_id="s"), SaslServer())
     with pytest.raises(LocalProtocolError):
         server.open()
@@ -179,7 +179,7 @@ def test_a_server_with_sasl_cannot_speak_first() -> None:
     assert server.sessions == {}
 
 
-def test_a_server_may_begin_and_attach_as_well() -> None:
+def test_server_may_begin_and_attach() -> None:
     pair = ConnectionPair()
     pair.client.open()
     pair.exchange()
@@ -199,7 +199,7 @@ def test_a_server_may_begin_and_attach_as_well() -> None:
     assert delivery.payload == b"ring"
 
 
-def test_an_engine_and_what_it_holds_say_what_they_are() -> None:
+def test_reprs_are_informative() -> None:
     peer = ScriptedPeer(Side.SERVER).open()
     session = peer.begin()
     link = peer.attach(session, "in", RECEIVER)
@@ -217,7 +217,7 @@ def test_an_engine_and_what_it_holds_say_what_they_are() -> None:
 
 @pytest.mark.parametrize("side", Side)
 @pytest.mark.parametrize("error", [None, REASON], ids=["without an error", "with an error"])
-def test_either_end_closes_and_is_answered_once(side: Side, error: Error | None) -> None:
+def test_close_of_either_end_is_answered_once(side: Side, error: Error | None) -> None:
     pair = ConnectionPair()
     pair.open()
     closer, other = (pair.client, pair.server) if side is Side.CLIENT else (pair.server, pair.client)
@@ -238,7 +238,7 @@ def test_either_end_closes_and_is_answered_once(side: Side, error: Error | None)
         assert engine.is_finished
 
 
-def test_ends_that_close_at_once_hear_of_each_other_and_answer_no_more() -> None:
+def test_simultaneous_closes_are_not_answered() -> None:
     pair = ConnectionPair()
     pair.open()
     pair.client.close(error=REASON)
@@ -249,7 +249,7 @@ def test_ends_that_close_at_once_hear_of_each_other_and_answer_no_more() -> None
     assert pair.client.data_to_send() == pair.server.data_to_send() == b""
 
 
-def test_a_connection_that_was_never_opened_closes_without_a_word() -> None:
+def test_unopened_connection_closes_silently() -> None:
     engine = Connection(Configuration(container_id="c"))
     engine.close()
     assert engine.is_closed
@@ -258,7 +258,7 @@ def test_a_connection_that_was_never_opened_closes_without_a_word() -> None:
 
 
 @pytest.mark.parametrize("error", [None, REASON], ids=["without an error", "with an error"])
-def test_a_server_that_wants_no_connection_opens_it_to_say_so(error: Error | None) -> None:
+def test_server_opens_to_refuse_connection(error: Error | None) -> None:
     peer = ScriptedPeer(Side.SERVER)
     peer.say(AMQP_HEADER, frame(Open(container_id="peer")))
     peer.engine.close(error=error)
@@ -269,7 +269,7 @@ def test_a_server_that_wants_no_connection_opens_it_to_say_so(error: Error | Non
 
 
 @pytest.mark.parametrize("side", Side)
-def test_a_peer_that_closes_before_it_is_answered_hears_open_and_close(side: Side) -> None:
+def test_peer_closing_before_answer_gets_open_and_close(side: Side) -> None:
     peer = ScriptedPeer(side)
     if side is Side.CLIENT:
         peer.engine.open()
@@ -306,7 +306,7 @@ KILLS: Final[dict[str, Callable[[ScriptedPeer, Any], object]]] = {
 
 
 @pytest.mark.parametrize("how", KILLS)
-def test_what_is_gone_can_be_called_but_not_sent_on(how: str) -> None:
+def test_closed_objects_accept_calls_but_not_send(how: str) -> None:
     peer, session, sender, receiver, (delivery, sent) = dead_after(KILLS[how])
     with pytest.raises(LocalProtocolError, match="not sent"):
         sender.send(b"lost", tag=b"t")
@@ -320,7 +320,7 @@ def test_what_is_gone_can_be_called_but_not_sent_on(how: str) -> None:
         link.refuse(REASON)
         link.detach(error=REASON)
         assert not link.is_attached
-    assert peer.heard() == [], "nobody would read it"
+    assert peer.heard() == [], "there is no reader"
     if "links" not in how:
         session.begin()
         session.end(error=REASON)
@@ -336,7 +336,7 @@ def test_what_is_gone_can_be_called_but_not_sent_on(how: str) -> None:
     assert session.unsettled == 0
 
 
-def test_what_comes_after_close_is_not_even_looked_at() -> None:
+def test_bytes_after_close_are_ignored() -> None:
     peer = ScriptedPeer(Side.SERVER).open()
     peer.close()
     assert peer.say(b"\xff" * 100) == []
@@ -346,7 +346,7 @@ def test_what_comes_after_close_is_not_even_looked_at() -> None:
 # Channels.
 
 
-def test_channels_are_counted_from_zero_and_used_again() -> None:
+def test_channels_start_at_zero_and_are_reused() -> None:
     peer = ScriptedPeer(Side.CLIENT).open()
     sessions = [peer.begin() for _ in range(4)]
     assert [session.channel for session in sessions] == [0, 1, 2, 3]
@@ -356,7 +356,7 @@ def test_channels_are_counted_from_zero_and_used_again() -> None:
     assert sorted(peer.engine.sessions) == [0, 1, 2, 3, 4]
 
 
-def test_a_channel_is_free_only_when_both_ends_have_ended() -> None:
+def test_channel_is_free_after_both_ends() -> None:
     peer = ScriptedPeer(Side.CLIENT).open()
     session = peer.begin()
     session.end()
@@ -365,7 +365,7 @@ def test_a_channel_is_free_only_when_both_ends_have_ended() -> None:
     assert peer.engine.begin().channel == 0
 
 
-def test_no_more_sessions_begin_than_the_peer_allows() -> None:
+def test_session_limit_of_peer_is_respected() -> None:
     peer = ScriptedPeer(Side.CLIENT).open(channel_max=1)
     first = peer.begin()
     peer.begin()
@@ -377,7 +377,7 @@ def test_no_more_sessions_begin_than_the_peer_allows() -> None:
     assert peer.engine.begin().channel == 0
 
 
-def test_the_peer_may_use_every_channel_up_to_ours() -> None:
+def test_peer_may_use_every_channel() -> None:
     peer = ScriptedPeer(Side.SERVER, Configuration(container_id="s", channel_max=2)).open()
     for channel in (2, 0, 1):
         (event,) = peer.say(frame(Begin(next_outgoing_id=0, incoming_window=1, outgoing_window=1), channel=channel))
@@ -390,7 +390,7 @@ def test_the_peer_may_use_every_channel_up_to_ours() -> None:
 
 
 @pytest.mark.parametrize("properties", [{"a": object()}, {"a": "." * 1000}], ids=["not AMQP", "too large"])
-def test_a_begin_that_fails_leaves_nothing_behind(properties: dict[str, Any]) -> None:
+def test_failed_begin_leaves_nothing_behind(properties: dict[str, Any]) -> None:
     peer = ScriptedPeer(Side.CLIENT).open(max_frame_size=512)
     with pytest.raises(LocalProtocolError):
         peer.engine.begin(properties=properties)
@@ -419,7 +419,7 @@ HASTE: Final = (
 
 @pytest.mark.parametrize("count", range(1, len(HASTE) + 1))
 @pytest.mark.parametrize("answer_first", [True, False])
-def test_a_client_that_says_it_all_at_once_is_answered_in_order(count: int, answer_first: bool) -> None:
+def test_pipelined_client_is_answered_in_order(count: int, answer_first: bool) -> None:
     pair = ConnectionPair()
     said = AMQP_HEADER + b"".join(HASTE[:count])
     pieces = [said[:8], *HASTE[:count]] if answer_first else [said]
@@ -435,7 +435,7 @@ def test_a_client_that_says_it_all_at_once_is_answered_in_order(count: int, answ
     assert pair.server.is_closed
 
 
-def test_whoever_begins_attaches_and_leaves_at_once_is_answered_in_full() -> None:
+def test_immediate_disconnect_is_answered_completely() -> None:
     peer = ScriptedPeer(Side.SERVER)
     events = peer.say(AMQP_HEADER, HASTE[0], HASTE[1], HASTE[2], HASTE[5], HASTE[9])
     assert [type(event) for event in events] == [
@@ -460,7 +460,7 @@ def test_whoever_begins_attaches_and_leaves_at_once_is_answered_in_full() -> Non
 
 
 def conversation() -> bytes:
-    """Everything that a client says in a conversation in which everything happens."""
+    """Return the bytes of a client in a conversation with every kind of frame."""
     client = ConnectionPair(server=Configuration(container_id="s", max_frame_size=512, strict=False))
     said = bytearray()
     events: list[Event] = []
@@ -507,7 +507,7 @@ CONVERSATION: Final = conversation()
 
 
 def summary(event: object) -> tuple[object, ...]:
-    """What an event says, without the objects that differ from engine to engine."""
+    """Return the content of an event, without the objects that differ between engines."""
     match event:
         case Delivery():
             return (event.link.name, event.delivery_id, event.delivery_tag, event.payload)
@@ -531,7 +531,7 @@ def summary(event: object) -> tuple[object, ...]:
 
 
 def heard_in(pieces: list[bytes]) -> list[tuple[object, ...]]:
-    """What a server makes of the pieces."""
+    """Return the events and the answer of a server for the pieces."""
     pair = ConnectionPair(server=Configuration(container_id="s", max_frame_size=512, strict=False))
     heard: list[tuple[object, ...]] = []
     for piece in pieces:
@@ -542,7 +542,7 @@ def heard_in(pieces: list[bytes]) -> list[tuple[object, ...]]:
     return heard
 
 
-def test_a_conversation_byte_by_byte_says_the_same_as_at_once() -> None:
+def test_conversation_byte_by_byte_is_the_same() -> None:
     at_once = heard_in([CONVERSATION])
     assert {kind for kind, *_ in at_once} >= {
         ConnectionOpened,
@@ -560,14 +560,14 @@ def test_a_conversation_byte_by_byte_says_the_same_as_at_once() -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.integers(0, len(CONVERSATION)), max_size=40))
-def test_a_conversation_says_the_same_however_it_is_cut(cuts: list[int]) -> None:
+def test_conversation_in_any_chunking_is_the_same(cuts: list[int]) -> None:
     pieces = [CONVERSATION[start:end] for start, end in pairwise([0, *sorted(cuts), len(CONVERSATION)])]
     assert heard_in(pieces) == heard_in([CONVERSATION])
 
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, len(CONVERSATION)), st.binary(min_size=1, max_size=20))
-def test_whatever_follows_the_events_before_it_are_heard(cut: int, garbage: bytes) -> None:
+def test_events_before_any_fault_are_returned(cut: int, garbage: bytes) -> None:
     expected = heard_in([CONVERSATION[:cut]])
     pair = ConnectionPair(server=Configuration(container_id="s", max_frame_size=512, strict=False))
     try:

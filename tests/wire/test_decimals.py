@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pairbus.wire import Decimal32, Decimal64, Decimal128
-from pairbus.wire.decimals import decimal_of
+from pairbus.wire.types import decimal_of
 
 
 @pytest.mark.parametrize(
@@ -36,21 +36,21 @@ from pairbus.wire.decimals import decimal_of
         ("78000000000000000000000000000000", "Infinity"),
     ],
 )
-def test_numbers_that_the_standard_lays_out(octets: str, text: str) -> None:
+def test_reference_numbers_are_decoded(octets: str, text: str) -> None:
     raw = bytes.fromhex(octets)
     kind = {4: Decimal32, 8: Decimal64, 16: Decimal128}[len(raw)]
     assert str(decimal_of(kind(raw))) == text
 
 
 @given(st.binary(min_size=4, max_size=4) | st.binary(min_size=8, max_size=8) | st.binary(min_size=16, max_size=16))
-def test_e3_all_bytes_are_some_number(octets: bytes) -> None:
+def test_e3_any_bytes_are_decoded(octets: bytes) -> None:
     kind = {4: Decimal32, 8: Decimal64, 16: Decimal128}[len(octets)]
     number = decimal_of(kind(octets))
     assert not number.is_finite() or len(number.as_tuple().digits) <= {4: 7, 8: 16, 16: 34}[len(octets)]
 
 
 @given(st.booleans(), st.integers(0, 10**34 - 1), st.integers(-6176, 6111))
-def test_a_number_of_thirty_four_digits_is_itself(negative: bool, coefficient: int, exponent: int) -> None:
+def test_number_of_thirty_four_digits_is_exact(negative: bool, coefficient: int, exponent: int) -> None:
     octets = (negative << 127 | (exponent + 6176) << 113 | coefficient).to_bytes(16)
     expected = Decimal((int(negative), tuple(map(int, str(coefficient))), exponent))
     assert str(decimal_of(Decimal128(octets))) == str(expected)

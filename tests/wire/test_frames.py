@@ -36,7 +36,7 @@ def frames_in(buffer: FrameBuffer) -> list[bytes]:
 
 @settings(deadline=None)
 @given(bodies=st.lists(st.binary(max_size=LARGEST - HEADER_SIZE), max_size=8), data=st.data())
-def test_frames_are_found_however_the_stream_is_cut(bodies: list[bytes], data: st.DataObject) -> None:
+def test_frames_are_found_in_any_chunking(bodies: list[bytes], data: st.DataObject) -> None:
     whole = [frame(payload=body) for body in bodies]
     stream = AMQP_HEADER + b"".join(whole)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=12)))
@@ -53,7 +53,7 @@ def test_frames_are_found_however_the_stream_is_cut(bodies: list[bytes], data: s
     assert found == whole
 
 
-def test_a_stream_that_comes_byte_by_byte_gives_the_same_frames() -> None:
+def test_stream_sent_byte_by_byte_yields_same_frames() -> None:
     whole = [frame(payload=b"." * size) for size in (0, 1, 100, LARGEST - HEADER_SIZE, 0)]
     buffer = FrameBuffer(LARGEST)
     found = []
@@ -63,7 +63,7 @@ def test_a_stream_that_comes_byte_by_byte_gives_the_same_frames() -> None:
     assert found == whole
 
 
-def test_nothing_more_is_no_frame() -> None:
+def test_empty_input_yields_no_frame() -> None:
     buffer = FrameBuffer(LARGEST)
     assert buffer.take_header() is None
     assert buffer.take_frame() is None
@@ -78,7 +78,7 @@ def test_nothing_more_is_no_frame() -> None:
 
 
 @pytest.mark.parametrize(("size", "fits"), [(0, False), (7, False), (8, True), (512, True), (513, False)])
-def test_a_frame_is_at_least_its_header_and_at_most_what_we_allow(size: int, fits: bool) -> None:
+def test_frame_size_is_checked_against_header_and_limit(size: int, fits: bool) -> None:
     buffer = FrameBuffer(LARGEST)
     buffer.feed(struct.pack(">IBBH", size, 2, 0, 0) + b"." * max(0, size - HEADER_SIZE))
     if fits:
@@ -90,7 +90,7 @@ def test_a_frame_is_at_least_its_header_and_at_most_what_we_allow(size: int, fit
             buffer.take_frame()
 
 
-def test_a_size_that_is_too_large_is_noticed_even_when_it_came_in_pieces() -> None:
+def test_oversized_frame_is_detected_in_pieces() -> None:
     buffer = FrameBuffer(LARGEST)
     for octet in struct.pack(">IBBH", LARGEST + 1, 2, 0, 0)[:-1]:
         buffer.feed(bytes([octet]))
@@ -101,12 +101,12 @@ def test_a_size_that_is_too_large_is_noticed_even_when_it_came_in_pieces() -> No
 
 
 @pytest.mark.parametrize(("doff", "position"), [(2, 8), (3, 12), (5, 20)])
-def test_a_body_may_start_behind_an_extended_header(doff: int, position: int) -> None:
+def test_body_may_follow_extended_header(doff: int, position: int) -> None:
     assert body_of(frame(payload=b"." * 12, doff=doff)) == position
 
 
 @pytest.mark.parametrize("doff", [0, 1, 6, 255])
-def test_a_body_starts_neither_in_the_header_nor_behind_the_frame(doff: int) -> None:
+def test_invalid_data_offset_is_rejected(doff: int) -> None:
     with pytest.raises(FramingError):
         body_of(frame(payload=b"." * 12, doff=doff))
 
@@ -118,7 +118,7 @@ def written(writer: FrameWriter) -> list[Any]:
     return read(writer.take())
 
 
-def test_frames_come_out_in_the_order_they_were_written_and_once() -> None:
+def test_frames_are_returned_once_in_order() -> None:
     writer = FrameWriter()
     writer.write_header(AMQP_HEADER)
     writer.write(0, b"")
@@ -130,7 +130,7 @@ def test_frames_come_out_in_the_order_they_were_written_and_once() -> None:
     assert writer.take() == b""
 
 
-def test_a_frame_that_the_peer_does_not_take_is_refused_and_leaves_no_trace() -> None:
+def test_frame_beyond_limit_of_peer_is_rejected_without_trace() -> None:
     writer = FrameWriter()
     writer.write(0, b"." * (LARGEST - HEADER_SIZE))
     before = len(writer.take())
@@ -142,7 +142,7 @@ def test_a_frame_that_the_peer_does_not_take_is_refused_and_leaves_no_trace() ->
     assert writer.take() == b""
 
 
-def test_whether_anything_was_written_is_remembered_until_someone_looks() -> None:
+def test_written_flag_is_kept_until_read() -> None:
     writer = FrameWriter()
     seen = [writer.written]
     writer.write(0, b"")
@@ -153,7 +153,7 @@ def test_whether_anything_was_written_is_remembered_until_someone_looks() -> Non
     assert seen == [False, True, False]
 
 
-def test_amqp_frames_wait_while_sasl_frames_go_ahead() -> None:
+def test_amqp_frames_wait_for_sasl_frames() -> None:
     writer = FrameWriter()
     writer.write_header(SASL_HEADER)
     writer.hold()
@@ -173,7 +173,7 @@ def test_amqp_frames_wait_while_sasl_frames_go_ahead() -> None:
 # Dispositions, together.
 
 
-def test_neighbours_with_the_same_state_go_out_as_one_disposition() -> None:
+def test_adjacent_deliveries_with_same_state_share_disposition() -> None:
     writer = FrameWriter()
     for delivery_id in range(5, 105):
         writer.dispose(0, RECEIVER, delivery_id, True, ACCEPTED)
@@ -181,13 +181,13 @@ def test_neighbours_with_the_same_state_go_out_as_one_disposition() -> None:
     assert writer.take() == b""
 
 
-def test_a_single_delivery_is_no_range() -> None:
+def test_single_delivery_has_no_range() -> None:
     writer = FrameWriter()
     writer.dispose(0, RECEIVER, 5, True, ACCEPTED)
     assert written(writer) == [Heard(0, Disposition(RECEIVER, 5, None, True, ACCEPTED))]
 
 
-def test_neighbours_are_neighbours_across_the_largest_delivery_id() -> None:
+def test_adjacent_deliveries_wrap_around_delivery_id() -> None:
     writer = FrameWriter()
     for delivery_id in (2**32 - 2, 2**32 - 1, 0, 1):
         writer.dispose(0, RECEIVER, delivery_id, True, RELEASED)
@@ -207,7 +207,7 @@ def test_neighbours_are_neighbours_across_the_largest_delivery_id() -> None:
         pytest.param((0, RECEIVER, 1, True, None), id="no state"),
     ],
 )
-def test_what_differs_in_anything_goes_out_on_its_own(second: tuple[int, bool, int, bool, object]) -> None:
+def test_different_dispositions_are_sent_separately(second: tuple[int, bool, int, bool, object]) -> None:
     writer = FrameWriter()
     writer.dispose(0, RECEIVER, 0, True, ACCEPTED)
     writer.dispose(*second)
@@ -218,14 +218,14 @@ def test_what_differs_in_anything_goes_out_on_its_own(second: tuple[int, bool, i
     ]
 
 
-def test_states_that_are_equal_are_the_same_state() -> None:
+def test_equal_states_are_combined() -> None:
     writer = FrameWriter()
     writer.dispose(0, RECEIVER, 0, True, Modified(delivery_failed=True))
     writer.dispose(0, RECEIVER, 1, True, Modified(delivery_failed=True))
     assert written(writer) == [Heard(0, Disposition(RECEIVER, 0, 1, True, Modified(delivery_failed=True)))]
 
 
-def test_a_disposition_that_waits_goes_out_before_the_next_frame() -> None:
+def test_pending_disposition_precedes_next_frame() -> None:
     writer = FrameWriter()
     writer.dispose(0, RECEIVER, 0, True, ACCEPTED)
     writer.write(0, b"\x00\x53\x17\x45")
@@ -240,7 +240,7 @@ def test_a_disposition_that_waits_goes_out_before_the_next_frame() -> None:
         max_size=40,
     )
 )
-def test_whatever_goes_out_together_says_the_same_as_one_by_one(
+def test_combined_dispositions_equal_separate_ones(
     steps: list[tuple[int, bool, int, bool, int]],
 ) -> None:
     states = (ACCEPTED, RELEASED, Rejected(Error("a:b", "c")))
@@ -259,7 +259,7 @@ def test_whatever_goes_out_together_says_the_same_as_one_by_one(
     assert heard == said
 
 
-def test_a_state_that_just_fits_is_written_and_a_larger_one_is_refused() -> None:
+def test_largest_state_is_written_and_larger_one_rejected() -> None:
     writer = FrameWriter()
     fits = Rejected(Error("a:b", "." * 445))
     writer.dispose(2**16 - 1, RECEIVER, 2**32 - 2, True, fits)

@@ -1,4 +1,4 @@
-"""Peers that break the protocol: what each gets for it, and what goes on working beside it."""
+"""Peers that violate the protocol: the answer to each violation, and what stays unaffected."""
 
 from __future__ import annotations
 
@@ -93,9 +93,9 @@ PERFORMATIVES: Final = (
 
 
 class Victim:
-    """An engine with two sessions of two links each: one of each to be hit, one to see whether it goes on working.
+    """An engine with two sessions of two links each: one of each is attacked, the other has to stay unaffected.
 
-    Its peer takes frames of 512 bytes, so that even what is said about an attack has to fit the smallest frame.
+    Its peer accepts frames of 512 bytes, so that even the error of an attack has to fit the smallest frame.
     """
 
     def __init__(self, side: Side, configuration: Configuration = CONFIGURATION) -> None:
@@ -275,7 +275,7 @@ def assert_closed(peer: ScriptedPeer, error: type[ProtocolError]) -> None:
 
 @pytest.mark.parametrize("side", Side)
 @pytest.mark.parametrize("attack", CONNECTION_ATTACKS)
-def test_the_connection_ends_with_one_close_that_says_why(side: Side, attack: str) -> None:
+def test_connection_violation_sends_one_close_with_reason(side: Side, attack: str) -> None:
     victim = Victim(side)
     act, error = CONNECTION_ATTACKS[attack]
     with pytest.raises(ProtocolError) as caught:
@@ -288,7 +288,7 @@ def test_the_connection_ends_with_one_close_that_says_why(side: Side, attack: st
 @pytest.mark.parametrize(
     "performative", [one for one in PERFORMATIVES if not isinstance(one, (Open, Begin, Close))], ids=name_of
 )
-def test_a_frame_on_a_channel_without_a_session_ends_the_connection(side: Side, performative: object) -> None:
+def test_frame_on_unused_channel_ends_connection(side: Side, performative: object) -> None:
     victim = Victim(side)
     with pytest.raises(IllegalStateError):
         victim.peer.say(frame(performative, channel=8))
@@ -299,7 +299,7 @@ def test_a_frame_on_a_channel_without_a_session_ends_the_connection(side: Side, 
 @pytest.mark.parametrize(
     "performative", [one for one in PERFORMATIVES if not isinstance(one, (Open, Transfer))], ids=name_of
 )
-def test_bytes_after_a_performative_end_the_connection(side: Side, performative: object) -> None:
+def test_bytes_after_performative_end_connection(side: Side, performative: object) -> None:
     victim = Victim(side)
     with pytest.raises(DecodeError):
         victim.say(performative, b"\x40")
@@ -308,7 +308,7 @@ def test_bytes_after_a_performative_end_the_connection(side: Side, performative:
 
 @pytest.mark.parametrize("side", Side)
 @pytest.mark.parametrize("performative", PERFORMATIVES[1:], ids=name_of)
-def test_a_frame_before_open_ends_the_connection(side: Side, performative: object) -> None:
+def test_frame_before_open_ends_connection(side: Side, performative: object) -> None:
     peer = ScriptedPeer(side)
     if side is Side.CLIENT:
         peer.engine.open()
@@ -331,7 +331,7 @@ def test_a_frame_before_open_ends_the_connection(side: Side, performative: objec
         (Described(ULong(0x10), ["id"] + [None] * 10), DecodeError),
     ],
 )
-def test_an_open_that_cannot_be_ends_the_connection(side: Side, opening: object, error: type[ProtocolError]) -> None:
+def test_invalid_open_ends_connection(side: Side, opening: object, error: type[ProtocolError]) -> None:
     peer = ScriptedPeer(side)
     if side is Side.CLIENT:
         peer.engine.open()
@@ -351,7 +351,7 @@ FIELDS: Final = [
 
 
 @pytest.mark.parametrize(("layout", "index"), FIELDS)
-def test_every_field_of_every_performative_refuses_a_value_of_another_type(layout: Layout, index: int) -> None:
+def test_every_performative_field_rejects_other_types(layout: Layout, index: int) -> None:
     peer = ScriptedPeer(Side.SERVER)
     if layout.composite is Open:
         peer.say(AMQP_HEADER)
@@ -424,7 +424,7 @@ SESSION_ATTACKS: Final[dict[str, tuple[Attack, type[ProtocolError]]]] = {
 
 @pytest.mark.parametrize("side", Side)
 @pytest.mark.parametrize("attack", SESSION_ATTACKS)
-def test_the_session_ends_with_one_end_that_says_why_and_others_go_on(side: Side, attack: str) -> None:
+def test_session_violation_sends_one_end_with_reason(side: Side, attack: str) -> None:
     victim = Victim(side)
     act, error = SESSION_ATTACKS[attack]
     (event,) = act(victim)
@@ -439,7 +439,7 @@ def test_the_session_ends_with_one_end_that_says_why_and_others_go_on(side: Side
     assert heard.body.error == event.error
     victim.assert_works(victim.other_session, victim.other_receiver, victim.other_sender)
     assert victim.transfer(delivery_id=5) == [], "what the peer sent before it heard of the end is passed over"
-    assert victim.peer.end(victim.session) == [], "the application has been told already"
+    assert victim.peer.end(victim.session) == [], "already reported to the application"
     assert victim.peer.heard() == [], "the peer's end is the answer to ours"
     again = victim.peer.begin()
     assert again.is_mapped
@@ -480,7 +480,7 @@ LINK_ATTACKS: Final[dict[str, tuple[Attack, type[ProtocolError]]]] = {
 
 @pytest.mark.parametrize("side", Side)
 @pytest.mark.parametrize("attack", LINK_ATTACKS)
-def test_the_link_ends_with_one_detach_that_says_why_and_others_go_on(side: Side, attack: str) -> None:
+def test_link_violation_sends_one_detach_with_reason(side: Side, attack: str) -> None:
     victim = Victim(side)
     act, error = LINK_ATTACKS[attack]
     (event,) = act(victim)
@@ -502,7 +502,7 @@ def test_the_link_ends_with_one_detach_that_says_why_and_others_go_on(side: Side
         victim.assert_works(victim.session, None, spared)
     victim.assert_works(victim.other_session, victim.other_receiver, victim.other_sender)
     assert victim.transfer(delivery_id=50, handle=hit.remote_handle) == [], "what was under way is passed over"
-    assert victim.peer.detach(victim.session, hit) == [], "the application has been told already"
+    assert victim.peer.detach(victim.session, hit) == [], "already reported to the application"
     assert victim.peer.heard() == [], "the peer's detach is the answer to ours"
     again = victim.peer.attach(victim.session, hit.name, hit.role)
     assert again.is_attached, "the name is free again"
@@ -510,7 +510,7 @@ def test_the_link_ends_with_one_detach_that_says_why_and_others_go_on(side: Side
 
 
 @pytest.mark.parametrize("side", Side)
-def test_what_came_before_the_fault_is_not_lost(side: Side) -> None:
+def test_events_before_violation_are_kept(side: Side) -> None:
     victim = Victim(side)
     good = frame(Transfer(victim.receiver.remote_handle, 0, b"t", 0, False), channel=3, payload=b"good")
     with pytest.raises(ProtocolError) as caught:
@@ -520,7 +520,7 @@ def test_what_came_before_the_fault_is_not_lost(side: Side) -> None:
     assert delivery.payload == b"good"
 
 
-def test_a_violation_says_its_condition_and_what_happened() -> None:
+def test_violation_has_condition_and_description() -> None:
     victim = Victim(Side.SERVER)
     (event,) = victim.transfer(b"." * 1001)
     assert isinstance(event, LinkDetached)
@@ -546,13 +546,13 @@ def seconds_to_take_in(size: int) -> float:
     return took
 
 
-def test_a_frame_that_comes_byte_by_byte_costs_no_more_than_its_bytes() -> None:
+def test_cost_of_frame_sent_byte_by_byte_is_linear() -> None:
     small = min(seconds_to_take_in(2**15) for _ in range(3))
     large = min(seconds_to_take_in(2**18) for _ in range(2))
     assert large / small < 24, "8 times the bytes took much more than 8 times as long; 64 is quadratic"
 
 
-def test_a_disposition_for_half_of_all_delivery_ids_costs_no_more_than_what_is_unsettled() -> None:
+def test_cost_of_wide_disposition_is_bounded_by_unsettled() -> None:
     victim = Victim(Side.SERVER)
     victim.peer.grant(victim.session, victim.sender, 50)
     sent = [victim.sender.send(b"", tag=b"t") for _ in range(50)]
@@ -565,7 +565,7 @@ def test_a_disposition_for_half_of_all_delivery_ids_costs_no_more_than_what_is_u
 
 @contextmanager
 def memory() -> Iterator[Callable[[], int]]:
-    """Count the bytes that are held, as a function that tells how many."""
+    """Return a function that counts the bytes in use."""
     tracemalloc.start()
     try:
         yield lambda: tracemalloc.get_traced_memory()[0]
@@ -574,7 +574,7 @@ def memory() -> Iterator[Callable[[], int]]:
 
 
 def growth(rounds: Callable[[int], None]) -> int:
-    """Tell how many more bytes are held after many rounds than after a few."""
+    """Return how many more bytes are held after many rounds than after a few."""
     with memory() as held:
         rounds(20)
         few = held()
@@ -586,7 +586,7 @@ ENOUGH: Final = 50_000
 """More than 180 further rounds may leave behind, and far less than they would if each left something."""
 
 
-def test_a_peer_that_begins_all_its_sessions_is_held_in_bounded_memory() -> None:
+def test_memory_is_bounded_with_all_sessions_begun() -> None:
     peer = ScriptedPeer(Side.SERVER, Configuration(container_id="host", channel_max=999)).open()
     with memory() as held:
         before = held()
@@ -601,7 +601,7 @@ def test_a_peer_that_begins_all_its_sessions_is_held_in_bounded_memory() -> None
         assert held() - before < 400_000, "a connection that is closed lets go of its sessions"
 
 
-def test_a_peer_that_begins_and_ends_sessions_for_ever_leaves_nothing_behind() -> None:
+def test_beginning_and_ending_sessions_leaks_nothing() -> None:
     peer = ScriptedPeer(Side.SERVER).open()
 
     def rounds(count: int) -> None:
@@ -613,7 +613,7 @@ def test_a_peer_that_begins_and_ends_sessions_for_ever_leaves_nothing_behind() -
     assert growth(rounds) < ENOUGH
 
 
-def test_a_peer_that_attaches_links_for_ever_is_held_in_bounded_memory() -> None:
+def test_memory_is_bounded_with_endless_attaches() -> None:
     peer = ScriptedPeer(Side.SERVER, Configuration(container_id="host", max_links=40)).open()
 
     def rounds(count: int) -> None:
@@ -630,7 +630,7 @@ def test_a_peer_that_attaches_links_for_ever_is_held_in_bounded_memory() -> None
     assert growth(rounds) < ENOUGH
 
 
-def test_a_peer_that_attaches_and_detaches_for_ever_leaves_nothing_behind() -> None:
+def test_attaching_and_detaching_leaks_nothing() -> None:
     peer = ScriptedPeer(Side.SERVER).open()
     session = peer.begin()
 
@@ -649,7 +649,7 @@ def test_a_peer_that_attaches_and_detaches_for_ever_leaves_nothing_behind() -> N
 
 @pytest.mark.parametrize("reject_oversized", [True, False])
 @pytest.mark.parametrize("size", [0, 1000])
-def test_a_peer_whose_message_never_ends_is_held_in_bounded_memory(reject_oversized: bool, size: int) -> None:
+def test_memory_is_bounded_with_endless_message(reject_oversized: bool, size: int) -> None:
     configuration = Configuration(
         container_id="host", max_message_size=100_000, reject_oversized=reject_oversized, incoming_window=10
     )
@@ -666,7 +666,7 @@ def test_a_peer_whose_message_never_ends_is_held_in_bounded_memory(reject_oversi
     assert peer.engine.incomplete_bytes <= 100_000
 
 
-def test_a_peer_that_sends_tiny_frames_for_ever_is_held_in_bounded_memory() -> None:
+def test_memory_is_bounded_with_endless_tiny_frames() -> None:
     victim = Victim(Side.SERVER)
     channel = victim.session.remote_channel
     tiny = [
@@ -686,7 +686,7 @@ def test_a_peer_that_sends_tiny_frames_for_ever_is_held_in_bounded_memory() -> N
     assert growth(rounds) < ENOUGH
 
 
-def test_dispositions_for_the_same_deliveries_over_and_over_end_the_session() -> None:
+def test_repeated_dispositions_end_session() -> None:
     server = Configuration(container_id="server", incoming_window=2**31 - 1)
     pair = ConnectionPair(server=server)
     session = pair.open()
@@ -705,7 +705,7 @@ def test_dispositions_for_the_same_deliveries_over_and_over_end_the_session() ->
 
 # Bounds that a server narrows until it knows the peer.
 
-NARROW: Final = Bounds(sessions=2, links=3, incomplete_bytes=2_000, values=100)
+NARROW: Final = Bounds(sessions=2, links=3, incomplete_bytes=2_000, values=100, names={"links": "links of a stranger"})
 
 
 def narrow() -> ScriptedPeer:
@@ -718,8 +718,9 @@ def test_sessions_beyond_the_bounds_close_the_connection() -> None:
     peer = narrow()
     peer.begin()
     peer.begin()
-    with pytest.raises(PeerLimitError, match="2 sessions have begun already"):
+    with pytest.raises(PeerLimitError, match=r"has 2 sessions, the maximum \(sessions\)") as caught:
         peer.begin()
+    assert caught.value.bound == "sessions"
 
 
 def test_links_beyond_the_bounds_end_the_session_until_the_bounds_are_widened() -> None:
@@ -731,6 +732,7 @@ def test_links_beyond_the_bounds_end_the_session_until_the_bounds_are_widened() 
     (event,) = peer.say(frame(attach, channel=session.remote_channel))
     assert isinstance(event, SessionEnded)
     assert isinstance(event.violation, SessionResourceError)
+    assert event.violation.bound == "links of a stranger"
     peer.engine.bounds = peer.engine.configuration.bounds
     other = peer.begin()
     for name in "abcdef":
@@ -746,6 +748,7 @@ def test_incomplete_messages_beyond_the_bounds_end_the_session() -> None:
     (event,) = peer.transfer(session, links[1], bytes(1_500), more=True)
     assert isinstance(event, SessionEnded)
     assert isinstance(event.violation, SessionResourceError)
+    assert event.violation.bound == "incomplete_bytes"
 
 
 BOMB: Final[dict[Any, Any]] = {Symbol("a"): [[] for _ in range(3_000)]}

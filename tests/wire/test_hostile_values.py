@@ -33,10 +33,10 @@ CODES = [code for code, reader in enumerate(READERS) if reader is not READERS[0x
 MOST = 0xFFFFFFFF
 
 MEMORY_PER_BYTE = 512
-"""What the decoder may take for a byte of input. An empty list in a list, one byte, takes about 70 bytes in Python."""
+"""The maximum memory for a byte of input. An empty list in a list, one byte, takes about 70 bytes in Python."""
 
 CALLS_PER_KEY = 60
-"""How many calls the decoder may make for a key of a map."""
+"""The number of calls that the decoder may make for a key of a map."""
 
 
 def compound(code: int, count: int, body: bytes) -> bytes:
@@ -66,7 +66,7 @@ def assert_refused(data: bytes) -> None:
 
 @examples(150)
 @given(amqp_values)
-def test_no_value_can_be_cut_off_anywhere(value: object) -> None:
+def test_truncated_value_is_rejected_at_every_position(value: object) -> None:
     encoded = encode(value)
     for end in range(len(encoded)):
         with pytest.raises(DecodeError):
@@ -77,13 +77,13 @@ def test_no_value_can_be_cut_off_anywhere(value: object) -> None:
 
 @examples(50)
 @given(amqp_values, st.binary(min_size=1, max_size=4))
-def test_nothing_may_follow_a_value(value: object, more: bytes) -> None:
+def test_trailing_bytes_are_rejected(value: object, more: bytes) -> None:
     with pytest.raises(DecodeError, match=f"{len(more)} bytes follow"):
         decode(encode(value) + more)
 
 
 def judge(data: bytes) -> None:
-    """Whatever the bytes are, they are refused, or they are a value that can be encoded again."""
+    """Any bytes are rejected, or decode to a value that can be encoded again."""
     try:
         value = decode(data)
     except DecodeError:
@@ -94,7 +94,7 @@ def judge(data: bytes) -> None:
 
 @examples(300)
 @given(amqp_values, st.data())
-def test_a_value_with_changed_bytes_is_refused_or_another_value(value: object, data: st.DataObject) -> None:
+def test_corrupted_value_is_rejected_or_decoded(value: object, data: st.DataObject) -> None:
     encoded = bytearray(encode(value))
     for _ in range(data.draw(st.integers(1, 3))):
         position = data.draw(st.integers(0, len(encoded) - 1))
@@ -104,7 +104,7 @@ def test_a_value_with_changed_bytes_is_refused_or_another_value(value: object, d
 
 @examples(300)
 @given(st.lists(st.one_of(st.sampled_from(CODES), st.integers(0, 8), st.integers(0, 255)), max_size=24))
-def test_any_bytes_are_refused_or_a_value(octets: list[int]) -> None:
+def test_random_bytes_are_rejected_or_decoded(octets: list[int]) -> None:
     judge(bytes(octets))
     for reader in (decode_list, decode_map):
         with suppress(DecodeError):
@@ -116,13 +116,13 @@ def test_any_bytes_are_refused_or_a_value(octets: list[int]) -> None:
 
 @pytest.mark.parametrize("code", [0xD0, 0xD1, 0xF0])
 @pytest.mark.parametrize("count", [2, 1000, 2**31, MOST - 1, MOST])
-def test_a_count_beyond_what_the_bytes_can_hold_is_refused(code: int, count: int) -> None:
+def test_count_beyond_bytes_is_rejected(code: int, count: int) -> None:
     for body in ("", "5001", "a100", "70000000"):
         assert_refused(compound(code, count, bytes.fromhex(body)))
 
 
 @pytest.mark.parametrize("code", [code for code in CODES if code >= 0xA0])
-def test_a_size_beyond_the_end_is_refused(code: int) -> None:
+def test_size_beyond_end_is_rejected(code: int) -> None:
     for size in (256, 2**31, MOST) if code & 0x10 else (255,):
         data = bytes((code,)) + size.to_bytes(4 if code & 0x10 else 1) + bytes(250)
         assert_refused(data)
@@ -132,7 +132,7 @@ def test_a_size_beyond_the_end_is_refused(code: int) -> None:
 
 @pytest.mark.parametrize("constructor", ["40", "41", "42", "43", "44", "45", "00a3016140"])
 @pytest.mark.parametrize("count", [MAX_EMPTY_ELEMENTS + 1, 257, 2**16, 2**31, MOST])
-def test_an_array_of_many_elements_that_take_no_bytes_is_refused(constructor: str, count: int) -> None:
+def test_long_array_of_empty_elements_is_rejected(constructor: str, count: int) -> None:
     assert_refused(compound(0xF0, count, bytes.fromhex(constructor)))
     assert_refused(compound(0xF0, count, bytes.fromhex(constructor) + bytes(300)))
 
@@ -150,7 +150,7 @@ def resized(code: int, size_error: int, count_error: int) -> bytes:
 
 @pytest.mark.parametrize("code", CONTENT)
 @pytest.mark.parametrize("error", [-2, -1, 1, 2])
-def test_a_size_or_count_that_does_not_fit_the_content_is_refused(code: int, error: int) -> None:
+def test_inconsistent_size_or_count_is_rejected(code: int, error: int) -> None:
     decode(resized(code, 0, 0))
     for data in (resized(code, error, 0), resized(code, 0, error)):
         with pytest.raises(DecodeError):
@@ -158,7 +158,7 @@ def test_a_size_or_count_that_does_not_fit_the_content_is_refused(code: int, err
 
 
 @pytest.mark.parametrize("code", CONTENT)
-def test_a_size_without_room_for_the_count_is_refused(code: int) -> None:
+def test_size_without_count_is_rejected(code: int) -> None:
     width = 4 if code & 0x10 else 1
     for size in range(width):
         with pytest.raises(DecodeError):
@@ -166,7 +166,7 @@ def test_a_size_without_room_for_the_count_is_refused(code: int) -> None:
 
 
 @pytest.mark.parametrize(("code", "width"), [(0xE0, 1), (0xF0, 4)])
-def test_only_an_empty_array_may_lack_its_constructor(code: int, width: int) -> None:
+def test_only_empty_array_may_omit_constructor(code: int, width: int) -> None:
     start = bytes((code,)) + width.to_bytes(width)
     assert decode(start + bytes(width)) == Array(())
     assert skip(start + bytes(width), 0) == len(start) + width
@@ -178,7 +178,7 @@ def test_only_an_empty_array_may_lack_its_constructor(code: int, width: int) -> 
 
 @examples(100)
 @given(st.lists(primitives, min_size=1, max_size=4), st.integers(-4, 4).filter(bool))
-def test_a_list_whose_size_is_too_large_or_too_small_is_refused(items: list[object], error: int) -> None:
+def test_list_with_wrong_size_is_rejected(items: list[object], error: int) -> None:
     data = compound(0xD0, len(items), b"".join(encode(item) for item in items))
     size = int.from_bytes(data[1:5]) + error
     with pytest.raises(DecodeError):
@@ -186,7 +186,7 @@ def test_a_list_whose_size_is_too_large_or_too_small_is_refused(items: list[obje
 
 
 @pytest.mark.parametrize("data", ["c1020140", "c10403404040", "d10000000500000001" + "40"])
-def test_a_map_with_a_key_and_no_value_is_refused(data: str) -> None:
+def test_map_with_key_without_value_is_rejected(data: str) -> None:
     assert_refused(bytes.fromhex(data))
     with pytest.raises(DecodeError, match="key without a value"):
         decode_map(bytes.fromhex(data), 0)
@@ -210,7 +210,7 @@ BROKEN_TEXT = {
 
 
 @pytest.mark.parametrize("octets", BROKEN_TEXT.values(), ids=BROKEN_TEXT)
-def test_a_string_that_is_not_utf_8_is_refused(octets: str) -> None:
+def test_invalid_utf_8_string_is_rejected(octets: str) -> None:
     text = bytes.fromhex(octets)
     short = bytes((len(text),)) + text
     long = len(text).to_bytes(4) + text
@@ -219,7 +219,7 @@ def test_a_string_that_is_not_utf_8_is_refused(octets: str) -> None:
 
 
 @pytest.mark.parametrize("octet", [0x80, 0xC3, 0xFF])
-def test_a_symbol_that_is_not_ascii_is_refused(octet: int) -> None:
+def test_non_ascii_symbol_is_rejected(octet: int) -> None:
     text = b"a" + bytes((octet,))
     short = b"\x02" + text
     long = b"\x00\x00\x00\x02" + text
@@ -228,25 +228,25 @@ def test_a_symbol_that_is_not_ascii_is_refused(octet: int) -> None:
 
 
 @pytest.mark.parametrize("octet", [2, 0x41, 0xFF])
-def test_a_boolean_that_is_neither_0_nor_1_is_refused(octet: int) -> None:
+def test_boolean_other_than_0_or_1_is_rejected(octet: int) -> None:
     assert_refused(bytes((0x56, octet)))
     assert_refused(array_of("56", [b"\x01", bytes((octet,))]))
 
 
 @pytest.mark.parametrize("number", [0xD800, 0xDBFF, 0xDC00, 0xDFFF, 0x110000, 2**31, MOST])
-def test_a_char_that_is_no_character_is_refused(number: int) -> None:
+def test_invalid_char_is_rejected(number: int) -> None:
     assert_refused(b"\x73" + number.to_bytes(4))
     assert_refused(array_of("73", [number.to_bytes(4)]))
 
 
 @pytest.mark.parametrize("constructor", ["01", "3f", "46", "57", "99", "a2", "b2", "c2", "d2", "e1", "f1", "ff"])
-def test_an_array_with_an_unknown_constructor_is_refused(constructor: str) -> None:
+def test_array_with_unknown_constructor_is_rejected(constructor: str) -> None:
     assert_refused(array_of(constructor, []))
     assert_refused(array_of(constructor, [bytes(20)]))
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
-def test_a_descriptor_that_is_described_itself_is_refused(count: int) -> None:
+def test_described_descriptor_is_rejected(count: int) -> None:
     data = b"\x00" * count + b"\x00\x44\x40" + b"\x40" * count
     assert_refused(data)
     with pytest.raises(DecodeError):
@@ -259,23 +259,23 @@ def test_a_descriptor_that_is_described_itself_is_refused(count: int) -> None:
 
 @examples(100)
 @given(amqp_values, amqp_values)
-def test_a_key_may_stand_in_a_map_once(key: object, other: object) -> None:
+def test_duplicate_key_is_rejected(key: object, other: object) -> None:
     assume(decode(encode(key)) == key)  # a NaN is never the same key
     assert_refused(map_of([encode(key), encode(key)]))
     if identity(key) != identity(other):
         assert_refused(map_of([encode(key), encode(other), encode(key)]))
 
 
-def test_a_key_may_stand_in_a_map_once_however_it_is_encoded() -> None:
+def test_duplicate_key_in_any_encoding_is_rejected() -> None:
     for first, second in (("43", "5200"), ("5205", "7000000005"), ("a10161", "b10000000161"), ("41", "5601")):
         assert_refused(map_of([bytes.fromhex(first), bytes.fromhex(second)]))
 
 
-def test_an_array_may_be_a_key_once_however_it_is_encoded() -> None:
+def test_duplicate_array_key_in_any_encoding_is_rejected() -> None:
     assert_refused(map_of([array_of("52", [b"\x05"]), array_of("70", [b"\x00\x00\x00\x05"])]))
 
 
-def test_keys_that_only_python_finds_equal_are_kept_apart() -> None:
+def test_keys_equal_only_in_python_are_distinct() -> None:
     keys = [UInt(1), 1, True, 1.0, Symbol("a"), "a", Described("d", 1), Described("d", UInt(1)), [1], [UInt(1)]]
     decoded = decode(map_of([encode(key) for key in keys]))
     assert isinstance(decoded, Map)
@@ -330,7 +330,7 @@ def descriptor_bomb(depth: int) -> bytes:
 BOMBS = [list_bomb, map_bomb, key_bomb, array_bomb, described_bomb, descriptor_bomb]
 
 
-def test_maps_that_no_dict_can_hold_nest_less_deep() -> None:
+def test_maps_beyond_dict_have_lower_nesting_limit() -> None:
     data = key_bomb(MAX_PAIRS_DEPTH + 1)
     assert encode(decode(data))
     with pytest.raises(DecodeError, match="nest deeper"):
@@ -338,7 +338,7 @@ def test_maps_that_no_dict_can_hold_nest_less_deep() -> None:
 
 
 @pytest.mark.parametrize("bomb", [bomb for bomb in BOMBS if bomb is not key_bomb])
-def test_values_may_nest_to_a_limit(bomb: Callable[[int], bytes]) -> None:
+def test_values_nest_up_to_limit(bomb: Callable[[int], bytes]) -> None:
     data = bomb(MAX_DEPTH)
     assert decode_at(data, 0) == (decode(data), len(data))
     assert skip(data, 0) == len(data)
@@ -347,7 +347,7 @@ def test_values_may_nest_to_a_limit(bomb: Callable[[int], bytes]) -> None:
 
 @pytest.mark.parametrize("bomb", BOMBS)
 @pytest.mark.parametrize("depth", [MAX_DEPTH + 1, 2000])
-def test_values_that_nest_deeper_are_refused(bomb: Callable[[int], bytes], depth: int) -> None:
+def test_nesting_beyond_limit_is_rejected(bomb: Callable[[int], bytes], depth: int) -> None:
     data = bomb(depth)
     for read in (decode, lambda data: decode_at(data, 0)):
         with pytest.raises(DecodeError, match="nest deeper"):
@@ -356,7 +356,7 @@ def test_values_that_nest_deeper_are_refused(bomb: Callable[[int], bytes], depth
 
 @pytest.mark.parametrize("bomb", BOMBS)
 @pytest.mark.parametrize("depth", [MAX_DEPTH + 1, 2000])
-def test_a_value_that_nests_deeper_is_skipped_or_refused(bomb: Callable[[int], bytes], depth: int) -> None:
+def test_deep_value_is_skipped_or_rejected(bomb: Callable[[int], bytes], depth: int) -> None:
     data = bomb(depth)
     if bomb is described_bomb:
         with pytest.raises(DecodeError, match="nest deeper"):
@@ -374,7 +374,7 @@ def described_array_bomb(depth: int) -> bytes:
 
 
 @pytest.mark.parametrize("bomb", [*BOMBS, described_array_bomb])
-def test_a_value_that_nests_as_deep_as_it_may_is_refused_or_can_be_used(bomb: Callable[[int], bytes]) -> None:
+def test_value_at_nesting_limit_is_rejected_or_usable(bomb: Callable[[int], bytes]) -> None:
     data = bomb(MAX_DEPTH - 1)
     try:
         value = decode(data)
@@ -386,7 +386,7 @@ def test_a_value_that_nests_as_deep_as_it_may_is_refused_or_can_be_used(bomb: Ca
 
 
 @pytest.mark.parametrize("bomb", [*BOMBS, described_array_bomb])
-def test_a_key_that_nests_as_deep_as_it_may_is_refused_when_it_stands_twice(bomb: Callable[[int], bytes]) -> None:
+def test_duplicate_deep_key_is_rejected(bomb: Callable[[int], bytes]) -> None:
     key = bomb(MAX_DEPTH - 1)
     with pytest.raises(DecodeError):
         decode(map_of([key, key]))
@@ -429,7 +429,7 @@ EXPANDING = {
 
 
 @pytest.mark.parametrize("data", EXPANDING.values(), ids=EXPANDING)
-def test_the_memory_for_a_value_is_bounded_by_its_length(data: bytes) -> None:
+def test_memory_of_value_is_bounded_by_its_length(data: bytes) -> None:
     assert peak_memory(data) < MEMORY_PER_BYTE * len(data)
 
 
@@ -470,14 +470,14 @@ def described_keys(count: int) -> list[bytes]:
 
 
 @pytest.mark.parametrize("keys", [uuid_keys, array_keys, described_keys])
-def test_the_time_for_a_map_is_bounded_by_its_length_though_its_keys_hash_alike(
+def test_time_for_map_is_bounded_with_equal_hashes(
     keys: Callable[[int], list[bytes]],
 ) -> None:
     data = map_of(keys(400))
     assert calls_made(lambda: decode(data)) < CALLS_PER_KEY * 400
 
 
-def test_a_map_with_very_many_keys_that_are_no_text_comes_as_pairs() -> None:
+def test_map_with_many_non_text_keys_is_decoded_as_pairs() -> None:
     numbers = Map(tuple((number, None) for number in range(5000)))
     assert decode(encode(numbers)) == numbers
     words = {f"key {number}": None for number in range(5000)}
@@ -487,7 +487,7 @@ def test_a_map_with_very_many_keys_that_are_no_text_comes_as_pairs() -> None:
 
 
 def count_of(value: object) -> int:
-    """How many values a value holds, itself included; the naive way, and not for arrays."""
+    """Return the number of values in a value, itself included; the naive way, and not for arrays."""
     match value:
         case Described():
             return 1 + count_of(value.descriptor) + count_of(value.value)
@@ -527,7 +527,7 @@ def test_count_values_counts_every_nested_value(value: object) -> None:
         compound(0xD0, MOST, b""),
     ],
 )
-def test_count_values_looks_at_no_more_values_than_the_limit(data: bytes) -> None:
+def test_count_values_stops_at_limit(data: bytes) -> None:
     calls = itertools.count()
 
     def count(_frame: FrameType, event: str, _argument: object) -> None:
@@ -544,6 +544,6 @@ def test_count_values_looks_at_no_more_values_than_the_limit(data: bytes) -> Non
 
 
 @given(st.binary(max_size=40), st.integers(0, 20))
-def test_count_values_refuses_what_is_cut_off_or_answers(data: bytes, limit: int) -> None:
+def test_count_values_rejects_or_counts_truncated_values(data: bytes, limit: int) -> None:
     with suppress(DecodeError):
         count_values(data, 0, limit)

@@ -23,7 +23,7 @@ def opened(side: Side, *, ours: int | None = None, theirs: int | None = None) ->
 
 @pytest.mark.parametrize("side", Side)
 @pytest.mark.parametrize("theirs", [None, 0])
-def test_without_time_outs_there_is_nothing_to_wait_for(side: Side, theirs: int | None) -> None:
+def test_no_deadline_without_idle_timeouts(side: Side, theirs: int | None) -> None:
     peer = opened(side, theirs=theirs)
     for now_ms in (0, 1, 10**9, 10**15):
         assert peer.engine.tick(now_ms) is None
@@ -31,7 +31,7 @@ def test_without_time_outs_there_is_nothing_to_wait_for(side: Side, theirs: int 
     assert peer.engine.is_open
 
 
-def test_our_time_out_is_told_in_open() -> None:
+def test_our_idle_timeout_is_sent_in_open() -> None:
     peer = ScriptedPeer(Side.CLIENT, Configuration(container_id="engine", idle_time_out_ms=240_000))
     peer.engine.open()
     assert peer.heard()[1].body.idle_time_out == 240_000
@@ -42,7 +42,7 @@ def test_our_time_out_is_told_in_open() -> None:
 
 @pytest.mark.parametrize("side", Side)
 @pytest.mark.parametrize("start", [0, 5, 10**12])
-def test_an_engine_that_has_nothing_to_say_says_so_at_half_the_peers_time_out(side: Side, start: int) -> None:
+def test_heartbeat_is_sent_at_half_of_peers_timeout(side: Side, start: int) -> None:
     peer = opened(side, theirs=1000)
     assert peer.engine.tick(start) == start + 500
     assert peer.engine.tick(start + 499) == start + 500
@@ -53,14 +53,14 @@ def test_an_engine_that_has_nothing_to_say_says_so_at_half_the_peers_time_out(si
     assert peer.heard() == [EMPTY], "one is enough, however late"
 
 
-def test_an_empty_frame_is_its_header_and_nothing_else() -> None:
+def test_heartbeat_is_empty_frame() -> None:
     peer = opened(Side.SERVER, theirs=1000)
     peer.engine.tick(0)
     peer.engine.tick(500)
     assert peer.engine.data_to_send() == b"\x00\x00\x00\x08\x02\x00\x00\x00"
 
 
-def test_whoever_talks_anyway_needs_no_empty_frames() -> None:
+def test_other_frames_replace_heartbeats() -> None:
     peer = opened(Side.SERVER, theirs=1000)
     link = peer.attach(peer.begin(), "out", SENDER)
     peer.engine.tick(0)
@@ -72,7 +72,7 @@ def test_whoever_talks_anyway_needs_no_empty_frames() -> None:
         assert [heard.payload for heard in peer.heard()] == [b"news"]
 
 
-def test_what_is_written_counts_even_if_it_has_not_been_taken_out_yet() -> None:
+def test_written_bytes_count_before_they_are_taken() -> None:
     peer = opened(Side.SERVER, theirs=1000)
     peer.engine.tick(0)
     peer.engine.tick(300)
@@ -81,7 +81,7 @@ def test_what_is_written_counts_even_if_it_has_not_been_taken_out_yet() -> None:
     assert len(peer.heard()) == 1
 
 
-def test_a_disposition_is_a_word_too() -> None:
+def test_disposition_replaces_heartbeat() -> None:
     peer = opened(Side.SERVER, theirs=1000)
     session = peer.begin()
     link = peer.attach(session, "in", RECEIVER)
@@ -96,20 +96,20 @@ def test_a_disposition_is_a_word_too() -> None:
 
 
 @pytest.mark.parametrize(("theirs", "pause"), [(1, 50), (99, 50), (102, 51), (60_000, 30_000), (2**32 - 1, 2**31 - 1)])
-def test_any_time_out_can_be_kept(theirs: int, pause: int) -> None:
+def test_any_idle_timeout_is_kept(theirs: int, pause: int) -> None:
     peer = opened(Side.CLIENT, theirs=theirs)
     assert peer.engine.tick(0) == pause
     assert peer.engine.tick(pause) == 2 * pause
     assert peer.heard() == [EMPTY]
 
 
-def test_before_our_open_there_is_no_empty_frame_and_no_deadline_that_has_passed() -> None:
+def test_no_heartbeat_or_passed_deadline_before_open() -> None:
     peer = ScriptedPeer(Side.SERVER)
     peer.say(AMQP_HEADER, frame(Open(container_id="peer", idle_time_out=1000)))
     peer.heard()
     for now_ms in range(0, 3000, 500):
         deadline = peer.engine.tick(now_ms)
-        assert deadline is None or deadline > now_ms, "whoever calls again at that time would do nothing else"
+        assert deadline is None or deadline > now_ms, "a call at that time would do nothing else"
     assert peer.heard() == []
     peer.engine.open()
     assert isinstance(peer.heard()[0].body, Open)
@@ -120,7 +120,7 @@ def test_before_our_open_there_is_no_empty_frame_and_no_deadline_that_has_passed
     theirs=st.integers(100, 160),
     words=st.lists(st.integers(0, 300), max_size=20),
 )
-def test_the_peer_never_has_to_wait_longer_than_half_its_time_out(theirs: int, words: list[int]) -> None:
+def test_heartbeat_is_never_later_than_half_of_timeout(theirs: int, words: list[int]) -> None:
     peer = opened(Side.SERVER, theirs=theirs)
     spoken = [0]
     deadline = peer.engine.tick(0)
@@ -138,7 +138,7 @@ def test_the_peer_never_has_to_wait_longer_than_half_its_time_out(theirs: int, w
 
 
 @pytest.mark.parametrize("side", Side)
-def test_a_peer_that_is_silent_for_twice_our_time_out_is_given_up(side: Side) -> None:
+def test_silent_peer_is_closed_after_twice_our_timeout(side: Side) -> None:
     peer = opened(side, ours=1000)
     assert peer.engine.tick(0) == 2000
     assert peer.engine.tick(1999) == 2000
@@ -149,11 +149,11 @@ def test_a_peer_that_is_silent_for_twice_our_time_out_is_given_up(side: Side) ->
     assert heard.body.error.condition == "amqp:resource-limit-exceeded"
     assert "2000 ms" in heard.body.error.description
     assert peer.engine.is_closed
-    assert peer.engine.tick(5000) is None, "there is nobody left to wait for"
+    assert peer.engine.tick(5000) is None, "nothing is left to wait for"
     assert peer.say(frame()) == []
 
 
-def test_whatever_the_peer_says_counts_even_half_a_frame() -> None:
+def test_any_received_byte_counts_as_activity() -> None:
     peer = opened(Side.SERVER, ours=1000)
     peer.engine.tick(0)
     peer.say(frame())
@@ -164,7 +164,7 @@ def test_whatever_the_peer_says_counts_even_half_a_frame() -> None:
         peer.engine.tick(5800)
 
 
-def test_a_peer_that_never_says_a_word_is_given_up_without_one() -> None:
+def test_peer_that_never_sends_is_closed_without_close_frame() -> None:
     engine = Connection(Configuration(container_id="engine", idle_time_out_ms=1000))
     assert engine.tick(50) == 2050
     with pytest.raises(IdleTimeoutError):
@@ -173,7 +173,7 @@ def test_a_peer_that_never_says_a_word_is_given_up_without_one() -> None:
     assert engine.is_closed
 
 
-def test_the_next_deadline_is_the_nearer_of_the_two() -> None:
+def test_next_deadline_is_the_nearer_one() -> None:
     peer = opened(Side.SERVER, ours=200, theirs=1000)
     assert peer.engine.tick(0) == 400
     peer.say(frame())
@@ -182,7 +182,7 @@ def test_the_next_deadline_is_the_nearer_of_the_two() -> None:
     assert peer.heard() == [EMPTY]
 
 
-def test_a_connection_that_is_closed_waits_for_nothing() -> None:
+def test_closed_connection_has_no_deadline() -> None:
     peer = opened(Side.SERVER, ours=300, theirs=1000)
     peer.engine.tick(0)
     peer.engine.close()

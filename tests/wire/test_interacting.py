@@ -51,7 +51,7 @@ NUMBER: Final = "number"
 """The property of begin and attach by which the model knows a session or link again at the other end."""
 
 Statement = tuple[object, bool]
-"""What one end says about a delivery: its state, and whether that settles it."""
+"""The disposition of one end: the state of a delivery, and whether it is settled."""
 
 
 @dataclass(eq=False)
@@ -65,7 +65,7 @@ class Message:
     said: dict[Side, list[Statement]]
     heard: dict[Side, list[Statement]]
     carried: Statement | None = None
-    """What the sender said while the message waited for the window: the transfer itself tells it."""
+    """The state sent while the message waited for the window: the transfer itself carries it."""
 
     def has_settled(self, side: Side) -> bool:
         statements = [*self.said[side], *self.heard[side], (None, self.settled_at_once)]
@@ -81,8 +81,8 @@ class Conversation:
     number: int
     ends: dict[Side, Session]
     gone: set[Side] = field(default_factory=set)
-    """The ends that have ended, or were told that the other has."""
-    told: set[Side] = field(default_factory=set)
+    """The ends that have ended, or know that the other has."""
+    reported: set[Side] = field(default_factory=set)
 
 
 @dataclass(eq=False)
@@ -96,17 +96,17 @@ class Route:
     ends: dict[Side, Link]
     attached: set[Side] = field(default_factory=set)
     gone: set[Side] = field(default_factory=set)
-    told: set[Side] = field(default_factory=set)
+    reported: set[Side] = field(default_factory=set)
     credit: int = 0
-    """What the sender may still send, as far as it was told."""
+    """The number of messages that the sender may still send, as far as it knows."""
     messages: list[Message] = field(default_factory=list)
     arrived: int = 0
     drain_asked: int = 0
     drained: int = 0
     went_beyond: bool = False
-    """Whether the sender was told to send without credit."""
+    """True if the sender may send without credit."""
     is_drained: bool = False
-    """Whether the receiver was told that there is no credit left, and has given none since."""
+    """True if the receiver knows that no credit is left, and has granted none since."""
 
     @property
     def receiver(self) -> Side:
@@ -130,7 +130,7 @@ STATES: Final = st.one_of(
     st.builds(TransactionalState, txn_id=st.binary(min_size=1, max_size=4), outcome=st.none() | OUTCOMES),
 )
 SELDOM: Final = st.integers(0, 3).map(lambda number: number == 3)
-"""Whether to do something that ends what others want to look at."""
+"""Draws whether to perform an operation that ends objects which other operations need."""
 SIZES: Final = st.one_of(st.integers(0, 20), st.integers(440, 520), st.integers(0, 3000))
 
 
@@ -143,7 +143,7 @@ class TwoEngines(RuleBasedStateMachine):
         super().__init__()
         self.engines: dict[Side, Connection] = {}
         self.pipes = {side: bytearray() for side in Side}
-        """What is on its way to each side."""
+        """The data in flight to each side."""
         self.unanswered: list[tuple[Side, Event]] = []
         self.sasl = False
         self.first_delivery_id = 0
@@ -152,7 +152,7 @@ class TwoEngines(RuleBasedStateMachine):
         self.all_conversations: list[Conversation] = []
         self.all_routes: list[Route] = []
         self.early: dict[Delivery, list[Statement]] = {}
-        """What a receiver has heard of deliveries that have not arrived whole."""
+        """The dispositions received for incomplete deliveries."""
         self.numbers = 0
 
     # What either side may do.
@@ -228,8 +228,8 @@ class TwoEngines(RuleBasedStateMachine):
             with pytest.raises(LocalProtocolError):
                 session.attach(name, role)
             return multiple()
-        if any(side not in other.told for other in same):
-            return multiple()  # we have detached and the other end has not: whether the name is free is not said
+        if any(side not in other.reported for other in same):
+            return multiple()  # we have detached and the other end has not: it is undefined whether the name is free
         route = Route(self._number(), name, sender, conversation, {})
         route.ends[side] = session.attach(name, role, properties={NUMBER: route.number})
         route.attached.add(side)
@@ -301,8 +301,8 @@ class TwoEngines(RuleBasedStateMachine):
         link = route.ends[side]
         delivery = message.deliveries[side]
         waits = delivery.delivery_id < 0
-        told = link.settle(delivery, state) if settle else link.update(delivery, state)
-        assert told == expected
+        reported = link.settle(delivery, state) if settle else link.update(delivery, state)
+        assert reported == expected
         if expected and waits:
             message.carried = (state, settle)
         elif expected:
@@ -390,15 +390,15 @@ class TwoEngines(RuleBasedStateMachine):
             case LinkDetached(link=link):
                 assert event.violation is None
                 route = self._route_of(link)
-                assert side not in route.told, "a link is reported gone once"
-                route.told.add(side)
+                assert side not in route.reported, "a link is reported gone once"
+                route.reported.add(side)
                 route.gone.add(side)
                 assert link.remote is LinkState.DETACHED
             case SessionEnded(session=session):
                 assert event.violation is None
                 conversation = self._conversation_of(session)
-                assert side not in conversation.told, "a session is reported gone once"
-                conversation.told.add(side)
+                assert side not in conversation.reported, "a session is reported gone once"
+                conversation.reported.add(side)
                 self._forget(conversation, side)
             case ConnectionClosed():
                 self._forget_all(side)
@@ -517,7 +517,7 @@ class TwoEngines(RuleBasedStateMachine):
         self.fall_silent()
         for conversation in self.all_conversations:
             if conversation.gone:
-                assert conversation.told <= set(Side)
+                assert conversation.reported <= set(Side)
                 assert conversation.gone == set(Side)
                 for side, session in conversation.ends.items():
                     assert session not in self.engines[side].sessions.values()
@@ -544,7 +544,7 @@ class TwoEngines(RuleBasedStateMachine):
 
     def _check(self, route: Route) -> None:
         if route.gone:
-            assert route.gone == route.told == set(Side)
+            assert route.gone == route.reported == set(Side)
             for side, session in route.conversation.ends.items():
                 assert route.ends[side] not in session.links.values()
             return
@@ -558,12 +558,12 @@ class TwoEngines(RuleBasedStateMachine):
             for side in Side:
                 said = message.said[OTHER[side]]
                 if any(settled for _, settled in message.said[side]):
-                    continue  # whoever has settled a delivery hears no more of it
+                    continue  # an end that has settled a delivery gets no more dispositions for it
                 assert message.heard[side] == said, "every statement reaches the other side"
-                told = [message.carried, *said] if message.carried and side is route.receiver else said
-                if told:
-                    assert message.deliveries[side].state == told[-1][0]
-                    assert message.deliveries[side].settled == any(settled for _, settled in told)
+                reported = [message.carried, *said] if message.carried and side is route.receiver else said
+                if reported:
+                    assert message.deliveries[side].state == reported[-1][0]
+                    assert message.deliveries[side].settled == any(settled for _, settled in reported)
 
 
 TwoEngines.TestCase.settings = settings(max_examples=times(400), stateful_step_count=50, deadline=None)

@@ -79,7 +79,7 @@ def payloads(events: list[Any]) -> list[bytes]:
 
 
 @BOTH_ROLES
-def test_attach_carries_everything_to_the_other_end(role: bool) -> None:
+def test_attach_transfers_all_fields(role: bool) -> None:
     pair = ConnectionPair()
     session = pair.open()
     link = session.attach(
@@ -115,7 +115,7 @@ def test_attach_carries_everything_to_the_other_end(role: bool) -> None:
     assert event.link.is_attached
 
 
-def test_an_answer_may_have_capabilities_and_another_target() -> None:
+def test_answer_may_have_capabilities_and_another_target() -> None:
     peer, session = scripted()
     (event,) = peer.say(
         frame(
@@ -136,7 +136,7 @@ def test_an_answer_may_have_capabilities_and_another_target() -> None:
 
 @pytest.mark.parametrize("snd", SenderSettleMode)
 @pytest.mark.parametrize("rcv", ReceiverSettleMode)
-def test_settlement_modes_are_the_peers_unless_others_are_given(snd: SenderSettleMode, rcv: ReceiverSettleMode) -> None:
+def test_settle_modes_default_to_peers(snd: SenderSettleMode, rcv: ReceiverSettleMode) -> None:
     peer, session = scripted()
     attach = Attach(name="a", handle=1, role=SENDER, snd_settle_mode=snd, rcv_settle_mode=rcv, initial_delivery_count=0)
     (event,) = peer.say(frame(attach, channel=session.remote_channel))
@@ -153,7 +153,7 @@ def test_settlement_modes_are_the_peers_unless_others_are_given(snd: SenderSettl
     assert (answer.snd_settle_mode, answer.rcv_settle_mode) == (SenderSettleMode.SETTLED, ReceiverSettleMode.FIRST)
 
 
-def test_a_link_is_attached_once_and_its_name_is_taken() -> None:
+def test_link_is_attached_once_and_reserves_its_name() -> None:
     peer, session = scripted()
     link = peer.attach(session, "name", SENDER)
     with pytest.raises(LocalProtocolError, match="already"):
@@ -166,7 +166,7 @@ def test_a_link_is_attached_once_and_its_name_is_taken() -> None:
 
 
 @pytest.mark.parametrize("role", ["sender", 0, None])
-def test_a_role_is_one_of_two(role: Any) -> None:
+def test_role_must_be_sender_or_receiver(role: Any) -> None:
     peer, session = scripted()
     with pytest.raises(TypeError):
         session.attach("name", role)
@@ -174,7 +174,7 @@ def test_a_role_is_one_of_two(role: Any) -> None:
     assert session.links == {}
 
 
-def test_ends_that_attach_at_once_have_one_link() -> None:
+def test_simultaneous_attaches_form_one_link() -> None:
     pair = ConnectionPair()
     session = pair.open()
     mine = session.attach("meeting", SENDER)
@@ -192,7 +192,7 @@ def test_ends_that_attach_at_once_have_one_link() -> None:
 @pytest.mark.parametrize(
     "wrong", [{"properties": {"a": object()}}, {"source": Source(address="." * 1000)}], ids=["a value", "a length"]
 )
-def test_an_attach_that_fails_leaves_nothing_behind(wrong: dict[str, Any]) -> None:
+def test_failed_attach_leaves_nothing_behind(wrong: dict[str, Any]) -> None:
     peer, session = scripted(max_links=3)
     with pytest.raises(LocalProtocolError):
         session.attach("name", SENDER, **wrong)
@@ -206,7 +206,7 @@ def test_an_attach_that_fails_leaves_nothing_behind(wrong: dict[str, Any]) -> No
 @pytest.mark.parametrize(
     ("name", "fits"), [("n" * 448, True), ("é" * 224, True), ("n" * 449, False)], ids=["448", "224 é", "449"]
 )
-def test_a_name_is_as_long_as_the_peers_own_frames_allow_an_answer_to_be(role: bool, name: str, fits: bool) -> None:
+def test_name_length_is_limited_by_answer(role: bool, name: str, fits: bool) -> None:
     peer, session = scripted(max_frame_size=4096, max_message_size=2**63 - 1, handle_max=WRAP - 1)
     attach = Attach(name=name, handle=WRAP - 1, role=not role, initial_delivery_count=0 if role == RECEIVER else None)
     data = frame(attach, channel=session.remote_channel)
@@ -227,7 +227,7 @@ def test_a_name_is_as_long_as_the_peers_own_frames_allow_an_answer_to_be(role: b
 @pytest.mark.parametrize("side", Side)
 @pytest.mark.parametrize("closed", [True, False])
 @pytest.mark.parametrize("error", [None, REASON], ids=["without an error", "with an error"])
-def test_either_end_detaches_and_is_answered_once(role: bool, side: Side, closed: bool, error: Error | None) -> None:
+def test_detach_of_either_end_is_answered_once(role: bool, side: Side, closed: bool, error: Error | None) -> None:
     pair, client, server = joined(role)
     detacher, other = (client, server) if side is Side.CLIENT else (server, client)
     engine, other_engine = (pair.client, pair.server) if side is Side.CLIENT else (pair.server, pair.client)
@@ -246,7 +246,7 @@ def test_either_end_detaches_and_is_answered_once(role: bool, side: Side, closed
     assert engine.data_to_send() == other_engine.data_to_send() == b""
 
 
-def test_ends_that_detach_at_once_hear_of_each_other_and_answer_no_more() -> None:
+def test_simultaneous_detaches_are_not_answered() -> None:
     pair, client, server = joined()
     client.detach(error=REASON)
     server.detach()
@@ -256,7 +256,7 @@ def test_ends_that_detach_at_once_hear_of_each_other_and_answer_no_more() -> Non
 
 
 @BOTH_ROLES
-def test_a_link_that_is_detached_before_it_is_answered_is_answered_all_the_same(role: bool) -> None:
+def test_link_detached_before_answer_is_answered(role: bool) -> None:
     pair = ConnectionPair()
     session = pair.open()
     link = session.attach("brief", role)
@@ -271,7 +271,7 @@ def test_a_link_that_is_detached_before_it_is_answered_is_answered_all_the_same(
 
 @BOTH_ROLES
 @pytest.mark.parametrize("closed", [True, False])
-def test_a_link_may_be_attached_again_after_it_was_detached(role: bool, closed: bool) -> None:
+def test_link_may_be_reattached_after_detach(role: bool, closed: bool) -> None:
     pair, link, _ = joined(role)
     session = next(iter(pair.client.sessions.values()))
     for _ in range(3):
@@ -291,7 +291,7 @@ def test_a_link_may_be_attached_again_after_it_was_detached(role: bool, closed: 
 
 
 @pytest.mark.parametrize("side", Side)
-def test_a_peer_may_attach_again_without_waiting_for_our_answer(side: Side) -> None:
+def test_peer_may_reattach_before_our_answer(side: Side) -> None:
     peer, session = scripted(side)
     link = peer.attach(session, "link", RECEIVER)
     again = Attach(name="link", handle=link.remote_handle, role=SENDER, initial_delivery_count=0)
@@ -307,7 +307,7 @@ def test_a_peer_may_attach_again_without_waiting_for_our_answer(side: Side) -> N
 
 @BOTH_ROLES
 @pytest.mark.parametrize("side", Side)
-def test_a_peer_that_attaches_a_name_anew_steals_it_from_the_link_that_had_it(role: bool, side: Side) -> None:
+def test_reattached_name_steals_link(role: bool, side: Side) -> None:
     peer, session = scripted(side)
     old = peer.attach(session, "name", role)
     bystander = peer.attach(session, "name", not role)
@@ -323,7 +323,7 @@ def test_a_peer_that_attaches_a_name_anew_steals_it_from_the_link_that_had_it(ro
     said = peer.heard()
     assert [type(heard.body) for heard in said] == [Detach, Attach]
     assert said[0].body.error == detached.error
-    assert peer.detach(session, old) == [], "the application has been told already"
+    assert peer.detach(session, old) == [], "already reported to the application"
     assert peer.heard() == []
     assert attached.link.is_attached
     assert bystander.is_attached
@@ -331,7 +331,7 @@ def test_a_peer_that_attaches_a_name_anew_steals_it_from_the_link_that_had_it(ro
 
 
 @BOTH_ROLES
-def test_refusing_attaches_to_nothing_and_says_why(role: bool) -> None:
+def test_refusal_attaches_without_terminus_and_detaches_with_reason(role: bool) -> None:
     peer, session = scripted()
     attach = Attach(
         name="wish",
@@ -356,7 +356,7 @@ def test_refusing_attaches_to_nothing_and_says_why(role: bool) -> None:
 # Credit.
 
 
-def test_without_credit_nothing_is_sent() -> None:
+def test_nothing_is_sent_without_credit() -> None:
     peer, session = scripted()
     link = peer.attach(session, "out", SENDER, credit=0)
     with pytest.raises(LocalProtocolError, match="no credit"):
@@ -372,7 +372,7 @@ def test_without_credit_nothing_is_sent() -> None:
     assert [heard.payload for heard in peer.heard()] == [b"one", b"two"]
 
 
-def test_credit_counts_from_the_delivery_that_the_receiver_has_seen() -> None:
+def test_credit_counts_from_delivery_count_of_receiver() -> None:
     peer, session = scripted()
     link = peer.attach(session, "out", SENDER, credit=5)
     for _ in range(3):
@@ -384,7 +384,7 @@ def test_credit_counts_from_the_delivery_that_the_receiver_has_seen() -> None:
 
 
 @pytest.mark.parametrize("credit", [2**31 - 1, 2**31, WRAP - 1])
-def test_a_receiver_may_give_all_the_credit_there_is(credit: int) -> None:
+def test_receiver_may_grant_maximum_credit(credit: int) -> None:
     peer, session = scripted()
     link = peer.attach(session, "out", SENDER, credit=0)
     (event,) = peer.grant(session, link, credit)
@@ -394,7 +394,7 @@ def test_a_receiver_may_give_all_the_credit_there_is(credit: int) -> None:
     assert event == CreditGranted(link, credit - 1, drain=False)
 
 
-def test_a_receiver_that_does_not_know_the_count_yet_means_the_first_one() -> None:
+def test_receiver_without_delivery_count_means_initial_one() -> None:
     peer, session = scripted()
     link = peer.attach(session, "out", SENDER, credit=5)
     for _ in range(3):
@@ -403,14 +403,14 @@ def test_a_receiver_that_does_not_know_the_count_yet_means_the_first_one() -> No
     assert event == CreditGranted(link, 2, drain=False), "part 2.6.7: the initial-delivery-count, not the present one"
 
 
-def test_a_flow_that_says_nothing_of_credit_leaves_it_alone() -> None:
+def test_flow_without_credit_leaves_credit_unchanged() -> None:
     peer, session = scripted()
     link = peer.attach(session, "out", SENDER, credit=5)
     (event,) = peer.flow(session, handle=link.remote_handle, delivery_count=0)
     assert event == CreditGranted(link, 5, drain=False)
 
 
-def test_credit_is_counted_across_the_largest_number() -> None:
+def test_delivery_count_wraps_around() -> None:
     pair, sender, receiver = joined()
     sender.delivery_count = receiver.delivery_count = WRAP - 2
     receiver.flow(5)
@@ -425,7 +425,7 @@ def test_credit_is_counted_across_the_largest_number() -> None:
     assert sender.credit == receiver.credit == 5
 
 
-def test_a_receiver_takes_the_senders_first_count() -> None:
+def test_receiver_takes_initial_count_of_sender() -> None:
     peer, session = scripted()
     link = peer.attach(session, "in", RECEIVER, initial_delivery_count=WRAP - 1, credit=2)
     link.flow(2)
@@ -437,7 +437,7 @@ def test_a_receiver_takes_the_senders_first_count() -> None:
     assert (flow.delivery_count, flow.link_credit) == (0, 2)
 
 
-def test_before_the_sender_has_attached_its_count_is_not_known() -> None:
+def test_count_is_unknown_before_attach_of_sender() -> None:
     peer, session = scripted(Side.CLIENT)
     link = session.attach("in", RECEIVER)
     peer.heard()
@@ -450,7 +450,7 @@ def test_before_the_sender_has_attached_its_count_is_not_known() -> None:
 
 
 @pytest.mark.parametrize("credit", [-1, 2**31, 2**32])
-def test_credit_that_cannot_be_counted_is_refused(credit: int) -> None:
+def test_invalid_credit_is_rejected(credit: int) -> None:
     peer, session = scripted()
     link = peer.attach(session, "in", RECEIVER, credit=3)
     with pytest.raises(LocalProtocolError):
@@ -461,7 +461,7 @@ def test_credit_that_cannot_be_counted_is_refused(credit: int) -> None:
     assert peer.bodies(Flow)[0].link_credit == 2**31 - 1
 
 
-def test_a_link_knows_whether_it_can_send() -> None:
+def test_can_send_reflects_credit() -> None:
     peer, session = scripted()
     link = peer.attach(session, "out", SENDER, credit=0)
     seen = [link.can_send]
@@ -476,7 +476,7 @@ def test_a_link_knows_whether_it_can_send() -> None:
     assert not peer.attach(session, "in", RECEIVER).can_send
 
 
-def test_only_a_receiver_gives_credit_and_only_a_sender_gives_it_back() -> None:
+def test_only_receiver_grants_and_only_sender_drains_credit() -> None:
     peer, session = scripted()
     sender = peer.attach(session, "out", SENDER)
     receiver = peer.attach(session, "in", RECEIVER)
@@ -489,7 +489,7 @@ def test_only_a_receiver_gives_credit_and_only_a_sender_gives_it_back() -> None:
     assert peer.heard() == []
 
 
-def test_a_link_that_is_not_attached_yet_has_no_credit_to_give_and_sends_nothing() -> None:
+def test_unattached_link_neither_grants_credit_nor_sends() -> None:
     peer, session = scripted()
     attaches = [
         frame(Attach(name="in", handle=1, role=SENDER, initial_delivery_count=0), channel=session.remote_channel),
@@ -507,7 +507,7 @@ def test_a_link_that_is_not_attached_yet_has_no_credit_to_give_and_sends_nothing
     assert peer.bodies(Attach)[0].initial_delivery_count == 0
 
 
-def test_a_sender_may_be_told_to_send_beyond_its_credit() -> None:
+def test_sender_may_send_beyond_credit_on_request() -> None:
     peer, session = scripted()
     link = peer.attach(session, "answers", SENDER, credit=1)
     for number in range(3):
@@ -516,7 +516,7 @@ def test_a_sender_may_be_told_to_send_beyond_its_credit() -> None:
     assert (link.credit, link.delivery_count) == (0, 3)
 
 
-def test_a_delivery_takes_one_credit_however_many_frames_it_has() -> None:
+def test_delivery_uses_one_credit_for_any_number_of_frames() -> None:
     pair, sender, receiver = joined()
     receiver.flow(3)
     pair.exchange()
@@ -525,7 +525,7 @@ def test_a_delivery_takes_one_credit_however_many_frames_it_has() -> None:
     assert sender.credit == receiver.credit == 2
 
 
-def test_a_sender_that_goes_beyond_its_credit_is_detached_or_not_as_configured() -> None:
+def test_sender_beyond_credit_is_detached_if_strict() -> None:
     for strict in (True, False):
         peer, session = scripted(strict=strict)
         link = peer.attach(session, "in", RECEIVER, credit=2)
@@ -539,7 +539,7 @@ def test_a_sender_that_goes_beyond_its_credit_is_detached_or_not_as_configured()
             assert (link.credit, link.delivery_count) == (0, 4)
 
 
-def test_credit_that_is_taken_back_does_not_condemn_what_is_under_way() -> None:
+def test_revoked_credit_allows_deliveries_in_flight() -> None:
     pair, sender, receiver = joined()
     receiver.flow(10)
     pair.exchange()
@@ -547,7 +547,7 @@ def test_credit_that_is_taken_back_does_not_condemn_what_is_under_way() -> None:
         sender.send(b"%d" % number, tag=b"t")
     receiver.flow(2)
     pair.exchange()
-    assert receiver.is_attached, "the sender kept to what it had been told"
+    assert receiver.is_attached, "the sender kept to its credit"
     assert payloads(pair.server_events) == [b"%d" % number for number in range(6)]
     assert sender.credit == 0
     receiver.flow(3)
@@ -559,7 +559,7 @@ def test_credit_that_is_taken_back_does_not_condemn_what_is_under_way() -> None:
 
 
 @pytest.mark.parametrize("sent", [0, 2, 5])
-def test_a_sender_that_is_drained_uses_up_its_credit_or_gives_it_back(sent: int) -> None:
+def test_drained_sender_uses_or_returns_credit(sent: int) -> None:
     pair, sender, receiver = joined(credit=0)
     receiver.flow(5, drain=True)
     pair.exchange()
@@ -583,7 +583,7 @@ def _flow_bytes(flow: Flow) -> bytes:
 
 
 @pytest.mark.parametrize("credit", [0, 2, 6])
-def test_a_link_is_drained_only_when_what_is_under_way_has_come(credit: int) -> None:
+def test_link_is_drained_after_deliveries_in_flight(credit: int) -> None:
     pair, sender, receiver = joined(credit=0)
     receiver.flow(10)
     pair.exchange()
@@ -598,7 +598,7 @@ def test_a_link_is_drained_only_when_what_is_under_way_has_come(credit: int) -> 
     assert sender.delivery_count == receiver.delivery_count
 
 
-def test_a_link_is_not_drained_in_the_middle_of_a_message() -> None:
+def test_link_is_not_drained_inside_a_message() -> None:
     pair, sender, receiver = joined(credit=0, incoming_window=2)
     receiver.flow(1, drain=True)
     pair.exchange()
@@ -612,7 +612,7 @@ def _arrivals(pair: ConnectionPair) -> list[type]:
     return [type(event) for event in pair.server_events if isinstance(event, (Delivery, LinkDrained))]
 
 
-def test_after_draining_credit_may_be_given_again() -> None:
+def test_credit_may_be_granted_after_drain() -> None:
     pair, sender, receiver = joined()
     for _ in range(3):
         receiver.flow(5, drain=True)
@@ -628,7 +628,7 @@ def test_after_draining_credit_may_be_given_again() -> None:
     assert payloads(pair.server_events) == [b"more"]
 
 
-def test_a_peer_that_drains_is_understood() -> None:
+def test_drain_of_peer_is_handled() -> None:
     peer, session = scripted()
     link = peer.attach(session, "in", RECEIVER, credit=0)
     link.flow(10, drain=True)
@@ -641,7 +641,7 @@ def test_a_peer_that_drains_is_understood() -> None:
     assert (link.credit, link.delivery_count) == (0, 10)
 
 
-def test_credit_that_is_given_back_while_it_is_taken_back_is_counted_once() -> None:
+def test_credit_returned_while_revoked_is_counted_once() -> None:
     pair, sender, receiver = joined()
     receiver.flow(5)
     pair.exchange()
@@ -654,7 +654,7 @@ def test_credit_that_is_given_back_while_it_is_taken_back_is_counted_once() -> N
     assert sender.credit == receiver.credit == 1, "or the receiver waits for a message that the sender may not send"
 
 
-def test_a_sender_tells_what_it_has_and_a_receiver_hears_it() -> None:
+def test_available_is_sent_to_receiver() -> None:
     peer, session = scripted()
     sender = peer.attach(session, "out", SENDER)
     sender.available = 17
@@ -668,7 +668,7 @@ def test_a_sender_tells_what_it_has_and_a_receiver_hears_it() -> None:
     assert receiver.available == 23
 
 
-def test_an_echo_is_answered_by_the_state_of_the_link() -> None:
+def test_echo_is_answered_with_link_state() -> None:
     peer, session = scripted()
     link = peer.attach(session, "in", RECEIVER, credit=9)
     peer.transfer(session, link, b"")
@@ -680,7 +680,7 @@ def test_an_echo_is_answered_by_the_state_of_the_link() -> None:
     assert flow.echo
 
 
-def test_a_sender_that_speaks_of_credit_is_not_listened_to() -> None:
+def test_credit_in_flow_of_sender_is_ignored() -> None:
     peer, session = scripted(strict=False)
     link = peer.attach(session, "in", RECEIVER, credit=9)
     assert peer.flow(session, handle=link.remote_handle, delivery_count=0, link_credit=10_000) == []
@@ -689,7 +689,7 @@ def test_a_sender_that_speaks_of_credit_is_not_listened_to() -> None:
     assert (link.credit, link.delivery_count) == (9, 0), "nor when it counts what it never had credit for"
 
 
-def test_a_sender_that_went_beyond_its_credit_and_counts_otherwise_does_not_take_ours_away() -> None:
+def test_count_of_sender_beyond_credit_does_not_reduce_credit() -> None:
     peer, session = scripted(strict=False)
     link = peer.attach(session, "in", RECEIVER, credit=1)
     for _ in range(20):
@@ -704,7 +704,7 @@ def test_a_sender_that_went_beyond_its_credit_and_counts_otherwise_does_not_take
 # Messages.
 
 
-def test_a_message_arrives_with_everything_that_belongs_to_it() -> None:
+def test_message_is_delivered_with_all_fields() -> None:
     pair, sender, receiver = joined()
     state = TransactionalState(txn_id=b"tx")
     sent = sender.send(b"body", tag=b"tag", message_format=0x80013700, state=state)
@@ -721,9 +721,7 @@ SIZES: Final = st.integers(0, 20) | st.integers(430, 530) | st.integers(900, 105
 
 @settings(max_examples=60, deadline=None)
 @given(sizes=st.lists(SIZES, min_size=1, max_size=5), role=st.booleans(), tag=st.binary(max_size=32))
-def test_a_message_of_any_size_arrives_as_it_was_sent_in_frames_that_fit(
-    sizes: list[int], role: bool, tag: bytes
-) -> None:
+def test_message_of_any_size_is_split_into_fitting_frames(sizes: list[int], role: bool, tag: bytes) -> None:
     pair, link, other = joined(role)
     sender, receiver = (link, other) if role == SENDER else (other, link)
     receiver.flow(10)
@@ -763,7 +761,7 @@ def _frames_needed(frames: list[Heard], number: int) -> int:
 
 
 @pytest.mark.parametrize("size", range(470, 520))
-def test_a_message_around_the_size_of_a_frame_takes_no_frame_too_many(size: int) -> None:
+def test_message_near_frame_size_uses_no_extra_frame(size: int) -> None:
     peer, session = scripted()
     peer.attach(session, "out", SENDER).send(b"." * size, tag=b"t")
     sizes = _sizes(peer.engine.data_to_send())
@@ -783,7 +781,7 @@ def test_a_message_around_the_size_of_a_frame_takes_no_frame_too_many(size: int)
         pytest.param((False, None, None, False, False, True), id="batchable"),
     ],
 )
-def test_a_transfer_may_say_as_much_of_nothing_as_it_likes(rest: tuple[object, ...]) -> None:
+def test_transfer_may_have_explicit_nulls(rest: tuple[object, ...]) -> None:
     peer, session = scripted()
     link = peer.attach(session, "in", RECEIVER)
     fields = [UInt(link.remote_handle), UInt(0), b"tag", UInt(7), False, *rest]
@@ -792,7 +790,7 @@ def test_a_transfer_may_say_as_much_of_nothing_as_it_likes(rest: tuple[object, .
     assert (event.payload, event.delivery_tag, event.message_format, event.settled) == (b"body", b"tag", 7, False)
 
 
-def test_the_parts_of_a_message_may_repeat_its_number() -> None:
+def test_continued_transfers_may_repeat_delivery_id() -> None:
     peer, session = scripted()
     link = peer.attach(session, "in", RECEIVER)
     assert peer.transfer(session, link, b"one ", delivery_id=0, more=True) == []
@@ -802,7 +800,7 @@ def test_the_parts_of_a_message_may_repeat_its_number() -> None:
 
 
 @pytest.mark.parametrize("last", [0, 1, 2])
-def test_a_message_may_be_settled_by_any_of_its_frames(last: int) -> None:
+def test_message_may_be_settled_by_any_frame(last: int) -> None:
     peer, session = scripted()
     link = peer.attach(session, "in", RECEIVER)
     events: list[Any] = []
@@ -819,7 +817,7 @@ def test_a_message_may_be_settled_by_any_of_its_frames(last: int) -> None:
     assert peer.heard() == []
 
 
-def test_a_message_that_its_sender_gives_up_comes_to_nothing() -> None:
+def test_aborted_message_is_dropped() -> None:
     peer, session = scripted()
     link = peer.attach(session, "in", RECEIVER, credit=3)
     peer.transfer(session, link, b"much", more=True)
@@ -830,7 +828,7 @@ def test_a_message_that_its_sender_gives_up_comes_to_nothing() -> None:
     assert event.delivery.payload == b""
     assert peer.engine.incomplete_bytes == 0
     assert session.unsettled == 0
-    assert peer.heard() == [], "it is settled, so nobody answers"
+    assert peer.heard() == [], "it is settled, so there is no answer"
     (event,) = peer.transfer(session, link, b"next")
     assert payloads([event]) == [b"next"]
     assert link.credit == 1
@@ -838,7 +836,7 @@ def test_a_message_that_its_sender_gives_up_comes_to_nothing() -> None:
     assert isinstance(event, DeliveryAborted), "even in its first frame"
 
 
-def test_a_transfer_may_ask_for_another_receiver_settle_mode() -> None:
+def test_transfer_may_request_another_receiver_settle_mode() -> None:
     peer, session = scripted()
     link = peer.attach(session, "in", RECEIVER)
     (event,) = peer.transfer(session, link, b"", rcv_settle_mode=ReceiverSettleMode.SECOND)
@@ -849,7 +847,7 @@ def test_a_transfer_may_ask_for_another_receiver_settle_mode() -> None:
     assert event.rcv_settle_mode is None
 
 
-def test_what_cannot_be_sent_is_refused_and_what_follows_is_sent() -> None:
+def test_unsendable_message_is_rejected_and_next_one_sent() -> None:
     peer, session = scripted()
     link = peer.attach(session, "out", SENDER, credit=5)
     wrong: list[dict[str, Any]] = [
@@ -882,7 +880,7 @@ def test_only_bytes_are_sent(payload: Any, tag: Any) -> None:
 
 
 @pytest.mark.parametrize(("limit", "largest"), [(None, None), (0, None), (1, 1), (1000, 1000)])
-def test_no_message_is_sent_that_is_larger_than_the_peer_takes(limit: int | None, largest: int | None) -> None:
+def test_message_beyond_limit_of_peer_is_not_sent(limit: int | None, largest: int | None) -> None:
     peer, session = scripted()
     link = peer.attach(session, "out", SENDER, credit=5, max_message_size=limit)
     link.send(b"." * (largest or 100_000), tag=b"t")
@@ -894,7 +892,7 @@ def test_no_message_is_sent_that_is_larger_than_the_peer_takes(limit: int | None
 
 
 @pytest.mark.parametrize("mode", SenderSettleMode)
-def test_a_sender_settles_as_its_mode_says(mode: SenderSettleMode) -> None:
+def test_sender_settles_according_to_mode(mode: SenderSettleMode) -> None:
     peer, session = scripted(Side.CLIENT)
     link = session.attach("out", SENDER, snd_settle_mode=mode)
     peer.say(frame(Attach(name="out", handle=5, role=RECEIVER), channel=session.remote_channel))
@@ -907,7 +905,7 @@ def test_a_sender_settles_as_its_mode_says(mode: SenderSettleMode) -> None:
     assert session.unsettled == settled.count(False)
 
 
-def test_in_mode_second_the_sender_has_the_last_word() -> None:
+def test_sender_settles_last_in_mode_second() -> None:
     pair = ConnectionPair()
     session = pair.open()
     sender = session.attach("link", SENDER, rcv_settle_mode=ReceiverSettleMode.SECOND)
@@ -935,7 +933,7 @@ def test_in_mode_second_the_sender_has_the_last_word() -> None:
 
 @pytest.mark.parametrize("size", [0, 2000], ids=["that has not gone out", "of which a part has gone out"])
 @pytest.mark.parametrize("state", [None, RELEASED], ids=["without a state", "with a state"])
-def test_a_sender_may_settle_a_message_that_still_waits(size: int, state: object) -> None:
+def test_queued_message_may_be_settled(size: int, state: object) -> None:
     pair = ConnectionPair(server=Configuration(container_id="s", incoming_window=2, max_frame_size=512))
     session = pair.open()
     sender, receiver = pair.attach(session, "link", SENDER)
@@ -949,7 +947,7 @@ def test_a_sender_may_settle_a_message_that_still_waits(size: int, state: object
     pair.exchange()
     arrived = [event for event in pair.server_events if isinstance(event, Delivery)][-1]
     assert arrived.payload == b"." * size
-    assert arrived.settled, "Link.settle: the peer is told"
+    assert arrived.settled, "Link.settle: the peer is notified"
     assert arrived.state == state, "and neither end says more about it"
     receiver.settle(arrived, ACCEPTED)
     assert pair.server.data_to_send() == b""
@@ -959,7 +957,7 @@ def test_a_sender_may_settle_a_message_that_still_waits(size: int, state: object
 
 
 @pytest.mark.parametrize("parts", [[1001], [600, 401], [1000, 1], [300] * 5], ids=str)
-def test_a_message_that_is_too_large_ends_the_link_or_is_rejected_as_configured(parts: list[int]) -> None:
+def test_oversized_message_detaches_or_is_rejected(parts: list[int]) -> None:
     for reject in (True, False):
         peer, session = scripted(max_message_size=1000, reject_oversized=reject)
         link = peer.attach(session, "in", RECEIVER)
@@ -987,7 +985,7 @@ def test_a_message_that_is_too_large_ends_the_link_or_is_rejected_as_configured(
             assert heard.body.error.condition == "amqp:link:message-size-exceeded"
 
 
-def test_a_message_that_is_too_large_and_settled_is_dropped_without_a_word() -> None:
+def test_oversized_settled_message_is_dropped() -> None:
     peer, session = scripted(max_message_size=10, reject_oversized=True)
     link = peer.attach(session, "in", RECEIVER)
     (event,) = peer.transfer(session, link, b"." * 11, settled=True)
@@ -996,7 +994,7 @@ def test_a_message_that_is_too_large_and_settled_is_dropped_without_a_word() -> 
     assert peer.heard() == []
 
 
-def test_a_link_may_take_less_or_more_than_others() -> None:
+def test_link_may_have_its_own_size_limit() -> None:
     peer, session = scripted(max_message_size=100)
     attach = Attach(name="in", handle=1, role=SENDER, initial_delivery_count=0)
     (event,) = peer.say(frame(attach, channel=session.remote_channel))
@@ -1014,14 +1012,14 @@ def test_a_link_may_take_less_or_more_than_others() -> None:
     assert other.max_message_size == 100
 
 
-def test_a_sender_says_nothing_of_sizes_and_a_receiver_what_it_takes() -> None:
+def test_only_receiver_sends_size_limit() -> None:
     peer, session = scripted(Side.CLIENT, max_message_size=100)
     session.attach("out", SENDER)
     session.attach("in", RECEIVER)
     assert [attach.max_message_size for attach in peer.bodies(Attach)] == [None, 100]
 
 
-def test_room_for_incomplete_messages_comes_back_with_every_way_they_end() -> None:
+def test_memory_of_incomplete_messages_is_released_at_every_end() -> None:
     peer, session = scripted(max_message_size=1000)
     link = peer.attach(session, "in", RECEIVER)
     other = peer.attach(session, "other", RECEIVER)
@@ -1042,7 +1040,7 @@ def test_room_for_incomplete_messages_comes_back_with_every_way_they_end() -> No
     assert peer.engine.incomplete_bytes == 0
 
 
-def test_a_frame_that_carries_an_extended_header_is_read_all_the_same() -> None:
+def test_frame_with_extended_header_is_read() -> None:
     peer, session = scripted()
     link = peer.attach(session, "in", RECEIVER)
     plain = frame(Transfer(link.remote_handle, 0, b"t", 0, False), channel=session.remote_channel, payload=b"body")
@@ -1051,7 +1049,7 @@ def test_a_frame_that_carries_an_extended_header_is_read_all_the_same() -> None:
     assert payloads([event]) == [b"body"]
 
 
-def test_what_is_too_large_for_a_disposition_is_refused_and_can_be_said_again_in_short() -> None:
+def test_oversized_disposition_is_rejected_and_can_be_repeated() -> None:
     peer, session = scripted()
     link = peer.attach(session, "in", RECEIVER)
     (delivery,) = peer.transfer(session, link, b"")
@@ -1064,7 +1062,7 @@ def test_what_is_too_large_for_a_disposition_is_refused_and_can_be_said_again_in
     assert disposition.state == Rejected(REASON)
 
 
-def test_states_of_a_link_are_told_apart() -> None:
+def test_link_states_are_distinct() -> None:
     peer, session = scripted(Side.CLIENT)
     link = session.attach("out", SENDER)
     seen = [(link.local, link.remote, link.is_attached)]
@@ -1079,7 +1077,7 @@ def test_states_of_a_link_are_told_apart() -> None:
     ]
 
 
-def test_settling_says_whether_the_peer_is_told() -> None:
+def test_settle_returns_whether_peer_is_notified() -> None:
     pair, sender, receiver = joined()
     sent = sender.send(b"", tag=b"1")
     pair.exchange()
@@ -1099,7 +1097,7 @@ def test_settling_says_whether_the_peer_is_told() -> None:
     assert not receiver.settle(gone, ACCEPTED), "it went with its link"
 
 
-def test_a_drained_link_says_so_when_the_last_credit_is_used_up() -> None:
+def test_link_reports_drain_with_last_credit() -> None:
     pair, sender, receiver = joined(credit=0)
     receiver.flow(1, drain=True)
     pair.exchange()

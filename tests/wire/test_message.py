@@ -137,7 +137,7 @@ def assert_found(parts: list[tuple[int, bytes, bytes]]) -> Sections:
 
 
 @pytest.mark.parametrize("body", BODIES)
-def test_the_sections_of_every_kind_of_message_are_found(body: tuple[int, ...]) -> None:
+def test_sections_of_every_message_are_found(body: tuple[int, ...]) -> None:
     for count in range(len(OUTER) + 1):
         for outer in itertools.combinations(OUTER, count):
             codes = sorted(outer + body)
@@ -163,7 +163,7 @@ def scattered(draw: st.DrawFn, values: st.SearchStrategy[bytes] | None = None) -
 
 @examples(200)
 @given(scattered(st.sampled_from(OPAQUE)))
-def test_sections_are_found_in_any_order_and_without_a_look_at_what_is_in_them(
+def test_sections_are_found_in_any_order_without_decoding(
     parts: list[tuple[int, bytes, bytes]],
 ) -> None:
     assert_found(parts)
@@ -171,13 +171,13 @@ def test_sections_are_found_in_any_order_and_without_a_look_at_what_is_in_them(
 
 @examples(100)
 @given(scattered(amqp_values.map(encode)))
-def test_sections_that_hold_any_value_are_found(parts: list[tuple[int, bytes, bytes]]) -> None:
+def test_sections_with_any_value_are_found(parts: list[tuple[int, bytes, bytes]]) -> None:
     assert_found(parts)
 
 
 @examples(100)
 @given(scattered())
-def test_a_message_is_decoded_whatever_the_order_of_its_sections(parts: list[tuple[int, bytes, bytes]]) -> None:
+def test_message_is_decoded_in_any_section_order(parts: list[tuple[int, bytes, bytes]]) -> None:
     payload = b"".join(descriptor + value for _, descriptor, value in parts)
     codes = [code for code, _, _ in parts]
     body = [code for code in codes if DATA <= code <= AMQP_VALUE]
@@ -194,7 +194,7 @@ def test_a_message_is_decoded_whatever_the_order_of_its_sections(parts: list[tup
     )
 
 
-def test_a_message_may_be_empty() -> None:
+def test_message_may_be_empty() -> None:
     assert_found([])
     assert decode_message(b"") == Message()
     assert encode_message(Message()) == b""
@@ -203,7 +203,7 @@ def test_a_message_may_be_empty() -> None:
 
 @examples(100)
 @given(scattered(st.sampled_from([*OPAQUE, *VALID.values()])))
-def test_a_message_that_is_cut_off_inside_a_section_is_refused(parts: list[tuple[int, bytes, bytes]]) -> None:
+def test_truncated_message_is_rejected(parts: list[tuple[int, bytes, bytes]]) -> None:
     payload = b"".join(descriptor + value for _, descriptor, value in parts)
     boundaries = {0, *itertools.accumulate(len(descriptor + value) for _, descriptor, value in parts)}
     for end in range(len(payload)):
@@ -215,7 +215,7 @@ def test_a_message_that_is_cut_off_inside_a_section_is_refused(parts: list[tuple
 
 
 @pytest.mark.parametrize("code", OUTER)
-def test_a_section_that_appears_twice_is_refused(code: int) -> None:
+def test_repeated_section_is_rejected(code: int) -> None:
     for first, second in itertools.product(descriptors_of(code), repeat=2):
         for between in (b"", valid_section(DATA)):
             with pytest.raises(DecodeError, match="twice"):
@@ -234,14 +234,14 @@ def test_a_section_that_appears_twice_is_refused(code: int) -> None:
         (AMQP_SEQUENCE, DATA),
     ],
 )
-def test_a_body_of_several_kinds_or_of_several_values_is_refused(body: tuple[int, ...]) -> None:
+def test_mixed_body_is_rejected(body: tuple[int, ...]) -> None:
     for between in (b"", valid_section(FOOTER)):
-        with pytest.raises(DecodeError, match="a body is"):
+        with pytest.raises(DecodeError, match="a body must be"):
             Sections(between.join(valid_section(code) for code in body[:2]) + b"".join(map(valid_section, body[2:])))
 
 
 @pytest.mark.parametrize("code", [*range(HEADER), *range(FOOTER + 1, 256)])
-def test_a_section_with_an_unknown_code_is_refused(code: int) -> None:
+def test_unknown_section_code_is_rejected(code: int) -> None:
     for payload in (
         section(code, b"\x45"),
         b"\x00\x80" + code.to_bytes(8) + b"\x45",
@@ -270,13 +270,13 @@ def test_a_section_with_an_unknown_code_is_refused(code: int) -> None:
     ],
     ids=repr,
 )
-def test_a_section_with_an_unknown_descriptor_is_refused(descriptor: object) -> None:
+def test_unknown_section_descriptor_is_rejected(descriptor: object) -> None:
     with pytest.raises(DecodeError):
         Sections(b"\x00" + encode(descriptor) + b"\x45")
 
 
 @pytest.mark.parametrize("value", [None, [], {}, "text", b"data", 1])
-def test_a_value_that_is_not_described_is_no_section(value: object) -> None:
+def test_undescribed_value_is_not_a_section(value: object) -> None:
     for payload in (encode(value), valid_section(HEADER) + encode(value)):
         with pytest.raises(DecodeError, match="described"):
             Sections(payload)
@@ -303,7 +303,7 @@ def outcome_of(work: Any) -> object:
 
 
 @pytest.mark.parametrize(("kind", "code"), [(Header, HEADER), (Properties, PROPERTIES)])
-def test_a_header_and_properties_are_read_as_the_tables_read_them(kind: type, code: int) -> None:
+def test_header_and_properties_equal_tables(kind: type, code: int) -> None:
     seen = set()
     for values in field_lists(kind):
         sections = Sections(section(code, encode(values)))
@@ -316,7 +316,7 @@ def test_a_header_and_properties_are_read_as_the_tables_read_them(kind: type, co
 @pytest.mark.parametrize(("kind", "code"), [(Header, HEADER), (Properties, PROPERTIES)])
 @examples(100)
 @given(data=st.data())
-def test_a_header_and_properties_come_back_as_they_were(kind: type, code: int, data: st.DataObject) -> None:
+def test_header_and_properties_round_trip(kind: type, code: int, data: st.DataObject) -> None:
     value = data.draw(sparse_composites(NAMES[code]))
     sections = Sections(encode(value))
     read = sections.header() if code == HEADER else sections.properties()
@@ -324,7 +324,7 @@ def test_a_header_and_properties_come_back_as_they_were(kind: type, code: int, d
     assert read == value
 
 
-def test_what_a_message_lacks_is_empty() -> None:
+def test_missing_sections_are_empty() -> None:
     sections = Sections(b"")
     assert sections.header() == Header()
     assert sections.properties() == Properties()
@@ -337,7 +337,7 @@ def test_what_a_message_lacks_is_empty() -> None:
 
 @pytest.mark.parametrize("code", OUTER)
 @pytest.mark.parametrize("value", ONE_OF_EACH, ids=repr)
-def test_a_section_of_the_wrong_type_is_refused(code: int, value: object) -> None:
+def test_section_of_wrong_type_is_rejected(code: int, value: object) -> None:
     sections = Sections(section(code, encode(value)))
     if type(value) is (dict if code in MAPS else list):
         decode_message(sections.payload)
@@ -347,7 +347,7 @@ def test_a_section_of_the_wrong_type_is_refused(code: int, value: object) -> Non
 
 
 @pytest.mark.parametrize("key", [key for key in ONE_OF_EACH if type(key) is not str], ids=repr)
-def test_an_application_property_whose_name_is_not_a_string_is_refused(key: object) -> None:
+def test_non_string_application_property_name_is_rejected(key: object) -> None:
     value = b"\xc1" + bytes((len(encode(key)) + 2, 2)) + encode(key) + b"\x40"
     sections = Sections(section(APPLICATION_PROPERTIES, value))
     with pytest.raises(InvalidFieldError if is_hashable(key) else DecodeError):
@@ -363,7 +363,7 @@ def is_hashable(value: object) -> bool:
 
 
 @pytest.mark.parametrize("code", MAPS)
-def test_a_map_with_keys_that_python_finds_equal_is_refused(code: int) -> None:
+def test_map_with_keys_equal_in_python_is_rejected(code: int) -> None:
     content = encode("a") + encode(1) + encode(Symbol("a")) + encode(2)
     payload = section(code, b"\xc1" + bytes((len(content) + 1, 4)) + content)
     with pytest.raises(DecodeError, match="not all different"):
@@ -378,7 +378,7 @@ def test_data_in_several_sections_is_joined() -> None:
 
 
 @pytest.mark.parametrize("value", [value for value in ONE_OF_EACH if type(value) is not bytes], ids=repr)
-def test_data_that_is_not_binary_is_refused(value: object) -> None:
+def test_non_binary_data_is_rejected(value: object) -> None:
     sections = Sections(section(DATA, encode(value)))
     for read in (sections.data, sections.decode_body):
         with pytest.raises(DecodeError):
@@ -386,19 +386,19 @@ def test_data_that_is_not_binary_is_refused(value: object) -> None:
 
 
 @pytest.mark.parametrize("code", [AMQP_SEQUENCE, AMQP_VALUE])
-def test_a_body_that_is_not_data_has_no_data(code: int) -> None:
-    with pytest.raises(DecodeError, match="not made of data"):
+def test_body_without_data_sections_raises_on_data(code: int) -> None:
+    with pytest.raises(DecodeError, match="does not consist of data"):
         Sections(valid_section(code)).data()
 
 
 @pytest.mark.parametrize("value", [value for value in ONE_OF_EACH if type(value) is not list], ids=repr)
-def test_a_sequence_that_is_not_a_list_is_refused(value: object) -> None:
+def test_non_list_sequence_is_rejected(value: object) -> None:
     with pytest.raises(DecodeError):
         Sections(section(AMQP_SEQUENCE, encode(value))).decode_body()
 
 
 @pytest.mark.parametrize("code", [*OUTER, AMQP_SEQUENCE, AMQP_VALUE])
-def test_invalid_bytes_in_a_section_hurt_only_who_reads_it(code: int) -> None:
+def test_invalid_section_fails_only_when_read(code: int) -> None:
     broken = section(code, bytes.fromhex("c003ffffff"))
     sections = Sections(broken + b"".join(valid_section(other) for other in OUTER if other != code))
     readers = {
@@ -454,13 +454,13 @@ def content_of(message: Message) -> object:
 
 @examples(150)
 @given(messages())
-def test_a_message_comes_back_as_it_was(message: Message) -> None:
+def test_message_round_trips(message: Message) -> None:
     assert content_of(decode_message(encode_message(message))) == content_of(message)
 
 
 @examples(50)
 @given(messages())
-def test_sections_are_written_in_the_order_of_the_standard(message: Message) -> None:
+def test_sections_are_written_in_standard_order(message: Message) -> None:
     sections = Sections(encode_message(message))
     starts = {start: code for code, (start, _, _) in sections.spans.items()}
     starts |= {start: code for code, start, _, _ in sections.body}
@@ -468,7 +468,7 @@ def test_sections_are_written_in_the_order_of_the_standard(message: Message) -> 
     assert codes == sorted(codes)
 
 
-def test_the_names_of_annotations_are_written_as_symbols() -> None:
+def test_annotation_names_are_symbols() -> None:
     named: dict[Any, Any] = {"a": 1, Symbol("b"): 2, ULong(3): 3}
     annotated = Message(delivery_annotations=named, message_annotations=named, footer=named)
     message = decode_message(encode_message(annotated))
@@ -498,7 +498,7 @@ UNREADABLE = {
 
 
 @pytest.mark.parametrize("message", UNREADABLE.values(), ids=UNREADABLE)
-def test_a_message_that_could_not_be_read_again_is_not_written(message: Message) -> None:
+def test_undecodable_message_is_not_encoded(message: Message) -> None:
     try:
         payload = encode_message(message)
     except EncodeError:
@@ -508,9 +508,7 @@ def test_a_message_that_could_not_be_read_again_is_not_written(message: Message)
 
 @examples(300)
 @given(messages(), st.data())
-def test_a_message_with_changed_bytes_breaks_the_protocol_or_is_another_message(
-    message: Message, data: st.DataObject
-) -> None:
+def test_corrupted_message_is_rejected_or_decoded(message: Message, data: st.DataObject) -> None:
     payload = bytearray(encode_message(message) or valid_section(HEADER))
     for _ in range(data.draw(st.integers(1, 3))):
         position = data.draw(st.integers(0, len(payload) - 1))
@@ -523,7 +521,7 @@ def test_a_message_with_changed_bytes_breaks_the_protocol_or_is_another_message(
 
 @examples(200)
 @given(st.lists(st.sampled_from(range(HEADER, FOOTER + 1)), min_size=1, max_size=4), st.binary(max_size=24))
-def test_any_bytes_break_the_protocol_or_are_a_message(codes: list[int], octets: bytes) -> None:
+def test_random_bytes_are_protocol_error_or_message(codes: list[int], octets: bytes) -> None:
     payload = b"".join(section(code, octets[index:]) for index, code in enumerate(codes))
     with suppress(ProtocolError):
         decode_message(payload)

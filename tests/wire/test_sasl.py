@@ -55,7 +55,7 @@ def sasl(performative: object) -> bytes:
 
 
 def said(performative: object) -> Heard:
-    """What it looks like when an engine says this."""
+    """Return the bytes of an engine that sends this."""
     return Heard(0, performative, b"", SASL_FRAME)
 
 
@@ -100,7 +100,7 @@ def client_with(client: SaslClient) -> ScriptedPeer:
     ],
     ids=["anonymous", "MSSBCBS", "plain", "external"],
 )
-def test_both_ends_hear_that_the_client_was_let_in(client: SaslClient, server: SaslServer, response: bytes) -> None:
+def test_both_ends_report_authentication(client: SaslClient, server: SaslServer, response: bytes) -> None:
     pair = ConnectionPair(sasl_client=client, sasl_server=server)
     pair.open()
     assert pair.client_events[0] == pair.server_events[0] == Authenticated(client.mechanism, response)
@@ -108,7 +108,7 @@ def test_both_ends_hear_that_the_client_was_let_in(client: SaslClient, server: S
     assert pair.server.is_open
 
 
-def test_a_password_that_is_wrong_keeps_both_ends_apart() -> None:
+def test_wrong_password_fails_on_both_ends() -> None:
     pair = ConnectionPair(
         sasl_client=plain("ada", "guess"),
         sasl_server=SaslServer(mechanisms=(PLAIN,), authenticate=check_password),
@@ -122,10 +122,10 @@ def test_a_password_that_is_wrong_keeps_both_ends_apart() -> None:
         pair.client.receive_data(pair.server.data_to_send())
     for engine in (pair.client, pair.server):
         assert engine.is_closed
-        assert engine.data_to_send() == b"", "whoever is not authenticated hears nothing more"
+        assert engine.data_to_send() == b"", "an unauthenticated peer gets nothing more"
 
 
-def test_challenges_are_answered_until_the_server_is_content() -> None:
+def test_challenges_are_answered_until_success() -> None:
     asked: list[bytes] = []
 
     def authenticate(mechanism: str, response: bytes) -> SaslCode | bytes:
@@ -144,7 +144,7 @@ def test_challenges_are_answered_until_the_server_is_content() -> None:
 # The server.
 
 
-def test_the_server_offers_its_mechanisms_in_their_order() -> None:
+def test_server_offers_mechanisms_in_order() -> None:
     peer = server_with(MSSBCBS, PLAIN, ANONYMOUS, EXTERNAL)
     peer.say(SASL_HEADER)
     offer = SaslMechanisms(sasl_server_mechanisms=(MSSBCBS, PLAIN, ANONYMOUS, EXTERNAL))
@@ -152,14 +152,14 @@ def test_the_server_offers_its_mechanisms_in_their_order() -> None:
 
 
 @pytest.mark.parametrize("response", [None, b"", b"\0RootManageSharedAccessKey"])
-def test_an_anonymous_client_may_say_anything_or_nothing(response: bytes | None) -> None:
+def test_anonymous_response_may_be_anything(response: bytes | None) -> None:
     peer = server_with()
     (event,) = peer.say(SASL_HEADER, sasl(SaslInit(mechanism=ANONYMOUS, initial_response=response)))
     assert event == Authenticated(ANONYMOUS, response or b"")
     assert peer.heard()[-1] == said(SaslOutcome(code=SaslCode.OK))
 
 
-def test_a_client_that_does_not_wait_for_the_offer_is_let_in_all_the_same() -> None:
+def test_early_init_is_accepted() -> None:
     peer = server_with()
     events = peer.say(SASL_HEADER, sasl(SaslInit(mechanism=ANONYMOUS)), AMQP_HEADER, frame(Open(container_id="eager")))
     assert [type(event) for event in events] == [Authenticated, ConnectionOpened]
@@ -167,9 +167,9 @@ def test_a_client_that_does_not_wait_for_the_offer_is_let_in_all_the_same() -> N
     assert kinds == [SASL_HEADER, SaslMechanisms, SaslOutcome, AMQP_HEADER]
 
 
-def test_a_mechanism_that_was_not_offered_is_refused_without_a_question() -> None:
+def test_unoffered_mechanism_is_rejected() -> None:
     def never(mechanism: str, response: bytes) -> SaslCode:
-        raise AssertionError("nobody asked for this")
+        raise AssertionError("the function must not be called")
 
     peer = server_with(ANONYMOUS, authenticate=never)
     with pytest.raises(AuthenticationError):
@@ -181,16 +181,16 @@ def test_a_mechanism_that_was_not_offered_is_refused_without_a_question() -> Non
 @pytest.mark.parametrize(
     "response", [b"", b"ada", b"\0ada", b"\0ada\0s3cret\0more", b"\0\xff\0s3cret", b"\0ada\0\xff", None]
 )
-def test_a_plain_response_that_is_none_is_refused_like_a_wrong_one(response: bytes | None) -> None:
+def test_malformed_plain_response_is_rejected(response: bytes | None) -> None:
     peer = server_with(PLAIN, authenticate=check_password)
     with pytest.raises(AuthenticationError):
         peer.say(SASL_HEADER, sasl(SaslInit(mechanism=PLAIN, initial_response=response)))
-    assert peer.heard()[-1] == said(SaslOutcome(code=SaslCode.AUTH)), "the client is told"
+    assert peer.heard()[-1] == said(SaslOutcome(code=SaslCode.AUTH)), "the client gets the outcome"
     assert peer.engine.is_closed
 
 
 @pytest.mark.parametrize("code", [code for code in SaslCode if code is not SaslCode.OK])
-def test_the_client_is_told_why_it_was_refused(code: SaslCode) -> None:
+def test_client_gets_refusal_code(code: SaslCode) -> None:
     peer = server_with(ANONYMOUS, authenticate=lambda *_: code)
     with pytest.raises(AuthenticationError, match=code.name) as caught:
         peer.say(SASL_HEADER, sasl(SaslInit(mechanism=ANONYMOUS)))
@@ -201,7 +201,7 @@ def test_the_client_is_told_why_it_was_refused(code: SaslCode) -> None:
     assert peer.say(AMQP_HEADER) == []
 
 
-def test_whoever_skips_sasl_is_shown_the_header_and_the_door() -> None:
+def test_skipped_sasl_is_rejected_with_header() -> None:
     peer = server_with()
     with pytest.raises(FramingError):
         peer.say(AMQP_HEADER, frame(Open(container_id="rude")))
@@ -210,7 +210,7 @@ def test_whoever_skips_sasl_is_shown_the_header_and_the_door() -> None:
 
 
 @pytest.mark.parametrize("skip", [True, False])
-def test_sasl_that_is_not_required_may_be_skipped_or_not(skip: bool) -> None:
+def test_optional_sasl_may_be_skipped(skip: bool) -> None:
     peer = server_with(required=False)
     if not skip:
         peer.say(SASL_HEADER, sasl(SaslInit(mechanism=ANONYMOUS)))
@@ -223,7 +223,7 @@ def test_sasl_that_is_not_required_may_be_skipped_or_not(skip: bool) -> None:
 @pytest.mark.parametrize(
     "header", [b"GET / HT", b"AMQP\x00\x00\x09\x01", b"AMQP\x02\x01\x00\x00", b"\x16\x03\x01\x02\0\0\0\0"]
 )
-def test_whoever_speaks_another_protocol_is_told_which_one_is_spoken_here(header: bytes) -> None:
+def test_other_protocol_is_answered_with_supported_header(header: bytes) -> None:
     for peer, right in ((server_with(), SASL_HEADER), (ScriptedPeer(Side.SERVER), AMQP_HEADER)):
         with pytest.raises(FramingError):
             peer.say(header)
@@ -231,7 +231,7 @@ def test_whoever_speaks_another_protocol_is_told_which_one_is_spoken_here(header
         assert peer.engine.is_closed
 
 
-def test_a_server_that_knows_no_sasl_says_so() -> None:
+def test_server_without_sasl_rejects_sasl() -> None:
     peer = ScriptedPeer(Side.SERVER)
     with pytest.raises(FramingError):
         peer.say(SASL_HEADER)
@@ -241,21 +241,21 @@ def test_a_server_that_knows_no_sasl_says_so() -> None:
 # The client.
 
 
-def test_the_client_says_which_host_it_wants_and_who_it_is() -> None:
+def test_client_sends_hostname_and_response() -> None:
     peer = client_with(plain("ada", "s3cret"))
     peer.say(SASL_HEADER, sasl(SaslMechanisms(sasl_server_mechanisms=(ANONYMOUS, PLAIN))))
     init = SaslInit(mechanism=PLAIN, initial_response=b"\0ada\0s3cret", hostname="host")
     assert peer.heard() == [said(init)]
 
 
-def test_a_single_mechanism_may_come_without_an_array() -> None:
+def test_single_mechanism_may_lack_array() -> None:
     peer = client_with(anonymous())
     peer.say(SASL_HEADER, frame(payload=b"\x00\x53\x40\xc0\x0c\x01\xa3\x09ANONYMOUS", kind=SASL_FRAME))
     assert isinstance(peer.heard()[0].body, SaslInit)
 
 
 @pytest.mark.parametrize("offered", [(), (PLAIN, EXTERNAL), tuple(f"MECHANISM-{number}" for number in range(100))])
-def test_without_a_mechanism_in_common_the_client_gives_up(offered: tuple[str, ...]) -> None:
+def test_client_fails_without_common_mechanism(offered: tuple[str, ...]) -> None:
     peer = client_with(anonymous())
     peer.engine.begin()
     with pytest.raises(AuthenticationError, match="ANONYMOUS"):
@@ -264,7 +264,7 @@ def test_without_a_mechanism_in_common_the_client_gives_up(offered: tuple[str, .
     assert peer.engine.is_closed
 
 
-def test_a_challenge_that_the_client_has_no_answer_to_ends_the_exchange() -> None:
+def test_unanswerable_challenge_ends_exchange() -> None:
     peer = client_with(anonymous())
     peer.say(SASL_HEADER, sasl(SaslMechanisms(sasl_server_mechanisms=(ANONYMOUS,))))
     peer.heard()
@@ -274,7 +274,7 @@ def test_a_challenge_that_the_client_has_no_answer_to_ends_the_exchange() -> Non
 
 
 @pytest.mark.parametrize("code", [code for code in SaslCode if code is not SaslCode.OK])
-def test_every_outcome_but_ok_ends_the_connection(code: SaslCode) -> None:
+def test_every_outcome_but_ok_ends_connection(code: SaslCode) -> None:
     peer = client_with(anonymous())
     with pytest.raises(AuthenticationError, match=code.name):
         peer.say(
@@ -286,21 +286,21 @@ def test_every_outcome_but_ok_ends_the_connection(code: SaslCode) -> None:
     assert peer.engine.is_closed
 
 
-def test_a_server_that_skips_sasl_is_not_trusted() -> None:
+def test_server_that_skips_sasl_is_rejected() -> None:
     peer = client_with(plain("ada", "s3cret"))
     with pytest.raises(FramingError):
         peer.say(AMQP_HEADER, frame(Open(container_id="server")))
     assert peer.heard() == [], "neither the password nor what was held back leaves"
 
 
-def test_a_client_without_sasl_does_not_begin_it() -> None:
+def test_client_without_sasl_does_not_start_it() -> None:
     peer = ScriptedPeer(Side.CLIENT)
     peer.engine.open()
     with pytest.raises(FramingError):
         peer.say(SASL_HEADER)
 
 
-def test_what_a_client_says_early_waits_for_the_outcome_and_goes_out_in_order() -> None:
+def test_early_frames_wait_for_outcome_in_order() -> None:
     peer = client_with(anonymous())
     session = peer.engine.begin()
     session.attach("orders", SENDER)
@@ -319,7 +319,7 @@ def test_what_a_client_says_early_waits_for_the_outcome_and_goes_out_in_order() 
     assert [heard.body.name for heard in peer.heard()] == ["more"]
 
 
-def test_everything_written_early_arrives_in_order_even_if_nobody_took_it_in_between() -> None:
+def test_early_frames_arrive_in_order_if_taken_late() -> None:
     peer = ScriptedPeer(Side.CLIENT, sasl=anonymous())
     peer.engine.open()
     peer.engine.begin()
@@ -332,7 +332,7 @@ def test_everything_written_early_arrives_in_order_even_if_nobody_took_it_in_bet
     assert kinds == [SASL_HEADER, SaslInit, AMQP_HEADER, Open, Begin]
 
 
-def test_a_client_that_closes_before_it_is_let_in_still_says_goodbye() -> None:
+def test_client_closing_before_outcome_sends_close() -> None:
     peer = client_with(anonymous())
     peer.engine.close()
     assert peer.heard() == []
@@ -391,17 +391,17 @@ def exchanges() -> list[tuple[ScriptedPeer, bytes]]:
         "a frame that is too large",
     ],
 )
-def test_an_exchange_ends_with_whatever_does_not_belong_to_it(data: bytes, error: type[ProtocolError]) -> None:
+def test_unexpected_frame_ends_exchange(data: bytes, error: type[ProtocolError]) -> None:
     for peer, _ in exchanges():
         peer.heard()
         with pytest.raises(ProtocolError) as caught:
             peer.say(data)
         assert type(caught.value) is error
         assert peer.engine.is_closed
-        assert peer.heard() == [], "whoever is not authenticated is not talked to"
+        assert peer.heard() == [], "an unauthenticated peer gets no answer"
 
 
-def test_a_sasl_frame_after_the_exchange_cannot_be_a_header() -> None:
+def test_sasl_frame_after_exchange_is_not_a_header() -> None:
     peer = server_with()
     peer.say(SASL_HEADER, sasl(SaslInit(mechanism=ANONYMOUS)))
     with pytest.raises(FramingError):
@@ -409,7 +409,7 @@ def test_a_sasl_frame_after_the_exchange_cannot_be_a_header() -> None:
 
 
 @pytest.mark.parametrize("header", [SASL_HEADER, b"AMQP\x00\x00\x09\x01"])
-def test_after_the_exchange_only_amqp_goes_on(header: bytes) -> None:
+def test_only_amqp_follows_exchange(header: bytes) -> None:
     peer = server_with()
     peer.say(SASL_HEADER, sasl(SaslInit(mechanism=ANONYMOUS)))
     with pytest.raises(FramingError):
@@ -417,7 +417,7 @@ def test_after_the_exchange_only_amqp_goes_on(header: bytes) -> None:
     assert peer.engine.is_closed
 
 
-def test_a_sasl_frame_after_open_ends_the_connection() -> None:
+def test_sasl_frame_after_open_ends_connection() -> None:
     peer = server_with()
     peer.say(SASL_HEADER, sasl(SaslInit(mechanism=ANONYMOUS)), AMQP_HEADER, frame(Open(container_id="client")))
     peer.engine.open()
@@ -428,7 +428,7 @@ def test_a_sasl_frame_after_open_ends_the_connection() -> None:
     assert heard.body.error.condition == "amqp:connection:framing-error"
 
 
-def test_an_exchange_that_comes_byte_by_byte_is_the_same() -> None:
+def test_exchange_works_byte_by_byte() -> None:
     for peer, data in exchanges():
         peer.heard()
         for octet in data:
@@ -444,15 +444,15 @@ def test_an_exchange_that_comes_byte_by_byte_is_the_same() -> None:
     st.text(st.characters(exclude_characters="\0", codec="utf-8")),
     st.text(st.characters(exclude_characters="\0", codec="utf-8")),
 )
-def test_a_name_and_a_password_survive_plain(name: str, password: str) -> None:
+def test_plain_response_round_trips(name: str, password: str) -> None:
     assert parse_plain(plain(name, password).initial_response) == (name, password)
 
 
-def test_plain_may_name_whom_to_act_for() -> None:
+def test_plain_may_have_authorization_id() -> None:
     assert parse_plain(b"someone else\0ada\0s3cret") == ("ada", "s3cret")
 
 
-def test_only_those_who_claim_nothing_are_anonymous() -> None:
+def test_only_empty_claims_are_anonymous() -> None:
     assert [accept_anonymous(mechanism, b"") for mechanism in (ANONYMOUS, MSSBCBS, PLAIN, EXTERNAL)] == [
         SaslCode.OK,
         SaslCode.OK,
@@ -461,5 +461,5 @@ def test_only_those_who_claim_nothing_are_anonymous() -> None:
     ]
 
 
-def test_external_may_leave_it_to_the_transport_to_say_who_it_is() -> None:
+def test_external_may_have_empty_response() -> None:
     assert external() == SaslClient(mechanism=EXTERNAL, initial_response=b"")

@@ -56,7 +56,7 @@ def deliveries(events: list[Any]) -> list[bytes]:
 
 
 @pytest.mark.parametrize("side", Side)
-def test_begin_tells_what_we_can_take(side: Side) -> None:
+def test_begin_states_our_limits(side: Side) -> None:
     configuration = Configuration(container_id="c", incoming_window=77, handle_max=33)
     peer = ScriptedPeer(side, configuration).open()
     if side is Side.CLIENT:
@@ -75,7 +75,7 @@ def test_begin_tells_what_we_can_take(side: Side) -> None:
     assert session.is_mapped == (side is Side.SERVER)
 
 
-def test_begin_is_said_once_however_often_it_is_called() -> None:
+def test_begin_is_sent_once() -> None:
     peer = ScriptedPeer(Side.SERVER).open()
     session = peer.begin()
     session.begin()
@@ -85,7 +85,7 @@ def test_begin_is_said_once_however_often_it_is_called() -> None:
 
 @pytest.mark.parametrize("side", Side)
 @pytest.mark.parametrize("error", [None, REASON], ids=["without an error", "with an error"])
-def test_either_end_ends_and_is_answered_once(side: Side, error: Error | None) -> None:
+def test_end_of_either_side_is_answered_once(side: Side, error: Error | None) -> None:
     pair = ConnectionPair()
     client, server = both_ends(pair)
     pair.attach(client, "link", SENDER)
@@ -107,7 +107,7 @@ def test_either_end_ends_and_is_answered_once(side: Side, error: Error | None) -
         assert engine.data_to_send() == b""
 
 
-def test_ends_that_end_at_once_hear_of_each_other_and_answer_no_more() -> None:
+def test_simultaneous_ends_are_not_answered() -> None:
     pair = ConnectionPair()
     client, server = both_ends(pair)
     client.end(error=REASON)
@@ -118,7 +118,7 @@ def test_ends_that_end_at_once_hear_of_each_other_and_answer_no_more() -> None:
     assert pair.client.sessions == pair.server.sessions == {}
 
 
-def test_a_session_that_ends_before_it_is_answered_is_answered_all_the_same() -> None:
+def test_session_ended_before_answer_is_answered() -> None:
     pair = ConnectionPair()
     pair.client.open()
     pair.exchange()
@@ -130,7 +130,7 @@ def test_a_session_that_ends_before_it_is_answered_is_answered_all_the_same() ->
     assert pair.client.sessions == pair.server.sessions == {}
 
 
-def test_a_server_may_turn_a_session_down() -> None:
+def test_server_may_refuse_session() -> None:
     peer = ScriptedPeer(Side.SERVER).open()
     (event,) = peer.say(frame(Begin(next_outgoing_id=0, incoming_window=1, outgoing_window=1), channel=5))
     assert isinstance(event, SessionBegun)
@@ -140,7 +140,7 @@ def test_a_server_may_turn_a_session_down() -> None:
     assert peer.heard() == []
 
 
-def test_two_sessions_do_not_know_of_each_other() -> None:
+def test_sessions_are_independent() -> None:
     pair = ConnectionPair()
     first = pair.open()
     second = pair.client.begin()
@@ -160,7 +160,7 @@ def test_two_sessions_do_not_know_of_each_other() -> None:
 # Handles and limits.
 
 
-def test_handles_are_counted_from_zero_and_used_again() -> None:
+def test_handles_start_at_zero_and_are_reused() -> None:
     peer = ScriptedPeer(Side.CLIENT).open()
     session = peer.begin()
     links = [peer.attach(session, f"link {number}", SENDER) for number in range(4)]
@@ -170,7 +170,7 @@ def test_handles_are_counted_from_zero_and_used_again() -> None:
     assert [peer.attach(session, f"new {number}", SENDER).handle for number in range(3)] == [0, 2, 4]
 
 
-def test_no_more_links_attach_than_the_peer_allows() -> None:
+def test_link_limit_of_peer_is_respected() -> None:
     peer = ScriptedPeer(Side.CLIENT).open()
     session = peer.begin(handle_max=1)
     first = peer.attach(session, "first", SENDER)
@@ -183,7 +183,7 @@ def test_no_more_links_attach_than_the_peer_allows() -> None:
 
 
 @pytest.mark.parametrize("how", ["detach", "end"])
-def test_a_link_that_is_gone_makes_room_for_another(how: str) -> None:
+def test_detached_link_makes_room(how: str) -> None:
     peer = ScriptedPeer(Side.SERVER, Configuration(container_id="s", max_links=2)).open()
     for _ in range(5):
         session = peer.begin()
@@ -208,7 +208,7 @@ def test_max_links_counts_over_all_sessions() -> None:
     assert first.is_mapped
 
 
-def test_a_delivery_that_is_settled_makes_room_for_another() -> None:
+def test_settled_delivery_makes_room() -> None:
     peer = ScriptedPeer(Side.SERVER, Configuration(container_id="s", max_unsettled=2)).open()
     session = peer.begin()
     link = peer.attach(session, "in", RECEIVER)
@@ -239,7 +239,7 @@ def outgoing(window: int, *, frame_size: int = 512) -> tuple[ScriptedPeer, Sessi
     return peer, session, link
 
 
-def test_a_sender_stops_at_the_peers_window_and_goes_on_with_it() -> None:
+def test_sender_stops_at_window_and_continues() -> None:
     peer, session, link = outgoing(3)
     for number in range(10):
         link.send(b"%d" % number, tag=b"t")
@@ -256,7 +256,7 @@ def test_a_sender_stops_at_the_peers_window_and_goes_on_with_it() -> None:
     assert session.queued == 0
 
 
-def test_a_session_may_begin_without_a_window() -> None:
+def test_session_may_begin_with_zero_window() -> None:
     peer, session, link = outgoing(0)
     link.send(b"later", tag=b"t")
     assert peer.heard() == []
@@ -264,7 +264,7 @@ def test_a_session_may_begin_without_a_window() -> None:
     assert [heard.payload for heard in peer.heard()] == [b"later"]
 
 
-def test_the_window_counts_frames_and_not_deliveries() -> None:
+def test_window_counts_frames_not_deliveries() -> None:
     peer, session, link = outgoing(3)
     link.send(b"." * 1800, tag=b"t")
     link.send(b"next", tag=b"u")
@@ -278,7 +278,7 @@ def test_the_window_counts_frames_and_not_deliveries() -> None:
     assert [heard.body.delivery_id for heard in rest] == [None, 1]
 
 
-def test_what_is_under_way_counts_against_the_window() -> None:
+def test_transfers_in_flight_count_against_window() -> None:
     peer, session, link = outgoing(5)
     for number in range(8):
         link.send(b"%d" % number, tag=b"t")
@@ -287,7 +287,7 @@ def test_what_is_under_way_counts_against_the_window() -> None:
     assert [heard.payload for heard in peer.heard()] == [b"5", b"6"], "three are under way, so there is room for two"
 
 
-def test_a_peer_that_does_not_know_our_begin_yet_counts_from_it() -> None:
+def test_window_counts_from_begin_until_peer_knows_it() -> None:
     peer, session, link = outgoing(2)
     for number in range(4):
         link.send(b"%d" % number, tag=b"t")
@@ -296,7 +296,7 @@ def test_a_peer_that_does_not_know_our_begin_yet_counts_from_it() -> None:
     assert [heard.payload for heard in peer.heard()] == [b"2"]
 
 
-def test_a_window_that_shrinks_below_what_is_under_way_is_no_window() -> None:
+def test_window_below_transfers_in_flight_is_zero() -> None:
     peer, session, link = outgoing(5)
     for number in range(6):
         link.send(b"%d" % number, tag=b"t")
@@ -306,7 +306,7 @@ def test_a_window_that_shrinks_below_what_is_under_way_is_no_window() -> None:
     assert session.queued == 1
 
 
-def test_a_peer_that_expects_what_was_never_sent_is_not_believed() -> None:
+def test_window_for_unsent_transfers_is_rejected() -> None:
     peer, session, link = outgoing(1)
     link.send(b"one", tag=b"t")
     link.send(b"two", tag=b"t")
@@ -315,7 +315,7 @@ def test_a_peer_that_expects_what_was_never_sent_is_not_believed() -> None:
     assert [heard.payload for heard in peer.heard()] == [b"two"]
 
 
-def test_what_is_sent_before_the_peer_has_begun_waits_for_it() -> None:
+def test_transfers_before_begin_of_peer_wait() -> None:
     peer = ScriptedPeer(Side.CLIENT).open()
     session = peer.engine.begin()
     link = session.attach("out", SENDER)
@@ -325,7 +325,7 @@ def test_what_is_sent_before_the_peer_has_begun_waits_for_it() -> None:
     assert [heard.payload for heard in peer.heard()] == [b"early"]
 
 
-def test_delivery_ids_have_no_gap_when_a_link_is_detached_while_its_deliveries_wait() -> None:
+def test_delivery_ids_have_no_gap_after_detach_with_queued_deliveries() -> None:
     peer, session, link = outgoing(2)
     other = peer.attach(session, "other", SENDER)
     peer.flow(session, next_incoming_id=0, incoming_window=2)
@@ -342,7 +342,7 @@ def test_delivery_ids_have_no_gap_when_a_link_is_detached_while_its_deliveries_w
     assert [heard.body.delivery_id for heard in rest] == [2, 3, 4]
 
 
-def test_a_delivery_that_was_half_sent_goes_with_its_link() -> None:
+def test_partly_sent_delivery_is_dropped_with_its_link() -> None:
     peer, session, link = outgoing(2)
     other = peer.attach(session, "other", SENDER)
     peer.flow(session, next_incoming_id=0, incoming_window=2)
@@ -356,7 +356,7 @@ def test_a_delivery_that_was_half_sent_goes_with_its_link() -> None:
     assert (heard.payload, heard.body.delivery_id) == (b"whole", 1)
 
 
-def test_what_waits_for_the_window_is_not_sent_when_its_credit_is_taken_back() -> None:
+def test_queued_delivery_is_not_sent_after_credit_is_revoked() -> None:
     peer, session, link = outgoing(1)
     other = peer.attach(session, "other", SENDER)
     peer.flow(session, next_incoming_id=0, incoming_window=1)
@@ -371,7 +371,7 @@ def test_what_waits_for_the_window_is_not_sent_when_its_credit_is_taken_back() -
     assert [(heard.payload, heard.body.delivery_id) for heard in rest] == [(b"link 1", 2), (b"link 2", 3)]
 
 
-def test_a_delivery_that_was_half_sent_goes_with_its_link_even_if_others_were_let_ahead_of_it() -> None:
+def test_partly_sent_delivery_is_dropped_with_its_link_behind_others() -> None:
     peer, session, held = outgoing(1)
     other = peer.attach(session, "other", SENDER)
     peer.flow(session, next_incoming_id=0, incoming_window=1)
@@ -388,7 +388,7 @@ def test_a_delivery_that_was_half_sent_goes_with_its_link_even_if_others_were_le
     assert session.queued == 0
 
 
-def test_a_delivery_that_was_held_back_does_not_begin_in_the_middle_of_another() -> None:
+def test_held_delivery_does_not_start_inside_another() -> None:
     peer, session, link = outgoing(1)
     link.send(b"first", tag=b"t")
     link.send(b"held back", tag=b"t")
@@ -402,7 +402,7 @@ def test_a_delivery_that_was_held_back_does_not_begin_in_the_middle_of_another()
     assert session.queued == 0
 
 
-def test_messages_keep_their_order_on_a_link_even_if_only_some_may_go_beyond_its_credit() -> None:
+def test_messages_beyond_credit_keep_order_of_link() -> None:
     peer, session, link = outgoing(1)
     link.send(b"first", tag=b"t")
     link.send(b"second", tag=b"t")
@@ -415,7 +415,7 @@ def test_messages_keep_their_order_on_a_link_even_if_only_some_may_go_beyond_its
 
 
 @pytest.mark.parametrize("ask", ["echo", "drain"])
-def test_a_flow_does_not_overtake_the_deliveries_that_it_counts(ask: str) -> None:
+def test_flow_does_not_overtake_counted_deliveries(ask: str) -> None:
     pair = ConnectionPair(server=Configuration(container_id="s", incoming_window=2, max_frame_size=512))
     sender, receiver = pair.attach(pair.open(), "link", SENDER)
     receiver.flow(10)
@@ -437,7 +437,7 @@ def test_a_flow_does_not_overtake_the_deliveries_that_it_counts(ask: str) -> Non
 
 
 @pytest.mark.parametrize("window", [1, 2, 3, 10, 101])
-def test_the_peer_hears_of_room_before_it_has_none(window: int) -> None:
+def test_window_is_updated_before_it_is_exhausted(window: int) -> None:
     peer = ScriptedPeer(Side.SERVER, Configuration(container_id="s", incoming_window=window)).open()
     session = peer.begin()
     link = peer.attach(session, "in", RECEIVER, credit=1000)
@@ -453,7 +453,7 @@ def test_the_peer_hears_of_room_before_it_has_none(window: int) -> None:
             room = flow.incoming_window
 
 
-def test_flows_about_the_window_are_few() -> None:
+def test_window_updates_are_rare() -> None:
     peer = ScriptedPeer(Side.SERVER, Configuration(container_id="s", incoming_window=1000)).open()
     session = peer.begin()
     link = peer.attach(session, "in", RECEIVER, credit=5000)
@@ -463,7 +463,7 @@ def test_flows_about_the_window_are_few() -> None:
 
 
 @pytest.mark.parametrize("windows", [(1, 1), (1, 3), (2, 2), (7, 1)], ids=str)
-def test_any_window_lets_everything_through(windows: tuple[int, int]) -> None:
+def test_any_window_passes_everything(windows: tuple[int, int]) -> None:
     pair = ConnectionPair(
         Configuration(container_id="c", incoming_window=windows[0], max_frame_size=512),
         Configuration(container_id="s", incoming_window=windows[1], max_frame_size=512),
@@ -482,7 +482,7 @@ def test_any_window_lets_everything_through(windows: tuple[int, int]) -> None:
     assert deliveries(pair.client_events) == messages
 
 
-def test_a_peer_without_regard_for_the_window_is_only_bounded_when_we_are_not_strict() -> None:
+def test_peer_ignoring_window_is_bounded_if_not_strict() -> None:
     peer = ScriptedPeer(Side.SERVER, Configuration(container_id="s", incoming_window=2, strict=False)).open()
     session = peer.begin()
     link = peer.attach(session, "in", RECEIVER, credit=1)
@@ -494,7 +494,7 @@ def test_a_peer_without_regard_for_the_window_is_only_bounded_when_we_are_not_st
 
 
 @pytest.mark.parametrize("side", Side)
-def test_an_echo_is_answered_without_asking_back(side: Side) -> None:
+def test_echo_is_answered_without_echo(side: Side) -> None:
     peer = ScriptedPeer(side).open()
     session = peer.begin()
     assert peer.flow(session, echo=True) == []
@@ -507,7 +507,7 @@ def test_an_echo_is_answered_without_asking_back(side: Side) -> None:
 # Numbers that start over.
 
 
-def test_frames_are_counted_across_the_largest_number() -> None:
+def test_our_transfer_ids_wrap_around() -> None:
     peer, session, link = outgoing(3)
     session._next_outgoing_id = WRAP - 2
     peer.flow(session, next_incoming_id=WRAP - 2, incoming_window=3)
@@ -521,7 +521,7 @@ def test_frames_are_counted_across_the_largest_number() -> None:
     assert len(peer.heard()) == 2
 
 
-def test_the_peers_frames_are_counted_across_the_largest_number() -> None:
+def test_transfer_ids_of_peer_wrap_around() -> None:
     peer = ScriptedPeer(Side.SERVER, Configuration(container_id="s", incoming_window=4)).open()
     session = peer.begin(next_outgoing_id=WRAP - 2)
     link = peer.attach(session, "in", RECEIVER)
@@ -531,7 +531,7 @@ def test_the_peers_frames_are_counted_across_the_largest_number() -> None:
     assert session._next_incoming_id == 3
 
 
-def test_deliveries_are_numbered_and_settled_across_the_largest_number() -> None:
+def test_delivery_ids_wrap_around() -> None:
     pair = ConnectionPair()
     client, server = both_ends(pair)
     client._next_delivery_id = WRAP - 3
@@ -590,7 +590,7 @@ def delivered(role: bool) -> tuple[ConnectionPair, Link, Delivery, Link, Deliver
 @pytest.mark.parametrize("role", [SENDER, RECEIVER], ids=["sender", "receiver"])
 @pytest.mark.parametrize("settle", [True, False], ids=["settled", "not settled"])
 @pytest.mark.parametrize("state", OUTCOMES, ids=repr)
-def test_every_state_reaches_the_other_end_as_it_is(state: object, settle: bool, role: bool) -> None:
+def test_every_state_is_delivered_unchanged(state: object, settle: bool, role: bool) -> None:
     pair, link, mine, other, theirs = delivered(role)
     pair.server_events.clear()
     if settle:
@@ -604,11 +604,11 @@ def test_every_state_reaches_the_other_end_as_it_is(state: object, settle: bool,
     assert (theirs.state, theirs.settled, mine.settled) == (state, settle, settle)
     assert event.session is other.session
     other.settle(theirs, ACCEPTED)
-    assert (pair.server.data_to_send() == b"") == settle, "whoever was told that it is settled says no more"
+    assert (pair.server.data_to_send() == b"") == settle, "an end that knows of the settlement sends no more"
 
 
 @pytest.mark.parametrize("role", [SENDER, RECEIVER], ids=["sender", "receiver"])
-def test_a_delivery_is_settled_once(role: bool) -> None:
+def test_delivery_is_settled_once(role: bool) -> None:
     pair, link, mine, _, _ = delivered(role)
     link.settle(mine, ACCEPTED)
     assert len(read(pair.client.data_to_send())) == 1
@@ -617,7 +617,7 @@ def test_a_delivery_is_settled_once(role: bool) -> None:
     assert pair.client.data_to_send() == b""
 
 
-def test_the_receiver_may_leave_it_to_the_sender_to_settle() -> None:
+def test_receiver_may_let_sender_settle() -> None:
     pair, sender, sent, receiver, arrived = delivered(SENDER)
     receiver.update(arrived, ACCEPTED)
     pair.exchange()
@@ -643,7 +643,7 @@ def settling(count: int) -> tuple[ScriptedPeer, Session, Link, list[Delivery]]:
     return peer, session, link, arrived
 
 
-def test_consecutive_deliveries_with_the_same_state_are_settled_in_one_frame() -> None:
+def test_consecutive_deliveries_with_same_state_share_frame() -> None:
     peer, session, link, arrived = settling(200)
     peer.heard()
     for delivery in arrived:
@@ -652,7 +652,7 @@ def test_consecutive_deliveries_with_the_same_state_are_settled_in_one_frame() -
     assert session.unsettled == 0
 
 
-def test_every_break_in_a_run_begins_another_frame() -> None:
+def test_gap_in_run_starts_new_frame() -> None:
     peer, session, link, arrived = settling(12)
     for number in (0, 1, 2, 4, 5, 7, 6, 8, 9, 10):
         link.settle(arrived[number], RELEASED if number in (5, 9) else ACCEPTED)
@@ -670,7 +670,7 @@ def test_every_break_in_a_run_begins_another_frame() -> None:
     assert session.unsettled == 2
 
 
-def test_one_disposition_may_settle_deliveries_of_several_links() -> None:
+def test_disposition_may_cover_several_links() -> None:
     peer = ScriptedPeer(Side.SERVER).open()
     session = peer.begin()
     links = [peer.attach(session, f"out {number}", SENDER) for number in range(3)]
@@ -689,9 +689,7 @@ def test_one_disposition_may_settle_deliveries_of_several_links() -> None:
     first=st.integers(-3, 12),
     span=st.integers(0, 20) | st.sampled_from([2**31 - 1]),
 )
-def test_a_range_means_the_deliveries_in_it_that_are_not_settled(
-    start: int, settled: set[int], first: int, span: int
-) -> None:
+def test_range_covers_only_unsettled_deliveries(start: int, settled: set[int], first: int, span: int) -> None:
     peer = ScriptedPeer(Side.SERVER).open()
     session = peer.begin()
     link = peer.attach(session, "out", SENDER)
@@ -709,7 +707,7 @@ def test_a_range_means_the_deliveries_in_it_that_are_not_settled(
 
 
 @pytest.mark.parametrize("role", [SENDER, RECEIVER], ids=["from the sender", "from the receiver"])
-def test_a_disposition_for_what_nobody_knows_says_nothing(role: bool) -> None:
+def test_disposition_of_unknown_delivery_is_ignored(role: bool) -> None:
     peer = ScriptedPeer(Side.SERVER).open()
     session = peer.begin()
     assert peer.say(frame(Disposition(role, 5, 9, True, ACCEPTED), channel=session.remote_channel)) == []
@@ -717,7 +715,7 @@ def test_a_disposition_for_what_nobody_knows_says_nothing(role: bool) -> None:
     assert peer.heard() == []
 
 
-def test_deliveries_in_both_directions_may_have_the_same_number() -> None:
+def test_directions_have_separate_delivery_ids() -> None:
     peer = ScriptedPeer(Side.SERVER).open()
     session = peer.begin()
     sender = peer.attach(session, "out", SENDER)
@@ -732,7 +730,7 @@ def test_deliveries_in_both_directions_may_have_the_same_number() -> None:
     assert (sent.state, arrived.state, arrived.settled) == (ACCEPTED, RELEASED, True)
 
 
-def test_a_link_takes_its_unsettled_deliveries_with_it() -> None:
+def test_detached_link_drops_its_unsettled_deliveries() -> None:
     peer = ScriptedPeer(Side.SERVER).open()
     session = peer.begin()
     links = [peer.attach(session, "out", SENDER), peer.attach(session, "other", SENDER)]
@@ -746,7 +744,7 @@ def test_a_link_takes_its_unsettled_deliveries_with_it() -> None:
 
 
 @pytest.mark.parametrize("late", [True, False], ids=["the later one", "the earlier one"])
-def test_a_link_takes_only_its_own_deliveries_with_it(late: bool) -> None:
+def test_detached_link_drops_only_its_own_deliveries(late: bool) -> None:
     peer = ScriptedPeer(Side.SERVER).open()
     session = peer.begin()
     links = [peer.attach(session, "early", RECEIVER), peer.attach(session, "late", RECEIVER)]
@@ -764,9 +762,7 @@ def test_a_link_takes_only_its_own_deliveries_with_it(late: bool) -> None:
 @pytest.mark.parametrize("state", [ACCEPTED, RELEASED], ids=repr)
 @pytest.mark.parametrize("rest", [(), (None,), (False,), (True,)], ids=str)
 @pytest.mark.parametrize("last", [None, UInt(0), UInt(300)], ids=str)
-def test_a_disposition_may_say_as_much_of_nothing_as_it_likes(
-    state: object, rest: tuple[object, ...], last: object
-) -> None:
+def test_disposition_may_have_any_empty_range(state: object, rest: tuple[object, ...], last: object) -> None:
     peer = ScriptedPeer(Side.SERVER).open()
     session = peer.begin()
     sent = peer.attach(session, "out", SENDER).send(b"", tag=b"t")
@@ -780,7 +776,7 @@ def test_a_disposition_may_say_as_much_of_nothing_as_it_likes(
 
 
 @pytest.mark.parametrize("sessions", [1, 2])
-def test_deliveries_in_parts_come_together_while_others_come_in_between(sessions: int) -> None:
+def test_interleaved_multi_frame_deliveries_are_assembled(sessions: int) -> None:
     peer = ScriptedPeer(Side.SERVER).open()
     first = peer.begin()
     second = peer.begin() if sessions == 2 else first
@@ -798,7 +794,7 @@ def test_deliveries_in_parts_come_together_while_others_come_in_between(sessions
     assert len(events) == 2
 
 
-def test_two_engines_carry_large_messages_on_many_links_and_sessions_at_once() -> None:
+def test_engines_exchange_large_messages_on_many_links_and_sessions() -> None:
     pair = ConnectionPair(
         Configuration(container_id="c", max_frame_size=512, incoming_window=4),
         Configuration(container_id="s", max_frame_size=512, incoming_window=3),
@@ -820,7 +816,7 @@ def test_two_engines_carry_large_messages_on_many_links_and_sessions_at_once() -
     assert arrived == sent
 
 
-def test_a_flow_for_a_link_that_was_just_attached_reaches_it() -> None:
+def test_flow_reaches_newly_attached_link() -> None:
     peer = ScriptedPeer(Side.SERVER).open()
     session = peer.begin()
     attach = Attach(name="out", handle=5, role=RECEIVER)

@@ -100,13 +100,13 @@ def members_of(enumeration: type[Enum]) -> dict[str, object]:
     return {member.name: member.value for member in enumeration}
 
 
-def test_every_composite_of_the_standard_is_declared_and_no_other() -> None:
+def test_declared_composites_equal_standard() -> None:
     assert sorted(BY_NAME) == sorted(facts["descriptor"]["name"] for facts in COMPOSITES.values())
     assert len(BY_NAME) == len(LAYOUTS)
 
 
 @pytest.mark.parametrize("name", COMPOSITES)
-def test_a_composite_has_the_code_the_roles_and_the_fields_of_the_standard(name: str) -> None:
+def test_composite_has_code_roles_and_fields_of_standard(name: str) -> None:
     facts = COMPOSITES[name]
     layout = layout_of(name)
     assert layout.code == int(facts["descriptor"]["code"], 16)
@@ -116,7 +116,7 @@ def test_a_composite_has_the_code_the_roles_and_the_fields_of_the_standard(name:
 
 
 @pytest.mark.parametrize(("name", "index"), FIELDS)
-def test_a_field_has_the_type_of_the_standard(name: str, index: int) -> None:
+def test_field_has_type_of_standard(name: str, index: int) -> None:
     field, facts = field_of(name, index)
     if facts["type"] in COMPOSITES:
         assert field.kind is layout_of(facts["type"]).composite
@@ -132,7 +132,7 @@ def test_a_field_has_the_type_of_the_standard(name: str, index: int) -> None:
 
 
 @pytest.mark.parametrize(("name", "index"), FIELDS)
-def test_a_field_is_mandatory_multiple_and_has_the_default_of_the_standard(name: str, index: int) -> None:
+def test_field_attributes_equal_standard(name: str, index: int) -> None:
     field, facts = field_of(name, index)
     assert field.mandatory == facts.get("mandatory", False)
     assert field.multiple == facts.get("multiple", False)
@@ -146,7 +146,7 @@ def test_a_field_is_mandatory_multiple_and_has_the_default_of_the_standard(name:
 
 
 @pytest.mark.parametrize(("name", "index"), FIELDS)
-def test_a_field_takes_the_choices_of_the_standard_and_no_other(name: str, index: int) -> None:
+def test_field_choices_equal_standard(name: str, index: int) -> None:
     field, facts = field_of(name, index)
     made = field.kind.make if isinstance(field.kind, AmqpType) else None
     enumeration = made if isinstance(made, type) and issubclass(made, Enum) else None
@@ -167,20 +167,20 @@ def test_a_field_takes_the_choices_of_the_standard_and_no_other(name: str, index
         (TerminusExpiryPolicy, "terminus-expiry-policy"),
     ],
 )
-def test_an_enumeration_has_the_choices_of_the_standard(enumeration: type[Enum], name: str) -> None:
+def test_enumeration_equals_standard(enumeration: type[Enum], name: str) -> None:
     assert members_of(enumeration) == choices_of(name)
 
 
-def test_the_roles_are_those_of_the_standard() -> None:
+def test_roles_equal_standard() -> None:
     assert choices_of("role") == {"SENDER": SENDER, "RECEIVER": RECEIVER}
 
 
-def test_the_error_conditions_are_those_of_the_standard() -> None:
+def test_error_conditions_equal_standard() -> None:
     conditions = [value for name in providers_of("error-condition") for value in TYPES[name]["choices"].values()]
     assert sorted(Condition) == sorted(conditions)
 
 
-def test_the_sections_are_those_of_the_standard() -> None:
+def test_sections_equal_standard() -> None:
     described = {name: TYPES[name]["descriptor"] for name in providers_of("section")}
     codes = {descriptor["name"]: int(descriptor["code"], 16) for descriptor in described.values()}
     assert codes == sections.SECTION_CODES
@@ -189,13 +189,13 @@ def test_the_sections_are_those_of_the_standard() -> None:
 
 
 @pytest.mark.parametrize(("frames", "role", "prefix"), [(Frame, "frame", ""), (SaslFrame, "sasl-frame", "sasl-")])
-def test_the_frames_are_those_of_the_standard(frames: type[Enum], role: str, prefix: str) -> None:
+def test_frames_equal_standard(frames: type[Enum], role: str, prefix: str) -> None:
     expected = {name: int(TYPES[name]["descriptor"]["code"], 16) for name in providers_of(role)}
     named = {prefix + member.name.lower(): member.value for member in frames}
     assert {name: code for name, code in named.items() if name not in {"header", "empty"}} == expected
 
 
-def test_every_encoding_of_the_standard_has_a_reader_and_no_other_code_has_one() -> None:
+def test_readers_equal_encodings_of_standard() -> None:
     codes = {int(encoding["code"], 16) for facts in PRIMITIVES.values() for encoding in facts["encodings"]}
     unknown = READERS[0xFF]
     assert len(READERS) == 256
@@ -205,7 +205,7 @@ def test_every_encoding_of_the_standard_has_a_reader_and_no_other_code_has_one()
             decode(bytes((code,)) + bytes(16))
 
 
-def test_a_max_frame_size_below_the_least_of_the_standard_is_refused() -> None:
+def test_max_frame_size_below_standard_minimum_is_rejected() -> None:
     least = int(FACTS["definitions"]["MIN-MAX-FRAME-SIZE"])
     assert FrameWriter().max_frame_size == least
     assert Configuration(container_id="c", max_frame_size=least).max_frame_size == least
@@ -223,18 +223,18 @@ def opening_bytes(max_frame_size: int) -> bytes:
     return writer.take()
 
 
-def test_the_protocol_headers_and_the_message_format_are_those_of_the_standard() -> None:
+def test_protocol_headers_and_message_format_equal_standard() -> None:
     definitions = {name: int(value) for name, value in FACTS["definitions"].items()}
     assert bytes(definitions[name] for name in ("MAJOR", "MINOR", "REVISION")) == AMQP_HEADER[5:]
     assert bytes(definitions[f"SASL-{name}"] for name in ("MAJOR", "MINOR", "REVISION")) == SASL_HEADER[5:]
     assert inspect.signature(Link.send).parameters["message_format"].default == definitions["MESSAGE-FORMAT"]
 
 
-def test_the_tables_are_written_as_their_maker_writes_them() -> None:
+def test_tables_equal_generator_output() -> None:
     assert STANDARD.read_text() == render(FACTS) + "\n"
 
 
-def test_the_maker_of_the_tables_keeps_every_fact(tmp_path: Path) -> None:
+def test_table_generator_keeps_every_fact(tmp_path: Path) -> None:
     for part in ("types", "messaging", "transactions", "security"):
         (tmp_path / f"{part}.xml").write_text('<amqp xmlns="http://www.amqp.org/schema/amqp.xsd"/>')
     (tmp_path / "transport.xml").write_text(

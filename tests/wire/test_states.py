@@ -114,7 +114,7 @@ def bytes_of(kind: Frame, channel: int = CHANNEL, role: bool = RECEIVER) -> byte
         (SASL, SaslState, SaslState.START),
     ],
 )
-def test_every_state_can_be_reached_and_every_frame_has_its_place(
+def test_every_state_is_reachable_and_every_frame_is_used(
     table: dict[tuple[int, int], IntEnum], states: type[IntEnum], first: IntEnum
 ) -> None:
     reached = {first}
@@ -123,7 +123,7 @@ def test_every_state_can_be_reached_and_every_frame_has_its_place(
     assert reached == set(states)
     assert {before for before, _ in table} <= set(states)
     if table is CONNECTION:
-        assert inputs_of(table) == sorted(Frame), "whatever can arrive has a state in which it may"
+        assert inputs_of(table) == sorted(Frame), "every frame is allowed in some state"
     if table is SASL:
         assert inputs_of(table) == sorted(SaslFrame)
 
@@ -154,7 +154,7 @@ def in_connection_state(state: ConnectionState, side: Side) -> ScriptedPeer:
 
 @pytest.mark.parametrize("side", Side)
 @pytest.mark.parametrize(("state", "given"), list(product(ConnectionState, Frame)), ids=lambda value: value.name)
-def test_a_connection_takes_what_its_table_allows(state: ConnectionState, given: Frame, side: Side) -> None:
+def test_connection_accepts_what_its_table_allows(state: ConnectionState, given: Frame, side: Side) -> None:
     peer = in_connection_state(state, side)
     # The session exists on one channel and a new one begins on the next.
     data = bytes_of(given, CHANNEL + 1 if given is Frame.BEGIN else CHANNEL)
@@ -163,7 +163,7 @@ def test_a_connection_takes_what_its_table_allows(state: ConnectionState, given:
         assert peer.engine.remote is CONNECTION[state, given]
         assert peer.engine.is_closed == (given is Frame.CLOSE)
     elif state is ConnectionState.CLOSED:
-        assert peer.say(data) == [], "whoever has closed is not listened to"
+        assert peer.say(data) == [], "frames after close are ignored"
         assert peer.heard() == []
         assert peer.engine.remote is ConnectionState.CLOSED
     else:
@@ -174,10 +174,10 @@ def test_a_connection_takes_what_its_table_allows(state: ConnectionState, given:
         assert type(caught.value) is expected
         assert peer.engine.is_closed
         assert peer.engine.remote is ConnectionState.CLOSED
-        assert_told(peer, expected, side)
+        assert_error_sent(peer, expected, side)
 
 
-def assert_told(peer: ScriptedPeer, error: type[ProtocolError], side: Side) -> None:
+def assert_error_sent(peer: ScriptedPeer, error: type[ProtocolError], side: Side) -> None:
     """Check that the engine wrote one close with the error's condition, or only a header to a peer that sent none."""
     heard = peer.heard()
     if heard and heard[0] == AMQP_HEADER:
@@ -192,7 +192,7 @@ def assert_told(peer: ScriptedPeer, error: type[ProtocolError], side: Side) -> N
 
 @pytest.mark.parametrize("side", Side)
 @pytest.mark.parametrize("given", Frame, ids=lambda value: value.name)
-def test_a_connection_that_we_closed_passes_over_everything_up_to_the_peers_close(given: Frame, side: Side) -> None:
+def test_closed_connection_ignores_frames_until_close(given: Frame, side: Side) -> None:
     peer = in_connection_state(ConnectionState.OPENED, side)
     peer.engine.close()
     assert len(peer.heard()) == 1
@@ -228,7 +228,7 @@ def in_session_state(state: SessionState, side: Side) -> tuple[ScriptedPeer, Ses
 @pytest.mark.parametrize(
     ("state", "given"), list(product(SessionState, inputs_of(SESSION))), ids=lambda value: value.name
 )
-def test_a_session_takes_what_its_table_allows(state: SessionState, given: Frame, side: Side) -> None:
+def test_session_accepts_what_its_table_allows(state: SessionState, given: Frame, side: Side) -> None:
     peer, session = in_session_state(state, side)
     answers = side is Side.CLIENT and state is SessionState.UNMAPPED and session is not None
     if given is Frame.BEGIN and answers and session is not None:
@@ -253,13 +253,13 @@ def test_a_session_takes_what_its_table_allows(state: SessionState, given: Frame
         return
     with pytest.raises(IllegalStateError):
         peer.say(data)
-    assert_told(peer, IllegalStateError, side)
+    assert_error_sent(peer, IllegalStateError, side)
     assert session is None or session.remote is SessionState.ENDED
 
 
 @pytest.mark.parametrize("side", Side)
 @pytest.mark.parametrize("given", inputs_of(SESSION), ids=lambda value: value.name)
-def test_a_session_that_we_ended_passes_over_everything_up_to_the_peers_end(given: Frame, side: Side) -> None:
+def test_ended_session_ignores_frames_until_end(given: Frame, side: Side) -> None:
     peer, session = in_session_state(SessionState.MAPPED, side)
     assert session is not None
     session.end()
@@ -303,7 +303,7 @@ LINK_PAIRS: Final = [
 
 @pytest.mark.parametrize("side", Side)
 @pytest.mark.parametrize(("state", "given", "role"), LINK_PAIRS)
-def test_a_link_takes_what_its_table_allows(state: LinkState, given: Frame, role: bool, side: Side) -> None:
+def test_link_accepts_what_its_table_allows(state: LinkState, given: Frame, role: bool, side: Side) -> None:
     peer, session, link = in_link_state(state, side, role)
     answers = side is Side.CLIENT and state is LinkState.UNATTACHED
     events = peer.say(bytes_of(given, role=role))
@@ -332,7 +332,7 @@ def test_a_link_takes_what_its_table_allows(state: LinkState, given: Frame, role
 
 @pytest.mark.parametrize("side", Side)
 @pytest.mark.parametrize("given", inputs_of(LINK), ids=lambda value: value.name)
-def test_a_link_that_we_detached_passes_over_everything_up_to_the_peers_detach(given: Frame, side: Side) -> None:
+def test_detached_link_ignores_frames_until_detach(given: Frame, side: Side) -> None:
     peer, session, link = in_link_state(LinkState.ATTACHED, side, RECEIVER)
     assert link is not None
     link.detach()
@@ -365,7 +365,7 @@ ANSWERS: Final = {
     SaslFrame.CHALLENGE: SaslFrame.RESPONSE,
     SaslFrame.RESPONSE: SaslFrame.OUTCOME,
 }
-"""What an engine says at once to what it hears."""
+"""The immediate responses of an engine."""
 
 SASL_SERVER: Final = SaslServer(mechanisms=(ANONYMOUS,))
 SASL_CLIENT: Final = SaslClient(mechanism=ANONYMOUS, respond=lambda challenge: challenge)
@@ -377,7 +377,7 @@ def is_heard_by(side: Side, given: SaslFrame) -> bool:
 
 @pytest.mark.parametrize("side", Side)
 @pytest.mark.parametrize(("state", "given"), list(product(SaslState, SaslFrame)), ids=lambda value: value.name)
-def test_an_exchange_takes_what_its_table_allows(state: SaslState, given: SaslFrame, side: Side) -> None:
+def test_exchange_accepts_what_its_table_allows(state: SaslState, given: SaslFrame, side: Side) -> None:
     exchange = SaslExchange(SASL_SERVER if side is Side.SERVER else SASL_CLIENT, None, FrameWriter())
     exchange._mechanism = ANONYMOUS
     exchange.state = state
@@ -405,7 +405,7 @@ SAID: Final[dict[tuple[Side, SaslState], list[bytes]]] = {
     (Side.CLIENT, SaslState.STEPPING): [SASL_HEADER, sasl_frame(SaslFrame.MECHANISMS)],
     (Side.CLIENT, SaslState.DONE): [SASL_HEADER, sasl_frame(SaslFrame.MECHANISMS), sasl_frame(SaslFrame.OUTCOME)],
 }
-"""What brings an engine to wait in a state; the states that are missing are the other side's turn."""
+"""The steps that bring an engine into a state in which it waits; in the missing states the other side acts."""
 
 
 def in_sasl_state(state: SaslState, side: Side) -> ScriptedPeer:
@@ -420,7 +420,7 @@ def in_sasl_state(state: SaslState, side: Side) -> ScriptedPeer:
     return peer
 
 
-def test_every_state_of_an_exchange_is_one_that_some_engine_waits_in() -> None:
+def test_every_exchange_state_is_used() -> None:
     assert {state for _, state in SAID} == set(SaslState)
 
 
@@ -431,7 +431,7 @@ SASL_PAIRS: Final = [
 
 
 @pytest.mark.parametrize(("side", "state", "given"), SASL_PAIRS)
-def test_an_engine_takes_the_sasl_frames_that_the_table_allows(side: Side, state: SaslState, given: SaslFrame) -> None:
+def test_engine_accepts_sasl_frames_of_table(side: Side, state: SaslState, given: SaslFrame) -> None:
     peer = in_sasl_state(state, side)
     waits_for_header = state is SaslState.DONE or (side is Side.SERVER and state is SaslState.START)
     if (state, given) in SASL and is_heard_by(side, given):

@@ -39,15 +39,15 @@ N = TypeVar("N", bound=int)
 
 
 def examples(count: int) -> settings:
-    """How often a property is tried; how long that takes is no business of the test's."""
+    """Return settings for ``count`` examples of a property, without a deadline."""
     return settings(max_examples=times(count), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def identity(value: object) -> object:
-    """What a value is: two values with equal identities are equal, and of the same types, all the way down.
+    """Return the identity of a value: equal identities mean equal values of the same types, at every depth.
 
-    Unlike ``==`` this tells ``UInt(1)`` from ``1`` and ``True``, ``Symbol("a")`` from ``"a"``, ``-0.0`` from ``0.0``
-    and a map from the same map in another order, and finds a NaN equal to a NaN.
+    Unlike ``==`` this distinguishes ``UInt(1)`` from ``1`` and ``True``, ``Symbol("a")`` from ``"a"``, ``-0.0`` from
+    ``0.0`` and a map from the same map in another order, and treats a NaN as equal to a NaN.
     """
     content: object = value
     if isinstance(value, float):
@@ -117,7 +117,7 @@ likes: Strategy = st.sampled_from(
         Decimal32(b"four"),
     ]
 )
-"""Values that AMQP tells apart and Python does not: as keys of one map they need a ``Map``."""
+"""Values that are distinct in AMQP and equal in Python: as keys of one map they need a ``Map``."""
 
 descriptors: Strategy = st.one_of(PRIMITIVES["symbol"], PRIMITIVES["ulong"], primitives)
 
@@ -228,7 +228,7 @@ PYTHON_VALUES: dict[str, Strategy] = {
     "map": _FIELDS,
     "message-id": st.one_of(_TEXT, st.uuids(), st.binary(max_size=8), PRIMITIVES["ulong"]),
 }
-"""What the fields of each type hold in Python."""
+"""The Python types of the fields of each type."""
 
 
 @cache

@@ -1,12 +1,12 @@
-"""The event loop that synchronous code has its work done on, in a thread of its own.
+"""The event loop of synchronous code, in a separate thread.
 
-There is one for the whole process, however many factories there are. One thread carries all their connections as well
-as many would, since they would take turns at the interpreter anyway; a factory that is never closed leaves no thread
-behind; and whoever forks has one thing to leave behind. It starts when something is first asked of it, never on import.
+There is one per process, for all factories. One thread serves all connections as well as many would, because threads
+would take turns at the interpreter anyway; a factory that is never closed leaves no thread behind; and a fork has one
+thing to abandon. The loop starts at the first call, never on import.
 
-After a fork the child has the loop's memory and not its thread. What has been used in the parent is bound to that
-loop, and refuses to work in the child: its connections are the parent's. What has not been used yet, such as a factory
-that a server makes before it forks its workers, is bound to the child's own loop when it is first used there.
+After a fork the child has the loop's memory but not its thread. Objects that were used in the parent are bound to that
+loop and raise in the child, because their connections belong to the parent. Objects that have not been used yet, such
+as a factory that a server creates before it forks its workers, are bound to the child's own loop at their first use.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from pairbus.client.errors import ClosedError
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# asyncio imports two modules when it first resolves a name. A fork at that moment would leave the child with the locks
-# of their imports held for ever; so they are imported here, before there is a thread.
+# asyncio imports two modules when it first resolves a name. A fork at that moment would leave the child with their
+# import locks held forever, so they are imported here, before there is a thread.
 
-_FAREWELL_S: Final = 1.0
-"""How long the end of the process may wait for the loop; something that blocks may be running on it."""
+_EXIT_TIMEOUT_S: Final = 1.0
+"""The time that the exit of the process waits for the loop, on which a blocking call may be running."""
 
 _WAIT_S: Final = 0.1 if sys.platform == "win32" else 1.0
-"""How long to wait at a time. A signal that comes just before a wait does not interrupt it, and on Windows none does:
-then Ctrl-C is heard at its end."""
+"""The interval of a wait. A signal that arrives just before a wait does not interrupt it, and on Windows none does:
+Ctrl-C is handled at its end then."""
 
 _FORKED: Final = (
-    "it was used before this process was forked, and belongs to the parent; make another factory in this process"
+    "the object was used before this process was forked and belongs to the parent; create a factory in this process"
 )
 _ENDED: Final = "the process is ending"
 
 
 class _Call:
-    """Something to do on the loop, and what came of it."""
+    """A call on the loop, and its result."""
 
     __slots__ = ("answer", "args", "done", "error", "function", "kwargs", "task")
 
@@ -66,12 +66,12 @@ class _Call:
             self.task.cancel()
 
     async def _run(self) -> None:
-        # The caller is woken from here and not by a callback of the task, which would take another turn of the loop.
+        # The caller is woken from here, not by a callback of the task, which would take another turn of the loop.
         try:
             self.answer = await self.function(*self.args, **self.kwargs)
         except asyncio.CancelledError:
-            self.error = ClosedError("the operation was cancelled")  # not by its caller, who waits no more
-        except BaseException as error:  # noqa: BLE001 (whatever it is, it is the caller's)
+            self.error = ClosedError("the operation was cancelled")  # not by its caller, which no longer waits
+        except BaseException as error:  # noqa: BLE001 (every error is raised in the caller)
             self.error = error
         finally:
             self.done.release()
@@ -83,26 +83,27 @@ class LoopThread:
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
         self._refusal: str | None = None
-        self._stands_still = Event()
+        self._stopped = Event()
         self._left: set[asyncio.Task[Any]] = set()
         self._thread = Thread(target=self._run, name="pairbus-blocking", daemon=True)
         self._thread.start()
 
     @property
     def is_gone(self) -> bool:
-        """Whether it does nothing any more, in this process."""
+        """True if it accepts no more calls in this process."""
         return self._refusal is not None
 
     def call(self, function: Callable[P, Coroutine[Any, Any, T]], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call a coroutine function on the loop, wait, and give its answer or raise its error.
+        """Call a coroutine function on the loop, wait, and return its result or raise its error.
 
-        Whatever interrupts the wait, as Ctrl-C does, cancels the call.
+        An interruption of the wait, such as Ctrl-C, cancels the call.
         """
         self.check()
         if get_ident() == self._thread.ident:
             raise RuntimeError(
-                "a blocking call was made on the event loop that it would wait for, by a token provider, a credential"
-                " or a listener perhaps; what runs there uses the asyncio client, pairbus instead of pairbus.blocking"
+                "a blocking call was made on the event loop that it would wait for, perhaps by a token provider, a"
+                " credential or a listener; code that runs there has to use the asyncio client: pairbus instead of"
+                " pairbus.blocking"
             )
         call = _Call(function, args, kwargs)
         try:
@@ -120,46 +121,46 @@ class LoopThread:
         try:
             raise error
         finally:
-            del error  # or it and this frame, which its traceback leads to, would keep each other alive
+            del error  # break the reference cycle of the error and this frame, which is in its traceback
 
     def check(self) -> None:
-        """Raise ``ClosedError`` if it does nothing any more, in this process."""
+        """Raise ``ClosedError`` if it accepts no more calls in this process."""
         if self._refusal is None:
             return
         if self._refusal is _ENDED and current_thread().daemon:
-            Event().wait()  # daemon threads are about to be stopped wherever they are; an error would only be noise
+            Event().wait()  # daemon threads are about to be stopped anywhere; an error would only be noise
         raise ClosedError(self._refusal)
 
     def abandon(self) -> None:
-        """Never use it again: this process is a child of the one that it runs in."""
+        """Refuse all calls from now on, because this process is a child of the one that runs the loop."""
         self._refusal = _FORKED
 
     def stop(self) -> None:
-        """Do nothing any more; waits a little for what is just being done, which may block."""
+        """Refuse all calls from now on; wait briefly for the current callback, which may block."""
         self._refusal = _ENDED
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._stands_still.wait(_FAREWELL_S)
+        self._stopped.wait(_EXIT_TIMEOUT_S)
 
     def _run(self) -> None:
         while self._refusal is None:
-            # A task that raises SystemExit takes the loop down; the others have not asked for that.
+            # A task that raises SystemExit stops the loop; the other tasks must continue.
             with suppress(SystemExit, KeyboardInterrupt):
                 self._loop.run_forever()
-        # The process ends. What is left is held on to until it has: nobody is to hear what became of it piece by piece,
-        # neither threads that still wait nor the log.
+        # The process is exiting. The tasks are kept alive until then, so that their destruction is reported neither to
+        # waiting threads nor to the log.
         self._left = asyncio.all_tasks(self._loop)
-        self._stands_still.set()
+        self._stopped.set()
         Event().wait()
 
 
 class _Process:
-    """What this process has: one loop at most."""
+    """The loops of this process: at most one is in use."""
 
     def __init__(self) -> None:
         self._lock = Lock()
         self._current: LoopThread | None = None
         self._inherited: list[LoopThread] = []
-        """Loops of the processes that this one was forked from: freed, they would close what is not theirs."""
+        """Loops of the parent processes; destroying them would close connections of the parents."""
 
     def loop(self) -> LoopThread:
         with self._lock:
@@ -168,7 +169,7 @@ class _Process:
             return self._current
 
     def forked(self) -> None:
-        self._lock = Lock()  # somebody may have held it who is not here
+        self._lock = Lock()  # a thread that does not exist in the child may have held it
         if self._current is not None:
             self._current.abandon()
             self._inherited.append(self._current)
@@ -187,5 +188,5 @@ if sys.platform != "win32":
 
 
 def loop_of_this_process() -> LoopThread:
-    """The loop, started if it does not run yet."""
+    """Return the loop of this process; start it if needed."""
     return _PROCESS.loop()

@@ -1,4 +1,4 @@
-"""An object of the asyncio client as synchronous code sees it: each call runs on the event loop of the process."""
+"""Base classes of the blocking wrappers: each call runs on the event loop of the process."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ T = TypeVar("T")
 
 
 class Wrapper:
-    """Calls what it wraps, from any thread. Bound to a loop by its first call, or by whoever made it."""
+    """Calls the wrapped object from any thread. Bound to a loop by its first call, or by its creator."""
 
     _inner: Any
     _needs: tuple[Wrapper, ...] = ()
-    """What it was made with, and uses as it is used itself."""
+    """The wrappers passed to the constructor, which are used together with this one."""
 
     def __init__(self, inner: Any, loop: LoopThread | None = None) -> None:
         self._inner = inner
@@ -28,7 +28,7 @@ class Wrapper:
 
     @classmethod
     def _wrapping(cls, inner: Any) -> Self:
-        """One of this class, past the constructor that it has for applications."""
+        """Create an instance without calling the public constructor."""
         wrapper = cls.__new__(cls)
         Wrapper.__init__(wrapper, inner)
         return wrapper
@@ -37,10 +37,10 @@ class Wrapper:
         return repr(self._inner)
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError(f"a {type(self).__name__} has connections, and cannot be pickled; make it where it is used")
+        raise TypeError(f"a {type(self).__name__} holds connections and cannot be pickled; create it where it is used")
 
     def _lend(self) -> Any:
-        """What it wraps, for something else on the loop; what belongs to another process is not lent."""
+        """Return the wrapped object for another call on the loop; raises if it belongs to another process."""
         for needed in self._needs:
             needed._lend()  # noqa: SLF001 (a wrapper like this one)
         self._bound().check()
@@ -56,7 +56,7 @@ class Wrapper:
         return self._bound().call(function, *args, **kwargs)
 
     def _call_function(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call a function that needs to run on the loop, though it is no coroutine function."""
+        """Call a plain function that has to run on the loop."""
 
         async def called() -> T:
             return function(*args, **kwargs)
@@ -64,7 +64,7 @@ class Wrapper:
         return self._call(called)
 
     def _iterate(self, function: Callable[[], AsyncIterator[T]]) -> Iterator[T]:
-        """What an asynchronous iterator gives. One that is left half-way is closed by the loop, as asyncio does it."""
+        """Iterate over an asynchronous iterator. The loop closes one that is not exhausted, as asyncio does."""
         return self._following(self._call_function(function))
 
     def _following(self, found: AsyncIterator[T]) -> Iterator[T]:
@@ -80,7 +80,7 @@ class Wrapper:
 
 
 class ClosingWrapper(Wrapper, ABC):
-    """Wraps what has an end."""
+    """Wraps an object that can be closed."""
 
     def __enter__(self) -> Self:
         return self
@@ -94,25 +94,25 @@ class ClosingWrapper(Wrapper, ABC):
     def close(self) -> None: ...
 
     def _close(self, close: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Close it; what belongs to another process, or went down with this one, is left as it is."""
+        """Close it, unless it belongs to another process or its loop has stopped."""
         if self._loop is None or not self._loop.is_gone:
             self._call(close)
 
 
 def unwrapped(name: str, value: Any, kind: type[Wrapper]) -> Any:
-    """What an argument wraps, once it has been checked; it is not bound to a loop by that."""
+    """Check an argument and return the wrapped object, without binding it to a loop."""
     check_type(name, value, (kind,))
     return value._inner  # noqa: SLF001 (what a wrapper is for)
 
 
 def lent(name: str, value: Any, kind: type[Wrapper]) -> Any:
-    """What an argument wraps, to be used now."""
+    """Check an argument and return the wrapped object for immediate use."""
     check_type(name, value, (kind,))
     return value._lend()  # noqa: SLF001 (what a wrapper is for)
 
 
 def gathered(values: T) -> T:
-    """What was given, with a list for whatever has to be iterated: that may run code of the caller's, so not later."""
+    """Return the argument, iterables as a list: iteration may run the caller's code, so it happens now."""
     if isinstance(values, BrokeredMessage | int | list | tuple) or not isinstance(values, Iterable):
         return values
     return cast(T, [*values])

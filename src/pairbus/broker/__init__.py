@@ -1,12 +1,14 @@
-"""What happens to messages: queues, topics, subscriptions, locks, sessions and rules, without I/O and without a clock.
+"""The message broker as a state machine: queues, topics, subscriptions, locks, sessions and rules, without I/O or
+clock.
 
-``Namespace`` is the whole service as a state machine; ``Records`` is what it needs to have kept.
+``Namespace`` implements every operation; ``Records`` is the port through which it stores what must survive a restart.
 """
 
 from __future__ import annotations
 
-from pairbus.broker.address import Address, Part, Place
-from pairbus.broker.chronicle import Chronicle, Moment
+from typing import TYPE_CHECKING
+
+from pairbus.broker.address import Address, QueueId, QueuePart
 from pairbus.broker.descriptions import (
     DEFAULT_RULE,
     AuthorizationRule,
@@ -16,20 +18,26 @@ from pairbus.broker.descriptions import (
     EntityStatus,
     FalseFilter,
     FilterDescription,
+    Instant,
     QueueDescription,
     Right,
     RuleDescription,
+    Span,
     SqlActionDescription,
     SqlFilterDescription,
     SubscriptionDescription,
     TopicDescription,
     TrueFilter,
+    Value,
+    ZonelessInstant,
 )
+from pairbus.broker.entity import EntityInfo
 from pairbus.broker.errors import (
     BrokerError,
     EntityDisabledError,
     EntityExistsError,
     EntityNotFoundError,
+    EntityUnavailableError,
     HeaderSizeExceededError,
     InvalidDescriptionError,
     InvalidExpressionError,
@@ -42,31 +50,42 @@ from pairbus.broker.errors import (
     MessageSizeExceededError,
     QuotaExceededError,
     RuleBudgetExceededError,
+    RuleQuotaExceededError,
     SessionLockedError,
     SessionLockLostError,
     SessionRequiredError,
+)
+from pairbus.broker.events import (
+    AccessChanged,
+    EntityGone,
+    EventSink,
+    IndexFault,
+    IndexReloaded,
+    MessageEvent,
+    Notice,
+    Quarantined,
+    SessionLost,
 )
 from pairbus.broker.limits import PREMIUM, RELAXED, STANDARD, Limits
 from pairbus.broker.message import (
     NEVER,
     NO_PROPERTIES,
     Amendments,
-    Delivery,
-    Message,
+    DeliveredMessage,
     MessageState,
+    NewMessage,
     PropertyView,
     Record,
 )
 from pairbus.broker.namespace import Namespace, SessionGrant
-from pairbus.broker.notices import AccessChanged, EntityGone, Notice, Quarantined, SessionLost
-from pairbus.broker.operations import Operation, Send, Settle
 from pairbus.broker.records import Records
-from pairbus.broker.restoration import Restoration
+from pairbus.broker.repair import IndexAudit
+from pairbus.broker.restoration import NamespaceRestore
 from pairbus.broker.rules import Rule
-from pairbus.broker.runtime import EntityInfo
-from pairbus.broker.settlement import COMPLETE, Disposition, Verdict
+from pairbus.broker.settlement import COMPLETE, SettlementKind, SettlementRequest
 from pairbus.broker.sql import MISSING, EvaluationError, Missing
-from pairbus.broker.values import Instant, Span, Value, ZonelessInstant
+from pairbus.broker.transaction import Operation, SendOperation, SettleOperation
+from pairbus.renamed import renamed
 
 __all__ = [
     "COMPLETE",
@@ -82,10 +101,8 @@ __all__ = [
     "Amendments",
     "AuthorizationRule",
     "BrokerError",
-    "Chronicle",
     "CorrelationFilter",
-    "Delivery",
-    "Disposition",
+    "DeliveredMessage",
     "EntityDescription",
     "EntityDisabledError",
     "EntityExistsError",
@@ -94,10 +111,15 @@ __all__ = [
     "EntityNotFoundError",
     "EntityRecord",
     "EntityStatus",
+    "EntityUnavailableError",
     "EvaluationError",
+    "EventSink",
     "FalseFilter",
     "FilterDescription",
     "HeaderSizeExceededError",
+    "IndexAudit",
+    "IndexFault",
+    "IndexReloaded",
     "Instant",
     "InvalidDescriptionError",
     "InvalidExpressionError",
@@ -107,35 +129,38 @@ __all__ = [
     "InvalidRequestError",
     "Limits",
     "LockLostError",
-    "Message",
+    "MessageEvent",
     "MessageNotFoundError",
     "MessageSizeExceededError",
     "MessageState",
     "Missing",
-    "Moment",
     "Namespace",
+    "NamespaceRestore",
+    "NewMessage",
     "Notice",
     "Operation",
-    "Part",
-    "Place",
     "PropertyView",
     "Quarantined",
     "QueueDescription",
+    "QueueId",
+    "QueuePart",
     "QuotaExceededError",
     "Record",
     "Records",
-    "Restoration",
     "Right",
     "Rule",
     "RuleBudgetExceededError",
     "RuleDescription",
-    "Send",
+    "RuleQuotaExceededError",
+    "SendOperation",
     "SessionGrant",
     "SessionLockLostError",
     "SessionLockedError",
     "SessionLost",
     "SessionRequiredError",
-    "Settle",
+    "SettleOperation",
+    "SettlementKind",
+    "SettlementRequest",
     "Span",
     "SqlActionDescription",
     "SqlFilterDescription",
@@ -143,6 +168,23 @@ __all__ = [
     "TopicDescription",
     "TrueFilter",
     "Value",
-    "Verdict",
     "ZonelessInstant",
 ]
+
+if not TYPE_CHECKING:  # type checkers only see the new names
+    __getattr__ = renamed(
+        __name__,
+        {
+            "Chronicle": "EventSink",
+            "Delivery": "DeliveredMessage",
+            "Disposition": "SettlementKind",
+            "Message": "NewMessage",
+            "Moment": "MessageEvent",
+            "Part": "QueuePart",
+            "Place": "QueueId",
+            "Restoration": "NamespaceRestore",
+            "Send": "SendOperation",
+            "Settle": "SettleOperation",
+            "Verdict": "SettlementRequest",
+        },
+    )

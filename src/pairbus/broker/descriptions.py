@@ -1,4 +1,4 @@
-"""What an entity is told to be: the settings of queues, topics, subscriptions and rules, as values."""
+"""The settings of queues, topics, subscriptions and rules, as values."""
 
 from __future__ import annotations
 
@@ -6,15 +6,65 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, TypeAlias
+from uuid import UUID
 
-from pairbus.broker.limits import MINUTE_MS
-from pairbus.broker.values import Value
+from pairbus.entity_settings import (
+    AUTO_DELETE_ON_IDLE,
+    BATCHED_OPERATIONS,
+    DEAD_LETTER_ON_EXPIRATION,
+    DEAD_LETTER_ON_FILTER_ERRORS,
+    DEFAULT_TIME_TO_LIVE,
+    DUPLICATE_WINDOW,
+    EXPRESS,
+    FORWARD_DEAD_LETTERS_TO,
+    FORWARD_TO,
+    LOCK_DURATION,
+    MAX_DELIVERY_COUNT,
+    MAX_MESSAGE_SIZE,
+    MAX_SIZE,
+    PARTITIONED,
+    REQUIRES_DUPLICATE_DETECTION,
+    REQUIRES_SESSION,
+    STATUS,
+    SUPPORT_ORDERING,
+    USER_METADATA,
+    EntityKind,
+)
+
+
+class Instant(int):
+    """A point in time: milliseconds since the Unix epoch."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return f"Instant({int(self)})"
+
+
+class ZonelessInstant(Instant):
+    """A point in time that was given without a time zone. It counts as UTC, and is returned without a zone."""
+
+    __slots__ = ()
+
+
+class Span(int):
+    """A length of time in milliseconds."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return f"Span({int(self)})"
+
+
+Value: TypeAlias = bool | int | float | str | bytes | UUID | None
+"""Integers that are points in time or durations are instances of ``Instant`` and ``Span``."""
+
 
 DEFAULT_RULE: Final = "$Default"
 
 
 class EntityStatus(StrEnum):
-    """What an operator lets an entity do."""
+    """The status of an entity: which operations an operator has enabled."""
 
     ACTIVE = "active"
     DISABLED = "disabled"
@@ -31,11 +81,12 @@ class EntityStatus(StrEnum):
 
 
 _SENDING: Final = frozenset({EntityStatus.ACTIVE, EntityStatus.RECEIVE_DISABLED})
+_DEFAULT_STATUS: Final = EntityStatus(STATUS.default)
 _RECEIVING: Final = frozenset({EntityStatus.ACTIVE, EntityStatus.SEND_DISABLED})
 
 
 class Right(StrEnum):
-    """What a key allows its holder."""
+    """A right that a key grants."""
 
     SEND = "send"
     LISTEN = "listen"
@@ -44,7 +95,7 @@ class Right(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuthorizationRule:
-    """A key to one entity. The broker keeps it; the server checks tokens against it."""
+    """A key to one entity. The broker stores it; the server verifies tokens against it."""
 
     name: str
     rights: tuple[Right, ...]
@@ -54,77 +105,83 @@ class AuthorizationRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueDescription:
-    """The settings of a queue. A time of ``None`` means: never."""
+    """The settings of a queue. A duration of ``None`` means never."""
 
-    lock_duration_ms: int = MINUTE_MS
-    max_size_megabytes: int = 1024
-    max_message_bytes: int | None = None
-    """The namespace's own limit where it is ``None``."""
+    lock_duration_ms: int = LOCK_DURATION.default
+    max_size_megabytes: int = MAX_SIZE.default
+    max_message_bytes: int | None = MAX_MESSAGE_SIZE.default
+    """``None`` means the namespace's limit."""
 
-    requires_duplicate_detection: bool = False
-    duplicate_window_ms: int = 10 * MINUTE_MS
-    requires_session: bool = False
-    partitioned: bool = False
-    default_time_to_live_ms: int | None = None
-    dead_letter_on_expiration: bool = False
-    max_delivery_count: int = 10
-    forward_to: str | None = None
-    forward_dead_letters_to: str | None = None
-    auto_delete_on_idle_ms: int | None = None
-    status: EntityStatus = EntityStatus.ACTIVE
-    batched_operations: bool = True
-    express: bool = False
-    """Kept for clients to read back; messages are stored durably all the same."""
+    requires_duplicate_detection: bool = REQUIRES_DUPLICATE_DETECTION.default
+    duplicate_window_ms: int = DUPLICATE_WINDOW.default
+    requires_session: bool = REQUIRES_SESSION.default
+    partitioned: bool = PARTITIONED.default
+    default_time_to_live_ms: int | None = DEFAULT_TIME_TO_LIVE.default
+    dead_letter_on_expiration: bool = DEAD_LETTER_ON_EXPIRATION.default
+    max_delivery_count: int = MAX_DELIVERY_COUNT.default
+    forward_to: str | None = FORWARD_TO.default
+    forward_dead_letters_to: str | None = FORWARD_DEAD_LETTERS_TO.default
+    auto_delete_on_idle_ms: int | None = AUTO_DELETE_ON_IDLE.default
+    status: EntityStatus = _DEFAULT_STATUS
+    batched_operations: bool = BATCHED_OPERATIONS.default
+    express: bool = EXPRESS.default
+    """Stored for clients to read back; messages are durable regardless."""
 
-    user_metadata: str = ""
+    user_metadata: str = USER_METADATA.default
     authorization_rules: tuple[AuthorizationRule, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicDescription:
-    """The settings of a topic. A time of ``None`` means: never."""
+    """The settings of a topic. A duration of ``None`` means never."""
 
-    max_size_megabytes: int = 1024
-    max_message_bytes: int | None = None
-    requires_duplicate_detection: bool = False
-    duplicate_window_ms: int = 10 * MINUTE_MS
-    partitioned: bool = False
-    default_time_to_live_ms: int | None = None
-    auto_delete_on_idle_ms: int | None = None
-    status: EntityStatus = EntityStatus.ACTIVE
-    batched_operations: bool = True
-    support_ordering: bool = True
-    express: bool = False
-    """Kept for clients to read back; messages are stored durably all the same."""
+    max_size_megabytes: int = MAX_SIZE.default
+    max_message_bytes: int | None = MAX_MESSAGE_SIZE.default
+    requires_duplicate_detection: bool = REQUIRES_DUPLICATE_DETECTION.default
+    duplicate_window_ms: int = DUPLICATE_WINDOW.default
+    partitioned: bool = PARTITIONED.default
+    default_time_to_live_ms: int | None = DEFAULT_TIME_TO_LIVE.default
+    auto_delete_on_idle_ms: int | None = AUTO_DELETE_ON_IDLE.default
+    status: EntityStatus = _DEFAULT_STATUS
+    batched_operations: bool = BATCHED_OPERATIONS.default
+    support_ordering: bool = SUPPORT_ORDERING.default
+    express: bool = EXPRESS.default
+    """Stored for clients to read back; messages are durable regardless."""
 
-    user_metadata: str = ""
+    user_metadata: str = USER_METADATA.default
     authorization_rules: tuple[AuthorizationRule, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubscriptionDescription:
-    """The settings of a subscription. A time of ``None`` means: never."""
+    """The settings of a subscription. A duration of ``None`` means never."""
 
-    lock_duration_ms: int = MINUTE_MS
-    requires_session: bool = False
-    default_time_to_live_ms: int | None = None
-    dead_letter_on_expiration: bool = False
-    dead_letter_on_filter_errors: bool = True
-    max_delivery_count: int = 10
-    forward_to: str | None = None
-    forward_dead_letters_to: str | None = None
-    auto_delete_on_idle_ms: int | None = None
-    status: EntityStatus = EntityStatus.ACTIVE
-    batched_operations: bool = True
-    user_metadata: str = ""
+    lock_duration_ms: int = LOCK_DURATION.default
+    requires_session: bool = REQUIRES_SESSION.default
+    default_time_to_live_ms: int | None = DEFAULT_TIME_TO_LIVE.default
+    dead_letter_on_expiration: bool = DEAD_LETTER_ON_EXPIRATION.default
+    dead_letter_on_filter_errors: bool = DEAD_LETTER_ON_FILTER_ERRORS.default
+    max_delivery_count: int = MAX_DELIVERY_COUNT.default
+    forward_to: str | None = FORWARD_TO.default
+    forward_dead_letters_to: str | None = FORWARD_DEAD_LETTERS_TO.default
+    auto_delete_on_idle_ms: int | None = AUTO_DELETE_ON_IDLE.default
+    status: EntityStatus = _DEFAULT_STATUS
+    batched_operations: bool = BATCHED_OPERATIONS.default
+    user_metadata: str = USER_METADATA.default
 
 
 EntityDescription: TypeAlias = QueueDescription | TopicDescription | SubscriptionDescription
 
+KIND_OF: Final[Mapping[type[EntityDescription], EntityKind]] = {
+    QueueDescription: EntityKind.QUEUE,
+    TopicDescription: EntityKind.TOPIC,
+    SubscriptionDescription: EntityKind.SUBSCRIPTION,
+}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntityRecord:
-    """What is kept of an entity. ``entity_id`` is never used again; a subscription names its topic's."""
+    """The stored form of an entity. ``entity_id`` is never reused; a subscription refers to its topic's."""
 
     entity_id: int
     path: str
@@ -136,17 +193,17 @@ class EntityRecord:
 
 @dataclass(frozen=True, slots=True)
 class TrueFilter:
-    """Every message."""
+    """A filter that matches every message."""
 
 
 @dataclass(frozen=True, slots=True)
 class FalseFilter:
-    """No message."""
+    """A filter that matches no message."""
 
 
 @dataclass(frozen=True, slots=True)
 class SqlFilterDescription:
-    """The messages for which an expression is true."""
+    """A filter that matches messages for which an SQL expression is true."""
 
     expression: str
     parameters: Mapping[str, Value] = field(default_factory=dict)
@@ -154,7 +211,7 @@ class SqlFilterDescription:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CorrelationFilter:
-    """The messages whose properties equal all that are given here."""
+    """A filter that matches messages whose properties equal all of those given here."""
 
     correlation_id: str | None = None
     message_id: str | None = None
@@ -172,7 +229,7 @@ FilterDescription: TypeAlias = TrueFilter | FalseFilter | SqlFilterDescription |
 
 @dataclass(frozen=True, slots=True)
 class SqlActionDescription:
-    """What is changed in the copies of messages that a rule lets through."""
+    """An SQL action that changes the copies of messages that a rule matches."""
 
     expression: str
     parameters: Mapping[str, Value] = field(default_factory=dict)
@@ -180,7 +237,7 @@ class SqlActionDescription:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleDescription:
-    """Which messages a subscription gets a copy of, and what is changed in them."""
+    """A rule of a subscription: a filter that selects messages, and an action that changes their copies."""
 
     name: str = DEFAULT_RULE
     filter: FilterDescription = field(default_factory=TrueFilter)

@@ -1,4 +1,4 @@
-"""Which message ids an entity has seen lately."""
+"""Duplicate detection: the recent message ids of an entity."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ from collections.abc import Callable, Iterable, Iterator
 from heapq import heappush, heappushpop
 from typing import Final
 
-from pairbus.broker.context import Context
+from pairbus.broker.context import BrokerContext
 from pairbus.broker.limits import SECOND_MS
 from pairbus.broker.records import Records
 
 _LONG_AGO: Final = -(2**62)
 _WATERMARK: Final = ""
-"""Under this id, which no message is remembered by, the store keeps the time up to which ids are forgotten."""
+"""Key of the time up to which ids are forgotten, in the store. No message is remembered under it."""
 
 
 class IdMemory:
-    """How many ids all entities of a namespace hold in memory, and how many they may."""
+    """The number of ids that all entities of a namespace hold in memory, and its limit."""
 
-    __slots__ = ("held", "most")
+    __slots__ = ("held", "maximum")
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, maximum: int) -> None:
         self.held = 0
-        self.most = most
+        self.maximum = maximum
 
 
-class Removal:
-    """A chore: go through the ids that the store holds of an entity, and remove those that are over."""
+class DuplicateCleanup:
+    """A background job that scans the stored ids of an entity and removes those past the window."""
 
     __slots__ = ("_done", "_entity_id", "_found", "_is_over", "_records")
 
@@ -45,12 +45,12 @@ class Removal:
         self._found: Iterator[tuple[str, int]] | None = None
 
     def step(self, now_ms: int) -> bool:
-        """Look at one id; return whether there are more."""
+        """Check one id; return whether there are more."""
         if self._found is None:
             self._found = self._records.duplicates(self._entity_id)
         try:
             seen = next(self._found, None)
-        except BaseException:  # the store cannot be read now: begin anew
+        except BaseException:  # the store cannot be read now: restart the scan later
             self._found = None
             raise
         if seen is None:
@@ -62,51 +62,51 @@ class Removal:
 
 
 class Duplicates:
-    """The history of one queue or topic: each id counts from the first message that had it, for the window's length.
+    """The duplicate history of one queue or topic. Each id counts from its first message, for the length of the window.
 
-    The store holds all of it, memory the newest ids. An entity that remembers an id when the namespace holds as many as
-    it may lets go of its own oldest one, and looks it up in the store from then on. Ids in memory are forgotten in the
-    order of their time. Those in the store alone count for nothing after theirs, and a sweep removes them later: it
-    goes through all of them, so it waits until an eighth of the window has passed.
+    The store holds the whole history, memory the newest ids. When the namespace holds as many ids in memory as it may,
+    an entity that remembers another one evicts its own oldest id, and looks it up in the store from then on. Ids in
+    memory are forgotten in the order of their times. Ids that are only in the store are ignored once the window has
+    passed, and a sweep removes them later: it scans all of them, so it waits until an eighth of the window has passed.
     """
 
     __slots__ = (
-        "_add_chore", "_agenda", "_entity_id", "_forgotten_ms", "_history", "_memory", "_oldest_ms", "_order",
-        "_records", "_spilled_ms", "_sweep_ms", "planned_ms", "window_ms",
+        "_add_job", "_entity_id", "_forgotten_ms", "_history", "_memory", "_oldest_ms", "_order",
+        "_records", "_spilled_ms", "_sweep_ms", "_timers", "planned_ms", "window_ms",
     )  # fmt: skip
 
     def __init__(
         self,
         entity_id: int,
         window_ms: int,
-        context: Context,
+        context: BrokerContext,
         memory: IdMemory,
-        add_chore: Callable[[Removal], object],
+        add_job: Callable[[DuplicateCleanup], object],
     ) -> None:
         self._entity_id = entity_id
         self._records = context.records
-        self._agenda = context.agenda
+        self._timers = context.timers
         self._memory = memory
-        self._add_chore = add_chore
+        self._add_job = add_job
         self._history: dict[str, tuple[int, int]] = {}
         self._order: deque[tuple[int, str]] = deque()
         self._spilled_ms = _LONG_AGO
-        """When the newest id was seen that the store alone holds."""
+        """Time of the newest id that is only in the store."""
         self._sweep_ms: int | None = None
-        """When the next sweep begins, if there is anything to sweep."""
+        """Start of the next sweep, or ``None`` if there is nothing to sweep."""
         self._oldest_ms: int | None = None
-        """When the oldest id was seen that the sweep has found so far and left there."""
+        """Time of the oldest id that the current sweep has found and kept."""
         self._forgotten_ms = _LONG_AGO
-        """Ids that were seen by then had been forgotten before the window became longer."""
+        """Ids seen up to this time had been forgotten before the window became longer."""
         self.window_ms = window_ms
         self.planned_ms: int | None = None
 
     def __len__(self) -> int:
-        """Return how many ids are in memory."""
+        """Return the number of ids in memory."""
         return len(self._history)
 
     def seen(self, key: str, now_ms: int) -> bool:
-        """Whether a message with that id came within the window; what is longer ago may wait to be forgotten."""
+        """Return whether a message with that id arrived within the window. Older ids may not have been removed yet."""
         first = self._history.get(key)
         if first is None:
             if not self.reads_store(now_ms):
@@ -117,27 +117,27 @@ class Duplicates:
         return first[0] + self.window_ms > now_ms
 
     def reads_store(self, now_ms: int) -> bool:
-        """Return whether ``seen`` may have to ask the store, which may not be readable."""
+        """Return whether ``seen`` may have to read the store, which may not be readable."""
         return self._spilled_ms + self.window_ms > now_ms
 
     def is_first(self, key: str, sequence: int) -> bool:
-        """Whether it is the very message that was seen, which has come round to where it was."""
+        """Return whether this is the same message that was remembered, forwarded back to where it was before."""
         first = self._history.get(key) or self._records.duplicate(self._entity_id, key)
         return first is not None and first[1] == sequence
 
     def remember(self, key: str, now_ms: int, sequence: int) -> None:
-        """Note an id, with the number that the message was given first."""
+        """Remember an id, with the message's first sequence number."""
         self._records.put_duplicate(self._entity_id, key, now_ms, sequence)
         if key not in self._history:
             self._memory.held += 1
         self._history[key] = (now_ms, sequence)
         self._order.append((now_ms, key))
-        if self._memory.held > self._memory.most:
+        if self._memory.held > self._memory.maximum:
             self._spill()
-        self._agenda.plan(self, now_ms + self.window_ms)
+        self._timers.plan(self, now_ms + self.window_ms)
 
     def _spill(self) -> None:
-        """Leave the oldest id to the store."""
+        """Evict the oldest id from memory; it stays in the store."""
         while self._order:
             first_ms, key = self._order.popleft()
             if self._drop(first_ms, key):
@@ -151,10 +151,10 @@ class Duplicates:
 
     def _plan_sweep(self, oldest_ms: int) -> None:
         self._sweep_ms = oldest_ms + self.window_ms + max(self.window_ms // 8, SECOND_MS)
-        self._agenda.plan(self, self._sweep_ms)
+        self._timers.plan(self, self._sweep_ms)
 
     def set_window(self, window_ms: int, now_ms: int) -> None:
-        """Change the window; a longer one does not bring back what is forgotten, swept or not."""
+        """Change the window. A longer one does not restore forgotten ids, whether or not they were swept."""
         if window_ms > self.window_ms and self._spilled_ms > _LONG_AGO:
             self._forgotten_ms = max(self._forgotten_ms, now_ms - self.window_ms)
             self._records.put_duplicate(self._entity_id, _WATERMARK, self._forgotten_ms, 0)
@@ -162,14 +162,14 @@ class Duplicates:
         self._plan()
 
     def restore(self, history: Iterable[tuple[int, str, int]]) -> None:
-        """Take in what was remembered before a restart, in any order: as much as there is room for, the newest."""
-        room = max(0, self._memory.most - self._memory.held)
+        """Load the history from before a restart, in any order; keep the newest ids, as many as fit."""
+        free = max(0, self._memory.maximum - self._memory.held)
         newest: list[tuple[int, str, int]] = []
         oldest_ms: int | None = None
         for seen in history:
             if seen[1] == _WATERMARK:
                 self._forgotten_ms = seen[0]
-            elif len(newest) < room:
+            elif len(newest) < free:
                 heappush(newest, seen)
             else:
                 first_ms = heappushpop(newest, seen)[0]
@@ -186,7 +186,7 @@ class Duplicates:
     def _plan(self) -> None:
         due_ms = self.next_ms()
         if due_ms is not None:
-            self._agenda.plan(self, due_ms)
+            self._timers.plan(self, due_ms)
 
     def next_ms(self) -> int | None:
         if not self._order:
@@ -195,23 +195,23 @@ class Duplicates:
         return due_ms if self._sweep_ms is None else min(due_ms, self._sweep_ms)
 
     def run(self, at_ms: int, limit: int) -> int:
-        """Forget what the window no longer covers."""
+        """Forget the ids that the window no longer covers."""
         done = 0
         while self._order and self._order[0][0] + self.window_ms <= at_ms and done < limit:
             self._forget(*self._order.popleft())
             done += 1
         if self._sweep_ms is not None and self._sweep_ms <= at_ms:
             self._sweep_ms = None
-            self._add_chore(Removal(self._records, self._entity_id, self._is_over, self._swept))
+            self._add_job(DuplicateCleanup(self._records, self._entity_id, self._is_over, self._swept))
         return done
 
     def _is_over(self, key: str, first_ms: int, now_ms: int) -> bool:
-        """Return whether a sweep may remove an id; those in memory have their own time."""
+        """Return whether a sweep may remove an id; ids in memory are forgotten separately."""
         is_alive = first_ms > self._forgotten_ms or key == _WATERMARK
         if is_alive and first_ms + self.window_ms > now_ms:
             self._oldest_ms = first_ms if self._oldest_ms is None else min(self._oldest_ms, first_ms)
             return False
-        # What was found may be older than what was written since.
+        # The entry that was found may be older than one written since.
         current = None if key in self._history else self._records.duplicate(self._entity_id, key)
         return current is not None and current[0] == first_ms
 
@@ -223,11 +223,13 @@ class Duplicates:
             self._plan_sweep(oldest_ms)
 
     def step(self, _now_ms: int) -> bool:
-        """Forget one id in memory, because the entity itself is gone; whether there are more. Then the store's go."""
+        """Forget one id in memory because the entity was deleted; return whether there are more. The store's ids
+        follow.
+        """
         if self._order:
             self._forget(*self._order.popleft())
         if not self._order:
-            self._add_chore(Removal(self._records, self._entity_id))
+            self._add_job(DuplicateCleanup(self._records, self._entity_id))
         return bool(self._order)
 
     def _forget(self, first_ms: int, key: str) -> None:
@@ -235,7 +237,7 @@ class Duplicates:
             self._records.remove_duplicate(self._entity_id, key)
 
     def _drop(self, first_ms: int, key: str) -> bool:
-        """Take an id out of memory, unless it was seen again, and that counts now."""
+        """Remove an id from memory, unless it was seen again and the later time counts."""
         first = self._history.get(key)
         if first is None or first[0] != first_ms:
             return False

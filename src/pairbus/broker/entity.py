@@ -1,11 +1,13 @@
-"""The entities of a namespace as they live: their settings, their queues, their books."""
+"""The entities of a namespace at run time: their settings, queues and counts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 from pairbus.broker.address import Address, subscription_path
 from pairbus.broker.descriptions import (
+    EntityDescription,
     EntityRecord,
     QueueDescription,
     SubscriptionDescription,
@@ -16,8 +18,8 @@ from pairbus.broker.queue import Queue, Usage
 from pairbus.broker.rules import Rules
 
 
-class Holder:
-    """What messages lie in and receivers take from: a queue or a subscription, with its two sub-queues."""
+class ReceivableEntity:
+    """An entity that holds messages for receivers: a queue or a subscription, with its two sub-queues."""
 
     __slots__ = (
         "accessed_ms", "created_ms", "dead_letters", "id", "main", "path", "transfer_dead_letters", "updated_ms",
@@ -48,19 +50,19 @@ class Holder:
 
     @property
     def dead_letter_source(self) -> str:
-        """Return the path that dead letters keep when they are forwarded."""
+        """Return the path that dead letters carry when they are forwarded."""
         return self.path
 
     def queues(self) -> Iterator[Queue]:
         return iter((self.main, self.dead_letters, self.transfer_dead_letters))
 
     def touch(self, now_ms: int) -> None:
-        """Someone uses the entity; what was due before a restart is done later than it was due."""
+        """Record that the entity is in use. What was due before a restart is done later than it was due."""
         self.accessed_ms = max(self.accessed_ms, now_ms)
 
 
-class QueueEntity(Holder):
-    """A queue."""
+class QueueEntity(ReceivableEntity):
+    """A queue of the namespace."""
 
     __slots__ = ("description", "duplicates")
 
@@ -82,11 +84,11 @@ class QueueEntity(Holder):
 
     @property
     def copies(self) -> int:
-        """How many records a message makes, usually at most."""
+        """Return the usual maximum number of records per message."""
         return 1
 
 
-class SubscriptionEntity(Holder):
+class SubscriptionEntity(ReceivableEntity):
     """A subscription: a queue that a topic fills through rules."""
 
     __slots__ = ("description", "rules", "topic")
@@ -112,13 +114,13 @@ class SubscriptionEntity(Holder):
         return f"{self.topic.path}/{self.path}"
 
     def touch(self, now_ms: int) -> None:
-        """Someone uses the subscription, and so its topic."""
+        """Record that the subscription, and so its topic, is in use."""
         super().touch(now_ms)
         self.topic.touch(now_ms)
 
 
 class TopicEntity:
-    """A topic. Messages pass through it; only scheduled ones wait here."""
+    """A topic. Messages pass through it; it only holds scheduled ones."""
 
     __slots__ = (
         "accessed_ms", "created_ms", "description", "duplicates", "id", "intake", "path", "subscriptions", "updated_ms",
@@ -153,17 +155,132 @@ class TopicEntity:
 
     @property
     def copies(self) -> int:
-        """How many records a message makes, usually at most."""
+        """Return the usual maximum number of records per message."""
         return 1 + len(self.subscriptions)
 
     def queues(self) -> Iterator[Queue]:
         return iter((self.intake,))
 
     def touch(self, now_ms: int) -> None:
-        """Someone uses the topic."""
+        """Record that the topic is in use."""
         self.accessed_ms = max(self.accessed_ms, now_ms)
 
 
 Entity = QueueEntity | TopicEntity | SubscriptionEntity
 Destination = QueueEntity | TopicEntity
-"""What can be sent to."""
+"""An entity that accepts sends."""
+
+
+class IdleTimer:
+    """The idle timer of one entity. An entity that forwards, or holds scheduled messages, is never idle."""
+
+    __slots__ = ("_delete", "_entity", "_in_use_ms", "_is_alive", "planned_ms")
+
+    def __init__(self, entity: Entity, delete: Callable[[Entity], None], is_alive: Callable[[Entity], bool]) -> None:
+        self._entity = entity
+        self._delete = delete
+        self._is_alive = is_alive
+        self._in_use_ms = 0
+        self.planned_ms: int | None = None
+
+    def next_ms(self) -> int | None:
+        idle_ms = self._entity.description.auto_delete_on_idle_ms
+        return (
+            None
+            if idle_ms is None or not self._is_alive(self._entity)
+            else max(self._entity.accessed_ms, self._in_use_ms) + idle_ms
+        )
+
+    def run(self, at_ms: int, _limit: int) -> int:
+        due_ms = self.next_ms()
+        if due_ms is not None and due_ms <= at_ms:
+            if self._is_in_use():
+                self._in_use_ms = at_ms
+            else:
+                self._delete(self._entity)
+        return 1
+
+    def _is_in_use(self) -> bool:
+        if isinstance(self._entity, TopicEntity):
+            return bool(self._entity.intake.scheduled)
+        return self._entity.description.forward_to is not None or bool(self._entity.main.scheduled)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EntityInfo:
+    """An entity's settings and its counts, exact at the time of the request."""
+
+    path: str
+    description: EntityDescription
+    created_ms: int
+    updated_ms: int
+    accessed_ms: int
+    size_bytes: int
+    """For a queue, with its dead letters; for a topic, with all its subscriptions; for a subscription, its own
+    messages.
+    """
+
+    arrived_count: int = 0
+    """Number of messages that ever arrived; minus the counts below, it gives the number that have left."""
+
+    ready_count: int = 0
+    locked_count: int = 0
+    deferred_count: int = 0
+    scheduled_count: int = 0
+    dead_letter_count: int = 0
+    transfer_dead_letter_count: int = 0
+    subscription_count: int = 0
+    sql_filter_count: int = 0
+    correlation_filter_count: int = 0
+
+    @property
+    def active_count(self) -> int:
+        """Return the number of ready, locked and deferred messages."""
+        return self.ready_count + self.locked_count + self.deferred_count
+
+    @property
+    def message_count(self) -> int:
+        """Return the number of all messages, dead letters included."""
+        return self.active_count + self.scheduled_count + self.dead_letter_count + self.transfer_dead_letter_count
+
+
+def entity_info(entity: Entity) -> EntityInfo:
+    if isinstance(entity, TopicEntity):
+        return _topic_info(entity)
+    size = sum(queue.size_bytes for queue in entity.queues())
+    main = entity.main
+    rules = entity.rules if isinstance(entity, SubscriptionEntity) else Rules()
+    return EntityInfo(
+        path=entity.path,
+        description=entity.description,
+        created_ms=entity.created_ms,
+        updated_ms=entity.updated_ms,
+        accessed_ms=entity.accessed_ms,
+        size_bytes=size,
+        arrived_count=main.arrived_count,
+        ready_count=main.ready_count,
+        locked_count=main.locked_count,
+        deferred_count=len(main.deferred),
+        scheduled_count=len(main.scheduled),
+        dead_letter_count=len(entity.dead_letters),
+        transfer_dead_letter_count=len(entity.transfer_dead_letters),
+        sql_filter_count=rules.sql_count,
+        correlation_filter_count=rules.correlation_count,
+    )
+
+
+def _topic_info(topic: TopicEntity) -> EntityInfo:
+    rules = [subscription.rules for subscription in topic.subscriptions.values()]
+    return EntityInfo(
+        path=topic.path,
+        description=topic.description,
+        created_ms=topic.created_ms,
+        updated_ms=topic.updated_ms,
+        accessed_ms=topic.accessed_ms,
+        size_bytes=topic.usage.size_bytes,
+        arrived_count=topic.intake.arrived_count,
+        scheduled_count=len(topic.intake.scheduled),
+        subscription_count=len(topic.subscriptions),
+        sql_filter_count=sum(each.sql_count for each in rules),
+        correlation_filter_count=sum(each.correlation_count for each in rules),
+    )

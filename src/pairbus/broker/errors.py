@@ -1,34 +1,38 @@
-"""What the broker refuses, one class per reason. Whatever is raised, nothing has changed.
+"""Errors of the broker, one class per reason. A request that raises has changed nothing.
 
 ::
 
     BrokerError
-    ├── InvalidRequestError             the request itself is wrong; sending it again will not help
-    │   ├── InvalidNameError            a name that no entity may have
+    ├── InvalidRequestError             the request is invalid; retrying does not help
+    │   ├── InvalidNameError            an invalid entity name
     │   ├── InvalidDescriptionError     a setting out of range, or one that cannot be changed later
-    │   ├── InvalidExpressionError      a filter or an action that cannot be read
-    │   └── InvalidMessageError         a message that no entity takes
+    │   ├── InvalidExpressionError      a filter or an action that cannot be parsed
+    │   └── InvalidMessageError         a message that no entity accepts
     │       ├── MessageSizeExceededError
     │       ├── HeaderSizeExceededError
     │       ├── SessionRequiredError    a message without a session id for an entity that requires sessions
-    │       └── RuleBudgetExceededError a message that the rules of a topic take too long for
-    ├── InvalidOperationError           the entity does not offer this: receive where it forwards, dead-letter twice …
+    │       └── RuleBudgetExceededError a message that the rules of a topic take too long to evaluate
+    ├── InvalidOperationError           unsupported by the entity: receive where it forwards, dead-letter twice …
     ├── EntityNotFoundError
     ├── EntityExistsError
     ├── EntityDisabledError
+    ├── EntityUnavailableError          the entity is being loaded from the store again; retry in a few seconds
     ├── QuotaExceededError              the entity, or the namespace, is full
-    ├── LockLostError                   the lock has ended, or never was
+    │   └── RuleQuotaExceededError      the subscription has the maximum number of rules
+    ├── LockLostError                   the lock has ended, or never existed
     ├── SessionLockLostError
     ├── SessionLockedError              another receiver holds the session
     ├── MessageNotFoundError            no such deferred or scheduled message
-    └── EvaluationError                 a rule cannot make sense of a message; senders never see it
+    └── EvaluationError                 a rule cannot be evaluated for a message; senders never see it
 """
 
 from __future__ import annotations
 
+from typing import Final
+
 
 class BrokerError(Exception):
-    """A request that the broker refuses. ``entity`` names the entity, where there is one."""
+    """Base class of the broker's errors. ``entity`` names the entity, if there is one."""
 
     def __init__(self, reason: str, entity: str | None = None) -> None:
         super().__init__(reason)
@@ -36,11 +40,11 @@ class BrokerError(Exception):
 
 
 class InvalidRequestError(BrokerError):
-    """The request itself is wrong; sending it again will not help."""
+    """The request is invalid; retrying does not help."""
 
 
 class InvalidNameError(InvalidRequestError):
-    """A name that no entity may have."""
+    """The name is not a valid entity name."""
 
 
 class InvalidDescriptionError(InvalidRequestError):
@@ -48,7 +52,7 @@ class InvalidDescriptionError(InvalidRequestError):
 
 
 class InvalidExpressionError(InvalidRequestError):
-    """A filter or an action cannot be read; ``position`` counts characters from 0."""
+    """A filter or an action cannot be parsed; ``position`` counts characters from 0."""
 
     def __init__(self, reason: str, expression: str, position: int) -> None:
         super().__init__(f"{reason} at position {position} of: {expression}")
@@ -58,11 +62,11 @@ class InvalidExpressionError(InvalidRequestError):
 
 
 class InvalidMessageError(InvalidRequestError):
-    """A message that no entity takes."""
+    """The message is one that no entity accepts."""
 
 
 class MessageSizeExceededError(InvalidMessageError):
-    """The message, or the batch, is larger than the entity takes."""
+    """The message, or the batch, is larger than the entity accepts."""
 
 
 class HeaderSizeExceededError(InvalidMessageError):
@@ -74,11 +78,11 @@ class SessionRequiredError(InvalidMessageError):
 
 
 class RuleBudgetExceededError(InvalidMessageError):
-    """The rules of the topic take more work for the message than ``rule_units`` allows."""
+    """The rules of the topic need more work for the message than ``rule_units`` allows."""
 
 
 class InvalidOperationError(BrokerError):
-    """The entity does not offer this operation."""
+    """The entity does not support this operation."""
 
 
 class EntityNotFoundError(BrokerError):
@@ -86,15 +90,23 @@ class EntityNotFoundError(BrokerError):
 
 
 class EntityExistsError(BrokerError):
-    """The name is taken."""
+    """The name is already in use."""
 
 
 class EntityDisabledError(BrokerError):
-    """The entity's status forbids it."""
+    """The entity's status does not allow the operation."""
+
+
+class EntityUnavailableError(BrokerError):
+    """The index of the entity is inconsistent, and is being loaded from the store again; retry in a few seconds."""
 
 
 class QuotaExceededError(BrokerError):
     """The entity, or the namespace, is full."""
+
+
+class RuleQuotaExceededError(QuotaExceededError):
+    """The subscription has the maximum number of rules (``rules_per_subscription``)."""
 
 
 class LockLostError(BrokerError):
@@ -111,3 +123,23 @@ class SessionLockedError(BrokerError):
 
 class MessageNotFoundError(BrokerError):
     """No deferred, or no scheduled, message has this sequence number."""
+
+
+REASON_PROPERTY: Final = "DeadLetterReason"
+DESCRIPTION_PROPERTY: Final = "DeadLetterErrorDescription"
+RULE_PROPERTY: Final = "RuleName"
+"""Name of the rule whose action produced this copy of a message."""
+
+EXPIRED: Final = "TTLExpiredException"
+MAX_DELIVERY_COUNT: Final = "MaxDeliveryCountExceeded"
+MAX_HOPS: Final = "MaxTransferHopCountExceeded"
+NO_SESSION_ID: Final = "Session ID is null."
+CAME_ROUND: Final = "ForwardedInCircle"
+FILTER_FAILED: Final = "FilterEvaluationException"
+RULE_BUDGET: Final = "RuleBudgetExceeded"
+DESTINATION_NOT_FOUND: Final = "DestinationNotFound"
+DESTINATION_DISABLED: Final = "DestinationDisabled"
+DESTINATION_FULL: Final = "DestinationQuotaExceeded"
+DESTINATION_REFUSES_SIZE: Final = "DestinationMessageSizeExceeded"
+DAMAGED: Final = "MessageDamaged"
+"""The message can no longer be read: its dead letter is a stub with what is known about it."""

@@ -1,4 +1,4 @@
-"""How much a namespace takes, as values: what Azure's tiers allow, and what a machine of one's own may."""
+"""The limits of a namespace, as values: those of Azure's tiers, and relaxed ones for local use."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ UNLIMITED: Final = 2**62
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """The bounds of one namespace. Past any of them a request is refused with an error of its own type."""
+    """The limits of one namespace. A request that exceeds a limit raises the error type of that limit."""
 
     message_bytes: int
-    """The largest message, all of it counted; an entity can only lower it where ``large_message_bytes`` is 0."""
+    """Largest message, properties included. An entity can only lower it if ``large_message_bytes`` is 0."""
 
     large_message_bytes: int = 0
-    """How far an entity's own setting may raise ``message_bytes``."""
+    """Maximum to which an entity's own setting may raise ``message_bytes``."""
 
     batch_bytes: int
-    """The largest batch, all its messages together; where an entity takes larger single messages, too."""
+    """Largest batch, all its messages together; also applies if the entity accepts larger single messages."""
 
     header_bytes: int = 64 * KILOBYTE
     id_characters: int = 128
-    """Message id, session id and partition key."""
+    """Of a message id, session id or partition key."""
 
     path_characters: int = 260
     name_characters: int = 50
-    """The name of a subscription or a rule."""
+    """Of the name of a subscription or a rule."""
 
     entities: int = 10_000
     """Queues and topics of a namespace."""
@@ -40,14 +40,15 @@ class Limits:
     subscriptions_per_topic: int = 2_000
     sql_filters_per_topic: int = 2_000
     correlation_filters_per_topic: int = 100_000
+    rules_per_subscription: int = UNLIMITED
     expression_characters: int = 1_024
     statements_per_action: int = 32
     rule_units: int = 50_000_000
-    """The work that rules may do for one message, all its copies together; a unit is about a nanosecond."""
+    """Work that rules may do for one message, all its copies together; a unit is about a nanosecond."""
 
     authorization_rules: int = 12
     entity_megabytes: tuple[int, ...] = (1024, 2048, 3072, 4096, 5120)
-    """The sizes an entity may be given."""
+    """The sizes that an entity may have."""
 
     min_lock_ms: int = 5 * SECOND_MS
     max_lock_ms: int = 5 * MINUTE_MS
@@ -59,31 +60,40 @@ class Limits:
     """Of all entities together; older ids are looked up in the store."""
 
     min_idle_ms: int = 5 * MINUTE_MS
+    messages_per_batch: int = 4_500
+    """Of one send, as in the service. A batch is stored in one piece, and other requests wait meanwhile."""
+
     messages_per_transaction: int = 100
     messages_per_delete: int = 4_000
     forwarding_hops: int = 4
     forwards_per_message: int = 10_000
-    """All copies of a message together: topics that forward to topics multiply."""
+    """For all copies of a message together: topics that forward to topics multiply them."""
 
     messages_per_receive: int = 10_000
-    """What one request gives out, or shows, at most."""
+    """Most messages that one request returns."""
 
     partitions: int = 16
 
     @property
+    def largest_message_bytes(self) -> int:
+        """The largest size that an entity's ``max_message_bytes`` may have."""
+        return max(self.message_bytes, self.large_message_bytes)
+
+    @property
     def largest_bytes(self) -> int:
-        """The most that comes in at once: a message of an entity that takes large ones, or a batch."""
+        """Return the most bytes that one send can carry: a message of an entity that accepts large ones, or a batch."""
         return max(self.message_bytes, self.large_message_bytes, self.batch_bytes)
 
 
 INT32_MAX: Final = 2**31 - 1
 
-# Backlog queues of a pair are made with the largest delivery count there is (C5), so every tier takes it.
+# Backlog queues of a pair are created with the largest delivery count (C5), so every tier accepts it.
 STANDARD: Final = Limits(message_bytes=256 * KILOBYTE, batch_bytes=256 * KILOBYTE, max_delivery_count=INT32_MAX)
 PREMIUM: Final = Limits(
     message_bytes=MEGABYTE,
     large_message_bytes=100 * MEGABYTE,
     batch_bytes=MEGABYTE,
+    messages_per_batch=15_885,
     max_delivery_count=INT32_MAX,
     entity_megabytes=(1024, 2048, 3072, 4096, 5120, 10240, 20480, 40960, 81920),
 )
@@ -104,8 +114,9 @@ RELAXED: Final = Limits(
     min_duplicate_window_ms=1,
     max_duplicate_window_ms=365 * DAY_MS,
     min_idle_ms=1,
+    messages_per_batch=UNLIMITED,
     messages_per_transaction=10_000,
     messages_per_delete=100_000,
     messages_per_receive=1_000_000,
 )
-"""For tests and machines of one's own: any entity size, short times, no counting of entities."""
+"""For tests and local use: any entity size, short durations, no limit on the number of entities."""

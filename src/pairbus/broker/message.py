@@ -1,4 +1,4 @@
-"""A message on its way: as a sender hands it in, as it is kept, and as a receiver gets it."""
+"""Messages as senders send them, as the broker stores them, and as receivers get them."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Final, NamedTuple, Protocol
 
+from pairbus.broker.descriptions import Value
 from pairbus.broker.sql import MISSING, Missing
-from pairbus.broker.values import Value
 
 NEVER: Final = 2**63 - 1
-"""The point in time that does not come, in milliseconds."""
+"""A time in milliseconds that never comes."""
 
 
 class MessageState(IntEnum):
-    """What a message waits for. While it is locked it keeps the state that it was locked in."""
+    """The state that a message waits in. A locked message keeps the state that it was locked in."""
 
     ACTIVE = 0
     DEFERRED = 1
     SCHEDULED = 2
 
 
-class Message(NamedTuple):
-    """What a sender hands in. The body is the whole encoded message; the broker keeps it and never looks inside."""
+class NewMessage(NamedTuple):
+    """A message to send. ``body`` is the whole encoded message; the broker stores it without decoding it."""
 
     body: bytes
     message_id: str = ""
@@ -32,13 +32,13 @@ class Message(NamedTuple):
     time_to_live_ms: int | None = None
     scheduled_ms: int | None = None
     header_bytes: int = 0
-    """How much of the body are properties."""
+    """Bytes of the body that are properties."""
 
     ping: bool = False
-    """Accepted like any message, and gone (C13)."""
+    """True for a ping: accepted like any message, then discarded (C13)."""
 
     returned: bool = False
-    """Whether it comes from a backlog. The broker keeps that for those who ask what a message has cost."""
+    """True if it comes from a backlog. The broker keeps this for cost reports."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,12 +50,12 @@ class Amendments:
 
 
 class Record(NamedTuple):
-    """What is kept of a message besides its body."""
+    """The stored metadata of a message, without its body."""
 
     sequence: int
     enqueued_ms: int
     expires_ms: int
-    """When it expires in this queue; ``NEVER`` where nothing ends its life."""
+    """Expiry in this queue; ``NEVER`` if the message does not expire."""
 
     size: int
     body_id: int
@@ -63,33 +63,38 @@ class Record(NamedTuple):
     session_id: str | None
     partition_key: str | None
     time_to_live_ms: int | None
-    """As the sender set it, for the queue that the message may be forwarded to."""
+    """As the sender set it, for the queue to which the message may be forwarded."""
 
     scheduled_ms: int | None
     original_sequence: int
-    """The number that the message was given first, by the entity it was sent to."""
+    """The first sequence number of the message, assigned by the entity to which it was sent."""
 
     state: MessageState = MessageState.ACTIVE
     delivery_count: int = 0
-    """How many deliveries have failed."""
+    """Number of failed deliveries."""
 
     hops: int = 0
     shared: bool = False
-    """Whether other records may have the same body."""
+    """True if other records may refer to the same body."""
 
     dead_letter_source: str | None = None
     amendments: Amendments | None = None
     returned: bool = False
-    """Whether it came from a backlog."""
+    """True if it came from a backlog."""
+
+
+def partition_key_of(message: NewMessage | Record) -> str | None:
+    """Return the key that ties a message to a partition, if it has one."""
+    return message.partition_key if message.session_id is None else message.session_id
 
 
 def unreadable(sequence: int) -> Record:
-    """What is known of a message whose record cannot be read."""
+    """Return a placeholder for a message whose record cannot be read."""
     return Record(sequence, 0, NEVER, 0, 0, "", None, None, None, None, 0)
 
 
-class Delivery(NamedTuple):
-    """A message as a receiver gets it. Without a lock it is gone from the queue, or was only looked at."""
+class DeliveredMessage(NamedTuple):
+    """A message as a receiver gets it. Without a lock it was removed from the queue, or only peeked."""
 
     record: Record
     body: bytes
@@ -98,16 +103,18 @@ class Delivery(NamedTuple):
 
 
 class PropertyView(Protocol):
-    """The properties inside an encoded message, for rules to look at.
+    """The properties inside an encoded message, for rules to read.
 
-    Whatever error it raises, the rule that asked counts as failed for this message.
+    If a method raises any error, the rule that called it counts as failed for this message.
     """
 
     def user(self, name: str) -> Value | Missing:
-        """The application property with that name, whatever its case."""
+        """Return the application property of that name, which compares without regard to case."""
 
     def system(self, name: str) -> Value:
-        """What the sender set of ``CorrelationId``, ``ContentType``, ``Label``, ``To``, ``ReplyTo`` and the like."""
+        """Return a property set by the sender: ``CorrelationId``, ``ContentType``, ``Label``, ``To``, ``ReplyTo`` and
+        so on.
+        """
 
 
 class _NoProperties:
@@ -122,4 +129,4 @@ class _NoProperties:
 
 
 NO_PROPERTIES: Final[PropertyView] = _NoProperties()
-"""The view of messages that no rule looks into."""
+"""The view of messages that no rule reads."""

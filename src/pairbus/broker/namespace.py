@@ -1,8 +1,8 @@
 """The messaging service of one namespace: every operation, deterministic.
 
-Each method is one atomic request. It takes the time as an argument, brings everything up to that time first, then
-either refuses with a ``BrokerError`` and changes nothing, or writes its changes through ``Records`` and answers.
-Whoever calls makes these changes durable before passing the answer on.
+Each method is one atomic request. It takes the current time as an argument and first does what is due by then. It then
+either raises a ``BrokerError`` and changes nothing, or writes its changes through ``Records`` and returns the result.
+The caller makes these changes durable before it passes the result on.
 """
 
 from __future__ import annotations
@@ -13,14 +13,9 @@ from itertools import islice, takewhile
 from typing import Final, NamedTuple
 from uuid import UUID
 
-from pairbus.broker.access import Access
-from pairbus.broker.address import Address
-from pairbus.broker.admission import check_send
-from pairbus.broker.agenda import Agenda
-from pairbus.broker.bodies import Bodies
-from pairbus.broker.catalogue import Catalogue
-from pairbus.broker.chronicle import Chronicle, Moment
-from pairbus.broker.context import Context
+from pairbus.broker.address import Address, QueueId, QueuePart
+from pairbus.broker.catalogue import AuthorizationRules, Catalogue, Lookup
+from pairbus.broker.context import BrokerContext, TimerQueue
 from pairbus.broker.descriptions import (
     AuthorizationRule,
     QueueDescription,
@@ -28,7 +23,7 @@ from pairbus.broker.descriptions import (
     SubscriptionDescription,
     TopicDescription,
 )
-from pairbus.broker.entity import Entity, Holder, TopicEntity
+from pairbus.broker.entity import Entity, EntityInfo, ReceivableEntity, TopicEntity, entity_info
 from pairbus.broker.errors import (
     EntityNotFoundError,
     InvalidOperationError,
@@ -36,32 +31,36 @@ from pairbus.broker.errors import (
     MessageNotFoundError,
     SessionLockedError,
 )
-from pairbus.broker.housekeeping import Housekeeping, Pump
-from pairbus.broker.kinds import check_name_text, check_number, check_numbers, check_settings, check_text, check_time
+from pairbus.broker.events import EventSink, IndexFault, MessageEvent, Notice
+from pairbus.broker.housekeeping import ForwardingJob, Housekeeping, Timekeeper
 from pairbus.broker.limits import STANDARD, Limits
-from pairbus.broker.lookup import Lookup
-from pairbus.broker.message import NEVER, Delivery, Message, PropertyView
-from pairbus.broker.notices import Notice
-from pairbus.broker.operations import Operation
+from pairbus.broker.message import NEVER, DeliveredMessage, NewMessage, PropertyView
 from pairbus.broker.quarantine import Quarantine
-from pairbus.broker.receiving import Receiving
-from pairbus.broker.records import Records
-from pairbus.broker.restoration import Restoration
+from pairbus.broker.queue import Queue
+from pairbus.broker.records import BodyStore, Records
+from pairbus.broker.repair import EntityReload, IndexAudit, check_loaded
+from pairbus.broker.restoration import NamespaceRestore
 from pairbus.broker.router import Router
 from pairbus.broker.rules import Rule
-from pairbus.broker.runtime import EntityInfo, entity_info
-from pairbus.broker.sequences import Sequences
-from pairbus.broker.settlement import COMPLETE, Disposition, Settlement, Verdict, check_verdict
-from pairbus.broker.timekeeper import Timekeeper
-from pairbus.broker.transaction import Transaction
+from pairbus.broker.session import Sequences
+from pairbus.broker.settlement import COMPLETE, Receiving, Settlement, SettlementKind, SettlementRequest, check_verdict
+from pairbus.broker.transaction import Operation, Transaction, check_send
+from pairbus.broker.validation import (
+    check_address,
+    check_name_text,
+    check_number,
+    check_numbers,
+    check_settings,
+    check_text,
+    check_time,
+)
 
 DUE_AT_ONCE: Final = 10_000
-"""How much of what has become due one request brings up to date, at most. (A receiver never gets an expired message,
-however much is due.)"""
+"""Most due steps that one request executes. (A receiver never gets an expired message, however much is due.)"""
 
 
 class SessionGrant(NamedTuple):
-    """A session that a receiver has now."""
+    """A session that a receiver has accepted."""
 
     session_id: str
     session_token: bytes
@@ -69,7 +68,7 @@ class SessionGrant(NamedTuple):
 
 
 class Namespace:
-    """The state machine. See the module's text."""
+    """The broker of one namespace, a deterministic state machine."""
 
     def __init__(
         self,
@@ -80,24 +79,26 @@ class Namespace:
         fresh_id: Callable[[], UUID],
         fresh_token: Callable[[], bytes],
         stub_body: bytes = b"",
-        chronicle: Chronicle | None = None,
+        chronicle: EventSink | None = None,
     ) -> None:
-        """``view`` looks into an encoded message for rules; the ``fresh_…`` give a new value with each call.
+        """Create an empty namespace on ``records``.
 
-        ``stub_body`` is the encoded message that dead-letter queues get in place of one that cannot be read.
+        ``view`` decodes the properties of an encoded message for rules; ``fresh_id`` and ``fresh_token`` return a new
+        value with each call. ``stub_body`` is the encoded message that replaces an unreadable one in a dead-letter
+        queue. ``chronicle`` receives the lifecycle events of messages.
         """
-        self._context = Context(
+        self._context = BrokerContext(
             limits=limits,
             records=records,
-            bodies=Bodies(records),
-            agenda=Agenda(),
+            bodies=BodyStore(records),
+            timers=TimerQueue(),
             view=view,
             fresh_id=fresh_id,
             fresh_token=fresh_token,
             stub_body=stub_body,
             chronicle=chronicle,
         )
-        self._agenda = self._context.agenda
+        self._timers = self._context.timers
         self._records = records
         self._limits = limits
         self._housekeeping = Housekeeping()
@@ -107,7 +108,7 @@ class Namespace:
         self._settlement = Settlement(self._context, self._router, self._quarantine, self._catalogue.holder_of)
         self._receiving = Receiving(self._context, self._settlement, self._quarantine)
         self._lookup = Lookup(self._catalogue)
-        self._access = Access(self._context, self._catalogue)
+        self._access = AuthorizationRules(self._context, self._catalogue)
         self._transaction = Transaction(self._context, self._catalogue, self._lookup, self._router, self._settlement)
         self._timekeeper = Timekeeper(
             self._context, self._router, self._settlement, self._quarantine, self._catalogue.destination_of
@@ -118,43 +119,72 @@ class Namespace:
     # Time
 
     def advance(self, now_ms: int, limit: int = DUE_AT_ONCE) -> int:
-        """Bring everything up to a time. Time does not run backwards: an earlier one counts as the latest seen."""
-        if type(now_ms) is not int or now_ms != self._now_ms:  # many requests come at the same time
+        """Do what is due by ``now_ms`` and return the current time. Time never runs backwards: an earlier time is
+        ignored.
+        """
+        if type(now_ms) is not int or now_ms != self._now_ms:  # many requests arrive at the same time
             check_time(now_ms)
             self._now_ms = max(self._now_ms, now_ms)
-        self._agenda.advance(self._now_ms, limit)
+        self._timers.advance(self._now_ms, limit)
+        if self._timers.faults:
+            self._report_faults()
         return self._now_ms
 
+    def _report_faults(self) -> None:
+        for item, error in self._timers.faults:
+            address = item.address if isinstance(item, Queue) else None
+            if address is not None:
+                self._context.notices.append(IndexFault(address, f"its timers failed with {type(error).__name__}"))
+        self._timers.faults.clear()
+
     def next_due_ms(self) -> int | None:
-        """When ``advance`` should be called at the latest."""
-        return self._context.agenda.next_ms()
+        """Return the latest time at which ``advance`` should be called next, or ``None``."""
+        return self._context.timers.next_ms()
 
     def tidy(self, now_ms: int, steps: int = 1_000) -> bool:
-        """Do a part of what deleting and forwarding have left to do; whether there is more."""
+        """Do part of the work that deletions and forwards have left; return whether there is more."""
         return self._housekeeping.run(self.advance(now_ms), steps)
 
     def take_woken(self) -> list[Address]:
-        """Where something can be received that could not when this was called last."""
+        """Return the addresses at which something has become receivable since the last call."""
         woken = list(self._context.woken)
         self._context.woken.clear()
         return woken
 
     def take_woken_sessions(self) -> list[bytes]:
-        """The tokens of the sessions in which something can be received that could not when this was called last."""
+        """Return the tokens of the sessions in which something has become receivable since the last call."""
         woken = list(self._context.woken_sessions)
         self._context.woken_sessions.clear()
         return woken
 
     def take_notices(self) -> list[Notice]:
-        """What happened by itself since this was called last."""
+        """Return the notices of background work since the last call."""
         notices = list(self._context.notices)
         self._context.notices.clear()
         return notices
 
     @property
     def duplicate_ids_in_memory(self) -> int:
-        """How many message ids all entities together hold in memory to detect duplicates."""
+        """Return the number of message ids that all entities together hold in memory to detect duplicates."""
         return self._catalogue.id_memory.held
+
+    def inspect(
+        self, now_ms: int, start: tuple[QueueId, int] | None = None, steps: int = 50
+    ) -> tuple[QueueId, int] | None:
+        """Read some messages, and quarantine those that cannot be read; return where to continue, ``None`` at the end.
+
+        Nothing else changes: the messages count as neither received nor peeked.
+        """
+        now_ms = self.advance(now_ms)
+        place, first = start or (QueueId(0, 0), 0)
+        for queue in sorted(self._catalogue.all_queues(), key=lambda queue: queue.place):
+            if queue.place < place:
+                continue
+            sequences = list(islice(queue.present.since(first if queue.place == place else 0), steps))
+            if sequences:
+                self._receiving.look(queue, sequences, steps, None, now_ms)
+                return queue.place, sequences[-1] + 1
+        return None
 
     # Entities
 
@@ -176,7 +206,7 @@ class Namespace:
         now_ms: int,
         rule: RuleDescription | None = None,
     ) -> EntityInfo:
-        """A new subscription with one rule; by default one that lets everything through."""
+        """Create a subscription with one rule; by default a rule that matches everything."""
         now_ms = self.advance(now_ms)
         check_settings(name, description, SubscriptionDescription)
         self._records.admit(0)
@@ -192,28 +222,28 @@ class Namespace:
         description: QueueDescription | TopicDescription | SubscriptionDescription,
         now_ms: int,
     ) -> EntityInfo:
-        """Replace the settings of an entity. Messages that wait where it forwards now are moved on by ``tidy``."""
+        """Replace the settings of an entity. If it forwards now, ``tidy`` forwards the messages that wait in it."""
         now_ms = self.advance(now_ms)
-        entity = self._lookup.whole(address)
+        entity = self._lookup.entity_itself(address)
         check_settings(entity.full_path, description, type(entity.description))
         self._catalogue.update(entity, description, now_ms)
-        if isinstance(entity, Holder):
-            self._pump(entity)
-            for queue in entity.queues():  # what could not be received before may be now
+        if isinstance(entity, ReceivableEntity):
+            self._schedule_forwarding(entity)
+            for queue in entity.queues():  # what could not be received before may be receivable now
                 queue.wake()
         return entity_info(entity)
 
     def delete(self, address: Address, now_ms: int) -> None:
-        """Delete an entity with its messages; a topic takes its subscriptions with it."""
+        """Delete an entity with its messages; deleting a topic deletes its subscriptions."""
         self.advance(now_ms)
-        self._catalogue.delete(self._lookup.whole(address))
+        self._catalogue.delete(self._lookup.entity_itself(address))
 
     def entity(self, address: Address, now_ms: int) -> EntityInfo:
         self.advance(now_ms)
-        return entity_info(self._lookup.whole(address))
+        return entity_info(self._lookup.entity_itself(address))
 
     def queues(self, now_ms: int, skip: int = 0, top: int | None = None) -> list[EntityInfo]:
-        """All queues in the order of their creation; or ``top`` of them, after the first ``skip``."""
+        """Return the queues in the order of their creation: all, or ``top`` of them after the first ``skip``."""
         self.advance(now_ms)
         return _page(self._catalogue.queues(), skip, top)
 
@@ -226,12 +256,12 @@ class Namespace:
         return _page(self._catalogue.topic(topic).subscriptions.values(), skip, top)
 
     def touch(self, address: Address, now_ms: int) -> None:
-        """Someone has a link open to the entity: it is not idle."""
+        """Record that a link to the entity is open: it is not idle."""
         now_ms = self.advance(now_ms)
         self._catalogue.entity(address).touch(now_ms)
 
     def keep_in_use(self, addresses: Iterable[Address], now_ms: int) -> None:
-        """Say that entities have been in use until now, before time goes on: a clock that leaps ends none of them."""
+        """Mark entities as in use until now, before time advances: a clock jump must not delete them as idle."""
         check_time(now_ms)
         for address in addresses:
             with suppress(EntityNotFoundError):
@@ -259,7 +289,7 @@ class Namespace:
     # Access
 
     def authorization_rules(self, now_ms: int) -> tuple[AuthorizationRule, ...]:
-        """The keys to the whole namespace; an entity's own are in its description."""
+        """Return the keys to the whole namespace; an entity's own are in its description."""
         self.advance(now_ms)
         return self._access.rules
 
@@ -269,15 +299,17 @@ class Namespace:
         self._access.set_rules(rules)
 
     def authorization(self, key_name: str, address: Address | None, now_ms: int) -> list[AuthorizationRule]:
-        """The rules of that name that a token for an address, or (``None``) for the namespace, may be signed with."""
+        """Return the rules of that name that a token for an address, or for the namespace (``None``), may be signed
+        with.
+        """
         self.advance(now_ms)
         check_name_text(key_name)
         return self._access.candidates(key_name, address)
 
     # Sending
 
-    def send(self, address: Address, messages: Sequence[Message], now_ms: int) -> list[int | None]:
-        """Take messages in, all or none. The sequence number of each; ``None`` for a ping or a duplicate.
+    def send(self, address: Address, messages: Sequence[NewMessage], now_ms: int) -> list[int | None]:
+        """Accept messages, all or none. Return the sequence number of each; ``None`` for a ping or a duplicate.
 
         A message with a scheduled time in the future waits for it under that number.
         """
@@ -293,19 +325,20 @@ class Namespace:
         accept = self._router.accept
         return [accept(entity, message, now_ms) for message in messages]
 
-    def check_send(self, address: Address, messages: Sequence[Message], now_ms: int) -> None:
-        """Raise what a send of these would be refused with, whatever room the store has."""
+    def check_send(self, address: Address, messages: Sequence[NewMessage], now_ms: int) -> None:
+        """Raise what ``send`` would raise for these messages, regardless of the store's free space."""
         now_ms = self.advance(now_ms)
         entity = self._lookup.sendable(address)
         check_send(entity, messages, self._limits)
         self._router.screen(entity, messages, now_ms)
 
     def cancel_scheduled(self, address: Address, sequences: Sequence[int], now_ms: int) -> None:
-        """Remove messages that still wait for their time, all or none."""
+        """Remove messages that still wait for their scheduled time, all or none."""
         now_ms = self.advance(now_ms)
         entity = self._lookup.sendable(address)
         check_numbers(sequences)
         queue = entity.intake
+        check_loaded(queue)
         records = []
         for sequence in dict.fromkeys(sequences):
             record = self._quarantine.read(queue, sequence, now_ms) if sequence in queue.scheduled else None
@@ -315,7 +348,7 @@ class Namespace:
         entity.touch(now_ms)
         for record in records:
             queue.take(record)
-            self._settlement.discard(queue, record, Moment.REMOVED)
+            self._settlement.discard(queue, record, MessageEvent.REMOVED)
 
     # Receiving
 
@@ -327,15 +360,15 @@ class Namespace:
         *,
         delete: bool = False,
         session_token: bytes | None = None,
-    ) -> list[Delivery]:
-        """Lock the next messages for a receiver, or give them away for good (receive-and-delete)."""
+    ) -> list[DeliveredMessage]:
+        """Lock the next messages for a receiver, or remove and return them (receive-and-delete)."""
         now_ms = self.advance(now_ms)
         _check_count(max_count)
         holder, queue = self._lookup.receivable(address)
         session = self._lookup.session(queue, session_token, now_ms)
         holder.touch(now_ms)
-        most = min(max_count, self._limits.messages_per_receive)
-        return self._receiving.next(holder, queue, session, most, now_ms, delete=delete)
+        count_limit = min(max_count, self._limits.messages_per_receive)
+        return self._receiving.next(holder, queue, session, count_limit, now_ms, delete=delete)
 
     def receive_deferred(
         self,
@@ -346,15 +379,16 @@ class Namespace:
         delete: bool = False,
         session_token: bytes | None = None,
         max_bytes: int | None = None,
-    ) -> list[Delivery]:
-        """Lock, or take for good, messages that were deferred, all or none.
+    ) -> list[DeliveredMessage]:
+        """Lock deferred messages, or remove and return them, all or none.
 
-        More than one, and more than ``max_bytes``, is an ``InvalidRequestError``.
+        Raises ``InvalidRequestError`` if there are several and together they exceed ``max_bytes``.
         """
         now_ms = self.advance(now_ms)
         holder, queue = self._lookup.receivable(address)
         session = self._lookup.session(queue, session_token, now_ms)
         check_numbers(sequences)
+        check_loaded(queue)
         records = list(self._receiving.deferred(queue, sequences, session, now_ms))
         if None in records:
             missing = list(dict.fromkeys(sequences))[records.index(None)]
@@ -363,7 +397,7 @@ class Namespace:
         size = sum(record.size for record in records if record is not None)
         if max_bytes is not None and len(records) > 1 and size > max_bytes:
             raise InvalidRequestError(
-                f"these messages have {size} bytes; ask for fewer of them, at most {max_bytes} at once",
+                f"these messages have {size} bytes; ask for fewer of them, at most {max_bytes} bytes at once",
                 holder.full_path,
             )
         holder.touch(now_ms)
@@ -383,24 +417,25 @@ class Namespace:
         session_id: str | None = None,
         *,
         max_bytes: int | None = None,
-    ) -> list[Delivery]:
-        """Look at messages in the order of their numbers, whatever their state, without a lock.
+    ) -> list[DeliveredMessage]:
+        """Return messages in the order of their sequence numbers, in any state, without locking them.
 
-        With ``max_bytes`` there are as many as fit, and at least one.
+        With ``max_bytes``, return as many as fit, and at least one.
         """
         now_ms = self.advance(now_ms)
         _check_count(max_count)
         entity = self._catalogue.entity(address)
         entity.touch(now_ms)
         queue = entity.intake if isinstance(entity, TopicEntity) else self._catalogue.queue(address)
+        check_loaded(queue)
         present = queue.present
         if session_id is not None and queue.sessions is not None:
             session = queue.sessions.get(session_id)
             present = Sequences() if session is None else session.present
         check_number(from_sequence, "from_sequence")
-        most = min(max_count, self._limits.messages_per_receive)
+        count_limit = min(max_count, self._limits.messages_per_receive)
         check_number(max_bytes, "max_bytes")
-        return self._receiving.look(queue, present.since(from_sequence), most, max_bytes, now_ms)
+        return self._receiving.look(queue, present.since(from_sequence), count_limit, max_bytes, now_ms)
 
     def delete_messages(
         self,
@@ -413,13 +448,14 @@ class Namespace:
         enqueued_before_ms: int | None = None,
         session_token: bytes | None = None,
     ) -> int:
-        """Remove messages that no one has, oldest first; how many.
+        """Remove messages that no receiver holds, oldest first; return their number.
 
-        Locked, deferred and scheduled messages are left alone, and so are sessions that another receiver holds.
+        Locked, deferred and scheduled messages stay, and so do messages of sessions that another receiver holds.
         """
         now_ms = self.advance(now_ms)
         _check_count(max_count)
         holder, queue = self._lookup.receivable(address)
+        check_loaded(queue)
         check_number(from_sequence, "from_sequence")
         check_number(to_sequence, "to_sequence")
         check_number(enqueued_before_ms, "enqueued_before_ms")
@@ -429,17 +465,36 @@ class Namespace:
         numbers = present.since(from_sequence)
         if to_sequence is not None:
             numbers = takewhile(lambda sequence: sequence <= to_sequence, numbers)
-        most = min(max_count, self._limits.messages_per_delete)
-        chosen = self._receiving.free(queue, numbers, most, session, enqueued_before_ms, now_ms)
+        count_limit = min(max_count, self._limits.messages_per_delete)
+        chosen = self._receiving.free(queue, numbers, count_limit, session, enqueued_before_ms, now_ms)
         for record in chosen:
             queue.take(record)
-            self._settlement.discard(queue, record, Moment.REMOVED)
+            self._settlement.discard(queue, record, MessageEvent.REMOVED)
         return len(chosen)
+
+    def quarantine(self, address: Address, sequence: int, now_ms: int) -> None:
+        """Take a message out of service as if its body were damaged: a stub of it goes to the dead-letter queue.
+
+        What was stored is kept, out of reach of receivers. The message must not be locked.
+        """
+        now_ms = self.advance(now_ms)
+        check_numbers([sequence])
+        queue = self._catalogue.queue(address)
+        if sequence not in queue.present:
+            raise MessageNotFoundError(f"'{address}' has no message {sequence}", str(address))
+        if queue.lock_of(sequence) is not None:
+            raise InvalidOperationError(
+                f"message {sequence} of '{address}' is locked: wait until it is settled, or its lock expires",
+                str(address),
+            )
+        record = self._quarantine.read(queue, sequence, now_ms)
+        if record is not None:
+            self._quarantine.add(queue, sequence, record, now_ms)
 
     # Settling
 
-    def settle(self, address: Address, lock_token: bytes, now_ms: int, verdict: Verdict = COMPLETE) -> None:
-        """Say what becomes of a locked message."""
+    def settle(self, address: Address, lock_token: bytes, now_ms: int, verdict: SettlementRequest = COMPLETE) -> None:
+        """Settle a locked message: complete, abandon, defer, dead-letter or release it."""
         now_ms = self.advance(now_ms)
         queue, lock = self._lookup.locked(address, lock_token, now_ms)
         if verdict is not COMPLETE:
@@ -447,7 +502,7 @@ class Namespace:
         self._settlement.settle(queue, lock, verdict, now_ms)
 
     def renew_lock(self, address: Address, lock_token: bytes, now_ms: int) -> int:
-        """Keep a message for another lock duration; until when."""
+        """Extend a message lock by the lock duration; return the new expiry."""
         now_ms = self.advance(now_ms)
         queue, lock = self._lookup.locked(address, lock_token, now_ms)
         if lock.session is not None:
@@ -465,7 +520,7 @@ class Namespace:
     def accept_session(
         self, address: Address, session_id: str | None, now_ms: int, *, expires: bool = True
     ) -> SessionGrant | None:
-        """Take a session, or (``None``) the next one that has messages and no holder; ``None`` if there is none.
+        """Lock a session, or the next one that has messages and no holder (``None``); return ``None`` if there is none.
 
         A session whose lock does not expire is held until it is released.
         """
@@ -474,7 +529,7 @@ class Namespace:
         if queue.sessions is None:
             raise InvalidOperationError(f"'{address}' has no sessions", holder.full_path)
         if session_id is None:
-            session = queue.sessions.next_available()
+            session = None if queue.is_suspended else queue.sessions.next_available()
         else:
             self._check_session_id(session_id, holder)
             session = queue.sessions.open(session_id)
@@ -482,7 +537,7 @@ class Namespace:
             return None
         if session.token is not None and session.until_ms <= now_ms:
             self._timekeeper.end_session(queue, session, session.until_ms)
-            session = queue.sessions.open(session.id)  # it may be gone with its last message
+            session = queue.sessions.open(session.id)  # it may have been removed with its last message
         if session.token is not None:
             raise SessionLockedError(
                 f"session '{session.id}' of '{address}' is held by another receiver", holder.full_path
@@ -502,11 +557,11 @@ class Namespace:
         return until_ms
 
     def release_session(self, address: Address, session_token: bytes, now_ms: int) -> None:
-        """Let a session go. Its locked messages come back as if they had not been delivered."""
+        """Release a session. Its locked messages become available again as if they had not been delivered."""
         now_ms = self.advance(now_ms)
         queue, session = self._lookup.held(address, session_token, now_ms)
         for lock in queue.locks_of(session):
-            self._settlement.settle(queue, lock, Verdict(disposition=Disposition.RELEASE), now_ms)
+            self._settlement.settle(queue, lock, SettlementRequest(disposition=SettlementKind.RELEASE), now_ms)
         queue.let_go(session)
 
     def session_state(self, address: Address, session_token: bytes, now_ms: int) -> bytes | None:
@@ -517,14 +572,15 @@ class Namespace:
         return self._records.session_state(queue.place.entity_id, session.id)
 
     def set_session_state(self, address: Address, session_token: bytes, state: bytes | None, now_ms: int) -> None:
-        """Keep a state with the session, messages or not; ``None`` removes it."""
+        """Store a state with the session, whether or not it has messages; ``None`` removes it."""
         now_ms = self.advance(now_ms)
         queue, session = self._lookup.held(address, session_token, now_ms)
         if not isinstance(state, bytes | None):
-            raise InvalidRequestError(f"a state is bytes, and not {type(state).__name__}", str(address))
+            raise InvalidRequestError(f"a session state must be bytes, got {type(state).__name__}", str(address))
         if state is not None and len(state) > self._limits.message_bytes:
             raise InvalidRequestError(
-                f"the state has {len(state)} bytes; at most {self._limits.message_bytes} are allowed", str(address)
+                f"the session state has {len(state)} bytes; at most {self._limits.message_bytes} are allowed",
+                str(address),
             )
         if state is not None:
             self._records.admit(len(state))
@@ -532,11 +588,12 @@ class Namespace:
         session.state_updated_ms = None if state is None else now_ms
 
     def sessions(self, address: Address, now_ms: int, updated_after_ms: int | None = None) -> list[str]:
-        """The sessions that have messages; or, from a time on, those whose state was set since."""
+        """Return the sessions that have messages; with ``updated_after_ms``, those whose state was set since."""
         self.advance(now_ms)
         queue = self._catalogue.queue(address)
         if queue.sessions is None:
             raise InvalidOperationError(f"'{address}' has no sessions", str(address))
+        check_loaded(queue)
         if updated_after_ms is None:
             return sorted(session.id for session in queue.sessions if session.present)
         return sorted(
@@ -548,15 +605,15 @@ class Namespace:
     # Transactions
 
     def transact(self, operations: Sequence[Operation], now_ms: int) -> list[list[int | None]]:
-        """Do all of these or none. The answer to each send; an empty one to each settlement.
+        """Execute all operations or none. Return the result of each send, and an empty list for each settlement.
 
-        Room is judged as if all sends came first: what the settlements free counts afterwards.
+        Free space is checked as if all sends came first: what the settlements free counts afterwards.
         """
         now_ms = self.advance(now_ms)
         self._transaction.check(operations, now_ms)
         return [self._transaction.perform(operation, now_ms) for operation in operations]
 
-    def _check_session_id(self, session_id: str, holder: Holder) -> None:
+    def _check_session_id(self, session_id: str, holder: ReceivableEntity) -> None:
         check_text(session_id, "the session id", holder.full_path)
         if len(session_id) > self._limits.id_characters:
             raise InvalidRequestError(
@@ -564,29 +621,105 @@ class Namespace:
                 holder.full_path,
             )
 
+    # Repair
+
+    def audit(self, is_exempt: Callable[[int], bool] = lambda _entity_id: False) -> IndexAudit:
+        """Return a comparison of the index of all entities with their counts and with the store.
+
+        ``is_exempt`` returns whether the entity with an id must not be compared, because its records are damaged.
+        """
+        return IndexAudit(self._catalogue.all_queues, self._context, is_exempt)
+
+    def entity_id(self, address: Address) -> int | None:
+        """Return the number under which the store has an entity; ``None`` if it does not exist."""
+        check_address(address)
+        try:
+            return self._catalogue.entity(address).id
+        except EntityNotFoundError:
+            return None
+
+    def reload(self, address: Address, now_ms: int) -> None:
+        """Discard the index of an entity, and load it from the store again: ``tidy`` does it step by step.
+
+        Locks on its messages and sessions end. Until it is loaded, messages are accepted and none is delivered.
+        """
+        now_ms = self.advance(now_ms)
+        entity = self._catalogue.entity(address)
+        if any(queue.is_suspended for queue in entity.queues()):  # it is being loaded already
+            return
+        entity.touch(now_ms)
+        self._housekeeping.add_first(
+            EntityReload(self._context, self._quarantine, entity, self._catalogue.is_alive, self._schedule_forwarding)
+        )
+
+    def suspend(self, address: Address, now_ms: int) -> None:
+        """Deliver no more messages of an entity, because its index is inconsistent again and again.
+
+        Messages are still accepted. A restart loads the entity from the store, and delivers them.
+        """
+        self.advance(now_ms)
+        for queue in self._catalogue.entity(address).queues():
+            queue.is_suspended = True
+
+    def can_deliver(self, address: Address) -> bool:
+        """Return whether messages of a queue or subscription wait that any receiver may get, without a session."""
+        queue = self._receivable(address)
+        return queue is not None and queue.has_waiting
+
+    def can_grant(self, address: Address) -> bool:
+        """Return whether a session with messages waits for a receiver that takes any session."""
+        queue = self._receivable(address)
+        return queue is not None and queue.sessions is not None and queue.sessions.next_available() is not None
+
+    def can_deliver_in(self, address: Address, session_token: bytes) -> bool:
+        """Return whether messages wait in a session for the receiver that holds it."""
+        queue = self._receivable(address)
+        session = None if queue is None or queue.sessions is None else queue.sessions.held(session_token)
+        return session is not None and len(session.ready) > 0
+
+    def _receivable(self, address: Address) -> Queue | None:
+        """Return the queue at an address, if messages can be received from it now."""
+        check_address(address)
+        queue = self._catalogue.find_queue(address)
+        if queue is None or queue.is_suspended:
+            return None
+        holder = self._catalogue.owner_of(queue)
+        if not isinstance(holder, ReceivableEntity):
+            return None
+        description = holder.description
+        forwards = address.part is QueuePart.MAIN and description.forward_to is not None
+        return queue if description.status.can_receive and not forwards else None
+
     # Restart
 
-    def restoration(self) -> Restoration:
-        """Takes in what the store has kept, before the first operation."""
-        return Restoration(
-            self._context, self._catalogue, self._access, self._housekeeping, self._pump, self._quarantine
+    def restoration(self) -> NamespaceRestore:
+        """Return a loader for the stored state; use it before the first operation."""
+        return NamespaceRestore(
+            self._context,
+            self._catalogue,
+            self._access,
+            self._housekeeping,
+            self._schedule_forwarding,
+            self._quarantine,
         )
 
     def started(self, now_ms: int) -> None:
-        """Go on where the last process stopped."""
+        """Resume after a restart: take up the work that the last process left."""
         self.advance(now_ms)
         self._context.woken.clear()
         self._context.woken_sessions.clear()
 
-    def _pump(self, holder: Holder) -> None:
-        """Have the messages moved on that wait where their entity forwards."""
+    def _schedule_forwarding(self, holder: ReceivableEntity) -> None:
+        """Schedule forwarding of the messages that wait in an entity that forwards."""
         targets = (
             (holder.main, holder.description.forward_to),
             (holder.dead_letters, holder.description.forward_dead_letters_to),
         )
         for queue, target in targets:
             if target is not None and queue.ready_count:
-                self._housekeeping.add(Pump(self._router, self._quarantine, holder, queue, self._catalogue.is_alive))
+                self._housekeeping.add(
+                    ForwardingJob(self._router, self._quarantine, holder, queue, self._catalogue.is_alive)
+                )
 
 
 def _page(entities: Iterable[Entity], skip: int, top: int | None) -> list[EntityInfo]:
@@ -598,4 +731,4 @@ def _page(entities: Iterable[Entity], skip: int, top: int | None) -> list[Entity
 
 def _check_count(count: int) -> None:
     if type(count) is not int or count < 0:
-        raise InvalidRequestError(f"{count!r} is no number of messages")
+        raise InvalidRequestError(f"a count must be a whole number >= 0, got {count!r}")

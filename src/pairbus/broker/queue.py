@@ -1,21 +1,25 @@
-"""Messages in the order of their sequence numbers, and who has which."""
+"""A queue's messages in the order of their sequence numbers, and their locks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Final, TypeAlias
+from zlib import crc32
 
-from pairbus.broker.address import Address, Place
-from pairbus.broker.chronicle import Moment
-from pairbus.broker.context import Context
-from pairbus.broker.deadlines import Deadlines
-from pairbus.broker.lock import Lock
+from pairbus.broker.address import Address, QueueId
+from pairbus.broker.context import BrokerContext, Deadlines
+from pairbus.broker.events import MessageEvent
 from pairbus.broker.message import NEVER, MessageState, Record, unreadable
-from pairbus.broker.sequences import Sequences
-from pairbus.broker.session import Session, Sessions
+from pairbus.broker.session import Lock, QueueSession, QueueSessions, Sequences
 
 PARTITION_SHIFT: Final = 48
-"""The upper 16 bits of a sequence number are the partition that gave it."""
+"""The upper 16 bits of a sequence number are the partition that assigned it."""
+
+
+def partition_of(key: str, partitions: int) -> int:
+    """Return the partition of the messages with a key."""
+    return crc32(key.encode("utf-8", "surrogatepass")) % partitions
+
 
 _ACTIVE: Final = MessageState.ACTIVE
 _DEFERRED: Final = MessageState.DEFERRED
@@ -23,11 +27,11 @@ _SCHEDULED: Final = MessageState.SCHEDULED
 
 
 OnDue: TypeAlias = "Callable[[Queue, int, int], int]"
-"""Does what is due in a queue at a time, at most so many things; says how many."""
+"""Does what is due in a queue at a time, at most ``limit`` steps; returns the number of steps done."""
 
 
 class Usage:
-    """How many bytes an entity holds, all its queues together."""
+    """The bytes that an entity holds, all its queues together."""
 
     __slots__ = ("size_bytes",)
 
@@ -38,8 +42,8 @@ class Usage:
 class Queue:
     """One queue: of an entity, its dead letters, or its failed transfers.
 
-    It keeps the books and writes the records; what should happen to a message is decided elsewhere. A message is
-    *present* until it is removed, and while present it is exactly one of: ready, locked, deferred or scheduled.
+    It keeps the index and writes the records; what happens to a message is decided elsewhere. A message is *present*
+    until it is removed, and while present it is exactly one of: ready, locked, deferred or scheduled.
     """
 
     __slots__ = (
@@ -54,6 +58,8 @@ class Queue:
         "address",
         "deferred",
         "expiries",
+        "is_suspended",
+        "is_touched",
         "lock_ends",
         "on_due",
         "place",
@@ -63,15 +69,16 @@ class Queue:
         "scheduled",
         "sessions",
         "size_bytes",
+        "stored_count",
         "usage",
     )
 
     def __init__(
         self,
         address: Address,
-        place: Place,
+        place: QueueId,
         usage: Usage,
-        context: Context,
+        context: BrokerContext,
         on_due: OnDue,
         *,
         partitions: int = 1,
@@ -83,12 +90,18 @@ class Queue:
         self.place = place
         self.usage = usage
         self.size_bytes = 0
+        self.is_suspended = False
+        """True if the index is being loaded again, or was given up: nothing can be taken, so the order is kept."""
+        self.is_touched = False
+        """True if messages were added, removed, taken or put back since an audit has reset it."""
+        self.stored_count = 0
+        """Records in the store, counted where they are written: an index of another length is inconsistent."""
         self._is_retired = False
         self._context = context
         self.present = Sequences()
         self.deferred: set[int] = set()
         self.scheduled: set[int] = set()
-        self.sessions = Sessions() if has_sessions else None
+        self.sessions = QueueSessions() if has_sessions else None
         self._ready = [Sequences() for _ in range(partitions)]
         self._turn = 0
         self._next_partition = -1
@@ -106,7 +119,7 @@ class Queue:
 
     @property
     def arrived_count(self) -> int:
-        """How many messages ever came to lie here, or (of a topic) pass through: each was given a number."""
+        """Return how many messages ever arrived here, or passed through a topic: each got a sequence number."""
         first_bit = PARTITION_SHIFT
         return sum(last - (partition << first_bit) for partition, last in enumerate(self._last_sequences))
 
@@ -120,15 +133,20 @@ class Queue:
 
     @property
     def has_waiting(self) -> bool:
-        """Whether messages wait that need no session; one that is in hand does not count."""
+        """Return whether messages wait that need no session; one that has been taken does not count."""
         return any(self._ready)
+
+    @property
+    def is_retired(self) -> bool:
+        """Return whether the entity was deleted."""
+        return self._is_retired
 
     @property
     def partitions(self) -> int:
         return len(self._ready)
 
     def next_ms(self) -> int | None:
-        """When time changes something here."""
+        """Return when work becomes due here next, or ``None``."""
         if self._is_retired:
             return None
         times = [self.lock_ends.next_ms(), self.expiries.next_ms(), self.schedule.next_ms()]
@@ -140,7 +158,7 @@ class Queue:
         return 0 if self._is_retired else self.on_due(self, at_ms, limit)
 
     def wake(self) -> None:
-        """Say that there may be something to receive."""
+        """Report the queue, and its held sessions, as having something to receive."""
         if self.ready_count:
             self._context.woken[self.address] = None
         for session in self.sessions or ():
@@ -148,16 +166,16 @@ class Queue:
                 self._context.woken_sessions[session.token] = None
 
     def retire(self) -> None:
-        """The entity is gone: time has no business here any more."""
+        """Stop all timers of the queue, because its entity was deleted."""
         self._is_retired = True
-        self._context.agenda.drop(self)
+        self._context.timers.drop(self)
         for partition in range(len(self._ready)):
             self._context.records.remove_last_sequence(self.place, partition)
 
-    # Messages come and go
+    # Adding and removing messages
 
     def next_partition(self) -> int:
-        """Partitions take turns with the messages that no key ties to one."""
+        """Return the next partition, round-robin, for a message without a key that ties it to one."""
         self._next_partition = (self._next_partition + 1) % len(self._ready)
         return self._next_partition
 
@@ -168,7 +186,9 @@ class Queue:
 
     @property
     def numbering(self) -> tuple[list[int], int]:
-        """How far numbers were given; set it to take back those that were given since and not noted."""
+        """The last sequence numbers and the next partition; set it to return numbers that were assigned but not
+        persisted.
+        """
         return self._last_sequences.copy(), self._next_partition
 
     @numbering.setter
@@ -176,29 +196,33 @@ class Queue:
         self._last_sequences, self._next_partition = numbering
 
     def note_sequence(self, sequence: int) -> None:
-        """Have a number kept, so that neither it nor one before it is ever given again."""
+        """Persist a sequence number, so that neither it nor a lower one is ever assigned again."""
         self._context.records.put_last_sequence(self.place, sequence >> PARTITION_SHIFT, sequence)
 
     def add(self, record: Record) -> None:
-        """Take in a message; its number is the newest of its partition."""
+        """Add a message; its sequence number is the newest of its partition."""
         self._context.records.put_record(self.place, record)
+        self.stored_count += 1
+        self.is_touched = True
         self.size_bytes += record.size
         self.usage.size_bytes += record.size
         self.index(record)
 
     def index(self, record: Record) -> None:
-        """Enter a message into the books, in the state that its record says."""
+        """Index a message by the state in its record."""
         self.present.add(record.sequence)
         if self.sessions is not None and record.session_id is not None:
             self.sessions.open(record.session_id).present.add(record.sequence)
         if record.expires_ms != NEVER:
             self.expiries.add(record.expires_ms, record.sequence)
-            self._context.agenda.plan(self, record.expires_ms)
+            self._context.timers.plan(self, record.expires_ms)
         self.rest(record)
 
     def remove(self, record: Record) -> None:
-        """Take a message out for good that was taken before. Its body is left to the caller."""
+        """Remove a message that was taken before. The caller releases its body."""
         self._context.records.remove_record(self.place, record.sequence)
+        self.stored_count -= 1
+        self.is_touched = True
         self.size_bytes -= record.size
         self.usage.size_bytes -= record.size
         self.present.discard(record.sequence)
@@ -210,14 +234,15 @@ class Queue:
             self.sessions_of().settle(session)
 
     def set_aside(self, sequence: int, record: Record | None = None) -> None:
-        """Take a message out of service that cannot be read; what is left of it is kept for an operator to see."""
+        """Take an unreadable message out of service; what is left of it is kept for an operator to examine."""
         self._context.records.set_aside(self.place, sequence)
         if self._context.chronicle is not None:
-            self._context.chronicle.note(Moment.SET_ASIDE, self.address, record or unreadable(sequence))
+            self._context.chronicle.note(MessageEvent.SET_ASIDE, self.address, record or unreadable(sequence))
         size = 0 if record is None else record.size
         self.size_bytes -= size
         self.usage.size_bytes -= size
-        self.present.discard(sequence)
+        self.stored_count -= self.present.discard(sequence)
+        self.is_touched = True
         self.deferred.discard(sequence)
         self.scheduled.discard(sequence)
         self._ready[sequence >> PARTITION_SHIFT].discard(sequence)
@@ -227,12 +252,13 @@ class Queue:
                 self.sessions_of().settle(session)
 
     def put_back(self, record: Record) -> None:
-        """Let a message rest again that was taken, with what has changed in its record."""
+        """Return a message that was taken to the queue, with the changes in its record."""
         self._context.records.put_record(self.place, record)
+        self.is_touched = True
         self.rest(record)
 
     def rest(self, record: Record) -> None:
-        """Let a message wait for what its state says: at once, after it was taken in or was given back unchanged."""
+        """Make a message wait as its state requires: directly, after it was added or was returned unchanged."""
         sequence = record.sequence
         if record.state is _DEFERRED:
             self.deferred.add(sequence)
@@ -241,7 +267,7 @@ class Queue:
             self.scheduled.add(sequence)
             due_ms = record.scheduled_ms or 0
             self.schedule.add(due_ms, sequence)
-            self._context.agenda.plan(self, due_ms)
+            self._context.timers.plan(self, due_ms)
             return
         session = self._session_of(record)
         if session is None:
@@ -253,10 +279,12 @@ class Queue:
                 self._context.woken_sessions[session.token] = None
         self._context.woken[self.address] = None
 
-    # Receivers take and lock
+    # Taking and locking
 
-    def next_ready(self, session: Session | None = None) -> int | None:
-        """Take the number of the next message that no one has. Partitions take turns."""
+    def next_ready(self, session: QueueSession | None = None) -> int | None:
+        """Take the next ready message and return its sequence number. Partitions are served round-robin."""
+        if self.is_suspended:
+            return None
         if session is not None:
             return session.ready.pop_first() if session.ready else None
         ready = self._ready
@@ -267,13 +295,13 @@ class Queue:
                 return ready[turn].pop_first()
         return None
 
-    def put_in_place(self, sequence: int, session: Session | None) -> None:
-        """Undo ``next_ready``, if the message is still there and no one has it."""
+    def put_in_place(self, sequence: int, session: QueueSession | None) -> None:
+        """Undo ``next_ready``, if the message is still present and no receiver holds it."""
         if sequence in self.present and sequence not in self._locked:
             (self._ready[sequence >> PARTITION_SHIFT] if session is None else session.ready).add(sequence)
 
     def take(self, record: Record) -> None:
-        """Take a certain message that no one has, whatever it waits for."""
+        """Take a particular message that no receiver holds, in any state."""
         sequence = record.sequence
         if record.state is _DEFERRED:
             self.deferred.discard(sequence)
@@ -286,13 +314,14 @@ class Queue:
         else:
             self._ready[sequence >> PARTITION_SHIFT].discard(sequence)
 
-    def lock(self, record: Record, until_ms: int, session: Session | None = None) -> Lock:
+    def lock(self, record: Record, until_ms: int, session: QueueSession | None = None) -> Lock:
         """Lock a message that was taken."""
+        self.is_touched = True
         lock = Lock(self._context.fresh_token(), record, until_ms, session)
         self._locks[lock.token] = self._locked[record.sequence] = lock
         if session is None:
             self.lock_ends.add(until_ms, record.sequence)
-            self._context.agenda.plan(self, until_ms)
+            self._context.timers.plan(self, until_ms)
         else:
             session.locked.add(record.sequence)
         return lock
@@ -301,10 +330,10 @@ class Queue:
         lock.until_ms = until_ms
         self.lock_ends.drop()
         self.lock_ends.add(until_ms, lock.record.sequence)
-        self._context.agenda.plan(self, until_ms)
+        self._context.timers.plan(self, until_ms)
 
     def unlock(self, lock: Lock) -> None:
-        """End a lock; the message is then to be removed or put back."""
+        """End a lock; the caller then removes the message or puts it back."""
         del self._locks[lock.token]
         del self._locked[lock.record.sequence]
         if lock.session is None:
@@ -326,29 +355,29 @@ class Queue:
             and sequence in self.present
         )
 
-    def locks_of(self, session: Session) -> list[Lock]:
+    def locks_of(self, session: QueueSession) -> list[Lock]:
         return [self._locked[sequence] for sequence in sorted(session.locked)]
 
-    def hold(self, session: Session, until_ms: int) -> bytes:
-        """Give a session to a receiver; the token that proves it."""
+    def hold(self, session: QueueSession, until_ms: int) -> bytes:
+        """Lock a session for a receiver; return the token of the lock."""
         token = self._context.fresh_token()
         self.sessions_of().hold(session, token, until_ms)
         if until_ms != NEVER:
-            self._context.agenda.plan(self, until_ms)
+            self._context.timers.plan(self, until_ms)
         return token
 
-    def extend(self, session: Session, until_ms: int) -> None:
+    def extend(self, session: QueueSession, until_ms: int) -> None:
         self.sessions_of().extend(session, until_ms)
-        self._context.agenda.plan(self, until_ms)
+        self._context.timers.plan(self, until_ms)
 
-    def let_go(self, session: Session) -> None:
+    def let_go(self, session: QueueSession) -> None:
         """Make a session available to the next receiver."""
         self.sessions_of().let_go(session)
         if session.ready:
             self._context.woken[self.address] = None
 
-    def sessions_of(self) -> Sessions:
-        assert self.sessions is not None  # noqa: S101 (asked for only where there are sessions)
+    def sessions_of(self) -> QueueSessions:
+        assert self.sessions is not None  # noqa: S101 (only called where there are sessions)
         return self.sessions
 
     # Restart
@@ -357,17 +386,83 @@ class Queue:
         self._last_sequences[partition] = max(self._last_sequences[partition], sequence)
 
     def restore(self, record: Record) -> None:
+        self.stored_count += 1
         self.size_bytes += record.size
         self.usage.size_bytes += record.size
         self.restore_last_sequence(record.sequence >> PARTITION_SHIFT, record.sequence)
         self.index(record)
 
-    def _session_of(self, record: Record) -> Session | None:
+    # Repair
+
+    def count_problem(self, max_sessions: int) -> str | None:
+        """Return which counts of the index disagree, with each other or with the number of records, or ``None``.
+
+        It takes microseconds for any number of messages. With more than ``max_sessions`` sessions, those that are ready
+        are not counted.
+        """
+        present = len(self.present)
+        if present != self.stored_count:
+            return f"the index has {present} messages, and the store {self.stored_count}"
+        if len(self._locks) != len(self._locked):
+            return f"{len(self._locks)} locks hold {len(self._locked)} messages"
+        resting = sum(map(len, self._ready)) + len(self._locked) + len(self.deferred) + len(self.scheduled)
+        if self.sessions is not None:
+            if len(self.sessions) > max_sessions:
+                return None
+            resting += self.sessions.ready_count
+        if resting != present:
+            return f"{present} messages are present, but {resting} are ready, locked, deferred or scheduled"
+        return None
+
+    @property
+    def sets(self) -> list[Sequences]:
+        """Return the sets of sequence numbers that do not belong to a session."""
+        return [self.present, *self._ready]
+
+    def is_resting(self, sequence: int) -> bool:
+        """Return whether a present message is exactly one of ready, locked, deferred or scheduled.
+
+        A message of a session counts as ready unless it is one of the others.
+        """
+        is_ready = sequence in self._ready[sequence >> PARTITION_SHIFT]
+        others = (sequence in self._locked) + (sequence in self.deferred) + (sequence in self.scheduled)
+        return others + is_ready == 1 or (self.sessions is not None and others + is_ready == 0)
+
+    def begin_reload(self) -> list[QueueSession]:
+        """Discard the index, which the caller loads again, and all locks; return the sessions that were held.
+
+        States of sessions are kept, and so are the last sequence numbers: none is assigned twice.
+        """
+        self.is_suspended = True
+        self._context.timers.drop(self)
+        self.usage.size_bytes -= self.size_bytes
+        self.size_bytes = self.stored_count = 0
+        self.present = Sequences()
+        self._ready = [Sequences() for _ in self._ready]
+        self.deferred, self.scheduled = set(), set()
+        self._locks, self._locked = {}, {}
+        self.lock_ends = Deadlines(self._is_locked_until)
+        self.expiries = Deadlines(self._is_present)
+        self.schedule = Deadlines(self._is_scheduled)
+        before = list(self.sessions or ())
+        if self.sessions is not None:
+            self.sessions = QueueSessions()
+            for session in before:
+                if session.state_updated_ms is not None:
+                    self.sessions.open(session.id).state_updated_ms = session.state_updated_ms
+        return [session for session in before if session.token is not None]
+
+    def end_reload(self) -> None:
+        """Let receivers take messages again."""
+        self.is_suspended = False
+        self.wake()
+
+    def _session_of(self, record: Record) -> QueueSession | None:
         if self.sessions is None or record.session_id is None:
             return None
         return self.sessions.open(record.session_id)
 
-    # Whether an entry of a timetable still holds
+    # Validity of deadline entries
 
     def _is_locked_until(self, due_ms: int, sequence: int) -> bool:
         lock = self._locked.get(sequence)

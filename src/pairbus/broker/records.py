@@ -1,8 +1,8 @@
-"""What the broker needs to have kept for it: the seam to the store.
+"""The broker's storage port.
 
-The broker holds a compact index in memory and writes every fact that must survive through this port. All that one
-operation writes belongs together: the store makes it durable as a whole or not at all. What was written can be read
-back at once, durable or not.
+The broker holds a compact index in memory and writes every fact that must survive a restart through this port. All
+writes of one operation belong together: the store makes them durable as a whole or not at all. What was written can be
+read back at once, durable or not.
 """
 
 from __future__ import annotations
@@ -10,28 +10,37 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Protocol
 
-from pairbus.broker.address import Place
+from pairbus.broker.address import QueueId
 from pairbus.broker.descriptions import AuthorizationRule, EntityRecord, RuleDescription
 from pairbus.broker.message import Record
 
 
 class Records(Protocol):
-    """Reads give ``None`` for what is damaged or not there."""
+    """The storage that the broker needs. Reads return ``None`` for records that are damaged or missing."""
 
     def admit(self, size_bytes: int, records: int = 1) -> None:
-        """Raise an error of the store's own if there is no room for that many bytes of bodies, and records."""
+        """Raise one of the store's errors if there is no room for that many bytes of bodies, and that many records."""
 
-    def record(self, place: Place, sequence: int) -> Record | None: ...
+    def record(self, place: QueueId, sequence: int) -> Record | None: ...
 
-    def put_record(self, place: Place, record: Record) -> None: ...
+    def sequences(self, place: QueueId, start: int, limit: int) -> tuple[list[int], int | None]:
+        """Return the sequence numbers of the records of a queue from ``start`` on, in order, readable or not.
 
-    def remove_record(self, place: Place, sequence: int) -> None: ...
+        They are about ``limit``; the second value is where the next ones start, or ``None`` if there are no more.
+        """
 
-    def set_aside(self, place: Place, sequence: int) -> None:
-        """Take a record that cannot be read out of service, without throwing it away."""
+    def put_record(self, place: QueueId, record: Record) -> None: ...
+
+    def remove_record(self, place: QueueId, sequence: int) -> None: ...
+
+    def set_aside(self, place: QueueId, sequence: int) -> None:
+        """Take an unreadable record out of service without deleting it."""
 
     def set_aside_body(self, body_id: int) -> None:
-        """Keep a copy of a body that cannot be read; the body itself is removed with its last record."""
+        """Keep a copy of an unreadable body; the body itself is removed with its last record."""
+
+    def location(self, place: QueueId, sequence: int, body_id: int | None) -> str:
+        """Return where the store keeps a record, or a body, that cannot be read: for the log."""
 
     def body(self, body_id: int) -> bytes | None: ...
 
@@ -39,9 +48,9 @@ class Records(Protocol):
 
     def remove_body(self, body_id: int) -> None: ...
 
-    def put_last_sequence(self, place: Place, partition: int, sequence: int) -> None: ...
+    def put_last_sequence(self, place: QueueId, partition: int, sequence: int) -> None: ...
 
-    def remove_last_sequence(self, place: Place, partition: int) -> None: ...
+    def remove_last_sequence(self, place: QueueId, partition: int) -> None: ...
 
     def put_last_entity_id(self, entity_id: int) -> None: ...
 
@@ -60,14 +69,61 @@ class Records(Protocol):
     def put_session_state(self, entity_id: int, session_id: str, state: bytes | None, updated_ms: int) -> None: ...
 
     def duplicate(self, entity_id: int, key: str) -> tuple[int, int] | None:
-        """Return when an id was seen first, and the number of the message that had it."""
+        """Return when an id was first seen, and the sequence number of that message; ``None`` if it is unknown."""
 
     def duplicates(self, entity_id: int) -> Iterator[tuple[str, int]]:
-        """Go through the ids of an entity, each with when it was seen first.
+        """Iterate over the ids of an entity, each with the time at which it was first seen.
 
-        What is written meanwhile may be among them or not, and the same id twice; what was written before is.
+        Ids written during the iteration may or may not appear, and an id may appear twice; ids written before it do
+        appear.
         """
 
     def put_duplicate(self, entity_id: int, key: str, first_ms: int, sequence: int) -> None: ...
 
     def remove_duplicate(self, entity_id: int, key: str) -> None: ...
+
+
+class BodyStore:
+    """Numbers message bodies, and removes each with its last record.
+
+    Only bodies that a topic has shared between subscriptions are reference-counted; every other body belongs to one
+    record.
+    """
+
+    __slots__ = ("_copies", "_last_id", "_records")
+
+    def __init__(self, records: Records) -> None:
+        self._records = records
+        self._copies: dict[int, int] = {}
+        self._last_id = 0
+
+    def keep(self, body: bytes, copies: int) -> int:
+        self._last_id += 1
+        self._records.put_body(self._last_id, body)
+        if copies > 1:
+            self._copies[self._last_id] = copies
+        return self._last_id
+
+    def share(self, record: Record, copies: int) -> None:
+        """Prepare for one record to be replaced by ``copies`` records of the same body."""
+        if copies == 0:
+            self.release(record)
+        elif copies > 1:
+            self._copies[record.body_id] = self._copies.get(record.body_id, 1) + copies - 1
+
+    def release(self, record: Record) -> None:
+        """Release the reference of a removed record to its body; remove the body with its last reference."""
+        left = self._copies.get(record.body_id, 1) - 1 if record.shared else 0
+        if left:
+            self._copies[record.body_id] = left
+        else:
+            self._copies.pop(record.body_id, None)
+            self._records.remove_body(record.body_id)
+
+    def restore_last_id(self, body_id: int) -> None:
+        self._last_id = max(self._last_id, body_id)
+
+    def restore(self, record: Record) -> None:
+        self._last_id = max(self._last_id, record.body_id)
+        if record.shared:
+            self._copies[record.body_id] = self._copies.get(record.body_id, 0) + 1

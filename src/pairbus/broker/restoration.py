@@ -1,57 +1,56 @@
-"""A namespace after a restart: what the store has kept, taken in piece by piece."""
+"""Restoration of a namespace after a restart, record by record."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from pairbus.broker.access import Access
-from pairbus.broker.address import Place
-from pairbus.broker.catalogue import Catalogue
-from pairbus.broker.chronicle import Moment
-from pairbus.broker.context import Context
+from pairbus.broker.address import QueueId
+from pairbus.broker.catalogue import AuthorizationRules, Catalogue
+from pairbus.broker.context import BrokerContext
 from pairbus.broker.descriptions import AuthorizationRule, EntityRecord, RuleDescription
-from pairbus.broker.duplicates import Removal
-from pairbus.broker.entity import Holder, QueueEntity, TopicEntity
-from pairbus.broker.housekeeping import Grave, Housekeeping
+from pairbus.broker.duplicates import DuplicateCleanup
+from pairbus.broker.entity import QueueEntity, ReceivableEntity, TopicEntity
+from pairbus.broker.events import MessageEvent
+from pairbus.broker.housekeeping import DeletedEntity, Housekeeping
 from pairbus.broker.message import MessageState, Record, unreadable
 from pairbus.broker.quarantine import Quarantine
 from pairbus.broker.queue import Queue
-from pairbus.broker.sequences import Sequences
+from pairbus.broker.session import Sequences
 
 
-class Restoration:
-    """Takes in entities (topics before their subscriptions), then rules, then the rest in any order; then ``finish``.
+class NamespaceRestore:
+    """Loads stored records: entities (topics before their subscriptions), then rules, then the rest; then ``finish``.
 
-    What no entity claims is the rest of a deleted one, and is removed; except of entities that are to be left alone.
-    Every number of an entity that is seen anywhere is taken, whatever the counters say.
+    Records that no entity claims belong to a deleted one and are removed, except those of entities that are left alone.
+    Every sequence number of an entity that is found anywhere counts as used, regardless of the counters.
     """
 
     def __init__(
         self,
-        context: Context,
+        context: BrokerContext,
         catalogue: Catalogue,
-        access: Access,
+        access: AuthorizationRules,
         housekeeping: Housekeeping,
-        pump: Callable[[Holder], None],
+        schedule_forwarding: Callable[[ReceivableEntity], None],
         quarantine: Quarantine,
     ) -> None:
         self._context = context
         self._catalogue = catalogue
         self._access = access
         self._housekeeping = housekeeping
-        self._pump = pump
+        self._schedule_forwarding = schedule_forwarding
         self._quarantine = quarantine
         self._damaged: list[tuple[Queue, int]] = []
-        self._orphans: dict[Place, Sequences] = {}
+        self._orphans: dict[QueueId, Sequences] = {}
         self._left_alone: set[int] = set()
 
     def last_ids(self, entity_id: int, body_id: int) -> None:
-        """The highest numbers that were ever given; none of them is given again."""
+        """Restore the highest ids that were ever assigned; none of them is reused."""
         self._catalogue.restore_last_id(entity_id)
         self._context.bodies.restore_last_id(body_id)
 
     def leave_alone(self, entity_id: int) -> None:
-        """An entity is there that cannot be read: nothing of it is touched."""
+        """Leave all records of an entity untouched, because its own record cannot be read."""
         self._catalogue.restore_last_id(entity_id)
         self._left_alone.add(entity_id)
 
@@ -62,12 +61,12 @@ class Restoration:
         self._catalogue.restore(record)
 
     def rule(self, entity_id: int, position: int, rule: RuleDescription, created_ms: int) -> bool:
-        """Whether anyone claims the rule."""
+        """Restore a rule; return whether a subscription claims it."""
         self._catalogue.restore_last_id(entity_id)
         return self._catalogue.restore_rule(entity_id, position, rule, created_ms) or entity_id in self._left_alone
 
-    def last_sequence(self, place: Place, partition: int, sequence: int) -> bool:
-        """Whether anyone claims the counter."""
+    def last_sequence(self, place: QueueId, partition: int, sequence: int) -> bool:
+        """Restore a sequence counter; return whether an entity claims it."""
         self._catalogue.restore_last_id(place.entity_id)
         queue = self._queue_at(place)
         if queue is None:
@@ -75,8 +74,8 @@ class Restoration:
         queue.restore_last_sequence(partition, sequence)
         return True
 
-    def records(self, place: Place, records: Iterable[Record]) -> int:
-        """The messages of one queue, in the order of their numbers; how many it has."""
+    def records(self, place: QueueId, records: Iterable[Record]) -> int:
+        """Restore the messages of one queue, in the order of their sequence numbers; return their number."""
         self._catalogue.restore_last_id(place.entity_id)
         queue = self._queue_at(place)
         bodies = self._context.bodies
@@ -92,8 +91,8 @@ class Restoration:
             self._orphans[place] = orphans
         return 0 if queue is None else len(queue)
 
-    def damaged_record(self, place: Place, sequence: int) -> bool:
-        """Have ``finish`` leave a stub of a message whose record cannot be read; return whether an entity claims it."""
+    def damaged_record(self, place: QueueId, sequence: int) -> bool:
+        """Make ``finish`` leave a stub of a message whose record cannot be read; return whether an entity claims it."""
         queue = self._queue_at(place)
         if queue is not None:
             self._damaged.append((queue, sequence))
@@ -103,42 +102,42 @@ class Restoration:
         chronicle = self._context.chronicle
         if chronicle is not None:
             body = self._context.records.body(record.body_id) if chronicle.wants_body(queue.address) else None
-            chronicle.note(Moment.FOUND, queue.address, record, body)
+            chronicle.note(MessageEvent.FOUND, queue.address, record, body)
             if record.state is MessageState.SCHEDULED:
-                chronicle.note(Moment.SCHEDULED, queue.address, record)
+                chronicle.note(MessageEvent.SCHEDULED, queue.address, record)
 
     def session_state(self, entity_id: int, session_id: str, updated_ms: int) -> bool:
-        """Whether anyone claims the state."""
+        """Restore a session state; return whether an entity claims it."""
         self._catalogue.restore_last_id(entity_id)
         entity = self._catalogue.by_id(entity_id)
-        if not isinstance(entity, Holder) or entity.main.sessions is None:
+        if not isinstance(entity, ReceivableEntity) or entity.main.sessions is None:
             return entity_id in self._left_alone
         entity.main.sessions.open(session_id).state_updated_ms = updated_ms
         return True
 
     def duplicates(self, entity_id: int, history: Iterable[tuple[int, str, int]]) -> None:
-        """Take in what an entity has seen: when, the id, and the number of its message."""
+        """Restore the duplicate history of an entity: for each entry the time, the id, and the sequence number."""
         self._catalogue.restore_last_id(entity_id)
         entity = self._catalogue.by_id(entity_id)
         if isinstance(entity, QueueEntity | TopicEntity) and entity.duplicates is not None:
             entity.duplicates.restore(history)
         elif entity_id not in self._left_alone:
-            self._housekeeping.add(Removal(self._context.records, entity_id))
+            self._housekeeping.add(DuplicateCleanup(self._context.records, entity_id))
 
     def finish(self, now_ms: int) -> None:
-        """Nobody could use an entity while there was no process, so nobody has let it lie idle."""
+        """Complete the restoration. No entity counts as idle for the time in which no process ran."""
         for place, sequences in self._orphans.items():
-            self._housekeeping.add(Grave(self._context, place, sequences))
+            self._housekeeping.add(DeletedEntity(self._context, place, sequences))
         self._orphans.clear()
         self._catalogue.touch_all(now_ms)
         for queue, sequence in self._damaged:
             if self._context.chronicle is not None:
-                self._context.chronicle.note(Moment.SET_ASIDE, queue.address, unreadable(sequence))
+                self._context.chronicle.note(MessageEvent.SET_ASIDE, queue.address, unreadable(sequence))
             self._quarantine.leave_stub(queue, sequence, None, now_ms)
         for holder in self._catalogue.holders():
-            self._pump(holder)
+            self._schedule_forwarding(holder)
 
-    def _queue_at(self, place: Place) -> Queue | None:
+    def _queue_at(self, place: QueueId) -> Queue | None:
         entity = self._catalogue.by_id(place.entity_id)
         if entity is None:
             return None

@@ -1,34 +1,31 @@
-"""Where a message goes: into a queue, through a topic's rules, along a chain of forwards, to the dead letters."""
+"""Routing of messages: into queues, through a topic's rules, along chains of forwards, to dead-letter queues."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
-from zlib import crc32
 
-from pairbus.broker import reasons
-from pairbus.broker.candidate import Budget, BudgetSpentError, Candidate, LazyView
-from pairbus.broker.chronicle import Moment
-from pairbus.broker.context import Context
-from pairbus.broker.descriptions import EntityDescription, QueueDescription, TopicDescription
-from pairbus.broker.entity import Destination, Holder, QueueEntity, SubscriptionEntity, TopicEntity
+from pairbus.broker import errors
+from pairbus.broker.context import BrokerContext
+from pairbus.broker.descriptions import EntityDescription, QueueDescription, TopicDescription, Value
+from pairbus.broker.entity import Destination, QueueEntity, ReceivableEntity, SubscriptionEntity, TopicEntity
 from pairbus.broker.errors import RuleBudgetExceededError
+from pairbus.broker.events import MessageEvent
 from pairbus.broker.limits import MEGABYTE, UNLIMITED, Limits
-from pairbus.broker.message import NEVER, Amendments, Message, MessageState, PropertyView, Record
-from pairbus.broker.queue import PARTITION_SHIFT, Queue
-from pairbus.broker.rules import EXPRESSION_UNITS, Rule
-from pairbus.broker.sql import Changes, EvaluationError, SqlAction
-from pairbus.broker.values import Value
+from pairbus.broker.message import NEVER, Amendments, MessageState, NewMessage, PropertyView, Record, partition_key_of
+from pairbus.broker.queue import PARTITION_SHIFT, Queue, partition_of
+from pairbus.broker.rules import EXPRESSION_UNITS, BudgetSpentError, LazyView, Rule, RuleBudget, RuleSubject
+from pairbus.broker.sql import EvaluationError, PropertyChanges, SqlAction
 
 _UNPLACED: Final = 0
-"""The number of a record, or a body, before it has one."""
+"""The sequence number or body id of a record that has none yet."""
 
 _AMENDMENT_UNITS: Final = 300
 """About how many nanoseconds it takes to copy one changed property."""
 
 
 class Placement(NamedTuple):
-    """A record, the queue that it belongs into, and what ties it to a partition there."""
+    """A record, its destination queue, and the key that ties it to a partition there."""
 
     queue: Queue
     record: Record
@@ -36,14 +33,14 @@ class Placement(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """Why a message cannot be where it should."""
+    """The reason for which a message is dead-lettered."""
 
     reason: str
     description: str
 
 
 class Copy(NamedTuple):
-    """What a rule gives to a subscription: a message, or a dead letter if the rule has failed."""
+    """A copy of a message for a subscription; a dead letter if the rule has failed."""
 
     subscription: SubscriptionEntity
     record: Record
@@ -51,35 +48,37 @@ class Copy(NamedTuple):
 
 
 class Publication(NamedTuple):
-    """A message that a topic is to take in, and what its rules make of it."""
+    """A message prepared for a topic, with the copies that its rules produce."""
 
     record: Record
     key: str | None
-    """What duplicates of it are found by."""
+    """Key for duplicate detection."""
 
     copies: list[Copy] | None
-    """``None`` for a scheduled message: rules look at it when its time has come."""
+    """``None`` for a scheduled message: its rules are evaluated when its time has come."""
 
     view: LazyView
     units: int
-    """What is left for the rules of topics that the copies are forwarded to."""
+    """Work left for the rules of topics to which the copies are forwarded."""
 
 
 class Router:
-    """Decides, and then writes. Only ``screen`` and ``publish`` refuse: all else is checked before it comes here."""
+    """Decides where messages go, and writes them. Only ``screen`` and ``publish`` raise: the rest is checked before."""
 
-    def __init__(self, context: Context, find: Callable[[str], Destination | None]) -> None:
+    def __init__(self, context: BrokerContext, find: Callable[[str], Destination | None]) -> None:
         self._context = context
         self._find = find
         self._forwards = 0
-        """How often the message in hand, with all its copies, was to be forwarded."""
-        self._budget = Budget()
-        """What the rules may still do for the message in hand, with all its copies."""
+        """Forwards of the current message so far, all its copies together."""
+        self._budget = RuleBudget()
+        """Work that rules may still do for the current message, all its copies together."""
 
-    # Messages from outside
+    # Messages from senders
 
-    def screen(self, entity: Destination, messages: Sequence[Message], now_ms: int) -> None:
-        """Raise what ``accept`` cannot: ``RuleBudgetExceededError``, or what the store raises that cannot be read."""
+    def screen(self, entity: Destination, messages: Sequence[NewMessage], now_ms: int) -> None:
+        """Raise the errors that ``accept`` cannot raise: ``RuleBudgetExceededError``, and errors of an unreadable
+        store.
+        """
         if isinstance(entity, TopicEntity):
             numbering = entity.intake.numbering
             try:
@@ -90,10 +89,10 @@ class Router:
             for message in messages:
                 self._is_duplicate(entity, message, now_ms)
 
-    def publish(self, topic: TopicEntity, messages: Sequence[Message], now_ms: int) -> list[int | None]:
-        """Take messages in, all or none; the sequence number of each, as ``accept`` gives it.
+    def publish(self, topic: TopicEntity, messages: Sequence[NewMessage], now_ms: int) -> list[int | None]:
+        """Accept messages, all or none; return the sequence number of each, as ``accept`` does.
 
-        Raises ``RuleBudgetExceededError``, or what the store raises that cannot be read.
+        Raises ``RuleBudgetExceededError``, or the store's error if it cannot be read.
         """
         numbering = topic.intake.numbering
         try:
@@ -105,16 +104,16 @@ class Router:
         pairs = zip(messages, prepared, strict=True)
         return [self._issue(topic, message, publication, now_ms) for message, publication in pairs]
 
-    def _prepare_all(self, topic: TopicEntity, messages: Sequence[Message], now_ms: int) -> list[Publication | None]:
-        """Number messages and apply the rules to them; nothing is written."""
+    def _prepare_all(self, topic: TopicEntity, messages: Sequence[NewMessage], now_ms: int) -> list[Publication | None]:
+        """Number messages and apply the rules to them, without writing anything."""
         seen: set[str] = set()
         units = self._context.limits.rule_units
         return [self._prepare(topic, message, seen, units, now_ms) for message in messages]
 
     def _prepare(
-        self, topic: TopicEntity, message: Message, seen: set[str], units: int, now_ms: int
+        self, topic: TopicEntity, message: NewMessage, seen: set[str], units: int, now_ms: int
     ) -> Publication | None:
-        """``None`` for a ping and a duplicate, also of one of the ids that were ``seen`` just now."""
+        """Prepare one message; return ``None`` for a ping or a duplicate, including one of the ids just ``seen``."""
         if message.ping:
             return None
         duplicates = topic.duplicates
@@ -130,8 +129,10 @@ class Router:
         copies = None if is_scheduled else self._apply_rules(topic, record, view)
         return Publication(record, key, copies, view, self._budget.units)
 
-    def _issue(self, topic: TopicEntity, message: Message, publication: Publication | None, now_ms: int) -> int | None:
-        """Write what was prepared."""
+    def _issue(
+        self, topic: TopicEntity, message: NewMessage, publication: Publication | None, now_ms: int
+    ) -> int | None:
+        """Write what was prepared; return the sequence number, or ``None``."""
         if publication is None:
             if not message.ping:
                 self._drop(topic, _draft(message, now_ms))
@@ -145,9 +146,9 @@ class Router:
             self._admit(self._fan_out(copies, view, now_ms), message.body, now_ms)
         return record.sequence
 
-    def accept(self, entity: Destination, message: Message, now_ms: int) -> int | None:
-        """Take a message in; its sequence number, or ``None`` where it vanishes (a ping, a duplicate)."""
-        if isinstance(entity, TopicEntity):  # a part of a transaction, which was screened
+    def accept(self, entity: Destination, message: NewMessage, now_ms: int) -> int | None:
+        """Accept a message; return its sequence number, or ``None`` if it is discarded (a ping, a duplicate)."""
+        if isinstance(entity, TopicEntity):  # part of a transaction, which was screened
             return self._issue(entity, message, self._prepare(entity, message, set(), UNLIMITED, now_ms), now_ms)
         if message.ping:
             return None
@@ -170,16 +171,16 @@ class Router:
             self._admit(placements, body, now_ms)
         return record.sequence
 
-    def _register(self, entity: Destination, message: Message, record: Record, key: str | None, now_ms: int) -> None:
-        """Note that a message was taken in, wherever it goes."""
+    def _register(self, entity: Destination, message: NewMessage, record: Record, key: str | None, now_ms: int) -> None:
+        """Record that a message was accepted, wherever it is routed."""
         intake, chronicle = entity.intake, self._context.chronicle
         intake.note_sequence(record.sequence)
         if key is not None and entity.duplicates is not None:
             entity.duplicates.remember(key, now_ms, record.sequence)
         if chronicle is not None:
-            chronicle.note(Moment.ACCEPTED, intake.address, record, message.body)
+            chronicle.note(MessageEvent.ACCEPTED, intake.address, record, message.body)
             if record.state is MessageState.SCHEDULED:
-                chronicle.note(Moment.SCHEDULED, intake.address, record)
+                chronicle.note(MessageEvent.SCHEDULED, intake.address, record)
 
     def _admit(self, placements: list[Placement], body: bytes, now_ms: int) -> None:
         if placements:
@@ -187,46 +188,50 @@ class Router:
             self._place(placements, body_id, now_ms)
 
     def _begin(self, units: int) -> None:
-        """Take another message in hand, for which rules may do so much work."""
+        """Start with another message, for which rules may do that much work."""
         self._forwards = 0
         self._budget.units = units
 
-    def transfer(self, via: Holder, entity: Destination | None, message: Message, now_ms: int) -> int | None:
-        """Take a message in that is sent through another entity: what its destination refuses stays there."""
+    def transfer(
+        self, via: ReceivableEntity, entity: Destination | None, message: NewMessage, now_ms: int
+    ) -> int | None:
+        """Accept a message sent via another entity; if its destination refuses it, it stays at that entity."""
         if message.ping:
             return None
         self._begin(self._context.limits.rule_units)
-        failure = self._obstacle(entity, _draft(message, now_ms))
+        failure = self._refusal(entity, _draft(message, now_ms))
         if failure is None and entity is not None:
             try:
                 self.screen(entity, (message,), now_ms)
             except RuleBudgetExceededError as error:
-                failure = _too_costly(error)
+                failure = _budget_failure(error)
             else:
                 entity.touch(now_ms)
                 return self.accept(entity, message, now_ms)
-        letter = _dead_letter(_draft(message, now_ms), failure)
-        placement = Placement(via.transfer_dead_letters, letter, _pin(letter))
+        dead_letter = _dead_letter(_draft(message, now_ms), failure)
+        placement = Placement(via.transfer_dead_letters, dead_letter, partition_key_of(dead_letter))
         self._place([placement], self._context.bodies.keep(message.body, 1), now_ms)
         return None
 
-    def place_stub(self, holders: Iterable[Holder], stub: Record, failure: Failure, now_ms: int) -> None:
-        """Dead-letter the stub of a message that cannot be read, with a body of its own."""
+    def place_stub(self, holders: Iterable[ReceivableEntity], stub: Record, failure: Failure, now_ms: int) -> None:
+        """Dead-letter the stub of an unreadable message, with a new body."""
         body = self._context.stub_body
         self._begin(self._context.limits.rule_units)
         view = LazyView(self._look_into, body)
-        self._admit(self._bury_in(holders, stub, failure, view, now_ms), body, now_ms)
+        self._admit(self._to_dead_letters_of(holders, stub, failure, view, now_ms), body, now_ms)
 
-    # Messages that are here and move on
+    # Messages that are stored already
 
-    def dead_letter(self, holder: Holder, queue: Queue, record: Record, failure: Failure | None, now_ms: int) -> None:
-        """Move a message that was taken to the dead letters of its entity, or wherever these are forwarded."""
+    def dead_letter(
+        self, holder: ReceivableEntity, queue: Queue, record: Record, failure: Failure | None, now_ms: int
+    ) -> None:
+        """Move a message that was taken to the dead letters of its entity, or to where these are forwarded."""
         self._begin(self._context.limits.rule_units)
-        letters = self._bury(holder, record, failure, self._stored_view(record), now_ms)
-        self._move(queue, record, letters, now_ms, Moment.DEAD_LETTERED)
+        placements = self._to_dead_letters(holder, record, failure, self._stored_view(record), now_ms)
+        self._move(queue, record, placements, now_ms, MessageEvent.DEAD_LETTERED)
 
     def activate(self, entity: Destination, record: Record, now_ms: int) -> None:
-        """The time of a scheduled message that was taken has come: it gets a new number and goes on."""
+        """Activate a scheduled message that was taken: give it a new sequence number and route it."""
         self._begin(self._context.limits.rule_units)
         entity.touch(now_ms)
         active = record._replace(state=MessageState.ACTIVE, enqueued_ms=now_ms)
@@ -237,14 +242,14 @@ class Router:
             placements = self._release(entity, active, view, now_ms)
         self._move(entity.intake, record, placements, now_ms)
 
-    def forwards_from(self, holder: Holder, queue: Queue) -> bool:
-        """Return whether messages that wait in this queue of an entity are to move on."""
+    def forwards_from(self, holder: ReceivableEntity, queue: Queue) -> bool:
+        """Return whether messages that wait in this queue of an entity are to be forwarded."""
         if queue is holder.dead_letters:
             return holder.description.forward_dead_letters_to is not None
         return queue is holder.main and holder.description.forward_to is not None
 
-    def forward_waiting(self, holder: Holder, queue: Queue, record: Record, now_ms: int) -> bool:
-        """Move a message that was taken on, if its queue forwards; whether it did."""
+    def forward_waiting(self, holder: ReceivableEntity, queue: Queue, record: Record, now_ms: int) -> bool:
+        """Forward a message that was taken, if its queue forwards; return whether it did."""
         if not self.forwards_from(holder, queue):
             return False
         self._begin(self._context.limits.rule_units)
@@ -261,32 +266,34 @@ class Router:
         record: Record,
         placements: list[Placement],
         now_ms: int,
-        moment: Moment = Moment.MOVED,
+        moment: MessageEvent = MessageEvent.MOVED,
     ) -> None:
         if self._context.chronicle is not None:
             self._context.chronicle.note(moment, queue.address, record)
         queue.remove(record)
         self._context.bodies.share(record, len(placements))
-        self._place(placements, record.body_id, now_ms, home=queue, shared=record.shared)
+        self._place(placements, record.body_id, now_ms, origin=queue, shared=record.shared)
 
-    # Decisions: each gives the list of places that one message ends up in
+    # Decisions: each returns the placements of one message
 
-    def _arrive(self, holder: Holder, record: Record, view: LazyView, now_ms: int) -> list[Placement]:
+    def _arrive(self, holder: ReceivableEntity, record: Record, view: LazyView, now_ms: int) -> list[Placement]:
         if _forwards(holder):
             return self._forward(holder, record, view, now_ms)
         if holder.description.requires_session and record.session_id is None:
-            failure = Failure(reasons.NO_SESSION_ID, f"'{holder.full_path}' requires sessions")
-            return self._bury(holder, record, failure, view, now_ms)
+            failure = Failure(errors.NO_SESSION_ID, f"'{holder.full_path}' requires sessions")
+            return self._to_dead_letters(holder, record, failure, view, now_ms)
         expires_ms = expires_at(record.time_to_live_ms, holder.description, now_ms)
         pin = _partition_pin(holder, record)
         return [Placement(holder.main, record._replace(expires_ms=expires_ms, delivery_count=0), pin)]
 
     def _release(self, topic: TopicEntity, record: Record, view: LazyView, now_ms: int) -> list[Placement]:
-        """Apply the rules to a message that was taken in before; if they take too long, dead-letter it everywhere."""
+        """Apply the rules to a message that was accepted earlier; if they take too long, dead-letter it in every
+        subscription.
+        """
         try:
             copies = self._apply_rules(topic, record, view)
         except RuleBudgetExceededError as error:
-            return self._bury_in(topic.subscriptions.values(), record, _too_costly(error), view, now_ms)
+            return self._to_dead_letters_of(topic.subscriptions.values(), record, _budget_failure(error), view, now_ms)
         return self._fan_out(copies, view, now_ms)
 
     def _fan_out(self, copies: list[Copy], view: LazyView, now_ms: int) -> list[Placement]:
@@ -295,18 +302,18 @@ class Router:
             if failure is None:
                 placements += self._arrive(subscription, record, view, now_ms)
             else:
-                placements += self._bury(subscription, record, failure, view, now_ms)
+                placements += self._to_dead_letters(subscription, record, failure, view, now_ms)
         return placements
 
     def _apply_rules(self, topic: TopicEntity, record: Record, view: LazyView) -> list[Copy]:
-        """Make the copies that a topic's subscriptions get, and change nothing.
+        """Return the copies for a topic's subscriptions, without changing anything.
 
         Raises ``RuleBudgetExceededError``.
         """
         time_to_live_ms = _shorter(record.time_to_live_ms, topic.description.default_time_to_live_ms)
         if time_to_live_ms != record.time_to_live_ms:
             record = record._replace(time_to_live_ms=time_to_live_ms)
-        candidate = Candidate(record, view, self._budget)
+        candidate = RuleSubject(record, view, self._budget)
         try:
             return [
                 copy
@@ -314,15 +321,15 @@ class Router:
                 for copy in self._copies(subscription, record, candidate)
             ]
         except BudgetSpentError:
-            most = self._context.limits.rule_units
+            maximum = self._context.limits.rule_units
             raise RuleBudgetExceededError(
-                f"the rules of '{topic.path}' take more than {most} units of work for this message: give the message"
-                " shorter properties, or the topic fewer or simpler rules",
+                f"the rules of '{topic.path}' take more than {maximum} units of work for this message (rule_units):"
+                " give the message shorter properties, or the topic fewer or simpler rules",
                 topic.path,
             ) from None
 
-    def _copies(self, subscription: SubscriptionEntity, record: Record, candidate: Candidate) -> Iterator[Copy]:
-        """All rules without an action give one copy together; each rule with one gives its own."""
+    def _copies(self, subscription: SubscriptionEntity, record: Record, candidate: RuleSubject) -> Iterator[Copy]:
+        """Yield one copy for all matching rules without an action, and one for each matching rule with an action."""
         candidate.spend(subscription.rules.units)
         plain = False
         for rule in subscription.rules:
@@ -334,16 +341,18 @@ class Router:
                 copy = record if rule.action is None else self._changed(rule, rule.action, record, candidate)
             except (EvaluationError, ArithmeticError) as error:
                 if subscription.description.dead_letter_on_filter_errors:
-                    failure = Failure(reasons.FILTER_FAILED, f"rule '{rule.description.name}': {error}")
+                    failure = Failure(errors.FILTER_FAILED, f"rule '{rule.description.name}': {error}")
                     yield Copy(subscription, record, failure)
                 continue
             plain = plain or rule.action is None
             yield Copy(subscription, copy, None)
 
-    def _changed(self, rule: Rule, action: SqlAction, record: Record, candidate: Candidate) -> Record:
-        """The copy that a rule with an action makes; what no sender could send, no action can make."""
+    def _changed(self, rule: Rule, action: SqlAction, record: Record, candidate: RuleSubject) -> Record:
+        """Return the copy that a rule's action produces; an action cannot produce a message that a sender could not
+        send.
+        """
         candidate.spend(EXPRESSION_UNITS * len(action.expression))
-        copy = _amend(record, action.apply(candidate), {reasons.RULE_PROPERTY: rule.description.name})
+        copy = _amend(record, action.apply(candidate), {errors.RULE_PROPERTY: rule.description.name})
         fault = fault_of(copy, self._context.limits)
         amendments = copy.amendments or Amendments()
         size = amendments_bytes(amendments)
@@ -351,29 +360,32 @@ class Router:
         if fault is None and size > self._context.limits.header_bytes:
             fault = f"it has {size} bytes of changed properties"
         if fault is not None:
-            raise EvaluationError(f"its action makes a message that no entity takes: {fault}")
+            raise EvaluationError(f"its action produces a message that no entity accepts: {fault}")
         return copy
 
-    def _forward(self, holder: Holder, record: Record, view: LazyView, now_ms: int) -> list[Placement]:
+    def _forward(self, holder: ReceivableEntity, record: Record, view: LazyView, now_ms: int) -> list[Placement]:
         self._forwards += 1
         onward = record._replace(hops=record.hops + 1, enqueued_ms=now_ms)
         entity = self._find(holder.description.forward_to or "")
-        failure = self._obstacle(entity, onward)
+        failure = self._refusal(entity, onward)
         if failure is not None or entity is None:
-            return self._bury(holder, record, failure, view, now_ms)
+            return self._to_dead_letters(holder, record, failure, view, now_ms)
         if self._is_duplicate(entity, onward, now_ms):
-            if not self._has_come_round(entity, onward):
+            if not self._is_forwarding_loop(entity, onward):
                 self._drop(entity, onward)
                 return []
-            failure = Failure(reasons.CAME_ROUND, f"'{entity.path}' has had this very message before")
-            return self._bury(holder, record, failure, view, now_ms)
+            failure = Failure(errors.CAME_ROUND, f"'{entity.path}' has had this message before")
+            return self._to_dead_letters(holder, record, failure, view, now_ms)
         try:
-            return self._go_on(entity, onward, view, now_ms)
+            return self._deliver_forwarded(entity, onward, view, now_ms)
         except RuleBudgetExceededError as error:
-            return self._bury(holder, record, _too_costly(error), view, now_ms)
+            return self._to_dead_letters(holder, record, _budget_failure(error), view, now_ms)
 
-    def _go_on(self, entity: Destination, onward: Record, view: LazyView, now_ms: int) -> list[Placement]:
-        """Raise ``RuleBudgetExceededError``, having changed nothing, if the destination's rules take too long."""
+    def _deliver_forwarded(self, entity: Destination, onward: Record, view: LazyView, now_ms: int) -> list[Placement]:
+        """Deliver a forwarded message to its destination and return its placements.
+
+        Raises ``RuleBudgetExceededError``, having changed nothing, if the destination's rules take too long.
+        """
         copies = [] if isinstance(entity, QueueEntity) else self._apply_rules(entity, onward, view)
         entity.touch(now_ms)
         self._remember(entity, onward, onward.original_sequence, now_ms)
@@ -381,61 +393,65 @@ class Router:
             return self._arrive(entity, onward, view, now_ms)
         return self._fan_out(copies, view, now_ms)
 
-    def _bury(
-        self, holder: Holder, record: Record, failure: Failure | None, view: LazyView, now_ms: int
+    def _to_dead_letters(
+        self, holder: ReceivableEntity, record: Record, failure: Failure | None, view: LazyView, now_ms: int
     ) -> list[Placement]:
-        letter = _dead_letter(record, failure)
-        forwarded = self._forward_dead_letter(holder, letter, view, now_ms)
-        return [Placement(holder.dead_letters, letter, _pin(letter))] if forwarded is None else forwarded
+        dead_letter = _dead_letter(record, failure)
+        forwarded = self._forward_dead_letter(holder, dead_letter, view, now_ms)
+        return (
+            [Placement(holder.dead_letters, dead_letter, partition_key_of(dead_letter))]
+            if forwarded is None
+            else forwarded
+        )
 
-    def _bury_in(
-        self, holders: Iterable[Holder], record: Record, failure: Failure, view: LazyView, now_ms: int
+    def _to_dead_letters_of(
+        self, holders: Iterable[ReceivableEntity], record: Record, failure: Failure, view: LazyView, now_ms: int
     ) -> list[Placement]:
-        return [place for holder in holders for place in self._bury(holder, record, failure, view, now_ms)]
+        return [place for holder in holders for place in self._to_dead_letters(holder, record, failure, view, now_ms)]
 
     def _forward_dead_letter(
-        self, holder: Holder, letter: Record, view: LazyView, now_ms: int
+        self, holder: ReceivableEntity, dead_letter: Record, view: LazyView, now_ms: int
     ) -> list[Placement] | None:
-        """Where a dead letter is forwarded to; ``None`` if it has to stay with its entity."""
+        """Return the placements of a forwarded dead letter; ``None`` if it has to stay with its entity."""
         target = holder.description.forward_dead_letters_to
         if target is None:
             return None
         self._forwards += 1
         source = holder.dead_letter_source
-        onward = letter._replace(hops=letter.hops + 1, enqueued_ms=now_ms, dead_letter_source=source)
+        onward = dead_letter._replace(hops=dead_letter.hops + 1, enqueued_ms=now_ms, dead_letter_source=source)
         entity = self._find(target)
-        if entity is None or self._obstacle(entity, onward) is not None:
+        if entity is None or self._refusal(entity, onward) is not None:
             return None
         if self._is_duplicate(entity, onward, now_ms):
-            if self._has_come_round(entity, onward):
+            if self._is_forwarding_loop(entity, onward):
                 return None
             self._drop(entity, onward)
             return []
         try:
-            return self._go_on(entity, onward, view, now_ms)
+            return self._deliver_forwarded(entity, onward, view, now_ms)
         except RuleBudgetExceededError:
             return None
 
     def _drop(self, entity: Destination, repeated: Record) -> None:
         if self._context.chronicle is not None:
-            self._context.chronicle.note(Moment.REPEATED, entity.intake.address, repeated)
+            self._context.chronicle.note(MessageEvent.REPEATED, entity.intake.address, repeated)
 
-    def _obstacle(self, entity: Destination | None, record: Record) -> Failure | None:
-        """Why an entity does not take a message that is forwarded to it."""
+    def _refusal(self, entity: Destination | None, record: Record) -> Failure | None:
+        """Return the reason for which an entity refuses a forwarded message, or ``None``."""
         limits = self._context.limits
         if entity is None:
-            return Failure(reasons.DESTINATION_NOT_FOUND, "the destination does not exist")
+            return Failure(errors.DESTINATION_NOT_FOUND, "the destination does not exist")
         where = f"'{entity.path}'"
         if self._forwards > limits.forwards_per_message:
-            return Failure(reasons.MAX_HOPS, f"the message was forwarded {limits.forwards_per_message} times already")
+            return Failure(errors.MAX_HOPS, f"the message was already forwarded {limits.forwards_per_message} times")
         if record.hops > limits.forwarding_hops:
-            return Failure(reasons.MAX_HOPS, f"{where} would be more than {limits.forwarding_hops} forwards away")
+            return Failure(errors.MAX_HOPS, f"{where} would be more than {limits.forwarding_hops} forwards away")
         if not entity.description.status.can_send:
-            return Failure(reasons.DESTINATION_DISABLED, f"{where} is {entity.description.status}")
+            return Failure(errors.DESTINATION_DISABLED, f"{where} is {entity.description.status}")
         if record.size > message_limit(entity, limits):
-            return Failure(reasons.DESTINATION_REFUSES_SIZE, f"{where} takes no message of {record.size} bytes")
+            return Failure(errors.DESTINATION_REFUSES_SIZE, f"{where} does not accept messages of {record.size} bytes")
         if entity.usage.size_bytes + record.size > capacity(entity, limits):
-            return Failure(reasons.DESTINATION_FULL, f"{where} is full")
+            return Failure(errors.DESTINATION_FULL, f"{where} is full")
         return None
 
     # Writing
@@ -446,13 +462,13 @@ class Router:
         body_id: int,
         now_ms: int,
         *,
-        home: Queue | None = None,
+        origin: Queue | None = None,
         shared: bool = False,
     ) -> None:
         shared = shared or len(placements) > 1
         for queue, record, pin in placements:
-            # A message that only becomes active, and that no key ties to another partition, stays where it is.
-            stays = queue is home and pin is None
+            # A message that only becomes active, and that no key ties to another partition, keeps its partition.
+            stays = queue is origin and pin is None
             partition = record.sequence >> PARTITION_SHIFT if stays else _spread(queue, pin)
             sequence = queue.next_sequence(partition)
             queue.note_sequence(sequence)
@@ -465,24 +481,24 @@ class Router:
             )
             queue.add(placed)
             if self._context.chronicle is not None:
-                self._context.chronicle.note(Moment.ROUTED, queue.address, placed)
+                self._context.chronicle.note(MessageEvent.ROUTED, queue.address, placed)
 
-    def _is_duplicate(self, entity: Destination, message: Message | Record, now_ms: int) -> bool:
+    def _is_duplicate(self, entity: Destination, message: NewMessage | Record, now_ms: int) -> bool:
         key = _duplicate_key(entity, message)
         return entity.duplicates is not None and key is not None and entity.duplicates.seen(key, now_ms)
 
-    def _has_come_round(self, entity: Destination, record: Record) -> bool:
+    def _is_forwarding_loop(self, entity: Destination, record: Record) -> bool:
         key = _duplicate_key(entity, record)
         duplicates = entity.duplicates
         return duplicates is not None and key is not None and duplicates.is_first(key, record.original_sequence)
 
-    def _remember(self, entity: Destination, message: Message | Record, sequence: int, now_ms: int) -> None:
+    def _remember(self, entity: Destination, message: NewMessage | Record, sequence: int, now_ms: int) -> None:
         key = _duplicate_key(entity, message)
         if entity.duplicates is not None and key is not None:
             entity.duplicates.remember(key, now_ms, sequence)
 
     def _stored_view(self, record: Record) -> LazyView:
-        """What a rule sees of a message that is kept already."""
+        """Return a rule's view of a message that is stored already."""
         return LazyView(lambda body_id: self._look_into(self._context.records.body(body_id)), record.body_id)
 
     def _look_into(self, body: bytes | None) -> PropertyView:
@@ -491,11 +507,11 @@ class Router:
         try:
             return self._context.view(body)
         except Exception as error:
-            raise EvaluationError(f"the message cannot be looked into: {error}") from error
+            raise EvaluationError(f"the message cannot be decoded: {error}") from error
 
 
-def _too_costly(error: RuleBudgetExceededError) -> Failure:
-    return Failure(reasons.RULE_BUDGET, str(error))
+def _budget_failure(error: RuleBudgetExceededError) -> Failure:
+    return Failure(errors.RULE_BUDGET, str(error))
 
 
 def expires_at(time_to_live_ms: int | None, description: EntityDescription, now_ms: int) -> int:
@@ -503,8 +519,8 @@ def expires_at(time_to_live_ms: int | None, description: EntityDescription, now_
     return NEVER if lifetime_ms is None else min(now_ms + lifetime_ms, NEVER)
 
 
-def fault_of(message: Message | Record, limits: Limits) -> str | None:
-    """What is wrong with a message whichever entity it is for, apart from its size."""
+def fault_of(message: NewMessage | Record, limits: Limits) -> str | None:
+    """Return what makes a message invalid for every entity, apart from its size; ``None`` if it is valid."""
     message_id = message.message_id
     if (
         type(message_id) is str
@@ -514,7 +530,7 @@ def fault_of(message: Message | Record, limits: Limits) -> str | None:
         and message.time_to_live_ms is None
         and message.scheduled_ms is None
     ):
-        return None  # nearly always
+        return None  # the common case
     texts: tuple[tuple[str, object], ...] = (
         ("message id", message.message_id),
         ("session id", message.session_id),
@@ -524,24 +540,24 @@ def fault_of(message: Message | Record, limits: Limits) -> str | None:
         if value is None:
             continue
         if not isinstance(value, str):
-            return f"the {name} is {value!r}; it has to be text"
+            return f"the {name} must be text, got {value!r}"
         if len(value) > limits.id_characters:
             return f"the {name} has {len(value)} characters; at most {limits.id_characters} are allowed"
     if message.partition_key is not None and message.session_id not in {None, message.partition_key}:
         return "the partition key differs from the session id"
     for name, time_ms in (("time to live", message.time_to_live_ms), ("scheduled time", message.scheduled_ms)):
         if time_ms is not None and not (isinstance(time_ms, int) and 0 <= time_ms <= NEVER):
-            return f"the {name} is {time_ms!r}; it has to be whole milliseconds"
+            return f"the {name} must be whole milliseconds >= 0, got {time_ms!r}"
     return None
 
 
 def message_limit(entity: Destination, limits: Limits) -> int:
-    """The largest message that an entity takes."""
+    """Return the largest message size that an entity accepts."""
     return entity.description.max_message_bytes or limits.message_bytes
 
 
 def capacity(entity: Destination, limits: Limits) -> int:
-    """How many bytes an entity holds at most."""
+    """Return the most bytes that an entity may hold."""
     return capacity_of(entity.description, limits)
 
 
@@ -556,50 +572,45 @@ def _shorter(one_ms: int | None, other_ms: int | None) -> int | None:
     return min(one_ms, other_ms)
 
 
-def _forwards(holder: Holder) -> bool:
-    """Whether a message that arrives goes on at once; if others still wait to go on, it waits behind them."""
+def _forwards(holder: ReceivableEntity) -> bool:
+    """Return whether an arriving message is forwarded at once; it waits behind others that wait to be forwarded."""
     return holder.description.forward_to is not None and not holder.main.has_waiting
 
 
-def _duplicate_key(entity: Destination, message: Message | Record) -> str | None:
-    """What tells duplicates; without an id no message is another's."""
+def _duplicate_key(entity: Destination, message: NewMessage | Record) -> str | None:
+    """Return the key that duplicates share; a message without an id is never a duplicate."""
     if entity.duplicates is None or not message.message_id:
         return None
-    pin = _pin(message) if entity.description.partitioned else None
+    pin = partition_key_of(message) if entity.description.partitioned else None
     return message.message_id if pin is None else f"{message.message_id}\0{pin}"
 
 
-def _pin(message: Message | Record) -> str | None:
-    """What ties a message to a partition."""
-    return message.partition_key if message.session_id is None else message.session_id
-
-
-def _partition_pin(holder: Holder | TopicEntity, message: Message | Record) -> str | None:
-    """What ties a message to a partition of an entity: its key, or its id where that is to be seen only once."""
-    pin = _pin(message)
+def _partition_pin(holder: ReceivableEntity | TopicEntity, message: NewMessage | Record) -> str | None:
+    """Return the key that ties a message to an entity's partition: its own, or its id if duplicates are detected."""
+    pin = partition_key_of(message)
     if pin is None and not isinstance(holder, SubscriptionEntity) and getattr(holder, "duplicates", None) is not None:
         return message.message_id or None
     return pin
 
 
-def _next_sequence(entity: Destination, message: Message) -> int:
+def _next_sequence(entity: Destination, message: NewMessage) -> int:
     intake = entity.intake
     return intake.next_sequence(0 if intake.partitions == 1 else _spread(intake, _partition_pin(entity, message)))
 
 
 def _spread(queue: Queue, key: str | None) -> int:
-    """The partition of a key; without one, each in turn."""
+    """Return the partition of a key; without a key, the next one in turn."""
     if queue.partitions == 1:
         return 0
     if key is None:
         return queue.next_partition()
-    return crc32(key.encode("utf-8", "surrogatepass")) % queue.partitions
+    return partition_of(key, queue.partitions)
 
 
 def _record(
-    entity: Destination, message: Message, sequence: int, body_id: int, is_scheduled: bool, now_ms: int
+    entity: Destination, message: NewMessage, sequence: int, body_id: int, is_scheduled: bool, now_ms: int
 ) -> Record:
-    """What is kept of a message that an entity takes in."""
+    """Return the record of a message that an entity accepts."""
     return Record(
         sequence,
         now_ms,
@@ -617,7 +628,7 @@ def _record(
     )
 
 
-def _draft(message: Message, now_ms: int) -> Record:
+def _draft(message: NewMessage, now_ms: int) -> Record:
     return Record(
         _UNPLACED,
         now_ms,
@@ -635,20 +646,20 @@ def _draft(message: Message, now_ms: int) -> Record:
 
 
 def _dead_letter(record: Record, failure: Failure | None) -> Record:
-    """The record as it lies among the dead letters: nothing there expires."""
+    """Return the record as a dead letter, which never expires."""
     changes = (
         {}
         if failure is None
         else {
-            reasons.REASON_PROPERTY: failure.reason,
-            reasons.DESCRIPTION_PROPERTY: failure.description,
+            errors.REASON_PROPERTY: failure.reason,
+            errors.DESCRIPTION_PROPERTY: failure.description,
         }
     )
     return amended(record, changes)._replace(expires_ms=NEVER, state=MessageState.ACTIVE)
 
 
 def amendments_bytes(amendments: Amendments) -> int:
-    """About how much changed properties take."""
+    """Return roughly how many bytes changed properties take."""
     return sum(
         len(name) + (len(value) if isinstance(value, str | bytes) else 16)
         for values in (amendments.user, amendments.system)
@@ -657,11 +668,11 @@ def amendments_bytes(amendments: Amendments) -> int:
 
 
 def amended(record: Record, user: Mapping[str, Value]) -> Record:
-    """The record with properties set."""
-    return _amend(record, Changes(user={}, system={}), user) if user else record
+    """Return the record with properties set."""
+    return _amend(record, PropertyChanges(user={}, system={}), user) if user else record
 
 
-def _amend(record: Record, changes: Changes, user: Mapping[str, Value]) -> Record:
+def _amend(record: Record, changes: PropertyChanges, user: Mapping[str, Value]) -> Record:
     before = record.amendments or Amendments()
     names = {name.lower() for name in (*changes.user, *user)}
     kept = {name: value for name, value in before.user.items() if name.lower() not in names}
@@ -669,8 +680,8 @@ def _amend(record: Record, changes: Changes, user: Mapping[str, Value]) -> Recor
     return _follow(record._replace(amendments=amendments), changes)
 
 
-def _follow(record: Record, changes: Changes) -> Record:
-    """Let the broker's own knowledge of a message follow what an action has set."""
+def _follow(record: Record, changes: PropertyChanges) -> Record:
+    """Update the broker's own fields of a message with what an action has set."""
     system = changes.system
     if not system:
         return record

@@ -1,25 +1,125 @@
-"""Which messages a subscription gets, and in what form."""
+"""Rules of subscriptions: which messages a subscription gets, and in what form."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypeVar
 from uuid import UUID
 
 from pairbus.broker.descriptions import (
     CorrelationFilter,
     FalseFilter,
     FilterDescription,
+    Instant,
     RuleDescription,
+    Span,
     SqlActionDescription,
     SqlFilterDescription,
     TrueFilter,
+    Value,
 )
 from pairbus.broker.errors import InvalidDescriptionError
 from pairbus.broker.limits import Limits
-from pairbus.broker.sql import MISSING, SqlAction, Subject, parse_action, parse_filter
-from pairbus.broker.values import Instant, Span, Value
+from pairbus.broker.message import NEVER, PropertyView, Record
+from pairbus.broker.sql import MISSING, EvaluationError, Missing, SqlAction, Subject, parse_action, parse_filter
+
+S = TypeVar("S")
+T = TypeVar("T")
+
+
+def _instant(time_ms: int | None) -> Value:
+    return None if time_ms is None or time_ms == NEVER else Instant(time_ms)
+
+
+# Properties that the broker itself knows; all others are decoded from the sender's message.
+_KNOWN: Final[dict[str, Callable[[Record], Value]]] = {
+    "MessageId": lambda record: record.message_id,
+    "SessionId": lambda record: record.session_id,
+    "PartitionKey": lambda record: record.partition_key,
+    "TimeToLive": lambda record: None if record.time_to_live_ms is None else Span(record.time_to_live_ms),
+    "ScheduledEnqueueTimeUtc": lambda record: _instant(record.scheduled_ms),
+    "EnqueuedTimeUtc": lambda record: _instant(record.enqueued_ms),
+    "ExpiresAtUtc": lambda record: _instant(record.expires_ms),
+    "SequenceNumber": lambda record: record.sequence,
+    "EnqueuedSequenceNumber": lambda record: record.original_sequence,
+    "DeliveryCount": lambda record: record.delivery_count,
+    "Size": lambda record: record.size,
+    "State": lambda record: record.state.name.capitalize(),
+    "DeadLetterSource": lambda record: record.dead_letter_source,
+    "LockToken": lambda _: None,
+    "LockedUntilUtc": lambda _: None,
+}
+
+
+class BudgetSpentError(Exception):
+    """The rules have used up their budget of work."""
+
+
+class RuleBudget:
+    """The work that rules may still do for one message, all its copies together."""
+
+    __slots__ = ("units",)
+
+    def __init__(self) -> None:
+        self.units = 0
+
+    def spend(self, units: int) -> None:
+        self.units -= units
+        if self.units < 0:
+            raise BudgetSpentError
+
+
+class LazyView:
+    """The properties inside a message, decoded when a rule first asks for one that the broker does not know."""
+
+    __slots__ = ("_read", "_source", "_view")
+
+    def __init__(self, read: Callable[[S], PropertyView], source: S) -> None:
+        self._read: Callable[[Any], PropertyView] = read
+        self._source: object = source
+        self._view: PropertyView | None = None
+
+    def get(self) -> PropertyView:
+        if self._view is None:
+            self._view = self._read(self._source)
+        return self._view
+
+
+class RuleSubject:
+    """The current properties of a message: the sender's, with all changes made since."""
+
+    __slots__ = ("_record", "_system", "_user", "_view", "spend")
+
+    def __init__(self, record: Record, view: LazyView, budget: RuleBudget) -> None:
+        self._record = record
+        self._view = view
+        self.spend = budget.spend
+        amendments = record.amendments
+        self._user = {} if amendments is None else {name.lower(): value for name, value in amendments.user.items()}
+        self._system = {} if amendments is None else dict(amendments.system)
+
+    def user(self, name: str) -> Value | Missing:
+        if self._user and (key := name.lower()) in self._user:
+            return self._user[key]
+        return _asked(self._view.get().user, name)
+
+    def system(self, name: str) -> Value:
+        if name in self._system:
+            return self._system[name]
+        known = _KNOWN.get(name)
+        # A view may decode all of them each time.
+        value = _asked(self._view.get().system, name) if known is None else known(self._record)
+        self._system[name] = value
+        return value
+
+
+def _asked(ask: Callable[[str], T], name: str) -> T:
+    try:
+        return ask(name)
+    except Exception as error:
+        raise EvaluationError(f"the property '{name}' of the message cannot be read: {error}") from error
+
 
 Predicate: TypeAlias = Callable[[Subject], bool]
 
@@ -27,7 +127,7 @@ Predicate: TypeAlias = Callable[[Subject], bool]
 _RULE_UNITS: Final = 200
 _PROPERTY_UNITS: Final = 200
 EXPRESSION_UNITS: Final = 20
-"""About how many nanoseconds each character of an expression takes when it is evaluated."""
+"""About how many nanoseconds each character of an expression takes to evaluate."""
 
 _CORRELATED: Final = {
     "correlation_id": "CorrelationId",
@@ -43,7 +143,7 @@ _CORRELATED: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """A rule made ready to be applied. ``position`` is its place among the rules of its subscription."""
+    """A compiled rule. ``position`` is its place among the rules of its subscription."""
 
     position: int
     description: RuleDescription
@@ -59,14 +159,14 @@ class Rule:
 
 
 def is_sql_filter(description: FilterDescription) -> bool:
-    """Whether it counts as an SQL filter; the true and the false filter do."""
+    """Return whether a filter counts as an SQL filter; the true and the false filter do."""
     return not isinstance(description, CorrelationFilter)
 
 
 def make_rule(
     description: RuleDescription, position: int, created_ms: int, limits: Limits, fresh_id: Callable[[], UUID]
 ) -> Rule:
-    """Read the rule's expressions; raises ``InvalidExpressionError`` or ``InvalidDescriptionError``."""
+    """Parse and compile a rule; raises ``InvalidExpressionError`` or ``InvalidDescriptionError``."""
     return Rule(
         position=position,
         description=description,
@@ -145,7 +245,7 @@ def _correlation(description: CorrelationFilter) -> Predicate:
 
 
 def _equal(found: object, wanted: Value) -> bool:
-    """Numbers compare by value; a truth value is no number, and neither is a time."""
+    """Return whether two values are equal. Numbers compare by value; booleans and times are not numbers."""
     return found == wanted and found is not MISSING and _kind(found) is _kind(wanted)
 
 
@@ -166,7 +266,7 @@ class Rules:
         self._last_position = 0
         self.sql_count = 0
         self.units = 0
-        """The work of evaluating all of them, apart from what they spend on long texts."""
+        """Work of evaluating all rules, apart from what they spend on long texts."""
 
     def __iter__(self) -> Iterator[Rule]:
         return iter(self._by_name.values())
@@ -185,7 +285,7 @@ class Rules:
         return len(self._by_name) - self.sql_count
 
     def add(self, rule: Rule) -> None:
-        """Add a rule, or put it in the place of the one with its name."""
+        """Add a rule, or replace the rule of the same name."""
         before = self._by_name.get(rule.description.name.lower())
         self.sql_count += rule.is_sql - (before is not None and before.is_sql)
         self.units += rule.units - (0 if before is None else before.units)

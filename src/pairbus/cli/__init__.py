@@ -1,1 +1,1 @@
-"""What a person types."""
+"""The command line interface: the ``pairbus`` command."""

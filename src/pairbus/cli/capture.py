@@ -1,4 +1,4 @@
-"""``pairbus capture``: copies the messages of queues and subscriptions to Parquet files, on Spark."""
+"""``pairbus capture``: copy the messages of queues and subscriptions to Parquet files, on Spark."""
 
 from __future__ import annotations
 
@@ -10,15 +10,12 @@ import typer
 from rich.console import Console
 
 from pairbus.cli.connection import FAILED, USAGE, read_connection
-from pairbus.cli.extra import extra_needed
-from pairbus.cli.failure import fail
+from pairbus.cli.failure import extra_needed, fail
 from pairbus.cli.spark_place import HERE, MasterOption, check_master, exported, read_reference
-from pairbus.dialect.entity_path import split_entity_path
-from pairbus.jobs.capture.limits import WindowLimits
-from pairbus.jobs.capture.order import CaptureOrder
-from pairbus.jobs.ending import Ending
-from pairbus.jobs.lines import Line, LineTeller, Teller
-from pairbus.spark.connection_reference import ConnectionReference
+from pairbus.dialect.paths import split_entity_path
+from pairbus.jobs.capture.config import CaptureConfig, WindowLimits
+from pairbus.jobs.lines import CommandResult, LineReporter, ProgressReporter, ReportLine
+from pairbus.spark.connections import ConnectionReference
 from pairbus.spark.errors import SparkOptionError
 from pairbus.spark.options import SourceOptions
 
@@ -32,8 +29,8 @@ _SourceOption = Annotated[
         envvar=SOURCE_VARIABLE,
         metavar="CONNECTION",
         show_default=False,
-        help="the connection string of the namespace; @FILE for one in a file. Its key needs Listen, and Manage for"
-        " patterns",
+        help="the connection string of the namespace, or @FILE to read it from a file; its key needs Listen, and Manage"
+        " for patterns",
     ),
 ]
 _EntityOption = Annotated[
@@ -42,33 +39,41 @@ _EntityOption = Annotated[
         "--entity",
         metavar="PATH",
         show_default=False,
-        help="a queue, TOPIC/Subscriptions/NAME, or a pattern such as 'orders-*'; may be given several times",
+        help="a queue, TOPIC/Subscriptions/NAME, or a pattern such as 'orders-*'; may be repeated",
     ),
 ]
 _ToOption = Annotated[
-    Path, typer.Option("--to", metavar="DIR", show_default=False, help="the directory that the files are written into")
+    Path, typer.Option("--to", metavar="DIR", show_default=False, help="the directory to write the files to")
 ]
 _WindowOption = Annotated[
     list[str],
     typer.Option(
         "--window",
         metavar="TIME|SIZE",
-        help="when a file is closed: after a time (5m), at a size (64MB), or both, whichever comes first",
+        help="the limit at which a file is closed: a time (5m), a size (64MB), or both, whichever comes first",
     ),
 ]
 _CheckpointOption = Annotated[
     str | None,
-    typer.Option("--checkpoint", metavar="DIR", help="where Spark keeps its place; else in the directory of the files"),
+    typer.Option(
+        "--checkpoint",
+        metavar="DIR",
+        help="the checkpoint directory of Spark; by default in the directory of the files",
+    ),
 ]
 _OnceOption = Annotated[
-    bool, typer.Option("--once", help="capture what is there, and end: with 0, or with 3 if messages still wait")
+    bool,
+    typer.Option("--once", help="capture the messages that are there and exit: with 0, or with 3 if messages remain"),
 ]
-_KeepOption = Annotated[bool, typer.Option("--keep", help="look at the messages, and remove none")]
+_KeepOption = Annotated[bool, typer.Option("--keep", help="peek at the messages and remove none")]
 
 _MaxMessagesOption = Annotated[
-    int, typer.Option("--max-messages", min=1, max=10_000_000, help="how many messages a batch takes", metavar="N")
+    int,
+    typer.Option(
+        "--max-messages", min=1, max=10_000_000, help="the maximum number of messages in a batch", metavar="N"
+    ),
 ]
-_JsonOption = Annotated[bool, typer.Option("--json", help="print one JSON object a line")]
+_JsonOption = Annotated[bool, typer.Option("--json", help="print one JSON object per line")]
 
 
 def capture(
@@ -83,13 +88,13 @@ def capture(
     max_messages: _MaxMessagesOption = 40_000,
     as_json: _JsonOption = False,
 ) -> None:
-    """Copy the messages of queues and subscriptions to Parquet files, each message once, until it is stopped.
+    """Copy the messages of queues and subscriptions to Parquet files, each message once, until stopped.
 
-    Messages are removed from their queue when they are on disk, unless --keep is given. They are in a file when their
-    window is closed: by time or by size, or when the command is stopped.
+    Messages are removed from their queue once they are on disk, unless --keep is given. They appear in a file when
+    their window is closed: by time, by size, or when the command is stopped.
 
-    SIGTERM and Ctrl-C stop it after what is under way; a second one stops it at once. Started again with the same
-    directory it goes on where it was, however it has ended.
+    SIGTERM and Ctrl-C stop it after the current batch; a second one stops it at once. Started again with the same
+    directory, it resumes where it stopped, even after a crash.
 
     Example: pairbus capture --source @contoso.txt --entity orders --to ./orders --window 5m --window 64MB
     """
@@ -97,7 +102,7 @@ def capture(
     read_connection(text, "--source")
     check_master(master, {SOURCE_VARIABLE: reference}, takes_connect=False)
     reference = exported(SOURCE_VARIABLE, reference)
-    order = CaptureOrder(
+    config = CaptureConfig(
         source=reference,
         entities=_entities(entity, reference),
         to=_directory(to),
@@ -109,30 +114,30 @@ def capture(
         keep=keep,
     )
     is_watched = sys.stdout.isatty() and not as_json
-    ending = _run(order, _Screen() if is_watched else LineTeller(as_json=as_json))
-    if ending.reason is not None:
-        fail(ending.reason, ending.code)
-    raise typer.Exit(ending.code)
+    result = _run(config, _Screen() if is_watched else LineReporter(as_json=as_json))
+    if result.reason is not None:
+        fail(result.reason, result.code)
+    raise typer.Exit(result.code)
 
 
-class _Screen(LineTeller):
-    """Writes sentences, for a person."""
+class _Screen(LineReporter):
+    """A reporter that prints sentences to a terminal."""
 
     def __init__(self) -> None:
         super().__init__(as_json=False)
         self._console = Console(highlight=False, markup=False)  # a path may have brackets
 
-    def tell(self, line: Line) -> None:
+    def tell(self, line: ReportLine) -> None:
         self._console.print(line.text, style="yellow" if line.is_warning else None, soft_wrap=True)
 
 
-def _run(order: CaptureOrder, teller: Teller) -> Ending:
+def _run(config: CaptureConfig, reporter: ProgressReporter) -> CommandResult:
     with extra_needed("spark", code=FAILED):
-        from pairbus.jobs.capture.command import run_capture  # noqa: PLC0415 (Spark is not everywhere)
-    return run_capture(order, teller)
+        from pairbus.jobs.capture.command import run_capture  # noqa: PLC0415 (Spark is optional)
+    return run_capture(config, reporter)
 
 
-# What the options say.
+# Options.
 
 
 def _entities(given: list[str], reference: ConnectionReference) -> tuple[str, ...]:
@@ -146,7 +151,7 @@ def _entities(given: list[str], reference: ConnectionReference) -> tuple[str, ..
 
 def _directory(to: Path) -> Path:
     if to.exists() and not to.is_dir():
-        fail(f"--to: {to} is no directory", USAGE)
+        fail(f"--to: {to} is not a directory; name a directory", USAGE)
     return to
 
 

@@ -1,4 +1,4 @@
-"""Commands that are imported when they are asked for: one that sends a message need not wait for the server's code."""
+"""A command group that imports each command on first use, so that a client command does not load the server."""
 
 from __future__ import annotations
 
@@ -13,35 +13,34 @@ import typer
 from typer.core import TyperGroup
 
 from pairbus.cli.connection import STOPPED
-from pairbus.cli.extra import extra_needed
-from pairbus.cli.failure import fail
+from pairbus.cli.failure import extra_needed, fail
 from pairbus.cli.standard_output import checked_output
 from pairbus_command import stop_at_once
 
 MARKUP: Final = "markdown"
-"""Else the lines of a paragraph end where they end in the source."""
+"""Without it, the help breaks the lines of a paragraph where the source breaks them."""
 
 _PLAIN: Final = (
-    (re.compile(r"Input should be a valid integer\b.*", re.DOTALL), "it has to be a whole number"),
-    (re.compile(r"Input should be a valid number\b.*", re.DOTALL), "it has to be a number"),
-    (re.compile(r"Input should be greater than or equal to "), "it has to be at least "),
-    (re.compile(r"Input should be less than or equal to "), "it can be at most "),
+    (re.compile(r"Input should be a valid integer\b.*", re.DOTALL), "must be a whole number"),
+    (re.compile(r"Input should be a valid number\b.*", re.DOTALL), "must be a number"),
+    (re.compile(r"Input should be greater than or equal to "), "must be at least "),
+    (re.compile(r"Input should be less than or equal to "), "must be at most "),
     (re.compile(r"Value error, "), ""),
 )
-"""What the library that reads options says to programmers, and what to say to everybody else."""
+"""Error texts of the option parser, which are written for programmers, with the texts to show instead."""
 
 
 class LazyCommands(Mapping[str, Any]):
-    """Commands by name. Each is the function, or the group of commands, that has its name in the module given here."""
+    """Commands by name. Each is the function, or the group of commands, with that name in the given module."""
 
     def __init__(self, modules: Mapping[str, str]) -> None:
         self._modules = modules
-        self._made: dict[str, Any] = {}
+        self._loaded: dict[str, Any] = {}
 
     def __getitem__(self, name: str) -> Any:
-        if name not in self._made:
-            self._made[name] = _made(_found(self._modules[name], name))
-        return self._made[name]
+        if name not in self._loaded:
+            self._loaded[name] = _command(_imported(self._modules[name], name))
+        return self._loaded[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._modules)
@@ -51,7 +50,7 @@ class LazyCommands(Mapping[str, Any]):
 
 
 def command_group(modules: Mapping[str, str]) -> type[TyperGroup]:
-    """The class of a group that has these commands."""
+    """Return the class of a group with these commands."""
 
     class LazyGroup(TyperGroup):
         def __init__(self, **settings: Any) -> None:
@@ -72,7 +71,7 @@ def command_group(modules: Mapping[str, str]) -> type[TyperGroup]:
             except typer.BadParameter as error:
                 error.message = _plain(error.message)
                 raise
-            except KeyboardInterrupt:  # of a command that has nothing to say of how far it has come
+            except KeyboardInterrupt:  # from a command that does not report its progress
                 fail("stopped", STOPPED)
 
     return LazyGroup
@@ -80,7 +79,7 @@ def command_group(modules: Mapping[str, str]) -> type[TyperGroup]:
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """Have Ctrl-C raise ``KeyboardInterrupt`` while a command is at work, where it would end the process at once."""
+    """Let Ctrl-C raise ``KeyboardInterrupt`` while a command runs; outside of it, Ctrl-C ends the process at once."""
     before = signal.getsignal(signal.SIGINT)
     if before is not stop_at_once:
         yield
@@ -92,13 +91,13 @@ def _interruptible() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _found(module: str, name: str) -> Callable[..., Any]:
+def _imported(module: str, name: str) -> Callable[..., Any]:
     with extra_needed():
         found: Callable[..., Any] = getattr(import_module(module), name)
     return found
 
 
-def _made(command: Callable[..., Any]) -> Any:
+def _command(command: Callable[..., Any]) -> Any:
     if not isinstance(command, typer.Typer):
         alone = typer.Typer(add_completion=False, rich_markup_mode=MARKUP)
         alone.command()(command)
@@ -110,7 +109,7 @@ def _made(command: Callable[..., Any]) -> Any:
 
 
 def _show_flags_alone(command: Any) -> None:
-    """Without the type of a value behind them, which they do not take; --help is one of them."""
+    """Hide the value type of flags, --help included: they take no value."""
     for parameter in (*command.params, command.get_help_option(typer.Context(command))):
         if getattr(parameter, "is_flag", False) and parameter.metavar is None:
             parameter.metavar = ""

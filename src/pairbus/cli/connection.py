@@ -1,4 +1,4 @@
-"""Namespaces, as a person names them: by option, by variable, or in a file."""
+"""Namespaces that the user names by an option, a variable, or a file."""
 
 from __future__ import annotations
 
@@ -17,23 +17,21 @@ from typing import Annotated, Any, Final, TypeAlias, TypeVar
 import typer
 
 from pairbus.cli.failure import fail
-from pairbus.client.connection_string import open_connection_string
-from pairbus.client.endpoint import Endpoint
+from pairbus.client.endpoint import TRUST_ADVICE, Endpoint, open_connection_string
 from pairbus.client.errors import MessagingError
 from pairbus.client.factory import MessagingFactory
+from pairbus.client.management.faults import FaultApi
 from pairbus.client.management.namespace_manager import NamespaceManager
-from pairbus.client.retry import RetryPolicy
-from pairbus.client.settings import MessagingFactorySettings
-from pairbus.client.unreachable import TRUST_ADVICE
+from pairbus.client.settings import MessagingFactorySettings, RetryPolicy
 from pairbus.client.validation import check_path
-from pairbus.pairing.addresses import is_same_namespace
+from pairbus.pairing.primary_names import is_same_namespace
 
 T = TypeVar("T")
 
 FAILED: Final = 1
 USAGE: Final = 2
 STOPPED: Final = 130
-"""By Ctrl-C, as shells have it."""
+"""The exit status after Ctrl-C: 128 + SIGINT, as shells report it."""
 
 CONNECTION_VARIABLE: Final = "PAIRBUS_CONNECTION"
 PRIMARY_VARIABLE: Final = "PAIRBUS_PRIMARY"
@@ -44,14 +42,14 @@ _SETTINGS: Final = MessagingFactorySettings(
     attempt_timeout=timedelta(seconds=5),
     retry_policy=RetryPolicy(maximum_retries=3),
 )
-"""Somebody waits for the command: what does not work is told soon."""
+"""Short timeouts: a user waits for the command, so errors are reported soon."""
 
 TRUST_VARIABLE: Final = "SSL_CERT_FILE"
-"""Names the certificate authority to trust. OpenSSL reads it, and says nothing of a file that is not there."""
+"""Names the certificate authority to trust. OpenSSL reads it, and ignores a file that does not exist."""
 
 _TRUST: Final = (
-    f"set {TRUST_VARIABLE} to the file of the authority that has signed it; of a namespace of pairbus that is"
-    " tls/ca.pem in its data directory, and pairbus trust --data DIR shows where that is"
+    f"set {TRUST_VARIABLE} to the certificate file of the authority that signed it; for a pairbus namespace that is"
+    " tls/ca.pem in its data directory (pairbus trust --data DIR prints the path)"
 )
 _ENDPOINT: Final = "endpoint="
 _HOST: Final = re.compile(r"[\w.:%-]+")
@@ -64,7 +62,7 @@ ConnectionOption: TypeAlias = Annotated[
         envvar=CONNECTION_VARIABLE,
         metavar="CONNECTION",
         show_default=False,
-        help="the connection string of the namespace; @FILE for one in a file, where others do not see the key",
+        help="the connection string of the namespace, or @FILE to read it from a file, which hides the key from others",
     ),
 ]
 PrimaryOption: TypeAlias = Annotated[
@@ -74,7 +72,7 @@ PrimaryOption: TypeAlias = Annotated[
         envvar=PRIMARY_VARIABLE,
         metavar="CONNECTION",
         show_default=False,
-        help="the connection string of the namespace that the application uses; @FILE for one in a file",
+        help="the connection string of the primary namespace, or @FILE to read it from a file",
     ),
 ]
 SecondaryOption: TypeAlias = Annotated[
@@ -84,33 +82,35 @@ SecondaryOption: TypeAlias = Annotated[
         envvar=SECONDARY_VARIABLE,
         metavar="CONNECTION",
         show_default=False,
-        help="the same of the namespace that has the backlog queues; its key needs Manage, Send and Listen",
+        help="the connection string of the secondary namespace, or @FILE; its key needs Manage, Send and Listen",
     ),
 ]
 BacklogQueuesOption: TypeAlias = Annotated[
-    int, typer.Option("--backlog-queues", min=1, max=10_000, help="how many backlog queues the pair has")
+    int, typer.Option("--backlog-queues", min=1, max=10_000, help="the number of backlog queues of the pair")
 ]
 NameOption: TypeAlias = Annotated[
     str | None,
     typer.Option(
-        "--name", help="what the backlog queues are named after; else the name the primary announces", metavar="NAME"
+        "--name",
+        help="the name of the primary in the paths of the backlog queues; by default the name the primary announces",
+        metavar="NAME",
     ),
 ]
 EntityOption: TypeAlias = Annotated[
     str | None,
     typer.Option(
-        "--entity", help="a queue or topic of the primary, to see whether the key may send there", metavar="PATH"
+        "--entity", help="a queue or topic of the primary, to check that the key may send to it", metavar="PATH"
     ),
 ]
 JsonOption: TypeAlias = Annotated[bool, typer.Option("--json", help="print one JSON object")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Connection:
-    """A namespace that somebody has named."""
+class NamedNamespace:
+    """A namespace that the user named, with its connection string."""
 
     text: str = field(repr=False)
-    """The connection string, which is not shown to anyone."""
+    """The connection string, which is never printed."""
 
     endpoint: Endpoint
     entity_path: str | None
@@ -125,12 +125,15 @@ class Connection:
         async with NamespaceManager.from_connection_string(self.text, _SETTINGS) as manager:
             yield manager
 
+    def faults(self) -> FaultApi:
+        return FaultApi(self.text, _SETTINGS)
 
-def read_connections(primary: str, secondary: str, name: str | None) -> tuple[Connection, Connection]:
-    """What the options of both say; ends the command if they are no good."""
+
+def read_connections(primary: str, secondary: str, name: str | None) -> tuple[NamedNamespace, NamedNamespace]:
+    """Return the namespaces that both options name; end the command if they are invalid or the same."""
     first, second = read_connection(primary, "--primary"), read_connection(secondary, "--secondary")
     if is_same_namespace(first.endpoint, second.endpoint):
-        fail(f"--primary and --secondary are both {first.endpoint}; a pair has two namespaces", USAGE)
+        fail(f"--primary and --secondary are both {first.endpoint}; name two different namespaces", USAGE)
     if name is not None:
         _check_name(name)
     return first, second
@@ -143,31 +146,31 @@ def _check_name(name: str) -> None:
         fail(str(error), USAGE)
 
 
-def read_connection(given: str, option: str = "--connection") -> Connection:
-    """What an option says; ends the command if it is no good."""
+def read_connection(given: str, option: str = "--connection") -> NamedNamespace:
+    """Return the namespace that an option names; end the command if it is invalid."""
     text = read_connection_file(option, Path(given[1:])) if given.startswith("@") else given
     try:
         endpoint, key, entity_path = open_connection_string(text)
     except ValueError as error:
-        if os.path.isfile(given):  # of a Path, what is too long for one would be an error
-            fail(f"{option} is the name of a file: to have it read, write @{given}", USAGE)
-        # What the error quotes may be a piece of the key, in a text that has a slip of the pen somewhere.
-        fail(f"{option} is no connection string: {_QUOTED.sub('…', one_line(error))}", USAGE)
+        if os.path.isfile(given):  # Path.is_file would raise for a text that is too long for a path
+            fail(f"{option} is the name of a file; to read the connection string from it, write @{given}", USAGE)
+        # If the text has a typo, the part that the error quotes may be a piece of the key.
+        fail(f"{option} is not a connection string: {_QUOTED.sub('…', one_line(error))}", USAGE)
     if not _HOST.fullmatch(endpoint.host):
-        fail(f"{option} is no connection string: its Endpoint is no host; are the parts divided by ';'?", USAGE)
+        fail(f"{option} is not a connection string: its Endpoint is not a host; separate the parts by ';'", USAGE)
     if key is None:
-        fail(f"{option} has neither a key nor a token: SharedAccessKeyName=…;SharedAccessKey=…", USAGE)
+        fail(f"{option} has neither a key nor a token; add SharedAccessKeyName=…;SharedAccessKey=…", USAGE)
     if endpoint.tls:
         _check_trust()
-    return Connection(text=text, endpoint=endpoint, entity_path=entity_path)
+    return NamedNamespace(text=text, endpoint=endpoint, entity_path=entity_path)
 
 
 def read_connection_file(option: str, file: Path) -> str:
-    """The connection string in a file: all of it, or, as in what serve prints, the line that begins like one."""
+    """Return the connection string in a file: its only line, or, as in the output of serve, the Endpoint= line."""
     try:
         text = file.read_text("utf-8-sig").strip()
     except UnicodeDecodeError:
-        fail(f"{option}: {file} is no text", USAGE)
+        fail(f"{option}: {file} is not a text file in UTF-8", USAGE)
     except OSError as error:
         fail(f"{option}: {file} cannot be read: {error.strerror}", USAGE)
     lines = text.splitlines()
@@ -175,31 +178,33 @@ def read_connection_file(option: str, file: Path) -> str:
         return text
     found = [line.strip() for line in lines if line.strip().lower().startswith(_ENDPOINT)]
     if len(found) != 1:
-        many = f"{len(found)} lines begin" if found else "no line begins"
-        fail(f"{option}: {file} has {len(lines):,} lines, of which one should begin with Endpoint=; {many} so", USAGE)
+        fail(
+            f"{option}: exactly one line of {file} must begin with Endpoint=, got {len(found)} of {len(lines):,} lines",
+            USAGE,
+        )
     return found[0]
 
 
 def _check_trust() -> None:
-    """OpenSSL would go on without what the variable names, and the namespace would be the one to blame."""
+    """End the command if the file of SSL_CERT_FILE is unusable: OpenSSL ignores it, and hides the cause."""
     named = os.environ.get(TRUST_VARIABLE)
     if not named:
         return
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(named)
     except ssl.SSLError:
-        fail(f"{TRUST_VARIABLE} is {named}, and that is no certificate in PEM", USAGE)
+        fail(f"{TRUST_VARIABLE} must name a certificate file in PEM, got {named}", USAGE)
     except OSError as error:
-        fail(f"{TRUST_VARIABLE} is {named}, and that cannot be read: {error.strerror}", USAGE)
+        fail(f"{TRUST_VARIABLE} names {named}, which cannot be read: {error.strerror}", USAGE)
 
 
 def one_line(error: Exception | str) -> str:
-    """What went wrong, with advice that fits whoever types commands."""
+    """Return the text of an error in one line, with advice that applies to the command line."""
     return " ".join(str(error).replace(TRUST_ADVICE, _TRUST).split())
 
 
 def run(work: Coroutine[Any, Any, T], explain: Callable[[MessagingError], str] = one_line) -> T:
-    """Do it to its end; what goes wrong is told in one line, and not as it happens."""
+    """Run a coroutine and return its result; end the command with a one-line message on a messaging error."""
     logging.getLogger("pairbus").addHandler(logging.NullHandler())
     try:
         return asyncio.run(work)

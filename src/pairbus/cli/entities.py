@@ -1,4 +1,4 @@
-"""``pairbus entities``: lists, shows, makes, changes and deletes queues, topics and subscriptions."""
+"""``pairbus entities``: list, show, create, update and delete queues, topics and subscriptions."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ import typer
 
 from pairbus.broker import STANDARD, InvalidNameError
 from pairbus.broker.validation import check_name, check_path
+from pairbus.cli.arguments import EntityArgument, entity_path, not_found_text
 from pairbus.cli.command_group import MARKUP
 from pairbus.cli.connection import (
     FAILED,
     STOPPED,
     USAGE,
-    Connection,
     ConnectionOption,
     JsonOption,
+    NamedNamespace,
     one_line,
     read_connection,
     run,
 )
-from pairbus.cli.entity_listing import Entity, all_entities, show_one, show_table
-from pairbus.cli.entity_names import EntityArgument, entity_path, not_there
+from pairbus.cli.entity_listing import ListedEntity, all_entities, show_one, show_table
 from pairbus.cli.entity_settings import KINDS, Description, in_options, read_settings, refuse_fixed, take_settings
 from pairbus.cli.failure import fail
 from pairbus.client.errors import (
@@ -38,7 +38,7 @@ from pairbus.client.errors import (
 from pairbus.client.management.descriptions import QueueDescription, SubscriptionDescription, TopicDescription
 from pairbus.client.management.namespace_manager import NamespaceManager
 from pairbus.client.management.rules import DEFAULT_RULE, RuleDescription, SqlFilter
-from pairbus.dialect.entity_path import EntityPath, split_entity_path
+from pairbus.dialect.paths import EntityPath, split_entity_path
 
 T = TypeVar("T")
 
@@ -47,32 +47,33 @@ entities = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
     rich_markup_mode=MARKUP,
-    help="""List, show, make, change and delete queues, topics and subscriptions, here or in Azure.
+    help="""List, show, create, update and delete queues, topics and subscriptions, on pairbus or Azure.
 
-    The key needs Manage. Each command ends with 0, with 1 when something went wrong, and with 2 when it was asked for
-    something that cannot be.
+    The key needs Manage. Each command exits with 0 on success, with 1 on an error, and with 2 on invalid arguments.
 
     Example: pairbus entities list --connection @contoso.txt
     """,
 )
 
-_TopicOption = Annotated[bool, typer.Option("--topic", help="make a topic; else a queue")]
+_TopicOption = Annotated[bool, typer.Option("--topic", help="create a topic instead of a queue")]
 _FilterOption = Annotated[
     str | None,
     typer.Option(
         "--filter",
-        help="of a subscription: an SQL filter; else it gets all messages",
+        help="the SQL filter of a subscription; without one it receives all messages",
         metavar="SQL",
         show_default=False,
     ),
 ]
-_ExistOkOption = Annotated[bool, typer.Option("--exist-ok", help="be content with one that exists, as it is")]
-_YesOption = Annotated[bool, typer.Option("--yes", help="do not ask")]
+_ExistOkOption = Annotated[
+    bool, typer.Option("--exist-ok", help="succeed if the entity exists, and leave it unchanged")
+]
+_YesOption = Annotated[bool, typer.Option("--yes", help="delete without asking for confirmation")]
 
 
 @entities.command("list")
 def list_entities(connection: ConnectionOption, as_json: JsonOption = False) -> None:
-    """List queues, topics and subscriptions, with their counts.
+    """List queues, topics and subscriptions with their message counts.
 
     Example: pairbus entities list --connection @contoso.txt --json
     """
@@ -87,7 +88,7 @@ def list_entities(connection: ConnectionOption, as_json: JsonOption = False) -> 
 
 @entities.command("show")
 def show_entity(connection: ConnectionOption, entity: EntityArgument, as_json: JsonOption = False) -> None:
-    """Show the settings and counts of one, and the rules of a subscription.
+    """Show the settings and message counts of an entity, and the rules of a subscription.
 
     Example: pairbus entities show events/Subscriptions/audit --connection @contoso.txt
     """
@@ -106,9 +107,9 @@ def create_entity(
     as_json: JsonOption = False,
     **options: Any,
 ) -> None:
-    """Make a queue, with --topic a topic, or, with TOPIC/Subscriptions/NAME, a subscription.
+    """Create a queue, a topic (with --topic), or a subscription (TOPIC/Subscriptions/NAME).
 
-    What is not said is left to the namespace. A time is a number and a unit, such as 30s, 15m or 14d.
+    Unset options use the server's defaults. A time is a number and a unit, such as 30s, 15m or 14d.
 
     Example: pairbus entities create orders --connection @contoso.txt --lock-duration 30s --max-delivery-count 5
 
@@ -117,32 +118,32 @@ def create_entity(
     namespace = read_connection(connection)
     path = _path(entity, namespace)
     if path.subscription is not None and topic:
-        fail(f"'{path}' is a subscription: leave out --topic", USAGE)
+        fail(f"'{path}' is a subscription: remove --topic", USAGE)
     if path.subscription is None and sql_filter is not None:
-        fail("--filter belongs to a subscription: TOPIC/Subscriptions/NAME", USAGE)
+        fail("--filter applies to subscriptions only: name TOPIC/Subscriptions/NAME", USAGE)
     _check_new_name(path)
     description = _description(path, options, is_topic=topic)
     rule = None if sql_filter is None else _rule(sql_filter)
 
-    async def making(manager: NamespaceManager) -> tuple[Entity, str]:
+    async def create(manager: NamespaceManager) -> tuple[ListedEntity, str]:
         try:
             await _create(manager, path, description, rule)
         except EntityAlreadyExistsError as error:
             found = await _entity(manager, path)
             _refuse_other_kind(found, type(description))
             if not exist_ok:
-                fail(f"{one_line(error)}; --exist-ok is content with it", FAILED)
-            return found, "is there already, and stays as it is"
-        return await _entity(manager, path), "made"
+                fail(f"{one_line(error)}; add --exist-ok to accept it as it is", FAILED)
+            return found, "already exists, unchanged"
+        return await _entity(manager, path), "created"
 
-    _tell(*_with_manager(namespace, making), as_json=as_json)
+    _print_result(*_with_manager(namespace, create), as_json=as_json)
 
 
 @entities.command("update")
 def update_entity(
     connection: ConnectionOption, entity: EntityArgument, as_json: JsonOption = False, **options: Any
 ) -> None:
-    """Change settings of one; what is not said stays as it is.
+    """Update the settings of an entity; unset options stay unchanged.
 
     Example: pairbus entities update orders --connection @contoso.txt --status senddisabled
     """
@@ -150,24 +151,24 @@ def update_entity(
     path = _path(entity, namespace)
     refuse_fixed(options)
 
-    async def changing(manager: NamespaceManager) -> Entity:
+    async def update(manager: NamespaceManager) -> ListedEntity:
         found = (await _entity(manager, path)).description
         values = read_settings(type(found), options)
         if not values:
-            fail("say what to change; --help lists the settings", USAGE)
+            fail("no setting to update; --help lists them", USAGE)
         await _update(manager, path, _changed(found, values))
         return await _entity(manager, path)
 
-    _tell(_with_manager(namespace, changing), "changed", as_json=as_json)
+    _print_result(_with_manager(namespace, update), "updated", as_json=as_json)
 
 
 @entities.command("delete")
 def delete_entity(
     connection: ConnectionOption, entity: EntityArgument, yes: _YesOption = False, as_json: JsonOption = False
 ) -> None:
-    """Delete one with all its messages; a topic with its subscriptions.
+    """Delete an entity with all its messages; a topic with its subscriptions.
 
-    In a terminal it asks first; elsewhere it wants --yes.
+    Asks for confirmation in a terminal; requires --yes when not interactive.
 
     Example: pairbus entities delete orders --connection @contoso.txt --yes
     """
@@ -184,13 +185,13 @@ take_settings(create_entity, is_new=True)
 take_settings(update_entity, is_new=False)
 
 
-# What is asked for.
+# Arguments.
 
 
-def _path(given: str, namespace: Connection) -> EntityPath:
+def _path(given: str, namespace: NamedNamespace) -> EntityPath:
     path = split_entity_path(entity_path(given, namespace))
     if path is None or path.sub_queue is not None:
-        fail(f"'{given}' is not managed by itself; the queue or subscription that it belongs to is", USAGE)
+        fail(f"'{given}' is a dead-letter queue and cannot be managed; name its queue or subscription", USAGE)
     return path
 
 
@@ -230,35 +231,35 @@ def _rule(sql_filter: str) -> RuleDescription:
         fail(f"--filter: {one_line(error)}", USAGE)
 
 
-def _ask(entity: Entity) -> None:
+def _ask(entity: ListedEntity) -> None:
     if not sys.stdin.isatty():
-        fail(f"say --yes to delete the {entity.kind} '{entity.path}' with all its messages", USAGE)
+        fail(f"add --yes to delete the {entity.kind} '{entity.path}' with all its messages", USAGE)
     count = entity.info.active_message_count + entity.info.dead_letter_message_count
     messages = "1 message" if count == 1 else f"{count:,} messages"
-    if not _is_wanted(f"Delete the {entity.kind} '{entity.path}' with its {messages}?"):
+    if not _is_confirmed(f"Delete the {entity.kind} '{entity.path}' with its {messages}?"):
         fail("nothing was deleted", FAILED)
 
 
-def _is_wanted(question: str) -> bool:
-    """What a person answers; no answer is none."""
+def _is_confirmed(question: str) -> bool:
+    """Ask a question and return the answer; the end of the input counts as no."""
     try:
         return typer.confirm(question)
-    except typer.Abort as error:  # which stands for Ctrl-C as well as for Ctrl-D
+    except typer.Abort as error:  # raised for Ctrl-C as well as for Ctrl-D
         print(file=sys.stderr)
         if isinstance(error.__context__, EOFError):
             return False
         fail("stopped: nothing was deleted", STOPPED)
 
 
-def _refuse_other_kind(found: Entity, wanted: type[Description]) -> None:
+def _refuse_other_kind(found: ListedEntity, wanted: type[Description]) -> None:
     if not isinstance(found.description, wanted):
         fail(f"'{found.path}' is a {found.kind}, not a {KINDS[wanted]}", FAILED)
 
 
-# What the namespace is asked.
+# Calls to the namespace.
 
 
-def _with_manager(namespace: Connection, work: Callable[[NamespaceManager], Coroutine[Any, Any, T]]) -> T:
+def _with_manager(namespace: NamedNamespace, work: Callable[[NamespaceManager], Coroutine[Any, Any, T]]) -> T:
     async def working() -> T:
         async with namespace.manager() as manager:
             return await work(manager)
@@ -267,12 +268,12 @@ def _with_manager(namespace: Connection, work: Callable[[NamespaceManager], Coro
 
 
 def _explained(error: MessagingError) -> str:
-    told = in_options(error.message) if isinstance(error, InvalidRequestError) else error.message
-    return one_line(error) if told == error.message else told
+    text = in_options(error.message) if isinstance(error, InvalidRequestError) else error.message
+    return one_line(error) if text == error.message else text
 
 
-async def _entity(manager: NamespaceManager, path: EntityPath) -> Entity:
-    """Whatever has that path."""
+async def _entity(manager: NamespaceManager, path: EntityPath) -> ListedEntity:
+    """Return the queue, topic or subscription with that path; end the command if there is none."""
     description: Description
     if path.subscription is not None:
         try:
@@ -282,21 +283,21 @@ async def _entity(manager: NamespaceManager, path: EntityPath) -> Entity:
                 manager.get_rules(path.entity, path.subscription),
             )
         except EntityNotFoundError:
-            fail(not_there(str(path)), FAILED)
-        return Entity(path=str(path), description=description, info=info, rules=tuple(rules))
+            fail(not_found_text(str(path)), FAILED)
+        return ListedEntity(path=str(path), description=description, info=info, rules=tuple(rules))
     try:
         queue = await manager.get_queue(path.entity)
     except EntityNotFoundError:
         return await _topic(manager, path.entity)
-    return Entity(path=queue.path, description=queue, info=await manager.get_queue_runtime_info(path.entity))
+    return ListedEntity(path=queue.path, description=queue, info=await manager.get_queue_runtime_info(path.entity))
 
 
-async def _topic(manager: NamespaceManager, path: str) -> Entity:
+async def _topic(manager: NamespaceManager, path: str) -> ListedEntity:
     try:
         topic = await manager.get_topic(path)
     except EntityNotFoundError:
-        fail(not_there(path), FAILED)
-    return Entity(path=topic.path, description=topic, info=await manager.get_topic_runtime_info(path))
+        fail(not_found_text(path), FAILED)
+    return ListedEntity(path=topic.path, description=topic, info=await manager.get_topic_runtime_info(path))
 
 
 async def _create(
@@ -312,7 +313,7 @@ async def _create(
                 await manager.create_subscription(path.entity, description, rule)
             except EntityNotFoundError:
                 fail(
-                    f"there is no topic '{path.entity}'; make it first: pairbus entities create {path.entity} --topic",
+                    f"there is no topic '{path.entity}'; create it with: pairbus entities create {path.entity} --topic",
                     FAILED,
                 )
 
@@ -327,7 +328,7 @@ async def _update(manager: NamespaceManager, path: EntityPath, description: Desc
             await manager.update_subscription(path.entity, description)
 
 
-async def _delete(manager: NamespaceManager, entity: Entity) -> None:
+async def _delete(manager: NamespaceManager, entity: ListedEntity) -> None:
     path = split_entity_path(entity.path)
     match entity.description:
         case QueueDescription():
@@ -338,18 +339,18 @@ async def _delete(manager: NamespaceManager, entity: Entity) -> None:
             await manager.delete_subscription(path.entity, path.subscription)
 
 
-# What is said.
+# Output.
 
 
-def _tell(entity: Entity, done: str, *, as_json: bool) -> None:
-    """In a line for a person, who knows what was asked for."""
+def _print_result(entity: ListedEntity, done: str, *, as_json: bool) -> None:
+    """Print the entity as JSON, or one line that says what was done."""
     if as_json:
         _show(entity, as_json=True)
     else:
         print(f"{entity.kind} '{entity.path}' {done}")
 
 
-def _show(entity: Entity, *, as_json: bool) -> None:
+def _show(entity: ListedEntity, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps(entity.document(), indent=2, ensure_ascii=False))
     else:

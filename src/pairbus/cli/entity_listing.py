@@ -1,4 +1,4 @@
-"""What is in a namespace, with how much lies in it, for people and for machines."""
+"""The entities of a namespace with their message counts, as a table or as JSON."""
 
 from __future__ import annotations
 
@@ -12,46 +12,50 @@ from typing import Any, Final, TypeAlias
 from rich.console import Console
 from rich.table import Table
 
-from pairbus.cli.durations import duration_text
+from pairbus.cli.arguments import duration_text
 from pairbus.cli.entity_settings import KINDS, SETTINGS, Description
 from pairbus.client.amqp_json import moment_text
-from pairbus.client.management.descriptions import SubscriptionDescription
+from pairbus.client.management.atom import write_action, write_filter
+from pairbus.client.management.descriptions import (
+    QueueRuntimeInfo,
+    SubscriptionDescription,
+    SubscriptionRuntimeInfo,
+    TopicRuntimeInfo,
+)
 from pairbus.client.management.namespace_manager import NamespaceManager
-from pairbus.client.management.rule_atom import write_action, write_filter
 from pairbus.client.management.rules import RuleDescription
-from pairbus.client.management.runtime_info import QueueRuntimeInfo, SubscriptionRuntimeInfo, TopicRuntimeInfo
-from pairbus.dialect.atom.rule_text import action_text, filter_text, plain_part
+from pairbus.dialect.atom.rules import action_text, filter_text, plain_part
 from pairbus.pairing.backlog import in_groups
 
 RuntimeInfo: TypeAlias = QueueRuntimeInfo | TopicRuntimeInfo | SubscriptionRuntimeInfo
 
 _HEAD: Final = ("entity", "kind", "status", "active", "dead letters", "scheduled", "transfer", "bytes")
 _NUMBERS: Final = 3
-"""From which column on there are numbers."""
+"""The index of the first numeric column."""
 
 _LEAST: Final = 5
-"""How many columns are shown in any terminal: the others can be done without."""
+"""The number of columns shown even in a narrow terminal."""
 
 _ENDLESS: Final = 10_000
 _OPTIONS: Final = {setting.field: setting.option for setting in SETTINGS}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entity:
-    """A queue, a topic or a subscription, as it is at the moment."""
+class ListedEntity:
+    """A queue, a topic or a subscription with its current counts."""
 
     path: str
     description: Description
     info: RuntimeInfo
     rules: tuple[RuleDescription, ...] | None = None
-    """Of a subscription, if they were read."""
+    """The rules of a subscription, if they were read."""
 
     @property
     def kind(self) -> str:
         return KINDS[type(self.description)]
 
     def document(self) -> dict[str, Any]:
-        """All of it, for machines. Keys are left out: what is printed is read by others."""
+        """Return all settings and counts, for JSON. Access keys are omitted, because output is often shared."""
         known = {"path": self.path, "kind": self.kind, **_plain(self.description), **_plain(self.info)}
         rules = {} if self.rules is None else {"rules": [_plain_rule(rule) for rule in self.rules]}
         return known | {"path": self.path} | rules
@@ -65,12 +69,12 @@ class Entity:
             self.info.transfer_message_count,
             getattr(self.info, "size_in_bytes", None),
         )
-        told = ["" if count is None else str(count) for count in counts]
-        return (self.path, self.kind, "" if status is None else status.value, *told)
+        cells = ["" if count is None else str(count) for count in counts]
+        return (self.path, self.kind, "" if status is None else status.value, *cells)
 
 
 def _plain(value: Any) -> dict[str, Any]:
-    """Return what is known, and all settings, ``None`` for those that are not set."""
+    """Return the fields that have a value, and all settings, ``None`` for unset ones."""
     return {
         name: value_text(one)
         for name, one in asdict(value).items()
@@ -87,7 +91,7 @@ def _plain_rule(rule: RuleDescription) -> dict[str, Any]:
 
 
 def value_text(value: Any) -> Any:
-    """A setting as it is typed."""
+    """Return a setting as the user types it."""
     match value:
         case timedelta():
             return duration_text(value)
@@ -98,11 +102,11 @@ def value_text(value: Any) -> Any:
     return value
 
 
-# Finding them.
+# Listing.
 
 
-async def all_entities(manager: NamespaceManager) -> list[Entity]:
-    """Queues, then each topic with its subscriptions."""
+async def all_entities(manager: NamespaceManager) -> list[ListedEntity]:
+    """Return the queues, then each topic with its subscriptions."""
     queues, queue_infos, topics, topic_infos = await asyncio.gather(
         manager.get_queues(),
         manager.get_queues_runtime_info(),
@@ -110,7 +114,7 @@ async def all_entities(manager: NamespaceManager) -> list[Entity]:
         manager.get_topics_runtime_info(),
     )
 
-    async def of_topic(path: str) -> list[Entity]:
+    async def of_topic(path: str) -> list[ListedEntity]:
         return await subscriptions(manager, path)
 
     below = await in_groups(of_topic, [topic.path for topic in topics])
@@ -120,23 +124,23 @@ async def all_entities(manager: NamespaceManager) -> list[Entity]:
     return found
 
 
-async def subscriptions(manager: NamespaceManager, topic: str) -> list[Entity]:
+async def subscriptions(manager: NamespaceManager, topic: str) -> list[ListedEntity]:
     descriptions, infos = await asyncio.gather(
         manager.get_subscriptions(topic), manager.get_subscriptions_runtime_info(topic)
     )
     return [
-        Entity(path=f"{topic}/Subscriptions/{one.name}", description=one, info=info)
+        ListedEntity(path=f"{topic}/Subscriptions/{one.name}", description=one, info=info)
         for one, info in _matched(descriptions, infos)
     ]
 
 
-def _together(descriptions: Sequence[Any], infos: Sequence[Any]) -> Iterator[Entity]:
+def _together(descriptions: Sequence[Any], infos: Sequence[Any]) -> Iterator[ListedEntity]:
     for one, info in _matched(descriptions, infos):
-        yield Entity(path=one.path, description=one, info=info)
+        yield ListedEntity(path=one.path, description=one, info=info)
 
 
 def _matched(descriptions: Sequence[Any], infos: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
-    """Those that were there both times we asked."""
+    """Yield the entities that appear in both answers: one may be created or deleted between the two requests."""
     by_name = {_name(info): info for info in infos}
     for one in descriptions:
         if _name(one) in by_name:
@@ -148,11 +152,11 @@ def _name(thing: Any) -> str:
     return name.lower()
 
 
-# Showing them.
+# Output.
 
 
-def show_table(entities: Sequence[Entity], *, in_colour: bool) -> None:
-    """A table in a terminal; else a line each, with tabs, which other programs can cut."""
+def show_table(entities: Sequence[ListedEntity], *, in_colour: bool) -> None:
+    """Print a table for a terminal, or one tab-separated line for each entity, which other programs can parse."""
     if not in_colour:
         print(*("\t".join(row) for row in (_HEAD, *(entity.row() for entity in entities))), sep="\n")
         return
@@ -162,12 +166,12 @@ def show_table(entities: Sequence[Entity], *, in_colour: bool) -> None:
     console.print(table)
     if len(table.columns) < len(_HEAD):
         console.print(
-            f"without {', '.join(_HEAD[len(table.columns) :])}: the terminal is too narrow; --json has it all"
+            f"hidden columns: {', '.join(_HEAD[len(table.columns) :])} (the terminal is too narrow; --json shows them)"
         )
 
 
-def _table(entities: Sequence[Entity], width: int) -> Table:
-    """The first columns of it."""
+def _table(entities: Sequence[ListedEntity], width: int) -> Table:
+    """Return a table of the first ``width`` columns."""
     table = Table()
     for number, title in enumerate(_HEAD[:width]):
         table.add_column(title, justify="right" if number >= _NUMBERS else "left", overflow="fold")
@@ -181,7 +185,7 @@ def _fits(table: Table, console: Console) -> bool:
     return console.measure(table, options=console.options.update(max_width=_ENDLESS)).maximum <= console.width
 
 
-def show_one(entity: Entity) -> None:
+def show_one(entity: ListedEntity) -> None:
     """Print a line for each setting, with the option that sets it, for each count, and for each part of a rule."""
     document = entity.document()
     document.pop("rules", None)

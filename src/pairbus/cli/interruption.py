@@ -1,4 +1,4 @@
-"""Commands that are stopped before their end: by Ctrl-C, or by who sends SIGTERM."""
+"""Interruption of commands by Ctrl-C or SIGTERM."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pairbus.cli.connection import STOPPED
 from pairbus.cli.failure import fail
 
 TERMINATED: Final = 143
-"""By SIGTERM, as shells have it."""
+"""The exit status after SIGTERM: 128 + SIGTERM, as shells report it."""
 
 T = TypeVar("T")
 
@@ -28,36 +28,39 @@ _CODES: Final[Mapping[int, int]] = {signal.SIGINT: STOPPED, signal.SIGTERM: TERM
 
 
 @contextmanager
-def telling_how_far(so_far: Callable[[], str]) -> Iterator[None]:
-    """End with one line that says how far it has come; SIGTERM is as good as Ctrl-C, but for the code."""
+def report_on_interruption(progress: Callable[[], str]) -> Iterator[None]:
+    """End the command on Ctrl-C or SIGTERM with one line that states its progress; only the exit status differs."""
     code = STOPPED
 
     def terminate(_number: int, _frame: FrameType | None) -> None:
         nonlocal code
         code = TERMINATED
-        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as of what a script starts with '&'
+        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # for example in a command that a script started with '&'
             signal.signal(signal.SIGINT, signal.default_int_handler)
-        signal.raise_signal(signal.SIGINT)  # whoever waits knows what to do then
+        signal.raise_signal(signal.SIGINT)  # asyncio and the code that waits handle it
 
     before = signal.signal(signal.SIGTERM, terminate)
     try:
         yield
     except KeyboardInterrupt:
-        fail(f"stopped: {so_far()}", code)
+        fail(f"stopped: {progress()}", code)
     finally:
         signal.signal(signal.SIGTERM, before)
 
 
 def run_on_spark(job: Callable[[], T]) -> T:
-    """Run a job that reads ledgers on Spark, and return what it returns; Ctrl-C and SIGTERM end it with one line.
+    """Run a job that reads ledgers on Spark, and return its result; Ctrl-C and SIGTERM end it with one line.
 
-    The job has a thread of its own: a signal that is handled in the middle of a call to Java leaves that in an unknown
-    state, and PySpark takes Ctrl-C for itself when it is started in the main thread.
+    The job runs in a separate thread: a signal handled during a call to Java leaves the call in an unknown state, and
+    PySpark installs its own handler for Ctrl-C when it is started in the main thread.
     """
     code = STOPPED
+    process_id = os.getpid()
 
     def stop(number: int, _frame: FrameType | None) -> None:
         nonlocal code
+        if os.getpid() != process_id:  # the child that is about to become Java, and has inherited this handler
+            os._exit(_CODES[number])
         code = _CODES[number]
         for each in before:
             signal.signal(each, partial(_stop_at_once, code))
@@ -69,7 +72,7 @@ def run_on_spark(job: Callable[[], T]) -> T:
         for number in before:
             signal.signal(number, stop)
         Thread(target=_run, args=(job, outcome), name="pairbus-job", daemon=True).start()
-        wait((outcome,))  # a thread that is joined, and interrupted in that, counts as ended
+        wait((outcome,))  # not join(): if that is interrupted, the thread counts as ended
     except KeyboardInterrupt:
         _end_job(outcome)
         fail("stopped", code)
@@ -80,7 +83,7 @@ def run_on_spark(job: Callable[[], T]) -> T:
 
 
 def _stop_at_once(code: int, _number: int, _frame: FrameType | None) -> None:
-    """End on the second signal, whatever is left behind: the first takes too long."""
+    """Exit on the second signal without cleaning up: the user does not want to wait for the first to take effect."""
     Console(stderr=True).show_cursor()
     os.write(2, b"pairbus: stopped\n")
     os._exit(code)
@@ -91,13 +94,13 @@ def _run(job: Callable[[], T], outcome: Future[T]) -> None:
         with Console(stderr=True).status("reading ledgers"):
             result = job()
         outcome.set_result(result)
-    except BaseException as error:  # noqa: BLE001 (it is raised where the outcome is asked for)
+    except BaseException as error:  # noqa: BLE001 (it is raised by outcome.result())
         outcome.set_exception(error)
 
 
 def _end_job(outcome: Future[T]) -> None:
-    """Wait for the end of a job whose Java is taken away; one that is being started has to be there first."""
-    from pairbus.spark.session import end_java_quietly  # noqa: PLC0415 (Spark is not everywhere)
+    """Stop Java until the job ends: while Java is still starting, there is nothing to stop yet, so try again."""
+    from pairbus.spark.session import end_java_quietly  # noqa: PLC0415 (Spark is optional)
 
     logging.disable()  # Py4J reports every call that fails
     try:

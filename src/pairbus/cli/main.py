@@ -1,11 +1,11 @@
-"""The command ``pairbus``."""
+"""The ``pairbus`` command."""
 
 from __future__ import annotations
 
 from typing import Annotated, Final
 
 from pairbus import __version__
-from pairbus.cli.extra import extra_needed
+from pairbus.cli.failure import extra_needed
 
 with extra_needed():
     import typer
@@ -16,11 +16,14 @@ _COMMANDS: Final = {
     "demo": "pairbus.cli.demo.command",
     "serve": "pairbus.cli.serve",
     "trust": "pairbus.cli.trust",
+    "diagnostics": "pairbus.cli.diagnostics",
+    "repair": "pairbus.cli.repair",
     "send": "pairbus.cli.send",
     "receive": "pairbus.cli.receive",
     "peek": "pairbus.cli.peek",
     "pair": "pairbus.cli.pair",
     "drill": "pairbus.cli.drill",
+    "fault": "pairbus.cli.fault",
     "syphon": "pairbus.cli.syphon",
     "capture": "pairbus.cli.capture",
     "cost": "pairbus.cli.cost",
@@ -32,12 +35,12 @@ app = typer.Typer(
     cls=command_group(_COMMANDS),
     no_args_is_help=True,
     rich_markup_mode=MARKUP,
-    pretty_exceptions_show_locals=False,  # there are keys among them
+    pretty_exceptions_show_locals=False,  # locals may contain keys
 )
 
 
-def _show_version(is_wanted: bool) -> None:
-    if is_wanted:
+def _show_version(is_requested: bool) -> None:
+    if is_requested:
         print(f"pairbus {__version__}")
         raise typer.Exit
 
@@ -45,12 +48,12 @@ def _show_version(is_wanted: bool) -> None:
 @app.callback()
 def pairbus(
     version: Annotated[
-        bool, typer.Option("--version", help="Show the version and stop.", callback=_show_version, is_eager=True)
+        bool, typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)
     ] = False,
 ) -> None:
-    """Service Bus namespaces on a machine of your own.
+    """Run and use Service Bus namespaces and pairs of them.
 
-    Connection strings are named by option, by variable, or, with @FILE, by a file; none is printed with its key.
+    Pass a connection string as an option, in a variable, or, with @FILE, in a file. Keys are never printed in errors.
 
     Example: pairbus serve --data ./contoso --name contoso --port 5672
 

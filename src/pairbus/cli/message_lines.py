@@ -1,12 +1,16 @@
-"""Messages as lines of JSON, with everything that sending them again needs."""
+"""Messages as lines of JSON, with everything needed to send them again."""
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from concurrent.futures import CancelledError
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from datetime import datetime, timedelta
 from difflib import get_close_matches
+from threading import Thread
 from typing import Any, BinaryIO, Final, NoReturn
 
 from pairbus.client.amqp_json import (
@@ -19,17 +23,16 @@ from pairbus.client.amqp_json import (
     value_of,
     whole_of,
 )
-from pairbus.client.amqp_view import AmqpView
 from pairbus.client.errors import InvalidMessageError
-from pairbus.client.message import BodyKind, BrokeredMessage, encode_brokered
+from pairbus.client.message import AmqpView, BodyKind, BrokeredMessage, encode_brokered
 from pairbus.client.received_message import DEAD_LETTER_DESCRIPTION, DEAD_LETTER_REASON, ReceivedMessage
-from pairbus.dialect.entity_path import split_entity_path
+from pairbus.dialect.paths import split_entity_path
 from pairbus.wire import Sections
 
 _CHUNK_BYTES: Final = 256 * 1024
 _MS: Final = timedelta(milliseconds=1)
 DEAD_LETTER_PROPERTIES: Final = frozenset({DEAD_LETTER_REASON, DEAD_LETTER_DESCRIPTION})
-"""What dead-lettering adds to the application's."""
+"""The application properties that dead-lettering adds."""
 
 TEXTS: Final = (
     "session_id",
@@ -54,26 +57,26 @@ READ_ONLY: Final = (
     "dead_letter_reason",
     "dead_letter_error_description",
 )
-"""What the namespace has said of a message; who sends it again is told anew."""
+"""Fields that the namespace sets; they are ignored when the message is sent again."""
 
 SENT: Final = (
     *("body", "body_base64", "body_kind", "message_id", "correlation_id", *TEXTS),
     *("time_to_live_ms", "scheduled_enqueue_time", "application_properties", "amqp"),
 )
-"""What is sent."""
+"""Fields that are sent."""
 
 _NORMAL: Final = AmqpView()
 _OTHER_ENDS: Final = {code: f"\\u{code:04x}" for code in (0x85, 0x2028, 0x2029)}
-"""What ends a line too, to some who read them; JSON leaves it as it is."""
+"""Characters that some readers take for the end of a line; JSON does not escape them."""
 
 
 class MessageLineError(ValueError):
-    """A line is no message."""
+    """A line is not a valid message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """Messages that were read together, with the lines that they stand in."""
+    """Messages that were read together, with their line numbers."""
 
     first_line: int
     last_line: int
@@ -85,7 +88,7 @@ class Batch:
 
 
 def line_of(message: ReceivedMessage, entity: str) -> str:
-    """One line, without its end. Raises ``InvalidMessageError`` for a message that cannot be read."""
+    """Return a message as one line, without the line break. Raise ``InvalidMessageError`` if it cannot be decoded."""
     text = json.dumps(document_of(message, entity), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return text.translate(_OTHER_ENDS)
 
@@ -119,7 +122,7 @@ def document_of(message: ReceivedMessage, entity: str) -> dict[str, Any]:
 
 
 def _properties(properties: Mapping[str, Any], entity: str) -> dict[str, Any]:
-    """Without what dead-lettering has added: that is told beside them, and not sent again."""
+    """Return the properties without those added by dead-lettering, which have fields and are not sent again."""
     path = split_entity_path(entity)
     added = DEAD_LETTER_PROPERTIES if path is not None and path.sub_queue is not None else frozenset()
     return {name: json_of(value) for name, value in properties.items() if name not in added}
@@ -128,7 +131,7 @@ def _properties(properties: Mapping[str, Any], entity: str) -> dict[str, Any]:
 def _body(message: ReceivedMessage, sections: Sections) -> dict[str, Any]:
     match message.body_kind:
         case BodyKind.VALUE:
-            # In a list, because a body of nothing is a body.
+            # In a list, because null is a valid body.
             return {"body_kind": "value", "body": [json_of(sections.decode_body()[0])]}
         case BodyKind.SEQUENCE:
             items = [item for section in sections.decode_body() for item in section]
@@ -141,7 +144,7 @@ def _body(message: ReceivedMessage, sections: Sections) -> dict[str, Any]:
 
 
 def _view(message: ReceivedMessage) -> dict[str, Any]:
-    """What is not as usual of it. The times go with a time to live, if there is one, and are made anew from that."""
+    """Return the fields that differ from the defaults, without times that are derived from a time to live."""
     view = message.amqp or _NORMAL
     if message.time_to_live is not None:
         view = replace(view, creation_time=None, absolute_expiry_time=None)
@@ -167,9 +170,9 @@ def _plain(value: Any) -> Any:
 
 
 def read_batches(file: BinaryIO, first_line: int = 1) -> Iterator[Batch]:
-    """The messages of a file, those together that could be read together.
+    """Yield the messages of a file in batches, as they can be read.
 
-    Raises ``MessageLineError``, which names the line.
+    Raise ``MessageLineError``, which names the line, if one is invalid.
     """
     for numbers, lines in _numbered(file):
         wanted = [(number, line) for number, line in zip(numbers, lines, strict=True) if number >= first_line]
@@ -184,7 +187,7 @@ def read_batches(file: BinaryIO, first_line: int = 1) -> Iterator[Batch]:
 
 
 def _numbered(file: BinaryIO) -> Iterator[tuple[range, list[bytes]]]:
-    """Whole lines as they come: from a pipe, whatever is there."""
+    """Yield complete lines with their numbers as soon as they can be read from the file or pipe."""
     number = 1
     for lines in _lines(file):
         yield range(number, number + len(lines)), lines
@@ -195,9 +198,9 @@ def _lines(file: BinaryIO) -> Iterator[list[bytes]]:
     read: Any = getattr(file, "read1", file.read)
     pieces: list[bytes] = []
     while chunk := read(_CHUNK_BYTES):
-        *whole, rest = chunk.split(b"\n")
-        if whole:
-            yield [b"".join((*pieces, whole[0])), *whole[1:]]
+        *complete, rest = chunk.split(b"\n")
+        if complete:
+            yield [b"".join((*pieces, complete[0])), *complete[1:]]
             pieces = []
         pieces.append(rest)
     last = b"".join(pieces)
@@ -208,7 +211,7 @@ def _lines(file: BinaryIO) -> Iterator[list[bytes]]:
 def _message(number: int, line: bytes) -> BrokeredMessage:
     try:
         message = message_of(line)
-        encode_brokered(message)  # what cannot be sent is told with its line
+        encode_brokered(message)  # so that the error names the line
     except InvalidMessageError as error:
         raise MessageLineError(f"line {number:,}: {error.message}") from None
     except ValueError as error:
@@ -217,13 +220,13 @@ def _message(number: int, line: bytes) -> BrokeredMessage:
 
 
 def message_of(line: str | bytes) -> BrokeredMessage:
-    """The message of a line. Raises ``ValueError``."""
+    """Return the message of a line. Raise ``ValueError`` if it is invalid."""
     document = _parsed(line)
     for name in document:
         if name not in SENT and name not in READ_ONLY:
             nearest = get_close_matches(name, SENT, n=1)
-            advice = f"is '{nearest[0]}' meant?" if nearest else f"there are {', '.join(SENT)}"
-            raise ValueError(f"a message has no {name!r:.50}; {advice}")
+            advice = f"did you mean '{nearest[0]}'?" if nearest else f"use one of {', '.join(SENT)}"
+            raise ValueError(f"unknown field {name!r:.50}; {advice}")
     given = {name: document[name] for name in SENT if document.get(name) is not None}
     kind = _body_kind(given)
     return BrokeredMessage(
@@ -243,13 +246,13 @@ def _parsed(line: str | bytes) -> dict[str, Any]:
     try:
         document = json.loads(line, parse_constant=_no_constant)
     except UnicodeDecodeError:
-        raise ValueError("it is no text in UTF-8") from None
+        raise ValueError("the line is not valid UTF-8") from None
     except RecursionError:
-        raise ValueError("it is nested too deeply") from None
+        raise ValueError("the JSON is nested too deeply") from None
     except json.JSONDecodeError as error:
-        raise ValueError(f"it is no JSON: {error.msg}, at column {error.colno:,}") from None
+        raise ValueError(f"invalid JSON: {error.msg}, at column {error.colno:,}") from None
     if not isinstance(document, dict):
-        raise ValueError('it is no JSON object such as {"body": "one espresso"}')  # noqa: TRY004 (of whoever wrote it)
+        raise ValueError('the line must be a JSON object such as {"body": "one espresso"}')  # noqa: TRY004 (bad input)
     return document
 
 
@@ -270,20 +273,21 @@ def _body_kind(given: Mapping[str, Any]) -> BodyKind:
     name = given.get("body_kind", "data")
     kinds = {kind.name.lower(): kind for kind in BodyKind}
     if not isinstance(name, str) or name not in kinds:
-        raise ValueError(f"body_kind: {name!r:.50} is none of {', '.join(kinds)}")
+        raise ValueError(f"body_kind must be one of {', '.join(kinds)}, got {name!r:.50}")
     return kinds[name]
 
 
 def _body_of(given: Mapping[str, Any], kind: BodyKind) -> Any:
     if "body_base64" in given:
         if "body" in given or kind is not BodyKind.DATA:
-            raise ValueError("body_base64: it is there instead of a body")
+            raise ValueError("body_base64 replaces body and body_kind; remove them")
         return _read("body_base64", given, octets_of)
     body = given.get("body", b"")
     if kind is BodyKind.DATA:
-        return body  # what is no text is sent as the JSON that it is
+        return body  # anything but text is sent as its JSON
     if not isinstance(body, list) or (kind is BodyKind.VALUE and len(body) != 1):
-        raise ValueError(f"body: of the kind {kind.name.lower()} it is a list{' of one' * (kind is BodyKind.VALUE)}")
+        length = " of one item" if kind is BodyKind.VALUE else ""
+        raise ValueError(f"body must be a list{length} if body_kind is {kind.name.lower()}")
     values = _read("body", given, value_of)
     return values if kind is BodyKind.SEQUENCE else values[0]
 
@@ -294,22 +298,22 @@ def _milliseconds(given: Any) -> timedelta:
 
 def _values(given: Any) -> dict[str, Any]:
     if not isinstance(given, dict):
-        raise ValueError("they are names with their values, in braces")  # noqa: TRY004 (of whoever wrote it)
+        raise ValueError("must be a JSON object of names and values")  # noqa: TRY004 (bad input)
     return {name: _read(name, given, value_of) for name in given}
 
 
 def _view_of(given: Any) -> AmqpView:
     if not isinstance(given, dict):
-        raise ValueError("it is names with their values, in braces")  # noqa: TRY004 (of whoever wrote it)
+        raise ValueError("must be a JSON object of names and values")  # noqa: TRY004 (bad input)
     unknown = given.keys() - _VIEW.keys()
     if unknown:
-        raise ValueError(f"there is no {min(unknown)!r:.50}; there are {', '.join(_VIEW)}")
+        raise ValueError(f"unknown field {min(unknown)!r:.50}; use one of {', '.join(_VIEW)}")
     return AmqpView(**{name: _read(name, given, _VIEW[name]) for name in given})
 
 
 def _truth(given: Any) -> bool:
     if not isinstance(given, bool):
-        raise ValueError(f"{given!r:.50} is not true or false")  # noqa: TRY004 (of whoever wrote it)
+        raise ValueError(f"must be true or false, got {given!r:.50}")  # noqa: TRY004 (bad input)
     return given
 
 
@@ -325,3 +329,36 @@ _VIEW: Final[dict[str, Callable[[Any], Any]]] = {
     "delivery_annotations": _values,
     "footer": _values,
 }
+
+
+_AHEAD: Final = 2
+"""The number of batches to read ahead."""
+
+
+async def read_ahead(batches: Iterator[Batch]) -> AsyncIterator[Batch]:
+    """Yield the batches, which a thread reads ahead. Raise the error that reading raises."""
+    loop = asyncio.get_running_loop()
+    waiting: asyncio.Queue[Batch | Exception | None] = asyncio.Queue(_AHEAD)
+
+    def put(one: Batch | Exception | None) -> None:
+        asyncio.run_coroutine_threadsafe(waiting.put(one), loop).result()
+
+    def read() -> None:
+        with suppress(CancelledError, RuntimeError):  # the consumer has stopped
+            for one in _with_end(batches):
+                put(one)
+
+    # Not an executor thread: the event loop would wait for it, and input from a terminal may never arrive.
+    Thread(target=read, name="pairbus-feed", daemon=True).start()
+    while (one := await waiting.get()) is not None:
+        if isinstance(one, Exception):
+            raise one
+        yield one
+
+
+def _with_end(batches: Iterator[Batch]) -> Iterator[Batch | Exception | None]:
+    try:
+        yield from batches
+    except (OSError, ValueError) as error:
+        yield error
+    yield None

@@ -1,4 +1,4 @@
-"""Where received messages go: to standard output, or to a file."""
+"""Output of received messages: to standard output, or to a file."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import BinaryIO, Final, TypeAlias
 
 import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from pairbus.cli.connection import FAILED, USAGE
 from pairbus.cli.failure import fail
@@ -33,13 +35,38 @@ from pairbus.durable import sync_directory
 from pairbus.spark.value_text import text_of
 from pairbus.wire import Sections
 
+
+def message_count(count: int) -> str:
+    return "1 message" if count == 1 else f"{count:,} messages"
+
+
+Advance = Callable[[int, int], None]
+"""Called with the number of messages done, and the part of the total that they are."""
+
+
+@contextmanager
+def work_bar(verb: str, total: int | None, *, is_shown: bool = True) -> Iterator[Advance]:
+    """Show a progress bar on standard error if that is a terminal."""
+    if not is_shown or not sys.stderr.isatty():
+        yield lambda _done, _part: None
+        return
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True, highlight=False, markup=False), transient=True) as bars:
+        task = bars.add_task(f"0 {verb}", total=total)
+
+        def advance(done: int, part: int) -> None:
+            bars.update(task, description=f"{done:,} {verb}", completed=part)
+
+        yield advance
+
+
 _SHOWN: Final = (
     *("session_id", "label", "content_type", "correlation_id", "to", "reply_to"),
     *("dead_letter_reason", "dead_letter_error_description"),
 )
 
 Output: TypeAlias = Callable[[Sequence[ReceivedMessage]], AsyncIterator[ReceivedMessage]]
-"""Writes messages in order, and yields each once it is written. Raises ``OutputError``."""
+"""Write messages in order, and yield each once it is written. Raise ``OutputError`` if the output takes no more."""
 
 _Write: TypeAlias = Callable[[bytes], Awaitable[None]]
 _Encode: TypeAlias = Callable[[ReceivedMessage], bytes]
@@ -56,12 +83,12 @@ def message_output(
 ) -> Iterator[Output]:
     """Open the output that the options ask for, and end the command when it takes no more.
 
-    A command that removes messages gives ``so_far``, which says what it did with them. Its messages count as written
-    once the reader of a pipe has read them, so that the rest can be given back. Other commands end silently when their
-    output is closed.
+    A command that removes messages passes ``so_far``, which describes what it did with them. Its messages count as
+    written once the reader of a pipe has read them, so that the rest can be abandoned. Other commands end silently when
+    their output is closed.
     """
     if lines is not None and body_only:
-        fail("--lines writes whole messages: leave out --body", USAGE)
+        fail("--lines writes whole messages: remove --body", USAGE)
     encode = partial(_encoded, entity=entity, as_json=as_json, body_only=body_only)
     try:
         if lines is None:
@@ -97,16 +124,16 @@ def _to_file(file: BinaryIO, path: Path, encode: _Encode) -> Output:
 
 
 def _open(path: Path) -> BinaryIO:
-    """Open a file to append to: what was taken from a queue before is not overwritten."""
+    """Open a file for appending, so that messages received earlier are not overwritten."""
     try:
-        file = path.open("ab+", buffering=0)  # what could not be written must not be tried again when it is closed
+        file = path.open("ab+", buffering=0)  # unbuffered: closing must not retry a failed write
         _keep_name(path)
         is_whole = _is_whole(file)
     except OSError as error:
         fail(f"{path} cannot be written: {error.strerror}", FAILED)
     if not is_whole:
         file.close()
-        fail(f"the last line of {path} has no end, so nothing is added: whoever wrote it was stopped", FAILED)
+        fail(f"the last line of {path} is incomplete: complete or remove it, or name another file", FAILED)
     return file
 
 
@@ -118,7 +145,7 @@ def _is_whole(file: BinaryIO) -> bool:
 
 
 def _keep(file: BinaryIO, octets: bytes) -> None:
-    """Write, and sync to the disk: the messages are settled after that."""
+    """Write and sync to disk; the messages are settled after that."""
     left = memoryview(octets)
     while left:
         left = left[file.write(left) :]
@@ -137,12 +164,12 @@ def _keep_name(path: Path) -> None:
 def _is_device(path: Path) -> bool:
     try:
         return not stat.S_ISREG(path.stat().st_mode)
-    except OSError:  # there is none, or opening it tells why not
+    except OSError:  # it does not exist, or opening it raises the error
         return False
 
 
 def _open_pipe(path: Path) -> BinaryIO:
-    """Open for writing alone: who reads a pipe as well does not notice that everybody else has closed it."""
+    """Open for writing only: with a read end of our own, we would not notice that the readers have closed the pipe."""
     try:
         return path.open("wb", buffering=0)
     except OSError as error:
@@ -183,7 +210,7 @@ async def _print(octets: bytes) -> None:
     await asyncio.to_thread(print_now)
 
 
-# What is written of a message.
+# Messages as text.
 
 
 def _line(entity: str, message: ReceivedMessage) -> bytes:
@@ -201,16 +228,16 @@ def _octets(message: ReceivedMessage) -> bytes:
 
 
 def shown_message(message: ReceivedMessage) -> str:
-    """What a person wants to know of it."""
-    told = [f"#{message.sequence_number}", moment_text(message.enqueued_time), f"id {message.message_id!s}"]
-    told += [f"{name.replace('_', ' ')} {value}" for name in _SHOWN if (value := getattr(message, name)) is not None]
+    """Return the main fields and the body of a message, to be read by a user."""
+    parts = [f"#{message.sequence_number}", moment_text(message.enqueued_time), f"id {message.message_id!s}"]
+    parts += [f"{name.replace('_', ' ')} {value}" for name in _SHOWN if (value := getattr(message, name)) is not None]
     properties = Sections(message.payload).application_properties()
-    told += [f"{name}={text_of(value)}" for name, value in properties.items() if name not in DEAD_LETTER_PROPERTIES]
+    parts += [f"{name}={text_of(value)}" for name, value in properties.items() if name not in DEAD_LETTER_PROPERTIES]
     if message.delivery_count:
-        told.append(f"delivered {message.delivery_count} times before")
+        parts.append(f"delivered {message.delivery_count} times before")
     if message.state.value:
-        told.append(message.state.name.lower())
-    return f"{_harmless('  '.join(told))}\n{_shown_body(message)}\n"
+        parts.append(message.state.name.lower())
+    return f"{_harmless('  '.join(parts))}\n{_shown_body(message)}\n"
 
 
 def _shown_body(message: ReceivedMessage) -> str:
@@ -218,9 +245,9 @@ def _shown_body(message: ReceivedMessage) -> str:
     try:
         return _harmless(octets.decode(), keep="\n\t")
     except UnicodeDecodeError:
-        return f"({len(octets):,} bytes that are no text; --body prints them, --json and --lines have them in base64)"
+        return f"({len(octets):,} bytes, not text; --body prints them, --json and --lines encode them in base64)"
 
 
 def _harmless(text: str, keep: str = "") -> str:
-    """Without what a terminal would take for a command."""
+    """Escape characters that a terminal would interpret as control sequences."""
     return "".join(one if one.isprintable() or one in keep else ascii(one)[1:-1] for one in text)

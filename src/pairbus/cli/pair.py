@@ -1,4 +1,4 @@
-"""``pairbus pair``: sets up a pair of namespaces, and tells whether it works and what the application is to write."""
+"""``pairbus pair``: set up and verify a pair of namespaces, and print the code for the application."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any, Final
 from rich.console import Console
 from rich.table import Table
 
-from pairbus.cli.backlog_difference import BacklogDifference, value_text
 from pairbus.cli.connection import (
     FAILED,
     PRIMARY_VARIABLE,
@@ -26,7 +25,13 @@ from pairbus.cli.connection import (
     run,
 )
 from pairbus.cli.failure import fail
-from pairbus.cli.pair_verification import BacklogQueueVerification, PairVerification, verify_pair
+from pairbus.cli.pair_verification import (
+    BacklogDifference,
+    BacklogQueueVerification,
+    PairVerification,
+    value_text,
+    verify_pair,
+)
 
 _PROGRAM: Final = """\
 import asyncio
@@ -43,10 +48,10 @@ async def main() -> None:
         MessagingFactory.from_connection_string(SECONDARY) as secondary,
         MessagingFactory.from_connection_string(PRIMARY) as primary,
     ):
-        # In at least one process, usually one that receives, also: enable_syphon=True
+        # In at least one process, usually a receiving one, add: enable_syphon=True
         options = SendAvailabilityPairedNamespaceOptions(manager, secondary, {arguments})
         await primary.pair_namespace(options)
-        # Whatever is sent with 'primary' from here on goes to the backlog queues while the primary is down.
+        # From here on, messages sent through 'primary' go to the backlog queues while the primary is down.
 
 
 asyncio.run(main())
@@ -61,11 +66,11 @@ def pair(
     entity: EntityOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Set up a pair of namespaces: make the backlog queues that are missing, and see that everything works.
+    """Set up a pair of namespaces: create the missing backlog queues and verify that the pair works.
 
-    The application's own messages are not touched, and the primary may be down meanwhile.
+    Messages of the application are not touched, and the primary may be down.
 
-    A certificate authority that the system does not know is named in the variable SSL_CERT_FILE.
+    To trust a certificate authority that the system does not know, name its file in the variable SSL_CERT_FILE.
 
     Example: pairbus pair --primary @contoso.txt --secondary @fabrikam.txt
     """
@@ -83,7 +88,7 @@ def pair(
         print(f"pairbus: WARNING: {warning}", file=sys.stderr)
     _fail_if_defective(found)
     if not as_json:
-        print(f"\nWhat to write in the application:\n\n{_program(backlog_queues, name)}", end="")
+        print(f"\nCode for the application:\n\n{_program(backlog_queues, name)}", end="")
 
 
 def _fail_if_defective(found: PairVerification) -> None:
@@ -91,7 +96,7 @@ def _fail_if_defective(found: PairVerification) -> None:
     if defective:
         fail(
             f"{len(defective)} of {len(found.backlog_queues)} backlog queues cannot be used; "
-            f"'{defective[0].path}': {defective[0].defects[0]}; put it right, or delete it and run this again",
+            f"'{defective[0].path}': {defective[0].defects[0]}; fix it, or delete it and run this command again",
             FAILED,
         )
 
@@ -102,11 +107,11 @@ def _program(backlog_queues: int, name: str | None) -> str:
     return _PROGRAM.format(primary=PRIMARY_VARIABLE, secondary=SECONDARY_VARIABLE, arguments=arguments)
 
 
-# What it says.
+# Output.
 
 
-def _reached(found: PairVerification) -> str:
-    return "was reached" if found.primary_failure is None else "was not reached"
+def _reachability(found: PairVerification) -> str:
+    return "reachable" if found.primary_failure is None else "unreachable"
 
 
 def _use(queue: BacklogQueueVerification) -> str:
@@ -119,7 +124,7 @@ def _origin(queue: BacklogQueueVerification) -> str:
 
 
 def _print_lines(found: PairVerification) -> None:
-    print(f"primary: {found.primary}, '{found.primary_name}', {_reached(found)}")
+    print(f"primary: {found.primary}, '{found.primary_name}', {_reachability(found)}")
     print(f"secondary: {found.secondary}, the key has Manage, Send and Listen")
     for queue in found.backlog_queues:
         print(f"{queue.path}: {_origin(queue)}; {_use(queue)}")
@@ -128,7 +133,7 @@ def _print_lines(found: PairVerification) -> None:
 def _show_table(found: PairVerification) -> None:
     console = Console(highlight=False, markup=False)  # a path may have brackets
     for name, text in (
-        ("primary", f"{found.primary}, '{found.primary_name}', {_reached(found)}"),
+        ("primary", f"{found.primary}, '{found.primary_name}', {_reachability(found)}"),
         ("secondary", f"{found.secondary}, the key has Manage, Send and Listen"),
     ):
         console.print(f"{name:>9}  ", style="dim", end="")

@@ -1,16 +1,17 @@
-"""Setting up a pair, and seeing for ourselves that it would work."""
+"""Setup of a pair, and verification that it works."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import timedelta
 from enum import Enum
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
-from pairbus.cli.backlog_difference import BacklogDifference, Harm, differences
-from pairbus.cli.connection import FAILED, Connection, one_line
+from pairbus.cli.connection import FAILED, NamedNamespace, one_line
 from pairbus.cli.failure import fail
-from pairbus.client.amqp.receiving_link import Wish
+from pairbus.client.amqp.receiving_link import ReceiveOptions
+from pairbus.client.entity_link import EntityLink
 from pairbus.client.errors import (
     EntityNotFoundError,
     MessagingCommunicationError,
@@ -20,29 +21,119 @@ from pairbus.client.errors import (
     UnauthorizedError,
 )
 from pairbus.client.factory import MessagingFactory
-from pairbus.client.lane import Lane
-from pairbus.client.management.descriptions import QueueDescription
+from pairbus.client.management.descriptions import EntityStatus, QueueDescription
 from pairbus.client.management.namespace_manager import NamespaceManager
 from pairbus.pairing import NamespacePair, SendAvailabilityPairedNamespaceOptions
-from pairbus.pairing.backlog import backlog_queues_by_name
+from pairbus.pairing.backlog import MOST_DELIVERIES, backlog_description, backlog_queues_by_name
 
-_NOWHERE: Final = "x-pairbus-pair"
-"""A path on the primary at which nothing is; that we are told so shows that it answers, and that the key holds."""
 
-_AWAY: Final = (MessagingCommunicationError, MessagingTimeoutError, ServerBusyError)
+class Harm(Enum):
+    """The effect of a difference on a pair."""
+
+    NONE = "none"
+    RISK = "risk"
+    """The pair works, but may lose or change messages."""
+
+    DEFECT = "defect"
+    """The pair cannot use the queue."""
+
+
+_HARMS: Final[dict[str, tuple[Harm, str]]] = {
+    "requires_session": (Harm.DEFECT, "the queue rejects diverted messages, which have no session"),
+    "status": (Harm.DEFECT, "the queue must accept and deliver messages"),
+    "forward_to": (Harm.DEFECT, "messages are forwarded to an entity that no syphon reads"),
+    "requires_duplicate_detection": (
+        Harm.RISK,
+        "the queue drops a message with the id of another one, even if their destinations differ",
+    ),
+    "default_message_time_to_live": (Harm.RISK, "messages that wait longer are dead-lettered or dropped"),
+    "enable_dead_lettering_on_message_expiration": (Harm.RISK, "messages that expire in the queue are dropped"),
+    "auto_delete_on_idle": (Harm.RISK, "the queue is deleted when idle for that long; pairing creates it again"),
+    "max_delivery_count": (Harm.RISK, "messages are dead-lettered after that many delivery attempts of the syphon"),
+    "enable_partitioning": (Harm.RISK, "the order of sessions cannot be preserved"),
+}
+_COMPARED: Final = (
+    "max_size_in_megabytes",
+    "lock_duration",
+    "enable_batched_operations",
+    "forward_dead_lettered_messages_to",
+    *_HARMS,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BacklogDifference:
+    """A setting of a backlog queue that differs from the value that pairing sets."""
+
+    field: str
+    found: Any
+    ours: Any
+
+    @property
+    def harm(self) -> Harm:
+        return _HARMS[self.field][0] if self.field in _HARMS else Harm.NONE
+
+    @property
+    def consequence(self) -> str:
+        """The consequence of the difference; empty if there is none."""
+        return _HARMS[self.field][1] if self.field in _HARMS else ""
+
+    def __str__(self) -> str:
+        return f"{self.field} is {value_text(self.found)} instead of {value_text(self.ours)}"
+
+
+def differences(found: QueueDescription) -> tuple[BacklogDifference, ...]:
+    """Compare a queue with the backlog queue that pairing creates at its path."""
+    ours = _filled(backlog_description(found.path), found)
+    pairs = ((name, getattr(found, name), getattr(ours, name)) for name in _COMPARED)
+    return tuple(BacklogDifference(field=name, found=was, ours=wanted) for name, was, wanted in pairs if was != wanted)
+
+
+def _filled(ours: QueueDescription, found: QueueDescription) -> QueueDescription:
+    """Return the description with those defaults of the service that are compared."""
+    capped = found.max_delivery_count == MOST_DELIVERIES
+    return replace(
+        ours,
+        max_delivery_count=MOST_DELIVERIES if capped else ours.max_delivery_count,
+        requires_session=False,
+        requires_duplicate_detection=False,
+        enable_partitioning=False,
+        status=EntityStatus.ACTIVE,
+    )
+
+
+def value_text(value: object) -> str:
+    """Return a setting as text for the user."""
+    match value:
+        case None:
+            return "none"
+        case bool():
+            return "on" if value else "off"
+        case timedelta():
+            return "never" if value == timedelta.max else str(value)
+        case Enum():
+            return str(value.value)
+        case _:
+            return str(value)
+
+
+_MISSING_PATH: Final = "x-pairbus-pair"
+"""A path without an entity: the error "not found" proves that the primary answers and accepts the key."""
+
+_UNREACHABLE: Final = (MessagingCommunicationError, MessagingTimeoutError, ServerBusyError)
 
 
 class Origin(Enum):
-    """Where a backlog queue comes from."""
+    """The state in which a backlog queue was found."""
 
-    MADE = "made now"
-    FOUND = "was there"
-    DIFFERENT = "was there with another description"
+    MADE = "created"
+    FOUND = "exists"
+    DIFFERENT = "exists with other settings"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BacklogQueueVerification:
-    """What was found out about a backlog queue."""
+    """The result of the verification of a backlog queue."""
 
     path: str
     origin: Origin
@@ -52,7 +143,7 @@ class BacklogQueueVerification:
 
     @property
     def defects(self) -> tuple[str, ...]:
-        """Why it is of no use."""
+        """The reasons why the pair cannot use the queue."""
         return tuple(self._defects())
 
     def _defects(self) -> Iterator[str]:
@@ -67,19 +158,19 @@ class BacklogQueueVerification:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairVerification:
-    """What was found out about a pair."""
+    """The result of the verification of a pair."""
 
     primary: str
     secondary: str
     primary_name: str
-    """What the backlog queues call the primary."""
+    """The name of the primary in the paths of the backlog queues."""
 
     primary_failure: MessagingError | None
-    """Why the primary was not reached; ``None`` if it was."""
+    """The error of connecting to the primary; ``None`` if it is reachable."""
 
     backlog_queues: tuple[BacklogQueueVerification, ...]
     backlogs_in_primary: tuple[str, ...] = ()
-    """Whose backlog queues the primary has, as far as it tells: a namespace that is the secondary of another."""
+    """Names of namespaces whose backlog queues the primary holds, so that it is itself a secondary of theirs."""
 
     @property
     def defective(self) -> tuple[BacklogQueueVerification, ...]:
@@ -92,13 +183,13 @@ class PairVerification:
     def _warnings(self) -> Iterator[str]:
         if self.primary_failure is not None:
             yield (
-                f"the primary namespace was not reached: {one_line(self.primary_failure)}; "
-                "if it is down, the pair is set up all the same, else check the address"
+                f"the primary namespace is unreachable: {one_line(self.primary_failure)}; "
+                "the pair is set up nevertheless; unless the primary is down, check its address"
             )
         if self.backlogs_in_primary:
             yield (
-                f"the primary has backlog queues itself, of '{self.backlogs_in_primary[0]}'; if --primary and "
-                "--secondary are swapped, delete those that were made now, and run this again"
+                f"the primary itself has backlog queues, for '{self.backlogs_in_primary[0]}'; if --primary and "
+                "--secondary are swapped, delete the queues created now and run this command again"
             )
         risks: dict[BacklogDifference, list[str]] = {}
         for queue in self.backlog_queues:
@@ -114,14 +205,14 @@ def _listed(paths: list[str]) -> str:
 
 
 async def verify_pair(
-    primary: Connection, secondary: Connection, backlog_queue_count: int, primary_name: str | None
+    primary: NamedNamespace, secondary: NamedNamespace, backlog_queue_count: int, primary_name: str | None
 ) -> PairVerification:
-    """Set up a pair and look at it; ends the command if that cannot be done."""
+    """Set up a pair and verify it; end the command if that is impossible."""
     async with (
         secondary.factory() as backup,
         primary.factory() as factory,
         secondary.manager() as manager,
-        primary.manager() as home,
+        primary.manager() as primary_manager,
     ):
         primary_failure = await _reach(factory, primary)
         before = await _queues(manager)
@@ -135,36 +226,36 @@ async def verify_pair(
             primary_name=pair.primary_name,
             primary_failure=primary_failure,
             backlog_queues=await _backlog_queues(pair, options, before),
-            backlogs_in_primary=() if primary_failure is not None else await _backlogs(home),
+            backlogs_in_primary=() if primary_failure is not None else await _backlogs(primary_manager),
         )
 
 
 # The primary.
 
 
-async def _reach(factory: MessagingFactory, primary: Connection) -> MessagingError | None:
-    """Whether it answers; a key that it does not take ends the command."""
-    lane = Lane(factory, primary.entity_path or _NOWHERE)
+async def _reach(factory: MessagingFactory, primary: NamedNamespace) -> MessagingError | None:
+    """Connect to the primary; return the error if it is unreachable. End the command if it rejects the key."""
+    link = EntityLink(factory, primary.entity_path or _MISSING_PATH)
     try:
-        await lane.link()
+        await link.link()
     except UnauthorizedError as error:
         reason = one_line(error.message)
         fail(f"the key of the primary namespace {primary.endpoint} is wrong, or lacks Send: {reason}", FAILED)
-    except _AWAY as error:
+    except _UNREACHABLE as error:
         return error
     except EntityNotFoundError as error:
         if primary.entity_path is not None:
             fail(one_line(error), FAILED)
         return None
     except MessagingError:
-        return None  # it has answered: most likely that there is no such entity
+        return None  # the primary answered, most likely that there is no such entity
     finally:
-        await lane.close()
+        await link.close()
     return None
 
 
 async def _backlogs(manager: NamespaceManager) -> tuple[str, ...]:
-    """Whose backlog queues a namespace has; nobody's, if the key may not ask."""
+    """Return the names of the primaries whose backlog queues a namespace has; none if the key lacks Manage."""
     try:
         return tuple(sorted(await backlog_queues_by_name(manager)))
     except MessagingError:
@@ -179,10 +270,10 @@ async def _queues(manager: NamespaceManager) -> dict[str, QueueDescription]:
     try:
         return {queue.path.lower(): queue for queue in await manager.get_queues()}
     except UnauthorizedError as error:
-        _lacks("Manage", manager, error)
+        _fail_without("Manage", manager, error)
     except MessagingError as error:
         advice = "; try again when it is up" if error.is_transient else ""
-        fail(f"the secondary namespace does not tell its queues: {one_line(error.message)}{advice}", FAILED)
+        fail(f"the queues of the secondary namespace cannot be listed: {one_line(error.message)}{advice}", FAILED)
 
 
 async def _pair(factory: MessagingFactory, options: SendAvailabilityPairedNamespaceOptions) -> NamespacePair:
@@ -190,12 +281,12 @@ async def _pair(factory: MessagingFactory, options: SendAvailabilityPairedNamesp
     try:
         return await factory.pair_namespace(options)
     except UnauthorizedError as error:
-        _lacks("Send", manager, error)
+        _fail_without("Send", manager, error)
     except MessagingError as error:
         fail(f"the backlog queues in {manager.endpoint} cannot be set up: {one_line(error)}", FAILED)
 
 
-def _lacks(claim: str, manager: NamespaceManager, error: UnauthorizedError) -> NoReturn:
+def _fail_without(claim: str, manager: NamespaceManager, error: UnauthorizedError) -> NoReturn:
     fail(
         f"the key of the secondary namespace {manager.endpoint} is wrong, or lacks {claim}: {one_line(error.message)}; "
         "it needs Manage, Send and Listen",
@@ -231,11 +322,11 @@ def _origin(description: QueueDescription | None, differing: tuple[BacklogDiffer
 
 
 async def _receive_failure(options: SendAvailabilityPairedNamespaceOptions, path: str) -> MessagingError | None:
-    """Attach as a syphon would, and ask for nothing."""
+    """Attach a receiver as a syphon does, without credit, and return the error if that fails."""
     try:
-        link = await options.messaging_factory.open_receiving_link(path, Wish())
+        link = await options.messaging_factory.open_receiving_link(path, ReceiveOptions())
     except UnauthorizedError as error:
-        _lacks("Listen", options.secondary_namespace_manager, error)
+        _fail_without("Listen", options.secondary_namespace_manager, error)
     except MessagingError as error:
         return error
     await link.close()

@@ -1,4 +1,4 @@
-"""``pairbus receive``: takes messages out of a queue or subscription, or has a look at them under lock."""
+"""``pairbus receive``: receive messages of a queue or subscription, and settle them."""
 
 from __future__ import annotations
 
@@ -16,20 +16,18 @@ from typing import Annotated, Final
 
 import typer
 
-from pairbus.cli.connection import FAILED, USAGE, Connection, ConnectionOption, one_line, read_connection, run
-from pairbus.cli.durations import read_duration
-from pairbus.cli.entity_names import ReceivingArgument, entity_path, explaining
+from pairbus.cli.arguments import ReceivingArgument, entity_path, error_explainer, read_duration
+from pairbus.cli.connection import FAILED, USAGE, ConnectionOption, NamedNamespace, one_line, read_connection, run
 from pairbus.cli.failure import fail
-from pairbus.cli.interruption import telling_how_far
-from pairbus.cli.message_output import Output, message_output
+from pairbus.cli.interruption import report_on_interruption
+from pairbus.cli.message_output import Advance, Output, message_count, message_output, work_bar
 from pairbus.cli.peek import BodyOption, CountOption, DeadLettersOption, JsonLinesOption, LinesOption
 from pairbus.cli.standard_output import OutputError
-from pairbus.cli.work_bar import Advance, work_bar
 from pairbus.client.errors import LockLostError, MessagingError, MessagingTimeoutError
 from pairbus.client.factory import MessagingFactory
-from pairbus.client.receive_mode import ReceiveMode
 from pairbus.client.received_message import ReceivedMessage
 from pairbus.client.receiver import MessageReceiver
+from pairbus.client.settings import ReceiveMode
 
 EMPTY: Final = 3
 _AT_A_TIME: Final = 250
@@ -37,10 +35,10 @@ _LOCKED: Final = timedelta(hours=1)
 _FAREWELL_S: Final = 5.0
 
 
-class Verdict(Enum):
-    """What becomes of what was received, with how that is told."""
+class ReceiveAction(Enum):
+    """The settlement of received messages; the value is the word in the output."""
 
-    ABANDON = "given back"
+    ABANDON = "abandoned"
     COMPLETE = "completed"
     DEAD_LETTER = "dead-lettered"
     DEFER = "deferred"
@@ -48,14 +46,14 @@ class Verdict(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Order:
-    """What somebody asks for."""
+class _Request:
+    """The options of the command."""
 
-    most: int | None
-    """``None`` for all that come."""
+    limit: int | None
+    """The maximum number of messages; ``None`` for all."""
 
     wait: timedelta
-    verdict: Verdict
+    action: ReceiveAction
     reason: str | None
     description: str | None
     session_id: str | None
@@ -66,57 +64,61 @@ class _Order:
 
 @dataclass(slots=True)
 class _Tally:
-    """What happened to the messages that were received."""
+    """The state of the messages that were received."""
 
     received: int = 0
-    """How many were written and settled, or, if they are to be abandoned, written."""
+    """The number of messages that were written and settled; of those to be abandoned, written."""
 
     unwritten: deque[ReceivedMessage] = field(default_factory=deque, repr=False)
     written: list[ReceivedMessage] = field(default_factory=list, repr=False)
-    """Those that are not settled yet."""
+    """Written messages that are not settled yet."""
 
     kept: list[ReceivedMessage] = field(default_factory=list, repr=False)
-    """Those that stay locked until the command ends, and are abandoned then."""
+    """Messages that stay locked until the command ends, and are then abandoned."""
 
     is_released: bool = False
-    """Whether the namespace confirmed that it has back what was not settled."""
+    """True if the namespace confirmed that the unsettled messages are abandoned."""
 
 
 _AllOption = Annotated[
     bool,
     typer.Option(
-        "--all", help="all that come, until none has come for --wait; say what becomes of them, as with --complete"
+        "--all",
+        help="receive until no message arrives within --wait; requires a settlement such as --complete",
     ),
 ]
-_WaitOption = Annotated[str, typer.Option("--wait", help="how long to wait for the next message", metavar="TIME")]
-_CompleteOption = Annotated[bool, typer.Option("--complete", help="remove them, after they were printed or written")]
-_AbandonOption = Annotated[bool, typer.Option("--abandon", help="give them back, which is what is done anyway")]
-_DeadLetterOption = Annotated[bool, typer.Option("--dead-letter", help="move them to the dead-letter queue")]
+_WaitOption = Annotated[str, typer.Option("--wait", help="the time to wait for the next message", metavar="TIME")]
+_CompleteOption = Annotated[
+    bool, typer.Option("--complete", help="complete messages after they were printed or written, which removes them")
+]
+_AbandonOption = Annotated[bool, typer.Option("--abandon", help="abandon messages, which is the default")]
+_DeadLetterOption = Annotated[bool, typer.Option("--dead-letter", help="move messages to the dead-letter queue")]
 _ReasonOption = Annotated[
-    str | None, typer.Option("--reason", help="with --dead-letter: why", metavar="TEXT", show_default=False)
+    str | None, typer.Option("--reason", help="the reason, with --dead-letter", metavar="TEXT", show_default=False)
 ]
 _DescriptionOption = Annotated[
-    str | None, typer.Option("--description", help="the same in more words", metavar="TEXT", show_default=False)
+    str | None,
+    typer.Option("--description", help="the error description, with --dead-letter", metavar="TEXT", show_default=False),
 ]
 _DeferOption = Annotated[
-    bool, typer.Option("--defer", help="put them aside: they are received with --deferred and their number only")
+    bool, typer.Option("--defer", help="defer messages: only --deferred with their sequence number receives them")
 ]
 _DeleteOption = Annotated[
     bool,
     typer.Option(
-        "--delete", help="delete each message as it is received, one at a time; one that cannot be written is lost"
+        "--delete", help="receive and delete messages one at a time; a message that cannot be written is lost"
     ),
 ]
 _DeferredOption = Annotated[
     list[int] | None,
     typer.Option(
-        "--deferred", help="receive the deferred message of this sequence number; may be repeated", metavar="NUMBER"
+        "--deferred", help="the sequence number of a deferred message to receive; may be repeated", metavar="NUMBER"
     ),
 ]
 _SessionOption = Annotated[
     str | None, typer.Option("--session", help="the session to receive from", metavar="ID", show_default=False)
 ]
-_NextSessionOption = Annotated[bool, typer.Option("--next-session", help="receive from the next session that is free")]
+_NextSessionOption = Annotated[bool, typer.Option("--next-session", help="receive from the next available session")]
 
 
 def receive(
@@ -140,37 +142,37 @@ def receive(
     body: BodyOption = False,
     as_json: JsonLinesOption = False,
 ) -> None:
-    """Receive messages of a queue or subscription: one if nothing else is said, which is printed and given back.
+    """Receive messages of a queue or subscription; by default one, which is printed and abandoned.
 
-    Nothing is taken out of the queue unless you say so, with --complete as a rule. What is given back is locked until
-    the command ends, and its delivery is counted: enough of those make it a dead letter, so use peek to look around.
+    Messages stay in the queue unless you settle them, usually with --complete. An abandoned message is locked until
+    the command ends, and its delivery is counted; at the maximum delivery count it is dead-lettered. Use peek to
+    inspect messages.
 
-    A message is completed, dead-lettered or deferred after it was printed and the reader of a pipe has read it, and
-    after its line is on the disk if --lines names a file. Whatever stops the command in between, the message is in one
-    of the two places, or in both. When the output is closed, as by head, the rest is given back.
+    A message is completed, dead-lettered or deferred after it was printed and the reader of a pipe has read it, or,
+    with --lines, after its line is on disk. If the command is stopped in between, the message is in the queue, in the
+    output, or in both. If the reader closes the output, as head does, the remaining messages are abandoned.
 
-    It ends with 0 when there was a message, and always with --all, with 3 when none came in time, with 1 when something
-    went wrong, with 2 when it was asked for something that cannot be, with 130 when it was stopped by Ctrl-C, with 143
-    by SIGTERM, and with 141 when its output was closed.
+    Exits with 0 if a message was received, and always with --all; with 3 if none arrived in time, with 1 on an error,
+    with 2 on invalid arguments, with 130 on Ctrl-C, with 143 on SIGTERM, and with 141 if the output was closed.
 
     Example: pairbus receive orders --connection @contoso.txt --complete
 
     Example: pairbus receive orders --connection @contoso.txt --dead-letters --all --complete --lines dead.jsonl
     """
-    verdicts = {
-        Verdict.COMPLETE: complete,
-        Verdict.ABANDON: abandon,
-        Verdict.DEAD_LETTER: dead_letter,
-        Verdict.DEFER: defer,
-        Verdict.DELETE: delete,
+    actions = {
+        ReceiveAction.COMPLETE: complete,
+        ReceiveAction.ABANDON: abandon,
+        ReceiveAction.DEAD_LETTER: dead_letter,
+        ReceiveAction.DEFER: defer,
+        ReceiveAction.DELETE: delete,
     }
-    said = [verdict for verdict, is_said in verdicts.items() if is_said]
-    if len(said) > 1:
-        fail("--complete, --abandon, --dead-letter, --defer and --delete: a message has one of these ends", USAGE)
-    order = _Order(
-        most=None if everything else count or 1,
+    chosen = [action for action, is_chosen in actions.items() if is_chosen]
+    if len(chosen) > 1:
+        fail("--complete, --abandon, --dead-letter, --defer and --delete exclude each other: use one of them", USAGE)
+    request = _Request(
+        limit=None if everything else count or 1,
         wait=read_duration("--wait", wait),
-        verdict=said[0] if said else Verdict.ABANDON,
+        action=chosen[0] if chosen else ReceiveAction.ABANDON,
         reason=reason,
         description=description,
         session_id=session,
@@ -178,67 +180,69 @@ def receive(
         deferred=tuple(dict.fromkeys(deferred or ())),
         lines=lines,
     )
-    _check(order, everything=everything, counts=count is not None)
+    _check(request, everything=everything, counts=count is not None)
     namespace = read_connection(connection)
     path = entity_path(entity, namespace, dead_letters=dead_letters)
     tally = _Tally()
 
     def so_far() -> str:
-        return _so_far(tally, order)
+        return _progress(tally, request)
 
     def explain(error: MessagingError) -> str:
-        is_news = tally.received or tally.written
-        return f"{explaining(path)(error)}{f'; {so_far()}' if is_news else ''}"
+        has_progress = tally.received or tally.written
+        return f"{error_explainer(path)(error)}{f'; {so_far()}' if has_progress else ''}"
 
     with (
         message_output(path, lines, as_json=as_json, body_only=body, so_far=so_far) as output,
-        telling_how_far(so_far),
-        work_bar("received", order.most, is_wanted=lines is not None) as advance,
+        report_on_interruption(so_far),
+        work_bar("received", request.limit, is_shown=lines is not None) as advance,
     ):
-        run(_receive(namespace, path, order, tally, output, advance), explain)
+        run(_receive(namespace, path, request, tally, output, advance), explain)
     if not tally.received:
-        nothing = f"no message came from '{path}' within {wait}"
+        nothing = f"no message arrived from '{path}' within {wait}"
         if not everything:
             fail(nothing, EMPTY)
         print(f"pairbus: {nothing}", file=sys.stderr)
-    _tell(path, tally, order, lines, as_json=as_json, is_default=not said)
+    _print_result(path, tally, request, lines, as_json=as_json, is_default=not chosen)
 
 
-def _check(order: _Order, *, everything: bool, counts: bool) -> None:
+def _check(request: _Request, *, everything: bool, counts: bool) -> None:
     if everything and counts:
-        fail("--all and --count are two ways to say it: leave one of them out", USAGE)
-    if everything and order.verdict is Verdict.ABANDON:
-        fail("with --all, say what becomes of them: --complete, for one; peek --all shows them and leaves them", USAGE)
-    if order.verdict is not Verdict.DEAD_LETTER and (order.reason is not None or order.description is not None):
-        fail("--reason and --description belong to --dead-letter", USAGE)
-    if order.session_id is not None and order.next_session:
-        fail("--session and --next-session are two ways to say it: leave one of them out", USAGE)
-    if order.deferred and (everything or counts):
-        fail("--deferred says which messages: leave out --all and --count", USAGE)
+        fail("--all and --count exclude each other: remove one of them", USAGE)
+    if everything and request.action is ReceiveAction.ABANDON:
+        fail("--all requires a settlement such as --complete; use peek --all to show messages and keep them", USAGE)
+    if request.action is not ReceiveAction.DEAD_LETTER and (
+        request.reason is not None or request.description is not None
+    ):
+        fail("--reason and --description require --dead-letter", USAGE)
+    if request.session_id is not None and request.next_session:
+        fail("--session and --next-session exclude each other: remove one of them", USAGE)
+    if request.deferred and (everything or counts):
+        fail("--deferred selects single messages: remove --all and --count", USAGE)
 
 
 # Receiving.
 
 
 async def _receive(
-    namespace: Connection, path: str, order: _Order, tally: _Tally, output: Output, advance: Advance
+    namespace: NamedNamespace, path: str, request: _Request, tally: _Tally, output: Output, advance: Advance
 ) -> None:
     async with namespace.factory() as factory:
-        receiver = await _open(factory, path, order)
+        receiver = await _open(factory, path, request)
         if receiver is None:
             return
         try:
-            while messages := await _next(receiver, order, tally):
-                await _write(receiver, order, tally, output, messages)
+            while messages := await _next(receiver, request, tally):
+                await _write(receiver, request, tally, output, messages)
                 advance(tally.received, tally.received)
         finally:
             await _release(receiver, tally)
 
 
 async def _write(
-    receiver: MessageReceiver, order: _Order, tally: _Tally, output: Output, messages: list[ReceivedMessage]
+    receiver: MessageReceiver, request: _Request, tally: _Tally, output: Output, messages: list[ReceivedMessage]
 ) -> None:
-    """Write messages and settle those that are written, also when the output or the command is stopped in between."""
+    """Write messages and settle those that were written, even if the output or the command is stopped in between."""
     tally.unwritten.extend(messages)
     try:
         async for _ in output(messages):
@@ -246,57 +250,57 @@ async def _write(
     except (OutputError, asyncio.CancelledError):
         with suppress(MessagingError, TimeoutError):
             async with asyncio.timeout(_FAREWELL_S):
-                await _settle(receiver, order, tally)
+                await _settle(receiver, request, tally)
         raise
-    await _settle(receiver, order, tally)
+    await _settle(receiver, request, tally)
 
 
-async def _open(factory: MessagingFactory, path: str, order: _Order) -> MessageReceiver | None:
-    """A receiver; ``None`` if no session was free in time."""
-    mode = ReceiveMode.RECEIVE_AND_DELETE if order.verdict is Verdict.DELETE else ReceiveMode.PEEK_LOCK
-    if order.session_id is None and not order.next_session:
+async def _open(factory: MessagingFactory, path: str, request: _Request) -> MessageReceiver | None:
+    """Return a receiver; ``None`` if no session was available in time."""
+    mode = ReceiveMode.RECEIVE_AND_DELETE if request.action is ReceiveAction.DELETE else ReceiveMode.PEEK_LOCK
+    if request.session_id is None and not request.next_session:
         return await factory.create_message_receiver(path, mode, max_auto_lock_renewal=_LOCKED)
     try:
         return await factory.accept_message_session(
-            path, order.session_id, mode, server_wait_time=order.wait, max_auto_lock_renewal=_LOCKED
+            path, request.session_id, mode, server_wait_time=request.wait, max_auto_lock_renewal=_LOCKED
         )
     except MessagingTimeoutError as error:
-        if error.condition is None:  # that there is none is what the namespace says
+        if error.condition is None:  # a timeout of ours; the namespace reports a lack of sessions with a condition
             raise
         return None
 
 
-async def _next(receiver: MessageReceiver, order: _Order, tally: _Tally) -> list[ReceivedMessage]:
-    """Receive as many as were written so far, so that few are given back when the output is closed early.
+async def _next(receiver: MessageReceiver, request: _Request, tally: _Tally) -> list[ReceivedMessage]:
+    """Receive as many messages as were written so far, so that few are abandoned if the output is closed early.
 
-    What is received and deleted cannot be given back, so there is never more than one of those.
+    With receive-and-delete, messages cannot be abandoned, so receive one at a time.
     """
-    wanted = 1 if order.verdict is Verdict.DELETE else min(max(1, tally.received), _AT_A_TIME)
-    if order.deferred:
-        left = order.deferred[tally.received : tally.received + wanted]
+    wanted = 1 if request.action is ReceiveAction.DELETE else min(max(1, tally.received), _AT_A_TIME)
+    if request.deferred:
+        left = request.deferred[tally.received : tally.received + wanted]
         return await receiver.receive_deferred(left)
-    if order.most is not None:
-        wanted = min(wanted, order.most - tally.received)
-    return await receiver.receive(wanted, order.wait) if wanted else []
+    if request.limit is not None:
+        wanted = min(wanted, request.limit - tally.received)
+    return await receiver.receive(wanted, request.wait) if wanted else []
 
 
-async def _settle(receiver: MessageReceiver, order: _Order, tally: _Tally) -> None:
-    """Settle what is written."""
+async def _settle(receiver: MessageReceiver, request: _Request, tally: _Tally) -> None:
+    """Settle the messages that were written."""
     messages = tally.written
-    settle: dict[Verdict, Callable[[], Awaitable[None]]] = {
-        Verdict.COMPLETE: lambda: receiver.complete(messages),
-        Verdict.DEAD_LETTER: lambda: receiver.dead_letter(messages, order.reason, order.description),
-        Verdict.DEFER: lambda: receiver.defer(messages),
+    settle: dict[ReceiveAction, Callable[[], Awaitable[None]]] = {
+        ReceiveAction.COMPLETE: lambda: receiver.complete(messages),
+        ReceiveAction.DEAD_LETTER: lambda: receiver.dead_letter(messages, request.reason, request.description),
+        ReceiveAction.DEFER: lambda: receiver.defer(messages),
     }
-    if order.verdict is Verdict.ABANDON:
+    if request.action is ReceiveAction.ABANDON:
         tally.kept += messages
-    elif messages and order.verdict in settle:
+    elif messages and request.action in settle:
         try:
-            await settle[order.verdict]()
+            await settle[request.action]()
         except LockLostError as error:
             left = sum(not one.is_settled for one in messages)
             fail(
-                f"{left:,} of the messages were not {order.verdict.value}, and will come again: {one_line(error)}",
+                f"{message_count(left)} not {request.action.value}, to be delivered again: {one_line(error)}",
                 FAILED,
             )
     tally.received += len(messages)
@@ -304,7 +308,7 @@ async def _settle(receiver: MessageReceiver, order: _Order, tally: _Tally) -> No
 
 
 async def _release(receiver: MessageReceiver, tally: _Tally) -> None:
-    """Abandon what is locked and not settled; if that fails, others receive it when its lock expires."""
+    """Abandon locked messages that are not settled; if that fails, they are available again when the locks expire."""
     if receiver.receive_mode is ReceiveMode.RECEIVE_AND_DELETE:
         return
     locked = [one for one in (*tally.kept, *tally.written, *tally.unwritten) if not one.is_settled]
@@ -315,36 +319,38 @@ async def _release(receiver: MessageReceiver, tally: _Tally) -> None:
                 tally.is_released = True
 
 
-# What it says.
+# Output.
 
 
-def _so_far(tally: _Tally, order: _Order) -> str:
-    done = order.verdict.value
+def _progress(tally: _Tally, request: _Request) -> str:
+    done = request.action.value
     uncertain = sum(not one.is_settled for one in tally.written)
     if tally.received:
-        told = [f"{tally.received:,} received and {done}"]
+        parts = [f"{tally.received:,} received and {done}"]
     elif uncertain:
-        told = [f"none {done} for certain"]
+        parts = [f"none confirmed as {done}"]
     else:
-        told = ["nothing received"]
+        parts = ["nothing received"]
     if uncertain:
-        where = "printed" if order.lines is None else f"written to {order.lines}"
-        told.append(f"{uncertain:,} more {where}, and perhaps still in the queue")
+        where = "printed" if request.lines is None else f"written to {request.lines}"
+        parts.append(f"{uncertain:,} more {where}, possibly still in the queue")
     if tally.unwritten:
-        told.append(f"{len(tally.unwritten):,} {_end_of_unwritten(tally, order)}")
-    return "; ".join(told)
+        parts.append(f"{len(tally.unwritten):,} {_end_of_unwritten(tally, request)}")
+    return "; ".join(parts)
 
 
-def _end_of_unwritten(tally: _Tally, order: _Order) -> str:
-    if order.verdict is Verdict.DELETE:
+def _end_of_unwritten(tally: _Tally, request: _Request) -> str:
+    if request.action is ReceiveAction.DELETE:
         return "deleted and not written"
-    return "not written and given back" if tally.is_released else "not written, and locked until the lock expires"
+    return "not written and abandoned" if tally.is_released else "not written and locked until the lock expires"
 
 
-def _tell(path: str, tally: _Tally, order: _Order, lines: Path | None, *, as_json: bool, is_default: bool) -> None:
+def _print_result(
+    path: str, tally: _Tally, request: _Request, lines: Path | None, *, as_json: bool, is_default: bool
+) -> None:
     if lines is not None and as_json:
-        print(json.dumps({"entity": path, "received": tally.received, "settled": order.verdict.name.lower()}))
+        print(json.dumps({"entity": path, "received": tally.received, "settled": request.action.name.lower()}))
     elif lines is not None:
-        print(f"{tally.received:,} of '{path}' written to {lines} and {order.verdict.value}")
+        print(f"{message_count(tally.received)} of '{path}' written to {lines} and {request.action.value}")
     elif is_default and sys.stderr.isatty():
-        print("given back; say --complete to remove what is received", file=sys.stderr)
+        print("abandoned; add --complete to remove received messages", file=sys.stderr)

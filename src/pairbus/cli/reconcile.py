@@ -1,4 +1,4 @@
-"""``pairbus reconcile``: proves by the ledgers of a pair what became of its messages."""
+"""``pairbus reconcile``: account for the messages of a pair from its ledgers."""
 
 from __future__ import annotations
 
@@ -13,21 +13,20 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from pairbus.cli.arguments import read_utc
 from pairbus.cli.connection import USAGE, one_line
-from pairbus.cli.durations import read_utc
-from pairbus.cli.extra import extra_needed
-from pairbus.cli.failure import fail
+from pairbus.cli.failure import extra_needed, fail
 from pairbus.cli.interruption import run_on_spark
 
 if TYPE_CHECKING:
-    from pairbus.jobs.reconcile import Report
+    from pairbus.jobs.reconcile import ReconcileReport
 
 MISSING: Final = 1
 UNKNOWN: Final = 3
 
 
-class Format(Enum):
-    """How the report is written."""
+class ReconcileFormat(Enum):
+    """The output format of the report."""
 
     TABLE = "table"
     JSON = "json"
@@ -40,7 +39,7 @@ _PrimaryOption = Annotated[
         "--primary",
         metavar="LEDGER",
         show_default=False,
-        help="the ledger of the namespace that the application uses: its directory; may be given several times",
+        help="the ledger directory of the primary namespace; may be repeated",
     ),
 ]
 _SecondaryOption = Annotated[
@@ -49,24 +48,35 @@ _SecondaryOption = Annotated[
         "--secondary",
         metavar="LEDGER",
         show_default=False,
-        help="the same of the namespace that has the backlog queues",
+        help="the ledger directory of the secondary namespace; may be repeated",
     ),
 ]
 _FromOption = Annotated[
     str | None,
-    typer.Option("--from", metavar="TIME", help="messages accepted from then on: 2026-03-01T12:00, in UTC"),
+    typer.Option(
+        "--from",
+        metavar="TIME",
+        help="the start of the time range in UTC, such as 2026-03-01T12:00; by the time a message was accepted",
+    ),
 ]
-_ToOption = Annotated[str | None, typer.Option("--to", metavar="TIME", help="messages accepted before then")]
+_ToOption = Annotated[str | None, typer.Option("--to", metavar="TIME", help="the end of the time range, exclusive")]
 _NameOption = Annotated[
     str | None,
-    typer.Option("--name", metavar="NAME", help="what the backlog queues call the primary; else its namespace"),
+    typer.Option(
+        "--name",
+        metavar="NAME",
+        help="the name of the primary in the paths of the backlog queues; by default the name of its namespace",
+    ),
 ]
-_FormatOption = Annotated[Format, typer.Option("--format", help="how the report is written")]
+_FormatOption = Annotated[ReconcileFormat, typer.Option("--format", help="the output format")]
 _OutOption = Annotated[
-    Path | None, typer.Option("--out", metavar="FILE", help="where the report goes; else to the output")
+    Path | None,
+    typer.Option("--out", metavar="FILE", help="the file to write the report to; by default standard output"),
 ]
-_ListOption = Annotated[int, typer.Option("--list", min=0, metavar="N", help="how many messages a list has at most")]
-_MasterOption = Annotated[str, typer.Option("--master", metavar="MASTER", help="where Spark runs")]
+_ListOption = Annotated[
+    int, typer.Option("--list", min=0, metavar="N", help="the maximum number of messages in a list")
+]
+_MasterOption = Annotated[str, typer.Option("--master", metavar="MASTER", help="the Spark master")]
 
 
 def reconcile(
@@ -75,40 +85,40 @@ def reconcile(
     from_: _FromOption = None,
     to: _ToOption = None,
     name: _NameOption = None,
-    format_: _FormatOption = Format.TABLE,
+    format_: _FormatOption = ReconcileFormat.TABLE,
     out: _OutOption = None,
     list_: _ListOption = 20,
     master: _MasterOption = "local[*]",
 ) -> None:
-    """Prove what became of the messages of a pair: what was received, what waits, what is missing.
+    """Account for every message of a pair: received, waiting, missing.
 
-    Ends with 0 if nothing is missing, 1 if something is, 2 if the ledgers or options are no good, 3 if it cannot be
-    told: a ledger has gaps, or Spark does not start. Ctrl-C ends it with 130.
+    Exits with 0 if nothing is missing, with 1 if messages are missing, with 2 if the ledgers or options are invalid,
+    with 3 if the result is unknown because a ledger has gaps or Spark does not start, and with 130 on Ctrl-C.
 
-    The ledgers have to hold the lives of messages, not only operations.
+    The ledgers must record the lives of messages, not only operations.
 
     Example: pairbus reconcile --primary contoso/ledger --secondary fabrikam/ledger --format html --out report.html
     """
     start, end = read_utc("--from", from_), read_utc("--to", to)
     if start is not None and end is not None and start >= end:
-        fail("--to is not after --from", USAGE)
+        fail("--to must be after --from", USAGE)
     if out is not None:
         _check_writable(out)
     found = _report(primary, secondary, start, end, name, list_, master)
     _write(_rendered(found, format_), out)
     code = _exit_code(found)
     if out is not None:
-        print(f"{_headline(found)}; the report is in {out}")
+        print(f"{_headline(found)}; report written to {out}")
     if code:
         raise typer.Exit(code)
 
 
 def _check_writable(out: Path) -> None:
-    """What is wrong with it is told now, and not when all the work is done."""
+    """End the command if the file cannot be written, before Spark does all the work."""
     if out.is_dir():
         fail(f"--out: {out} is a directory; name a file", USAGE)
     if not out.parent.is_dir():
-        fail(f"--out: there is no directory {out.parent}", USAGE)
+        fail(f"--out: the directory {out.parent} does not exist", USAGE)
     if not os.access(out if out.exists() else out.parent, os.W_OK):
         fail(f"--out: {out} cannot be written", USAGE)
 
@@ -121,10 +131,10 @@ def _report(
     name: str | None,
     listed: int,
     master: str,
-) -> Report:
+) -> ReconcileReport:
     with extra_needed("spark", code=UNKNOWN):
-        from pairbus.jobs.reconcile.command import Reconcilable  # noqa: PLC0415 (Spark is not everywhere)
-        from pairbus.jobs.reconcile.errors import ReconcileError  # noqa: PLC0415
+        from pairbus.jobs.reconcile.command import Reconcilable  # noqa: PLC0415 (Spark is optional)
+        from pairbus.jobs.reconcile.reconciliation import ReconcileError  # noqa: PLC0415
     ledgers = Reconcilable(primary=primary, secondary=secondary, start=start, end=end, name=name)
     try:
         return run_on_spark(lambda: ledgers.report(master, listed))
@@ -132,29 +142,29 @@ def _report(
         fail(one_line(error), USAGE if error.is_input else UNKNOWN)
 
 
-def _exit_code(found: Report) -> int:
-    from pairbus.jobs.reconcile import Verdict  # noqa: PLC0415
+def _exit_code(found: ReconcileReport) -> int:
+    from pairbus.jobs.reconcile import ReconcileVerdict  # noqa: PLC0415
 
-    return {Verdict.FINE: 0, Verdict.MISSING: MISSING, Verdict.UNKNOWN: UNKNOWN}[found.verdict]
+    return {ReconcileVerdict.FINE: 0, ReconcileVerdict.MISSING: MISSING, ReconcileVerdict.UNKNOWN: UNKNOWN}[
+        found.verdict
+    ]
 
 
-def _headline(found: Report) -> str:
-    from pairbus.jobs.reconcile.text import headline  # noqa: PLC0415
+def _headline(found: ReconcileReport) -> str:
+    from pairbus.jobs.reconcile.page import headline  # noqa: PLC0415
 
     return headline(found)
 
 
-def _rendered(found: Report, format_: Format) -> str:
-    from pairbus.jobs.reconcile.document import as_document  # noqa: PLC0415
-    from pairbus.jobs.reconcile.page import as_page  # noqa: PLC0415
-    from pairbus.jobs.reconcile.text import as_text  # noqa: PLC0415
+def _rendered(found: ReconcileReport, format_: ReconcileFormat) -> str:
+    from pairbus.jobs.reconcile.page import as_document, as_page, as_text  # noqa: PLC0415
 
-    ways: dict[Format, Callable[[Report], str]] = {
-        Format.TABLE: as_text,
-        Format.JSON: lambda report: json.dumps(as_document(report), indent=2) + "\n",
-        Format.HTML: as_page,
+    renderers: dict[ReconcileFormat, Callable[[ReconcileReport], str]] = {
+        ReconcileFormat.TABLE: as_text,
+        ReconcileFormat.JSON: lambda report: json.dumps(as_document(report), indent=2) + "\n",
+        ReconcileFormat.HTML: as_page,
     }
-    return ways[format_](found)
+    return renderers[format_](found)
 
 
 def _write(text: str, out: Path | None) -> None:

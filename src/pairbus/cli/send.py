@@ -1,4 +1,4 @@
-"""``pairbus send``: puts messages into a queue or a topic."""
+"""``pairbus send``: send messages to a queue or a topic."""
 
 from __future__ import annotations
 
@@ -15,108 +15,115 @@ from typing import Annotated, Any, BinaryIO, Final, NoReturn
 
 import typer
 
+from pairbus.cli.arguments import SendingArgument, entity_path, error_explainer, read_duration, read_moment
 from pairbus.cli.connection import (
     FAILED,
     USAGE,
-    Connection,
     ConnectionOption,
     JsonOption,
+    NamedNamespace,
     one_line,
     read_connection,
     run,
 )
-from pairbus.cli.durations import read_duration, read_moment
-from pairbus.cli.entity_names import SendingArgument, entity_path, explaining
 from pairbus.cli.failure import fail
-from pairbus.cli.interruption import telling_how_far
-from pairbus.cli.message_feed import fed
-from pairbus.cli.message_lines import Batch, MessageLineError, read_batches
-from pairbus.cli.work_bar import Advance, work_bar
+from pairbus.cli.interruption import report_on_interruption
+from pairbus.cli.message_lines import Batch, MessageLineError, read_ahead, read_batches
+from pairbus.cli.message_output import Advance, message_count, work_bar
 from pairbus.client.amqp_json import TYPED_TEXTS, value_from_text
 from pairbus.client.errors import EntityNotFoundError, InvalidMessageError, MessagingError, UnauthorizedError
 from pairbus.client.message import BrokeredMessage, encode_brokered
-from pairbus.dialect.entity_path import split_entity_path
+from pairbus.dialect.paths import split_entity_path
 
 _AT_A_TIME: Final = 500
 _MOST_BYTES: Final = 1 << 20
 _STDIN: Final = Path("-")
 _SHORTEST: Final = timedelta(milliseconds=1)
 
-_BodyOption = Annotated[str | None, typer.Option("--body", help="the body", metavar="TEXT", show_default=False)]
+_BodyOption = Annotated[
+    str | None, typer.Option("--body", help="the body of the message", metavar="TEXT", show_default=False)
+]
 _FileOption = Annotated[
     Path | None,
-    typer.Option("--file", help="a file that is the body; - for standard input", metavar="FILE", show_default=False),
+    typer.Option(
+        "--file", help="the file with the body of the message; - for standard input", metavar="FILE", show_default=False
+    ),
 ]
 _LinesOption = Annotated[
     Path | None,
     typer.Option(
         "--lines",
-        help="a file of messages, one JSON object a line, as receive and peek write them; - for standard input",
+        help="a file of messages, one JSON object per line, as written by receive and peek; - for standard input",
         metavar="FILE",
         show_default=False,
     ),
 ]
 _FromLineOption = Annotated[
-    int, typer.Option("--from-line", min=1, help="the line of --lines to begin with", metavar="N")
+    int, typer.Option("--from-line", min=1, help="the first line of --lines to send", metavar="N")
 ]
 _NewIdsOption = Annotated[
-    bool, typer.Option("--new-ids", help="with --lines: give each message another id, so that none is a duplicate")
+    bool, typer.Option("--new-ids", help="replace the message ids of --lines, so that no message is a duplicate")
 ]
 _PropertyOption = Annotated[
     list[str] | None,
     typer.Option(
         "--property",
-        help=f"an application property, a text or of a type: {', '.join(TYPED_TEXTS)}; may be repeated",
+        help=f"an application property, as text or with a type: {', '.join(TYPED_TEXTS)}; may be repeated",
         metavar="NAME=TEXT or NAME:TYPE=VALUE",
         show_default=False,
     ),
 ]
 _SessionOption = Annotated[
-    str | None, typer.Option("--session-id", help="the session that it belongs to", metavar="ID", show_default=False)
+    str | None, typer.Option("--session-id", help="the session id", metavar="ID", show_default=False)
 ]
 _MessageIdOption = Annotated[
-    str | None, typer.Option("--message-id", help="its id; else one is made up", metavar="ID", show_default=False)
+    str | None, typer.Option("--message-id", help="the message id; random by default", metavar="ID", show_default=False)
 ]
 _CorrelationOption = Annotated[
     str | None,
-    typer.Option("--correlation-id", help="the id of what it belongs to", metavar="ID", show_default=False),
+    typer.Option("--correlation-id", help="the correlation id", metavar="ID", show_default=False),
 ]
-_LabelOption = Annotated[str | None, typer.Option("--label", help="its subject", metavar="TEXT", show_default=False)]
+_LabelOption = Annotated[
+    str | None, typer.Option("--label", help="the label (subject)", metavar="TEXT", show_default=False)
+]
 _ContentTypeOption = Annotated[
-    str | None, typer.Option("--content-type", help="such as application/json", metavar="TYPE", show_default=False)
+    str | None,
+    typer.Option(
+        "--content-type", help="the content type, such as application/json", metavar="TYPE", show_default=False
+    ),
 ]
 _TimeToLiveOption = Annotated[
-    str | None, typer.Option("--ttl", help="how long it lives, such as 30s or 14d", metavar="TIME", show_default=False)
+    str | None, typer.Option("--ttl", help="the time to live, such as 30s or 14d", metavar="TIME", show_default=False)
 ]
 _ScheduleOption = Annotated[
     str | None,
     typer.Option(
         "--schedule",
-        help="when it is to be enqueued: 2030-01-02T03:04:05Z (without a zone, by this machine's clock), or how long"
-        " until then, such as 10m",
+        help="the scheduled enqueue time, such as 2030-01-02T03:04:05Z (local time if it has no zone), or a duration"
+        " from now, such as 10m",
         metavar="TIME",
         show_default=False,
     ),
 ]
 _CountOption = Annotated[
-    int, typer.Option("--count", min=1, help="how many messages to send, each with its own id", metavar="N")
+    int, typer.Option("--count", min=1, help="the number of messages to send, each with its own id", metavar="N")
 ]
 
 
 @dataclass(slots=True)
 class _Tally:
-    """How far it has come."""
+    """The progress of the command."""
 
     sent: int = 0
     part: int = 0
-    """The same in what the whole is measured in."""
+    """The messages sent so far, in the unit of the total."""
 
     under_way: Batch | None = field(default=None, repr=False)
     reached: asyncio.Future[None] | None = field(default=None, repr=False)
-    """Done when there has been a connection; before that nothing can have been sent."""
+    """Done once a connection has been open; before that, nothing can have been sent."""
 
     @property
-    def is_begun(self) -> bool:
+    def has_connected(self) -> bool:
         return self.reached is not None and self.reached.done()
 
 
@@ -139,15 +146,15 @@ def send(
     count: _CountOption = 1,
     as_json: JsonOption = False,
 ) -> None:
-    """Send messages to a queue or a topic, here or in Azure.
+    """Send messages to a queue or a topic, on pairbus or Azure.
 
-    Without --body, --file and --lines, what comes by standard input is the body of one message, to its last byte.
+    Without --body, --file and --lines, standard input is the body of one message, to its last byte.
 
-    A file of lines is looked at whole before its first message is sent. If sending it is stopped half-way, the command
-    says with which line to go on; what was under way then may arrive twice.
+    With --lines, the whole file is validated before the first message is sent. If sending stops half-way, the command
+    prints the line to resume from; the messages of the unconfirmed batch may arrive twice.
 
-    It ends with 0 when all messages are on the namespace's disk, with 1 when something went wrong, with 2 when it was
-    asked for something that cannot be, with 130 when it was stopped by Ctrl-C, and with 143 by SIGTERM.
+    Exits with 0 when the namespace has stored all messages durably, with 1 on an error, with 2 on invalid arguments,
+    with 130 on Ctrl-C, and with 143 on SIGTERM.
 
     Example: pairbus send orders --connection @contoso.txt --body 'one espresso' --property table:int=4
 
@@ -166,42 +173,45 @@ def send(
         "application_properties": dict(map(_read_property, properties)) if properties else None,
     }
     if sum(one is not None for one in (body, file, lines)) > 1:
-        fail("--body, --file and --lines are three ways to say it: leave two of them out", USAGE)
+        fail("--body, --file and --lines exclude each other: use one of them", USAGE)
     if lines is not None:
         if count > 1 or any(value is not None for value in options.values()):
-            fail("with --lines, each line says all of its message: leave out what describes a single one", USAGE)
+            fail(
+                "with --lines, each line describes its message: remove the options that describe a single message",
+                USAGE,
+            )
         _send_lines(namespace, path, lines, from_line, new_ids=new_ids, as_json=as_json)
         return
     if from_line > 1 or new_ids:
-        fail("--from-line and --new-ids belong to --lines", USAGE)
+        fail("--from-line and --new-ids require --lines", USAGE)
     if message_id is not None and count > 1:
-        fail("--message-id names one message: leave it out, or --count", USAGE)
+        fail("--message-id applies to a single message: remove it or --count", USAGE)
     batches = _copies(_read_body(body, file), options, count)
     _send_all(namespace, path, batches, total=count, as_json=as_json)
 
 
-# What is sent.
+# Messages.
 
 
 def _sendable(path: str) -> str:
     found = split_entity_path(path)
     if found is not None and (found.subscription is not None or found.sub_queue is not None):
-        fail(f"'{path}' cannot be sent to; a queue or a topic can", USAGE)
+        fail(f"cannot send to '{path}'; name a queue or a topic", USAGE)
     return path
 
 
 def _read_property(text: str) -> tuple[str, Any]:
     name, equals, value = text.partition("=")
     if not equals or not name:
-        fail(f"--property is {text!r:.50}; it is NAME=TEXT or NAME:TYPE=VALUE", USAGE)
+        fail(f"--property must be NAME=TEXT or NAME:TYPE=VALUE, got {text!r:.50}", USAGE)
     plain, colon, kind = name.rpartition(":")
     if not colon:
         return name, value
     if kind not in TYPED_TEXTS:
         known = ", ".join(TYPED_TEXTS)
         fail(
-            f"--property {name!r:.50}: {kind!r:.50} is no type; it is one of {known}. If the colon belongs to the name,"
-            " say NAME:string=TEXT",
+            f"--property {name!r:.50}: the type must be one of {known}, got {kind!r:.50}; if the colon is part of the"
+            " name, write NAME:string=TEXT",
             USAGE,
         )
     try:
@@ -212,10 +222,10 @@ def _read_property(text: str) -> tuple[str, Any]:
 
 def _read_body(body: str | None, file: Path | None) -> bytes:
     if body is not None:
-        return os.fsencode(body)  # what a shell hands over is bytes
+        return os.fsencode(body)  # the shell passes bytes
     if file is None or file == _STDIN:
         if sys.stdin.isatty():
-            print("the body, and Ctrl-D at its end:", file=sys.stderr)
+            print("enter the body, then press Ctrl-D:", file=sys.stderr)
         return sys.stdin.buffer.read()
     try:
         return file.read_bytes()
@@ -224,7 +234,7 @@ def _read_body(body: str | None, file: Path | None) -> bytes:
 
 
 def _copies(body: bytes, options: dict[str, Any], count: int) -> Iterator[Batch]:
-    """A message as often as it is wanted; ends the command if it cannot be sent at all."""
+    """Yield batches of ``count`` equal messages; end the command if the message is invalid."""
     try:
         encode_brokered(BrokeredMessage(body, **options))
     except InvalidMessageError as error:
@@ -236,22 +246,24 @@ def _copies(body: bytes, options: dict[str, Any], count: int) -> Iterator[Batch]
         yield Batch(first_line=first, last_line=last, messages=messages, size_bytes=len(messages))
 
 
-def _send_lines(namespace: Connection, path: str, file: Path, from_line: int, *, new_ids: bool, as_json: bool) -> None:
+def _send_lines(
+    namespace: NamedNamespace, path: str, file: Path, from_line: int, *, new_ids: bool, as_json: bool
+) -> None:
     try:
         with _opened(file) as opened:
             total = None
             if file.is_file():
                 total = file.stat().st_size
-                # A line that is no message is found before the first one is sent.
+                # Report an invalid line before the first message is sent.
                 count = sum(len(batch.messages) for batch in read_batches(opened, from_line))
                 if not count and from_line > 1:
-                    fail(f"--from-line is {from_line}, and {file} has no message from there on", USAGE)
+                    fail(f"--from-line is {from_line}, but {file} has no message from that line on", USAGE)
                 opened.seek(0)
             batches = read_batches(opened, from_line)
             batches = map(_with_new_ids, batches) if new_ids else batches
             _send_all(namespace, path, batches, total=total, as_json=as_json, file=file)
     except MessageLineError as error:
-        fail(f"{_name(file)}, {error}; nothing has been sent", USAGE)
+        fail(f"{_name(file)}, {error}; nothing was sent", USAGE)
     except OSError as error:
         fail(f"--lines: {file} cannot be read: {error.strerror}", USAGE)
 
@@ -259,7 +271,7 @@ def _send_lines(namespace: Connection, path: str, file: Path, from_line: int, *,
 def _opened(file: Path) -> BinaryIO:
     if file != _STDIN:
         return file.open("rb")
-    # Without a buffer: its lock would be held by a thread that waits for more, and keep the process from ending.
+    # Unbuffered: a thread waiting for input would hold the buffer's lock, and the process could not exit.
     return open(sys.stdin.fileno(), "rb", buffering=0, closefd=False)
 
 
@@ -277,7 +289,7 @@ def _with_new_ids(batch: Batch) -> Batch:
 
 
 def _send_all(
-    namespace: Connection,
+    namespace: NamedNamespace,
     path: str,
     batches: Iterator[Batch],
     *,
@@ -287,18 +299,18 @@ def _send_all(
 ) -> None:
     tally = _Tally()
     with (
-        telling_how_far(lambda: _so_far(tally, file)),
-        work_bar("sent", total, is_wanted=total is None or total > _AT_A_TIME) as advance,
+        report_on_interruption(lambda: _progress(tally, file)),
+        work_bar("sent", total, is_shown=total is None or total > _AT_A_TIME) as advance,
     ):
-        run(_send(namespace, path, batches, tally, advance, file), explaining(path))
+        run(_send(namespace, path, batches, tally, advance, file), error_explainer(path))
     if as_json:
         print(json.dumps({"entity": path, "sent": tally.sent}))
     else:
-        print(f"{tally.sent:,} {'message' if tally.sent == 1 else 'messages'} sent to '{path}'")
+        print(f"{message_count(tally.sent)} sent to '{path}'")
 
 
 async def _send(
-    namespace: Connection,
+    namespace: NamedNamespace,
     path: str,
     batches: Iterator[Batch],
     tally: _Tally,
@@ -320,7 +332,7 @@ async def _send(
         except MessagingError as error:
             _fail_half_way(error, path, tally, file)
         except MessageLineError as error:
-            fail(f"{_name(file or _STDIN)}, {error}; {_so_far(tally, file)}", USAGE)
+            fail(f"{_name(file or _STDIN)}, {error}; {_progress(tally, file)}", USAGE)
 
 
 async def _each(batches: Iterator[Batch], file: Path | None) -> AsyncIterator[Batch]:
@@ -328,14 +340,14 @@ async def _each(batches: Iterator[Batch], file: Path | None) -> AsyncIterator[Ba
         for batch in batches:
             yield batch
     else:
-        async for batch in fed(batches):
+        async for batch in read_ahead(batches):
             yield batch
 
 
 def _fail_half_way(error: MessagingError, path: str, tally: _Tally, file: Path | None) -> NoReturn:
-    told = explaining(path)(error)
-    if not tally.is_begun or (not tally.sent and isinstance(error, EntityNotFoundError | UnauthorizedError)):
-        fail(f"{told}; nothing was sent", FAILED)
+    text = error_explainer(path)(error)
+    if not tally.has_connected or (not tally.sent and isinstance(error, EntityNotFoundError | UnauthorizedError)):
+        fail(f"{text}; nothing was sent", FAILED)
     batch = tally.under_way
     where = ""
     if file is not None and batch is not None:
@@ -343,15 +355,13 @@ def _fail_half_way(error: MessagingError, path: str, tally: _Tally, file: Path |
         where = f"{_name(file)}, {lines if batch.first_line < batch.last_line else f'line {batch.first_line:,}'}: "
     is_one = batch is not None and len(batch.messages) == 1
     is_refused = is_one and not tally.sent and not error.is_transient
-    fail(f"{where}{told}{'' if is_refused else f'; {_so_far(tally, file)}'}", FAILED)
+    fail(f"{where}{text}{'' if is_refused else f'; {_progress(tally, file)}'}", FAILED)
 
 
-def _so_far(tally: _Tally, file: Path | None) -> str:
-    """What is certain, and how to go on."""
-    told = f"{tally.sent:,} sent" if tally.sent else "nothing sent"
+def _progress(tally: _Tally, file: Path | None) -> str:
+    """Describe what was confirmed, what is uncertain, and how to resume."""
     batch = tally.under_way
-    if batch is None or not tally.is_begun:
-        return told
-    count = len(batch.messages)
-    told += f", and perhaps {f'some of the {count:,} that were' if count > 1 else 'the one that was'} under way"
-    return told + (f"; go on with --from-line {batch.first_line}" if file not in {None, _STDIN} else "")
+    if batch is None or not tally.has_connected:
+        return f"{tally.sent:,} sent" if tally.sent else "nothing sent"
+    text = f"{tally.sent:,} sent, {len(batch.messages):,} unconfirmed"
+    return text + (f"; resume with --from-line {batch.first_line}" if file not in {None, _STDIN} else "")

@@ -1,33 +1,38 @@
-"""``pairbus serve``: a namespace on the network, until it is told to stop."""
+"""``pairbus serve``: serve a namespace until it is stopped."""
 
 from __future__ import annotations
 
 import asyncio
 import errno
-import json
 import logging
 import os
 import signal
 import ssl
 import sys
-from collections.abc import Callable
+import time
+from collections import Counter
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import MISSING
 from functools import partial
 from inspect import Parameter, Signature
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, NoReturn
 
 import typer
 from rich.console import Console
 
 from pairbus.cli.failure import fail
+from pairbus.cli.log_format import JsonFormatter
 from pairbus.console import open_console
+from pairbus.durable import OWNER_ONLY, write_file
 from pairbus.ledger import LedgerError
-from pairbus.server import NamespaceServer
+from pairbus.server import NamespaceServer, StopTimeoutError
+from pairbus.server.amqp.frame_trace import FRAMES
 from pairbus.server.declaration import DeclarationError
-from pairbus.server.event_loop import new_event_loop
+from pairbus.server.interpreter import freeze_modules, tune_interpreter
 from pairbus.server.listener import Listener, ListenError
+from pairbus.server.process import new_event_loop
 from pairbus.server.settings import (
     CONFIG_VARIABLE,
     SETTINGS,
@@ -39,52 +44,97 @@ from pairbus.server.settings import (
 )
 from pairbus.store import StoreError
 
+LINES_A_SECOND: Final = 20
+"""Maximum for lines of one kind: those of one logger with the same format string, regardless of its arguments."""
+
+
+class LogLimit(logging.Filter):
+    """Limits the lines of each kind per second; the next line that passes counts the dropped ones (``suppressed=``)."""
+
+    def __init__(self, now_s: Callable[[], float] = time.monotonic, unlimited: Collection[str] = ()) -> None:
+        """``unlimited`` are the names of loggers whose lines all pass."""
+        super().__init__()
+        self._unlimited = unlimited
+        self._now_s = now_s
+        self._second = 0
+        self._passed: Counter[tuple[str, str]] = Counter()
+        """Number of lines in the current second, by kind."""
+        self._suppressed: Counter[tuple[str, str]] = Counter()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether to write a line."""
+        second = int(self._now_s())
+        if second != self._second:
+            self._second = second
+            self._passed.clear()
+        if record.name in self._unlimited:
+            return True
+        kind = (record.name, str(record.msg))
+        if self._passed[kind] >= LINES_A_SECOND:
+            self._suppressed[kind] += 1
+            return False
+        self._passed[kind] += 1
+        suppressed = self._suppressed.pop(kind, 0)
+        if suppressed:
+            arguments = record.args if isinstance(record.args, tuple) else ()
+            text = str(record.msg) if arguments else record.getMessage().replace("%", "%%")
+            record.msg, record.args = f"{text} suppressed=%d", (*arguments, suppressed)
+        return True
+
+
 try:
     import resource
-except ImportError:  # there is no such limit on Windows
+except ImportError:  # Windows has no such limit
     resource = None  # type: ignore[assignment]
 
 _FAILED: Final = 1
 _BAD_SETTINGS: Final = 2
+_NO_ANSWER: Final = 3
+"""The storage did not answer when the namespace was stopped."""
+
+_BLOCKED: Final = 4
+"""The event loop was blocked for longer than ``blocked_exit_s``."""
+
 _NO_PORT: Final = frozenset({errno.EADDRINUSE, errno.EACCES})
 _KEY_CHARACTERS: Final = 32
-"""What is shorter can be guessed; those that are made have 44, as those of Azure."""
+"""A shorter key can be guessed; generated keys have 44 characters, like those of Azure."""
 
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
 def serve(config: Path | None = None, **options: Any) -> None:
-    """Serve a namespace, and print the connection string to use.
+    """Serve a namespace and print its connection string.
 
-    What is not given here is taken from variables of the environment (PAIRBUS_SERVE_PORT for --port), then from the
-    settings file. SIGTERM and Ctrl-C stop it after what is under way; a second one stops it at once.
+    Unset options are read from environment variables (PAIRBUS_SERVE_PORT for --port), then from the settings file.
+    SIGTERM and Ctrl-C stop the server once pending requests are done; a second one stops it at once.
 
     Example: pairbus serve --data ./contoso --name contoso --port 5672
     """
     try:
         settings = load_settings(options, os.environ, config)
         _set_up_logging(settings)
+        tune_interpreter()
         with asyncio.Runner(loop_factory=new_event_loop) as runner:
             runner.run(_serve(settings))
     except (SettingsError, DeclarationError) as error:
         fail(str(error), _BAD_SETTINGS)
     except ListenError as error:
-        advice = "; name another with --port, or 0 for any that is free" if error.errno in _NO_PORT else ""
+        advice = "; choose another with --port, or 0 for any free port" if error.errno in _NO_PORT else ""
         fail(f"{error.strerror}{advice}", _FAILED)
     except (StoreError, LedgerError, OSError) as error:
         fail(str(error), _FAILED)
 
 
 def _raise_file_limit() -> None:
-    """Let as many files be open as the system allows: every connection is one."""
+    """Raise the limit of open files to the maximum: every connection is an open file."""
     if resource is not None:
-        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
         with suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
 
 
 def _try_ports(settings: Settings) -> None:
-    """A data directory is large: none is made for a namespace that cannot be reached. Raises ``ListenError``."""
+    """Raise ``ListenError`` if a port is in use, before a data directory, which is large, is created."""
     if settings.data.exists():
         return
     listener = Listener(
@@ -105,14 +155,27 @@ async def _serve(settings: Settings) -> None:
     _try_ports(settings)
     stopped = _stop_on_signals()
     annexes = [partial(open_console, settings)] if settings.console else []
-    async with NamespaceServer(settings, annexes=annexes) as server:
-        _announce(settings, server)
-        await stopped.wait()
-        await server.stop()
+    try:
+        async with NamespaceServer(settings, annexes=annexes) as server:
+            _announce(settings, server)
+            if settings.blocked_exit_s:
+                server.when_blocked(settings.blocked_exit_s, partial(os._exit, _BLOCKED))
+            freeze_modules()
+            await stopped.wait()
+            await server.stop()
+    except StopTimeoutError:  # logged by the server
+        _end_now(_NO_ANSWER)
+
+
+def _end_now(code: int) -> NoReturn:
+    """End the process at once. Python would wait for threads that are blocked by the storage."""
+    logging.shutdown()
+    sys.stdout.flush()
+    os._exit(code)
 
 
 def _stop_on_signals() -> asyncio.Event:
-    """An event that the first signal sets. The second one ends the process as it is: the store does not mind."""
+    """Return an event that the first signal sets. The second signal kills the process, which the store survives."""
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -127,26 +190,33 @@ def _stop_on_signals() -> asyncio.Event:
     return stopped
 
 
-# What it says.
+# Output.
 
 
 def _announce(settings: Settings, server: NamespaceServer) -> None:
     ports = ", ".join(map(str, server.ports))
     lines = {"namespace": settings.name, "host": settings.host, "ports": ports, "data": str(settings.data)}
     if server.ca_file is not None:
-        lines["trust"] = f"{server.ca_file} (pairbus trust --data {settings.data} says how)"
+        lines["trust"] = f"{server.ca_file} (see pairbus trust --data {settings.data})"
     if settings.console:
         lines["console"] = f"{server.address}/console"
+    if settings.connection_file is not None:
+        write_file(settings.connection_file, f"{server.connection_string}\n".encode(), OWNER_ONLY)
+        lines["connection"] = f"@{settings.connection_file}"
+    connection_string = None if settings.connection_file is not None else server.connection_string
     if sys.stdout.isatty():
-        _announce_in_colour(lines, server.connection_string)
+        _announce_in_colour(lines, connection_string)
     else:
-        print(*(f"{name}: {text}" for name, text in lines.items()), server.connection_string, sep="\n", flush=True)
+        texts = [f"{name}: {text}" for name, text in lines.items()]
+        print(*texts, *([] if connection_string is None else [connection_string]), sep="\n", flush=True)
     if settings.allow_any_jwt:
-        _warn("allow_any_jwt lets EVERYONE in who can make a JSON web token")
+        _warn("allow_any_jwt accepts EVERY JSON web token, without checking who signed it")
+    if settings.allow_faults:
+        _warn("allow_faults lets every key with the Manage claim inject faults: do not use it in production")
     if settings.key is not None and len(settings.key) < _KEY_CHARACTERS:
         _warn(
-            f"the root key has {len(settings.key)} characters, and may be guessed: take at least {_KEY_CHARACTERS},"
-            " or leave it out to have one made"
+            f"the root key has {len(settings.key)} characters and may be guessed: use at least {_KEY_CHARACTERS},"
+            " or omit it to generate one"
         )
 
 
@@ -154,40 +224,29 @@ def _warn(text: str) -> None:
     print(f"pairbus: WARNING: {text}", file=sys.stderr, flush=True)
 
 
-def _announce_in_colour(lines: dict[str, str], connection_string: str) -> None:
-    console = Console(highlight=False, soft_wrap=True)  # a line that was broken could not be copied
+def _announce_in_colour(lines: dict[str, str], connection_string: str | None) -> None:
+    console = Console(highlight=False, soft_wrap=True)  # a wrapped line could not be copied
     for name, text in lines.items():
-        console.print(f"[dim]{name:>9}[/dim]  ", end="")
+        console.print(f"[dim]{name:>10}[/dim]  ", end="")
         console.print(text, markup=False)
-    console.print(connection_string, markup=False, style="bold green")
-
-
-class _JsonFormatter(logging.Formatter):
-    """One object a line."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        entry = {
-            "time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S%z"),
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "message": record.getMessage(),
-        }
-        if record.exc_info:
-            entry["error"] = self.formatException(record.exc_info)
-        return json.dumps(entry, ensure_ascii=False)
+    if connection_string is not None:
+        console.print(connection_string, markup=False, style="bold green")
 
 
 def _set_up_logging(settings: Settings) -> None:
-    handler = logging.StreamHandler()  # to stderr: what is printed is for whoever reads the connection string
+    handler = logging.StreamHandler()  # to stderr: stdout is for the connection string
+    handler.addFilter(LogLimit(unlimited=(FRAMES,)))
     is_json = settings.log_format is LogFormat.JSON
     handler.setFormatter(
-        _JsonFormatter() if is_json else logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
+        JsonFormatter() if is_json else logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
     )
     logging.basicConfig(level=settings.log_level.upper(), handlers=[handler], force=True)
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)  # what it says of each WebSocket is of no interest
+    if settings.trace_frames:  # whatever the level of the other lines
+        logging.getLogger(FRAMES).setLevel(logging.DEBUG)
+    logging.getLogger("uvicorn").setLevel(logging.ERROR)  # it logs every WebSocket, and what peers send
 
 
-# What it takes: one option for each setting, so that they are declared once.
+# Options: one for each setting, so that settings are declared once.
 
 
 def _option(setting: Setting) -> Parameter:
@@ -197,12 +256,12 @@ def _option(setting: Setting) -> Parameter:
         setting.option + negation, help=setting.summary, show_default=setting.shown_default if has_default else False
     )
     kind: Any = list[setting.kind] if setting.is_repeatable else setting.kind  # type: ignore[name-defined]
-    # Without a default: what is not given on the command line may be given elsewhere.
+    # No default: an unset option may be set in the environment or the settings file.
     return Parameter(setting.name, Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, info])
 
 
 def _config() -> Parameter:
-    info = typer.Option("--config", help=f"a settings file: ours, or the emulator's Config.json [{CONFIG_VARIABLE}]")
+    info = typer.Option("--config", help=f"the settings file, or the emulator's Config.json [{CONFIG_VARIABLE}]")
     return Parameter("config", Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[Path | None, info])
 
 

@@ -1,4 +1,4 @@
-"""Standard output and pipes that commands write to, and what a command does when they take no more."""
+"""Writing to standard output and pipes, and the exit status if that fails."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Final
 
 import typer
 
+from pairbus.backoff import Backoff
 from pairbus.cli.connection import FAILED
 from pairbus.cli.failure import fail
 
@@ -28,12 +29,11 @@ STANDARD_OUTPUT: Final = "standard output"
 _CHUNK_BYTES: Final = 512 if sys.platform == "win32" else select.PIPE_BUF
 """A pipe that polls as writable takes this many bytes without blocking."""
 
-_FIRST_PAUSE_S: Final = 0.000_5
-_LONGEST_PAUSE_S: Final = 0.05
+_BACKOFF: Final = Backoff(0.000_5, 0.05)
 
 
 class OutputError(Exception):
-    """An output takes no more. ``code`` is the exit status of the command."""
+    """An output was closed or cannot be written. ``code`` is the exit status of the command."""
 
     def __init__(self, name: str, error: OSError) -> None:
         is_closed = isinstance(error, BrokenPipeError)
@@ -46,9 +46,9 @@ class OutputError(Exception):
 
 @contextmanager
 def checked_output() -> Iterator[None]:
-    """Flush standard output at the end of a command; end it with a status of its own if that fails."""
+    """Flush standard output at the end of a command; end the command with a distinct exit status if that fails."""
     if sys.stdout is None:  # it was closed before the command started
-        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (it is there until the end)
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (used until the process exits)
         raise typer.Exit(OUTPUT_CLOSED)
     try:
         try:
@@ -56,7 +56,7 @@ def checked_output() -> Iterator[None]:
         finally:
             sys.stdout.flush()
     except SystemExit as error:
-        if isinstance(error.__context__, BrokenPipeError):  # which is how Rich ends a program
+        if isinstance(error.__context__, BrokenPipeError):  # Rich turns it into SystemExit
             raise typer.Exit(OUTPUT_CLOSED) from None
         raise
     except BrokenPipeError:
@@ -70,14 +70,14 @@ def checked_output() -> Iterator[None]:
 
 
 def mute() -> None:
-    """Discard what is still to be printed: Python would report at exit that it cannot write it."""
+    """Discard buffered output: otherwise Python would report at exit that it cannot be written."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)
 
 
 def _is_unwritable() -> bool:
-    """Tell whether standard output still holds what it could not write."""
+    """Return whether standard output still has data that it cannot write."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -85,7 +85,7 @@ def _is_unwritable() -> bool:
     return False
 
 
-# Descriptors that are written without blocking the event loop.
+# Writing to descriptors without blocking the event loop.
 
 
 def standard_descriptor() -> int | None:
@@ -99,7 +99,7 @@ def standard_descriptor() -> int | None:
 
 
 async def write_all(descriptor: int, octets: bytes) -> None:
-    """Write everything, as fast as the other side takes it. Raises ``OSError``."""
+    """Write everything, as fast as the reader accepts it. Raise ``OSError`` if that fails."""
     left = memoryview(octets)
     while left:
         await _until(lambda: _is_writable(descriptor))
@@ -109,7 +109,7 @@ async def write_all(descriptor: int, octets: bytes) -> None:
 async def wait_until_read(descriptor: int) -> None:
     """Return once the reader of a pipe or socket has read everything; at once if the descriptor is neither.
 
-    Raises ``BrokenPipeError`` if the reader closes it before that. What lies in it then is lost.
+    Raise ``BrokenPipeError`` if the reader closes it before that. Unread data is lost then.
     """
     mode = os.fstat(descriptor).st_mode
     if stat.S_ISFIFO(mode):
@@ -121,11 +121,11 @@ async def wait_until_read(descriptor: int) -> None:
 
 
 async def _until(condition: Callable[[], bool]) -> None:
-    """Poll with growing pauses: no event tells that a pipe is empty."""
+    """Poll with growing pauses: there is no event for an empty pipe."""
     pause_s = 0.0
     while not condition():
         await asyncio.sleep(pause_s)
-        pause_s = min(max(_FIRST_PAUSE_S, 2 * pause_s), _LONGEST_PAUSE_S)
+        pause_s = _BACKOFF.after(pause_s)
 
 
 def _is_writable(descriptor: int) -> bool:
@@ -144,12 +144,12 @@ def _events(descriptor: int) -> int:
 def _is_read(descriptor: int, request: int) -> bool:
     is_read = not _unread_bytes(descriptor, request)
     if not is_read:
-        _events(descriptor)  # raises if nobody is left to read the rest
+        _events(descriptor)  # raises if there is no reader left
     return is_read
 
 
 def _unread_bytes(descriptor: int, request: int) -> int:
-    """Count the bytes in a pipe or socket; 0 where the system does not tell the writer."""
+    """Count the unread bytes in a pipe or socket; 0 where the system does not report them to the writer."""
     count = array("i", [0])
     try:
         fcntl.ioctl(descriptor, request, count)

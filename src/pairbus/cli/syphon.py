@@ -1,13 +1,17 @@
-"""``pairbus syphon``: brings home what lies in the backlog of a pair, on Spark or in this process."""
+"""``pairbus syphon``: deliver the backlog of a pair to the primary, on Spark or in this process."""
 
 from __future__ import annotations
 
 import sys
 from contextlib import nullcontext
 from enum import Enum
-from typing import Annotated
+from types import TracebackType
+from typing import Annotated, Final, Self
 
 import typer
+from rich.console import Console
+from rich.progress import BarColumn, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bars
 
 from pairbus.cli.connection import (
     FAILED,
@@ -19,39 +23,77 @@ from pairbus.cli.connection import (
     SecondaryOption,
     read_connections,
 )
-from pairbus.cli.extra import extra_needed
-from pairbus.cli.failure import fail
+from pairbus.cli.failure import extra_needed, fail
 from pairbus.cli.spark_place import HERE, MasterOption, check_master, exported, read_reference
-from pairbus.cli.syphon_screen import SyphonScreen
 from pairbus.client.validation import shown
-from pairbus.jobs.lines import LineTeller, Teller
-from pairbus.jobs.syphon.command import run_syphon
-from pairbus.jobs.syphon.in_process_engine import DrainingSyphon
-from pairbus.jobs.syphon.order import LONG_POLL, SyphonOrder
-from pairbus.jobs.syphon.standalone import Engine
+from pairbus.jobs.lines import LineReporter, Progress, ProgressReporter, ReportLine
+from pairbus.jobs.syphon.settings import LONG_POLL, SyphonConfig
+from pairbus.jobs.syphon.standalone import DrainingSyphon, Engine, run_syphon
 from pairbus.pairing.syphon import SyphonSettings, TimeToLive
+
+_UNKNOWN: Final = "reading the backlog"
+_EMPTY: Final = "backlog empty, waiting for messages"
+
+
+class SyphonScreen:
+    """A progress bar if the depth of the backlog is known, else a spinner."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._bars = Bars(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TimeElapsedColumn(),
+            console=console or Console(highlight=False, markup=False),  # a path may have brackets
+            transient=True,
+        )
+        self._task: TaskID = self._bars.add_task(_UNKNOWN, total=None)
+
+    def __enter__(self) -> Self:
+        self._bars.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.rest()
+
+    def rest(self) -> None:
+        """Stop drawing. Can be called more than once."""
+        self._bars.stop()
+
+    def tell(self, line: ReportLine) -> None:
+        self._bars.console.print(line.text, style="yellow" if line.is_warning else None, soft_wrap=True)
+
+    def show(self, progress: Progress) -> None:
+        done, depth = progress.brought_home, progress.depth
+        waiting = "" if depth is None else f", {depth:,} in the backlog"
+        self._bars.update(
+            self._task,
+            description=f"{done:,} delivered{waiting}" if done or depth != 0 else _EMPTY,
+            completed=done,
+            total=done + depth if depth is not None and done + depth else None,
+        )
 
 
 class EngineName(Enum):
-    """What the work is done on."""
+    """The engine of a syphon."""
 
     SPARK = "spark"
     IN_PROCESS = "in-process"
 
 
-_EngineOption = Annotated[
-    EngineName, typer.Option("--engine", help="what the work is done on; in-process needs nothing else")
-]
+_EngineOption = Annotated[EngineName, typer.Option("--engine", help="the engine; in-process does not need Spark")]
 _CheckpointOption = Annotated[
     str | None,
     typer.Option(
         "--checkpoint",
-        help="where Spark keeps its place; without one, the backlog itself says what is to be brought home",
+        help="the checkpoint directory of Spark; without one, the syphon starts from the current backlog",
         metavar="DIR",
     ),
 ]
 _OnceOption = Annotated[
-    bool, typer.Option("--once", help="bring home what is there, and end: with 0, or with 3 if messages still wait")
+    bool, typer.Option("--once", help="deliver the current backlog and exit: with 0, or with 3 if messages remain")
 ]
 _BacklogQueuesOption = Annotated[
     int | None,
@@ -59,25 +101,28 @@ _BacklogQueuesOption = Annotated[
         "--backlog-queues",
         min=1,
         max=10_000,
-        help="how many backlog queues there are; else all that are found, for which the key needs Manage",
+        help="the number of backlog queues; by default all that exist, which requires a key with Manage",
     ),
 ]
 _TimeToLiveOption = Annotated[
-    TimeToLive, typer.Option("--time-to-live", help="whether it begins anew at home, or the time in the backlog counts")
+    TimeToLive,
+    typer.Option(
+        "--time-to-live", help="the time to live of delivered messages: in full, or what is left after the backlog"
+    ),
 ]
 _LongPollOption = Annotated[
-    str, typer.Option("--long-poll", help="how long a receive waits at an empty backlog queue", metavar="TIME")
+    str, typer.Option("--long-poll", help="the time that a receive waits at an empty backlog queue", metavar="TIME")
 ]
 _MaxMessagesOption = Annotated[
     int | None,
     typer.Option(
         "--max-messages",
         min=1,
-        help="how many messages a batch holds; in-process: how many of each backlog queue are under way",
+        help="the maximum number of messages in a batch; in-process: in flight for each backlog queue",
         metavar="N",
     ),
 ]
-_JsonOption = Annotated[bool, typer.Option("--json", help="print one JSON object a line")]
+_JsonOption = Annotated[bool, typer.Option("--json", help="print one JSON object per line")]
 
 
 def syphon(
@@ -94,12 +139,12 @@ def syphon(
     max_messages: _MaxMessagesOption = None,
     as_json: _JsonOption = False,
 ) -> None:
-    """Bring home what lies in the backlog of a pair, until it is stopped, or once.
+    """Deliver the backlog of a pair to the primary, until stopped, or once.
 
-    A connection string may also be named by env:NAME or file:/path; on a Spark master that is not on this machine it
-    has to be, or to come from its variable, and every executor looks there.
+    A connection string can also be given as env:NAME or file:/path. On a remote Spark master it must be given so, or in
+    its variable, and every executor reads it from there.
 
-    SIGTERM and Ctrl-C stop it after what is under way; a second one stops it at once. Nothing is lost either way.
+    SIGTERM and Ctrl-C stop it after the current batch; a second one stops it at once. No message is lost either way.
 
     Example: pairbus syphon --primary @contoso.txt --secondary @fabrikam.txt --name contoso
     """
@@ -110,8 +155,8 @@ def syphon(
     if engine is EngineName.SPARK:
         check_master(master, {PRIMARY_VARIABLE: first, SECONDARY_VARIABLE: second}, takes_connect=True)
     elif checkpoint is not None or master != HERE:
-        fail("--master and --checkpoint are Spark's: leave them out with --engine in-process", USAGE)
-    order = SyphonOrder(
+        fail("--master and --checkpoint apply to Spark only: remove them or --engine in-process", USAGE)
+    config = SyphonConfig(
         primary=exported(PRIMARY_VARIABLE, first),
         secondary=exported(SECONDARY_VARIABLE, second),
         name=name,
@@ -120,38 +165,40 @@ def syphon(
         once=once,
     )
     is_watched = sys.stdout.isatty() and not as_json
-    with SyphonScreen() if is_watched else nullcontext(LineTeller(as_json=as_json)) as teller:
-        made = (
+    with SyphonScreen() if is_watched else nullcontext(LineReporter(as_json=as_json)) as reporter:
+        chosen = (
             DrainingSyphon
             if engine is EngineName.IN_PROCESS
-            else _spark(order, teller, master, checkpoint, max_messages)
+            else _spark(config, reporter, master, checkpoint, max_messages)
         )
-        ending = run_syphon(order, made, teller)
-    if ending.reason is not None:
-        fail(ending.reason, ending.code)
+        result = run_syphon(config, chosen, reporter)
+    if result.reason is not None:
+        fail(result.reason, result.code)
 
 
-# What the options say.
+# Options.
 
 
 def _settings(long_poll: str, time_to_live: TimeToLive, max_messages: int | None) -> SyphonSettings:
     try:
         wait = LONG_POLL.read(long_poll.strip())
     except ValueError:
-        fail(f"--long-poll is {shown(long_poll)}; it is {LONG_POLL.text}", USAGE)
-    usual = SyphonSettings()
-    return SyphonSettings(long_poll=wait, time_to_live=time_to_live, max_messages=max_messages or usual.max_messages)
+        fail(f"--long-poll must be {LONG_POLL.text}, got {shown(long_poll)}", USAGE)
+    defaults = SyphonSettings()
+    return SyphonSettings(long_poll=wait, time_to_live=time_to_live, max_messages=max_messages or defaults.max_messages)
 
 
-def _spark(order: SyphonOrder, teller: Teller, master: str, checkpoint: str | None, max_messages: int | None) -> Engine:
-    with extra_needed("spark", code=FAILED, otherwise="; or say --engine in-process"):
-        from pairbus.jobs.syphon.settings import SparkSyphonSettings  # noqa: PLC0415 (Spark is not everywhere)
-        from pairbus.jobs.syphon.spark_engine import spark_engine  # noqa: PLC0415
+def _spark(
+    config: SyphonConfig, reporter: ProgressReporter, master: str, checkpoint: str | None, max_messages: int | None
+) -> Engine:
+    with extra_needed("spark", code=FAILED, otherwise="; or use --engine in-process"):
+        from pairbus.jobs.syphon.settings import SparkSyphonSettings  # noqa: PLC0415 (Spark is optional)
+        from pairbus.jobs.syphon.spark_syphon import spark_engine  # noqa: PLC0415
     settings = SparkSyphonSettings(
         master=master,
         checkpoint=checkpoint,
-        primary=str(order.primary),
-        secondary=str(order.secondary),
+        primary=str(config.primary),
+        secondary=str(config.secondary),
         max_messages=max_messages or SparkSyphonSettings().max_messages,
     )
-    return spark_engine(settings, teller)
+    return spark_engine(settings, reporter)

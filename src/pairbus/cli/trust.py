@@ -1,4 +1,4 @@
-"""``pairbus trust``: the certificate authority of a namespace, and how each client is told of it."""
+"""``pairbus trust``: print the certificate authority of a namespace and how to configure clients to trust it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from pairbus.store import DataDirectory, NotADataDirectoryError, StoreError, Sto
 from pairbus.store.certificate import certificate_files, open_certificate
 
 _INSTRUCTIONS: Final = """
-Who connects with TLS has to trust it. Messaging with UseDevelopmentEmulator=true in the connection string goes without
-TLS; the administration clients of Azure always use it.
+Clients that connect with TLS must trust this certificate authority. Messaging clients do not use TLS if the connection
+string has UseDevelopmentEmulator=true; the administration clients of Azure always do.
 
 pairbus, commands       export SSL_CERT_FILE={ca}
 pairbus, programs       MessagingFactorySettings(ca_file="{ca}")
@@ -25,30 +25,30 @@ Python, sync and aio    ServiceBusAdministrationClient.from_connection_string(â€
                         or, for aio: export SSL_CERT_FILE={ca}
 JavaScript              export NODE_EXTRA_CA_CERTS={ca}
 .NET, on Linux          export SSL_CERT_FILE={ca}
-.NET, elsewhere, Java   add the file to the certificates that the system, or the runtime, trusts
+.NET, elsewhere, Java   add the file to the trusted certificates of the system or the runtime
 curl                    curl --cacert {ca} https://localhost:PORT/health
 
-A file in SSL_CERT_FILE or REQUESTS_CA_BUNDLE is trusted instead of the system's certificates, not beside them.
-Who can read {folder} can make certificates that your clients believe: keep it to yourself.
+A file in SSL_CERT_FILE or REQUESTS_CA_BUNDLE replaces the certificates of the system; it does not extend them.
+Anyone who can read {folder} can create certificates that your clients trust: keep it private.
 """
 
 
 def trust(
     data: Annotated[
         Path,
-        typer.Option(help="the data directory of a namespace", envvar=SETTINGS["data"].variable, show_default=False),
+        typer.Option(help="the data directory of the namespace", envvar=SETTINGS["data"].variable, show_default=False),
     ],
 ) -> None:
-    """Print where the certificate authority of a namespace is, and how clients are told to trust it.
+    """Print the path of the certificate authority of a namespace, and how to make clients trust it.
 
     Example: pairbus trust --data ./contoso
     """
     if not data.is_dir():
-        fail(f"there is no directory {data}; start the namespace once with: pairbus serve --data {data}", 1)
+        fail(f"the directory {data} does not exist; create it with: pairbus serve --data {data}", 1)
     try:
         ca_file = _authority(data.resolve())
     except NotADataDirectoryError as error:
-        fail(f"{error.path} is no data directory of pairbus: {error.reason}. Name the one that serve was given", 1)
+        fail(f"{error.path} is not a data directory of pairbus: {error.reason}; name the one that serve uses", 1)
     except StoreError as error:
         fail(str(error), 1)
     print(ca_file)
@@ -56,7 +56,7 @@ def trust(
 
 
 def _authority(data: Path) -> Path:
-    """The file; a namespace that is being served has made it already."""
+    """Return the file of the certificate authority; create it if the namespace was never served."""
     now_ms = time.time_ns() // 1_000_000
     ca_file = certificate_files(data).ca_file
     try:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from pairbus.client.amqp_view import AmqpView
 from pairbus.client.endpoint import Endpoint
+from pairbus.client.entity_clients import QueueClient, SubscriptionClient, TopicClient
 from pairbus.client.errors import (
     BacklogUnavailableError,
     ClosedError,
@@ -29,12 +29,17 @@ from pairbus.client.errors import (
     UnauthorizedError,
 )
 from pairbus.client.factory import FactoryState, MessagingFactory
-from pairbus.client.management.authorization_rule import AccessRights, SharedAccessAuthorizationRule
 from pairbus.client.management.descriptions import (
+    AccessRights,
     EntityStatus,
+    NamespaceInfo,
     QueueDescription,
+    QueueRuntimeInfo,
+    SharedAccessAuthorizationRule,
     SubscriptionDescription,
+    SubscriptionRuntimeInfo,
     TopicDescription,
+    TopicRuntimeInfo,
 )
 from pairbus.client.management.namespace_manager import NamespaceManager
 from pairbus.client.management.rules import (
@@ -45,24 +50,14 @@ from pairbus.client.management.rules import (
     SqlRuleAction,
     TrueFilter,
 )
-from pairbus.client.management.runtime_info import (
-    NamespaceInfo,
-    QueueRuntimeInfo,
-    SubscriptionRuntimeInfo,
-    TopicRuntimeInfo,
-)
-from pairbus.client.message import BodyKind, BrokeredMessage
-from pairbus.client.queue_client import QueueClient
-from pairbus.client.receive_mode import ReceiveMode
+from pairbus.client.message import AmqpView, BodyKind, BrokeredMessage
 from pairbus.client.received_message import MessageState, ReceivedMessage
 from pairbus.client.receiver import MessageReceiver
-from pairbus.client.retry import NO_RETRY, RetryPolicy
 from pairbus.client.sender import MessageSender
 from pairbus.client.session import MessageSession
-from pairbus.client.settings import MessagingFactorySettings, Transport
-from pairbus.client.subscription_client import SubscriptionClient
+from pairbus.client.settings import NO_RETRY, MessagingFactorySettings, ReceiveMode, RetryPolicy, Transport
 from pairbus.client.token_provider import PlainCredentials, Token, TokenProvider
-from pairbus.client.topic_client import TopicClient
+from pairbus.client.tracing import trace_processing
 from pairbus.dialect.connection_string import ConnectionStringError
 
 __all__ = [
@@ -128,4 +123,5 @@ __all__ = [
     "Transport",
     "TrueFilter",
     "UnauthorizedError",
+    "trace_processing",
 ]

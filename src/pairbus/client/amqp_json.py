@@ -1,9 +1,10 @@
-"""Values of AMQP in JSON, with their types.
+"""AMQP values in JSON, with their types.
 
 ===========================  ==================================================================================
 null, boolean, string, list  as JSON has them
 long                         a number without a fraction
 double                       a number with one, ``1.0``; ``{"double": "NaN"}``, ``"Infinity"``, ``"-Infinity"``
+a NaN with a payload         its 64 bits behind the name, ``{"double": "NaN:7ff8000000000001"}``
 float                        ``{"float": 1.5}``
 other whole numbers          ``{"uint": 5}``; so ``ubyte``, ``ushort``, ``ulong``, ``byte``, ``short``, ``int``
 timestamp                    ``{"timestamp": "2030-01-02T03:04:05.678Z"}``, or a number of milliseconds
@@ -20,11 +21,13 @@ described value              ``{"described": [descriptor, value]}``
 from __future__ import annotations
 
 import math
+import re
 from base64 import b64decode, b64encode
 from binascii import Error as Base64Error
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from functools import partial
+from struct import Struct
 from typing import Any, Final
 from uuid import UUID
 
@@ -66,6 +69,8 @@ _DECIMALS: Final[dict[str, tuple[type[bytes], int]]] = {
     "decimal128": (Decimal128, 16),
 }
 _SPECIAL: Final = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+_NAN_BITS: Final = "NaN:"
+_DOUBLE: Final = Struct(">d")
 
 
 _TYPE_NAMES: Final[dict[type, str]] = {
@@ -102,7 +107,7 @@ def type_name(value: Any) -> str:
 
 
 def json_of(value: Any) -> Any:
-    """What JSON says for a value. Raises ``TypeError`` for what is none of AMQP's."""
+    """Return the JSON form of a value. Raises ``TypeError`` if AMQP has no such type."""
     if value is None or type(value) in (bool, str, int):
         return value
     write = _WRITERS.get(type(value))
@@ -136,12 +141,16 @@ def _float(value: float) -> Any:
 
 
 def _special(value: float) -> str:
-    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    """Return the name of a number that JSON lacks. Descriptors are compared bit by bit, so a NaN keeps its bits."""
+    if not math.isnan(value):
+        return "Infinity" if value > 0 else "-Infinity"
+    bits = _DOUBLE.pack(value)
+    return "NaN" if bits == _DOUBLE.pack(math.nan) else f"{_NAN_BITS}{bits.hex()}"
 
 
 def _timestamp(value: int) -> Any:
     moment = from_ms(value)
-    is_exact = to_ms(moment) == value  # there are some that Python cannot name
+    is_exact = to_ms(moment) == value  # Python cannot represent every timestamp
     return {"timestamp": moment_text(moment) if is_exact else int(value)}
 
 
@@ -180,7 +189,7 @@ _WRITERS: Final[dict[type, Callable[[Any], Any]]] = {
 
 
 def value_of(thing: Any) -> Any:
-    """The value that JSON says. Raises ``ValueError``."""
+    """Return the AMQP value of a JSON form. Raises ``ValueError``."""
     if isinstance(thing, list):
         return [value_of(item) for item in thing]
     if not isinstance(thing, dict):
@@ -188,32 +197,32 @@ def value_of(thing: Any) -> Any:
     name = next(iter(thing), None)
     read = _READERS.get(name or "")
     if read is None or set(thing) - {name, "constructor"} or ("constructor" in thing and name != "array"):
-        raise ValueError(f"{{{', '.join(map(repr, thing))}}} is no type of AMQP; those are {', '.join(_READERS)}")
+        raise ValueError(f"{{{', '.join(map(repr, thing))}}} is not an AMQP type; use one of {', '.join(_READERS)}")
     return _array_of(thing) if name == "array" else read(thing[name])
 
 
 def octets_of(text: Any) -> bytes:
-    """Raises ``ValueError`` for what is not base64."""
+    """Decode base64. Raises ``ValueError`` if the text is not base64."""
     try:
         return b64decode(text_of(text), validate=True)
     except Base64Error:
-        raise ValueError("no base64") from None
+        raise ValueError("invalid base64") from None
 
 
 def moment_of(text: Any) -> datetime:
-    """Raises ``ValueError`` for what is no time, or has no time zone."""
+    """Parse an ISO 8601 time. Raises ``ValueError`` if it is invalid or has no time zone."""
     try:
         moment = datetime.fromisoformat(text_of(text))
     except ValueError:
         raise ValueError(f"{text!r:.50} is not a time such as 2030-01-02T03:04:05Z") from None
     if moment.tzinfo is None:
-        raise ValueError(f"{text!r:.50} has no time zone; put Z behind it for UTC")
+        raise ValueError(f"{text!r:.50} has no time zone; append Z for UTC")
     to_ms(moment)
     return moment
 
 
 def value_from_text(kind: str, text: str) -> Any:
-    """The value of a type whose name and text somebody has typed. Raises ``ValueError``."""
+    """Parse a value of a type from text, as typed on a command line. Raises ``ValueError``."""
     if kind == "string":
         return text
     if kind == "boolean":
@@ -221,7 +230,8 @@ def value_from_text(kind: str, text: str) -> Any:
     if kind in _WHOLE:
         return value_of({kind: _number_from(int, text, "a whole number")})
     if kind in {"float", "double"}:
-        return value_of({kind: text if text in _SPECIAL else _number_from(float, text, "a number")})
+        is_special = text in _SPECIAL or text.startswith(_NAN_BITS)
+        return value_of({kind: text if is_special else _number_from(float, text, "a number")})
     return value_of({kind: text})
 
 
@@ -249,8 +259,14 @@ def whole_of(given: Any) -> int:
 
 def _binary_fraction(given: Any) -> float:
     if isinstance(given, str):
-        return _SPECIAL[given] if given in _SPECIAL else float(_refuse(given, "NaN, Infinity or -Infinity"))
+        return _SPECIAL[given] if given in _SPECIAL else _nan_of(given)
     return float(given) if isinstance(given, float) else float(whole_of(given))
+
+
+def _nan_of(given: str) -> float:
+    bits = re.fullmatch(rf"{_NAN_BITS}([0-9a-f]{{16}})", given)
+    (value,) = _DOUBLE.unpack(bytes.fromhex(bits[1])) if bits else (0.0,)
+    return value if math.isnan(value) else float(_refuse(given, "NaN, Infinity or -Infinity"))
 
 
 def _timestamp_of(given: Any) -> Timestamp:
@@ -289,7 +305,7 @@ def _map_of(given: Any) -> Any:
     pairs = tuple((value_of(key), value_of(value)) for key, value in given)
     try:
         found = dict(pairs)
-    except TypeError:  # AMQP takes keys that Python does not
+    except TypeError:  # AMQP allows keys that Python does not
         return Map(pairs)
     return found if len(found) == len(pairs) else Map(pairs)
 

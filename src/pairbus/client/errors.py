@@ -1,27 +1,27 @@
-"""What can go wrong for an application, one class a kind; each says whether it is worth trying again.
+"""The errors of the client, one class per kind; each states whether a retry may succeed.
 
 MessagingError
 ├── MessagingCommunicationError    the namespace cannot be reached, or the connection was lost     (transient)
-├── MessagingTimeoutError          no answer in time; also a TimeoutError                          (transient)
+├── MessagingTimeoutError          no response in time; also a TimeoutError                        (transient)
 ├── ServerBusyError                the namespace is throttling                                     (transient)
-├── InternalServerError            something went wrong in the namespace                           (transient)
-├── UnauthorizedError              the key or token is wrong, or lacks a claim
-├── EntityNotFoundError            there is no such queue, topic, subscription or rule
+├── InternalServerError            an internal error of the namespace                              (transient)
+├── UnauthorizedError              the key or token is invalid, or lacks a claim
+├── EntityNotFoundError            the queue, topic, subscription or rule does not exist
 ├── EntityAlreadyExistsError
 ├── EntityDisabledError            its status does not allow this
 ├── QuotaExceededError             the entity or the namespace is full
-├── MessageSizeExceededError       the message is larger than the entity takes
+├── MessageSizeExceededError       the message exceeds the size limit of the entity
 ├── InvalidMessageError            a message that cannot be sent; also a ValueError
-├── InvalidRequestError            what was asked for cannot be done
-├── PreconditionFailedError        somebody else has changed it meanwhile
+├── InvalidRequestError            the request is invalid or not supported
+├── PreconditionFailedError        the entity was changed concurrently
 ├── MessageNotFoundError           no message with that sequence number
 ├── LockLostError
-│   ├── MessageLockLostError       the lock has ended; the message goes to the next receiver
-│   └── SessionLockLostError       the session's lock has ended
-├── SessionCannotBeLockedError     somebody else has the session
-├── BacklogUnavailableError        a pair's backlog queues cannot be sent to                       (transient)
-└── ClosedError                    the object, or the factory it was made by, has been closed
-    └── FactoryFaultedError        the factory has been given up because of a fault
+│   ├── MessageLockLostError       the lock expired; the message goes to the next receiver
+│   └── SessionLockLostError       the lock of the session expired
+├── SessionCannotBeLockedError     another receiver holds the session
+├── BacklogUnavailableError        no backlog queue of a pair accepted the message                 (transient)
+└── ClosedError                    the object, or the factory that created it, is closed
+    └── FactoryFaultedError        the factory is faulted
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from typing import Any, ClassVar, Self
 
 
 class MessagingError(Exception):
-    """Something went wrong between an application and a namespace."""
+    """Base class of all errors of the client."""
 
     transient: ClassVar[bool] = False
     advice: ClassVar[str] = ""
-    """What to do about it."""
+    """The remedy: advice for the application."""
 
     def __init__(
         self,
@@ -49,13 +49,13 @@ class MessagingError(Exception):
         super().__init__(message)
         self.message = message
         self.entity = entity
-        """The path of the queue, topic or subscription that it happened to; ``None`` if it was none of them."""
+        """The path of the queue, topic or subscription; ``None`` if the error concerns none of them."""
         self.condition = condition
-        """The condition that the namespace named, such as ``com.microsoft:server-busy``; ``None`` if it named none."""
+        """The AMQP condition from the namespace, such as ``com.microsoft:server-busy``; ``None`` if it sent none."""
         self.is_transient = self.transient if is_transient is None else is_transient
-        """Whether the same may well succeed a little later. The client tries such things again by itself."""
+        """True if a retry may succeed. The client retries such operations automatically."""
         self.hint = self.advice if hint is None else hint
-        """What to do about it; empty where the message says that."""
+        """The remedy: advice for the application; empty if the message includes it."""
 
     def __str__(self) -> str:
         where = "" if self.entity is None or f"'{self.entity}'" in self.message else f"'{self.entity}': "
@@ -64,11 +64,11 @@ class MessagingError(Exception):
         return f"{where}{self.message}{condition}{hint}"
 
     def at(self, entity: str) -> Self:
-        """This error, or one like it with the entity that it happened to, where that is not known yet."""
+        """Return this error, or a copy with the entity set if it was unknown."""
         return self if self.entity is not None else self.copy(entity)
 
     def copy(self, entity: str | None = None) -> Self:
-        """One more of the same kind: what many wait for fails for each of them on its own."""
+        """Return a new error of the same kind, so that each of several waiting callers raises its own."""
         copied = type(self)(
             self.message,
             entity=self.entity if self.entity is not None else entity,
@@ -87,36 +87,36 @@ class MessagingCommunicationError(MessagingError):
 
 
 class MessagingTimeoutError(MessagingError, TimeoutError):
-    """There was no answer in time. Where something kept failing until then, that is the error's cause."""
+    """There was no response in time. If earlier attempts failed, the last error is the cause."""
 
     transient = True
 
 
 class ServerBusyError(MessagingError):
-    """The namespace denies requests because it has too much to do."""
+    """The namespace is throttling requests."""
 
     transient = True
-    advice = "wait at least 10 seconds before the next try"
+    advice = "wait at least 10 seconds before the next attempt"
 
 
 class InternalServerError(MessagingError):
-    """Something went wrong in the namespace."""
+    """An internal error occurred in the namespace."""
 
     transient = True
 
 
 class UnauthorizedError(MessagingError):
-    """The key or token is wrong or has ended, or does not allow this."""
+    """The key or token is invalid or expired, or lacks the required claim."""
 
-    advice = "check the key or token, and that it has the claim that is needed: Send, Listen or Manage"
+    advice = "check the key or token, and that it has the required claim: Send, Listen or Manage"
 
 
 class EntityNotFoundError(MessagingError):
-    """There is no such queue, topic, subscription or rule."""
+    """The queue, topic, subscription or rule does not exist."""
 
 
 class EntityAlreadyExistsError(MessagingError):
-    """There is something of that name already."""
+    """An entity with this name already exists."""
 
 
 class EntityDisabledError(MessagingError):
@@ -130,55 +130,55 @@ class QuotaExceededError(MessagingError):
 
 
 class MessageSizeExceededError(MessagingError):
-    """The message is larger than the entity takes."""
+    """The message exceeds the size limit of the entity."""
 
 
 class InvalidMessageError(MessagingError, ValueError):
-    """A message that cannot be sent as it is."""
+    """A message that cannot be sent, because one of its values is invalid."""
 
 
 class InvalidRequestError(MessagingError):
-    """What was asked for cannot be done, by anyone or with this entity."""
+    """The request is invalid, or the entity does not support it."""
 
 
 class PreconditionFailedError(MessagingError):
-    """Somebody else has changed it meanwhile."""
+    """The entity was changed concurrently."""
 
 
 class MessageNotFoundError(MessagingError):
-    """There is no message with that sequence number, or not in the state that is needed."""
+    """No message with this sequence number exists, or it is not in the required state."""
 
 
 class LockLostError(MessagingError):
-    """A lock has ended before it was used."""
+    """A lock expired before it was used."""
 
 
 class MessageLockLostError(LockLostError):
-    """The message's lock has ended; it is delivered again, to whoever receives next."""
+    """The lock of a message expired; the message is delivered again, to the next receiver."""
 
     advice = "renew locks in time, or let the receiver do it (max_auto_lock_renewal)"
 
 
 class SessionLockLostError(LockLostError):
-    """The session's lock has ended."""
+    """The lock of a session expired."""
 
     advice = "accept the session again"
 
 
 class SessionCannotBeLockedError(MessagingError):
-    """Somebody else has the session."""
+    """Another receiver holds the session."""
 
 
 class BacklogUnavailableError(MessagingError):
-    """A message was to go to the backlog of a pair, and none of the backlog queues has taken it."""
+    """A message could not be diverted to the backlog of a pair, because no backlog queue accepted it."""
 
     transient = True
-    advice = "it may be stored where no answer came; send it again later, with the same message id"
+    advice = "a queue that sent no response may have stored it; send it again later, with the same message id"
 
     def __init__(self, message: str, *, causes: Mapping[str, MessagingError] | None = None, **rest: Any) -> None:
         super().__init__(message, **rest)
         self.causes: Mapping[str, MessagingError] = {} if causes is None else causes
-        """Why each of the backlog queues has not taken it, by their paths."""
+        """The error of each backlog queue, by path."""
 
     def copy(self, entity: str | None = None) -> Self:
         copied = super().copy(entity)
@@ -187,8 +187,8 @@ class BacklogUnavailableError(MessagingError):
 
 
 class ClosedError(MessagingError):
-    """The object has been closed, or the factory that it was made by."""
+    """The object, or the factory that created it, is closed."""
 
 
 class FactoryFaultedError(ClosedError):
-    """The factory has been given up because of a fault, which is the error's cause."""
+    """The factory is faulted; the fault is the error's cause."""

@@ -1,4 +1,4 @@
-"""The way into a namespace: makes senders, receivers and clients, which share its connection."""
+"""The entry point to a namespace: creates senders, receivers and clients, which share one connection."""
 
 from __future__ import annotations
 
@@ -12,16 +12,14 @@ from enum import Enum
 from types import NoneType, TracebackType
 from typing import Final, Self
 
-from pairbus.client.absence import Absence
-from pairbus.client.amqp.authorization import Authorization
-from pairbus.client.amqp.connection import AmqpConnection
-from pairbus.client.amqp.link import AmqpLink
-from pairbus.client.amqp.receiving_link import ReceivingLink, Wish
-from pairbus.client.amqp.request_link import RequestLink
+from pairbus.client.amqp.authorization import Authorization, Reconnecting
+from pairbus.client.amqp.connection import ClientConnection
+from pairbus.client.amqp.link import AmqpLink, RequestLink
+from pairbus.client.amqp.receiving_link import ReceiveOptions, ReceivingLink
 from pairbus.client.amqp.sending_link import SendingLink
-from pairbus.client.amqp.slot import Slot
-from pairbus.client.connection_string import connect_by
-from pairbus.client.endpoint import Endpoint
+from pairbus.client.client_resource import ClientResource, P, PairedNamespaceOptions, Pairing
+from pairbus.client.endpoint import Endpoint, OutageLog, connect_by
+from pairbus.client.entity_clients import QueueClient, SubscriptionClient, TopicClient
 from pairbus.client.errors import (
     ClosedError,
     FactoryFaultedError,
@@ -30,41 +28,35 @@ from pairbus.client.errors import (
     MessagingTimeoutError,
     UnauthorizedError,
 )
-from pairbus.client.paired_namespace import P, PairedNamespaceOptions, Pairing
-from pairbus.client.part import Part
-from pairbus.client.queue_client import QueueClient
-from pairbus.client.receive_mode import ReceiveMode
 from pairbus.client.receiver import MessageReceiver
 from pairbus.client.retrying import retrying
 from pairbus.client.sender import MessageSender
 from pairbus.client.session import MessageSession
-from pairbus.client.settings import MessagingFactorySettings
-from pairbus.client.subscription_client import SubscriptionClient
+from pairbus.client.settings import MessagingFactorySettings, ReceiveMode
 from pairbus.client.token_provider import Credentials, PlainCredentials, TokenProvider
-from pairbus.client.topic_client import TopicClient
 from pairbus.client.validation import check_path, check_type, shown
-from pairbus.dialect.entity_path import split_entity_path
+from pairbus.dialect.paths import split_entity_path
 
 _log = logging.getLogger(__name__)
 
 _NO_TIME = timedelta()
 _LONGEST_MS: Final = 0xFFFFFFFF
-_FAREWELL_S: Final = 5.0
-"""How long what a factory has made may take to close; then its connection is closed."""
+_CLOSE_TIMEOUT_S: Final = 5.0
+"""The time that resources may take to close before the connection is closed under them."""
 
 
 class FactoryState(Enum):
-    """Whether a factory works."""
+    """The state of a factory."""
 
     OPEN = "open"
     CLOSED = "closed"
     FAULTED = "faulted"
 
 
-class _Line:
-    """A connection, with the tokens that were put on it."""
+class _AuthorizedConnection:
+    """A connection and the tokens that authorize it."""
 
-    def __init__(self, connection: AmqpConnection, authorization: Authorization | None) -> None:
+    def __init__(self, connection: ClientConnection, authorization: Authorization | None) -> None:
         self.connection = connection
         self.authorization = authorization
 
@@ -79,10 +71,10 @@ class _Line:
 
 
 class MessagingFactory:
-    """Makes senders, receivers and clients of one namespace.
+    """Creates senders, receivers and clients of one namespace.
 
-    It connects when something is first sent or received, and again, by itself, when the connection was lost. To be
-    used in one event loop.
+    It connects when the first message is sent or received, and reconnects automatically. A factory must be used in
+    one event loop only.
     """
 
     def __init__(self, endpoint: Endpoint, credentials: Credentials, settings: MessagingFactorySettings) -> None:
@@ -94,17 +86,17 @@ class MessagingFactory:
         self._settings = settings
         self._state = FactoryState.OPEN
         self._fault: BaseException | None = None
-        self._parts: dict[Part, None] = {}
-        self._slot = Slot(self._connect)
+        self._resources: dict[ClientResource, None] = {}
+        self._current = Reconnecting(self._connect)
         self._ending: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._reached: asyncio.Future[None] | None = None
-        self._absence = Absence(endpoint, _log)
+        self._outage_log = OutageLog(endpoint, _log)
         self._send_attempt_s = settings.attempt_s
         self._pairing: Pairing | None = None
         self._is_pairing = False
         self._primaries = 0
-        """How many factories have this one for their secondary."""
+        """The number of factories that use this one as their secondary."""
 
         self._ended: asyncio.Future[None] | None = None
         self._connection_string: str | None = None
@@ -113,9 +105,9 @@ class MessagingFactory:
     def from_connection_string(
         cls, connection_string: str, settings: MessagingFactorySettings | None = None
     ) -> MessagingFactory:
-        """Create a factory for the namespace of a connection string; raises ``ValueError`` if it is none.
+        """Create a factory from a connection string; raises ``ValueError`` if the connection string is invalid.
 
-        What ``settings`` sets wins over ``OperationTimeout`` and ``TransportType`` of the connection string.
+        Values in ``settings`` override ``OperationTimeout`` and ``TransportType`` of the connection string.
         """
         factory = cls(*connect_by(connection_string, settings))
         factory._connection_string = connection_string
@@ -128,7 +120,7 @@ class MessagingFactory:
         token_provider: Credentials = None,
         settings: MessagingFactorySettings | None = None,
     ) -> MessagingFactory:
-        """A factory for the namespace at an address such as ``sb://contoso.servicebus.windows.net``."""
+        """Create a factory for the namespace at an address such as ``sb://contoso.servicebus.windows.net``."""
         where = Endpoint.parse(endpoint) if isinstance(endpoint, str) else endpoint
         return cls(where, token_provider, settings or MessagingFactorySettings())
 
@@ -141,7 +133,7 @@ class MessagingFactory:
 
     @property
     def credentials(self) -> Credentials:
-        """What it shows to its namespace."""
+        """The credentials that the factory authenticates with."""
         return self._credentials
 
     @property
@@ -154,18 +146,18 @@ class MessagingFactory:
 
     @property
     def is_closed(self) -> bool:
-        """Whether it has been closed, or given up."""
+        """True if the factory is closed or faulted."""
         return self._state is not FactoryState.OPEN
 
     @property
     def connection_string(self) -> str | None:
-        """What it was made from, with the key in it; ``None`` if that was something else."""
+        """The connection string that it was created from, including the key; ``None`` if there was none."""
         return self._connection_string
 
-    # What it makes.
+    # Senders, receivers and clients.
 
     async def create_message_sender(self, path: str) -> MessageSender:
-        """A sender to a queue or a topic. It connects when it first sends."""
+        """Create a sender for a queue or a topic. It connects at its first send."""
         self.check_open()
         return MessageSender(self, self._checked(path))
 
@@ -177,9 +169,9 @@ class MessagingFactory:
         prefetch_count: int = 0,
         max_auto_lock_renewal: timedelta = _NO_TIME,
     ) -> MessageReceiver:
-        """A receiver from a queue, from ``topic/Subscriptions/name``, or from ``…/$DeadLetterQueue`` of one of them.
+        """Create a receiver for a queue, ``topic/Subscriptions/name``, or the ``…/$DeadLetterQueue`` of one of them.
 
-        With ``max_auto_lock_renewal`` it keeps each message locked for so long, until the message is settled.
+        With ``max_auto_lock_renewal`` the lock of each message is renewed for up to that time, until it is settled.
         """
         self.check_open()
         return MessageReceiver(
@@ -198,7 +190,7 @@ class MessagingFactory:
         prefetch_count: int = 0,
         max_auto_lock_renewal: timedelta = _NO_TIME,
     ) -> QueueClient:
-        """Both ends of a queue."""
+        """Create a client that sends to a queue and receives from it."""
         self.check_open()
         return QueueClient(
             self,
@@ -209,7 +201,7 @@ class MessagingFactory:
         )
 
     async def create_topic_client(self, path: str) -> TopicClient:
-        """The end of a topic that takes messages."""
+        """Create a client that sends to a topic."""
         self.check_open()
         return TopicClient(self, self._checked(path))
 
@@ -222,7 +214,7 @@ class MessagingFactory:
         prefetch_count: int = 0,
         max_auto_lock_renewal: timedelta = _NO_TIME,
     ) -> SubscriptionClient:
-        """The end of a topic that gives messages out: one of its subscriptions."""
+        """Create a client that receives from a subscription and manages its rules."""
         self.check_open()
         return SubscriptionClient(
             self,
@@ -243,10 +235,10 @@ class MessagingFactory:
         prefetch_count: int = 0,
         max_auto_lock_renewal: timedelta = _NO_TIME,
     ) -> MessageSession:
-        """Lock a session of a queue or subscription: of that id, or the next one that is free and has messages.
+        """Lock a session of a queue or subscription: the one with this id, or the next unlocked one that has messages.
 
-        Waits so long for one to be free (the operation time-out, if nothing is said), then raises
-        ``MessagingTimeoutError``; a session of that id that somebody else has locked raises
+        Waits up to ``server_wait_time`` (default: the operation timeout) for a session to become available, then
+        raises ``MessagingTimeoutError``. If another receiver holds the session with this id, raises
         ``SessionCannotBeLockedError``.
         """
         self.check_open()
@@ -255,15 +247,15 @@ class MessagingFactory:
         check_type("server_wait_time", server_wait_time, (timedelta, NoneType))
         check_type("session_id", session_id, (str, NoneType))
         wait = self._settings.operation_timeout if server_wait_time is None else server_wait_time
-        wish = Wish(
+        options = ReceiveOptions(
             peek_lock=receive_mode is ReceiveMode.PEEK_LOCK,
             prefetch=prefetch_count,
             wants_session=True,
             session_id=session_id,
         )
-        link = await self._accept(path, wish, wait.total_seconds())
+        link = await self._accept(path, options, wait.total_seconds())
         try:
-            self.check_open()  # it may have been closed meanwhile, and would not close this one
+            self.check_open()  # the factory may have been closed meanwhile, and would not close this session
             return MessageSession(
                 self,
                 path,
@@ -276,20 +268,22 @@ class MessagingFactory:
             await link.close()
             raise
 
-    async def _accept(self, path: str, wish: Wish, wait_s: float) -> ReceivingLink:
-        """Lock a session. That there was none to give is an answer, and not tried again."""
+    async def _accept(self, path: str, options: ReceiveOptions, wait_s: float) -> ReceivingLink:
+        """Lock a session. A timeout that the namespace reports, because no session is available, is not retried."""
         deadline_s = asyncio.get_running_loop().time() + wait_s
 
         async def attempt() -> ReceivingLink | MessagingTimeoutError:
-            line = await self._authorized(path)
+            authorized = await self._authorized(path)
             left_s = max(0.001, deadline_s - asyncio.get_running_loop().time())
             link = ReceivingLink(
-                line.connection, path, replace(wish, session_wait_ms=min(math.ceil(left_s * 1_000), _LONGEST_MS))
+                authorized.connection,
+                path,
+                replace(options, session_wait_ms=min(math.ceil(left_s * 1_000), _LONGEST_MS)),
             )
             try:
                 await link.attached(left_s + self._settings.attempt_s)
             except MessagingTimeoutError as error:
-                if error.condition is None:  # nobody has answered
+                if error.condition is None:  # no response at all
                     raise
                 return error
             return link
@@ -299,20 +293,20 @@ class MessagingFactory:
             raise accepted
         return accepted
 
-    # Its pair.
+    # Pairing.
 
     async def pair_namespace(self, options: PairedNamespaceOptions[P]) -> P:
-        """Pair the namespace with another one: that acts for every sender and client, made before or after.
+        """Pair the namespace with a secondary; applies to every sender and client, created before or after this call.
 
-        Returns when everything is in place. If that cannot be done it is raised, and can be tried again.
+        Returns the pairing when it is complete. On failure, raises the error, and the factory can be paired again.
         """
         self.check_open()
         check_type("options", options, (PairedNamespaceOptions,))
         if self._pairing is not None or self._is_pairing:
-            raise InvalidRequestError(f"the factory of {self._endpoint} has been paired already; that is done once")
+            raise InvalidRequestError(f"the factory of {self._endpoint} is already paired; it can be paired only once")
         if self._primaries:
             raise InvalidRequestError(
-                f"the factory of {self._endpoint} is the secondary of a pair, and not paired itself"
+                f"the factory of {self._endpoint} is the secondary of a pair and cannot be paired itself"
             )
         self._is_pairing = True
         try:
@@ -320,12 +314,12 @@ class MessagingFactory:
         finally:
             self._is_pairing = False
         self._pairing = pairing
-        if self.is_closed:  # while that was done: who closed it did not know of the pair
+        if self.is_closed:  # while pairing: the call that closed it did not know of the pair
             await pairing.close()
             self.check_open()
-        for part in self._parts:
-            if isinstance(part, MessageSender):
-                part.pair(pairing)
+        for resource in self._resources:
+            if isinstance(resource, MessageSender):
+                resource.pair(pairing)
         return pairing
 
     @property
@@ -333,14 +327,14 @@ class MessagingFactory:
         return self._pairing
 
     def enlist(self) -> None:
-        """Be the secondary of a pair; raises ``InvalidRequestError`` for one that is paired itself."""
+        """Mark the factory as a secondary; raises ``InvalidRequestError`` if it is paired itself."""
         self.check_open()
         if self._pairing is not None or self._is_pairing:
-            raise InvalidRequestError(f"the factory of {self._endpoint} is paired itself, and cannot be a secondary")
+            raise InvalidRequestError(f"the factory of {self._endpoint} is paired itself and cannot be a secondary")
         self._primaries += 1
 
     def dismiss(self) -> None:
-        """The pair is no more."""
+        """Remove the mark of a secondary when the pair is closed."""
         self._primaries -= 1
 
     @property
@@ -349,44 +343,44 @@ class MessagingFactory:
 
     @property
     def _attempt_s(self) -> float:
-        """How many seconds one step on the way to a sending link may take: to connect, to put a token, to attach.
+        """The timeout in seconds of each step towards a sending link: connect, authorize, attach.
 
-        All links share the connection. If one of these steps took longer than a send may, it would hold up the first
-        send after an outage.
+        All links share the connection. A step that took longer than a send attempt would delay the first send after an
+        outage.
         """
         return min(self._settings.attempt_s, self._send_attempt_s)
 
     def limit_send_attempts(self, attempt_s: float) -> None:
         self._send_attempt_s = min(attempt_s, self._settings.operation_timeout.total_seconds())
-        line = self._slot.ready
-        if line is not None:
-            line.connection.limit_send_attempts(self._send_attempt_s)
+        authorized = self._current.ready
+        if authorized is not None:
+            authorized.connection.limit_send_attempts(self._send_attempt_s)
 
-    # Its end.
+    # Closing.
 
     def ended(self) -> asyncio.Future[None]:
-        """Done when it is closed or faulted."""
+        """Return a future that is done when the factory is closed or faulted."""
         if self._ended is None:
             self._ended = asyncio.get_running_loop().create_future()
             if self.is_closed:
                 self._ended.set_result(None)
-        return asyncio.shield(self._ended)  # whoever stops waiting does not stop it for the others
+        return asyncio.shield(self._ended)  # a caller that stops waiting must not cancel it for the others
 
     async def close(self) -> None:
-        """Close it, and everything that it has made. To close twice is fine."""
+        """Close the factory and everything created by it. Closing twice is safe."""
         if self._state is FactoryState.OPEN:
             self._state = FactoryState.CLOSED
         await asyncio.shield(self._end())
 
     def fault(self, error: BaseException) -> None:
-        """Give the factory up: it, and everything that it has made, refuses to go on because of this error."""
+        """Fault the factory: it and everything created by it raise ``FactoryFaultedError`` with this cause."""
         if self._state is FactoryState.OPEN:
             self._state = FactoryState.FAULTED
             self._fault = error
             self._end()
 
     def _end(self) -> asyncio.Task[None]:
-        """Shut down, once, even if whoever wanted that does not wait for it."""
+        """Shut down once, in a task, so that it completes even if the caller does not wait."""
         if self._ending is None:
             self._ending = asyncio.get_running_loop().create_task(self._shut_down())
             if self._ended is not None:
@@ -394,17 +388,17 @@ class MessagingFactory:
         return self._ending
 
     async def _shut_down(self) -> None:
-        closing = [asyncio.ensure_future(part.close()) for part in [*self._parts]]
+        closing = [asyncio.ensure_future(resource.close()) for resource in [*self._resources]]
         if self._pairing is not None:
             closing.append(asyncio.ensure_future(self._pairing.close()))
-        if closing:  # with a peer that does not answer each would wait on its own
-            await asyncio.wait(closing, timeout=_FAREWELL_S)
-        line = await self._slot.clear()
-        if line is not None:
-            await line.close()
+        if closing:  # all at once: each waits for the peer, which may not answer
+            await asyncio.wait(closing, timeout=_CLOSE_TIMEOUT_S)
+        authorized = await self._current.clear()
+        if authorized is not None:
+            await authorized.close()
         for outcome in await asyncio.gather(*closing, return_exceptions=True):
             if isinstance(outcome, Exception):
-                _log.warning("something of %s could not be closed: %s", self._endpoint, outcome)
+                _log.warning('close failed endpoint=%s error="%s"', self._endpoint, outcome)
 
     async def __aenter__(self) -> Self:
         return self
@@ -414,30 +408,30 @@ class MessagingFactory:
     ) -> None:
         await self.close()
 
-    # What its parts need.
+    # For the resources.
 
     def check_open(self) -> None:
-        """Raise if it is closed or faulted."""
+        """Raise if the factory is closed or faulted."""
         loop = asyncio.get_running_loop()
         if self._loop is None:
             self._loop = loop
         elif self._loop is not loop:
-            raise RuntimeError("this factory was used in another event loop; make one in each, or use pairbus.blocking")
+            raise RuntimeError("the factory belongs to another event loop; create one per loop or use pairbus.blocking")
         if self._state is FactoryState.CLOSED:
             raise ClosedError(f"the factory of {self._endpoint} has been closed")
         self.check_faulted()
 
     def check_faulted(self) -> None:
-        """Raise if it is faulted."""
+        """Raise if the factory is faulted."""
         if self._state is FactoryState.FAULTED:
-            error = FactoryFaultedError(f"the factory of {self._endpoint} has been given up: {self._fault}")
+            error = FactoryFaultedError(f"the factory of {self._endpoint} is faulted: {self._fault}")
             raise error from self._fault
 
     def _checked(self, path: str) -> str:
-        """Return the path if it can be one; raise ``TypeError`` or ``ValueError`` if not.
+        """Return the path if it is valid; raise ``TypeError`` or ``ValueError`` if not.
 
-        The namespace would read some of what no name has as the end of the path, and take the link for another entity.
-        Other brokers have rules of their own for addresses: a path is checked only for a Service Bus namespace.
+        The namespace would treat some invalid characters as the end of the path and attach the link to another entity.
+        Other brokers have their own rules for addresses, so only paths of a Service Bus namespace are checked.
         """
         check_type("path", path, (str,))
         if not isinstance(self._credentials, TokenProvider):
@@ -445,30 +439,30 @@ class MessagingFactory:
         inner = path.strip("/")
         check_path("path", inner)
         if split_entity_path(inner) is None:
-            raise ValueError(f"{shown(path)} is no path of a queue, topic or subscription")
+            raise ValueError(f"{shown(path)} is not the path of a queue, topic or subscription")
         return inner
 
-    def adopt(self, part: Part) -> None:
-        self._parts[part] = None
+    def adopt(self, resource: ClientResource) -> None:
+        self._resources[resource] = None
 
-    def release(self, part: Part) -> None:
-        self._parts.pop(part, None)
+    def release(self, resource: ClientResource) -> None:
+        self._resources.pop(resource, None)
 
     async def open_sending_link(self, path: str, properties: Mapping[str, object] | None = None) -> SendingLink:
-        line = await self._authorized(path)
-        link = SendingLink(line.connection, path, properties)
+        authorized = await self._authorized(path)
+        link = SendingLink(authorized.connection, path, properties)
         await self._attached(link, path, self._attempt_s)
         return link
 
-    async def open_receiving_link(self, path: str, wish: Wish) -> ReceivingLink:
-        line = await self._authorized(path)
-        link = ReceivingLink(line.connection, path, wish)
+    async def open_receiving_link(self, path: str, options: ReceiveOptions) -> ReceivingLink:
+        authorized = await self._authorized(path)
+        link = ReceivingLink(authorized.connection, path, options)
         await self._attached(link, path)
         return link
 
     async def open_request_link(self, address: str, entity: str) -> RequestLink:
-        line = await self._authorized(entity)
-        link = RequestLink(line.connection, address, entity)
+        authorized = await self._authorized(entity)
+        link = RequestLink(authorized.connection, address, entity)
         await self._attached(link, entity)
         return link
 
@@ -480,68 +474,70 @@ class MessagingFactory:
             raise
 
     def forget_token(self, path: str) -> None:
-        """What the key may do can have been changed: whoever asks for the entity next puts another token."""
-        line = self._slot.ready
-        if line is not None and line.authorization is not None:
-            line.authorization.forget(path)
+        """Discard the token of an entity, because the key's claims may have changed; the next link gets another."""
+        authorized = self._current.ready
+        if authorized is not None and authorized.authorization is not None:
+            authorized.authorization.forget(path)
 
-    async def _authorized(self, path: str) -> _Line:
-        """The connection, with a token for an entity on it."""
+    async def _authorized(self, path: str) -> _AuthorizedConnection:
+        """Return the connection, authorized for an entity."""
         self.check_open()
-        line = await self._slot.get()
-        if line.authorization is not None:
-            await line.authorization.authorize(path)
-        return line
+        authorized = await self._current.get()
+        if authorized.authorization is not None:
+            await authorized.authorization.authorize(path)
+        return authorized
 
     async def greet(self, path: str) -> None:
-        """Have the namespace itself answer, whatever an entity does; raises ``MessagingError``."""
+        """Get a response from the namespace, independent of its entities; raises ``MessagingError``."""
         self.check_open()
-        line = await self._slot.get()
-        if line.authorization is not None:
-            line.authorization.forget(path)
-            await line.authorization.authorize(path)
+        authorized = await self._current.get()
+        if authorized.authorization is not None:
+            authorized.authorization.forget(path)
+            await authorized.authorization.authorize(path)
 
     async def announced_name(self) -> str | None:
-        """Return the name that the namespace announces when it is connected to; ``None`` if it announces none.
+        """Return the name that the namespace announces on connection; ``None`` if it announces none.
 
-        Connects if need be, for which no key is needed; raises ``MessagingError`` if that fails.
+        Connects if needed, without a key; raises ``MessagingError`` if that fails.
         """
         self.check_open()
-        return (await self._slot.get()).connection.announced_name
+        return (await self._current.get()).connection.announced_name
 
     def reached(self) -> asyncio.Future[None]:
-        """Done when the namespace is reached the next time: whoever waits to try again need not wait longer."""
+        """Return a future that is done when the namespace is next reached, so that a pending retry need not wait."""
         if self._reached is None or self._reached.done():
             self._reached = asyncio.get_running_loop().create_future()
         return self._reached
 
-    async def _connect(self) -> _Line:
-        """Connect; an outage is told once when it begins, and once when it ends."""
+    async def _connect(self) -> _AuthorizedConnection:
+        """Connect; log an outage once when it begins and once when it ends."""
         self.check_open()
         try:
-            line = await self._try_to_connect()
+            authorized = await self._try_to_connect()
         except MessagingError as error:
-            self._absence.failed(error)
+            self._outage_log.failed(error)
             raise
-        self._absence.reached()
-        line.connection.send_attempt_s = self._send_attempt_s
-        line.connection.gone.add_done_callback(lambda _: self._disconnected(line.connection))
+        self._outage_log.reached()
+        authorized.connection.send_attempt_s = self._send_attempt_s
+        authorized.connection.gone.add_done_callback(lambda _: self._disconnected(authorized.connection))
         if self._reached is not None and not self._reached.done():
             self._reached.set_result(None)
-        return line
+        return authorized
 
-    def _disconnected(self, connection: AmqpConnection) -> None:
+    def _disconnected(self, connection: ClientConnection) -> None:
         if self._state is FactoryState.OPEN and self._ending is None:
-            self._absence.began(connection.error, "it is opened again when it is needed")
+            self._outage_log.began(connection.error, "reconnecting on demand")
 
-    async def _try_to_connect(self) -> _Line:
+    async def _try_to_connect(self) -> _AuthorizedConnection:
         timeout_s = self._attempt_s
         try:
             async with asyncio.timeout(timeout_s) as limit:
-                connection = await AmqpConnection.open(self._endpoint, self._settings, self._credentials)
+                connection = await ClientConnection.open(self._endpoint, self._settings, self._credentials)
         except TimeoutError as error:
             if not limit.expired():
                 raise
-            raise MessagingTimeoutError(f"{self._endpoint} did not answer within {timeout_s:g} s") from error
+            raise MessagingTimeoutError(f"{self._endpoint} did not respond within {timeout_s:g} s") from error
         provider = self._credentials
-        return _Line(connection, Authorization(connection, provider) if isinstance(provider, TokenProvider) else None)
+        return _AuthorizedConnection(
+            connection, Authorization(connection, provider) if isinstance(provider, TokenProvider) else None
+        )

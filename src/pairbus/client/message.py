@@ -1,4 +1,4 @@
-"""Messages as applications write and read them."""
+"""Messages as applications create and read them."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import json
 import os
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import Enum
 from typing import Any, Final
 from uuid import UUID
 
-from pairbus.client.amqp_view import AmqpView
 from pairbus.client.errors import InvalidMessageError
 from pairbus.client.times import from_ms, to_ms
 from pairbus.dialect.annotations import PARTITION_KEY, SCHEDULED_ENQUEUE_TIME, VIA_PARTITION_KEY
@@ -35,6 +34,28 @@ from pairbus.wire import (
     encode_message,
 )
 
+NORMAL: Final = 4
+"""The default priority."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AmqpView:
+    """The fields of a message's AMQP header, properties and annotations that have no attribute of their own."""
+
+    durable: bool = True
+    priority: int = NORMAL
+    user_id: bytes | None = None
+    content_encoding: str | None = None
+    creation_time: datetime | None = None
+    absolute_expiry_time: datetime | None = None
+    group_sequence: int | None = None
+    annotations: Mapping[str, Any] = field(default_factory=dict)
+    """Message annotations that are not attributes of the message."""
+
+    delivery_annotations: Mapping[str, Any] = field(default_factory=dict)
+    footer: Mapping[str, Any] = field(default_factory=dict)
+
+
 JSON: Final = "application/json"
 _LONGEST_TTL_MS: Final = 0xFFFFFFFF
 _LATEST_MS: Final = 253_402_300_799_999
@@ -42,25 +63,25 @@ _MS: Final = timedelta(milliseconds=1)
 _LONGEST_ID: Final = 128
 
 MessageId = str | UUID | int | bytes
-"""What the id of a message may be; most are text."""
+"""The types of a message id; usually a str."""
 
 
 class BodyKind(Enum):
-    """How a body travels; to most applications it is bytes, and that is ``DATA``."""
+    """The AMQP section type of a body; ``DATA`` (bytes) suits most applications."""
 
     DATA = DATA
-    """Bytes, which is also what texts and JSON become."""
+    """Bytes, including encoded text and JSON."""
     VALUE = AMQP_VALUE
-    """One value of AMQP: a text, a number, a list, a map …"""
+    """One AMQP value: a string, a number, a list, a map …"""
     SEQUENCE = AMQP_SEQUENCE
-    """A list of such values."""
+    """A list of AMQP values."""
 
 
 class BrokeredMessage:
-    """A message: a body, the properties that Service Bus knows, and those that the application makes up.
+    """A message: a body, the properties that Service Bus defines, and application properties.
 
-    The body may be bytes, a ``str`` (sent as UTF-8), or anything that ``json`` can write (sent as that, with the
-    content type ``application/json`` unless another is given).
+    The body may be bytes, a ``str`` (sent as UTF-8), or any value that ``json`` can serialize (sent as JSON, with the
+    content type ``application/json`` unless another one is set).
     """
 
     __slots__ = (
@@ -98,7 +119,7 @@ class BrokeredMessage:
     scheduled_enqueue_time: datetime | None
     application_properties: dict[str, Any]
     amqp: AmqpView | None
-    """The rest of what AMQP knows of a message; ``None`` if nothing of that is set."""
+    """The other AMQP fields of a message; ``None`` if none of them is set."""
 
     def __init__(
         self,
@@ -141,7 +162,7 @@ class BrokeredMessage:
         return f"<{type(self).__name__} {self.message_id!r}>"
 
     def text(self) -> str:
-        """The body as text; raises ``ValueError`` if it is none."""
+        """Return the body as text; raises ``ValueError`` if it is not text."""
         if isinstance(self.body, str):
             return self.body
         if isinstance(self.body, bytes | bytearray | memoryview):
@@ -149,25 +170,30 @@ class BrokeredMessage:
         raise ValueError(f"the body is {type(self.body).__name__}, not text")
 
     def json(self) -> Any:
-        """The body as what JSON means; raises ``ValueError`` if it is no JSON."""
+        """Return the body parsed as JSON; raises ``ValueError`` if it is not JSON."""
         return json.loads(self.body) if isinstance(self.body, str | bytes | bytearray) else self.body
 
 
 def messages_of(messages: Any) -> list[BrokeredMessage]:
-    """Several messages; raises ``InvalidMessageError`` if that is not what they are."""
+    """Return a list of messages; raises ``InvalidMessageError`` if the argument is not an iterable of messages."""
     if isinstance(messages, str | bytes | bytearray | Mapping) or not isinstance(messages, Iterable):
         kind = type(messages).__name__
-        raise InvalidMessageError(f"a message is a BrokeredMessage, not {kind}; write BrokeredMessage(…)")
+        raise InvalidMessageError(f"a message must be a BrokeredMessage, got {kind}; pass BrokeredMessage(…)")
     return list(messages)
 
 
-def encode_brokered(message: Any, scheduled: datetime | None = None) -> bytes:
-    """The bytes of a message; raises ``InvalidMessageError``. ``scheduled`` goes before the message's own time."""
+def encode_brokered(
+    message: Any, scheduled: datetime | None = None, trace_context: Mapping[str, str] | None = None
+) -> bytes:
+    """Return the encoded message; raises ``InvalidMessageError``. ``scheduled`` overrides the message's own time.
+
+    ``trace_context`` is added to the application properties; the message itself stays as it is.
+    """
     if not isinstance(message, BrokeredMessage):
         kind = type(message).__name__
-        raise InvalidMessageError(f"a message is a BrokeredMessage, not {kind}; write BrokeredMessage(…)")
+        raise InvalidMessageError(f"a message must be a BrokeredMessage, got {kind}; pass BrokeredMessage(…)")
     try:
-        return _encode(message, message.scheduled_enqueue_time if scheduled is None else scheduled)
+        return _encode(message, message.scheduled_enqueue_time if scheduled is None else scheduled, trace_context)
     except (AttributeError, EncodeError, OverflowError, RecursionError, TypeError, ValueError) as error:
         if isinstance(error, InvalidMessageError):
             raise
@@ -180,11 +206,11 @@ _TEXTS: Final = ("label", "content_type", "to", "reply_to", "session_id", "reply
 
 
 def _culprit(message: BrokeredMessage) -> str:
-    """Which of its attributes or properties is to blame, in the application's own words, if that can be told."""
+    """Return a prefix that names the attribute or property at fault, if it can be identified."""
     for name in (*_TEXTS, "via_partition_key"):
         value = getattr(message, name)
         if value is not None and not isinstance(value, str):
-            return f"{name} is {value!r:.50}; it must be a text; "
+            return f"{name} must be a str, got {value!r:.50}; "
     if isinstance(message.application_properties, Mapping):
         for name, value in message.application_properties.items():
             try:
@@ -194,8 +220,10 @@ def _culprit(message: BrokeredMessage) -> str:
     return ""
 
 
-def _encode(message: BrokeredMessage, scheduled: datetime | None) -> bytes:
-    """The sections one after the other: this is done for every message, so it takes no detours."""
+def _encode(
+    message: BrokeredMessage, scheduled: datetime | None, trace_context: Mapping[str, str] | None = None
+) -> bytes:
+    """Encode the sections one after the other; runs for every message, so it is optimized."""
     body, content_type = _body(message)
     header, created_ms, expires_ms = _lifetime(message.time_to_live)
     annotations: dict[Any, Any] | None = None
@@ -219,6 +247,8 @@ def _encode(message: BrokeredMessage, scheduled: datetime | None) -> bytes:
         message.reply_to_session_id,
     )
     application = _application(message.application_properties) if message.application_properties else None
+    if trace_context is not None:
+        application = {**(application or {}), **trace_context}
     if message.body_kind is not BodyKind.DATA or message.amqp is not None:
         whole = Message(header, None, annotations, properties, application, (body,), message.body_kind.value)
         return encode_message(whole if message.amqp is None else _with_view(whole, message.amqp))
@@ -233,7 +263,7 @@ def _encode(message: BrokeredMessage, scheduled: datetime | None) -> bytes:
 
 
 def _with_view(message: Message, view: AmqpView) -> Message:
-    """A message with what else AMQP knows; the times go with the time to live, if there is one."""
+    """Return the message with the other AMQP fields; the times follow from the time to live, if there is one."""
     properties = message.properties
     created, expires = view.creation_time, view.absolute_expiry_time
     return replace(
@@ -254,10 +284,10 @@ def _with_view(message: Message, view: AmqpView) -> Message:
 
 
 def _body(message: BrokeredMessage) -> tuple[Any, str | None]:
-    """What the body's section holds, and the content type."""
+    """Return the content of the body section, and the content type."""
     body = message.body
     if not isinstance(message.body_kind, BodyKind):
-        raise InvalidMessageError(f"body_kind is {message.body_kind!r:.100}; it must be a BodyKind")
+        raise InvalidMessageError(f"body_kind must be a BodyKind, got {message.body_kind!r:.100}")
     if message.body_kind is not BodyKind.DATA:
         return _amqp_value(body), message.content_type
     if isinstance(body, bytes):
@@ -276,20 +306,20 @@ def _annotations(message: BrokeredMessage, scheduled: datetime | None) -> dict[A
         _check_text("partition_key", message.partition_key)
         _check_length("partition_key", message.partition_key)
         if message.session_id is not None and message.session_id != message.partition_key:
-            raise InvalidMessageError("session_id and partition_key are the same where both are set")
+            raise InvalidMessageError("session_id and partition_key must be equal if both are set")
         annotations[PARTITION_KEY] = message.partition_key
     if message.via_partition_key is not None:
         _check_text("via_partition_key", message.via_partition_key)
         annotations[VIA_PARTITION_KEY] = message.via_partition_key
     if scheduled is not None:
         if not isinstance(scheduled, datetime):
-            raise InvalidMessageError(f"scheduled_enqueue_time is {scheduled!r:.100}; it must be a datetime")
+            raise InvalidMessageError(f"scheduled_enqueue_time must be a datetime, got {scheduled!r:.100}")
         annotations[SCHEDULED_ENQUEUE_TIME] = Timestamp(to_ms(scheduled))
     return annotations
 
 
 _DURABLE: Final = Header(durable=True)
-"""What a broker that asks for it needs to hear to keep a message over a restart; a namespace does so anyway."""
+"""The header that makes a broker keep a message over a restart; a namespace always does."""
 
 _FOR_EVER: Final = (_DURABLE, None, None)
 _DURABLE_HEADER: Final = encode(_DURABLE)
@@ -299,14 +329,14 @@ _DATA: Final = bytes((0x00, 0x53, DATA))
 
 
 def _lifetime(time_to_live: timedelta | None) -> tuple[Header, Timestamp | None, Timestamp | None]:
-    """A header, and when the message was made and ends: that says it for times longer than the header can."""
+    """Return a header, the creation time and the expiry time, which cover times longer than the header can hold."""
     if time_to_live is None or time_to_live == timedelta.max:
         return _FOR_EVER
     if not isinstance(time_to_live, timedelta):
-        raise InvalidMessageError(f"time_to_live is {time_to_live!r:.100}; it must be a timedelta")
+        raise InvalidMessageError(f"time_to_live must be a timedelta, got {time_to_live!r:.100}")
     length_ms = time_to_live // _MS
     if length_ms <= 0:
-        raise InvalidMessageError(f"time_to_live is {time_to_live}; it must be at least a millisecond")
+        raise InvalidMessageError(f"time_to_live must be at least one millisecond, got {time_to_live}")
     now_ms = int(time.time() * 1_000)
     return (
         _DURABLE._replace(ttl=UInt(min(length_ms, _LONGEST_TTL_MS))),
@@ -317,7 +347,7 @@ def _lifetime(time_to_live: timedelta | None) -> tuple[Header, Timestamp | None,
 
 def _check_text(name: str, value: object) -> None:
     if not isinstance(value, str):
-        raise InvalidMessageError(f"{name} is {value!r:.50}; it must be a text")
+        raise InvalidMessageError(f"{name} must be a str, got {value!r:.50}")
 
 
 def _check_length(name: str, value: object) -> None:
@@ -331,19 +361,19 @@ def _identity(value: Any) -> Any:
     if isinstance(value, int) and not isinstance(value, bool):
         return ULong(value)
     if isinstance(value, str):
-        return str(value)  # not the kinds of text that AMQP has beside strings
+        return str(value)  # not a subclass for one of AMQP's other text types
     if isinstance(value, bytes | UUID):
         return value
-    raise InvalidMessageError(f"{value!r:.100} is no message id: those are texts, numbers, bytes or UUIDs")
+    raise InvalidMessageError(f"a message id must be a str, int, bytes or UUID, got {value!r:.100}")
 
 
 def _application(properties: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in properties.items():
         if not isinstance(name, str):
-            raise InvalidMessageError(f"the name of an application property is a string, not {name!r:.100}")
+            raise InvalidMessageError(f"the name of an application property must be a str, got {name!r:.100}")
         if isinstance(value, list | tuple | dict | set):
             raise InvalidMessageError(
-                f"the application property {name!r:.100} is a {type(value).__name__}; AMQP takes single values there"
+                f"the application property {name!r:.100} is a {type(value).__name__}; only simple values are allowed"
             )
     return amqp_values(properties)
 
@@ -353,7 +383,7 @@ def amqp_values(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _amqp_value(value: Any) -> Any:
-    """Points in time are AMQP timestamps, wherever they are. What AMQP has no type for, the encoder refuses."""
+    """Convert datetimes to AMQP timestamps, at any depth. The encoder rejects types that AMQP lacks."""
     if isinstance(value, datetime):
         return Timestamp(to_ms(value))
     if type(value) is list or type(value) is tuple:
@@ -364,7 +394,7 @@ def _amqp_value(value: Any) -> Any:
 
 
 def python_value(value: Any) -> Any:
-    """The other way round."""
+    """Convert AMQP timestamps to datetimes, at any depth."""
     if type(value) is Timestamp:
         return from_ms(value)
     if type(value) is list:

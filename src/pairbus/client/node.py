@@ -1,4 +1,4 @@
-"""The management node of an entity: what is asked rather than sent or received."""
+"""Requests to the management node of an entity."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from datetime import datetime
 from typing import Any, Final, Protocol
 from uuid import UUID
 
+from pairbus.client.amqp.authorization import Reconnecting
 from pairbus.client.amqp.conditions import error_from_status
-from pairbus.client.amqp.request_link import RequestLink
-from pairbus.client.amqp.slot import Slot
+from pairbus.client.amqp.link import RequestLink
 from pairbus.client.errors import (
     ClosedError,
     InternalServerError,
@@ -25,19 +25,19 @@ from pairbus.client.retrying import retrying
 from pairbus.client.settings import MessagingFactorySettings
 from pairbus.client.times import from_ms
 from pairbus.client.validation import check_type
-from pairbus.dialect.entity_path import MANAGEMENT
 from pairbus.dialect.management import ASSOCIATED_LINK, Operation, Response
+from pairbus.dialect.paths import MANAGEMENT
 from pairbus.wire import Array, Int, Timestamp, UInt
 
 _SERVER_TIMEOUT: Final = "com.microsoft:server-timeout"
 _NO_CONTENT: Final = 204
 _PAGE: Final = 100
 ACTIVE_SESSIONS_MS: Final = 253_402_300_800_000
-"""The year 10000, which asks for the sessions that have messages instead of those whose state has changed."""
+"""The year 10000, which requests the sessions that have messages instead of those whose state has changed."""
 
 
-class Opener(Protocol):
-    """What makes links: a factory."""
+class RequestLinkFactory(Protocol):
+    """The interface of the factory that a management client uses."""
 
     @property
     def settings(self) -> MessagingFactorySettings: ...
@@ -47,23 +47,23 @@ class Opener(Protocol):
     def reached(self) -> asyncio.Future[None]: ...
 
     def forget_token(self, path: str) -> None:
-        """The token for an entity was not good enough: put another one next time."""
+        """Discard the rejected token of an entity, so that the next link requests a new one."""
 
     async def open_request_link(self, address: str, entity: str) -> RequestLink: ...
 
 
-class ManagementNode:
-    """Asks the management node of an entity, and asks again when that failed for a passing reason."""
+class ManagementClient:
+    """Sends requests to the management node of an entity, and retries them after transient errors."""
 
-    def __init__(self, opener: Opener, path: str) -> None:
-        self._opener = opener
+    def __init__(self, factory: RequestLinkFactory, path: str) -> None:
+        self._factory = factory
         self.path = path
-        self._slot = Slot(lambda: opener.open_request_link(f"{path}/{MANAGEMENT}", path))
+        self._current = Reconnecting(lambda: factory.open_request_link(f"{path}/{MANAGEMENT}", path))
         self._is_closed = False
 
     async def close(self) -> None:
         self._is_closed = True
-        link = await self._slot.clear()
+        link = await self._current.clear()
         if link is not None:
             await link.close()
 
@@ -76,28 +76,28 @@ class ManagementNode:
         started_s: float | None = None,
         failure: MessagingError | None = None,
     ) -> Response | None:
-        """The answer; ``None`` if there is nothing to tell. Raises ``MessagingError``.
+        """Send a request; return the response, or ``None`` if it has no content. Raises ``MessagingError``.
 
-        ``started_s`` is when the operation began that this is part of, and ``failure`` what it has come to so far.
+        ``started_s`` is the start of the operation that this request belongs to, and ``failure`` its last error so far.
         """
         try:
             return await retrying(
                 lambda: self._ask(operation, body, link_name),
-                settings=self._opener.settings,
+                settings=self._factory.settings,
                 entity=self.path,
                 failure=failure,
                 started_s=started_s,
-                hurry=self._opener.reached,
+                hurry=self._factory.reached,
             )
         except ClosedError:
-            self._opener.check_open()  # it may know more about why
+            self._factory.check_open()  # the factory may know the cause
             raise
 
     async def _ask(self, operation: Operation, body: Mapping[str, Any], link_name: str | None) -> Response | None:
         if self._is_closed:
-            raise ClosedError("it has been closed", entity=self.path)
-        settings = self._opener.settings
-        link = await self._slot.get()
+            raise ClosedError("the link has been closed", entity=self.path)
+        settings = self._factory.settings
+        link = await self._current.get()
         properties: dict[str, Any] = {_SERVER_TIMEOUT: UInt(max(1, int(settings.attempt_s * 1_000)))}
         if link_name is not None:
             properties[ASSOCIATED_LINK] = link_name
@@ -105,25 +105,28 @@ class ManagementNode:
         try:
             response = await link.ask(operation, dict(body), properties)
         except BaseException:
-            # Whoever stops waiting because it takes too long leaves a link behind that may be of no use any more.
+            # A caller that times out leaves a link behind that may be unusable.
             if link.connection.loop.time() - started_s >= 0.9 * settings.attempt_s:
-                link.suspect(MessagingTimeoutError("there was no answer in time", entity=self.path), started_s)
+                link.suspect(MessagingTimeoutError("no response in time", entity=self.path), started_s)
             raise
         if response.status == _NO_CONTENT:
             return None
         if not 200 <= response.status < 300:
             error = error_from_status(response.status, response.description, response.condition, self.path)
             if isinstance(error, UnauthorizedError):
-                self._opener.forget_token(self.path)
+                self._factory.forget_token(self.path)
             raise error
         return response
 
-    # What senders ask.
+    # Requests of senders.
 
-    async def schedule(self, messages: list[BrokeredMessage], at: datetime) -> list[int]:
+    async def schedule(
+        self, messages: list[BrokeredMessage], at: datetime, trace_contexts: Iterable[Mapping[str, str] | None]
+    ) -> list[int]:
         entries = []
-        for message in messages:
-            entry: dict[str, Any] = {"message": encode_brokered(message, at), "message-id": str(message.message_id)}
+        for message, context in zip(messages, trace_contexts, strict=False):  # without tracing there is no end of them
+            payload = encode_brokered(message, at, context)
+            entry: dict[str, Any] = {"message": payload, "message-id": str(message.message_id)}
             if message.session_id is not None:
                 entry["session-id"] = message.session_id
             if message.partition_key is not None:
@@ -132,13 +135,13 @@ class ManagementNode:
                 entry["via-partition-key"] = message.via_partition_key
             entries.append(entry)
         response = await self.ask(Operation.SCHEDULE_MESSAGE, {"messages": entries})
-        with self._making_sense():
+        with self._checking_response():
             return [int(number) for number in _items(response, "sequence-numbers", len(messages))]
 
     async def cancel_scheduled(self, sequence_numbers: list[int]) -> None:
         await self.ask(Operation.CANCEL_SCHEDULED_MESSAGE, {"sequence-numbers": Array(tuple(sequence_numbers))})
 
-    # What receivers ask.
+    # Requests of receivers.
 
     async def peek(
         self, count: int, from_sequence_number: int, session_id: str | None, link_name: str | None
@@ -147,7 +150,7 @@ class ManagementNode:
         if session_id is not None:
             body["session-id"] = session_id
         response = await self.ask(Operation.PEEK_MESSAGE, body, link_name=link_name)
-        with self._making_sense():
+        with self._checking_response():
             return [ReceivedMessage(_bytes(entry["message"])) for entry in _items(response, "messages")]
 
     async def receive_deferred(
@@ -160,7 +163,7 @@ class ManagementNode:
         if session_id is not None:
             body["session-id"] = session_id
         response = await self.ask(Operation.RECEIVE_BY_SEQUENCE_NUMBER, body, link_name=link_name)
-        with self._making_sense():
+        with self._checking_response():
             return [
                 ReceivedMessage(_bytes(entry["message"]), lock_token=entry.get("lock-token") if peek_lock else None)
                 for entry in _items(response, "messages")
@@ -184,20 +187,20 @@ class ManagementNode:
 
     async def renew_locks(self, tokens: list[UUID], *, link_name: str | None) -> list[datetime]:
         response = await self.ask(Operation.RENEW_LOCK, {"lock-tokens": Array(tuple(tokens))}, link_name=link_name)
-        with self._making_sense():
+        with self._checking_response():
             return [from_ms(moment) for moment in _items(response, "expirations", len(tokens))]
 
-    # What sessions ask.
+    # Requests of sessions.
 
     async def renew_session_lock(self, session_id: str, link_name: str) -> datetime:
         response = await self.ask(Operation.RENEW_SESSION_LOCK, {"session-id": session_id}, link_name=link_name)
-        with self._making_sense():
+        with self._checking_response():
             return from_ms({} if response is None else response.body["expiration"])
 
     async def session_state(self, session_id: str, link_name: str) -> bytes | None:
         response = await self.ask(Operation.GET_SESSION_STATE, {"session-id": session_id}, link_name=link_name)
         state = None if response is None else response.body.get("session-state")
-        with self._making_sense():
+        with self._checking_response():
             return None if state is None else _bytes(state)
 
     async def set_session_state(self, session_id: str, state: bytes | None, link_name: str) -> None:
@@ -218,44 +221,44 @@ class ManagementNode:
             if len(page) < _PAGE:
                 return found
 
-    # What subscriptions ask.
+    # Requests of subscriptions.
 
     async def rules(self) -> list[Any]:
         found: list[Any] = []
         while True:
             response = await self.ask(Operation.ENUMERATE_RULES, {"skip": Int(len(found)), "top": Int(_PAGE)})
-            with self._making_sense():
+            with self._checking_response():
                 page = [entry["rule-description"] for entry in _items(response, "rules")]
             found += page
             if len(page) < _PAGE:
                 return found
 
     @contextmanager
-    def _making_sense(self) -> Iterator[None]:
-        """An answer that cannot be read is the namespace's fault, not the application's."""
+    def _checking_response(self) -> Iterator[None]:
+        """Raise ``InternalServerError`` for a malformed response, which is the fault of the namespace."""
         try:
             yield
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise InternalServerError(f"an answer that makes no sense: {error!r}", entity=self.path) from error
+            raise InternalServerError(f"malformed response: {error!r}", entity=self.path) from error
 
 
 def _items(response: Response | None, name: str, count: int | None = None) -> list[Any]:
     found = None if response is None else response.body.get(name)
     items = list(found.items) if isinstance(found, Array) else list(found or ())
     if count is not None and len(items) != count:
-        raise ValueError(f"{len(items)} {name} where {count} were asked for")
+        raise ValueError(f"expected {count} {name}, got {len(items)}")
     return items
 
 
 def sequence_numbers(numbers: int | Iterable[int]) -> list[int]:
-    """One or several; raises ``TypeError`` for what is no number."""
+    """Return a list of one or several sequence numbers; raises ``TypeError`` if one is not an int."""
     found = [numbers] if isinstance(numbers, int) or not isinstance(numbers, Iterable) else [*numbers]
     for number in found:
-        check_type("a sequence number", number, (int,))
+        check_type("sequence_number", number, (int,))
     return found
 
 
 def _bytes(value: Any) -> bytes:
     if not isinstance(value, bytes):
-        raise TypeError(f"{value!r:.50} is no bytes")
+        raise TypeError(f"expected bytes, got {value!r:.50}")
     return value

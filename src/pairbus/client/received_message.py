@@ -1,16 +1,16 @@
-"""Messages as they were received."""
+"""Received messages and their settlement outcomes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import Enum
 from typing import Any, Final
 from uuid import UUID
 
-from pairbus.client.amqp_view import AmqpView
 from pairbus.client.errors import InvalidMessageError
-from pairbus.client.message import BodyKind, BrokeredMessage, MessageId, python_value
+from pairbus.client.message import AmqpView, BodyKind, BrokeredMessage, MessageId, amqp_values, python_value
 from pairbus.client.times import from_ms
 from pairbus.dialect.annotations import (
     DEAD_LETTER_SOURCE,
@@ -25,8 +25,9 @@ from pairbus.dialect.annotations import (
     SEQUENCE_NUMBER,
     VIA_PARTITION_KEY,
 )
-from pairbus.dialect.enqueued import read_enqueued
-from pairbus.wire import Delivery, ProtocolError, Sections
+from pairbus.dialect.conditions import ServiceBusCondition
+from pairbus.dialect.sent import read_enqueued
+from pairbus.wire import ACCEPTED, Delivery, Error, Modified, ProtocolError, Rejected, Sections, Symbol
 
 DEAD_LETTER_REASON: Final = "DeadLetterReason"
 DEAD_LETTER_DESCRIPTION: Final = "DeadLetterErrorDescription"
@@ -52,7 +53,7 @@ _ATTRIBUTES: Final = frozenset(
 
 
 class MessageState(Enum):
-    """Where a message is in its life."""
+    """The state of a message in its entity."""
 
     ACTIVE = 0
     DEFERRED = 1
@@ -63,9 +64,9 @@ _STATES: Final = {state.value: state for state in MessageState}
 
 
 class ReceivedMessage(BrokeredMessage):
-    """A message from a namespace. Its bytes are read when something of it is asked for.
+    """A message received from a namespace. Its bytes are decoded on first access.
 
-    A receiver settles it. Sent on with a sender, it is a new message with the same body, properties and id.
+    It is settled through its receiver. If sent again, it is a new message with the same body, properties and id.
     """
 
     __slots__ = (
@@ -84,40 +85,40 @@ class ReceivedMessage(BrokeredMessage):
     )
 
     sequence_number: int
-    """Its number in the entity that it was received from; 0 if the peer gave it none."""
+    """The sequence number in the entity that it was received from; 0 if the peer sent none."""
     enqueued_sequence_number: int
-    """Its number in the entity that it was sent to."""
+    """The sequence number in the entity that it was sent to."""
     enqueued_time: datetime
     delivery_count: int
-    """How often it has been delivered before."""
+    """The number of earlier deliveries."""
     locked_until: datetime | None
     lock_token: UUID | None
-    """What its lock is known by; ``None`` if it is not locked."""
+    """The token of the lock; ``None`` if the message is not locked."""
     state: MessageState
     partition_id: int | None
     dead_letter_source: str | None
-    """Where it was dead-lettered, if it was forwarded from there."""
+    """The entity that dead-lettered it, if it was forwarded from there."""
 
     def __init__(self, payload: bytes, delivery: Delivery | None = None, lock_token: UUID | None = None) -> None:
-        # Not the base's: everything else is read from the bytes when it is asked for.
+        # Does not call the base: all other attributes are decoded from the bytes on first access.
         self._payload: Sections | bytes = payload
         self.delivery = delivery
-        """What it came with, for its receiver."""
+        """The AMQP delivery, for the receiver."""
         self.is_settled = False
-        if delivery is None or delivery.settled or lock_token is not None:  # what came settled is locked for nobody
+        if delivery is None or delivery.settled or lock_token is not None:  # a settled delivery is not locked
             self.lock_token = lock_token
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """What other processes get can be read, and settled by a receiver of theirs as long as the lock holds."""
+        """Pickle the message: another process can read it, and settle it through a receiver while the lock holds."""
         names = (*BrokeredMessage.__slots__, *ReceivedMessage.__slots__)
         state = {name: getattr(self, name) for name in names if name not in _ITS_OWN and _is_set(self, name)}
         return ReceivedMessage, (self.payload, None, self.lock_token), (None, state)
 
     def copy(self, message_id: MessageId | None = None) -> BrokeredMessage:
-        """A message to send, with the same body and properties and an id of its own, unless one is given.
+        """Return a new message with the same body and properties, and a new id unless one is given.
 
-        The id it was received with would make it a duplicate where those are detected. What dead-lettering has added to
-        its properties is left away.
+        Duplicate detection would discard a message with the original id. The properties that dead-lettering has added
+        are removed.
         """
         properties = {
             name: value
@@ -146,16 +147,16 @@ class ReceivedMessage(BrokeredMessage):
         try:
             return f"<ReceivedMessage {self.message_id!r}, {self.sequence_number}>"
         except InvalidMessageError:
-            return "<ReceivedMessage that cannot be read>"
+            return "<ReceivedMessage (unreadable)>"
 
     @property
     def payload(self) -> bytes:
-        """The bytes of the whole message as they came, of which nothing that is set afterwards changes anything."""
+        """The bytes of the complete message as received; changes to the attributes do not affect them."""
         return self._payload.payload if isinstance(self._payload, Sections) else self._payload
 
     @property
     def expires_at(self) -> datetime | None:
-        """When its time to live ends, counted from when it was enqueued; ``None`` for never."""
+        """The end of the time to live, counted from the enqueued time; ``None`` if it never expires."""
         if self.time_to_live is None:
             return None
         try:
@@ -172,8 +173,8 @@ class ReceivedMessage(BrokeredMessage):
         return self.application_properties.get(DEAD_LETTER_DESCRIPTION)
 
     def __getattr__(self, name: str) -> Any:
-        """Called for what has not been read yet: reads it, and what stands beside it in the message."""
-        if name == "lock_token":  # which has nothing to do with what can be read of the message
+        """Decode an attribute on first access, together with the others of its section."""
+        if name == "lock_token":  # does not depend on the content of the message
             self.lock_token = _lock_token(self.delivery)
             return self.lock_token
         if name in _ENQUEUED and self._read_enqueued(name):
@@ -186,12 +187,12 @@ class ReceivedMessage(BrokeredMessage):
         except (ProtocolError, TypeError, ValueError) as error:
             raise InvalidMessageError(f"the message cannot be read: {error}") from error
         for other, value in found.items():
-            if other == name or not _is_set(self, other):  # it may have been set by the application
+            if other == name or not _is_set(self, other):  # the application may have set it
                 setattr(self, other, value)
         return found[name]
 
     def _read_enqueued(self, name: str) -> bool:
-        """Read what whoever moves messages asks of each; whether that was found without the rest of the message."""
+        """Read the fields needed for moving a message; return True if ``name`` is set without decoding the rest."""
         enqueued = read_enqueued(self.payload)
         if enqueued.sequence_number is not None and not _is_set(self, "sequence_number"):
             self.sequence_number = enqueued.sequence_number
@@ -247,7 +248,7 @@ def _application_properties(_message: ReceivedMessage, sections: Sections) -> di
 def _header(_message: ReceivedMessage, sections: Sections) -> dict[str, Any]:
     header = sections.header()
     length_ms = header.ttl
-    if length_ms == _LONGEST_TTL_MS:  # it may be longer than the header can say
+    if length_ms == _LONGEST_TTL_MS:  # it may be longer than the header can hold
         properties = sections.properties()
         if properties.creation_time is not None and properties.absolute_expiry_time is not None:
             length_ms = max(length_ms, properties.absolute_expiry_time - properties.creation_time)
@@ -343,4 +344,59 @@ _READERS: Final[dict[str, _Reader]] = {
     ),
     "amqp": _amqp,
 }
-"""What reads each attribute, together with its neighbours."""
+"""The reader of each attribute, which sets its neighbours too."""
+
+
+Changes = Mapping[str, Any]
+"""Application properties to set."""
+
+
+@dataclass(frozen=True, slots=True)
+class SettlementOutcome:
+    """The outcome of settling a message."""
+
+    state: object
+    """The AMQP delivery state."""
+
+    status: str
+    """The disposition status for a management node."""
+
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+
+COMPLETE = SettlementOutcome(ACCEPTED, "completed")
+
+
+def abandon(changes: Changes | None) -> SettlementOutcome:
+    return SettlementOutcome(
+        Modified(delivery_failed=True, undeliverable_here=False, message_annotations=_changed_annotations(changes)),
+        "abandoned",
+        _changed_properties(changes),
+    )
+
+
+def defer(changes: Changes | None) -> SettlementOutcome:
+    return SettlementOutcome(
+        Modified(delivery_failed=True, undeliverable_here=True, message_annotations=_changed_annotations(changes)),
+        "defered",  # the spelling of the service
+        _changed_properties(changes),
+    )
+
+
+def dead_letter(reason: str | None, description: str | None, changes: Changes | None) -> SettlementOutcome:
+    info: dict[Any, Any] = amqp_values(changes or {})
+    details: dict[str, Any] = _changed_properties(changes)
+    if reason is not None:
+        info[DEAD_LETTER_REASON] = details["deadletter-reason"] = reason
+    if description is not None:
+        info[DEAD_LETTER_DESCRIPTION] = details["deadletter-description"] = description
+    error = Error(ServiceBusCondition.DEAD_LETTER, None, {Symbol(name): value for name, value in info.items()} or None)
+    return SettlementOutcome(Rejected(error), "suspended", details)
+
+
+def _changed_annotations(changes: Changes | None) -> dict[Any, Any] | None:
+    return {Symbol(name): value for name, value in amqp_values(changes).items()} if changes else None
+
+
+def _changed_properties(changes: Changes | None) -> dict[str, Any]:
+    return {"properties-to-modify": amqp_values(changes)} if changes else {}

@@ -1,4 +1,4 @@
-"""Operations that are tried again until they succeed, fail for good, or have used up their time."""
+"""Retries of an operation until it succeeds, fails permanently, or times out."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pairbus.client.errors import MessagingCommunicationError, MessagingError, M
 from pairbus.client.settings import MessagingFactorySettings
 
 T = TypeVar("T")
-_PASSING: Final = MessagingError("it may pass", is_transient=True)
+_TRANSIENT: Final = MessagingError("treated as transient", is_transient=True)
 
 
 async def retrying(
@@ -27,12 +27,13 @@ async def retrying(
     hurry: Callable[[], asyncio.Future[None]] | None = None,
     insists: Callable[[MessagingError], bool] | None = None,
 ) -> T:
-    """Try until the operation time-out.
+    """Retry until the operation timeout; return the result of ``attempt``.
 
-    There may have been tries already, which came to ``failure`` at last, and ``failures`` before it. ``patience_s`` is
-    what the answer itself may take, beyond all time-outs. An attempt that ``limits_itself`` sees to it that it ends; it
-    is cut short by the end of the operation only. ``hurry`` gives what ends the wait after an outage early. What
-    ``insists`` is true of is tried again though it is not transient.
+    ``failure`` is the error of the last attempt made before this call, and ``failures`` the number of failures before
+    that one. ``patience_s`` is the time that the response itself may take, on top of all timeouts. An attempt that
+    ``limits_itself`` has its own timeout and is cut short only by the end of the operation. The future that ``hurry``
+    returns ends the wait after an outage early. An error for which ``insists`` returns true is retried even if it is
+    not transient.
     """
     loop = asyncio.get_running_loop()
     timeout_s = settings.operation_timeout.total_seconds() + patience_s
@@ -41,20 +42,20 @@ async def retrying(
     while True:
         if failure is not None:
             failures += 1
-            passing = failure if insists is None or failure.is_transient or not insists(failure) else _PASSING
-            delay_s = settings.retry_policy.delay_s(failures, passing)
+            judged = failure if insists is None or failure.is_transient or not insists(failure) else _TRANSIENT
+            delay_s = settings.retry_policy.delay_s(failures, judged)
             if delay_s is None:
                 raise failure
             left_s = deadline_s - loop.time()
             if _is_outage(failure) and left_s > 2 * settings.retry_policy.minimum_backoff.total_seconds():
-                delay_s = min(delay_s, left_s / 2)  # there is time for another try
+                delay_s = min(delay_s, left_s / 2)  # leave time for another attempt
             if delay_s >= left_s:
                 raise _exhausted(failure, timeout_s, entity)
             await _pause(delay_s, None if hurry is None or not _is_outage(failure) else hurry())
         try:
             return await _within(attempt, min(deadline_s, loop.time() + attempt_s))
         except MessagingError as error:
-            if failure is None or loop.time() < deadline_s:  # a try that had no time left says less than the one before
+            if failure is None or loop.time() < deadline_s:  # an error for lack of time is less useful
                 failure = error if entity is None else error.at(entity)
             elif not error.is_transient:
                 raise
@@ -77,14 +78,14 @@ async def _within(attempt: Callable[[], Awaitable[T]], deadline_s: float) -> T:
             return await attempt()
     except TimeoutError as error:
         if limit.expired():
-            raise MessagingTimeoutError("there was no answer in time") from error
+            raise MessagingTimeoutError("no response in time") from error
         raise
 
 
 def _exhausted(failure: MessagingError, timeout_s: float, entity: str | None) -> MessagingError:
-    """What to say when the time is used up. That the namespace is busy stays that; nobody has timed out."""
+    """Return the error of an operation that ran out of time. A busy namespace stays busy; it is not a timeout."""
     if not _is_outage(failure):
         return failure
-    error = MessagingTimeoutError(f"it did not succeed within {timeout_s:g} s; at last: {failure}", entity=entity)
+    error = MessagingTimeoutError(f"timed out after {timeout_s:g} s; last error: {failure}", entity=entity)
     error.__cause__ = failure
     return error

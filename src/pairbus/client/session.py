@@ -1,4 +1,4 @@
-"""A session: messages that belong together, received in their order by one receiver at a time."""
+"""The receiver of a session: related messages, delivered in order to one receiver at a time."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from types import NoneType
 from typing import Any
 
 from pairbus.client.amqp.receiving_link import ReceivingLink
+from pairbus.client.client_resource import ResourceFactory
 from pairbus.client.errors import (
     ClosedError,
     MessagingError,
     SessionLockLostError,
 )
-from pairbus.client.part import Maker
-from pairbus.client.receive_mode import ReceiveMode
 from pairbus.client.received_message import ReceivedMessage
 from pairbus.client.receiver import MessageReceiver
+from pairbus.client.settings import ReceiveMode
 from pairbus.client.times import from_ms
 from pairbus.client.validation import check_type
 
@@ -23,14 +23,15 @@ _NO_TIME = timedelta()
 
 
 class MessageSession(MessageReceiver):
-    """Holds the lock of a session, and receives its messages.
+    """Holds the lock of a session and receives its messages.
 
-    The lock goes with the link: when that is lost, the session is open to others, and has to be accepted again.
+    The lock belongs to the link: when the link is lost, other receivers can lock the session, and it has to be accepted
+    again.
     """
 
     def __init__(
         self,
-        maker: Maker,
+        factory: ResourceFactory,
         path: str,
         link: ReceivingLink,
         receive_mode: ReceiveMode,
@@ -39,7 +40,7 @@ class MessageSession(MessageReceiver):
         max_auto_lock_renewal: timedelta = _NO_TIME,
     ) -> None:
         super().__init__(
-            maker, path, receive_mode, prefetch_count=prefetch_count, max_auto_lock_renewal=max_auto_lock_renewal
+            factory, path, receive_mode, prefetch_count=prefetch_count, max_auto_lock_renewal=max_auto_lock_renewal
         )
         self._link = link
         self._session_id = link.session_id or ""
@@ -56,16 +57,16 @@ class MessageSession(MessageReceiver):
 
     @property
     def locked_until(self) -> datetime | None:
-        """Until when the session is locked for us, unless that is renewed."""
+        """The time at which the lock of the session ends, unless it is renewed."""
         return self._locked_until
 
     @property
     def is_settled(self) -> bool:
-        """Whether the lock is not needed any more."""
+        """True when the lock is no longer needed."""
         return self._is_closed
 
     async def renew_lock(self, message: ReceivedMessage | None = None) -> datetime:  # noqa: ARG002 (they share one)
-        """Keep the session locked for another lock duration, and with it all its messages; gives until when."""
+        """Renew the lock of the session and of all its messages for another lock duration; return when it ends."""
         self._check_open()
         return (await self._renew([]))[0]
 
@@ -74,18 +75,18 @@ class MessageSession(MessageReceiver):
         return [self._locked_until]
 
     async def get_state(self) -> bytes | None:
-        """What was last set as the session's state; ``None`` if there is none."""
+        """Return the state of the session; ``None`` if none is set."""
         self._check_open()
         return await self._node.session_state(self._session_id, self._link.name)
 
     async def set_state(self, state: bytes | None) -> None:
-        """Keep something with the session, until ``None`` is set."""
+        """Store the state of the session; ``None`` deletes it."""
         self._check_open()
         check_type("state", state, (bytes, NoneType))
         await self._node.set_session_state(self._session_id, state, self._link.name)
 
     async def _open(self) -> ReceivingLink:
-        """Not another link: this one, as long as it holds the session."""
+        """Return the link that holds the session, never another one."""
         if self._link.error is not None:
             raise self._lost(self._link.error)
         return self._link
@@ -103,7 +104,7 @@ class MessageSession(MessageReceiver):
         return error.copy()
 
     def _hand_out(self, messages: list[ReceivedMessage]) -> list[ReceivedMessage]:
-        return messages  # the session's lock is theirs
+        return messages  # the session's lock covers them
 
     def _last_link(self) -> ReceivingLink | None:
         return self._link
@@ -114,8 +115,8 @@ class MessageSession(MessageReceiver):
     def _link_name(self) -> str | None:
         return self._link.name
 
-    async def _let_go(self) -> None:
-        await self._slot.clear()
+    async def _close_links(self) -> None:
+        await self._current.clear()
         if self._renewer is not None:
             await self._renewer.close()
         await self._give_back_salvaged()

@@ -1,21 +1,21 @@
-"""Times of the public API as the dialect counts them: in milliseconds, with ``timedelta.max`` for never."""
+"""Conversion of times between the public API and the dialect: milliseconds, with ``timedelta.max`` for never."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from pairbus.dialect.atom.duration import LONGEST_MS
+from pairbus.dialect.atom.values import LONGEST_MS
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND: Final = timedelta(milliseconds=1)
 _NO_TIME: Final = datetime.min.replace(tzinfo=UTC)
-"""What .NET says of what has not happened."""
+"""The value that .NET uses for an event that has not occurred."""
 _LATEST: Final = datetime.max.replace(tzinfo=UTC)
 
 
 def to_milliseconds(length: timedelta) -> int | None:
-    """``None`` for never. What is less than a millisecond is left away."""
+    """Return whole milliseconds, rounded down; ``None`` for never."""
     length_ms = length // _MILLISECOND
     return length_ms if length_ms < LONGEST_MS else None
 
@@ -25,16 +25,16 @@ def from_milliseconds(length_ms: int | None) -> timedelta:
 
 
 def to_ms(moment: datetime) -> int:
-    """Milliseconds since the Unix epoch; raises ``ValueError`` if it has no zone, since any could be meant."""
+    """Return milliseconds since the Unix epoch; raises ``ValueError`` if the time is naive, because it is ambiguous."""
     if not isinstance(moment, datetime):
-        raise TypeError(f"{moment!r:.100} is no datetime")
+        raise TypeError(f"expected a datetime, got {moment!r:.100}")
     if moment.tzinfo is None:
-        raise ValueError(f"{moment} has no time zone; use datetime.now(UTC) and the like")
+        raise ValueError(f"{moment} has no time zone; use datetime.now(UTC), for example")
     return (moment - _EPOCH) // _MILLISECOND
 
 
 def from_ms(time_ms: int) -> datetime:
-    """A point in time in UTC; those that Python cannot name become the earliest or latest that it can."""
+    """Return a UTC datetime, clamped to the range that Python supports."""
     try:
         return _EPOCH + timedelta(milliseconds=int(time_ms))
     except OverflowError:
@@ -42,6 +42,6 @@ def from_ms(time_ms: int) -> datetime:
 
 
 def happened_ms(time_ms: int) -> datetime | None:
-    """The same; ``None`` for what has not happened yet."""
+    """Return a UTC datetime; ``None`` for an event that has not occurred."""
     moment = from_ms(time_ms)
     return None if moment == _NO_TIME else moment

@@ -1,4 +1,4 @@
-"""Who we are: keys, tokens and credentials that open a namespace."""
+"""Authentication: keys, tokens and credentials for a namespace."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _HOUR: Final = timedelta(hours=1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Token:
-    """A token, and until when it opens what it opens."""
+    """A token and its expiry time."""
 
     text: str = field(repr=False)
     type: str
@@ -33,46 +33,46 @@ class Token:
 
 
 async def token_of(provider: TokenProvider, audience: str) -> Token:
-    """Ask a provider, which may be the application's own and raise whatever it likes; raises ``MessagingError``."""
+    """Get a token from a provider, whose code may raise anything; raises ``MessagingError``."""
     try:
         token = await provider.get_token(audience)
     except MessagingError:
         raise
     except Exception as error:
-        raise UnauthorizedError(f"the token provider has no token for {audience}: {error}") from error
+        raise UnauthorizedError(f"the token provider failed for {audience}: {error}") from error
     if not isinstance(token, Token):
-        raise UnauthorizedError(f"what the token provider gave for {audience} is no Token")
+        raise UnauthorizedError(f"the token provider returned no Token for {audience}")
     return token
 
 
 @runtime_checkable
 class Credential(Protocol):
-    """What the credentials of ``azure-identity`` have in common; ``get_token`` may be a coroutine function."""
+    """The interface of the credentials of ``azure-identity``; ``get_token`` may be a coroutine function."""
 
     def get_token(self, *scopes: str) -> Any:
-        """A token with ``token`` and ``expires_on``."""
+        """Return an object with the attributes ``token`` and ``expires_on``."""
 
 
 class TokenProvider(ABC):
-    """Makes a token whenever one is needed."""
+    """Returns a token whenever one is needed."""
 
     @abstractmethod
     async def get_token(self, audience: str) -> Token:
-        """A token for an address such as ``sb://contoso.servicebus.windows.net/orders``."""
+        """Return a token for an address such as ``sb://contoso.servicebus.windows.net/orders``."""
 
     @staticmethod
     def from_key(name: str, key: str, *, time_to_live: timedelta = _HOUR) -> TokenProvider:
-        """Make tokens with the key of an authorization rule, each good for so long."""
+        """Return a provider that signs tokens with the key of an authorization rule, valid for ``time_to_live``."""
         return SharedAccessKeyTokenProvider(name, key, time_to_live=time_to_live)
 
     @staticmethod
     def from_token(token: str) -> TokenProvider:
-        """Present a shared access signature that somebody else has made. Raises ``ValueError`` if it is none."""
+        """Return a provider of a given shared access signature. Raises ``ValueError`` if it is not one."""
         return SharedAccessSignatureTokenProvider(token)
 
     @staticmethod
     def from_credential(credential: Credential) -> TokenProvider:
-        """Ask a credential of ``azure-identity``, or anything that has such a ``get_token``."""
+        """Return a provider that uses a credential of ``azure-identity``, or any object with such a ``get_token``."""
         return CredentialTokenProvider(credential)
 
 
@@ -83,9 +83,9 @@ class SharedAccessKeyTokenProvider(TokenProvider):
         self, name: str, key: str, *, time_to_live: timedelta = _HOUR, clock: Callable[[], float] = time.time
     ) -> None:
         if not name or not key:
-            raise ValueError("an authorization rule has a name and a key")
+            raise ValueError("an authorization rule requires a name and a key")
         if time_to_live <= timedelta():
-            raise ValueError(f"time_to_live is {time_to_live}; a token has to be good for some time")
+            raise ValueError(f"time_to_live must be > 0, got {time_to_live}")
         self._name = name
         self._key = key
         self._time_to_live = time_to_live
@@ -102,7 +102,7 @@ class SharedAccessKeyTokenProvider(TokenProvider):
 
 
 class SharedAccessSignatureTokenProvider(TokenProvider):
-    """Presents the same token for everything."""
+    """Returns the same token for every address."""
 
     def __init__(self, token: str) -> None:
         text = token if token.startswith(PREFIX) else PREFIX + token
@@ -112,43 +112,43 @@ class SharedAccessSignatureTokenProvider(TokenProvider):
             raise ValueError(str(error)) from error
         self._token = Token(text=text, type=SAS_TOKEN, expires_s=expires_s)
 
-    async def get_token(self, audience: str) -> Token:  # noqa: ARG002 (it is good for what it is good for)
+    async def get_token(self, audience: str) -> Token:  # noqa: ARG002 (the token is the same for every address)
         return self._token
 
 
 class CredentialTokenProvider(TokenProvider):
-    """Asks a credential."""
+    """Gets tokens from a credential."""
 
     def __init__(self, credential: Credential) -> None:
         if not isinstance(credential, Credential):
-            raise TypeError(f"a credential has a method get_token, which {shown(credential)} has not")
+            raise TypeError(f"a credential must have a method get_token; {shown(credential)} has none")
         self._credential = credential
 
     async def get_token(self, audience: str) -> Token:
         try:
             if inspect.iscoroutinefunction(self._credential.get_token):
                 found = await self._credential.get_token(_SCOPE)
-            else:  # it may take its time, which everything else on the loop has not
+            else:  # in a thread: it may block, and must not block the event loop
                 found = await asyncio.to_thread(self._credential.get_token, _SCOPE)
                 if inspect.isawaitable(found):
                     found = await found
             text, expires_s = str(found.token), float(found.expires_on)
         except OSError as error:
-            raise MessagingCommunicationError(f"the credential could not ask for a token: {error}") from error
-        except Exception as error:  # whatever kind of credential it is: it has no token for us
-            raise UnauthorizedError(f"the credential has no token for {audience}: {error}") from error
+            raise MessagingCommunicationError(f"the credential could not request a token: {error}") from error
+        except Exception as error:  # any error of any credential means that there is no token
+            raise UnauthorizedError(f"the credential returned no token for {audience}: {error}") from error
         if math.isnan(expires_s):
-            raise UnauthorizedError(f"the credential does not say when its token for {audience} ends")
+            raise UnauthorizedError(f"the credential returned a token without an expiry time for {audience}")
         return Token(text=text, type=SAS_TOKEN if text.startswith(PREFIX) else JWT, expires_s=expires_s)
 
 
 @dataclass(frozen=True, slots=True)
 class PlainCredentials:
-    """A user name and a password, for AMQP peers that know no tokens. They travel in the clear unless TLS is used."""
+    """A user name and a password, for AMQP peers without tokens. Without TLS they are sent in clear text."""
 
     user: str
     password: str = field(repr=False)
 
 
 Credentials = TokenProvider | PlainCredentials | None
-"""How to get in; ``None`` claims nothing."""
+"""The means of authentication; ``None`` for no authentication."""

@@ -1,4 +1,4 @@
-"""AMQP over a WebSocket: a transport like any other to the connection that uses it."""
+"""AMQP over a WebSocket, as an asyncio transport."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _PATH: Final = "/$servicebus/websocket"
 _SUBPROTOCOL: Final = Subprotocol("AMQPWSB10")
 _CLOSE_WITHIN: Final = timedelta(seconds=5)
 _SENT_FRAME_BYTES: Final = 256 * 1024
-"""What is longer goes in several frames: a namespace need not take large ones."""
+"""Longer data is split into several frames, because a namespace may limit their size."""
 _RECEIVED_FRAME_BYTES: Final = 128 * 1024 * 1024
-"""More than the largest message, which a namespace may send in one frame with all that goes around it."""
+"""More than the largest message, which a namespace may send in one frame, including all overhead."""
 
-_HUNG_UP: Final = "the namespace hung up without closing the WebSocket"
+_CLOSED_ABRUPTLY: Final = "the namespace closed the connection without closing the WebSocket"
 
 _log = logging.getLogger(__name__)
-_log.setLevel(logging.INFO)  # frames carry messages and tokens: not for the log, unless somebody asks for it here
+_log.setLevel(logging.INFO)  # frames carry messages and tokens: DEBUG has to be enabled explicitly
 
 
 async def connect_web_socket(
@@ -39,9 +39,9 @@ async def connect_web_socket(
     endpoint: Endpoint,
     settings: MessagingFactorySettings,
 ) -> asyncio.Transport:
-    """Connect a protocol to a namespace, as ``loop.create_connection`` does, through a WebSocket.
+    """Connect a protocol to a namespace through a WebSocket, as ``loop.create_connection`` does.
 
-    Waits for as long as it takes. Raises ``OSError``; then, as when it is cancelled, the connection is gone.
+    Has no timeout. Raises ``OSError``; on an error or a cancellation the connection is closed.
     """
     web_socket = _WebSocket(loop, protocol, endpoint, min(_CLOSE_WITHIN, settings.attempt_timeout))
     try:
@@ -53,21 +53,21 @@ async def connect_web_socket(
             server_hostname=endpoint.host if endpoint.tls else None,
         )
         return await web_socket.opened
-    except BaseException:  # a cancellation too
+    except BaseException:  # includes cancellation
         web_socket.give_up()
         raise
 
 
 class WebSocketRefusedError(ConnectionError):
-    """What answers there is no namespace, or wants no WebSocket."""
+    """The server is not a namespace, or does not accept WebSockets."""
 
 
 class WebSocketBusyError(ConnectionError):
-    """The namespace has no room for another connection at the moment."""
+    """The namespace accepts no more connections at the moment."""
 
 
-class WebSocketTransport(asyncio.Transport):
-    """What a protocol writes to: its bytes go out in binary frames, whose boundaries mean nothing."""
+class WebSocketClientTransport(asyncio.Transport):
+    """The transport of a protocol: sends its bytes in binary frames, whose boundaries have no meaning."""
 
     def __init__(self, web_socket: _WebSocket, tcp: asyncio.Transport) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class WebSocketTransport(asyncio.Transport):
         return False
 
     def close(self) -> None:
-        """Close the WebSocket: what has been written goes out, and the peer is given a few seconds to answer."""
+        """Close the WebSocket: flush what has been written, and wait a few seconds for the peer's close frame."""
         self._web_socket.close()
 
     def abort(self) -> None:
@@ -119,7 +119,7 @@ class WebSocketTransport(asyncio.Transport):
 
 
 class _WebSocket(asyncio.Protocol):
-    """Stands between the TCP or TLS transport and the protocol, with the engine of ``websockets`` in the middle."""
+    """Connects the TCP or TLS transport to the protocol through the ``websockets`` engine."""
 
     def __init__(
         self,
@@ -142,17 +142,17 @@ class _WebSocket(asyncio.Protocol):
         )
         self._tcp: asyncio.Transport | None = None
         self._is_made = False
-        """Whether the protocol has been told that it has a connection."""
+        """True once ``connection_made`` of the protocol has been called."""
         self._held: deque[Frame] = deque()
-        """What came together with what made the protocol pause."""
+        """Frames that arrived while the protocol had paused reading."""
         self._is_our_close = False
         self._error: Exception | None = None
-        self._farewell: asyncio.TimerHandle | None = None
+        self._close_timer: asyncio.TimerHandle | None = None
 
-    # What the TCP or TLS transport says.
+    # Calls of the TCP or TLS transport.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._tcp = cast("asyncio.Transport", transport)  # which uvloop's are by what they do
+        self._tcp = cast("asyncio.Transport", transport)  # uvloop's transports only behave like one
         if self.opened.done():
             self._tcp.abort()
             return
@@ -168,7 +168,7 @@ class _WebSocket(asyncio.Protocol):
         self._pass_on_held()
         violation = self._engine.parser_exc
         if violation is not None:
-            self._fail(ConnectionError(f"the namespace broke the rules of WebSocket: {violation}"))
+            self._fail(ConnectionError(f"the namespace violated the WebSocket protocol: {violation}"))
 
     def eof_received(self) -> None:
         self._engine.receive_eof()
@@ -178,16 +178,16 @@ class _WebSocket(asyncio.Protocol):
         while self._held:
             self._pass_on(self._held.popleft())
         if not self.is_closing:
-            self._error = ConnectionResetError(_HUNG_UP)
+            self._error = ConnectionResetError(_CLOSED_ABRUPTLY)
             self._end()
             self.protocol.eof_received()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if not self.is_closing:  # uvloop's TLS does not tell of every end of a stream
-            self._error = exc or ConnectionResetError(_HUNG_UP)
+        if not self.is_closing:  # uvloop's TLS does not report every end of a stream
+            self._error = exc or ConnectionResetError(_CLOSED_ABRUPTLY)
         self._stop()
-        if self._farewell is not None:
-            self._farewell.cancel()
+        if self._close_timer is not None:
+            self._close_timer.cancel()
         if self._is_made:
             self._is_made = False
             self.protocol.connection_lost(None if self._is_our_close else self._error or exc)
@@ -204,7 +204,7 @@ class _WebSocket(asyncio.Protocol):
         if self._is_made:
             self.protocol.resume_writing()
 
-    # What the protocol asks for.
+    # Calls of the protocol.
 
     def send(self, data: bytes | bytearray | memoryview) -> None:
         if self.is_closing or self._engine.state is not State.OPEN:
@@ -218,13 +218,13 @@ class _WebSocket(asyncio.Protocol):
         if self.is_closing:
             return
         self._is_our_close = True
-        if self._engine.state is not State.OPEN:  # the peer has said its last already
+        if self._engine.state is not State.OPEN:  # the peer has already sent its close frame
             self._end()
             return
         self._stop()
         self._engine.send_close(CloseCode.NORMAL_CLOSURE)
         self._flush()
-        self._transport.resume_reading()  # or the answer would never come
+        self._transport.resume_reading()  # or the peer's close frame would never be read
         self._limit()
 
     def abort(self) -> None:
@@ -244,16 +244,16 @@ class _WebSocket(asyncio.Protocol):
             self._transport.resume_reading()
 
     def give_up(self) -> None:
-        """Forget about it: nobody waits for it to open."""
+        """Abandon the WebSocket: the caller no longer waits for it to open."""
         if not self.opened.cancel() and not self.opened.cancelled():
-            self.opened.exception()  # has been seen
+            self.opened.exception()  # mark as retrieved
         if self._tcp is not None:
             self.abort()
 
-    # How it is opened.
+    # Opening.
 
     def _answered(self) -> None:
-        """The namespace has answered the handshake, or a part of that has come."""
+        """Process the response to the handshake, or the part of it that has arrived."""
         if self.opened.done():
             return
         failure = self._engine.handshake_exc
@@ -262,12 +262,12 @@ class _WebSocket(asyncio.Protocol):
         elif self._engine.state is State.CONNECTING:
             return
         elif self._engine.subprotocol is None:
-            self._refuse(f"what answered is not the WebSocket of a namespace: it does not speak {_SUBPROTOCOL}")
+            self._refuse(f"the server is not a namespace: its WebSocket does not support {_SUBPROTOCOL}")
         else:
-            transport = WebSocketTransport(self, self._transport)
+            transport = WebSocketClientTransport(self, self._transport)
             self._is_made = True
             self.protocol.connection_made(transport)
-            if not self.opened.done():  # the protocol may have given it up
+            if not self.opened.done():  # the protocol may have abandoned it
                 self.opened.set_result(transport)
 
     def _refuse(self, text: str, cause: Exception | None = None) -> None:
@@ -278,7 +278,7 @@ class _WebSocket(asyncio.Protocol):
         self._stop()
         self._transport.abort()
 
-    # How frames come in.
+    # Incoming frames.
 
     def _take_events(self) -> None:
         for event in self._engine.events_received():
@@ -288,7 +288,7 @@ class _WebSocket(asyncio.Protocol):
     def _catch_up(self) -> None:
         try:
             self._pass_on_held()
-        except Exception as error:  # a protocol that fails loses its connection, as with any other transport
+        except Exception as error:  # a protocol that raises loses its connection, as with any other transport
             self._error = error
             self._stop()
             self._transport.abort()
@@ -303,13 +303,13 @@ class _WebSocket(asyncio.Protocol):
             case Opcode.CLOSE:
                 self._closed_by_peer()
             case Opcode.TEXT:
-                self._fail(ConnectionError("the namespace sent text through the WebSocket, and AMQP is binary"))
+                self._fail(ConnectionError("the namespace sent a text frame through the WebSocket; AMQP is binary"))
             case Opcode.BINARY | Opcode.CONT if frame.data and not self.is_closing:
                 self.protocol.data_received(bytes(frame.data))
-            case _:  # pings have been answered
+            case _:  # the engine has answered pings
                 pass
 
-    # How it ends.
+    # Closing.
 
     def _closed_by_peer(self) -> None:
         if self.is_closing:
@@ -319,7 +319,7 @@ class _WebSocket(asyncio.Protocol):
         if close is not None and close.code not in OK_CLOSE_CODES:
             self._error = ConnectionResetError(f"the namespace closed the WebSocket: {close}")
         self._end()
-        self.protocol.eof_received()  # whatever it answers: no half of a WebSocket stays open
+        self.protocol.eof_received()  # its result does not matter: a WebSocket cannot stay half open
 
     def _fail(self, error: Exception) -> None:
         if self.is_closing:
@@ -331,39 +331,39 @@ class _WebSocket(asyncio.Protocol):
         self._end()
 
     def _end(self) -> None:
-        """Let what is written go out, and hang up."""
+        """Flush what has been written, then close the connection."""
         self._stop()
         self._transport.close()
         self._limit()
 
     def _stop(self) -> None:
-        """Pass on nothing more."""
+        """Deliver no more frames to the protocol."""
         self.is_closing = True
         self.is_reading = True
         self._held.clear()
 
     def _limit(self) -> None:
-        if self._farewell is None:
-            self._farewell = self._loop.call_later(self._close_within_s, self._transport.abort)
+        if self._close_timer is None:
+            self._close_timer = self._loop.call_later(self._close_within_s, self._transport.abort)
 
-    # The bytes.
+    # Bytes.
 
     @property
     def _transport(self) -> asyncio.Transport:
         if self._tcp is None:
-            raise RuntimeError("there is no connection yet")
+            raise RuntimeError("not connected yet")
         return self._tcp
 
     def _flush(self) -> None:
-        # In one piece, so that the protocol is told to pause after all of it. Not by writelines, which in some versions
-        # of Python never tells it.
+        # In one piece, so that pause_writing is called after all of it. Not by writelines, which in some versions of
+        # Python never calls pause_writing.
         data = b"".join(self._engine.data_to_send())
         if data:
             self._transport.write(data)
 
 
 def _is_busy(cause: Exception | None) -> bool:
-    """Tell a namespace that is busy from a gateway that cannot reach it: that answers 503 without ``Retry-After``."""
+    """Tell a busy namespace from a gateway that cannot reach it: a gateway sends 503 without ``Retry-After``."""
     return (
         isinstance(cause, InvalidStatus)
         and cause.response.status_code == HTTPStatus.SERVICE_UNAVAILABLE
@@ -372,7 +372,7 @@ def _is_busy(cause: Exception | None) -> bool:
 
 
 def _may_pass(cause: Exception | None) -> bool:
-    """Whether another try may do better: it broke off, or the server has no time for us."""
+    """Return True if another attempt may succeed: the connection broke off, or the server is overloaded."""
     if isinstance(cause, InvalidStatus):
         return cause.response.status_code >= 500
     return cause is not None and isinstance(cause.__cause__, EOFError)
@@ -385,4 +385,4 @@ def _refusal(failure: Exception) -> str:
     if isinstance(cause, EOFError):
         return f"the WebSocket did not open: {cause}"
     reason = f"{failure}: {cause}" if cause is not None else str(failure)
-    return f"what answered is not the WebSocket of a namespace: {reason}"
+    return f"the server is not a namespace with a WebSocket: {reason}"

@@ -1,7 +1,7 @@
-"""The console: what a namespace holds and does, in a browser."""
+"""The console: pages of a namespace's entities, messages, pair and server, for a browser."""
 
 from __future__ import annotations
 
-from pairbus.console.annex import open_console
+from pairbus.console.routes import open_console
 
 __all__ = ["open_console"]

@@ -1,129 +1,188 @@
-"""What applications have told of their pairs: the last report of each, until nothing is heard of it any more."""
+"""Reports of applications about their pairs: the endpoint that accepts them, and the last report of each."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from http import HTTPStatus
 from typing import Final
 
-from pairbus.dialect.backlog_path import is_drill_path
+from starlette.requests import Request
+from starlette.responses import Response
+
+from pairbus.broker import Right
+from pairbus.dialect.paths import is_drill_path
 from pairbus.pairing.policy import EntityState
-from pairbus.pairing.report import HEARTBEAT_S, EntityReport, PairReport, SwitchReport
-from pairbus.server.errors import ServerBusyError
+from pairbus.pairing.report import (
+    HEARTBEAT_S,
+    MOST_BYTES,
+    EntityReport,
+    PairReport,
+    ReportError,
+    SwitchReport,
+    read_report,
+)
+from pairbus.server.amqp.services import AmqpServices
+from pairbus.server.errors import InvalidCredentialsError, ServerBusyError, UnauthorizedError
+from pairbus.server.http.body import read_body
+from pairbus.server.http.credentials import Credentials, check_guesses, hold_back, note_known
 
 EXPIRES_MS: Final = int(3 * HEARTBEAT_S * 1_000)
-"""Who misses three heartbeats is gone, or cannot reach this namespace."""
+"""An application that misses three heartbeats has ended, or cannot reach this namespace."""
 
-MOST_APPLICATIONS: Final = 500
-MOST_ENTITIES: Final = 10_000
-"""Of all applications together."""
+MAX_APPLICATIONS: Final = 500
+MAX_ENTITIES: Final = 10_000
+"""Maximum number of entities of all applications together."""
 
 _JITTER_MS: Final = 2_000
-"""Clocks that differ by less count as equal: so long a report may be under way."""
+"""Clocks that differ by less than this count as equal: a report may take this long to arrive."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Heard:
-    """The last report of an application, and when it came."""
+class LastReport:
+    """The last report of an application, and the time of its arrival."""
 
     report: PairReport
-    heard_ms: int
-    ahead_ms: int = 0
-    """How much later it is here than by the clock of the application."""
+    received_ms: int
+    offset_ms: int = 0
+    """How far this namespace's clock is ahead of the application's."""
 
-    def here_ms(self, at_ms: int) -> int:
-        """A time of the application's by our own clock; nothing has happened after it was told."""
-        return max(0, min(at_ms + self.ahead_ms, self.heard_ms))
+    def local_ms(self, at_ms: int) -> int:
+        """Convert a time of the application to this namespace's clock; the result is not after the arrival."""
+        return max(0, min(at_ms + self.offset_ms, self.received_ms))
 
 
-Row = tuple[Heard, EntityReport]
-"""An entity, as an application sees it."""
+Row = tuple[LastReport, EntityReport]
+"""An entity in the report of an application."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class News:
-    """Switches that were not known before."""
+class NewSwitches:
+    """The switches that a report contains and earlier ones do not."""
 
-    heard: Heard
+    last: LastReport
     switches: tuple[SwitchReport, ...]
     missed: int
-    """How many there were besides, too many to be told."""
+    """Number of switches that the report counts but does not list."""
 
 
 class Reports:
-    """Bounded in number, and by what all of them hold together."""
+    """The last report of each application, up to a maximum number of applications and entities."""
 
     def __init__(self) -> None:
-        self._heard: dict[str, Heard] = {}
+        self._reports: dict[str, LastReport] = {}
         self._rows: list[Row] | None = None
-        """In order, once somebody has asked for them."""
+        """Sorted when first needed."""
 
     def __len__(self) -> int:
-        return len(self._heard)
+        return len(self._reports)
 
-    def __iter__(self) -> Iterator[Heard]:
-        return iter(self._heard.values())
+    def __iter__(self) -> Iterator[LastReport]:
+        return iter(self._reports.values())
 
     @property
     def rows(self) -> Sequence[Row]:
-        """All entities: those that are not healthy first, then by name."""
+        """All entities; those that are not healthy come first."""
         if self._rows is None:
-            self._rows = sorted(((heard, one) for heard in self for one in heard.report.entities), key=_place)
+            self._rows = sorted(((last, one) for last in self for one in last.report.entities), key=_order)
         return self._rows
 
-    def tells_of_diversion(self, primary: str) -> bool:
-        """Tell whether some application says that it diverts messages for a primary namespace, other than of drills."""
+    def has_diversion(self, primary: str) -> bool:
+        """Return whether an application reports that it diverts messages of a primary, other than those of drills."""
         return any(
             entity.is_diverting and not is_drill_path(entity.path)
-            for heard, entity in self.rows
-            if heard.report.primary.lower() == primary.lower()
+            for last, entity in self.rows
+            if last.report.primary.lower() == primary.lower()
         )
 
-    def take(self, report: PairReport, now_ms: int) -> News | None:
-        """Keep it in the place of the one before; ``None`` if it is older than that one.
+    def add(self, report: PairReport, now_ms: int) -> NewSwitches | None:
+        """Replace the last report of an application; return ``None`` if this one is older.
 
-        Raises ``ServerBusyError`` when there is no room.
+        Raise ``ServerBusyError`` if there is no room.
         """
         self.expire(now_ms)
-        before = self._heard.get(report.pair_id)
+        before = self._reports.get(report.pair_id)
         if before is not None and report.number <= before.report.number:
             return None
         self._check_room(report, before)
         known = report.switched - len(report.switches) if before is None else before.report.switched
-        fresh = tuple(one for one in report.switches if one.number > known)
-        heard = Heard(
+        new = tuple(one for one in report.switches if one.number > known)
+        last = LastReport(
             report=replace(report, switches=()),
-            heard_ms=now_ms,
-            ahead_ms=_ahead(0 if before is None else before.ahead_ms, now_ms - report.sent_ms),
+            received_ms=now_ms,
+            offset_ms=_offset(0 if before is None else before.offset_ms, now_ms - report.sent_ms),
         )
-        self._heard[report.pair_id] = heard
+        self._reports[report.pair_id] = last
         self._rows = None
-        return News(heard=heard, switches=fresh, missed=max(0, report.switched - known - len(fresh)))
+        return NewSwitches(last=last, switches=new, missed=max(0, report.switched - known - len(new)))
 
     def expire(self, now_ms: int) -> None:
-        for pair_id, heard in [*self._heard.items()]:
-            if now_ms - heard.heard_ms >= EXPIRES_MS:
-                del self._heard[pair_id]
+        for pair_id, last in [*self._reports.items()]:
+            if now_ms - last.received_ms >= EXPIRES_MS:
+                del self._reports[pair_id]
                 self._rows = None
 
-    def _check_room(self, report: PairReport, before: Heard | None) -> None:
-        others = [heard for heard in self if heard is not before]
-        if len(others) >= MOST_APPLICATIONS:
-            raise ServerBusyError(f"{MOST_APPLICATIONS:,} applications report already; no more are kept")
-        if _entity_count(others) + len(report.entities) > MOST_ENTITIES:
-            raise ServerBusyError(f"the states of {MOST_ENTITIES:,} entities are kept, and no more")
+    def _check_room(self, report: PairReport, before: LastReport | None) -> None:
+        others = [last for last in self if last is not before]
+        if len(others) >= MAX_APPLICATIONS:
+            raise ServerBusyError(f"too many applications report their pairs: the limit is {MAX_APPLICATIONS:,}")
+        if _entity_count(others) + len(report.entities) > MAX_ENTITIES:
+            raise ServerBusyError(f"the reports have too many entities: the limit is {MAX_ENTITIES:,}")
 
 
-def _place(row: Row) -> tuple[bool, str, str, int, str]:
-    heard, entity = row
-    report = heard.report
+def _order(row: Row) -> tuple[bool, str, str, int, str]:
+    last, entity = row
+    report = last.report
     return (entity.state is EntityState.HEALTHY, report.application, report.host, report.process, entity.path)
 
 
-def _entity_count(heard: Iterable[Heard]) -> int:
-    return sum(len(one.report.entities) for one in heard)
+def _entity_count(reports: Iterable[LastReport]) -> int:
+    return sum(len(one.report.entities) for one in reports)
 
 
-def _ahead(before_ms: int, measured_ms: int) -> int:
-    """What was measured, unless that is what was thought before but for the time on the way."""
+def _offset(before_ms: int, measured_ms: int) -> int:
+    """Return the measured offset of a clock, or the previous one if the difference may be due to the transmission."""
     return before_ms if abs(measured_ms - before_ms) < _JITTER_MS else measured_ms
+
+
+class ReportApi:
+    """The endpoint for reports. It requires a token with Send for the whole namespace; a session does not suffice."""
+
+    def __init__(self, services: AmqpServices, add: Callable[[PairReport], None]) -> None:
+        self._services = services
+        self._add = add
+
+    async def handle(self, request: Request) -> Response:
+        """Return the response to a request; raise ``BodyTooLargeError``."""
+        credentials = Credentials(self._services.gatekeeper, request.headers.get("authorization"))
+        try:
+            check_guesses(self._services.guesses, request)
+            credentials.require("", Right.SEND, self._services.host.wall_ms())
+            note_known(self._services.guesses, request)
+        except ServerBusyError as error:
+            return _error(HTTPStatus.SERVICE_UNAVAILABLE, error)
+        except UnauthorizedError as error:
+            if isinstance(error, InvalidCredentialsError):
+                await hold_back(self._services.guesses, request, error)
+            return _error(self._status_for(credentials), error)
+        try:
+            body = await read_body(request, MOST_BYTES)
+            credentials.require("", Right.SEND, self._services.host.wall_ms())  # it may have been revoked meanwhile
+            self._add(read_report(body))
+        except UnauthorizedError as error:
+            return _error(self._status_for(credentials), error)
+        except ReportError as error:
+            return _error(HTTPStatus.BAD_REQUEST, error)
+        except ServerBusyError as error:
+            return _error(HTTPStatus.SERVICE_UNAVAILABLE, error)
+        return Response(status_code=HTTPStatus.NO_CONTENT)
+
+    def _status_for(self, credentials: Credentials) -> HTTPStatus:
+        """Return 403 for a valid credential without the claim, and 401 for an invalid one."""
+        now_ms = self._services.host.wall_ms()
+        is_known = any(credentials.allows("", right, now_ms) for right in Right)
+        return HTTPStatus.FORBIDDEN if is_known else HTTPStatus.UNAUTHORIZED
+
+
+def _error(status: HTTPStatus, error: Exception) -> Response:
+    return Response(f"{error}\n", status, media_type="text/plain")

@@ -1,3 +1,3 @@
-"""Service Bus's own names and forms: addresses, tokens, connection strings."""
+"""The names and formats of Service Bus: addresses, tokens, connection strings, messages, management documents."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The annotations and properties that Service Bus puts on messages, and those that links carry."""
+"""The annotations and properties that Service Bus sets on messages and links, and the .NET ticks in some of them."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ SCHEDULED_ENQUEUE_TIME: Final = "x-opt-scheduled-enqueue-time"
 DEAD_LETTER_SOURCE: Final = "x-opt-deadletter-source"
 
 TEXTS: Final = frozenset({PARTITION_KEY, VIA_PARTITION_KEY})
-"""The annotations of a sender that are text. The SDK for Python turns those of a message that it received into binary
-when it sends the message again."""
+"""The text annotations of a sender. When the SDK for Python sends a received message again, it converts them to
+binary."""
 
 
 def text_of(value: object) -> object:
-    """Return an annotation that is text as a string, whether it was sent as one or as binary."""
+    """Return a text annotation as a string, whether it was sent as a string or as binary."""
     return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 
@@ -32,12 +32,26 @@ LINK_TIMEOUT: Final = "com.microsoft:timeout"
 MAX_MESSAGE_BATCH_SIZE: Final = "com.microsoft:max-message-batch-size"
 TRANSFER_DESTINATION: Final = "com.microsoft:transfer-destination-address"
 SYPHON: Final = "com.pairbus:syphon"
-"""Ours: a property of the links on which a syphon sends, so that a bill can tell its messages from the others."""
+"""Specific to pairbus: a property of the links of a syphon, so that a bill can tell its messages from others."""
 
 NAMESPACE: Final = "com.pairbus:namespace"
-"""Ours: a property of the server's open frame, the name of the namespace."""
+"""Specific to pairbus: a property of the server's open frame, the name of the namespace."""
 
 TIMESPAN: Final = "com.microsoft:timespan"
 
 PING_CONTENT_TYPE: Final = "application/vnd.ms-servicebus-ping"
-"""The content type of a message that only asks whether an entity is well (SYSTEM C13)."""
+"""The content type of a ping, which only checks whether an entity is available (SYSTEM C13)."""
+
+
+UNIX_EPOCH_TICKS: Final = 621_355_968_000_000_000
+"""Unix time 0 in .NET ticks, which are steps of 100 nanoseconds since 1 January of the year 1."""
+
+TICKS_PER_MS: Final = 10_000
+
+
+def to_ticks(time_ms: int) -> int:
+    return UNIX_EPOCH_TICKS + time_ms * TICKS_PER_MS
+
+
+def from_ticks(ticks: int) -> int:
+    return (ticks - UNIX_EPOCH_TICKS) // TICKS_PER_MS

@@ -6,12 +6,12 @@ from enum import StrEnum
 
 
 class ServiceBusCondition(StrEnum):
-    """Why a request failed, in the words that the SDKs know."""
+    """The condition of an error, as the SDKs know them."""
 
     ARGUMENT_ERROR = "com.microsoft:argument-error"
     AUTH_FAILED = "com.microsoft:auth-failed"
     DEAD_LETTER = "com.microsoft:dead-letter"
-    """Not a failure: what a receiver says to dead-letter a message."""
+    """Not an error: a receiver sends it to dead-letter a message."""
 
     ENTITY_ALREADY_EXISTS = "com.microsoft:entity-already-exists"
     ENTITY_DISABLED = "com.microsoft:entity-disabled"

@@ -1,4 +1,4 @@
-"""The line that tells a client where a namespace is and how to get in."""
+"""Connection strings: the address of a namespace and the credentials for it."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ _SECONDS: Final = re.compile(r"\d{1,9}")
 _HOUR_MS: Final = 3_600_000
 _LONGEST_NAME: Final = max(map(len, _NAMES))
 _NEAR: Final = 0.8
-"""How like a known name one has to be to be a misspelling of it, and not perhaps a piece of a key."""
+"""The minimum similarity at which an unknown name counts as a misspelling; below it may be a piece of a key."""
 
 _HOST: Final = frozenset(ascii_letters + digits + "-._:%")
 
 
 class ConnectionStringError(ValueError):
-    """A text that is no connection string. The text itself is not repeated: it may hold a key."""
+    """An invalid connection string. The error does not repeat the text, because it may contain a key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionString:
-    """What a connection string says. There is a key with its name, or a token, or neither."""
+    """A parsed connection string. It has a key with its name, or a token, or neither."""
 
     host: str
     port: int | None = None
@@ -58,14 +58,14 @@ class ConnectionString:
     token: str | None = field(default=None, repr=False)
     entity_path: str | None = None
     development: bool = False
-    """Without TLS, on the port that is given: what the emulator's connection strings ask for."""
+    """True for a connection without TLS on the given port, as in the connection strings of the emulator."""
 
     operation_timeout_ms: int | None = None
     web_sockets: bool | None = None
-    """Whether ``TransportType`` asks for WebSockets; ``None`` without that key."""
+    """True if ``TransportType`` selects WebSockets; ``None`` without that key."""
 
     def __str__(self) -> str:
-        """The text with the secrets in it, for a client to use."""
+        """Return the connection string, including its secrets."""
         port = "" if self.port is None else f":{self.port}"
         parts = {
             "Endpoint": f"sb://{self.host}{port}",
@@ -81,7 +81,7 @@ class ConnectionString:
 
 
 def parse_connection_string(text: str) -> ConnectionString:
-    """Read a connection string; raises ``ConnectionStringError``. Names are not case-sensitive."""
+    """Parse a connection string; raises ``ConnectionStringError``. Names are case-insensitive."""
     parts = _split(text)
     endpoint = parts.pop("endpoint", None) or parts.pop("hostname", None)
     if not endpoint:
@@ -117,7 +117,7 @@ def _operation_timeout_ms(text: str) -> int:
         match = _TIME_SPAN.fullmatch(text)
         days, hours, minutes, seconds = (int(part or 0) for part in match.groups()[:4]) if match else (0, 0, 0, 60)
         if match is None or hours > 23 or minutes > 59 or seconds > 59:
-            # The value is not repeated: with a ';' in the wrong place, it may hold a piece of a key.
+            # The value is not repeated: with a misplaced ';' it may contain a piece of a key.
             raise ConnectionStringError("OperationTimeout must be hours:minutes:seconds, such as 00:00:30, or seconds")
         minutes += 60 * (hours + 24 * days)
         timeout_ms = (60 * minutes + seconds) * 1_000 + int((match[5] or "").ljust(3, "0")[:3])
@@ -129,7 +129,7 @@ def _operation_timeout_ms(text: str) -> int:
 
 
 def _time_span(time_ms: int) -> str:
-    """Write a time below one hour as .NET does."""
+    """Format a time below one hour as .NET does."""
     seconds, ms = divmod(time_ms, 1_000)
     return f"00:{seconds // 60:02}:{seconds % 60:02}" + (f".{ms:03}" if ms else "")
 
@@ -142,14 +142,14 @@ def _web_sockets(text: str) -> bool:
 
 
 def _split(text: str) -> dict[str, str]:
-    """The values of all parts, by their names in lower case."""
+    """Return the values of all parts, by their names in lower case."""
     parts: dict[str, str] = {}
     given = filter(None, (part.strip() for part in text.strip().split(";")))
     for place, part in enumerate(given, start=1):
         written, separator, value = part.partition("=")
         name = written.strip().lower()
         if not separator or not name:
-            raise ConnectionStringError(f"part {place} of the connection string has no '=' behind a name")
+            raise ConnectionStringError(f"part {place} of the connection string has no '=' after its name")
         if name not in _NAMES:
             raise _unknown(place, written.strip())
         if name in parts:
@@ -162,13 +162,13 @@ def _unknown(place: int, name: str) -> ConnectionStringError:
     near = get_close_matches(name.lower(), _NAMES, n=1, cutoff=_NEAR)
     if near:
         meant = _NAMES[near[0]]
-        # With a '=' in the wrong place, a piece of the key is in the name.
+        # With a misplaced '=', a piece of the key is in the name.
         called = f"called {name}, which is unknown" if name.isalpha() and len(name) <= len(meant) + 1 else "unknown"
         return ConnectionStringError(f"part {place} of the connection string is {called}; is {meant} meant?")
-    # What is not even like a name is not repeated, unless it is a short word: it may be a piece of a key.
-    told = f": '{name}'" if name.isalpha() and len(name) <= _LONGEST_NAME else ""
+    # A name that resembles no known one is not repeated, unless it is a short word: it may be a piece of a key.
+    mentioned = f": '{name}'" if name.isalpha() and len(name) <= _LONGEST_NAME else ""
     known = ", ".join(_NAMES.values())
-    return ConnectionStringError(f"part {place} of the connection string is unknown{told}; there are {known}")
+    return ConnectionStringError(f"part {place} of the connection string is unknown{mentioned}; there are {known}")
 
 
 def _host(endpoint: str) -> tuple[str, int | None]:
@@ -176,13 +176,13 @@ def _host(endpoint: str) -> tuple[str, int | None]:
         address = urlsplit(endpoint if "://" in endpoint else f"sb://{endpoint}")
         host, port = address.hostname, address.port
     except ValueError:
-        raise ConnectionStringError("the Endpoint has no good host or port") from None  # its text may hold a key
+        raise ConnectionStringError("the Endpoint has an invalid host or port") from None  # its text may hold a key
     if not host:
         raise ConnectionStringError("the Endpoint has no host name")
-    if address.path.strip("/") or address.query or address.fragment:  # as with a ':' or ';' that was left out
+    if address.path.strip("/") or address.query or address.fragment:  # as when a ':' or ';' was left out
         raise ConnectionStringError(
-            "the Endpoint is not written as sb://host or sb://host:port; is its '://' whole, and a ';' behind it?"
+            "the Endpoint must be written as sb://host or sb://host:port; check its '://', and the ';' after it"
         )
     if not _HOST.issuperset(host):
-        raise ConnectionStringError("the Endpoint has a host name with characters that none has")
+        raise ConnectionStringError("the Endpoint has a host name with invalid characters")
     return host, port

@@ -1,8 +1,8 @@
-"""A message as a receiver gets it: what the sender wrote, with what the service adds."""
+"""Outgoing messages: what the sender wrote, with what the service adds for the receiver."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from itertools import product
 from struct import Struct
@@ -28,6 +28,7 @@ from pairbus.wire import (
     HEADER,
     MESSAGE_ANNOTATIONS,
     PROPERTIES,
+    Header,
     Sections,
     Short,
     Symbol,
@@ -47,7 +48,7 @@ STAMPED: Final = frozenset(
         SEQUENCE_NUMBER,
     }
 )
-"""What only the service says; a sender's own are dropped."""
+"""The annotations that only the service sets; those of a sender are dropped."""
 
 _SYSTEM: Final = {
     "MessageId": "message_id",
@@ -62,8 +63,8 @@ _SYSTEM: Final = {
 """The system properties that are fields of a message's properties."""
 
 
-class Changes(NamedTuple):
-    """Properties that are no longer what the sender wrote."""
+class DeliveredChanges(NamedTuple):
+    """Properties that differ from what the sender wrote."""
 
     user: Mapping[str, Any]
     removed: frozenset[str]
@@ -71,11 +72,11 @@ class Changes(NamedTuple):
 
 
 class Stamp(NamedTuple):
-    """What the service knows of a message."""
+    """The broker's data about a message."""
 
     sequence: int
     original_sequence: int | None
-    """The number that another entity assigned first; ``None`` for a message that was sent to this one."""
+    """The sequence number in the entity that it was first sent to; ``None`` if that is this one."""
 
     enqueued_ms: int
     delivery_count: int
@@ -85,17 +86,17 @@ class Stamp(NamedTuple):
     locked_until_ms: int | None = None
     dead_letter_source: str | None = None
     partition_id: int | None = None
-    changes: Changes | None = None
+    changes: DeliveredChanges | None = None
     message_id: str | None = None
-    """The id that the service assigned, for a message that was sent without one."""
+    """The id that the service assigned to a message without one."""
 
 
 def _key(name: str) -> bytes:
     return encode(Symbol(name))
 
 
-# Written for every message that is delivered, so their bytes are laid out once: a long (0x81) or timestamp (0x83) of
-# eight bytes after each name.
+# Written for every delivered message, so their bytes are laid out once: a long (0x81) or timestamp (0x83) of eight
+# bytes after each name.
 _ENQUEUED_KEY: Final = _key(ENQUEUED_TIME)
 _SEQUENCE_KEY: Final = _key(SEQUENCE_NUMBER)
 _ORIGINAL_KEY: Final = _key(ENQUEUE_SEQUENCE_NUMBER)
@@ -119,11 +120,11 @@ _LOCK_ALONE: Final = bytes((0x00, 0x53, DELIVERY_ANNOTATIONS, 0xC1, len(_key(LOC
 _ANNOTATIONS: Final = bytes((0x00, 0x53, MESSAGE_ANNOTATIONS, 0xD1))
 _NO_BODY: Final = bytes((0x00, 0x53, AMQP_VALUE, 0x40))
 _FIRST_FIELD: Final = {0xC0: 3, 0xD0: 9}
-"""Where the first field of a list starts, by the list's format code."""
+"""The offset of the first field of a list, by the list's format code."""
 
 
 def stamp(payload: bytes, facts: Stamp) -> bytes:
-    """Return the message for a receiver. Sections stay as the sender wrote them where nothing has to change."""
+    """Return the message for a receiver. Unchanged sections stay as the sender encoded them."""
     sections = Sections(payload)
     assigned_id = None if has_message_id(sections) else facts.message_id
     parts = [_header(sections, facts), _delivery_annotations(sections, facts.lock_token)]
@@ -133,20 +134,20 @@ def stamp(payload: bytes, facts: Stamp) -> bytes:
     else:
         parts += _changed_properties(sections, facts.changes, assigned_id)
     body = sections.body
-    if body:  # the sections of a body stand together, except in messages that nobody writes
+    if body:  # the sections of a body are adjacent in all messages that occur in practice
         first, last = body[0][1], body[-1][3]
         if last - first == sum([end - start for _, start, _, end in body]):
             parts.append(payload[first:last])
         else:
             parts += [payload[start:end] for _, start, _, end in body]
-    elif assigned_id is not None:  # a message of nothing at all; the standard requires a body
+    elif assigned_id is not None:  # an empty message; the standard requires a body
         parts.append(_NO_BODY)
     parts.append(sections.raw(FOOTER))
     return b"".join(parts)
 
 
 def has_message_id(sections: Sections) -> bool:
-    """Return whether the first field of the properties is set, without decoding them: every message is asked."""
+    """Return True if the first field of the properties is set, without decoding them, because this runs per message."""
     span = sections.spans.get(PROPERTIES)
     if span is None:
         return False
@@ -156,12 +157,12 @@ def has_message_id(sections: Sections) -> bool:
 
 
 def lock_token_uuid_bytes(token: bytes) -> bytes:
-    """A lock token as the bytes of a UUID: .NET has its first three groups the other way round."""
+    """Return a lock token as the bytes of a UUID: .NET reverses the bytes of its first three groups."""
     return token[3::-1] + token[5:3:-1] + token[7:5:-1] + token[8:]
 
 
 def _header(sections: Sections, facts: Stamp) -> bytes:
-    """Return the header: of the sender's fields only those that it set, as the service does it."""
+    """Return the header with only those fields of the sender that it set, as the service does."""
     ttl = _NULL if facts.time_to_live_ms is None else _UINT.pack(0x70, min(facts.time_to_live_ms, _LONGEST_TTL_MS))
     count = facts.delivery_count
     sent = _sent_fields(sections.raw(HEADER)) if HEADER in sections.spans else _NULL + _NULL
@@ -171,7 +172,7 @@ def _header(sections: Sections, facts: Stamp) -> bytes:
 
 @lru_cache(maxsize=256)
 def _sent_fields(header: bytes) -> bytes:
-    """Return durable and priority as the sender encoded them, null where it left them out."""
+    """Return durable and priority as the sender encoded them, null if it omitted them."""
     sent = Sections(header).header()
     written: Any = decode(header)
     durable, priority = [*written.value, None, None][:2]
@@ -181,7 +182,7 @@ def _sent_fields(header: bytes) -> bytes:
 
 
 def _delivery_annotations(sections: Sections, lock_token: bytes | None) -> bytes:
-    """Return the delivery annotations; the section is there, if empty, where there is nothing in it."""
+    """Return the delivery annotations; the section is present even if it is empty."""
     if DELIVERY_ANNOTATIONS not in sections.spans:
         return _NO_LOCK if lock_token is None else _LOCK_ALONE + lock_token_uuid_bytes(lock_token)
     kept = {name: value for name, value in sections.delivery_annotations().items() if name != LOCK_TOKEN}
@@ -224,7 +225,7 @@ def _properties(sections: Sections, assigned_id: str | None) -> bytes:
     return encode(sections.properties()._replace(message_id=assigned_id))
 
 
-def _changed_properties(sections: Sections, changes: Changes, assigned_id: str | None) -> tuple[bytes, bytes]:
+def _changed_properties(sections: Sections, changes: DeliveredChanges, assigned_id: str | None) -> tuple[bytes, bytes]:
     fields: dict[str, Any] = {} if assigned_id is None else {"message_id": assigned_id}
     fields |= {_SYSTEM[name]: value for name, value in changes.system.items() if name in _SYSTEM}
     if fields.get("content_type") is not None:
@@ -236,7 +237,7 @@ def _changed_properties(sections: Sections, changes: Changes, assigned_id: str |
     return encode(sections.properties()._replace(**fields)), application
 
 
-# What most messages are delivered with, so that it can be recognised, and taken off, without being decoded.
+# The annotations of most delivered messages, so that they are recognised and removed without being decoded.
 def _shapes() -> Iterator[tuple[int, tuple[Struct, tuple[bytes, ...]]]]:
     numbers = f">{12 + len(_ENQUEUED_KEY) + 1}s8x{len(_SEQUENCE_KEY) + 1}s8x"
     for original, state, locked in product((None, 0), (0, 1), (None, 0)):
@@ -250,17 +251,73 @@ def _shapes() -> Iterator[tuple[int, tuple[Struct, tuple[bytes, ...]]]]:
 
 
 _STAMPS: Final = dict(_shapes())
-"""By its length, a stamp: its layout, and the bytes that are the same in all of that length."""
+"""The layout of a stamp and its constant bytes, by its length."""
 
 
 def is_stamp_alone(annotations: bytes) -> bool:
-    """Return whether a section of message annotations has only what ``stamp`` adds."""
+    """Return True if a section of message annotations contains only what ``stamp`` adds."""
     found = _STAMPS.get(len(annotations))
     return found is not None and found[0].unpack(annotations) == found[1]
 
 
 def is_lock_alone(annotations: bytes) -> bool:
-    """Return whether a section of delivery annotations has only what ``stamp`` adds."""
+    """Return True if a section of delivery annotations contains only what ``stamp`` adds."""
     return annotations == _NO_LOCK or (
         len(annotations) == len(_LOCK_ALONE) + 16 and annotations.startswith(_LOCK_ALONE)
     )
+
+
+_ADDED: Final = b"x-opt-"
+"""The prefix of the names of all annotations that the service adds."""
+
+_LOCK: Final = frozenset({LOCK_TOKEN})
+
+
+def forwarded(payload: bytes, fresh_id: Callable[[], str]) -> bytes:
+    """Return the message to send; the same bytes if nothing was added. Raises ``ProtocolError``.
+
+    A message without an id gets one: the service would assign a different one each time that it is sent.
+    """
+    sections = Sections(payload)
+    has_id = has_message_id(sections)
+    if has_id and _ADDED not in payload:
+        return payload
+    parts = [
+        _forwarded_header(sections.raw(HEADER)),
+        _forwarded_delivery_annotations(sections),
+        _forwarded_message_annotations(sections),
+        sections.raw(PROPERTIES) if has_id else encode(sections.properties()._replace(message_id=fresh_id())),
+        sections.raw(APPLICATION_PROPERTIES),
+    ]
+    parts += [payload[start:end] for _, start, _, end in sections.body]
+    parts.append(sections.raw(FOOTER))
+    return b"".join(parts)
+
+
+@lru_cache(maxsize=256)
+def _forwarded_header(raw: bytes) -> bytes:
+    """Return a header without the fields of the service; cached, because most messages have one of a few."""
+    sent = Sections(raw).header()._replace(first_acquirer=False, delivery_count=0)
+    return b"" if sent == Header() else encode(sent)
+
+
+def _forwarded_delivery_annotations(sections: Sections) -> bytes:
+    raw = sections.raw(DELIVERY_ANNOTATIONS)
+    if not raw or is_lock_alone(raw):
+        return b""
+    return _without(DELIVERY_ANNOTATIONS, raw, sections.delivery_annotations(), _LOCK)
+
+
+def _forwarded_message_annotations(sections: Sections) -> bytes:
+    raw = sections.raw(MESSAGE_ANNOTATIONS)
+    if not raw or is_stamp_alone(raw):
+        return b""
+    return _without(MESSAGE_ANNOTATIONS, raw, sections.message_annotations(), STAMPED)
+
+
+def _without(code: int, raw: bytes, annotations: dict[Any, Any], names: frozenset[str]) -> bytes:
+    """Return a section of annotations without the given ones; unchanged if it has none of them."""
+    kept = {name: value for name, value in annotations.items() if name not in names}
+    if len(kept) == len(annotations):
+        return raw
+    return bytes((0x00, 0x53, code)) + encode(kept) if kept else b""

@@ -13,6 +13,7 @@ from pairbus.wire import (
     Message,
     Properties,
     Symbol,
+    ULong,
     check_values,
     decode_message,
     encode_message,
@@ -20,7 +21,7 @@ from pairbus.wire import (
 
 
 class Operation(StrEnum):
-    """What can be asked of a node."""
+    """The operations of the nodes."""
 
     PUT_TOKEN = "put-token"  # noqa: S105 (a name)
     RENEW_LOCK = "com.microsoft:renew-lock"
@@ -44,7 +45,7 @@ ASSOCIATED_LINK: Final = "associated-link-name"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """A request. ``message_id`` comes back as the response's correlation id, with the type that it has."""
+    """A request. Its ``message_id`` is the correlation id of the response, with the same type."""
 
     operation: str
     message_id: Any = None
@@ -55,7 +56,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Response:
-    """A response; ``body`` is what the operation gives, ``condition`` why it failed."""
+    """A response; ``body`` is the result of the operation, ``condition`` the reason of a failure."""
 
     status: int = 200
     description: str = "OK"
@@ -64,8 +65,8 @@ class Response:
 
 
 def read_request(payload: bytes, max_values: int | None = None) -> Request:
-    """Read a request; raises ``ProtocolError``, also if it holds more than ``max_values`` values."""
-    if max_values is not None and len(payload) > max_values:  # a value takes a byte or more
+    """Decode a request; raises ``ProtocolError``, also if it holds more than ``max_values`` values."""
+    if max_values is not None and len(payload) > max_values:  # a value takes at least a byte
         check_values(payload, max_values)
     message = decode_message(payload)
     properties = message.application_properties or {}
@@ -82,7 +83,7 @@ def read_request(payload: bytes, max_values: int | None = None) -> Request:
 
 
 def write_response(request: Request, response: Response) -> bytes:
-    """A response in the words of the node that was asked: ``$cbs`` has others than ``$management``."""
+    """Encode a response with the property names of the node: those of ``$cbs`` differ from those of ``$management``."""
     if request.operation == Operation.PUT_TOKEN:
         words: dict[str, Any] = {
             "status-code": Int(response.status),
@@ -114,7 +115,7 @@ def write_request(request: Request) -> bytes:
 
 
 def read_response(payload: bytes) -> tuple[Any, Response]:
-    """The id of the request that a response belongs to, and the response; raises ``ProtocolError``."""
+    """Return the id of the request and the response to it; raises ``ProtocolError``."""
     message = decode_message(payload)
     words = message.application_properties or {}
     status = words.get("statusCode", words.get("status-code"))
@@ -128,3 +129,24 @@ def read_response(payload: bytes) -> tuple[Any, Response]:
         condition=None if condition is None else str(condition),
         body=body if isinstance(body, dict) else {},
     )
+
+
+RULE: Final = ULong(0x13700000004)
+EMPTY_ACTION: Final = ULong(0x13700000005)
+SQL_ACTION: Final = ULong(0x13700000006)
+SQL_FILTER: Final = ULong(0x1370000006)
+TRUE_FILTER: Final = ULong(0x1370000007)
+FALSE_FILTER: Final = ULong(0x1370000008)
+CORRELATION_FILTER: Final = ULong(0x1370000009)
+
+CORRELATED: Final = (
+    "correlation_id",
+    "message_id",
+    "to",
+    "reply_to",
+    "label",
+    "session_id",
+    "reply_to_session_id",
+    "content_type",
+)
+"""The fields of a correlation filter, in the order of the wire; in requests their names have hyphens."""

@@ -1,4 +1,4 @@
-"""Shared access signatures: tokens that whoever knows a key can make, and check."""
+"""Shared access signatures: tokens that are signed and verified with a key."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ PREFIX: Final = "SharedAccessSignature "
 
 
 _ADDRESS: Final = re.compile(r"/|[.]|:\d+$|^localhost$", re.IGNORECASE)
-"""What has a path, or can only be a host: the SDK for JavaScript makes tokens for a host and its port."""
+"""Matches an address with a path, or one that can only be a host: the SDK for JavaScript signs a host and its port."""
 
 
 class SasTokenError(ValueError):
-    """A text that is no shared access signature, or one that does not hold."""
+    """An invalid shared access signature."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SasToken:
-    """What a token says. Whether it is true is for ``is_signed_with`` to tell."""
+    """A parsed token. ``is_signed_with`` verifies it."""
 
     resource: str
-    """The address that it opens, as the token spells it: still encoded, because that is what was signed."""
+    """The address that it grants access to, as the token spells it: still encoded, because that is what was signed."""
 
     key_name: str
     expires_s: int
@@ -37,13 +37,13 @@ class SasToken:
 
     @property
     def path(self) -> str:
-        """What it opens within the namespace: ``""`` for all of it, otherwise an entity's path, in lower case."""
+        """The scope within the namespace: ``""`` for all of it, otherwise an entity's path, in lower case."""
         address = unquote_plus(self.resource).partition("?")[0]
         _, separator, rest = address.partition("://")
         return (rest if separator else address).partition("/")[2].strip("/").lower()
 
     def signer(self, keys: Iterable[str]) -> str | None:
-        """Return the key that has made the signature, if it is one of these."""
+        """Return the key among these that created the signature; ``None`` if there is none."""
         spellings = _spellings(self.resource)
         for key in keys:
             for spelling in spellings:
@@ -52,22 +52,22 @@ class SasToken:
         return None
 
     def is_signed_with(self, keys: Iterable[str]) -> bool:
-        """Return whether one of the keys has made the signature."""
+        """Return True if one of the keys created the signature."""
         return self.signer(keys) is not None
 
     def covers(self, path: str) -> bool:
-        """Whether it opens an entity: the one that it names, or anything below."""
+        """Return True if it grants access to an entity: the one that it names, or one below it."""
         wanted = path.strip("/").lower()
-        # An address that was encoded in its own right, before it was signed, is still encoded here.
+        # An address that was encoded before it was signed is still encoded here.
         return any(
             not mine or wanted == mine or wanted.startswith(mine + "/") for mine in (self.path, unquote(self.path))
         )
 
 
 def parse_sas_token(text: str) -> SasToken:
-    """Read a token; raises ``SasTokenError``. Its parts may come in any order."""
+    """Parse a token; raises ``SasTokenError``. Its parts may be in any order."""
     if not text.isascii():
-        raise SasTokenError("the token has characters that belong encoded")
+        raise SasTokenError("the token contains characters that have to be encoded")
     if not text.startswith(PREFIX):
         raise SasTokenError(f"the token does not begin with '{PREFIX.strip()}'")
     parts = dict(part.partition("=")[::2] for part in text[len(PREFIX) :].split("&"))
@@ -75,12 +75,12 @@ def parse_sas_token(text: str) -> SasToken:
     if missing:
         raise SasTokenError(f"the token has no '{min(missing)}'")
     if not (parts["se"].isascii() and parts["se"].isdigit() and len(parts["se"]) <= 18):
-        raise SasTokenError("the token's 'se' is no time in seconds")
+        raise SasTokenError("the token's 'se' is not a time in seconds")
     if not _ADDRESS.search(unquote_plus(parts["sr"])):
-        raise SasTokenError("the token's 'sr' is no address: it could mean a host, or an entity")
+        raise SasTokenError("the token's 'sr' is ambiguous: it could be a host or an entity")
     return SasToken(
         resource=parts["sr"],
-        # Some clients encode the name twice; a name that has nothing to encode reads the same.
+        # Some clients encode the name twice; a name without special characters is the same either way.
         key_name=unquote_plus(unquote_plus(parts["skn"])),
         expires_s=int(parts["se"]),
         signature=unquote_plus(parts["sig"]),
@@ -88,7 +88,7 @@ def parse_sas_token(text: str) -> SasToken:
 
 
 def make_sas_token(uri: str, key_name: str, key: str, expires_s: int) -> str:
-    """A token that opens an address, and everything below it, until a time."""
+    """Return a token that grants access to an address, and everything below it, until a time."""
     resource = quote_plus(uri)
     signature = quote_plus(_sign(key, resource, expires_s))
     return f"{PREFIX}sr={resource}&sig={signature}&se={expires_s}&skn={quote_plus(key_name)}"
@@ -100,10 +100,10 @@ def _sign(key: str, resource: str, expires_s: int) -> str:
 
 
 def _spellings(resource: str) -> list[str]:
-    """What may have been signed: the address as it stands, or decoded and encoded again.
+    """Return the texts that may have been signed: the address as written, or decoded and encoded again.
 
-    All of them mean the same address. Decoded as it is it may only count if that is where decoding ends: otherwise a
-    token that is encoded once more would still be signed, and mean something else.
+    All of them mean the same address. The decoded form only counts if decoding ends there: otherwise a token that is
+    encoded once more would still be valid, and mean something else.
     """
     plain = unquote_plus(resource)
     encoded = quote_plus(plain)

@@ -1,27 +1,61 @@
-"""A message as a sender hands it in: what the service has to know of it."""
+"""Incoming messages: the fields that the service reads from what a sender sent."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import struct
+from collections.abc import Callable, Iterable
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
-from pairbus.dialect.annotations import PARTITION_KEY, PING_CONTENT_TYPE, SCHEDULED_ENQUEUE_TIME, VIA_PARTITION_KEY
+from pairbus.dialect.annotations import (
+    ENQUEUED_TIME,
+    MESSAGE_STATE,
+    PARTITION_KEY,
+    PING_CONTENT_TYPE,
+    SCHEDULED_ENQUEUE_TIME,
+    SEQUENCE_NUMBER,
+    VIA_PARTITION_KEY,
+)
 from pairbus.wire import (
     APPLICATION_PROPERTIES,
     DATA,
     DELIVERY_ANNOTATIONS,
     FOOTER,
     MESSAGE_ANNOTATIONS,
+    DecodeError,
     InvalidFieldError,
+    Message,
+    ProtocolError,
     Sections,
+    Symbol,
+    encode,
+    encode_message,
 )
+from pairbus.wire.decoder import decode_at, skip
+
+BATCH_FORMAT: Final = 0x80013700
+MAX_BATCH_MESSAGES: Final = 4_500
+"""The largest number of messages that the service takes in one batch."""
+"""The message format of a batch, whose data sections are encoded messages."""
+
+
+def split_batch(payload: bytes) -> list[bytes]:
+    """Return the messages of a batch. Other sections of its envelope repeat the first message and are ignored."""
+    sections = Sections(payload)
+    if not sections.body or sections.body[0][0] != DATA:
+        raise DecodeError("a batch must consist of data sections, at least one")
+    return sections.decode_body()
+
+
+def join_batch(messages: Iterable[bytes]) -> bytes:
+    return encode_message(Message(body=tuple(messages)))
+
 
 _NO_ANNOTATIONS: Final[dict[Any, Any]] = {}
 
 
 class SentMessage(NamedTuple):
-    """What the sender set; ``payload`` is the whole encoded message."""
+    """The fields set by the sender; ``payload`` is the complete encoded message."""
 
     payload: bytes
     message_id: str
@@ -30,16 +64,16 @@ class SentMessage(NamedTuple):
     time_to_live_ms: int | None
     scheduled_ms: int | None
     header_bytes: int
-    """How much of the payload is not body."""
+    """The number of bytes of the payload that are not body."""
 
     is_ping: bool
 
 
 def read_sent(payload: bytes, fresh_id: Callable[[], str]) -> SentMessage:
-    """Read a message, all of it that a receiver would have to; raises ``ProtocolError``.
+    """Decode every part of a message that a receiver would read; raises ``ProtocolError``.
 
-    A message without an id is given one, because the SDK for JavaScript cannot settle without. The payload stays as it
-    was sent, so that its size is the one that the sender counted; ``stamp`` writes the id into what is delivered.
+    A message without an id gets one, because the SDK for JavaScript cannot settle without it. The payload is unchanged,
+    so that its size is the one that the sender counted; ``stamp`` writes the id into the delivered message.
     """
     sections = Sections(payload)
     check_sections(sections)
@@ -61,7 +95,7 @@ def read_sent(payload: bytes, fresh_id: Callable[[], str]) -> SentMessage:
 
 
 def check_sections(sections: Sections) -> None:
-    """Refuse now what every receiver would stumble over later."""
+    """Reject now what every receiver would fail to decode later."""
     spans = sections.spans
     if APPLICATION_PROPERTIES in spans:
         sections.application_properties()
@@ -73,7 +107,7 @@ def check_sections(sections: Sections) -> None:
 
 
 def check_body(sections: Sections) -> None:
-    """Refuse a body that no receiver could read."""
+    """Reject a body that no receiver could decode."""
     body = sections.body
     if len(body) != 1 or body[0][0] != DATA:
         sections.decode_body()
@@ -82,7 +116,7 @@ def check_body(sections: Sections) -> None:
 
 
 def _text(identity: object) -> str:
-    """A message id as the text that duplicates are found by; it keeps its own type in the message."""
+    """Return a message id as text for duplicate detection; in the message it keeps its own type."""
     if type(identity) is str:
         return identity
     if isinstance(identity, bytes):
@@ -108,4 +142,99 @@ def _time_annotation(annotations: dict[Any, Any], name: str) -> int | None:
         return None
     if isinstance(value, int) and not isinstance(value, bool):
         return int(value)
-    raise InvalidFieldError(f"{name} is {value!r:.100}, which is no time")
+    raise InvalidFieldError(f"{name} must be a timestamp, got {value!r:.100}")
+
+
+_TIME: Final = encode(Symbol(ENQUEUED_TIME))
+_NUMBER: Final = encode(Symbol(SEQUENCE_NUMBER))
+_STATE: Final = encode(Symbol(MESSAGE_STATE))
+_DEFERRED: Final = 1
+_SCHEDULED: Final = 2
+_NEAR: Final = 4_096
+"""The service's annotations are within this many bytes, before everything that an application writes."""
+
+_LONG: Final = struct.Struct(">q")
+_LONGS: Final = frozenset({0x81, 0x83})
+"""The format codes of a long and a timestamp, each with eight bytes."""
+
+_MAP_HEAD_BYTES: Final = {0xC1: 3, 0xD1: 9}
+
+
+class Enqueued(NamedTuple):
+    """The identity of a message within its entity; a field is ``None`` if it is missing or cannot be read."""
+
+    sequence_number: int | None = None
+    time_ms: int | None = None
+
+
+def is_deferred(payload: bytes) -> bool:
+    """Return True if a peeked message is deferred; False if its state cannot be read."""
+    return _state(payload) == _DEFERRED
+
+
+def is_scheduled(payload: bytes) -> bool:
+    """Return True if a peeked message waits for its scheduled time; False if its state cannot be read."""
+    return _state(payload) == _SCHEDULED
+
+
+def _state(payload: bytes) -> object:
+    start = payload.find(_STATE, 0, _NEAR)
+    if start < 0:
+        return None
+    try:
+        return decode_at(payload, start + len(_STATE))[0]
+    except (ProtocolError, LookupError, struct.error):
+        return None
+
+
+def read_enqueued(payload: bytes) -> Enqueued:
+    """Read both fields. Nothing after them is read, so they are available even for an otherwise unreadable message."""
+    found: dict[str, int | None] = {}
+    try:
+        position, end = _annotations(payload)
+        while position < end and len(found) < 2:
+            name, value = _key(payload, position)
+            if name is not None:
+                found[name] = _whole(payload, value)
+            position = skip(payload, value)
+    except (ProtocolError, LookupError, struct.error):
+        pass  # the fields found before are valid
+    return Enqueued(found.get(SEQUENCE_NUMBER), found.get(ENQUEUED_TIME))
+
+
+def _annotations(payload: bytes) -> tuple[int, int]:
+    """Return the start and the end of the message annotations; raises ``LookupError`` if there are none."""
+    start = _section(payload)
+    return start + _MAP_HEAD_BYTES[payload[start]], skip(payload, start)
+
+
+def _section(payload: bytes) -> int:
+    position = 0
+    while payload[position] == 0x00 and payload[position + 1] == 0x53:
+        if payload[position + 2] == MESSAGE_ANNOTATIONS:
+            return position + 3
+        position = skip(payload, position + 3)
+    return Sections(payload).spans[MESSAGE_ANNOTATIONS][1]  # a descriptor in its long form
+
+
+def _key(payload: bytes, position: int) -> tuple[str | None, int]:
+    """Return which of the two names is at ``position``, if any, and the position of its value.
+
+    Names are compared in the encoding that services use; only a key in another encoding is decoded.
+    """
+    if payload.startswith(_NUMBER, position):
+        return SEQUENCE_NUMBER, position + len(_NUMBER)
+    if payload.startswith(_TIME, position):
+        return ENQUEUED_TIME, position + len(_TIME)
+    key, value = decode_at(payload, position)
+    if key == SEQUENCE_NUMBER:
+        return SEQUENCE_NUMBER, value
+    return (ENQUEUED_TIME if key == ENQUEUED_TIME else None), value
+
+
+def _whole(payload: bytes, position: int) -> int | None:
+    if payload[position] in _LONGS:
+        number: int = _LONG.unpack_from(payload, position + 1)[0]
+        return number
+    value, _ = decode_at(payload, position)
+    return int(value) if isinstance(value, int) and not isinstance(value, bool) else None

@@ -1,4 +1,4 @@
-"""The diverted form of a message: what lies in a backlog queue until it can go to its destination."""
+"""The diverted form of a message: as stored in a backlog queue until it is delivered to its destination."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SESSION_ID: Final = "x-ms-sessionid"
 TIME_TO_LIVE: Final = "x-ms-timetolive"
 SCHEDULED_ENQUEUE_TIME: Final = "x-ms-scheduledenqueuetimeutc"
 RESERVED: Final = frozenset({PATH, SESSION_ID, TIME_TO_LIVE, SCHEDULED_ENQUEUE_TIME})
-"""The application properties that only the transfer sets."""
+"""The application properties that are reserved for diverted messages."""
 
 _SCHEDULED: Final = frozenset({SCHEDULED_ANNOTATION})
 _LOCK_NAMES: Final = frozenset({LOCK_TOKEN.encode()})
@@ -47,24 +47,24 @@ _SHORT_TEXTS: Final = frozenset({0xA1, 0xA3})
 _LONGEST_TTL_MS: Final = 0xFFFFFFFF
 _LONGEST_MS: Final = (1 << 63) - 1
 _LATEST_MS: Final = 253_402_300_799_999
-"""The end of the year 9999, where the times of Service Bus end."""
+"""The end of the year 9999, the maximum time of Service Bus."""
 
 _MAP32: Final = Struct(">II")
 _MOST_BYTES: Final = sum(len(encode(name)) for name in RESERVED) + 12 + 9 + 9 + 1
-"""How much is added at most beside the path: the names, a section, a long, a timestamp, a null where a text was."""
+"""The maximum size added apart from the path: the names, a section, a long, a timestamp, a null for a text."""
 
 
 class TransferError(ValueError):
-    """Why a message can never be delivered."""
+    """The reason why a message can never be delivered."""
 
     def __init__(self, reason: str, path: str | None = None) -> None:
         super().__init__(reason)
         self.path = path
-        """Its destination, if that is known."""
+        """The destination, if it is known."""
 
 
-class Transfer(NamedTuple):
-    """What a syphon needs to know of a diverted message."""
+class DivertedMessage(NamedTuple):
+    """The fields of a diverted message that a syphon needs."""
 
     path: str
     session_id: str | None = None
@@ -73,7 +73,7 @@ class Transfer(NamedTuple):
 
 
 class _Pair(NamedTuple):
-    """A key of a map and its value, and both as they are written."""
+    """A key of a map and its value, decoded and encoded."""
 
     key: object
     value: bytes
@@ -81,7 +81,7 @@ class _Pair(NamedTuple):
 
 
 def divert(payload: bytes, path: str) -> bytes:
-    """The message for a backlog queue; raises ``TransferError`` for one that has a property of the transfer's."""
+    """Return the message for a backlog queue; raises ``TransferError`` if it has a reserved property."""
     with _reading(path):
         sections = Sections(payload)
         header, properties = sections.header(), sections.properties()
@@ -89,7 +89,7 @@ def divert(payload: bytes, path: str) -> bytes:
         named = _pairs(sections, APPLICATION_PROPERTIES)
         scheduled_ms = _scheduled_ms(noted)
     _refuse_reserved(named, path)
-    transfer = Transfer(path, properties.group_id, _length_ms(header, properties), scheduled_ms)
+    transfer = DivertedMessage(path, properties.group_id, _length_ms(header, properties), scheduled_ms)
     bare = properties._replace(group_id=None)
     if transfer.time_to_live_ms is not None:
         bare = bare._replace(absolute_expiry_time=None)
@@ -104,18 +104,18 @@ def divert(payload: bytes, path: str) -> bytes:
 
 
 def growth_bytes(path: str) -> int:
-    """How much larger a message gets at most when it is diverted, whatever message it is."""
+    """Return the maximum growth in bytes of any message when it is diverted."""
     return _MOST_BYTES + len(encode(path))
 
 
 def header_bytes(payload: bytes) -> int:
-    """How much of a message is not body; raises ``TransferError``."""
+    """Return the number of bytes of a message that are not body; raises ``TransferError``."""
     with _reading(None):
         return len(payload) - sum([end - start for _, start, _, end in Sections(payload).body])
 
 
-def read_transfer(payload: bytes) -> Transfer:
-    """Read where a diverted message goes, and all of it that a service would look at; raises ``TransferError``."""
+def read_transfer(payload: bytes) -> DivertedMessage:
+    """Decode the destination, and every part of a diverted message that a service checks; raises ``TransferError``."""
     try:
         sections = Sections(payload)
         named = sections.application_properties()
@@ -123,21 +123,21 @@ def read_transfer(payload: bytes) -> Transfer:
         raise _unreadable(error, None) from error
     path = named.get(PATH)
     if path is None:
-        raise TransferError(f"the message names no destination: it has no {PATH}")
+        raise TransferError(f"the message has no destination: the application property {PATH} is missing")
     if type(path) is not str or not path:
-        raise TransferError(f"{PATH} is {path!r:.100}, which is no path")
+        raise TransferError(f"{PATH} must be a path, got {path!r:.100}")
     try:
         _check_rest(sections)
     except ProtocolError as error:
         raise _unreadable(error, path) from error
-    return Transfer(path, _session_id(named, path), _time_to_live_ms(named, path), _enqueue_time_ms(named, path))
+    return DivertedMessage(path, _session_id(named, path), _time_to_live_ms(named, path), _enqueue_time_ms(named, path))
 
 
-def restore(payload: bytes, transfer: Transfer, *, time_to_live_ms: int | None = None) -> bytes:
-    """The message as the application sent it, without what the service adds; raises ``TransferError``.
+def restore(payload: bytes, transfer: DivertedMessage, *, time_to_live_ms: int | None = None) -> bytes:
+    """Return the message as the application sent it, without what the service adds; raises ``TransferError``.
 
-    ``payload`` is what the transfer was read from. ``time_to_live_ms`` stands for the time to live that was kept, where
-    it is given.
+    ``payload`` is the diverted message that the transfer was read from. ``time_to_live_ms`` overrides the original
+    time to live, if it is given.
     """
     length_ms = transfer.time_to_live_ms if time_to_live_ms is None else time_to_live_ms
     ttl = None if length_ms is None else min(length_ms, _LONGEST_TTL_MS)
@@ -167,17 +167,17 @@ def _unreadable(error: ProtocolError, path: str | None) -> TransferError:
     return TransferError(f"the message cannot be read: {error.description}", path)
 
 
-# What is set.
+# Reading.
 
 
 def _refuse_reserved(named: Iterable[_Pair], path: str) -> None:
     for pair in named:
         if isinstance(pair.key, str) and pair.key in RESERVED:
-            raise TransferError(f"the application property {pair.key} is set by the transfer alone", path)
+            raise TransferError(f"the application property {pair.key} is reserved for diverted messages", path)
 
 
 def _length_ms(header: Header, properties: Properties) -> int | None:
-    """A time to live: one that is longer than the header can say is told by when the message was made and ends."""
+    """Return the time to live; one beyond the header's range is the difference of creation and expiry time."""
     created_ms, expires_ms = properties.creation_time, properties.absolute_expiry_time
     if header.ttl != _LONGEST_TTL_MS or created_ms is None or expires_ms is None:
         return header.ttl
@@ -185,7 +185,7 @@ def _length_ms(header: Header, properties: Properties) -> int | None:
 
 
 def _scheduled_ms(noted: Iterable[_Pair]) -> int | None:
-    """When a message is to be enqueued; what is no time is left to the service to refuse."""
+    """Return the scheduled enqueue time; an invalid one is left for the service to reject."""
     for pair in noted:
         if isinstance(pair.key, str) and pair.key in _SCHEDULED:
             value = decode(pair.value)
@@ -195,7 +195,7 @@ def _scheduled_ms(noted: Iterable[_Pair]) -> int | None:
 
 
 def _check_rest(sections: Sections) -> None:
-    """Read what a service would stumble over, but for the application properties; raises ``ProtocolError``."""
+    """Decode what a service would check, apart from the application properties; raises ``ProtocolError``."""
     if not is_lock_alone(sections.raw(DELIVERY_ANNOTATIONS)):
         sections.delivery_annotations()
     if not is_stamp_alone(sections.raw(MESSAGE_ANNOTATIONS)):
@@ -209,7 +209,7 @@ def _check_rest(sections: Sections) -> None:
 
 @lru_cache(maxsize=256)
 def _header(section: bytes) -> Header:
-    """A header: most messages have one of a few."""
+    """Return a decoded header; cached, because most messages have one of a few."""
     return Sections(section).header()
 
 
@@ -217,7 +217,7 @@ def _session_id(named: dict[str, Any], path: str) -> str | None:
     value = named.get(SESSION_ID)
     if value is None or type(value) is str:
         return value
-    raise TransferError(f"{SESSION_ID} is {value!r:.100}, which is no text", path)
+    raise TransferError(f"{SESSION_ID} must be a string, got {value!r:.100}", path)
 
 
 def _time_to_live_ms(named: dict[str, Any], path: str) -> int | None:
@@ -226,7 +226,7 @@ def _time_to_live_ms(named: dict[str, Any], path: str) -> int | None:
         return None
     if isinstance(value, int) and not isinstance(value, bool | Timestamp) and value > 0:
         return int(value)
-    raise TransferError(f"{TIME_TO_LIVE} is {value!r:.100}, which is no time to live in milliseconds", path)
+    raise TransferError(f"{TIME_TO_LIVE} must be a time to live in milliseconds, got {value!r:.100}", path)
 
 
 def _enqueue_time_ms(named: dict[str, Any], path: str) -> int | None:
@@ -235,14 +235,14 @@ def _enqueue_time_ms(named: dict[str, Any], path: str) -> int | None:
         return None
     if type(value) is Timestamp:
         return int(value)
-    raise TransferError(f"{SCHEDULED_ENQUEUE_TIME} is {value!r:.100}, which is no timestamp", path)
+    raise TransferError(f"{SCHEDULED_ENQUEUE_TIME} must be a timestamp, got {value!r:.100}", path)
 
 
-# What is written.
+# Writing.
 
 
-def _kept(transfer: Transfer) -> list[bytes]:
-    """The application properties that keep what is cleared, each as its key and value."""
+def _kept(transfer: DivertedMessage) -> list[bytes]:
+    """Return the application properties that keep the cleared values, each as its key and value."""
     pairs = [encode(PATH) + encode(transfer.path)]
     if transfer.session_id is not None:
         pairs.append(encode(SESSION_ID) + encode(transfer.session_id))
@@ -266,7 +266,7 @@ def _restored_delivery_annotations(sections: Sections) -> bytes:
 
 
 def _restored_annotations(sections: Sections, scheduled_ms: int | None) -> bytes:
-    """A time in the message itself is the one that it was enqueued in the backlog at, so it goes as well."""
+    """Drop the enqueue time in the message: it is the one of the backlog."""
     pairs: list[bytes] = []
     if not is_stamp_alone(sections.raw(MESSAGE_ANNOTATIONS)):
         pairs = _left(sections, MESSAGE_ANNOTATIONS, _STAMPED_NAMES)
@@ -276,7 +276,7 @@ def _restored_annotations(sections: Sections, scheduled_ms: int | None) -> bytes
 
 
 def _restored_properties(sections: Sections, session_id: str | None, length_ms: int | None) -> bytes:
-    """A time to live says when the message ends, if it is known when it was made, as in one that was sent directly."""
+    """Set the expiry time from the time to live if the creation time is known, as in a message sent directly."""
     section = sections.raw(PROPERTIES)
     if session_id is None and length_ms is None:
         return section
@@ -291,19 +291,19 @@ def _restored_properties(sections: Sections, session_id: str | None, length_ms: 
 
 
 def _joined(sections: Sections, *head: bytes) -> bytes:
-    """A message: the sections before the body, then the body and the footer as they are."""
+    """Join a message: the sections before the body, then the body and the footer unchanged."""
     body = [sections.payload[start:end] for _, start, _, end in sections.body]
     return b"".join([*head, *body, sections.raw(FOOTER)])
 
 
 def _fields_section(section: bytes, before: Header | Properties, fields: Header | Properties) -> bytes:
-    """A section that is a list of fields: as it is, if they are; none where all are what they are without it."""
+    """Encode a section of fields: the original bytes if they are unchanged, nothing if all fields are defaults."""
     if fields == before:
         return section
     return b"" if fields in (NO_HEADER, NO_PROPERTIES) else encode(fields)
 
 
-# Maps are taken apart and put together as bytes: what is not looked at stays as it is written, with its type.
+# Maps are split and joined as bytes: entries that are not read keep their encoding and type.
 
 
 def _pairs(sections: Sections, code: int) -> list[_Pair]:
@@ -324,7 +324,7 @@ def _pairs(sections: Sections, code: int) -> list[_Pair]:
 
 
 def _left(sections: Sections, code: int, names: frozenset[bytes]) -> list[bytes]:
-    """The pairs of a map without those of some names, each as it is written."""
+    """Return the pairs of a map without some names, each in its original encoding."""
     span = sections.spans.get(code)
     if span is None:
         return []
@@ -344,7 +344,7 @@ def _left(sections: Sections, code: int, names: frozenset[bytes]) -> list[bytes]
 
 
 def _name(payload: bytes, position: int) -> tuple[bytes, int]:
-    """The text of a key, and where its value stands; no text for a key that is none."""
+    """Return the text of a key, or ``None`` if it is not text, and the position of its value."""
     if payload[position] in _SHORT_TEXTS and position + 1 < len(payload):
         value = position + 2 + payload[position + 1]
         return payload[position + 2 : value], value
@@ -353,12 +353,12 @@ def _name(payload: bytes, position: int) -> tuple[bytes, int]:
 
 
 def _map_start(payload: bytes, position: int) -> tuple[int, int]:
-    """How many keys and values the map at ``position`` has, and where the first of them stands."""
+    """Return the number of keys and values of the map at ``position``, and the position of the first of them."""
     if payload[position] == 0xC1:
         return int.from_bytes(payload[position + 2 : position + 3]), position + 3
     if payload[position] == 0xD1:
         return int.from_bytes(payload[position + 5 : position + 9]), position + 9
-    raise DecodeError(f"0x{payload[position]:02x} where a map should stand")
+    raise DecodeError(f"0x{payload[position]:02x} where a map is expected")
 
 
 def _without(pairs: Iterable[_Pair], names: frozenset[str]) -> list[bytes]:
@@ -366,10 +366,10 @@ def _without(pairs: Iterable[_Pair], names: frozenset[str]) -> list[bytes]:
 
 
 def _map_section(code: int, pairs: list[bytes]) -> bytes:
-    """A section that is a map, in its shortest encoding; none for a map of nothing."""
+    """Encode a section that is a map, in its shortest form; empty for an empty map."""
     if not pairs:
         return b""
     body, count = b"".join(pairs), 2 * len(pairs)
-    if len(body) < 255:  # so many bytes hold no more keys and values than a count of eight bits can say
+    if len(body) < 255:  # so few bytes hold no more items than a count of eight bits allows
         return bytes((0x00, 0x53, code, 0xC1, len(body) + 1, count)) + body
     return bytes((0x00, 0x53, code, 0xD1)) + _MAP32.pack(len(body) + 4, count) + body

@@ -1,1 +1,1 @@
-"""Pipelines on Spark that have a main."""
+"""Spark pipelines that are run as commands."""

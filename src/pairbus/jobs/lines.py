@@ -1,4 +1,4 @@
-"""What a job says while it runs, one line for each thing that happens."""
+"""The output of a job while it runs, one line for each event."""
 
 from __future__ import annotations
 
@@ -12,6 +12,22 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Final, Protocol, TextIO, TypeAlias
 
+DONE: Final = 0
+"""The job is complete, or was stopped by a signal."""
+FAILED: Final = 1
+USAGE: Final = 2
+WAITING: Final = 3
+"""Work is left: messages are still waiting."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandResult:
+    """The exit code of a command, and the reason if it is not 0."""
+
+    code: int
+    reason: str | None = None
+
+
 Fact: TypeAlias = str | int | float | None
 
 _PLAIN: Final = re.compile(r"[^\s\"=]+")
@@ -19,14 +35,14 @@ _PLAIN: Final = re.compile(r"[^\s\"=]+")
 _LEVELS: Final = {
     "pairbus": logging.WARNING,
     "pairbus.pairing": logging.INFO,
-    "py4j": logging.CRITICAL,  # what it has to say comes as an error, too
+    "py4j": logging.CRITICAL,  # its errors are also raised as exceptions
 }
-"""What is worth a line, of what is logged."""
+"""Minimum log levels of the loggers that are reported."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
-    """Something that has happened: for a person, and for a program."""
+class ReportLine:
+    """An event, as text for people and as facts for programs."""
 
     event: str
     text: str
@@ -34,7 +50,7 @@ class Line:
     is_warning: bool = False
 
     def as_pairs(self, at: datetime) -> str:
-        """As ``key=value``, with quotes where they are needed."""
+        """Return the event as ``key=value`` pairs, with quotes where needed."""
         return " ".join(f"{name}={_quoted(value)}" for name, value in self._record(at).items())
 
     def as_json(self, at: datetime) -> str:
@@ -51,51 +67,51 @@ def _quoted(value: Fact) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """How far it has come."""
+    """The progress of a syphon."""
 
     brought_home: int
     dead_lettered: int
     depth: int | None
-    """How many messages lie in the backlog; ``None`` if nobody may know."""
+    """Number of messages in the backlog; ``None`` if the key may not read it."""
 
 
-class Teller(Protocol):
-    """Takes what there is to say."""
+class ProgressReporter(Protocol):
+    """The destination of a job's output."""
 
-    def tell(self, line: Line) -> None: ...
+    def tell(self, line: ReportLine) -> None: ...
 
     def show(self, progress: Progress) -> None:
-        """For those who look at it all the time."""
+        """Show the progress, on a terminal that is updated in place."""
 
     def rest(self) -> None:
-        """Show nothing any more, and leave the terminal as it was. There may be lines to tell all the same."""
+        """Stop updating the progress, and restore the terminal. Lines may still follow."""
 
 
-class LineTeller:
-    """Writes lines for programs, and for people who read logs."""
+class LineReporter:
+    """Writes lines for programs and log files."""
 
     def __init__(self, *, as_json: bool, file: TextIO | None = None) -> None:
         self._as_json = as_json
         self._file = file
 
-    def tell(self, line: Line) -> None:
+    def tell(self, line: ReportLine) -> None:
         now = datetime.now(UTC)
         text = line.as_json(now) if self._as_json else line.as_pairs(now)
         print(text, file=self._file or sys.stdout, flush=True)
 
     def show(self, progress: Progress) -> None:
-        """Its lines say it."""
+        """Do nothing: the lines contain the same information."""
 
     def rest(self) -> None:
-        """It shows nothing anyway."""
+        """Do nothing: no progress is displayed."""
 
 
 class _LogHandler(logging.Handler):
-    """Makes lines of what is logged."""
+    """Converts log records to lines."""
 
-    def __init__(self, teller: Teller) -> None:
+    def __init__(self, reporter: ProgressReporter) -> None:
         super().__init__()
-        self._teller = teller
+        self._reporter = reporter
 
     def emit(self, record: logging.LogRecord) -> None:
         text = " ".join(record.getMessage().split())
@@ -103,21 +119,39 @@ class _LogHandler(logging.Handler):
         error = record.exc_info[1] if record.exc_info else None
         if error is not None:
             facts["error"] = f"{type(error).__name__}: {error}"
-        self._teller.tell(Line(event="log", text=text, facts=facts, is_warning=record.levelno >= logging.WARNING))
+        line = ReportLine(event="log", text=text, facts=facts, is_warning=record.levelno >= logging.WARNING)
+        self._reporter.tell(line)
 
 
 @contextmanager
-def told_logs(teller: Teller) -> Iterator[None]:
-    """Have what is logged told, as far as it says how the job is doing."""
-    handler = _LogHandler(teller)
-    ours = logging.getLogger("pairbus")
+def told_logs(reporter: ProgressReporter) -> Iterator[None]:
+    """Report log records about the state of the job as lines."""
+    handler = _LogHandler(reporter)
+    root = logging.getLogger("pairbus")
     before = {name: logging.getLogger(name).level for name in _LEVELS}
     for name, level in _LEVELS.items():
         logging.getLogger(name).setLevel(level)
-    ours.addHandler(handler)
+    root.addHandler(handler)
     try:
         yield
     finally:
-        ours.removeHandler(handler)
+        root.removeHandler(handler)
         for name, level in before.items():
             logging.getLogger(name).setLevel(level)
+
+
+_OURS: Final = re.compile(r"^\s*(?:[\w.]*: )?pairbus\.[\w.]*Error: (.+)$", re.MULTILINE)
+"""The last line of a Python traceback that ends with a pairbus error."""
+
+_LONGEST: Final = 500
+
+
+def reason_of(error: BaseException) -> str:
+    """Return the text of the last pairbus error in an exception's text, or else its first line."""
+    try:
+        text = str(error).strip()
+    except Exception:  # noqa: BLE001 (some errors ask Java for their text, which may have exited)
+        return type(error).__name__
+    ours = _OURS.findall(text)
+    reason = ours[-1] if ours else text.partition("\n")[0]
+    return " ".join(reason.split())[:_LONGEST] or type(error).__name__

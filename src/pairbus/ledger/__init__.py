@@ -1,20 +1,31 @@
-"""What a namespace has done, for those who pay and those who want to know: a book in Parquet files."""
+"""The ledger of a namespace: its billable operations and message lifecycle events, in Parquet files."""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 from pairbus.ledger.columns import COLUMNS, LIVES, OPERATIONS, PARTITIONS, VERSION, VERSION_KEY
 from pairbus.ledger.errors import (
     LedgerDirectoryError,
     LedgerError,
     LedgerSettingsError,
+    LedgerSystemError,
     PyArrowMissingError,
-    UnsupportedSystemError,
+)
+from pairbus.ledger.events import (
+    SUCCEEDED,
+    UNIT_BYTES,
+    LedgerEvent,
+    LifecycleEvent,
+    OperationCounts,
+    OperationKey,
+    OperationKind,
+    Stage,
+    units_of,
 )
 from pairbus.ledger.ledger import Ledger, read_open
-from pairbus.ledger.life import Event, Life
-from pairbus.ledger.operation import SUCCEEDED, UNIT_BYTES, Kind, Sort, Stage, Tally, units_of
-from pairbus.ledger.settings import LedgerSettings
-from pairbus.ledger.status import LedgerStatus
+from pairbus.ledger.settings import LedgerSettings, LedgerStatus
+from pairbus.renamed import renamed
 
 __all__ = [
     "COLUMNS",
@@ -25,20 +36,33 @@ __all__ = [
     "UNIT_BYTES",
     "VERSION",
     "VERSION_KEY",
-    "Event",
-    "Kind",
     "Ledger",
     "LedgerDirectoryError",
     "LedgerError",
+    "LedgerEvent",
     "LedgerSettings",
     "LedgerSettingsError",
     "LedgerStatus",
-    "Life",
+    "LedgerSystemError",
+    "LifecycleEvent",
+    "OperationCounts",
+    "OperationKey",
+    "OperationKind",
     "PyArrowMissingError",
-    "Sort",
     "Stage",
-    "Tally",
-    "UnsupportedSystemError",
     "read_open",
     "units_of",
 ]
+
+if not TYPE_CHECKING:  # type checkers see the new names alone
+    __getattr__ = renamed(
+        __name__,
+        {
+            "Event": "LedgerEvent",
+            "Kind": "OperationKind",
+            "Life": "LifecycleEvent",
+            "Sort": "OperationKey",
+            "Tally": "OperationCounts",
+            "UnsupportedSystemError": "LedgerSystemError",
+        },
+    )

@@ -1,4 +1,4 @@
-"""The columns of the ledger, for those who write it and those who read it."""
+"""Tables and columns of a ledger; importable without pyarrow."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 VERSION: Final = 1
-"""Of the columns; it stands in every file, under the name below."""
+"""Version of the columns, stored in the metadata of every file under the key below."""
 
 VERSION_KEY: Final = "pairbus.ledger.version"
 
@@ -49,7 +49,9 @@ COLUMNS: Final[Mapping[str, Mapping[str, str]]] = {
         "size": NUMBER,
     },
 }
-"""Times are UTC with milliseconds, numbers have 64 bits. A row of operations is what was done of one sort within a
+"""Times are UTC in milliseconds, numbers have 64 bits. A row of operations counts the operations of one key within a
 second; a row of lives is one event. Only ``session_id`` and ``destination`` may be null."""
 
 PARTITIONS: Final = ("day", "hour")
+
+HOUR_MS: Final = 3_600_000

@@ -1,12 +1,12 @@
-"""Why a ledger cannot be opened, one class a kind; once it is open it raises nothing.
+"""Errors of opening or reading a ledger. An open ledger raises nothing.
 
 ::
 
     LedgerError
-    ├── LedgerDirectoryError      its directory cannot be made, or not be written
-    ├── PyArrowMissingError       what writes and reads Parquet files is not installed
-    ├── LedgerSettingsError       a setting that makes no sense
-    └── UnsupportedSystemError    an operating system on which files cannot be locked yet
+    ├── LedgerDirectoryError      the directory cannot be created or is not writable
+    ├── PyArrowMissingError       pyarrow, which reads and writes Parquet files, is not installed
+    ├── LedgerSettingsError       a setting is out of range
+    └── LedgerSystemError         the operating system does not support file locks as used here
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ class LedgerError(Exception):
 
 
 class LedgerDirectoryError(LedgerError):
-    """The directory of a ledger cannot be made, or nothing can be written there."""
+    """The directory of a ledger cannot be created, or is not writable."""
 
     def __init__(self, path: Path, reason: str) -> None:
         super().__init__(
-            f"a ledger cannot be written in {path}: {reason}. Name a directory that this process may write to"
+            f"the ledger in {path} cannot be written: {reason}. Name a directory that this process may write to"
         )
         self.path = path
         self.reason = reason
 
 
 class PyArrowMissingError(LedgerError):
-    """What writes and reads Parquet files is not installed."""
+    """pyarrow, which reads and writes Parquet files, is not installed."""
 
     def __init__(self) -> None:
-        super().__init__("a ledger needs pyarrow, which is not installed: pip install 'pairbus[ledger]'")
+        super().__init__("a ledger requires pyarrow, which is not installed. Run: pip install 'pairbus[ledger]'")
 
 
 class LedgerSettingsError(LedgerError, ValueError):
-    """A setting that makes no sense; says which."""
+    """A setting is out of range; the message names it."""
 
 
-class UnsupportedSystemError(LedgerError):
-    """An operating system on which the files of a ledger cannot be locked yet."""
+class LedgerSystemError(LedgerError):
+    """The operating system does not support file locks as the ledger uses them."""
 
     def __init__(self, system: str) -> None:
-        super().__init__(f"a ledger needs a POSIX system, and this is {system}")
+        super().__init__(f"a ledger requires a POSIX system, got {system}. Start the namespace without a ledger")

@@ -1,64 +1,59 @@
-"""A file that grows chunk by chunk until it becomes a Parquet file."""
+"""Append-only journals of row batches, each of which is later converted to a Parquet file."""
 
 from __future__ import annotations
 
+import logging
 import os
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
 from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO, Final, NamedTuple, Self
 
 import pyarrow as pa
 
-from pairbus.durable import make_directory, sync_content, sync_directory, try_lock
-from pairbus.ledger.chunk import head_of, read_chunks
+from pairbus.durable import make_directory, sync_directory, try_lock
 from pairbus.ledger.columns import VERSION, VERSION_KEY
-from pairbus.ledger.page import Page
-from pairbus.ledger.schema import SCHEMAS
-from pairbus.ledger.stem import Stem
+from pairbus.ledger.schema import SCHEMAS, LedgerFileName, RowBatch
+from pairbus.store.segment_log import Segment, read_frames
 
 OPEN: Final = "open"
-"""The directory of journals, beside those of the tables."""
+"""The directory of journals, next to those of the tables."""
 
 SUFFIX: Final = ".journal"
 UNLOCKED_SUFFIX: Final = ".new"
-"""Of a journal that has just been made, and is not locked yet."""
+"""Suffix of a journal that was just created and is not locked yet."""
 
 
 class NewerJournalError(Exception):
-    """A journal was written by a later pairbus."""
+    """A journal was written by a newer version of pairbus."""
 
 
-class Content(NamedTuple):
-    """What a journal holds."""
+class JournalContent(NamedTuple):
+    """The readable content of a journal."""
 
     tables: list[Any]
     trusted_bytes: int
-    """How far it can be trusted."""
+    """Length of the part with valid frames."""
 
 
-class Journal:
-    """One that this process has for itself: it is locked, so that nobody takes it for one that was left behind."""
+class LedgerJournal:
+    """A journal locked by this process, so that no other process treats it as left behind."""
 
-    def __init__(self, path: Path, stem: Stem, descriptor: int, opened_ms: int) -> None:
-        self.path = path
-        self.stem = stem
+    def __init__(self, file_name: LedgerFileName, segment: Segment, opened_ms: int) -> None:
+        self.file_name = file_name
         self.opened_ms = opened_ms
-        self.size = os.fstat(descriptor).st_size
-        self._descriptor = descriptor
-        self._is_ragged = False
-        """Whether there may be something behind the last chunk that is known to be on disk."""
+        self._segment = segment
 
     @classmethod
-    def create(cls, directory: Path, stem: Stem, now_ms: int) -> Self:
-        """Begin one in the directory of a ledger. It has its name, by which others find it, when it is locked."""
+    def create(cls, directory: Path, file_name: LedgerFileName, now_ms: int) -> Self:
+        """Create a journal in the directory of a ledger. It gets the name by which others find it once it is locked."""
         place = directory / OPEN
         make_directory(place)
-        path, unlocked = place / (stem.name + SUFFIX), place / (stem.name + UNLOCKED_SUFFIX)
+        path, unlocked = place / (file_name.name + SUFFIX), place / (file_name.name + UNLOCKED_SUFFIX)
         descriptor = os.open(unlocked, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:
             if not try_lock(descriptor):
-                raise BlockingIOError(f"somebody else has {unlocked}, and removes it")  # noqa: TRY301
+                raise BlockingIOError(f"{unlocked} is locked by another process, which deletes it")  # noqa: TRY301
             unlocked.rename(path)
             sync_directory(place)
         except BaseException:
@@ -66,13 +61,13 @@ class Journal:
             for each in (unlocked, path):
                 each.unlink(missing_ok=True)
             raise
-        return cls(path, stem, descriptor, now_ms)
+        return cls(file_name, Segment(path, descriptor), now_ms)
 
     @classmethod
     def sweep(cls, directory: Path) -> None:
-        """Remove what a process has left that was killed before its journal had a name."""
+        """Delete the files of processes that were killed before their journal was locked."""
         for path in (directory / OPEN).glob("*" + UNLOCKED_SUFFIX):
-            descriptor = _opened(path)
+            descriptor = _open_if_exists(path)
             if descriptor is not None:
                 if try_lock(descriptor):
                     path.unlink(missing_ok=True)
@@ -80,88 +75,68 @@ class Journal:
 
     @classmethod
     def adopt(cls, path: Path) -> Self | None:
-        """Take one that a process has left behind; nothing if somebody has it, or it is none, or gone."""
-        stem = Stem.parse(path.stem)
-        descriptor = None if stem is None else _opened(path)
-        if stem is None or descriptor is None:
+        """Lock and return a journal left behind by a process; ``None`` if it is locked, not a journal, or deleted."""
+        file_name = LedgerFileName.parse(path.stem)
+        descriptor = None if file_name is None else _open_if_exists(path)
+        if file_name is None or descriptor is None:
             return None
-        if try_lock(descriptor) and os.fstat(descriptor).st_nlink:  # else somebody was faster, and is done with it
-            return cls(path, stem, descriptor, 0)
+        if try_lock(descriptor) and os.fstat(descriptor).st_nlink:  # 0 if another process has converted it meanwhile
+            return cls(file_name, Segment(path, descriptor), 0)
         os.close(descriptor)
         return None
 
     @property
-    def has_its_name(self) -> bool:
-        """Whether it is still where it was made; somebody may have removed the directory, or moved it."""
-        try:
-            return self.path.stat().st_ino == os.fstat(self._descriptor).st_ino
-        except FileNotFoundError:
-            return False
+    def path(self) -> Path:
+        return self._segment.path
 
-    def append(self, page: Page) -> None:
-        """Put a page on disk, or raise ``OSError``: then it is as it was, or will be before anything else is done."""
-        self.trim()
-        content = page.content()
-        end = self.size
-        self._is_ragged = True
-        try:
-            for part in (memoryview(head_of(content)), content):
-                end = self._write(part, end)
-            sync_content(self._descriptor)
-        except OSError:
-            with suppress(OSError):
-                self.trim()
-            raise
-        self._is_ragged = False
-        self.size = end
+    @property
+    def size(self) -> int:
+        return self._segment.size
+
+    @property
+    def is_at_its_path(self) -> bool:
+        return self._segment.is_at_its_path
+
+    def append(self, batch: RowBatch) -> None:
+        """Append a batch durably. On failure raise ``OSError``; the partial frame is cut off before the next write."""
+        self._segment.append([batch.content()])
 
     def trim(self) -> None:
-        """Cut off what an append has left that failed: else its rows could be there twice in the end."""
-        if self._is_ragged:
-            os.ftruncate(self._descriptor, self.size)
-            sync_content(self._descriptor)
-            self._is_ragged = False
+        """Truncate what a failed append has left behind: otherwise its rows could end up in the journal twice."""
+        self._segment.trim()
 
-    def read(self) -> Content:
-        with os.fdopen(os.dup(self._descriptor), "rb") as file:
-            file.seek(0)
-            return _read(file, self.stem.table)
+    def read(self) -> JournalContent:
+        with self._segment.open() as file:
+            return _read(file, self.file_name.table)
 
     def remove(self) -> None:
-        """Its rows are elsewhere."""
-        self.path.unlink(missing_ok=True)
-        self.let_go()
+        """Delete the journal; its rows are in a Parquet file."""
+        self._segment.delete()
 
-    def let_go(self) -> None:
-        """Leave it to whoever comes next."""
-        os.close(self._descriptor)
-
-    def _write(self, part: memoryview, end: int) -> int:
-        while part:
-            written = os.pwrite(self._descriptor, part, end)
-            part, end = part[written:], end + written
-        return end
+    def release(self) -> None:
+        """Unlock the journal, so that the next process can adopt it."""
+        self._segment.close()
 
 
-def _opened(path: Path) -> int | None:
+def _open_if_exists(path: Path) -> int | None:
     try:
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         return None
 
 
-def read_journal(path: Path, stem: Stem) -> Content:
-    """What is in a journal that may be somebody else's, and may grow meanwhile. Raises ``OSError``."""
-    return _read(BytesIO(path.read_bytes()), stem.table)
+def read_journal(path: Path, file_name: LedgerFileName) -> JournalContent:
+    """Read a journal that another process may own and extend meanwhile. Raise ``OSError``."""
+    return _read(BytesIO(path.read_bytes()), file_name.table)
 
 
-def _read(file: BinaryIO, table: str) -> Content:
-    """Raises ``NewerJournalError``; what cannot be read for other reasons is not trusted."""
+def _read(file: BinaryIO, table: str) -> JournalContent:
+    """Read the valid frames. Raise ``NewerJournalError``; reading stops at a frame with any other error."""
     tables: list[Any] = []
     trusted_bytes = 0
-    for chunk in read_chunks(file):
+    for frame in read_frames(file):
         try:
-            found = pa.ipc.open_stream(chunk).read_all()
+            found = pa.ipc.open_stream(frame).read_all()
         except (pa.ArrowException, OSError):
             break
         _expect_known(found.schema)
@@ -169,10 +144,42 @@ def _read(file: BinaryIO, table: str) -> Content:
             break
         tables.append(found)
         trusted_bytes = file.tell()
-    return Content(tables, trusted_bytes)
+    return JournalContent(tables, trusted_bytes)
 
 
 def _expect_known(schema: Any) -> None:
     version = (schema.metadata or {}).get(VERSION_KEY.encode(), b"")
     if version.isdigit() and int(version) > VERSION:
-        raise NewerJournalError(f"it has version {int(version)} of the columns, and this pairbus knows {VERSION}")
+        raise NewerJournalError(f"column version {int(version)} is newer than the supported version {VERSION}")
+
+
+_log = logging.getLogger(__name__)
+
+
+def read_open_journals(directory: Path, table: str) -> Mapping[str, Any]:
+    """Return the complete frames of the open journals by file name, without empty journals. Raise ``OSError``."""
+    found: dict[str, Any] = {}
+    for path, file_name in open_journals(directory, table):
+        tables = tables_of(path, file_name)
+        if tables:
+            found[file_name.name] = pa.concat_tables(tables)
+    return found
+
+
+def open_journals(directory: Path, table: str) -> Iterator[tuple[Path, LedgerFileName]]:
+    """Yield the paths and names of the open journals of a table."""
+    for path in sorted((directory / OPEN).glob("*" + SUFFIX)):
+        file_name = LedgerFileName.parse(path.stem)
+        if file_name is not None and file_name.table == table:
+            yield path, file_name
+
+
+def tables_of(path: Path, file_name: LedgerFileName) -> list[Any]:
+    """Return the complete frames of a journal. Raise ``OSError``."""
+    try:
+        return read_journal(path, file_name).tables
+    except FileNotFoundError:  # it has just become a Parquet file
+        return []
+    except NewerJournalError as error:
+        _log.warning('journal skipped path=%s reason="%s"', path, error)
+        return []

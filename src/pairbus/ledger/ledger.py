@@ -1,4 +1,4 @@
-"""The ledger of a namespace: whoever has something for it hands it over, and goes on."""
+"""The ledger of a namespace, which writes in the background: callers hand over rows and never wait for the disk."""
 
 from __future__ import annotations
 
@@ -12,20 +12,18 @@ from threading import Event as Flag
 from threading import Thread
 from typing import TYPE_CHECKING, Any, Final
 
-from pairbus.ledger.errors import LedgerDirectoryError, PyArrowMissingError, UnsupportedSystemError
-from pairbus.ledger.life import Life
-from pairbus.ledger.operation import Sort, Tally
-from pairbus.ledger.settings import LedgerSettings
-from pairbus.ledger.status import LedgerStatus
-from pairbus.ledger.waiting import Second, Waiting
+from pairbus.ledger.errors import LedgerDirectoryError, LedgerSystemError, PyArrowMissingError
+from pairbus.ledger.events import LifecycleEvent, OperationCounts, OperationKey, operation_rows
+from pairbus.ledger.settings import LedgerSettings, LedgerStatus
+from pairbus.ledger.write_queue import WriteQueue
 
 if TYPE_CHECKING:
-    from pairbus.ledger.book import Book
-    from pairbus.ledger.writer import Writer
+    from pairbus.ledger.files import LedgerFiles
+    from pairbus.ledger.writer import LedgerWriter
 
 _PAUSE_S: Final = 0.0005
-_PASSING: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
-"""What is over when somebody has made room; it does not keep a namespace from being opened."""
+_TEMPORARY: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+"""Errors that pass once disk space is freed; they do not prevent a namespace from opening."""
 
 _DEFAULTS: Final = LedgerSettings()
 
@@ -35,18 +33,29 @@ def _wall_ms() -> int:
 
 
 class Ledger:
-    """One that is open. Nothing that it is asked to write raises, or waits for the disk."""
+    """An open ledger. Its write methods neither raise nor wait for the disk."""
 
     def __init__(
-        self, book: Book, writer: Writer, waiting: Waiting, settings: LedgerSettings, clock: Callable[[], int]
+        self,
+        files: LedgerFiles,
+        writer: LedgerWriter,
+        queue: WriteQueue,
+        settings: LedgerSettings,
+        clock: Callable[[], int],
     ) -> None:
-        """``open`` makes one."""
-        self._book = book
+        """Use ``open`` to create an instance."""
+        self._files = files
         self._writer = writer
-        self._waiting = waiting
+        self._queue = queue
         self._settings = settings
         self._clock = clock
         self._closing = Flag()
+        self._turn_s: float | None = None
+        """Start of the running turn, by ``time.monotonic``."""
+
+        self._start_thread()
+
+    def _start_thread(self) -> None:
         self._thread = Thread(target=self._run, name="pairbus-ledger", daemon=True)
         self._thread.start()
 
@@ -59,43 +68,42 @@ class Ledger:
         *,
         clock: Callable[[], int] = _wall_ms,
     ) -> Ledger:
-        """Open the ledger in a directory, which is made if it is not there, and save what a killed process has left.
+        """Open the ledger in a directory, creating it if needed, and recover the journals of killed processes.
 
-        Several processes can have one directory; each writes files of its own. ``clock`` gives milliseconds in UTC.
-        Raises ``LedgerDirectoryError``, ``PyArrowMissingError`` or ``UnsupportedSystemError``.
+        Several processes can share a directory; each writes separate files. ``clock`` returns milliseconds in UTC.
+        Raise ``LedgerDirectoryError``, ``PyArrowMissingError`` or ``LedgerSystemError``.
         """
         if sys.platform == "win32":
-            raise UnsupportedSystemError(sys.platform)
+            raise LedgerSystemError(sys.platform)
         _expect_pyarrow()
-        from pairbus.ledger.book import Book  # noqa: PLC0415 (it needs pyarrow, which is not everywhere)
-        from pairbus.ledger.page import well_formed  # noqa: PLC0415
-        from pairbus.ledger.writer import Writer  # noqa: PLC0415
+        from pairbus.ledger.files import LedgerFiles  # noqa: PLC0415 (requires pyarrow, an optional dependency)
+        from pairbus.ledger.schema import well_formed  # noqa: PLC0415
+        from pairbus.ledger.writer import LedgerWriter  # noqa: PLC0415
 
-        book = Book(directory, settings)
-        for step in (book.prepare, book.expect_writable, book.adopt):
+        files = LedgerFiles(directory, settings)
+        for step in (files.prepare, files.expect_writable, files.adopt):
             try:
                 step()
             except OSError as error:
-                if error.errno not in _PASSING:
+                if error.errno not in _TEMPORARY:
                     raise LedgerDirectoryError(directory, error.strerror or str(error)) from error
-        waiting = Waiting(settings.most_waiting, settings.most_operations)
-        writer = Writer(book, waiting, well_formed(namespace), lambda: time.sleep(_PAUSE_S))
+        queue = WriteQueue(settings.most_waiting, settings.most_operations)
+        writer = LedgerWriter(files, queue, well_formed(namespace), lambda: time.sleep(_PAUSE_S))
         writer.turn(clock())
-        return cls(book, writer, waiting, settings, clock)
+        return cls(files, writer, queue, settings, clock)
 
-    def write_operations(self, second_ms: int, rows: Sequence[tuple[Sort, Tally]], connections: int) -> None:
-        """Hand over what was done within a second, and the most connections there were, if that is to be recorded.
+    def write_operations(
+        self, second_ms: int, rows: Sequence[tuple[OperationKey, OperationCounts]], connections: int
+    ) -> None:
+        """Hand over the operations of one second, and the maximum number of connections if that is to be recorded."""
+        self._queue.add_operations(operation_rows(second_ms, rows, connections))
 
-        The rows are the ledger's from now on: whoever has made them counts in others.
+    def write_lives(self, lives: Sequence[LifecycleEvent]) -> int:
+        """Hand over events; the ledger owns the sequence from now on.
+
+        Return the number of the hand-over: it is on disk once ``hand_overs_written`` has reached that number.
         """
-        self._waiting.add_operations(Second(second_ms, rows, connections))
-
-    def write_lives(self, lives: Sequence[Life]) -> int:
-        """Hand over what has happened to messages; the sequence is the ledger's from now on.
-
-        Returns the number of the hand-over: when ``hand_overs_written`` has reached it, it is on disk.
-        """
-        return self._waiting.add_lives(lives)
+        return self._queue.add_lives(lives)
 
     @property
     def hand_overs_written(self) -> int:
@@ -103,54 +111,87 @@ class Ledger:
 
     @property
     def lives_room(self) -> int:
-        """How many more events it takes that can as well wait elsewhere; the rest of its memory is for the others."""
-        return max(0, (self._settings.most_waiting + 1) // 2 - self._waiting.lives)
+        """Room for events whose caller can keep them elsewhere; the other half is reserved for all other events."""
+        return max(0, (self._settings.most_waiting + 1) // 2 - self._queue.lives)
 
-    def ordinals_from(self, first: Life) -> AbstractSet[int]:
-        """Which events of this namespace are on disk, from one on, as far as that can be read."""
-        from pairbus.ledger.recorded import recorded_ordinals  # noqa: PLC0415 (it needs pyarrow)
+    def ordinals_from(self, first: LifecycleEvent) -> AbstractSet[int]:
+        """Return the ordinals of this namespace's readable, durable events, starting at ``first``."""
+        from pairbus.ledger.files import recorded_ordinals  # noqa: PLC0415 (requires pyarrow)
 
-        return recorded_ordinals(self._book.directory, self._writer.namespace, first)
+        return recorded_ordinals(self._files.directory, self._writer.namespace, first)
 
     @property
     def status(self) -> LedgerStatus:
         return LedgerStatus(
             operations_written=self._writer.operations_written,
             lives_written=self._writer.lives_written,
-            lives_waiting=self._waiting.lives,
-            lives_missed=self._waiting.lives_missed,
-            files_closed=self._book.files_closed,
+            lives_waiting=self._queue.lives,
+            lives_missed=self._queue.lives_missed,
+            files_closed=self._files.files_closed,
             error=self._writer.error,
         )
 
     def close(self) -> None:
-        """Write the rest, make Parquet files of the journals, and wait until that is done. To close twice is fine."""
-        self._closing.set()
+        """Write the remaining rows, convert all journals to Parquet, and wait for that. Idempotent."""
+        self.begin_close()
         self._thread.join()
+
+    def begin_close(self) -> None:
+        """Start to close without waiting; ``is_closed`` is True once it is done."""
+        self._closing.set()
+
+    def leave_journals(self) -> None:
+        """Convert no more journals to Parquet: the next process that opens the ledger does."""
+        self._files.leaves_journals = True
+
+    @property
+    def is_closed(self) -> bool:
+        return not self._thread.is_alive()
+
+    # Supervision of the thread.
+
+    @property
+    def has_lost_thread(self) -> bool:
+        """Return whether the thread has ended without being closed."""
+        return not self._thread.is_alive() and not self._closing.is_set()
+
+    @property
+    def turn_s(self) -> float:
+        """Return for how long the thread has been writing; 0 while it waits for rows."""
+        began_s = self._turn_s
+        return 0.0 if began_s is None else time.monotonic() - began_s
+
+    def restart(self) -> None:
+        """Start another thread, if it has ended: it goes on with the queued rows."""
+        if self.has_lost_thread:
+            self._turn_s = None
+            self._start_thread()
 
     def _run(self) -> None:
         settings = self._settings
         while not self._closing.wait(settings.flush_s if self._writer.error is None else settings.retry_s):
+            self._turn_s = time.monotonic()
             self._writer.turn(self._clock())
+            self._turn_s = None
         self._writer.finish(self._clock())
 
 
 def read_open(directory: Path, table: str) -> Mapping[str, Any]:
-    """What is in the journals of a table that are no Parquet files yet, as ``pyarrow.Table`` by the stem of their name.
+    """Return the rows of the open journals of a table, as ``pyarrow.Table`` by the stem of the file name.
 
-    That is the last minutes of a ledger that is being written. A journal may become a Parquet file at any time. Whoever
-    wants each row once reads the journals first, lists the Parquet files then, and where both have the same stem leaves
-    one of them out: the journal, since rows may have come after it was read, and others after these.
-    Raises ``PyArrowMissingError`` and ``OSError``; what a later version has written is left out.
+    These are the last minutes of a ledger that is being written. A journal may become a Parquet file at any time. To
+    read each row once, read the journals first, then list the Parquet files, and where both have the same stem leave
+    out the journal: rows may have been appended to it after it was read.
+    Raise ``PyArrowMissingError`` and ``OSError``; journals of newer versions are skipped.
     """
     _expect_pyarrow()
-    from pairbus.ledger.open_journals import read_open_journals  # noqa: PLC0415
+    from pairbus.ledger.journal import read_open_journals  # noqa: PLC0415
 
     return read_open_journals(directory, table)
 
 
 def _expect_pyarrow() -> None:
     try:
-        import pyarrow as pa  # noqa: F401, PLC0415 (it takes its time, and is not everywhere)
+        import pyarrow as pa  # noqa: F401, PLC0415 (slow to import, and an optional dependency)
     except ImportError as error:
         raise PyArrowMissingError from error

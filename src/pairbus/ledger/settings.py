@@ -1,4 +1,4 @@
-"""How a ledger is written."""
+"""Settings and status of a ledger."""
 
 from __future__ import annotations
 
@@ -9,28 +9,51 @@ from pairbus.ledger.errors import LedgerSettingsError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerSettings:
-    """What can be set. Raises ``LedgerSettingsError`` where one makes no sense."""
+    """Settings of a ledger. Raise ``LedgerSettingsError`` if a value is out of range."""
 
     flush_s: float = 0.4
-    """How long rows are gathered before they are put on disk. With the writing itself it stays below a second."""
+    """Seconds during which rows are gathered before they are flushed. Including the write it stays below a second."""
 
     close_s: float = 300.0
-    """After so long a journal becomes a Parquet file."""
+    """Age in seconds at which a journal is converted to a Parquet file."""
 
     close_bytes: int = 64 * 1024 * 1024
-    """When it has become so large, it does so at once."""
+    """Size in bytes at which a journal is converted to a Parquet file, regardless of its age."""
 
     most_waiting: int = 500_000
-    """How many events of messages are kept while the disk takes none; the rest is counted."""
+    """Maximum number of events kept in memory while the disk accepts no writes; the rest are only counted."""
 
     most_operations: int = 100_000
-    """How many rows of operations are kept apart while the disk takes none; later ones are counted together."""
+    """Maximum number of operation rows kept in memory while the disk accepts no writes; later ones are merged."""
 
     retry_s: float = 5.0
-    """How long to wait after the disk has refused something."""
+    """Seconds to wait after a failed write."""
 
     def __post_init__(self) -> None:
         for name in self.__slots__:
             value = getattr(self, name)
             if value <= 0:
-                raise LedgerSettingsError(f"{name} is {value}; it has to be more than 0")
+                raise LedgerSettingsError(f"{name} must be > 0, got {value}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerStatus:
+    """Snapshot of a ledger. Everything counted as written is on disk."""
+
+    operations_written: int
+    """Rows, not operations."""
+
+    lives_written: int
+    lives_waiting: int
+    lives_missed: int
+    """Events dropped because the memory was full while the disk accepted no writes."""
+
+    files_closed: int
+    """Completed Parquet files, including those whose journal an earlier process had started."""
+
+    error: str | None
+    """Reason why nothing can be written at the moment; ``None`` if there is none."""
+
+    @property
+    def rows_written(self) -> int:
+        return self.operations_written + self.lives_written

@@ -1,8 +1,10 @@
-"""Paired namespaces: senders that go on when the primary namespace is down."""
+"""Paired namespaces: senders that keep working while the primary namespace is down."""
 
 from __future__ import annotations
 
-from pairbus.client.paired_namespace import PairedNamespaceOptions
+from typing import TYPE_CHECKING
+
+from pairbus.client.client_resource import PairedNamespaceOptions
 from pairbus.pairing.drill import DrillReport
 from pairbus.pairing.events import (
     BacklogQueueChanged,
@@ -12,12 +14,12 @@ from pairbus.pairing.events import (
     PairEvent,
     PingSent,
 )
-from pairbus.pairing.failure_rules import FAILURE_RULES, FailureRules, Verdict
 from pairbus.pairing.options import SendAvailabilityPairedNamespaceOptions
 from pairbus.pairing.pair import NamespacePair
-from pairbus.pairing.policy import EntityState
+from pairbus.pairing.policy import FAILURE_RULES, EntityState, FailureRules, FailureVerdict
 from pairbus.pairing.status import BacklogQueueStatus, PairedEntityStatus, PairStatus, SyphonStatus
 from pairbus.pairing.syphon import Syphon, SyphonContext, SyphonEngine, SyphonSettings, TimeToLive
+from pairbus.renamed import renamed
 
 __all__ = [
     "FAILURE_RULES",
@@ -28,6 +30,7 @@ __all__ = [
     "EntityChanged",
     "EntityState",
     "FailureRules",
+    "FailureVerdict",
     "MessageDeadLettered",
     "NamespacePair",
     "PairEvent",
@@ -42,5 +45,7 @@ __all__ = [
     "SyphonSettings",
     "SyphonStatus",
     "TimeToLive",
-    "Verdict",
 ]
+
+if not TYPE_CHECKING:  # type checkers see the new names alone
+    __getattr__ = renamed(__name__, {"Verdict": "FailureVerdict"})

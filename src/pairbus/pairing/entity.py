@@ -4,26 +4,85 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from datetime import UTC, datetime
+import math
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import Final
+from uuid import uuid4
 
-from pairbus.client.errors import MessagingError
-from pairbus.client.lane import Lane, Opener
+from pairbus.client.entity_link import EntityLink, SendingLinkFactory
+from pairbus.client.errors import MessagingError, MessagingTimeoutError
+from pairbus.client.message import BrokeredMessage, encode_brokered
+from pairbus.dialect.annotations import PING_CONTENT_TYPE
 from pairbus.pairing.events import EntityChanged, Listeners, PingSent
-from pairbus.pairing.failure_rules import FailureRules, counts
-from pairbus.pairing.ping import next_tick, ping
-from pairbus.pairing.policy import EntityState, FailoverPolicy, Signal
+from pairbus.pairing.policy import EntityState, FailoverPolicy, FailureRules, Signal, counts
 from pairbus.pairing.status import PairedEntityStatus
+
+_LIFETIME: Final = timedelta(seconds=1)
+_EPSILON: Final = 1e-9
+
+
+def ping_message() -> BrokeredMessage:
+    """Return a message that the namespace confirms like any other, and never delivers.
+
+    It has a session id because some entities accept no message without one; others ignore it.
+    """
+    return BrokeredMessage(content_type=PING_CONTENT_TYPE, time_to_live=_LIFETIME, session_id=uuid4().hex)
+
+
+async def ping(entity_link: EntityLink, limit_s: float, on_late_answer: Callable[[], None]) -> MessagingError | None:
+    """Ping an entity once; return the error if there was no response within ``limit_s``.
+
+    A ping that was sent stays pending then, until its link times out, and ``on_late_answer`` is called if the response
+    arrives before that. So an entity that responds slower than it is pinged is found healthy, too.
+    """
+    payload = encode_brokered(ping_message())
+    answer: asyncio.Future[None] | None = None
+    try:
+        async with asyncio.timeout(limit_s) as limit:
+            answer = (await entity_link.link()).send(payload)
+            answer.add_done_callback(_is_answer)  # retrieve the result also if it is not awaited any more
+            await asyncio.shield(answer)
+    except MessagingError as error:
+        return error.at(entity_link.path)
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        if answer is not None:
+            answer.add_done_callback(partial(_call_if_answered, on_late_answer))
+        return MessagingTimeoutError(f"no response to a ping within {limit_s:g} s", entity=entity_link.path)
+    return None
+
+
+def _call_if_answered(on_answer: Callable[[], None], answer: asyncio.Future[None]) -> None:
+    if _is_answer(answer):
+        on_answer()
+
+
+def _is_answer(answer: asyncio.Future[None]) -> bool:
+    return not answer.cancelled() and answer.exception() is None
+
+
+async def next_tick(last_s: float, interval_s: float) -> float:
+    """Wait until the next multiple of the interval after ``last_s``, and return that time."""
+    loop = asyncio.get_running_loop()
+    intervals = max(1, math.ceil((loop.time() - last_s) / interval_s - _EPSILON))  # missed ones are skipped
+    due_s = last_s + intervals * interval_s
+    await asyncio.sleep(due_s - loop.time())
+    return due_s
+
 
 _log = logging.getLogger(__name__)
 
 
 class PairedEntity:
-    """Carries out what the policy says: keeps its timer, pings, and tells everyone who waits."""
+    """Applies the policy to one entity: runs its timer, pings it, and notifies waiting senders and listeners."""
 
     def __init__(
         self,
         path: str,
-        primary: Opener,
+        primary: SendingLinkFactory,
         *,
         failover_interval_s: float,
         ping_interval_s: float,
@@ -32,14 +91,14 @@ class PairedEntity:
     ) -> None:
         self.path = path
         self.is_direct = True
-        """Whether it is healthy and has no stragglers, so that nothing has to be thought about."""
+        """True if the entity is healthy and no session has messages in the backlog: sends take the fast path."""
 
-        self.stragglers = 0
-        """Sessions whose new messages have to follow others into the backlog."""
+        self.backlogged_sessions = 0
+        """Number of sessions whose new messages have to follow others into the backlog."""
 
         self.diverted = 0
         self.cause: MessagingError | None = None
-        """What it failed with at last."""
+        """The last error."""
 
         self._primary = primary
         self._ping_interval_s = ping_interval_s
@@ -77,31 +136,31 @@ class PairedEntity:
         )
 
     def engaged(self) -> asyncio.Future[None]:
-        """Done when messages go to the backlog."""
+        """Return a future that is done when messages go to the backlog."""
         if self._engaged is None or (self._engaged.done() and not self.is_diverting):
             self._engaged = self._loop.create_future()
             if self.is_diverting:
                 self._engaged.set_result(None)
         return self._engaged
 
-    # What happens to it.
+    # Signals.
 
     def sent(self) -> None:
-        """The primary has confirmed a message."""
+        """Note that the primary has confirmed a message."""
         if not self.is_direct:
             self.signal(Signal.SENT)
 
     def counts(self, error: MessagingError, *, is_last: bool = False) -> bool:
-        """Whether this speaks against the primary."""
+        """Return whether an error counts against the primary."""
         return counts(error, self._rules, is_last=is_last)
 
     def gave_up(self, error: MessagingError) -> None:
-        """A send has used up its time; what it came to may not have counted while it was tried again."""
+        """Note that a send has timed out; its error may not have counted while it was retried."""
         if not self.counts(error) and self.counts(error, is_last=True):
             self._note(error)
 
     def failed(self, error: MessagingError) -> bool:
-        """An attempt has failed; tells whether that counts."""
+        """Note a failed attempt; return whether it counts."""
         if not self.counts(error):
             return False
         self._note(error)
@@ -113,13 +172,13 @@ class PairedEntity:
             self.cause = error
         self.signal(Signal.FAILED)
 
-    def straggle(self, more: int) -> None:
-        """So many sessions more have messages in the backlog."""
-        self.stragglers += more
+    def add_backlogged_sessions(self, more: int) -> None:
+        """Add to the number of sessions that have messages in the backlog."""
+        self.backlogged_sessions += more
         self._set_direct()
 
     def _set_direct(self) -> None:
-        self.is_direct = self.state is EntityState.HEALTHY and not self.stragglers
+        self.is_direct = self.state is EntityState.HEALTHY and not self.backlogged_sessions
 
     def signal(self, signal: Signal) -> None:
         before = self.state
@@ -128,7 +187,7 @@ class PairedEntity:
 
     def _tick(self) -> None:
         before, deadline_s = self.state, self._policy.deadline_s
-        if deadline_s is not None and self._policy.tick(max(deadline_s, self._loop.time())):  # a timer may be early
+        if deadline_s is not None and self._policy.tick(max(deadline_s, self._loop.time())):  # a timer may fire early
             self._changed(before)
 
     def _changed(self, before: EntityState) -> None:
@@ -142,7 +201,16 @@ class PairedEntity:
         self._set_pinging()
         if self.is_diverting and self._engaged is not None and not self._engaged.done():
             self._engaged.set_result(None)
-        _log.log(_LEVELS[state], "'%s' is %s%s", self.path, state.value, "" if cause is None else f": {cause}")
+        if cause is None:
+            _log.log(_LEVELS[state], 'entity state changed entity=%s state="%s"', self.path, state.value)
+        else:
+            _log.log(
+                _LEVELS[state],
+                'entity state changed entity=%s state="%s" error="%s"',
+                self.path,
+                state.value,
+                cause,
+            )
         self._listeners.tell(EntityChanged(at=self._since, path=self.path, before=before, state=state, cause=cause))
 
     def _set_timer(self) -> None:
@@ -152,7 +220,7 @@ class PairedEntity:
         if self._policy.deadline_s is not None:
             self._timer = self._loop.call_at(self._policy.deadline_s, self._tick)
 
-    # Its pings.
+    # Pings.
 
     def _set_pinging(self) -> None:
         if self._pinging is not None and self._pinging is not asyncio.current_task(self._loop):
@@ -166,10 +234,10 @@ class PairedEntity:
     async def _ping(self) -> None:
         task = asyncio.current_task()
         due_s = self._policy.since_s
-        lane = Lane(self._primary, self.path)
+        entity_link = EntityLink(self._primary, self.path)
 
         def answered_late() -> None:
-            if self._pinging is task:  # else it was answered, or switched by hand, meanwhile
+            if self._pinging is task:  # else a later ping has succeeded, or the entity was switched manually
                 self._listeners.tell(PingSent(at=datetime.now(UTC), path=self.path, cause=None))
                 self.signal(Signal.ANSWERED)
 
@@ -177,15 +245,15 @@ class PairedEntity:
             while self.state is EntityState.FAILED_OVER:
                 due_s = await next_tick(due_s, self._ping_interval_s)
                 self._pings += 1
-                # It ends before the next one is due, whatever happens to it.
-                cause = await ping(lane, min(self._ping_interval_s, self._primary.send_attempt_s), answered_late)
+                # A ping always ends before the next one is due.
+                cause = await ping(entity_link, min(self._ping_interval_s, self._primary.send_attempt_s), answered_late)
                 self._listeners.tell(PingSent(at=datetime.now(UTC), path=self.path, cause=cause))
                 if cause is None:
                     self.signal(Signal.ANSWERED)
                 else:
                     self.cause = cause
         finally:
-            await lane.close()
+            await entity_link.close()
 
     async def close(self) -> None:
         self._is_closed = True

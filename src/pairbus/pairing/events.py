@@ -1,4 +1,4 @@
-"""What happens to a pair, for whoever watches it."""
+"""Events of a pair, and their listeners."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from pairbus.pairing.policy import EntityState
 _log = logging.getLogger(__name__)
 
 _MOST_EVENTS: Final = 10_000
-"""How many events wait for somebody who is slow; then the oldest are dropped."""
+"""Maximum number of events that wait for a slow reader; beyond that the oldest are dropped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairEvent:
-    """Something that has happened."""
+    """An event of a pair."""
 
     at: datetime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntityChanged(PairEvent):
-    """An entity is in another state."""
+    """The state of an entity has changed."""
 
     path: str
     before: EntityState
     state: EntityState
     cause: MessagingError | None
-    """What it failed with at last, if it did."""
+    """The last error, if there was one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,21 +45,23 @@ class PingSent(PairEvent):
 
     path: str
     cause: MessagingError | None
-    """Why there was no answer; ``None`` if there was one."""
+    """The reason why there was no response; ``None`` if there was one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BacklogQueueChanged(PairEvent):
-    """A backlog queue was taken out of the rotation, or has come back."""
+    """A backlog queue was taken out of the rotation, or put back."""
 
     path: str
     is_used: bool
     cause: MessagingError | None
+    is_recreated: bool = False
+    """True if this pair has created the queue again, after it was deleted with its messages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DestinationChanged(PairEvent):
-    """The syphon leaves the messages for a destination for later, or delivers them again."""
+    """The syphon has paused or resumed the delivery to a destination."""
 
     path: str
     is_reached: bool
@@ -68,12 +70,12 @@ class DestinationChanged(PairEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageDeadLettered(PairEvent):
-    """The syphon has found a message that can never be delivered; it lies in the backlog's dead-letter queue."""
+    """The syphon has moved a message that can never be delivered to the dead-letter queue of its backlog queue."""
 
     backlog_queue: str
     message_id: str
     path: str | None
-    """Its destination, if that could be told."""
+    """The destination, if it could be read."""
 
     reason: str
     description: str
@@ -83,24 +85,24 @@ Listener = Callable[[PairEvent], None]
 
 
 class Listeners:
-    """Everybody who wants to know. What they do about it is their affair: an error of theirs is logged."""
+    """The listeners of a pair. An error of a listener is logged, and does not affect the pair."""
 
     def __init__(self) -> None:
         self._listeners: dict[object, Listener] = {}
         self._untold: deque[PairEvent] = deque()
 
     def add(self, listener: Listener) -> Callable[[], None]:
-        """Gives what removes it again."""
+        """Add a listener; return the function that removes it."""
         if not callable(listener):
-            raise TypeError(f"a listener is called with each event; {listener!r:.100} cannot be")
+            raise TypeError(f"a listener must be callable, got {listener!r:.100}")
         if iscoroutinefunction(listener):
-            raise TypeError("a listener is a function that is called at once; to await something, iterate events()")
+            raise TypeError("a listener must not be a coroutine function; to await something, iterate events()")
         key = object()
         self._listeners[key] = listener
         return lambda: self._listeners.pop(key, None) and None
 
     def tell(self, event: PairEvent) -> None:
-        """Tell everybody; what a listener brings about is told after what it was told of."""
+        """Call all listeners; events that a listener causes follow after the current one."""
         self._untold.append(event)
         if len(self._untold) > 1:
             return
@@ -114,12 +116,12 @@ class Listeners:
         for listener in [*self._listeners.values()]:
             try:
                 listener(event)
-            except (Exception, asyncio.CancelledError):  # noqa: BLE001 (whatever it is, it is not the pair's)
-                _log.exception("a listener has failed with %r", event)
+            except (Exception, asyncio.CancelledError):  # noqa: BLE001 (any error is the listener's own)
+                _log.exception("listener failed event=%r", event)
 
 
 class EventStream(AsyncIterator[PairEvent]):
-    """The events since it was made, one after the other, until a pair ends."""
+    """Iterates over the events since its creation, until the pair is closed."""
 
     def __init__(self, listeners: Listeners, ended: asyncio.Future[None]) -> None:
         waiting: deque[PairEvent] = deque(maxlen=_MOST_EVENTS)
@@ -132,7 +134,7 @@ class EventStream(AsyncIterator[PairEvent]):
         self._waiting = waiting
         self._came = came
         self._ended = ended
-        self._unsubscribe = listeners.add(take)  # which must not know the stream, or that would never be forgotten
+        self._unsubscribe = listeners.add(take)  # it must not refer to the stream, which would never be collected
         self._on_end = lambda _: came.set()
         ended.add_done_callback(self._on_end)
 
@@ -151,5 +153,5 @@ class EventStream(AsyncIterator[PairEvent]):
     def __del__(self) -> None:
         self._unsubscribe()
         self._ended.remove_done_callback(self._on_end)
-        with suppress(RuntimeError):  # of a loop that is gone
+        with suppress(RuntimeError):  # the loop may be closed
             self._ended.cancel()

@@ -1,39 +1,55 @@
-"""What an application says when it pairs its namespace with another one."""
+"""The options of a pair, and how a pair is created from them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from importlib.metadata import entry_points
 from random import SystemRandom
 from types import NoneType
 from typing import Final
 
+from pairbus.client.client_resource import PairedNamespaceOptions, Primary
 from pairbus.client.endpoint import Endpoint
 from pairbus.client.errors import UnauthorizedError
 from pairbus.client.factory import MessagingFactory
 from pairbus.client.management.namespace_manager import NamespaceManager
-from pairbus.client.paired_namespace import PairedNamespaceOptions, Primary
 from pairbus.client.validation import check_path, check_type, shown
-from pairbus.pairing.addresses import is_same_host, is_same_namespace
 from pairbus.pairing.backlog import Backlog, ensure_backlog_queues
-from pairbus.pairing.engines import find_engine
 from pairbus.pairing.events import Listeners
-from pairbus.pairing.failure_rules import FAILURE_RULES, FailureRules, check_rules
-from pairbus.pairing.pair import NamespacePair
-from pairbus.pairing.primary_names import find_primary_names, record_name
-from pairbus.pairing.settings import LEAST_PING_INTERVAL, MOST_PING_INTERVAL, PairSettings
-from pairbus.pairing.syphon import IN_PROCESS, SyphonEngine, SyphonSettings
+from pairbus.pairing.pair import LEAST_PING_INTERVAL, MOST_PING_INTERVAL, NamespacePair, PairSettings
+from pairbus.pairing.policy import FAILURE_RULES, FailureRules, check_rules
+from pairbus.pairing.primary_names import find_primary_names, is_same_host, is_same_namespace, record_name
+from pairbus.pairing.syphon import IN_PROCESS, InProcessSyphon, SyphonEngine, SyphonSettings
+
+GROUP: Final = "pairbus.syphons"
+"""The entry point group of other engines."""
+
+
+def find_engine(name: str | SyphonEngine) -> SyphonEngine:
+    """Return an engine by its name, or the engine itself. Raise ``ValueError`` if it is not installed."""
+    if not isinstance(name, str):
+        return name
+    if name == IN_PROCESS:
+        return InProcessSyphon
+    found = {entry.name: entry for entry in entry_points(group=GROUP)}
+    if name not in found:
+        known = ", ".join(sorted({IN_PROCESS, *found}))
+        raise ValueError(f"there is no syphon engine {shown(name)}; there are: {known}")
+    engine: SyphonEngine = found[name].load()
+    return engine
+
 
 _MOST_QUEUES: Final = 10_000
 _NO_TIME: Final = timedelta()
 
 
 class SendAvailabilityPairedNamespaceOptions(PairedNamespaceOptions[NamespacePair]):
-    """Keeps senders going: while an entity is down, its messages go to backlog queues in the secondary namespace.
+    """Keeps senders working: while an entity is down, its messages go to backlog queues in the secondary namespace.
 
-    ``secondary_namespace_manager`` makes the backlog queues and ``messaging_factory`` sends to them; both are of the
-    secondary namespace, and stay the application's own.
+    ``secondary_namespace_manager`` creates the backlog queues, also those that are deleted later, and
+    ``messaging_factory`` sends to them; both are of the secondary namespace, and owned by the application.
     """
 
     def __init__(
@@ -72,16 +88,16 @@ class SendAvailabilityPairedNamespaceOptions(PairedNamespaceOptions[NamespacePai
         self.secondary_namespace_manager: Final = secondary_namespace_manager
         self.messaging_factory: Final = messaging_factory
         self.backlog_queue_count: Final = backlog_queue_count
-        """How many backlog queues there are, once the namespace is paired."""
+        """Number of backlog queues; missing ones are created."""
         self.failover_interval: Final = failover_interval
-        """How long nothing may succeed after a failure before messages are diverted; zero diverts at once."""
+        """Time without a success after a failure until messages are diverted; zero diverts at once."""
         self.enable_syphon: Final = enable_syphon
-        """Whether this process brings messages home; at least one process of a pair should."""
+        """Run a syphon in this process; at least one process of a pair should."""
         self.ping_interval: Final = ping_interval
         self.attempt_timeout: Final = attempt_timeout
-        """How long a try to send waits for an answer of either namespace, and an attempt to connect to one."""
+        """Timeout of an attempt to send to either namespace, or to connect to it."""
         self.primary_name: Final = primary_name
-        """What the backlog queues are named after; ``None`` for the name that the primary announces, or its host."""
+        """The name in the paths of the backlog queues; ``None`` for the one that the primary announces, or its host."""
         self.failure_rules: Final = failure_rules
         self.preserve_session_order: Final = preserve_session_order
         self.syphon: Final = SyphonSettings() if syphon is None else syphon
@@ -95,17 +111,17 @@ class SendAvailabilityPairedNamespaceOptions(PairedNamespaceOptions[NamespacePai
         secondary = self.messaging_factory
         secondary.enlist()
         unpaired_attempt_s, attempt_s = primary.send_attempt_s, self.attempt_timeout.total_seconds()
-        primary.limit_send_attempts(attempt_s)  # a primary that is silent is not waited for any longer
+        primary.limit_send_attempts(attempt_s)  # the maximum wait for a primary that does not respond
         try:
-            pair = await self._make(primary)
+            pair = await self._create_pair(primary)
         except BaseException:
             primary.limit_send_attempts(unpaired_attempt_s)
             secondary.dismiss()
             raise
         try:
-            with _blaming("messaging_factory", secondary.endpoint):
+            with _explain_unauthorized("messaging_factory", secondary.endpoint):
                 await pair.start(engine)
-            primary.check_open()  # it may have been closed meanwhile, and would not close the pair
+            primary.check_open()  # if it was closed meanwhile, it did not close the pair
         except BaseException:
             primary.limit_send_attempts(unpaired_attempt_s)
             await pair.abort()
@@ -113,9 +129,9 @@ class SendAvailabilityPairedNamespaceOptions(PairedNamespaceOptions[NamespacePai
         secondary.limit_send_attempts(attempt_s)
         return pair
 
-    async def _make(self, primary: MessagingFactory) -> NamespacePair:
+    async def _create_pair(self, primary: MessagingFactory) -> NamespacePair:
         manager = self.secondary_namespace_manager
-        with _blaming("secondary_namespace_manager", manager.endpoint):
+        with _explain_unauthorized("secondary_namespace_manager", manager.endpoint):
             names = await find_primary_names(primary, manager, self.primary_name)
             name = await names.choose(manager.queue_exists)
             queues = await ensure_backlog_queues(manager, name, self.backlog_queue_count)
@@ -124,7 +140,8 @@ class SendAvailabilityPairedNamespaceOptions(PairedNamespaceOptions[NamespacePai
         if self.preserve_session_order and any(one.enable_partitioning for one in queues):
             raise ValueError("a backlog queue is partitioned, and cannot keep the order of sessions")
         listeners = Listeners()
-        backlog = Backlog(self.messaging_factory, [one.path for one in queues], SystemRandom(), listeners)
+        paths = [one.path for one in queues]
+        backlog = Backlog(self.messaging_factory, manager, paths, SystemRandom(), listeners)
         return NamespacePair(primary, manager, backlog, self._settings(), listeners, names)
 
     def _settings(self) -> PairSettings:
@@ -149,16 +166,16 @@ class SendAvailabilityPairedNamespaceOptions(PairedNamespaceOptions[NamespacePai
 
 
 @contextmanager
-def _blaming(name: str, endpoint: Endpoint) -> Iterator[None]:
-    """Whoever is refused hears which of the keys is not good enough."""
+def _explain_unauthorized(name: str, endpoint: Endpoint) -> Iterator[None]:
+    """Name the option whose key lacks a claim in an ``UnauthorizedError``."""
     try:
         yield
     except UnauthorizedError as error:
-        told = f"{name}, of {endpoint}, is not allowed to: {error.message}"
-        raise UnauthorizedError(told, entity=error.entity, condition=error.condition) from error
+        text = f"{name}, of {endpoint}, is not allowed to: {error.message}"
+        raise UnauthorizedError(text, entity=error.entity, condition=error.condition) from error
 
 
-def _check_time(name: str, value: timedelta, least: timedelta, most: timedelta) -> None:
+def _check_time(name: str, value: timedelta, minimum: timedelta, maximum: timedelta) -> None:
     check_type(name, value, (timedelta,))
-    if not least <= value <= most:
-        raise ValueError(f"{name} is {value}; it must be {least} to {most}")
+    if not minimum <= value <= maximum:
+        raise ValueError(f"{name} is {value}; it must be {minimum} to {maximum}")

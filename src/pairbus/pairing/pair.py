@@ -1,50 +1,92 @@
-"""Two namespaces that are a pair: what a factory's senders share, and what can be watched and switched."""
+"""A pair of namespaces: the state that the senders of a factory share, its status, and manual switches."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from types import NoneType
 from typing import Final
 
-from pairbus.client.chores import Chores
+from pairbus.client.background_tasks import BackgroundTasks
 from pairbus.client.endpoint import Endpoint
-from pairbus.client.errors import MessagingError
-from pairbus.client.factory import MessagingFactory
-from pairbus.client.lane import Lane
+from pairbus.client.entity_link import EntityLink
+from pairbus.client.errors import EntityNotFoundError, MessagingError
+from pairbus.client.factory import FactoryState, MessagingFactory
 from pairbus.client.management.namespace_manager import NamespaceManager
 from pairbus.client.message import BrokeredMessage
 from pairbus.client.validation import check_type
-from pairbus.dialect.backlog_path import TRANSFER
-from pairbus.pairing.addresses import is_same_host, is_same_namespace
+from pairbus.dialect.paths import TRANSFER
 from pairbus.pairing.backlog import Backlog, backlog_queues_of, in_groups
-from pairbus.pairing.drill import DrillReport, await_drill, drill_message, drill_queue
+from pairbus.pairing.drill import (
+    DrillOutage,
+    DrillReport,
+    await_drill,
+    check_diverted,
+    drill_message,
+    drill_queue,
+)
 from pairbus.pairing.entity import PairedEntity
 from pairbus.pairing.events import EntityChanged, EventStream, Listener, Listeners, PairEvent
-from pairbus.pairing.homecoming.bound import key_of
-from pairbus.pairing.ordered_route import OrderedRoute
-from pairbus.pairing.partnership import share_fate
-from pairbus.pairing.policy import EntityState, Signal
-from pairbus.pairing.primary_names import PrimaryNames, await_final_names
+from pairbus.pairing.policy import EntityState, FailureRules, Signal
+from pairbus.pairing.primary_names import PrimaryNames, await_final_names, is_same_host, is_same_namespace
 from pairbus.pairing.report import MOST_NAME
 from pairbus.pairing.reporter import PairReporter, program_name
-from pairbus.pairing.route import PairedRoute
+from pairbus.pairing.route import OrderedRoute, PairedRoute
 from pairbus.pairing.session_order import SessionOrder
-from pairbus.pairing.settings import PairSettings
 from pairbus.pairing.status import PairStatus
-from pairbus.pairing.syphon import Held, Syphon, SyphonContext, SyphonEngine
+from pairbus.pairing.syphon import Held, Syphon, SyphonContext, SyphonEngine, SyphonSettings
+from pairbus.pairing.syphon.interface import destination_key
+
+LEAST_PING_INTERVAL: Final = timedelta(seconds=1)
+MOST_PING_INTERVAL: Final = timedelta(minutes=30)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairSettings:
+    """The validated options of a pair."""
+
+    failover_interval_s: float
+    ping_interval_s: float
+    failure_rules: FailureRules
+    preserve_session_order: bool
+    syphon: SyphonSettings
+
 
 _log = logging.getLogger(__name__)
+
+PATIENCE_S: Final = 5.0
+"""The time for which one factory may be closed before the other one is faulted."""
+
+
+async def share_fate(first: MessagingFactory, second: MessagingFactory) -> None:
+    """Wait until one factory has ended; fault the other one if it does not end within ``PATIENCE_S``."""
+    ends = (first.ended(), second.ended())
+    await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait(ends, timeout=PATIENCE_S)
+    for factory, partner in ((first, second), (second, first)):
+        if factory.state is FactoryState.OPEN:
+            _log.warning(
+                "factory faulted endpoint=%s partner=%s partner_state=%s", factory, partner, partner.state.value
+            )
+            factory.fault(
+                MessagingError(
+                    f"the other namespace of its pair, {partner.endpoint}, was {partner.state.value} "
+                    f"more than {PATIENCE_S:g} s before"
+                )
+            )
+
 
 _RESTART_S: Final = 30.0
 
 
 class NamespacePair:
-    """What ``MessagingFactory.pair_namespace`` gives: the pair, to be watched and switched.
+    """A primary and a secondary namespace, as ``MessagingFactory.pair_namespace`` returns them.
 
-    It ends with the primary factory.
+    Shows the status of the pair and switches it manually. It is closed with the primary factory.
     """
 
     def __init__(
@@ -64,7 +106,7 @@ class NamespacePair:
         self._names = names
         self._entities: dict[str, PairedEntity] = {}
         self._is_held = False
-        """Whether everything goes to the backlog, by hand."""
+        """True while all messages are diverted manually."""
 
         self._order: SessionOrder | None = None
         if settings.preserve_session_order:
@@ -72,11 +114,12 @@ class NamespacePair:
                 backlog.factory,
                 backlog.paths,
                 is_healthy=lambda path: not self._is_diverting(path),
-                on_change=lambda path, more: self._entity(path).straggle(more),
-                on_seen=self._seen,
+                on_change=lambda path, more: self._entity(path).add_backlogged_sessions(more),
+                on_scanned=self._backlog_scanned,
+                on_missing=backlog.missing,
             )
         self._syphon: Syphon | None = None
-        self._chores = Chores("the name of a primary")
+        self._tasks = BackgroundTasks("the name of a primary")
         self._reporter: PairReporter | None = None
         self._partnership: asyncio.Task[None] | None = None
         self._is_closed = False
@@ -85,7 +128,7 @@ class NamespacePair:
         return f"<NamespacePair of {self._primary.endpoint} and {self._backlog.factory.endpoint}>"
 
     async def start(self, engine: SyphonEngine | None) -> None:
-        """Reach the backlog, and start the syphon if there is to be one."""
+        """Connect to the backlog; start the syphon if there is an engine."""
         await self._backlog.connect()
         if self._order is not None:
             await self._order.start()
@@ -94,10 +137,10 @@ class NamespacePair:
         self._listeners.add(self._resume_syphon)
         queues = await self._queues_to_drain(self._names)
         await self._start_syphon(engine, queues)
-        # It outlives the pair: the factories may be closed one after the other.
+        # The task outlives the pair, because the factories may be closed one after the other.
         self._partnership = asyncio.get_running_loop().create_task(share_fate(self._primary, self._backlog.factory))
         if not self._names.is_final:
-            self._chores.start(self._follow_name(engine, queues))
+            self._tasks.start(self._follow_name(engine, queues))
 
     async def _start_syphon(self, engine: SyphonEngine, queues: tuple[str, ...]) -> None:
         context = SyphonContext(
@@ -108,12 +151,13 @@ class NamespacePair:
             is_held=self._is_diverting,
             held=self._held,
             tell=self._listeners.tell,
+            missing=self._backlog.missing,
         )
         self._syphon = engine(context)
         await self._syphon.start()
 
     async def _queues_to_drain(self, names: PrimaryNames) -> tuple[str, ...]:
-        """Return our backlog queues, and those that the primary has under its other names."""
+        """Return the backlog queues of this pair, and those of other names of the primary."""
         own = self.primary_name.lower()
         others = await backlog_queues_of(self._manager, [name for name in names.names if name.lower() != own])
         if others:
@@ -121,9 +165,9 @@ class NamespacePair:
         return (*self._backlog.paths, *others)
 
     async def _follow_name(self, engine: SyphonEngine, drained: tuple[str, ...]) -> None:
-        """Drain the queues of the primary's own name as well, once it has announced that.
+        """Drain the queues of the name that the primary announces as well, once it has done so.
 
-        Until then nothing can be delivered, so a syphon that is started anew has nothing to lose.
+        Nothing can be delivered before that, so restarting the syphon interrupts nothing.
         """
         names = await await_final_names(self._primary)
         while True:
@@ -144,17 +188,17 @@ class NamespacePair:
         if self._syphon is not None and isinstance(event, EntityChanged) and event.state is EntityState.HEALTHY:
             self._syphon.resume(event.path)
 
-    # What senders share.
+    # For senders.
 
-    def route(self, lane: Lane) -> PairedRoute:
-        """The way for a sender whose own is this lane."""
-        entity, settings = self._entity(lane.path), self._primary.settings
+    def route(self, entity_link: EntityLink) -> PairedRoute:
+        """Return the route for the sender that sends to the primary over ``entity_link``."""
+        entity, settings = self._entity(entity_link.path), self._primary.settings
         if self._order is None:
-            return PairedRoute(lane, entity, self._backlog, settings)
-        return OrderedRoute(lane, entity, self._backlog, settings, self._order)
+            return PairedRoute(entity_link, entity, self._backlog, settings)
+        return OrderedRoute(entity_link, entity, self._backlog, settings, self._order)
 
     def _entity(self, path: str) -> PairedEntity:
-        key = key_of(path)
+        key = destination_key(path)
         entity = self._entities.get(key)
         if entity is None:
             entity = self._entities[key] = PairedEntity(
@@ -167,30 +211,30 @@ class NamespacePair:
             )
             if self._is_held:
                 entity.signal(Signal.ENGAGED)
-            if self._order is not None and self._order.is_looking:
-                entity.straggle(+1)  # any of its sessions may have messages in the backlog
+            if self._order is not None and self._order.is_scanning:
+                entity.add_backlogged_sessions(+1)  # any of its sessions may have messages in the backlog
         return entity
 
-    def _seen(self) -> None:
+    def _backlog_scanned(self) -> None:
         for entity in self._entities.values():
-            entity.straggle(-1)
+            entity.add_backlogged_sessions(-1)
 
     def _is_diverting(self, path: str) -> bool:
-        entity = self._entities.get(key_of(path))
+        entity = self._entities.get(destination_key(path))
         return self._is_held if entity is None else entity.is_diverting
 
     def _held(self) -> Held:
         return Held(known={key: one.is_diverting for key, one in self._entities.items()}, others=self._is_held)
 
-    # Watching.
+    # Status.
 
     @property
     def primary_name(self) -> str:
-        """What the backlog queues of this pair are named after."""
+        """The name of the primary in the paths of the backlog queues."""
         return self._backlog.paths[0].rpartition("/")[0][: -len(TRANSFER) - 1]
 
     def status(self) -> PairStatus:
-        """How the pair is doing, as this factory knows it."""
+        """Return the status of the pair, as this factory knows it."""
         return PairStatus(
             primary=str(self._primary.endpoint),
             secondary=str(self._backlog.factory.endpoint),
@@ -200,35 +244,43 @@ class NamespacePair:
         )
 
     async def backlog_depth(self) -> dict[str, int]:
-        """How many messages lie in each backlog queue, whoever has put them there; asks the secondary namespace."""
-        infos = await in_groups(self._manager.get_queue_runtime_info, self._backlog.paths)
-        return {
-            path: info.active_message_count + info.scheduled_message_count
-            for path, info in zip(self._backlog.paths, infos, strict=True)
-        }
+        """Request from the secondary how many messages are in each backlog queue; return the numbers by path.
+
+        They include the messages of other senders. Raise ``MessagingError``.
+        """
+        depths = await in_groups(self._ask_depth, self._backlog.paths)
+        return dict(zip(self._backlog.paths, depths, strict=True))
+
+    async def _ask_depth(self, path: str) -> int:
+        try:
+            info = await self._manager.get_queue_runtime_info(path)
+        except EntityNotFoundError as error:
+            self._backlog.missing(path, error)
+            raise
+        return info.active_message_count + info.scheduled_message_count
 
     async def metrics(self) -> str:
-        """The status in the text format of Prometheus, with the depth of the backlog if the secondary tells it."""
+        """Return the status in the text format of Prometheus, with the depth of the backlog if it can be read."""
         try:
             depth = await self.backlog_depth()
         except MessagingError as error:
-            _log.warning("the depth of the backlog is not known: %s", error)
+            _log.warning('depth of the backlog unknown error="%s"', error)
             depth = {}
         return self.status().metrics(depth)
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
-        """Have a function called with each event, at once; gives what ends that. It must not take long."""
+        """Call ``listener`` synchronously with each event; return the function that removes it. It must not block."""
         return self._listeners.add(listener)
 
     def events(self) -> AsyncIterator[PairEvent]:
-        """The events from now on, until the pair is closed; of those who are slow, the oldest are dropped."""
+        """Iterate over the events from now on, until the pair is closed. For a slow reader the oldest are dropped."""
         return EventStream(self._listeners, self._primary.ended())
 
     def report(self, application: str | None = None) -> None:
-        """Have both namespaces told how this pair is doing, for their consoles, until it is closed.
+        """Report the status of this pair to the consoles of both namespaces, until the pair is closed.
 
-        ``application`` is what it is called there: the name of the program, if nothing is said. A namespace that cannot
-        be told is tried again; nobody waits for that. To be told again under another name, say it again.
+        ``application`` is the name that the consoles show; by default the name of the program. Reports are sent in the
+        background, and retried. Call this again to change the name.
         """
         check_type("application", application, (str, NoneType))
         name = program_name() if application is None else application.strip()
@@ -245,21 +297,21 @@ class NamespacePair:
         self._listeners.add(self._reporter.note)
         self._reporter.start()
 
-    # Switching by hand.
+    # Manual switches.
 
     def engage(self, path: str | None = None) -> None:
-        """Divert the messages for an entity, or for all, until ``release``; the primary is not pinged meanwhile."""
+        """Divert the messages for an entity, or for all entities, until ``release``; the primary is not pinged."""
         self._switch(path, Signal.ENGAGED)
 
     def release(self, path: str | None = None) -> None:
-        """Send to the primary again, whatever has led to the backlog."""
+        """Send to the primary again, after ``engage`` or after a failover."""
         self._switch(path, Signal.RELEASED)
 
     def _switch(self, path: str | None, signal: Signal) -> None:
         check_type("path", path, (str, NoneType))
         self._primary.check_open()
         if path is not None:
-            if signal is Signal.ENGAGED or self._is_held or key_of(path) in self._entities:
+            if signal is Signal.ENGAGED or self._is_held or destination_key(path) in self._entities:
                 self._entity(path.strip("/")).signal(signal)
             return
         self._is_held = signal is Signal.ENGAGED
@@ -269,25 +321,47 @@ class NamespacePair:
     async def drill(
         self, primary_namespace_manager: NamespaceManager, max_wait_time: timedelta = timedelta(minutes=1)
     ) -> DrillReport:
-        """Prove that the pair works: divert a marked message, have it brought home, receive it, and tell the times.
+        """Test the pair: divert a marked message, receive it from the primary, and return the times.
 
-        It goes to a queue that is made for it on the primary, so that no message of the application is touched. Raises
-        ``MessagingTimeoutError`` if no syphon brings it home in time.
+        The message goes to a temporary queue on the primary, so that no message of the application is touched. Raise
+        ``MessagingTimeoutError`` if no syphon delivers it in time.
         """
+        return await self._drill(primary_namespace_manager, max_wait_time, self._divert_marked)
+
+    async def drill_outage(
+        self,
+        primary_namespace_manager: NamespaceManager,
+        outage: DrillOutage,
+        max_wait_time: timedelta = timedelta(minutes=1),
+    ) -> DrillReport:
+        """Test the pair in an outage: send a marked message during it, receive it afterwards, and return the times.
+
+        ``outage`` is called with the path of a temporary queue on the primary. It returns a context manager, which
+        makes sends to that queue fail while it is open. The pair fails over by itself, so its failover interval must be
+        shorter than the operation timeout of the factory. Raise ``InternalServerError`` if the message was not
+        diverted, and ``MessagingTimeoutError`` if no syphon delivers it in time.
+        """
+        return await self._drill(primary_namespace_manager, max_wait_time, partial(self._divert_in_outage, outage))
+
+    async def _drill(
+        self,
+        primary_namespace_manager: NamespaceManager,
+        max_wait_time: timedelta,
+        divert: Callable[[str], Awaitable[tuple[BrokeredMessage, timedelta]]],
+    ) -> DrillReport:
         check_type("primary_namespace_manager", primary_namespace_manager, (NamespaceManager,))
         check_type("max_wait_time", max_wait_time, (timedelta,))
         self._check_manager(primary_namespace_manager.endpoint)
         self._primary.check_open()
         path = (await primary_namespace_manager.create_queue(drill_queue())).path
-        is_diverted = False
+        is_delivered = False
         try:
-            message, diverted_in = await self._divert_marked(path)
-            is_diverted = True
+            message, diverted_in = await divert(path)
             delivered_in = await await_drill(self._primary, path, message, max_wait_time)
-            is_diverted = False
+            is_delivered = True
         finally:
-            await self._forget(path)
-            if not is_diverted:  # else the message lies in the backlog, and needs its queue when it comes home
+            diverted = await self._forget(path)
+            if is_delivered or not diverted:  # else the message is in the backlog: its queue is needed for the delivery
                 await _delete(primary_namespace_manager, path)
         return DrillReport(path=path, diverted_in=diverted_in, delivered_in=delivered_in)
 
@@ -306,15 +380,28 @@ class NamespacePair:
             self.release(path)
         return message, timedelta(seconds=took_s)
 
-    async def _forget(self, path: str) -> None:
-        entity = self._entities.pop(key_of(path), None)
-        if entity is not None:
-            await entity.close()
+    async def _divert_in_outage(self, outage: DrillOutage, path: str) -> tuple[BrokeredMessage, timedelta]:
+        message, loop = drill_message(), asyncio.get_running_loop()
+        async with await self._primary.create_message_sender(path) as sender:
+            async with outage(path):
+                began_s = loop.time()
+                await sender.send(message)
+                took_s = loop.time() - began_s
+            check_diverted(path, self._entity(path).diverted)
+        return message, timedelta(seconds=took_s)
 
-    # Its end.
+    async def _forget(self, path: str) -> int:
+        """Forget an entity, and return how many of its messages were diverted."""
+        entity = self._entities.pop(destination_key(path), None)
+        if entity is None:
+            return 0
+        await entity.close()
+        return entity.diverted
+
+    # Close.
 
     async def abort(self) -> None:
-        """It does not come about: nothing is to be left of it."""
+        """Close a pair that could not be started; its factories are independent again."""
         if self._partnership is not None:
             self._partnership.cancel()
         await self.close()
@@ -324,7 +411,7 @@ class NamespacePair:
         if self._is_closed:
             return
         self._is_closed = True
-        await self._chores.close()
+        await self._tasks.close()
         closing = [entity.close() for entity in self._entities.values()]
         if self._reporter is not None:
             closing.append(self._reporter.close())
@@ -334,13 +421,13 @@ class NamespacePair:
             closing.append(self._syphon.close())
         for outcome in await asyncio.gather(*closing, self._backlog.close(), return_exceptions=True):
             if isinstance(outcome, Exception):
-                _log.warning("something of %r could not be closed: %s", self, outcome)
+                _log.warning('close failed pair=%r error="%s"', self, outcome)
         self._backlog.factory.dismiss()
 
 
 async def _delete(manager: NamespaceManager, path: str) -> None:
-    """If that fails, the queue goes by itself when nobody has used it for a while."""
+    """Delete the queue of a drill. If that fails, the namespace deletes the queue when it is idle."""
     try:
         await manager.delete_queue(path)
     except MessagingError as error:
-        _log.warning("the queue of the drill could not be deleted: %s", error)
+        _log.warning('queue of the drill not deleted error="%s"', error)

@@ -1,38 +1,54 @@
-"""When messages for an entity go to the backlog, and when they go home again: a table, driven by outcomes and time."""
+"""The failover policy of an entity: a transition table, driven by outcomes and time."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import Enum
+from types import MappingProxyType
 from typing import Final
+
+from pairbus.client.errors import (
+    ClosedError,
+    EntityNotFoundError,
+    InvalidMessageError,
+    InvalidRequestError,
+    MessageSizeExceededError,
+    MessagingCommunicationError,
+    MessagingError,
+    MessagingTimeoutError,
+    ServerBusyError,
+    UnauthorizedError,
+)
+from pairbus.client.validation import shown
 
 
 class EntityState(Enum):
-    """How an entity of the primary namespace looks to the senders of a factory."""
+    """The state of an entity of the primary namespace, as the senders of a factory see it."""
 
     HEALTHY = "healthy"
     FAILING = "failing"
-    """Something failed, and nothing has succeeded since: the failover interval runs."""
+    """An attempt failed, and none has succeeded since: the failover interval is running."""
     FAILED_OVER = "failed over"
-    """Messages go to the backlog until a ping is answered."""
+    """Messages go to the backlog until a ping succeeds."""
     HELD_OVER = "held over"
-    """Messages go to the backlog because somebody wants that, until somebody wants it no more."""
+    """Messages go to the backlog by a manual switch, until it is released."""
 
 
 class Signal(Enum):
-    """What can happen to it."""
+    """An event that may change the state of an entity."""
 
     SENT = "sent"
     """The primary has confirmed a message."""
     FAILED = "failed"
-    """An attempt came to something that counts."""
+    """An attempt failed with an error that counts."""
     EXPIRED = "expired"
-    """The failover interval is over."""
+    """The failover interval has passed."""
     ANSWERED = "answered"
-    """A ping was answered."""
+    """A ping succeeded."""
     ENGAGED = "engaged"
-    """Somebody has switched to the backlog by hand."""
+    """Failover was engaged manually."""
     RELEASED = "released"
-    """Somebody has switched back by hand."""
+    """Failover was released manually."""
 
 
 _HEALTHY: Final = EntityState.HEALTHY
@@ -50,12 +66,12 @@ TRANSITIONS: Final[dict[tuple[EntityState, Signal], EntityState]] = {
     (_FAILING, Signal.FAILED): _FAILING,
     (_FAILING, Signal.EXPIRED): _FAILED_OVER,
     (_FAILING, Signal.ANSWERED): _HEALTHY,
-    # Then only a ping brings the senders back: what still comes of older attempts changes nothing.
+    # Then only a ping ends the failover: the outcomes of older attempts change nothing.
     (_FAILED_OVER, Signal.SENT): _FAILED_OVER,
     (_FAILED_OVER, Signal.FAILED): _FAILED_OVER,
     (_FAILED_OVER, Signal.EXPIRED): _FAILED_OVER,
     (_FAILED_OVER, Signal.ANSWERED): _HEALTHY,
-    # What was switched by hand is switched back by hand.
+    # A manual switch is released manually.
     (_HELD_OVER, Signal.SENT): _HELD_OVER,
     (_HELD_OVER, Signal.FAILED): _HELD_OVER,
     (_HELD_OVER, Signal.EXPIRED): _HELD_OVER,
@@ -69,15 +85,15 @@ DIVERTING: Final = frozenset({_FAILED_OVER, _HELD_OVER})
 
 
 class FailoverPolicy:
-    """The state of one entity. Time is an argument, in seconds of whatever clock the caller has."""
+    """The state of one entity. Time is an argument, in seconds of any monotonic clock."""
 
     def __init__(self, failover_interval_s: float, now_s: float) -> None:
         self.state = EntityState.HEALTHY
         self.since_s = now_s
-        """When it became what it is."""
+        """The time of the last change of the state."""
 
         self.deadline_s: float | None = None
-        """When the failover interval is over, while that runs."""
+        """The time at which the failover interval ends; ``None`` while it is not running."""
 
         self._interval_s = failover_interval_s
 
@@ -86,15 +102,15 @@ class FailoverPolicy:
         return self.state in DIVERTING
 
     def on(self, signal: Signal, now_s: float) -> bool:
-        """Take note of what has happened; tells whether the state is another one now."""
+        """Apply a signal; return whether the state has changed."""
         before = self.state
         self._change(signal, now_s)
-        if self.deadline_s is not None and now_s >= self.deadline_s:  # an interval of zero is over when it begins
+        if self.deadline_s is not None and now_s >= self.deadline_s:  # an interval of zero ends at once
             self._change(Signal.EXPIRED, now_s)
         return self.state is not before
 
     def tick(self, now_s: float) -> bool:
-        """Look at the clock; tells whether the state is another one now."""
+        """Apply the passing of time; return whether the state has changed."""
         return self.deadline_s is not None and now_s >= self.deadline_s and self.on(Signal.EXPIRED, now_s)
 
     def _change(self, signal: Signal, now_s: float) -> None:
@@ -103,3 +119,58 @@ class FailoverPolicy:
             self.state = state
             self.since_s = now_s
             self.deadline_s = now_s + self._interval_s if state is EntityState.FAILING else None
+
+
+class FailureVerdict(Enum):
+    """The effect of an error on the state of an entity."""
+
+    COUNTS = "counts"
+    """The entity seems unavailable."""
+    COUNTS_UNLESS_TRANSIENT = "counts unless transient"
+    """The entity seems unavailable if the error is not transient, or is the last one of a send that timed out."""
+    IGNORED = "ignored"
+    """The entity is available, or the error is that of the client."""
+
+
+FailureRules = Mapping[type[MessagingError], FailureVerdict]
+
+FAILURE_RULES: Final[FailureRules] = MappingProxyType(
+    {
+        MessagingError: FailureVerdict.COUNTS_UNLESS_TRANSIENT,
+        MessagingTimeoutError: FailureVerdict.COUNTS,
+        MessagingCommunicationError: FailureVerdict.COUNTS,
+        # The entity is available, and asks for a pause.
+        ServerBusyError: FailureVerdict.IGNORED,
+        # A misconfigured client would fail elsewhere, too.
+        UnauthorizedError: FailureVerdict.IGNORED,
+        EntityNotFoundError: FailureVerdict.IGNORED,
+        # Errors of the message, or of its sender.
+        MessageSizeExceededError: FailureVerdict.IGNORED,
+        InvalidMessageError: FailureVerdict.IGNORED,
+        InvalidRequestError: FailureVerdict.IGNORED,
+        ClosedError: FailureVerdict.IGNORED,
+    }
+)
+"""The default rules. The most specific class of an error decides."""
+
+
+def counts(error: MessagingError, rules: FailureRules = FAILURE_RULES, *, is_last: bool = False) -> bool:
+    """Return whether a failed attempt counts, or, with ``is_last``, a send that timed out."""
+    for kind in type(error).__mro__:
+        verdict = rules.get(kind)
+        if verdict is FailureVerdict.COUNTS_UNLESS_TRANSIENT:
+            return is_last or not error.is_transient
+        if verdict is not None:
+            return verdict is FailureVerdict.COUNTS
+    return False
+
+
+def check_rules(rules: FailureRules) -> None:
+    """Raise ``TypeError`` if it is not a valid table of rules."""
+    if not isinstance(rules, Mapping):
+        raise TypeError(f"failure_rules is a mapping from error classes to Verdict, not {shown(rules)}")
+    for kind, verdict in rules.items():
+        if not (isinstance(kind, type) and issubclass(kind, MessagingError) and isinstance(verdict, FailureVerdict)):
+            raise TypeError(
+                f"failure_rules maps classes of MessagingError to Verdict, not {kind!r:.50} to {verdict!r:.50}"
+            )

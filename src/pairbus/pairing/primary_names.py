@@ -1,6 +1,6 @@
-"""What the backlog queues of a primary namespace are named after.
+"""The name of a primary namespace in the paths of its backlog queues.
 
-Everything that needs the name, in applications, syphons and commands, asks ``find_primary_names``.
+Applications, syphons and commands all find it with ``find_primary_names``.
 """
 
 from __future__ import annotations
@@ -16,15 +16,36 @@ from pairbus.client.endpoint import Endpoint
 from pairbus.client.errors import EntityAlreadyExistsError, MessagingError, UnauthorizedError
 from pairbus.client.factory import MessagingFactory
 from pairbus.client.management.namespace_manager import NamespaceManager
-from pairbus.dialect.backlog_path import backlog_path
+from pairbus.dialect.paths import backlog_path
+
+
+def is_same_namespace(one: Endpoint, other: Endpoint) -> bool:
+    """Return whether two endpoints are the same namespace, as far as their addresses show."""
+    has_ports = one.port is not None or other.port is not None
+    return is_same_host(one, other) and (not has_ports or one.amqp_port == other.amqp_port)
+
+
+def is_same_host(one: Endpoint, other: Endpoint) -> bool:
+    """Return whether two endpoints have the same host, in any spelling."""
+    return _host(one) == _host(other)
+
+
+def _host(endpoint: Endpoint) -> str:
+    host = endpoint.host.lower().rstrip(".")
+    try:
+        address = ip_address(host)
+    except ValueError:
+        return host
+    return "localhost" if address.is_loopback else address.compressed
+
 
 RECORD: Final = "x-pairbus-name"
 """A queue ``<name by address>/x-pairbus-name/<name>`` in the secondary records which name a primary has announced."""
 
 _LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
 _SERVICE_BUS: Final = "servicebus"
-_AGAIN_S: Final = 5.0
-"""How long to wait before the primary is asked again, unless it is reached earlier."""
+_RETRY_S: Final = 5.0
+"""Pause before the primary is asked again, unless it is reached earlier."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +99,7 @@ async def await_final_names(primary: MessagingFactory) -> PrimaryNames:
             return _announced(await primary.announced_name(), names_by_address(primary.endpoint))
         except MessagingError:
             primary.check_open()
-            await asyncio.wait((primary.reached(),), timeout=_AGAIN_S)
+            await asyncio.wait((primary.reached(),), timeout=_RETRY_S)
 
 
 def _announced(announced: str | None, by_address: tuple[str, ...]) -> PrimaryNames:
@@ -98,17 +119,17 @@ async def record_name(manager: NamespaceManager, primary: Endpoint, name: str) -
 async def _recorded_names(manager: NamespaceManager, by_address: tuple[str, ...]) -> list[str]:
     try:
         paths = [queue.path for queue in await manager.get_queues()]
-    except UnauthorizedError:  # a syphon may do without Manage; whoever needs it raises soon
+    except UnauthorizedError:  # a syphon may lack Manage; a caller that needs it raises soon
         return []
     prefixes = tuple(f"{name}/{RECORD}/".lower() for name in by_address)
     return [*{path.rpartition("/")[2]: None for path in paths if path.lower().startswith(prefixes)}]
 
 
 def names_by_address(endpoint: Endpoint) -> tuple[str, ...]:
-    """Return the first part of the host name of a primary, or host and port where the host says nothing about it.
+    """Return the first part of the host name of a primary, or host and port where the host does not name it.
 
-    This machine has several spellings, and applications may use different ones: the first is used, the others are
-    those that an earlier version has used.
+    The local host has several spellings, and applications may use different ones: the first is used, the others are
+    those that earlier versions have used.
     """
     host = endpoint.host
     if host != "localhost" and not _is_address(host):
@@ -118,7 +139,7 @@ def names_by_address(endpoint: Endpoint) -> tuple[str, ...]:
 
 
 def _names_its_namespace(endpoint: Endpoint) -> bool:
-    """Return whether the first part of the host is the name for certain, as in ``contoso.servicebus.windows.net``."""
+    """Return whether the first part of the host is certainly the name, as in ``contoso.servicebus.windows.net``."""
     return endpoint.host.lower().split(".")[1:2] == [_SERVICE_BUS]
 
 

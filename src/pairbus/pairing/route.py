@@ -1,44 +1,191 @@
-"""The way of one sender's messages: straight to the primary, or to a backlog queue."""
+"""The route of one sender's messages: to the primary, or to a backlog queue."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Final
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Any, Final, NamedTuple, Self
 
+from pairbus.client.entity_link import EntityLink, SendBatch, batch_bytes
 from pairbus.client.errors import (
+    BacklogUnavailableError,
+    ClosedError,
     InvalidMessageError,
+    InvalidRequestError,
     MessageSizeExceededError,
     MessagingCommunicationError,
     MessagingError,
 )
-from pairbus.client.lane import Lane
 from pairbus.client.message import BrokeredMessage
-from pairbus.client.parcel import Parcel, batch_bytes
 from pairbus.client.retrying import retrying
 from pairbus.client.settings import MessagingFactorySettings
+from pairbus.client.tracing import trace_diversion
 from pairbus.dialect.transfer import RESERVED, divert, growth_bytes, header_bytes
 from pairbus.pairing.backlog import Backlog
-from pairbus.pairing.diversion import Diversion
 from pairbus.pairing.entity import PairedEntity
-from pairbus.pairing.until import Until
+from pairbus.pairing.session_order import BackloggedSession, SessionOrder
+from pairbus.wire import Sections
+
+
+class Until:
+    """An asynchronous context manager that ends its block when a future is done, as ``asyncio.timeout`` at a time.
+
+    It cancels the task, so that the block runs in the same task, and keeps its position in the order of sends.
+    """
+
+    def __init__(self, future: asyncio.Future[Any]) -> None:
+        self.expired = False
+        """True if the block was cancelled because the future is done."""
+
+        self._future = future
+        self._task: asyncio.Task[Any] | None = None
+        self._cancelling = 0
+
+    async def __aenter__(self) -> Self:
+        task = asyncio.current_task()
+        if task is None:
+            raise RuntimeError("this works in a task")
+        self._task = task
+        self._cancelling = task.cancelling()
+        self._future.add_done_callback(self._cancel)
+        return self
+
+    def _cancel(self, _future: asyncio.Future[Any]) -> None:
+        if self._task is not None:
+            self.expired = True
+            self._task.cancel()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        self._future.remove_done_callback(self._cancel)
+        task, self._task = self._task, None
+        if not self.expired or task is None:
+            return False
+        # Another caller may have cancelled the task as well, which must not be suppressed.
+        return task.uncancel() <= self._cancelling and kind is asyncio.CancelledError
+
+
+class BacklogChoice(NamedTuple):
+    """A backlog queue to send to; ``None`` if no queue works or is due for a retry."""
+
+    queue: int | None
+    was_due: bool = False
+    """True if the queue was out of the rotation, and is due for a retry."""
+
+    only: int | None = None
+    """The only queue that may be used, if there is a restriction."""
+
+
+Choose = Callable[[float, bool], BacklogChoice]
+"""Returns the queue to send to at a time; the flag is true for the first attempt of a batch."""
+
+
+class SenderDiversion:
+    """Diverts the messages of one sender: to a random backlog queue, which it keeps using while that works."""
+
+    def __init__(self, path: str, entity: PairedEntity, backlog: Backlog, settings: MessagingFactorySettings) -> None:
+        self._path = path
+        self._entity = entity
+        self._backlog = backlog
+        self._timeout_s = settings.operation_timeout.total_seconds()
+        self._queue: int | None = None
+
+    async def send(self, diverted: SendBatch, started_s: float, choose: Choose | None = None) -> None:
+        """Send messages in their diverted form. Raise ``BacklogUnavailableError`` with the errors of all queues."""
+        if not diverted.unconfirmed:
+            return
+        backlog, loop = self._backlog, asyncio.get_running_loop()
+        # A send that the primary has delayed gets one or two attempts all the same.
+        deadline_s = max(started_s + self._timeout_s, loop.time() + 2 * backlog.factory.send_attempt_s)
+        with trace_diversion(diverted.unconfirmed, self._path, backlog.factory.endpoint) as note:
+            note(backlog.paths[await self._send_to_any(diverted, deadline_s, choose or self._choose)])
+
+    async def _send_to_any(self, diverted: SendBatch, deadline_s: float, choose: Choose) -> int:
+        """Send to a backlog queue that works; return the one that has accepted the last message."""
+        backlog, loop = self._backlog, asyncio.get_running_loop()
+        is_first = True
+        while True:
+            choice = choose(loop.time(), is_first)
+            is_first = False
+            if choice.queue is not None:
+                if await self._try_send(choice.queue, diverted, was_due=choice.was_due):
+                    return choice.queue
+            elif not await backlog.wait_for_a_queue(choice.only, deadline_s):
+                raise self._unavailable(choice.only)
+            if loop.time() >= deadline_s:
+                raise self._unavailable(choice.only)
+
+    def _choose(self, now_s: float, is_first: bool) -> BacklogChoice:
+        """Return a queue that is due for a retry, or the current one; after a failure, prefer one that works."""
+        rotation = self._backlog.rotation
+        due = rotation.due(now_s) if is_first else None
+        if due is None and (self._queue is None or self._queue not in rotation):
+            self._queue = rotation.pick()
+            if self._queue is None:
+                due = rotation.due(now_s)
+        return BacklogChoice(self._queue) if due is None else BacklogChoice(due, was_due=True)
+
+    async def _try_send(self, queue: int, diverted: SendBatch, *, was_due: bool) -> bool:
+        backlog = self._backlog
+        before = len(diverted.unconfirmed)
+        try:
+            await backlog.links[queue].attempt(diverted)
+        except InvalidMessageError:
+            raise  # the queue is not to blame
+        except ClosedError as error:
+            if not backlog.factory.is_closed:
+                raise  # the pair has been closed
+            backlog.failed(queue, error, was_due=was_due)
+            return False
+        except MessagingError as error:
+            backlog.failed(queue, error, was_due=was_due)
+            return False
+        finally:
+            accepted = before - len(diverted.unconfirmed)
+            backlog.diverted[queue] += accepted
+            self._entity.diverted += accepted
+        backlog.worked(queue)
+        return True
+
+    def _unavailable(self, only: int | None) -> BacklogUnavailableError:
+        backlog = self._backlog
+        causes = {
+            backlog.paths[queue]: cause
+            for queue, cause in sorted(backlog.rotation.causes.items())
+            if only is None or queue == only
+        }
+        details = "; ".join(f"{path}: {cause}" for path, cause in causes.items())
+        error = BacklogUnavailableError(
+            f"'{self._path}' is {self._entity.state.value}, and none of its backlog queues in "
+            f"{backlog.factory.endpoint} takes the message: {details}",
+            entity=self._path,
+            causes=causes,
+        )
+        error.__cause__ = self._entity.cause
+        return error
+
 
 _HEADER_LIMIT_BYTES: Final = 64 * 1024
-"""What the service takes of a message beside its body."""
+"""The service's limit for a message without its body."""
 
 
 class PairedRoute:
-    """A sender of a paired factory."""
+    """The route of a sender of a paired factory."""
 
-    def __init__(self, lane: Lane, entity: PairedEntity, backlog: Backlog, settings: MessagingFactorySettings) -> None:
-        self._lane = lane
-        self._path = lane.path
+    def __init__(
+        self, entity_link: EntityLink, entity: PairedEntity, backlog: Backlog, settings: MessagingFactorySettings
+    ) -> None:
+        self._entity_link = entity_link
+        self._path = entity_link.path
         self._entity = entity
         self._backlog = backlog
         self._settings = settings
-        self._diversion = Diversion(lane.path, entity, backlog, settings)
+        self._diversion = SenderDiversion(entity_link.path, entity, backlog, settings)
         smallest = min(backlog.max_message_bytes or _HEADER_LIMIT_BYTES, _HEADER_LIMIT_BYTES)
-        self._roomy_bytes = smallest - growth_bytes(self._path)
-        """Messages up to this size have room for what the backlog adds, whatever they are like."""
+        self._safe_bytes = smallest - growth_bytes(self._path)
+        """Messages up to this size never exceed a limit of the backlog in their diverted form."""
 
     @property
     def is_direct(self) -> bool:
@@ -47,7 +194,7 @@ class PairedRoute:
     def confirmed(self) -> None:
         self._entity.sent()
 
-    # What could not take every way is refused on every way.
+    # Checks. A message that could not be diverted is rejected always, also while the primary works.
 
     def check(self, message: BrokeredMessage, payload: bytes) -> None:
         properties = message.application_properties
@@ -57,11 +204,11 @@ class PairedRoute:
                 f"the application property {names} is the backlog's own; a paired sender cannot send it",
                 entity=self._path,
             )
-        if len(payload) > self._roomy_bytes:
+        if len(payload) > self._safe_bytes:
             self._check_size(payload)
 
     def _check_size(self, payload: bytes) -> None:
-        self._lane.check_size(len(payload))
+        self._entity_link.check_size(len(payload))
         diverted = divert(payload, self._path)
         limit_bytes = self._backlog.max_message_bytes
         if limit_bytes and len(diverted) > limit_bytes:
@@ -72,7 +219,7 @@ class PairedRoute:
             raise self._too_large(what, in_header, _HEADER_LIMIT_BYTES)
 
     def check_batch(self, payloads: list[bytes]) -> None:
-        limit_bytes = self._backlog.max_batch_bytes if len(payloads) > 1 else 0  # one goes as it is
+        limit_bytes = self._backlog.max_batch_bytes if len(payloads) > 1 else 0  # a single message is no batch
         size_bytes = batch_bytes([len(payload) for payload in payloads])
         if not limit_bytes or size_bytes + len(payloads) * growth_bytes(self._path) <= limit_bytes:
             return
@@ -98,32 +245,32 @@ class PairedRoute:
 
     # Sending.
 
-    async def send(self, parcel: Parcel, failure: MessagingError | None, started_s: float | None) -> None:
+    async def send(self, batch: SendBatch, failure: MessagingError | None, started_s: float | None) -> None:
         if started_s is None:
             started_s = asyncio.get_running_loop().time()
         if failure is not None and not self._entity.failed(failure) and not failure.is_transient:
             raise failure
-        await self._send(parcel, failure, started_s)
+        await self._send(batch, failure, started_s)
 
-    async def _send(self, parcel: Parcel, failure: MessagingError | None, started_s: float) -> None:
-        if not self._entity.is_diverting and await self._sent_directly(parcel, failure, started_s):
+    async def _send(self, batch: SendBatch, failure: MessagingError | None, started_s: float) -> None:
+        if not self._entity.is_diverting and await self._send_to_primary(batch, failure, started_s):
             return
-        await self._divert(parcel, started_s)
+        await self._divert(batch, started_s)
 
-    async def _sent_directly(self, parcel: Parcel, failure: MessagingError | None, started_s: float) -> bool:
-        """Send to the primary, with all its tries; tells whether it was sent, or is to be diverted."""
+    async def _send_to_primary(self, batch: SendBatch, failure: MessagingError | None, started_s: float) -> bool:
+        """Send to the primary, with retries; return ``False`` if the messages have to be diverted."""
         entity = self._entity
         try:
             async with Until(entity.engaged()):
                 await retrying(
-                    lambda: self._attempt(parcel),
+                    lambda: self._attempt(batch),
                     settings=self._settings,
                     entity=self._path,
                     failure=failure,
                     started_s=started_s,
                     limits_itself=True,
-                    hurry=self._lane.reached,
-                    insists=entity.counts,  # what speaks against the primary may end in a failover
+                    hurry=self._entity_link.reached,
+                    insists=entity.counts,  # an error that counts may lead to a failover
                 )
                 return True
         except MessagingError as error:
@@ -132,18 +279,140 @@ class PairedRoute:
                 raise
         return False
 
-    async def _attempt(self, parcel: Parcel) -> None:
+    async def _attempt(self, batch: SendBatch) -> None:
         try:
-            await self._lane.attempt(parcel)
+            await self._entity_link.attempt(batch)
         except MessagingError as error:
             self._entity.failed(error)
             raise
         self._entity.sent()
 
-    async def _divert(self, parcel: Parcel, started_s: float) -> None:
-        await self._diversion.send(self._diverted(parcel), started_s)
+    async def _divert(self, batch: SendBatch, started_s: float) -> None:
+        await self._diversion.send(self._diverted(batch), started_s)
 
-    def _diverted(self, parcel: Parcel) -> Parcel:
-        for payload in parcel.unconfirmed:
-            self._lane.check_size(len(payload))  # what the primary never takes would lie in the backlog for ever
-        return Parcel([divert(payload, self._path) for payload in parcel.unconfirmed], whole=parcel.whole)
+    def _diverted(self, batch: SendBatch) -> SendBatch:
+        for payload in batch.unconfirmed:
+            self._entity_link.check_size(len(payload))  # else it could never be delivered
+        return SendBatch([divert(payload, self._path) for payload in batch.unconfirmed], whole=batch.whole)
+
+
+def session_of(payload: bytes) -> str | None:
+    """Return the session id of an encoded message."""
+    return Sections(payload).properties().group_id
+
+
+class OrderedRoute(PairedRoute):
+    """Diverts new messages of a session while others of it are in the backlog, always to the same queue."""
+
+    def __init__(
+        self,
+        entity_link: EntityLink,
+        entity: PairedEntity,
+        backlog: Backlog,
+        settings: MessagingFactorySettings,
+        order: SessionOrder,
+    ) -> None:
+        super().__init__(entity_link, entity, backlog, settings)
+        self._order = order
+        self._timeout_s = settings.operation_timeout.total_seconds()
+
+    async def _send(self, batch: SendBatch, failure: MessagingError | None, started_s: float) -> None:
+        if not self._entity.is_diverting:
+            batch = await self._divert_followers(batch, started_s)
+            batch.in_turn = any(session_of(payload) is not None for payload in batch.unconfirmed)
+        if batch.unconfirmed:
+            await super()._send(batch, failure, started_s)
+
+    async def _divert_followers(self, batch: SendBatch, started_s: float) -> SendBatch:
+        """Divert the messages that have to follow others of their sessions; return the rest."""
+        order, payloads = self._order, batch.unconfirmed
+        sessions = [session_of(payload) for payload in payloads]
+        await order.wait_until_released(self._path, [one for one in sessions if one is not None])
+        follows = [one is not None and order.follows(self._path, one) for one in sessions]
+        if not any(follows):
+            return batch
+        pairs = [*zip(payloads, follows, strict=True)]
+        follow = [payload for payload, does_follow in pairs if does_follow or batch.whole]
+        await self._divert(SendBatch(follow, whole=batch.whole), started_s)
+        return SendBatch([payload for payload, does_follow in pairs if not (does_follow or batch.whole)])
+
+    async def _divert(self, batch: SendBatch, started_s: float) -> None:
+        if not all(self._order.is_located(self._path, session_of(payload)) for payload in batch.unconfirmed):
+            await self._order.wait_until_located(
+                self._path, max(started_s + self._timeout_s, asyncio.get_running_loop().time())
+            )
+        groups = [*self._groups(batch)]
+        sessions = [session for _, found in groups for session in found]
+        for session in sessions:  # all at once: sessions of later groups must not be released meanwhile
+            session.in_flight += 1
+            session.version += 1
+        try:
+            for group, found in groups:
+                await self._divert_group(group, found, started_s)
+        finally:
+            for session in sessions:
+                session.in_flight -= 1
+
+    def _groups(self, batch: SendBatch) -> Iterator[tuple[SendBatch, list[BackloggedSession]]]:
+        """Split a batch into groups that can go to one backlog queue each; yield them with their sessions."""
+        diverted = self._diverted(batch)
+        pairs = [*zip(diverted.unconfirmed, map(session_of, batch.unconfirmed), strict=True)]
+        found = {one: self._order.track(self._path, one) for _, one in pairs if one is not None}
+        if len({session.queue for session in found.values() if session.is_pinned}) < 2:
+            yield diverted, [*found.values()]
+            return
+        if batch.whole:
+            raise InvalidRequestError(
+                "the sessions of these messages have others in several backlog queues, so they cannot stay in order "
+                "and be one batch; send them one by one",
+                entity=self._path,
+            )
+        for queue in sorted({session.queue for session in found.values()}):
+            ours = {one: session for one, session in found.items() if session.queue == queue}
+            yield SendBatch([payload for payload, one in pairs if one in ours]), [*ours.values()]
+        yield SendBatch([payload for payload, one in pairs if one is None]), []
+
+    async def _divert_group(self, diverted: SendBatch, sessions: list[BackloggedSession], started_s: float) -> None:
+        if not sessions:
+            await self._diversion.send(diverted, started_s)
+            return
+        diverted.in_turn = True
+        before = len(diverted.unconfirmed)
+
+        def choose(now_s: float, _is_first: bool) -> BacklogChoice:
+            self._pin(sessions, diverted, before)
+            return self._choose_for(sessions, now_s)
+
+        try:
+            await self._diversion.send(diverted, started_s, choose)
+        finally:
+            self._pin(sessions, diverted, before)
+
+    def _pin(self, sessions: list[BackloggedSession], diverted: SendBatch, before: int) -> None:
+        """Pin the sessions to their queue if it has accepted a part of the batch: the rest has to follow."""
+        if len(diverted.unconfirmed) < before:
+            for session in sessions:
+                session.is_pinned = True
+
+    def _unpin(self, sessions: list[BackloggedSession]) -> None:
+        """Unpin the sessions of a deleted queue: their messages were deleted with it."""
+        for session in sessions:
+            if session.is_pinned and self._backlog.rotation.is_missing(session.queue):
+                session.is_pinned = False
+
+    def _choose_for(self, sessions: list[BackloggedSession], now_s: float) -> BacklogChoice:
+        """Return the backlog queue that has messages of these sessions, or the one that all senders choose."""
+        rotation = self._backlog.rotation
+        self._unpin(sessions)
+        pinned = next((one.queue for one in sessions if one.is_pinned), None)
+        if pinned is None:
+            queue = rotation.next_to(sessions[0].queue)
+            choice = BacklogChoice(rotation.due(now_s), was_due=True) if queue is None else BacklogChoice(queue)
+        elif pinned in rotation:
+            choice = BacklogChoice(pinned)
+        else:
+            choice = BacklogChoice(pinned if rotation.claim(pinned, now_s) else None, was_due=True, only=pinned)
+        if choice.queue is not None:
+            for session in sessions:
+                session.queue = choice.queue
+        return choice

@@ -1,4 +1,4 @@
-"""How a pair is doing, as values; also in the text format that Prometheus reads."""
+"""The status of a pair, as values and in the text format of Prometheus."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from pairbus.pairing.policy import EntityState
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairedEntityStatus:
-    """An entity of the primary namespace."""
+    """The status of an entity of the primary namespace."""
 
     path: str
     state: EntityState
     since: datetime
     cause: MessagingError | None
-    """What it failed with at last; ``None`` while it is healthy."""
+    """The last error; ``None`` while the entity is healthy."""
 
     failures: int
-    """Attempts that counted."""
+    """Number of failed attempts that counted."""
 
     diverted: int
     pings: int
@@ -29,37 +29,39 @@ class PairedEntityStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BacklogQueueStatus:
-    """A backlog queue, as the senders see it."""
+    """The status of a backlog queue, as the senders see it."""
 
     path: str
     is_used: bool
-    """Whether it is in the rotation."""
+    """True while the queue is in the rotation."""
 
     cause: MessagingError | None
-    """Why it is not."""
+    """The reason why the queue is not in the rotation."""
 
     diverted: int
+    recreated: int = 0
+    """Number of times that this pair has created the queue again after it was deleted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyphonStatus:
-    """A syphon that runs in this process."""
+    """The status of a syphon in this process."""
 
     engine: str
     receives: int
-    """How often a backlog queue was asked for messages."""
+    """Number of receives from backlog queues."""
 
     syphoned: int
-    """Messages that were brought home."""
+    """Number of messages delivered from the backlog."""
 
     dead_lettered: int
     waiting: Mapping[str, MessagingError]
-    """Destinations whose messages wait in the backlog, and why."""
+    """The errors of destinations whose messages wait in the backlog, by path."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairStatus:
-    """Everything that a factory knows of its pair."""
+    """The status of a pair, as one factory knows it."""
 
     primary: str
     secondary: str
@@ -76,7 +78,7 @@ class PairStatus:
         return sum(entity.pings for entity in self.entities)
 
     def metrics(self, backlog_depth: Mapping[str, int] | None = None) -> str:
-        """The same in the text format of Prometheus; with how many messages lie in each backlog queue, if given."""
+        """Return the status in the text format of Prometheus, with the depth of each backlog queue if given."""
         return "".join(f"{line}\n" for line in self._metrics(backlog_depth or {}))
 
     def _metrics(self, depth: Mapping[str, int]) -> Iterator[str]:
@@ -113,6 +115,12 @@ class PairStatus:
             "1 for a backlog queue that is in the rotation",
             [({"queue": one.path}, int(one.is_used)) for one in self.backlog_queues],
         )
+        yield from _metric(
+            "pairbus_pair_backlog_queue_recreated_total",
+            "counter",
+            "How often this pair has created a deleted backlog queue again",
+            [({"queue": one.path}, one.recreated) for one in self.backlog_queues],
+        )
         if depth:
             yield from _metric(
                 "pairbus_pair_backlog_messages",
@@ -126,7 +134,7 @@ class PairStatus:
     def _syphon_metrics(self, syphon: SyphonStatus) -> Iterator[str]:
         for name, help_text, value in (
             ("receives", "How often a backlog queue was asked for messages", syphon.receives),
-            ("messages", "Messages that were brought home", syphon.syphoned),
+            ("messages", "Messages delivered from the backlog", syphon.syphoned),
             ("dead_lettered", "Messages that can never be delivered", syphon.dead_lettered),
         ):
             yield from _metric(f"pairbus_syphon_{name}_total", "counter", help_text, [({}, value)])
@@ -143,8 +151,8 @@ def _metric(name: str, kind: str, help_text: str, samples: list[tuple[dict[str, 
     yield f"# HELP {name} {help_text}"
     yield f"# TYPE {name} {kind}"
     for labels, value in samples:
-        told = ",".join(f'{label}="{_escaped(text)}"' for label, text in labels.items())
-        yield f"{name}{{{told}}} {value:.17g}" if told else f"{name} {value:.17g}"
+        label_text = ",".join(f'{label}="{_escaped(text)}"' for label, text in labels.items())
+        yield f"{name}{{{label_text}}} {value:.17g}" if label_text else f"{name} {value:.17g}"
 
 
 def _escaped(text: str) -> str:

@@ -1,4 +1,4 @@
-"""The answer to a connection that the server has no room for: "server busy", in the protocol that the peer speaks."""
+"""The response to a connection beyond the server's limits: "server busy", in the protocol that the peer speaks."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Protocol, cast
 import h11
 
 from pairbus.dialect.conditions import ServiceBusCondition
-from pairbus.server.amqp.unproven import BOUNDS
+from pairbus.server.amqp.services import BOUNDS
 from pairbus.server.http.answers import error_answer, fresh_tracking_id
-from pairbus.server.preface import LONGEST_PREFACE_BYTES, Preface, preface_of
+from pairbus.server.listener import LONGEST_PREFACE_BYTES, Preface, preface_of
 from pairbus.wire import (
     ANONYMOUS,
     MSSBCBS,
@@ -31,17 +31,18 @@ class _Answer(Protocol):
     """The server's side of one exchange."""
 
     is_finished: bool
-    """Whether nothing more is to be said, or heard."""
+    """True if nothing more is to be sent or received."""
 
     def receive(self, data: bytes) -> bytes:
-        """Take in what the peer sent, and return what to send back."""
+        """Process received bytes, and return the bytes to send."""
 
 
 class BusyProtocol(asyncio.Protocol):
-    """Find out what a peer speaks, answer that the server is busy, and close. ``finished`` is done when it is closed.
+    """Detects the peer's protocol, responds that the server is busy, and closes. ``finished`` is done when it is
+    closed.
 
-    Without an answer the peer would take the server for dead, and a paired sender would fail over (B2, C7). Whoever
-    creates it sets a deadline, and aborts the transport then.
+    Without a response the peer would consider the server dead, and a paired sender would fail over (B2, C7). The
+    creator sets a deadline, and aborts the transport then.
     """
 
     def __init__(self, reason: str, now_ms: Callable[[], int], finished: asyncio.Future[None]) -> None:
@@ -53,7 +54,7 @@ class BusyProtocol(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's are none by inheritance
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's transports do not inherit from it
 
     def data_received(self, data: bytes) -> None:
         transport = self._transport
@@ -64,9 +65,9 @@ class BusyProtocol(asyncio.Protocol):
             self._answer = self._choose(transport)
             if self._answer is None:
                 return
-        said = self._answer.receive(data)
-        if said:
-            transport.write(said)
+        response = self._answer.receive(data)
+        if response:
+            transport.write(response)
         if self._answer.is_finished:
             transport.close()
 
@@ -87,7 +88,9 @@ class BusyProtocol(asyncio.Protocol):
 
 
 class _AmqpAnswer:
-    """Open and close with ``com.microsoft:server-busy``. Credentials are not looked at: they would open nothing."""
+    """Responds with open and close with ``com.microsoft:server-busy``. Credentials are ignored: they would grant
+    nothing.
+    """
 
     def __init__(self, reason: str) -> None:
         self.is_finished = False
@@ -117,7 +120,7 @@ def _accept(_mechanism: str, _response: bytes) -> SaslCode:
 
 
 class _HttpAnswer:
-    """Answer any request with 503 once it has been read: a peer that still sends could lose the answer."""
+    """Responds to any request with 503 once it has been read: a peer that still sends could lose the response."""
 
     def __init__(self, reason: str, now_ms: Callable[[], int]) -> None:
         self.is_finished = False

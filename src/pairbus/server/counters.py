@@ -1,4 +1,4 @@
-"""What has happened since the start, in numbers."""
+"""Counters of a server since its start."""
 
 from __future__ import annotations
 
@@ -6,36 +6,45 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from pairbus.broker import Address
+from pairbus.server.connection_limits import LIMIT_NAMES
 
 
 @dataclass(slots=True)
 class Counters:
-    """Plain numbers, counted where things happen and read by whoever reports them."""
+    """Plain numbers, incremented where events happen, and read by metrics, the console and the ledger."""
 
     messages_sent: int = 0
-    """By applications to the namespace, confirmed or refused."""
+    """Messages sent by applications, confirmed or rejected."""
     messages_delivered: int = 0
-    """To applications."""
+    """Messages delivered to applications."""
     bytes_sent: int = 0
     bytes_delivered: int = 0
     pings: Counter[Address] = field(default_factory=Counter)
-    """By the entity that was asked whether it is well."""
+    """Pings, by the entity that they were sent to."""
     drills: Counter[Address] = field(default_factory=Counter)
-    """Messages of drills that came to backlog queues, by queue."""
+    """Messages of drills in backlog queues, by queue."""
     settled: Counter[str] = field(default_factory=Counter)
-    """By disposition."""
+    """Settled messages, by disposition."""
     refused: Counter[str] = field(default_factory=Counter)
-    """By error condition."""
+    """Rejected requests, by error condition."""
+    limits: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(LIMIT_NAMES, 0)))
+    """Rejections, by the limit that caused them."""
     requests: Counter[tuple[str, int]] = field(default_factory=Counter)
-    """On management nodes: by operation and status."""
+    """Requests to management nodes, by operation and status."""
     connections: Counter[str] = field(default_factory=Counter)
-    """Open now, by protocol."""
+    """Open connections, by protocol."""
     accepted: Counter[str] = field(default_factory=Counter)
-    """Ever accepted, by protocol."""
+    """Accepted connections, by protocol."""
     links: Counter[str] = field(default_factory=Counter)
-    """Attached now, by kind."""
+    """Attached links, by kind."""
     peak_connections: int = 0
-    """The most that were open at a time since ``take_peak``."""
+    """Maximum number of open connections since ``take_peak``."""
+
+    def refuse(self, condition: str, limit: str = "", count: int = 1) -> None:
+        """Count rejections, and the limit that caused them, if there is one."""
+        self.refused[condition] += count
+        if limit:
+            self.limits[limit] += count
 
     def connected(self, protocol: str) -> None:
         self.connections[protocol] += 1

@@ -1,4 +1,4 @@
-"""The entities and keys that a namespace is to have, as a file says it, and the namespace brought to it."""
+"""Declared entities and keys: parsed from a file, and applied to a namespace."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from enum import StrEnum
-from types import UnionType
-from typing import Any, Final, Generic, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Final, Generic, TypeVar
 
 from pairbus.broker import (
     DEFAULT_RULE,
@@ -19,6 +18,7 @@ from pairbus.broker import (
     CorrelationFilter,
     EntityDescription,
     EntityNotFoundError,
+    EntityStatus,
     FalseFilter,
     FilterDescription,
     Namespace,
@@ -31,49 +31,49 @@ from pairbus.broker import (
     TopicDescription,
     TrueFilter,
 )
+from pairbus.broker.descriptions import KIND_OF
 from pairbus.dialect.atom import parse_duration
+from pairbus.entity_settings import FORWARDING, EntityKind, SettingType, settings_of
 
 D = TypeVar("D", QueueDescription, TopicDescription, SubscriptionDescription)
 T = TypeVar("T")
 
 
 class DeclarationError(ValueError):
-    """Something that cannot be declared, or that this namespace cannot become; says what and where."""
+    """The declaration is invalid, or this namespace cannot satisfy it; the message says what and where."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Declared(Generic[D]):
-    """An entity by name. ``given`` tells the settings that were named; the others are left as they are."""
+class DeclaredEntity(Generic[D]):
+    """An entity by name. ``given`` has the settings that were named; the others stay unchanged."""
 
     name: str
     description: D
     given: frozenset[str] = frozenset()
 
     def over(self, before: D) -> D:
-        """The settings of an entity that is there, with those that were named."""
+        """Return the settings of an existing entity, overridden by those that were named."""
         named: dict[str, Any] = {name: _over(name, self.description, before) for name in self.given}
         return replace(before, **named)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeclaredSubscription(Declared[SubscriptionDescription]):
-    """A subscription. Without rules of its own in the file it keeps those that it has."""
+class DeclaredSubscription(DeclaredEntity[SubscriptionDescription]):
+    """A subscription. Without rules in the file it keeps its existing ones."""
 
     rules: tuple[RuleDescription, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeclaredTopic(Declared[TopicDescription]):
-    """A topic with its subscriptions."""
-
+class DeclaredTopic(DeclaredEntity[TopicDescription]):
     subscriptions: tuple[DeclaredSubscription, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Declaration:
-    """What is to be there. What is not named here is left alone."""
+    """The declared entities and keys. Entities that are not named here stay unchanged."""
 
-    queues: tuple[Declared[QueueDescription], ...] = ()
+    queues: tuple[DeclaredEntity[QueueDescription], ...] = ()
     topics: tuple[DeclaredTopic, ...] = ()
     keys: tuple[AuthorizationRule, ...] = ()
 
@@ -82,28 +82,24 @@ def _over(name: str, declared: EntityDescription, before: EntityDescription) -> 
     wanted, found = getattr(declared, name), getattr(before, name)
     if name == "authorization_rules":
         return merge_keys(found, wanted)
-    if name in _FORWARDS and wanted is not None and found is not None and wanted.lower() == found.lower():
-        return found  # the broker keeps the name as its owner spells it
+    if name in FORWARDING and wanted is not None and found is not None and wanted.lower() == found.lower():
+        return found  # the broker keeps the spelling of the existing name
     return wanted
 
 
 def merge_keys(
     found: Sequence[AuthorizationRule], wanted: Sequence[AuthorizationRule]
 ) -> tuple[AuthorizationRule, ...]:
-    """The keys that are there, with those of the same name replaced and new ones at the end."""
+    """Return the existing keys, with those of the same name replaced and new ones at the end."""
     by_name = {rule.name.lower(): rule for rule in found} | {rule.name.lower(): rule for rule in wanted}
     return tuple(by_name.values())
 
 
-_FORWARDS: Final = ("forward_to", "forward_dead_letters_to")
-_TABLE_NAMES: Final = {"authorization_rules": "keys"}
-
-
-# Reading. ``where`` says in every error which entity it is about.
+# Parsing. ``where`` names the entity in every error.
 
 
 def parse_declaration(document: Mapping[str, object]) -> Declaration:
-    """Read the tables ``queues``, ``topics`` and ``keys`` of a settings file; raises ``DeclarationError``."""
+    """Parse the tables ``queues``, ``topics`` and ``keys`` of a settings file; raises ``DeclarationError``."""
     check_keys(document, ("queues", "topics", "keys"), "the declaration")
     declaration = Declaration(
         queues=tuple(_parse_queue(table) for table in _tables(document, "queues", "")),
@@ -114,10 +110,10 @@ def parse_declaration(document: Mapping[str, object]) -> Declaration:
     return declaration
 
 
-def _parse_queue(table: Mapping[str, object]) -> Declared[QueueDescription]:
+def _parse_queue(table: Mapping[str, object]) -> DeclaredEntity[QueueDescription]:
     name = _name(table, "a queue")
     description, given = _describe(QueueDescription, table, f"queue '{name}'")
-    return Declared(name=name, description=description, given=given)
+    return DeclaredEntity(name=name, description=description, given=given)
 
 
 def _parse_topic(table: Mapping[str, object]) -> DeclaredTopic:
@@ -137,31 +133,39 @@ def _parse_subscription(table: Mapping[str, object], topic: str) -> DeclaredSubs
 
 
 def _describe(kind: type[D], table: Mapping[str, object], where: str, *parts: str) -> tuple[D, frozenset[str]]:
-    """A description, and which of its settings the table names."""
-    settings = _read_settings(get_type_hints(kind), table, where, parts)
+    """Return a description, and the names of the settings that the table has."""
+    settings = _read_settings(KIND_OF[kind], table, where, parts)
     return kind(**settings), frozenset(settings)
 
 
-def _read_settings(
-    kinds: Mapping[str, Any], table: Mapping[str, object], where: str, parts: Sequence[str]
-) -> dict[str, Any]:
-    names = {_TABLE_NAMES.get(name, name.removesuffix("_ms")): name for name in kinds}
-    check_keys(table, ("name", *names, *parts), where)
+def _read_settings(kind: EntityKind, table: Mapping[str, object], where: str, parts: Sequence[str]) -> dict[str, Any]:
+    known = {setting.key: setting for setting in settings_of(kind)}
+    has_keys = kind is not EntityKind.SUBSCRIPTION
+    check_keys(table, ("name", *known, *(("keys",) if has_keys else ()), *parts), where)
     settings = {
-        names[key]: _read_setting(names[key], kinds[names[key]], value, f"{key} of {where}")
+        known[key].name: _read_setting(known[key].type, value, f"{key} of {where}")
         for key, value in table.items()
-        if key in names and key != "keys"
+        if key in known
     }
     return settings | ({"authorization_rules": _parse_keys(table, where)} if "keys" in table else {})
 
 
-def _read_setting(name: str, kind: Any, value: object, where: str) -> object:
-    is_optional = get_origin(kind) is UnionType
-    if name.endswith("_ms"):
-        return read_duration(value, where, is_optional=is_optional)
-    if name in _FORWARDS and value == "":
+_TYPES: Final[Mapping[SettingType, type]] = {
+    SettingType.BOOLEAN: bool,
+    SettingType.INTEGER: int,
+    SettingType.SIZE: int,
+    SettingType.TEXT: str,
+    SettingType.ENTITY: str,
+    SettingType.STATUS: EntityStatus,
+}
+
+
+def _read_setting(kind: SettingType, value: object, where: str) -> Any:
+    if kind not in _TYPES:
+        return read_duration(value, where, is_optional=kind is SettingType.LIFETIME)
+    if kind is SettingType.ENTITY and value == "":
         return None
-    return read_value(get_args(kind)[0] if is_optional else kind, value, where)
+    return read_value(_TYPES[kind], value, where)
 
 
 def _parse_rule(table: Mapping[str, object], owner: str) -> RuleDescription:
@@ -177,7 +181,7 @@ def _parse_rule(table: Mapping[str, object], owner: str) -> RuleDescription:
 
 
 def _parse_filter(value: object, where: str) -> FilterDescription:
-    """A truth value, a text or a table with ``expression`` in SQL, or a table of what has to be equal."""
+    """Parse a filter: a boolean, a text or a table with ``expression`` in SQL, or a table of properties to compare."""
     match value:
         case bool():
             return TrueFilter() if value else FalseFilter()
@@ -200,12 +204,12 @@ def _expression(value: object, where: str) -> tuple[str, dict[str, Any]]:
 
 
 def read_properties(value: object, where: str) -> dict[str, Any]:
-    """Values that messages are compared with."""
+    """Parse the property values that messages are compared with."""
     if not isinstance(value, Mapping):
-        raise DeclarationError(f"{where} has {value!r} where a table is needed")
+        raise DeclarationError(f"{where} must be a table, got {value!r}")
     for name, each in value.items():
         if not isinstance(each, bool | int | float | str):
-            raise DeclarationError(f"{name} of {where} is {each!r}; possible are text, numbers, true and false")
+            raise DeclarationError(f"{name} of {where} must be text, a number, true or false, got {each!r}")
     return dict(value)
 
 
@@ -228,7 +232,7 @@ def _parse_key(table: Mapping[str, object], owner: str) -> AuthorizationRule:
 
 def _parse_rights(value: object, where: str) -> tuple[Right, ...]:
     if not isinstance(value, list) or not value:
-        raise DeclarationError(f"rights of {where} have to be a list of some of {_listed(Right)}")
+        raise DeclarationError(f"rights of {where} must be a list of some of {_listed(Right)}")
     rights = {read_value(Right, each, f"a right of {where}") for each in value}
     return tuple(right for right in Right if right in rights or Right.MANAGE in rights)
 
@@ -244,22 +248,22 @@ def _tables(table: Mapping[str, object], key: str, where: str) -> Sequence[Mappi
     value = table.get(key, [])
     if not isinstance(value, list) or not all(isinstance(each, Mapping) for each in value):
         owner = f" of {where}" if where else ""
-        raise DeclarationError(f"{key}{owner} has to be a list of tables")
+        raise DeclarationError(f"{key}{owner} must be a list of tables")
     return value
 
 
-# What files of settings have in common.
+# Shared by all settings files.
 
 
 def check_keys(table: Mapping[str, object], known: Iterable[str], where: str) -> None:
-    """Refuse what nobody would read."""
+    """Raise ``DeclarationError`` for an unknown key."""
     for key in table:
         if key not in known:
             raise DeclarationError(f"{where} has an unknown key '{key}'{nearest(key, known)}")
 
 
 def nearest(key: str, known: Iterable[str]) -> str:
-    """A guess what was meant, to end an error with."""
+    """Return a suggestion of the key that was meant, to end an error with."""
     found = get_close_matches(key, known, n=1) or get_close_matches(key.lower(), known, n=1)
     return f"; did you mean '{found[0]}'?" if found else f"; known are {', '.join(sorted(known))}"
 
@@ -273,14 +277,14 @@ _KINDS: Final[Mapping[type, str]] = {
 
 
 def read_value(kind: type[T], value: object, where: str, *, secret: bool = False) -> T:
-    """A value if it is of a kind; an error says which kind it has to be."""
+    """Return a value of a type; the error names the required type."""
     if issubclass(kind, StrEnum):
         return _read_choice(kind, value, where)
     if type(value) is int and kind is float:
         value = float(value)
-    if type(value) is not kind:  # a truth value is no number
-        shown = "missing" if value is None else "of another kind" if secret else repr(value)
-        raise DeclarationError(f"{where} is {shown}; it has to be {_KINDS[kind]}")
+    if type(value) is not kind:  # a bool is not a number
+        shown = "nothing" if value is None else "another type" if secret else repr(value)
+        raise DeclarationError(f"{where} must be {_KINDS[kind]}, got {shown}")
     return value
 
 
@@ -288,7 +292,7 @@ def _read_choice(kind: type[T], value: object, where: str) -> T:
     try:
         return kind(value)  # type: ignore[call-arg]
     except ValueError:
-        raise DeclarationError(f"{where} is {value!r}; possible are {_listed(kind)}") from None
+        raise DeclarationError(f"{where} must be one of {_listed(kind)}, got {value!r}") from None
 
 
 def _listed(kind: Any) -> str:
@@ -300,14 +304,16 @@ _SHORT: Final = re.compile(r"([0-9]{1,15})(ms|s|m|h|d)")
 
 
 def read_duration(value: object, where: str, *, is_optional: bool) -> int | None:
-    """Milliseconds, of whole seconds, of texts such as 30s, 5m, 1h, 7d, or of ISO 8601; ``None`` for never."""
+    """Return milliseconds from whole seconds, texts such as 30s, 5m, 1h, 7d, or ISO 8601; ``None`` for never."""
     try:
         length_ms = _milliseconds(value)
     except ValueError:
         length_ms = -1
     if (length_ms is None and not is_optional) or (length_ms is not None and length_ms < 0):
         never = ", or 'never'" if is_optional else ""
-        raise DeclarationError(f"{where} is {value!r}; say it like 30s, 5m, 1h, 7d, PT1M, or in seconds{never}")
+        raise DeclarationError(
+            f"{where} must be a duration such as 30s, 5m, 1h, 7d or PT1M, or seconds{never}, got {value!r}"
+        )
     return length_ms
 
 
@@ -322,7 +328,7 @@ def _milliseconds(value: object) -> int | None:
 
 
 def check_names(declaration: Declaration) -> None:
-    """Refuse what is declared twice."""
+    """Raise ``DeclarationError`` for a name that is declared twice."""
     _expect_unique([*declaration.queues, *declaration.topics], "the namespace")
     _expect_unique(declaration.keys, "the keys of the namespace")
     for queue in declaration.queues:
@@ -342,48 +348,48 @@ def _expect_unique(named: Sequence[Any], where: str) -> None:
         seen.add(each.name.lower())
 
 
-# Bringing a namespace to it.
+# Application to a namespace.
 
 
 def apply_declaration(declaration: Declaration, namespace: Namespace, now_ms: int) -> None:
-    """Make what is missing and change what differs; a second time changes nothing. Raises ``DeclarationError``.
+    """Create missing entities and update different ones; repeating it changes nothing. Raises ``DeclarationError``.
 
-    What was done before an error is done: whoever wants all or nothing does not commit it.
+    Steps before an error are not undone: to apply all or nothing, do not commit them.
     """
     _Application(namespace, now_ms).run(declaration)
 
 
 @contextmanager
-def _saying(what: str) -> Iterator[None]:
-    """Say what the namespace does not take."""
+def _as_declaration_error(what: str) -> Iterator[None]:
+    """Turn errors of the namespace into ``DeclarationError``."""
     try:
         yield
     except BrokerError as error:
-        raise DeclarationError(f"{what} cannot be as it is declared: {error}") from error
+        raise DeclarationError(f"{what} cannot be applied as declared: {error}") from error
 
 
 class _Application:
-    """A declaration on its way into a namespace."""
+    """A declaration that is being applied to a namespace."""
 
     def __init__(self, namespace: Namespace, now_ms: int) -> None:
         self._namespace = namespace
         self._now_ms = now_ms
 
     def run(self, declaration: Declaration) -> None:
-        entities = list(_entities(declaration))
+        entities = list(declared_entities(declaration))
         for address, declared in entities:
-            with _saying(_named(address, declared)):
+            with _as_declaration_error(_named(address, declared)):
                 self._expect(address, declared)
-        for address, declared in entities:  # what they forward to is there now
-            with _saying(_named(address, declared)):
+        for address, declared in entities:  # the entities to which they forward exist now
+            with _as_declaration_error(_named(address, declared)):
                 self._update(address, declared)
         for topic in declaration.topics:
             for subscription in topic.subscriptions:
                 self._set_rules(topic.name, subscription)
-        with _saying("the namespace's list of keys"):
+        with _as_declaration_error("the namespace's list of keys"):
             self._set_keys(declaration.keys)
 
-    def _expect(self, address: Address, declared: Declared[Any]) -> None:
+    def _expect(self, address: Address, declared: DeclaredEntity[Any]) -> None:
         try:
             found = self._namespace.entity(address, self._now_ms).description
         except EntityNotFoundError:
@@ -391,9 +397,9 @@ class _Application:
             return
         if type(found) is not type(declared.description):
             wanted, kind = _kind(declared.description), _kind(found)
-            raise DeclarationError(f"'{declared.name}' is declared as a {wanted}, and there is a {kind} of that name")
+            raise DeclarationError(f"'{declared.name}' is declared as a {wanted}, but it is an existing {kind}")
 
-    def _create(self, address: Address, declared: Declared[Any]) -> None:
+    def _create(self, address: Address, declared: DeclaredEntity[Any]) -> None:
         match declared.description:
             case QueueDescription() as queue:
                 _refuse_itself(declared.name, queue)
@@ -406,19 +412,19 @@ class _Application:
                     address.entity, declared.name, _without_forwards(settings), self._now_ms, first
                 )
 
-    def _update(self, address: Address, declared: Declared[Any]) -> None:
+    def _update(self, address: Address, declared: DeclaredEntity[Any]) -> None:
         found = self._namespace.entity(address, self._now_ms).description
         wanted = declared.over(found)
         if wanted != found:
             self._namespace.update(address, wanted, self._now_ms)
 
     def _set_rules(self, topic: str, subscription: DeclaredSubscription) -> None:
-        """Give a subscription these rules and no others. It is never without one, even if one is refused."""
+        """Replace the rules of a subscription. It is never without a rule, even if one is refused."""
         place, now_ms = (topic, subscription.name), self._now_ms
         found = {rule.description.name.lower(): rule.description for rule in self._namespace.rules(*place, now_ms)}
         wanted = {rule.name.lower(): rule for rule in subscription.rules}
         for name, rule in wanted.items():
-            with _saying(f"rule '{rule.name}' of '{topic}/{subscription.name}'"):
+            with _as_declaration_error(f"rule '{rule.name}' of '{topic}/{subscription.name}'"):
                 if name not in found:
                     self._namespace.add_rule(*place, rule, now_ms)
                 elif not _is_same(found[name], rule):
@@ -434,8 +440,9 @@ class _Application:
             self._namespace.set_authorization_rules(wanted, self._now_ms)
 
 
-def _entities(declaration: Declaration) -> Iterator[tuple[Address, Declared[Any]]]:
-    destinations: list[Declared[Any]] = [*declaration.queues, *declaration.topics]
+def declared_entities(declaration: Declaration) -> Iterator[tuple[Address, DeclaredEntity[Any]]]:
+    """Yield the addresses and settings of all entities of a declaration, topics before their subscriptions."""
+    destinations: list[DeclaredEntity[Any]] = [*declaration.queues, *declaration.topics]
     for entity in destinations:
         yield Address.of(entity.name), entity
     for topic in declaration.topics:
@@ -443,25 +450,25 @@ def _entities(declaration: Declaration) -> Iterator[tuple[Address, Declared[Any]
             yield Address.of(topic.name, subscription.name), subscription
 
 
-def _named(address: Address, declared: Declared[Any]) -> str:
+def _named(address: Address, declared: DeclaredEntity[Any]) -> str:
     name = declared.name if address.subscription is None else f"{address.entity}/{declared.name}"
     return f"{_kind(declared.description)} '{name}'"
 
 
 def _refuse_itself(name: str, queue: QueueDescription) -> None:
-    """Refuse a queue that is created with itself as its target: the second step, which sets forwards, would take it."""
-    for setting in _FORWARDS:
+    """Reject a queue that is created with itself as target: the second step, which sets forwards, would accept it."""
+    for setting in FORWARDING:
         if (getattr(queue, setting) or "").lower() == name.lower():
             raise DeclarationError(f"{setting} of queue '{name}' is the queue itself; name another queue or topic")
 
 
 def _without_forwards(description: D) -> D:
-    nowhere: dict[str, Any] = dict.fromkeys(_FORWARDS)
+    nowhere: dict[str, Any] = dict.fromkeys(FORWARDING)
     return replace(description, **nowhere)
 
 
 def _kind(description: EntityDescription) -> str:
-    return type(description).__name__.removesuffix("Description").lower()
+    return KIND_OF[type(description)].value
 
 
 def _is_same(one: RuleDescription, other: RuleDescription) -> bool:
@@ -469,7 +476,7 @@ def _is_same(one: RuleDescription, other: RuleDescription) -> bool:
 
 
 def _kinds(description: FilterDescription) -> dict[str, type]:
-    """Of the values to compare with: to Python true is 1, to a filter it is not."""
+    """Return the types of the values to compare with: true equals 1 in Python, but not in a filter."""
     match description:
         case CorrelationFilter(properties=values) | SqlFilterDescription(parameters=values):
             return {name: type(value) for name, value in values.items()}

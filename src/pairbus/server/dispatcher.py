@@ -1,129 +1,171 @@
-"""Who waits for messages, and who gets them next."""
+"""Fair distribution of messages over waiting receivers."""
 
 from __future__ import annotations
 
-import logging
 from abc import ABC, abstractmethod
 from collections import Counter, deque
-from collections.abc import Iterable
-from typing import Final
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from typing import Final, ParamSpec, TypeVar
 
 from pairbus.broker import (
     Address,
     EntityGone,
     EntityNotFoundError,
     Notice,
-    Part,
+    QueuePart,
     SessionGrant,
     SessionLockLostError,
     SessionLost,
 )
+from pairbus.fault_kinds import CrashComponent
 from pairbus.server.errors import REFUSABLE
 from pairbus.server.host import NamespaceHost
+from pairbus.server.log_context import ContextLog, LogValue
+from pairbus.server.supervision.supervisor import Problem
+from pairbus.store import StoreError
 
-_log = logging.getLogger(__name__)
+P = ParamSpec("P")
+T = TypeVar("T")
 
 SHARE: Final = 32
-"""How many messages one receiver gets before the next one has its turn."""
+"""Messages that one receiver gets before the next one has its turn."""
 
 _AT_ONCE: Final = 512
-"""How many messages of one entity are given out before other work has its turn."""
+"""Messages of one entity that are delivered before other work has its turn."""
 
 
-class Receiver(ABC):
-    """Someone who takes messages of an entity."""
+class WaitingReceiver(ABC):
+    """A receiver of messages of an entity."""
 
     address: Address
     session: SessionGrant | None
     is_lost: bool
-    """Whether it will take nothing any more."""
+    """True if it will take no more messages."""
 
     @abstractmethod
-    def take(self, most: int) -> int:
-        """Take and send on up to so many messages; how many."""
+    def take(self, max_count: int) -> int:
+        """Take and send up to ``max_count`` messages; return their number."""
 
     @abstractmethod
     def wants(self) -> bool:
-        """Whether there is credit, and room to write."""
+        """Return whether there is credit, and space in the write buffer."""
 
     @abstractmethod
     def lose(self, error: Exception) -> None:
-        """What it received from, or its session, is gone."""
+        """End the receiver: its entity, or its session, is gone."""
+
+    @abstractmethod
+    def log_context(self) -> ContextLog:
+        """Return a logger whose lines name the receiver."""
 
 
 class SessionWaiter(ABC):
-    """Someone who wants the next session of an entity that comes free."""
+    """A receiver that waits for the next available session of an entity."""
 
     address: Address
     session_expires: bool
-    """Whether the lock on the session ends with time, or only when the session is released."""
+    """True if the lock on the session expires; false if it lasts until the session is released."""
 
     @abstractmethod
     def grant(self, grant: SessionGrant) -> None:
-        """Here it is."""
+        """Pass the session to the receiver."""
 
     @abstractmethod
     def refuse(self, error: Exception) -> None:
-        """There will be none."""
+        """Refuse the wait with an error."""
+
+    @abstractmethod
+    def log_context(self) -> ContextLog:
+        """Return a logger whose lines name the receiver."""
 
 
 class Dispatcher:
-    """Spreads what can be received over those who want it, a few messages each in turn."""
+    """Spreads available messages over the waiting receivers, a few messages each in turn."""
 
     def __init__(self, host: NamespaceHost) -> None:
         self._host = host
-        self._receivers: dict[Address, deque[Receiver]] = {}
+        self._receivers: dict[Address, deque[WaitingReceiver]] = {}
         self._waiters: dict[Address, deque[SessionWaiter]] = {}
-        self._holders: dict[bytes, Receiver] = {}
+        self._holders: dict[bytes, WaitingReceiver] = {}
         self._links: Counter[Address] = Counter()
-        host.on_woken = self.serve
-        host.on_notice = self._notice
-        host.on_rebuilt = self._rebuilt
-        host.on_woken_session = self._serve_session
+        self._attached: dict[WaitingReceiver, None] = {}
+        """All receivers; the tables above are derived from them, and from the waiters below."""
+        self._attached_waiters: dict[SessionWaiter, None] = {}
+        self._failure: Exception | None = None
+        self._is_stopped = False
+        self._served: set[Address | bytes] = set()
+        """Entities, and tokens of held sessions, that were served since the last check."""
+        self._unserved: set[Address | bytes] = set()
+        """Those that should have been served by then."""
+        host.on_woken.add(self._guarded(self.serve))
+        host.on_notice.add(self._guarded(self._notice))
+        host.on_rebuilt.add(self._guarded(self._rebuilt))
+        host.on_woken_session.add(self._guarded(self._serve_session))
+        host.on_timers_restarted.add(self._guarded(self._serve_all))
+        host.on_resumed.add(self._guarded(self._serve_all))
         host.in_use = lambda: [*self._links]
 
-    # Links come and go.
+    # Links are added and removed.
 
     def count(self, address: Address) -> None:
-        """A link leads to this entity: as long as it is there, the entity is not idle."""
+        """Count a link to this entity: as long as there is one, the entity is not idle."""
         self._links[address] += 1
 
     def discount(self, address: Address) -> None:
         self._links[address] -= 1
-        if not self._links[address]:
+        if self._links[address] <= 0:
             del self._links[address]
 
-    def add(self, receiver: Receiver) -> None:
-        self._receivers.setdefault(receiver.address, deque()).append(receiver)
+    def add(self, receiver: WaitingReceiver) -> None:
+        self._attached[receiver] = None
+        self._enter(receiver)
+
+    def _enter(self, receiver: WaitingReceiver) -> None:
+        _append(self._receivers, receiver.address, receiver)
         if receiver.session is not None:
             self._holders[receiver.session.session_token] = receiver
 
-    def remove(self, receiver: Receiver) -> None:
-        others = self._receivers[receiver.address]
-        others.remove(receiver)
-        if not others:
-            del self._receivers[receiver.address]
+    def remove(self, receiver: WaitingReceiver) -> None:
+        self._attached.pop(receiver, None)
+        others = self._receivers.get(receiver.address)
+        if others is not None and receiver in others:
+            others.remove(receiver)
+            if not others:
+                del self._receivers[receiver.address]
         if receiver.session is not None:
-            del self._holders[receiver.session.session_token]
+            self._holders.pop(receiver.session.session_token, None)
 
     def add_waiter(self, waiter: SessionWaiter) -> None:
-        self._waiters.setdefault(waiter.address, deque()).append(waiter)
+        self._attached_waiters[waiter] = None
+        _append(self._waiters, waiter.address, waiter)
 
     def remove_waiter(self, waiter: SessionWaiter) -> None:
+        self._attached_waiters.pop(waiter, None)
         others = self._waiters.get(waiter.address)
         if others is not None and waiter in others:
             others.remove(waiter)
             if not others:
                 del self._waiters[waiter.address]
 
-    # Messages come.
+    def note_taken(self, address: Address, count: int) -> None:
+        """Record that a receiver has taken messages, on its own or because it was served."""
+        self._served.add(address)
+        self._host.operations.add("deliver", address, count)
+
+    # Messages arrive.
 
     def serve(self, address: Address) -> None:
-        """Give out what can be received from an entity."""
+        """Deliver what can be received from an entity."""
+        if self._is_stopped or self._host.is_paused:
+            return
+        if self._host.faults:
+            self._host.faults.crash(CrashComponent.DISPATCHER)
+        self._served.add(address)
         if address in self._waiters:
             self._grant(address)
         receivers = self._receivers.get(address)
-        if receivers is None or receivers[0].session is not None:  # those are told one by one
+        if receivers is None or receivers[0].session is not None:  # those are served per session
             return
         given = 0
         idle = 0
@@ -137,22 +179,23 @@ class Dispatcher:
             idle = 0 if taken or receiver.is_lost else idle + 1
             given += taken
             if given >= _AT_ONCE:
-                self._host.loop.call_soon(self.serve, address)
+                self._host.loop.call_soon(self._guarded(self.serve), address)
                 return
-            if receiver.address not in self._receivers:  # the last one was lost on the way
+            if receiver.address not in self._receivers:  # the last receiver was lost meanwhile
                 return
 
     def _serve_session(self, token: bytes) -> None:
-        """Give out what can be received in a session that someone holds."""
-        receiver = self._holders.get(token)
+        """Deliver what can be received in a held session."""
+        self._served.add(token)
+        receiver = None if self._is_stopped else self._holders.get(token)
         if receiver is not None and receiver.wants() and self._offer(receiver):
-            self._host.loop.call_soon(self._serve_session, token)
+            self._host.loop.call_soon(self._guarded(self._serve_session), token)
 
-    def _offer(self, receiver: Receiver) -> int:
+    def _offer(self, receiver: WaitingReceiver) -> int:
         try:
             return receiver.take(SHARE)
-        except Exception as error:  # noqa: BLE001 (a defect of ours must not keep the messages from the others)
-            _log.exception("a receiver failed")
+        except Exception as error:  # noqa: BLE001 (a defect of ours must not keep messages from the other receivers)
+            receiver.log_context().exception("receiver failed")
             receiver.lose(error)
             return 0
 
@@ -161,24 +204,26 @@ class Dispatcher:
         while waiters:
             waiter = waiters[0]
             try:
-                grant = self._host.namespace.accept_session(
+                grant = self._host.use_namespace().accept_session(
                     address, None, self._host.now_ms(), expires=waiter.session_expires
                 )
             except REFUSABLE as error:
                 waiters.popleft()
+                self._attached_waiters.pop(waiter, None)
                 waiter.refuse(error)
                 continue
             if grant is None:
                 return
             waiters.popleft()
+            self._attached_waiters.pop(waiter, None)
             try:
                 waiter.grant(grant)
-            except Exception:  # noqa: BLE001 (as above: the session goes to the next one)
-                _log.exception("a receiver failed")
-                self._host.namespace.release_session(address, grant.session_token, self._host.now_ms())
+            except Exception:  # noqa: BLE001 (as above: the session goes to the next waiter)
+                waiter.log_context().exception("session receiver failed session=%s", LogValue(grant.session_id))
+                self._host.use_namespace().release_session(address, grant.session_token, self._host.now_ms())
         self._waiters.pop(address, None)
 
-    # Things happen by themselves.
+    # Background events.
 
     def _notice(self, notice: Notice) -> None:
         match notice:
@@ -187,32 +232,144 @@ class Dispatcher:
                 if holder is not None:
                     holder.lose(_session_lost(notice.session_id))
             case EntityGone():
-                for receiver in [*self._at(notice.address)]:
-                    receiver.lose(_gone(notice.address))
-                for waiter in [*self._waiting_at(notice.address)]:
-                    self.remove_waiter(waiter)
-                    waiter.refuse(_gone(notice.address))
+                self.end(notice.address, _gone(notice.address))
 
-    def _at(self, gone: Address) -> Iterable[Receiver]:
-        for address, receivers in self._receivers.items():
-            if _is_part_of(address, gone):
-                yield from receivers
-
-    def _waiting_at(self, gone: Address) -> Iterable[SessionWaiter]:
-        for address, waiters in self._waiters.items():
-            if _is_part_of(address, gone):
-                yield from waiters
+    def end(self, scope: Address | None, error: Exception) -> None:
+        """End the receivers of an entity, or of all entities, and the waits for its sessions."""
+        for receiver in [*_within(self._receivers, scope)]:
+            receiver.lose(error)
+        for waiter in [*_within(self._waiters, scope)]:
+            self.remove_waiter(waiter)
+            waiter.refuse(error)
 
     def _rebuilt(self) -> None:
-        """The broker was read anew: whoever held a session holds it no more, and whoever waits has to ask again."""
+        """End all held sessions and waits, because the broker was reloaded: receivers have to ask again."""
         for token, holder in [*self._holders.items()]:
             holder.lose(_session_lost(holder.session.session_id if holder.session else token.hex()))
+        self._serve_all()
+
+    def _serve_all(self) -> None:
+        """Serve all receivers: they may have been paused, or have missed a wake-up."""
         for address in {*self._receivers, *self._waiters}:
-            self._host.loop.call_soon(self.serve, address)
+            self._host.loop.call_soon(self._guarded(self.serve), address)
+        for token in self._holders:
+            self._host.loop.call_soon(self._guarded(self._serve_session), token)
+
+    # Supervision.
+
+    def _guarded(self, call: Callable[P, object]) -> Callable[P, None]:
+        """Return a function that keeps a defect for the next check; the store's errors are the host's."""
+
+        def guarded(*args: P.args, **kwargs: P.kwargs) -> None:
+            try:
+                call(*args, **kwargs)
+            except StoreError:
+                raise
+            except Exception as error:  # noqa: BLE001 (the supervisor restarts the dispatcher)
+                self._failure = error
+
+        return guarded
+
+    def problem(self) -> Problem | None:
+        """Return a defect, a difference between the tables, or messages that a waiting receiver was not given.
+
+        Called twice a second: an entity or session that was to be served then, and was not by now, has missed its
+        wake-up.
+        """
+        if self._failure is not None:
+            return Problem(reason=f"it failed with {type(self._failure).__name__}", error=self._failure)
+        reason = self._table_problem()
+        if reason is not None:
+            return Problem(reason=reason)
+        late = self._unserved - self._served
+        self._served.clear()
+        self._unserved = self._due()
+        missed = late & self._unserved
+        return Problem(reason=f"{len(missed)} entities or sessions have missed a wake-up") if missed else None
+
+    def _table_problem(self) -> str | None:
+        """Return which table differs from the receivers and waiters that are attached."""
+        if not _lists_exactly(self._receivers, self._attached):
+            return f"its table of receivers differs from the {len(self._attached)} that are attached"
+        if not _lists_exactly(self._waiters, self._attached_waiters):
+            return f"its table of session waiters differs from the {len(self._attached_waiters)} that are attached"
+        if self._holders != _holders_among(self._attached):
+            return "its table of held sessions differs from those of the attached receivers"
+        if any(self._links[address] < count for address, count in self._least_links().items()):
+            return "it has counted fewer links to an entity than are attached"
+        return None
+
+    def _least_links(self) -> Counter[Address]:
+        """Return how many links there are to each entity, besides those of senders."""
+        links = Counter({address: len(each) for address, each in self._receivers.items()})
+        for address, waiters in self._waiters.items():
+            links[address] += len(waiters)
+        return links
+
+    def _due(self) -> set[Address | bytes]:
+        """Return where messages wait, or sessions, and a receiver waits for them."""
+        if self._host.is_paused:  # all receivers are served when it continues
+            return set()
+        try:
+            namespace = self._host.committer.namespace
+            return {
+                *(
+                    address
+                    for address, each in self._receivers.items()
+                    if _wants(each) and namespace.can_deliver(address)
+                ),
+                *(address for address in self._waiters if namespace.can_grant(address)),
+                *(
+                    token
+                    for token, holder in self._holders.items()
+                    if holder.wants() and namespace.can_deliver_in(holder.address, token)
+                ),
+            }
+        except StoreError:
+            return set()
+
+    def restart(self) -> None:
+        """Build the tables again from the attached receivers and waiters, and serve all entities."""
+        self._failure = None
+        self._served.clear()
+        self._unserved.clear()
+        self._receivers, self._holders, self._waiters = {}, {}, {}
+        for receiver in self._attached:
+            self._enter(receiver)
+        for waiter in self._attached_waiters:
+            _append(self._waiters, waiter.address, waiter)
+        self._links |= self._least_links()
+        self._serve_all()
+
+    def stop(self) -> None:
+        """Deliver nothing any more."""
+        self._is_stopped = True
 
 
-def _is_part_of(address: Address, gone: Address) -> bool:
-    return address.entity == gone.entity and gone.subscription in {None, address.subscription}
+def _append(table: dict[Address, deque[T]], address: Address, each: T) -> None:
+    table.setdefault(address, deque()).append(each)
+
+
+def _lists_exactly(table: Mapping[Address, Sequence[T]], attached: Mapping[T, None]) -> bool:
+    """Return whether a table lists what is attached, each of it once."""
+    return sum(map(len, table.values())) == len(attached) and attached.keys() == set(
+        chain.from_iterable(table.values())
+    )
+
+
+def _holders_among(receivers: Iterable[WaitingReceiver]) -> dict[bytes, WaitingReceiver]:
+    return {each.session.session_token: each for each in receivers if each.session is not None}
+
+
+def _wants(receivers: Sequence[WaitingReceiver]) -> bool:
+    """Return whether one of the receivers of an entity without sessions takes messages."""
+    return receivers[0].session is None and any(receiver.wants() for receiver in receivers)
+
+
+def _within(found: Mapping[Address, Iterable[T]], scope: Address | None) -> Iterator[T]:
+    for address, each in found.items():
+        if scope is None or address.is_within(scope):
+            yield from each
 
 
 def _session_lost(session_id: str) -> Exception:
@@ -220,5 +377,5 @@ def _session_lost(session_id: str) -> Exception:
 
 
 def _gone(address: Address) -> Exception:
-    main = Address.of(address.entity, address.subscription, Part.MAIN)
+    main = Address.of(address.entity, address.subscription, QueuePart.MAIN)
     return EntityNotFoundError(f"'{main}' was deleted", str(main))

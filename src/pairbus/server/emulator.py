@@ -1,28 +1,15 @@
-"""The configuration file of the Azure Service Bus emulator, read as a declaration."""
+"""The configuration file of the Azure Service Bus emulator, parsed as a declaration."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+from pairbus.entity_settings import EntityKind, settings_of
 from pairbus.server.declaration import Declaration, DeclarationError, check_keys, parse_declaration, read_value
 
-# The emulator's names of settings, and ours. (Its schema: ServiceBus-Emulator/Schema/Config-schema.json of the
-# repository Azure/azure-service-bus-emulator-installer.)
-_SENDING: Final = {
-    "DefaultMessageTimeToLive": "default_time_to_live",
-    "DuplicateDetectionHistoryTimeWindow": "duplicate_window",
-    "RequiresDuplicateDetection": "requires_duplicate_detection",
-}
-_RECEIVING: Final = {
-    "DeadLetteringOnMessageExpiration": "dead_letter_on_expiration",
-    "DefaultMessageTimeToLive": "default_time_to_live",
-    "ForwardDeadLetteredMessagesTo": "forward_dead_letters_to",
-    "ForwardTo": "forward_to",
-    "LockDuration": "lock_duration",
-    "MaxDeliveryCount": "max_delivery_count",
-    "RequiresSession": "requires_session",
-}
+# The schema of the file: ServiceBus-Emulator/Schema/Config-schema.json of the repository
+# Azure/azure-service-bus-emulator-installer.
 _CORRELATION: Final = {
     "ContentType": "content_type",
     "CorrelationId": "correlation_id",
@@ -47,9 +34,9 @@ class EmulatorConfig(NamedTuple):
 
 
 def read_emulator_config(document: object, name: str | None = None) -> EmulatorConfig:
-    """Read the namespace of that name; the only one has any name. Raises ``DeclarationError``.
+    """Parse the namespace of that name; the name of an only namespace is ignored. Raises ``DeclarationError``.
 
-    What the file leaves out has Azure's defaults. How the emulator is to log is not for us.
+    Settings that the file omits have Azure's defaults. The emulator's logging settings are ignored.
     """
     user = _table(_table(document, "the file", ["UserConfig"])["UserConfig"], "UserConfig", ["Namespaces"], ["Logging"])
     namespace = _choose(_tables(user, "Namespaces", "UserConfig"), name)
@@ -76,19 +63,19 @@ def _choose(namespaces: Sequence[Table], name: str | None) -> Table:
 
 def _queue(table: Table) -> dict[str, object]:
     where = _titled("queue", table, "Properties")
-    return {"name": table["Name"]} | _properties(table, _SENDING | _RECEIVING, where)
+    return {"name": table["Name"]} | _properties(table, EntityKind.QUEUE, where)
 
 
 def _topic(table: Table) -> dict[str, object]:
     where = _titled("topic", table, "Properties", "Subscriptions")
     subscriptions = [_subscription(each) for each in _tables(table, "Subscriptions", where)]
-    return {"name": table["Name"], "subscriptions": subscriptions} | _properties(table, _SENDING, where)
+    return {"name": table["Name"], "subscriptions": subscriptions} | _properties(table, EntityKind.TOPIC, where)
 
 
 def _subscription(table: Table) -> dict[str, object]:
     where = _titled("subscription", table, "Properties", "Rules")
     rules = [_rule(each) for each in _tables(table, "Rules", where)]
-    return {"name": table["Name"], "rules": rules} | _properties(table, _RECEIVING, where)
+    return {"name": table["Name"], "rules": rules} | _properties(table, EntityKind.SUBSCRIPTION, where)
 
 
 def _rule(table: Table) -> dict[str, object]:
@@ -98,7 +85,7 @@ def _rule(table: Table) -> dict[str, object]:
     )
     kind = properties["FilterType"]
     if kind not in _FILTERS:
-        raise DeclarationError(f"FilterType of {where} is {kind!r}; possible are {', '.join(_FILTERS)}")
+        raise DeclarationError(f"FilterType of {where} must be one of {', '.join(_FILTERS)}, got {kind!r}")
     rule: dict[str, object] = {"name": table["Name"], "filter": _filter(properties, kind, where)}
     if "Action" in properties:
         rule["action"] = _expression(properties, "Action", where)
@@ -118,7 +105,8 @@ def _expression(properties: Table, key: str, where: str) -> object:
     return _table(properties.get(key), f"{key} of {where}", ["SqlExpression"])["SqlExpression"]
 
 
-def _properties(table: Table, names: Mapping[str, str], where: str) -> dict[str, object]:
+def _properties(table: Table, kind: EntityKind, where: str) -> dict[str, object]:
+    names = {setting.emulator_key: setting.key for setting in settings_of(kind) if setting.emulator_key is not None}
     return _renamed(_table(table.get("Properties", {}), f"Properties of {where}"), names, where)
 
 
@@ -128,16 +116,16 @@ def _renamed(table: Table, names: Mapping[str, str], where: str) -> dict[str, ob
 
 
 def _titled(kind: str, table: Table, *others: str) -> str:
-    """What to call an entity in errors; it has a name and nothing that is unknown."""
+    """Return the name of an entity for errors, after checking that it has a name and no unknown keys."""
     where = f"{kind} '{table.get('Name')}'"
     _table(table, where, ["Name"], others)
     return where
 
 
 def _table(value: object, where: str, needed: Sequence[str] = (), others: Iterable[str] | None = None) -> Table:
-    """An object with these keys; without any that are named here, with whatever keys."""
+    """Return an object with these keys; if none are named here, with any keys."""
     if not isinstance(value, Mapping):
-        raise DeclarationError(f"{where} has to be an object")
+        raise DeclarationError(f"{where} must be an object")
     if needed:
         check_keys(value, [*needed, *(others or ())], where)
     for key in needed:
@@ -149,5 +137,5 @@ def _table(value: object, where: str, needed: Sequence[str] = (), others: Iterab
 def _tables(table: Table, key: str, where: str) -> Sequence[Table]:
     value = table.get(key, [])
     if not isinstance(value, list):
-        raise DeclarationError(f"{key} of {where} has to be a list")
+        raise DeclarationError(f"{key} of {where} must be a list")
     return [_table(each, f"each of {key} of {where}") for each in value]

@@ -1,7 +1,8 @@
-"""What a request is refused with: one table from our errors to AMQP conditions and HTTP statuses."""
+"""Errors of requests: one table from our errors to AMQP conditions and HTTP statuses."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -10,6 +11,7 @@ from pairbus.broker import (
     EntityDisabledError,
     EntityExistsError,
     EntityNotFoundError,
+    EntityUnavailableError,
     HeaderSizeExceededError,
     InvalidOperationError,
     InvalidRequestError,
@@ -17,17 +19,26 @@ from pairbus.broker import (
     MessageNotFoundError,
     MessageSizeExceededError,
     QuotaExceededError,
+    RuleBudgetExceededError,
+    RuleQuotaExceededError,
     SessionLockedError,
     SessionLockLostError,
     SessionRequiredError,
 )
 from pairbus.dialect.conditions import ServiceBusCondition
-from pairbus.store import DamagedRecordError, StoreError, StoreFullError
+from pairbus.store import (
+    CommitInDoubtError,
+    DamagedRecordError,
+    NamespaceLoadingError,
+    StoreError,
+    StoreFullError,
+    StoreStalledError,
+)
 from pairbus.wire import Condition, Error, LocalProtocolError, MessageTooLargeError, ProtocolError
 
 
 class ServerError(Exception):
-    """A request that the server itself refuses. ``entity`` names the entity, where there is one."""
+    """Base class of the server's own errors of requests. ``entity`` names the entity, if there is one."""
 
     def __init__(self, reason: str, entity: str | None = None) -> None:
         super().__init__(reason)
@@ -35,27 +46,50 @@ class ServerError(Exception):
 
 
 class UnauthorizedError(ServerError):
-    """No token, one that does not hold, or one without the claim that is needed."""
+    """The token is missing or invalid, or lacks the required claim."""
 
 
 class InvalidCredentialsError(UnauthorizedError):
-    """A key or a signature that is wrong: it may be a guess."""
+    """The key or signature is wrong: it may be a guess."""
 
 
 class ServerBusyError(ServerError):
-    """The node has too much to do: wait at least ten seconds, then send again."""
+    """The node is overloaded: wait at least ten seconds, then retry."""
+
+
+class InjectedFaultError(ServerError):
+    """An injected fault denies the request. Clients take it for a timeout: an entity that seems unavailable."""
+
+
+class FaultsNotAllowedError(ServerError):
+    """The server was not started with ``allow_faults``."""
+
+    def __init__(self) -> None:
+        super().__init__("this server does not allow faults: start it with --allow-faults to inject some")
+
+
+class FaultNotFoundError(ServerError):
+    """There is no injected fault with this id, or it has ended."""
 
 
 class OperationTimeoutError(ServerError):
-    """What was asked for did not come up in the time that was given."""
+    """The operation did not complete within its timeout."""
 
 
 class BadRequestError(ServerError):
-    """A request that cannot be read."""
+    """The request cannot be parsed."""
+
+
+class LimitExceededError(ServerError):
+    """The connection exceeds a limit; ``limit`` names the setting."""
+
+    def __init__(self, reason: str, limit: str) -> None:
+        super().__init__(f"{reason} ({limit})")
+        self.limit = limit
 
 
 class NotSupportedError(ServerError):
-    """A request for something that this server does not offer."""
+    """This server does not support the request."""
 
 
 class PreconditionFailedError(ServerError):
@@ -63,32 +97,57 @@ class PreconditionFailedError(ServerError):
 
 
 class TransactionError(ServerError):
-    """There is no such transaction, or no more."""
+    """The transaction does not exist, or has ended."""
 
 
 class TransactionTimeoutError(TransactionError):
     """The transaction took too long, and was rolled back."""
 
 
+class StopTimeoutError(Exception):
+    """A server was stopped, and its storage did not answer in time; everything confirmed is on disk.
+
+    ``parts`` names what could not be closed: ``store``, ``side buffer`` or ``ledger``; ``unconfirmed_sends`` is the
+    number of sends in progress, which may or may not be stored at the next start. The directories stay locked until the
+    storage answers, or the process ends.
+    """
+
+    def __init__(self, name: str, parts: Sequence[str], unconfirmed_sends: int, waited_s: float) -> None:
+        super().__init__(
+            f"'{name}' has stopped, but its storage has not answered for {waited_s:.1f} seconds: {' and '.join(parts)}"
+            f" could not be closed, and {unconfirmed_sends} sends are not confirmed. What was confirmed is on"
+            " disk. Check the disk and the system's log before you start it again"
+        )
+        self.parts = tuple(parts)
+        self.unconfirmed_sends = unconfirmed_sends
+        self.waited_s = waited_s
+
+
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """How a request is refused, over AMQP and over HTTP."""
+    """The error response of a request, over AMQP and over HTTP."""
 
     condition: str
     status: int
     description: str
+    limit: str = ""
+    """Name of the limit that caused it, as it is counted."""
 
     @property
     def error(self) -> Error:
         return Error(self.condition, self.description)
 
 
-# The most specific class that is listed counts. PROTOCOL: which condition raises which exception in the SDKs.
+# The most specific listed class counts. PROTOCOL: which condition raises which exception in the SDKs.
 _REFUSALS: Final[dict[type[Exception], tuple[str, int]]] = {
     UnauthorizedError: (Condition.UNAUTHORIZED_ACCESS, 401),
     ServerBusyError: (ServiceBusCondition.SERVER_BUSY, 503),
     OperationTimeoutError: (ServiceBusCondition.TIMEOUT, 408),
+    InjectedFaultError: (ServiceBusCondition.TIMEOUT, 408),
+    FaultsNotAllowedError: (Condition.NOT_ALLOWED, 400),
+    FaultNotFoundError: (Condition.NOT_FOUND, 404),
     BadRequestError: (ServiceBusCondition.ARGUMENT_ERROR, 400),
+    LimitExceededError: (Condition.RESOURCE_LIMIT_EXCEEDED, 403),
     NotSupportedError: (Condition.NOT_IMPLEMENTED, 501),
     PreconditionFailedError: (Condition.PRECONDITION_FAILED, 412),
     TransactionError: (Condition.UNKNOWN_TRANSACTION, 400),
@@ -101,6 +160,7 @@ _REFUSALS: Final[dict[type[Exception], tuple[str, int]]] = {
     EntityNotFoundError: (Condition.NOT_FOUND, 404),
     EntityExistsError: (ServiceBusCondition.ENTITY_ALREADY_EXISTS, 409),
     EntityDisabledError: (ServiceBusCondition.ENTITY_DISABLED, 403),
+    EntityUnavailableError: (ServiceBusCondition.SERVER_BUSY, 503),
     QuotaExceededError: (Condition.RESOURCE_LIMIT_EXCEEDED, 403),
     LockLostError: (ServiceBusCondition.MESSAGE_LOCK_LOST, 410),
     SessionLockLostError: (ServiceBusCondition.SESSION_LOCK_LOST, 410),
@@ -108,25 +168,34 @@ _REFUSALS: Final[dict[type[Exception], tuple[str, int]]] = {
     MessageNotFoundError: (ServiceBusCondition.MESSAGE_NOT_FOUND, 404),
     BrokerError: (Condition.INTERNAL_ERROR, 500),
     StoreFullError: (Condition.RESOURCE_LIMIT_EXCEEDED, 403),
+    StoreStalledError: (ServiceBusCondition.SERVER_BUSY, 503),
+    CommitInDoubtError: (ServiceBusCondition.SERVER_BUSY, 503),
+    NamespaceLoadingError: (ServiceBusCondition.SERVER_BUSY, 503),
     StoreError: (Condition.INTERNAL_ERROR, 500),
 }
 
+_BROKER_LIMITS: Final[dict[type[Exception], str]] = {
+    RuleBudgetExceededError: "rule_budget_ms",
+    RuleQuotaExceededError: "max_rules_per_subscription",
+}
+
 REFUSABLE: Final = (ServerError, BrokerError, StoreError, ProtocolError)
-"""What a request can fail with; anything else is a defect of ours."""
+"""Errors with which a request can fail; any other is a defect of ours."""
 
 
 def refusal_of(error: Exception) -> Refusal:
-    """Look an error up in the table. What a peer encoded wrongly is told in AMQP's own words."""
+    """Look an error up in the table. A peer's encoding error is reported with AMQP's own conditions."""
     if isinstance(error, ProtocolError):
-        return Refusal(error.condition, 400, error.description)
+        return Refusal(error.condition, 400, error.description, error.bound)
     if isinstance(error, MessageTooLargeError):
         return Refusal(Condition.MESSAGE_SIZE_EXCEEDED, 403, str(error))
-    if isinstance(error, LocalProtocolError):  # what the peer takes is too small for what it asks
+    if isinstance(error, LocalProtocolError):  # the peer accepts less than it asks for
         return Refusal(Condition.FRAME_SIZE_TOO_SMALL, 400, str(error))
     for kind in type(error).__mro__:
         found = _REFUSALS.get(kind)
         if found is not None:
-            return Refusal(*found, _description(error))
+            limit = getattr(error, "limit", None) or _BROKER_LIMITS.get(type(error), "")
+            return Refusal(*found, _description(error), limit)
     return Refusal(Condition.INTERNAL_ERROR, 500, "the server failed; its log says why")
 
 
@@ -135,14 +204,25 @@ _THERE_IS_NO: Final = "there is no "
 
 def _description(error: Exception) -> str:
     if isinstance(error, EntityNotFoundError):
-        # The JavaScript SDK knows a missing entity by this sentence. What only says the same is left out.
-        said = str(error)
-        rest = "Create it, or check its name" if said.startswith(_THERE_IS_NO) else said
+        # The JavaScript SDK recognises a missing entity by this sentence. Repetitions of it are dropped.
+        text = str(error)
+        rest = "Create it, or check its name" if text.startswith(_THERE_IS_NO) else text
         return f"The messaging entity '{error.entity}' could not be found. {rest}"
     if isinstance(error, StoreFullError):
-        return "the disk of the namespace is full: receive messages, or try again when its operator has made room"
+        return "the disk of the namespace is full: receive messages, or try again when its operator has freed space"
     if isinstance(error, DamagedRecordError):
-        return "what was stored is damaged on the disk of the namespace and cannot be read: write it again"
-    if isinstance(error, StoreError):  # what it says in full is for the operator, who finds it in the log
+        return "the stored data is damaged on the disk of the namespace and cannot be read: write it again"
+    if isinstance(error, CommitInDoubtError):
+        return (
+            "the disk of the namespace has failed, and it is not known yet whether the request was stored; send it"
+            " again with the same message id, in 10 seconds or later"
+        )
+    if isinstance(error, StoreStalledError):
+        return "the disk of the namespace does not answer; nothing was changed, try again in 10 seconds or later"
+    if isinstance(error, NamespaceLoadingError):
+        return (
+            "the namespace is being loaded again from its disk; nothing was changed, try again in 10 seconds or later"
+        )
+    if isinstance(error, StoreError):  # its full text is for the operator, who finds it in the log
         return "the namespace could not write to its disk, or read from it; nothing was changed"
     return str(error)

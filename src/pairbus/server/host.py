@@ -1,4 +1,4 @@
-"""A namespace that is being served: the keeper, the clock, and what happens by itself."""
+"""A namespace that is being served: the group committer, the clock, and background work."""
 
 from __future__ import annotations
 
@@ -6,197 +6,398 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Final
+from itertools import count
+from typing import Any, Final, Generic, NamedTuple, ParamSpec
 
-from pairbus.broker import AccessChanged, Address, Limits, Namespace, Notice, Quarantined
-from pairbus.server.clock import Clock
+from pairbus.broker import (
+    AccessChanged,
+    Address,
+    IndexFault,
+    IndexReloaded,
+    Limits,
+    Namespace,
+    NewMessage,
+    Notice,
+    Quarantined,
+    QueueDescription,
+    TopicDescription,
+)
+from pairbus.fault_kinds import CrashComponent
+from pairbus.server.audit import Actor, AuditAction, AuditLog
 from pairbus.server.errors import ServerBusyError
+from pairbus.server.faults import ComponentCrashError, Faults
+from pairbus.server.process import Clock
 from pairbus.server.side_buffer.buffer import SideBuffer
+from pairbus.server.supervision.operation_log import OperationLog
+from pairbus.server.supervision.supervisor import Problem
+from pairbus.server.throttle.shares import EntityBudgets
 from pairbus.server.throttle.throttle import Throttle
-from pairbus.store import Keeper, Recovery, StoreError
+from pairbus.server.unanswered import UnansweredSends
+from pairbus.store import CommitId, GroupCommitter, NamespaceLoadingError, Recovery, StoreError, StoreFullError
 from pairbus.store.keys import describe
 
 _log = logging.getLogger(__name__)
 
+P = ParamSpec("P")
+
 _LONGEST_PAUSE_S: Final = 60.0
-"""However far away the next thing is: clocks are set, and links have to be counted as use."""
+"""Longest sleep, even if nothing is due: clocks are set, and links have to be counted as use."""
 
 _LEAP_MS: Final = 90_000
-
-_WATCH_STALLED_S: Final = 0.25
 
 COMMIT_OVERDUE_S: Final = 2.0
 """Default time that a commit may take before the storage counts as stalled."""
 
+_LOOK_AGAIN_S: Final = 1.0
+"""Interval of checks whether a failed storage works again."""
+
+_OVERDUE_S: Final = 3.0
+"""Time by which background work may be late before it counts as dead."""
+
+_UNREADABLE: Final = "the store cannot be read"
+_LOADING: Final = "the namespace is being loaded again after a failed write"
+
+_PROBE: Final = b"\0" * 8
+"""Identity under which a probe is written: not one of a side buffer."""
+
+IN_DOUBT: Final = (
+    "the storage of the namespace does not answer, and it is not known yet whether the message was stored; send it"
+    " again with the same message id, in 10 seconds or later"
+)
+STALLED: Final = "the storage of the namespace does not answer; try again in 10 seconds or later"
+
 Deny = Callable[[str, Address | None], str | None]
-"""Is asked before each request that the throttle lets pass; a reason denies it with *server busy*."""
+"""Called before each request that the throttle lets pass; a returned reason denies it with *server busy*."""
 
 Durable = Callable[[StoreError | None], object]
 
+Overdue = Callable[[CommitId], object]
+"""Called with the commit that a send waits for, when the storage stalls."""
 
-class NamespaceHost:
-    """What connections and routes work on. All of it runs on one event loop, and nothing in it waits.
 
-    Whoever uses ``namespace`` has the changes committed soon, and those told that wait for messages.
+class Trouble(NamedTuple):
+    """The reason for which the storage does not accept sends."""
+
+    problem: str
+    error: StoreError | None = None
+    takes_sends: bool = False
+    """True if sends are still confirmed, because the side buffer stores them."""
+
+
+class Callbacks(Generic[P]):
+    """Functions to call when something happens; calling this object calls all of them."""
+
+    def __init__(self) -> None:
+        self._listeners: list[Callable[P, object]] = []
+
+    def add(self, listener: Callable[P, object]) -> None:
+        self._listeners.append(listener)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> None:
+        for listener in self._listeners:
+            listener(*args, **kwargs)
+
+
+class _WaitingSends:
+    """The sends that wait for a commit, in order."""
+
+    def __init__(self) -> None:
+        self._sends: dict[int, tuple[CommitId, Overdue]] = {}
+        self._numbers = count()
+
+    def add(self, commit: CommitId, overdue: Overdue, done: Durable) -> Durable:
+        """Add a send until the returned function is called, which calls ``done``."""
+        number = next(self._numbers)
+        self._sends[number] = commit, overdue
+
+        def finish(error: StoreError | None) -> None:
+            self._sends.pop(number, None)
+            done(error)
+
+        return finish
+
+    def take(self) -> list[tuple[CommitId, Overdue]]:
+        """Remove and return all sends."""
+        sends, self._sends = self._sends, {}
+        return [*sends.values()]
+
+
+class HostEvents:
+    """The events of a served namespace, to which its other parts subscribe."""
+
+    def __init__(self) -> None:
+        self.on_woken: Callbacks[[Address]] = Callbacks()
+        """Called when something has become receivable at an address."""
+        self.on_woken_session: Callbacks[[bytes]] = Callbacks()
+        self.on_notice: Callbacks[[Notice]] = Callbacks()
+        self.on_access_changed: Callbacks[[]] = Callbacks()
+        """Called when keys were changed or removed."""
+        self.on_commit: Callbacks[[]] = Callbacks()
+        """Called when a commit begins, with everything written so far."""
+        self.on_rebuilt: Callbacks[[]] = Callbacks()
+        """Called when a commit has failed: locks and held sessions are gone."""
+        self.on_resumed: Callbacks[[]] = Callbacks()
+        """Called when requests and receivers that had to wait may continue."""
+        self.on_timers_restarted: Callbacks[[]] = Callbacks()
+        self.on_index_fault: Callbacks[[IndexFault]] = Callbacks()
+        """Called when the broker has found that the index of an entity is inconsistent."""
+
+
+class NamespaceHost(HostEvents):
+    """The served namespace that connections and routes use. All of it runs on one event loop, and nothing in it blocks.
+
+    Operations go through ``use_namespace``, which schedules their commit and the wake-up of waiting receivers.
     """
 
     def __init__(
         self,
         name: str,
         limits: Limits,
-        keeper: Keeper,
+        keeper: GroupCommitter,
         clock: Clock,
         loop: asyncio.AbstractEventLoop,
         wall_clock: Clock | None = None,
     ) -> None:
+        super().__init__()
         self.name = name
         self.limits = limits
         self.wall_ms = wall_clock or clock
-        """The time of day as it is set, which may go back: for what others have dated, and nothing else."""
+        """The wall clock, which may be set back: only for times set by others."""
         self._clock = clock
         self._seen_ms = clock()
         self.throttle = Throttle()
+        self.audit = AuditLog()
+        """Records who changed what; it records nothing unless the server opens one."""
         self.side_buffer: SideBuffer | None = None
-        """Where sends go that the store cannot take, if there is such a place."""
+        """Stores sends that the store cannot accept, if it is configured."""
+        self.faults: Faults | None = None
+        """The injected faults, if they are allowed."""
         self.deny: Deny = lambda _operation, _address: None
-        self.on_woken: Callable[[Address], object] = lambda _address: None
-        """Something can be received there."""
-        self.on_notice: Callable[[Notice], object] = lambda _notice: None
-        self.on_access_changed: Callable[[], object] = lambda: None
-        """Keys were changed or removed."""
-        self.on_commit: Callable[[], object] = lambda: None
-        """A commit begins, with all that was written until now."""
-        self.on_rebuilt: Callable[[], object] = lambda: None
-        """A commit has failed: locks and held sessions are gone."""
-        self.on_woken_session: Callable[[bytes], object] = lambda _token: None
+        self.operations = OperationLog()
         self.in_use: Callable[[], Iterable[Address]] = tuple
-        """The entities that someone has a link to: they are not idle."""
-        self._keeper = keeper
-        self._loop = loop
+        """The entities with open links: they are not idle."""
+        self.loop = loop
+        self.committer = keeper
         self._is_scheduled = False
         self._timer: asyncio.TimerHandle | None = None
+        self._due_s = loop.time()
+        """Time at which the background work runs next, at the latest."""
+        self._timer_failure: Exception | None = None
+        self._are_timers_stopped = False
         self._minute_ms = self._seen_ms
         self._is_closed = False
         self.quarantined_count = 0
-        """How many damaged records were found since the start."""
+        """Damaged records found since the start."""
+
+        self._logged_pages = self._logged_restored = 0
         self.commit_overdue_s = COMMIT_OVERDUE_S
         self._trouble: str | None = None
-        """What was logged last of a store that fails or is full."""
-        self._is_stalled = False
+        """The storage problem that was logged last."""
+        self._second_look: asyncio.TimerHandle | None = None
+        self.is_stalled = False
+        """True if a commit is overdue, or the load after one that failed."""
+        self.unanswered = UnansweredSends(keeper.is_committed, loop.time)
+        self._new_entities: frozenset[str] = frozenset()
+        """The entities that are removed if the commit fails that is overdue."""
+        self._waiting_sends = _WaitingSends()
+        self._ready = asyncio.Event()
         self._watchdog: asyncio.TimerHandle | None = None
         keeper.rebuilt = self._rebuilt
-        keeper.before_commit = self._before_commit
+        keeper.before_commit = self.on_commit
+        keeper.after_commit = self._commit_ended
+        keeper.after_load = self._loaded
         self._report_recovery(keeper.recovery)
         self._schedule()
 
-    @property
-    def namespace(self) -> Namespace:
-        """The broker. It is another one after a failed commit, so ask each time; raises ``StoreError`` in trouble."""
+    def use_namespace(self) -> Namespace:
+        """Return the broker for an operation, and schedule what follows it: the commit, notices and timers.
+
+        A failed commit replaces the broker, so do not keep it. Raises ``StoreError`` if it cannot be read.
+        """
         self._schedule()
-        return self._keeper.namespace
+        return self.committer.namespace
 
     def now_ms(self) -> int:
-        """The time. When it has leapt, as it does on a machine that was asleep, what has links is not idle for it."""
+        """Return the time. If it jumped, as on a machine that was asleep, entities with links do not become idle."""
         now_ms = self._clock()
         if now_ms - self._seen_ms > _LEAP_MS:
-            _log.warning("the clock has gone on by %d seconds at once", (now_ms - self._seen_ms) // 1_000)
+            _log.warning("clock jumped forward seconds=%d", (now_ms - self._seen_ms) // 1_000)
             self._keep_in_use(now_ms)
         self._seen_ms = now_ms
         return now_ms
 
     def seen_ms(self) -> int:
-        """The time as it was when somebody asked last."""
+        """Return the time of the last call of ``now_ms``."""
         return self._seen_ms
 
     @property
-    def loop(self) -> asyncio.AbstractEventLoop:
-        return self._loop
-
-    @property
-    def created_ms(self) -> int:
-        """Since when there is this namespace."""
-        return self._keeper.created_ms
-
-    def used_bytes(self) -> int:
-        """What is in use of the store's file."""
-        return self._keeper.used_bytes
-
-    def commits(self) -> tuple[int, float]:
-        """How often something was written to disk, and how many seconds that took altogether."""
-        return self._keeper.commit_count, self._keeper.commit_seconds
-
-    @property
-    def recovery(self) -> Recovery:
-        return self._keeper.recovery
-
-    @property
     def stalled_s(self) -> float | None:
-        """For how long the storage has not answered a commit that is overdue; ``None`` while it is well."""
-        return self._keeper.commit_age_s() if self._is_stalled else None
+        """Return for how long an overdue commit or load has been running; ``None`` while the storage answers."""
+        return self.committer.commit_age_s() if self.is_stalled else None
 
     @property
-    def failure(self) -> StoreError | None:
-        """Why the last commit failed; ``None`` if it did not."""
-        return self._keeper.failure
+    def is_paused(self) -> bool:
+        """Return whether receivers get no messages: the storage does not answer, or the namespace is being loaded."""
+        return self.is_stalled or self.committer.is_loading
 
-    def lacks_room(self) -> bool:
-        """Return whether sends are refused for lack of space."""
-        return self._keeper.lacks_room()
+    @property
+    def has_withdrawn(self) -> bool:
+        """Return whether everything that is written now is undone: the storage stalls, and there is no side buffer."""
+        return self.is_stalled and self.side_buffer is None
+
+    def trouble(self) -> Trouble | None:
+        """Return the problem of the storage, except a stall; ``None`` while it works."""
+        keeper = self.committer
+        try:
+            _ = keeper.namespace
+        except NamespaceLoadingError:
+            return Trouble(_LOADING)
+        except StoreError as error:
+            return Trouble(_UNREADABLE, error)
+        failure = keeper.failure
+        if failure is not None and not isinstance(failure, StoreFullError):
+            if self.side_buffer is not None and self.side_buffer.takes_sends():
+                return Trouble("the storage fails: sends go to the side buffer", failure, takes_sends=True)
+            return Trouble("the storage fails: nothing can be written", failure)
+        if failure is None and not keeper.lacks_room():
+            return None
+        if self.side_buffer is None:
+            return Trouble("the storage is full: sends are refused", failure)
+        if self.side_buffer.takes_sends():
+            return Trouble("the storage is full: sends go to the side buffer", failure, takes_sends=True)
+        return Trouble("the storage is full, and the side buffer takes no more: sends are refused", failure)
 
     def report_damage(self, what: str) -> None:
         """Count a damaged record, and log it."""
         self.quarantined_count += 1
         _log.error("record quarantined namespace=%s %s", self.name, what)
 
+    @property
+    def damaged_page_count(self) -> int:
+        """Return how many damaged pages of the store were found since the start, restored ones included."""
+        return len(self.committer.damaged_pages) + len(self.committer.restored_pages)
+
+    def _report_pages(self) -> None:
+        """Log the damaged pages of the store that were found since the last call."""
+        pages = self.committer.damaged_pages
+        for page in pages[self._logged_pages :]:
+            end_key = "" if page.high is None else page.high.hex()
+            _log.error(
+                'page damaged namespace=%s page=%d reason="%s" first_key=%s end_key=%s action="stop the server and run'
+                ' pairbus repair"',
+                self.name,
+                page.page,
+                page.reason,
+                page.low.hex(),
+                end_key,
+            )
+        self._logged_pages = len(pages)
+        for what in self.committer.restored_pages[self._logged_restored :]:
+            _log.error('page damaged, restored namespace=%s what="%s" action="check the disk"', self.name, what)
+        self._logged_restored = len(self.committer.restored_pages)
+
     def check_busy(self, operation: str, address: Address | None = None) -> None:
-        """Raise ``ServerBusyError`` if the request has to wait."""
+        """Raise ``ServerBusyError`` if the request has to wait, or the error of a fault that denies it."""
+        self.operations.add(operation, address)
         reason = self.throttle.deny(operation) if self.throttle.is_busy else None
         if reason is None:
             reason = self.deny(operation, address)
         if reason is not None:
             raise ServerBusyError(reason, None if address is None else str(address))
+        if self.faults:
+            self.faults.check(operation, address, self.now_ms())
 
-    def when_durable(self, done: Durable) -> None:
-        """Have someone told when all that was written until now is on disk, or why it is not."""
-        self._keeper.when_durable(done)
+    def delay_s(self, address: Address | None) -> float:
+        """Return by how much an injected fault delays the responses at an address."""
+        return self.faults.delay_s(address, self.now_ms()) if self.faults else 0.0
+
+    def budgets(self, address: Address) -> EntityBudgets:
+        """Return the budgets from which messages are sent to an entity."""
+        description = self.use_namespace().entity(address, self.now_ms()).description
+        is_partitioned = isinstance(description, QueueDescription | TopicDescription) and description.partitioned
+        return EntityBudgets(str(address), self.limits.partitions if is_partitioned else 1)
+
+    def check_share(self, budgets: EntityBudgets, address: Address, messages: Sequence[NewMessage]) -> None:
+        """Raise ``ServerBusyError`` if the entity sends more than its share while the node is short of time."""
+        reason = self.throttle.deny_send(budgets, messages, self.loop.time())
+        if reason is not None:
+            raise ServerBusyError(reason, str(address))
+
+    def check_stalled(self, address: Address | None = None) -> None:
+        """Raise ``ServerBusyError`` if the storage does not answer, for a request that cannot be buffered."""
+        if self.is_stalled:
+            raise ServerBusyError(STALLED, None if address is None else str(address))
+
+    def may_vanish(self, address: Address) -> bool:
+        """Return whether an entity was created in the commit that is overdue, or after it began."""
+        return self.is_stalled and address.entity in self._new_entities
+
+    def when_durable(self, done: Durable, overdue: Overdue | None = None) -> None:
+        """Call ``done`` once everything written so far is on disk, or with the error.
+
+        If the storage stalls before that, call ``overdue`` as well, in the order in which the calls came.
+        """
+        if overdue is not None and not self.committer.is_idle:
+            done = self._waiting_sends.add(self.committer.next_commit, overdue, done)
+        self.committer.when_durable(done)
         self._schedule()
 
+    def is_committed(self, commit: CommitId) -> bool | None:
+        """Return whether a commit has succeeded; ``None`` while that is unknown."""
+        return self.committer.is_committed(commit)
+
+    def audit_when_durable(self, action: AuditAction | str, actor: Actor, **facts: Any) -> None:
+        """Record a change in the audit log once everything written so far is on disk, or with the error."""
+        self.when_durable(lambda error: self.audit.record(action, actor, error=error, **facts))
+
     def put_in_outbox(self, number: int, content: bytes) -> bool:
-        """Keep something in the store with the commit that is to come; tells whether it is taken."""
-        return self._keeper.put_in_outbox(number, content)
+        """Store an outbox entry with the next commit; return whether it was accepted."""
+        return self.committer.put_in_outbox(number, content)
 
     def remove_from_outbox(self, numbers: Iterable[int]) -> None:
         if not self._is_closed:
-            self._keeper.remove_from_outbox(numbers)
+            self.committer.remove_from_outbox(numbers)
             self._schedule()
 
     def outbox(self) -> Sequence[tuple[int, bytes]]:
-        """What was in the outbox at the start."""
-        return self._keeper.outbox()
+        """Return the outbox entries as of the start."""
+        return self.committer.outbox()
 
     def merged(self, identity: bytes) -> Mapping[str, int]:
-        """Up to where what lay in a side buffer is in the store, by entity; without an identity, in any."""
-        known = len(self._keeper.damaged)
-        merged = self._keeper.merged(identity)
-        for key in self._keeper.damaged[known:]:
+        """Return the merge positions of a side buffer by entity; without an identity, of all side buffers."""
+        known = len(self.committer.damaged)
+        merged = self.committer.merged(identity)
+        for key in self.committer.damaged[known:]:
             self.report_damage(describe(key))
         return merged
 
     def put_merged(self, identity: bytes, entity: str, position: int) -> None:
-        self._keeper.put_merged(identity, entity, position)
+        self.committer.put_merged(identity, entity, position)
         self._schedule()
 
     def probe(self, identity: bytes, done: Durable) -> None:
-        """Have someone told whether the store can be written; nothing is taken back if it cannot."""
-        self._keeper.probe(identity, done)
+        """Call ``done`` with the outcome of a test write; if it fails, nothing is reverted."""
+        self.committer.probe(identity, done)
         self._schedule()
 
+    async def ready(self) -> None:
+        """Wait while the namespace is being loaded, but not for longer than a commit may take."""
+        while self.committer.is_loading and not self.is_stalled:
+            self._ready.clear()
+            await self._ready.wait()
+
+    async def resumed(self) -> None:
+        """Wait while the storage does not answer, and while the namespace is being loaded."""
+        while self.is_paused:
+            self._ready.clear()
+            await self._ready.wait()
+
     async def durable(self) -> None:
-        """Wait until all that was written until now is on disk; raises the ``StoreError`` if that fails."""
-        future: asyncio.Future[None] = self._loop.create_future()
+        """Wait until everything written so far is on disk; raises the ``StoreError`` if that fails."""
+        future: asyncio.Future[None] = self.loop.create_future()
 
         def done(error: StoreError | None) -> None:
-            if future.done():  # whoever waited has gone
+            if future.done():  # the waiter was cancelled
                 return
             if error is None:
                 future.set_result(None)
@@ -207,112 +408,240 @@ class NamespaceHost:
         await future
 
     def close(self) -> None:
-        """Commit the rest, tell everyone, and close the store."""
+        """Commit the rest, call all callbacks, and close the store. Blocks on the disk."""
+        self._end_timers()
+        self.committer.close()
+
+    async def close_within(self, within_s: float) -> None:
+        """Close without blocking the loop. Raises the ``StoreError`` of the last commit.
+
+        Raises ``TimeoutError`` if the storage does not answer in time. The running commit is then abandoned: the store
+        is closed when that commit has ended.
+        """
+        self._end_timers()
+        try:
+            async with asyncio.timeout(within_s):
+                while not self.committer.is_idle:
+                    self.loop.call_soon(self.committer.commit, self.now_ms())
+                    await self.durable()
+        except BaseException:
+            self.committer.give_up()
+            raise
+        self.committer.close()
+
+    def _end_timers(self) -> None:
         self._is_closed = True
-        for timer in (self._timer, self._watchdog):
+        for timer in (self._timer, self._watchdog, self._second_look):
             if timer is not None:
                 timer.cancel()
-        self._keeper.close()
 
-    # What happens by itself.
+    # Background work.
 
     def _schedule(self) -> None:
         if not self._is_scheduled and not self._is_closed:
             self._is_scheduled = True
-            self._loop.call_soon(self._run)
+            self._due_s = self.loop.time()
+            self.loop.call_soon(self._run)
 
     def _run(self) -> None:
-        """Start the commit first: it runs beside all that follows."""
+        """Run the background work once. The commit starts first: it runs in parallel to the rest."""
         self._is_scheduled = False
         if self._is_closed:
             return
         now_ms = self.now_ms()
         try:
-            self._keeper.commit(now_ms)
-            if self._watchdog is None and self._keeper.commit_age_s() is not None:
-                self._watchdog = self._loop.call_later(self.commit_overdue_s, self._watch_commit)
-        finally:  # what waits for the disk has its own way to fail
+            self.committer.commit(now_ms)
+            if self.committer.commit_age_s() is not None:
+                self._watch_soon()
+        finally:  # callers that wait for the disk get their own error
             self._attend(now_ms)
 
     def _attend(self, now_ms: int) -> None:
-        """Pass on what has happened, and see when something happens next."""
+        """Pass on events, and schedule the next run."""
         try:
-            self._go_on(self._keeper.namespace, now_ms)
+            self._go_on(self.committer.namespace, now_ms)
+        except NamespaceLoadingError:
+            return  # it is scheduled again when the namespace is loaded
         except StoreError as error:
-            _log.error("the store cannot be read: %s", error)
-            self._set_timer(1.0)
+            self._log_trouble(Trouble(_UNREADABLE, error))
+            self._set_timer(_LOOK_AGAIN_S)
+        except Exception as error:  # noqa: BLE001 (the supervisor starts the timers again)
+            self._timer_failure = error
+        else:
+            self._log_trouble(self.trouble())
 
     def _go_on(self, namespace: Namespace, now_ms: int) -> None:
-        self._log_trouble()
+        if self.damaged_page_count:
+            self._report_pages()
+        if self._are_timers_stopped:
+            return
         if namespace.tidy(now_ms):
             self._schedule()
         for notice in namespace.take_notices():
             if isinstance(notice, Quarantined):
                 self.report_damage(_quarantined(notice))
+            elif isinstance(notice, IndexFault):
+                self.loop.call_soon(self.on_index_fault, notice)
+            elif isinstance(notice, IndexReloaded):
+                _log.warning(
+                    "entity reloaded namespace=%s entity=%s messages=%d", self.name, notice.address, notice.messages
+                )
             elif isinstance(notice, AccessChanged):
-                self._loop.call_soon(self.on_access_changed)
+                self.loop.call_soon(self.on_access_changed)
             else:
-                self._loop.call_soon(self.on_notice, notice)
+                self.loop.call_soon(self.on_notice, notice)
         for address in namespace.take_woken():
-            self._loop.call_soon(self.on_woken, address)
+            self.loop.call_soon(self.on_woken, address)
         for token in namespace.take_woken_sessions():
-            self._loop.call_soon(self.on_woken_session, token)
+            self.loop.call_soon(self.on_woken_session, token)
         due_ms = namespace.next_due_ms()
         self._set_timer(_LONGEST_PAUSE_S if due_ms is None else (due_ms - now_ms) / 1_000)
 
     def _set_timer(self, pause_s: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self._loop.call_later(min(max(pause_s, 0.001), _LONGEST_PAUSE_S), self._wake_up)
+        pause_s = min(max(pause_s, 0.001), _LONGEST_PAUSE_S)
+        self._due_s = self.loop.time() + pause_s
+        self._timer = self.loop.call_later(pause_s, self._wake_up)
+
+    def timer_problem(self) -> Problem | None:
+        """Return why the background work has failed: a defect, or a timer that did not run."""
+        if self._timer_failure is not None:
+            failure = self._timer_failure
+            return Problem(reason=f"background work failed with {type(failure).__name__}", error=failure)
+        is_waiting = self._is_closed or self.committer.is_loading  # it continues when the namespace is loaded
+        late_s = 0.0 if is_waiting else self.loop.time() - self._due_s
+        return Problem(reason=f"background work is {late_s:.0f} s late") if late_s > _OVERDUE_S else None
+
+    def restart_timers(self) -> None:
+        """Start the background work again. Receivers may have missed a wake-up, so all of them are served."""
+        self._timer_failure = None
+        self._is_scheduled = False
+        self._schedule()
+        self.on_timers_restarted()
+
+    def stop_timers(self) -> None:
+        """Do no more background work: no timer, no wake-up of receivers. Commits go on."""
+        self._are_timers_stopped = True
 
     def _wake_up(self) -> None:
+        try:
+            if self.faults:
+                self.faults.crash(CrashComponent.TIMERS)
+        except ComponentCrashError as error:
+            self._timer_failure = error
+            return
         now_ms = self.now_ms()
         self._schedule()
         if now_ms - self._minute_ms >= _LONGEST_PAUSE_S * 1_000:
             self._minute_ms = now_ms
             self._keep_in_use(now_ms)
 
-    def _log_trouble(self) -> None:
-        """Say once that the store fails or is full, and once that it is well again."""
-        failure = self._keeper.failure
-        trouble = f"commit failed: {failure}" if failure is not None else "full" if self._keeper.lacks_room() else None
-        if trouble is not None and trouble != self._trouble:
-            _log.error("storage in trouble namespace=%s reason=%s", self.name, trouble)
+    def _log_trouble(self, trouble: Trouble | None) -> None:
+        """Log a problem of the storage once, and its end once."""
+        problem = None if trouble is None else trouble.problem
+        if trouble is not None and problem != self._trouble:
+            error = "" if trouble.error is None else f' error="{trouble.error}"'
+            _log.error('storage in trouble namespace=%s reason="%s"%s', self.name, problem, error)
         elif trouble is None and self._trouble is not None:
             _log.warning("storage works again namespace=%s", self.name)
-        self._trouble = trouble
+            if self.side_buffer is not None:
+                self.side_buffer.hurry()
+        self._trouble = problem
+        if problem is not None and self._second_look is None:
+            self._second_look = self.loop.call_later(_LOOK_AGAIN_S, self._look_again)
+
+    def _look_again(self) -> None:
+        """Probe the storage even without sends: a monitor of /health may keep senders away."""
+        self._second_look = None
+        if self.committer.failure is not None and self.committer.is_idle:
+            self.committer.probe(_PROBE, lambda _error: None)
+        self._schedule()
+
+    def _watch_soon(self) -> None:
+        if self._watchdog is None and not self.is_stalled and not self._is_closed:
+            self._watchdog = self.loop.call_later(self.commit_overdue_s, self._watch_commit)
 
     def _watch_commit(self) -> None:
-        """Say once that the storage does not answer, and once that it does again. One timer serves all commits."""
+        """Begin a stall once a commit, or the load after a failed one, is overdue. One timer serves all of them."""
         self._watchdog = None
-        self._log_trouble()
-        age_s = self._keeper.commit_age_s()
-        if age_s is not None and age_s >= self.commit_overdue_s and not self._is_stalled:
-            self._is_stalled = True
-            _log.error("storage stalled namespace=%s commit_seconds=%.1f: sends are not confirmed", self.name, age_s)
-        elif self._is_stalled and (age_s is None or age_s < self.commit_overdue_s):
-            self._is_stalled = False
-            _log.warning("storage recovered namespace=%s", self.name)
-        if age_s is not None or self._is_stalled:
-            pause_s = _WATCH_STALLED_S if self._is_stalled else max(0.0, self.commit_overdue_s - (age_s or 0.0))
-            self._watchdog = self._loop.call_later(pause_s, self._watch_commit)
+        if not self.committer.is_loading:
+            self._log_trouble(self.trouble())
+        age_s = self.committer.commit_age_s()
+        if age_s is None or self.is_stalled:
+            return
+        if age_s >= self.commit_overdue_s:
+            self._begin_stall(age_s)
+        else:
+            self._watchdog = self.loop.call_later(self.commit_overdue_s - age_s, self._watch_commit)
+
+    def _begin_stall(self, age_s: float) -> None:
+        """Answer the sends that wait: from the side buffer, or with *server busy*.
+
+        Without a side buffer, everything queued behind the overdue commit is withdrawn first, so that only the sends
+        inside that commit are in doubt. While the namespace is being loaded, nothing can be checked: requests that wait
+        for it, and later ones, get *server busy*.
+        """
+        self.is_stalled = True
+        self.unanswered.begin_episode()
+        self._new_entities = frozenset(Address.of(path).entity for path in self.committer.new_entities())
+        is_loading = self.committer.is_loading
+        what = "sends are refused" if self.side_buffer is None or is_loading else "sends go to the side buffer"
+        task = "load" if is_loading else "commit"
+        _log.error('storage stalled namespace=%s %s_seconds=%.1f consequence="%s"', self.name, task, age_s, what)
+        if self.side_buffer is None:
+            self.committer.withdraw()
+        for commit, overdue in self._waiting_sends.take():
+            overdue(commit)
+        if self.side_buffer is not None:
+            self.side_buffer.stop_waiting()
+        if is_loading:
+            self._ready.set()
+            self.loop.call_soon(self.on_resumed)
+
+    def _commit_ended(self) -> None:
+        """Continue after a commit. If it has failed, or was withdrawn, the namespace is loaded now."""
+        if self.is_stalled or self.committer.failure is not None:
+            self._end_stall()
+            self._watch_soon()
+
+    def _end_stall(self) -> None:
+        """Continue: the overdue commit, or load, has ended."""
+        if not self.is_stalled:
+            return
+        self.is_stalled = False
+        self.unanswered.end_episode()
+        _log.warning("storage recovered namespace=%s", self.name)
+        self._ready.set()
+        self._schedule()
+        self.loop.call_soon(self.on_resumed)
+        if self.side_buffer is not None:
+            self.side_buffer.hurry()
+
+    def _loaded(self) -> None:
+        """Let requests continue that waited for the namespace, or fail if it could not be loaded."""
+        if self.committer.load_error is not None:
+            self._log_trouble(Trouble(_UNREADABLE, self.committer.load_error))
+            self._due_s = self.loop.time() + _LOOK_AGAIN_S
+        self._end_stall()
+        self._ready.set()
+        self.on_resumed()
 
     def _report_recovery(self, recovery: Recovery) -> None:
-        """Report what was damaged besides messages: of these the broker tells by itself, with their stubs."""
+        """Report damaged records other than messages: for those the broker reports stubs."""
         for key in recovery.damaged:
             if key not in recovery.stubs:
                 self.report_damage(describe(key))
 
     def _keep_in_use(self, now_ms: int) -> None:
-        with suppress(StoreError):  # then there is nothing that could be idle
-            self._keeper.namespace.keep_in_use(self.in_use(), now_ms)
-
-    def _before_commit(self) -> None:
-        self.on_commit()
+        with suppress(StoreError):  # then there is no entity that could be idle
+            self.committer.namespace.keep_in_use(self.in_use(), now_ms)
 
     def _rebuilt(self, recovery: Recovery) -> None:
-        _log.warning(
-            "commit failed, namespace reloaded name=%s entities=%d messages=%d damaged=%d",
+        _log.log(
+            logging.WARNING if self._trouble is None else logging.DEBUG,
+            "%s, namespace reloaded namespace=%s entities=%d messages=%d damaged=%d",
+            "commit failed" if self.committer.failure is not None else "writes withdrawn",
             self.name,
             recovery.entities,
             recovery.messages,
@@ -326,4 +655,5 @@ class NamespaceHost:
 
 def _quarantined(notice: Quarantined) -> str:
     message_id = f" message_id={notice.message_id!r}" if notice.message_id else ""
-    return f"entity='{notice.address}' sequence={notice.sequence}{message_id} damaged={notice.damaged}"
+    where = f" {notice.location}" if notice.location else ""
+    return f"entity='{notice.address}' sequence={notice.sequence}{message_id} damaged={notice.damaged}{where}"

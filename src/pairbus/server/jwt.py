@@ -2,34 +2,313 @@
 
 from __future__ import annotations
 
+import asyncio
+import http.client
+import ipaddress
 import json
+import logging
+import os
 import re
+import time
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final
+from pathlib import Path
+from typing import Any, Final, Protocol, Self, TypeAlias
+from urllib.error import HTTPError
+from urllib.parse import urlsplit
+from urllib.request import (
+    HTTPDefaultErrorHandler,
+    HTTPErrorProcessor,
+    HTTPHandler,
+    HTTPSHandler,
+    OpenerDirector,
+    ProxyHandler,
+)
 
 import jwt
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
+from cryptography.hazmat.primitives.asymmetric.ed448 import Ed448PublicKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
+from jwt import PyJWTError
+from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
 from jwt.utils import base64url_decode, base64url_encode
 
 from pairbus.broker import Right
 from pairbus.server.access import NEVER_MS, Grant
 from pairbus.server.errors import InvalidCredentialsError, UnauthorizedError
-from pairbus.server.signing_keys import ALGORITHMS, SigningKey, SigningKeys
+from pairbus.server.supervision.supervisor import Problem, SupervisedTask
+
+_log = logging.getLogger(__name__)
+
+REFRESH_S: Final = 3_600.0
+TIMEOUT_S: Final = 10.0
+MAX_BYTES: Final = 1 << 20
+_URL_PAUSE_S: Final = 60.0
+"""Any peer can send tokens with unknown key ids; this limits the load on the issuer."""
+_FILE_PAUSE_S: Final = 1.0
+_LEAST_RSA_BITS: Final = 2_048
+
+PublicKey: TypeAlias = RSAPublicKey | EllipticCurvePublicKey | Ed25519PublicKey | Ed448PublicKey
+
+_RSA_ALGORITHMS: Final = frozenset({"RS256", "RS384", "RS512", "PS256", "PS384", "PS512"})
+_CURVE_ALGORITHMS: Final = {"secp256r1": "ES256", "secp384r1": "ES384", "secp521r1": "ES512"}
+_EDWARDS_ALGORITHMS: Final = frozenset({"EdDSA"})
+
+ALGORITHMS: Final = _RSA_ALGORITHMS | frozenset(_CURVE_ALGORITHMS.values()) | _EDWARDS_ALGORITHMS
+"""Algorithms that need a private key to sign: with the others, a verifier could also forge tokens."""
+
+_READERS: Final[dict[str, Callable[[dict[str, Any]], object]]] = {
+    "RSA": RSAAlgorithm.from_jwk,
+    "EC": ECAlgorithm.from_jwk,
+    "OKP": OKPAlgorithm.from_jwk,
+}
+
+
+class SigningKeysError(ValueError):
+    """The keys of an issuer cannot be read, or are invalid."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SigningKey:
+    """A key to verify signatures, and the algorithms that it may be used for."""
+
+    key_id: str | None
+    key: PublicKey
+    algorithms: frozenset[str]
+
+
+class _Source(Protocol):
+    pause_s: float
+
+    def read(self) -> bytes | None:
+        """Return the current content, or ``None`` if it is unchanged."""
+
+
+class SigningKeys:
+    """The keys in an issuer's key document. It is read again every hour, and when a token names an unknown key.
+
+    It is read on another thread, so that the loop does not block; if that fails, the keys stay unchanged.
+    """
+
+    def __init__(self, source: _Source, keys: tuple[SigningKey, ...], refresh_s: float, pause_s: float) -> None:
+        self._source = source
+        self._keys = keys
+        self._refresh_s = refresh_s
+        self._pause_s = pause_s
+        self._is_wanted = asyncio.Event()
+        self._task = SupervisedTask("pairbus-signing-keys", self._run)
+        self.start()
+
+    @classmethod
+    async def load(
+        cls, source: str, *, refresh_s: float = REFRESH_S, pause_s: float | None = None, timeout_s: float = TIMEOUT_S
+    ) -> Self:
+        """Read the keys from a file, or from an ``https`` URL; raises ``SigningKeysError``.
+
+        ``pause_s`` is the minimum interval between reads: a minute for a URL.
+        """
+        opened = _open(source, timeout_s)
+        keys = await asyncio.to_thread(_read_keys, opened)
+        return cls(opened, keys or (), refresh_s, opened.pause_s if pause_s is None else pause_s)
+
+    def find(self, key_id: str | None) -> SigningKey | None:
+        """Return the key of that id. A token may omit the id if there is only one key."""
+        if key_id is None:
+            return self._keys[0] if len(self._keys) == 1 else None
+        return next((key for key in self._keys if key.key_id == key_id), None)
+
+    def wanted(self) -> None:
+        """Request another read because a token names an unknown key: the issuer may have a new one."""
+        self._is_wanted.set()
+
+    def start(self) -> None:
+        """Read the keys again from time to time; if that has ended, start it again."""
+        self._task.start()
+
+    def problem(self) -> Problem | None:
+        """Return why the keys are not read any more; ``None`` while they are."""
+        return self._task.problem()
+
+    def close(self) -> None:
+        self._task.stop()
+
+    async def _run(self) -> None:
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._refresh_s):
+                    await self._is_wanted.wait()
+            self._is_wanted.clear()
+            await self._refresh()
+            await asyncio.sleep(self._pause_s)
+
+    async def _refresh(self) -> None:
+        try:
+            keys = await asyncio.to_thread(_read_keys, self._source)
+        except Exception as error:  # noqa: BLE001 (any error: without this task no new key would ever be found)
+            _log.warning('signing keys not refreshed error="%s"', error)
+            return
+        if keys is not None:
+            self._keys = keys
+
+
+# Sources of keys.
+
+
+class _File:
+    pause_s = _FILE_PAUSE_S
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._stamp: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        return str(self._path)
+
+    def read(self) -> bytes | None:
+        with self._path.open("rb") as file:
+            status = os.fstat(file.fileno())
+            stamp = (status.st_mtime_ns, status.st_size, status.st_ino)
+            if stamp == self._stamp:
+                return None
+            content = file.read(MAX_BYTES + 1)
+        self._stamp = stamp
+        return content
+
+
+class _Url:
+    pause_s = _URL_PAUSE_S
+
+    def __init__(self, url: str, timeout_s: float, *, is_loopback: bool) -> None:
+        self._url = url
+        self._timeout_s = timeout_s
+        self._opener = OpenerDirector()
+        for handler in (
+            ProxyHandler({} if is_loopback else None),
+            HTTPHandler(),
+            HTTPSHandler(),
+            HTTPErrorProcessor(),
+            HTTPDefaultErrorHandler(),
+        ):  # and none that follows redirects: they could lead away from https
+            self._opener.add_handler(handler)
+
+    def __str__(self) -> str:
+        return self._url
+
+    def read(self) -> bytes:
+        deadline = time.monotonic() + self._timeout_s
+        try:
+            with self._opener.open(self._url, timeout=self._timeout_s) as response:
+                content = b""
+                while len(content) <= MAX_BYTES and (part := response.read1(1 << 16)):
+                    content += part
+                    if time.monotonic() > deadline:  # the timeout alone restarts with every byte
+                        raise TimeoutError("the response takes too long")
+                return content
+        except HTTPError as error:
+            with error:  # it is the response too
+                raise
+
+
+def _open(source: str, timeout_s: float) -> _File | _Url:
+    if "://" not in source:
+        return _File(Path(source))
+    try:
+        url = urlsplit(source)
+        is_loopback = _is_loopback(url.hostname or "")
+    except ValueError as error:
+        raise SigningKeysError(f"'{source}' is not a valid URL: {error}") from error
+    if url.scheme != "https" and not (url.scheme == "http" and is_loopback):
+        raise SigningKeysError(f"signing keys must come from a file or an https URL, got '{source}'")
+    return _Url(source, timeout_s, is_loopback=is_loopback)
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+# Parsing of key documents (RFC 7517).
+
+
+def _read_keys(source: _Source) -> tuple[SigningKey, ...] | None:
+    try:
+        content = source.read()
+        return None if content is None else parse_keys(content)
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        raise SigningKeysError(f"no signing keys from {source}: {error}") from error
+
+
+def parse_keys(content: bytes) -> tuple[SigningKey, ...]:
+    """Return the keys of a JWKS document that can verify signatures; raises ``SigningKeysError`` if there is none."""
+    if len(content) > MAX_BYTES:
+        raise SigningKeysError(f"the document is larger than {MAX_BYTES:,} bytes")
+    try:
+        document = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise SigningKeysError("the document is not JSON") from error
+    members = document.get("keys") if isinstance(document, dict) else None
+    if not isinstance(members, list):
+        raise SigningKeysError("the document has no list 'keys'")
+    keys = tuple(key for member in members if (key := _parse_key(member)) is not None)
+    if not keys:
+        raise SigningKeysError("the document lists no public key that can verify tokens")
+    return keys
+
+
+def _parse_key(member: object) -> SigningKey | None:
+    """Return one key, or ``None`` if it has another use: documents may list those too (RFC 7517, section 5)."""
+    if not isinstance(member, dict) or member.get("use", "sig") != "sig":
+        return None
+    reader = _READERS.get(str(member.get("kty")))
+    if reader is None:
+        return None
+    try:
+        key = reader(member)
+    except (PyJWTError, UnsupportedAlgorithm, TypeError, ValueError):
+        return None
+    algorithms = _algorithms_of(key)
+    if "alg" in member:
+        algorithms &= {str(member["alg"])}
+    if not isinstance(key, PublicKey) or not algorithms:
+        return None
+    key_id = member.get("kid")
+    return SigningKey(key_id=key_id if isinstance(key_id, str) else None, key=key, algorithms=algorithms)
+
+
+def _algorithms_of(key: object) -> frozenset[str]:
+    match key:
+        case RSAPublicKey() if key.key_size >= _LEAST_RSA_BITS:
+            return _RSA_ALGORITHMS
+        case EllipticCurvePublicKey():
+            return frozenset({_CURVE_ALGORITHMS[key.curve.name]} if key.curve.name in _CURVE_ALGORITHMS else ())
+        case Ed25519PublicKey() | Ed448PublicKey():
+            return _EDWARDS_ALGORITHMS
+    return frozenset()
+
 
 DEFAULT_AUDIENCE: Final = "https://servicebus.azure.net"
-"""What the SDKs of Azure ask their issuer for."""
+"""The audience that Azure's SDKs request from their issuer."""
 
 MAX_CHARACTERS: Final = 32 * 1024
 LEEWAY_MS: Final = 5 * 60 * 1_000
-"""How far an issuer's clock may be ahead of ours."""
+"""Tolerance for an issuer's clock that is ahead of ours."""
 
 _FURTHEST_S: Final = 10**15
 _SHAPE: Final = re.compile(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.([A-Za-z0-9_-]*)")
 _ALL: Final = frozenset(Right)
+_SUBJECT_CHARACTERS: Final = 100
 _RIGHTS: Final = {
     "azure service bus data owner": _ALL,
     "azure service bus data sender": frozenset({Right.SEND}),
     "azure service bus data receiver": frozenset({Right.LISTEN}),
-    "manage": _ALL,  # as with a key: who may manage may also send and listen
+    "manage": _ALL,  # as with a key: Manage includes Send and Listen
     "send": frozenset({Right.SEND}),
     "listen": frozenset({Right.LISTEN}),
 }
@@ -38,27 +317,27 @@ _JWS: Final = jwt.PyJWS(algorithms=sorted(ALGORITHMS))
 
 @dataclass(frozen=True, slots=True)
 class JwtVerifier:
-    """Checks the tokens of one issuer. What it refuses a token with never repeats any of it."""
+    """Verifies the tokens of one issuer. Its errors never quote the token."""
 
     keys: SigningKeys
     issuer: str
     audience: str = DEFAULT_AUDIENCE
 
     def __call__(self, token: str, now_ms: int) -> Grant:
-        """The grant of a token, for the whole namespace; raises ``UnauthorizedError``."""
+        """Return the grant of a token, for the whole namespace; raises ``UnauthorizedError``."""
         claims = self._signed_claims(token)
         if claims.get("iss") != self.issuer:
             raise UnauthorizedError("the token is from another issuer")
         if self.audience.removesuffix("/") not in _audiences(claims):
-            raise UnauthorizedError("the token was made for another audience")
+            raise UnauthorizedError("the token was issued for another audience")
         if "exp" not in claims:
-            raise UnauthorizedError("the token does not say when it expires")
+            raise UnauthorizedError("the token has no expiry time")
         expires_ms = _time_ms(claims["exp"])
         if expires_ms <= now_ms:
             raise UnauthorizedError("the token has expired")
         if "nbf" in claims and _time_ms(claims["nbf"]) > now_ms + LEEWAY_MS:
             raise UnauthorizedError("the token is not valid yet")
-        return Grant("", _rights(claims), expires_ms)
+        return Grant("", _rights(claims), expires_ms, who=_subject(claims))
 
     def _signed_claims(self, token: str) -> dict[str, Any]:
         header = _header(token)
@@ -66,34 +345,30 @@ class JwtVerifier:
         try:
             payload = _JWS.decode(token, key.key, algorithms=[header["alg"]])
         except jwt.PyJWTError:
-            self.keys.wanted()  # there may be a new key that has the id of an old one
+            self.keys.wanted()  # there may be a new key with the id of an old one
             raise InvalidCredentialsError("invalid token signature") from None
         return _claims(payload)
 
     def _key(self, header: dict[str, Any]) -> SigningKey:
-        """The key that the header names, if it is one for the algorithm that the header names."""
+        """Return the key that the header names, if it is for the algorithm that the header names."""
         algorithm, key_id = header.get("alg"), header.get("kid")
         if not isinstance(algorithm, str) or algorithm not in ALGORITHMS:
-            raise UnauthorizedError(
-                f"the token is signed in a way that is not allowed; use {', '.join(sorted(ALGORITHMS))}"
-            )
+            raise UnauthorizedError(f"the token's algorithm is not allowed; use {', '.join(sorted(ALGORITHMS))}")
         key = self.keys.find(key_id)
         if key is None and key_id is None:
-            raise UnauthorizedError("the token does not say which of the issuer's keys has signed it")
+            raise UnauthorizedError("the token does not name the key that signed it")
         if key is None:
             self.keys.wanted()
-            raise UnauthorizedError(
-                "the token is signed with a key that is not known here; if it is new, try again soon"
-            )
+            raise UnauthorizedError("the token is signed with an unknown key; if it is new, try again soon")
         if algorithm not in key.algorithms:
-            raise UnauthorizedError("the token is signed in another way than its key is for")
+            raise UnauthorizedError("the token's algorithm does not match its key")
         return key
 
 
 def allow_any(token: str, now_ms: int) -> Grant:
-    """Grant everything to whoever shows any token at all: for development only.
+    """Grant all rights for any token: for development only.
 
-    If the token says when it expires that is believed, so that clients can be seen renewing theirs.
+    If the token has an expiry time it is respected, so that clients can be seen renewing theirs.
     """
     if not token.strip():
         raise UnauthorizedError("the token is empty")
@@ -119,14 +394,14 @@ def _header(token: str) -> dict[str, Any]:
         raise UnauthorizedError("the token is neither a shared access signature nor a JSON Web Token")
     try:
         return jwt.get_unverified_header(token)
-    except (jwt.PyJWTError, RecursionError):  # whose texts may quote the token
-        raise UnauthorizedError("the header of the token cannot be read") from None
+    except (jwt.PyJWTError, RecursionError):  # the errors may quote the token
+        raise UnauthorizedError("the header of the token cannot be parsed") from None
 
 
 def _is_canonical(text: str) -> bool:
-    """Whether it is the one spelling of its bytes: in Base64 the last character can have bits that mean nothing.
+    """Return whether it is the canonical encoding of its bytes: the last Base64 character can have unused bits.
 
-    Not every version of the library looks.
+    Not every version of the library checks this.
     """
     try:
         return base64url_encode(base64url_decode(text)).decode() == text
@@ -140,7 +415,7 @@ def _claims(payload: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError):
         claims = None
     if not isinstance(claims, dict):
-        raise UnauthorizedError("the claims of the token cannot be read")
+        raise UnauthorizedError("the claims of the token cannot be parsed")
     return claims
 
 
@@ -149,21 +424,27 @@ def _audiences(claims: dict[str, Any]) -> set[str]:
 
 
 def _rights(claims: dict[str, Any]) -> frozenset[Right]:
-    """What the token's roles and scopes add up to: perhaps nothing, and then every request is refused by itself."""
+    """Return the rights from the token's roles and scopes: possibly none, and then every request is refused."""
     scope = claims.get("scp")
     scopes = [scope, *scope.split()] if isinstance(scope, str) else _texts(scope)
     names = [*_texts(claims.get("roles")), *scopes]
     return frozenset().union(*(_RIGHTS.get(name.lower(), frozenset()) for name in names))
 
 
+def _subject(claims: dict[str, Any]) -> str:
+    """Return the application or person that the token was issued to."""
+    names = (claims.get(name) for name in ("appid", "azp", "sub"))
+    return next((name[:_SUBJECT_CHARACTERS] for name in names if isinstance(name, str) and name), "")
+
+
 def _texts(claim: object) -> list[str]:
-    """A claim that may be one text or a list of them."""
+    """Return a claim that may be one text or a list of them."""
     values = claim if isinstance(claim, list) else [claim]
     return [value for value in values if isinstance(value, str)]
 
 
 def _time_ms(claim: object) -> int:
-    """A time in seconds since the Unix epoch, perhaps with a fraction (RFC 7519, *NumericDate*)."""
+    """Return a time in seconds since the Unix epoch, possibly with a fraction (RFC 7519, *NumericDate*)."""
     if isinstance(claim, bool) or not isinstance(claim, int | float) or not abs(claim) < _FURTHEST_S:  # or is NaN
-        raise UnauthorizedError("a time of the token is no number of seconds")
+        raise UnauthorizedError("a time of the token is not a number of seconds")
     return int(claim * 1_000)

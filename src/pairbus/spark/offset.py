@@ -1,8 +1,8 @@
-"""How far a stream has come: what the batch that ends there held of each entity.
+"""Offsets of streams, with the messages of the batch that ends there.
 
-An offset of a stream that consumes *is* its batch. A queue gives its messages to whoever asks first, so what a stream
-gets of it is no range: the numbers between belong to others. Kept as exact numbers, a batch can be read once more, and
-nothing is removed that it did not hold.
+The offset of a consuming stream identifies its batch exactly. Competing receivers share a queue, so the messages of a
+batch are not a contiguous range of numbers. With exact numbers a batch can be read again, and only messages that it
+held are removed.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from pairbus.spark.errors import OffsetError
-from pairbus.spark.sequence_marks import SequenceMarks
-from pairbus.spark.sequence_ranges import SequenceRanges
+from pairbus.spark.sequences import SequenceMarks, SequenceRanges
 
 _VERSION: Final = 1
 _MARKS_VERSION: Final = 2
@@ -26,8 +25,8 @@ class Portion:
 
     numbers: SequenceRanges = field(default_factory=SequenceRanges)
     until_ms: int = 0
-    """When the last of them was enqueued. A queue that is made anew counts from one again: what has one of these
-    numbers, and was enqueued later, is another message."""
+    """Enqueued time of the last of them. A recreated queue counts from one again: a message with one of these numbers
+    that was enqueued later is another message."""
 
     def __bool__(self) -> bool:
         return bool(self.numbers)
@@ -36,7 +35,7 @@ class Portion:
         return enqueued_ms <= self.until_ms and number in self.numbers
 
     def only(self, numbers: Iterable[int]) -> Portion:
-        """What it has of some numbers."""
+        """Return the part with the given numbers."""
         return Portion(numbers=self.numbers & SequenceRanges.of(numbers), until_ms=self.until_ms)
 
     def without(self, numbers: Iterable[int]) -> Portion:
@@ -48,10 +47,10 @@ NOTHING: Final = Portion()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leftovers:
-    """What was dealt with, and is not known to be removed.
+    """Processed messages that are not known to be removed.
 
-    Portions are never joined: each has a time of its own, and what is left of a queue that was made anew must not stand
-    for messages of the new one.
+    Portions are never joined: each has a separate time, and leftovers of a deleted queue must not stand for messages of
+    the one that replaced it.
     """
 
     portions: tuple[Portion, ...] = ()
@@ -69,12 +68,12 @@ class Leftovers:
         return any(portion.holds(number, enqueued_ms) for portion in self.portions)
 
     def narrowed(self, until_ms: int, gone: SequenceRanges) -> Leftovers:
-        """The rest without numbers of one portion: another may hold the same ones, if the entity was made anew."""
+        """Remove numbers from one portion only: another may hold the same ones, if the entity was recreated."""
         rest = (portion.without(gone) if portion.until_ms == until_ms else portion for portion in self.portions)
         return Leftovers(portions=tuple(portion for portion in rest if portion))
 
     def without(self, messages: Iterable[tuple[int, int]]) -> Leftovers:
-        """The rest without some messages, each known by its number and when it was enqueued."""
+        """Return the leftovers without some messages, given by number and enqueued time."""
         gone = [*messages]
         rest = (
             portion.without(number for number, enqueued_ms in gone if portion.holds(number, enqueued_ms))
@@ -88,25 +87,25 @@ NO_LEFTOVERS: Final = Leftovers()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumeOffset:
-    """Where a stream that consumes has come to."""
+    """The position of a consuming stream."""
 
     batch: int = 0
-    """Counts up with each batch, so that two are different even if they hold the same messages."""
+    """Increases with each batch, so that two differ even if they hold the same messages."""
 
     held: Mapping[str, Portion] = field(default_factory=dict)
-    """What the batch that ends here holds, by entity."""
+    """The messages of the batch that ends here, by entity."""
 
     left: Mapping[str, Leftovers] = field(default_factory=dict)
-    """What earlier batches held, and is not known to be removed yet, by entity."""
+    """Messages of earlier batches that are not known to be removed yet, by entity."""
 
     def to_json(self) -> dict[str, Any]:
-        left = {path: [_written(one) for one in found.portions] for path, found in sorted(self.left.items()) if found}
-        held = {path: _written(portion) for path, portion in sorted(self.held.items()) if portion}
+        left = {path: [_to_json(one) for one in found.portions] for path, found in sorted(self.left.items()) if found}
+        held = {path: _to_json(portion) for path, portion in sorted(self.held.items()) if portion}
         return {"version": _VERSION, "batch": self.batch, "held": held, "left": left}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> ConsumeOffset:
-        """Read what ``to_json`` gives; raises ``OffsetError``."""
+        """Parse the result of ``to_json``. Raise ``OffsetError``."""
         _check(value, {"version", "batch", "held", "left"})
         try:
             held = {str(path): _read(entry) for path, entry in value["held"].items()}
@@ -115,7 +114,7 @@ class ConsumeOffset:
                 for path, entries in value["left"].items()
             }
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise OffsetError(f"{value!r:.200} has no good tables of messages: {error}") from error
+            raise OffsetError(f"invalid tables of messages in the offset {value!r:.200}: {error}") from error
         return cls(batch=_number(value["batch"]), held=held, left=left)
 
 
@@ -133,8 +132,8 @@ class BrowseOffset:
 class SingleNumberOffset:
     """The position of a browsing stream as earlier versions wrote it: one number for each entity.
 
-    Everything up to that number was read, in the order of a peek: partition by partition. What came into a lower
-    partition afterwards was not.
+    Everything up to that number was read, in the order of a peek: partition by partition. Messages that reached a lower
+    partition afterwards were not.
     """
 
     seen: Mapping[str, int] = field(default_factory=dict)
@@ -144,11 +143,11 @@ class SingleNumberOffset:
 
 
 def read_browse_offset(value: Mapping[str, Any]) -> BrowseOffset | SingleNumberOffset:
-    """Read an offset of a browsing stream, of this version or an earlier one. Raises ``OffsetError``."""
+    """Parse an offset of a browsing stream, of this version or an earlier one. Raise ``OffsetError``."""
     is_earlier = isinstance(value, dict) and value.get("version") == _VERSION
     _check(value, {"version", "seen"}, _VERSION if is_earlier else _MARKS_VERSION)
     if not isinstance(value["seen"], dict):
-        raise OffsetError(f"{value['seen']!r:.100} is no table of sequence numbers")
+        raise OffsetError(f"expected a table of sequence numbers in the offset, got {value['seen']!r:.100}")
     if is_earlier:
         return SingleNumberOffset(seen={str(path): _number(last) for path, last in value["seen"].items()})
     return BrowseOffset(seen={str(path): _marks(numbers) for path, numbers in value["seen"].items()})
@@ -156,25 +155,25 @@ def read_browse_offset(value: Mapping[str, Any]) -> BrowseOffset | SingleNumberO
 
 def _marks(value: Any) -> SequenceMarks:
     if not isinstance(value, list):
-        raise OffsetError(f"{value!r:.100} is no list of sequence numbers")
+        raise OffsetError(f"expected a list of sequence numbers in the offset, got {value!r:.100}")
     return SequenceMarks.of(map(_number, value))
 
 
 def _check(value: Mapping[str, Any], keys: set[str], version: int = _VERSION) -> None:
     if not isinstance(value, dict) or set(value) != keys or value["version"] != version:
         raise OffsetError(
-            f"{value!r:.200} is no offset of this stream; a checkpoint belongs to one query, with one mode, and to"
-            " versions of pairbus that write offsets of the same kind"
+            f"{value!r:.200} is not an offset of this stream; a checkpoint belongs to one query with one mode, and to"
+            " versions of pairbus that write offsets of the same kind. Use another checkpoint directory"
         )
 
 
 def _number(value: Any) -> int:
     if not isinstance(value, int) or isinstance(value, bool):
-        raise OffsetError(f"{value!r:.100} is no number")
+        raise OffsetError(f"expected a number in the offset, got {value!r:.100}")
     return value
 
 
-def _written(portion: Portion) -> dict[str, Any]:
+def _to_json(portion: Portion) -> dict[str, Any]:
     return {"numbers": str(portion.numbers), "until": portion.until_ms}
 
 

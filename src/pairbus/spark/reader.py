@@ -1,4 +1,4 @@
-"""What Spark asks of a source: a table that is read once, and streams that go on."""
+"""The readers that Spark calls: one for tables, and one for each kind of stream."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pyspark.sql.types import StructType
 
 from pairbus.client.errors import UnauthorizedError
 from pairbus.client.management.namespace_manager import NamespaceManager
-from pairbus.dialect.entity_path import split_entity_path
+from pairbus.dialect.paths import split_entity_path
 from pairbus.spark.browsing import Browsing
 from pairbus.spark.connections import on_loop, reached
 from pairbus.spark.consumption import Consumption
@@ -30,27 +30,26 @@ from pairbus.spark.entity_patterns import resolve_entities
 from pairbus.spark.errors import EntityPatternError
 from pairbus.spark.offset import ConsumeOffset, SingleNumberOffset, read_browse_offset
 from pairbus.spark.options import SourceOptions
-from pairbus.spark.pages import pages
-from pairbus.spark.partition import MessagePartition
+from pairbus.spark.partition import MessagePartition, pages
 from pairbus.spark.record_batches import RecordBatches, is_reference
 
-_EVERYTHING = 2**31 - 1
+_UNLIMITED = 2**31 - 1
 S = TypeVar("S", Browsing, Consumption)
 
 
 def _entities(options: SourceOptions) -> tuple[str, ...]:
-    async def ask() -> tuple[str, ...]:
+    async def resolve() -> tuple[str, ...]:
         async with NamespaceManager.from_connection_string(options.connection.resolve()) as manager:
             return await resolve_entities(options.entities, manager)
 
-    found = on_loop(ask)
+    found = on_loop(resolve)
     options.starting_offsets.check(found)
     return found
 
 
-async def _nothing(options: SourceOptions, entities: tuple[str, ...]) -> list[MessagePartition]:
-    """No messages; a topic has none that could be looked at, so that is no answer to what was meant."""
-    with suppress(UnauthorizedError):  # only who may manage the namespace can ask
+async def _no_partitions(options: SourceOptions, entities: tuple[str, ...]) -> list[MessagePartition]:
+    """Return no partitions, but raise ``EntityPatternError`` for a topic: it has no messages of its own to peek."""
+    with suppress(UnauthorizedError):  # only a key with the Manage claim can check
         async with NamespaceManager.from_connection_string(options.connection.resolve()) as manager:
             for path in entities:
                 found = split_entity_path(path)
@@ -58,7 +57,7 @@ async def _nothing(options: SourceOptions, entities: tuple[str, ...]) -> list[Me
                     continue
                 if await manager.topic_exists(path):
                     raise EntityPatternError(
-                        f"'{path}' is a topic: read one of its subscriptions, such as {path}/subscriptions/NAME"
+                        f"'{path}' is a topic; read one of its subscriptions, such as {path}/subscriptions/NAME"
                     )
     return []
 
@@ -66,19 +65,19 @@ async def _nothing(options: SourceOptions, entities: tuple[str, ...]) -> list[Me
 def _read(options: SourceOptions, schema: StructType, partition: InputPartition) -> Iterator[pa.RecordBatch]:
     if not isinstance(partition, MessagePartition):
         if partition.value is None:
-            return  # of a table without partitions Spark reads one all the same
-        raise TypeError(f"{partition!r:.100} is no partition of messages")
+            return  # Spark reads one partition even of a table that has none
+        raise TypeError(f"{partition!r:.100} is not a partition of messages")
     batches = RecordBatches(schema)
     tokens = {number: str(token) for number, token in partition.tokens.items()}
     if is_reference(schema) and len(tokens) == len(partition.portion.numbers):
-        yield batches.of_locked(partition.entity, tokens)  # they are there, and nothing of them has to be read
+        yield batches.of_locked(partition.entity, tokens)  # all are locked, and no content is needed
         return
     for page in pages(options.connection, partition, options.page_size):
         yield batches.of(partition.entity, page, tokens)
 
 
 class MessageReader(DataSourceReader):
-    """Reads all messages that there are, and leaves them where they are."""
+    """Reads all messages that exist, and leaves them in place."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._options = options
@@ -92,7 +91,7 @@ class MessageReader(DataSourceReader):
 
         async def everything() -> list[MessagePartition]:
             try:
-                return await browsing.everything() or await _nothing(options, entities)
+                return await browsing.everything() or await _no_partitions(options, entities)
             finally:
                 await browsing.close()
 
@@ -103,7 +102,7 @@ class MessageReader(DataSourceReader):
 
 
 class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow, Generic[S]):
-    """What both kinds of streams have in common. A reader is pickled for its tasks: what runs stays in the driver."""
+    """Base of both kinds of streams. A reader is pickled for its tasks: its source stays in the driver."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._options = options
@@ -125,18 +124,18 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow, Generic
 
     def stop(self) -> None:
         if isinstance(sys.exception(), EOFError | SystemExit):
-            # Spark has hung up, which is how it ends a stream. It cannot be told anything any more, tries all the same,
-            # and prints two tracebacks of that.
-            sys.excepthook = _say_nothing
+            # Spark has closed the connection, which is how it ends a stream. Python's attempt to report the exception
+            # to it fails, and would print two tracebacks.
+            sys.excepthook = _ignore
         if self._source is not None:
             on_loop(self._source.close)
 
 
 class ConsumingStreamReader(_StreamReader[Consumption]):
-    """Takes messages as a receiver does; they are removed when their batch is committed.
+    """Consumes messages as a receiver does; they are removed when their batch is committed.
 
-    Spark calls ``commit`` for a batch when the next one is planned, and never for the last. But it asks for the latest
-    offset soon after each batch, and says where that begins: then everything before is in the checkpoint.
+    Spark calls ``commit`` for a batch when the next one is planned, and never for the last. But it calls
+    ``latestOffset`` soon after each batch with its end: everything before that is in the checkpoint.
     """
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
@@ -144,34 +143,34 @@ class ConsumingStreamReader(_StreamReader[Consumption]):
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         known = ConsumeOffset.from_json(start)
-        consumption = self._started(known)
-        return on_loop(consumption.plan, known, _most(limit)).to_json()
+        consumption = self._start_once(known)
+        return on_loop(consumption.plan, known, _max_messages(limit)).to_json()
 
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
-        """For the progress of the query, which has no other place for it."""
-        return {"receives": 0, "waiting": 0} if self._source is None else self._source.report()
+        """Return counts for the progress of the query, which has no other place for them."""
+        return {"receives": 0, "waiting": 0, "missing": []} if self._source is None else self._source.report()
 
-    def _started(self, known: ConsumeOffset) -> Consumption:
+    def _start_once(self, known: ConsumeOffset) -> Consumption:
         if self._source is None:
             options = self._options
             factory = reached(options.connection, options.connect_timeout)
             source = Consumption(factory, _entities(options), options)
             on_loop(source.start, known, until_now=self._is_until_now)
             self._source = source
-            _end_well()
+            _release_locks_on_sigterm()
         return self._source
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         if start == end:
             return []
         known = ConsumeOffset.from_json(end)
-        return self._started(known).partitions(known)
+        return self._start_once(known).partitions(known)
 
 
-def _end_well() -> None:
-    """When Spark ends the process of a stream, let what is locked for it go at once, and not when the locks end.
+def _release_locks_on_sigterm() -> None:
+    """Abandon locked messages when Spark ends the process of a stream, instead of letting the locks expire.
 
-    It ends it with SIGTERM, in the middle of whatever it does. Made an exception, that ends in ``stop``.
+    Spark ends it with SIGTERM, at any point. The signal is turned into an exception, which leads to ``stop``.
     """
     if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, _exit)
@@ -181,23 +180,23 @@ def _exit(_signal: int, _frame: FrameType | None) -> None:
     raise SystemExit(128 + signal.SIGTERM)
 
 
-def _say_nothing(*_error: object) -> None:
-    """Nobody is there who would want to know."""
+def _ignore(*_error: object) -> None:
+    """Discard an exception: Spark, its only recipient, has closed the connection."""
 
 
 class BrowsingStreamReader(_StreamReader[Browsing]):
-    """Looks at messages as they come, and removes none."""
+    """Peeks messages as they arrive, and removes none."""
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
-        return on_loop(self._started().beginning).to_json()
+        return on_loop(self._start_once().beginning).to_json()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         known = read_browse_offset(start)
         if isinstance(known, SingleNumberOffset):
-            return on_loop(self._started().upgraded, known).to_json()
-        return on_loop(self._started().plan, known, _most(limit)).to_json()
+            return on_loop(self._start_once().upgraded, known).to_json()
+        return on_loop(self._start_once().plan, known, _max_messages(limit)).to_json()
 
-    def _started(self) -> Browsing:
+    def _start_once(self) -> Browsing:
         if self._source is None:
             options = self._options
             factory = reached(options.connection, options.connect_timeout)
@@ -205,16 +204,16 @@ class BrowsingStreamReader(_StreamReader[Browsing]):
         return self._source
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        on_loop(self._started().until_now)
+        on_loop(self._start_once().until_now)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        return self._started().partitions(read_browse_offset(start), read_browse_offset(end))
+        return self._start_once().partitions(read_browse_offset(start), read_browse_offset(end))
 
 
-def _most(limit: ReadLimit) -> int:
+def _max_messages(limit: ReadLimit) -> int:
     match limit:
-        case ReadMaxRows(max_rows=most):
-            return most
+        case ReadMaxRows(max_rows=maximum):
+            return maximum
         case ReadAllAvailable():
-            return _EVERYTHING
-    raise ValueError(f"{limit!r} is no limit that this source knows")
+            return _UNLIMITED
+    raise ValueError(f"the read limit {limit!r} is not supported; use maxMessagesPerTrigger")

@@ -28,19 +28,19 @@ from pairbus.dialect.annotations import (
     SEQUENCE_NUMBER,
     VIA_PARTITION_KEY,
 )
-from pairbus.dialect.enqueued import Enqueued, read_enqueued
+from pairbus.dialect.sent import Enqueued, read_enqueued
 from pairbus.spark.schema import arrow_schema
 from pairbus.spark.value_text import text_of
 from pairbus.wire import Header, Properties, ProtocolError, Sections
 
 NO_NUMBER: Final = -1
-"""The sequence number of a message that does not say one. It is no message's own, and the column has no nulls."""
+"""The sequence number of a message that has none. No message has this number, and the column has no nulls."""
 
 _LARGEST: Final = (1 << 63) - 1
 _LONGEST_TTL_MS: Final = 0xFFFFFFFF
 _EARLIEST_MS: Final = -62_135_596_800_000
 _LATEST_MS: Final = 253_402_300_799_999
-"""What Python can name, from the year 1 to 9999: rows with other times could not be collected."""
+"""The range of Python's ``datetime``, the years 1 to 9999: rows with other times could not be collected."""
 
 _MS: Final = pa.timestamp("ms", tz="UTC")
 _US: Final = pa.timestamp("us", tz="UTC")
@@ -54,9 +54,9 @@ _REFERENCE: Final = frozenset({"entity", "sequence_number", "lock_token"})
 
 
 class RecordBatches:
-    """Makes a batch of each page of messages, with the columns of one schema; only what these need is decoded.
+    """Converts pages of messages to record batches of one schema; only sections that the columns need are decoded.
 
-    A message that cannot be read does not stop the rest: what cannot be read of it is null. Its ``payload`` is there.
+    A malformed message does not stop the others: its unreadable columns are null. Its ``payload`` is complete.
     """
 
     def __init__(self, schema: StructType) -> None:
@@ -66,13 +66,13 @@ class RecordBatches:
     def of(
         self, entity: str, messages: Sequence[ReceivedMessage], tokens: Mapping[int, str] | None = None
     ) -> pa.RecordBatch:
-        """The messages of an entity; ``tokens`` are their locks' by the sequence numbers of those that have one."""
+        """Return the messages of an entity; ``tokens`` has the lock tokens of locked ones by sequence number."""
         page = _Page(entity, [message.payload for message in messages], tokens or {})
         columns = [_array(read(page), kind) for read, kind in self._columns]
         return pa.RecordBatch.from_arrays(columns, schema=self._schema)
 
     def of_locked(self, entity: str, tokens: Mapping[int, str]) -> pa.RecordBatch:
-        """References to messages of an entity that are locked, by their sequence numbers."""
+        """Return references to locked messages of an entity, given their tokens by sequence number."""
         columns = {
             "entity": pa.repeat(entity, len(tokens)),
             "sequence_number": pa.array(tokens, pa.int64()),
@@ -82,12 +82,12 @@ class RecordBatches:
 
 
 def is_reference(schema: StructType) -> bool:
-    """Whether its columns say which messages there are, and nothing that has to be read of them."""
+    """Return whether the columns only identify messages, so that their content need not be read."""
     return set(schema.names) <= _REFERENCE and "lock_token" in schema.names
 
 
 class _Page:
-    """Messages, and the sections of them all that have been asked for."""
+    """A page of messages, and the sections decoded so far."""
 
     def __init__(self, entity: str, payloads: list[bytes], tokens: Mapping[int, str]) -> None:
         self.entity = entity
@@ -125,7 +125,7 @@ class _Page:
 
     @cached_property
     def lengths_ms(self) -> list[int | None]:
-        """Times to live: one that is longer than the header can say is told by when the message was made and ends."""
+        """Times to live; one longer than the header can hold is computed from creation and expiry time."""
         lengths_ms = [header.ttl for header in self.headers]
         if _LONGEST_TTL_MS not in lengths_ms:
             return lengths_ms
@@ -154,11 +154,11 @@ def _sections(payload: bytes) -> Sections | None:
         return None
 
 
-# What is made of sections.
+# Values made from sections.
 
 
 def _body(sections: Sections) -> bytes | None:
-    """A body of bytes as they are; any other as text, which is JSON for lists and maps."""
+    """Return a binary body as it is, and any other as text, which is JSON for lists and maps."""
     if not sections.body:
         return b""
     kind = BodyKind(sections.body[0][0])
@@ -184,7 +184,7 @@ def _length_ms(ttl: int | None, properties: Properties) -> int | None:
 
 
 def _expiry_ms(time_ms: int | None, length_ms: int | None) -> int | None:
-    """When a message ends; what does so after the end of the calendar never does."""
+    """Return the expiry time; ``None`` (never) if it is after the end of the calendar."""
     if time_ms is None or length_ms is None:
         return None
     expires_ms = time_ms + length_ms
@@ -199,7 +199,7 @@ def _state(found: Mapping[Any, Any] | None) -> str | None:
 
 
 def _id(value: object) -> str | None:
-    """An id as text: bytes as the digits that duplicates are found by, so that it means the same when it is sent on."""
+    """Return an id as text: bytes in hex, as duplicate detection compares them, so that it survives a forward."""
     if value is None or type(value) is str:
         return value
     return value.hex() if isinstance(value, bytes) else text_of(value)
@@ -209,10 +209,10 @@ def _texts(properties: Mapping[str, Any] | None) -> list[tuple[str, str | None]]
     return None if properties is None else [(name, text_of(value)) for name, value in properties.items()]
 
 
-# What is made of a page.
+# Columns made from a page.
 
 _Column = Callable[[_Page], Any]
-"""The values of a column: a list, or an array of Arrow's."""
+"""The values of a column: a list, or an Arrow array."""
 
 
 def _property(name: str) -> _Column:
@@ -274,14 +274,14 @@ _COLUMNS: Final[dict[str, _Column]] = {
     "payload": lambda page: page.payloads,
     "lock_token": lambda page: [page.tokens.get(number) for number in page.numbers],
 }
-"""How each column is read. The values of a message that is badly made may not be of the type of the column."""
+"""The reader of each column. Values of a malformed message may not have the type of the column."""
 
 
-# What is made of a column.
+# Arrow arrays made from columns.
 
 
 def _array(values: Any, kind: pa.DataType) -> pa.Array:
-    """The values that fit the type, and null for others: those are in messages that nobody should have sent."""
+    """Return the values that fit the type, and null for others, which only malformed messages have."""
     if isinstance(values, pa.Array):
         return values
     try:

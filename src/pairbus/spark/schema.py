@@ -1,4 +1,4 @@
-"""The columns of a message, and which of them a query may ask for."""
+"""The columns of a message, and the check of a query's schema."""
 
 from __future__ import annotations
 
@@ -50,34 +50,34 @@ MESSAGE_SCHEMA: Final = StructType(
         StructField("application_properties", MapType(StringType(), StringType())),
     ]
 )
-"""What a query gets that does not say what it wants."""
+"""The columns of a query that does not name a schema."""
 
 EXTRA_SCHEMA: Final = StructType([StructField("payload", BinaryType()), StructField("lock_token", StringType())])
-"""What is there for those who ask for it: the whole message as it came, and what its lock is known by."""
+"""Columns available on request: the complete encoded message, and its lock token."""
 
 _KNOWN: Final = {field.name: field for field in (*MESSAGE_SCHEMA, *EXTRA_SCHEMA)}
 
 
 def check_schema(schema: StructType) -> StructType:
-    """Any of the columns in any order; raises ``SchemaError`` for others, and for other types."""
+    """Return the schema if it has known columns only, in any order. Raise ``SchemaError`` otherwise."""
     if not schema.fields:
         raise SchemaError("the schema has no columns; name at least one")
     names = schema.fieldNames()
     for field in schema:
         _check_field(field)
         if names.count(field.name) > 1:
-            raise SchemaError(f"the schema has the column {field.name!r:.100} twice; name it once")
+            raise SchemaError(f"the schema has the column {field.name!r:.100} more than once; name it once")
     return schema
 
 
 def _check_field(field: StructField) -> None:
     known = _KNOWN.get(field.name)
     if known is None:
-        raise SchemaError(f"messages have no column {field.name!r:.100}; they have {', '.join(_KNOWN)}")
+        raise SchemaError(f"messages have no column {field.name!r:.100}; available: {', '.join(_KNOWN)}")
     if field.dataType != known.dataType:
-        raise SchemaError(f"the column {field.name!r} is {_shown(known.dataType)}, not {_shown(field.dataType)}")
+        raise SchemaError(f"the column {field.name!r} has type {_shown(known.dataType)}, got {_shown(field.dataType)}")
     if known.nullable and not field.nullable:
-        raise SchemaError(f"the column {field.name!r} is null where a message has no such thing; leave NOT NULL away")
+        raise SchemaError(f"the column {field.name!r} is null for messages without a value; remove NOT NULL")
 
 
 def _shown(kind: DataType) -> str:
@@ -86,5 +86,5 @@ def _shown(kind: DataType) -> str:
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
-    """The same for Arrow, made as Spark makes the one that it compares a source's batches with."""
+    """Return the Arrow schema, built as Spark builds the one that it compares a source's batches with."""
     return to_arrow_schema(schema, timezone="UTC")

@@ -1,8 +1,9 @@
-"""A Spark session that starts on any machine, keeps quiet, and leaves nothing behind."""
+"""Spark sessions that start on any machine, log little, and clean up after themselves."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import Final
+from typing import Final, Protocol
 
 from py4j.protocol import Py4JError
 from pyspark import SparkContext
@@ -24,7 +25,7 @@ from pyspark.sql import SparkSession
 from pairbus.spark.java import java_home, packaged_java_home
 
 _LOOPBACK: Final = "127.0.0.1"
-_GOODBYE_S: Final = 10.0
+_EXIT_TIMEOUT_S: Final = 10.0
 
 _TIME: Final = {"spark.sql.session.timeZone": "UTC"}
 
@@ -45,10 +46,10 @@ _LOCAL: Final = {
 }
 
 LIGHT: Final = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
-"""For little work on this machine, or work that Java only passes on to those with whom it shares the processors: what
-its best compiler and its parallel collector take is never earned back."""
+"""For short work on this machine, or work that Java only passes on to processes with which it shares the processors:
+the cost of its optimizing compiler and its parallel collector would never pay off."""
 
-# The second logger is the one that Spark's shell asks how much to say, and says so aloud if that is not what all say.
+# Spark's shell reads the level of the second logger, and prints a notice if it differs from the root level.
 _LOGGING: Final = """\
 rootLogger.level = {level}
 rootLogger.appenderRef.console.ref = console
@@ -62,25 +63,25 @@ appender.console.layout.pattern = %d{{yyyy-MM-dd HH:mm:ss}} %p %c{{1}}: %m%n%ex
 """
 
 _leases: dict[SparkSession, int] = {}
-"""How many need each session that was started for them."""
+"""Number of users of each session that ``ensured_session`` started."""
 
 _starting = threading.Lock()
-"""The environment is everybody's: one session is started at a time."""
+"""Only one session is started at a time, since the environment is shared by the process."""
 
 
 class SparkStartError(RuntimeError):
-    """Spark cannot be started as it was asked for."""
+    """Spark did not start with the given master and configuration."""
 
 
 def spark_session(
     master: str = "local[*]", *, app_name: str = "pairbus", config: Mapping[str, str] | None = None
 ) -> SparkSession:
-    """The session that is running, as it is; else a new one. Inside ``spark-submit`` the master is the one given there.
+    """Return the running session unchanged, or start one. Inside ``spark-submit`` the master given there is used.
 
-    ``config`` goes before what is set here. It can be read in the list of processes: no place for keys. A cluster keeps
-    what it is configured with in all that concerns addresses, directories, logs and its user interface.
+    ``config`` takes precedence over the settings made here. It is visible in the process list, so it must not contain
+    keys. A cluster keeps its own configuration of addresses, directories, logs and user interface.
 
-    Raises ``JavaNotFoundError`` if there is no Java to start it with, and ``SparkStartError`` if it does not start.
+    Raise ``JavaNotFoundError`` if there is no Java to start it with, and ``SparkStartError`` if it does not start.
     """
     return _obtain(master, {"spark.app.name": app_name, **(config or {})})[0]
 
@@ -89,31 +90,31 @@ def spark_session(
 def ensured_session(
     master: str = "local[*]", *, app_name: str = "pairbus", config: Mapping[str, str] | None = None
 ) -> Iterator[SparkSession]:
-    """A session for as long as it is needed: by all who have it from here. One that was there before goes on."""
+    """Provide a session, and stop it after its last user has finished. A session that was already running is kept."""
     session = _lease(master, {"spark.app.name": app_name, **(config or {})})
     try:
         yield session
     finally:
-        if _is_last(session):
+        if _release(session):
             stop_session(session)
 
 
 def stop_session(session: SparkSession) -> None:
-    """Stop a session and the Java process behind it, whether that still answers or not.
+    """Stop a session and its Java process, even if that does not respond.
 
-    PySpark leaves that process until this one ends, with all its memory. One that ``spark-submit`` began is not ended.
+    PySpark keeps that process, with its memory, until this one exits. A process started by ``spark-submit`` is kept.
     """
     with _starting:
         with warnings.catch_warnings(), suppress(Py4JError, OSError):
-            warnings.simplefilter("ignore", RuntimeWarning)  # Java may be gone, which is what is wanted
+            warnings.simplefilter("ignore", RuntimeWarning)  # Java may have exited already
             session.stop()
         _end_java()
 
 
 def end_java_quietly() -> bool:
-    """End the Java process, and keep it from logging what that interrupts; returns whether there was one.
+    """End the Java process without logs of the work it interrupts. Return whether there was one.
 
-    Whoever waits for it, in another thread, gets an error.
+    Threads that wait for a result from Java get an error.
     """
     gateway = SparkContext._gateway  # noqa: SLF001
     if gateway is None:
@@ -126,7 +127,7 @@ def end_java_quietly() -> bool:
 
 
 def session_settings(master: str, scratch: Path, config: Mapping[str, str]) -> dict[str, str]:
-    """What a session is started with; ``scratch`` is a directory of its own."""
+    """Return the settings to start a session with; ``scratch`` is a directory for this session alone."""
     if not is_local(master):
         return {"spark.master": master, **_LAUNCHED, **config}
     logging = f"-Dlog4j2.configurationFile={(scratch / 'log4j2.properties').as_uri()}"
@@ -143,8 +144,8 @@ def session_settings(master: str, scratch: Path, config: Mapping[str, str]) -> d
 def session_environment(
     master: str, environ: Mapping[str, str], java: Path | None, python: str
 ) -> dict[str, str | None]:
-    """What has to be in the environment while a session is started; ``None`` for what must not be."""
-    # Only where everything runs on this machine is it certain that all of it can have this Python.
+    """Return the environment variables to start a session with; ``None`` for those that must be unset."""
+    # Only if everything runs on this machine is it certain that the workers can use this Python.
     workers = python if is_local(master) else environ.get("PYSPARK_PYTHON", python)
     return {
         "JAVA_HOME": None if java is None else str(java),
@@ -155,21 +156,21 @@ def session_environment(
 
 
 def is_local(master: str) -> bool:
-    """Whether everything runs on this machine."""
+    """Return whether everything runs on this machine."""
     return master.startswith("local")
 
 
 def _obtain(master: str, config: Mapping[str, str]) -> tuple[SparkSession, bool]:
-    """Give a session, and whether it is a new one."""
+    """Return a session, and whether it is new."""
     with _starting:
         running = _running()
         if running is not None:
             return running, False
         if master.startswith("sc://"):
             return _build({"spark.remote": master, **_TIME, **config}), True
-        if "PYSPARK_GATEWAY_PORT" in os.environ:  # spark-submit has started everything already
+        if "PYSPARK_GATEWAY_PORT" in os.environ:  # spark-submit has started Java already
             return _build({**_TIME, **config}), True
-        return _launched(master, config), True
+        return _launch(master, config), True
 
 
 def _lease(master: str, config: Mapping[str, str]) -> SparkSession:
@@ -180,8 +181,8 @@ def _lease(master: str, config: Mapping[str, str]) -> SparkSession:
     return session
 
 
-def _is_last(session: SparkSession) -> bool:
-    """Whether nobody needs a session any more that was started for those who do."""
+def _release(session: SparkSession) -> bool:
+    """Release a session, and return whether it was started here and has no users left."""
     with _starting:
         if session not in _leases:
             return False
@@ -193,10 +194,10 @@ def _is_last(session: SparkSession) -> bool:
 
 
 def is_alive(session: SparkSession) -> bool:
-    """Whether a session still answers: it may have been stopped, and Java may have died."""
+    """Return whether a session responds: it may have been stopped, or its Java process may have died."""
     try:
-        return not _is_stopped(session) and _answers(session)
-    except Exception:  # noqa: BLE001 (it depends on how it has died)
+        return not _is_stopped(session) and _responds(session)
+    except Exception:  # noqa: BLE001 (the error depends on how it died)
         return False
 
 
@@ -205,15 +206,15 @@ def _running() -> SparkSession | None:
         session = SparkSession.active()
     except PySparkRuntimeError:
         return SparkSession.builder.getOrCreate() if _has_context() else None
-    except (Py4JError, OSError):  # it was running, but its Java does not answer any more
+    except (Py4JError, OSError):  # its Java process does not respond any more
         _end_java()
         return None
     return None if _is_stopped(session) else session
 
 
-def _launched(master: str, config: Mapping[str, str]) -> SparkSession:
+def _launch(master: str, config: Mapping[str, str]) -> SparkSession:
     java = java_home(os.environ, packaged_java_home())
-    _end_java()  # one that a stopped session has left knows nothing of this environment
+    _end_java()  # a Java process left by a stopped session does not have this environment
     with ExitStack() as stack:
         scratch = Path(
             stack.enter_context(tempfile.TemporaryDirectory(prefix="pairbus-spark-", ignore_cleanup_errors=True))
@@ -232,10 +233,10 @@ def _build(settings: Mapping[str, str]) -> SparkSession:
 
 def _build_or_end_java(settings: Mapping[str, str]) -> SparkSession:
     try:
-        with _signals_kept():
+        with _signals_deferred():
             return _build(settings)
     except (Py4JError, PySparkRuntimeError) as error:
-        reason = _reason(error)  # it is Java that knows
+        reason = _reason(error)  # ask before Java is ended
         _end_java()
         raise SparkStartError(f"Spark did not start with the master {settings['spark.master']!r}: {reason}") from None
     except BaseException:
@@ -244,7 +245,7 @@ def _build_or_end_java(settings: Mapping[str, str]) -> SparkSession:
 
 
 def _reason(error: Exception) -> str:
-    """What happened, without the lines that say where in Java."""
+    """Return the message of an error without Java's stack trace."""
     lines = str(error).splitlines()
     return next((line[2:] for line in lines if line.startswith(": ")), lines[0])
 
@@ -260,32 +261,32 @@ def _environment(changes: Mapping[str, str | None]) -> Iterator[None]:
 
 
 @contextmanager
-def _signals_kept() -> Iterator[None]:
-    """Ctrl-C waits until Spark is there: nobody knows a Java yet that has just been started, and it would be left.
+def _signals_deferred() -> Iterator[None]:
+    """Hold back Ctrl-C until Spark is running: a Java process that is just starting would be left behind.
 
-    So does SIGTERM where somebody has said what it should do. PySpark then has Ctrl-C end everything, also where
-    somebody has said what else it should do: that is put back.
+    SIGTERM is held back, too, if the application handles it. PySpark installs a handler for Ctrl-C that ends
+    everything, even if the application has one: that one is restored.
     """
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    ours = {number: handler for number, handler in before.items() if callable(handler)}
-    if threading.current_thread() is not threading.main_thread() or not ours:
+    handled = {number: handler for number, handler in before.items() if callable(handler)}
+    if threading.current_thread() is not threading.main_thread() or not handled:
         yield
         return
-    came: list[int] = []
+    received: list[int] = []
 
     def note(number: int, _frame: FrameType | None) -> None:
-        came.append(number)
+        received.append(number)
 
-    for number in ours:
+    for number in handled:
         signal.signal(number, note)
     try:
         yield
     finally:
-        for number, handler in ours.items():
+        for number, handler in handled.items():
             if handler is not signal.default_int_handler or signal.getsignal(number) is note:
                 signal.signal(number, handler)
-        if came:
-            signal.raise_signal(came[0])
+        if received:
+            signal.raise_signal(received[0])
 
 
 def _set_environment(values: Mapping[str, str | None]) -> None:
@@ -296,7 +297,7 @@ def _set_environment(values: Mapping[str, str | None]) -> None:
             os.environ[name] = value
 
 
-# What follows is not part of PySpark's interface: there is no other way to its Java process.
+# The rest uses internals of PySpark: there is no public access to its Java process.
 
 
 def _has_context() -> bool:
@@ -304,12 +305,12 @@ def _has_context() -> bool:
 
 
 def _is_stopped(session: SparkSession) -> bool:
-    context = getattr(session, "_sc", None)  # a session of Spark Connect has none
+    context = getattr(session, "_sc", None)  # None for a Spark Connect session
     return context is not None and context._jsc is None  # noqa: SLF001
 
 
-def _answers(session: SparkSession) -> bool:
-    """Asks for something that is known there alone."""
+def _responds(session: SparkSession) -> bool:
+    """Request a value that only the server side knows."""
     context = getattr(session, "_sc", None)
     return bool(session.version) if context is None else not context._jsc.sc().isStopped()  # noqa: SLF001
 
@@ -322,11 +323,55 @@ def _end_java() -> None:
     with suppress(Py4JError, OSError):
         gateway.shutdown()
     with suppress(OSError):
-        process.stdin.close()  # type: ignore[union-attr] # Java ends when nobody can write there any more
+        process.stdin.close()  # type: ignore[union-attr] # Java exits when its standard input is closed
     try:
-        process.wait(_GOODBYE_S)
+        process.wait(_EXIT_TIMEOUT_S)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
     SparkContext._gateway = SparkContext._jvm = SparkContext._active_spark_context = None  # noqa: SLF001
     SparkSession._instantiatedSession = SparkSession._activeSession = None  # noqa: SLF001
+
+
+_DEFAULT_PYTHON: Final = "python3"
+"""The Python that Spark takes from the PATH if PYSPARK_PYTHON was not set when its session was created."""
+
+_PROBE: Final = "import importlib.util, sys; sys.exit(importlib.util.find_spec('pairbus') is None)"
+_PROBE_TIMEOUT_S: Final = 30.0
+
+
+class WorkerPythonError(RuntimeError):
+    """Spark's workers run a Python that cannot import pairbus."""
+
+
+class WorkerContext(Protocol):
+    """The part of ``SparkContext`` that concerns workers."""
+
+    master: str | None
+    pythonExec: str  # noqa: N815 (Spark's name)
+    _python_includes: list[str] | None
+
+
+def prepare_workers(context: WorkerContext) -> None:
+    """Make local workers run this Python, unless the session has another one set. Raise ``WorkerPythonError``.
+
+    A script run as ``venv/bin/python script.py`` has the packages of its environment, but the ``python3`` of the PATH
+    is another one. Workers of a cluster keep theirs, which is checked as far as this machine can.
+    """
+    if context.pythonExec == _DEFAULT_PYTHON and is_local(context.master or ""):
+        context.pythonExec = sys.executable
+        return
+    executable = shutil.which(context.pythonExec)
+    if executable in (None, sys.executable) or context._python_includes or _has_pairbus(str(executable)):  # noqa: SLF001
+        return
+    raise WorkerPythonError(
+        f"Spark runs its workers with {executable}, which cannot import pairbus; set the environment variable"
+        f" PYSPARK_PYTHON to a Python that has it, such as {sys.executable}, before the session is created"
+    )
+
+
+def _has_pairbus(executable: str) -> bool:
+    try:
+        return subprocess.run([executable, "-c", _PROBE], timeout=_PROBE_TIMEOUT_S, check=False).returncode == 0  # noqa: S603
+    except (OSError, subprocess.TimeoutExpired):
+        return True  # unknown; let the workers report it

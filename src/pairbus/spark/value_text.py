@@ -2,20 +2,20 @@
 
 ===================================  ==================================================
 null                                 null
-string, symbol, char                 as it is
+string, symbol, char                 unchanged
 boolean                              ``true``, ``false``
-whole numbers of every size          decimal digits
+integers of every size               decimal digits
 float, double                        ``1.5``, ``1e+300``, ``NaN``, ``Infinity``, ``-Infinity``
 timestamp                            ``2030-01-02T03:04:05.678Z``
-uuid                                 ``2f1a9c0e-…``, in small letters
+uuid                                 ``2f1a9c0e-…``, in lower case
 decimal32, decimal64, decimal128     ``12.50``, ``1E+6``, ``NaN``, ``Infinity``, ``-Infinity``
 binary                               base64
 list, array                          a JSON array
-map                                  a JSON object, or an array of pairs where a name would be there twice
+map                                  a JSON object, or an array of pairs if a name would occur twice
 described value                      ``{"descriptor": …, "value": …}``
 ===================================  ==================================================
 
-Inside of JSON, null, booleans and binary numbers are JSON's own, as long as it has them; all else is text as above.
+Inside JSON, null, booleans and binary numbers are JSON's own where it has them; all other values are text as above.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ from pairbus.wire import (
     ULong,
     UShort,
 )
-from pairbus.wire.decimals import decimal_of
+from pairbus.wire.types import decimal_of
 
 
 def text_of(value: object) -> str | None:
-    """A value as text; ``None`` for null alone."""
+    """Return a value as text; ``None`` only for null."""
     write = _TEXTS.get(type(value))
     return None if value is None else _json(value) if write is None else write(value)
 
@@ -95,7 +95,7 @@ def _json(value: object) -> str:
 
 
 def _plain(value: Any) -> object:
-    """What JSON can say."""
+    """Return a value that JSON can represent."""
     match value:
         case list():
             return [_plain(item) for item in value]
@@ -119,7 +119,7 @@ def _plain(value: Any) -> object:
 
 
 def _object(pairs: Iterable[tuple[Any, Any]]) -> object:
-    """A JSON object, unless two keys are the same text."""
+    """Return a JSON object, or pairs if two keys have the same text."""
     plain = [(text_of(key), _plain(value)) for key, value in pairs]
     named = {"null" if name is None else name: value for name, value in plain}
     return named if len(named) == len(plain) else [[name, value] for name, value in plain]

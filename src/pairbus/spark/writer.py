@@ -1,4 +1,4 @@
-"""What Spark calls to have rows sent, as a batch or as a stream."""
+"""The writers that Spark calls to send rows, as a batch or as a stream."""
 
 from __future__ import annotations
 
@@ -13,25 +13,24 @@ from pyspark.sql.types import StructType
 
 from pairbus.client.errors import InvalidMessageError
 from pairbus.spark.errors import SparkOptionError
-from pairbus.spark.message_ids import MessageIds, Scope
 from pairbus.spark.options import SinkOptions
-from pairbus.spark.outbox import Outbox
-from pairbus.spark.outgoing import OutgoingMessages
+from pairbus.spark.outgoing import MessageIds, OutgoingMessages, Scope
+from pairbus.spark.sink import SinkBuffer
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SentMessages(WriterCommitMessage):
-    """What a task has sent, all of it confirmed."""
+    """The result of a task: all its messages are confirmed."""
 
     counts: Mapping[str, int]
-    """How many messages, by entity."""
+    """Number of messages by entity."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Task:
-    """What each task of a write does; made on the driver, and handed to the executors."""
+    """The work of each task of a write; created on the driver, and sent to the executors."""
 
     options: SinkOptions
     schema: StructType
@@ -39,34 +38,34 @@ class _Task:
     nonce: str
 
     def run(self, batches: Iterable[pa.RecordBatch]) -> SentMessages:
-        """Send all rows; returns when everything is confirmed, and raises if something was not."""
+        """Send all rows, and return once everything is confirmed. Raise ``MessageWriteError`` otherwise."""
         options = self.options
         messages = OutgoingMessages(self.schema, options.entity)
         scope = Scope.of_this_task(options.message_id_prefix, self.nonce, is_stream=self.is_stream)
         ids = MessageIds(scope)
-        outbox = Outbox(options.connection, options.connect_timeout, options.batch_size)
+        buffer = SinkBuffer(options.connection, options.connect_timeout, options.batch_size)
         row = 0
         try:
             for batch in batches:
                 for path, payload in messages.of(batch, ids):
-                    outbox.add(path, payload)
+                    buffer.add(path, payload)
                     row += 1
-            return SentMessages(counts=outbox.finish())
+            return SentMessages(counts=buffer.finish())
         except InvalidMessageError as error:
             raise InvalidMessageError(
-                f"row {row + 1:,} of partition {scope.partition} is no message that can be sent: {error.message}",
+                f"row {row + 1:,} of partition {scope.partition} cannot be sent: {error.message}",
                 entity=error.entity,
-                hint="leave such rows out, with a filter, or put them right",
+                hint="filter out such rows, or correct them",
             ) from error
         finally:
-            outbox.close()
+            buffer.close()
 
 
 def _task(options: SinkOptions, schema: StructType, *, is_stream: bool, overwrite: bool) -> _Task:
-    """Raises ``SchemaError`` or ``SparkOptionError`` on the driver, before anything is sent."""
+    """Return the task of a write. Raise ``SchemaError`` or ``SparkOptionError`` on the driver, before any send."""
     if overwrite:
         way = "the output mode 'append' or 'update'" if is_stream else ".mode('append')"
-        raise SparkOptionError(f"messages are added to what an entity holds, which cannot be replaced: use {way}")
+        raise SparkOptionError(f"the messages of an entity cannot be replaced, only added to: use {way}")
     OutgoingMessages(schema, options.entity)
     return _Task(options=options, schema=schema, is_stream=is_stream, nonce=os.urandom(16).hex())
 
@@ -81,12 +80,10 @@ class MessageWriter(DataSourceArrowWriter):
         return self._task.run(iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        _log.info("%s", _told(messages))
+        _log.info("write committed messages=%d", _total(messages))
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        _log.warning(
-            "the write has failed, and what was sent stays sent: %s by the tasks that succeeded", _told(messages)
-        )
+        _log.warning("write failed, sent messages are not withdrawn messages=%d", _total(messages))
 
 
 class MessageStreamWriter(DataSourceStreamArrowWriter):
@@ -99,16 +96,12 @@ class MessageStreamWriter(DataSourceStreamArrowWriter):
         return self._task.run(iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 (Spark's name)
-        _log.info("batch %d: %s", batchId, _told(messages))
+        _log.info("batch committed batch=%d messages=%d", batchId, _total(messages))
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 (Spark's name)
-        _log.warning(
-            "batch %d has failed, and what was sent stays sent: %s by the tasks that succeeded",
-            batchId,
-            _told(messages),
-        )
+        _log.warning("batch failed, sent messages are not withdrawn batch=%d messages=%d", batchId, _total(messages))
 
 
-def _told(messages: list[WriterCommitMessage | None]) -> str:
-    total = sum([sum(one.counts.values()) for one in messages if isinstance(one, SentMessages)])
-    return f"{total:,} messages were sent"
+def _total(messages: list[WriterCommitMessage | None]) -> int:
+    """Return the number of messages sent by the tasks that succeeded."""
+    return sum([sum(one.counts.values()) for one in messages if isinstance(one, SentMessages)])

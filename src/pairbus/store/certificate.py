@@ -1,8 +1,7 @@
-"""The certificate of a namespace on a machine of one's own, and the private authority that signs it."""
+"""The TLS certificate of a self-hosted namespace, and the private certificate authority that signs it."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -23,7 +22,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from pairbus.durable import OURS_ALONE, make_directory, put_in_place
+from pairbus.durable import OURS_ALONE, OWNER_ONLY, make_directory, write_file
 from pairbus.store.errors import StoreFailedError
 
 DIRECTORY: Final = "tls"
@@ -32,16 +31,16 @@ DIRECTORY: Final = "tls"
 _LOCAL: Final = ("localhost", "127.0.0.1", "::1")
 _CA_LIFE: Final = timedelta(days=3650)
 _LEAF_LIFE: Final = timedelta(days=825)
-"""Some systems trust no certificate for longer."""
+"""Some systems reject certificates that are valid for longer."""
 
-_REST: Final = timedelta(days=30)
-"""What is left of a certificate's life when it is renewed."""
+_RENEW_BEFORE: Final = timedelta(days=30)
+"""Remaining validity at which a certificate is renewed."""
 
-_SLACK: Final = timedelta(days=1)
-"""How far the clock of a client may be behind ours."""
+_CLOCK_SKEW: Final = timedelta(days=1)
+"""Allowance for client clocks that are behind ours."""
 
 _UNREADABLE: Final = (FileNotFoundError, ValueError, TypeError, UnsupportedAlgorithm, x509.ExtensionNotFound)
-"""What says that a file is missing, or holds something else. (A file that may not be read is not replaced.)"""
+"""Errors of a file that is missing, or holds something else. (A file that may not be read is not replaced.)"""
 
 Key: TypeAlias = ec.EllipticCurvePrivateKey
 T = TypeVar("T")
@@ -49,7 +48,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Certificate:
-    """Where the files are: what clients trust, and what the server shows and signs with."""
+    """The certificate files: what clients trust, and what the server presents and signs with."""
 
     ca_file: Path
     cert_file: Path
@@ -67,15 +66,15 @@ class _Identity:
 
 
 def certificate_files(data: Path) -> Certificate:
-    """Where the files of a data directory are, or would be."""
+    """Return the paths of the certificate files in a data directory, whether or not they exist."""
     tls = data / DIRECTORY
     return Certificate(ca_file=tls / "ca.pem", cert_file=tls / "server.pem", key_file=tls / "server-key.pem")
 
 
 def open_certificate(directory: Path, names: Sequence[str], now_ms: int) -> Certificate:
-    """The certificate in a data directory, for this machine and for more names; made or renewed where needed.
+    """Return the certificate in a data directory, for this machine and for ``names``; create or renew it if needed.
 
-    Only the holder of the data directory may call it: two at once would each make their own. Raises
+    Only the process that holds the data directory may call it: two at once would each create their own. Raises
     ``StoreFailedError``.
     """
     files = certificate_files(directory)
@@ -89,7 +88,7 @@ def open_certificate(directory: Path, names: Sequence[str], now_ms: int) -> Cert
     return files
 
 
-# The authority. Whoever trusts it has copied it: it is kept for as long as it can be.
+# The authority. Clients that trust it have a copy of its certificate: it is kept for as long as possible.
 
 
 def _open_ca(files: Certificate, now: datetime) -> _Identity:
@@ -164,7 +163,7 @@ def _make_leaf(ca: _Identity, names: frozenset[x509.GeneralName], now: datetime)
     return _Identity(builder.sign(ca.key, SHA256()), key)
 
 
-# What both are made of.
+# Shared by both certificates.
 
 
 def _builder(key: Key, subject: x509.Name, issuer: x509.Name, now: datetime, end: datetime) -> x509.CertificateBuilder:
@@ -173,7 +172,7 @@ def _builder(key: Key, subject: x509.Name, issuer: x509.Name, now: datetime, end
         .subject_name(subject)
         .issuer_name(issuer)
         .public_key(key.public_key())
-        .not_valid_before(now - _SLACK)
+        .not_valid_before(now - _CLOCK_SKEW)
         .not_valid_after(end)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
     )
@@ -209,10 +208,10 @@ def _alternative(name: str) -> x509.GeneralName:
 
 
 def _is_in_force(certificate: x509.Certificate, now: datetime) -> bool:
-    return certificate.not_valid_before_utc <= now < certificate.not_valid_after_utc - _REST
+    return certificate.not_valid_before_utc <= now < certificate.not_valid_after_utc - _RENEW_BEFORE
 
 
-# Files. The key is put in place first: a certificate that does not fit it shows that its making was cut short.
+# Files. The key is put in place first: a certificate that does not match it shows that creation was interrupted.
 
 
 def _readable(read: Callable[[], T]) -> T | None:
@@ -235,14 +234,5 @@ def _write_identity(
 ) -> None:
     key = identity.key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     certificates = b"".join(each.public_bytes(Encoding.PEM) for each in (identity.certificate, *chain))
-    _write(key_file, key, 0o600)
-    _write(cert_file, certificates, 0o644)
-
-
-def _write(path: Path, content: bytes, mode: int) -> None:
-    temporary = path.with_name(path.name + ".new")
-    temporary.unlink(missing_ok=True)
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
-    with open(descriptor, "wb") as file:
-        file.write(content)
-    put_in_place(temporary, path)
+    write_file(key_file, key, OWNER_ONLY)
+    write_file(cert_file, certificates, 0o644)

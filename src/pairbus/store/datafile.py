@@ -1,32 +1,123 @@
-"""The file that LMDB writes, allocated ahead of its use, so that a commit does not meet a full disk half-way."""
+"""The file that LMDB writes, allocated ahead of its use, so that a commit does not run into a full disk half-way."""
 
 from __future__ import annotations
 
 import errno
 import os
-from contextlib import suppress
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final
+from threading import Thread
+from typing import Final, Self
 
-from pairbus.store.errors import StoreFailedError, StoreInUseError
-from pairbus.store.lock import try_lock
-from pairbus.store.meta import META_BYTES, Meta, predecessor_of, read_meta
+from pairbus.durable import OURS_ALONE, make_directory
+from pairbus.durable import try_lock as lock_file
+from pairbus.store.errors import StoreFailedError, StoreInUseError, StoreStalledError, UnsupportedSystemError
+from pairbus.store.page_nodes import PageSource, linked_pages
+from pairbus.store.pages import (
+    META_BYTES,
+    NO_PAGE,
+    Meta,
+    meta_page_bytes,
+    meta_transaction,
+    predecessor_of,
+    read_meta,
+)
+
+_NO_FOLLOW: Final = getattr(os, "O_NOFOLLOW", 0)
+"""Do not follow a symbolic link in place of our file: it would redirect writes to another file."""
+
+
+class DirectoryLock:
+    """An exclusive lock of this process on a directory, until it is closed."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor: int | None = descriptor
+
+    @classmethod
+    @contextmanager
+    def taken(cls, path: Path, name: str) -> Iterator[Self]:
+        """Create a directory if it does not exist, and lock it by a file in it. If the block fails, release the lock.
+
+        Raises ``StoreInUseError``, and ``StoreFailedError`` for disk errors, here or in the block.
+        """
+        with disk_errors_as_store_errors(path):
+            make_directory(path, OURS_ALONE)
+            lock = cls(_take_lock(path / name))
+            try:
+                yield lock
+            except BaseException:
+                lock.close()
+                raise
+
+    def close(self) -> None:
+        """Release the lock. Closing twice is allowed."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+@contextmanager
+def disk_errors_as_store_errors(path: Path) -> Iterator[None]:
+    """Turn disk errors of the block into ``StoreFailedError``."""
+    try:
+        yield
+    except OSError as error:
+        raise StoreFailedError(str(path), str(error)) from error
+
+
+def try_lock(descriptor: int) -> bool:
+    """Lock an open file until it is closed; return ``False`` if another process has locked it."""
+    if sys.platform == "win32":
+        raise UnsupportedSystemError(sys.platform)
+    return lock_file(descriptor)
+
+
+def _take_lock(path: Path) -> int:
+    """Lock the directory of a file until the descriptor is closed. Raises ``StoreInUseError``, ``OSError``."""
+    # The file stays after the lock is released: removing it would let two processes lock two files of the same name.
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | _NO_FOLLOW, 0o600)
+    if not try_lock(descriptor):
+        holder = _holder(descriptor)
+        os.close(descriptor)
+        raise StoreInUseError(path.parent, holder)
+    with suppress(OSError):  # only used in the other process's error, and the disk may be full
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, b"%d\n" % os.getpid())
+    return descriptor
+
+
+def _holder(descriptor: int) -> int | None:
+    with suppress(ValueError):
+        return int(os.pread(descriptor, 32, 0))
+    return None
+
 
 MEBIBYTE: Final = 1 << 20
 NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-"""What the system says when a file cannot grow."""
+"""System errors of a file that cannot grow."""
 
 _UNSUPPORTED: Final = frozenset({errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS, errno.ENODEV})
-"""What it says when the file system allocates nothing ahead."""
+"""System errors of a file system that cannot allocate space ahead."""
+
+GROW_WITHIN_S: Final = 0.25
+"""Timeout for growing the file, which takes milliseconds. The event loop waits for it."""
+
+BEYOND_LAST_PAGE_BYTES: Final = 256 * 1024
+"""How far behind the last page the file has to be readable: LMDB's offsets in a damaged page reach no further."""
+
+_KEPT_PAGES: Final = 64
+"""Most pages whose content is kept in memory."""
 
 _SMALLER_STEPS: Final = (1, 4, 16, 64)
 _KEPT_BACK_BYTES: Final = 16 * MEBIBYTE
 
 
 class DataFile:
-    """Keeps the file to ourselves, knows how much of it is in use, and makes it longer in steps.
+    """Locks the data file, tracks how much of it is in use, and extends it in steps.
 
-    LMDB does not mind a file that is longer than its last page; it goes by the meta pages alone.
+    LMDB accepts a file that is longer than its last page; it uses the meta pages only.
     """
 
     def __init__(self, path: Path, *, step_bytes: int) -> None:
@@ -36,7 +127,15 @@ class DataFile:
         self.used_bytes = 0
         self._allocated_bytes = 0
         self._allocates = hasattr(os, "posix_fallocate")
-        """Where nothing can be allocated ahead, the free space of the disk has to be good enough."""
+        """If space cannot be allocated ahead, the free space of the disk is used instead."""
+        self.newest: Meta
+        """The meta page of the last commit."""
+
+        self._kept: list[tuple[str, int, bytes]] = []
+        """What the pages on which all others depend are, their positions, and their content."""
+
+        self._growing: Thread | None = None
+        """The thread of an allocation that the disk has not completed in time."""
         try:
             self._descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         except OSError as error:
@@ -46,92 +145,181 @@ class DataFile:
             raise StoreInUseError(path, None)
 
     @property
+    def descriptor(self) -> int:
+        return self._descriptor
+
+    @property
     def kept_back_bytes(self) -> int:
-        """What is left to batches that make the store smaller: LMDB writes pages even to delete."""
+        """Return the space reserved for batches that make the store smaller: LMDB writes pages even to delete."""
         return min(_KEPT_BACK_BYTES, self._step_bytes // 4, self._max_bytes // 8)
 
     @property
     def free_bytes(self) -> int:
-        """What is there for LMDB to use, as far as we know."""
+        """Return the space that LMDB can use, as far as known."""
         return self._allocated_bytes - self.used_bytes
 
+    @property
+    def is_short(self) -> bool:
+        """Return whether less than one step of space is left."""
+        return self.free_bytes < self._step_bytes
+
     def set_limit(self, max_bytes: int) -> None:
-        """Say how long the file may become at the most, and begin to measure."""
+        """Set the maximum size of the file, and start measuring."""
         self._max_bytes = max_bytes
+        self.remember()
         self._fill_holes()
-        self.measure()
+        self.keep_ahead()
 
-    def measure(self) -> None:
-        """Look how much is in use, and allocate more when less than a step is left."""
+    def measure(self) -> bool:
+        """Measure the space of the file; return whether that succeeded."""
         try:
-            meta = self._newest_meta()
-            self.used_bytes = meta.used_pages * meta.page_bytes
-            self._count()
-        except OSError:  # then what we knew before has to do
-            return
-        if self.free_bytes < self._step_bytes:
-            self.grow()
+            self._count(self._descriptor)
+        except OSError:  # keep the last known value
+            return False
+        return True
 
-    def grow(self) -> bool:
-        """Allocate a step more, or what can still be had of it."""
+    def keep_ahead(self) -> None:
+        """Measure the space of the file, and allocate more when less than a step is left. Blocks on the disk."""
+        with suppress(OSError):  # the commit before has succeeded all the same
+            if self.measure() and self.is_short:
+                self._grow(self._descriptor)
+
+    def grow(self, within_s: float = GROW_WITHIN_S) -> bool:
+        """Allocate one more step, or as much of it as possible; return whether there is more space.
+
+        A thread does it, because the call does not return while the disk is frozen. Raises ``StoreStalledError`` if the
+        disk has not answered in time, and for as long as it does not.
+        """
+        if self._growing is not None and self._growing.is_alive():
+            raise self._silent()
         before = self._allocated_bytes
-        for part in _SMALLER_STEPS:
-            if self._allocate(self._step_bytes // part) is None:
-                break
-        self._count()
+        if not self._can_grow():
+            self._count(self._descriptor)
+            return self._allocated_bytes > before
+        # With a separate descriptor: the file may be closed before the disk answers.
+        descriptor = os.dup(self._descriptor)
+        self._growing = Thread(target=self._grow_apart, args=(descriptor,), name="pairbus-growth", daemon=True)
+        self._growing.start()
+        self._growing.join(within_s)
+        if self._growing.is_alive():
+            raise self._silent()
         return self._allocated_bytes > before
 
+    def _silent(self) -> StoreStalledError:
+        return StoreStalledError(str(self._path))
+
+    def _can_grow(self) -> bool:
+        """Return whether growth is worth starting a thread: neither the limit nor the disk is exhausted."""
+        disk = os.statvfs(self._path)
+        least = self._step_bytes // _SMALLER_STEPS[-1]
+        return self._allocates and self._allocated_bytes < self._max_bytes and disk.f_bfree * disk.f_frsize >= least
+
+    def _grow_apart(self, descriptor: int) -> None:
+        try:
+            with suppress(OSError):
+                self._grow(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def _grow(self, descriptor: int) -> None:
+        for part in _SMALLER_STEPS:
+            if self._allocate(descriptor, self._step_bytes // part) is None:
+                break
+        self._count(descriptor)
+
     def is_stuck(self) -> bool:
-        """Tell whether the file cannot grow for want of space."""
-        error = self._allocate(self._step_bytes // _SMALLER_STEPS[-1])
+        """Return whether the file cannot grow for lack of space."""
+        error = self._allocate(self._descriptor, self._step_bytes // _SMALLER_STEPS[-1])
         return error is not None and error.errno in NO_SPACE
 
-    def mend_metas(self) -> None:
-        """Give the older meta page a sound content again, after LMDB could not write it.
+    def remember(self) -> None:
+        """Note the space in use, and the content of the pages on which all others depend, after LMDB has written them.
 
-        LMDB takes back the transaction number but leaves the new roots; ``verify`` could not tell that from damage.
+        These are the meta pages, the root, and the free list; of a very long one, its first pages.
+        """
+        self._kept = []  # without knowing them, nothing is restored
+        with suppress(OSError):
+            first = os.pread(self._descriptor, META_BYTES, 0)
+            page_bytes = meta_page_bytes(first)
+            second = os.pread(self._descriptor, META_BYTES, page_bytes)
+            self.newest = read_meta(max(first, second, key=meta_transaction))
+            self.used_bytes = self.newest.used_pages * page_bytes
+            pages = PageSource(self._descriptor, page_bytes)
+            kept = [("meta page", 0, first), ("meta page", page_bytes, second)]
+            if self.newest.main.root != NO_PAGE:
+                root = self.newest.main.root
+                kept.append(("root page", root * page_bytes, pages.read(root)))
+            pending = [] if self.newest.free.root == NO_PAGE else [self.newest.free.root]
+            while pending and len(kept) < _KEPT_PAGES:
+                number = pending.pop()
+                page = pages.read(number)
+                kept.append(("free list", number * page_bytes, page))
+                pending += linked_pages(number, page)
+            self._kept = kept
+
+    def restore(self) -> list[str]:
+        """Write back the pages on which all others depend, and the length of the file, if others have changed them.
+
+        Call it only while LMDB writes nothing. Return what was wrong.
+        """
+        problems = []
+        for what, at, data in self._kept:
+            if os.pread(self._descriptor, len(data), at) != data:
+                os.pwrite(self._descriptor, data, at)
+                problems.append(what)
+        if problems:
+            os.fsync(self._descriptor)
+        end = (self.newest.last_page + 1) * self.newest.page_bytes
+        length = os.fstat(self._descriptor).st_size
+        if length < end:
+            problems.append("end of the file")
+        wanted = max(end, min(end + BEYOND_LAST_PAGE_BYTES, self._max_bytes))  # LMDB maps no more than that
+        if length < wanted:
+            os.ftruncate(self._descriptor, wanted)
+        return problems
+
+    def mend_metas(self) -> None:
+        """Restore valid content in the older meta page, after LMDB failed to write it.
+
+        LMDB reverts the transaction number but leaves the new roots; ``verify`` could not distinguish that from damage.
         """
         with suppress(OSError):
             newest = self._newest_meta_data()
             older = predecessor_of(newest)
-            os.pwrite(self._descriptor, older, read_meta(older).page * read_meta(newest).page_bytes)
+            os.pwrite(self._descriptor, older, read_meta(older).page * meta_page_bytes(newest))
             os.fsync(self._descriptor)
 
     def close(self) -> None:
         os.close(self._descriptor)
 
-    def _allocate(self, more: int) -> OSError | None:
-        start = os.fstat(self._descriptor).st_size
+    def _allocate(self, descriptor: int, more: int) -> OSError | None:
+        start = os.fstat(descriptor).st_size
         more = min(more, self._max_bytes - start)
         if more <= 0 or not self._allocates:
             return None
         try:
-            os.posix_fallocate(self._descriptor, start, more)
+            os.posix_fallocate(descriptor, start, more)
         except OSError as error:
             self._allocates = error.errno not in _UNSUPPORTED
             return error
         return None
 
     def _fill_holes(self) -> None:
-        # What was allocated ahead is a hole in a file that was copied or restored.
+        # Space that was allocated ahead is a hole in a file that was copied or restored.
         with suppress(OSError):
-            meta = self._newest_meta()
-            end = (meta.last_page + 1) * meta.page_bytes
+            end = (self.newest.last_page + 1) * self.newest.page_bytes
             slack = os.fstat(self._descriptor).st_size - end
             if slack > 0 and self._allocates:
                 os.posix_fallocate(self._descriptor, end, slack)
 
-    def _count(self) -> None:
-        length = os.fstat(self._descriptor).st_size
+    def _count(self, descriptor: int) -> None:
+        length = os.fstat(descriptor).st_size
         if not self._allocates:
             disk = os.statvfs(self._path)
             length += disk.f_bavail * disk.f_frsize
         self._allocated_bytes = min(length, self._max_bytes)
 
-    def _newest_meta(self) -> Meta:
-        return read_meta(self._newest_meta_data())
-
     def _newest_meta_data(self) -> bytes:
         first = os.pread(self._descriptor, META_BYTES, 0)
-        second = os.pread(self._descriptor, META_BYTES, read_meta(first).page_bytes)
-        return max(first, second, key=lambda data: read_meta(data).transaction)
+        second = os.pread(self._descriptor, META_BYTES, meta_page_bytes(first))
+        return max(first, second, key=meta_transaction)

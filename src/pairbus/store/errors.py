@@ -1,109 +1,134 @@
-"""What can go wrong in a store, one class a kind; each says what happened, to what, and what to do.
+"""Errors of the store, one class per kind; each says what happened, to what, and what to do.
 
 ::
 
     StoreError
-    ├── InvalidKeyError           a key that no store takes
-    ├── CommitOrderError          a commit while another is prepared, or one that was used up
-    ├── StoreClosedError          the store was closed before
-    ├── NamespaceReplacedError    a failed commit has taken this namespace back
-    ├── UnsupportedSystemError    an operating system on which no file can be kept safe yet
-    ├── StoreFullError            no room; nothing has changed
-    ├── StoreFailedError          the disk or the system refused; nothing has changed
+    ├── InvalidKeyError           a key that no store accepts
+    ├── CommitOrderError          a commit while another is prepared, or one that was already used
+    ├── StoreClosedError          the store is closed
+    ├── NamespaceReplacedError    a failed commit has replaced this namespace
+    ├── NamespaceLoadingError     the namespace is being loaded again, after a failed commit
+    ├── UnsupportedSystemError    an operating system that the store on disk does not support
+    ├── StoreFullError            no space; nothing has changed
+    ├── StoreFailedError          the disk or the system failed; nothing has changed
+    │   ├── StoreStalledError     the disk does not answer; nothing has changed
+    │   └── CommitInDoubtError    the disk failed, and does not say what it has written
     ├── DamagedRecordError        one value is not what was written
     ├── DamagedStoreError         the file or the directory as a whole cannot be trusted
     ├── StoreInUseError           another process has it open
     ├── NewerFormatError          a later pairbus wrote it
-    └── NotADataDirectoryError    a directory with something else in it
+    ├── NotADataDirectoryError    a directory with other content
+    ├── RepairTargetError         a directory that a repair must not write to
+    └── BufferOwnerError          the side buffer of another namespace
 """
 
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 
 
 class StoreError(Exception):
-    """Something that a store could not do."""
+    """Base class of the store's errors."""
 
 
 class InvalidKeyError(StoreError, ValueError):
-    """A key that no store takes."""
+    """The key is one that no store accepts."""
 
     def __init__(self, key: bytes, longest: int) -> None:
-        super().__init__(f"a key of {len(key)} bytes, where 1 to {longest} are possible: {readable(key)}")
+        super().__init__(f"a key must have 1 to {longest} bytes, got {len(key)}: {readable(key)}")
         self.key = key
 
 
 class CommitOrderError(StoreError, RuntimeError):
-    """A commit was prepared while another one is, or is asked for what it cannot do any more."""
+    """A commit was prepared while another one is, or was used after it was run or abandoned."""
 
 
 class StoreClosedError(StoreError, RuntimeError):
-    """The store was closed; open it again to use it."""
+    """The store is closed; open it again to use it."""
 
     def __init__(self, place: str) -> None:
         super().__init__(f"{place} is closed; open it again to use it")
 
 
 class NamespaceReplacedError(StoreError, RuntimeError):
-    """A commit has failed, and what this namespace believes is not so."""
+    """A commit has failed, and the state of this namespace is no longer valid."""
 
     def __init__(self) -> None:
-        super().__init__("a failed commit has taken this namespace back: use the keeper's `namespace` as it is now")
+        super().__init__(
+            "a failed commit has replaced this namespace: use the current `namespace` of the group committer"
+        )
+
+
+class NamespaceLoadingError(StoreError):
+    """The namespace is being loaded again, because a commit has failed or was withdrawn."""
+
+    def __init__(self) -> None:
+        super().__init__("the namespace is being loaded again after a failed write; try again in a moment")
 
 
 class UnsupportedSystemError(StoreError):
-    """An operating system on which the store on disk does not work yet."""
+    """The store on disk does not support this operating system."""
 
     def __init__(self, system: str) -> None:
-        super().__init__(f"the store on disk needs a POSIX system, and this is {system}; use the store in memory")
+        super().__init__(f"the store on disk needs a POSIX system, but this is {system}; use the store in memory")
 
 
 class StoreFullError(StoreError):
-    """There is no room; nothing has changed."""
+    """There is no space; nothing has changed."""
 
     def __init__(self, place: str, reason: str) -> None:
         super().__init__(
-            f"no room in {place}: {reason}; nothing was written."
-            " Free space on its disk, raise its limit, or remove records; then it goes on by itself"
+            f"no space in {place}: {reason}; nothing was written. Free space on its disk, raise its limit, or"
+            " remove records; then it resumes automatically"
         )
         self.place = place
         self.reason = reason
 
 
 class StoreFailedError(StoreError):
-    """The disk or the operating system refused; nothing has changed."""
+    """The disk or the operating system failed; nothing has changed."""
 
     def __init__(self, place: str, reason: str) -> None:
         super().__init__(
-            f"{place} could not be read or written: {reason}; nothing was changed."
-            " Look at the disk and the system's log, then try again"
+            f"{place} could not be read or written: {reason}; nothing was changed. Check the disk and the"
+            " system's log, then try again"
         )
         self.place = place
         self.reason = reason
 
 
-class DamagedRecordError(StoreError):
-    """The value that is stored under a key is not what was written there."""
+class StoreStalledError(StoreFailedError):
+    """The disk does not answer; nothing has changed."""
 
-    def __init__(self, key: bytes, place: str) -> None:
+    def __init__(self, place: str) -> None:
+        super().__init__(place, "the storage does not answer")
+
+
+class DamagedRecordError(StoreError):
+    """The value stored under a key is not what was written there; ``page`` is the location, if known."""
+
+    def __init__(self, key: bytes, place: str, page: int | None = None) -> None:
+        where = place if page is None else f"{place}, page {page},"
         super().__init__(
-            f"the record {readable(key)} in {place} is damaged: its checksum is wrong."
-            " Restore it from a backup, or write or delete it anew"
+            f"the record {readable(key)} in {where} is damaged: its checksum is wrong. Restore it from a"
+            " backup, or write or delete it again"
         )
         self.key = key
         self.place = place
+        self.page = page
 
 
 class DamagedStoreError(StoreError):
-    """A file or a directory cannot be trusted; it has not been touched. ``page`` says where, when that is known."""
+    """A file or a directory cannot be trusted; it was not changed. ``page`` is the location, if known."""
 
     def __init__(self, path: Path, reason: str, page: int | None = None) -> None:
         where = f"{path}" if page is None else f"{path}, page {page}"
         super().__init__(
-            f"{where} is damaged: {reason}. It was left as it is."
-            " Check the disk, then restore the data directory from a backup or start with an empty one"
+            f"{where} is damaged: {reason}. It was not changed. Check the disk, then copy everything that can be read"
+            f" to a new directory with: pairbus repair --data {_quoted(path.parent)} --to NEW_DIRECTORY"
+            " (or restore the data directory from a backup)"
         )
         self.path = path
         self.reason = reason
@@ -111,24 +136,24 @@ class DamagedStoreError(StoreError):
 
 
 class StoreInUseError(StoreError):
-    """Another process has it open; ``holder`` is its process id, when that is known."""
+    """Another process has it open; ``holder`` is its process id, if known."""
 
     def __init__(self, path: Path, holder: int | None) -> None:
         if holder == os.getpid():
-            super().__init__(f"{path} is in use by this very process; close what has it open first")
+            super().__init__(f"{path} is already open in this process; close it first")
         else:
             by = "another process" if holder is None else f"process {holder}"
-            super().__init__(f"{path} is in use by {by}; stop that one first, or use another directory")
+            super().__init__(f"{path} is in use by {by}; stop that process first, or use another directory")
         self.path = path
         self.holder = holder
 
 
 class NewerFormatError(StoreError):
-    """A later pairbus wrote the directory; it has not been touched."""
+    """A later pairbus wrote the directory; it was not changed."""
 
     def __init__(self, path: Path, found: int, known: int) -> None:
         super().__init__(
-            f"{path} has format {found}, and this pairbus knows formats up to {known}. It was left as it is."
+            f"{path} has format {found}, but this pairbus supports formats up to {known}. It was not changed."
             " Use the pairbus that wrote it, or a later one"
         )
         self.path = path
@@ -137,14 +162,37 @@ class NewerFormatError(StoreError):
 
 
 class NotADataDirectoryError(StoreError):
-    """A path that holds something else than our data; it has not been touched."""
+    """The path has other content than our data; it was not changed."""
 
     def __init__(self, path: Path, reason: str) -> None:
-        super().__init__(f"{path} is no data directory of pairbus: {reason}. Name an empty or a new directory")
+        super().__init__(f"{path} is not a data directory of pairbus: {reason}. Use an empty or a new directory")
         self.path = path
         self.reason = reason
 
 
+class RepairTargetError(StoreError):
+    """A repair cannot write to this directory; it was not changed."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(f"{path} cannot take the repaired data: {reason}; name a new or an empty directory")
+        self.path = path
+        self.reason = reason
+
+
+class BufferOwnerError(StoreError):
+    """The directory of a side buffer belongs to another namespace, or does not name its owner; it was not changed."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(f"{reason}; use another directory for the side buffer")
+        self.path = path
+        self.reason = reason
+
+
+def _quoted(path: Path) -> str:
+    """Return a path as a word of a command line."""
+    return shlex.quote(str(path))
+
+
 def readable(key: bytes) -> str:
-    """Show a key in an error's text, shortened when it is long."""
+    """Return a key for an error text, shortened if it is long."""
     return repr(key) if len(key) <= 64 else f"{key[:64]!r}… ({len(key)} bytes)"

@@ -1,4 +1,4 @@
-"""Where each kind of record lies in the store: the layout of keys.
+"""The layout of the store's keys, by kind of record.
 
 ========  ==================================================  =====================================================
 kind      then                                                holds
@@ -7,14 +7,17 @@ kind      then                                                holds
 ``K``     ``access``                                          the authorization rules of the namespace
 ``E``     entity id (4 bytes)                                 an entity: its path and its settings
 ``U``     entity id, position (4)                             a rule of a subscription
-``C``     entity id, part (1), partition (1)                  the last sequence number that was given
+``C``     entity id, part (1), partition (1)                  the last assigned sequence number
 ``S``     entity id, session id                               the state of a session
-``D``     entity id, message id (and partition key)           when the id was seen first
-``R``     entity id, part, sequence number (8)                what is kept of a message besides its body
+``D``     entity id, message id (and partition key)           when the id was first seen
+``R``     entity id, part, sequence number (8)                the metadata of a message, without its body
 ``B``     body id (8)                                         an encoded message
-``O``     a number (8)                                        what is kept for others until they have it: the outbox
-``P``     identity of a side buffer (8), an entity's path     up to where it is merged
-``X``     another key                                         what was found damaged under that key
+``O``     a number (8)                                        an outbox entry, until its consumer has stored it
+``P``     identity of a side buffer (8), an entity's path     the position up to which it is merged
+``T``     an epoch (8)                                        the number of its last commit
+``X``     another key                                         the damaged bytes that were found under that key
+``Z``     another key                                         the value that replaces that of a damaged page
+``A``     another key                                         the same, if the pages of ``Z`` are damaged, too
 ========  ==================================================  =====================================================
 
 Numbers are big-endian, so that keys sort as the numbers do.
@@ -26,7 +29,7 @@ import struct
 from hashlib import blake2b
 from typing import Final
 
-from pairbus.broker.address import Place
+from pairbus.broker.address import QueueId
 
 COUNTER: Final = b"M"
 ACCESS: Final = b"K"
@@ -39,7 +42,10 @@ RECORD: Final = b"R"
 BODY: Final = b"B"
 OUTBOX: Final = b"O"
 MERGED: Final = b"P"
+EPOCH: Final = b"T"
 ASIDE: Final = b"X"
+MOVED: Final = b"Z"
+MOVED_AGAIN: Final = b"A"
 
 _KINDS: Final = {
     COUNTER: "counter of the namespace",
@@ -53,7 +59,10 @@ _KINDS: Final = {
     BODY: "body",
     OUTBOX: "outbox",
     MERGED: "merge position",
+    EPOCH: "last commit of an epoch",
     ASIDE: "quarantined record",
+    MOVED: "moved record",
+    MOVED_AGAIN: "moved record",
 }
 
 _OF_ENTITIES: Final = {ENTITY, RULE, SEQUENCE, SESSION, DUPLICATE, RECORD}
@@ -94,6 +103,14 @@ def outbox_key(number: int) -> bytes:
     return _BODY.pack(OUTBOX, number)
 
 
+def epoch_key(epoch: int) -> bytes:
+    return _BODY.pack(EPOCH, epoch)
+
+
+def epoch_of(key: bytes) -> int:
+    return int.from_bytes(key[1:], "big")
+
+
 def merged_key(identity: bytes, path: str) -> bytes:
     return MERGED + identity + _text(path)
 
@@ -107,7 +124,7 @@ def duplicate_key(entity_id: int, message_id: str) -> bytes:
 
 
 def duplicates_between(entity_id: int) -> tuple[bytes, bytes]:
-    """The first key of an entity's ids, and the first key behind them."""
+    """Return the first key of an entity's message ids, and the first key after them."""
     return _ENTITY.pack(DUPLICATE, entity_id), _ENTITY.pack(DUPLICATE, entity_id + 1)
 
 
@@ -116,7 +133,7 @@ def aside_key(key: bytes) -> bytes:
 
 
 def entity_of(key: bytes) -> int:
-    """The entity that a key belongs to; not for bodies and counters."""
+    """Return the entity that a key belongs to; not for bodies and counters."""
     return int.from_bytes(key[1:5], "big")
 
 
@@ -130,19 +147,50 @@ def split_sequence(key: bytes) -> tuple[int, int, int]:
     return entity_id, part, partition
 
 
-def split_record(key: bytes) -> tuple[Place, int] | None:
-    """Return where a message lies and its number; ``None`` for a key of another kind, or one that is damaged itself."""
+def split_record(key: bytes) -> tuple[QueueId, int] | None:
+    """Return the queue and sequence number of a message; ``None`` for a key of another kind, or a damaged key."""
     if len(key) != _RECORD.size or not key.startswith(RECORD):
         return None
     _, entity_id, part, sequence = _RECORD.unpack(key)
-    return Place(entity_id, part), sequence
+    return QueueId(entity_id, part), sequence
+
+
+def sequence_of(record: bytes) -> int:
+    """Return the sequence number in the key of a message."""
+    return int.from_bytes(record[6:], "big")
+
+
+def after_records(place: QueueId) -> bytes:
+    """Return the first key after all messages of a queue."""
+    return after(_SEQUENCE.pack(RECORD, place.entity_id, place.part, 0)[:6])
 
 
 def describe(key: bytes) -> str:
-    """Name what lies under a key, for a log line."""
+    """Describe a key for a log line."""
     kind = f"kind={_KINDS.get(key[:1], 'unknown')!r}"
     owner = f" entity_id={entity_of(key)}" if key[:1] in _OF_ENTITIES else ""
     return f"{kind}{owner} key={key.hex()}"
+
+
+_SIZES: Final = {
+    ENTITY: _ENTITY.size,
+    RULE: _RULE.size,
+    SEQUENCE: _SEQUENCE.size,
+    RECORD: _RECORD.size,
+    BODY: _BODY.size,
+    OUTBOX: _BODY.size,
+    EPOCH: _BODY.size,
+}
+
+
+def is_plausible(key: bytes) -> bool:
+    """Return whether a key that was found in a damaged place may be one of ours."""
+    return key[:1] in _KINDS and _SIZES.get(key[:1], len(key)) == len(key) > 1
+
+
+def split_body(key: bytes) -> int:
+    """Return the body id in a key."""
+    return int.from_bytes(key[1:], "big")
 
 
 def split_outbox(key: bytes) -> int:
@@ -150,12 +198,12 @@ def split_outbox(key: bytes) -> int:
 
 
 def after(prefix: bytes) -> bytes:
-    """The first key behind all that begin with a prefix."""
+    """Return the first key after all keys with a prefix."""
     return prefix[:-1] + bytes((prefix[-1] + 1,))
 
 
 def _text(text: str) -> bytes:
-    """Text as the end of a key; what would make the key too long is there by its digest, and in full in the value."""
+    """Return a text as the end of a key. A text that is too long becomes its digest; the value has it in full."""
     encoded = text.encode("utf-8", "surrogatepass")
     if len(encoded) <= _LONGEST_TEXT:
         return encoded

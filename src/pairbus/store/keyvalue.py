@@ -1,19 +1,39 @@
-"""What every store can do: keys in order, batches that are written whole or not at all."""
+"""The interface of all stores: ordered keys, and atomic batches."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Final, Protocol, TypeAlias
+from typing import Final, NamedTuple, Protocol, TypeAlias
 
-from pairbus.store.errors import InvalidKeyError
+from pairbus.store.errors import InvalidKeyError, StoreError, StoreFailedError
 
 LONGEST_KEY_BYTES: Final = 511
 
 Batch: TypeAlias = Mapping[bytes, bytes | None]
-"""What to write under which key; ``None`` deletes."""
+"""The values to write by key; ``None`` deletes."""
 
 DamageListener: TypeAlias = Callable[[bytes, bytes], None]
-"""Is told the key of a damaged record and the bytes that were found."""
+"""Called with the key of a damaged record and the bytes that were found."""
+
+
+class CommitId(NamedTuple):
+    """The identity of a commit: with it, the store itself can tell whether the commit has succeeded."""
+
+    epoch: int
+    """Number of the load of the namespace: a failed commit ends an epoch. Later ones are larger."""
+
+    number: int
+    """Number of the commit in its epoch."""
+
+
+class CommitInDoubtError(StoreFailedError):
+    """A commit has failed, and the store cannot be read: whether it has the commit is not known yet."""
+
+    def __init__(self, error: StoreError, commit: CommitId) -> None:
+        Exception.__init__(self, f"{error}. Whether the write has succeeded all the same is not known")
+        self.place = getattr(error, "place", "the store")
+        self.reason = str(error)
+        self.commit = commit
 
 
 class Commit(Protocol):
@@ -22,55 +42,55 @@ class Commit(Protocol):
     def run(self) -> None:
         """Write the batch and return when it is durable; may be called on another thread than ``prepare``.
 
-        Raises StoreFullError or StoreFailedError; then nothing of the batch is there, and the store goes on.
+        Raises StoreFullError or StoreFailedError; then nothing of the batch is written, and the store stays usable.
         """
 
     def abandon(self) -> None:
-        """Give the batch up: nothing of it is written."""
+        """Discard the batch: nothing of it is written."""
 
 
 class KeyValueStore(Protocol):
     """An ordered map from bytes to bytes that survives a crash.
 
-    All methods belong to one thread; only a commit's ``run`` may be called on another. While it runs, reads go on and
-    see what was there before it.
+    All methods belong to one thread; only a commit's ``run`` may be called on another. While it runs, reads continue
+    and see the state before it.
     """
 
     @property
     def place(self) -> str:
-        """Where it is, for the text of errors."""
+        """Return the location, for the text of errors."""
 
     @property
     def used_bytes(self) -> int:
-        """How much room its records take, as far as that is known."""
+        """Return the bytes that its records take, as far as known."""
 
     def get(self, key: bytes) -> bytes | None:
-        """Return what is stored under a key; raises DamagedRecordError."""
+        """Return the value stored under a key; raises DamagedRecordError."""
 
     def scan(self, start: bytes, end: bytes, on_damage: DamageListener | None = None) -> Iterator[tuple[bytes, bytes]]:
-        """Go through all records with ``start <= key < end``, in the order of their keys.
+        """Iterate over all records with ``start <= key < end``, in the order of their keys.
 
-        A damaged record is not among them: ``on_damage`` is told, and without it DamagedRecordError is raised. Batches
-        may be written meanwhile; whether the scan sees what they change ahead of it is open.
+        A damaged record is skipped and ``on_damage`` is called; without ``on_damage``, DamagedRecordError is raised.
+        Batches may be written during the scan; whether it sees their changes ahead of it is undefined.
         """
 
     def prepare(self, batch: Batch) -> Commit:
-        """Get a batch ready; to delete what is not there is fine.
+        """Prepare a batch; deleting a missing key is allowed.
 
-        There is one prepared commit at a time, otherwise CommitOrderError is raised. Raises StoreFullError when the
+        Only one commit can be prepared at a time, otherwise CommitOrderError is raised. Raises StoreFullError if the
         batch cannot fit, and StoreFailedError; then nothing has changed.
         """
 
     def room(self, wanted_bytes: int = 0) -> int:
-        """Return how many bytes can be written with fair certainty, beside a batch that is not written yet.
+        """Return how many bytes can very likely be written, in addition to a batch that is not written yet.
 
-        A store that grows in steps grows by as many as ``wanted_bytes`` takes, if it can.
+        A store that grows in steps grows by as many steps as ``wanted_bytes`` takes, if it can.
         """
 
     def close(self) -> None:
-        """Give the store back; a commit that was only prepared is abandoned. To close twice is fine.
+        """Close the store; a commit that was only prepared is abandoned. Closing twice is allowed.
 
-        Raises CommitOrderError while a commit runs.
+        Raises CommitOrderError while a commit is running.
         """
 
 
@@ -80,13 +100,13 @@ def apply(store: KeyValueStore, batch: Batch) -> None:
 
 
 def check_keys(keys: Collection[bytes]) -> None:
-    """Refuse keys that not every store could take."""
+    """Raise ``InvalidKeyError`` for keys that not every store accepts."""
     if keys and not (min(map(len, keys)) > 0 and max(map(len, keys)) <= LONGEST_KEY_BYTES):
         for key in keys:
             check_key(key)
 
 
 def check_key(key: bytes) -> None:
-    """Refuse a key that not every store could take."""
+    """Raise ``InvalidKeyError`` for a key that not every store accepts."""
     if not 0 < len(key) <= LONGEST_KEY_BYTES:
         raise InvalidKeyError(key, LONGEST_KEY_BYTES)

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
+from time import monotonic
 from typing import Final
 
-try:
-    import lmdb
-except ImportError as error:
-    raise ImportError("the store on disk needs lmdb: pip install 'pairbus[server]'") from error
-
 from pairbus.durable import put_in_place
-from pairbus.store.checksum import CHECKSUM_BYTES, seal, unseal
-from pairbus.store.datafile import MEBIBYTE, NO_SPACE, DataFile
+from pairbus.store.checksums import CHECKSUM_BYTES, seal, unseal
+from pairbus.store.datafile import BEYOND_LAST_PAGE_BYTES, MEBIBYTE, NO_SPACE, DataFile
 from pairbus.store.errors import (
     CommitOrderError,
     DamagedRecordError,
@@ -24,35 +21,57 @@ from pairbus.store.errors import (
     StoreFailedError,
     StoreFullError,
 )
-from pairbus.store.keyvalue import Batch, DamageListener, check_key, check_keys
+from pairbus.store.keys import after
+from pairbus.store.keyvalue import LONGEST_KEY_BYTES, Batch, DamageListener, check_key, check_keys
+from pairbus.store.moved import PREFIXES, moved, original, put_back_moved
+from pairbus.store.page_guard import (
+    Fences,
+    Found,
+    KeyRanges,
+    Leaf,
+    LivePages,
+    PathReader,
+    doubtful_leaves,
+    unwritable_leaves,
+)
+from pairbus.store.page_nodes import LostPage
 from pairbus.store.pages import verify
+
+try:
+    import lmdb
+except ImportError as error:
+    raise ImportError("the store on disk needs lmdb: pip install 'pairbus[server]'") from error
 
 DEFAULT_MAX_BYTES: Final = 1 << 40
 """Address space; it takes neither memory nor disk."""
 
 _SMALLEST_MAP_BYTES: Final = MEBIBYTE
+CHECKED_S: Final = 0.1
+"""How long the pages of a range of keys count as sound after they were checked."""
+
 _STEP_BYTES: Final = 64 * MEBIBYTE
 _CHUNK_RECORDS: Final = 1_000
 _CHUNK_BYTES: Final = MEBIBYTE
 _RECORD_BYTES: Final = CHECKSUM_BYTES + 10
-"""What a record takes beside its key and its value: our checksum, and LMDB's node with the pointer to it."""
+"""Overhead of a record beside its key and its value: our checksum, and LMDB's node with the pointer to it."""
 
 
 class LmdbStore:
-    """An LMDB file that this process alone has open. It is made when it is missing, and looked through when it is not.
+    """An LMDB file that this process alone has open. It is created if it is missing, and verified otherwise.
 
-    Raises DamagedStoreError, StoreInUseError or StoreFailedError. ``max_bytes`` is how large the file may become; less
-    when the system does not give that much address space. ``step_bytes`` is how much is allocated at once.
+    Raises DamagedStoreError, StoreInUseError or StoreFailedError. ``max_bytes`` is the maximum size of the file; less
+    if the system does not grant that much address space. ``step_bytes`` is how much is allocated at once.
     """
 
     def __init__(self, path: Path, *, max_bytes: int = DEFAULT_MAX_BYTES, step_bytes: int = _STEP_BYTES) -> None:
         if max_bytes < _SMALLEST_MAP_BYTES:
-            raise ValueError(f"max_bytes is {max_bytes}; it has to be at least {_SMALLEST_MAP_BYTES}")
+            raise ValueError(f"max_bytes must be >= {_SMALLEST_MAP_BYTES}, got {max_bytes}")
         self._path = path
         self.place = str(path)
-        self._snapshot: lmdb.Transaction[bytes] | None = None
-        """What all reads see. It stays open while the next batch is written and no longer; LMDB, which does not know
-        of it without its locks, takes no page of a state before the second batch after it."""
+        self._snapshot: lmdb.Transaction[memoryview[int]] | None = None
+        """The snapshot that all reads see. It stays open while the next batch is written and no longer. LMDB, which
+        does not know of it without its locks, reuses no page of a state before the second batch after it.
+        """
         self._snapshot_is_old = False
         self._environment_is_doubtful = False
         self._pending: LmdbCommit | None = None
@@ -67,6 +86,21 @@ class LmdbStore:
             self._file.close()
             raise
         self._file.set_limit(self.max_bytes)
+        self._pages = LivePages(self._file.descriptor, self._file.newest.page_bytes, self.place)
+        self._fences = Fences()
+        self._sound = KeyRanges()
+        """Ranges of keys whose pages were checked at most ``CHECKED_S`` ago. LMDB has written any newer ones."""
+        self._sound_until_s = 0.0
+        self._is_verified = True
+        """True if nothing was written, or found damaged, since the whole file was verified."""
+
+        self.on_damaged_page: Callable[[LostPage], object] = lambda _page: None
+        """Called when a damaged page was found and fenced."""
+
+        self.on_restored: Callable[[str], object] = lambda _what: None
+        """Called when a part of the file that was damaged has been restored from memory."""
+
+        put_back_moved(self)
 
     @property
     def used_bytes(self) -> int:
@@ -74,24 +108,25 @@ class LmdbStore:
 
     def get(self, key: bytes) -> bytes | None:
         check_key(key)
+        if self._fences and self._fences.covers(key):
+            return self._fenced(key)
+        failure: lmdb.Error | None = None
         try:
             raw = self._newest().get(key)
+            # The length in a damaged page may reach beyond the file. Reading that would kill the process.
+            if raw is not None and len(raw) <= BEYOND_LAST_PAGE_BYTES // 2:
+                value = unseal(key, bytes(raw))
+                if value is not None:
+                    return value
         except lmdb.Error as error:
-            raise self._translated(error) from error
-        if raw is None:
-            return None
-        value = unseal(key, raw)
-        if value is None:
-            raise DamagedRecordError(key, self.place)
-        return value
+            failure = error
+            self._distrust()
+        return self._read_by_hand(key, failure)
 
     def scan(self, start: bytes, end: bytes, on_damage: DamageListener | None = None) -> Iterator[tuple[bytes, bytes]]:
         position: bytes | None = start
         while position is not None:
-            try:
-                records, position = self._chunk(position, end)
-            except lmdb.Error as error:
-                raise self._translated(error) from error
+            records, position = self._chunk(position, end) if self._is_verified else self._chunk_by_hand(position, end)
             for key, raw in records:
                 value = unseal(key, raw)
                 if value is not None:
@@ -108,22 +143,176 @@ class LmdbStore:
         check_keys(batch.keys())
         needed = _needed_bytes(batch)
         self._expect_room(needed, batch, snapshot)
-        transaction = self._begin(write=True)
         try:
-            _write(transaction, batch)
-        except BaseException as error:
-            transaction.abort()
-            if isinstance(error, lmdb.Error):
-                raise self._translated(error) from error
-            raise
+            transaction = self._written(batch)
+        except lmdb.Error:
+            self._distrust()  # perhaps a page was damaged since it was checked
+            transaction = self._written_or_failed(batch)
+        self._is_verified = False
         self._pending_bytes = needed
         self._pending = LmdbCommit(self, transaction)
         return self._pending
 
+    def _written_or_failed(self, batch: Batch) -> lmdb.Transaction[bytes]:
+        try:
+            return self._written(batch)
+        except lmdb.Error as error:
+            raise self._translated(error) from error
+
+    def _written(self, batch: Batch) -> lmdb.Transaction[bytes]:
+        """Return a transaction that holds a batch."""
+        self._expect_sound_file()
+        batch = self._around_fences(batch)
+        transaction = self._environment.begin(write=True)
+        try:
+            _write(transaction, batch)
+        except BaseException:
+            transaction.abort()
+            raise
+        return transaction
+
+    # Damage in a file that is in use
+
+    def check(self, key: bytes) -> bool:
+        """Check the record under a key, and the page around it; return whether the record can be read, or is gone."""
+        self._newest()
+        if not self._fences.covers(key):
+            around = doubtful_leaves(self._path_reader(), key)
+            if around:
+                self._fence(around)
+        try:
+            self.get(key)
+        except DamagedRecordError:
+            return False
+        return True
+
+    def _expect_sound_file(self) -> None:
+        """Restore what LMDB reads first, if it was changed by others. Only while no commit is running.
+
+        Checking that for each of thousands of commits a second would cost more than the commits themselves.
+        """
+        now_s = monotonic()
+        if now_s < self._sound_until_s:
+            return
+        self._sound.clear()
+        self._sound_until_s = now_s + CHECKED_S
+        try:
+            problems = self._file.restore()
+        except OSError as error:
+            raise StoreFailedError(self.place, str(error)) from error
+        for problem in problems:
+            self.on_restored(problem)
+
+    def _distrust(self) -> None:
+        """Check the file again before it is used again: LMDB has failed, and refuses to use the snapshot any more."""
+        self._snapshot_is_old = True
+        self._sound_until_s = 0.0
+
+    def _path_reader(self) -> PathReader:
+        return PathReader(self._pages, self._root())
+
+    def _root(self) -> int:
+        return self._file.newest.main.root
+
+    def _read_by_hand(self, key: bytes, failure: lmdb.Error | None) -> bytes | None:
+        """Read a record that LMDB did not find, or found damaged, without LMDB; fence its page if that is damaged."""
+        path = self._path_reader()
+        around = doubtful_leaves(path, key)
+        if around:
+            self._fence(around)
+            return self._fenced(key)
+        leaf = path.leaf(key)
+        node = path.node(leaf, key) if isinstance(leaf, Leaf) else None
+        if node is not None:
+            if node.value is None:
+                self._is_verified = False
+                raise DamagedRecordError(key, self.place, node.page)
+            return node.value
+        if failure is not None:
+            raise self._translated(failure) from failure
+        return None
+
+    def _fence(self, around: Sequence[Found]) -> None:
+        self._is_verified = False
+        self._sound.clear()
+        for page in self._fences.add(self._pages, self._root(), around):
+            self.on_damaged_page(page)
+
+    def _fenced(self, key: bytes) -> bytes | None:
+        """Return the value of a key in a fenced range."""
+        raw = self._fenced_raw(key)
+        value = None if raw is None else unseal(key, raw)
+        if raw is not None and value is None:
+            place = self._fences.place(key)
+            raise DamagedRecordError(key, self.place, None if place is None else place[0])
+        return value
+
+    def _fenced_raw(self, key: bytes) -> bytes | None:
+        if not key.startswith(PREFIXES) and len(key) < LONGEST_KEY_BYTES:
+            for prefix in reversed(PREFIXES):
+                replacement = self.get(prefix + key)
+                if replacement is not None:
+                    value = original(replacement)
+                    return None if value is None else seal(key, value)
+        place = self._fences.place(key)
+        if place is None:
+            return None
+        page, offset = place
+        node = self._pages.node(page, self._pages.read(page), offset)
+        return b"" if node is None or node.key != key else node.raw
+
+    def _around_fences(self, batch: Batch) -> Batch:
+        """Return a batch that changes no damaged page."""
+        while True:
+            allowed = self._moved_out_of_fences(batch) if self._fences else batch
+            around = unwritable_leaves(self._path_reader(), sorted(allowed), self._sound)
+            if not around:
+                return allowed
+            self._fence(around)
+
+    def _moved_out_of_fences(self, batch: Batch) -> Batch:
+        fenced = {key: batch[key] for key in batch if self._fences.covers(key)}
+        if not fenced:
+            return batch
+        rest = {key: batch[key] for key in batch if key not in fenced}
+        for prefix in PREFIXES:
+            if self._fences.next_in(prefix, after(prefix)) is None:
+                return {**rest, **moved(fenced, prefix)}
+        raise StoreFailedError(self.place, "too many of its pages are damaged; stop the server, and run pairbus repair")
+
+    def _chunk_by_hand(self, start: bytes, end: bytes) -> tuple[list[tuple[bytes, bytes]], bytes | None]:
+        """Read the records of one leaf, or of a fenced range, and the key to continue at."""
+        self._expect_open()
+        fence = self._fences.next_in(start, end) if self._fences else None
+        if fence is not None and fence[0] == start:
+            return self._fenced_chunk(*fence), fence[1] if fence[1] < end else None
+        path = self._path_reader()
+        leaf = path.leaf(start)
+        if leaf is None:
+            return [], None
+        around = doubtful_leaves(path, start)
+        if around or isinstance(leaf, LostPage):
+            self._fence(around)
+            return [], start
+        stop = end if fence is None else fence[0]
+        nodes = [self._pages.node(leaf.page, leaf.data, at) for at in leaf.pointers]
+        records = [(node.key, node.raw) for node in nodes if node is not None and start <= node.key < stop]
+        after = stop if leaf.high is None else min(leaf.high, stop)
+        return records, after if after < end else None
+
+    def _fenced_chunk(self, low: bytes, high: bytes) -> list[tuple[bytes, bytes]]:
+        found = set(self._fences.keys(low, high))
+        for prefix in () if low.startswith(PREFIXES) else PREFIXES:
+            moved_keys = self.scan(prefix + low, min(prefix + high, after(prefix)), lambda _key, _raw: None)
+            found.update(key[1:] for key, _ in moved_keys)
+        raws = ((key, self._fenced_raw(key)) for key in sorted(found))
+        return [(key, raw) for key, raw in raws if raw is not None]
+
     def room(self, wanted_bytes: int = 0) -> int:
         self._expect_open()
-        if self._pending is None:
-            self._file.measure()
+        if self._pending is None and self._file.measure() and self._file.is_short:
+            with suppress(StoreFailedError):  # the space may suffice without growing
+                self._file.grow()
         while self._free_bytes() < wanted_bytes and self._file.grow():
             pass
         return max(0, self._free_bytes())
@@ -141,12 +330,15 @@ class LmdbStore:
         self._file.close()
 
     def write(self, transaction: lmdb.Transaction[bytes]) -> None:
-        """What a commit does when it runs: the only part of the store that may be on another thread."""
+        """Run a commit: the only part of the store that may be on another thread."""
         try:
             transaction.commit()
-            self._file.measure()
+            self._file.remember()
+            self._file.keep_ahead()
         except lmdb.Error as error:
-            self._look_after_failure()
+            self._check_meta_after_failure()
+            self._sound_until_s = 0.0
+            self._file.remember()
             raise self._translated(error) from error
         finally:
             self._snapshot_is_old = True
@@ -154,57 +346,68 @@ class LmdbStore:
             self._pending = None
 
     def drop(self, transaction: lmdb.Transaction[bytes]) -> None:
-        """What a commit does when it is abandoned."""
+        """Abandon a commit."""
         transaction.abort()
         self._pending_bytes = 0
         self._pending = None
 
-    def _look_after_failure(self) -> None:
-        """See whether it was the meta page that could not be written: then LMDB has to be opened anew."""
+    def _check_meta_after_failure(self) -> None:
+        """Check whether the meta page could not be written: then LMDB has to be reopened."""
         try:
             self._environment.begin(write=True).abort()
         except lmdb.Error:
             self._file.mend_metas()
             self._environment_is_doubtful = True
 
-    def _newest(self) -> lmdb.Transaction[bytes]:
+    def _newest(self) -> lmdb.Transaction[memoryview[int]]:
         if self._snapshot is None or self._snapshot_is_old:
             self._expect_open()
             if self._environment_is_doubtful:
                 self._reopen()
+            if self._pending is None:
+                self._expect_sound_file()
             self._give_up_snapshot()
-            self._snapshot = self._begin(write=False)
+            self._snapshot = self._begin_reading()
             self._snapshot_is_old = False
         return self._snapshot
 
-    def _begin(self, *, write: bool) -> lmdb.Transaction[bytes]:
+    def _begin_reading(self) -> lmdb.Transaction[memoryview[int]]:
         try:
-            return self._environment.begin(write=write)
+            return self._environment.begin(buffers=True)
         except lmdb.Error as error:
             raise self._translated(error) from error
 
     def _chunk(self, start: bytes, end: bytes) -> tuple[list[tuple[bytes, bytes]], bytes | None]:
-        """Read some records, and where to go on; between two chunks the snapshot may become another."""
+        """Read some records of a file that was verified just now, and the key to continue at."""
+        try:
+            return self._chunk_by_cursor(start, end)
+        except lmdb.Error:
+            self._is_verified = False
+            self._distrust()
+            return [], start
+
+    def _chunk_by_cursor(self, start: bytes, end: bytes) -> tuple[list[tuple[bytes, bytes]], bytes | None]:
         records: list[tuple[bytes, bytes]] = []
         size = 0
         with self._newest().cursor() as cursor:
             if cursor.set_range(start):
                 for key, raw in cursor.iternext():
-                    if key >= end:
+                    found = bytes(key)
+                    if found >= end:
                         break
-                    records.append((key, raw))
+                    records.append((found, bytes(raw)))
                     size += len(raw)
                     if len(records) >= _CHUNK_RECORDS or size >= _CHUNK_BYTES:
-                        return records, key + b"\x00"
+                        return records, found + b"\x00"
         return records, None
 
-    def _expect_room(self, needed: int, batch: Batch, snapshot: lmdb.Transaction[bytes]) -> None:
+    def _expect_room(self, needed: int, batch: Batch, snapshot: lmdb.Transaction[memoryview[int]]) -> None:
         file = self._file
         while needed + file.kept_back_bytes > file.free_bytes:
             if not file.grow():
                 if _growth(batch, snapshot) <= 0:
                     return
-                raise StoreFullError(self.place, f"{needed} bytes are needed, and {self.room()} are left")
+                raise StoreFullError(self.place, f"{needed} bytes are needed, but only {self.room()} are left")
 
     def _reopen(self) -> None:
         self._close_environment()
@@ -212,6 +415,7 @@ class LmdbStore:
             self._environment = _open(self._path, self.max_bytes)
         except lmdb.Error as error:
             raise self._translated(error) from error
+        self._file.remember()
         self._environment_is_doubtful = False
 
     def _close_environment(self) -> None:
@@ -232,14 +436,14 @@ class LmdbStore:
             return StoreFullError(self.place, f"its limit of {self.max_bytes} bytes is reached")
         if error.code in NO_SPACE:
             return StoreFullError(self.place, os.strerror(error.code))
-        # LMDB reports a write that a full disk cut short as an error of the device.
+        # LMDB reports a write that a full disk cut short as an I/O error.
         if error.code == errno.EIO and self._file.is_stuck():
             return StoreFullError(self.place, os.strerror(errno.ENOSPC))
         return StoreFailedError(self.place, str(error))
 
 
 class LmdbCommit:
-    """A batch that stands in a transaction of LMDB; what is left is to write its pages."""
+    """A batch in an LMDB transaction, whose pages are yet to be written."""
 
     __slots__ = ("_store", "_transaction")
 
@@ -255,13 +459,13 @@ class LmdbCommit:
 
     def _take(self) -> lmdb.Transaction[bytes]:
         if self._transaction is None:
-            raise CommitOrderError("this commit is running, or was run or abandoned before")
+            raise CommitOrderError("this commit is running, or was already run or abandoned")
         transaction, self._transaction = self._transaction, None
         return transaction
 
 
 def create_data_file(path: Path) -> None:
-    """Make an empty file, unless there is one; under its name there is a complete one or none."""
+    """Create an empty file, unless there is one; under its name there is a complete file or none."""
     temporary = path.with_name(path.name + ".new")
     try:
         if path.exists():
@@ -282,13 +486,13 @@ def _write(transaction: lmdb.Transaction[bytes], batch: Batch) -> None:
 
 
 def _needed_bytes(batch: Batch) -> int:
-    """What the values of a batch take at the least."""
+    """Return the minimum space that the values of a batch take."""
     values = [value for value in batch.values() if value is not None]
     return sum(map(len, batch)) + sum(map(len, values)) + len(values) * _RECORD_BYTES
 
 
-def _growth(batch: Batch, snapshot: lmdb.Transaction[bytes]) -> int:
-    """How many bytes more than before the values of a batch will take."""
+def _growth(batch: Batch, snapshot: lmdb.Transaction[memoryview[int]]) -> int:
+    """Return by how many bytes the values of a batch grow the store."""
     growth = 0
     for key, value in batch.items():
         before = snapshot.get(key)
@@ -298,7 +502,7 @@ def _growth(batch: Batch, snapshot: lmdb.Transaction[bytes]) -> int:
 
 
 def _open_largest(path: Path, max_bytes: int) -> tuple[lmdb.Environment, int]:
-    """Open the file with as much address space as is wanted, or the most that the system gives."""
+    """Open the file with the requested address space, or the most that the system grants."""
     while True:
         try:
             return _open(path, max_bytes), max_bytes
@@ -311,8 +515,8 @@ def _open_largest(path: Path, max_bytes: int) -> tuple[lmdb.Environment, int]:
 
 
 def _open(path: Path, max_bytes: int) -> lmdb.Environment:
-    # Without LMDB's locks a transaction may begin on one thread and be committed on another. What they are for, we see
-    # to: one process, one batch at a time, and no read of a state that is older than the one before it.
+    # Without LMDB's locks a transaction may begin on one thread and be committed on another. We guarantee what the
+    # locks are for: one process, one batch at a time, and no read of a state that is older than the previous one.
     return lmdb.Environment(
         str(path),
         map_size=max_bytes,

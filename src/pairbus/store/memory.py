@@ -1,4 +1,4 @@
-"""A store in memory: for tests, and for what may be forgotten."""
+"""A store in memory: for tests, and for data that need not survive."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _PLACE: Final = "the store in memory"
 
 
 class MemoryStore:
-    """Keeps everything in a dictionary, and can be told to fail: users test their own code with it."""
+    """Stores everything in a dictionary, and can be made to fail, so that users can test their own code with it."""
 
     place: Final = _PLACE
 
     def __init__(self, *, max_bytes: int | None = None) -> None:
         self.max_bytes = max_bytes
-        """How much keys and values may take together; may be changed at any time."""
+        """Maximum size of keys and values together; may be changed at any time."""
         self._values: dict[bytes, bytes] = {}
         self._sorted: list[bytes] | None = []
         """The keys in order, until a batch adds or removes one."""
@@ -67,7 +67,7 @@ class MemoryStore:
             raise error
         growth = self._growth(batch)
         if self.max_bytes is not None and growth > 0 and self._used + growth > self.max_bytes:
-            raise StoreFullError(_PLACE, f"{growth} bytes more would make it larger than {self.max_bytes}")
+            raise StoreFullError(_PLACE, f"{growth} more bytes would exceed its maximum of {self.max_bytes}")
         self._pending = MemoryCommit(self, dict(batch))
         return self._pending
 
@@ -85,21 +85,21 @@ class MemoryStore:
         self._closed = True
 
     def fail_next_prepare(self, error: StoreError) -> None:
-        """Let the next ``prepare`` raise this error."""
+        """Make the next ``prepare`` raise this error."""
         self._prepare_error = error
 
     def fail_next_run(self, error: StoreError) -> None:
-        """Let the next ``run`` of a commit raise this error."""
+        """Make the next ``run`` of a commit raise this error."""
         self._run_error = error
 
     def damage(self, key: bytes) -> None:
-        """Let the record under this key look damaged until it is written or deleted anew."""
+        """Make the record under this key appear damaged until it is written or deleted again."""
         if key not in self._values:
             raise KeyError(key)
         self._damaged.add(key)
 
     def write(self, commit: MemoryCommit) -> None:
-        """What a commit does when it runs."""
+        """Run a commit."""
         self._expect_pending(commit)
         try:
             if self._run_error is not None:
@@ -113,7 +113,7 @@ class MemoryStore:
             self._pending = None
 
     def drop(self, commit: MemoryCommit) -> None:
-        """What a commit does when it is abandoned."""
+        """Abandon a commit."""
         self._expect_pending(commit)
         self._pending = None
 
@@ -128,7 +128,7 @@ class MemoryStore:
 
     def _expect_pending(self, commit: MemoryCommit) -> None:
         if self._pending is not commit:
-            raise CommitOrderError("this commit was run or abandoned before")
+            raise CommitOrderError("this commit was already run or abandoned")
 
     def _growth(self, batch: Batch) -> int:
         return sum(_size(key, value) - _size(key, self._values.get(key)) for key, value in batch.items())

@@ -1,8 +1,7 @@
-"""Facts of the broker to bytes and back: the record format, version 1.
+"""Serialization of the broker's records: the record format, version 1.
 
 The first byte of every record is the version of its format, so that a later version can read what this one wrote. (The
-bodies of messages are kept as they came.)
-What there may be millions of is packed; settings are JSON.
+bodies of messages are stored as they were sent.) Records of which there may be millions are packed; settings are JSON.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from typing import Any, Final, cast
 from uuid import UUID
 
 from pairbus.broker.descriptions import (
+    KIND_OF,
     AuthorizationRule,
     CorrelationFilter,
     EntityDescription,
@@ -23,18 +23,18 @@ from pairbus.broker.descriptions import (
     EntityStatus,
     FalseFilter,
     FilterDescription,
-    QueueDescription,
+    Instant,
     Right,
     RuleDescription,
+    Span,
     SqlActionDescription,
     SqlFilterDescription,
-    SubscriptionDescription,
-    TopicDescription,
     TrueFilter,
+    Value,
+    ZonelessInstant,
 )
 from pairbus.broker.message import Amendments, MessageState, Record
 from pairbus.broker.sql import MISSING, Missing
-from pairbus.broker.values import Instant, Span, Value, ZonelessInstant
 
 VERSION: Final = 1
 _VERSION_BYTE: Final = bytes((VERSION,))
@@ -53,7 +53,7 @@ _unpack_from = _MESSAGE.unpack_from
 
 
 class RecordFormatError(ValueError):
-    """Bytes that are no record of a version known here."""
+    """The bytes are not a record of a known version."""
 
 
 # Messages
@@ -100,7 +100,7 @@ def _decode_record(sequence: int, data: bytes) -> Record:
         body_id, original_sequence, id_length, session_length, partition_length, source_length, amendments_length,
     ) = _unpack_from(data)  # fmt: skip
     if version != VERSION:
-        raise RecordFormatError(f"version {version} of the format is not known")
+        raise RecordFormatError(f"format version {version} is unknown")
     position = _HEAD + id_length
     message_id = data[_HEAD:position].decode("utf-8", "surrogatepass")
     session_id = partition_key = source = amendments = None
@@ -153,7 +153,7 @@ def decode_amendments(data: bytes) -> Amendments:
     return Amendments(user=_untag_all(found["user"]), system=system)
 
 
-# Values: JSON has no word for most of them, so each is written with its kind
+# Values: JSON has no type for most of them, so each is written with its kind
 
 _TAGS: Final[dict[type, str]] = {
     type(None): "null",
@@ -178,7 +178,7 @@ def _untag_all(values: Mapping[str, list[Any]]) -> dict[str, Value | Missing]:
 
 def _tag(value: Value | Missing) -> list[object]:
     tag = _TAGS.get(type(value))
-    if tag is None:  # also the numbers and texts of the wire, which are subclasses
+    if tag is None:  # includes the numbers and texts of the wire, which are subclasses
         tag = "int" if isinstance(value, int) else "float" if isinstance(value, float) else "str"
     if isinstance(value, bytes):
         return [tag, base64.b64encode(value).decode()]
@@ -204,23 +204,18 @@ def _untag(tag: str, value: Any) -> Value | Missing:
         case "null" | "bool" | "str" | "int" | "float":
             return cast("Value", value)
         case _:
-            raise RecordFormatError(f"'{tag}' is no kind of value")
+            raise RecordFormatError(f"'{tag}' is not a kind of value")
 
 
 # Entities
 
-_KINDS: Final[dict[str, type[QueueDescription | TopicDescription | SubscriptionDescription]]] = {
-    "queue": QueueDescription,
-    "topic": TopicDescription,
-    "subscription": SubscriptionDescription,
-}
-_KIND_OF: Final = {description: kind for kind, description in _KINDS.items()}
+_KINDS: Final = {kind.value: description for description, kind in KIND_OF.items()}
 
 
 def encode_entity(entity: EntityRecord) -> bytes:
     return _VERSION_BYTE + _to_json(
         {
-            "kind": _KIND_OF[type(entity.description)],
+            "kind": KIND_OF[type(entity.description)].value,
             "path": entity.path,
             "topic": entity.topic_id,
             "created": entity.created_ms,
@@ -245,9 +240,7 @@ def decode_entity(entity_id: int, data: bytes) -> EntityRecord:
         raise RecordFormatError(f"not a record of an entity: {error!r}") from error
 
 
-def _description(
-    kind: type[QueueDescription | TopicDescription | SubscriptionDescription], settings: dict[str, Any]
-) -> EntityDescription:
+def _description(kind: type[EntityDescription], settings: dict[str, Any]) -> EntityDescription:
     settings["status"] = EntityStatus(settings["status"])
     if "authorization_rules" in settings:
         settings["authorization_rules"] = _authorization_rules(settings["authorization_rules"])
@@ -328,7 +321,7 @@ def _filter_from_json(found: dict[str, Any]) -> FilterDescription:
         case "correlation":
             return CorrelationFilter(**{**found, "properties": _values(found["properties"])})
         case kind:
-            raise RecordFormatError(f"'{kind}' is no kind of filter")
+            raise RecordFormatError(f"'{kind}' is not a kind of filter")
 
 
 def _values(tagged: Mapping[str, list[Any]]) -> Mapping[str, Value]:
@@ -348,12 +341,12 @@ def decode_number(data: bytes) -> int:
     except struct.error as error:
         raise RecordFormatError(f"not a number: {error}") from error
     if version != VERSION:
-        raise RecordFormatError(f"version {version} of the format is not known")
+        raise RecordFormatError(f"format version {version} is unknown")
     return int(number)
 
 
 def encode_stamped(time_ms: int, text: str, content: bytes = b"") -> bytes:
-    """A time, the text that the key may only have by its digest, and what belongs to it."""
+    """Encode a time, a text of which the key may only have the digest, and the content."""
     encoded = text.encode("utf-8", "surrogatepass")
     return b"".join((_NUMBER.pack(VERSION, time_ms), len(encoded).to_bytes(2, "big"), encoded, content))
 
@@ -373,7 +366,7 @@ def _to_json(found: object) -> bytes:
 
 def _from_json(data: bytes) -> dict[str, Any]:
     if data[:1] != _VERSION_BYTE:
-        raise RecordFormatError(f"version {data[:1].hex() or 'none'} of the format is not known")
+        raise RecordFormatError(f"format version {data[:1].hex() or 'none'} is unknown")
     try:
         found = json.loads(data[1:])
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""A namespace brought back from its store."""
+"""Recovery of a namespace from its store."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import TypeVar
 
-from pairbus.broker.address import Place
+from pairbus.broker.address import QueueId
 from pairbus.broker.errors import BrokerError
 from pairbus.broker.message import Record
 from pairbus.broker.namespace import Namespace
-from pairbus.broker.restoration import Restoration
+from pairbus.broker.restoration import NamespaceRestore
 from pairbus.store import keys
-from pairbus.store.journal import LAST_BODY, LAST_ENTITY, Journal
 from pairbus.store.keyvalue import KeyValueStore
 from pairbus.store.records import (
     RecordFormatError,
@@ -25,28 +24,32 @@ from pairbus.store.records import (
     decode_stamped,
     encode_rule,
 )
+from pairbus.store.write_batch import LAST_BODY, LAST_ENTITY, WriteBatch
 
 T = TypeVar("T")
 
 
 @dataclass(slots=True)
 class Recovery:
-    """What was found in the store."""
+    """The result of reading the store."""
 
     entities: int = 0
     messages: int = 0
     damaged: list[bytes] = field(default_factory=list)
-    """Keys of records that could not be read. They were set aside; those of entities were left where they are."""
+    """Keys of records that could not be read. They were set aside; those of entities were left in place."""
 
     stubs: set[bytes] = field(default_factory=set)
     """Those of the damaged keys that were messages, of which a stub is in a dead-letter queue."""
 
+    epochs: list[int] = field(default_factory=list)
+    """Epochs of which the store has the last commit, in order."""
+
     quarantined: int = 0
-    """How many damaged records were set aside before this start and are still there."""
+    """Number of damaged records that were set aside before this start and are still stored."""
 
 
 class _Reader:
-    """Scans one kind of record after the other, and keeps what cannot be read away from the broker."""
+    """Scans one kind of record after another, and keeps unreadable records away from the broker."""
 
     def __init__(self, store: KeyValueStore, recovery: Recovery) -> None:
         self._store = store
@@ -58,7 +61,7 @@ class _Reader:
 
     def note_damage(self, key: bytes, raw: bytes) -> None:
         self._recovery.damaged.append(key)
-        # Without its entity a message would be taken for the rest of a deleted one. So the entity's record stays.
+        # Without its entity a message would count as left over from a deleted one. So the entity's record stays.
         if not key.startswith((keys.ENTITY, keys.ASIDE)):
             self._changes[keys.aside_key(key)] = raw
             self._changes[key] = None
@@ -71,24 +74,26 @@ class _Reader:
                 self.note_damage(key, value)
 
     def drop(self, key: bytes) -> None:
-        """Remove what a deleted entity has left."""
+        """Remove a record that a deleted entity has left."""
         self._changes[key] = None
 
     @property
     def changes(self) -> Mapping[bytes, bytes | None]:
-        """What has to be written so that the next start finds it in order."""
+        """Return the writes that bring the store in order for the next start."""
         return self._changes
 
 
-def recover(store: KeyValueStore, journal: Journal, namespace: Namespace, now_ms: int) -> Recovery:
-    """Fill a new namespace with what the store holds. Locks are not kept: every message that had one is free again.
+def recover(store: KeyValueStore, journal: WriteBatch, namespace: Namespace, now_ms: int) -> Recovery:
+    """Load the contents of the store into a new namespace. Locks are not stored: every locked message is available
+    again.
 
-    Nothing is written: what was found damaged is set aside with the journal's first commit.
+    Nothing is written: damaged records are set aside with the journal's first commit.
     """
     recovery = Recovery()
     reader = _Reader(store, recovery)
     restoration = namespace.restoration()
     recovery.quarantined = sum(1 for key, _ in reader.scan(keys.ASIDE) if not key.startswith(keys.ASIDE + keys.BODY))
+    recovery.epochs = [keys.epoch_of(key) for key, _ in reader.scan(keys.EPOCH)]
     restoration.last_ids(*_last_ids(reader))
     for _, rules in reader.decoded(keys.ACCESS, lambda _, value: decode_access(value)):
         restoration.access(rules)
@@ -106,7 +111,7 @@ def _last_ids(reader: _Reader) -> tuple[int, int]:
     return counters.get(LAST_ENTITY, 0), counters.get(LAST_BODY, 0)
 
 
-def _restore_entities(reader: _Reader, restoration: Restoration, recovery: Recovery) -> None:
+def _restore_entities(reader: _Reader, restoration: NamespaceRestore, recovery: Recovery) -> None:
     entities = [
         entity
         for _, entity in reader.decoded(keys.ENTITY, lambda key, value: decode_entity(keys.entity_of(key), value))
@@ -131,14 +136,14 @@ def _restore_entities(reader: _Reader, restoration: Restoration, recovery: Recov
                 reader.drop(key)
 
 
-def _restore_messages(reader: _Reader, restoration: Restoration, recovery: Recovery) -> None:
+def _restore_messages(reader: _Reader, restoration: NamespaceRestore, recovery: Recovery) -> None:
     for key, sequence in reader.decoded(keys.SEQUENCE, lambda _, value: decode_number(value)):
         entity_id, part, partition = keys.split_sequence(key)
-        if not restoration.last_sequence(Place(entity_id, part), partition, sequence):
+        if not restoration.last_sequence(QueueId(entity_id, part), partition, sequence):
             reader.drop(key)
     records = reader.decoded(keys.RECORD, lambda key, value: decode_record(int.from_bytes(key[6:], "big"), value))
     for place_bytes, group in groupby(records, key=lambda found: found[0][1:6]):
-        place = Place(int.from_bytes(place_bytes[:4], "big"), place_bytes[4])
+        place = QueueId(int.from_bytes(place_bytes[:4], "big"), place_bytes[4])
         recovery.messages += restoration.records(place, _values(group))
     for key in recovery.damaged:
         message = keys.split_record(key)
@@ -150,7 +155,7 @@ def _values(group: Iterator[tuple[bytes, Record]]) -> Iterator[Record]:
     return (record for _, record in group)
 
 
-def _restore_histories(reader: _Reader, restoration: Restoration) -> None:
+def _restore_histories(reader: _Reader, restoration: NamespaceRestore) -> None:
     for key, (updated_ms, session_id, _) in reader.decoded(keys.SESSION, lambda _, value: decode_stamped(value)):
         if not restoration.session_state(keys.entity_of(key), session_id, updated_ms):
             reader.drop(key)

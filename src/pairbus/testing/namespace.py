@@ -1,8 +1,10 @@
-"""A namespace that runs beside a test, in a thread of its own, on a free port."""
+"""A namespace for tests, which runs in a separate thread of the test process, on a free port."""
 
 from __future__ import annotations
 
 import asyncio
+import socket
+import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
@@ -16,17 +18,49 @@ from typing import Any, Final, TypeVar
 from pairbus.broker import Address
 from pairbus.server import NamespaceServer, Settings, Tier
 from pairbus.server.declaration import parse_declaration
-from pairbus.server.event_loop import new_event_loop
 from pairbus.server.host import NamespaceHost
-from pairbus.testing.port_claim import PortClaim
+from pairbus.server.process import new_event_loop
+from pairbus.testing.faults import FaultControl
+
+
+class PortClaim:
+    """Reserves ports, so that clients of the stopped namespace do not connect to another server.
+
+    Each port is bound by a socket that does not listen: the system does not assign it to a process that asks for any
+    free port. On Linux, a process that asks for it by number, as the namespace does, still gets it; on other systems
+    the reservation must be released first.
+    """
+
+    def __init__(self, host: str, ports: Iterable[int]) -> None:
+        self._sockets: list[socket.socket] = []
+        for port in ports:
+            claim = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+            claim.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                claim.bind((host, port))
+            except OSError:  # another process was faster
+                claim.close()
+            else:
+                self._sockets.append(claim)
+
+    @property
+    def lets_in(self) -> bool:
+        """True if the namespace can bind its ports while they are reserved."""
+        return sys.platform == "linux"
+
+    def release(self) -> None:
+        """Release the ports. Can be called more than once."""
+        while self._sockets:
+            self._sockets.pop().close()
+
 
 T = TypeVar("T")
 
-_BUSY: Final = "the test wants this namespace to be busy"
+_BUSY: Final = "server_busy is set by the test"
 
 
 class RunningNamespace:
-    """A real server: what a client sees of it is what it would see of one in another process."""
+    """A real server: to clients it behaves like one in another process."""
 
     def __init__(self, settings: Settings, new_loop: Callable[[], asyncio.AbstractEventLoop] = new_event_loop) -> None:
         self._settings = settings
@@ -36,7 +70,7 @@ class RunningNamespace:
         self._claim = PortClaim(settings.host, ())
         self._is_busy = False
 
-    # What a client needs.
+    # Connection data.
 
     @property
     def name(self) -> str:
@@ -44,7 +78,7 @@ class RunningNamespace:
 
     @property
     def data(self) -> Path:
-        """Where its data is."""
+        """The data directory."""
         return self._settings.data
 
     @property
@@ -53,7 +87,7 @@ class RunningNamespace:
 
     @property
     def connection_string(self) -> str:
-        """For plain connections; the SDKs' admin clients use TLS all the same, and need ``ca_file``."""
+        """The connection string without TLS; the admin clients of the Azure SDKs still use TLS and need ``ca_file``."""
         return self._running.connection_string
 
     @property
@@ -67,22 +101,22 @@ class RunningNamespace:
 
     @property
     def ca_file(self) -> Path:
-        """The certificate to trust."""
+        """The certificate of the authority that clients must trust."""
         found = self._running.ca_file
         if found is None:
-            raise RuntimeError("the namespace has a certificate of its own")
+            raise RuntimeError("the namespace has no certificate authority: it uses the certificate from its settings")
         return found
 
-    # What can be done to it.
+    # Control.
 
     def start(self) -> None:
-        """Start it, on the port that it had before, if it had one. Raises what the server raises."""
+        """Start the server, on its previous port if it had one. Raise the error of the server if that fails."""
         if not self._thread.is_alive():
             self._thread.start()
         self._await(self._start)
 
     def stop(self) -> None:
-        """Stop it as an operator would: what has come is confirmed, then everyone is told. Nobody gets its port."""
+        """Stop the server gracefully: confirm pending sends, then close all connections. Its port stays reserved."""
         self._await(self._stop)
 
     def restart(self) -> None:
@@ -90,41 +124,51 @@ class RunningNamespace:
         self.start()
 
     def close(self) -> None:
-        """Stop it for good."""
-        if self._thread.is_alive():
-            if self._server is not None:
+        """Stop the server and its thread for good. Raise ``StopTimeoutError`` if its storage does not answer."""
+        try:
+            if self._server is not None and self._thread.is_alive():
                 self.stop()
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
-        self._claim.release()
-        self._loop.close()
+        finally:
+            if self._thread.is_alive():
+                self._loop.call_soon_threadsafe(self._loop.stop)
+                self._thread.join()
+            self._claim.release()
+            self._loop.close()
 
     def kill_connections(self) -> None:
-        """Cut all connections without a word."""
+        """Drop all connections without closing them."""
         self._await(self._cut)
 
     @property
     def server_busy(self) -> bool:
-        """Whether every request is denied with *server busy*, and not only those that its own thresholds deny."""
+        """True while every request is denied with *server busy*, not only those that exceed a threshold."""
         return self._is_busy
 
     @server_busy.setter
     def server_busy(self, is_busy: bool) -> None:
         self._is_busy = is_busy
 
-    def call(self, function: Callable[[NamespaceHost], T]) -> T:
-        """Call a function with the namespace, where the server runs, and wait until what it did is on disk."""
+    @property
+    def faults(self) -> FaultControl:
+        """Injects faults into the namespace. They end when it is stopped."""
+        return FaultControl(self._execute)
 
-        async def called() -> T:
+    def call(self, function: Callable[[NamespaceHost], T]) -> T:
+        """Call a function with the namespace in the thread of the server, and return its result once it is durable."""
+        return self._execute(function, is_durable=True)
+
+    # Implementation.
+
+    def _execute(self, function: Callable[[NamespaceHost], T], *, is_durable: bool) -> T:
+        async def executed() -> T:
             host = self._running.host
             answer = function(host)
-            await host.durable()
+            if is_durable:
+                await host.durable()
             return answer
 
-        answer: T = self._await(called)
+        answer: T = self._await(executed)
         return answer
-
-    # How it is done.
 
     @property
     def _running(self) -> NamespaceServer:
@@ -169,11 +213,11 @@ def running_namespace(
     new_loop: Callable[[], asyncio.AbstractEventLoop] = new_event_loop,
     **settings: Any,
 ) -> Iterator[RunningNamespace]:
-    """A namespace on a free port of this machine, in a directory that goes with it unless ``data`` names one.
+    """Run a namespace on a free port of this machine, in a temporary directory unless ``data`` names one.
 
-    It has these queues, and these topics with their subscriptions, from the start. Whatever else ``Settings`` has can
-    be given too. Works in tests with and without asyncio: the server has a thread
-    and a loop of its own, which ``new_loop`` makes.
+    It starts with the given queues, topics and subscriptions. Any other field of ``Settings`` can be passed too.
+    Works in tests with and without asyncio: the server runs in its own thread and event loop, which
+    ``new_loop`` creates.
     """
     with tempfile.TemporaryDirectory(prefix="pairbus-") as directory:
         given: dict[str, Any] = {
@@ -182,6 +226,7 @@ def running_namespace(
             "port": (0,),
             "tier": Tier(tier),
             "entities": parse_declaration(_document(queues, topics)),
+            "allow_faults": True,
             **settings,
         }
         namespace = RunningNamespace(Settings(**given), new_loop)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from pairbus.wire.conditions import Condition
 from pairbus.wire.configuration import Bounds, Configuration
 from pairbus.wire.connection import Connection, ConnectionClosed, ConnectionOpened, Event
 from pairbus.wire.decoder import decode
 from pairbus.wire.encoder import encode
 from pairbus.wire.errors import (
     AuthenticationError,
+    Condition,
     DecodeError,
     DeliveryIdError,
     EncodeError,
@@ -88,8 +88,15 @@ from pairbus.wire.settlement import (
     SenderSettleMode,
     TransactionalState,
 )
-from pairbus.wire.terminus import Coordinator, Source, Target, TerminusDurability, TerminusExpiryPolicy
-from pairbus.wire.transactions import Declare, Discharge
+from pairbus.wire.terminus import (
+    Coordinator,
+    Declare,
+    Discharge,
+    Source,
+    Target,
+    TerminusDurability,
+    TerminusExpiryPolicy,
+)
 from pairbus.wire.types import (
     Array,
     Byte,

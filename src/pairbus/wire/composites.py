@@ -20,13 +20,13 @@ from pairbus.wire.types import Array, Described, Symbol, Timestamp, UByte, UInt,
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class AmqpType:
-    """How a field of one AMQP type is checked, made into a Python value, and encoded."""
+    """The validation, conversion and encoding of fields of one AMQP type."""
 
     name: str
     decoded: frozenset[type]
-    """What the decoder makes of a value of this type."""
+    """The Python types to which the decoder converts values of this type."""
     make: Callable[[Any], Any] | None
-    """Makes the field's value of it; a ``ValueError`` says that there is no such value."""
+    """Converts a decoded value to the field's value; raises ``ValueError`` if it is invalid."""
     encode: Callable[[Any, int], bytes]
 
 
@@ -37,7 +37,7 @@ def amqp_type(
 
 
 def _encode_fields(fields: dict[Any, Any], depth: int) -> bytes:
-    """Encode a map of type ``fields``, whose keys the standard wants to be symbols."""
+    """Encode a map of type ``fields``, whose keys must be symbols."""
     named = {Symbol(key) if type(key) is str else key: value for key, value in fields.items()}
     return encoder.encode_nested(named, depth)
 
@@ -59,7 +59,7 @@ any_message_id = Annotated[
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Provides:
-    """The type of a field that takes any composite with a certain role, such as ``delivery-state``."""
+    """The type of a field that accepts any composite with a certain role, such as ``delivery-state``."""
 
     role: str
 
@@ -78,7 +78,7 @@ class Field:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Layout:
-    """What a composite looks like on the wire."""
+    """The wire format of a composite."""
 
     composite: type
     name: str
@@ -86,11 +86,11 @@ class Layout:
     provides: frozenset[str]
     fields: tuple[Field, ...]
     pad: bool
-    """Whether trailing fields without a value are written all the same."""
+    """True if trailing null fields are written too."""
 
 
 LAYOUTS: Final[dict[type, Layout]] = {}
-"""Every composite that has been declared."""
+"""All declared composites."""
 
 _BY_DESCRIPTOR: Final[dict[object, Layout]] = {}
 
@@ -98,7 +98,7 @@ C = TypeVar("C", bound=type)
 
 
 def composite(name: str, code: int, *, provides: str = "", pad: bool = False) -> Callable[[C], C]:
-    """Declare a class to be the composite type ``name``."""
+    """Declare a class as the composite type ``name``."""
 
     def declare(cls: C) -> C:
         layout = Layout(cls, name, code, frozenset(provides.split()), _fields_of(cls), pad)
@@ -161,7 +161,7 @@ def _encoder_of(layout: Layout) -> Callable[[Any, int], bytes]:
     def encode_composite(value: object, depth: int) -> bytes:
         encoder.check_depth(depth + 1)
         parts: list[bytes] = []
-        nulls = 0  # those at the end are left out, and most fields of most composites are null
+        nulls = 0  # trailing nulls are left out, and most fields of most composites are null
         for field in layout.fields:
             item = getattr(value, field.attribute)
             encoded = encoder.NULL if item is None else encode_field(item, field, depth + 2)
@@ -180,7 +180,7 @@ def _encoder_of(layout: Layout) -> Callable[[Any, int], bytes]:
 
 
 def _brief(value: object) -> str:
-    """Show a value in an error's text; one that holds others only by its type, however many those are."""
+    """Return a value for the text of an error; a container is shown by its type alone, because it may be large."""
     return f"{value!r:.200}" if isinstance(value, str | bytes | int | float) else f"a {type(value).__name__}"
 
 
@@ -191,7 +191,7 @@ def _encode_field(value: Any, field: Field, depth: int) -> bytes:
         return encoder.encode_symbols(value)
     if isinstance(field.kind, AmqpType):
         if field.kind.make is not None:
-            field.kind.make(value)  # raises where there is no such value
+            field.kind.make(value)  # raises if the value is invalid
         if bool in field.kind.decoded and not isinstance(value, bool):
             raise TypeError
         return field.kind.encode(value, depth)
@@ -201,22 +201,22 @@ def _encode_field(value: Any, field: Field, depth: int) -> bytes:
 
 
 def _fits(kind: Provides | type, value: object) -> bool:
-    """Whether a composite may stand in a field that wants a class of them, or any with a certain role."""
+    """Return True if a composite is allowed in a field that requires a class of them, or a certain role."""
     if isinstance(kind, type):
         return type(value) is kind
     layout = LAYOUTS.get(type(value))
-    if layout is None:  # what the standard does not define stays Described: an extension that the application may know
+    if layout is None:  # not defined by the standard, so left Described: an extension that the application may know
         return isinstance(value, Described)
     return kind.role in layout.provides
 
 
 def is_delivery_state(value: object) -> bool:
-    """Whether a value can be told as the state of a delivery."""
+    """Return True if a value is valid as the state of a delivery."""
     return value is None or _fits(Provides("delivery-state"), value)
 
 
 def from_described(value: object) -> object:
-    """Make the composite that a described list stands for; any other value is returned as it is."""
+    """Return the composite that a described list encodes; return any other value unchanged."""
     if not isinstance(value, Described):
         return value
     layout = layout_of(value.descriptor)
@@ -224,14 +224,14 @@ def from_described(value: object) -> object:
 
 
 def layout_of(descriptor: object) -> Layout | None:
-    """Find the composite that a descriptor, numeric or symbolic, belongs to."""
+    """Return the composite with a numeric or symbolic descriptor."""
     if type(descriptor) is ULong or type(descriptor) is Symbol:
         return _BY_DESCRIPTOR.get(descriptor)
     return None
 
 
 def from_list(layout: Layout, values: object) -> object:
-    """Make the composite of ``layout`` from its fields."""
+    """Create the composite of ``layout`` from its fields."""
     if type(values) is not list:
         raise DecodeError(f"{layout.name} is not a list")
     if len(values) > len(layout.fields):

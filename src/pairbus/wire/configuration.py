@@ -1,7 +1,8 @@
-"""What one end of a connection allows and offers."""
+"""The configuration and limits of one end of a connection."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -16,71 +17,77 @@ _BOUNDS: Final = (
     ("incoming_window", 1, 2**31 - 1),
     ("idle_time_out_ms", 1, 2**32 - 1),
 )
-"""The settings that are numbers, each with its lowest and highest value."""
+"""The numeric settings, each with its minimum and maximum."""
 
 
 MAX_VALUES: Final = 8_192
-"""How many values the performative of a frame may hold, nested ones included."""
+"""The maximum number of values in the performative of a frame, including nested ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """How much of our memory and time a peer may take. A server widens them once the peer has proved who it is."""
+    """Limits on our memory and time per peer. A server raises them once the peer is authenticated."""
 
     sessions: int
-    """How many sessions it may have begun."""
+    """The maximum number of sessions."""
     links: int
-    """How many links it may have attached on all sessions together."""
+    """The maximum number of links on all sessions together."""
     incomplete_bytes: int
-    """How much we hold of messages that have not arrived whole, on all links together."""
+    """The maximum number of buffered bytes of incomplete messages, on all links together."""
     values: int = MAX_VALUES
-    """How many values the performative of one frame may hold, nested ones included."""
+    """The maximum number of values in the performative of one frame, including nested ones."""
+    names: Mapping[str, str] = field(default_factory=dict)
+    """Names of these limits in errors, where the owner of the connection has its own."""
+
+    def name_of(self, bound: str) -> str:
+        """Return the name of a limit for an error."""
+        return self.names.get(bound, bound)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Configuration:
-    """The settings of one end of a connection, all of them with a bound."""
+    """The settings of one end of a connection; every setting is bounded."""
 
     container_id: str
-    """Names this end; sent in open."""
+    """The name of this end; sent in open."""
     hostname: str | None = None
-    """The host that a client wants to reach; sent in open and in SASL init."""
+    """The host that a client connects to; sent in open and in SASL init."""
     max_frame_size: int = 65536
     """The largest frame that we accept, in bytes; at least 512."""
     channel_max: int = 4999
-    """The highest channel that the peer may use: one less than the number of its sessions."""
+    """The highest channel of the peer: one less than the number of its sessions."""
     handle_max: int = 255
-    """The highest handle that the peer may use in a session: one less than the number of its links."""
+    """The highest handle of the peer in a session: one less than the number of its links."""
     max_links: int = 10_000
-    """How many links the peer may have attached on all sessions together."""
+    """The maximum number of links of the peer on all sessions together."""
     max_unsettled: int = 20_000
-    """How many deliveries of a session may wait to be settled by us."""
+    """The maximum number of deliveries in a session that we have not settled."""
     max_message_size: int = 100 * 1024 * 1024
-    """The largest message that we accept on a link that names no limit of its own, in bytes."""
+    """The largest message that we accept on a link without its own limit, in bytes."""
     max_incomplete_bytes: int = 256 * 1024 * 1024
-    """How much we hold of messages that have not arrived whole, on all links together."""
+    """The maximum number of buffered bytes of incomplete messages, on all links together."""
     incoming_window: int = 5000
-    """How many transfer frames the peer may send in a session before it hears from us again."""
+    """The number of transfer frames that the peer may send in a session before we update the window."""
     idle_time_out_ms: int | None = None
-    """How often the peer should let us hear from it; sent in open. ``None``: it need not.
+    """The interval within which the peer has to send a frame; sent in open. ``None``: no limit.
 
-    The peer is given up after twice that time, as part 2.4.5 advises: a heartbeat may come a little late.
+    The connection is closed after twice that time, as part 2.4.5 advises: a heartbeat may be a little late.
     """
     strict: bool = True
-    """Whether a peer that sends beyond link credit or session window has its link or session ended.
+    """True if a link or session is ended when the peer exceeds its link credit or session window.
 
-    The Azure SDK for Python looks at neither, so a server for it is not strict. ``max_unsettled`` and
-    ``max_incomplete_bytes`` bound what such a peer can make the engine hold; messages that the application holds are
-    for the application to bound, by not reading on.
+    The Azure SDK for Python observes neither, so a server for it is not strict. ``max_unsettled`` and
+    ``max_incomplete_bytes`` bound the memory that such a peer can claim in the engine; the application bounds the
+    messages that it holds itself, by pausing reading.
     """
     reject_oversized: bool = False
-    """Whether a message beyond the link's limit is rejected, and the link goes on, instead of being detached."""
+    """True if a message beyond the link's limit is rejected while the link stays attached, instead of detaching it."""
     properties: dict[str, Any] = field(default_factory=dict)
     """Sent in open."""
 
     @property
     def bounds(self) -> Bounds:
-        """The bounds of a peer that is trusted with all of this."""
+        """The bounds of a fully trusted peer."""
         return Bounds(sessions=self.channel_max + 1, links=self.max_links, incomplete_bytes=self.max_incomplete_bytes)
 
     def __post_init__(self) -> None:

@@ -51,9 +51,9 @@ from pairbus.wire.types import ULong
 
 _LOWEST_MAX_FRAME_SIZE: Final = 512
 _SHORTEST_PAUSE_MS: Final = 50
-"""A peer that wants heartbeats more often than this does not get them."""
+"""The minimum interval of heartbeats; a peer that requests shorter ones does not get them."""
 
-# For every frame: looking up a member of an enumeration costs more than all else that is done with it.
+# Module constants, because an enum member lookup for every frame would cost more than handling the frame.
 _TRANSFER: Final = 0x14
 _START: Final = ConnectionState.START
 _OPENED: Final = ConnectionState.OPENED
@@ -63,7 +63,7 @@ _ENDED: Final = SessionState.ENDED
 
 @dataclass(frozen=True, slots=True)
 class ConnectionOpened:
-    """The peer opened its end: a new connection to answer with ``open``, or the answer to ours."""
+    """The peer sent open: a new connection to answer with ``open``, or the answer to our open."""
 
     open: Open
 
@@ -92,17 +92,17 @@ Event = (
 
 
 class Connection(Host):
-    """One end of an AMQP connection, without the connection: it knows no socket, no clock and no log.
+    """The protocol state of one end of an AMQP connection, without I/O: it uses no socket, no clock and no log.
 
-    Whatever arrives goes into ``receive_data``, which returns what it means; whatever is to be sent comes out of
-    ``data_to_send``. A peer that breaks the protocol gets the answer the standard wants. If that ends a link or a
-    session, the event says so; if it ends the connection, ``receive_data`` raises ``ProtocolError``: what arrived
-    before is in its ``events``, and the farewell is in ``data_to_send``.
+    Pass received bytes to ``receive_data``, which returns events; get the bytes to send from ``data_to_send``. If the
+    peer violates the protocol, the engine responds as the standard requires. If that ends a link or a session, an event
+    reports it; if it ends the connection, ``receive_data`` raises ``ProtocolError``: the events before the violation
+    are in its ``events``, and the close frame is in ``data_to_send``.
     """
 
     def __init__(self, configuration: Configuration, sasl: SaslServer | SaslClient | None = None) -> None:
         if not (sasl is None or isinstance(sasl, SaslServer | SaslClient)):
-            raise TypeError(f"sasl is anonymous(), plain(…), external() or a SaslServer, not {sasl!r:.200}")
+            raise TypeError(f"sasl must be anonymous(), plain(…), external() or a SaslServer, got {sasl!r:.200}")
         super().__init__(configuration.bounds)
         self.configuration = configuration
         self.local = ConnectionState.START
@@ -131,28 +131,28 @@ class Connection(Host):
 
     @property
     def is_open(self) -> bool:
-        """Whether both ends have opened and neither has closed."""
+        """True if both ends have opened and neither has closed."""
         return self.local is ConnectionState.OPENED and self.remote is ConnectionState.OPENED
 
     @property
     def is_closed(self) -> bool:
-        """Whether our end has said its last; once the peer has read that, the transport can go."""
+        """True if our end is closed; the transport can be closed once the peer has read that."""
         return self.local is ConnectionState.CLOSED
 
     @property
     def is_finished(self) -> bool:
-        """Whether both ends have said their last."""
+        """True if both ends are closed."""
         return self.local is ConnectionState.CLOSED and self.remote is ConnectionState.CLOSED
 
     @property
     def held_bytes(self) -> int:
-        """What is held of frames and messages that have not arrived whole."""
+        """The number of buffered bytes of incomplete frames and messages."""
         return self.incomplete_bytes + len(self._buffer)
 
-    # What we say.
+    # Outgoing.
 
     def open(self) -> None:
-        """Open our end, unless that is done: start a connection as the client, or answer the peer's open."""
+        """Send open, unless it has been sent: start a connection as the client, or answer the peer's open."""
         if self.local is ConnectionState.OPENED or self.local is ConnectionState.CLOSED:
             return
         if self.local is ConnectionState.START:
@@ -161,9 +161,9 @@ class Connection(Host):
         self.local = CONNECTION[self.local, Frame.OPEN]
 
     def _start(self, hostname: str | None) -> None:
-        """As the client, say the first word."""
+        """Send the first protocol header as the client."""
         if isinstance(self._sasl, SaslServer):
-            raise LocalProtocolError("a server waits for its client")
+            raise LocalProtocolError("only a client starts the connection")
         if isinstance(self._sasl, SaslClient):
             self._exchange = SaslExchange(self._sasl, hostname, self._writer)
             self._writer.write_header(SASL_HEADER)
@@ -173,7 +173,7 @@ class Connection(Host):
         self.local = CONNECTION[self.local, Frame.HEADER]
 
     def begin(self, *, properties: dict[str, Any] | None = None) -> Session:
-        """Begin a new session. It may be used at once: what is sent early waits for the peer's begin."""
+        """Begin a new session. It is usable at once: frames sent early wait for the peer's begin."""
         if self.local is ConnectionState.CLOSED:
             raise LocalProtocolError("the connection is closed")
         highest = 0xFFFF if self.peer is None else self.peer.channel_max
@@ -188,33 +188,33 @@ class Connection(Host):
         return session
 
     def close(self, *, error: Error | None = None) -> None:
-        """Close our end. What the peer still sends is passed over, up to its own close."""
+        """Send close. Frames from the peer are ignored until its own close."""
         if self.local is ConnectionState.CLOSED:
             return
         if self.local is not ConnectionState.START:
-            self.open()  # part 2.4.6: close comes after open, even when all we have to say is why we close
+            self.open()  # part 2.4.6: close must follow an open, even if it only carries an error
             error = shortened(error, self._writer.max_frame_size)
             self._writer.write(0, encoder.encode(Close(error=error)))
         self.local = ConnectionState.CLOSED
         self._abandon_sessions()
 
     def abandon(self) -> None:
-        """Let go of everything, as the transport is gone: nothing of this connection refers back to it any more."""
+        """Release everything after the transport is closed, and break the reference cycles of the connection."""
         self.local = self.remote = ConnectionState.CLOSED
         self._abandon_sessions()
         self._buffer = FrameBuffer(self.configuration.max_frame_size)
         self._sasl = self._exchange = None
 
     def data_to_send(self) -> bytes:
-        """Take out the bytes that are to be sent."""
+        """Return and clear the bytes to send."""
         return self._writer.take()
 
     def tick(self, now_ms: int) -> int | None:
-        """Keep the connection alive, and notice when the peer is not.
+        """Send heartbeats and detect a silent peer.
 
-        Call it once after opening, then at the latest at the time it returns; ``None`` means that there is nothing to
-        wait for. Writes an empty frame when the peer is about to miss us; raises ``IdleTimeoutError`` when we have
-        missed the peer for too long.
+        Call it once after opening, then no later than the time that it returns; ``None`` means no deadline.
+        Writes an empty frame when the peer's idle timeout is near; raises ``IdleTimeoutError`` when the peer has been
+        silent for too long.
         """
         if self.local is ConnectionState.CLOSED:
             return None
@@ -225,7 +225,7 @@ class Connection(Host):
                 self._received = False
                 self._received_ms = now_ms
             if now_ms - self._received_ms >= 2 * limit:
-                error = IdleTimeoutError(f"nothing came from the peer for {2 * limit} ms")
+                error = IdleTimeoutError(f"no data received from the peer for {2 * limit} ms")
                 self._fail(error)
                 raise error
             deadlines.append(self._received_ms + 2 * limit)
@@ -235,11 +235,11 @@ class Connection(Host):
         return min(deadlines) if deadlines else None
 
     def _keep_alive(self, now_ms: int, pause_ms: int) -> int:
-        """Write an empty frame after half the peer's idle time-out without another frame (part 2.4.5)."""
+        """Write an empty frame if no other frame was sent for half of the peer's idle timeout (part 2.4.5)."""
         if self._sent_ms is None:
             self._sent_ms = now_ms
         elif self._writer.written:
-            self._sent_ms = self._ticked_ms  # it may have been written right after that
+            self._sent_ms = self._ticked_ms  # the last frame may have been written right after that
         if now_ms - self._sent_ms >= pause_ms:
             self._writer.write(0, b"")
             self._sent_ms = now_ms
@@ -247,10 +247,10 @@ class Connection(Host):
         self._ticked_ms = now_ms
         return self._sent_ms + pause_ms
 
-    # What the peer says.
+    # Incoming.
 
     def receive_data(self, data: bytes | bytearray | memoryview) -> list[Event]:
-        """Take in what arrived, in pieces of any size, and return what it means."""
+        """Process received bytes, in pieces of any size, and return the events."""
         events: list[Event] = []
         if self.remote is ConnectionState.CLOSED:
             return events
@@ -265,7 +265,7 @@ class Connection(Host):
         return events
 
     def _receive_buffered(self, events: list[Event]) -> None:
-        """Take in everything that has arrived whole."""
+        """Process all complete frames."""
         while self._awaiting_header or self.remote is _START:
             if not self._receive_preamble(events):
                 return
@@ -282,7 +282,7 @@ class Connection(Host):
     # Headers and authentication.
 
     def _receive_preamble(self, events: list[Event]) -> bool:
-        """Take in the next header or SASL frame; return whether there was one."""
+        """Process the next header or SASL frame; return False if none is complete."""
         if self._awaiting_header:
             header = self._buffer.take_header()
             if header is not None:
@@ -297,7 +297,7 @@ class Connection(Host):
         allowed = self._allowed_headers()
         if header not in allowed:
             if self.local is ConnectionState.START and self._exchange is None:
-                self._writer.write_header(allowed[0])  # part 2.2: say what would have been right, then hang up
+                self._writer.write_header(allowed[0])  # part 2.2: send the supported header, then close
             hint = "; it wants SASL, such as anonymous()" if header == SASL_HEADER else ""
             raise FramingError(f"the peer began with {header!r} instead of {allowed[0]!r}{hint}")
         self._awaiting_header = False
@@ -419,12 +419,18 @@ class Connection(Host):
 
     def _receive_begin(self, channel: int, performative: Begin) -> SessionBegun:
         if channel > self.configuration.channel_max:
-            raise FramingError(f"channel {channel}, where {self.configuration.channel_max} is the highest")
+            bound = self.bounds.name_of("sessions")
+            raise FramingError(
+                f"channel {channel}, where {self.configuration.channel_max} is the highest ({bound})", bound
+            )
         if channel in self._remote_sessions:
             raise IllegalStateError(f"a session on channel {channel} has begun already")
         if performative.remote_channel is None:
             if len(self._remote_sessions) >= self.bounds.sessions:
-                raise PeerLimitError(f"{self.bounds.sessions} sessions have begun already")
+                bound = self.bounds.name_of("sessions")
+                raise PeerLimitError(
+                    f"the connection has {self.bounds.sessions} sessions, the maximum ({bound})", bound
+                )
             session = self._new_session()
         else:
             answered = self.sessions.get(performative.remote_channel)
@@ -513,14 +519,14 @@ def _encode_open(configuration: Configuration) -> bytes:
             properties=configuration.properties or None,
         )
     )
-    # Until the peer has opened, nobody knows whether it takes more than the standard's minimum.
+    # Until the peer has opened, only the standard's minimum frame size is safe.
     if len(performative) > _LOWEST_MAX_FRAME_SIZE - HEADER_SIZE:
         raise FrameTooLargeError(f"the configuration makes an open of {len(performative)} bytes; 504 are safe")
     return performative
 
 
 def _performative_at(frame: bytes, position: int) -> tuple[Layout, int]:
-    """Read the descriptor of a frame's body in any of its encodings; return its layout, and where its list starts."""
+    """Decode the descriptor of a frame's body; return its layout and the position of its list."""
     if position >= len(frame) or frame[position] != 0x00:
         raise DecodeError("the body of a frame is not a described list")
     descriptor, position = decode_at(frame, position + 1)

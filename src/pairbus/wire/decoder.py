@@ -1,9 +1,9 @@
-"""Bytes to AMQP values (part 1 of the standard).
+"""Decoding of AMQP values (part 1 of the standard).
 
-Every reader takes ``(data, position, depth)`` with the position *behind* the format code, and returns the value and the
-position behind it. Readers may run off the end of ``data``; the public functions turn that into a ``DecodeError``.
-What is made of the bytes is bounded by their number: counts are checked against the bytes that are left, nesting
-against ``MAX_DEPTH``, and arrays whose elements take no bytes against ``MAX_EMPTY_ELEMENTS``.
+Every reader takes ``(data, position, depth)`` with the position *after* the format code, and returns the value and the
+position after it. Readers may run past the end of ``data``; the public functions convert that into a ``DecodeError``.
+The memory for the decoded values is bounded by the number of bytes: counts are checked against the remaining bytes,
+nesting against ``MAX_DEPTH``, and arrays with elements of zero bytes against ``MAX_EMPTY_ELEMENTS``.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from pairbus.wire.types import (
 )
 
 MAX_DEPTH: Final = 64
-"""How deep lists, maps, arrays and described values may nest; the Azure SDK's decoder stops there too."""
+"""The maximum nesting of lists, maps, arrays and described values; the Azure SDK's decoder has the same limit."""
 
 MAX_EMPTY_ELEMENTS: Final = 16
-"""How many elements an array may have whose elements take no bytes, such as an array of null."""
+"""The maximum length of an array with elements of zero bytes, such as an array of null."""
 
 MAX_PAIRS_DEPTH: Final = 10
-"""How deep a map may lie that no ``dict`` can hold."""
+"""The maximum nesting of a map that no ``dict`` can hold."""
 
 MAX_ARRAY_DESCRIPTORS: Final = 4
-"""How many descriptors the constructor of an array may nest; each costs an object per element."""
+"""The maximum number of nested descriptors in the constructor of an array; each costs an object per element."""
 
 Reader = Callable[[bytes, int, int], tuple[object, int]]
 
@@ -67,16 +67,16 @@ _MAX_SYMBOLS: Final = 1024
 _MAX_SYMBOL_SIZE: Final = 64
 
 _FEW_KEYS: Final = 32
-"""So many keys of a map may have the same hash."""
+"""The maximum number of keys of a map with the same hash."""
 _MANY_KEYS: Final = 4096
-"""So many keys that are no text may a ``dict`` have: numbers can be chosen to make it slow even if no hash repeats."""
+"""The maximum number of non-string keys of a ``dict``: numbers can be chosen to make it slow without equal hashes."""
 
 _HIGHEST_CHARACTER: Final = 0x10FFFF
 _SURROGATES: Final = range(0xD800, 0xE000)
 
 
 def decode(data: bytes) -> object:
-    """Decode the one value that ``data`` holds, all of it."""
+    """Decode ``data``, which must hold exactly one value."""
     value, end = decode_at(data, 0)
     if end != len(data):
         raise DecodeError(f"{len(data) - end} bytes follow the value")
@@ -84,7 +84,7 @@ def decode(data: bytes) -> object:
 
 
 def decode_at(data: bytes, position: int) -> tuple[object, int]:
-    """Decode the value at ``position``; return it and the position behind it."""
+    """Decode the value at ``position``; return it and the position after it."""
     try:
         values, end = read_items(data, position, 1, 0)
     except (IndexError, struct.error) as error:
@@ -104,7 +104,7 @@ def decode_list(data: bytes, position: int) -> list[object]:
 
 
 def decode_map(data: bytes, position: int) -> dict[Any, Any]:
-    """Decode the map at ``position``, whose keys are such that a ``dict`` can hold it."""
+    """Decode the map at ``position``, whose keys must be such that a ``dict`` can hold it."""
     pairs = to_map(_decode_members(data, position, 0xC1, 0xD1))
     if isinstance(pairs, Map):
         raise DecodeError("the keys of the map are not all different, simple values")
@@ -112,7 +112,7 @@ def decode_map(data: bytes, position: int) -> dict[Any, Any]:
 
 
 def _decode_members(data: bytes, position: int, short: int, long: int) -> list[object]:
-    """Decode what stands inside the list or map at ``position``, which has one of the two format codes."""
+    """Decode the items of the list or map at ``position``, which has one of the two format codes."""
     try:
         code = data[position]
         position += 1
@@ -125,13 +125,13 @@ def _decode_members(data: bytes, position: int, short: int, long: int) -> list[o
         raise DecodeError("the list or map is cut off") from error
     except ValueError as error:
         raise DecodeError(f"a string or symbol is not valid text: {error}") from error
-    raise DecodeError(f"0x{code:02x} where 0x{short:02x} or 0x{long:02x} should stand")
+    raise DecodeError(f"0x{code:02x} where 0x{short:02x} or 0x{long:02x} is expected")
 
 
 def skip(data: bytes, position: int) -> int:
-    """Return the position behind the value at ``position`` without decoding it.
+    """Return the position after the value at ``position`` without decoding it.
 
-    Only constructors and lengths are looked at: what lies inside may still turn out to be invalid.
+    Checks only constructors and lengths: the content may still be invalid.
     """
     try:
         end = _skip(data, position)
@@ -143,10 +143,10 @@ def skip(data: bytes, position: int) -> int:
 
 
 def count_values(data: bytes, position: int, limit: int) -> int:
-    """Count the values that the value at ``position`` holds, nested ones and itself included; stop above ``limit``.
+    """Count the values in the value at ``position``, including nested ones and itself; stop above ``limit``.
 
-    Looks at no more than ``limit`` constructors, so it bounds what decoding costs before it begins. Of an array each
-    byte counts. A count above ``limit`` says no more than that there are too many.
+    Reads no more than ``limit`` constructors, so it bounds the cost of decoding beforehand. Each byte of an array
+    counts as a value. A count above ``limit`` only means that there are too many.
     """
     left, seen = 1, 0
     try:
@@ -177,7 +177,7 @@ def _skip(data: bytes, position: int) -> int:
     code = data[position]
     position += 1
     depth = 0
-    while code == 0x00:  # a described value: step over the descriptor, then go on with the value
+    while code == 0x00:  # a described value: skip the descriptor, continue with the value
         depth += 1
         if depth > MAX_DEPTH:
             raise DecodeError(f"values nest deeper than {MAX_DEPTH}")
@@ -200,10 +200,10 @@ def _skip(data: bytes, position: int) -> int:
 
 
 def read_items(data: bytes, position: int, count: int, depth: int) -> tuple[list[object], int]:
-    """Read ``count`` values with a constructor each.
+    """Read ``count`` values, each with its own constructor.
 
-    The most frequent types are read here rather than through ``READERS``: a call per value would double the cost. A
-    string that is cut off is only noticed by where it ends: callers compare the position with the end they know.
+    The most frequent types are read inline instead of through ``READERS``: a call per value would double the cost. A
+    truncated string shows only in the end position, which callers have to check.
     """
     values: list[object] = []
     for _ in range(count):
@@ -236,7 +236,7 @@ def read_items(data: bytes, position: int, count: int, depth: int) -> tuple[list
 
 
 def to_symbol(text: bytes) -> Symbol:
-    """Make a symbol; the first few are kept, because symbols are the same few names over and over."""
+    """Create a symbol; the first few are cached, because the same few names occur over and over."""
     symbol = _SYMBOLS.get(text)
     if symbol is None:
         symbol = Symbol(text.decode("ascii"))
@@ -427,11 +427,11 @@ def _read_map32(data: bytes, position: int, depth: int) -> tuple[object, int]:
 
 
 def _read_members(data: bytes, position: int, count: int, end: int, depth: int) -> list[object]:
-    """Read what stands inside a list or map that ends at ``end``."""
+    """Read the items of a list or map that ends at ``end``."""
     if end > len(data) or position > end:
         raise IndexError
     if count > end - position:
-        raise DecodeError(f"{count} values cannot stand in {end - position} bytes")
+        raise DecodeError(f"{count} values do not fit into {end - position} bytes")
     if depth >= MAX_DEPTH:
         raise DecodeError(f"values nest deeper than {MAX_DEPTH}")
     values, behind = read_items(data, position, count, depth + 1)
@@ -441,7 +441,7 @@ def _read_members(data: bytes, position: int, count: int, end: int, depth: int) 
 
 
 def to_map(values: list[object], depth: int = 0) -> dict[Any, Any] | Map:
-    """Make a map of keys and values in turn: a ``dict``, or a ``Map`` where a ``dict`` would lose a pair."""
+    """Create a map from alternating keys and values: a ``dict``, or a ``Map`` if a ``dict`` would lose a pair."""
     if len(values) & 1:
         raise DecodeError("a map has a key without a value")
     pairs: dict[Any, Any] = {}
@@ -453,7 +453,7 @@ def to_map(values: list[object], depth: int = 0) -> dict[Any, Any] | Map:
             _check_hashes(keys)
         for index in range(0, len(values), 2):
             pairs[values[index]] = values[index + 1]
-    except TypeError:  # a key that Python cannot hash, such as a list
+    except TypeError:  # an unhashable key, such as a list
         return _to_pairs(values[::2], values[1::2], depth)
     if len(pairs) * 2 < len(values):
         return _to_pairs(values[::2], values[1::2], depth)
@@ -461,9 +461,9 @@ def to_map(values: list[object], depth: int = 0) -> dict[Any, Any] | Map:
 
 
 def _check_hashes(keys: list[object]) -> None:
-    """Refuse keys that were chosen to have the same hash, which would make a ``dict`` of them slow.
+    """Reject keys that were chosen to have the same hash, which would make a ``dict`` slow.
 
-    Python hashes text with a secret, but a peer can work out as many UUIDs or arrays with the same hash as it likes.
+    Python hashes strings with a secret, but a peer can compute any number of UUIDs or arrays with the same hash.
     """
     counts: dict[int, int] = {}
     for key in keys:
@@ -474,7 +474,7 @@ def _check_hashes(keys: list[object]) -> None:
 
 
 def _to_pairs(keys: list[object], values: list[object], depth: int) -> Map:
-    if depth > MAX_PAIRS_DEPTH:  # to compare keys costs what they hold, again at each level
+    if depth > MAX_PAIRS_DEPTH:  # comparing keys costs their size, at every level
         raise DecodeError(f"maps that no dict can hold nest deeper than {MAX_PAIRS_DEPTH}")
     seen: set[tuple[type, str]] = set()
     for key in keys:
@@ -497,12 +497,12 @@ def _read_array32(data: bytes, position: int, depth: int) -> tuple[object, int]:
 
 
 def _read_elements(data: bytes, position: int, count: int, end: int, depth: int) -> Array:
-    """Read what stands inside an array that ends at ``end``: one constructor, then ``count`` bare values."""
+    """Read an array that ends at ``end``: one constructor, then ``count`` values without one."""
     if end > len(data) or position > end:
         raise IndexError
     if depth >= MAX_DEPTH:
         raise DecodeError(f"values nest deeper than {MAX_DEPTH}")
-    if position == end and count == 0:  # the Azure SDK for Python leaves out the constructor of an empty array
+    if position == end and count == 0:  # the Azure SDK for Python omits the constructor of an empty array
         return Array(())
     start = position
     descriptors: list[object] = []
@@ -517,7 +517,7 @@ def _read_elements(data: bytes, position: int, count: int, end: int, depth: int)
     position += 1
     constructor = data[start:position]
     if count > end - position and (code >> 4 != 0x4 or count > MAX_EMPTY_ELEMENTS):
-        raise DecodeError(f"{count} elements cannot stand in {end - position} bytes")
+        raise DecodeError(f"{count} elements do not fit into {end - position} bytes")
     reader = READERS[code]
     if reader is _read_unknown:
         raise DecodeError(f"0x{code:02x} is not a format code")

@@ -1,4 +1,4 @@
-"""AMQP values to bytes (part 1 of the standard), each in its shortest encoding."""
+"""Encoding of AMQP values (part 1 of the standard), each in its shortest form."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ def encode(value: object) -> bytes:
 
 
 def _misfit_in(value: object, depth: int = 0) -> str | None:
-    """Find the first integer in a value that does not fit its type, and return why."""
-    own = type(value)  # compiled, ``case int()`` makes a plain int of the value
+    """Find the first integer in a value that does not fit its type, and return the reason."""
+    own = type(value)  # when compiled, ``case int()`` converts the value to a plain int
     match value:
         case bool():
             return None
-        case _ if depth > MAX_DEPTH:  # a list may hold itself
+        case _ if depth > MAX_DEPTH:  # a list may contain itself
             return None
         case int():
             return misfit(value, next((kind for kind in own.__mro__ if kind in INTEGER_RANGES), int))
@@ -80,7 +80,7 @@ def _misfit_in(value: object, depth: int = 0) -> str | None:
 
 
 def encode_nested(value: object, depth: int) -> bytes:
-    """Encode a value that stands inside others, ``depth`` of them."""
+    """Encode a value at nesting level ``depth``."""
     encoder = _ENCODERS.get(type(value))
     if encoder is None:
         encoder = _find_encoder(value)
@@ -92,7 +92,7 @@ def _find_encoder(value: object) -> Callable[[Any, int], bytes]:
 
 
 def _kind_of(value: object) -> type:
-    """Find the nearest class that has an encoder, so that a user's own ``str`` or ``IntEnum`` encodes like its base."""
+    """Find the nearest base class with an encoder, so that subclasses such as an ``IntEnum`` are encoded like it."""
     for kind in type(value).__mro__:
         if kind in _ENCODERS:
             return kind
@@ -100,7 +100,7 @@ def _kind_of(value: object) -> type:
 
 
 def register(kind: type, encoder: Callable[[Any, int], bytes]) -> None:
-    """Teach the encoder a class of values that encode as a described type."""
+    """Register the encoder of a class that is encoded as a described type."""
     _ENCODERS[kind] = encoder
 
 
@@ -222,20 +222,20 @@ def _encode_descriptor(descriptor: object, depth: int) -> bytes:
 
 
 def check_depth(depth: int) -> None:
-    """Refuse to write what no decoder of ours would read."""
+    """Reject nesting that our decoder would not accept."""
     if depth >= MAX_DEPTH:
         raise EncodeError(f"values nest deeper than {MAX_DEPTH}")
 
 
 def enclose_list(parts: list[bytes]) -> bytes:
-    """Put values that are encoded already into a list."""
+    """Return a list of encoded values."""
     if not parts:
         return b"\x45"
     return enclose_fields(len(parts), b"".join(parts))
 
 
 def enclose_fields(count: int, body: bytes) -> bytes:
-    """Put ``count`` values that are encoded and joined already into a list."""
+    """Return a list of ``count`` values that are already encoded and joined."""
     return _compound(b"\xc0", b"\xd0", count, body)
 
 
@@ -260,14 +260,14 @@ def _octet(value: int) -> bytes:
 
 
 def encode_symbols(names: tuple[str, ...] | str) -> bytes:
-    """Encode an array of symbols, the form in which a field takes several."""
+    """Encode an array of symbols, the form of a field with several symbols."""
     if isinstance(names, str):
-        raise EncodeError(f"several symbols are a tuple of them, not {names!r:.200}")
+        raise EncodeError(f"several symbols must be a tuple, got {names!r:.200}")
     return encode(Array(tuple(Symbol(name) for name in names), None if names else b"\xa3"))
 
 
-# Arrays. An element is written without its constructor, which all elements share. Where the caller names none, integers
-# take their full width, and variable and compound types the one with lengths of 32 bits, which fits every element.
+# Arrays. Elements are written without a constructor, because all elements share one. Unless the caller sets it,
+# integers have their full width, and variable and compound types have 32-bit lengths, which fit every element.
 
 
 def _encode_array(array: Array, depth: int) -> bytes:
@@ -278,7 +278,7 @@ def _encode_array(array: Array, depth: int) -> bytes:
     descriptors = _descriptors_of(constructor)
     depth += 1 + len(descriptors)
     if depth > MAX_DEPTH or len(descriptors) > MAX_ARRAY_DESCRIPTORS:
-        raise EncodeError("the elements of an array are described too often")
+        raise EncodeError(f"the elements of an array have more than {MAX_ARRAY_DESCRIPTORS} descriptors")
     if constructor[-1] >> 4 == 0x4 and len(array.items) > MAX_EMPTY_ELEMENTS:
         raise EncodeError(f"an array has at most {MAX_EMPTY_ELEMENTS} elements that take no bytes")
     elements = [_encode_element(item, descriptors, constructor[-1], depth) for item in array.items]
@@ -291,12 +291,12 @@ def _choose_constructor(item: object, depth: int) -> bytes:
         return _encode_descriptor(item.descriptor, depth) + _choose_constructor(item.value, depth + 1)
     code = _ARRAY_CODES.get(_kind_of(item))
     if code is None:
-        raise EncodeError(f"{type(item).__name__} cannot stand in an array: {item!r:.200}")
+        raise EncodeError(f"{type(item).__name__} is not allowed in an array: {item!r:.200}")
     return _CODES[code]
 
 
 def _descriptors_of(constructor: bytes) -> list[bytes]:
-    """The descriptors that an array's constructor states, each in its shortest encoding."""
+    """Return the encoded descriptors of an array's constructor, each in its shortest form."""
     descriptors: list[bytes] = []
     position = 0
     try:
@@ -320,7 +320,7 @@ def _encode_element(item: object, descriptors: list[bytes], code: int, depth: in
 
 
 def _fit(encoded: bytes, code: int) -> bytes:
-    """Rewrite a value in its shortest encoding as an element of an array with the format code ``code``."""
+    """Convert a value from its shortest encoding to an array element with the format code ``code``."""
     own = encoded[0]
     if own == code:
         return encoded[1:]
@@ -406,7 +406,7 @@ _ARRAY_CODES: Final[dict[type, int]] = {
     Map: 0xD1,
     Array: 0xF0,
 }
-"""The format code of an array's elements, where the caller names none."""
+"""The default format code of an array's elements."""
 
 _INTEGERS: Final[dict[int, tuple[type, struct.Struct]]] = {
     0x56: (bool, struct.Struct(">?")),
@@ -419,4 +419,4 @@ _INTEGERS: Final[dict[int, tuple[type, struct.Struct]]] = {
     0x55: (int, _I8),
     0x81: (int, _I64),
 }
-"""The types whose shortest encoding depends on the value, which an element's must not."""
+"""The types whose shortest encoding depends on the value, which an element's encoding must not."""

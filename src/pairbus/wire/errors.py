@@ -1,51 +1,88 @@
-"""What can go wrong on the wire, one class a kind; the class says what the peer is told.
+"""The errors of the protocol engine, one class per kind; the class determines the condition sent to the peer.
 
-ProtocolError                 the peer broke the protocol
-├── DecodeError               bytes that are no AMQP value
-├── InvalidFieldError         a field is missing, or of the wrong type
+ProtocolError                 the peer violated the protocol
+├── DecodeError               invalid bytes of an AMQP value
+├── InvalidFieldError         a field is missing or has the wrong type
 ├── UnknownPerformativeError  a frame body that the standard does not define
-├── FramingError              a frame or header that cannot be one
-├── IllegalStateError         a frame that may not come now
-├── AuthenticationError       SASL ended without success
+├── FramingError              an invalid frame or protocol header
+├── IllegalStateError         a frame that is not allowed in the current state
+├── AuthenticationError       SASL authentication failed
 ├── IdleTimeoutError          the peer was silent for too long
-├── PeerLimitError            more sessions or values than the peer may have
-├── SessionError              ends the session; the connection goes on
+├── PeerLimitError            too many sessions or values for the bounds of the peer
+├── SessionError              ends the session; the connection stays open
 │   ├── WindowViolationError
 │   ├── HandleInUseError
 │   ├── UnattachedHandleError
 │   ├── DeliveryIdError
 │   └── SessionResourceError
-└── LinkError                 detaches the link; the session goes on
+└── LinkError                 detaches the link; the session continues
     ├── TransferLimitError
     ├── MessageSizeError
     ├── TransferSequenceError
     ├── TransferDirectionError
     └── ResumeError
-LocalProtocolError            we were asked to break it ourselves
-├── EncodeError               a value that AMQP cannot carry
-├── FrameTooLargeError        a frame that the peer does not take
-└── MessageTooLargeError      a message that the peer does not take
+LocalProtocolError            the caller would violate the protocol
+├── EncodeError               a value that AMQP cannot encode
+├── FrameTooLargeError        a frame that exceeds the limit of the peer
+└── MessageTooLargeError      a message that exceeds the limit of the peer
 """
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Any, ClassVar
 
-from pairbus.wire.conditions import Condition
+
+class Condition(StrEnum):
+    """The condition of an error that ended a link, a session or a connection (parts 2.8 and 4.5.8)."""
+
+    INTERNAL_ERROR = "amqp:internal-error"
+    NOT_FOUND = "amqp:not-found"
+    UNAUTHORIZED_ACCESS = "amqp:unauthorized-access"
+    DECODE_ERROR = "amqp:decode-error"
+    RESOURCE_LIMIT_EXCEEDED = "amqp:resource-limit-exceeded"
+    NOT_ALLOWED = "amqp:not-allowed"
+    INVALID_FIELD = "amqp:invalid-field"
+    NOT_IMPLEMENTED = "amqp:not-implemented"
+    RESOURCE_LOCKED = "amqp:resource-locked"
+    PRECONDITION_FAILED = "amqp:precondition-failed"
+    RESOURCE_DELETED = "amqp:resource-deleted"
+    ILLEGAL_STATE = "amqp:illegal-state"
+    FRAME_SIZE_TOO_SMALL = "amqp:frame-size-too-small"
+
+    CONNECTION_FORCED = "amqp:connection:forced"
+    FRAMING_ERROR = "amqp:connection:framing-error"
+    CONNECTION_REDIRECT = "amqp:connection:redirect"
+
+    WINDOW_VIOLATION = "amqp:session:window-violation"
+    ERRANT_LINK = "amqp:session:errant-link"
+    HANDLE_IN_USE = "amqp:session:handle-in-use"
+    UNATTACHED_HANDLE = "amqp:session:unattached-handle"
+
+    DETACH_FORCED = "amqp:link:detach-forced"
+    TRANSFER_LIMIT_EXCEEDED = "amqp:link:transfer-limit-exceeded"
+    MESSAGE_SIZE_EXCEEDED = "amqp:link:message-size-exceeded"
+    LINK_REDIRECT = "amqp:link:redirect"
+    STOLEN = "amqp:link:stolen"
+
+    UNKNOWN_TRANSACTION = "amqp:transaction:unknown-id"
+    TRANSACTION_ROLLBACK = "amqp:transaction:rollback"
+    TRANSACTION_TIMEOUT = "amqp:transaction:timeout"
 
 
 class ProtocolError(Exception):
-    """The peer broke the protocol.
+    """The peer violated the protocol.
 
-    ``condition`` is what the peer is told. ``events`` holds what had arrived in good order before the fault, when the
-    error comes out of ``Connection.receive_data``.
+    ``condition`` is sent to the peer. If the error is raised by ``Connection.receive_data``, ``events`` holds the
+    events before the violation. ``bound`` names the limit that the peer exceeded, if any.
     """
 
     condition: ClassVar[Condition] = Condition.INTERNAL_ERROR
 
-    def __init__(self, description: str) -> None:
+    def __init__(self, description: str, bound: str = "") -> None:
         super().__init__(description)
         self.description = description
+        self.bound = bound
         self.events: list[Any] = []
 
     def __str__(self) -> str:
@@ -53,13 +90,13 @@ class ProtocolError(Exception):
 
 
 class DecodeError(ProtocolError):
-    """Bytes that are no AMQP value."""
+    """Invalid bytes of an AMQP value."""
 
     condition = Condition.DECODE_ERROR
 
 
 class InvalidFieldError(ProtocolError):
-    """A field is missing, or of the wrong type."""
+    """A field is missing or has the wrong type."""
 
     condition = Condition.INVALID_FIELD
 
@@ -71,61 +108,61 @@ class UnknownPerformativeError(ProtocolError):
 
 
 class FramingError(ProtocolError):
-    """A frame or header that cannot be one."""
+    """An invalid frame or protocol header."""
 
     condition = Condition.FRAMING_ERROR
 
 
 class IllegalStateError(ProtocolError):
-    """A frame that may not come now."""
+    """A frame that is not allowed in the current state."""
 
     condition = Condition.ILLEGAL_STATE
 
 
 class AuthenticationError(ProtocolError):
-    """SASL ended without success."""
+    """SASL authentication failed."""
 
     condition = Condition.UNAUTHORIZED_ACCESS
 
 
 class IdleTimeoutError(ProtocolError):
-    """The peer was silent for longer than our idle time-out."""
+    """The peer was silent for longer than our idle timeout."""
 
     condition = Condition.RESOURCE_LIMIT_EXCEEDED
 
 
 class PeerLimitError(ProtocolError):
-    """More sessions, or more values in one frame, than our bounds allow the peer."""
+    """More sessions, or more values in one frame, than the bounds of the peer allow."""
 
     condition = Condition.RESOURCE_LIMIT_EXCEEDED
 
 
 class SessionError(ProtocolError):
-    """Ends the session; the connection goes on."""
+    """A violation that ends the session; the connection stays open."""
 
     condition = Condition.ILLEGAL_STATE
 
 
 class WindowViolationError(SessionError):
-    """More transfer frames than our incoming window has room for."""
+    """More transfer frames than our incoming window allows."""
 
     condition = Condition.WINDOW_VIOLATION
 
 
 class HandleInUseError(SessionError):
-    """An attach with a handle that is attached already."""
+    """An attach with a handle that is already attached."""
 
     condition = Condition.HANDLE_IN_USE
 
 
 class UnattachedHandleError(SessionError):
-    """A frame for a handle that no link is attached to."""
+    """A frame for a handle without an attached link."""
 
     condition = Condition.UNATTACHED_HANDLE
 
 
 class DeliveryIdError(SessionError):
-    """A delivery id that is in use already, or a range of them that ends before it begins."""
+    """A delivery id that is already in use, or a range of them that ends before it begins."""
 
     condition = Condition.INVALID_FIELD
 
@@ -137,13 +174,13 @@ class SessionResourceError(SessionError):
 
 
 class LinkError(ProtocolError):
-    """Detaches the link; the session goes on."""
+    """A violation that detaches the link; the session continues."""
 
     condition = Condition.ILLEGAL_STATE
 
 
 class TransferLimitError(LinkError):
-    """A delivery that we gave no credit for."""
+    """A delivery without link credit."""
 
     condition = Condition.TRANSFER_LIMIT_EXCEEDED
 
@@ -155,29 +192,29 @@ class MessageSizeError(LinkError):
 
 
 class TransferSequenceError(LinkError):
-    """The transfers of a delivery do not fit together."""
+    """The transfers of a delivery are inconsistent."""
 
     condition = Condition.INVALID_FIELD
 
 
 class TransferDirectionError(LinkError):
-    """A transfer from the end of the link that receives."""
+    """A transfer from the receiving end of the link."""
 
     condition = Condition.NOT_ALLOWED
 
 
 class ResumeError(LinkError):
-    """The peer wants to resume a delivery; this engine does not resume."""
+    """The peer tries to resume a delivery; this engine does not support that."""
 
     condition = Condition.NOT_IMPLEMENTED
 
 
 class LocalProtocolError(Exception):
-    """We were asked to break the protocol ourselves; nothing was written."""
+    """The caller would violate the protocol; nothing was written."""
 
 
 class EncodeError(LocalProtocolError):
-    """A value that AMQP cannot carry."""
+    """A value that AMQP cannot encode."""
 
 
 class FrameTooLargeError(LocalProtocolError):
@@ -185,4 +222,4 @@ class FrameTooLargeError(LocalProtocolError):
 
 
 class MessageTooLargeError(LocalProtocolError):
-    """A message that is larger than the max-message-size that the peer named for the link."""
+    """A message that is larger than the peer's max-message-size of the link."""

@@ -1,4 +1,4 @@
-"""Frames: found in a stream of bytes, and written to one (part 2.3 of the standard)."""
+"""Reading and writing of frames (part 2.3 of the standard)."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from pairbus.wire.hotpath import encode_state, write_disposition
 AMQP_HEADER: Final = b"AMQP\x00\x01\x00\x00"
 SASL_HEADER: Final = b"AMQP\x03\x01\x00\x00"
 HEADER_SIZE: Final = 8
-"""The size of a protocol header, and also of a frame's own header."""
+"""The size of a protocol header, and of a frame header."""
 
 AMQP_FRAME: Final = 0
 SASL_FRAME: Final = 1
 
 _DISPOSITION_SIZE: Final = 32
-"""What a disposition takes beside its state, at the most."""
+"""The maximum size of a disposition without its state."""
 
 _FRAME_HEADER: Final = struct.Struct(">IBBH")
 
 
 class FrameBuffer:
-    """Cuts a stream of bytes, in pieces of any size, into protocol headers and frames."""
+    """Splits a stream of bytes, in pieces of any size, into protocol headers and frames."""
 
     __slots__ = ("_data", "_missing", "_position", "_tail", "max_frame_size")
 
@@ -32,17 +32,17 @@ class FrameBuffer:
         self._data = b""
         self._position = 0
         self._tail = bytearray()
-        """The start of something whose end has not come yet. It grows in place: a frame that comes byte by byte must
-        not be copied for each of them."""
+        """The start of an incomplete frame. It grows in place: a frame that arrives byte by byte must not be copied for
+        each of them."""
         self._missing = 0
-        """How long the tail must be before it is worth looking at."""
+        """The length of the tail at which the next check can succeed."""
 
     def __len__(self) -> int:
-        """How many bytes wait for the rest of their frame."""
+        """The number of bytes of an incomplete frame."""
         return len(self._tail)
 
     def feed(self, data: bytes) -> None:
-        """Take in what arrived; everything before has to be taken out first."""
+        """Append received bytes; all complete frames have to be taken out first."""
         if not self._tail:
             self._data = data
         else:
@@ -55,11 +55,11 @@ class FrameBuffer:
         self._position = 0
 
     def take_header(self) -> bytes | None:
-        """Take out a protocol header, or return ``None`` until it has come."""
+        """Return and remove a protocol header, or return ``None`` if it is incomplete."""
         return self._take(HEADER_SIZE)
 
     def take_frame(self) -> bytes | None:
-        """Take out a whole frame, its own header included, or return ``None`` until it has come."""
+        """Return and remove a frame, including its header, or return ``None`` if it is incomplete."""
         position = self._position
         data = self._data
         if len(data) - position < HEADER_SIZE:
@@ -76,7 +76,7 @@ class FrameBuffer:
         return data[position:end]
 
     def _take(self, size: int) -> bytes | None:
-        if self._tail:  # not even what we waited for has come
+        if self._tail:  # less than required has arrived
             return None
         end = self._position + size
         if end <= len(self._data):
@@ -99,10 +99,10 @@ def body_of(frame: bytes) -> int:
 
 
 class FrameWriter:
-    """Collects what is to be sent.
+    """Collects the bytes to send.
 
-    Dispositions wait until something else is written or the bytes are taken: those for neighbouring deliveries with
-    the same state then go out as one.
+    Dispositions are delayed until something else is written or the bytes are taken, so that those of adjacent
+    deliveries with the same state are combined into one.
     """
 
     __slots__ = (
@@ -121,12 +121,12 @@ class FrameWriter:
 
     def __init__(self) -> None:
         self.max_frame_size = 512
-        """The largest frame that the peer accepts; the standard's minimum until the peer has said so."""
+        """The largest frame that the peer accepts; the standard's minimum until the peer's open."""
         self.written = False
-        """Whether anything was written since the last look; keeps count of silence."""
+        """True if anything was written since the last check; used to detect silence."""
         self._chunks: list[bytes] = []
         self._held: list[bytes] | None = None
-        """While AMQP frames are held back: what goes out ahead of them."""
+        """While AMQP frames are held back: the bytes that are sent before them."""
         self._waiting = False
         self._channel = 0
         self._role = False
@@ -140,7 +140,7 @@ class FrameWriter:
         self.written = True
 
     def write_sasl(self, body: bytes) -> None:
-        """Write one SASL frame, ahead of everything that is held back."""
+        """Write a SASL frame, before all frames that are held back."""
         frame = _FRAME_HEADER.pack(HEADER_SIZE + len(body), 2, SASL_FRAME, 0) + body
         if self._held is None:
             self._chunks.append(frame)
@@ -149,12 +149,12 @@ class FrameWriter:
         self.written = True
 
     def hold(self) -> None:
-        """Hold AMQP frames back until authentication has ended; what is written already still goes out."""
+        """Hold back AMQP frames until authentication is complete; bytes written before are still sent."""
         self._held = self._chunks
         self._chunks = [AMQP_HEADER]
 
     def release(self) -> None:
-        """Let go what was held back."""
+        """Release the frames that were held back."""
         if self._held is not None:
             self._chunks = self._held + self._chunks
             self._held = None
@@ -173,7 +173,7 @@ class FrameWriter:
         self.written = True
 
     def dispose(self, channel: int, role: bool, delivery_id: int, settled: bool, state: object) -> None:
-        """Write the state of one delivery, together with its neighbours'."""
+        """Write the state of one delivery, combined with adjacent ones."""
         encoded = encode_state(state)
         if len(encoded) + _DISPOSITION_SIZE > self.max_frame_size:
             raise FrameTooLargeError(f"a delivery state of {len(encoded)} bytes does not fit a frame of the peer's")
@@ -201,7 +201,7 @@ class FrameWriter:
         self.write(self._channel, write_disposition(self._role, self._first, self._last, self._settled, self._state))
 
     def take(self) -> bytes:
-        """Take out what has been written."""
+        """Return and clear the written bytes."""
         if self._waiting:
             self._write_disposition()
         chunks = self._chunks if self._held is None else self._held

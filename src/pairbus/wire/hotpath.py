@@ -1,8 +1,8 @@
-"""The performatives that every message needs, read and written without the tables.
+"""Optimized encoding and decoding of the performatives that every message needs.
 
-``transfer`` and ``disposition`` make up almost all traffic. They are read here field by field; whatever is out of the
-ordinary is handed to the tables of ``composites``, which give the same result (a test holds the two together). On a
-quiet connection each message also has a ``flow``, which is written here.
+``transfer`` and ``disposition`` make up almost all traffic. They are read here field by field; unusual ones are passed
+to the tables of ``composites``, which return the same result (a test compares the two). On a quiet connection each
+message also needs a ``flow``, which is written here.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ UNUSUAL: Final = -1
 
 
 def read_whole_transfer(frame: bytes, position: int) -> tuple[int, int, bytes, int, bool, int]:
-    """Read a transfer that carries a whole delivery and says nothing but what it must.
+    """Read a transfer that carries a complete delivery and has only the mandatory fields.
 
-    ``position`` is where the transfer's list stands. Returns its handle, delivery-id, delivery-tag, message-format and
-    settled, and where the payload starts. Any other transfer, valid or not, has the handle ``UNUSUAL``.
+    ``position`` is the position of the transfer's list. Returns its handle, delivery-id, delivery-tag, message-format
+    and settled, and the position of the payload. Any other transfer, valid or not, has the handle ``UNUSUAL``.
     """
     try:
         if frame[position] != 0xC0:
@@ -50,7 +50,7 @@ def read_whole_transfer(frame: bytes, position: int) -> tuple[int, int, bytes, i
         if not settled and frame[position] != 0x42:
             return _NOT_WHOLE
         position += 1
-        for index in range(5, count):  # the rest is null, or false where it is a boolean, when it says nothing
+        for index in range(5, count):  # the other fields have to be null, or false if boolean
             if frame[position] != 0x40 and (frame[position] != 0x42 or 6 <= index <= 7):
                 return _NOT_WHOLE
             position += 1
@@ -65,13 +65,13 @@ _NOT_WHOLE: Final = (UNUSUAL, 0, b"", 0, False, 0)
 
 
 def read_transfer(frame: bytes, position: int) -> tuple[Transfer, int]:
-    """Read any transfer; return it and where its payload starts."""
+    """Read any transfer; return it and the position of its payload."""
     transfer = cast(Transfer, from_list(_TRANSFER, decode_list(frame, position)))
     return transfer, skip(frame, position)
 
 
 def read_disposition(frame: bytes, position: int) -> Disposition:
-    """Read the disposition whose list stands at ``position``."""
+    """Read the disposition whose list is at ``position``."""
     try:
         disposition = _read_usual_disposition(frame, position)
     except IndexError:

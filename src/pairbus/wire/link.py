@@ -1,4 +1,4 @@
-"""Links: one-way routes for messages, with credit (part 2.6 of the standard)."""
+"""Links: one-way message routes with credit (part 2.6 of the standard)."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from pairbus.wire.settlement import Error, ReceiverSettleMode, SenderSettleMode
 from pairbus.wire.states import LINK, Frame, LinkState
 
 SERIAL: Final = 0xFFFFFFFF
-"""Sequence numbers count up to this and start over (RFC 1982)."""
+"""The maximum of a sequence number, which then wraps around (RFC 1982)."""
 
 
 class Delivery:
-    """A message on its way over a link, until both ends have settled it.
+    """A message in transit over a link, until both ends have settled it.
 
-    A delivery that has arrived whole is also the event that says so.
+    A complete incoming delivery is also the event that reports it.
     """
 
     __slots__ = (
@@ -47,26 +47,26 @@ class Delivery:
     ) -> None:
         self.link = link
         self.delivery_id = delivery_id
-        """Numbers the delivery within its session; -1 while an outgoing one waits for the session's window."""
+        """The id within the session; -1 while an outgoing delivery waits for the session's window."""
         self.delivery_tag = delivery_tag
         self.message_format = message_format
         self.payload = payload
         """The message as it arrived; empty for an outgoing delivery."""
         self.settled = settled
-        """Whether either end has settled it."""
+        """True if either end has settled it."""
         self.state: object = None
-        """The last state that was told, by the peer or in our own transfer."""
+        """The last state, sent by the peer or in our own transfer."""
         self.rcv_settle_mode: ReceiverSettleMode | None = None
-        """What the sender asks of the receiver for this delivery, where that differs from the link's mode."""
+        """The settle mode that the sender requests for this delivery, if it differs from the link's mode."""
         self.context: Any = None
-        """The application's own: the engine never looks at it."""
+        """Reserved for the application; the engine does not use it."""
 
     def __repr__(self) -> str:
         return f"<Delivery {self.delivery_id} on {self.link.name!r}{', settled' if self.settled else ''}>"
 
 
 class Carrier(ABC):
-    """What a link needs of the session that carries it."""
+    """The interface of the session that a link uses."""
 
     @abstractmethod
     def send_attach(self, link: Link, attach: Attach) -> None:
@@ -74,39 +74,39 @@ class Carrier(ABC):
 
     @abstractmethod
     def send_flow(self, link: Link | None, echo: bool) -> None:
-        """Write the flow state of the session and of the link, as it stands."""
+        """Write the current flow state of the session and of the link."""
 
     @abstractmethod
     def send_transfer(self, delivery: Delivery, payload: bytes, beyond_credit: bool) -> None:
-        """Write a delivery, now or as soon as the peer's window has room for it."""
+        """Write a delivery, now or as soon as the peer's window allows."""
 
     @abstractmethod
     def send_disposition(self, delivery: Delivery, state: object, settled: bool) -> bool:
-        """Write the state of a delivery; return whether the session still knows it."""
+        """Write the state of a delivery; return False if the session has forgotten it."""
 
     @abstractmethod
     def remember(self, delivery: Delivery) -> None:
-        """Keep an incoming delivery until it is settled, or raise when there are too many."""
+        """Store an incoming delivery until it is settled; raise if there are too many."""
 
     @abstractmethod
     def forget(self, delivery: Delivery) -> None:
-        """Drop an incoming delivery, because the sender settled it or gave it up."""
+        """Remove an incoming delivery that the sender settled or aborted."""
 
     @abstractmethod
     def reserve(self, size: int) -> None:
-        """Make room for so many bytes of a message that has not arrived whole, or raise when there is none."""
+        """Reserve memory for bytes of an incomplete message; raise if the limit is reached."""
 
     @abstractmethod
     def release(self, size: int) -> None:
-        """Give that room back."""
+        """Release reserved memory."""
 
     @abstractmethod
     def send_detach(self, link: Link, closed: bool, error: Error | None) -> None:
-        """Write our detach, and forget what the link had still to send."""
+        """Write our detach, and drop the deliveries that the link has queued."""
 
 
 class _Partial:
-    """A delivery of which not all frames have come."""
+    """A delivery whose frames have not all arrived."""
 
     __slots__ = ("buffer", "delivery", "oversized")
 
@@ -119,7 +119,7 @@ class _Partial:
 class Link:
     """One end of a link.
 
-    Calls on a link that the peer has detached or whose session has ended write nothing, since nobody would read it;
+    Calls on a link that the peer has detached or whose session has ended write nothing, because there is no receiver;
     only ``send`` raises then, because its message would be lost.
     """
 
@@ -163,9 +163,9 @@ class Link:
         self.role = role
         """Our role: ``SENDER`` or ``RECEIVER``."""
         self.handle = handle
-        """Our number for the link."""
+        """Our handle of the link."""
         self.remote_handle = -1
-        """The peer's number for the link; -1 until it has attached."""
+        """The peer's handle of the link; -1 until it has attached."""
         self.local = LinkState.UNATTACHED
         self.remote = LinkState.UNATTACHED
         self.peer: Attach | None = None
@@ -173,33 +173,33 @@ class Link:
         self.snd_settle_mode = SenderSettleMode.MIXED
         self.rcv_settle_mode = ReceiverSettleMode.FIRST
         self.max_message_size = max_message_size
-        """The largest message that this link takes in, in bytes."""
+        """The largest message that this link accepts, in bytes."""
         self.remote_max_message_size = 0
-        """The largest message that the peer takes in, in bytes; 0 where it named no limit."""
+        """The largest message that the peer accepts, in bytes; 0 for no limit."""
         self.delivery_count = 0
         self.credit = 0
-        """How many deliveries may still be sent: by us as the sender, by the peer when we are the receiver."""
+        """The remaining credit: ours as the sender, the peer's if we are the receiver."""
         self.unsettled = 0
-        """How many deliveries wait to be settled."""
+        """The number of unsettled deliveries."""
         self.available = 0
-        """How many messages the sender has waiting, as far as it told."""
+        """The number of messages that the sender has available, as it last reported."""
         self.drain = False
-        """Whether the receiver wants the credit used up or given back."""
+        """True if the receiver requests that the credit is used up or returned."""
         self.context: Any = None
-        """The application's own: the engine never looks at it."""
+        """Reserved for the application; the engine does not use it."""
         self.shares_ids = False
-        """Whether a peer that is let off lightly may give deliveries here an id that another such link has in use."""
+        """True if a peer that is not treated strictly may reuse a delivery id that another such link has in use."""
         self.detach_reported = False
-        """Whether the application has been told that the link is gone."""
+        """True if the loss of the link has been reported to the application."""
         self.queued = 0
-        """How many deliveries wait for the session's window, or for credit that was taken back."""
+        """The number of deliveries that wait for the session's window, or for credit that was taken back."""
         self.granted_to_us = 0
-        """How many deliveries the receiver takes from the present delivery count on: ours to send, queued ones too."""
+        """The number of deliveries that the receiver accepts from the current delivery count on, including queued."""
         self._given_back = 0
         self._giving_back = False
         self._granted = 0
-        """The delivery count up to which we ever gave credit: what the peer sent before it heard that we take some
-        back is no fault of its own."""
+        """The highest delivery count for which we ever granted credit: deliveries that the peer sent before it learned
+        of a reduction are not a violation."""
         self._told_drained = False
         self._partial: _Partial | None = None
         self._strict = strict
@@ -211,7 +211,7 @@ class Link:
 
     @property
     def can_send(self) -> bool:
-        """Whether ``send`` would take a message now."""
+        """True if ``send`` would accept a message now."""
         return (
             self.role == SENDER
             and self.credit > 0
@@ -221,10 +221,10 @@ class Link:
 
     @property
     def is_attached(self) -> bool:
-        """Whether both ends are attached."""
+        """True if both ends are attached."""
         return self.local is LinkState.ATTACHED and self.remote is LinkState.ATTACHED
 
-    # What we say.
+    # Outgoing.
 
     def attach(
         self,
@@ -238,16 +238,16 @@ class Link:
         offered_capabilities: tuple[str, ...] = (),
         desired_capabilities: tuple[str, ...] = (),
     ) -> None:
-        """Attach our end. Settlement modes that are not given are the peer's, or the standard's where it has none."""
+        """Attach our end. Settle modes that are not given are the peer's, or the standard's defaults."""
         if self.local is LinkState.ATTACHED:
-            raise LocalProtocolError(f"the link {self.name!r} has been attached already")
+            raise LocalProtocolError(f"the link {self.name!r} is already attached")
         if self.local is LinkState.DETACHED:
             return
         if snd_settle_mode is not None:
             self.snd_settle_mode = snd_settle_mode
         if rcv_settle_mode is not None:
             self.rcv_settle_mode = rcv_settle_mode
-        if max_message_size:  # on the wire 0 means no limit, and then our own holds
+        if max_message_size:  # 0 means no limit on the wire, and our own limit applies
             self.max_message_size = max_message_size
         self.session.send_attach(
             self,
@@ -268,7 +268,7 @@ class Link:
         )
 
     def refuse(self, error: Error) -> None:
-        """Turn the peer's attach down: attach to nothing, then detach with the reason (part 2.6.3)."""
+        """Refuse the peer's attach: attach without a terminus, then detach with the reason (part 2.6.3)."""
         self.attach()
         self.detach(error=error)
 
@@ -277,13 +277,13 @@ class Link:
         self.session.send_detach(self, closed, error)
 
     def flow(self, credit: int, *, drain: bool = False, echo: bool = False) -> None:
-        """As the receiver, let the sender send ``credit`` more deliveries, counted from now."""
+        """As the receiver, grant credit for ``credit`` deliveries, counted from now."""
         if self.role != RECEIVER:
-            raise LocalProtocolError(f"only a receiver gives credit, and {self.name!r} is a sender")
+            raise LocalProtocolError(f"only a receiver grants credit, and {self.name!r} is a sender")
         if self.local is LinkState.UNATTACHED:
             raise LocalProtocolError(f"{self.name!r} has not been attached")
         if not 0 <= credit <= SERIAL >> 1:
-            raise LocalProtocolError(f"a credit of {credit}; it must be between 0 and {SERIAL >> 1}")
+            raise LocalProtocolError(f"credit must be between 0 and {SERIAL >> 1}, got {credit}")
         self.credit = credit
         self.drain = drain
         self._told_drained = False
@@ -293,7 +293,7 @@ class Link:
         self.session.send_flow(self, echo)
 
     def drained(self) -> None:
-        """As the sender, give back the credit that is left, because there is nothing to send."""
+        """As the sender, return the remaining credit, because there is nothing to send."""
         if self.role != SENDER:
             raise LocalProtocolError(f"only a sender is drained, and {self.name!r} is a receiver")
         if self.local is LinkState.UNATTACHED:
@@ -305,7 +305,7 @@ class Link:
             self._give_back()
 
     def _give_back(self) -> None:
-        """Tell the receiver; not before everything is out that was sent with the credit it counts on."""
+        """Report the drain to the receiver, after everything that was sent with its credit has been written."""
         self.delivery_count = (self.delivery_count + self._given_back) & SERIAL
         self.granted_to_us = max(0, self.granted_to_us - self._given_back)
         self._given_back = 0
@@ -325,16 +325,16 @@ class Link:
     ) -> Delivery:
         """Send one message.
 
-        ``beyond_credit`` sends without credit, for the peers that grant credit once and expect answers for ever.
+        ``beyond_credit`` sends without credit, for peers that grant credit once and expect responses forever.
         """
         if self.role != SENDER:
             raise LocalProtocolError(f"{self.name!r} is a receiver and cannot send")
         if self.local is not LinkState.ATTACHED or self.remote is LinkState.DETACHED:
-            raise LocalProtocolError(f"{self.name!r} is not attached, or no more; the message was not sent")
+            raise LocalProtocolError(f"{self.name!r} is not attached; the message was not sent")
         if not isinstance(payload, bytes):
-            raise TypeError(f"a payload is bytes, not {type(payload).__name__}; encode_message makes them of a Message")
+            raise TypeError(f"a payload must be bytes, got {type(payload).__name__}; use encode_message for a Message")
         if not isinstance(tag, bytes):
-            raise TypeError(f"a delivery tag is bytes, not {type(tag).__name__}")
+            raise TypeError(f"a delivery tag must be bytes, got {type(tag).__name__}")
         if self.credit <= 0 and not beyond_credit:
             raise LocalProtocolError(f"{self.name!r} has no credit; wait for CreditGranted; the message was not sent")
         if self.remote_max_message_size and len(payload) > self.remote_max_message_size:
@@ -343,7 +343,7 @@ class Link:
                 "the message was not sent"
             )
         if len(tag) > 32:
-            raise LocalProtocolError(f"a delivery tag has at most 32 bytes, not {len(tag)}")
+            raise LocalProtocolError(f"a delivery tag must have at most 32 bytes, got {len(tag)}")
         if not 0 <= message_format <= SERIAL:
             raise LocalProtocolError(f"{message_format} is not a message format")
         settled = settled or self.snd_settle_mode == SenderSettleMode.SETTLED
@@ -353,19 +353,19 @@ class Link:
         return delivery
 
     def count_queued(self) -> None:
-        """Count a delivery that is going to be sent."""
+        """Count a delivery that will be sent."""
         self.queued += 1
         if self.credit > 0:
             self.credit -= 1
 
     def count_sent(self) -> None:
-        """Count a delivery that was written whole as soon as it was sent, with credit."""
+        """Count a delivery that was written completely at once, with credit."""
         self.credit -= 1
         self.granted_to_us -= 1
         self.delivery_count = (self.delivery_count + 1) & SERIAL
 
     def count_started(self) -> None:
-        """Count a delivery whose first frame has been written: only now does the receiver get to know of it."""
+        """Count a delivery whose first frame has been written: only now the receiver knows of it."""
         self.queued -= 1
         self.granted_to_us = max(0, self.granted_to_us - 1)
         self.delivery_count = (self.delivery_count + 1) & SERIAL
@@ -373,42 +373,42 @@ class Link:
             self._give_back()
 
     def settle(self, delivery: Delivery, state: object = None) -> bool:
-        """Settle a delivery: the peer is told ``state``, and neither end says more about it.
+        """Settle a delivery with ``state``.
 
-        Returns whether the peer is told: not when the delivery was settled before, or went with its link or session.
+        Returns True if the peer is notified; not if the delivery was settled before, or ended with its link or session.
         """
         return self.session.send_disposition(delivery, state, True)
 
     def update(self, delivery: Delivery, state: object) -> bool:
-        """Tell the peer a state without settling, so that it may settle first; return whether the peer is told."""
+        """Send a state without settling, so that the peer may settle first; return True if the peer is notified."""
         return self.session.send_disposition(delivery, state, False)
 
     def is_drained(self) -> bool:
-        """Whether the sender has used up or given back all it was given, as we asked; told once."""
+        """Return True, once, if the sender has used up or returned all credit after a drain request."""
         if not self.drain or self.credit or self._partial is not None:
             return False
-        # Without the sender's word more may be under way, if we ever gave more credit than we do now.
+        # Until the sender confirms, more may be in transit, if we ever granted more credit than now.
         if not self._told_drained and self.delivery_count != self._granted:
             return False
         self.drain = False
         return True
 
     def flow_state(self) -> tuple[int, int | None, int, int | None, bool]:
-        """What a flow tells of the link: handle, delivery-count, link-credit, available and drain."""
+        """The link's part of a flow: handle, delivery-count, link-credit, available and drain."""
         if self.role == SENDER:
             return self.handle, self.delivery_count, self.credit, self.available, self.drain
         # The sender sets the count, in its attach.
         count = None if self.remote is LinkState.UNATTACHED else self.delivery_count
         return self.handle, count, self.credit, None, self.drain
 
-    # What the peer says.
+    # Incoming.
 
     def receive_attach(self, attach: Attach) -> None:
         self.remote = LINK[self.remote, Frame.ATTACH]
         self.remote_handle = attach.handle
         self.peer = attach
         self.remote_max_message_size = attach.max_message_size or 0
-        # Each end decides its own mode; until we have attached, the other is only what the peer would like.
+        # Each end decides its own mode; until we have attached, the other one is only the peer's preference.
         if self.role == RECEIVER or self.local is LinkState.UNATTACHED:
             self.snd_settle_mode = attach.snd_settle_mode
         if self.role == SENDER or self.local is LinkState.UNATTACHED:
@@ -418,13 +418,13 @@ class Link:
             self.delivery_count = attach.initial_delivery_count
 
     def receive_flow(self, flow: Flow) -> None:
-        """Take over the peer's view of the link (part 2.6.7)."""
+        """Apply a flow of the peer to the link (part 2.6.7)."""
         if self.role == SENDER:
             if flow.link_credit is not None:
-                # Our initial-delivery-count is 0, and what a receiver means that does not know the count yet.
+                # Our initial-delivery-count is 0; a receiver that does not know the count yet assumes the same.
                 counted = 0 if flow.delivery_count is None else flow.delivery_count
                 uncounted = (self.delivery_count - counted) & SERIAL
-                # Beyond half the range the receiver claims to have counted what we have not sent.
+                # Beyond half the range, the receiver claims to have counted deliveries that we have not sent.
                 self.granted_to_us = max(0, flow.link_credit - (uncounted if uncounted <= SERIAL >> 1 else 0))
                 self.credit = max(0, self.granted_to_us - self.queued - self._given_back)
             self.drain = flow.drain
@@ -443,7 +443,7 @@ class Link:
     def receive_whole(
         self, delivery_id: int, tag: bytes, message_format: int, settled: bool, payload: bytes
     ) -> Delivery | DeliveryAborted | None:
-        """Take in a delivery that came in one frame."""
+        """Process a delivery that arrived in one frame."""
         if self._partial is not None or self.role == SENDER or len(payload) > self.max_message_size:
             return self.receive_part(Transfer(self.remote_handle, delivery_id, tag, message_format, settled), payload)
         self._take_credit(delivery_id)
@@ -453,7 +453,7 @@ class Link:
         return delivery
 
     def receive_part(self, transfer: Transfer, payload: bytes) -> Delivery | DeliveryAborted | None:
-        """Take in one frame of a delivery; return the delivery when it is complete."""
+        """Process one frame of a delivery; return the delivery when it is complete."""
         partial = self._partial
         if partial is None:
             partial = self._partial = self._start(transfer)
@@ -530,7 +530,7 @@ class LinkAttached:
 
 @dataclass(frozen=True, slots=True)
 class LinkDetached:
-    """The link is gone: detached by the peer, or by us because the peer broke the protocol (``violation``).
+    """The link is detached: by the peer, or by us because the peer violated the protocol (``violation``).
 
     It needs no answer; ours has been written.
     """
@@ -543,7 +543,7 @@ class LinkDetached:
 
 @dataclass(frozen=True, slots=True)
 class CreditGranted:
-    """The receiver told how much we may send; with ``drain`` it wants the rest back by ``Link.drained``."""
+    """The receiver granted credit; with ``drain`` it requests that the rest is returned by ``Link.drained``."""
 
     link: Link
     credit: int
@@ -552,14 +552,14 @@ class CreditGranted:
 
 @dataclass(frozen=True, slots=True)
 class LinkDrained:
-    """The sender has used up or given back all credit, as we asked."""
+    """The sender has used up or returned all credit after a drain request."""
 
     link: Link
 
 
 @dataclass(frozen=True, slots=True)
 class DeliveryAborted:
-    """A delivery came to nothing: the sender gave it up, or it was too large and has been rejected (``error``)."""
+    """A delivery was aborted by the sender, or was too large and has been rejected (``error``)."""
 
     delivery: Delivery
     error: ProtocolError | None

@@ -1,4 +1,4 @@
-"""Messages, and where their sections lie in a payload (part 3.2 of the standard)."""
+"""Messages, and the positions of their sections in a payload (part 3.2 of the standard)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from pairbus.wire.sections import (
 )
 from pairbus.wire.types import Char, Symbol, ULong
 
-_new_tuple: Final = tuple.__new__  # what a NamedTuple's own constructor ends in, without its detour
+_new_tuple: Final = tuple.__new__  # the constructor of a NamedTuple calls this; calling it directly is faster
 
 
 def _field_types(section: type) -> list[frozenset[type]]:
@@ -39,15 +39,15 @@ _HEADER_TYPES: Final = _field_types(Header)
 _PROPERTIES_TYPES: Final = _field_types(Properties)
 
 _PADDING: Final[list[list[Any]]] = [[None] * (len(NO_PROPERTIES) - count) for count in range(len(NO_PROPERTIES) + 1)]
-"""What completes a list of so many properties."""
+"""The nulls that complete a list of this many properties."""
 
 
 class Sections:
-    """Where the sections of a message lie in its payload.
+    """The positions of the sections of a message in its payload.
 
-    Made without decoding any section. ``spans`` maps a section's code to its ``(start, value, end)``: where its
-    descriptor, its value and the next section start. ``body`` lists the body's sections as ``(code, start, value,
-    end)``. Sections may stand in any order: the Azure SDK for Python writes the delivery annotations last.
+    Created without decoding any section. ``spans`` maps a section's code to its ``(start, value, end)``: the positions
+    of its descriptor, of its value and of the next section. ``body`` lists the body's sections as ``(code, start,
+    value, end)``. Sections may be in any order: the Azure SDK for Python writes the delivery annotations last.
     """
 
     __slots__ = ("body", "payload", "spans")
@@ -96,11 +96,11 @@ class Sections:
 
     def _add_to_body(self, code: int, start: int, value: int, end: int) -> None:
         if self.body and (self.body[0][0] != code or code == AMQP_VALUE):
-            raise DecodeError("a body is one value, or sections of data, or sections of sequences")
+            raise DecodeError("a body must be one value, data sections, or sequence sections")
         self.body.append((code, start, value, end))
 
     def raw(self, code: int) -> bytes:
-        """The bytes of a section, descriptor included; empty when the message has none."""
+        """Return the bytes of a section, including its descriptor; empty if the message lacks it."""
         span = self.spans.get(code)
         return b"" if span is None else self.payload[span[0] : span[2]]
 
@@ -146,7 +146,7 @@ class Sections:
         return {} if span is None else decode_map(self.payload, span[1])
 
     def data(self) -> bytes:
-        """The body's bytes, when it is made of data sections."""
+        """Return the body's bytes, if it consists of data sections."""
         if len(self.body) == 1:
             return self._datum(self.body[0])
         return b"".join([self._datum(section) for section in self.body])
@@ -154,7 +154,7 @@ class Sections:
     def _datum(self, section: tuple[int, int, int, int]) -> bytes:
         code, _, value, end = section
         if code != DATA:
-            raise DecodeError("the body is not made of data sections")
+            raise DecodeError("the body does not consist of data sections")
         constructor = self.payload[value]
         if constructor == 0xB0:
             return self.payload[value + 5 : end]
@@ -163,7 +163,7 @@ class Sections:
         raise DecodeError("a data section is not binary")
 
     def decode_body(self) -> list[Any]:
-        """The decoded values of the body's sections."""
+        """Return the decoded values of the body's sections."""
         return [self._body_value(section) for section in self.body]
 
     def _body_value(self, section: tuple[int, int, int, int]) -> object:
@@ -184,7 +184,7 @@ def _check_fields(code: int, values: list[Any], types: list[frozenset[type]]) ->
 
 
 def _read_section_descriptor(payload: bytes, position: int) -> tuple[int, int]:
-    """Read a section's descriptor in any of its encodings; return the section's code and where its value starts."""
+    """Decode a section's descriptor; return the section's code and the position of its value."""
     if payload[position] != 0x00:
         raise DecodeError("a message is a sequence of described sections")
     descriptor, position = decode_at(payload, position + 1)
@@ -205,7 +205,7 @@ def check_values(payload: bytes, limit: int) -> None:
     while position < len(payload):
         left -= count_values(payload, position, left)
         if left < 0:
-            raise PeerLimitError(f"the message holds more than {limit} values")
+            raise PeerLimitError(f"the message holds more than {limit} values, the maximum", "values")
         position = skip(payload, position)
 
 
@@ -225,7 +225,7 @@ def decode_message(payload: bytes) -> Message:
 
 
 def encode_message(message: Message) -> bytes:
-    """Encode a message; a section without content is left out."""
+    """Encode a message; empty sections are omitted."""
     _check_message(message)
     parts: list[bytes] = []
     if message.header != NO_HEADER:
@@ -241,7 +241,7 @@ def encode_message(message: Message) -> bytes:
 
 
 def _check_message(message: Message) -> None:
-    """Refuse to write what could not be read again."""
+    """Reject a message that could not be decoded again."""
     if not isinstance(message.body, tuple | list):
         raise EncodeError("a body is a tuple of sections, such as (b'one espresso',)")
     if message.body_kind == AMQP_VALUE:
@@ -264,7 +264,7 @@ def _check_message(message: Message) -> None:
 
 
 def _is_string(value: object) -> bool:
-    """Whether a value is encoded as a string, as a user's own subclass of ``str`` is."""
+    """Return True if a value is encoded as a string, as a subclass of ``str`` is."""
     return isinstance(value, str) and not isinstance(value, Symbol | Char)
 
 
@@ -278,7 +278,7 @@ def _encode_section(code: int, value: object) -> bytes:
 
 
 def _symbol_keys(annotations: dict[Any, Any] | None) -> dict[Any, Any] | None:
-    """Make the keys of annotations symbols, as the standard wants them."""
+    """Convert the keys of annotations to symbols, as the standard requires."""
     if annotations is None:
         return None
     return {Symbol(key) if type(key) is str else key: value for key, value in annotations.items()}

@@ -1,4 +1,4 @@
-"""Numbers for channels and handles: always the lowest that is free."""
+"""Allocation of channel and handle numbers: always the lowest that is free."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from heapq import heappop, heappush
 
 
 class NumberPool:
-    """Hands out the lowest number that is not in use, in time that does not grow with how many are."""
+    """Allocates the lowest free number, in time that does not depend on how many are in use."""
 
     __slots__ = ("_next", "_returned")
 
@@ -15,7 +15,7 @@ class NumberPool:
         self._returned: list[int] = []
 
     def lowest(self) -> int:
-        """The number that ``take`` would hand out."""
+        """The number that ``take`` would return."""
         return self._returned[0] if self._returned else self._next
 
     def take(self) -> int:

@@ -31,14 +31,14 @@ from pairbus.wire.settlement import (
 from pairbus.wire.types import UByte
 
 SENDER: Final = False
-"""The role of the end of a link that sends."""
+"""The role of the sending end of a link."""
 
 RECEIVER: Final = True
-"""The role of the end of a link that receives."""
+"""The role of the receiving end of a link."""
 
 
 class SaslCode(IntEnum):
-    """How authentication ended."""
+    """The outcome of an authentication."""
 
     OK = 0
     AUTH = 1
@@ -55,7 +55,7 @@ sasl_code = Annotated[SaslCode, amqp_type("ubyte", UByte, SaslCode, encoder.enco
 @composite("amqp:open:list", 0x10, provides="frame")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Open:
-    """Begins a connection and tells the limits of its sender."""
+    """Opens a connection and states the limits of its sender."""
 
     container_id: string
     hostname: string | None = None
@@ -125,7 +125,7 @@ class Flow:
 
 @composite("amqp:transfer:list", 0x14, provides="frame")
 class Transfer(NamedTuple):
-    """Carries a message, or a part of one. A tuple, because one is made for every frame of every message."""
+    """Carries a message, or a part of one. A tuple, because one is created for every frame of every message."""
 
     handle: uint
     delivery_id: uint | None = None
@@ -142,7 +142,7 @@ class Transfer(NamedTuple):
 
 @composite("amqp:disposition:list", 0x15, provides="frame")
 class Disposition(NamedTuple):
-    """Tells the state of a range of deliveries. A tuple for the same reason as ``Transfer``."""
+    """States the state of a range of deliveries. A tuple for the same reason as ``Transfer``."""
 
     role: boolean
     first: uint
@@ -155,7 +155,7 @@ class Disposition(NamedTuple):
 @composite("amqp:detach:list", 0x16, provides="frame")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Detach:
-    """Detaches a link from its session, for good when it is ``closed``."""
+    """Detaches a link from its session; permanently if it is ``closed``."""
 
     handle: uint
     closed: boolean = False
@@ -181,7 +181,7 @@ class Close:
 @composite("amqp:sasl-mechanisms:list", 0x40, provides="sasl-frame")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaslMechanisms:
-    """The server's offer."""
+    """The mechanisms that the server offers."""
 
     sasl_server_mechanisms: tuple[symbol, ...]
 
@@ -189,7 +189,7 @@ class SaslMechanisms:
 @composite("amqp:sasl-init:list", 0x41, provides="sasl-frame")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaslInit:
-    """The client's choice, with its first response."""
+    """The mechanism that the client chose, with its initial response."""
 
     mechanism: symbol
     initial_response: binary | None = None
@@ -199,7 +199,7 @@ class SaslInit:
 @composite("amqp:sasl-challenge:list", 0x42, provides="sasl-frame")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaslChallenge:
-    """The server wants to know more."""
+    """A challenge from the server."""
 
     challenge: binary
 
@@ -207,7 +207,7 @@ class SaslChallenge:
 @composite("amqp:sasl-response:list", 0x43, provides="sasl-frame")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaslResponse:
-    """The client's answer to a challenge."""
+    """The client's response to a challenge."""
 
     response: binary
 
@@ -215,7 +215,7 @@ class SaslResponse:
 @composite("amqp:sasl-outcome:list", 0x44, provides="sasl-frame")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaslOutcome:
-    """How authentication ended."""
+    """The outcome of the authentication."""
 
     code: sasl_code
     additional_data: binary | None = None

@@ -1,4 +1,4 @@
-"""SASL: who the peer is, before the connection opens (part 5.3 of the standard)."""
+"""SASL authentication before the connection opens (part 5.3 of the standard)."""
 
 from __future__ import annotations
 
@@ -23,59 +23,59 @@ ANONYMOUS: Final = "ANONYMOUS"
 PLAIN: Final = "PLAIN"
 EXTERNAL: Final = "EXTERNAL"
 MSSBCBS: Final = "MSSBCBS"
-"""Service Bus's own name for "no credentials here, a token follows": to this layer the same as ``ANONYMOUS``."""
+"""Service Bus's mechanism for "no credentials, a token follows": to this layer the same as ``ANONYMOUS``."""
 
 Authenticate = Callable[[str, bytes], SaslCode | bytes]
-"""Judges a mechanism and a response: an outcome, or a challenge that the client has to answer.
+"""Checks the mechanism and response of a client; returns an outcome, or a challenge for the client.
 
-Raising ``AuthenticationError``, as ``parse_plain`` does, is the same as ``SaslCode.AUTH``."""
+Raising ``AuthenticationError``, as ``parse_plain`` does, is the same as returning ``SaslCode.AUTH``."""
 
 
 def accept_anonymous(mechanism: str, response: bytes) -> SaslCode:
-    """Let in whoever claims nothing; tokens decide later what they may do."""
+    """Accept clients without credentials; tokens determine their rights later."""
     return SaslCode.OK if mechanism in {ANONYMOUS, MSSBCBS} else SaslCode.AUTH
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaslServer:
-    """What a server offers, and how it judges what it gets."""
+    """The mechanisms of a server, and its check of the responses."""
 
     mechanisms: tuple[str, ...] = (ANONYMOUS,)
     authenticate: Authenticate = accept_anonymous
     required: bool = True
-    """Whether a client that skips SASL is turned away."""
+    """True if a client that skips SASL is rejected."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaslClient:
-    """What a client presents."""
+    """The mechanism and response of a client."""
 
     mechanism: str
     initial_response: bytes = field(default=b"", repr=False)
     respond: Callable[[bytes], bytes] | None = None
-    """Answers a challenge; without it a challenge ends the exchange."""
+    """Returns the response to a challenge; without it, a challenge ends the exchange."""
 
 
 def anonymous() -> SaslClient:
-    """Present nothing."""
+    """Authenticate without credentials."""
     return SaslClient(mechanism=ANONYMOUS)
 
 
 def plain(user: str, password: str) -> SaslClient:
-    """Present a name and a password (RFC 4616), in the clear: for use inside TLS."""
+    """Authenticate with a name and a password (RFC 4616), in clear text: for use inside TLS."""
     return SaslClient(mechanism=PLAIN, initial_response=b"\0" + user.encode() + b"\0" + password.encode())
 
 
 def external(identity: str = "") -> SaslClient:
-    """Present what the transport knows already, such as a TLS client certificate."""
+    """Authenticate by the transport, such as with a TLS client certificate."""
     return SaslClient(mechanism=EXTERNAL, initial_response=identity.encode())
 
 
 def parse_plain(response: bytes) -> tuple[str, str]:
-    """Take the name and password out of a ``PLAIN`` response."""
+    """Return the name and password of a ``PLAIN`` response."""
     parts = response.split(b"\0")
     if len(parts) != 3:
-        raise AuthenticationError("a PLAIN response has three parts")
+        raise AuthenticationError("a PLAIN response must have three parts")
     try:
         return parts[1].decode("utf-8"), parts[2].decode("utf-8")
     except UnicodeDecodeError as error:
@@ -84,14 +84,14 @@ def parse_plain(response: bytes) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Authenticated:
-    """The exchange succeeded: the server tells what the client presented, the client what it was let in with."""
+    """Authentication succeeded: on a server with the client's response, on a client with its own."""
 
     mechanism: str
     response: bytes = field(repr=False)
 
 
 class SaslExchange:
-    """One authentication, seen from either end."""
+    """One authentication, from either end."""
 
     def __init__(self, side: SaslServer | SaslClient, hostname: str | None, writer: FrameWriter) -> None:
         self.state = SaslState.START
@@ -101,12 +101,12 @@ class SaslExchange:
         self._mechanism = ""
 
     def offer(self) -> None:
-        """As the server, offer the mechanisms."""
+        """Send the mechanisms as the server."""
         if isinstance(self._side, SaslServer):
             self._say(SaslFrame.MECHANISMS, SaslMechanisms(sasl_server_mechanisms=self._side.mechanisms))
 
     def receive(self, performative: object) -> Authenticated | None:
-        """Take in what the peer said and answer it; an ``Authenticated`` ends the exchange."""
+        """Process a frame of the peer and respond; return ``Authenticated`` when the exchange has succeeded."""
         match performative, self._side:
             case SaslInit(), SaslServer() as server:
                 self._advance(SaslFrame.INIT)

@@ -33,7 +33,7 @@ SECTION_CODES: Final = {
 
 @composite("amqp:header:list", HEADER, provides="section")
 class Header(NamedTuple):
-    """How the message is to be transferred. A tuple, because one is made for every message."""
+    """The transfer properties of a message. A tuple, because one is created for every message."""
 
     durable: boolean = False
     priority: ubyte = 4
@@ -44,7 +44,7 @@ class Header(NamedTuple):
 
 @composite("amqp:properties:list", PROPERTIES, provides="section")
 class Properties(NamedTuple):
-    """The standard's own properties of a message. A tuple, because one is made for every message."""
+    """The standard properties of a message. A tuple, because one is created for every message."""
 
     message_id: any_message_id | None = None
     user_id: binary | None = None

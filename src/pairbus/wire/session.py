@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from pairbus.wire import encoder
-from pairbus.wire.conditions import Condition
 from pairbus.wire.configuration import Bounds, Configuration
 from pairbus.wire.decoder import count_values
 from pairbus.wire.errors import (
+    Condition,
     DeliveryIdError,
     FrameTooLargeError,
     FramingError,
@@ -54,39 +54,40 @@ from pairbus.wire.states import LINK, SESSION, Frame, LinkState, SessionState
 _OUTGOING_WINDOW: Final = SERIAL >> 1
 _FREE_SEARCHES: Final = 100_000
 _SEARCHES_PER_DELIVERY: Final = 16
-"""A delivery is told of in one or two dispositions. A peer that names the same ones over and over is up to no good."""
+"""A delivery occurs in one or two dispositions. A peer that repeats the same ones is misbehaving."""
 _BARE_ATTACH_SIZE: Final = 64
-"""What an attach without terminus takes beside its name, at the most."""
+"""The maximum size of an attach without terminus and name."""
 
-# For every message: looking up a member of an enumeration costs more than all else that is done with it.
+# Module constants, because an enum member lookup for every message would cost more than handling it.
 _MAPPED: Final = SessionState.MAPPED
 _DETACHED: Final = LinkState.DETACHED
 
 
 class Host(ABC):
-    """What a session needs of the connection that holds it."""
+    """The interface of the connection that a session uses."""
 
     def __init__(self, bounds: Bounds) -> None:
         self.bounds = bounds
-        """How much the peer may take; to be replaced as it gains trust."""
+        """The limits of the peer; raised once it is authenticated."""
         self.link_count = 0
-        """How many links are attached, over all sessions."""
+        """The number of attached links of all sessions."""
         self.incomplete_bytes = 0
-        """How much is held of messages that have not arrived whole, over all sessions."""
+        """The number of buffered bytes of incomplete messages of all sessions."""
 
     def check_values(self, frame: bytes, position: int) -> None:
-        """Raise ``PeerLimitError`` if the performative at ``position`` holds more values than it may."""
-        most = self.bounds.values
-        if len(frame) - position > most and count_values(frame, position, most) > most:  # a value takes a byte or more
-            raise PeerLimitError(f"a frame holds more than {most} values")
+        """Raise ``PeerLimitError`` if the performative at ``position`` holds too many values."""
+        limit = self.bounds.values
+        if len(frame) - position > limit and count_values(frame, position, limit) > limit:  # a value has >= 1 byte
+            name = self.bounds.name_of("values")
+            raise PeerLimitError(f"a frame holds more than {limit} values, the maximum ({name})", name)
 
     @abstractmethod
     def open(self) -> None:
-        """Open our end, unless that is done."""
+        """Send our open, unless it has been sent."""
 
 
 class _Outgoing:
-    """A delivery that the peer's window has not let through yet, or not all of it."""
+    """A delivery that waits, completely or in part, for the peer's window."""
 
     __slots__ = ("beyond_credit", "delivery", "payload", "position")
 
@@ -97,7 +98,7 @@ class _Outgoing:
         self.position = 0
 
     def lacks_credit(self) -> bool:
-        """Whether the receiver has taken back the credit that it was sent with; what has begun is finished."""
+        """True if the receiver has taken back its credit; a delivery that has begun is completed."""
         return self.delivery.link.granted_to_us == 0 and not self.beyond_credit and self.delivery.delivery_id < 0
 
 
@@ -106,17 +107,17 @@ class Session(Carrier):
 
     def __init__(self, host: Host, channel: int, configuration: Configuration, writer: FrameWriter) -> None:
         self.channel = channel
-        """Our number for the session."""
+        """Our channel of the session."""
         self.remote_channel = -1
-        """The peer's number for the session; -1 until it has begun."""
+        """The peer's channel of the session; -1 until it has begun."""
         self.local = SessionState.UNMAPPED
         self.remote = SessionState.UNMAPPED
         self.peer: Begin | None = None
         """The peer's begin."""
         self.context: Any = None
-        """The application's own: the engine never looks at it."""
+        """Reserved for the application; the engine does not use it."""
         self.end_reported = False
-        """Whether the application has been told that the session is gone."""
+        """True if the end of the session has been reported to the application."""
         self.links: dict[int, Link] = {}
         """The links by our handle."""
         self._remote_links: dict[int, Link] = {}
@@ -130,18 +131,18 @@ class Session(Carrier):
         self._outgoing: dict[int, Delivery] = {}
         self._outbox: deque[_Outgoing] = deque()
         self._parked: list[_Outgoing] = []
-        """What was queued with credit that the receiver has taken back since."""
+        """Deliveries queued with credit that the receiver has taken back since."""
         self._next_delivery_id = 0
         # The session's flow state, named as in part 2.5.6.
         self._next_incoming_id = 0
         self._incoming_window = configuration.incoming_window
         self._low_window = configuration.incoming_window >> 1
-        """When it has come down to this, the peer hears that there is room again."""
+        """The size of the window at which an update is sent."""
         self._max_unsettled = configuration.max_unsettled
         self._next_outgoing_id = 0
         self._remote_incoming_window = 0
         self._searches = _FREE_SEARCHES
-        """How many deliveries the peer's dispositions may still make us look at in vain."""
+        """The number of deliveries that the peer's dispositions may still make us search in vain."""
         self._searched_at = 0
 
     def __repr__(self) -> str:
@@ -149,23 +150,23 @@ class Session(Carrier):
 
     @property
     def is_mapped(self) -> bool:
-        """Whether both ends have begun and neither has ended."""
+        """True if both ends have begun and neither has ended."""
         return self.local is SessionState.MAPPED and self.remote is SessionState.MAPPED
 
     @property
     def unsettled(self) -> int:
-        """How many deliveries wait to be settled, in both directions."""
+        """The number of unsettled deliveries, in both directions."""
         return len(self._incoming) + len(self._outgoing)
 
     @property
     def queued(self) -> int:
-        """How many deliveries wait for the peer's window."""
+        """The number of deliveries that wait for the peer's window."""
         return len(self._outbox) + len(self._parked)
 
-    # What we say.
+    # Outgoing.
 
     def begin(self, *, properties: dict[str, Any] | None = None) -> None:
-        """Begin our end, unless that is done: a new session, or the answer to the peer's."""
+        """Send begin, unless it has been sent: for a new session, or in answer to the peer's."""
         if self.local is not SessionState.UNMAPPED:
             return
         self._host.open()
@@ -195,9 +196,9 @@ class Session(Carrier):
         offered_capabilities: tuple[str, ...] = (),
         desired_capabilities: tuple[str, ...] = (),
     ) -> Link:
-        """Attach a new link, of which we are the ``SENDER`` or the ``RECEIVER``."""
+        """Attach a new link with us as the ``SENDER`` or the ``RECEIVER``."""
         if not isinstance(role, bool):
-            raise TypeError(f"a role is SENDER or RECEIVER, not {role!r:.200}")
+            raise TypeError(f"role must be SENDER or RECEIVER, got {role!r:.200}")
         if (name, role) in self._names:
             raise LocalProtocolError(f"the session has a link {name!r} in this direction already")
         if self.local is SessionState.ENDED:
@@ -224,7 +225,7 @@ class Session(Carrier):
         return link
 
     def end(self, *, error: Error | None = None) -> None:
-        """End our end; its links are gone with it."""
+        """End the session and its links."""
         if self.local is SessionState.ENDED:
             return
         self.begin()
@@ -233,7 +234,7 @@ class Session(Carrier):
         self._forget_everything()
 
     def abandon(self) -> None:
-        """Forget the session, because its connection is gone."""
+        """Release the session, because its connection is closed."""
         self.local = self.remote = SessionState.ENDED
         self._forget_everything()
 
@@ -287,7 +288,7 @@ class Session(Carrier):
         self._pump()
 
     def _send_at_once(self, delivery: Delivery, payload: bytes) -> bool:
-        """Write a delivery that fits one frame and has to wait for nothing, as most; whether it was such a one."""
+        """Write a delivery at once if it fits into one frame and need not wait, as usual; return True if so."""
         link = delivery.link
         if self._remote_incoming_window <= 0 or link.credit <= 0 or link.queued or link.granted_to_us <= 0:
             return False
@@ -315,19 +316,19 @@ class Session(Carrier):
         return True
 
     def _let_beyond_credit(self, link: Link) -> None:
-        """Let what the link has queued go without credit too: a link's messages keep their order."""
+        """Send what the link has queued without credit too, to keep the order of its messages."""
         self._unpark()
         for outgoing in self._outbox:
             if outgoing.delivery.link is link:
                 outgoing.beyond_credit = True
 
     def _check_state(self, state: object) -> None:
-        """Refuse a state that would leave no room in a transfer; later it would be too late."""
+        """Reject a state that would leave no room in a transfer, before anything is queued."""
         if state is not None and len(encode_state(state)) > self._writer.max_frame_size // 2:
             raise FrameTooLargeError("a delivery state that does not fit a frame of the peer's")
 
     def _pump(self) -> None:
-        """Write what the peer's window has room for."""
+        """Write what the peer's window allows."""
         while self._outbox and self._remote_incoming_window > 0:
             outgoing = self._outbox[0]
             if outgoing.lacks_credit():
@@ -336,7 +337,7 @@ class Session(Carrier):
                 self._outbox.popleft()
 
     def _unpark(self) -> None:
-        """Queue again, ahead of the rest, what waited for credit; but what has begun is finished first."""
+        """Queue deliveries that waited for credit before the rest, but after one that has begun."""
         if self._parked:
             begun = self._outbox.popleft() if self._outbox and self._outbox[0].delivery.delivery_id >= 0 else None
             self._outbox.extendleft(reversed(self._parked))
@@ -345,7 +346,7 @@ class Session(Carrier):
                 self._outbox.appendleft(begun)
 
     def _write_transfer(self, outgoing: _Outgoing) -> bool:
-        """Write the next frame of a delivery; return whether it was the last."""
+        """Write the next frame of a delivery; return True if it was the last."""
         delivery = outgoing.delivery
         link = delivery.link
         first = delivery.delivery_id < 0
@@ -387,7 +388,7 @@ class Session(Carrier):
         )
 
     def send_disposition(self, delivery: Delivery, state: object, settled: bool) -> bool:
-        if delivery.delivery_id < 0:  # it waits for the peer's window: its transfer will tell
+        if delivery.delivery_id < 0:  # it waits for the peer's window: its transfer will carry the state
             self._check_state(state)
             if delivery.settled or delivery.link.local is _DETACHED:
                 return False
@@ -409,7 +410,7 @@ class Session(Carrier):
     def _write(self, performative: object) -> None:
         self._writer.write(self.channel, encoder.encode(performative))
 
-    # What the peer says.
+    # Incoming.
 
     def receive_begin(self, channel: int, begin: Begin) -> None:
         self.remote = SESSION[self.remote, Frame.BEGIN]
@@ -430,17 +431,20 @@ class Session(Carrier):
         link = self._names.get((attach.name, role))
         if link is None:
             if self._host.link_count >= self._host.bounds.links:
-                raise SessionResourceError(f"the connection has {self._host.link_count} links, and may have no more")
+                bound = self._host.bounds.name_of("links")
+                raise SessionResourceError(
+                    f"the connection has {self._host.link_count} links, the maximum ({bound})", bound
+                )
             link = self._new_link(attach.name, role)
         link.receive_attach(attach)
         self._remote_links[attach.handle] = link
-        if link.local is LinkState.DETACHED:  # we thought better of it before the peer answered
+        if link.local is LinkState.DETACHED:  # we detached it before the peer answered
             self._free_name(link)
             return None
         return LinkAttached(link, attach)
 
     def detach_stolen(self, attach: Attach) -> LinkDetached | None:
-        """Detach the link whose name the peer attaches anew (part 2.6.1): the name goes to the new one."""
+        """Detach the link whose name the peer attaches again (part 2.6.1): the new link takes over the name."""
         link = self._names.get((attach.name, not attach.role))
         if link is None or link.remote is LinkState.UNATTACHED or attach.handle in self._remote_links:
             return None
@@ -450,10 +454,10 @@ class Session(Carrier):
         return LinkDetached(link, True, reason)
 
     def receive_flow(self, flow: Flow) -> CreditGranted | LinkDrained | None:
-        """Take over the peer's view of the session and of a link (parts 2.5.6 and 2.6.7)."""
+        """Apply a flow of the peer to the session and a link (parts 2.5.6 and 2.6.7)."""
         expected = 0 if flow.next_incoming_id is None else flow.next_incoming_id
         in_flight = (self._next_outgoing_id - expected) & SERIAL
-        if in_flight > SERIAL >> 1:  # the peer expects what we have not sent
+        if in_flight > SERIAL >> 1:  # the peer expects transfers that we have not sent
             in_flight = 0
         self._remote_incoming_window = max(0, flow.incoming_window - in_flight)
         link = None
@@ -476,7 +480,7 @@ class Session(Carrier):
         return LinkDrained(link) if link.is_drained() else None
 
     def receive_transfer(self, frame: bytes, position: int) -> Delivery | DeliveryAborted | LinkDetached | None:
-        """Take in a transfer frame whose performative stands at ``position``."""
+        """Process a transfer frame whose performative is at ``position``."""
         handle, delivery_id, tag, message_format, settled, start = read_whole_transfer(frame, position)
         transfer = None
         if handle == UNUSUAL:
@@ -498,7 +502,7 @@ class Session(Carrier):
         return received
 
     def _account(self, handle: int) -> Link | None:
-        """Count a transfer frame; return the link it is for, or ``None`` when we have detached that link."""
+        """Count a transfer frame; return its link, or ``None`` if we have detached that link."""
         window = self._incoming_window - 1
         if window < 0 and self._strict:
             raise WindowViolationError("more transfers than the incoming window has room for")
@@ -514,8 +518,8 @@ class Session(Carrier):
     def remember(self, delivery: Delivery) -> None:
         before = self._incoming.get(delivery.delivery_id)
         if before is not None:
-            # The Azure SDK for Python numbers requests alike that are made at the same time. What becomes of them is
-            # told in their answers, so there it does no harm; a message must not be told the outcome of another.
+            # The Azure SDK for Python gives concurrent requests the same number. Their responses report the result, so
+            # it does no harm there; a message must not get the outcome of another one.
             if self._strict or not (before.link.shares_ids and delivery.link.shares_ids):
                 raise DeliveryIdError(f"delivery-id {delivery.delivery_id} is in use already")
             self.forget(before)
@@ -553,7 +557,7 @@ class Session(Carrier):
         return DispositionReceived(self, deliveries, disposition.state, disposition.settled)
 
     def _in_range(self, known: dict[int, Delivery], first: int, last: int | None) -> list[Delivery]:
-        """Find the deliveries from ``first`` to ``last``, at a cost that the peer cannot raise as it likes."""
+        """Find the deliveries from ``first`` to ``last``, at a cost that the peer cannot raise at will."""
         if last is None or last == first:
             delivery = known.get(first)
             return [] if delivery is None else [delivery]
@@ -598,11 +602,15 @@ class Session(Carrier):
             raise UnattachedHandleError(f"a {frame.name.lower()} for handle {handle}, which is {state.name}")
         return link
 
-    # What we remember.
+    # Bookkeeping.
 
     def reserve(self, size: int) -> None:
         if self._host.incomplete_bytes + size > self._host.bounds.incomplete_bytes:
-            raise SessionResourceError(f"{self._host.incomplete_bytes} bytes are held of incomplete messages already")
+            bound = self._host.bounds.name_of("incomplete_bytes")
+            held = self._host.incomplete_bytes
+            raise SessionResourceError(
+                f"{held} bytes are held of incomplete messages, and {size} more exceed the maximum ({bound})", bound
+            )
         self._host.incomplete_bytes += size
 
     def release(self, size: int) -> None:
@@ -626,7 +634,7 @@ class Session(Carrier):
         return link
 
     def _free_name(self, link: Link) -> None:
-        """Let the peer use the name again, which it may do before it has answered our detach."""
+        """Release the name for the peer, which may reuse it before it has answered our detach."""
         del self._names[link.name, link.role]
 
     def _release(self, link: Link) -> None:
@@ -641,7 +649,7 @@ class Session(Carrier):
             link.queued = 0
         known = self._incoming if link.role == RECEIVER else self._outgoing
         forgotten: list[int] = []
-        for delivery_id, delivery in reversed(known.items()):  # the latest first: a link that just came is soon done
+        for delivery_id, delivery in reversed(known.items()):  # latest first: a new link is soon done
             if len(forgotten) == link.unsettled:
                 break
             if delivery.link is link:
@@ -676,9 +684,9 @@ class SessionBegun:
 
 @dataclass(frozen=True, slots=True)
 class SessionEnded:
-    """The session is gone: ended by the peer, or by us because the peer broke the protocol (``violation``).
+    """The session is ended: by the peer, or by us because the peer violated the protocol (``violation``).
 
-    Its links are gone with it. It needs no answer; ours has been written.
+    Its links are detached. It needs no answer; ours has been written.
     """
 
     session: Session
@@ -688,7 +696,7 @@ class SessionEnded:
 
 @dataclass(frozen=True, slots=True)
 class DispositionReceived:
-    """The peer told the state of some of the deliveries that are not settled yet."""
+    """The peer sent the state of unsettled deliveries."""
 
     session: Session
     deliveries: list[Delivery]

@@ -13,7 +13,7 @@ from pairbus.wire.types import UByte
 
 
 class SenderSettleMode(IntEnum):
-    """Whether a sender settles what it sends."""
+    """The settle mode of a sender: whether it sends deliveries settled."""
 
     UNSETTLED = 0
     SETTLED = 1
@@ -21,7 +21,7 @@ class SenderSettleMode(IntEnum):
 
 
 class ReceiverSettleMode(IntEnum):
-    """Whether a receiver settles on its own (first) or after the sender did (second)."""
+    """The settle mode of a receiver: it settles spontaneously (first) or after the sender (second)."""
 
     FIRST = 0
     SECOND = 1
@@ -36,7 +36,7 @@ receiver_settle_mode = Annotated[
 @composite("amqp:error:list", 0x1D, pad=True)
 @dataclass(frozen=True, slots=True)
 class Error:
-    """What went wrong, as told to the peer.
+    """An error as sent to the peer.
 
     All three fields are always written, null or not: the Azure SDK for Python reads them by position.
     """
@@ -49,17 +49,17 @@ class Error:
 _LONGEST_DESCRIPTION: Final = 240
 _LONGEST_CONDITION: Final = 128
 _ROOM: Final = 64
-"""What a detach, end or close takes beside its error, at the most."""
+"""The maximum size of a detach, end or close without its error."""
 
 
 def error_of(violation: ProtocolError) -> Error:
-    """Tell the peer what it did wrong, in few enough bytes to fit the smallest frame that a peer may insist on."""
+    """Return the error for a violation, small enough for the minimum frame size of a peer."""
     description = violation.description.encode("ascii", "backslashreplace").decode("ascii")
     return Error(violation.condition, description[:_LONGEST_DESCRIPTION])
 
 
 def shortened(error: Error | None, frame_size: int) -> Error | None:
-    """Cut an error short that would not fit a frame: to be told less is better than to be told nothing."""
+    """Shorten an error that would not fit into a frame: a truncated error is better than none."""
     if error is None or len(encoder.encode(error)) <= frame_size - _ROOM:
         return error
     description = (error.description or "").encode("ascii", "backslashreplace").decode("ascii")
@@ -69,7 +69,7 @@ def shortened(error: Error | None, frame_size: int) -> Error | None:
 @composite("amqp:received:list", 0x23, provides="delivery-state")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Received:
-    """How far a delivery has been received that is not complete yet."""
+    """The progress of an incomplete delivery."""
 
     section_number: uint
     section_offset: ulong
@@ -78,7 +78,7 @@ class Received:
 @composite("amqp:accepted:list", 0x24, provides="delivery-state outcome")
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """The message has been taken over."""
+    """The receiver has accepted the message."""
 
 
 @composite("amqp:rejected:list", 0x25, provides="delivery-state outcome")
@@ -92,13 +92,13 @@ class Rejected:
 @composite("amqp:released:list", 0x26, provides="delivery-state outcome")
 @dataclass(frozen=True, slots=True)
 class Released:
-    """The message was not and will not be processed here."""
+    """The message was not and will not be processed by this receiver."""
 
 
 @composite("amqp:modified:list", 0x27, provides="delivery-state outcome")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Modified:
-    """The message was not processed and is to be changed before it is delivered again."""
+    """The message was not processed and is modified before it is delivered again."""
 
     delivery_failed: boolean | None = None
     undeliverable_here: boolean | None = None
@@ -120,7 +120,7 @@ any_outcome = Annotated[Any, Provides("outcome")]
 @composite("amqp:transactional-state:list", 0x34, provides="delivery-state")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransactionalState:
-    """The delivery, with its outcome, is part of a transaction."""
+    """The delivery and its outcome are part of a transaction."""
 
     txn_id: binary
     outcome: any_outcome | None = None

@@ -1,8 +1,8 @@
 """The states of connections, sessions, links and SASL exchanges, as tables.
 
-Two rules keep this file small. Everything that decides whether a frame may come now is here. And no table knows who
-is the client: a connection, session or link has two ends, ours and the peer's, each in a state of its own, and both
-obey the same table. A pair that is not in a table is a frame that may not come.
+Two rules keep this module small. It contains everything that decides whether a frame is allowed. And no table depends
+on who is the client: a connection, session or link has two ends, ours and the peer's, each with its own state, and both
+obey the same table. A pair that is not in a table is a frame that is not allowed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final
 
 
 class Frame(IntEnum):
-    """What can arrive: the protocol header, an empty frame, or a performative by its descriptor code."""
+    """The kinds of input: the protocol header, an empty frame, or a performative by its descriptor code."""
 
     HEADER = 0x00
     EMPTY = 0x01
@@ -28,7 +28,7 @@ class Frame(IntEnum):
 
 
 class SaslFrame(IntEnum):
-    """What can arrive before the AMQP header: SASL performatives by their descriptor codes."""
+    """The input before the AMQP header: SASL performatives by their descriptor codes."""
 
     MECHANISMS = 0x40
     INIT = 0x41
@@ -38,7 +38,7 @@ class SaslFrame(IntEnum):
 
 
 class ConnectionState(IntEnum):
-    """How far one end of a connection has come."""
+    """The state of one end of a connection."""
 
     START = 0
     HEADER = 1
@@ -47,7 +47,7 @@ class ConnectionState(IntEnum):
 
 
 class SessionState(IntEnum):
-    """How far one end of a session has come."""
+    """The state of one end of a session."""
 
     UNMAPPED = 0
     MAPPED = 1
@@ -55,7 +55,7 @@ class SessionState(IntEnum):
 
 
 class LinkState(IntEnum):
-    """How far one end of a link has come."""
+    """The state of one end of a link."""
 
     UNATTACHED = 0
     ATTACHED = 1
@@ -63,7 +63,7 @@ class LinkState(IntEnum):
 
 
 class SaslState(IntEnum):
-    """How far an authentication has come. There is one state, not two: the ends take turns."""
+    """The state of an authentication. There is one state, not two: the ends take turns."""
 
     START = 0
     OFFERED = 1
@@ -72,8 +72,8 @@ class SaslState(IntEnum):
     DONE = 4
 
 
-# Part 2.4.1: the header comes first, open is the first frame, close the last. Part 2.4.5: an empty frame carries no
-# meaning but "I am alive", so it may come as soon as there are frames.
+# Part 2.4.1: the header comes first, open is the first frame, close the last. Part 2.4.5: an empty frame only keeps the
+# connection alive, so it is allowed as soon as frames are.
 CONNECTION: Final[dict[tuple[int, int], ConnectionState]] = {
     (ConnectionState.START, Frame.HEADER): ConnectionState.HEADER,
     (ConnectionState.HEADER, Frame.OPEN): ConnectionState.OPENED,

@@ -1,19 +1,19 @@
-"""Where a link begins and ends: sources, targets and transaction coordinators (parts 3.5 and 4.5 of the standard)."""
+"""The ends of a link (part 3.5 of the standard), and transaction coordinators with their messages (part 4.5)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
-from typing import Annotated
+from typing import Annotated, Any
 
 from pairbus.wire import encoder
-from pairbus.wire.composites import amqp_type, boolean, composite, fields, string, symbol, uint
+from pairbus.wire.composites import Provides, amqp_type, binary, boolean, composite, fields, string, symbol, uint
 from pairbus.wire.settlement import any_outcome
 from pairbus.wire.types import Symbol, UInt
 
 
 class TerminusDurability(IntEnum):
-    """What of a terminus survives a restart of its container."""
+    """The state of a terminus that survives a restart of its container."""
 
     NONE = 0
     CONFIGURATION = 1
@@ -21,7 +21,7 @@ class TerminusDurability(IntEnum):
 
 
 class TerminusExpiryPolicy(StrEnum):
-    """From when on the time-out of a terminus counts."""
+    """The event that starts the expiry timeout of a terminus."""
 
     LINK_DETACH = "link-detach"
     SESSION_END = "session-end"
@@ -36,7 +36,7 @@ expiry = Annotated[TerminusExpiryPolicy, amqp_type("symbol", Symbol, TerminusExp
 @composite("amqp:source:list", 0x28, provides="source")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """Where messages come from."""
+    """The origin of messages."""
 
     address: string | None = None
     durable: durability = TerminusDurability.NONE
@@ -54,7 +54,7 @@ class Source:
 @composite("amqp:target:list", 0x29, provides="target")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """Where messages go to."""
+    """The destination of messages."""
 
     address: string | None = None
     durable: durability = TerminusDurability.NONE
@@ -68,25 +68,25 @@ class Target:
 @composite("amqp:delete-on-close:list", 0x2B, provides="lifetime-policy")
 @dataclass(frozen=True, slots=True)
 class DeleteOnClose:
-    """A dynamic node goes when the link that made it goes."""
+    """Delete a dynamic node with the link that created it."""
 
 
 @composite("amqp:delete-on-no-links:list", 0x2C, provides="lifetime-policy")
 @dataclass(frozen=True, slots=True)
 class DeleteOnNoLinks:
-    """A dynamic node goes when no link is left."""
+    """Delete a dynamic node when it has no links."""
 
 
 @composite("amqp:delete-on-no-messages:list", 0x2D, provides="lifetime-policy")
 @dataclass(frozen=True, slots=True)
 class DeleteOnNoMessages:
-    """A dynamic node goes when the link that made it is gone and no message is left."""
+    """Delete a dynamic node when the link that created it is closed and it has no messages."""
 
 
 @composite("amqp:delete-on-no-links-or-messages:list", 0x2E, provides="lifetime-policy")
 @dataclass(frozen=True, slots=True)
 class DeleteOnNoLinksOrMessages:
-    """A dynamic node goes when neither link nor message is left."""
+    """Delete a dynamic node when it has neither links nor messages."""
 
 
 @composite("amqp:coordinator:list", 0x30, provides="target")
@@ -95,3 +95,23 @@ class Coordinator:
     """The target of a link that declares and discharges transactions."""
 
     capabilities: tuple[symbol, ...] = ()
+
+
+global_tx_id = Annotated[Any, Provides("global-tx-id")]
+
+
+@composite("amqp:declare:list", 0x31)
+@dataclass(frozen=True, slots=True)
+class Declare:
+    """Requests a new transaction."""
+
+    global_id: global_tx_id | None = None
+
+
+@composite("amqp:discharge:list", 0x32)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Discharge:
+    """Ends a transaction: commits it, or rolls it back when ``fail`` is set."""
+
+    txn_id: binary
+    fail: boolean | None = None

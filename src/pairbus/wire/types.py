@@ -1,15 +1,20 @@
-"""AMQP values that Python has no type of its own for.
+"""AMQP types without a Python equivalent.
 
-Python's own types stand for the AMQP types of the same meaning: ``None`` (null), ``bool``, ``int`` (long),
+Python's own types represent the AMQP types of the same meaning: ``None`` (null), ``bool``, ``int`` (long),
 ``float`` (double), ``str`` (string), ``bytes`` (binary), ``uuid.UUID``, ``list`` and ``dict`` (map). The classes
-below stand for the rest. Each is a subclass of the Python type it behaves like, so ``UInt(5) == 5`` and
-``Symbol("a") == "a"``; what they add is that encoding them gives back the type they were decoded from.
+below represent the rest. Each is a subclass of the Python type that it behaves like, so ``UInt(5) == 5`` and
+``Symbol("a") == "a"``; encoding them restores the type that they were decoded from.
+
+``decimal_of`` and the functions beside it convert AMQP decimals, which have binary integer coefficients (IEEE 754).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Final
+from decimal import Decimal
+from typing import Final, NamedTuple
+
+from pairbus.wire.errors import EncodeError
 
 _WRITTEN_BITS: Final = 256
 
@@ -80,15 +85,15 @@ INTEGER_RANGES: Final[dict[type[int], tuple[str, range]]] = {
     int: ("long", range(-(2**63), 2**63)),
     Timestamp: ("timestamp", range(-(2**63), 2**63)),
 }
-"""The name of each integer type, and the numbers that it can hold."""
+"""The name and the range of each integer type."""
 
 
 def misfit(value: int, kind: type[int]) -> str | None:
-    """Return why a number does not fit an AMQP type; ``None`` if it does."""
+    """Return the reason why a number does not fit an AMQP type; ``None`` if it fits."""
     name, numbers = INTEGER_RANGES[kind]
     if int(value) in numbers:
         return None
-    # Python writes no number of many thousand digits.
+    # Python does not convert numbers of many thousand digits.
     written = str(int(value)) if value.bit_length() <= _WRITTEN_BITS else f"a number of {value.bit_length()} bits"
     return f"{written} does not fit {name} ({numbers.start} to {numbers.stop - 1})"
 
@@ -147,7 +152,7 @@ class Decimal128(_Decimal):
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """A value with a descriptor that gives it a meaning."""
+    """A value with a descriptor that defines its meaning."""
 
     descriptor: object
     value: object
@@ -157,9 +162,9 @@ class Described:
 class Array:
     """Values of one type, encoded with one constructor.
 
-    ``constructor`` is the constructor as it stood on the wire, so that a decoded array, even an empty one, is encoded
-    as it came. Without it the encoder chooses one that fits every item. It is no part of the value: arrays with the
-    same items are equal.
+    ``constructor`` is the constructor as decoded, so that a decoded array, even an empty one, is encoded unchanged.
+    Without it the encoder chooses one that fits every item. It is not part of the value: arrays with the same items are
+    equal.
     """
 
     items: tuple[object, ...]
@@ -170,8 +175,57 @@ class Array:
 class Map:
     """A map that no ``dict`` can hold, as its pairs in order.
 
-    AMQP allows any value as a key, and tells ``UInt(1)`` from ``1`` and ``Symbol("a")`` from ``"a"``; Python does
-    neither. A map decodes to a ``dict`` unless that would lose a pair: then it decodes to this.
+    AMQP allows any value as a key, and distinguishes ``UInt(1)`` from ``1`` and ``Symbol("a")`` from ``"a"``; Python
+    does neither. A map is decoded to a ``dict`` unless that would lose a pair; only then it is decoded to this.
     """
 
     pairs: tuple[tuple[object, object], ...]
+
+
+class _Format(NamedTuple):
+    """The bit fields after the sign, as in table 3.6 of IEEE 754."""
+
+    exponent_bits: int
+    coefficient_bits: int
+    bias: int
+    digits: int
+
+
+_FORMATS: Final = {4: _Format(8, 23, 101, 7), 8: _Format(10, 53, 398, 16), 16: _Format(14, 113, 6176, 34)}
+
+
+def decimal_of(value: Decimal32 | Decimal64 | Decimal128) -> Decimal:
+    """Return the number that the bytes encode, with its original number of digits."""
+    layout = _FORMATS[len(value)]
+    bits = int.from_bytes(value)
+    sign = bits >> (8 * len(value) - 1)
+    lead = bits >> (8 * len(value) - 6) & 0b11111
+    if lead >= 0b11110:
+        return Decimal("NaN" if lead & 1 else "-Infinity" if sign else "Infinity")
+    exponent, coefficient = _parts(bits, layout, is_large=lead >= 0b11000)
+    if coefficient >= 10**layout.digits:  # the standard treats a coefficient with too many digits as zero
+        coefficient = 0
+    return Decimal((sign, tuple(map(int, str(coefficient))), exponent - layout.bias))
+
+
+def _parts(bits: int, layout: _Format, *, is_large: bool) -> tuple[int, int]:
+    """Return the exponent and the coefficient. A large coefficient begins with the bits 100, which are implied."""
+    width = layout.coefficient_bits - 2 if is_large else layout.coefficient_bits
+    exponent = bits >> width & ((1 << layout.exponent_bits) - 1)
+    coefficient = bits & ((1 << width) - 1)
+    return exponent, coefficient | (0b100 << width if is_large else 0)
+
+
+def decimal128(number: Decimal) -> Decimal128:
+    """Encode a finite number; raises ``EncodeError`` if it has too many digits."""
+    layout = _FORMATS[16]
+    sign, digits, exponent = number.as_tuple()
+    if not isinstance(exponent, int):
+        raise EncodeError(f"{number} is not a finite number")
+    while len(digits) > layout.digits and digits[-1] == 0:
+        digits, exponent = digits[:-1], exponent + 1
+    biased = exponent + layout.bias
+    if len(digits) > layout.digits or biased not in range(2 * layout.bias - 64):
+        raise EncodeError(f"{number} has more digits than the {layout.digits} of a decimal128")
+    coefficient = int("".join(map(str, digits)))
+    return Decimal128((sign << 127 | biased << layout.coefficient_bits | coefficient).to_bytes(16))

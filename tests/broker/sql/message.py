@@ -1,4 +1,4 @@
-"""A message for filters and actions to look at, and what a filter says of it."""
+"""A message for filters and actions, and the evaluation of a filter for it."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Final
 from uuid import UUID
 
+from pairbus.broker.descriptions import Value
 from pairbus.broker.sql import MISSING, Missing, parse_action, parse_filter
-from pairbus.broker.sql.action import Changes
-from pairbus.broker.sql.parameters import NO_PARAMETERS
-from pairbus.broker.values import Value
+from pairbus.broker.sql.filter import PropertyChanges
+from pairbus.broker.sql.parser import NO_PARAMETERS
 
 FRESH: Final = UUID("00000000-0000-4000-8000-00000000abcd")
 
@@ -42,12 +42,12 @@ def fresh_id() -> UUID:
 
 
 def judge(expression: str, message: Message, parameters: Mapping[str, Value] = NO_PARAMETERS) -> bool | None:
-    """What a filter says; that it is unknown shows in that neither it nor its opposite matches."""
+    """Return the result of a filter; it is unknown if neither the filter nor its negation matches."""
     matches = parse_filter(expression, parameters, fresh_id=fresh_id).matches(message)
     opposite = parse_filter(f"NOT ({expression})", parameters, fresh_id=fresh_id).matches(message)
     assert not (matches and opposite), expression
     return matches if matches or opposite else None
 
 
-def apply(expression: str, message: Message, parameters: Mapping[str, Value] = NO_PARAMETERS) -> Changes:
+def apply(expression: str, message: Message, parameters: Mapping[str, Value] = NO_PARAMETERS) -> PropertyChanges:
     return parse_action(expression, parameters, fresh_id=fresh_id).apply(message)

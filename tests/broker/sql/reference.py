@@ -1,4 +1,4 @@
-"""The language once more, as simple as can be: trees of tuples, printed as SQL and evaluated by walking over them."""
+"""A reference implementation of the language: trees of tuples, printed as SQL and evaluated recursively."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any, Final
 
 from hypothesis import strategies as st
 
-from pairbus.broker.values import Instant, Span, Value
+from pairbus.broker.descriptions import Instant, Span, Value
 
 Tree = tuple[Any, ...]
 
 
 class Mark(Enum):
-    """What is no value."""
+    """A marker that is not a value."""
 
     UNKNOWN = 0
     FAILED = 1
@@ -89,7 +89,7 @@ def predicates() -> st.SearchStrategy[Tree]:
     )
 
 
-# Printing, with no more parentheses than it takes.
+# Printing, with as few parentheses as possible.
 
 _LEVELS: Final = {"or": 1, "and": 2, "not": 3, "+": 5, "-": 5, "*": 6, "/": 6, "%": 6, "signed": 7}
 _TEST: Final = 4
@@ -139,11 +139,11 @@ def show_name(name: str) -> str:
     return name if len(name) == 1 else "[" + name.replace("]", "]]") + "]"
 
 
-# Evaluation. Null and unknown are told apart here, and made the same only where an operator takes its operands.
+# Evaluation. Null and unknown are distinct here, and become equal only as operands.
 
 
 def meaning(tree: Tree, message: Mapping[str, Value]) -> Any:
-    """What a tree evaluates to; null if that is unknown."""
+    """Return the value of a tree; null if it is unknown."""
     try:
         value = evaluate(tree, message)
     except FailureError:
@@ -293,7 +293,7 @@ def like(text: Any, pattern: Any) -> Any:
 
 
 def resembles(text: str, pattern: str, escape: str | None = None) -> bool:
-    """Try everything."""
+    """Match by trying everything."""
     if not pattern:
         return not text
     first, rest = pattern[0], pattern[1:]

@@ -1,4 +1,4 @@
-"""What actions make of a message."""
+"""The changes that actions make to a message."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from uuid import UUID
 
 import pytest
 
+from pairbus.broker.descriptions import Instant, Span, Value
 from pairbus.broker.errors import InvalidExpressionError
 from pairbus.broker.sql import MISSING, EvaluationError, Missing, parse_action
-from pairbus.broker.values import Instant, Span, Value
 from pairbus.wire import UInt
 from tests.broker.sql.message import FRESH, Message, apply, fresh_id
 
@@ -52,14 +52,14 @@ CHANGES: Final[list[tuple[str, User, System]]] = [
     ("SET a = sys.SequenceNumber", {"a": 3}, {}),
     ("SET set = 1", {"set": 1}, {}),
     ("SET remove = 1 REMOVE remove", {"remove": MISSING}, {}),
-    # Null, and what is unknown.
+    # Null and unknown.
     ("SET a = NULL", {"a": None}, {}),
     ("SET a = missing", {"a": None}, {}),
     ("SET a = missing + 1", {"a": None}, {}),
     ("SET a = color + 1", {"a": None}, {}),
     ("SET count = NULL", {"count": None}, {}),
     ("SET nothing = 5", {"nothing": 5}, {}),
-    # In the type that the property has, if nothing gets lost.
+    # Conversion to the type of the property, if it is lossless.
     ("SET count = 7", {"count": 7}, {}),
     ("SET count = '7'", {"count": 7}, {}),
     ("SET count = '-7'", {"count": -7}, {}),
@@ -103,13 +103,13 @@ CHANGES: Final[list[tuple[str, User, System]]] = [
     ("SET id = 'none'", {"id": "none"}, {}),
     ("SET start = 5", {"start": 5}, {}),
     ("SET data = 'x'", {"data": "x"}, {}),
-    # Removing.
+    # Removal.
     ("REMOVE color", {"color": MISSING}, {}),
     ("REMOVE COLOR", {"COLOR": MISSING}, {}),
     ("REMOVE user.[color];", {"color": MISSING}, {}),
     ("REMOVE nothing", {"nothing": MISSING}, {}),
     ("REMOVE missing", {}, {}),
-    # One after another.
+    # Sequences of statements.
     ("SET a = 1; SET b = a + 1", {"a": 1, "b": 2}, {}),
     ("SET a = 1, SET b = A + 1;", {"a": 1, "b": 2}, {}),
     ("SET a = 1 SET b = a + 1", {"a": 1, "b": 2}, {}),
@@ -143,7 +143,7 @@ CHANGES: Final[list[tuple[str, User, System]]] = [
 
 
 def shown(values: dict[str, Value | Missing]) -> dict[str, tuple[type, str]]:
-    """The values in such a way that those of different types differ."""
+    """Return the values such that those of different types differ."""
     return {name: (type(value), repr(value)) for name, value in values.items()}
 
 
@@ -174,10 +174,10 @@ def test_writable_text(name: str) -> None:
 
 
 FAILURES: Final = [
-    ("SET a = 1 / 0", 10, "divided by zero"),
+    ("SET a = 1 / 0", 10, "division by zero"),
     ("SET a = 9223372036854775807 + 1", 28, "64 bits"),
     ("SET a = sys.Nonsense", 8, "sys.Nonsense"),
-    ("SET b = 1; SET a = b / 0", 21, "divided by zero"),
+    ("SET b = 1; SET a = b / 0", 21, "division by zero"),
     ("SET sys.TimeToLive = 5", 4, "sys.TimeToLive cannot hold a int"),
     ("SET sys.TimeToLive = '5'", 4, "sys.TimeToLive cannot hold a str"),
     ("SET sys.TimeToLive = start", 4, "sys.TimeToLive cannot hold a Instant"),
@@ -250,18 +250,18 @@ def test_bad(expression: str, position: int, reason: str) -> None:
     assert caught.value.expression == expression
 
 
-def test_as_many_statements_as_may_be() -> None:
+def test_maximum_number_of_statements_is_accepted() -> None:
     assert apply("SET a = 1;" * 32, MESSAGE).user == {"a": 1}
     with pytest.raises(InvalidExpressionError, match="at most 2 statements"):
         parse_action("SET a = 1 SET b = 1 REMOVE a", fresh_id=fresh_id, max_statements=2)
 
 
-def test_an_action_tells_what_it_was_made_of() -> None:
+def test_action_exposes_its_expression_and_parameters() -> None:
     action = parse_action("SET a = @x", {"@x": 1}, fresh_id=fresh_id)
     assert (action.expression, dict(action.parameters)) == ("SET a = @x", {"@x": 1})
 
 
-def test_a_message_is_not_changed_by_an_action() -> None:
+def test_message_is_not_changed_by_an_action() -> None:
     message = Message({"a": 1}, {"Label": "x"})
     action = parse_action("SET a = a + 1; SET sys.Label = sys.Label + 'x'; REMOVE a", fresh_id=fresh_id)
     first, second = action.apply(message), action.apply(message)
@@ -270,7 +270,7 @@ def test_a_message_is_not_changed_by_an_action() -> None:
     assert message.system("Label") == "x"
 
 
-def test_changes_cannot_be_changed() -> None:
+def test_changes_are_immutable() -> None:
     changes = apply("SET a = 1; SET sys.Label = 'x'", MESSAGE)
     with pytest.raises(TypeError):
         changes.user["a"] = 2  # type: ignore[index]

@@ -1,4 +1,4 @@
-"""Filters that cannot be read: where they go wrong, and what is said about it."""
+"""Invalid filters: the position and the text of their errors."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from uuid import UUID
 
 import pytest
 
+from pairbus.broker.descriptions import Value
 from pairbus.broker.errors import InvalidExpressionError
 from pairbus.broker.sql import parse_filter
 from pairbus.broker.sql.parser import MAX_DEPTH
-from pairbus.broker.values import Value
 from pairbus.wire import UInt
 from tests.broker.sql.message import Message, fresh_id
 
@@ -50,7 +50,7 @@ BAD: Final = [
     ("= 1", 0, "expected a value, found '='"),
     ("a = NOT b", 4, "expected a value (a property of that name is written [NOT]), found the reserved word NOT"),
     ("a ! b", 2, "expected != instead of a lone '!'"),
-    ("a & b", 2, "expected a word or a sign of the language, found '&'"),
+    ("a & b", 2, "expected a word or a symbol of the language, found '&'"),
     ("a = b AND OR c", 10, "found the reserved word OR"),
     # Conditions where values belong.
     ("(a = b) + 1 = 2", 0, "expected a value, found a condition"),
@@ -97,8 +97,8 @@ BAD: Final = [
     ("a LIKE b ESCAPE 'ab'", 16, "expected a string of one character after ESCAPE"),
     ("a LIKE 'x' ESCAPE 5", 18, "expected a string of one character after ESCAPE, found 5"),
     ("a LIKE 'x!' ESCAPE '!'", 7, "the pattern of LIKE ends with its escape '!'"),
-    ("a LIKE 'x!y' ESCAPE '!'", 7, "the escape '!' stands before 'y'"),
-    ("a LIKE @x ESCAPE 'v'", 7, "the escape 'v' stands before 'a'"),
+    ("a LIKE 'x!y' ESCAPE '!'", 7, "the escape '!' is before 'y'"),
+    ("a LIKE @x ESCAPE 'v'", 7, "the escape 'v' is before 'a'"),
     (f"a LIKE '{'x' * 1025}'", 7, "the pattern of LIKE has more than 1024 characters"),
     ("EXISTS a", 7, "expected '(' after EXISTS, found 'a'"),
     ("EXISTS()", 7, "expected a property, found ')'"),
@@ -129,15 +129,15 @@ BAD: Final = [
     ("a-b.c = 1", 2, "expected sys or user before '.', found 'b'"),
     ("[] = 1", 0, "expected a name, found an empty one"),
     ('a = ""', 4, "expected a name, found an empty one"),
-    ("[a = 1", 0, "the name that begins here has no end: expected a closing ]"),
-    ("b = [a]] = 1", 4, "the name that begins here has no end: expected a closing ]"),
-    ('"a = 1', 0, 'the name that begins here has no end: expected a closing "'),
-    ('"a"" = 1', 0, 'the name that begins here has no end: expected a closing "'),
+    ("[a = 1", 0, "the name that begins here is not closed: expected a closing ]"),
+    ("b = [a]] = 1", 4, "the name that begins here is not closed: expected a closing ]"),
+    ('"a = 1', 0, 'the name that begins here is not closed: expected a closing "'),
+    ('"a"" = 1', 0, 'the name that begins here is not closed: expected a closing "'),
     ("a] = 1", 1, "found ']'"),
     # Constants.
-    ("a = 'x", 4, "the string that begins here has no end: expected a closing '"),
-    ("a = 'x''", 4, "the string that begins here has no end: expected a closing '"),
-    ("a = '", 4, "the string that begins here has no end: expected a closing '"),
+    ("a = 'x", 4, "the string that begins here is not closed: expected a closing '"),
+    ("a = 'x''", 4, "the string that begins here is not closed: expected a closing '"),
+    ("a = '", 4, "the string that begins here is not closed: expected a closing '"),
     ("a = 9223372036854775808", 4, "expected an integer of 64 bits, found a larger one"),
     ("a = -9223372036854775809", 5, "expected an integer of 64 bits, found a larger one"),
     ("a = -(9223372036854775808)", 6, "expected an integer of 64 bits, found a larger one"),
@@ -150,7 +150,7 @@ BAD: Final = [
     ("a = #", 4, "found '#'"),
     ("a = \x00", 4, "found '\\x00'"),
     ("a = \ud800", 4, "found '\\ud800'"),
-    ("a = b\u0301", 5, "expected a word or a sign of the language"),
+    ("a = b\u0301", 5, "expected a word or a symbol of the language"),
     # Parameters and functions.
     ("a = @y", 4, "expected a parameter with a value, @y has none"),
     ("a = @", 4, "expected a letter after @"),
@@ -172,7 +172,7 @@ BAD: Final = [
     ("-" * 65 + "a = 1", 64, "expected at most 64 levels of nesting, found more"),
     ("p(" * 65 + "a" + ")" * 65, 129, "expected at most 64 levels of nesting, found more"),
     ("NOT (" * 33 + "a" + ")" * 33, 160, "expected at most 64 levels of nesting, found more"),
-    # The first thing that is wrong counts, but what is no word at all is found before anything else.
+    # The first error counts, but invalid tokens are found before anything else.
     ("a = = b = #", 10, "found '#'"),
     (f"a b{'c' * 100}", 2, f"found 'b{'c' * 23}…'"),
 ]
@@ -187,7 +187,7 @@ def test_bad(expression: str, position: int, reason: str) -> None:
     assert caught.value.expression == expression
 
 
-def test_the_table_is_large() -> None:
+def test_table_is_large() -> None:
     assert len(BAD) >= 60
 
 
@@ -227,5 +227,5 @@ def test_good_parameters(value: Value) -> None:
         "-" * MAX_DEPTH + "a = 1",
     ],
 )
-def test_as_deep_as_may_be(expression: str) -> None:
+def test_deepest_allowed_nesting_is_parsed(expression: str) -> None:
     parse_filter(expression, fresh_id=fresh_id).matches(Message({"a": True}))

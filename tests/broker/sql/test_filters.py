@@ -1,4 +1,4 @@
-"""What filters say of one message: true, false or unknown."""
+"""Results of filters for one message: true, false or unknown."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from uuid import UUID
 
 import pytest
 
+from pairbus.broker.descriptions import Instant, Span, Value
 from pairbus.broker.sql import EvaluationError, parse_filter
-from pairbus.broker.values import Instant, Span, Value
 from pairbus.wire import Symbol, UInt, ULong
 from tests.broker.sql.message import FRESH, F, Message, T, U, fresh_id, judge
 
@@ -137,7 +137,7 @@ PROMOTION: Final = [
     ("lowest = -9223372036854775808", T),
     ("unsigned > highest", T),
     ("unsigned = -1", F),
-    # The integer is taken for a double, as C# does, and the double nearest to it is the same.
+    # The integer is converted to a double, as in C#, and the nearest double is equal.
     ("9007199254740993 = 9007199254740992.0", T),
     ("9007199254740993 = 9007199254740992", F),
     ("nan = nan", F),
@@ -375,7 +375,7 @@ MEMBERSHIP: Final = [
     ("yes IN (FALSE, TRUE)", T),
     ("yes IN (1)", U),
     ("NOT five IN (5)", F),
-    # Nothing behind the item that is equal is evaluated, nor any item for an unknown left side.
+    # Items after the equal one are not evaluated, nor any item for an unknown left side.
     ("five IN (5, 1 / 0)", T),
     ("missing IN (1 / 0)", U),
 ]
@@ -526,7 +526,7 @@ CASES: Final = [
     ("tRuE", T),
     ("false", F),
     ("null", U),
-    # Neither a long s nor a dotless i makes a keyword.
+    # Neither a long s nor a dotless i forms a keyword.
     ("\u0131n = 5", U),
     ("fal\u017fe = 5", U),
 ]
@@ -592,16 +592,16 @@ def test_filter(expression: str, expected: bool | None) -> None:
     assert judge(expression, MESSAGE, PARAMETERS) is expected
 
 
-def test_the_table_is_large_and_has_no_row_twice() -> None:
+def test_table_is_large_and_has_no_row_twice() -> None:
     written_by_hand = ALL[: -len(KLEENE)]
     assert len(written_by_hand) >= 200
     assert len({expression for expression, _ in written_by_hand}) == len(written_by_hand)
 
 
 FAILURES: Final = [
-    ("1 / 0 = 1", 2, "divided by zero"),
-    ("five % 0 = 1", 5, "divided by zero"),
-    ("1 + five / (five - 5) = 1", 9, "divided by zero"),
+    ("1 / 0 = 1", 2, "division by zero"),
+    ("five % 0 = 1", 5, "division by zero"),
+    ("1 + five / (five - 5) = 1", 9, "division by zero"),
     ("highest + 1 > 0", 8, "64 bits"),
     ("lowest - 1 < 0", 7, "64 bits"),
     ("highest * 2 > 0", 8, "64 bits"),
@@ -612,11 +612,11 @@ FAILURES: Final = [
     ("five = 5 AND sys.[No such] IS NULL", 13, "sys.No such"),
     ("EXISTS(sys.Nonsense)", 7, "sys.Nonsense"),
     ("sys.Loc\u212aToken = 1", 0, "no system property"),
-    ("missing AND 1 / 0 = 1", 14, "divided by zero"),
-    ("1 / 0 = 1 AND no", 2, "divided by zero"),
-    ("1 / 0 = 1 OR yes", 2, "divided by zero"),
-    ("five IN (1 / 0, 5)", 11, "divided by zero"),
-    ("color LIKE 'a' + '!b' ESCAPE '!'", 6, "stands before 'b'"),
+    ("missing AND 1 / 0 = 1", 14, "division by zero"),
+    ("1 / 0 = 1 AND no", 2, "division by zero"),
+    ("1 / 0 = 1 OR yes", 2, "division by zero"),
+    ("five IN (1 / 0, 5)", 11, "division by zero"),
+    ("color LIKE 'a' + '!b' ESCAPE '!'", 6, "is before 'b'"),
     ("color LIKE 'a!' + '' ESCAPE '!'", 6, "ends with its escape"),
     ("color LIKE 'a' ESCAPE color", 6, "one character"),
     ("color LIKE 'a' ESCAPE five", 6, "one character"),
@@ -640,7 +640,7 @@ def test_times_beyond_64_bits_fail() -> None:
         parse_filter("late + @hour > late", PARAMETERS, fresh_id=fresh_id).matches(message)
 
 
-def test_a_filter_tells_what_it_was_made_of() -> None:
+def test_filter_exposes_its_expression_and_parameters() -> None:
     given: dict[str, Value] = {"@Color": "red"}
     sql_filter = parse_filter("color = @color", given, fresh_id=fresh_id)
     given["@Color"] = "blue"
@@ -649,7 +649,7 @@ def test_a_filter_tells_what_it_was_made_of() -> None:
     assert sql_filter.matches(MESSAGE)
 
 
-def test_a_filter_cannot_be_changed() -> None:
+def test_filter_cannot_be_changed() -> None:
     sql_filter = parse_filter("color = @color", PARAMETERS, fresh_id=fresh_id)
     with pytest.raises(AttributeError):
         sql_filter.expression = "TRUE"  # type: ignore[misc]
@@ -657,7 +657,7 @@ def test_a_filter_cannot_be_changed() -> None:
         sql_filter.parameters["@color"] = "blue"  # type: ignore[index]
 
 
-def test_every_new_id_is_asked_for() -> None:
+def test_fresh_id_is_called_for_every_newid() -> None:
     ids = iter(UUID(int=number) for number in range(1, 5))
     sql_filter = parse_filter("newid() = newid()", fresh_id=lambda: next(ids))
     assert not sql_filter.matches(MESSAGE)
@@ -665,7 +665,7 @@ def test_every_new_id_is_asked_for() -> None:
     assert next(ids, None) is None
 
 
-def test_the_name_of_a_property_comes_as_it_is_written() -> None:
+def test_property_name_is_passed_as_written() -> None:
     asked = []
 
     class Listening(Message):

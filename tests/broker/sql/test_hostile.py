@@ -1,4 +1,4 @@
-"""Whatever is written, it is read or refused, soon, and with no other error."""
+"""Any input is parsed or refused, quickly, and with no other error."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from pairbus.broker.descriptions import Instant, Span, Value
 from pairbus.broker.errors import InvalidExpressionError
 from pairbus.broker.sql import EvaluationError, parse_action, parse_filter
 from pairbus.broker.sql.parser import MAX_DEPTH
-from pairbus.broker.values import Instant, Span, Value
 from tests.broker.sql.message import Message, fresh_id
 from tests.thoroughness import times
 
 PARAMETERS: Final[dict[str, Value]] = {"@p": 1, "@q": "%!", "@t": Instant(5), "@s": Span(5), "@n": None}
 MESSAGE: Final = Message({"a": 1, "b": "x%", "c": True, "d": None, "e": 2.5}, {"Label": "x"})
 
-# A soup of tokens gets much further than a soup of characters.
+# Random tokens get much further than random characters.
 _TOKENS: Final = (
     'a b c d e missing sys user . sys.Label sys.Nope [a] [x]]] "b" ( ) ( ) , ; = <> != < <= > >= + - * / % '
     "AND OR NOT IN LIKE ESCAPE IS NULL EXISTS TRUE FALSE and not is null newid newid() p p( property( @p @q @t @s @n "
@@ -35,7 +35,7 @@ SOUP: Final = st.one_of(
     st.lists(st.sampled_from(TOKENS), max_size=8).map("".join),
 )
 
-# Such as is mostly right, so that many are read.
+# Mostly valid input, so that much of it is parsed.
 WORDS: Final = st.lists(
     st.tuples(
         st.sampled_from(["", "", "NOT ", "(", "-"]),
@@ -50,7 +50,7 @@ RAW: Final = st.text(st.characters(exclude_categories=()), max_size=30)
 
 @contextmanager
 def soon() -> Iterator[None]:
-    """Take less of the processor's time than a second; it should be milliseconds."""
+    """Check that the block takes less than a second of processor time; it should be milliseconds."""
     start = time.process_time()
     yield
     assert time.process_time() - start < 1
@@ -80,13 +80,13 @@ def an_action(expression: str) -> Callable[[Message], object]:
 
 @settings(max_examples=times(1000), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.one_of(SOUP, WORDS, RAW))
-def test_any_text_is_a_filter_or_is_refused(expression: str) -> None:
+def test_any_text_is_a_filter_or_raises_an_invalid_expression_error(expression: str) -> None:
     read_or_refused(expression, a_filter)
 
 
 @settings(max_examples=times(400), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.one_of(SOUP, RAW, WORDS.map("SET a = {}".format), SOUP.map("SET sys.Label = {}".format)))
-def test_any_text_is_an_action_or_is_refused(expression: str) -> None:
+def test_any_text_is_an_action_or_raises_an_invalid_expression_error(expression: str) -> None:
     read_or_refused(expression, an_action)
 
 
@@ -132,7 +132,7 @@ AS_DEEP_AS_MAY_BE: Final = [
 
 
 @pytest.mark.parametrize(("expression", "expected"), AS_DEEP_AS_MAY_BE, ids=[row[0][:20] for row in AS_DEEP_AS_MAY_BE])
-def test_as_deep_as_may_be_below_a_deep_caller(expression: str, expected: bool) -> None:
+def test_deepest_allowed_nesting_is_parsed_below_a_deep_call_stack(expression: str, expected: bool) -> None:
     def call() -> bool:
         return parse_filter(expression, fresh_id=fresh_id).matches(MESSAGE)
 
@@ -182,7 +182,7 @@ PATTERNS: Final = [
 
 
 @pytest.mark.parametrize("pattern", PATTERNS, ids=[pattern[:12] for pattern in PATTERNS])
-def test_patterns_that_ask_for_backtracking(pattern: str) -> None:
+def test_patterns_prone_to_backtracking_match_in_bounded_time(pattern: str) -> None:
     message = Message({"text": "a" * 30_000, "pattern": pattern})
     with soon():
         assert not parse_filter(f"text LIKE '{pattern}'", fresh_id=fresh_id).matches(message)
@@ -193,12 +193,12 @@ def test_patterns_that_ask_for_backtracking(pattern: str) -> None:
         }
 
 
-def test_a_pattern_in_a_message_may_not_be_longer_than_one_in_a_filter() -> None:
+def test_pattern_from_a_message_is_limited_like_one_in_a_filter() -> None:
     with pytest.raises(EvaluationError, match="more than 1024 characters"):
         parse_filter("a LIKE b", fresh_id=fresh_id).matches(Message({"a": "", "b": "%" * 1025}))
 
 
-def test_an_action_cannot_make_a_text_that_fills_the_memory() -> None:
+def test_action_cannot_build_a_text_beyond_the_limit() -> None:
     action = parse_action("SET a = a + a + a + a;" * 32, fresh_id=fresh_id)
     with soon(), pytest.raises(EvaluationError, match="65536"):
         action.apply(Message({"a": "x"}))
@@ -229,7 +229,7 @@ def test_like_without_underscore_takes_linear_work(pattern: str, length: int) ->
 def test_like_with_underscore_counts_text_times_segment() -> None:
     message = Message({"text": LONG})
     assert not parse_filter(f"text LIKE '%{'a_' * 400}aab%'", fresh_id=fresh_id).matches(message)
-    assert message.spent == 2 * len(LONG)  # the longest piece is not there
+    assert message.spent == 2 * len(LONG)  # the longest piece is missing
     assert not parse_filter(f"text LIKE '%a{'a_' * 400}b%'", fresh_id=fresh_id).matches(message)
     assert message.spent >= 800 * len(LONG)
 
@@ -260,7 +260,7 @@ def test_work_that_does_not_depend_on_the_message_is_not_counted(expression: str
     assert message.spent == 0
 
 
-def test_an_action_counts_the_texts_that_it_copies_and_converts() -> None:
+def test_action_counts_the_texts_that_it_copies_and_converts() -> None:
     message = Message({"text": LONG, "n": 1})
     parse_action("SET n = text + 'b'; SET sys.Label = text", fresh_id=fresh_id).apply(message)
     assert message.spent >= 2 * len(LONG)

@@ -1,4 +1,4 @@
-"""Filters against the reference: whatever tree is printed, its text means what the tree means."""
+"""Filters compared with the reference: the printed text of any tree evaluates like the tree."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from contextlib import suppress
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from pairbus.broker.descriptions import Value
 from pairbus.broker.sql import EvaluationError, parse_filter
-from pairbus.broker.values import Value
 from tests.broker.sql.message import Message, apply, fresh_id, judge
 from tests.broker.sql.reference import FAILED, Tree, meaning, predicates, properties, resembles, show, values
 from tests.thoroughness import times
@@ -26,7 +26,7 @@ def tries(count: int) -> settings:
 @tries(600)
 @given(predicates(), properties())
 @example(("=", ("-", ("constant", 1), ("-", ("constant", 2), ("constant", 3))), ("constant", 2)), {})
-def test_a_filter_says_what_its_tree_means(tree: Tree, message: dict[str, Value]) -> None:
+def test_filter_result_equals_the_reference_evaluation(tree: Tree, message: dict[str, Value]) -> None:
     expected = meaning(tree, message)
     found: object = FAILED
     with suppress(EvaluationError):
@@ -36,7 +36,7 @@ def test_a_filter_says_what_its_tree_means(tree: Tree, message: dict[str, Value]
 
 @tries(300)
 @given(values(), properties())
-def test_an_action_computes_what_its_tree_means(tree: Tree, message: dict[str, Value]) -> None:
+def test_action_result_equals_the_reference_evaluation(tree: Tree, message: dict[str, Value]) -> None:
     expected = meaning(tree, message)
     found: object = FAILED
     with suppress(EvaluationError):
@@ -48,7 +48,7 @@ def test_an_action_computes_what_its_tree_means(tree: Tree, message: dict[str, V
 @given(st.text("aab", max_size=12), st.text("aab%_", max_size=8))
 @example("aab", "%a%ab")
 @example("ab", "%b%b")
-def test_like_is_what_trying_everything_finds(text: str, pattern: str) -> None:
+def test_like_equals_an_exhaustive_match(text: str, pattern: str) -> None:
     assert judge("a LIKE b", Message({"a": text, "b": pattern})) is resembles(text, pattern)
 
 
@@ -57,7 +57,7 @@ _ESCAPED = st.lists(st.sampled_from(["a", "%", "_", "!%", "!_", "!!"]), max_size
 
 @tries(300)
 @given(st.text("a%_!", max_size=8), _ESCAPED)
-def test_like_with_an_escape_is_what_trying_everything_finds(text: str, pattern: str) -> None:
+def test_like_with_an_escape_equals_an_exhaustive_match(text: str, pattern: str) -> None:
     expected = resembles(text, pattern, "!")
     assert judge(f"a LIKE '{pattern}' ESCAPE '!'", Message({"a": text})) is expected
     assert judge("a LIKE b ESCAPE c", Message({"a": text, "b": pattern, "c": "!"})) is expected
@@ -79,7 +79,7 @@ def test_any_text_can_be_the_name_of_a_property(name: str, quotes: tuple[str, st
 
 
 def as_regular_expression(pattern: str) -> re.Pattern[str]:
-    """Translate a pattern character by character, without any thought of speed."""
+    """Translate a pattern character by character, without regard to speed."""
     meanings = {"%": ".*", "_": "."}
     return re.compile("".join(meanings.get(character) or re.escape(character) for character in pattern), re.DOTALL)
 

@@ -1,4 +1,4 @@
-"""Tokens: put before the links, and anew before they end."""
+"""Tokens: put before the links attach, and renewed before they expire."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pairbus.client.errors import (
 )
 from pairbus.client.factory import MessagingFactory
 from pairbus.client.message import BrokeredMessage
-from pairbus.client.retry import NO_RETRY
+from pairbus.client.settings import NO_RETRY
 from pairbus.client.token_provider import JWT, SAS_TOKEN, Token, TokenProvider
 from pairbus.dialect.management import Request, Response
 from pairbus.dialect.sas import parse_sas_token
@@ -69,7 +69,7 @@ async def sent(factory: MessagingFactory, path: str = "orders") -> None:
     await sender.send(MESSAGE)
 
 
-def test_a8_a_token_is_put_before_the_link_is_attached() -> None:
+def test_a8_token_is_put_before_attach() -> None:
     async def scenario() -> None:
         async with scripted(TokenProvider.from_key("root", "secret")) as (peer, factory):
             clerk = Clerk(peer)
@@ -90,7 +90,7 @@ def test_a8_a_token_is_put_before_the_link_is_attached() -> None:
     run(scenario())
 
 
-def test_without_a_token_provider_no_token_is_put() -> None:
+def test_no_token_is_put_without_token_provider() -> None:
     async def scenario() -> None:
         async with scripted(None) as (peer, factory):
             await sent(factory)
@@ -99,7 +99,7 @@ def test_without_a_token_provider_no_token_is_put() -> None:
     run(scenario())
 
 
-def test_each_entity_is_opened_once_however_many_use_it() -> None:
+def test_each_entity_is_authorized_once() -> None:
     async def scenario() -> None:
         async with scripted(Purse()) as (peer, factory):
             clerk = Clerk(peer)
@@ -115,7 +115,7 @@ def test_each_entity_is_opened_once_however_many_use_it() -> None:
 
 
 @pytest.mark.parametrize("lifetime_s", [50, HOUR_S])
-def test_a8_a_token_is_renewed_before_it_ends_for_as_long_as_the_connection_lasts(lifetime_s: int) -> None:
+def test_a8_token_is_renewed_before_it_expires(lifetime_s: int) -> None:
     async def scenario() -> None:
         async with scripted(Purse(lifetime_s)) as (peer, factory):
             clerk = Clerk(peer)
@@ -131,7 +131,7 @@ def test_a8_a_token_is_renewed_before_it_ends_for_as_long_as_the_connection_last
     run(scenario())
 
 
-def test_a_token_that_is_good_for_very_long_is_renewed_all_the_same() -> None:
+def test_token_with_very_long_lifetime_is_renewed() -> None:
     async def scenario() -> None:
         async with scripted(Purse(1e9)) as (peer, factory):
             clerk = Clerk(peer)
@@ -145,7 +145,7 @@ def test_a_token_that_is_good_for_very_long_is_renewed_all_the_same() -> None:
 
 
 @pytest.mark.parametrize("expires_s", [0.0, -1e9, 1e300, float("inf"), float("nan")])
-def test_e3_a_token_that_has_ended_or_never_does_is_put_all_the_same(expires_s: float) -> None:
+def test_e3_expired_or_endless_token_is_put(expires_s: float) -> None:
     class Odd(TokenProvider):
         async def get_token(self, audience: str) -> Token:  # noqa: ARG002 (it is the same for all)
             return Token(text="token", type=JWT, expires_s=expires_s)
@@ -169,7 +169,7 @@ def test_e3_a_token_that_has_ended_or_never_does_is_put_all_the_same(expires_s: 
 
 
 class Forger(Purse):
-    """Gives what is no token, as long as it is told to."""
+    """Returns invalid tokens while ``parts`` is set."""
 
     def __init__(self, **parts: Any) -> None:
         super().__init__()
@@ -187,7 +187,7 @@ class Forger(Purse):
     [{}, {"expires_s": None}, {"expires_s": "soon"}, {"text": object()}, {"type": object()}],
     ids=["None", "no end", "odd end", "odd text", "odd type"],
 )
-def test_e3_what_is_no_token_is_told_at_once_and_the_next_one_is_asked_for(parts: dict[str, Any]) -> None:
+def test_e3_invalid_token_is_raised_and_next_one_requested(parts: dict[str, Any]) -> None:
     async def scenario() -> None:
         loop = asyncio.get_running_loop()
         forger = Forger(**parts)
@@ -205,7 +205,7 @@ def test_e3_what_is_no_token_is_told_at_once_and_the_next_one_is_asked_for(parts
 
 
 @pytest.mark.parametrize("parts", [{}, {"expires_s": None}, {"text": object()}], ids=["None", "no end", "odd text"])
-def test_e3_what_is_no_token_does_not_end_renewing(parts: dict[str, Any]) -> None:
+def test_e3_invalid_token_does_not_end_renewal(parts: dict[str, Any]) -> None:
     async def scenario() -> None:
         forger = Forger()
         forger.parts = None
@@ -225,7 +225,7 @@ def test_e3_what_is_no_token_does_not_end_renewing(parts: dict[str, Any]) -> Non
     run(scenario())
 
 
-def test_a_renewal_that_fails_is_tried_again_within_half_a_minute() -> None:
+def test_failed_renewal_is_retried_within_half_a_minute_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
         purse = Purse()
         async with scripted(purse) as (peer, factory):
@@ -241,10 +241,12 @@ def test_a_renewal_that_fails_is_tried_again_within_half_a_minute() -> None:
             await asyncio.sleep(31)
             assert len(clerk.times_s) == tried + 1
 
-    run(scenario())
+    with caplog.at_level("WARNING", "pairbus.client.amqp"):
+        run(scenario())
+    assert len([one for one in caplog.records if "token renewal failed" in one.getMessage()]) == 1
 
 
-def test_when_a_token_has_ended_the_link_is_opened_with_another() -> None:
+def test_link_is_reopened_with_new_token_after_expiry() -> None:
     async def scenario() -> None:
         async with scripted(Purse()) as (peer, factory):
             clerk = Clerk(peer)
@@ -265,13 +267,11 @@ def test_when_a_token_has_ended_the_link_is_opened_with_another() -> None:
         (Response(status=401, description="wrong key"), UnauthorizedError, "wrong key"),
         (Response(status=503, description="slow down"), ServerBusyError, "slow down"),
         (Response(status=404, description="no such entity"), MessagingError, "no such entity"),
-        (b"garbage", MessagingError, "makes no sense"),
+        (b"garbage", MessagingError, "malformed response"),
     ],
     ids=["401", "503", "404", "garbage"],
 )
-def test_a8_a_token_that_is_refused_is_told_with_the_entity(
-    answer: Response | bytes, kind: type[MessagingError], text: str
-) -> None:
+def test_a8_refused_token_error_names_entity(answer: Response | bytes, kind: type[MessagingError], text: str) -> None:
     async def scenario() -> None:
         async with scripted(Purse(), retry_policy=NO_RETRY) as (peer, factory):
             Clerk(peer, lambda _request: answer)
@@ -279,7 +279,7 @@ def test_a8_a_token_that_is_refused_is_told_with_the_entity(
                 await sent(factory)
             assert caught.value.entity == "orders"
             Clerk(peer)
-            await sent(factory)  # the next one is asked anew
+            await sent(factory)  # the next one is requested again
 
     run(scenario())
 
@@ -287,9 +287,7 @@ def test_a8_a_token_that_is_refused_is_told_with_the_entity(
 @pytest.mark.parametrize(
     ("status", "condition"), [(401, "amqp:unauthorized-access"), (404, "amqp:not-found"), (400, None)]
 )
-def test_e4_a_token_that_is_refused_has_a_condition_though_the_node_names_none(
-    status: int, condition: str | None
-) -> None:
+def test_e4_refused_token_error_has_condition(status: int, condition: str | None) -> None:
     async def scenario() -> None:
         async with scripted(Purse(), retry_policy=NO_RETRY) as (peer, factory):
             Clerk(peer, lambda _request: Response(status=status))
@@ -301,7 +299,7 @@ def test_e4_a_token_that_is_refused_has_a_condition_though_the_node_names_none(
 
 
 @pytest.mark.parametrize("failure", [RuntimeError("the vault is closed"), ValueError("odd"), UnauthorizedError("odd")])
-def test_a_provider_that_fails_is_told_at_once_with_its_reason(failure: Exception) -> None:
+def test_error_of_token_provider_is_raised_with_reason(failure: Exception) -> None:
     async def scenario() -> None:
         loop = asyncio.get_running_loop()
         async with scripted(Purse(failure=failure)) as (_, factory):
@@ -314,7 +312,7 @@ def test_a_provider_that_fails_is_told_at_once_with_its_reason(failure: Exceptio
     run(scenario())
 
 
-def test_a_provider_that_hangs_is_given_up_after_a_while() -> None:
+def test_hanging_token_provider_times_out() -> None:
     class Slow(TokenProvider):
         async def get_token(self, audience: str) -> Token:  # noqa: ARG002 (there is none for any)
             await asyncio.sleep(1e6)
@@ -330,7 +328,7 @@ def test_a_provider_that_hangs_is_given_up_after_a_while() -> None:
     run(scenario())
 
 
-def test_a_put_that_is_not_answered_is_tried_again() -> None:
+def test_unanswered_put_is_retried() -> None:
     async def scenario() -> None:
         async with scripted(Purse()) as (peer, factory):
             answers = iter([None, Response()])
@@ -344,7 +342,7 @@ def test_a_put_that_is_not_answered_is_tried_again() -> None:
     run(scenario())
 
 
-def test_nothing_is_renewed_on_a_connection_that_is_lost() -> None:
+def test_tokens_are_not_renewed_on_lost_connection() -> None:
     async def scenario() -> None:
         purse = Purse()
         async with scripted(purse) as (peer, factory):
@@ -360,7 +358,7 @@ def test_nothing_is_renewed_on_a_connection_that_is_lost() -> None:
     run(scenario())
 
 
-def test_whoever_waits_for_a_token_when_the_factory_is_closed_is_told() -> None:
+def test_waiting_for_token_raises_when_factory_is_closed() -> None:
     async def scenario() -> None:
         async with scripted(Purse()) as (peer, factory):
             clerk = Clerk(peer, lambda _request: None)
@@ -374,14 +372,14 @@ def test_whoever_waits_for_a_token_when_the_factory_is_closed_is_told() -> None:
     run(scenario())
 
 
-def test_whoever_asks_as_a_token_is_refused_is_not_forgotten_with_that_token() -> None:
+def test_request_during_refusal_gets_new_token() -> None:
     async def scenario() -> None:
         purse = Purse(failure=RuntimeError("the vault is closed"))
         async with connected() as (_, connection):
             authorization = Authorization(connection, purse)
             first = asyncio.create_task(authorization.authorize("orders"))
             await asyncio.sleep(0)  # now it has begun
-            await asyncio.sleep(0)  # now it has failed, and nobody has heard of it
+            await asyncio.sleep(0)  # now it has failed, and no caller knows
             purse.failure = None
             await authorization.authorize("orders")
             with pytest.raises(UnauthorizedError):

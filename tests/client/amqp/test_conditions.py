@@ -27,7 +27,7 @@ from pairbus.client.errors import (
     UnauthorizedError,
 )
 from pairbus.client.message import BrokeredMessage
-from pairbus.client.retry import NO_RETRY
+from pairbus.client.settings import NO_RETRY
 from pairbus.wire import Error, Rejected
 from tests.client.amqp_peer import run, scripted
 
@@ -80,18 +80,18 @@ def check(error: MessagingError, kind: type[MessagingError], condition: str) -> 
     assert str(error).startswith(f"'orders': the reason ({condition})")
 
 
-def test_every_condition_that_is_known_is_tried_here() -> None:
+def test_every_known_condition_is_tested() -> None:
     assert {str(condition) for condition in ERRORS} == {*KINDS}
 
 
 @pytest.mark.parametrize(("condition", "kind"), KINDS.items(), ids=KINDS)
-def test_e4_each_condition_becomes_an_error_of_its_own(condition: str, kind: type[MessagingError]) -> None:
+def test_e4_each_condition_maps_to_error(condition: str, kind: type[MessagingError]) -> None:
     check(error_from(Error(condition, "the reason"), "orders"), kind, condition)
     check(error_from_status(500, "the reason", condition, "orders"), kind, condition)
 
 
 @pytest.mark.parametrize(("condition", "kind"), KINDS.items(), ids=KINDS)
-def test_e4_a_message_that_is_rejected_tells_the_application_why(condition: str, kind: type[MessagingError]) -> None:
+def test_e4_rejected_message_raises_reason(condition: str, kind: type[MessagingError]) -> None:
     async def scenario() -> None:
         async with scripted(retry_policy=NO_RETRY) as (peer, factory):
             peer.outcome = lambda _delivery: Rejected(Error(condition, "the reason"))
@@ -104,7 +104,7 @@ def test_e4_a_message_that_is_rejected_tells_the_application_why(condition: str,
 
 
 @pytest.mark.parametrize(("condition", "kind"), KINDS.items(), ids=KINDS)
-def test_e4_a_link_that_is_refused_tells_the_application_why(condition: str, kind: type[MessagingError]) -> None:
+def test_e4_refused_link_raises_reason(condition: str, kind: type[MessagingError]) -> None:
     async def scenario() -> None:
         async with scripted(retry_policy=NO_RETRY) as (peer, factory):
             for make in (factory.create_message_sender, factory.create_message_receiver):
@@ -117,7 +117,7 @@ def test_e4_a_link_that_is_refused_tells_the_application_why(condition: str, kin
     run(scenario())
 
 
-def test_a_condition_that_nobody_knows_is_told_as_it_is() -> None:
+def test_unknown_condition_is_kept() -> None:
     error = error_from(Error("contoso:odd"), "orders")
     assert type(error) is MessagingError
     assert not error.is_transient
@@ -140,7 +140,7 @@ def test_a_condition_that_nobody_knows_is_told_as_it_is() -> None:
         (418, MessagingError),
     ],
 )
-def test_an_answer_that_names_no_condition_is_judged_by_its_status(status: int, kind: type[MessagingError]) -> None:
+def test_response_without_condition_is_mapped_by_status(status: int, kind: type[MessagingError]) -> None:
     for condition in (None, "contoso:odd"):
         error = error_from_status(status, "", condition, "orders")
         assert type(error) is kind
@@ -148,15 +148,15 @@ def test_an_answer_that_names_no_condition_is_judged_by_its_status(status: int, 
         assert error.condition == condition
 
 
-def test_what_the_peer_has_ended_without_a_reason_can_be_made_anew() -> None:
+def test_end_without_reason_is_transient() -> None:
     error = lost(None, "the link")
     assert type(error) is MessagingCommunicationError
-    assert str(error) == "the namespace has ended the link"
+    assert str(error) == "the namespace closed the link"
 
 
 @pytest.mark.parametrize("condition", ["contoso:odd", "amqp:unauthorized-access", "amqp:not-found"])
-def test_a_connection_that_the_peer_has_ended_for_whatever_reason_can_be_made_anew(condition: str) -> None:
+def test_connection_end_with_any_reason_is_transient(condition: str) -> None:
     error = lost(Error(condition, "the reason"), "the connection")
     assert type(error) is MessagingCommunicationError
     assert error.is_transient
-    assert str(error) == f"the namespace has ended the connection: the reason ({condition})"
+    assert str(error) == f"the namespace closed the connection: the reason ({condition})"

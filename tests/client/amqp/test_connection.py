@@ -8,8 +8,8 @@ from typing import Any, Final
 
 import pytest
 
-from pairbus.client.amqp.connection import AmqpConnection
-from pairbus.client.amqp.receiving_link import ReceivingLink, Wish
+from pairbus.client.amqp.connection import ClientConnection
+from pairbus.client.amqp.receiving_link import ReceiveOptions, ReceivingLink
 from pairbus.client.amqp.sending_link import SendingLink
 from pairbus.client.endpoint import Endpoint
 from pairbus.client.errors import (
@@ -48,7 +48,7 @@ async def refused(peer: Peer, credentials: Any = None, kind: type[MessagingError
     await peer.listen()
     try:
         with pytest.raises(kind) as caught:
-            await AmqpConnection.open(peer.endpoint, SETTINGS, credentials)
+            await ClientConnection.open(peer.endpoint, SETTINGS, credentials)
         assert type(caught.value) is kind
         return str(caught.value)
     finally:
@@ -58,7 +58,7 @@ async def refused(peer: Peer, credentials: Any = None, kind: type[MessagingError
 # Opening
 
 
-def test_the_peer_is_told_who_we_are_and_whom_we_want() -> None:
+def test_open_frame_names_container_and_host() -> None:
     async def scenario() -> None:
         async with connected(idle_timeout=timedelta(seconds=20)) as (peer, connection):
             assert connection.error is None
@@ -70,7 +70,7 @@ def test_the_peer_is_told_who_we_are_and_whom_we_want() -> None:
     run(scenario())
 
 
-def test_each_connection_has_a_name_of_its_own() -> None:
+def test_container_ids_are_unique() -> None:
     async def scenario() -> None:
         async with connected() as (first, _), connected() as (second, _):
             names = {peer.seen(ConnectionOpened)[0].open.container_id for peer in (first, second)}
@@ -79,14 +79,14 @@ def test_each_connection_has_a_name_of_its_own() -> None:
     run(scenario())
 
 
-def test_where_nobody_listens_there_is_no_connection() -> None:
+def test_refused_connection_raises_communication_error() -> None:
     async def scenario() -> None:
         peer = Peer()
         await peer.listen()
         peer.close()
         with pytest.raises(MessagingCommunicationError, match=f"{peer.endpoint} cannot be reached") as caught:
-            await AmqpConnection.open(peer.endpoint, SETTINGS, None)
-        assert "see that its namespace is running" in str(caught.value)
+            await ClientConnection.open(peer.endpoint, SETTINGS, None)
+        assert "check that the namespace is running" in str(caught.value)
         assert "Errno" not in str(caught.value)
         assert caught.value.is_transient
         assert isinstance(caught.value.__cause__, OSError)
@@ -94,16 +94,16 @@ def test_where_nobody_listens_there_is_no_connection() -> None:
     run(scenario())
 
 
-def test_a_host_that_nobody_knows_is_told() -> None:
+def test_unknown_host_raises_communication_error() -> None:
     async def scenario() -> None:
         for host in ("nowhere.example", "a" * 300, "ä." * 100):
             with pytest.raises(MessagingCommunicationError, match="cannot be reached"):
-                await AmqpConnection.open(Endpoint(host, tls=False), SETTINGS, None)
+                await ClientConnection.open(Endpoint(host, tls=False), SETTINGS, None)
 
     run(scenario())
 
 
-def test_a_peer_that_closes_instead_of_opening_is_told_with_its_reason() -> None:
+def test_close_instead_of_open_raises_with_reason() -> None:
     async def scenario() -> None:
         peer = Peer()
         peer.closing = Error("amqp:connection:forced", "we are closed on Sundays")
@@ -112,7 +112,7 @@ def test_a_peer_that_closes_instead_of_opening_is_told_with_its_reason() -> None
     run(scenario())
 
 
-def test_a_peer_that_speaks_something_else_is_told() -> None:
+def test_peer_with_another_protocol_raises() -> None:
     class Web(asyncio.Protocol):
         def connection_made(self, transport: Any) -> None:
             transport.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
@@ -122,13 +122,13 @@ def test_a_peer_that_speaks_something_else_is_told() -> None:
         server = await asyncio.get_running_loop().create_server(Web, "127.0.0.1", 0)
         port: int = server.port  # type: ignore[attr-defined]
         with pytest.raises(MessagingCommunicationError, match="HTTP"):
-            await AmqpConnection.open(Endpoint("127.0.0.1", port, tls=False), SETTINGS, None)
+            await ClientConnection.open(Endpoint("127.0.0.1", port, tls=False), SETTINGS, None)
         server.close()
 
     run(scenario())
 
 
-def test_a_peer_that_hangs_up_at_once_is_told() -> None:
+def test_peer_that_disconnects_at_once_raises() -> None:
     async def scenario() -> None:
         class Rude(Peer):
             pass
@@ -147,14 +147,14 @@ def test_a_peer_that_hangs_up_at_once_is_told() -> None:
     run(scenario())
 
 
-def test_whoever_stops_waiting_for_a_connection_leaves_none_behind() -> None:
+def test_cancelled_open_leaves_no_connection() -> None:
     async def scenario() -> None:
         peer = Peer()
         peer.opens = False
         await peer.listen()
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(1):
-                await AmqpConnection.open(peer.endpoint, SETTINGS, None)
+                await ClientConnection.open(peer.endpoint, SETTINGS, None)
         await until(lambda: peer.last.is_lost)
         peer.close()
 
@@ -175,11 +175,11 @@ def with_password(password: str) -> Peer:
     return peer
 
 
-def test_a_name_and_a_password_are_presented_where_they_are_given() -> None:
+def test_user_and_password_are_presented() -> None:
     async def scenario() -> None:
         peer = with_password("secret")
         await peer.listen()
-        connection = await AmqpConnection.open(peer.endpoint, SETTINGS, PlainCredentials("user", "secret"))
+        connection = await ClientConnection.open(peer.endpoint, SETTINGS, PlainCredentials("user", "secret"))
         [authenticated] = peer.seen(Authenticated)
         assert authenticated.mechanism == PLAIN
         await connection.close()
@@ -189,7 +189,7 @@ def test_a_name_and_a_password_are_presented_where_they_are_given() -> None:
 
 
 @pytest.mark.parametrize("credentials", [PlainCredentials("user", "wrong"), None])
-def test_a8_whoever_is_not_let_in_is_told_and_not_let_try_again(credentials: PlainCredentials | None) -> None:
+def test_a8_failed_authentication_is_permanent(credentials: PlainCredentials | None) -> None:
     async def scenario() -> None:
         text = await refused(with_password("secret"), credentials, UnauthorizedError)
         assert "PLAIN" in text
@@ -201,7 +201,7 @@ def test_a8_whoever_is_not_let_in_is_told_and_not_let_try_again(credentials: Pla
 # Being there
 
 
-def test_a_connection_that_is_idle_is_kept_by_heartbeats_of_both_ends() -> None:
+def test_idle_connection_is_kept_by_heartbeats() -> None:
     async def scenario() -> None:
         peer = Peer()
         peer.configuration = Configuration(container_id="peer", idle_time_out_ms=10_000)
@@ -215,7 +215,7 @@ def test_a_connection_that_is_idle_is_kept_by_heartbeats_of_both_ends() -> None:
     run(scenario())
 
 
-def test_a_peer_that_falls_silent_is_given_up_after_twice_the_idle_time_out() -> None:
+def test_silent_peer_is_closed_after_twice_idle_timeout() -> None:
     async def scenario() -> None:
         loop = asyncio.get_running_loop()
         async with connected(idle_timeout=timedelta(seconds=20)) as (peer, connection):
@@ -229,16 +229,16 @@ def test_a_peer_that_falls_silent_is_given_up_after_twice_the_idle_time_out() ->
             assert loop.time() - silent_s <= 61
             assert isinstance(connection.error, MessagingCommunicationError)
             assert isinstance(link.error, MessagingCommunicationError)
-            assert "nothing came" in str(connection.error)
+            assert "no data received" in str(connection.error)
 
     run(scenario())
 
 
 @pytest.mark.parametrize("end", ["close", "close with a reason", "hang up", "garbage", "a frame that is too large"])
-def test_however_the_peer_ends_a_connection_all_its_links_are_told(end: str) -> None:
+def test_any_end_of_connection_fails_all_links(end: str) -> None:
     async def scenario() -> None:
         async with connected() as (peer, connection):
-            sending, receiving = SendingLink(connection, "a"), ReceivingLink(connection, "b", Wish())
+            sending, receiving = SendingLink(connection, "a"), ReceivingLink(connection, "b", ReceiveOptions())
             await sending.attached(1)
             await receiving.attached(1)
             transport = peer.last.transport
@@ -267,7 +267,7 @@ def test_however_the_peer_ends_a_connection_all_its_links_are_told(end: str) -> 
     run(scenario())
 
 
-def test_a_peer_that_breaks_the_protocol_is_told_why() -> None:
+def test_protocol_violation_closes_with_reason() -> None:
     async def scenario() -> None:
         async with connected() as (peer, connection):
             assert peer.last.transport is not None
@@ -282,10 +282,10 @@ def test_a_peer_that_breaks_the_protocol_is_told_why() -> None:
     run(scenario())
 
 
-# Links that come to nothing
+# Links that fail to attach
 
 
-def test_a_link_that_is_not_attached_in_time_is_given_up() -> None:
+def test_attach_without_response_times_out() -> None:
     async def scenario() -> None:
         async with connected() as (peer, connection):
             peer.attaches = False
@@ -302,7 +302,7 @@ def test_a_link_that_is_not_attached_in_time_is_given_up() -> None:
     run(scenario())
 
 
-def test_a_link_that_nobody_waits_for_any_more_is_given_up() -> None:
+def test_abandoned_attach_loses_link() -> None:
     async def scenario() -> None:
         async with connected() as (peer, connection):
             peer.attaches = False
@@ -319,7 +319,7 @@ def test_a_link_that_nobody_waits_for_any_more_is_given_up() -> None:
     run(scenario())
 
 
-def test_an_attach_that_comes_too_late_disturbs_nobody() -> None:
+def test_late_attach_is_ignored() -> None:
     async def scenario() -> None:
         peer = Peer()
         peer.attaches = False
@@ -342,7 +342,7 @@ def test_an_attach_that_comes_too_late_disturbs_nobody() -> None:
     run(scenario())
 
 
-def test_each_link_has_a_session_of_its_own() -> None:
+def test_each_link_has_its_own_session() -> None:
     async def scenario() -> None:
         async with connected() as (peer, connection):
             links = [SendingLink(connection, "orders") for _ in range(5)]
@@ -358,7 +358,7 @@ def test_each_link_has_a_session_of_its_own() -> None:
     run(scenario())
 
 
-def test_a_peer_that_allows_few_sessions_is_told_of() -> None:
+def test_session_limit_of_peer_is_raised() -> None:
     async def scenario() -> None:
         peer = Peer()
         peer.configuration = Configuration(container_id="peer", channel_max=1)
@@ -375,7 +375,7 @@ def test_a_peer_that_allows_few_sessions_is_told_of() -> None:
 # Closing
 
 
-def test_a_peer_that_does_not_say_goodbye_is_waited_for_only_a_little() -> None:
+def test_close_waits_briefly_for_peer() -> None:
     async def scenario() -> None:
         loop = asyncio.get_running_loop()
         async with connected() as (peer, connection):
@@ -388,7 +388,7 @@ def test_a_peer_that_does_not_say_goodbye_is_waited_for_only_a_little() -> None:
     run(scenario())
 
 
-def test_to_close_tells_the_peer_and_to_close_twice_is_fine() -> None:
+def test_close_is_sent_once() -> None:
     async def scenario() -> None:
         async with connected() as (peer, connection):
             await connection.close()
@@ -399,7 +399,7 @@ def test_to_close_tells_the_peer_and_to_close_twice_is_fine() -> None:
     run(scenario())
 
 
-def test_a_peer_that_does_not_read_does_not_keep_a_connection_from_closing() -> None:
+def test_slow_reader_does_not_block_close() -> None:
     async def scenario() -> None:
         async with connected() as (peer, connection):
             link = SendingLink(connection, "orders")
@@ -416,7 +416,7 @@ def test_a_peer_that_does_not_read_does_not_keep_a_connection_from_closing() -> 
     run(scenario())
 
 
-def test_a_heartbeat_is_no_event() -> None:
+def test_heartbeat_is_not_an_event() -> None:
     async def scenario() -> None:
         async with connected() as (peer, connection):
             assert peer.last.transport is not None
@@ -432,7 +432,7 @@ def test_a_heartbeat_is_no_event() -> None:
 
 @pytest.mark.parametrize("role", [SENDER, RECEIVER])
 @pytest.mark.parametrize("where", ["a session of its own", "a session of ours"])
-def test_links_that_the_peer_begins_come_to_nothing_and_disturb_nobody(role: bool, where: str) -> None:
+def test_links_begun_by_peer_are_rejected(role: bool, where: str) -> None:
     async def scenario() -> None:
         async with scripted() as (peer, factory):
             sender = await factory.create_message_sender("orders")
@@ -448,7 +448,7 @@ def test_links_that_the_peer_begins_come_to_nothing_and_disturb_nobody(role: boo
     run(scenario())
 
 
-def test_a_message_on_a_link_that_is_ours_to_send_on_ends_the_link_at_the_most() -> None:
+def test_delivery_on_sending_link_ends_only_that_link() -> None:
     async def scenario() -> None:
         async with connected() as (peer, connection):
             link = SendingLink(connection, "orders")

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import pytest
 
-from pairbus.client.amqp.receiving_link import ReceivingLink, Wish
+from pairbus.client.amqp.receiving_link import ReceiveOptions, ReceivingLink
 from pairbus.client.errors import (
     ClosedError,
     EntityNotFoundError,
@@ -54,7 +54,7 @@ NO_WAIT: Final = 0.0
 @asynccontextmanager
 async def attached(peer: Peer | None = None, **wish: Any) -> AsyncIterator[tuple[Peer, ReceivingLink]]:
     async with connected(peer) as (chosen, connection):
-        link = ReceivingLink(connection, "orders", Wish(**wish))
+        link = ReceivingLink(connection, "orders", ReceiveOptions(**wish))
         await link.attached(15)
         await settled()
         yield chosen, link
@@ -80,19 +80,19 @@ def payloads_of(deliveries: list[Delivery]) -> list[bytes]:
 
 
 def granted(peer: Peer) -> list[tuple[int, bool]]:
-    """What credit the client has given so far, and whether it wanted the rest back."""
+    """Return the credit that the client has granted so far, and whether it requested a drain."""
     return [(event.credit, event.drain) for event in peer.seen(CreditGranted)]
 
 
-def told(peer: Peer) -> list[tuple[int, object, bool]]:
-    """What the client has said of its messages: of how many at a time, what, and whether that was its last word."""
+def reported(peer: Peer) -> list[tuple[int, object, bool]]:
+    """Return the dispositions of the client: the number of deliveries, the state, and whether they are settled."""
     return [(len(event.deliveries), event.state, event.settled) for event in peer.seen(DispositionReceived)]
 
 
 # Without prefetching
 
 
-def test_nothing_is_asked_for_before_it_is_wanted() -> None:
+def test_no_credit_is_granted_before_receive() -> None:
     async def scenario() -> None:
         async with attached() as (peer, _):
             stock(peer, 3)
@@ -102,7 +102,7 @@ def test_nothing_is_asked_for_before_it_is_wanted() -> None:
     run(scenario())
 
 
-def test_so_many_are_asked_for_as_are_wanted_and_the_rest_of_the_credit_is_taken_back() -> None:
+def test_credit_matches_request_and_rest_is_drained() -> None:
     async def scenario() -> None:
         async with attached() as (peer, link):
             payloads = stock(peer, 3)
@@ -113,7 +113,7 @@ def test_so_many_are_asked_for_as_are_wanted_and_the_rest_of_the_credit_is_taken
     run(scenario())
 
 
-def test_when_all_have_come_there_is_no_credit_to_take_back() -> None:
+def test_used_up_credit_is_not_drained() -> None:
     async def scenario() -> None:
         async with attached() as (peer, link):
             payloads = stock(peer, 3)
@@ -124,7 +124,7 @@ def test_when_all_have_come_there_is_no_credit_to_take_back() -> None:
     run(scenario())
 
 
-def test_without_a_wait_credit_comes_with_the_wish_to_have_it_back() -> None:
+def test_receive_without_wait_grants_and_drains_credit() -> None:
     async def scenario() -> None:
         async with attached() as (peer, link):
             assert await take(link, 5, NO_WAIT) == []
@@ -135,7 +135,7 @@ def test_without_a_wait_credit_comes_with_the_wish_to_have_it_back() -> None:
     run(scenario())
 
 
-def test_the_wait_ends_with_the_first_message_or_with_the_time() -> None:
+def test_wait_ends_with_first_message_or_timeout() -> None:
     async def scenario() -> None:
         loop = asyncio.get_running_loop()
         async with attached() as (peer, link):
@@ -151,7 +151,7 @@ def test_the_wait_ends_with_the_first_message_or_with_the_time() -> None:
     run(scenario())
 
 
-def test_what_comes_while_credit_is_taken_back_is_handed_out_too() -> None:
+def test_messages_arriving_during_drain_are_returned() -> None:
     async def scenario() -> None:
         async with attached() as (peer, link):
             peer.drains = False
@@ -166,7 +166,7 @@ def test_what_comes_while_credit_is_taken_back_is_handed_out_too() -> None:
     run(scenario())
 
 
-def test_credit_that_is_given_back_late_is_waited_for_and_never_is_not() -> None:
+def test_late_drain_is_awaited_and_missing_one_times_out() -> None:
     async def scenario() -> None:
         async with attached() as (peer, link):
             peer.drains = False
@@ -174,7 +174,7 @@ def test_credit_that_is_given_back_late_is_waited_for_and_never_is_not() -> None
             await asyncio.sleep(10)
             assert not task.done()
             peer.last.beat()
-            with pytest.raises(MessagingTimeoutError, match="credit was not given back within 15 s"):
+            with pytest.raises(MessagingTimeoutError, match="credit was not returned within 15 s"):
                 await task
             assert link.error is not None
             assert link.connection.error is None
@@ -182,7 +182,7 @@ def test_credit_that_is_given_back_late_is_waited_for_and_never_is_not() -> None
     run(scenario())
 
 
-def test_messages_that_came_before_the_credit_was_not_given_back_are_not_lost() -> None:
+def test_messages_before_failed_drain_are_not_lost() -> None:
     async def scenario() -> None:
         async with attached() as (peer, link):
             peer.drains = False
@@ -193,7 +193,7 @@ def test_messages_that_came_before_the_credit_was_not_given_back_are_not_lost() 
     run(scenario())
 
 
-def test_more_messages_than_were_asked_for_are_kept_for_the_next() -> None:
+def test_surplus_messages_are_kept_for_next_receive() -> None:
     async def scenario() -> None:
         async with attached() as (peer, link):
             task = asyncio.create_task(take(link, 1, soon()))
@@ -204,24 +204,24 @@ def test_more_messages_than_were_asked_for_are_kept_for_the_next() -> None:
             taken = [*await task]
             await settled()
             taken += await take(link, 5, NO_WAIT)
-            released = [state for _, state, _ in told(peer) if isinstance(state, Released)]
+            released = [state for _, state, _ in reported(peer) if isinstance(state, Released)]
             assert len(taken) + len(released) == 3
             assert link.error is None
 
     run(scenario())
 
 
-def test_a_message_that_nobody_waits_for_goes_back_at_once() -> None:
+def test_message_without_waiting_receiver_is_released_at_once() -> None:
     async def scenario() -> None:
         async with attached() as (peer, _):
             peer.deliver(message_bytes())
             await settled()
-            assert told(peer) == [(1, RELEASED, True)]
+            assert reported(peer) == [(1, RELEASED, True)]
 
     run(scenario())
 
 
-def test_a3_what_comes_for_somebody_who_was_cancelled_goes_back_at_once() -> None:
+def test_a3_message_for_cancelled_receive_is_released_at_once() -> None:
     async def scenario() -> None:
         async with attached() as (peer, link):
             task = asyncio.create_task(take(link, 5, soon(60)))
@@ -233,7 +233,7 @@ def test_a3_what_comes_for_somebody_who_was_cancelled_goes_back_at_once() -> Non
             with pytest.raises(asyncio.CancelledError):
                 await task
             await settled()
-            assert told(peer) == [(2, RELEASED, True)]
+            assert reported(peer) == [(2, RELEASED, True)]
             assert granted(peer)[-1][1]
             payloads = stock(peer, 1)
             assert payloads_of(await take(link, 5, soon())) == payloads
@@ -241,7 +241,7 @@ def test_a3_what_comes_for_somebody_who_was_cancelled_goes_back_at_once() -> Non
     run(scenario())
 
 
-def test_a3_what_has_come_when_somebody_is_cancelled_goes_back_at_once() -> None:
+def test_a3_buffered_message_of_cancelled_receive_is_released_at_once() -> None:
     async def scenario() -> None:
         async with attached() as (peer, link):
             peer.drains = False
@@ -252,7 +252,7 @@ def test_a3_what_has_come_when_somebody_is_cancelled_goes_back_at_once() -> None
             with pytest.raises(asyncio.CancelledError):
                 await task
             await settled()
-            assert told(peer) == [(2, RELEASED, True)]
+            assert reported(peer) == [(2, RELEASED, True)]
             peer.drains = True
             peer.receiver.drained()
             peer.flush()
@@ -263,7 +263,7 @@ def test_a3_what_has_come_when_somebody_is_cancelled_goes_back_at_once() -> None
 # With prefetching
 
 
-def test_so_many_are_sent_ahead_and_replaced_when_half_of_them_are_taken() -> None:
+def test_prefetch_is_replenished_when_half_is_taken() -> None:
     async def scenario() -> None:
         async with attached(prefetch=10) as (peer, link):
             assert granted(peer) == [(10, False)]
@@ -283,7 +283,7 @@ def test_so_many_are_sent_ahead_and_replaced_when_half_of_them_are_taken() -> No
     run(scenario())
 
 
-def test_what_was_sent_ahead_is_there_without_a_wait() -> None:
+def test_prefetched_message_is_returned_without_wait() -> None:
     async def scenario() -> None:
         async with attached(prefetch=2) as (peer, link):
             assert await take(link, 1, NO_WAIT) == []
@@ -296,7 +296,7 @@ def test_what_was_sent_ahead_is_there_without_a_wait() -> None:
     run(scenario())
 
 
-def test_somebody_who_is_cancelled_leaves_what_was_sent_ahead_for_the_next() -> None:
+def test_cancelled_receive_leaves_prefetched_messages_for_next() -> None:
     async def scenario() -> None:
         async with attached(prefetch=2) as (peer, link):
             task = asyncio.create_task(take(link, 1, soon(60)))
@@ -308,12 +308,12 @@ def test_somebody_who_is_cancelled_leaves_what_was_sent_ahead_for_the_next() -> 
             with pytest.raises(asyncio.CancelledError):
                 await task
             assert len(await take(link, 1, soon())) == 1
-            assert told(peer) == []
+            assert reported(peer) == []
 
     run(scenario())
 
 
-def test_more_than_twenty_thousand_may_wait_to_be_settled() -> None:
+def test_more_than_twenty_thousand_deliveries_may_be_unsettled() -> None:
     async def scenario() -> None:
         async with attached(prefetch=25_000) as (peer, link):
             peer.stock.extend([message_bytes()] * 25_000)
@@ -326,12 +326,12 @@ def test_more_than_twenty_thousand_may_wait_to_be_settled() -> None:
 
 
 @pytest.mark.parametrize("prefetch", [-1, 1 << 31])
-def test_e3_a_prefetch_count_that_credit_cannot_say_is_refused(prefetch: int) -> None:
+def test_e3_prefetch_count_beyond_credit_range_is_rejected(prefetch: int) -> None:
     with pytest.raises(ValueError, match="prefetch_count"):
-        Wish(prefetch=prefetch)
+        ReceiveOptions(prefetch=prefetch)
 
 
-def test_a3_what_was_sent_ahead_goes_back_when_the_link_is_closed() -> None:
+def test_a3_prefetched_messages_are_released_at_close() -> None:
     async def scenario() -> None:
         async with attached(prefetch=5) as (peer, link):
             stock(peer, 3)
@@ -340,7 +340,7 @@ def test_a3_what_was_sent_ahead_goes_back_when_the_link_is_closed() -> None:
             await settled()
             await take(link, 1, NO_WAIT)
             await link.close()
-            assert [(count, state) for count, state, _ in told(peer)] == [(2, RELEASED)]
+            assert [(count, state) for count, state, _ in reported(peer)] == [(2, RELEASED)]
             assert peer.all_links() == []
 
     run(scenario())
@@ -349,20 +349,20 @@ def test_a3_what_was_sent_ahead_goes_back_when_the_link_is_closed() -> None:
 # Settlement
 
 
-def test_a3_what_is_settled_in_one_turn_is_told_as_one_range() -> None:
+def test_a3_settlements_of_one_turn_are_sent_as_one_range() -> None:
     async def scenario() -> None:
         async with attached() as (peer, link):
             stock(peer, 100)
             deliveries = await take(link, 100, soon())
             settlements = [link.settle([delivery], ACCEPTED) for delivery in deliveries]
             await asyncio.gather(*(settlement.done for settlement in settlements))
-            assert told(peer)[0] == (100, ACCEPTED, False)
-            assert len(told(peer)) <= 2  # in mode second we settle after the peer, if it has not done so for both
+            assert reported(peer)[0] == (100, ACCEPTED, False)
+            assert len(reported(peer)) <= 2  # in mode second we settle after the peer, if it has not done so for both
 
     run(scenario())
 
 
-def test_a3_neighbours_with_different_outcomes_are_told_apart() -> None:
+def test_a3_adjacent_deliveries_with_different_outcomes_are_sent_separately() -> None:
     async def scenario() -> None:
         async with attached() as (peer, link):
             stock(peer, 6)
@@ -371,7 +371,7 @@ def test_a3_neighbours_with_different_outcomes_are_told_apart() -> None:
             for deliveries, state in (([one, two], ACCEPTED), ([three], modified), ([six, five], ACCEPTED)):
                 link.settle(deliveries, state)
             await settled()
-            assert [(count, state) for count, state, _ in told(peer)] == [
+            assert [(count, state) for count, state, _ in reported(peer)] == [
                 (2, ACCEPTED),
                 (1, modified),
                 (1, ACCEPTED),
@@ -384,7 +384,7 @@ def test_a3_neighbours_with_different_outcomes_are_told_apart() -> None:
     run(scenario())
 
 
-def test_the_word_of_the_namespace_is_waited_for() -> None:
+def test_settlement_waits_for_confirmation() -> None:
     async def scenario() -> None:
         async with attached() as (peer, link):
             stock(peer, 2)
@@ -407,7 +407,7 @@ def test_the_word_of_the_namespace_is_waited_for() -> None:
     run(scenario())
 
 
-def test_a_word_that_is_not_the_last_is_answered_with_ours() -> None:
+def test_unsettled_outcome_of_peer_is_settled() -> None:
     async def scenario() -> None:
         async with attached() as (peer, link):
             stock(peer, 1)
@@ -426,7 +426,7 @@ def test_a_word_that_is_not_the_last_is_answered_with_ours() -> None:
 
 
 @pytest.mark.parametrize("together", [True, False])
-def test_a_delivery_that_is_settled_twice_at_once_is_settled_once(together: bool) -> None:
+def test_concurrent_settlement_is_sent_once(together: bool) -> None:
     async def scenario() -> None:
         async with attached() as (peer, link):
             stock(peer, 1)
@@ -439,7 +439,7 @@ def test_a_delivery_that_is_settled_twice_at_once_is_settled_once(together: bool
                 await asyncio.gather(*(settlement.done for settlement in settlements))
             assert isinstance(settlements[-1].error, MessageLockLostError)
             assert settlements[0].confirmed == {delivery}
-            assert [state for _, state, _ in told(peer)][:1] == [ACCEPTED]
+            assert [state for _, state, _ in reported(peer)][:1] == [ACCEPTED]
             again = link.settle([delivery], ACCEPTED)
             await again.done
             assert isinstance(again.error, MessageLockLostError)
@@ -447,7 +447,7 @@ def test_a_delivery_that_is_settled_twice_at_once_is_settled_once(together: bool
     run(scenario())
 
 
-def test_a_peer_that_settles_first_is_told_once_and_not_waited_for() -> None:
+def test_peer_that_settles_first_gets_one_disposition() -> None:
     async def scenario() -> None:
         peer = Peer()
         peer.mode = ReceiverSettleMode.FIRST
@@ -458,12 +458,12 @@ def test_a_peer_that_settles_first_is_told_once_and_not_waited_for() -> None:
             assert settlement.done.done()
             assert settlement.error is None
             await settled()
-            assert told(peer) == [(3, ACCEPTED, True)]
+            assert reported(peer) == [(3, ACCEPTED, True)]
 
     run(scenario())
 
 
-def test_what_is_not_confirmed_when_the_link_is_lost_is_told_so() -> None:
+def test_unconfirmed_settlement_fails_when_link_is_lost() -> None:
     async def scenario() -> None:
         async with attached() as (peer, link):
             stock(peer, 3)
@@ -481,7 +481,7 @@ def test_what_is_not_confirmed_when_the_link_is_lost_is_told_so() -> None:
     run(scenario())
 
 
-def test_what_is_settled_after_the_link_was_lost_is_told_so_at_once() -> None:
+def test_settlement_after_lost_link_fails_at_once() -> None:
     async def scenario() -> None:
         async with attached() as (peer, link):
             stock(peer, 1)
@@ -507,7 +507,7 @@ def test_what_is_settled_after_the_link_was_lost_is_told_so_at_once() -> None:
         (None, MessagingCommunicationError),
     ],
 )
-def test_whoever_waits_is_told_when_the_link_is_lost(
+def test_waiting_receive_raises_when_link_is_lost(
     prefetch: int, error: Error | None, kind: type[MessagingError]
 ) -> None:
     async def scenario() -> None:
@@ -523,7 +523,7 @@ def test_whoever_waits_is_told_when_the_link_is_lost(
     run(scenario())
 
 
-def test_what_has_come_is_handed_out_though_the_link_is_lost() -> None:
+def test_buffered_messages_are_returned_after_lost_link() -> None:
     async def scenario() -> None:
         async with attached(prefetch=5) as (peer, link):
             payloads = stock(peer, 3)
@@ -546,7 +546,7 @@ def attach_of(peer: Peer) -> Any:
     return peer.attached[-1].attach
 
 
-def test_a3_peek_lock_and_receive_and_delete_are_asked_for_in_the_words_of_amqp() -> None:
+def test_a3_receive_modes_map_to_settle_modes() -> None:
     async def scenario() -> None:
         async with attached() as (peer, _):
             attach = attach_of(peer)
@@ -562,13 +562,13 @@ def test_a3_peek_lock_and_receive_and_delete_are_asked_for_in_the_words_of_amqp(
             deliveries = await take(link, 5, soon())
             assert payloads_of(deliveries) == payloads
             assert all(delivery.settled for delivery in deliveries)
-            assert told(peer) == []
+            assert reported(peer) == []
 
     run(scenario())
 
 
 @pytest.mark.parametrize("session_id", ["alice", None])
-def test_a5_a_session_is_asked_for_with_a_filter_and_a_wait(session_id: str | None) -> None:
+def test_a5_session_is_requested_with_filter_and_timeout(session_id: str | None) -> None:
     async def scenario() -> None:
         async with attached(wants_session=True, session_id=session_id, session_wait_ms=5_000) as (peer, link):
             attach = attach_of(peer)
@@ -580,7 +580,7 @@ def test_a5_a_session_is_asked_for_with_a_filter_and_a_wait(session_id: str | No
     run(scenario())
 
 
-def test_a5_a_session_whose_lock_is_lost_tells_so() -> None:
+def test_a5_lost_session_lock_is_raised() -> None:
     async def scenario() -> None:
         async with attached(wants_session=True, session_id="alice") as (peer, link):
             task = asyncio.create_task(take(link, 1, soon(60)))
@@ -595,7 +595,7 @@ def test_a5_a_session_whose_lock_is_lost_tells_so() -> None:
 # Its end
 
 
-def test_a_link_that_is_closed_while_somebody_waits_tells_them() -> None:
+def test_waiting_receive_raises_when_link_is_closed() -> None:
     async def scenario() -> None:
         async with attached() as (peer, link):
             task = asyncio.create_task(take(link, 1, soon(60)))
@@ -608,7 +608,7 @@ def test_a_link_that_is_closed_while_somebody_waits_tells_them() -> None:
     run(scenario())
 
 
-def test_a_peer_that_does_not_give_credit_back_is_waited_for_only_a_little() -> None:
+def test_close_waits_briefly_for_missing_drain() -> None:
     async def scenario() -> None:
         loop = asyncio.get_running_loop()
         async with attached(prefetch=5) as (peer, link):
@@ -621,7 +621,7 @@ def test_a_peer_that_does_not_give_credit_back_is_waited_for_only_a_little() -> 
 
 
 @pytest.mark.parametrize("peek_lock", [False, True])
-def test_a_peer_that_does_not_give_credit_back_keeps_a_receive_under_way_only_a_little(peek_lock: bool) -> None:
+def test_missing_drain_delays_receive_only_briefly(peek_lock: bool) -> None:
     async def scenario() -> None:
         loop = asyncio.get_running_loop()
         async with attached(peek_lock=peek_lock) as (peer, link):
@@ -637,7 +637,7 @@ def test_a_peer_that_does_not_give_credit_back_keeps_a_receive_under_way_only_a_
 
 
 @pytest.mark.parametrize("peek_lock", [False, True])
-def test_a_receive_that_waits_for_the_credit_of_another_asks_for_none_when_the_link_closes(peek_lock: bool) -> None:
+def test_receive_waiting_for_drain_grants_no_credit_after_close(peek_lock: bool) -> None:
     async def scenario() -> None:
         async with attached(peek_lock=peek_lock) as (peer, link):
             peer.drains = False
@@ -659,7 +659,7 @@ def test_a_receive_that_waits_for_the_credit_of_another_asks_for_none_when_the_l
     run(scenario())
 
 
-def test_a_link_that_is_closed_while_credit_is_taken_back_keeps_nobody_waiting() -> None:
+def test_close_during_drain_wakes_all_waiters() -> None:
     async def scenario() -> None:
         loop = asyncio.get_running_loop()
         async with attached() as (peer, link):
@@ -677,7 +677,7 @@ def test_a_link_that_is_closed_while_credit_is_taken_back_keeps_nobody_waiting()
 
 
 @pytest.mark.parametrize("prefetch", [2, 8])
-def test_a_link_that_is_being_closed_gives_no_more_credit(prefetch: int) -> None:
+def test_closing_link_grants_no_credit(prefetch: int) -> None:
     async def scenario() -> None:
         loop = asyncio.get_running_loop()
         async with attached(prefetch=prefetch) as (peer, link):
@@ -698,17 +698,17 @@ def test_a_link_that_is_being_closed_gives_no_more_credit(prefetch: int) -> None
             for task in tasks:
                 with pytest.raises(ClosedError):
                     await task
-            assert sum(count for count, state, _ in told(peer) if isinstance(state, Released)) == prefetch - 1
+            assert sum(count for count, state, _ in reported(peer) if isinstance(state, Released)) == prefetch - 1
 
     run(scenario())
 
 
-def test_e3_a_link_that_cannot_be_attached_is_refused_and_leaves_nothing_behind() -> None:
+def test_e3_invalid_attach_is_rejected_and_leaves_nothing_behind() -> None:
     async def scenario() -> None:
         async with connected() as (_, connection):
             for _ in range(2):
-                with pytest.raises(InvalidRequestError, match="no link can be attached like this") as caught:
-                    ReceivingLink(connection, "orders", Wish(wants_session=True, session_wait_ms=2**32))
+                with pytest.raises(InvalidRequestError, match="invalid attach") as caught:
+                    ReceivingLink(connection, "orders", ReceiveOptions(wants_session=True, session_wait_ms=2**32))
                 assert caught.value.entity == "orders"
             assert not connection.links
 
@@ -728,7 +728,7 @@ def supply(peer: Peer, count: int) -> None:
     peer.flush()
 
 
-def test_those_who_wait_for_what_is_sent_ahead_are_served_in_their_order() -> None:
+def test_waiting_receives_are_served_in_order() -> None:
     async def scenario() -> None:
         async with attached(prefetch=10) as (peer, link):
             tasks = waiting(link, 5)
@@ -741,7 +741,7 @@ def test_those_who_wait_for_what_is_sent_ahead_are_served_in_their_order() -> No
     run(scenario())
 
 
-def test_somebody_who_is_cancelled_as_a_message_comes_leaves_it_to_the_next() -> None:
+def test_cancelled_receive_passes_message_to_next() -> None:
     async def scenario() -> None:
         loop = asyncio.get_running_loop()
         async with attached(prefetch=10) as (peer, link):
@@ -760,7 +760,7 @@ def test_somebody_who_is_cancelled_as_a_message_comes_leaves_it_to_the_next() ->
     run(scenario())
 
 
-def test_somebody_who_takes_everything_leaves_the_others_waiting_for_the_next() -> None:
+def test_receive_that_takes_everything_leaves_others_waiting() -> None:
     async def scenario() -> None:
         async with attached(prefetch=10) as (peer, link):
             [greedy] = waiting(link, 1, most=10)
@@ -777,7 +777,7 @@ def test_somebody_who_takes_everything_leaves_the_others_waiting_for_the_next() 
     run(scenario())
 
 
-def test_all_who_wait_are_told_when_the_link_is_lost() -> None:
+def test_all_waiting_receives_raise_when_link_is_lost() -> None:
     async def scenario() -> None:
         async with attached(prefetch=10) as (peer, link):
             tasks = waiting(link, 3)
@@ -793,7 +793,7 @@ def test_all_who_wait_are_told_when_the_link_is_lost() -> None:
 # Peers that are no Service Bus
 
 
-def test_a_peer_that_knows_no_tokens_is_told_once_what_becomes_of_a_message() -> None:
+def test_plain_amqp_peer_gets_one_disposition_per_message() -> None:
     async def scenario() -> None:
         async with scripted(None) as (peer, factory):
             receiver = await factory.create_message_receiver("orders")
@@ -803,7 +803,7 @@ def test_a_peer_that_knows_no_tokens_is_told_once_what_becomes_of_a_message() ->
             await receiver.complete(first)
             await receiver.abandon(second)
             await settled()
-            assert [(count, final) for count, _, final in told(peer)] == [(1, True), (1, True)]
+            assert [(count, final) for count, _, final in reported(peer)] == [(1, True), (1, True)]
             assert peer.requests == []
 
     run(scenario())

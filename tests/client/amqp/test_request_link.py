@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from pairbus.client.amqp.request_link import RequestLink
+from pairbus.client.amqp.link import RequestLink
 from pairbus.client.errors import (
     ClosedError,
     EntityNotFoundError,
@@ -42,7 +42,7 @@ def echo(request: Request) -> Response:
     return Response(body={"number": request.body["number"]})
 
 
-def test_an_answer_belongs_to_its_question() -> None:
+def test_response_is_matched_to_request() -> None:
     async def scenario() -> None:
         async with attached() as (peer, link):
             peer.answers["op"] = lambda request: Response(
@@ -55,7 +55,7 @@ def test_an_answer_belongs_to_its_question() -> None:
     run(scenario())
 
 
-def test_answers_may_come_in_any_order() -> None:
+def test_responses_arrive_in_any_order() -> None:
     async def scenario() -> None:
         async with attached() as (peer, link):
             peer.answers["op"] = lambda _request: None
@@ -69,7 +69,7 @@ def test_answers_may_come_in_any_order() -> None:
     run(scenario())
 
 
-def test_many_more_questions_than_credit_are_all_answered() -> None:
+def test_more_requests_than_credit_are_all_answered() -> None:
     async def scenario() -> None:
         peer = Peer()
         peer.credit = 7
@@ -82,7 +82,7 @@ def test_many_more_questions_than_credit_are_all_answered() -> None:
     run(scenario())
 
 
-def test_whatever_the_answer_is_it_is_given() -> None:
+def test_response_of_any_status_is_returned() -> None:
     async def scenario() -> None:
         async with attached() as (peer, link):
             peer.answers["op"] = lambda _request: Response(status=404, description="gone", condition="amqp:not-found")
@@ -102,7 +102,7 @@ def test_whatever_the_answer_is_it_is_given() -> None:
     ],
     ids=["nothing", "bytes", "no status", "a status that is none"],
 )
-def test_e3_an_answer_that_makes_no_sense_ends_the_link_and_tells_all_who_wait(garbage: bytes) -> None:
+def test_e3_malformed_response_ends_link_and_fails_all_requests(garbage: bytes) -> None:
     async def scenario() -> None:
         async with attached() as (peer, link):
             peer.answers["op"] = lambda request: garbage if request.body["number"] == 2 else None
@@ -116,7 +116,7 @@ def test_e3_an_answer_that_makes_no_sense_ends_the_link_and_tells_all_who_wait(g
 
 
 @pytest.mark.parametrize("correlation_id", [None, "unknown", 5, b"bytes"])
-def test_an_answer_to_nobody_s_question_is_passed_over(correlation_id: object) -> None:
+def test_response_without_request_is_ignored(correlation_id: object) -> None:
     async def scenario() -> None:
         async with attached() as (peer, link):
             stray = encode_message(
@@ -142,7 +142,7 @@ def _id(value: object) -> object:
     return ULong(value) if isinstance(value, int) else value
 
 
-def test_an_answer_that_comes_twice_or_too_late_disturbs_nobody() -> None:
+def test_repeated_or_late_response_is_ignored() -> None:
     async def scenario() -> None:
         async with attached() as (peer, link):
             peer.answers["op"] = lambda _request: None
@@ -160,7 +160,7 @@ def test_an_answer_that_comes_twice_or_too_late_disturbs_nobody() -> None:
     run(scenario())
 
 
-def test_a_question_that_nobody_waits_for_is_not_asked() -> None:
+def test_cancelled_request_is_not_sent() -> None:
     async def scenario() -> None:
         peer = Peer()
         peer.credit = 0
@@ -188,7 +188,7 @@ def test_a_question_that_nobody_waits_for_is_not_asked() -> None:
         (Rejected(), InternalServerError),
     ],
 )
-def test_a_question_that_is_rejected_tells_why(outcome: object, kind: type[MessagingError]) -> None:
+def test_rejected_request_raises_reason(outcome: object, kind: type[MessagingError]) -> None:
     class Refusing(PeerConnection):
         def _answer_request(self, delivery: Delivery) -> None:
             delivery.link.settle(delivery, outcome)
@@ -203,7 +203,7 @@ def test_a_question_that_is_rejected_tells_why(outcome: object, kind: type[Messa
     run(scenario())
 
 
-def test_e3_a_question_that_cannot_be_written_is_refused() -> None:
+def test_e3_unencodable_request_is_rejected() -> None:
     async def scenario() -> None:
         async with attached() as (_, link):
             for body in ({"a": object()}, {"a": 2**70}):
@@ -214,12 +214,12 @@ def test_e3_a_question_that_cannot_be_written_is_refused() -> None:
     run(scenario())
 
 
-def test_a_question_that_is_too_large_is_refused_and_the_link_goes_on() -> None:
+def test_oversized_request_is_rejected_and_link_stays_open() -> None:
     async def scenario() -> None:
         peer = Peer()
         peer.max_message_size = 1_000
         async with attached(peer) as (_, link):
-            with pytest.raises(MessageSizeExceededError, match="at most 1,000") as caught:
+            with pytest.raises(MessageSizeExceededError, match="the limit is 1,000") as caught:
                 await link.ask("op", {"a": bytes(1_000)})
             assert caught.value.entity == "orders"
             peer.answers["op"] = echo
@@ -229,7 +229,7 @@ def test_a_question_that_is_too_large_is_refused_and_the_link_goes_on() -> None:
 
 
 @pytest.mark.parametrize("which", [0, 1])
-def test_when_the_peer_detaches_one_of_the_two_all_who_wait_are_told(which: int) -> None:
+def test_detach_of_either_link_fails_all_requests(which: int) -> None:
     async def scenario() -> None:
         async with attached() as (peer, link):
             peer.answers["op"] = lambda _request: None
@@ -246,7 +246,7 @@ def test_when_the_peer_detaches_one_of_the_two_all_who_wait_are_told(which: int)
 
 
 @pytest.mark.parametrize("which", [0, 1])
-def test_when_the_peer_refuses_one_of_the_two_that_is_told(which: int) -> None:
+def test_refusal_of_either_link_is_raised(which: int) -> None:
     async def scenario() -> None:
         async with connected() as (peer, connection):
             peer.refusals.extend([None] * which + [Error("amqp:not-found", "no such entity")])
@@ -257,7 +257,7 @@ def test_when_the_peer_refuses_one_of_the_two_that_is_told(which: int) -> None:
     run(scenario())
 
 
-def test_whoever_waits_when_the_link_is_closed_is_told() -> None:
+def test_pending_request_raises_when_link_is_closed() -> None:
     async def scenario() -> None:
         async with attached() as (peer, link):
             peer.answers["op"] = lambda _request: None

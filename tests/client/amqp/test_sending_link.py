@@ -57,7 +57,7 @@ def numbered(count: int) -> list[bytes]:
 # Order, credit and confirmation
 
 
-def test_messages_go_out_in_their_order_without_waiting_for_confirmations() -> None:
+def test_messages_are_pipelined_in_order() -> None:
     async def scenario() -> None:
         async with attached() as (peer, link):
             peer.outcome = lambda _delivery: None
@@ -73,7 +73,7 @@ def test_messages_go_out_in_their_order_without_waiting_for_confirmations() -> N
     run(scenario())
 
 
-def test_no_more_is_in_flight_than_there_is_credit_for() -> None:
+def test_in_flight_messages_never_exceed_credit() -> None:
     async def scenario() -> None:
         peer = Peer()
         peer.credit = 0
@@ -93,7 +93,7 @@ def test_no_more_is_in_flight_than_there_is_credit_for() -> None:
     run(scenario())
 
 
-def test_credit_that_is_taken_back_is_not_used() -> None:
+def test_revoked_credit_is_not_used() -> None:
     async def scenario() -> None:
         peer = Peer()
         peer.credit = 0
@@ -112,7 +112,7 @@ def test_credit_that_is_taken_back_is_not_used() -> None:
     run(scenario())
 
 
-def test_confirmations_may_come_in_ranges_in_any_order_and_in_two_steps() -> None:
+def test_confirmations_arrive_in_ranges_any_order_and_two_steps() -> None:
     async def scenario() -> None:
         async with attached() as (peer, link):
             peer.outcome = lambda _delivery: None
@@ -138,15 +138,15 @@ def test_confirmations_may_come_in_ranges_in_any_order_and_in_two_steps() -> Non
 @pytest.mark.parametrize(
     ("outcome", "kind", "text"),
     [
-        (RELEASED, InternalServerError, "but released"),
-        (Modified(delivery_failed=True), InternalServerError, "but modified"),
-        (Rejected(), InternalServerError, "but rejected"),
+        (RELEASED, InternalServerError, "outcome: released"),
+        (Modified(delivery_failed=True), InternalServerError, "outcome: modified"),
+        (Rejected(), InternalServerError, "outcome: rejected"),
         (Rejected(Error("com.microsoft:server-busy", "slow down")), ServerBusyError, "slow down"),
         (Rejected(Error("contoso:odd")), MessagingError, "contoso:odd"),
     ],
     ids=lambda value: str(value)[:30],
 )
-def test_each_outcome_that_is_none_is_an_error(outcome: object, kind: type[MessagingError], text: str) -> None:
+def test_outcome_other_than_accepted_is_error(outcome: object, kind: type[MessagingError], text: str) -> None:
     async def scenario() -> None:
         async with attached() as (peer, link):
             peer.outcome = lambda _delivery: outcome
@@ -159,7 +159,7 @@ def test_each_outcome_that_is_none_is_an_error(outcome: object, kind: type[Messa
     run(scenario())
 
 
-def test_a_state_that_is_no_outcome_is_not_taken_for_one() -> None:
+def test_intermediate_state_is_not_an_outcome() -> None:
     async def scenario() -> None:
         async with attached() as (peer, link):
             peer.outcome = lambda _delivery: None
@@ -179,7 +179,7 @@ def test_a_state_that_is_no_outcome_is_not_taken_for_one() -> None:
 # What is too much
 
 
-def test_what_a_peer_does_not_read_stays_out_of_the_transport() -> None:
+def test_slow_reader_does_not_fill_transport() -> None:
     async def scenario() -> None:
         peer = Peer()
         peer.credit = 10_000
@@ -204,7 +204,7 @@ def test_what_a_peer_does_not_read_stays_out_of_the_transport() -> None:
     run(scenario())
 
 
-def test_what_waits_goes_out_when_the_peer_reads_again() -> None:
+def test_queued_messages_are_sent_when_peer_reads_again() -> None:
     async def scenario() -> None:
         async with attached() as (peer, link):
             peer.last.pause()
@@ -218,7 +218,7 @@ def test_what_waits_goes_out_when_the_peer_reads_again() -> None:
     run(scenario())
 
 
-def test_a_peer_with_a_small_window_and_small_frames_gets_it_all() -> None:
+def test_peer_with_small_window_and_frames_gets_everything() -> None:
     async def scenario() -> None:
         peer = Peer()
         peer.configuration = Configuration(container_id="peer", max_frame_size=512, incoming_window=2)
@@ -231,13 +231,13 @@ def test_a_peer_with_a_small_window_and_small_frames_gets_it_all() -> None:
     run(scenario())
 
 
-def test_a_message_beyond_the_limit_of_the_entity_is_refused_before_it_is_sent() -> None:
+def test_message_beyond_limit_of_entity_is_rejected_before_sending() -> None:
     async def scenario() -> None:
         peer = Peer()
         peer.max_message_size = 1_000
         async with attached(peer) as (_, link):
             link.check_size(1_000)
-            with pytest.raises(MessageSizeExceededError, match=r"1,001 bytes .* at most 1,000 are taken") as caught:
+            with pytest.raises(MessageSizeExceededError, match=r"1,001 bytes .* limit is 1,000") as caught:
                 link.check_size(1_001)
             assert caught.value.entity == "orders"
 
@@ -245,7 +245,7 @@ def test_a_message_beyond_the_limit_of_the_entity_is_refused_before_it_is_sent()
 
 
 @pytest.mark.parametrize(
-    ("max_message_size", "told", "batch_bytes"),
+    ("max_message_size", "reported", "batch_bytes"),
     [
         (None, None, 1 << 20),
         (1_000, None, 1_000),
@@ -258,13 +258,11 @@ def test_a_message_beyond_the_limit_of_the_entity_is_refused_before_it_is_sent()
         (1_000, ULong(0), 1_000),
     ],
 )
-def test_a7_the_size_of_batches_is_what_the_namespace_says(
-    max_message_size: int | None, told: object, batch_bytes: int
-) -> None:
+def test_a7_batch_size_is_limit_of_namespace(max_message_size: int | None, reported: object, batch_bytes: int) -> None:
     async def scenario() -> None:
         peer = Peer()
         peer.max_message_size = max_message_size
-        peer.properties = {} if told is None else {MAX_MESSAGE_BATCH_SIZE: told}
+        peer.properties = {} if reported is None else {MAX_MESSAGE_BATCH_SIZE: reported}
         async with attached(peer) as (_, link):
             assert link.max_batch_bytes == batch_bytes
 
@@ -274,7 +272,7 @@ def test_a7_the_size_of_batches_is_what_the_namespace_says(
 # Those who think better of it
 
 
-def test_what_is_cancelled_before_it_was_sent_is_never_sent() -> None:
+def test_cancelled_queued_message_is_never_sent() -> None:
     async def scenario() -> None:
         peer = Peer()
         peer.credit = 0
@@ -290,7 +288,7 @@ def test_what_is_cancelled_before_it_was_sent_is_never_sent() -> None:
     run(scenario())
 
 
-def test_a_confirmation_for_what_was_cancelled_disturbs_nobody() -> None:
+def test_confirmation_of_cancelled_message_is_ignored() -> None:
     async def scenario() -> None:
         async with attached() as (peer, link):
             peer.outcome = lambda _delivery: None
@@ -308,7 +306,7 @@ def test_a_confirmation_for_what_was_cancelled_disturbs_nobody() -> None:
 
 
 @pytest.mark.parametrize("has_reason", [True, False])
-def test_when_the_peer_detaches_everything_in_flight_is_told(has_reason: bool) -> None:
+def test_detach_by_peer_fails_messages_in_flight(has_reason: bool) -> None:
     async def scenario() -> None:
         async with attached() as (peer, link):
             peer.outcome = lambda _delivery: None
@@ -329,7 +327,7 @@ def test_when_the_peer_detaches_everything_in_flight_is_told(has_reason: bool) -
     run(scenario())
 
 
-def test_when_the_peer_ends_the_session_the_link_is_lost_and_the_connection_is_not() -> None:
+def test_session_end_by_peer_loses_link_but_not_connection() -> None:
     async def scenario() -> None:
         async with attached() as (peer, link):
             peer.outcome = lambda _delivery: None
@@ -347,7 +345,7 @@ def test_when_the_peer_ends_the_session_the_link_is_lost_and_the_connection_is_n
     run(scenario())
 
 
-def test_when_the_connection_is_lost_everything_in_flight_is_told() -> None:
+def test_lost_connection_fails_messages_in_flight() -> None:
     async def scenario() -> None:
         async with attached() as (peer, link):
             peer.outcome = lambda _delivery: None
@@ -364,7 +362,7 @@ def test_when_the_connection_is_lost_everything_in_flight_is_told() -> None:
 # Time
 
 
-def test_a_link_on_which_nothing_is_confirmed_is_given_up_after_a_while() -> None:
+def test_link_without_confirmations_times_out() -> None:
     async def scenario() -> None:
         loop = asyncio.get_running_loop()
         async with attached() as (peer, link):
@@ -385,7 +383,7 @@ def test_a_link_on_which_nothing_is_confirmed_is_given_up_after_a_while() -> Non
     run(scenario())
 
 
-def test_a_link_is_kept_as_long_as_confirmations_come() -> None:
+def test_link_with_confirmations_is_kept() -> None:
     async def scenario() -> None:
         async with attached() as (peer, link):
             peer.outcome = lambda _delivery: None
@@ -402,7 +400,7 @@ def test_a_link_is_kept_as_long_as_confirmations_come() -> None:
     run(scenario())
 
 
-def test_a_link_that_gets_no_credit_is_given_up_after_a_while() -> None:
+def test_link_without_credit_times_out() -> None:
     async def scenario() -> None:
         peer = Peer()
         peer.credit = 0
@@ -418,18 +416,18 @@ def test_a_link_that_gets_no_credit_is_given_up_after_a_while() -> None:
     run(scenario())
 
 
-def test_a_connection_on_which_nothing_comes_any_more_is_given_up_with_the_link() -> None:
+def test_silent_connection_fails_with_its_link() -> None:
     async def scenario() -> None:
         async with attached() as (peer, link):
             peer.last.is_deaf = True
-            with pytest.raises(MessagingCommunicationError, match="nothing came from"):
+            with pytest.raises(MessagingCommunicationError, match="no data received from"):
                 await link.send(b"body")
             assert link.connection.error is not None
 
     run(scenario())
 
 
-def test_a_link_without_anything_to_send_is_kept_for_ever() -> None:
+def test_idle_link_is_kept() -> None:
     async def scenario() -> None:
         async with attached() as (peer, link):
             await link.send(b"body")
@@ -444,7 +442,7 @@ def test_a_link_without_anything_to_send_is_kept_for_ever() -> None:
 # Its end
 
 
-def test_what_is_in_flight_when_we_close_is_told_so() -> None:
+def test_messages_in_flight_at_close_raise_closed_error() -> None:
     async def scenario() -> None:
         async with attached() as (peer, link):
             peer.outcome = lambda _delivery: None
@@ -459,7 +457,7 @@ def test_what_is_in_flight_when_we_close_is_told_so() -> None:
     run(scenario())
 
 
-def test_a_peer_that_does_not_detach_is_waited_for_only_a_little() -> None:
+def test_close_waits_briefly_for_peer_that_does_not_detach() -> None:
     async def scenario() -> None:
         loop = asyncio.get_running_loop()
         async with attached() as (peer, link):
@@ -472,7 +470,7 @@ def test_a_peer_that_does_not_detach_is_waited_for_only_a_little() -> None:
     run(scenario())
 
 
-def test_the_first_message_after_a_long_pause_has_all_the_time_that_others_have() -> None:
+def test_first_message_after_pause_has_full_timeout() -> None:
     async def scenario() -> None:
         async with attached() as (peer, link):
             await link.send(b"1")
@@ -490,7 +488,7 @@ def test_the_first_message_after_a_long_pause_has_all_the_time_that_others_have(
     run(scenario())
 
 
-def test_what_is_never_confirmed_while_others_are_is_given_up_when_the_operation_s_time_is_up() -> None:
+def test_message_never_confirmed_among_others_times_out() -> None:
     async def scenario() -> None:
         loop = asyncio.get_running_loop()
         async with attached() as (peer, link):
@@ -508,7 +506,7 @@ def test_what_is_never_confirmed_while_others_are_is_given_up_when_the_operation
     run(scenario())
 
 
-def test_a_peer_that_wants_its_credit_back_gets_it() -> None:
+def test_drained_credit_is_returned() -> None:
     async def scenario() -> None:
         peer = Peer()
         peer.credit = 0

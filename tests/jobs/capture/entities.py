@@ -1,18 +1,17 @@
-"""Queues that are captured: what is sent to them, what is left in them, and how far a capture has come."""
+"""Queues to capture: sending to them, counting their messages, and the progress of a capture."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
 
 from pairbus.blocking import BrokeredMessage, MessagingFactory
-from pairbus.jobs.capture.book import Book
+from pairbus.jobs.capture.window import OpenWindows
 from tests.jobs.capture.messages import ids
 
 LIMIT_S: Final = 180.0
-"""Generous: whoever waits may share the processors with many."""
+"""Generous: the processors may be shared with many."""
 
 
 def send(
@@ -36,16 +35,9 @@ def depth(factory: MessagingFactory, path: str) -> int:
 
 
 def count(root: Path) -> int:
-    """How many messages a reader sees, who may come before there is anything."""
+    """Return the number of messages that a reader sees, 0 before there is a file."""
     return len(ids(root)) if root.exists() else 0
 
 
-def book(root: Path) -> Book:
-    return Book.from_text((root / "_capture" / "book.json").read_text())
-
-
-def eventually(condition: Callable[[], bool]) -> None:
-    ends_s = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < ends_s, f"still not so after {LIMIT_S:.0f} s"
-        time.sleep(0.1)
+def book(root: Path) -> OpenWindows:
+    return OpenWindows.from_text((root / "_capture" / "book.json").read_text())

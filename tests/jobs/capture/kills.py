@@ -1,4 +1,4 @@
-"""A process that ends at one of its file operations, as far as the disk can tell."""
+"""Simulated kills of a process at one of its file operations, as far as the disk is concerned."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _OPERATIONS: Final = frozenset({"open", "os.rename", "os.remove", "os.mkdir"})
 
 
 class Killed(BaseException):
-    """Nobody catches it, and nothing is tidied up."""
+    """Not caught anywhere, so that nothing is cleaned up."""
 
 
 class _Killer:
@@ -35,7 +35,7 @@ _killer: _Killer | None = None
 
 @contextmanager
 def killed_before(operation: int, root: Path) -> Iterator[None]:
-    """Have the file operation of that number, below a directory, end everything before it is done."""
+    """Abort before the given file operation below a directory."""
     global _killer  # noqa: PLW0603 (hooks are there for as long as the process)
     _killer = _killer or _Killer()
     _killer.root, _killer.left = str(root), operation

@@ -1,4 +1,4 @@
-"""Messages as a stream hands them over, and what is read of them in the end."""
+"""Messages as a stream provides them, and as read from the captured files."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.dataset
 
-from pairbus.jobs.capture.columns import MESSAGE_COLUMNS
+from pairbus.jobs.capture.files import MESSAGE_COLUMNS
 
 DAY_MS: Final = 1_794_787_200_000
 """2026-11-16, at midnight."""
 
 
 def messages(numbers: Iterable[int], entity: str = "orders", *, body: bytes = b"one", at_ms: int = 0) -> pa.RecordBatch:
-    """Messages that were enqueued at a time after that midnight."""
+    """Return messages enqueued at a time after that midnight."""
     enqueued = datetime.fromtimestamp((DAY_MS + at_ms) / 1_000, UTC)
     rows = [
         {
@@ -34,16 +34,16 @@ def messages(numbers: Iterable[int], entity: str = "orders", *, body: bytes = b"
 
 
 def captured(root: Path) -> pa.Table:
-    """What a reader sees who knows nothing of captures."""
+    """Read the files as a reader does that does not know captures."""
     return pyarrow.dataset.dataset(root, format="parquet").to_table()
 
 
 def ids(root: Path) -> list[str]:
-    """The ids of all messages that a reader sees, in order."""
+    """Return the ids of all captured messages, in order."""
     found = captured(root)
     return sorted(found.column("message_id").to_pylist()) if found.num_columns else []
 
 
 def files(root: Path) -> list[Path]:
-    """Those that a reader sees."""
+    """Return the files that a reader sees."""
     return sorted(map(Path, pyarrow.dataset.dataset(root, format="parquet").files))

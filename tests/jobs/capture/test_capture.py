@@ -1,4 +1,4 @@
-"""Batches become files, each message in one of them, wherever the process ends and whatever comes again."""
+"""Batches become files with each message in exactly one, wherever the process is killed and whatever is repeated."""
 
 from __future__ import annotations
 
@@ -18,11 +18,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from pairbus.jobs.capture.capture import Capture
-from pairbus.jobs.capture.captured_file import CapturedFile
-from pairbus.jobs.capture.columns import FILE_COLUMNS
-from pairbus.jobs.capture.directory import CaptureDirectory
+from pairbus.jobs.capture.config import LEAST_BYTES, WindowLimits
 from pairbus.jobs.capture.errors import CaptureDamagedError, CaptureInUseError, OtherSourceError
-from pairbus.jobs.capture.limits import LEAST_BYTES, WindowLimits
+from pairbus.jobs.capture.files import FILE_COLUMNS, CapturedFile, CaptureDirectory
 from tests.jobs.capture.kills import Killed, killed_before
 from tests.jobs.capture.messages import DAY_MS, captured, files, ids, messages
 
@@ -30,20 +28,20 @@ LIMITS: Final = WindowLimits(length=timedelta(seconds=10))
 
 
 class Script:
-    """A clock, and the batches that a stream has; the last one comes again when its end was not heard of."""
+    """A clock and the batches of a stream; the last batch is repeated if its end was not recorded."""
 
     def __init__(self, root: Path, limits: WindowLimits = LIMITS) -> None:
         root.mkdir(exist_ok=True)
         self.root = root
         self.limits = limits
         self.now_ms = DAY_MS
-        self.told: list[CapturedFile] = []
+        self.reported: list[CapturedFile] = []
 
     @contextmanager
     def run(self, source: str = "") -> Iterator[Capture]:
         directory = CaptureDirectory(self.root)
         try:
-            yield Capture(directory, self.limits, self.told.append, source)
+            yield Capture(directory, self.limits, self.reported.append, source)
         finally:
             directory.close()
 
@@ -59,7 +57,7 @@ def expected(numbers: Iterable[int], entity: str = "orders") -> list[str]:
     return sorted(f"{entity}-{number}" for number in numbers)
 
 
-def test_d5_messages_are_in_files_when_their_windows_are_closed(tmp_path: Path) -> None:
+def test_d5_closed_windows_are_written_to_files(tmp_path: Path) -> None:
     script = Script(tmp_path)
     with script.run() as capture:
         script.take(capture, messages(range(10)))
@@ -69,13 +67,13 @@ def test_d5_messages_are_in_files_when_their_windows_are_closed(tmp_path: Path) 
         assert files(tmp_path) == []
         capture.close_due(DAY_MS + 14_000)
         assert ids(tmp_path) == expected(range(15))
-    (told,) = script.told
-    assert [told.path] == files(tmp_path)
-    assert (told.messages, told.size_bytes) == (15, told.path.stat().st_size)
-    assert (told.window_start_ms, told.window_end_ms) == (DAY_MS + 4_000, DAY_MS + 14_000)
+    (reported,) = script.reported
+    assert [reported.path] == files(tmp_path)
+    assert (reported.messages, reported.size_bytes) == (15, reported.path.stat().st_size)
+    assert (reported.window_start_ms, reported.window_end_ms) == (DAY_MS + 4_000, DAY_MS + 14_000)
 
 
-def test_d5_a_file_has_the_columns_of_messages_and_of_its_window(tmp_path: Path) -> None:
+def test_d5_file_has_columns_of_messages_and_window(tmp_path: Path) -> None:
     script = Script(tmp_path)
     with script.run() as capture:
         script.take(capture, messages([1], at_ms=7))
@@ -90,7 +88,7 @@ def test_d5_a_file_has_the_columns_of_messages_and_of_its_window(tmp_path: Path)
     assert captured(tmp_path).num_rows == 1
 
 
-def test_nothing_is_written_while_nothing_comes(tmp_path: Path) -> None:
+def test_no_messages_write_no_files(tmp_path: Path) -> None:
     script = Script(tmp_path)
     with script.run() as capture:
         script.take(capture)
@@ -100,7 +98,7 @@ def test_nothing_is_written_while_nothing_comes(tmp_path: Path) -> None:
     assert files(tmp_path) == []
 
 
-def test_a_batch_that_comes_again_gives_identical_files(tmp_path: Path) -> None:
+def test_repeated_batch_writes_identical_files(tmp_path: Path) -> None:
     once, twice = Script(tmp_path / "once"), Script(tmp_path / "twice")
     for script, times in ((once, 1), (twice, 3)):
         with script.run() as capture:
@@ -116,7 +114,7 @@ def test_a_batch_that_comes_again_gives_identical_files(tmp_path: Path) -> None:
     ]
 
 
-def test_a_batch_that_comes_again_with_others_gives_these_others(tmp_path: Path) -> None:
+def test_repeated_batch_with_new_messages_captures_these(tmp_path: Path) -> None:
     script = Script(tmp_path)
     with script.run() as capture:
         script.take(capture, messages(range(10)))
@@ -128,13 +126,13 @@ def test_a_batch_that_comes_again_with_others_gives_these_others(tmp_path: Path)
     assert ids(tmp_path) == expected(range(20))
 
 
-def test_d5_a_directory_belongs_to_one_namespace(tmp_path: Path) -> None:
-    """Another one has messages with the same numbers, which must be neither passed over nor removed."""
+def test_d5_directory_of_another_namespace_is_rejected(tmp_path: Path) -> None:
+    """Another namespace uses the same sequence numbers, and its messages must be neither skipped nor removed."""
     script = Script(tmp_path)
     with script.run("contoso:5672") as capture:
         script.take(capture, messages(range(10)))
     with pytest.raises(
-        OtherSourceError, match="contoso:5672, which numbers its messages as fabrikam:5672 does"
+        OtherSourceError, match="contoso:5672, which uses the same sequence numbers as fabrikam:5672"
     ) as caught:
         script.run("fabrikam:5672").__enter__()
     assert str(tmp_path) in str(caught.value)
@@ -143,8 +141,8 @@ def test_d5_a_directory_belongs_to_one_namespace(tmp_path: Path) -> None:
     assert ids(tmp_path) == expected(range(10))
 
 
-def test_what_a_batch_that_fails_has_written_does_not_stay(tmp_path: Path) -> None:
-    """A disk that is full would be filled once more with each attempt."""
+def test_pieces_of_failed_batch_are_deleted(tmp_path: Path) -> None:
+    """Otherwise each attempt would fill a full disk further."""
     script = Script(tmp_path)
 
     def batches() -> Iterator[pa.RecordBatch]:
@@ -164,7 +162,7 @@ def test_what_a_batch_that_fails_has_written_does_not_stay(tmp_path: Path) -> No
     assert ids(tmp_path) == expected(range(20))
 
 
-def test_windows_stay_open_when_it_is_stopped_and_started(tmp_path: Path) -> None:
+def test_windows_stay_open_across_restart(tmp_path: Path) -> None:
     script = Script(tmp_path)
     for start in (0, 10):
         with script.run() as capture:
@@ -176,7 +174,7 @@ def test_windows_stay_open_when_it_is_stopped_and_started(tmp_path: Path) -> Non
 
 
 def play(script: Script, kill_at: int | None = None) -> bool:
-    """Three batches of two entities, in windows that are closed by time; tells whether it was killed."""
+    """Take three batches of two entities, in windows closed by time; return whether it was killed."""
     batches = [range(1, 6), range(6, 11), range(11, 16)]
     done = 0
     was_killed = False
@@ -187,7 +185,7 @@ def play(script: Script, kill_at: int | None = None) -> bool:
                 script.run() as capture,
             ):
                 if was_killed and done:
-                    script.take(capture, *_both(batches[done - 1]))  # nobody knows whether it was done
+                    script.take(capture, *_both(batches[done - 1]))  # it is unknown whether it was committed
                 while done < len(batches):
                     done += 1
                     script.take(capture, *_both(batches[done - 1]))
@@ -206,7 +204,7 @@ def _both(numbers: range) -> tuple[pa.RecordBatch, pa.RecordBatch]:
 
 
 @pytest.mark.parametrize("step", [pytest.param(1, marks=pytest.mark.slow), 9])
-def test_e1_killed_at_any_file_operation_each_message_is_captured_once(tmp_path: Path, step: int) -> None:
+def test_e1_kill_at_any_file_operation_captures_each_message_once(tmp_path: Path, step: int) -> None:
     point = 0
     while play(Script(tmp_path / f"{point}"), point):
         root = tmp_path / f"{point}"
@@ -240,7 +238,7 @@ def test_partitions_are_those_that_hive_and_spark_read(tmp_path: Path) -> None:
     assert {(str(day), hour) for day, hour in zip(found["day"], found["hour"], strict=True)} == {("2026-11-16", 0)}
 
 
-def test_only_one_writes_into_a_directory(tmp_path: Path) -> None:
+def test_second_capture_of_a_directory_is_rejected(tmp_path: Path) -> None:
     script = Script(tmp_path)
     with script.run(), pytest.raises(CaptureInUseError, match="another capture writes into"), script.run():
         pass
@@ -248,7 +246,7 @@ def test_only_one_writes_into_a_directory(tmp_path: Path) -> None:
         pass
 
 
-def test_a_batch_waits_while_it_is_at_rest(tmp_path: Path) -> None:
+def test_batch_waits_while_capture_is_at_rest(tmp_path: Path) -> None:
     script = Script(tmp_path)
     with script.run() as capture:
         with capture.at_rest() as book:
@@ -263,17 +261,17 @@ def test_a_batch_waits_while_it_is_at_rest(tmp_path: Path) -> None:
     assert ids(tmp_path) == expected([1])
 
 
-def test_a_book_that_is_damaged_is_told_and_not_begun_anew(tmp_path: Path) -> None:
+def test_damaged_state_is_an_error_and_not_replaced(tmp_path: Path) -> None:
     script = Script(tmp_path)
     with script.run() as capture:
         script.take(capture, messages([1]))
     (tmp_path / "_capture" / "book.json").write_text("{")
-    with pytest.raises(CaptureDamagedError, match=r"book\.json says which messages are captured"), script.run():
+    with pytest.raises(CaptureDamagedError, match=r"book\.json, which lists the captured messages"), script.run():
         pass
     assert len([*(tmp_path / "_capture" / "pieces").iterdir()]) == 1
 
 
-def test_a_piece_that_is_gone_or_damaged_is_told(tmp_path: Path) -> None:
+def test_missing_or_damaged_piece_is_an_error(tmp_path: Path) -> None:
     script = Script(tmp_path)
     with script.run() as capture:
         script.take(capture, messages([1, 2]))
@@ -284,7 +282,7 @@ def test_a_piece_that_is_gone_or_damaged_is_told(tmp_path: Path) -> None:
                 piece.unlink()
             else:
                 piece.write_bytes(content)
-            with pytest.raises(CaptureDamagedError, match="2 messages of 'orders' are nowhere else"):
+            with pytest.raises(CaptureDamagedError, match="has the only copy of 2 messages of 'orders'"):
                 script.end(capture)
         piece.write_bytes(whole)
         script.end(capture)

@@ -1,4 +1,4 @@
-"""A capture from real queues and subscriptions into files: once, until it is stopped, and after it was killed."""
+"""Captures from real queues and subscriptions: once, until stopped, and after a kill."""
 
 from __future__ import annotations
 
@@ -17,16 +17,15 @@ from pyspark.sql import SparkSession
 
 from pairbus.blocking import MessagingFactory
 from pairbus.jobs.capture.command import DONE, CaptureCommand, run_capture
-from pairbus.jobs.capture.limits import LEAST_BYTES, WindowLimits
-from pairbus.jobs.capture.order import CaptureOrder
-from pairbus.jobs.ending import FAILED, WAITING, Ending
-from pairbus.jobs.lines import Line, LineTeller
-from pairbus.spark.connection_reference import ConnectionReference
+from pairbus.jobs.capture.config import LEAST_BYTES, CaptureConfig, WindowLimits
+from pairbus.jobs.lines import FAILED, WAITING, CommandResult, LineReporter, ReportLine
+from pairbus.spark.connections import ConnectionReference
 from pairbus.spark.session import ensured_session
 from pairbus.testing import RunningNamespace, running_namespace
 from tests.client.stage import make_queue, make_topic
-from tests.jobs.capture.entities import LIMIT_S, book, count, depth, eventually, send, sent
+from tests.jobs.capture.entities import LIMIT_S, book, count, depth, send, sent
 from tests.jobs.capture.messages import files, ids
+from tests.waiting import eventually
 
 VARIABLE: Final = "PAIRBUS_TEST_CAPTURE"
 LOCK: Final = 5_000
@@ -41,7 +40,7 @@ def namespace() -> Iterator[RunningNamespace]:
 
 @pytest.fixture(scope="module")
 def connection(namespace: RunningNamespace) -> Iterator[ConnectionReference]:
-    """In the environment, before Spark is started."""
+    """Set the connection string in the environment, before Spark is started."""
     os.environ[VARIABLE] = namespace.connection_string
     yield ConnectionReference.parse(f"env:{VARIABLE}")
     del os.environ[VARIABLE]
@@ -60,42 +59,42 @@ def factory(namespace: RunningNamespace) -> Iterator[MessagingFactory]:
 
 
 @pytest.fixture
-def order(connection: ConnectionReference, spark: SparkSession, tmp_path: Path) -> CaptureOrder:
-    return CaptureOrder(source=connection, entities=(), to=tmp_path / "files", max_messages=500)
+def config(connection: ConnectionReference, spark: SparkSession, tmp_path: Path) -> CaptureConfig:
+    return CaptureConfig(source=connection, entities=(), to=tmp_path / "files", max_messages=500)
 
 
-class Told(LineTeller):
-    """Keeps what is said."""
+class Reported(LineReporter):
+    """Collects report lines."""
 
     def __init__(self) -> None:
         super().__init__(as_json=True)
-        self.lines: list[Line] = []
+        self.lines: list[ReportLine] = []
 
-    def tell(self, line: Line) -> None:
+    def tell(self, line: ReportLine) -> None:
         self.lines.append(line)
 
     def of(self, event: str) -> list[dict[str, Any]]:
         return [dict(line.facts) for line in self.lines if line.event == event]
 
 
-def once(order: CaptureOrder) -> tuple[Ending, Told]:
-    told = Told()
-    return run_capture(replace(order, once=True), told), told
+def once(config: CaptureConfig) -> tuple[CommandResult, Reported]:
+    reported = Reported()
+    return run_capture(replace(config, once=True), reported), reported
 
 
 @contextmanager
-def running(order: CaptureOrder) -> Iterator[Told]:
-    """One that is stopped at the end of the block, as an operator does it."""
-    told, stopped = Told(), Event()
-    endings: list[Ending] = []
-    thread = Thread(target=lambda: endings.append(CaptureCommand(order, told).run(stopped)))
+def running(config: CaptureConfig) -> Iterator[Reported]:
+    """Run a capture, and stop it with a signal at the end of the block."""
+    reported, stopped = Reported(), Event()
+    endings: list[CommandResult] = []
+    thread = Thread(target=lambda: endings.append(CaptureCommand(config, reported).run(stopped)))
     thread.start()
     try:
-        yield told
+        yield reported
     finally:
         stopped.set()
         thread.join(LIMIT_S)
-    assert endings == [Ending(code=DONE)]
+    assert endings == [CommandResult(code=DONE)]
 
 
 # Once
@@ -103,21 +102,21 @@ def running(order: CaptureOrder) -> Iterator[Told]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_d5_a_queue_and_a_subscription_are_captured_once(
-    order: CaptureOrder, namespace: RunningNamespace, factory: MessagingFactory, spark: SparkSession
+def test_d5_queue_and_subscription_are_captured_once(
+    config: CaptureConfig, namespace: RunningNamespace, factory: MessagingFactory, spark: SparkSession
 ) -> None:
     queue, topic = make_queue(namespace), make_topic(namespace, "audit")
     subscription = f"{topic}/Subscriptions/audit"
     send(factory, queue, range(1_200))
     send(factory, topic, range(30))
-    both = replace(order, entities=(queue, subscription))
+    both = replace(config, entities=(queue, subscription))
     everything = sorted(sent(queue, range(1_200)) + sent(topic, range(30)))
-    for expected in (1_230, 0):  # the second time there is nothing new
-        ending, told = once(both)
-        assert ending == Ending(code=DONE)
-        assert sum(line["messages"] for line in told.of("file")) == expected
-        assert ids(order.to) == everything
-        rows = spark.read.parquet(str(order.to)).select("message_id", "source", "entity").collect()
+    for expected in (1_230, 0):  # the second run finds nothing new
+        ending, reported = once(both)
+        assert ending == CommandResult(code=DONE)
+        assert sum(line["messages"] for line in reported.of("file")) == expected
+        assert ids(config.to) == everything
+        rows = spark.read.parquet(str(config.to)).select("message_id", "source", "entity").collect()
         assert sorted(row.message_id for row in rows) == everything
         assert {(row.source, row.entity) for row in rows} == {(queue, queue), (subscription, subscription)}
     assert (depth(factory, queue), depth(factory, subscription)) == (0, 0)
@@ -125,33 +124,33 @@ def test_d5_a_queue_and_a_subscription_are_captured_once(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("partitioned", [False, True])
-def test_d5_what_is_kept_is_captured_once_and_stays(
-    order: CaptureOrder, namespace: RunningNamespace, factory: MessagingFactory, partitioned: bool
+def test_d5_kept_messages_are_captured_once_and_stay(
+    config: CaptureConfig, namespace: RunningNamespace, factory: MessagingFactory, partitioned: bool
 ) -> None:
     queue = make_queue(namespace, partitioned=partitioned)
-    keeping = replace(order, entities=(queue,), keep=True)
+    keeping = replace(config, entities=(queue,), keep=True)
     for start in (0, 700):
         send(factory, queue, range(start, start + 700))
-        assert once(keeping)[0] == Ending(code=DONE)
-    assert ids(order.to) == sorted(sent(queue, range(1_400)))
+        assert once(keeping)[0] == CommandResult(code=DONE)
+    assert ids(config.to) == sorted(sent(queue, range(1_400)))
     assert depth(factory, queue) == 1_400
 
 
 @pytest.mark.slow
-def test_what_somebody_has_locked_is_told_with_code_3(
-    order: CaptureOrder, namespace: RunningNamespace, factory: MessagingFactory
+def test_locked_messages_are_reported_with_code_3(
+    config: CaptureConfig, namespace: RunningNamespace, factory: MessagingFactory
 ) -> None:
     queue = make_queue(namespace, lock_duration_ms=4 * LOCK)
     send(factory, queue, range(10))
     with factory.create_message_receiver(queue, max_auto_lock_renewal=timedelta(minutes=5)) as receiver:
         locked = receiver.receive(4)
-        ending, told = once(replace(order, entities=(queue,)))
+        ending, reported = once(replace(config, entities=(queue,)))
         assert ending.code == WAITING
-        assert told.of("waiting") == [{"entity": queue, "messages": len(locked)}]
-        assert count(order.to) == 10 - len(locked)
+        assert reported.of("waiting") == [{"entity": queue, "messages": len(locked)}]
+        assert count(config.to) == 10 - len(locked)
         receiver.abandon(locked)
-    assert once(replace(order, entities=(queue,)))[0] == Ending(code=DONE)
-    assert ids(order.to) == sorted(sent(queue, range(10)))
+    assert once(replace(config, entities=(queue,)))[0] == CommandResult(code=DONE)
+    assert ids(config.to) == sorted(sent(queue, range(10)))
 
 
 @pytest.mark.slow
@@ -160,77 +159,77 @@ def test_what_somebody_has_locked_is_told_with_code_3(
     ("kind", "said"),
     [
         ("nowhere", "could not be found"),
-        ("topic", "is a topic: capture one of its subscriptions, "),
-        ("sessions", "what requires sessions can be copied, with --keep"),
+        ("topic", "is a topic; capture one of its subscriptions, "),
+        ("sessions", "an entity that requires sessions can be copied with --keep"),
     ],
 )
-def test_what_cannot_be_read_is_told_with_code_1(
-    order: CaptureOrder, namespace: RunningNamespace, is_once: bool, kind: str, said: str
+def test_unreadable_entity_is_reported_with_code_1(
+    config: CaptureConfig, namespace: RunningNamespace, is_once: bool, kind: str, said: str
 ) -> None:
     entities = {
         "nowhere": "nowhere",
         "topic": make_topic(namespace, "audit"),
         "sessions": make_queue(namespace, requires_session=True),
     }
-    told = Told()
-    ending = run_capture(replace(order, entities=(entities[kind],), once=is_once), told)
+    reported = Reported()
+    ending = run_capture(replace(config, entities=(entities[kind],), once=is_once), reported)
     assert ending.code == FAILED
     assert ending.reason is not None
     assert entities[kind] in ending.reason
     assert said in ending.reason
-    assert not told.of("spark"), "before Spark is started, which takes seconds"
+    assert not reported.of("spark"), "before Spark is started, which takes seconds"
 
 
 @pytest.mark.slow
 def test_d5_no_file_is_larger_than_the_window(
-    order: CaptureOrder, namespace: RunningNamespace, factory: MessagingFactory
+    config: CaptureConfig, namespace: RunningNamespace, factory: MessagingFactory
 ) -> None:
     queue, random = make_queue(namespace), Random(3)  # noqa: S311 (the same each time)
     send(factory, queue, range(2_500), lambda: random.randbytes(1_000))
-    assert once(replace(order, entities=(queue,), limits=WindowLimits(size_bytes=LEAST_BYTES)))[0].code == DONE
-    sizes = [path.stat().st_size for path in files(order.to)]
+    assert once(replace(config, entities=(queue,), limits=WindowLimits(size_bytes=LEAST_BYTES)))[0].code == DONE
+    sizes = [path.stat().st_size for path in files(config.to)]
     assert len(sizes) in range(3, 6)
     assert max(sizes) <= LEAST_BYTES
-    assert ids(order.to) == sorted(sent(queue, range(2_500)))
+    assert ids(config.to) == sorted(sent(queue, range(2_500)))
 
 
-# Until it is stopped
+# Until stopped
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_d5_windows_close_by_time_while_it_runs_and_when_it_is_stopped(
-    order: CaptureOrder, namespace: RunningNamespace, factory: MessagingFactory
+def test_d5_windows_close_by_time_and_at_stop(
+    config: CaptureConfig, namespace: RunningNamespace, factory: MessagingFactory
 ) -> None:
     queue = make_queue(namespace)
-    with running(replace(order, entities=(queue,), limits=SHORT)) as told:
+    with running(replace(config, entities=(queue,), limits=SHORT)) as reported:
         for start in range(0, 900, 300):
             send(factory, queue, range(start, start + 300))
-            eventually(lambda start=start: count(order.to) == start + 300)  # type: ignore[misc]
-        eventually(lambda: len(told.of("file")) >= 3)
+            eventually(lambda start=start: count(config.to) == start + 300)  # type: ignore[misc]
+        eventually(lambda: len(reported.of("file")) >= 3)
     send(factory, queue, range(900, 1_000))
-    with running(replace(order, entities=(queue,), limits=WindowLimits(length=timedelta(hours=1)))):
-        eventually(lambda: sum(window.messages for window in book(order.to).windows) == 100)
-        assert count(order.to) == 900
-    assert ids(order.to) == sorted(sent(queue, range(1_000)))
+    with running(replace(config, entities=(queue,), limits=WindowLimits(length=timedelta(hours=1)))):
+        eventually(lambda: sum(window.messages for window in book(config.to).windows) == 100)
+        assert count(config.to) == 900
+    assert ids(config.to) == sorted(sent(queue, range(1_000)))
     assert depth(factory, queue) == 0
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_e1_a_query_that_fails_begins_again(
-    order: CaptureOrder, namespace: RunningNamespace, factory: MessagingFactory
+def test_e1_failed_query_is_restarted(
+    config: CaptureConfig, namespace: RunningNamespace, factory: MessagingFactory
 ) -> None:
     queue = make_queue(namespace, lock_duration_ms=LOCK)
-    pieces = order.to / "_capture" / "pieces"
-    with running(replace(order, entities=(queue,), limits=SHORT)) as told:
+    pieces = config.to / "_capture" / "pieces"
+    with running(replace(config, entities=(queue,), limits=SHORT)) as reported:
         send(factory, queue, range(10))
-        eventually(lambda: sum(line["messages"] for line in told.of("file")) == 10)  # told when all is tidied up
+        eventually(lambda: sum(line["messages"] for line in reported.of("file")) == 10)  # reported after the cleanup
         pieces.rmdir()
         pieces.touch()  # nothing can be written there
         send(factory, queue, range(10, 20))
-        eventually(lambda: len(told.of("retry")) > 0)
+        eventually(lambda: len(reported.of("retry")) > 0)
         pieces.unlink()
-        eventually(lambda: count(order.to) == 20)
-    assert ids(order.to) == sorted(sent(queue, range(20)))
+        eventually(lambda: count(config.to) == 20)
+    assert ids(config.to) == sorted(sent(queue, range(20)))
     assert depth(factory, queue) == 0

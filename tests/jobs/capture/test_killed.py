@@ -1,4 +1,4 @@
-"""A capture that is killed, with all that it has started, at points that a seed chooses."""
+"""Captures that are killed, with all their processes, at points chosen by a seed."""
 
 from __future__ import annotations
 
@@ -19,19 +19,20 @@ from pairbus.blocking import MessagingFactory
 from pairbus.jobs.capture.command import DONE
 from pairbus.testing import running_namespace
 from tests.client.stage import make_queue
-from tests.jobs.capture.entities import LIMIT_S, book, depth, eventually, send, sent
+from tests.jobs.capture.entities import LIMIT_S, book, depth, send, sent
 from tests.jobs.capture.messages import ids
 from tests.jobs.processes import kill_session, members
+from tests.waiting import eventually
 
 ROOT: Final = Path(__file__).resolve().parents[3]
 BATCH: Final = 100
-EACH_TIME: Final = 1_000
+EACH_TIME: Final = 600
 SHORT_LOCK_MS: Final = 5_000
 
 
 @contextmanager
 def process(connection_string: str, *arguments: object) -> Iterator[subprocess.Popen[str]]:
-    """The command, with all that it starts; all of it is killed at the end."""
+    """Run the command in a process group that is killed at the end."""
     with subprocess.Popen(
         [*map(str, (sys.executable, "-m", "pairbus", "capture", *arguments, "--master", "local[2]", "--json"))],
         stdout=subprocess.PIPE,
@@ -47,11 +48,11 @@ def process(connection_string: str, *arguments: object) -> Iterator[subprocess.P
     assert not members(found.pid)
 
 
-Until = Callable[[subprocess.Popen[str]], None]
+Until = Callable[[subprocess.Popen[str]], object]
 
 
 def until_file(_to: Path) -> Until:
-    """It has said that a window has its file."""
+    """Return whether a file was reported."""
 
     def wait(running: subprocess.Popen[str]) -> None:
         assert running.stdout is not None
@@ -64,13 +65,13 @@ def until_file(_to: Path) -> Until:
 
 
 def until_piece(to: Path) -> Until:
-    """A task has written something, or is about to; or that is in the book already."""
+    """Return whether a task has written a piece, or its batch is in the state already."""
     before, taken = pieces(to), taken_of(to)
     return lambda _: eventually(lambda: bool(pieces(to) - before) or taken_of(to) != taken)
 
 
 def until_batch(to: Path) -> Until:
-    """A batch is in the book."""
+    """Return whether a batch is in the state."""
     taken = taken_of(to)
     return lambda _: eventually(lambda: taken_of(to) != taken)
 
@@ -80,7 +81,7 @@ def pieces(to: Path) -> set[Path]:
 
 
 def taken_of(to: Path) -> object:
-    """What is in the book; nothing, before there is one."""
+    """Return the stored state, or an empty one."""
     return book(to).taken if (to / "_capture" / "book.json").exists() else {}
 
 
@@ -89,13 +90,13 @@ POINTS: Final[list[tuple[Callable[[Path], Until], float]]] = [
     (until_file, 3.0),
     (until_batch, 0.1),
 ]
-"""What is waited for, from before it is started, and how much longer it runs at most."""
+"""Conditions to wait for, from before the start, and the maximum time until the kill after that."""
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("seed", [1])
-def test_e1_killed_at_any_point_each_message_is_captured_once(seed: int, tmp_path: Path) -> None:
+def test_e1_kill_at_any_point_captures_each_message_once(seed: int, tmp_path: Path) -> None:
     random, to = Random(seed), tmp_path / "files"  # noqa: S311 (the same each time)
     with (
         running_namespace() as namespace,

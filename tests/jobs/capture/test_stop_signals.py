@@ -1,4 +1,4 @@
-"""The first signal stops a command, the second one ends it."""
+"""The first signal stops a command, the second one ends it immediately."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import sys
 
 import pytest
 
-from pairbus.jobs.capture.stop_signals import stopped_by_signals
+from pairbus.jobs.capture.command import stopped_by_signals
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_a_signal_is_heard_once_and_all_is_as_before_then(number: signal.Signals) -> None:
+def test_first_signal_sets_event_and_handlers_are_restored(number: signal.Signals) -> None:
     before = [signal.getsignal(one) for one in SIGNALS]
     with stopped_by_signals() as stopped:
         assert not stopped.is_set()
@@ -26,7 +26,7 @@ def test_a_signal_is_heard_once_and_all_is_as_before_then(number: signal.Signals
 
 _TWICE = """
 import signal
-from pairbus.jobs.capture.stop_signals import stopped_by_signals
+from pairbus.jobs.capture.command import stopped_by_signals
 with stopped_by_signals() as stopped:
     ours = signal.getsignal(signal.SIGINT)
     signal.raise_signal(signal.SIGINT)
@@ -37,7 +37,7 @@ with stopped_by_signals() as stopped:
 """
 
 
-def test_the_second_signal_ends_it_also_if_the_first_came_while_spark_was_starting() -> None:
-    """What was set before Spark was started is set again then."""
+def test_second_signal_ends_process_after_first_during_spark_start() -> None:
+    """The handlers installed before Spark was started are restored after that."""
     done = subprocess.run([sys.executable, "-c", _TWICE], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (-signal.SIGINT, "True\n")

@@ -1,4 +1,4 @@
-"""Bills from ledgers (D3), worked out by hand for each rate card, and adding up whatever was used."""
+"""Bills from ledgers (D3), calculated by hand for each rate card; lines add up to the total."""
 
 from __future__ import annotations
 
@@ -14,14 +14,12 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from pairbus.jobs.cost.allowances import beyond_allowances
 from pairbus.jobs.cost.bill import charges, statement
-from pairbus.jobs.cost.month import Meter
+from pairbus.jobs.cost.month import BillingMeter, beyond_allowances
 from pairbus.jobs.cost.rate_card import CountedBy, Failures, RateCard, load_rate_card
-from pairbus.jobs.cost.statement import By, Statement, StatementLine
-from pairbus.jobs.ledger.tables import read_operations
-from pairbus.jobs.ledger.workload import FEW_ROWS, HANDFUL
-from pairbus.ledger.operation import Kind, Stage
+from pairbus.jobs.cost.statement import GroupBy, Statement, StatementLine
+from pairbus.jobs.ledger.tables import FEW_ROWS, HANDFUL, read_operations
+from pairbus.ledger.events import OperationKind, Stage
 from tests.jobs.ledger.written import Row, operation, write
 
 MONTH = "2026-04"
@@ -33,13 +31,13 @@ def ledger(spark: SparkSession, directory: Path, rows: Sequence[Row]) -> DataFra
 
 
 def many(time: str, count: int, **values: Any) -> dict[str, Any]:
-    """So many operations of one small message each, within a second."""
+    """Return rows for this many operations of one small message each, within a second."""
     counts = {"operations": count, "messages": count, "bytes": 1_000 * count, "units": count, "request_units": count}
     return operation(time, **(counts | values))
 
 
 def outage(count: int, size: int = 1_000) -> list[dict[str, Any]]:
-    """What a pair does about messages that it diverts, from the ledgers of both."""
+    """Return the operations of a pair for diverted messages, from both ledgers."""
     away, home = {"namespace": "fabrikam", "entity": "contoso/x-servicebus-transfer/0"}, {"namespace": "contoso"}
     data = {"bytes": size * count}
     return [
@@ -59,7 +57,7 @@ def step(found: Statement, name: str) -> StatementLine:
     return next(one for one in found.steps if one.labels == (name,))
 
 
-def reading(found: Statement, meter: Meter) -> tuple[Decimal, Decimal]:
+def reading(found: Statement, meter: BillingMeter) -> tuple[Decimal, Decimal]:
     (month,) = found.months.values()
     (one,) = (one for one in month.readings if one.meter is meter)
     return one.quantity, one.amount
@@ -70,7 +68,7 @@ def add_up(lines: Sequence[StatementLine]) -> Decimal:
 
 
 @pytest.mark.slow
-def test_d3_the_bill_of_the_standard_tier(spark: SparkSession, tmp_path: Path) -> None:
+def test_d3_bill_of_the_standard_tier(spark: SparkSession, tmp_path: Path) -> None:
     # Operations, in units of 64 KB:
     #   direct: 60,000,000 sends, 60,000,000 receives                        120,000,000
     #   diverted: 1,000,000 messages, four times                               4,000,000
@@ -104,10 +102,10 @@ def test_d3_the_bill_of_the_standard_tier(spark: SparkSession, tmp_path: Path) -
         operation(f"{MONTH}-04T06:00", kind="connection", entity="", operations=0, units=0, connections=10),
     ]
     found = statement(ledger(spark, tmp_path, rows), load_rate_card("standard"))
-    assert reading(found, Meter.OPERATIONS) == (Decimal(124_001_092), Decimal("82.000546"))
-    assert reading(found, Meter.CONNECTIONS) == (Decimal("0.047945"), Decimal(0))
-    assert reading(found, Meter.BANDWIDTH) == (Decimal(2), Decimal("0.30"))
-    assert reading(found, Meter.BASE_CHARGE) == (Decimal(1), Decimal(10))
+    assert reading(found, BillingMeter.OPERATIONS) == (Decimal(124_001_092), Decimal("82.000546"))
+    assert reading(found, BillingMeter.CONNECTIONS) == (Decimal("0.047945"), Decimal(0))
+    assert reading(found, BillingMeter.BANDWIDTH) == (Decimal(2), Decimal("0.30"))
+    assert reading(found, BillingMeter.BASE_CHARGE) == (Decimal(1), Decimal(10))
     assert found.total == Decimal("92.300546")
     assert [*found.months] == [date(2026, 4, 1)]
     # An operation costs 82.000546 / 124,001,092 on average, which is 0.00000066128889…
@@ -128,19 +126,19 @@ def test_d3_the_bill_of_the_standard_tier(spark: SparkSession, tmp_path: Path) -
     assert found.per_diverted_message == Decimal("0.000002945")  # (4 x 0.66128889 + 0.30) / 1,000,000
     assert (step(found, "pings").operations, step(found, "idle polls").operations) == (120, 960)
     assert step(found, "idle polls").amount.quantize(Decimal("0.0000001")) == Decimal("0.0006348")
-    assert step(found, "settling and the like").amount == 0
+    assert step(found, "settlement and other operations").amount == 0
 
 
 @pytest.mark.slow
-def test_d3_the_bill_of_the_premium_tier(spark: SparkSession, tmp_path: Path) -> None:
+def test_d3_bill_of_the_premium_tier(spark: SparkSession, tmp_path: Path) -> None:
     # contoso was there from 0:00 on the 1st to 11:59 on the 2nd: 36 hours; fabrikam from 10:00 to 11:59: 2 hours.
     # 38 hours of a messaging unit at 0.9275 are 35.245; operations are included.
     # Bandwidth: 1,000,000 times 2,000 bytes at 0.15 a gigabyte: 0.30. Together 35.545.
     rows = [many(f"{MONTH}-01T00:00", 60_000_000), *outage(1_000_000, size=2_000)]
     operations = ledger(spark, tmp_path, rows)
-    found = statement(operations, load_rate_card("premium"), By.ENTITY)
-    assert reading(found, Meter.OPERATIONS) == (Decimal(64_000_000), Decimal(0))
-    assert reading(found, Meter.MESSAGING_UNITS) == (Decimal(38), Decimal("35.245"))
+    found = statement(operations, load_rate_card("premium"), GroupBy.ENTITY)
+    assert reading(found, BillingMeter.OPERATIONS) == (Decimal(64_000_000), Decimal(0))
+    assert reading(found, BillingMeter.MESSAGING_UNITS) == (Decimal(38), Decimal("35.245"))
     assert found.total == add_up(found.lines) == Decimal("35.545")
     assert line(found, "contoso", "(messaging unit)").amount == Decimal("33.39")  # 36 hours
     assert line(found, "fabrikam", "(messaging unit)").amount == Decimal("1.855")  # 2 hours
@@ -149,7 +147,7 @@ def test_d3_the_bill_of_the_premium_tier(spark: SparkSession, tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_d3_the_bill_of_the_basic_tier(spark: SparkSession, tmp_path: Path) -> None:
+def test_d3_bill_of_the_basic_tier(spark: SparkSession, tmp_path: Path) -> None:
     # 2,000,000 sends and receives of contoso's, four times 1,000 diverted messages of 100 KB, each two units.
     # 2,008,000 at 0.05 a million are 0.1004; the syphon fetched 100,000,000 bytes: 0.1 GB at 0.15 are 0.015.
     rows = [
@@ -157,8 +155,8 @@ def test_d3_the_bill_of_the_basic_tier(spark: SparkSession, tmp_path: Path) -> N
         many(f"{MONTH}-01T02:00", 1_000_000, kind="receive"),
         *(row | {"units": 2_000} for row in outage(1_000, size=100_000)),
     ]
-    found = statement(ledger(spark, tmp_path, rows), load_rate_card("basic"), By.HOUR)
-    assert reading(found, Meter.OPERATIONS) == (Decimal(2_008_000), Decimal("0.1004"))
+    found = statement(ledger(spark, tmp_path, rows), load_rate_card("basic"), GroupBy.HOUR)
+    assert reading(found, BillingMeter.OPERATIONS) == (Decimal(2_008_000), Decimal("0.1004"))
     assert found.total == add_up(found.lines) == Decimal("0.1154")
     assert [(one.labels, one.amount) for one in found.lines] == [
         (("2026-04-01T00:00Z",), Decimal("0.05")),
@@ -170,7 +168,7 @@ def test_d3_the_bill_of_the_basic_tier(spark: SparkSession, tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_connections_are_charged_by_their_peaks(spark: SparkSession, tmp_path: Path) -> None:
+def test_connections_are_billed_by_hourly_peak(spark: SparkSession, tmp_path: Path) -> None:
     # 364,999 of one namespace and one of the other in each of ten hours: 3,650,000 / 730 = 5,000.
     # 1,000 are included, and the other 4,000 cost 0.03 each.
     rows = [
@@ -179,19 +177,19 @@ def test_connections_are_charged_by_their_peaks(spark: SparkSession, tmp_path: P
         for namespace, count in (("contoso", 364_999), ("fabrikam", 1))
     ]
     found = statement(ledger(spark, tmp_path, rows), load_rate_card("standard"))
-    assert reading(found, Meter.CONNECTIONS) == (Decimal(5_000), Decimal(120))
+    assert reading(found, BillingMeter.CONNECTIONS) == (Decimal(5_000), Decimal(120))
     assert line(found, "", "connection").amount == Decimal(120)
     assert found.total == add_up(found.lines) == Decimal(130)
 
 
 @pytest.mark.slow
-def test_what_is_of_no_entity_is_named_by_its_kind(spark: SparkSession, tmp_path: Path) -> None:
+def test_lines_without_entity_are_labelled_by_kind(spark: SparkSession, tmp_path: Path) -> None:
     rows = [
         many(f"{MONTH}-01T00:00", 5),
         many(f"{MONTH}-01T00:00", 7, kind="management", stage="management", entity="", messages=0, bytes=0),
         operation(f"{MONTH}-01T00:00", kind="connection", entity="", operations=0, messages=0, units=0, connections=2),
     ]
-    found = statement(ledger(spark, tmp_path, rows), load_rate_card("standard"), By.ENTITY)
+    found = statement(ledger(spark, tmp_path, rows), load_rate_card("standard"), GroupBy.ENTITY)
     assert [(one.labels, one.operations, one.amount) for one in found.lines] == [
         (("(all)", "(base charge)"), 0, Decimal(10)),
         (("contoso", "(connection)"), 0, Decimal(0)),
@@ -201,10 +199,10 @@ def test_what_is_of_no_entity_is_named_by_its_kind(spark: SparkSession, tmp_path
 
 
 @pytest.mark.slow
-def test_d3_what_an_outage_has_cost_beyond_what_is_included(spark: SparkSession, tmp_path: Path) -> None:
-    # Of 1,000 diverted messages, four charges at 0.80 a million: 0.0032; a syphon on Spark has looked at each once
-    # more: 0.0008. Twice 1,000 x 2,000 bytes have left the region, at 0.15 for 10^9: 0.0006. Two pings: 0.0000016.
-    # Beside it, 250 direct sends: 0.0002, and a connection in one hour: 0.03 / 730.
+def test_d3_cost_of_an_outage_beyond_allowances(spark: SparkSession, tmp_path: Path) -> None:
+    # Of 1,000 diverted messages, four charges at 0.80 a million: 0.0032; a syphon on Spark has peeked each of them:
+    # 0.0008. Twice 1,000 x 2,000 bytes have left the region, at 0.15 for 10^9: 0.0006. Two pings: 0.0000016.
+    # Besides, 250 direct sends: 0.0002, and a connection in one hour: 0.03 / 730.
     away = {"namespace": "fabrikam", "entity": "contoso/x-servicebus-transfer/0"}
     rows = [
         *outage(1_000, size=2_000),
@@ -214,31 +212,31 @@ def test_d3_what_an_outage_has_cost_beyond_what_is_included(spark: SparkSession,
         operation(f"{MONTH}-02T10:00", kind="connection", entity="", operations=0, units=0, connections=1),
     ]
     found = statement(ledger(spark, tmp_path, rows), beyond_allowances(load_rate_card("standard")))
-    assert step(found, "looks of a syphon into the backlog").amount == Decimal("0.0011")
+    assert step(found, "syphon peeks").amount == Decimal("0.0011")
     assert found.four_charges == Decimal("0.0035")
     assert found.pairing_total.amount == add_up(found.steps) == Decimal("0.0046016")
     assert found.total == add_up(found.lines) == Decimal("0.0048016") + Decimal("0.000041096")
-    assert reading(found, Meter.OPERATIONS)[0] == 5_252
+    assert reading(found, BillingMeter.OPERATIONS)[0] == 5_252
 
 
 @pytest.mark.slow
-def test_every_month_has_its_own_tiers_and_its_base_charge(spark: SparkSession, tmp_path: Path) -> None:
-    # 13.5 million in March: one million above what is included. 12 million in April: nothing.
+def test_each_month_has_separate_tiers_and_base_charge(spark: SparkSession, tmp_path: Path) -> None:
+    # 13.5 million in March: one million above the allowance. 12 million in April: nothing.
     rows = [
         many("2026-03-31T23:59:59", 13_500_000),
         many("2026-04-01T00:00", 12_000_000),
     ]
-    found = statement(ledger(spark, tmp_path, rows), load_rate_card("standard"), By.HOUR)
+    found = statement(ledger(spark, tmp_path, rows), load_rate_card("standard"), GroupBy.HOUR)
     assert [month.total for month in found.months.values()] == [Decimal("10.80"), Decimal(10)]
     assert [(one.labels[0], one.amount) for one in found.lines] == [
-        ("(base charge)", Decimal(20)),  # it is of no hour
+        ("(base charge)", Decimal(20)),  # it has no hour
         ("2026-03-31T23:00Z", Decimal("0.80")),
         ("2026-04-01T00:00Z", Decimal(0)),
     ]
 
 
 @pytest.mark.slow
-def test_the_card_says_what_is_counted(spark: SparkSession, tmp_path: Path) -> None:
+def test_rate_card_determines_counted_operations(spark: SparkSession, tmp_path: Path) -> None:
     card = load_rate_card("basic")
     rows = [
         operation(f"{MONTH}-01T00:00", operations=1, messages=100, units=100, request_units=2),
@@ -249,16 +247,26 @@ def test_the_card_says_what_is_counted(spark: SparkSession, tmp_path: Path) -> N
 
     def units(**changes: Any) -> Decimal:
         changed = replace(card, operations=replace(card.operations, **changes))
-        return reading(statement(operations, changed), Meter.OPERATIONS)[0]
+        return reading(statement(operations, changed), BillingMeter.OPERATIONS)[0]
 
     assert units() == 100
     assert units(counted_by=CountedBy.REQUEST) == 2
     assert units(failures=Failures.BILLED) == 105
-    assert units(billable=frozenset({Kind.SETTLE})) == 7
+    assert units(billable=frozenset({OperationKind.SETTLE})) == 7
+
+
+@pytest.mark.slow
+def test_injected_faults_are_not_on_the_bill(spark: SparkSession, tmp_path: Path) -> None:
+    card = load_rate_card("standard")
+    rows = [many(f"{MONTH}-01T00:00", 5)]
+    fault = operation(f"{MONTH}-02T00:00", kind="fault", entity="", result="cannot-send engaged id=1", who="ops")
+    without, within = ledger(spark, tmp_path / "without", rows), ledger(spark, tmp_path / "with", [*rows, fault])
+    for by in GroupBy:
+        assert statement(within, card, by) == statement(without, card, by)
 
 
 def awkward(card: RateCard) -> RateCard:
-    """Prices that nothing can be divided by."""
+    """Return a card with prices that are not evenly divisible."""
     tiers = tuple(replace(tier, price=tier.price + Decimal("0.1234567")) for tier in card.operations.tiers)
     return replace(
         card, operations=replace(card.operations, tiers=tiers, per=Decimal(7)), month=Decimal("3.3333333333")
@@ -267,15 +275,13 @@ def awkward(card: RateCard) -> RateCard:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "seed"), [("standard", 1), ("premium", 2), ("basic", 3)])
-def test_the_lines_add_up_to_the_bill_whatever_was_used(
-    spark: SparkSession, tmp_path: Path, name: str, seed: int
-) -> None:
+def test_lines_add_up_to_the_total_for_any_usage(spark: SparkSession, tmp_path: Path, name: str, seed: int) -> None:
     random = Random(seed)  # noqa: S311
     rows = [
         many(
             f"2026-{random.choice((3, 4)):02}-{random.choice((1, 28)):02}T{random.choice((0, 7, 23)):02}:00",
             random.choice((0, 1, 3, 10_007, 9_999_991)),
-            kind=random.choice([*Kind]).value,
+            kind=random.choice([*OperationKind]).value,
             stage=random.choice([*Stage]).value,
             entity=random.choice(("a", "b", "ä/ö")),
             namespace=random.choice(("contoso", "fabrikam")),
@@ -288,7 +294,7 @@ def test_the_lines_add_up_to_the_bill_whatever_was_used(
     operations = ledger(spark, tmp_path, rows)
     charged = charges(operations, card)
     amounts = [row["amount"] for row in charged.collect()]
-    for by in By:
+    for by in GroupBy:
         found = statement(operations, card, by)
         assert found.total > 0
         assert add_up(found.lines) == sum(amounts) == found.total
@@ -296,22 +302,22 @@ def test_the_lines_add_up_to_the_bill_whatever_was_used(
 
 
 @pytest.mark.slow
-def test_many_rows_are_charged_as_few_are(spark: SparkSession, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    """Spark compiles its work for them, and plans it anew when it knows more of them."""
+def test_many_rows_are_billed_like_few(spark: SparkSession, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """Spark generates code for many rows, and adapts its plan to them."""
     operations, card = ledger(spark, tmp_path, outage(1_000)), load_rate_card("standard")
-    of_few = statement(operations, card, By.STAGE)
+    of_few = statement(operations, card, GroupBy.STAGE)
     for name in HANDFUL.keys() - FEW_ROWS.keys():
         request.addfinalizer(partial(spark.conf.set, name, HANDFUL[name]))
         spark.conf.unset(name)
-    assert statement(operations, card, By.STAGE) == of_few
+    assert statement(operations, card, GroupBy.STAGE) == of_few
 
 
 @pytest.mark.slow
-def test_a_session_of_another_time_zone_has_the_same_months(spark: SparkSession, tmp_path: Path) -> None:
+def test_months_do_not_depend_on_session_time_zone(spark: SparkSession, tmp_path: Path) -> None:
     operations = ledger(spark, tmp_path, [many("2026-03-31T23:30", 1), many("2026-04-01T00:30", 1)])
-    spark.conf.set("spark.sql.session.timeZone", "Asia/Kolkata")  # half an hour beside the hour
+    spark.conf.set("spark.sql.session.timeZone", "Asia/Kolkata")  # offset by half an hour
     try:
-        found = statement(operations, load_rate_card("standard"), By.HOUR)
+        found = statement(operations, load_rate_card("standard"), GroupBy.HOUR)
     finally:
         spark.conf.set("spark.sql.session.timeZone", "UTC")
     assert [*found.months] == [date(2026, 3, 1), date(2026, 4, 1)]
@@ -321,7 +327,7 @@ def test_a_session_of_another_time_zone_has_the_same_months(spark: SparkSession,
 
 
 @pytest.mark.slow
-def test_a_ledger_in_which_nothing_happened_costs_nothing(spark: SparkSession, tmp_path: Path) -> None:
+def test_empty_ledger_costs_nothing(spark: SparkSession, tmp_path: Path) -> None:
     operations = read_operations(spark, write(tmp_path, [many(f"{MONTH}-01T00:00", 1)])[0].parents[3])
     found = statement(operations.where("false"), load_rate_card("standard"))
     assert found.total == 0
@@ -331,7 +337,7 @@ def test_a_ledger_in_which_nothing_happened_costs_nothing(spark: SparkSession, t
 
 
 @pytest.mark.slow
-def test_charges_are_lines_of_a_dataframe(spark: SparkSession, tmp_path: Path) -> None:
+def test_charges_are_rows_of_a_dataframe(spark: SparkSession, tmp_path: Path) -> None:
     operations = ledger(spark, tmp_path, [many(f"{MONTH}-01T00:10", 20_000_000)])
     rows = charges(operations, load_rate_card("standard")).where("kind = 'send'").collect()
     assert [row.asDict() for row in rows] == [

@@ -1,4 +1,4 @@
-"""What pairing would cost (D3), worked out by hand."""
+"""Forecasts of the cost of pairing (D3), calculated by hand."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pairbus.jobs.cost.allowances import beyond_allowances
 from pairbus.jobs.cost.forecast import Engine, Forecast, Workload, WorkloadError, forecast, shown
-from pairbus.jobs.cost.month import AmountError, Meter
+from pairbus.jobs.cost.month import AmountError, BillingMeter, beyond_allowances
 from pairbus.jobs.cost.rate_card import load_rate_card
 
 STANDARD = load_rate_card("standard")
@@ -28,15 +27,15 @@ def operations(found: Forecast, name: str) -> int:
     return line.operations
 
 
-def test_c14_ten_idle_backlog_queues_are_asked_28_800_times_a_month() -> None:
+def test_c14_ten_idle_backlog_queues_cost_28_800_polls_a_month() -> None:
     found = forecast(Workload(messages_per_day=0), STANDARD)
     assert operations(found, "idle polls") == 28_800
     assert operations(found, "pings") == 0
-    assert found.paired.usage.units == 28_800 + 20  # and a sender and a syphon have looked at ten queues
+    assert found.paired.usage.units == 28_800 + 20  # a sender and a syphon look up ten queues
     assert found.unpaired.usage.units == 0
 
 
-def test_d3_each_diverted_message_is_charged_four_times() -> None:
+def test_d3_diverted_message_is_charged_four_times() -> None:
     # 30 million messages in 720 hours, 12 of them an outage: 500,000 are diverted.
     found = forecast(BUSY, STANDARD)
     assert [(line.name, line.operations) for line in found.lines] == [
@@ -46,51 +45,51 @@ def test_d3_each_diverted_message_is_charged_four_times() -> None:
         ("receive from backlog", 500_000),
         ("send to primary", 500_000),
         ("receive from primary", 500_000),
-        ("looks of a syphon into the backlog", 7_200),  # once an hour and queue
+        ("syphon peeks", 7_200),  # once an hour and queue
         ("pings", 14_400),  # 5 entities, 4 factories, 720 minutes
         ("idle polls", 28_800),
-        ("asking for backlog queues", 50),  # 10 queues, by 4 senders and a syphon
+        ("backlog queue lookups", 50),  # 10 queues, by 4 senders and a syphon
     ]
 
 
-def test_d3_the_bill_with_pairing_and_without() -> None:
+def test_d3_bill_with_and_without_pairing() -> None:
     # Without: 60,000,000 operations, 12,500,000 included, the rest at 0.80 a million: 38. The base charge: 10.
     # With: 59,000,000 + 2,000,000 + 14,400 + 28,800 + 7,200 + 50 = 61,050,450; 48,550,450 at 0.80 a million: 38.84036.
     # The syphon fetches 500,000 x 1,000 bytes: half a gigabyte at 0.15: 0.075. The base charge is for both: 10.
     found = forecast(BUSY, STANDARD)
     assert found.unpaired.total == Decimal(48)
-    assert found.paired.amount(Meter.OPERATIONS) == Decimal("38.84036")
-    assert found.paired.amount(Meter.BANDWIDTH) == Decimal("0.075")
+    assert found.paired.amount(BillingMeter.OPERATIONS) == Decimal("38.84036")
+    assert found.paired.amount(BillingMeter.BANDWIDTH) == Decimal("0.075")
     assert found.paired.total == Decimal("48.91536")
     assert found.difference == Decimal("0.91536")
 
 
-def test_d3_a_syphon_on_spark_looks_at_each_diverted_message_once_more() -> None:
+def test_d3_spark_syphon_peeks_each_diverted_message() -> None:
     # 500,000 operations instead of 7,200, at 0.80 a million: 0.39424; half a gigabyte more out of its region: 0.075.
     on_spark, in_process = forecast(ON_SPARK, STANDARD), forecast(BUSY, STANDARD)
-    assert operations(on_spark, "looks of a syphon into the backlog") == 500_000
+    assert operations(on_spark, "syphon peeks") == 500_000
     assert on_spark.paired.total - in_process.paired.total == Decimal("0.46924")
     assert on_spark.unpaired == in_process.unpaired
-    assert Workload(messages_per_day=1).engine is Engine.SPARK  # as `pairbus syphon` is, if nothing else is said
+    assert Workload(messages_per_day=1).engine is Engine.SPARK  # the default of `pairbus syphon`, too
 
 
-def test_d3_a_forecast_beyond_what_is_included_is_about_every_operation() -> None:
-    # 28,800 polls, and a sender and a syphon that ask for ten queues, at 0.80 a million: 0.023056.
+def test_d3_forecast_beyond_allowances_bills_every_operation() -> None:
+    # 28,800 polls, and a sender and a syphon that look up ten queues, at 0.80 a million: 0.023056.
     # A sender and a receiver have a connection each; with pairing the sender has two, and so has the syphon.
     found = forecast(Workload(messages_per_day=0), beyond_allowances(STANDARD))
     connection = Decimal("0.03") * 720 / 730
     assert found.unpaired.total == (2 * connection).quantize(SMALLEST)
-    assert found.paired.amount(Meter.OPERATIONS) == Decimal("0.023056")
+    assert found.paired.amount(BillingMeter.OPERATIONS) == Decimal("0.023056")
     assert found.paired.total == Decimal("0.023056") + (5 * connection).quantize(SMALLEST)
 
 
-def test_d3_a_second_premium_namespace_costs_as_much_as_the_first() -> None:
+def test_d3_second_premium_namespace_costs_as_much_as_the_first() -> None:
     # 720 hours at 0.9275 are 667.80.
     found = forecast(Workload(messages_per_day=1_000), load_rate_card("premium"))
     assert (found.unpaired.total, found.paired.total) == (Decimal("667.80"), Decimal("1335.60"))
 
 
-def test_a_large_message_is_charged_for_every_64_kb() -> None:
+def test_large_message_is_billed_per_64_kb() -> None:
     found = forecast(replace(BUSY, message_bytes=100_000), load_rate_card("basic"))
     assert found.paired.usage.units == 2 * 61_000_000 + 14_400 + 28_800 + 7_200 + 50
 
@@ -98,11 +97,11 @@ def test_a_large_message_is_charged_for_every_64_kb() -> None:
 def test_connections_are_counted_in_both_namespaces() -> None:
     # Without: 2,000 + 1 all month. With: 2 x 2,000 + 1 + 2 for the syphon. Each times 720 / 730, the first 1,000 free.
     found = forecast(Workload(messages_per_day=0, senders=2_000), STANDARD)
-    assert found.unpaired.amount(Meter.CONNECTIONS) == Decimal("29.207671233")
-    assert found.paired.amount(Meter.CONNECTIONS) == Decimal("88.444931507")
+    assert found.unpaired.amount(BillingMeter.CONNECTIONS) == Decimal("29.207671233")
+    assert found.paired.amount(BillingMeter.CONNECTIONS) == Decimal("88.444931507")
 
 
-def test_d3_what_each_setting_changes() -> None:
+def test_d3_effect_of_each_setting() -> None:
     found = forecast(BUSY, STANDARD)
     assert [(knob.name, knob.now, knob.then, knob.units, knob.amount) for knob in found.knobs] == [
         ("backlog queues", "10", "20", 28_800 + 7_200 + 50, Decimal("0.02884")),
@@ -115,7 +114,7 @@ def test_d3_what_each_setting_changes() -> None:
     ]
 
 
-def test_without_an_outage_its_hours_become_one() -> None:
+def test_outage_of_zero_hours_becomes_one_hour() -> None:
     knob = forecast(replace(BUSY, outage_hours=Decimal(0)), STANDARD).knobs[-2]
     assert (knob.now, knob.then) == ("0", "1")
     assert knob.units > 0
@@ -153,14 +152,14 @@ def test_pairing_never_costs_less_than_none(messages: int, size: int, hours: Dec
         ("long_poll", timedelta(seconds=-1)),
     ],
 )
-def test_what_cannot_be_is_refused_by_name(setting: str, value: object) -> None:
+def test_invalid_workload_is_rejected_by_name(setting: str, value: object) -> None:
     with pytest.raises(WorkloadError, match=setting):
         Workload(**({"messages_per_day": 1} | {setting: value}))  # type: ignore[arg-type]
 
 
-def test_an_amount_that_cannot_be_meant_is_refused() -> None:
+def test_implausible_amount_is_rejected() -> None:
     enormous = Workload(messages_per_day=10**12, message_bytes=10**12, outage_hours=Decimal(720))
-    with pytest.raises(AmountError, match="cannot be meant"):
+    with pytest.raises(AmountError, match="is not plausible"):
         forecast(enormous, STANDARD)
 
 
@@ -173,13 +172,13 @@ def test_an_amount_that_cannot_be_meant_is_refused() -> None:
         (timedelta(milliseconds=1500), "1.5 s"),
     ],
 )
-def test_times_are_shown_in_their_largest_unit(time: timedelta, text: str) -> None:
+def test_durations_are_shown_in_their_largest_unit(time: timedelta, text: str) -> None:
     assert shown(time) == text
 
 
-def test_a_forecast_needs_no_spark() -> None:
+def test_forecast_does_not_import_spark() -> None:
     program = (
-        "import sys; import pairbus.jobs.cost.forecast, pairbus.jobs.cost.report, pairbus.jobs.cost.page; "
+        "import sys; import pairbus.jobs.cost.forecast, pairbus.jobs.cost.report, pairbus.jobs.cost.report; "
         "sys.exit('pyspark' in sys.modules or 'pyarrow' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False, timeout=60).returncode == 0

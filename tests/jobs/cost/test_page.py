@@ -1,4 +1,4 @@
-"""The reference page of rate cards says what the cards say."""
+"""The reference page of rate cards agrees with the cards."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from pairbus.jobs.cost.rate_card import (
     ConnectionRates,
     MessagingUnitRates,
     OperationRates,
+    PriceTier,
     RateCard,
     load_rate_card,
 )
-from pairbus.jobs.cost.tier import Tier
 from tests.docs.snippets import ROOT
 from tests.docs.tables import code, codes, rows_of
 
@@ -29,7 +29,7 @@ PARTS: Final = {
 
 
 def prices(cell: str) -> list[str]:
-    """The numbers that follow a colon, or the only one."""
+    """Return the numbers that follow a colon, or the only number."""
     return re.findall(r": ([\d.]+)", cell) or [cell]
 
 
@@ -37,16 +37,16 @@ def names_of(kind: Any) -> list[str]:
     return [field.name for field in fields(kind)]
 
 
-def shown(tiers: tuple[Tier, ...]) -> list[str]:
+def shown(tiers: tuple[PriceTier, ...]) -> list[str]:
     return [str(tier.price) for tier in tiers]
 
 
-def test_every_card_is_there_with_its_date() -> None:
+def test_every_card_is_listed_with_its_date() -> None:
     rows = {code(name): (title, date) for name, title, date in rows_of(PAGE, "card", "what it is", "prices as of")}
     assert rows == {name: (load_rate_card(name).title, load_rate_card(name).as_of.isoformat()) for name in CARD_NAMES}
 
 
-def test_the_prices_are_those_of_the_cards() -> None:
+def test_documented_prices_match_the_cards() -> None:
     rows = rows_of(PAGE, "", *(f"`{name}`" for name in CARD_NAMES))
     for place, card in enumerate(map(load_rate_card, CARD_NAMES), start=1):
         month, operations, connections, unit, america, asia = [row[place] for row in rows]
@@ -58,7 +58,7 @@ def test_the_prices_are_those_of_the_cards() -> None:
         assert [america, asia] == [str(price) for price in card.bandwidth.zones.values()]
 
 
-def test_every_key_is_there() -> None:
+def test_every_key_is_documented() -> None:
     named = {key for row in rows_of(PAGE, "key", "what it is") for key in codes(row[0])}
     keys = {name for name in names_of(RateCard) if name not in PARTS}
     keys |= {f"{part}.{name}" for part, kind in PARTS.items() for name in names_of(kind)}

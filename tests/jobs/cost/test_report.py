@@ -1,4 +1,4 @@
-"""What a bill says to people and to programs."""
+"""Bills as output for people and programs."""
 
 from __future__ import annotations
 
@@ -10,13 +10,20 @@ from html.parser import HTMLParser
 
 import pytest
 
-from pairbus.jobs.cost.document import forecast_document, statement_document
 from pairbus.jobs.cost.forecast import Workload, forecast
 from pairbus.jobs.cost.month import MonthlyUsage, monthly_bill
-from pairbus.jobs.cost.page import html_page
 from pairbus.jobs.cost.rate_card import load_rate_card
-from pairbus.jobs.cost.report import change, forecast_report, money, money_column, statement_report
-from pairbus.jobs.cost.statement import PAIRING_STEPS, By, Statement, StatementLine
+from pairbus.jobs.cost.report import (
+    change,
+    forecast_document,
+    forecast_report,
+    html_page,
+    money,
+    money_column,
+    statement_document,
+    statement_report,
+)
+from pairbus.jobs.cost.statement import PAIRING_STEPS, GroupBy, Statement, StatementLine
 
 CARD = load_rate_card("standard")
 EVIL = "<script>alert('1')</script> & [bold]"
@@ -36,10 +43,10 @@ def counted(*labels: str, operations: int = 0, amount: str = "0") -> StatementLi
 
 
 def example() -> Statement:
-    """13.5 million sends to one queue, one of which was diverted."""
+    """Return a bill of 13.5 million sends to one queue, one of which was diverted."""
     return Statement(
         card=CARD,
-        by=By.ENTITY,
+        by=GroupBy.ENTITY,
         months={date(2026, 4, 1): monthly_bill(MonthlyUsage(units=13_500_000), CARD)},
         lines=(counted("", "", amount="10"), counted("contoso", EVIL, operations=13_500_000, amount="0.80")),
         steps=tuple(counted(step.name, operations=1, amount="0.00000006") for step in PAIRING_STEPS),
@@ -47,7 +54,7 @@ def example() -> Statement:
 
 
 class Outline(HTMLParser):
-    """What elements a page has, and whether each that was begun is ended."""
+    """Collects the elements of a page, and checks that each is closed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,11 +76,11 @@ class Outline(HTMLParser):
     ("amount", "text"),
     [("0", "0.00"), ("10", "10.00"), ("0.8", "0.80"), ("0.000000661", "0.000000661"), ("1234567.5", "1,234,567.50")],
 )
-def test_an_amount_is_shown_to_its_last_digit(amount: str, text: str) -> None:
+def test_amount_is_shown_with_all_digits(amount: str, text: str) -> None:
     assert money(Decimal(amount).quantize(Decimal("0.000000001"))) == text
 
 
-def test_amounts_of_a_column_align_at_the_point() -> None:
+def test_amounts_of_a_column_align_at_the_decimal_point() -> None:
     amounts = [Decimal("10.000000000"), Decimal("0.000091669"), Decimal("-0.0184"), Decimal(0)]
     assert money_column(amounts) == ["10.000000000", "0.000091669", "-0.018400000", "0.000000000"]
     assert money_column(amounts[::3]) == ["10.00", "0.00"]
@@ -81,7 +88,7 @@ def test_amounts_of_a_column_align_at_the_point() -> None:
 
 
 @pytest.mark.parametrize("report", [0, 1], ids=["bill", "forecast"])
-def test_every_column_of_amounts_has_as_many_decimals_in_all_its_rows(report: int) -> None:
+def test_amounts_of_a_column_have_equal_decimals(report: int) -> None:
     found = (statement_report(example()), forecast_report(forecast(Workload(messages_per_day=10**7), CARD)))[report]
     for section in found.sections:
         for place, name in enumerate(section.columns):
@@ -90,20 +97,20 @@ def test_every_column_of_amounts_has_as_many_decimals_in_all_its_rows(report: in
                 assert len({len(row[place].partition(".")[2]) for row in rows}) == 1, (section.title, name)
 
 
-def test_what_the_pair_did_ends_in_a_total() -> None:
+def test_pairing_table_ends_with_a_total() -> None:
     pairing = statement_report(example()).sections[-1]
     count = len(PAIRING_STEPS)
-    assert pairing.total == ("all of it", str(count), "0", str(count), "0", str(count), "0.00000048")
+    assert pairing.total == ("total", str(count), "0", str(count), "0", str(count), "0.00000048")
     assert statement_document(example())["pairing_total"] == {
         "operations": count, "failed": 0, "messages": count, "bytes": 0, "units": count, "amount": "0.00000048",
     }  # fmt: skip
 
 
-def test_a_change_has_a_sign() -> None:
+def test_difference_has_a_sign() -> None:
     assert (change("1.00"), change("-1.00"), change("0.00")) == ("+1.00", "-1.00", "+0.00")
 
 
-def test_the_tables_of_a_bill_end_in_the_same_total() -> None:
+def test_tables_of_a_bill_have_the_same_total() -> None:
     months, lines, pairing = statement_report(example()).sections
     assert months.total is not None
     assert lines.total is not None
@@ -113,7 +120,7 @@ def test_the_tables_of_a_bill_end_in_the_same_total() -> None:
     assert "0.00000024" in pairing.note
 
 
-def test_a_bill_without_a_pair_says_nothing_of_one() -> None:
+def test_bill_without_pairing_has_no_pairing_table() -> None:
     alone = replace(example(), steps=tuple(counted(step.name) for step in PAIRING_STEPS))
     assert len(statement_report(alone).sections) == 2
     assert statement_document(alone)["per_diverted_message"] is None
@@ -124,7 +131,7 @@ def test_a_bill_without_a_pair_says_nothing_of_one() -> None:
     [statement_report(example()), forecast_report(forecast(Workload(messages_per_day=10), CARD))],
     ids=["bill", "forecast"],
 )
-def test_a_page_stands_alone_and_can_be_read_aloud(report: object) -> None:
+def test_page_is_self_contained_and_accessible(report: object) -> None:
     page = html_page(report)  # type: ignore[arg-type]
     outline = Outline()
     outline.feed(page)
@@ -141,13 +148,13 @@ def test_a_page_stands_alone_and_can_be_read_aloud(report: object) -> None:
     assert "url(" not in page
 
 
-def test_names_of_entities_are_no_markup() -> None:
+def test_entity_names_are_escaped() -> None:
     page = html_page(statement_report(example()))
     assert EVIL not in page
     assert "&lt;script&gt;" in page
 
 
-def test_a_document_keeps_every_digit() -> None:
+def test_document_keeps_every_digit() -> None:
     document = json.loads(json.dumps(statement_document(example())))
     assert document["total"] == "10.800000000"
     assert document["months"][0]["month"] == "2026-04"

@@ -1,4 +1,4 @@
-"""What Spark is told, by how much there is to read."""
+"""Spark configuration by the size of ledgers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pairbus.jobs.ledger.workload import FEW_ROWS, HANDFUL, session_config
+from pairbus.jobs.ledger.tables import FEW_ROWS, HANDFUL, session_config
 
 MANY = {"spark.sql.shuffle.partitions": "64"}
 
@@ -19,29 +19,27 @@ def written(directory: Path, size_bytes: int) -> Path:
     return directory
 
 
-def test_few_rows_are_not_worth_much_planning(tmp_path: Path) -> None:
+def test_small_ledger_gets_light_configuration(tmp_path: Path) -> None:
     few = [written(tmp_path / "contoso", 16_000_000), written(tmp_path / "fabrikam", 16_000_000)]
     assert session_config(few, MANY) == FEW_ROWS
 
 
-def test_a_handful_is_not_worth_any(tmp_path: Path) -> None:
+def test_tiny_ledger_gets_minimal_configuration(tmp_path: Path) -> None:
     handful = [written(tmp_path / "contoso", 200_000), written(tmp_path / "fabrikam", 50_000)]
     assert session_config(handful, MANY) == HANDFUL
 
 
-def test_together_they_may_be_many(tmp_path: Path) -> None:
+def test_sizes_of_ledgers_are_added(tmp_path: Path) -> None:
     large = [written(tmp_path / "contoso", 17_000_000), written(tmp_path / "fabrikam", 17_000_000)]
     assert session_config(large, MANY) == MANY
 
 
-def test_of_what_is_elsewhere_nobody_knows(tmp_path: Path) -> None:
+def test_size_of_remote_ledger_is_unknown(tmp_path: Path) -> None:
     assert session_config([written(tmp_path, 1), "s3a://bucket/ledger"], MANY) == MANY
 
 
-def test_a_journal_that_has_just_become_another_file_is_no_failure(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Somebody serves the namespace meanwhile."""
+def test_file_deleted_during_listing_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The namespace is being served meanwhile."""
     ledger = written(tmp_path, 1)
     is_file = Path.is_file
 

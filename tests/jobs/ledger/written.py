@@ -1,4 +1,4 @@
-"""Ledgers that tests write, row by row."""
+"""Ledgers written by tests, row by row."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _TYPES: Final[Mapping[str, Any]] = {TIME: pa.timestamp("ms", tz="UTC"), TEXT: pa
 
 
 def at(text: str) -> datetime:
-    """A time in UTC."""
+    """Return a time in UTC."""
     return datetime.fromisoformat(text).replace(tzinfo=UTC)
 
 
 def operation(time: str, **values: Any) -> dict[str, Any]:
-    """A row of operations; what is not said is one send of one small message."""
+    """Return a row of operations; by default one send of one small message."""
     row = {
         "at": at(time),
         "namespace": "contoso",
@@ -44,7 +44,7 @@ def operation(time: str, **values: Any) -> dict[str, Any]:
 
 
 def life(time: str, **values: Any) -> dict[str, Any]:
-    """A row of lives."""
+    """Return a row of lives."""
     row = {
         "at": at(time),
         "namespace": "contoso",
@@ -71,7 +71,7 @@ def arrow_table(rows: Sequence[Row], table: str = OPERATIONS) -> Any:
 
 
 def write(directory: Path, rows: Iterable[Row], table: str = OPERATIONS) -> list[Path]:
-    """Put rows into files of a ledger, each into its hour."""
+    """Write rows to files of a ledger, by hour."""
     hours: dict[datetime, list[Row]] = {}
     for row in rows:
         hours.setdefault(row["at"].replace(minute=0, second=0, microsecond=0), []).append(row)

@@ -1,4 +1,4 @@
-"""Ledgers for tests: lives as rows, tables and files."""
+"""Ledgers for tests: message events as rows, tables and files."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from pairbus.jobs.ledger.tables import table_schema
 from pairbus.ledger.columns import COLUMNS, LIVES, NUMBER, TEXT, TIME
-from pairbus.ledger.life import Event, Life
-from pairbus.ledger.operation import Stage
+from pairbus.ledger.events import LedgerEvent, LifecycleEvent, Stage
 
 BEGIN: Final = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 
@@ -24,7 +23,7 @@ _SCHEMA: Final = pa.schema([(name, _TYPES[kind]) for name, kind in COLUMNS[LIVES
 
 
 class Clock:
-    """One time for all who have it; it never stands still."""
+    """A clock shared by all namespaces, which always advances."""
 
     def __init__(self) -> None:
         self.now_ms = round(BEGIN.timestamp() * 1000)
@@ -35,18 +34,18 @@ class Clock:
 
 
 class Book:
-    """What one namespace records."""
+    """The recorded events of one namespace."""
 
     def __init__(self, namespace: str, clock: Clock, ahead: timedelta = timedelta()) -> None:
         self.namespace = namespace
-        self.lives: list[Life] = []
+        self.lives: list[LifecycleEvent] = []
         self._clock = clock
         self._ahead_ms = ahead // timedelta(milliseconds=1)
         self._ordinal = 0
 
     def note(
         self,
-        event: Event,
+        event: LedgerEvent,
         stage: Stage,
         entity: str,
         sequence: int,
@@ -54,9 +53,9 @@ class Book:
         message_id: str = "",
         session_id: str | None = None,
         destination: str | None = None,
-    ) -> Life:
+    ) -> LifecycleEvent:
         self._ordinal += 1
-        life = Life(
+        life = LifecycleEvent(
             self._clock.tick() + self._ahead_ms,
             self._ordinal,
             event,
@@ -72,32 +71,32 @@ class Book:
         self.lives.append(life)
         return life
 
-    def start(self) -> Life:
-        """Start the namespace: a new process counts from its time on, and names the last event that is recorded."""
+    def start(self) -> LifecycleEvent:
+        """Start the namespace: a new process counts from its time on, and names the last recorded event."""
         last = self.lives[-1].ordinal if self.lives else 0
         self._ordinal = self._clock.now_ms << 22
-        return self.note(Event.STARTED, Stage.DIRECT, "", last)
+        return self.note(LedgerEvent.STARTED, Stage.DIRECT, "", last)
 
-    def stop(self) -> Life:
-        return self.note(Event.STOPPED, Stage.DIRECT, "", 0)
+    def stop(self) -> LifecycleEvent:
+        return self.note(LedgerEvent.STOPPED, Stage.DIRECT, "", 0)
 
-    def undo(self, is_undone: Callable[[Life], bool]) -> int:
-        """Have it that some events of the first process never happened; returns how many these were."""
+    def undo(self, is_undone: Callable[[LifecycleEvent], bool]) -> int:
+        """Remove some events of the first process, and return their number."""
         kept = [life for life in self.lives if not is_undone(life)]
         undone, first = len(self.lives) - len(kept), self.lives[0].ordinal
         self.lives = [life._replace(ordinal=first + number) for number, life in enumerate(kept)]
         self._ordinal -= undone
         return undone
 
-    def same_time(self, life: Life) -> None:
-        """Have the last event happen at the very time of another."""
+    def same_time(self, life: LifecycleEvent) -> None:
+        """Set the time of the last event to that of another."""
         self.lives[-1] = self.lives[-1]._replace(at_ms=life.at_ms)
 
     def frame(self, spark: SparkSession) -> DataFrame:
         return lives_frame(spark, self.namespace, self.lives)
 
     def write(self, directory: Path) -> Path:
-        """As a ledger in files."""
+        """Write the events to the files of a ledger."""
         write_lives(directory, self.namespace, self.lives)
         return directory
 
@@ -105,12 +104,12 @@ class Book:
 SCHEMA: Final = table_schema(LIVES)
 
 
-def lives_frame(spark: SparkSession, namespace: str, lives: Iterable[Life]) -> DataFrame:
+def lives_frame(spark: SparkSession, namespace: str, lives: Iterable[LifecycleEvent]) -> DataFrame:
     table = arrow_table(namespace, lives)
     return spark.createDataFrame(table.set_column(0, "at", table["at"].cast(pa.timestamp("us", "UTC"))), SCHEMA)
 
 
-def arrow_table(namespace: str, lives: Iterable[Life]) -> Any:
+def arrow_table(namespace: str, lives: Iterable[LifecycleEvent]) -> Any:
     rows = [(life.at_ms, namespace, *map(_plain, life[1:])) for life in lives]
     columns: Sequence[Sequence[Any]] = list(zip(*rows, strict=True)) or [()] * len(_SCHEMA)
     return pa.table(
@@ -119,11 +118,11 @@ def arrow_table(namespace: str, lives: Iterable[Life]) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    return str(value) if isinstance(value, (Event, Stage)) else value
+    return str(value) if isinstance(value, (LedgerEvent, Stage)) else value
 
 
-def write_lives(directory: Path, namespace: str, lives: Iterable[Life]) -> None:
-    by_hour: dict[str, list[Life]] = defaultdict(list)
+def write_lives(directory: Path, namespace: str, lives: Iterable[LifecycleEvent]) -> None:
+    by_hour: dict[str, list[LifecycleEvent]] = defaultdict(list)
     for life in lives:
         at = datetime.fromtimestamp(life.at_ms / 1000, UTC)
         by_hour[f"day={at:%Y-%m-%d}/hour={at:%H}"].append(life)

@@ -1,4 +1,4 @@
-"""A small model of two namespaces and what goes on between them, which knows what becomes of every message."""
+"""A small model of two namespaces and the traffic between them, which knows the outcome of every message."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Final
 
-from pairbus.ledger.life import Event
-from pairbus.ledger.operation import Stage
+from pairbus.ledger.events import LedgerEvent, Stage
 from tests.jobs.reconcile.books import Book, Clock
 
 PRIMARY: Final = "contoso"
@@ -25,7 +24,7 @@ class Message:
     message_id: str
     session_id: str | None
     sent_ms: int
-    """When its sender was told that it is accepted, by a clock that is right."""
+    """Time of its confirmation, on an exact clock."""
 
     is_home: bool = False
     sequence: int = 0
@@ -33,7 +32,7 @@ class Message:
     destination: str | None = None
     deliveries: int = 0
     received_ms: int = 0
-    """When it was first received."""
+    """Time of its first delivery."""
 
 
 @dataclass(eq=False)
@@ -43,7 +42,7 @@ class Place:
     path: str
     waiting: list[Message] = field(default_factory=list)
     received: list[Message] = field(default_factory=list)
-    """In the order in which they were first received."""
+    """In the order of their first delivery."""
 
     last: int = 0
 
@@ -53,7 +52,7 @@ class Place:
 
 
 class PairModel:
-    """Whatever is done here is recorded in both books, and counted."""
+    """Performs operations, and records them in both ledgers and in its counts."""
 
     def __init__(self, primary_ahead: timedelta = timedelta()) -> None:
         self.clock = Clock()
@@ -92,15 +91,15 @@ class PairModel:
         if entity not in self.topics:
             place = self.place(entity)
             number = place.number()
-            self.primary.note(Event.ACCEPTED, stage, entity, number, None, *_names(message))
+            self.primary.note(LedgerEvent.ACCEPTED, stage, entity, number, None, *_names(message))
             place.waiting.append(_copy(message, number, number, is_home=is_home))
             return
         self._topic_numbers[entity] += 1
         original = self._topic_numbers[entity]
-        life = self.primary.note(Event.ACCEPTED, stage, entity, original, None, *_names(message))
+        life = self.primary.note(LedgerEvent.ACCEPTED, stage, entity, original, None, *_names(message))
         for place in self.places_of(entity):
             number = place.number()
-            self.primary.note(Event.ROUTED, stage, place.path, number, original, *_names(message))
+            self.primary.note(LedgerEvent.ROUTED, stage, place.path, number, original, *_names(message))
             self.primary.same_time(life)
             place.waiting.append(_copy(message, number, original, is_home=is_home))
             self.count(place.path, routed=1)
@@ -108,7 +107,9 @@ class PairModel:
     def divert(self, destination: str, message_id: str = "", session_id: str | None = None) -> Message:
         number = self.backlog.number()
         message = Message(message_id, session_id, self.clock.tick(), sequence=number, destination=destination)
-        self.secondary.note(Event.ACCEPTED, Stage.BACKLOG, BACKLOG, number, None, message_id, session_id, destination)
+        self.secondary.note(
+            LedgerEvent.ACCEPTED, Stage.BACKLOG, BACKLOG, number, None, message_id, session_id, destination
+        )
         self.backlog.waiting.append(message)
         self.count(destination, diverted=1, backlog_waiting=1)
         return message
@@ -116,39 +117,39 @@ class PairModel:
     # The syphon.
 
     def syphon(self, message: Message, *, copies: int = 1, drops: int = 0) -> None:
-        """Bring a message home, so many times; some of it is dropped by the destination as duplicates."""
-        self._of_backlog(Event.RECEIVED, message)
+        """Restore ``copies`` copies of a message; the destination drops ``drops`` of them as duplicates."""
+        self._of_backlog(LedgerEvent.RECEIVED, message)
         for _ in range(copies):
             self._accept(self._bound(message), message, Stage.SYPHON)
             self.count(self._bound(message), syphoned=1)
         for _ in range(drops):
-            self.primary.note(Event.REPEATED, Stage.SYPHON, self._bound(message), 0, 0, *_names(message))
+            self.primary.note(LedgerEvent.REPEATED, Stage.SYPHON, self._bound(message), 0, 0, *_names(message))
             self.count(self._bound(message), repeated=1)
-        self._leave(message, Event.COMPLETED)
+        self._leave(message, LedgerEvent.COMPLETED)
         if copies > 1:
             self.count(self._bound(message), duplicated=copies - 1)
         if copies + drops == 0:
             self.count(self._bound(message), missing=1)
 
     def bury(self, message: Message) -> None:
-        """Into the dead letters of the backlog."""
-        self._of_backlog(Event.RECEIVED, message)
-        self._leave(message, Event.DEAD_LETTERED)
+        """Dead-letter a message in the backlog."""
+        self._of_backlog(LedgerEvent.RECEIVED, message)
+        self._leave(message, LedgerEvent.DEAD_LETTERED)
         letters = BACKLOG + DEAD_LETTERS
-        self.secondary.note(Event.ROUTED, Stage.DIRECT, letters, 1, message.sequence, message.message_id)
+        self.secondary.note(LedgerEvent.ROUTED, Stage.DIRECT, letters, 1, message.sequence, message.message_id)
         self.count(self._bound(message), backlog_dead_lettered=1)
 
     def expire_in_backlog(self, message: Message) -> None:
-        self._leave(message, Event.EXPIRED)
+        self._leave(message, LedgerEvent.EXPIRED)
         self.count(self._bound(message), backlog_expired=1)
 
     def give_back(self, message: Message) -> None:
-        self._of_backlog(Event.RECEIVED, message)
-        self._of_backlog(Event.ABANDONED, message)
+        self._of_backlog(LedgerEvent.RECEIVED, message)
+        self._of_backlog(LedgerEvent.ABANDONED, message)
 
     def park(self, message: Message) -> None:
-        self._of_backlog(Event.RECEIVED, message)
-        self._of_backlog(Event.DEFERRED, message)
+        self._of_backlog(LedgerEvent.RECEIVED, message)
+        self._of_backlog(LedgerEvent.DEFERRED, message)
 
     def drain(self) -> None:
         for message in list(self.backlog.waiting):
@@ -158,10 +159,10 @@ class PairModel:
         assert message.destination is not None
         return message.destination
 
-    def _of_backlog(self, event: Event, message: Message) -> None:
+    def _of_backlog(self, event: LedgerEvent, message: Message) -> None:
         self.secondary.note(event, Stage.SYPHON, BACKLOG, message.sequence, None, message.message_id)
 
-    def _leave(self, message: Message, event: Event) -> None:
+    def _leave(self, message: Message, event: LedgerEvent) -> None:
         self._of_backlog(event, message)
         self.backlog.waiting.remove(message)
         self.count(self._bound(message), backlog_waiting=-1)
@@ -169,7 +170,7 @@ class PairModel:
     # Receiving.
 
     def receive(self, place: Place, message: Message) -> None:
-        life = self._of_place(Event.RECEIVED, place, message)
+        life = self._of_place(LedgerEvent.RECEIVED, place, message)
         message.deliveries += 1
         if message.deliveries == 1:
             message.received_ms = life
@@ -177,71 +178,71 @@ class PairModel:
             self.count(place.path, received=1)
 
     def complete(self, place: Place, message: Message) -> None:
-        self._end(Event.COMPLETED, place, message, completed=1)
+        self._end(LedgerEvent.COMPLETED, place, message, completed=1)
 
     def abandon(self, place: Place, message: Message) -> None:
-        self._of_place(Event.ABANDONED, place, message)
+        self._of_place(LedgerEvent.ABANDONED, place, message)
 
     def defer(self, place: Place, message: Message) -> None:
-        self._of_place(Event.DEFERRED, place, message)
+        self._of_place(LedgerEvent.DEFERRED, place, message)
 
     def dead_letter(self, place: Place, message: Message) -> None:
-        self._end(Event.DEAD_LETTERED, place, message, dead_lettered=1)
+        self._end(LedgerEvent.DEAD_LETTERED, place, message, dead_lettered=1)
         letters = self.place(place.path + DEAD_LETTERS).number()
         self.primary.note(
-            Event.ROUTED, Stage.DIRECT, place.path + DEAD_LETTERS, letters, message.original, *_names(message)
+            LedgerEvent.ROUTED, Stage.DIRECT, place.path + DEAD_LETTERS, letters, message.original, *_names(message)
         )
 
     def expire(self, place: Place, message: Message) -> None:
-        self._end(Event.EXPIRED, place, message, expired=1)
+        self._end(LedgerEvent.EXPIRED, place, message, expired=1)
 
     def remove(self, place: Place, message: Message) -> None:
-        self._end(Event.REMOVED, place, message, removed=1)
+        self._end(LedgerEvent.REMOVED, place, message, removed=1)
 
     def receive_all(self) -> None:
-        """What an application does on a good day."""
+        """Receive and complete all messages."""
         for place in list(self.places.values()):
             for message in list(place.waiting):
                 self.receive(place, message)
                 self.complete(place, message)
 
-    def _of_place(self, event: Event, place: Place, message: Message) -> int:
+    def _of_place(self, event: LedgerEvent, place: Place, message: Message) -> int:
         stage = Stage.RETURNED if message.is_home else Stage.DIRECT
         names = message.message_id, message.session_id
         return self.primary.note(event, stage, place.path, message.sequence, message.original, *names).at_ms
 
-    def _end(self, event: Event, place: Place, message: Message, **measures: int) -> None:
+    def _end(self, event: LedgerEvent, place: Place, message: Message, **measures: int) -> None:
         self._of_place(event, place, message)
         place.waiting.remove(message)
         self.count(place.path, **measures)
 
-    # Starting again.
+    # Restarts.
 
     def restart(self) -> None:
-        """Both namespaces are read from their stores, and tell what lies in them."""
+        """Start both namespaces from their stores, which report the messages in them."""
         self.primary.start()
         for place in self.places.values():
             for message in place.waiting:
                 stage = Stage.SYPHON if message.is_home else Stage.DIRECT
                 names = message.original, message.message_id, message.session_id
-                self.primary.note(Event.FOUND, stage, place.path, message.sequence, *names)
+                self.primary.note(LedgerEvent.FOUND, stage, place.path, message.sequence, *names)
         self.secondary.start()
         for message in self.backlog.waiting:
             number, to = message.sequence, message.destination
-            self.secondary.note(Event.FOUND, Stage.BACKLOG, BACKLOG, number, number, *_names(message), to)
+            self.secondary.note(LedgerEvent.FOUND, Stage.BACKLOG, BACKLOG, number, number, *_names(message), to)
 
     def stop(self) -> None:
         self.primary.stop()
         self.secondary.stop()
 
     def lose(self, lives: int) -> None:
-        """The primary is killed: the last it has done is not recorded."""
+        """Kill the primary: its last events are not recorded."""
         del self.primary.lives[-lives:]
 
-    # What it knows in the end.
+    # Expected results.
 
     def expected(self) -> dict[str, dict[str, int]]:
-        """Everything that is not 0, for each entity."""
+        """Return the counts of each entity that are not 0."""
         for place in self.places.values():
             if not place.path.endswith(DEAD_LETTERS):
                 self.counts.setdefault(place.path.lower(), Counter())

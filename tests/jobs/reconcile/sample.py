@@ -1,24 +1,23 @@
-"""A report with something of everything, for what only shows it."""
+"""A sample report with all kinds of content, for tests of its output."""
 
 from __future__ import annotations
 
 from datetime import timedelta
 from typing import Final
 
-from pairbus.jobs.ledger.period import Period
-from pairbus.jobs.reconcile.clocks import ClockComparison
-from pairbus.jobs.reconcile.diversion import Diversion
+from pairbus.jobs.ledger.tables import Period
+from pairbus.jobs.reconcile.reconciliation import MEASURES, ClockComparison, OutageSpan
 from pairbus.jobs.reconcile.report import (
+    EDGES,
     DisorderedMessage,
     DuplicatedMessage,
-    EntityCounts,
+    EntityTotals,
     MissingMessage,
-    Report,
+    ReconcileReport,
+    ReconcileVerdict,
     TimelinePoint,
+    Waits,
 )
-from pairbus.jobs.reconcile.totals import MEASURES
-from pairbus.jobs.reconcile.verdict import Verdict
-from pairbus.jobs.reconcile.waits import EDGES, Waits
 from tests.jobs.reconcile.books import BEGIN
 
 MINUTE: Final = timedelta(minutes=1)
@@ -34,16 +33,16 @@ def point(minutes: int, direct: int = 0, diverted: int = 0, syphoned: int = 0, r
     )
 
 
-SAMPLE: Final = Report(
+SAMPLE: Final = ReconcileReport(
     primary="contoso",
     secondary="fabrikam",
     period=Period(start=BEGIN, end=BEGIN + timedelta(hours=1)),
     looked_until=(BEGIN + timedelta(hours=2), None),
-    verdict=Verdict.MISSING,
+    verdict=ReconcileVerdict.MISSING,
     notes=("the clocks differ <by a bit>",),
-    total=EntityCounts(entity="", counts=counts(accepted=1_200, diverted=3, missing=1, duplicated=1)),
+    total=EntityTotals(entity="", counts=counts(accepted=1_200, diverted=3, missing=1, duplicated=1)),
     entities=(
-        EntityCounts(entity="orders & more", counts=counts(accepted=1_200, diverted=3, missing=1, duplicated=1)),
+        EntityTotals(entity="orders & more", counts=counts(accepted=1_200, diverted=3, missing=1, duplicated=1)),
     ),
     missing=(
         MissingMessage(
@@ -51,7 +50,7 @@ SAMPLE: Final = Report(
             message_id="<script>alert(1)</script>\x1b[2J",
             session_id=None,
             accepted_at=BEGIN,
-            cause="not home",
+            cause="not restored",
             last_place="contoso/x-servicebus-transfer/0",
             sequence=7,
         ),
@@ -77,7 +76,7 @@ SAMPLE: Final = Report(
             is_within_session=True,
         ),
     ),
-    diversion=Diversion(first_at=BEGIN, last_at=BEGIN + MINUTE, last_home_at=BEGIN + 9 * MINUTE),
+    diversion=OutageSpan(first_at=BEGIN, last_at=BEGIN + MINUTE, last_home_at=BEGIN + 9 * MINUTE),
     waits=Waits(
         messages=3,
         p50=timedelta(seconds=1.5),

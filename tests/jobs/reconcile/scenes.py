@@ -1,18 +1,17 @@
-"""Runs of a pair to be reconciled together: each has entities of its own, so each is judged on its own."""
+"""Runs of a pair that are reconciled together: each has separate entities, and is checked separately."""
 
 from __future__ import annotations
 
 from typing import Final
 
-from pairbus.ledger.life import Event, Life
-from pairbus.ledger.operation import Stage
+from pairbus.ledger.events import LedgerEvent, LifecycleEvent, Stage
 from tests.jobs.reconcile.model import BACKLOG, PairModel
 
 ROUNDS: Final = 12
 
 
 def clean_pair() -> PairModel:
-    """An outage, with everything that may happen to a message, and nothing wrong."""
+    """Run an outage with every legitimate outcome of a message."""
     model = PairModel()
     model.topic("news", "red", "blue")
     model.send("older", "there before the ledger")
@@ -44,7 +43,7 @@ def clean_pair() -> PairModel:
 
 
 def _unify_spelling(model: PairModel) -> None:
-    """The model is not told that names compare without regard to case."""
+    """Spell names in lower case: the model does not know that they are case-insensitive."""
     for message in model.backlog.waiting:
         assert message.destination is not None
         message.destination = message.destination.lower()
@@ -70,7 +69,7 @@ def _letters(model: PairModel) -> None:
 
 
 class FaultyPair:
-    """One fault in each entity."""
+    """Cause one fault in each entity."""
 
     def __init__(self) -> None:
         self.model = model = PairModel()
@@ -80,7 +79,7 @@ class FaultyPair:
                 model.divert(entity, f"{entity}-{number}")
         self._syphon()
         self._receive()
-        self._forget("unreceived", "unreceived-direct-5", Event.RECEIVED, Event.COMPLETED)
+        self._forget("unreceived", "unreceived-direct-5", LedgerEvent.RECEIVED, LedgerEvent.COMPLETED)
         self._set_aside()
         self._forwarding()
         self._made_again()
@@ -104,7 +103,7 @@ class FaultyPair:
 
     def _purge(self, message: object) -> None:
         found = next(one for one in self.model.backlog.waiting if one is message)
-        self.model._leave(found, Event.REMOVED)
+        self.model._leave(found, LedgerEvent.REMOVED)
         self.model.count("purged", missing=1)
 
     def _receive(self) -> None:
@@ -120,8 +119,8 @@ class FaultyPair:
                     model.count("restarted", delivered_twice=1)
                 model.complete(place, message)
 
-    def _forget(self, entity: str, message_id: str, *events: Event) -> None:
-        """Have it that these things never happened to a message."""
+    def _forget(self, entity: str, message_id: str, *events: LedgerEvent) -> None:
+        """Remove these events of a message."""
         undone = self.model.primary.undo(lambda one: one.message_id == message_id and one.event in events)
         assert undone == len(events)
         place = self.model.place(entity)
@@ -132,35 +131,35 @@ class FaultyPair:
     def _set_aside(self) -> None:
         self.model.send("broken", "b")
         place = self.model.place("broken")
-        self.model._end(Event.SET_ASIDE, place, place.waiting[0], missing=1)
+        self.model._end(LedgerEvent.SET_ASIDE, place, place.waiting[0], missing=1)
 
     def _forwarding(self) -> None:
-        """A queue that keeps nothing: what it accepts is routed to another one at once."""
+        """Add a forwarding queue: messages that it accepts are routed to another one at once."""
         book = self.model.primary
         for number in range(1, 4):
-            accepted = book.note(Event.ACCEPTED, Stage.DIRECT, "front", number, None, f"f{number}")
-            book.note(Event.ROUTED, Stage.DIRECT, "back", number, number, f"f{number}")
+            accepted = book.note(LedgerEvent.ACCEPTED, Stage.DIRECT, "front", number, None, f"f{number}")
+            book.note(LedgerEvent.ROUTED, Stage.DIRECT, "back", number, number, f"f{number}")
             book.same_time(accepted)
         self.model.count("front", accepted=3)
         self.model.count("back", routed=3, waiting=3)
 
     def _made_again(self) -> None:
-        """A queue that was deleted with a message in it, and another that has its name and its numbers."""
+        """Delete a queue with a message in it, and recreate it with the same name and numbers."""
         book = self.model.primary
         for number, message_id in ((1, "first"), (2, "second")):
-            book.note(Event.ACCEPTED, Stage.DIRECT, "anew", number, None, message_id)
-        book.note(Event.RECEIVED, Stage.DIRECT, "anew", 1, None, "first")
-        book.note(Event.COMPLETED, Stage.DIRECT, "anew", 1, None, "first")
-        book.note(Event.REMOVED, Stage.DIRECT, "anew", 0)
-        book.note(Event.ACCEPTED, Stage.DIRECT, "anew", 1, None, "third")
+            book.note(LedgerEvent.ACCEPTED, Stage.DIRECT, "anew", number, None, message_id)
+        book.note(LedgerEvent.RECEIVED, Stage.DIRECT, "anew", 1, None, "first")
+        book.note(LedgerEvent.COMPLETED, Stage.DIRECT, "anew", 1, None, "first")
+        book.note(LedgerEvent.REMOVED, Stage.DIRECT, "anew", 0)
+        book.note(LedgerEvent.ACCEPTED, Stage.DIRECT, "anew", 1, None, "third")
         self.model.count("anew", accepted=3, received=1, completed=1, removed=1, waiting=1)
 
     def _of_another_pair(self) -> None:
-        """The secondary may be that of others, too."""
+        """Add the backlog of another primary to the secondary."""
         other = BACKLOG.replace("contoso", "litware")
-        self.model.secondary.note(Event.ACCEPTED, Stage.BACKLOG, other, 1, None, "other", None, "orders")
-        self.model.secondary.note(Event.COMPLETED, Stage.SYPHON, other, 1, None, "other")
+        self.model.secondary.note(LedgerEvent.ACCEPTED, Stage.BACKLOG, other, 1, None, "other", None, "orders")
+        self.model.secondary.note(LedgerEvent.COMPLETED, Stage.SYPHON, other, 1, None, "other")
 
 
-def gap(model: PairModel, events: int) -> Life:
-    return model.primary.note(Event.MISSED, Stage.DIRECT, "", events)
+def gap(model: PairModel, events: int) -> LifecycleEvent:
+    return model.primary.note(LedgerEvent.MISSED, Stage.DIRECT, "", events)

@@ -1,4 +1,4 @@
-"""What must not be called fine, since the ledgers may be those of others (D4)."""
+"""Ledgers that may not belong to the pair must not lead to the verdict "fine" (D4)."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from pairbus.jobs.reconcile.doubts import doubts
-from pairbus.jobs.reconcile.survey import Entity, Survey
+from pairbus.jobs.reconcile.events import LedgerContents, LedgerEntity
+from pairbus.jobs.reconcile.report import doubts
 from tests.jobs.reconcile.sample import counts
 
 
-def survey(namespace: str, *backlog_of: str) -> Survey:
-    """The ledger of a namespace that has a queue, and one backlog queue for each of these."""
+def survey(namespace: str, *backlog_of: str) -> LedgerContents:
+    """Return the contents of a ledger with a queue, and one backlog queue for each given primary."""
     paths = ["orders", *(f"{name}/x-servicebus-transfer/0" for name in backlog_of)]
     entities = (
-        Entity(
+        LedgerEntity(
             id=number,
             spelling=path,
             path=path,
@@ -26,7 +26,7 @@ def survey(namespace: str, *backlog_of: str) -> Survey:
         )
         for number, path in enumerate(paths)
     )
-    return Survey(
+    return LedgerContents(
         namespaces=frozenset({namespace}),
         entities=tuple(entities),
         counts={},
@@ -50,28 +50,28 @@ NO_LIVES = replace(survey(""), namespaces=frozenset(), entities=())
         (survey("Contoso"), survey("fabrikam", "contoso"), None, ""),
         (survey("contoso"), survey("fabrikam"), None, ""),
         (survey("localhost"), survey("fabrikam", "contoso"), "Contoso", ""),
-        (survey("localhost"), survey("fabrikam", "contoso"), None, ""),  # all backlog queues are looked at then
+        (survey("localhost"), survey("fabrikam", "contoso"), None, ""),  # then all backlog queues are used
         (survey("contoso", "fabrikam"), survey("fabrikam", "contoso"), None, ""),  # each is the other's secondary
         (survey("contoso", "fabrikam"), survey("fabrikam"), "contoso", ""),
         (survey("contoso", "litware"), survey("fabrikam"), None, ""),
         (survey("fabrikam", "contoso"), survey("Contoso"), None, "seem to be swapped"),
         (survey("fabrikam", "contoso"), survey("localhost"), "contoso", "seem to be swapped"),
         (survey("fabrikam", "contoso"), NO_LIVES, "contoso", "seem to be swapped"),
-        (survey("contoso", "fabrikam"), survey("fabrikam"), None, "say --name contoso"),
-        (survey("contoso"), survey("fabrikam", "litware", "contoso"), "contosso", "it has those of contoso, litware"),
+        (survey("contoso", "fabrikam"), survey("fabrikam"), None, "use --name contoso"),
+        (survey("contoso"), survey("fabrikam", "litware", "contoso"), "contosso", "only those of contoso, litware"),
     ],
 )
-def test_d4_ledgers_that_do_not_fit_prove_nothing(
-    primary: Survey, secondary: Survey, name: str | None, said: str
+def test_d4_mismatched_ledgers_give_no_verdict(
+    primary: LedgerContents, secondary: LedgerContents, name: str | None, said: str
 ) -> None:
     found = doubts(primary, secondary, name, counts(accepted=1))
     assert bool(found) == bool(said)
     assert said in " ".join(found)
 
 
-def test_d4_zeros_everywhere_prove_nothing() -> None:
+def test_d4_empty_ledgers_give_no_verdict() -> None:
     (said,) = doubts(survey("contoso"), survey("fabrikam", "contoso"), None, counts())
-    assert "nothing was accepted or diverted in this time" in said
+    assert "no message was accepted or diverted in this time range" in said
     (said,) = doubts(survey("fabrikam", "localhost-5672"), survey("contoso"), None, counts())
     assert "seem to be swapped" in said
     assert not doubts(survey("contoso"), survey("fabrikam"), None, counts(found=1))

@@ -1,4 +1,4 @@
-"""What reconciling says of ledgers, beside a model that knows what became of every message (D4)."""
+"""Results of reconciliation, compared with a model that knows the outcome of every message (D4)."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
-from pairbus.jobs.reconcile import LedgersMixedError, Report, Verdict, reconcile, report
-from pairbus.ledger.life import Event
-from pairbus.ledger.operation import Stage
+from pairbus.jobs.reconcile import LedgersMixedError, ReconcileReport, ReconcileVerdict, reconcile, report
+from pairbus.ledger.events import LedgerEvent, Stage
 from tests.jobs.reconcile.model import Message, PairModel, Place
 from tests.jobs.reconcile.scenes import ROUNDS, FaultyPair, clean_pair, gap
 from tests.thoroughness import times
@@ -22,14 +21,14 @@ from tests.thoroughness import times
 T = TypeVar("T")
 
 LIMIT_S = 900
-"""For a machine that many share."""
+"""Generous, for a shared machine."""
 
 slow = pytest.mark.slow
 
 
 def reconciled(
     spark: SparkSession, model: PairModel, start: datetime | None = None, end: datetime | None = None
-) -> Report:
+) -> ReconcileReport:
     found = reconcile(model.primary.frame(spark), model.secondary.frame(spark), start, end)
     try:
         return report(found, listed=100)
@@ -37,22 +36,22 @@ def reconciled(
         found.release()
 
 
-def counts(found: Report) -> dict[str, dict[str, int]]:
-    """Everything that is not 0, for each entity."""
+def counts(found: ReconcileReport) -> dict[str, dict[str, int]]:
+    """Return the counts of each entity that are not 0."""
     named = {one.entity: {name: count for name, count in one.counts.items() if count} for one in found.entities}
     return {entity: those for entity, those in named.items() if those}
 
 
-def ids(found: Report, cause: str) -> set[str]:
+def ids(found: ReconcileReport, cause: str) -> set[str]:
     return {one.message_id for one in found.missing if one.cause == cause}
 
 
 @slow
 @pytest.mark.timeout(LIMIT_S)
-def test_d4_a_clean_outage_is_fine(spark: SparkSession) -> None:
+def test_d4_outage_without_loss_is_fine(spark: SparkSession) -> None:
     model = clean_pair()
     found = reconciled(spark, model)
-    assert found.verdict is Verdict.FINE
+    assert found.verdict is ReconcileVerdict.FINE
     assert counts(found) == model.expected()
     assert not found.notes
     assert not found.missing
@@ -69,40 +68,40 @@ def faulty() -> FaultyPair:
 
 
 @pytest.fixture(scope="module")
-def found(spark: SparkSession, faulty: FaultyPair) -> Report:
+def found(spark: SparkSession, faulty: FaultyPair) -> ReconcileReport:
     return reconciled(spark, faulty.model)
 
 
 @slow
 @pytest.mark.timeout(LIMIT_S)
 class TestPlantedFaults:
-    """One of each, each in an entity of its own."""
+    """Each fault is in a separate entity."""
 
-    def test_everything_is_counted(self, found: Report, faulty: FaultyPair) -> None:
+    def test_all_outcomes_are_counted(self, found: ReconcileReport, faulty: FaultyPair) -> None:
         assert counts(found) == faulty.model.expected()
 
-    def test_the_verdict(self, found: Report) -> None:
-        assert found.verdict is Verdict.MISSING
+    def test_faults_give_verdict_missing(self, found: ReconcileReport) -> None:
+        assert found.verdict is ReconcileVerdict.MISSING
 
-    def test_what_was_lost_by_the_syphon_is_named(self, found: Report) -> None:
-        assert ids(found, "not home") == {"lost-7"}
+    def test_message_lost_by_the_syphon_is_listed(self, found: ReconcileReport) -> None:
+        assert ids(found, "not restored") == {"lost-7"}
 
-    def test_what_was_purged_from_the_backlog_is_named(self, found: Report) -> None:
+    def test_message_purged_from_the_backlog_is_listed(self, found: ReconcileReport) -> None:
         assert ids(found, "removed from the backlog") == {"purged-2"}
 
-    def test_what_a_receiver_never_got_is_named(self, found: Report) -> None:
-        assert ids(found, "passed over") == {"unreceived-direct-5"}
+    def test_message_never_delivered_is_listed(self, found: ReconcileReport) -> None:
+        assert ids(found, "never delivered") == {"unreceived-direct-5"}
 
-    def test_what_cannot_be_read_is_named(self, found: Report) -> None:
-        assert ids(found, "set aside") == {"b"}
+    def test_unreadable_message_is_listed(self, found: ReconcileReport) -> None:
+        assert ids(found, "unreadable") == {"b"}
 
-    def test_what_came_home_twice_is_named(self, found: Report) -> None:
+    def test_message_restored_twice_is_listed(self, found: ReconcileReport) -> None:
         assert [(one.entity, one.message_id) for one in found.duplicated] == [("twice", "twice-3")]
 
-    def test_what_was_swapped_is_named(self, found: Report) -> None:
+    def test_messages_out_of_order_are_listed(self, found: ReconcileReport) -> None:
         assert "swapped-direct-0" in {one.message_id for one in found.disordered if one.entity == "swapped"}
 
-    def test_a_missing_one_has_the_time_of_its_acceptance(self, found: Report, faulty: FaultyPair) -> None:
+    def test_missing_message_has_its_acceptance_time(self, found: ReconcileReport, faulty: FaultyPair) -> None:
         lost = next(one for one in found.missing if one.message_id == "lost-7")
         accepted = next(one for one in faulty.model.secondary.lives if one.message_id == "lost-7")
         assert lost.accepted_at == datetime.fromtimestamp(accepted.at_ms / 1000, UTC)
@@ -111,7 +110,7 @@ class TestPlantedFaults:
 @slow
 @pytest.mark.timeout(LIMIT_S)
 @pytest.mark.parametrize("minutes", [-7, 7])
-def test_clocks_that_differ_by_minutes_are_told_and_corrected(spark: SparkSession, minutes: int) -> None:
+def test_clock_difference_is_noted_and_corrected(spark: SparkSession, minutes: int) -> None:
     model = PairModel(primary_ahead=timedelta(minutes=minutes))
     for number in range(ROUNDS):
         model.send("orders", f"before-{number}", "s")
@@ -128,17 +127,17 @@ def test_clocks_that_differ_by_minutes_are_told_and_corrected(spark: SparkSessio
     assert any("clocks differ" in note for note in found.notes)
     assert found.waits.p50 is not None
     assert timedelta(seconds=5) <= found.waits.p50 < timedelta(seconds=6)
-    assert found.verdict is Verdict.UNKNOWN
+    assert found.verdict is ReconcileVerdict.UNKNOWN
     assert any("12 events" in note for note in found.notes)
 
 
 @slow
 @pytest.mark.timeout(LIMIT_S)
-def test_a_time_range_chooses_by_acceptance_and_follows_what_was_chosen(spark: SparkSession) -> None:
+def test_time_range_selects_by_acceptance_and_includes_later_events(spark: SparkSession) -> None:
     model = PairModel()
     hour_ms = 3_600_000
     for number in range(3):
-        model.divert("queue")  # no ids: only counting tells what is whose
+        model.divert("queue")  # without ids, messages are matched by count
         model.send("queue", f"early-{number}")
     model.clock.tick(3 * hour_ms)
     start = datetime.fromtimestamp(model.clock.tick() / 1000, UTC)
@@ -155,14 +154,14 @@ def test_a_time_range_chooses_by_acceptance_and_follows_what_was_chosen(spark: S
         model.syphon(message, copies=0 if message.message_id in {"within-2", "late-1"} else 1)
     model.receive_all()
     total = reconciled(spark, model, start, end).total.counts
-    told = {name: total[name] for name in ("accepted", "diverted", "syphoned", "received", "missing", "duplicated")}
-    assert told == {"accepted": 4, "diverted": 8, "syphoned": 7, "received": 11, "missing": 1, "duplicated": 0}
+    reported = {name: total[name] for name in ("accepted", "diverted", "syphoned", "received", "missing", "duplicated")}
+    assert reported == {"accepted": 4, "diverted": 8, "syphoned": 7, "received": 11, "missing": 1, "duplicated": 0}
     assert reconciled(spark, model).total.counts["missing"] == 2
 
 
 @slow
 @pytest.mark.timeout(LIMIT_S)
-def test_what_a_killed_namespace_has_not_recorded_is_not_taken_for_waiting(spark: SparkSession) -> None:
+def test_unrecorded_end_before_kill_is_not_counted_as_waiting(spark: SparkSession) -> None:
     model = PairModel()
     for number in range(4):
         model.send("orders", f"m{number}")
@@ -175,53 +174,53 @@ def test_what_a_killed_namespace_has_not_recorded_is_not_taken_for_waiting(spark
     model.restart()
     found = reconciled(spark, model)
     assert counts(found) == {"orders": {"accepted": 4, "diverted": 1, "syphoned": 1, "received": 1, "unrecorded": 5}}
-    assert found.verdict is Verdict.UNKNOWN
+    assert found.verdict is ReconcileVerdict.UNKNOWN
     assert any("5 messages were gone" in note for note in found.notes)
 
 
 @slow
 @pytest.mark.timeout(LIMIT_S)
-def test_what_is_scheduled_is_waited_for_and_not_passed_over(spark: SparkSession) -> None:
+def test_scheduled_message_is_waiting_and_not_missing(spark: SparkSession) -> None:
     model = PairModel()
-    accepted = model.primary.note(Event.ACCEPTED, Stage.DIRECT, "orders", 1, message_id="later")
-    model.primary.note(Event.SCHEDULED, Stage.DIRECT, "orders", 1, message_id="later")
+    accepted = model.primary.note(LedgerEvent.ACCEPTED, Stage.DIRECT, "orders", 1, message_id="later")
+    model.primary.note(LedgerEvent.SCHEDULED, Stage.DIRECT, "orders", 1, message_id="later")
     model.primary.same_time(accepted)
-    for event in (Event.ACCEPTED, Event.RECEIVED, Event.COMPLETED):
+    for event in (LedgerEvent.ACCEPTED, LedgerEvent.RECEIVED, LedgerEvent.COMPLETED):
         model.primary.note(event, Stage.DIRECT, "orders", 2, message_id="now")
     found = reconciled(spark, model)
     assert counts(found) == {"orders": {"accepted": 2, "received": 1, "completed": 1, "waiting": 1}}
-    assert found.verdict is Verdict.FINE
+    assert found.verdict is ReconcileVerdict.FINE
 
 
 @slow
 @pytest.mark.timeout(LIMIT_S)
-def test_ledgers_on_the_wrong_sides_are_refused(spark: SparkSession) -> None:
+def test_mixed_ledgers_are_rejected(spark: SparkSession) -> None:
     model = PairModel()
     model.send("queue", "m")
     model.divert("queue", "n")
     primary, secondary = model.primary.frame(spark), model.secondary.frame(spark)
     with pytest.raises(LedgersMixedError, match="several namespaces: contoso, fabrikam"):
         reconcile(primary.unionByName(secondary), secondary)
-    with pytest.raises(LedgersMixedError, match="both ledgers are of the namespace 'contoso'"):
+    with pytest.raises(LedgersMixedError, match="both ledgers belong to the namespace 'contoso'"):
         reconcile(primary, primary)
 
 
 @slow
 @pytest.mark.timeout(LIMIT_S)
-def test_a_ledger_that_tells_nothing_gives_no_verdict(spark: SparkSession) -> None:
+def test_ledger_without_events_gives_no_verdict(spark: SparkSession) -> None:
     model = PairModel()
     model.primary.lives.clear()
     found = reconciled(spark, model)
-    assert found.verdict is Verdict.UNKNOWN
-    assert any("are their lives recorded" in note for note in found.notes)
+    assert found.verdict is ReconcileVerdict.UNKNOWN
+    assert any("check that it records them" in note for note in found.notes)
     assert not found.entities
 
 
-# Whatever the model does.
+# Random operations on the model.
 
 
 class Steps:
-    """A pair to which things happen as they are drawn; each queue has messages of one kind."""
+    """A pair with random operations; each queue has messages of one kind."""
 
     def __init__(self, draw: st.DataObject) -> None:
         self.model = PairModel()
@@ -256,7 +255,7 @@ class Steps:
         message = self._one(*waiting)
         is_unique = message.message_id.startswith("m")
         fates = ["home", "home", "home", "bury", "expire", "park", "give back"]
-        # Where ids are not unique, one that is lost and one that came twice cannot be told apart.
+        # Where ids are not unique, a lost message and a duplicated one cannot be distinguished.
         match self._one(*fates, *(["lost", "twice", "dropped"] if is_unique else ["lost"])):
             case "home":
                 self.model.syphon(message)
@@ -276,7 +275,7 @@ class Steps:
                 self.model.give_back(message)
 
     def receive(self) -> None:
-        """The next in line: it has not been received yet."""
+        """Return the next message to be received."""
         found = [(place, one) for place, one in self._present() if not one.deliveries]
         if found:
             place, _ = self._one(*found)
@@ -301,13 +300,13 @@ class Steps:
                 self.model.count(place.path, delivered_twice=1)
 
     def leave(self) -> None:
-        """Whatever ends a message without its receiver's word."""
+        """End a message without its receiver."""
         found = self._present()
         if found:
             self._one(self.model.expire, self.model.remove)(*self._one(*found))
 
     def vanish(self) -> None:
-        """A message is lost by a namespace, which shows when that is started again."""
+        """Lose a message in a namespace, which is noticed at its next start."""
         found = self._present()
         lost = [*self.model.backlog.waiting, *(one for _, one in found)]
         if not lost:
@@ -332,7 +331,7 @@ class Steps:
 
 
 def without_order(found: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
-    """Without what cannot be known: which of several that look alike was sent first."""
+    """Remove what cannot be known: the order of messages that are indistinguishable."""
     return {
         entity: {
             name: count
@@ -351,7 +350,7 @@ def without_order(found: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 @given(draw=st.data())
-def test_d4_whatever_the_model_does_is_counted_as_it_counts(spark: SparkSession, draw: st.DataObject) -> None:
+def test_d4_counts_match_the_model_for_random_operations(spark: SparkSession, draw: st.DataObject) -> None:
     model = Steps(draw).run(150)
     model.send("unique", "the last")
     found = reconciled(spark, model)
@@ -359,7 +358,7 @@ def test_d4_whatever_the_model_does_is_counted_as_it_counts(spark: SparkSession,
     assert found.verdict is _expected_verdict(found.total.counts)
 
 
-def _expected_verdict(total: Mapping[str, int]) -> Verdict:
+def _expected_verdict(total: Mapping[str, int]) -> ReconcileVerdict:
     if total["missing"]:
-        return Verdict.MISSING
-    return Verdict.UNKNOWN if total["unrecorded"] else Verdict.FINE
+        return ReconcileVerdict.MISSING
+    return ReconcileVerdict.UNKNOWN if total["unrecorded"] else ReconcileVerdict.FINE

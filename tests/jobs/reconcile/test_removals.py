@@ -1,4 +1,4 @@
-"""Whatever is removed from a ledger, at its edges or inside: the verdict is neither "fine" nor "missing" (D4)."""
+"""Ledgers with removed parts, at their ends or inside: the verdict is neither "fine" nor "missing" (D4)."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ import pytest
 from pyspark.sql import SparkSession
 
 from pairbus.jobs.ledger import read_lives
-from pairbus.jobs.reconcile import Report, Verdict, reconcile, report
+from pairbus.jobs.reconcile import ReconcileReport, ReconcileVerdict, reconcile, report
+from pairbus.jobs.reconcile.events import survey
 from pairbus.jobs.reconcile.reconciliation import read_since
-from pairbus.jobs.reconcile.survey import survey
 from pairbus.ledger.columns import LIVES
-from pairbus.ledger.life import Event, Life
-from pairbus.ledger.operation import Stage
+from pairbus.ledger.events import LedgerEvent, LifecycleEvent, Stage
 from tests.jobs.reconcile.books import BEGIN, Book, lives_frame
 from tests.jobs.reconcile.model import PairModel
 from tests.jobs.reconcile.test_reconcile import LIMIT_S, counts, reconciled
@@ -29,7 +28,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(LIMIT_S)]
 
 
 def busy_hours() -> PairModel:
-    """Three hours, each with every kind of event, and an ordered end: nothing is missing."""
+    """Record three hours with every kind of event, and a clean shutdown: nothing is missing."""
     model = PairModel()
     model.topic("news", "red")
     for hour in range(HOURS):
@@ -59,10 +58,10 @@ def _direct(model: PairModel, hour: int) -> None:
             model.receive(place, message)
         way(place, message)
     later, book = f"later {hour}", model.primary
-    book.note(Event.ACCEPTED, Stage.DIRECT, "timed", 2 * hour + 1, None, later)
-    book.note(Event.SCHEDULED, Stage.DIRECT, "timed", 2 * hour + 1, None, later)
-    book.note(Event.MOVED, Stage.DIRECT, "timed", 2 * hour + 1, None, later)
-    for event in (Event.ROUTED, Event.RECEIVED, Event.COMPLETED):
+    book.note(LedgerEvent.ACCEPTED, Stage.DIRECT, "timed", 2 * hour + 1, None, later)
+    book.note(LedgerEvent.SCHEDULED, Stage.DIRECT, "timed", 2 * hour + 1, None, later)
+    book.note(LedgerEvent.MOVED, Stage.DIRECT, "timed", 2 * hour + 1, None, later)
+    for event in (LedgerEvent.ROUTED, LedgerEvent.RECEIVED, LedgerEvent.COMPLETED):
         book.note(event, Stage.DIRECT, "timed", 2 * hour + 2, 2 * hour + 1, later)
     model.send("news", f"news {hour}")
     _receive(model, "news")
@@ -97,12 +96,12 @@ def book_of(model: PairModel, name: str) -> Book:
 
 MODEL = busy_hours()
 SIDES = ("primary", "secondary")
-ENDS_NOTHING = {Event.STOPPED}
+ENDS_NOTHING = {LedgerEvent.STOPPED}
 """Its absence proves nothing: a ledger that is being written has none."""
 
 
 def removals(book: Book) -> Iterator[tuple[str, frozenset[int]]]:
-    """The ordinals of the first, a middle and the last event of each kind, and of all events of some messages."""
+    """Return ordinals: the first, a middle and the last event of each kind, and all events of some messages."""
     by_kind: dict[str, list[set[int]]] = {}
     by_message: dict[str, set[int]] = {}
     for life in book.lives:
@@ -115,13 +114,13 @@ def removals(book: Book) -> Iterator[tuple[str, frozenset[int]]]:
             yield f"{where} {kind}", frozenset(ordinals)
 
 
-def test_every_kind_of_event_is_among_the_removals() -> None:
+def test_removals_cover_every_kind_of_event() -> None:
     kinds = {life.event for side in SIDES for life in book_of(MODEL, side).lives}
-    assert kinds == {*Event} - {Event.MISSED, Event.SET_ASIDE}
+    assert kinds == {*LedgerEvent} - {LedgerEvent.MISSED, LedgerEvent.SET_ASIDE}
 
 
 @pytest.mark.parametrize("side", SIDES)
-def test_d4_a_removed_row_leaves_a_hole_wherever_it_was(spark: SparkSession, side: str) -> None:
+def test_d4_removed_row_is_counted_as_absent(spark: SparkSession, side: str) -> None:
     book = book_of(MODEL, side)
     unseen = [
         removed
@@ -132,7 +131,7 @@ def test_d4_a_removed_row_leaves_a_hole_wherever_it_was(spark: SparkSession, sid
     assert not _is_doubted(spark, book, book.lives)
 
 
-def _is_doubted(spark: SparkSession, book: Book, lives: Iterable[Life]) -> bool:
+def _is_doubted(spark: SparkSession, book: Book, lives: Iterable[LifecycleEvent]) -> bool:
     found = survey(lives_frame(spark, book.namespace, lives))
     return bool(found.absent) or found.is_cut_off
 
@@ -146,14 +145,14 @@ def ledgers(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def without(ledgers: Path, to: Path, side: str, hour: int) -> Path:
-    """A copy of the ledgers that the files of an hour were removed from."""
+    """Return a copy of the ledgers without the files of an hour."""
     shutil.copytree(ledgers, to)
     shutil.rmtree(to / side / LIVES / f"day={BEGIN:%Y-%m-%d}" / f"hour={BEGIN.hour + hour}")
     return to
 
 
-def verdict_of(spark: SparkSession, directory: Path, start: datetime | None = None) -> Report:
-    """Read as the command does."""
+def verdict_of(spark: SparkSession, directory: Path, start: datetime | None = None) -> ReconcileReport:
+    """Read the ledgers as the command does."""
     secondary = read_lives(spark, directory / "secondary")
     primary = read_lives(spark, directory / "primary", read_since(start))
     found = reconcile(
@@ -165,32 +164,32 @@ def verdict_of(spark: SparkSession, directory: Path, start: datetime | None = No
         found.release()
 
 
-def test_d4_nothing_is_missing_while_all_files_are_there(spark: SparkSession, ledgers: Path) -> None:
+def test_d4_complete_ledgers_are_fine(spark: SparkSession, ledgers: Path) -> None:
     found = verdict_of(spark, ledgers)
-    assert found.verdict is Verdict.FINE
+    assert found.verdict is ReconcileVerdict.FINE
     assert not found.notes
     assert found.total.counts["backlog_waiting"] == HOURS
 
 
 @pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize("hour", range(HOURS))
-def test_d4_a_removed_hour_leaves_no_verdict(
+def test_d4_removed_hour_gives_no_verdict(
     spark: SparkSession, ledgers: Path, tmp_path: Path, side: str, hour: int
 ) -> None:
     found = verdict_of(spark, without(ledgers, tmp_path / "cut", side, hour))
-    assert found.verdict is Verdict.UNKNOWN
+    assert found.verdict is ReconcileVerdict.UNKNOWN
     assert found.notes
 
 
 def test_d4_hours_before_the_range_are_not_needed(spark: SparkSession, ledgers: Path, tmp_path: Path) -> None:
-    """Old files may be tidied away."""
+    """Old files may be deleted."""
     directory = without(ledgers, tmp_path / "primary cut", "primary", 0)
     directory = without(directory, tmp_path / "both cut", "secondary", 0)
-    assert verdict_of(spark, directory, BEGIN + 2 * HOUR).verdict is Verdict.FINE
+    assert verdict_of(spark, directory, BEGIN + 2 * HOUR).verdict is ReconcileVerdict.FINE
 
 
 def lone_loss() -> PairModel:
-    """A message that its syphon has lost, with the time in which it could come home in the middle of the ledger."""
+    """Record a message lost by the syphon; the time at which it could be restored is in the middle of the ledger."""
     model = PairModel()
     model.send("orders", "before")
     model.syphon(model.divert("orders", "lost"), copies=0)
@@ -198,18 +197,18 @@ def lone_loss() -> PairModel:
     return model
 
 
-def test_d4_a_loss_is_proved_only_where_the_primarys_ledger_goes_on(spark: SparkSession) -> None:
+def test_d4_loss_is_proved_only_within_the_primary_ledger(spark: SparkSession) -> None:
     model = lone_loss()
-    assert reconciled(spark, model).verdict is Verdict.MISSING
+    assert reconciled(spark, model).verdict is ReconcileVerdict.MISSING
     del model.primary.lives[-1]
-    assert reconciled(spark, model).verdict is Verdict.UNKNOWN
+    assert reconciled(spark, model).verdict is ReconcileVerdict.UNKNOWN
 
 
-@pytest.mark.parametrize(("removed", "verdict"), [("", Verdict.FINE), ("m0", Verdict.UNKNOWN)])
-def test_d4_older_events_tell_whether_a_range_lacks_its_beginning(
-    spark: SparkSession, removed: str, verdict: Verdict
+@pytest.mark.parametrize(("removed", "verdict"), [("", ReconcileVerdict.FINE), ("m0", ReconcileVerdict.UNKNOWN)])
+def test_d4_older_events_show_whether_the_ledger_is_cut_off(
+    spark: SparkSession, removed: str, verdict: ReconcileVerdict
 ) -> None:
-    """Nothing has happened for hours before the range."""
+    """There are no events for hours before the range."""
     model = PairModel()
     model.send("orders", "early")
     model.receive_all()
@@ -221,13 +220,13 @@ def test_d4_older_events_tell_whether_a_range_lacks_its_beginning(
     assert reconciled(spark, model, BEGIN + 4 * HOUR, BEGIN + 6 * HOUR).verdict is verdict
 
 
-def test_d4_messages_of_unknown_origin_leave_no_verdict(spark: SparkSession) -> None:
-    """The secondary's ledger was begun in the middle of an outage."""
+def test_d4_unmatched_messages_give_no_verdict(spark: SparkSession) -> None:
+    """The secondary's ledger was enabled during an outage."""
     model = PairModel()
     model.divert("orders", "before")
     model.divert("orders", "known")
     model.drain()
     model.secondary.undo(lambda life: life.message_id == "before")
-    told = reconciled(spark, model)
-    assert counts(told)["orders"]["unmatched"] == 1
-    assert told.verdict is Verdict.UNKNOWN
+    reported = reconciled(spark, model)
+    assert counts(reported)["orders"]["unmatched"] == 1
+    assert reported.verdict is ReconcileVerdict.UNKNOWN

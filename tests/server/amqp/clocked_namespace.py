@@ -1,4 +1,4 @@
-"""A namespace that runs beside a test, by a clock that the test can set."""
+"""A namespace that runs beside a test, with a clock that the test can set."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pairbus.testing import RunningNamespace
 
 
 class SettableClock:
-    """The time of day, moved by as much as a test wants."""
+    """The time of day, shifted by a test."""
 
     def __init__(self) -> None:
         self._ahead_ms = 0
@@ -27,13 +27,13 @@ class SettableClock:
         self._ahead_ms += ms
 
     def stop_before_the_second(self, ms: int) -> int:
-        """Go forward to so long before a full second; return that second. Tokens end at full seconds."""
+        """Advance to that long before a full second; return that second. Tokens expire at full seconds."""
         self.advance((1_000 - ms - self()) % 1_000)
         return self() // 1_000 + 1
 
 
 class ClockedNamespace(RunningNamespace):
-    """A real server with a clock of the test's."""
+    """A real server with a clock of the test."""
 
     def __init__(self, settings: Settings, clock: SettableClock) -> None:
         super().__init__(settings)

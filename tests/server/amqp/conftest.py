@@ -1,4 +1,4 @@
-"""What the tests of this folder share: each has a ``namespace`` of its own kind."""
+"""Shared fixtures: each module has a ``namespace`` of its own kind."""
 
 from __future__ import annotations
 

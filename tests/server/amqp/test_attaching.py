@@ -1,4 +1,4 @@
-"""E3: links that the server does not attach: each is answered with an attach to nothing, and a detach that says why."""
+"""E3: links that the server refuses: each gets an attach without a terminus, and a detach with the reason."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def namespace() -> Iterator[RunningNamespace]:
     with running_namespace() as served:
         served.call(
             lambda host: [
-                host.namespace.create_queue("orders", QueueDescription(), host.now_ms()),
-                host.namespace.create_queue("visits", QueueDescription(requires_session=True), host.now_ms()),
-                host.namespace.create_queue("off", QueueDescription(status=EntityStatus.DISABLED), host.now_ms()),
-                host.namespace.create_queue("passing", QueueDescription(forward_to="orders"), host.now_ms()),
-                host.namespace.create_queue("deep/down/below", QueueDescription(), host.now_ms()),
-                host.namespace.create_topic("news", TopicDescription(), host.now_ms()),
-                host.namespace.create_subscription("news", "all", SubscriptionDescription(), host.now_ms()),
+                host.use_namespace().create_queue("orders", QueueDescription(), host.now_ms()),
+                host.use_namespace().create_queue("visits", QueueDescription(requires_session=True), host.now_ms()),
+                host.use_namespace().create_queue("off", QueueDescription(status=EntityStatus.DISABLED), host.now_ms()),
+                host.use_namespace().create_queue("passing", QueueDescription(forward_to="orders"), host.now_ms()),
+                host.use_namespace().create_queue("deep/down/below", QueueDescription(), host.now_ms()),
+                host.use_namespace().create_topic("news", TopicDescription(), host.now_ms()),
+                host.use_namespace().create_subscription("news", "all", SubscriptionDescription(), host.now_ms()),
             ]
         )
         yield served
@@ -60,12 +60,12 @@ def refused(client: WireClient, role: bool, **options: Any) -> LinkRefusedError:
 
 
 def check_form(client: WireClient, answer: Attach, role: bool) -> None:
-    """As part 2.6.3 of the standard has it, and as the SDKs need it."""
+    """Check the form in part 2.6.3 of the standard, which the SDKs need."""
     assert answer.source is None
     assert answer.target is None
     assert answer.role is not role
     assert answer.initial_delivery_count == (0 if role == RECEIVER else None)
-    client.barrier()  # the connection goes on
+    client.barrier()  # the connection stays usable
 
 
 SENDING = {
@@ -86,7 +86,7 @@ SENDING = {
 
 
 @pytest.mark.parametrize("name", SENDING)
-def test_what_cannot_be_sent_to_is_refused(client: WireClient, name: str) -> None:
+def test_sender_to_an_invalid_target_is_refused(client: WireClient, name: str) -> None:
     target, condition = SENDING[name]
     caught = refused(client, SENDER, source=Source(address="here"), target=target)
     assert caught.error.condition == condition
@@ -123,7 +123,7 @@ RECEIVING = {
 
 
 @pytest.mark.parametrize("name", RECEIVING)
-def test_what_cannot_be_received_from_is_refused(client: WireClient, name: str) -> None:
+def test_receiver_from_an_invalid_source_is_refused(client: WireClient, name: str) -> None:
     source, condition = RECEIVING[name]
     caught = refused(client, RECEIVER, source=source, target=Target(address="here"))
     assert caught.error.condition == condition
@@ -131,7 +131,7 @@ def test_what_cannot_be_received_from_is_refused(client: WireClient, name: str) 
     check_form(client, caught.attach, RECEIVER)
 
 
-def test_the_sentence_of_a_missing_entity_is_the_one_that_javascript_looks_for(client: WireClient) -> None:
+def test_error_of_a_missing_entity_has_the_sentence_that_javascript_parses(client: WireClient) -> None:
     for role in (SENDER, RECEIVER):
         caught = refused(client, role, source=Source(address="absent"), target=Target(address="absent"))
         assert (caught.error.description or "").startswith("The messaging entity 'absent' could not be found.")
@@ -143,7 +143,7 @@ def test_missing_subscription_is_named_by_the_path_that_was_asked_for(client: Wi
     assert (caught.error.description or "").startswith(expected)
 
 
-def test_who_deletes_as_it_receives_cannot_name_a_largest_message(client: WireClient) -> None:
+def test_receive_and_delete_link_with_a_maximum_message_size_is_refused(client: WireClient) -> None:
     caught = refused(
         client,
         RECEIVER,
@@ -155,7 +155,7 @@ def test_who_deletes_as_it_receives_cannot_name_a_largest_message(client: WireCl
     assert caught.error.condition == Condition.NOT_ALLOWED
 
 
-def test_a_busy_server_attaches_nothing_but_listens_to_tokens(namespace: RunningNamespace, client: WireClient) -> None:
+def test_busy_server_refuses_links(namespace: RunningNamespace, client: WireClient) -> None:
     namespace.server_busy = True
     try:
         caught = refused(client, SENDER, source=Source(address="here"), target=Target(address="orders"))
@@ -165,14 +165,14 @@ def test_a_busy_server_attaches_nothing_but_listens_to_tokens(namespace: Running
     assert client.sender("orders").is_attached
 
 
-def test_a_name_that_was_refused_can_be_used_again(client: WireClient) -> None:
+def test_name_of_a_refused_link_can_be_reused(client: WireClient) -> None:
     refused(client, SENDER, source=Source(address="here"), target=Target(address="absent"), name="mine")
     link = client.sender("orders", name="mine")
     assert client.send(link, text_message("one")) == ACCEPTED
 
 
-def test_many_refusals_use_up_nothing(client: WireClient) -> None:
-    """More than there are handles in a session."""
+def test_many_refusals_consume_no_resources(client: WireClient) -> None:
+    """Refuse more links than a session has handles."""
     for _ in range(300):
         refused(client, RECEIVER, source=Source(address="absent"), target=Target(address="here"))
     assert client.sender("orders").is_attached
@@ -190,7 +190,7 @@ def test_many_refusals_use_up_nothing(client: WireClient) -> None:
         "amqp://anything/orders/",
     ],
 )
-def test_addresses_are_understood_as_the_sdks_write_them(client: WireClient, address: str) -> None:
+def test_addresses_are_accepted_as_the_sdks_write_them(client: WireClient, address: str) -> None:
     sender = client.sender(address)
     answer = client.attach_of(sender).attach
     assert answer.target == Target(address=address)
@@ -201,7 +201,7 @@ def test_addresses_are_understood_as_the_sdks_write_them(client: WireClient, add
     assert echo.target == Target(address="there")
 
 
-def test_a_sender_is_told_how_large_a_message_may_be(client: WireClient) -> None:
+def test_attach_announces_the_maximum_message_size(client: WireClient) -> None:
     link = client.sender("orders")
     answer = client.attach_of(link).attach
     assert answer.max_message_size == 262_144
@@ -228,15 +228,15 @@ def test_empty_termini_are_echoed_as_the_sdk_for_javascript_sends_them(client: W
     client.until(lambda: asking.credit >= 1_000)
 
 
-def test_a_link_with_a_name_in_use_does_not_harm_the_other(client: WireClient) -> None:
-    """The same name for the other direction is another link."""
+def test_link_with_a_name_in_use_does_not_harm_the_other(client: WireClient) -> None:
+    """Use the same name for the other direction: that is another link."""
     sender = client.sender("orders", name="both")
     receiver = client.receiver("orders", name="both", credit=1)
     assert client.send(sender, text_message("one")) == ACCEPTED
     assert client.settle(client.receive(receiver)[0], ACCEPTED) == ACCEPTED
 
 
-def test_every_session_of_a_connection_has_links_of_its_own(client: WireClient) -> None:
+def test_link_names_are_scoped_to_the_session(client: WireClient) -> None:
     links = [client.sender("orders", session=client.session(), name="same") for _ in range(3)]
     for link in links:
         assert client.send(link, text_message("one")) == ACCEPTED
@@ -245,7 +245,7 @@ def test_every_session_of_a_connection_has_links_of_its_own(client: WireClient) 
 
 
 @pytest.mark.parametrize("wait_ms", [UInt(0), UInt(1)])
-def test_no_time_to_wait_for_a_session_is_no_time(client: WireClient, wait_ms: UInt) -> None:
+def test_session_timeout_of_zero_expires_at_once(client: WireClient, wait_ms: UInt) -> None:
     source = Source(address="visits", filter={SESSION_FILTER: None})
     caught = refused(
         client,

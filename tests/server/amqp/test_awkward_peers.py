@@ -1,4 +1,4 @@
-"""E3: peers that take little, ask oddly or stop reading harm nobody else, and are told what is wrong."""
+"""E3: peers with small limits, unusual requests or unread responses harm no other peer, and get errors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from pairbus.broker import Address, QueueDescription, SubscriptionDescription, TopicDescription
 from pairbus.dialect.management import Operation
-from pairbus.server.amqp.unproven import BOUNDS, TOKEN_BYTES
+from pairbus.server.amqp.services import BOUNDS, TOKEN_BYTES
 from pairbus.testing import RunningNamespace, running_namespace
 from pairbus.wire import (
     ACCEPTED,
@@ -31,21 +31,22 @@ from pairbus.wire import (
     plain,
 )
 from pairbus.wire.performatives import Transfer
-from tests.server.amqp.wire_client import LinkRefusedError, Requests, WireClient, body_of, eventually, text_message
+from tests.server.amqp.wire_client import LinkRefusedError, Requests, WireClient, body_of, text_message
+from tests.waiting import eventually
 
 SMALL = Configuration(container_id="small", max_frame_size=512, strict=False)
 
 
 @pytest.fixture
 def namespace(caplog: pytest.LogCaptureFixture) -> Iterator[RunningNamespace]:
-    """A namespace that must not say in its log that it failed."""
+    """Yield a namespace that must not log an internal error."""
     with running_namespace() as served:
         served.call(
             lambda host: [
-                host.namespace.create_queue("orders", QueueDescription(), host.now_ms()),
-                host.namespace.create_queue("visits", QueueDescription(requires_session=True), host.now_ms()),
-                host.namespace.create_topic("news", TopicDescription(), host.now_ms()),
-                host.namespace.create_subscription("news", "all", SubscriptionDescription(), host.now_ms()),
+                host.use_namespace().create_queue("orders", QueueDescription(), host.now_ms()),
+                host.use_namespace().create_queue("visits", QueueDescription(requires_session=True), host.now_ms()),
+                host.use_namespace().create_topic("news", TopicDescription(), host.now_ms()),
+                host.use_namespace().create_subscription("news", "all", SubscriptionDescription(), host.now_ms()),
             ]
         )
         yield served
@@ -57,14 +58,14 @@ def connect(namespace: RunningNamespace, **options: Any) -> WireClient:
 
 
 def talkative(client: WireClient) -> None:
-    """Let a client that takes small frames write large ones: that is the server's limit, not its own."""
+    """Let a client that accepts small frames write large ones: that is the server's limit, not the client's."""
     client.engine._writer.max_frame_size = 65_536
 
 
-# Those who take only small messages.
+# Peers that accept only small messages.
 
 
-def test_a_message_that_a_receiver_has_no_room_for_goes_to_another(namespace: RunningNamespace) -> None:
+def test_message_too_large_for_a_receiver_goes_to_another(namespace: RunningNamespace) -> None:
     with connect(namespace) as small, connect(namespace) as other:
         link = small.receiver("orders", max_message_size=10, credit=5)
         small.barrier()
@@ -75,7 +76,7 @@ def test_a_message_that_a_receiver_has_no_room_for_goes_to_another(namespace: Ru
         assert body_of(other.receive(waiting)[0]) == b"x" * 100
 
 
-def test_a_receiver_that_finds_a_message_too_large_is_told_so(namespace: RunningNamespace) -> None:
+def test_receiver_of_an_oversized_message_gets_an_error(namespace: RunningNamespace) -> None:
     with connect(namespace) as client:
         assert client.send(client.sender("orders"), text_message("x" * 100)) == ACCEPTED
         link = client.receiver("orders", max_message_size=10, credit=5)
@@ -84,7 +85,7 @@ def test_a_receiver_that_finds_a_message_too_large_is_told_so(namespace: Running
 
 
 @pytest.mark.parametrize("node", ["$cbs", "orders/$management"])
-def test_an_answer_that_the_asker_has_no_room_for_harms_nothing(namespace: RunningNamespace, node: str) -> None:
+def test_response_too_large_for_the_client_harms_nothing(namespace: RunningNamespace, node: str) -> None:
     with connect(namespace) as client:
         replies = client.attach(
             RECEIVER, source=Source(address=node), target=Target(address="here"), max_message_size=1
@@ -97,10 +98,10 @@ def test_an_answer_that_the_asker_has_no_room_for_harms_nothing(namespace: Runni
         client.barrier()
 
 
-# Those who take only small frames.
+# Peers that accept only small frames.
 
 
-def test_an_attach_that_does_not_fit_the_peers_frames_is_refused(namespace: RunningNamespace) -> None:
+def test_attach_that_does_not_fit_the_peers_frames_is_refused(namespace: RunningNamespace) -> None:
     with connect(namespace, configuration=SMALL) as client:
         talkative(client)
         source = Source(address="orders", filter={Symbol("other"): "x" * 1_000})
@@ -109,7 +110,7 @@ def test_an_attach_that_does_not_fit_the_peers_frames_is_refused(namespace: Runn
         client.barrier()
 
 
-def test_a_grant_that_does_not_fit_the_peers_frames_leaves_the_session_to_another(namespace: RunningNamespace) -> None:
+def test_grant_that_does_not_fit_the_peers_frames_leaves_the_session_to_another(namespace: RunningNamespace) -> None:
     with connect(namespace, configuration=SMALL) as small, connect(namespace) as other:
         talkative(small)
         source = Source(
@@ -125,7 +126,7 @@ def test_a_grant_that_does_not_fit_the_peers_frames_leaves_the_session_to_anothe
         assert other.attached(waiting).is_attached
 
 
-def test_an_outcome_that_does_not_fit_the_peers_frames_is_told_without_its_details(namespace: RunningNamespace) -> None:
+def test_outcome_that_does_not_fit_the_peers_frames_is_sent_without_details(namespace: RunningNamespace) -> None:
     with connect(namespace, configuration=SMALL) as client:
         talkative(client)
         assert client.send(client.sender("orders"), text_message("one")) == ACCEPTED
@@ -134,19 +135,19 @@ def test_an_outcome_that_does_not_fit_the_peers_frames_is_told_without_its_detai
         assert isinstance(state, Modified)
 
 
-def test_a_reason_that_does_not_fit_the_peers_frames_is_cut_short(namespace: RunningNamespace) -> None:
+def test_reason_that_does_not_fit_the_peers_frames_is_truncated(namespace: RunningNamespace) -> None:
     name = "a" * 250
-    namespace.call(lambda host: host.namespace.create_queue(name, QueueDescription(), host.now_ms()))
+    namespace.call(lambda host: host.use_namespace().create_queue(name, QueueDescription(), host.now_ms()))
     with connect(namespace, configuration=SMALL) as client:
         link = client.sender(name)
-        namespace.call(lambda host: host.namespace.delete(Address.of(name), host.now_ms()))
+        namespace.call(lambda host: host.use_namespace().delete(Address.of(name), host.now_ms()))
         state = client.send(link, text_message("one"))
         assert isinstance(state, Rejected)
         assert state.error is not None
         assert state.error.condition == Condition.NOT_FOUND
 
 
-# Those who ask oddly.
+# Peers with unusual requests.
 
 
 @pytest.mark.parametrize(
@@ -154,7 +155,7 @@ def test_a_reason_that_does_not_fit_the_peers_frames_is_cut_short(namespace: Run
     [[], {}, [1], Array((1,)), True, 5, b"a", Described(Symbol("a"), 1), 1.5],
     ids=lambda value: type(value).__name__,
 )
-def test_a_session_id_that_is_no_text_is_refused(namespace: RunningNamespace, session_id: object) -> None:
+def test_session_id_of_another_type_is_refused(namespace: RunningNamespace, session_id: object) -> None:
     with connect(namespace) as client:
         link = client.session_receiver("visits", "a")
         node = client.requests("visits/$management")
@@ -163,15 +164,15 @@ def test_a_session_id_that_is_no_text_is_refused(namespace: RunningNamespace, se
 
 
 @pytest.mark.parametrize("properties", [[1], "x", 1, b"x"], ids=lambda value: type(value).__name__)
-def test_properties_of_a_filter_that_are_no_map_are_refused(namespace: RunningNamespace, properties: object) -> None:
+def test_filter_properties_of_another_type_are_refused(namespace: RunningNamespace, properties: object) -> None:
     with connect(namespace) as client:
         rule = {"rule-name": "odd", "rule-description": {"correlation-filter": {"properties": properties}}}
         answer = client.requests("news/Subscriptions/all/$management").call(Operation.ADD_RULE, rule)
         assert (answer.status, answer.condition) == (400, "com.microsoft:argument-error")
 
 
-def test_operations_that_do_not_exist_are_not_counted_one_by_one(namespace: RunningNamespace) -> None:
-    """Or whoever may listen could fill the memory with names."""
+def test_unknown_operations_share_one_metric_label(namespace: RunningNamespace) -> None:
+    """Check that a client with the Listen right cannot fill the memory with names."""
     with connect(namespace) as client:
         node = client.requests("orders/$management")
         for number in range(50):
@@ -180,7 +181,7 @@ def test_operations_that_do_not_exist_are_not_counted_one_by_one(namespace: Runn
     assert len(counters.requests) <= 2
 
 
-# Those who have shown nothing.
+# Unproven peers.
 
 
 def test_e5_peer_without_a_token_gets_no_transaction(namespace: RunningNamespace) -> None:
@@ -188,13 +189,13 @@ def test_e5_peer_without_a_token_gets_no_transaction(namespace: RunningNamespace
         client.coordinator()
 
 
-def test_e5_peer_without_a_token_cannot_make_the_server_hold_much(namespace: RunningNamespace) -> None:
+def test_e5_buffered_bytes_of_a_peer_without_a_token_are_bounded(namespace: RunningNamespace) -> None:
     with WireClient(namespace.port).open() as client:
         link = client.attach(SENDER, source=Source(address="here"), target=Target(address="$cbs"))
         assert link.remote_max_message_size == TOKEN_BYTES
         started = Transfer(handle=link.handle, delivery_id=0, delivery_tag=b"tag", message_format=0, more=True)
         session = client.first_session
-        for _ in range(64):  # four megabytes of a message that does not end
+        for _ in range(3):  # of an endless message
             client.engine._writer.write(session.channel, encode(started), bytes(65_000))
         client.barrier()
         services = namespace._running._running.services
@@ -203,11 +204,11 @@ def test_e5_peer_without_a_token_cannot_make_the_server_hold_much(namespace: Run
         assert services.unproven.held_bytes <= BOUNDS.incomplete_bytes + 65_536
 
 
-# Those who do not read.
+# Peers that do not read.
 
 
 @pytest.mark.slow
-def test_who_breaks_the_protocol_and_does_not_read_is_dropped_all_the_same(namespace: RunningNamespace) -> None:
+def test_peer_that_violates_the_protocol_and_does_not_read_is_dropped(namespace: RunningNamespace) -> None:
     with connect(namespace) as client:
         link = client.sender("orders")
         sent = [client.begin_send(link, text_message(bytes(200_000))) for _ in range(100)]

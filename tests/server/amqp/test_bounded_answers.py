@@ -1,4 +1,4 @@
-"""E3: what a peer asks for, and does not take, is not kept for it without end."""
+"""E3: responses that a peer does not read are buffered within bounds."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
-from pairbus.broker import Address, Message
+from pairbus.broker import Address, NewMessage
 from pairbus.dialect.management import Operation
 from pairbus.server.messages import received_message
 from pairbus.testing import RunningNamespace, running_namespace
 from pairbus.wire import Condition, Configuration, Int, Properties, Rejected, encode_message
 from pairbus.wire import Message as WireMessage
-from tests.server.amqp.wire_client import WireClient, connect, eventually, text_message
+from tests.server.amqp.wire_client import WireClient, connect, text_message
+from tests.waiting import eventually
 
 LARGE = 240_000
 ORDERS = Address.of("orders")
@@ -25,19 +26,19 @@ ORDERS = Address.of("orders")
 def namespace() -> Iterator[RunningNamespace]:
     with running_namespace(queues=["orders"]) as served:
         messages = [[received_message(text_message(bytes(LARGE)))] for _ in range(30)]
-        served.call(lambda host: [host.namespace.send(ORDERS, each, host.now_ms()) for each in messages])
+        served.call(lambda host: [host.use_namespace().send(ORDERS, each, host.now_ms()) for each in messages])
         yield served
 
 
-def test_answers_behind_a_closed_window_end_their_link(namespace: RunningNamespace) -> None:
+def test_responses_behind_a_closed_window_end_their_link(namespace: RunningNamespace) -> None:
     """Without any token: a window of one frame that is never opened again."""
     narrow = Configuration(container_id="narrow", incoming_window=1, strict=False)
     with WireClient(namespace.port, configuration=narrow).open() as client:
         asking = client.sender("$cbs")
         client.receiver("$cbs")
-        client.first_session._incoming_window = -(10**9)  # it counts down, and is never told that there is room
+        client.first_session._incoming_window = -(10**9)  # it counts down, and never grows
         words = {"operation": "put-token", "name": "orders"}
-        long_id = Properties(message_id="x" * 30_000)  # which comes back with the answer
+        long_id = Properties(message_id="x" * 30_000)  # which is returned with the response
         payload = encode_message(WireMessage(properties=long_id, application_properties=words, body=(b"",)))
         for _ in range(400):
             client.begin_send(asking, payload)
@@ -50,7 +51,7 @@ def queued_in(namespace: RunningNamespace) -> int:
     return max((session.queued for each in connections for session in each._engine.sessions.values()), default=0)
 
 
-def test_a_look_at_many_large_messages_shows_as_many_as_fit(namespace: RunningNamespace) -> None:
+def test_peek_of_many_large_messages_returns_as_many_as_fit(namespace: RunningNamespace) -> None:
     with connect(namespace) as client:
         node = client.requests("orders/$management")
         body = {"from-sequence-number": 0, "message-count": Int(10_000)}
@@ -58,13 +59,13 @@ def test_a_look_at_many_large_messages_shows_as_many_as_fit(namespace: RunningNa
         assert 1 <= len(found) <= 5
 
 
-def test_a_look_at_one_message_shows_it_however_large(namespace: RunningNamespace) -> None:
-    seen = namespace.call(lambda host: host.namespace.peek(ORDERS, 0, 10, host.now_ms(), max_bytes=1))
+def test_peek_of_one_message_returns_it_at_any_size(namespace: RunningNamespace) -> None:
+    seen = namespace.call(lambda host: host.use_namespace().peek(ORDERS, 0, 10, host.now_ms(), max_bytes=1))
     assert len(seen) == 1
     assert len(seen[0].body) > LARGE
 
 
-def test_what_is_no_request_is_rejected(namespace: RunningNamespace) -> None:
+def test_invalid_request_is_rejected(namespace: RunningNamespace) -> None:
     with connect(namespace) as client:
         for node in ("$cbs", "orders/$management"):
             client.receiver(node)
@@ -76,16 +77,16 @@ def test_what_is_no_request_is_rejected(namespace: RunningNamespace) -> None:
                 assert state.error.condition in {Condition.INVALID_FIELD, Condition.DECODE_ERROR}
 
 
-def test_deferred_messages_are_asked_for_in_parts(namespace: RunningNamespace) -> None:
+def test_deferred_messages_beyond_the_limit_are_requested_in_parts(namespace: RunningNamespace) -> None:
     def too_many(host: object) -> str:
-        from pairbus.broker import Disposition, InvalidRequestError, QueueDescription, Verdict
+        from pairbus.broker import InvalidRequestError, QueueDescription, SettlementKind, SettlementRequest
 
-        broker, now_ms = host.namespace, host.now_ms()  # type: ignore[attr-defined]
+        broker, now_ms = host.use_namespace(), host.now_ms()  # type: ignore[attr-defined]
         where = Address.of("put-off")
         broker.create_queue("put-off", QueueDescription(), now_ms)
-        numbers = [broker.send(where, [Message(bytes(1_000))], now_ms)[0] for _ in range(3)]
+        numbers = [broker.send(where, [NewMessage(bytes(1_000))], now_ms)[0] for _ in range(3)]
         for delivery in broker.receive(where, 3, now_ms):
-            broker.settle(where, delivery.lock_token, now_ms, Verdict(disposition=Disposition.DEFER))
+            broker.settle(where, delivery.lock_token, now_ms, SettlementRequest(disposition=SettlementKind.DEFER))
         with pytest.raises(InvalidRequestError) as refused:
             broker.receive_deferred(where, numbers, now_ms, max_bytes=2_500)
         assert len(broker.receive_deferred(where, numbers[:1], now_ms, max_bytes=1)) == 1
@@ -95,7 +96,7 @@ def test_deferred_messages_are_asked_for_in_parts(namespace: RunningNamespace) -
     assert "ask for fewer" in namespace.call(too_many)
 
 
-def test_requests_that_come_together_are_all_answered_however_short_the_turns(namespace: RunningNamespace) -> None:
+def test_simultaneous_requests_are_all_answered_however_short_the_turns(namespace: RunningNamespace) -> None:
     namespace._running._running.services.stopwatch = count(0.0, 1.0).__next__  # every look says that the turn is over
     with connect(namespace) as client:
         node = client.requests("orders/$management")

@@ -1,4 +1,4 @@
-"""E3: entities that are deleted, disabled or made to forward while links lead to them."""
+"""E3: entities that are deleted, disabled or changed to forward while links are attached."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ def queue(namespace: ClockedNamespace) -> str:
 
 
 def change(namespace: ClockedNamespace, name: str, description: EntityDescription) -> None:
-    namespace.call(lambda host: host.namespace.update(Address.of(name), description, host.now_ms()))
+    namespace.call(lambda host: host.use_namespace().update(Address.of(name), description, host.now_ms()))
 
 
 def delete(namespace: ClockedNamespace, name: str, subscription: str | None = None) -> None:
-    namespace.call(lambda host: host.namespace.delete(Address.of(name, subscription), host.now_ms()))
+    namespace.call(lambda host: host.use_namespace().delete(Address.of(name, subscription), host.now_ms()))
 
 
 def condition_of(state: object) -> str:
@@ -61,11 +61,11 @@ def condition_of(state: object) -> str:
     return state.error.condition
 
 
-# Deleted.
+# Deleted entities.
 
 
 @pytest.mark.parametrize("part", ["", "/$DeadLetterQueue", "/$Transfer/$DeadLetterQueue"])
-def test_receivers_of_a_deleted_queue_are_told(
+def test_receivers_of_a_deleted_queue_are_detached(
     namespace: ClockedNamespace, client: WireClient, queue: str, part: str
 ) -> None:
     links = [client.receiver(queue + part, credit=5), client.receiver(queue + part)]
@@ -77,13 +77,15 @@ def test_receivers_of_a_deleted_queue_are_told(
     client.barrier()
 
 
-def test_a_deleted_topic_takes_its_subscriptions_along(namespace: ClockedNamespace, client: WireClient) -> None:
+def test_deleting_a_topic_detaches_receivers_of_its_subscriptions(
+    namespace: ClockedNamespace, client: WireClient
+) -> None:
     for name in ("gone", "stays"):
         namespace.call(
             lambda host, name=name: [  # type: ignore[misc]
-                host.namespace.create_topic(name, TopicDescription(), host.now_ms()),
-                host.namespace.create_subscription(name, "a", SubscriptionDescription(), host.now_ms()),
-                host.namespace.create_subscription(name, "b", SubscriptionDescription(), host.now_ms()),
+                host.use_namespace().create_topic(name, TopicDescription(), host.now_ms()),
+                host.use_namespace().create_subscription(name, "a", SubscriptionDescription(), host.now_ms()),
+                host.use_namespace().create_subscription(name, "b", SubscriptionDescription(), host.now_ms()),
             ]
         )
     gone = [client.receiver(f"gone/Subscriptions/{name}", credit=1) for name in "ab"]
@@ -96,19 +98,19 @@ def test_a_deleted_topic_takes_its_subscriptions_along(namespace: ClockedNamespa
     assert body_of(client.receive(right)[0]) == b"one"
 
 
-def test_what_is_sent_to_a_deleted_queue_is_rejected(
-    namespace: ClockedNamespace, client: WireClient, queue: str
-) -> None:
+def test_send_to_a_deleted_queue_is_rejected(namespace: ClockedNamespace, client: WireClient, queue: str) -> None:
     link = client.sender(queue)
     delete(namespace, queue)
     assert condition_of(client.send(link, text_message("one"))) == Condition.NOT_FOUND
-    # A new one with the same name is none of the old one's business, but the link leads there.
-    namespace.call(lambda host: host.namespace.create_queue(queue, QueueDescription(), host.now_ms()))
+    # A new entity of the same name is unrelated to the old one, but the link leads there.
+    namespace.call(lambda host: host.use_namespace().create_queue(queue, QueueDescription(), host.now_ms()))
     assert client.send(link, text_message("two")) == ACCEPTED
     assert messages_in(namespace, Address.of(queue)) == [(b"two", 0)]
 
 
-def test_a_word_on_a_message_of_a_deleted_queue(namespace: ClockedNamespace, client: WireClient, queue: str) -> None:
+def test_settlement_after_the_queue_was_deleted_detaches_the_link(
+    namespace: ClockedNamespace, client: WireClient, queue: str
+) -> None:
     assert client.send(client.sender(queue), text_message("one")) == ACCEPTED
     link = client.receiver(queue)
     delivery = client.receive_one(link)
@@ -120,14 +122,14 @@ def test_a_word_on_a_message_of_a_deleted_queue(namespace: ClockedNamespace, cli
         assert isinstance(delivery.state, Rejected)
 
 
-def test_a_receiver_of_a_deleted_queue_does_not_get_the_messages_of_the_next(
+def test_receiver_of_a_deleted_queue_does_not_get_the_messages_of_the_next(
     namespace: ClockedNamespace, client: WireClient, queue: str
 ) -> None:
     link = client.receiver(queue, credit=5)
 
     def replace(host: NamespaceHost) -> None:
-        host.namespace.delete(Address.of(queue), host.now_ms())
-        host.namespace.create_queue(queue, QueueDescription(), host.now_ms())
+        host.use_namespace().delete(Address.of(queue), host.now_ms())
+        host.use_namespace().create_queue(queue, QueueDescription(), host.now_ms())
 
     namespace.call(replace)
     assert client.detached(link).condition == Condition.NOT_FOUND
@@ -136,11 +138,11 @@ def test_a_receiver_of_a_deleted_queue_does_not_get_the_messages_of_the_next(
     assert body_of(client.receive_one(client.receiver(queue))) == b"one"
 
 
-# Disabled.
+# Disabled entities.
 
 
 @pytest.mark.parametrize("status", [EntityStatus.DISABLED, EntityStatus.SEND_DISABLED])
-def test_what_is_sent_to_a_queue_that_takes_nothing_is_rejected(
+def test_send_to_a_send_disabled_queue_is_rejected(
     namespace: ClockedNamespace, client: WireClient, queue: str, status: EntityStatus
 ) -> None:
     link = client.sender(queue)
@@ -152,7 +154,7 @@ def test_what_is_sent_to_a_queue_that_takes_nothing_is_rejected(
 
 
 @pytest.mark.parametrize("status", [EntityStatus.DISABLED, EntityStatus.RECEIVE_DISABLED])
-def test_receivers_of_a_queue_that_gives_nothing_get_nothing(
+def test_receivers_of_a_receive_disabled_queue_get_nothing(
     namespace: ClockedNamespace, client: WireClient, queue: str, status: EntityStatus
 ) -> None:
     assert client.send(client.sender(queue), text_message("one")) == ACCEPTED
@@ -167,7 +169,7 @@ def test_receivers_of_a_queue_that_gives_nothing_get_nothing(
     assert body_of(client.receive_one(client.receiver(queue))) == b"one"
 
 
-def test_a_receiver_that_waits_is_told_when_something_comes_that_it_may_not_have(
+def test_waiting_receiver_gets_an_error_when_a_message_of_a_disabled_queue_arrives(
     namespace: ClockedNamespace, client: WireClient, queue: str
 ) -> None:
     link = client.receiver(queue, credit=5)
@@ -180,7 +182,7 @@ def test_a_receiver_that_waits_is_told_when_something_comes_that_it_may_not_have
     assert body_of(client.receive_one(client.receiver(queue))) == b"one"
 
 
-def test_all_who_wait_are_told_when_something_comes_that_they_may_not_have(
+def test_all_waiting_receivers_get_an_error_when_a_message_of_a_disabled_queue_arrives(
     namespace: ClockedNamespace, client: WireClient, queue: str
 ) -> None:
     links = [client.receiver(queue, credit=5) for _ in range(3)]
@@ -191,7 +193,7 @@ def test_all_who_wait_are_told_when_something_comes_that_they_may_not_have(
 
 
 @pytest.mark.parametrize("status", [EntityStatus.DISABLED, EntityStatus.RECEIVE_DISABLED])
-def test_a_message_can_be_settled_while_the_queue_is_disabled(
+def test_message_can_be_settled_while_the_queue_is_disabled(
     namespace: ClockedNamespace, client: WireClient, queue: str, status: EntityStatus
 ) -> None:
     assert client.send(client.sender(queue), text_message("one")) == ACCEPTED
@@ -201,12 +203,10 @@ def test_a_message_can_be_settled_while_the_queue_is_disabled(
     assert messages_in(namespace, Address.of(queue)) == []
 
 
-# Made to forward.
+# Forwarding entities.
 
 
-def test_a_queue_that_is_made_to_forward_sends_its_receivers_away(
-    namespace: ClockedNamespace, client: WireClient, queue: str
-) -> None:
+def test_enabling_forwarding_detaches_receivers(namespace: ClockedNamespace, client: WireClient, queue: str) -> None:
     target = fresh_queue(namespace)
     assert client.send(client.sender(queue), text_message("one")) == ACCEPTED
     link = client.receiver(queue)
@@ -219,7 +219,7 @@ def test_a_queue_that_is_made_to_forward_sends_its_receivers_away(
     assert body_of(client.receive(there, 2)[1]) == b"two"
 
 
-def test_who_waits_for_a_session_is_told_when_one_comes_that_it_may_not_have(
+def test_session_waiter_gets_an_error_when_a_session_of_a_disabled_queue_arrives(
     namespace: ClockedNamespace, client: WireClient
 ) -> None:
     queue = fresh_queue(namespace, requires_session=True)
@@ -234,11 +234,11 @@ def test_who_waits_for_a_session_is_told_when_one_comes_that_it_may_not_have(
     assert body_of(client.receive_one(client.session_receiver(queue, None))) == b"one"
 
 
-# Left alone.
+# Idle entities.
 
 
-def test_an_entity_with_links_is_not_idle(namespace: ClockedNamespace, client: WireClient) -> None:
-    """A link that leads there is a use of it, message or not."""
+def test_entity_with_links_is_not_idle(namespace: ClockedNamespace, client: WireClient) -> None:
+    """Check that an attached link counts as use of its entity, with or without messages."""
     queue = fresh_queue(namespace, auto_delete_on_idle_ms=300_000)
     link = client.receiver(queue, credit=1)
     for leap_ms in (100_000, 100_000, 400_000, 86_400_000):  # the last two are those of a machine that was asleep
@@ -247,13 +247,15 @@ def test_an_entity_with_links_is_not_idle(namespace: ClockedNamespace, client: W
         assert link.is_attached
     client.detach(link)
     namespace.clock.advance(300_001)
-    namespace.call(lambda host: host.namespace.next_due_ms())
+    namespace.call(lambda host: host.use_namespace().next_due_ms())
     with pytest.raises(LinkRefusedError) as caught:
         client.receiver(queue)
     assert caught.value.error.condition == Condition.NOT_FOUND
 
 
-def test_a_node_of_a_deleted_entity_answers(namespace: ClockedNamespace, client: WireClient, queue: str) -> None:
+def test_management_node_of_a_deleted_entity_responds(
+    namespace: ClockedNamespace, client: WireClient, queue: str
+) -> None:
     node = client.requests(f"{queue}/$management")
     delete(namespace, queue)
     for operation in (Operation.PEEK_MESSAGE, Operation.GET_MESSAGE_SESSIONS):

@@ -1,8 +1,9 @@
-"""A8, E5: claims are looked up in a table, end when their key does, and leave nothing behind."""
+"""A8, E5: claims are looked up in a table, end with their key, and leave nothing behind."""
 
 from __future__ import annotations
 
 import gc
+import socket
 import weakref
 from collections.abc import Callable, Iterator
 
@@ -11,17 +12,24 @@ import pytest
 from pairbus.broker import Address, AuthorizationRule, QueueDescription, Right
 from pairbus.dialect.sas import make_sas_token
 from pairbus.server.access import Grant
-from pairbus.server.amqp.claims import Claims
-from pairbus.server.amqp.connection import AmqpConnection
-from pairbus.server.amqp.unproven import BOUNDS, TOTAL_BYTES, Unproven
+from pairbus.server.amqp.connection import ServerConnection
+from pairbus.server.amqp.node import Claims
+from pairbus.server.amqp.services import BOUNDS, UnprovenConnections
 from pairbus.server.host import NamespaceHost
+from pairbus.server.http.protocol import HttpProtocol, StreamingWebSocket
 from pairbus.testing import RunningNamespace, running_namespace
 from pairbus.wire import ACCEPTED, Condition, plain
 from pairbus.wire.performatives import Transfer
-from tests.server.amqp.wire_client import WireClient, connect, eventually, text_message
+from tests.server.amqp.wire_client import DEADLINE_S, WireClient, connect, text_message
+from tests.waiting import eventually
 from tests.wire.pair import frame
 
 SEND = (Right.SEND,)
+UPGRADE = (
+    b"GET /$servicebus/websocket HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n"
+    b"Sec-WebSocket-Protocol: AMQPWSB10\r\n\r\n"
+)
 FAR_S = 4_000_000_000
 
 
@@ -58,25 +66,38 @@ def test_expired_claims_are_dropped_and_renewed_ones_stay() -> None:
 
 def test_unproven_connections_share_a_bounded_amount_and_the_oldest_is_evicted() -> None:
     aborted: list[str] = []
+    shed: list[str] = []
 
-    class Stranger:
+    class UnprovenPeer:
         def __init__(self, name: str) -> None:
             self.name = name
 
         def abort(self) -> None:
             aborted.append(self.name)
 
-    unproven = Unproven()
-    first, second = Stranger("first"), Stranger("second")
-    unproven.add(first)
+        def shed(self) -> None:
+            shed.append(self.name)
+
+    unproven = UnprovenConnections(1_000)
+    first, second, third = UnprovenPeer("first"), UnprovenPeer("second"), UnprovenPeer("third")
+    for each in (first, second, third):
+        unproven.add(each)
+    unproven.hold(second, 600)
+    unproven.hold(first, 390)
+    unproven.hold(second, 610)
+    assert (shed, unproven.held_bytes) == ([], 1_000)
+    unproven.hold(third, 1)
+    assert (shed, unproven.held_bytes, len(unproven)) == (["second"], 391, 2), "it has held something for longest"
+    unproven.hold(first, 0)
+    unproven.hold(third, 999)
+    unproven.hold(first, 2)
+    assert (shed, unproven.held_bytes, len(unproven)) == (["second", "third"], 2, 1), "the first had let go meanwhile"
     unproven.add(second)
-    assert unproven.hold(first, TOTAL_BYTES - 10)
-    assert not unproven.hold(second, 11)
     assert unproven.evict()
-    assert (aborted, unproven.held_bytes, len(unproven)) == (["first"], 11, 1)
+    assert (aborted, unproven.held_bytes, len(unproven)) == (["first"], 0, 1), "the oldest makes room for others"
     unproven.discard(second)
-    assert (unproven.evict(), unproven.held_bytes) == (False, 0)
-    assert unproven.hold(second, 10**9), "whoever has shown a key is not counted here"
+    unproven.hold(second, 10**9)
+    assert (unproven.evict(), unproven.held_bytes) == (False, 0), "whoever has shown a key is not counted here"
 
 
 @pytest.fixture
@@ -91,17 +112,17 @@ def rule(name: str, key: str, *rights: Right) -> AuthorizationRule:
 
 def add_key(namespace: RunningNamespace, added: AuthorizationRule) -> None:
     def change(host: NamespaceHost) -> None:
-        rules = host.namespace.authorization_rules(host.now_ms())
+        rules = host.use_namespace().authorization_rules(host.now_ms())
         kept = [each for each in rules if each.name != added.name]
-        host.namespace.set_authorization_rules([*kept, added], host.now_ms())
+        host.use_namespace().set_authorization_rules([*kept, added], host.now_ms())
 
     namespace.call(change)
 
 
 def remove_key(namespace: RunningNamespace) -> None:
     def change(host: NamespaceHost) -> None:
-        rules = host.namespace.authorization_rules(host.now_ms())
-        host.namespace.set_authorization_rules([each for each in rules if each.name != "app"], host.now_ms())
+        rules = host.use_namespace().authorization_rules(host.now_ms())
+        host.use_namespace().set_authorization_rules([each for each in rules if each.name != "app"], host.now_ms())
 
     namespace.call(change)
 
@@ -148,7 +169,7 @@ def test_e5_revoked_key_ends_the_connections_that_it_opened(
 def test_e5_revoked_key_of_an_entity_ends_its_links_and_a_key_that_stays_does_not(namespace: RunningNamespace) -> None:
     def set_keys(*keys: AuthorizationRule) -> None:
         description = QueueDescription(authorization_rules=keys)
-        namespace.call(lambda host: host.namespace.update(Address.of("orders"), description, host.now_ms()))
+        namespace.call(lambda host: host.use_namespace().update(Address.of("orders"), description, host.now_ms()))
 
     set_keys(rule("own", "secret"))
     with WireClient(namespace.port).open() as client:
@@ -165,7 +186,7 @@ def test_e5_connection_that_is_lost_is_freed_without_the_garbage_collector(names
     found: list[weakref.ref[object]] = []
 
     def look(host: NamespaceHost) -> None:
-        found.extend(weakref.ref(each) for each in gc.get_objects() if type(each) is AmqpConnection)
+        found.extend(weakref.ref(each) for each in gc.get_objects() if type(each) is ServerConnection)
 
     with WireClient(namespace.port).open() as client:
         node = client.requests("$cbs")
@@ -178,6 +199,37 @@ def test_e5_connection_that_is_lost_is_freed_without_the_garbage_collector(names
         assert found
         gc.disable()
     try:
+        eventually(lambda: all(each() is None for each in found))
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize(
+    ("kind", "data"),
+    [
+        (HttpProtocol, b"GET /health HTTP/1.1\r\nX: " + b"a" * 10_000),
+        (HttpProtocol, b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n" * 3 + b"GET /"),
+        (StreamingWebSocket, UPGRADE),
+        (ServerConnection, UPGRADE),
+    ],
+    ids=["half a request", "requests", "a WebSocket", "AMQP in a WebSocket"],
+)
+def test_e5_http_connection_that_is_lost_is_freed_without_the_garbage_collector(
+    namespace: RunningNamespace, kind: type, data: bytes
+) -> None:
+    found: list[weakref.ref[object]] = []
+
+    def look(_host: NamespaceHost) -> bool:
+        found.extend(weakref.ref(each) for each in gc.get_objects() if type(each) is kind)
+        return bool(found)
+
+    gc.collect()
+    gc.disable()
+    try:
+        with socket.create_connection(("127.0.0.1", namespace.port), timeout=DEADLINE_S) as stream:
+            stream.sendall(data[:20])
+            stream.sendall(data[20:])
+            eventually(lambda: namespace.call(look))
         eventually(lambda: all(each() is None for each in found))
     finally:
         gc.enable()

@@ -1,4 +1,4 @@
-"""E3: how connections begin and end: SASL, open, heartbeats, and a server that stops."""
+"""E3: start and end of connections: SASL, open, heartbeats, and a server that stops."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ from tests.server.amqp.wire_client import (
     LinkRefusedError,
     WireClient,
     connect,
-    eventually,
     failures,
     fresh_queue,
     messages_in,
     text_message,
 )
+from tests.waiting import eventually
 
 SASL_HEADER = b"AMQP\x03\x01\x00\x00"
 
@@ -60,7 +60,7 @@ def _no_failures(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
 
 
 def said_to(namespace: RunningNamespace, data: bytes, *, enough: int | None = None) -> bytes:
-    """What the server says to some bytes, until it hangs up or has said so much."""
+    """Return the server's response to some bytes, until it closes or has sent enough."""
     with socket.create_connection(("127.0.0.1", namespace.port), timeout=DEADLINE_S) as stream:
         stream.sendall(data)
         said = b""
@@ -73,7 +73,7 @@ def said_to(namespace: RunningNamespace, data: bytes, *, enough: int | None = No
 
 
 def sasl_frames(said: bytes) -> list[object]:
-    """What the server says of SASL, after its header."""
+    """Return the server's SASL frames, after its header."""
     assert said.startswith(SASL_HEADER)
     frames = []
     position = len(SASL_HEADER)
@@ -89,14 +89,14 @@ def said_to_init(namespace: RunningNamespace, mechanism: str, response: bytes) -
     return sasl_frames(said_to(namespace, SASL_HEADER + (len(body) + 8).to_bytes(4) + b"\x02\x01\0\0" + body))
 
 
-def test_the_server_offers_what_the_sdks_know(namespace: RunningNamespace) -> None:
+def test_server_offers_what_the_sdks_know(namespace: RunningNamespace) -> None:
     assert said_to_init(namespace, "EXTERNAL", b"")[0] == SaslMechanisms(
         sasl_server_mechanisms=(MSSBCBS, PLAIN, ANONYMOUS)
     )
 
 
-def test_who_comes_without_sasl_is_let_in_and_nothing_is_open_to_it(namespace: RunningNamespace) -> None:
-    """As the SDK for JavaScript comes that has a token and no key."""
+def test_peer_without_sasl_is_connected_without_any_rights(namespace: RunningNamespace) -> None:
+    """Connect like the SDK for JavaScript with a token and no key."""
     name = fresh_queue(namespace)
     with WireClient(namespace.port, has_sasl=False).open() as client:
         for attach in (client.sender, client.receiver, lambda name: client.requests(f"{name}/$management")):
@@ -113,18 +113,18 @@ def test_who_comes_without_sasl_is_let_in_and_nothing_is_open_to_it(namespace: R
 @pytest.mark.parametrize(
     "header", [b"AMQP\x02\x01\x00\x00", b"AMQP\x00\x00\x09\x01", b"AMQP\x03\x01\x00\x01", b"AMQP\x01\x01\x00\x0a"]
 )
-def test_a_version_that_is_not_spoken_is_answered_with_one_that_is(namespace: RunningNamespace, header: bytes) -> None:
+def test_unsupported_version_is_answered_with_a_supported_one(namespace: RunningNamespace, header: bytes) -> None:
     assert said_to(namespace, header) == SASL_HEADER
 
 
 @pytest.mark.parametrize("mechanism", ["EXTERNAL", "SCRAM-SHA-256", "", "plain"])
-def test_mechanisms_that_are_not_offered_are_turned_away(namespace: RunningNamespace, mechanism: str) -> None:
+def test_sasl_mechanisms_that_are_not_offered_are_refused(namespace: RunningNamespace, mechanism: str) -> None:
     (_, outcome) = said_to_init(namespace, mechanism, b"n,,n=,r=abc")
     assert isinstance(outcome, SaslOutcome)
     assert outcome.code is SaslCode.AUTH
 
 
-def test_a_key_opens_a_connection(namespace: RunningNamespace) -> None:
+def test_key_opens_a_connection(namespace: RunningNamespace) -> None:
     name = fresh_queue(namespace)
     with WireClient(namespace.port, sasl=plain("RootManageSharedAccessKey", namespace.key)).open() as client:
         assert client.send(client.sender(name), text_message("one")) == ACCEPTED
@@ -135,13 +135,13 @@ def test_a_key_opens_a_connection(namespace: RunningNamespace) -> None:
     [b"", b"\0", b"\0\0", b"\0\0\0", b"\0a", b"\xff\xfe\xff", b"\0RootManageSharedAccessKey\0", b"a" * 5_000],
     ids=["empty", "one", "two", "three", "no key", "no text", "empty key", "long"],
 )
-def test_a_plain_response_that_is_none_is_turned_away(namespace: RunningNamespace, response: bytes) -> None:
+def test_invalid_plain_response_is_refused(namespace: RunningNamespace, response: bytes) -> None:
     (_, outcome) = said_to_init(namespace, PLAIN, response)
     assert isinstance(outcome, SaslOutcome)
     assert outcome.code is SaslCode.AUTH
 
 
-def test_the_open_of_the_server_announces_what_the_sdks_need(namespace: RunningNamespace) -> None:
+def test_open_of_the_server_announces_what_the_sdks_need(namespace: RunningNamespace) -> None:
     with connect(namespace) as client:
         (opened,) = client.seen(ConnectionOpened)
         assert opened.open.idle_time_out == 240_000
@@ -154,8 +154,8 @@ def test_the_open_of_the_server_announces_what_the_sdks_need(namespace: RunningN
         assert peer.handle_max >= 255
 
 
-def test_a_peer_that_wants_heartbeats_gets_them(namespace: RunningNamespace) -> None:
-    """Its limit is short, nothing else is said, and it hears from the server all the same."""
+def test_peer_that_requests_heartbeats_gets_them(namespace: RunningNamespace) -> None:
+    """Check that a peer with a short idle timeout hears from an otherwise silent server."""
     quick = Configuration(container_id="quick", idle_time_out_ms=200, strict=False)
     with connect(namespace, configuration=quick) as client:
         client.socket.settimeout(DEADLINE_S)
@@ -167,16 +167,16 @@ def test_a_peer_that_wants_heartbeats_gets_them(namespace: RunningNamespace) -> 
         assert heard[:16] == b"\0\0\0\x08\x02\0\0\0" * 2
 
 
-def test_a_peer_that_is_not_heard_from_is_given_up() -> None:
+def test_silent_peer_is_disconnected() -> None:
     with running_namespace(idle_timeout_s=1) as served, connect(served) as client:
-        # Not one byte more: after twice its time the server says why, and goes.
+        # Not one byte more: after twice its timeout the server sends the reason, and closes.
         error = client.until_hung_up()
         assert error is not None
         assert error.condition == Condition.RESOURCE_LIMIT_EXCEEDED
         eventually(lambda: not served._running._running.services.connections)
 
 
-def test_what_was_sent_before_a_stop_is_confirmed_and_then_everyone_is_told() -> None:
+def test_stop_confirms_earlier_sends_then_closes_every_connection() -> None:
     with running_namespace() as served:
         name = fresh_queue(served)
         with connect(served) as client, connect(served) as idle:
@@ -194,12 +194,12 @@ def test_what_was_sent_before_a_stop_is_confirmed_and_then_everyone_is_told() ->
             assert all(delivery.state == ACCEPTED for delivery in confirmed)
         served.start()
         kept = messages_in(served, Address.of(name))
-        # Nothing that was confirmed is missing; what lies there beyond that came, and its word did not.
+        # Every confirmed message is stored; further ones arrived, but their confirmation did not.
         assert len(kept) >= len(confirmed)
         assert kept == [(str(number).encode(), 0) for number in range(len(kept))]
 
 
-def test_all_that_the_server_had_read_before_a_stop_is_confirmed() -> None:
+def test_stop_confirms_everything_that_was_read() -> None:
     with running_namespace() as served:
         name = fresh_queue(served)
         with connect(served) as client:
@@ -215,7 +215,7 @@ def test_all_that_the_server_had_read_before_a_stop_is_confirmed() -> None:
             assert [delivery.state for delivery in sent] == [ACCEPTED] * 100
 
 
-def test_a_stopped_server_takes_no_connections() -> None:
+def test_stopped_server_accepts_no_connections() -> None:
     with running_namespace() as served:
         port = served.port
         served.stop()
@@ -223,7 +223,7 @@ def test_a_stopped_server_takes_no_connections() -> None:
             WireClient(port)
 
 
-def test_a_closed_connection_is_answered_and_forgotten(namespace: RunningNamespace) -> None:
+def test_close_is_answered_and_the_connection_removed(namespace: RunningNamespace) -> None:
     with connect(namespace) as client:
         client.engine.close()
         with pytest.raises(HungUpError):
@@ -232,18 +232,18 @@ def test_a_closed_connection_is_answered_and_forgotten(namespace: RunningNamespa
     eventually(lambda: not namespace._running._running.services.connections)
 
 
-def test_frames_in_one_piece_are_understood_as_in_many(namespace: RunningNamespace) -> None:
+def test_frames_are_parsed_in_one_piece_or_many(namespace: RunningNamespace) -> None:
     name = fresh_queue(namespace)
     with connect(namespace) as client:
         assert client.send(client.sender(name), text_message("one")) == ACCEPTED
-        told = b"".join(client.sent)
+        reported = b"".join(client.sent)
     with socket.create_connection(("127.0.0.1", namespace.port), timeout=DEADLINE_S) as stream:
         stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        for position in range(len(told)):
-            stream.sendall(told[position : position + 1])
+        for position in range(len(reported)):
+            stream.sendall(reported[position : position + 1])
         eventually(lambda: len(messages_in(namespace, Address.of(name))) == 2)
     with socket.create_connection(("127.0.0.1", namespace.port), timeout=DEADLINE_S) as stream:
-        stream.sendall(told)
+        stream.sendall(reported)
         eventually(lambda: len(messages_in(namespace, Address.of(name))) == 3)
 
 

@@ -1,7 +1,7 @@
-"""E1: nothing is told before it is on disk, and a commit that fails is told to everyone whom it concerns.
+"""E1: nothing is confirmed before it is on disk, and a failed commit is reported to every peer that it affects.
 
-All of it is real, down to the thread that commits; only the byte stream and the store are in memory, so that a test can
-hold a commit up or have it fail.
+All of it is real, down to the commit thread; only the byte stream and the store are in memory, so that a test can delay
+a commit or make it fail.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 from uuid import uuid4
@@ -19,15 +19,15 @@ import pytest
 from pairbus.broker import STANDARD, Address, AuthorizationRule, Namespace, QueueDescription, Records, Right
 from pairbus.dialect.conditions import ServiceBusCondition
 from pairbus.dialect.management import Operation
-from pairbus.server.access import Gatekeeper
-from pairbus.server.amqp.connection import AmqpConnection
+from pairbus.server.access import Authorizer
+from pairbus.server.amqp.connection import ServerConnection
 from pairbus.server.amqp.services import AmqpServices
-from pairbus.server.clock import SystemClock
 from pairbus.server.counters import Counters
 from pairbus.server.dispatcher import Dispatcher
 from pairbus.server.host import NamespaceHost
 from pairbus.server.messages import MessageView
-from pairbus.store import Keeper, StoreError
+from pairbus.server.process import SystemClock
+from pairbus.store import DamageListener, GroupCommitter, StoreError
 from pairbus.store.errors import StoreFailedError, StoreFullError
 from pairbus.store.memory import MemoryCommit, MemoryStore
 from pairbus.wire import (
@@ -82,6 +82,14 @@ class GatedStore(MemoryStore):
         self.gate = threading.Event()
         self.gate.set()
         self.waiting = threading.Event()
+        self.reads = threading.Event()
+        """Whether the namespace can be read on the commit thread."""
+        self.reads.set()
+
+    def scan(self, start: bytes, end: bytes, on_damage: DamageListener | None = None) -> Iterator[tuple[bytes, bytes]]:
+        if threading.current_thread() is not threading.main_thread():
+            assert self.reads.wait(DEADLINE_S)
+        return super().scan(start, end, on_damage)
 
     def write(self, commit: MemoryCommit) -> None:
         self.waiting.set()
@@ -112,6 +120,8 @@ class MemoryTransport:
 
     def resume_reading(self) -> None: ...
 
+    def set_write_buffer_limits(self, high: int | None = None) -> None: ...
+
     def get_write_buffer_size(self) -> int:
         return 0
 
@@ -123,7 +133,7 @@ class Peer:
         self.engine = Connection(Configuration(container_id="peer", strict=False), plain(KEY.name, KEY.primary_key))
         self.events: list[Event] = []
         self.transport = MemoryTransport(self._lost)
-        self.connection = AmqpConnection(services, self.transport)
+        self.connection = ServerConnection(services, self.transport)
         self.session: Session = self.engine.begin()
         self._number = 0
 
@@ -131,7 +141,7 @@ class Peer:
         self.connection.connection_lost()
 
     def exchange(self) -> None:
-        """Pass on what each side has to say."""
+        """Pass bytes both ways."""
         while True:
             data = self.engine.data_to_send()
             if data and not self.transport.is_closed:
@@ -217,15 +227,15 @@ class Peer:
 
 
 class Stage:
-    """A namespace with a store that does what the test wants."""
+    """A namespace with a store that the test controls."""
 
     def __init__(self) -> None:
         self.store = GatedStore()
         loop = asyncio.get_running_loop()
-        keeper = Keeper(self.store, self._make, SystemClock()(), wake=loop.call_soon_threadsafe)
+        keeper = GroupCommitter(self.store, self._make, SystemClock()(), wake=loop.call_soon_threadsafe)
         self.host = NamespaceHost("contoso", STANDARD, keeper, SystemClock(), loop)
         self.services = AmqpServices(
-            self.host, Gatekeeper(self.host), Dispatcher(self.host), Counters(), idle_timeout_ms=240_000
+            self.host, Authorizer(self.host), Dispatcher(self.host), Counters(), idle_timeout_ms=240_000
         )
 
     @staticmethod
@@ -233,7 +243,7 @@ class Stage:
         return Namespace(records, limits=STANDARD, view=MessageView, fresh_id=uuid4, fresh_token=lambda: uuid4().bytes)
 
     async def furnish(self) -> None:
-        namespace, now_ms = self.host.namespace, self.host.now_ms()
+        namespace, now_ms = self.host.use_namespace(), self.host.now_ms()
         namespace.set_authorization_rules([KEY], now_ms)
         namespace.create_queue("orders", QueueDescription(), now_ms)
         namespace.create_queue("visits", QueueDescription(requires_session=True), now_ms)
@@ -246,11 +256,11 @@ class Stage:
         return peer
 
     def kept(self, address: Address = ORDERS) -> list[bytes]:
-        found = self.host.namespace.peek(address, 0, 10_000, self.host.now_ms())
+        found = self.host.use_namespace().peek(address, 0, 10_000, self.host.now_ms())
         return [b"".join(decode_message(each.body).body) for each in found]
 
     async def held_up(self, *peers: Peer) -> None:
-        """Wait until a commit waits at the gate, and whatever is told without it has been told."""
+        """Wait until a commit waits at the gate, and everything independent of it was sent."""
         while not self.store.waiting.is_set():
             for peer in peers:
                 peer.exchange()
@@ -273,6 +283,7 @@ async def staged() -> AsyncIterator[Stage]:
         yield stage
     finally:
         stage.store.gate.set()
+        stage.store.reads.set()
         connections: list[Any] = [*stage.services.connections]
         for connection in connections:
             connection.connection_lost()
@@ -294,10 +305,10 @@ def condition_of(state: object) -> str:
     return state.error.condition
 
 
-# Nothing is told too early.
+# Nothing is confirmed too early.
 
 
-def test_a_message_is_confirmed_after_the_commit_and_not_before() -> None:
+def test_message_is_confirmed_after_the_commit() -> None:
     async def scene(stage: Stage) -> None:
         peer = await stage.peer()
         link = await peer.sender()
@@ -311,7 +322,7 @@ def test_a_message_is_confirmed_after_the_commit_and_not_before() -> None:
     play(scene)
 
 
-def test_a_settlement_is_answered_after_the_commit_and_not_before() -> None:
+def test_settlement_is_answered_after_the_commit() -> None:
     async def scene(stage: Stage) -> None:
         peer = await stage.peer()
         assert await peer.send(await peer.sender(), "one") == ACCEPTED
@@ -326,7 +337,7 @@ def test_a_settlement_is_answered_after_the_commit_and_not_before() -> None:
     play(scene)
 
 
-def test_what_is_received_and_deleted_goes_out_after_the_commit_and_not_before() -> None:
+def test_received_and_deleted_message_is_sent_after_the_commit() -> None:
     async def scene(stage: Stage) -> None:
         peer = await stage.peer()
         sender = await peer.sender()
@@ -345,7 +356,7 @@ def test_what_is_received_and_deleted_goes_out_after_the_commit_and_not_before()
     play(scene)
 
 
-def test_a_request_is_answered_after_the_commit_and_not_before() -> None:
+def test_request_is_answered_after_the_commit() -> None:
     async def scene(stage: Stage) -> None:
         peer = await stage.peer()
         replies = await peer.attach(RECEIVER, Source(address="orders/$management"), Target(address="here"))
@@ -367,7 +378,7 @@ def test_a_request_is_answered_after_the_commit_and_not_before() -> None:
     play(scene)
 
 
-def test_a_transaction_is_confirmed_after_the_commit_and_not_before() -> None:
+def test_transaction_is_confirmed_after_the_commit() -> None:
     async def scene(stage: Stage) -> None:
         peer = await stage.peer()
         coordinator = await peer.sender(target=Coordinator())
@@ -394,7 +405,7 @@ async def declare(peer: Peer, coordinator: Link) -> bytes:
     return state.txn_id
 
 
-# A commit that fails.
+# Failing commits.
 
 
 @pytest.mark.parametrize(
@@ -406,7 +417,7 @@ async def declare(peer: Peer, coordinator: Link) -> bytes:
     ids=["failed", "full"],
 )
 @pytest.mark.parametrize("step", ["prepare", "run"])
-def test_a_message_that_could_not_be_kept_is_rejected(step: str, error: StoreError, condition: str) -> None:
+def test_message_whose_commit_fails_is_rejected(step: str, error: StoreError, condition: str) -> None:
     async def scene(stage: Stage) -> None:
         peer = await stage.peer()
         link = await peer.sender()
@@ -420,7 +431,7 @@ def test_a_message_that_could_not_be_kept_is_rejected(step: str, error: StoreErr
     play(scene)
 
 
-def test_all_who_sent_meanwhile_are_told_and_others_go_on() -> None:
+def test_all_sends_of_a_failed_commit_are_rejected_and_others_continue() -> None:
     async def scene(stage: Stage) -> None:
         peers = [await stage.peer() for _ in range(3)]
         links = [await peer.sender() for peer in peers]
@@ -432,7 +443,7 @@ def test_all_who_sent_meanwhile_are_told_and_others_go_on() -> None:
         stage.store.gate.set()
         assert condition_of(await peers[0].outcome(first)) == Condition.INTERNAL_ERROR
         states = [await peer.outcome(delivery) for peer, delivery in zip(peers[1:], later, strict=True)]
-        # They rest on what was taken back.
+        # They depend on what was reverted.
         assert {condition_of(state) for state in states} == {Condition.INTERNAL_ERROR}
         for peer, link in zip(peers, links, strict=True):
             assert await peer.send(link, "again") == ACCEPTED
@@ -441,7 +452,7 @@ def test_all_who_sent_meanwhile_are_told_and_others_go_on() -> None:
     play(scene)
 
 
-def test_a_message_whose_settlement_could_not_be_kept_comes_again() -> None:
+def test_message_whose_settlement_fails_to_commit_is_redelivered() -> None:
     async def scene(stage: Stage) -> None:
         peer = await stage.peer()
         assert await peer.send(await peer.sender(), "one") == ACCEPTED
@@ -458,7 +469,7 @@ def test_a_message_whose_settlement_could_not_be_kept_comes_again() -> None:
     play(scene)
 
 
-def test_what_could_not_be_deleted_is_not_given_out_and_comes_when_it_can() -> None:
+def test_message_whose_removal_fails_is_delivered_once_it_is_removed() -> None:
     async def scene(stage: Stage) -> None:
         peer = await stage.peer()
         sender = await peer.sender()
@@ -480,7 +491,7 @@ def test_what_could_not_be_deleted_is_not_given_out_and_comes_when_it_can() -> N
     play(scene)
 
 
-def test_a_transaction_that_could_not_be_kept_has_not_happened() -> None:
+def test_transaction_whose_commit_fails_is_rolled_back() -> None:
     async def scene(stage: Stage) -> None:
         peer = await stage.peer()
         sender = await peer.sender()
@@ -499,7 +510,7 @@ def test_a_transaction_that_could_not_be_kept_has_not_happened() -> None:
     play(scene)
 
 
-def test_who_holds_a_session_is_told_that_it_is_over() -> None:
+def test_session_holder_is_detached_after_a_failed_commit() -> None:
     async def scene(stage: Stage) -> None:
         peer, other = await stage.peer(), await stage.peer()
         sender = await peer.sender("visits")
@@ -514,7 +525,7 @@ def test_who_holds_a_session_is_told_that_it_is_over() -> None:
         assert condition_of(await peer.send(await peer.sender(), "lost")) == Condition.INTERNAL_ERROR
         assert (await peer.detached(holding)).condition == ServiceBusCondition.SESSION_LOCK_LOST
         assert not delivery.settled
-        # The session is free, and goes to who waits.
+        # The session is available, and goes to the waiter.
         await other.until(lambda: waiting.is_attached)
         waiting.flow(5)
         (again,) = await other.receive(waiting, 1)
@@ -525,7 +536,7 @@ def test_who_holds_a_session_is_told_that_it_is_over() -> None:
     play(scene)
 
 
-def test_who_was_given_a_session_that_is_taken_back_is_told() -> None:
+def test_session_granted_in_a_failed_commit_is_detached() -> None:
     async def scene(stage: Stage) -> None:
         peer, other = await stage.peer(), await stage.peer()
         sender = await peer.sender("visits")
@@ -535,7 +546,7 @@ def test_who_was_given_a_session_that_is_taken_back_is_told() -> None:
         stage.store.fail_next_run(FAILURE)
         sent = peer.begin_send(sender, text_message("lost", group_id="a"))
         await stage.held_up(peer, other)
-        assert waiting.is_attached  # before the message is on disk, which is as it is
+        assert waiting.is_attached  # before the message is on disk, which is allowed
         stage.store.gate.set()
         assert condition_of(await peer.outcome(sent)) == Condition.INTERNAL_ERROR
         assert (await other.detached(waiting)).condition == ServiceBusCondition.SESSION_LOCK_LOST
@@ -546,7 +557,7 @@ def test_who_was_given_a_session_that_is_taken_back_is_told() -> None:
     play(scene)
 
 
-def test_a_lock_does_not_outlive_a_failed_commit_and_the_message_is_settled_once() -> None:
+def test_lock_does_not_outlive_a_failed_commit_and_the_message_is_settled_once() -> None:
     async def scene(stage: Stage) -> None:
         peer = await stage.peer()
         sender = await peer.sender()
@@ -565,7 +576,7 @@ def test_a_lock_does_not_outlive_a_failed_commit_and_the_message_is_settled_once
     play(scene)
 
 
-def test_a_receiver_whose_credit_waits_is_served_after_a_failed_commit() -> None:
+def test_waiting_credit_is_used_after_a_failed_commit() -> None:
     async def scene(stage: Stage) -> None:
         peer = await stage.peer()
         sender = await peer.sender()
@@ -576,7 +587,7 @@ def test_a_receiver_whose_credit_waits_is_served_after_a_failed_commit() -> None
         await peer.until(lambda: any(body_of(each) == b"kept" for each in peer.deliveries(link)))
         for delivery in peer.deliveries(link):
             state = await peer.settle(delivery, ACCEPTED)
-            # What was given out before it was taken back cannot be settled; whoever sent it was told.
+            # A delivery that was reverted cannot be settled; its sender was told.
             if body_of(delivery) == b"kept":
                 assert state == ACCEPTED
             else:
@@ -586,7 +597,7 @@ def test_a_receiver_whose_credit_waits_is_served_after_a_failed_commit() -> None
     play(scene)
 
 
-def test_a_request_that_could_not_be_kept_says_so() -> None:
+def test_request_whose_commit_fails_returns_an_error() -> None:
     async def scene(stage: Stage) -> None:
         peer = await stage.peer()
         replies = await peer.attach(RECEIVER, Source(address="orders/$management"), Target(address="here"))
@@ -607,7 +618,7 @@ def test_a_request_that_could_not_be_kept_says_so() -> None:
     play(scene)
 
 
-def test_a_connection_that_goes_while_its_commit_runs_harms_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_disconnect_during_a_commit_harms_nothing(caplog: pytest.LogCaptureFixture) -> None:
     async def scene(stage: Stage) -> None:
         peer, other = await stage.peer(), await stage.peer()
         sender = await peer.sender()
@@ -628,8 +639,8 @@ def test_a_connection_that_goes_while_its_commit_runs_harms_nothing(caplog: pyte
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_what_was_confirmed_is_there_and_what_was_rejected_is_not(seed: int) -> None:
-    """Sends, settlements and receipts, with commits that fail again and again."""
+def test_confirmed_messages_are_stored_and_rejected_ones_are_not(seed: int) -> None:
+    """Send, settle and receive, with commits that fail repeatedly."""
 
     async def scene(stage: Stage) -> None:
         chance = random.Random(seed)  # noqa: S311 (a test's own)

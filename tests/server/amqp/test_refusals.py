@@ -1,4 +1,4 @@
-"""E3: every error of the broker, the store and the server has a condition and a status of its own."""
+"""E3: every error of the broker, the store and the server has a condition and a status."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from pairbus.broker import (
     EntityDisabledError,
     EntityExistsError,
     EntityNotFoundError,
+    EntityUnavailableError,
     HeaderSizeExceededError,
     InvalidDescriptionError,
     InvalidExpressionError,
@@ -29,15 +30,20 @@ from pairbus.broker import (
     MessageSizeExceededError,
     QuotaExceededError,
     RuleBudgetExceededError,
+    RuleQuotaExceededError,
     SessionLockedError,
     SessionLockLostError,
     SessionRequiredError,
 )
-from pairbus.broker.sql.errors import EvaluationError
+from pairbus.broker.sql.syntax import EvaluationError
 from pairbus.server.errors import (
     REFUSABLE,
     BadRequestError,
+    FaultNotFoundError,
+    FaultsNotAllowedError,
+    InjectedFaultError,
     InvalidCredentialsError,
+    LimitExceededError,
     NotSupportedError,
     OperationTimeoutError,
     PreconditionFailedError,
@@ -48,27 +54,31 @@ from pairbus.server.errors import (
     UnauthorizedError,
     refusal_of,
 )
-from pairbus.server.http.app import BodyTooLargeError
-from pairbus.store import StoreError
+from pairbus.server.http.body import BodyTooLargeError
+from pairbus.store import CommitId, CommitInDoubtError, StoreError
 from pairbus.store.errors import (
+    BufferOwnerError,
     CommitOrderError,
     DamagedRecordError,
     DamagedStoreError,
     InvalidKeyError,
+    NamespaceLoadingError,
     NamespaceReplacedError,
     NewerFormatError,
     NotADataDirectoryError,
+    RepairTargetError,
     StoreClosedError,
     StoreFailedError,
     StoreFullError,
     StoreInUseError,
+    StoreStalledError,
     UnsupportedSystemError,
 )
 from pairbus.wire import DecodeError, InvalidFieldError, LocalProtocolError, MessageTooLargeError, ProtocolError
 
 HERE = Path("here")
 
-# As the SDKs have to hear it: the first part is PROTOCOL 3.4 and 6, the second what the standard has.
+# As the SDKs need it: the first part is PROTOCOL 3.4 and 6, the second the standard's.
 TABLE: dict[type[Exception], tuple[Exception, str, int]] = {
     type(error): (error, condition, status)
     for error, condition, status in [
@@ -86,7 +96,9 @@ TABLE: dict[type[Exception], tuple[Exception, str, int]] = {
         (EntityNotFoundError("x", "orders"), "amqp:not-found", 404),
         (EntityExistsError("x"), "com.microsoft:entity-already-exists", 409),
         (EntityDisabledError("x"), "com.microsoft:entity-disabled", 403),
+        (EntityUnavailableError("x"), "com.microsoft:server-busy", 503),
         (QuotaExceededError("x"), "amqp:resource-limit-exceeded", 403),
+        (RuleQuotaExceededError("x"), "amqp:resource-limit-exceeded", 403),
         (LockLostError("x"), "com.microsoft:message-lock-lost", 410),
         (SessionLockLostError("x"), "com.microsoft:session-lock-lost", 410),
         (SessionLockedError("x"), "com.microsoft:session-cannot-be-locked", 410),
@@ -99,18 +111,27 @@ TABLE: dict[type[Exception], tuple[Exception, str, int]] = {
         (NamespaceReplacedError(), "amqp:internal-error", 500),
         (UnsupportedSystemError("x"), "amqp:internal-error", 500),
         (StoreFullError("x", "y"), "amqp:resource-limit-exceeded", 403),
+        (StoreStalledError("x"), "com.microsoft:server-busy", 503),
+        (CommitInDoubtError(StoreFailedError("x", "broken"), CommitId(1, 1)), "com.microsoft:server-busy", 503),
+        (NamespaceLoadingError(), "com.microsoft:server-busy", 503),
         (StoreFailedError("x", "y"), "amqp:internal-error", 500),
         (DamagedRecordError(b"k", "x"), "amqp:internal-error", 500),
         (DamagedStoreError(HERE, "x"), "amqp:internal-error", 500),
         (StoreInUseError(HERE, None), "amqp:internal-error", 500),
         (NewerFormatError(HERE, 2, 1), "amqp:internal-error", 500),
+        (RepairTargetError(HERE, "x"), "amqp:internal-error", 500),
+        (BufferOwnerError(HERE, "it belongs to another namespace"), "amqp:internal-error", 500),
         (NotADataDirectoryError(HERE, "x"), "amqp:internal-error", 500),
         (UnauthorizedError("x"), "amqp:unauthorized-access", 401),
         (InvalidCredentialsError("x"), "amqp:unauthorized-access", 401),
         (ServerBusyError("x"), "com.microsoft:server-busy", 503),
         (OperationTimeoutError("x"), "com.microsoft:timeout", 408),
+        (InjectedFaultError("x"), "com.microsoft:timeout", 408),
+        (FaultsNotAllowedError(), "amqp:not-allowed", 400),
+        (FaultNotFoundError("x"), "amqp:not-found", 404),
         (BadRequestError("x"), "com.microsoft:argument-error", 400),
         (BodyTooLargeError("x"), "com.microsoft:argument-error", 400),
+        (LimitExceededError("x", "max_tokens_per_connection"), "amqp:resource-limit-exceeded", 403),
         (NotSupportedError("x"), "amqp:not-implemented", 501),
         (PreconditionFailedError("x"), "amqp:precondition-failed", 412),
         (TransactionError("x"), "amqp:transaction:unknown-id", 400),
@@ -118,7 +139,7 @@ TABLE: dict[type[Exception], tuple[Exception, str, int]] = {
     ]
 }
 ABSTRACT = {ServerError}
-"""Nobody raises these themselves."""
+"""Errors that are never raised themselves."""
 
 
 def subclasses(kind: type[Exception]) -> Iterator[type[Exception]]:
@@ -127,9 +148,9 @@ def subclasses(kind: type[Exception]) -> Iterator[type[Exception]]:
         yield from subclasses(each)
 
 
-def test_the_table_is_complete() -> None:
-    for room in (pairbus.broker, pairbus.store, pairbus.server):
-        for module in pkgutil.walk_packages(room.__path__, f"{room.__name__}."):
+def test_table_is_complete() -> None:
+    for package in (pairbus.broker, pairbus.store, pairbus.server):
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             importlib.import_module(module.name)
     every = {each for family in (BrokerError, StoreError, ServerError) for each in subclasses(family)}
     ours = {each for each in every if each.__module__.startswith("pairbus.")}
@@ -137,11 +158,11 @@ def test_the_table_is_complete() -> None:
 
 
 @pytest.mark.parametrize("kind", TABLE, ids=lambda kind: kind.__name__)
-def test_each_error_is_told_in_the_words_of_the_service(kind: type[Exception]) -> None:
+def test_each_error_has_the_condition_of_the_service(kind: type[Exception]) -> None:
     error, condition, status = TABLE[kind]
     refusal = refusal_of(error)
     assert (refusal.condition, refusal.status) == (condition, status)
-    if isinstance(error, StoreError):  # where the store is, and what is wrong with it, is for its operator
+    if isinstance(error, StoreError):  # its location and details are for the operator
         assert "disk" in refusal.description
         assert str(error) not in refusal.description
     elif isinstance(error, EntityNotFoundError):
@@ -154,7 +175,7 @@ def test_each_error_is_told_in_the_words_of_the_service(kind: type[Exception]) -
     assert isinstance(error, REFUSABLE)
 
 
-def test_a_missing_entity_is_told_in_the_sentence_that_the_sdk_for_javascript_knows() -> None:
+def test_missing_entity_has_the_sentence_that_the_sdk_for_javascript_parses() -> None:
     deleted = refusal_of(EntityNotFoundError("'orders' was deleted", "orders"))
     assert deleted.description == "The messaging entity 'orders' could not be found. 'orders' was deleted"
     absent = refusal_of(EntityNotFoundError("there is no queue or topic 'orders'", "orders"))
@@ -162,7 +183,7 @@ def test_a_missing_entity_is_told_in_the_sentence_that_the_sdk_for_javascript_kn
 
 
 @pytest.mark.parametrize("error", [DecodeError("x"), InvalidFieldError("x")], ids=["decode", "field"])
-def test_what_a_peer_encoded_wrongly_is_told_in_the_words_of_the_standard(error: ProtocolError) -> None:
+def test_encoding_error_has_a_standard_condition(error: ProtocolError) -> None:
     refusal = refusal_of(error)
     assert (refusal.condition, refusal.status) == (error.condition, 400)
 
@@ -175,11 +196,11 @@ def test_what_a_peer_encoded_wrongly_is_told_in_the_words_of_the_standard(error:
     ],
     ids=["message", "frame"],
 )
-def test_what_a_peer_has_no_room_for(error: Exception, condition: str) -> None:
+def test_error_of_a_peers_limit_has_its_condition(error: Exception, condition: str) -> None:
     assert refusal_of(error).condition == condition
 
 
-def test_a_defect_of_ours_is_told_without_its_details() -> None:
+def test_internal_error_is_reported_without_details() -> None:
     refusal = refusal_of(KeyError("secret"))
     assert (refusal.condition, refusal.status) == ("amqp:internal-error", 500)
     assert "secret" not in refusal.description

@@ -1,4 +1,4 @@
-"""E3: ``$management``: what each operation answers when it succeeds and when it fails, to the type of each field."""
+"""E3: ``$management``: the response of each operation on success and on failure, to the type of each field."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ def namespace() -> Iterator[ClockedNamespace]:
     with clocked_namespace() as served:
         served.call(
             lambda host: [
-                host.namespace.create_queue("orders", QueueDescription(), host.now_ms()),
-                host.namespace.create_queue("visits", QueueDescription(requires_session=True), host.now_ms()),
-                host.namespace.create_topic("news", TopicDescription(), host.now_ms()),
-                host.namespace.create_subscription("news", "all", SubscriptionDescription(), host.now_ms()),
+                host.use_namespace().create_queue("orders", QueueDescription(), host.now_ms()),
+                host.use_namespace().create_queue("visits", QueueDescription(requires_session=True), host.now_ms()),
+                host.use_namespace().create_topic("news", TopicDescription(), host.now_ms()),
+                host.use_namespace().create_subscription("news", "all", SubscriptionDescription(), host.now_ms()),
             ]
         )
         yield served
@@ -83,7 +83,7 @@ def node(client: WireClient, queue: str) -> Requests:
 
 
 def careless_node(client: WireClient, entity: str) -> Requests:
-    """One that is asked without a look at how large a request may be."""
+    """Return a node for requests of any size."""
     node = client.requests(f"{entity}/$management")
     node.asking.remote_max_message_size = 0
     return node
@@ -96,7 +96,7 @@ def send(client: WireClient, queue: str, *bodies: str, **properties: Any) -> Non
 
 
 def check_form(answer: Answer) -> None:
-    """What every answer has, to the type."""
+    """Check the fields of every response, to the type."""
     words = answer.message.application_properties or {}
     assert type(words["statusCode"]) is Int
     assert type(words["statusDescription"]) is str
@@ -123,7 +123,7 @@ def failed(answer: Answer) -> tuple[int, str | None]:
 
 
 def deferred(client: WireClient, queue: str) -> int:
-    """Put a message aside; its number."""
+    """Defer a message; return its sequence number."""
     send(client, queue, "aside")
     delivery = client.receive_one(client.receiver(queue))
     number = (decode_message(delivery.payload).message_annotations or {})["x-opt-sequence-number"]
@@ -144,7 +144,7 @@ SESSION_LOST = (410, ServiceBusCondition.SESSION_LOCK_LOST)
 NOT_ALLOWED = (400, Condition.NOT_ALLOWED)
 
 
-# Requests and answers.
+# Requests and responses.
 
 
 @pytest.mark.parametrize(
@@ -152,24 +152,24 @@ NOT_ALLOWED = (400, Condition.NOT_ALLOWED)
     ["text", "", UUID(int=9), ULong(9), ULong(0), ULong(2**64 - 1), b"bytes", b""],
     ids=["text", "empty", "uuid", "small", "zero", "large", "bytes", "none"],
 )
-def test_a_correlation_id_is_the_message_id_with_its_type(node: Requests, identity: object) -> None:
+def test_correlation_id_is_the_message_id_with_its_type(node: Requests, identity: object) -> None:
     answer = node.call(Operation.PEEK_MESSAGE, message_id=identity)
     found = answer.message.properties.correlation_id
     assert (type(found), found) == (type(identity), identity)
 
 
-def test_a_request_is_accepted_before_it_is_answered(client: WireClient, node: Requests) -> None:
+def test_request_is_accepted_before_it_is_answered(client: WireClient, node: Requests) -> None:
     asked = node.ask(Operation.PEEK_MESSAGE, message_id="one")
     assert client.outcome(asked) == ACCEPTED
     assert client.until(lambda: node.answer_to("one")).status == 204
 
 
-def test_an_answer_is_settled(client: WireClient, node: Requests) -> None:
+def test_response_is_presettled(client: WireClient, node: Requests) -> None:
     node.call(Operation.PEEK_MESSAGE)
     assert [delivery.settled for delivery in client.deliveries(node.replies)] == [True]
 
 
-def test_answers_come_without_credit(client: WireClient, queue: str) -> None:
+def test_responses_are_sent_without_credit(client: WireClient, queue: str) -> None:
     replies = client.attach(
         RECEIVER, source=Source(address=f"{queue}/$management"), target=Target(address="mine"), name="replies"
     )
@@ -211,7 +211,7 @@ def answered(client: WireClient, link: Link) -> list[object]:
     return [decode_message(each.payload).properties.correlation_id for each in client.deliveries(link)]
 
 
-def test_of_several_reply_links_the_one_that_is_named_gets_the_answer(client: WireClient, queue: str) -> None:
+def test_named_reply_link_gets_the_response(client: WireClient, queue: str) -> None:
     assert client.first_session.is_mapped
     elsewhere = client.session()
     by_name = reply_link(client, queue, "first", "x")
@@ -229,7 +229,9 @@ def test_of_several_reply_links_the_one_that_is_named_gets_the_answer(client: Wi
     client.until(lambda: "e" in answered(client, by_name) + answered(client, by_target))
 
 
-def test_an_answer_goes_to_no_link_of_another_node(namespace: ClockedNamespace, client: WireClient, queue: str) -> None:
+def test_response_is_not_sent_to_a_link_of_another_node(
+    namespace: ClockedNamespace, client: WireClient, queue: str
+) -> None:
     wrong = reply_link(client, fresh_queue(namespace), "same", "same")
     asking = client.attach(SENDER, source=Source(), target=Target(address=f"{queue}/$management"))
     client.until(lambda: asking.credit)
@@ -240,9 +242,7 @@ def test_an_answer_goes_to_no_link_of_another_node(namespace: ClockedNamespace, 
     assert answered(client, wrong) == []
 
 
-def test_a_request_that_nobody_hears_the_answer_of_is_done(
-    namespace: ClockedNamespace, client: WireClient, queue: str
-) -> None:
+def test_request_without_a_reply_link_is_executed(namespace: ClockedNamespace, client: WireClient, queue: str) -> None:
     asking = client.attach(SENDER, source=Source(), target=Target(address=f"{queue}/$management"))
     client.until(lambda: asking.credit)
     message = Message(
@@ -258,7 +258,7 @@ def test_a_request_that_nobody_hears_the_answer_of_is_done(
 @pytest.mark.parametrize(
     "operation", ["", "peek-message", "com.microsoft:unknown", "COM.MICROSOFT:PEEK-MESSAGE", "put-token"]
 )
-def test_an_operation_that_is_not_known(node: Requests, operation: str) -> None:
+def test_unknown_operation_is_refused(node: Requests, operation: str) -> None:
     answer = node.call(operation)
     assert answer.status == 501
 
@@ -268,14 +268,14 @@ def test_an_operation_that_is_not_known(node: Requests, operation: str) -> None:
     [b"", b"garbage", text_message("x"), encode_message(Message(application_properties={"operation": 5}, body=(b"",)))],
     ids=["nothing", "garbage", "no operation", "a number"],
 )
-def test_what_is_no_request_is_passed_over(client: WireClient, node: Requests, payload: bytes) -> None:
+def test_invalid_request_is_ignored(client: WireClient, node: Requests, payload: bytes) -> None:
     client.send(node.asking, payload)
     assert node.call(Operation.PEEK_MESSAGE).status == 204
 
 
 @pytest.mark.parametrize("body", [None, [], "x", 5, b"x"], ids=lambda body: type(body).__name__)
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.partition(":")[2])
-def test_a_body_that_is_no_map_is_an_empty_one(node: Requests, operation: str, body: object) -> None:
+def test_body_of_another_type_counts_as_an_empty_map(node: Requests, operation: str, body: object) -> None:
     message = Message(
         properties=Properties(message_id="odd"),
         application_properties={"operation": str(operation)},
@@ -335,14 +335,14 @@ GOOD: dict[str, dict[str, Any]] = {
 }
 
 
-def test_every_operation_is_asked_oddly() -> None:
+def test_unusual_requests_cover_every_operation() -> None:
     assert FIELDS.keys() == OPERATIONS.keys()
 
 
 @pytest.mark.parametrize("operation", FIELDS, ids=lambda operation: operation.partition(":")[2])
 @pytest.mark.parametrize("entity", ["orders", "visits", "news/Subscriptions/all"])
-def test_odd_fields_are_refused_and_harm_nothing(client: WireClient, operation: str, entity: str) -> None:
-    """Whatever a field holds, there is an answer, and it is not that the server failed."""
+def test_invalid_fields_are_refused_and_harm_nothing(client: WireClient, operation: str, entity: str) -> None:
+    """Check that any field value gets a response, which is not an internal error."""
     holding = client.session_receiver("visits", f"held-{uuid4()}") if entity == "visits" else None
     name = None if holding is None else holding.name
     node = client.requests(f"{entity}/$management")
@@ -354,7 +354,7 @@ def test_odd_fields_are_refused_and_harm_nothing(client: WireClient, operation: 
 
 
 @pytest.mark.parametrize("link", [5, None, b"x", [], "unknown"], ids=["number", "nothing", "bytes", "list", "unknown"])
-def test_an_associated_link_that_is_none(node: Requests, link: object) -> None:
+def test_unknown_associated_link_is_refused(node: Requests, link: object) -> None:
     answer = node.call(
         Operation.RECEIVE_BY_SEQUENCE_NUMBER,
         {"sequence-numbers": Array((5,))},
@@ -363,7 +363,7 @@ def test_an_associated_link_that_is_none(node: Requests, link: object) -> None:
     assert failed(answer) == NOT_FOUND
 
 
-# Looking.
+# Peek.
 
 
 def test_peek(client: WireClient, queue: str, node: Requests) -> None:
@@ -396,7 +396,7 @@ def test_peek_shows_messages_in_all_states(client: WireClient, queue: str, node:
     assert [(each or {}).get("x-opt-message-state") for each in states] == [1, None, None, 2]
 
 
-def test_peek_of_much_is_cut_short(client: WireClient, queue: str, node: Requests) -> None:
+def test_peek_beyond_the_limit_is_truncated(client: WireClient, queue: str, node: Requests) -> None:
     send(client, queue, *("x" * 200_000 for _ in range(10)))
     found = succeeded(node.call(Operation.PEEK_MESSAGE, {"from-sequence-number": 0, "message-count": Int(10)}))
     assert 1 <= len(found["messages"]) < 10
@@ -437,7 +437,7 @@ def test_schedule_and_cancel(namespace: ClockedNamespace, queue: str, node: Requ
     assert len(messages_in(namespace, Address.of(queue))) == 1
 
 
-def test_the_numbers_of_scheduled_messages_have_eight_bytes(client: WireClient, node: Requests) -> None:
+def test_sequence_numbers_of_scheduled_messages_have_eight_bytes(client: WireClient, node: Requests) -> None:
     when_ms = FAR_MS
     succeeded(node.call(Operation.SCHEDULE_MESSAGE, {"messages": [{"message": scheduled(when_ms)}]}))
     payload = client.deliveries(node.replies)[-1].payload
@@ -484,7 +484,7 @@ def test_receive_by_sequence_number(namespace: ClockedNamespace, client: WireCli
     assert messages_in(namespace, Address.of(queue)) == []
 
 
-def test_receive_by_sequence_number_for_good(namespace: ClockedNamespace, client: WireClient, queue: str) -> None:
+def test_receive_and_delete_by_sequence_number(namespace: ClockedNamespace, client: WireClient, queue: str) -> None:
     node = client.requests(f"{queue}/$management")
     number = deferred(client, queue)
     asked = {"sequence-numbers": Array((number,)), "receiver-settle-mode": UInt(0)}
@@ -493,7 +493,7 @@ def test_receive_by_sequence_number_for_good(namespace: ClockedNamespace, client
     assert messages_in(namespace, Address.of(queue)) == []
 
 
-def test_receive_by_a_number_that_is_not_there_locks_none_of_the_others(
+def test_receive_by_an_unknown_sequence_number_locks_nothing(
     namespace: ClockedNamespace, client: WireClient, queue: str
 ) -> None:
     node = client.requests(f"{queue}/$management")
@@ -507,7 +507,7 @@ def test_receive_by_a_number_that_is_not_there_locks_none_of_the_others(
     assert len(succeeded(node.call(Operation.RECEIVE_BY_SEQUENCE_NUMBER, asked))["messages"]) == 1
 
 
-# Settlement from elsewhere.
+# Settlement by lock token.
 
 
 @pytest.mark.parametrize("status", ["completed", "abandoned", "defered", "suspended"])
@@ -534,7 +534,7 @@ def test_update_disposition(namespace: ClockedNamespace, client: WireClient, que
         }
 
 
-def test_update_disposition_of_all_or_none(namespace: ClockedNamespace, client: WireClient, queue: str) -> None:
+def test_update_disposition_is_all_or_none(namespace: ClockedNamespace, client: WireClient, queue: str) -> None:
     node = client.requests(f"{queue}/$management")
     token = locked(client, queue)
     asked = {"disposition-status": "completed", "lock-tokens": Array((token, MISSING_TOKEN))}
@@ -545,14 +545,14 @@ def test_update_disposition_of_all_or_none(namespace: ClockedNamespace, client: 
 
 
 @pytest.mark.parametrize("status", ["", "complete", "COMPLETED", "released"])
-def test_update_disposition_with_a_word_that_is_none(
+def test_update_disposition_with_an_unknown_status_is_refused(
     client: WireClient, node: Requests, queue: str, status: str
 ) -> None:
     asked = {"disposition-status": status, "lock-tokens": Array((locked(client, queue),))}
     assert failed(node.call(Operation.UPDATE_DISPOSITION, asked)) == ARGUMENT
 
 
-def test_what_was_settled_elsewhere_is_lost_to_the_link(client: WireClient, queue: str, node: Requests) -> None:
+def test_message_settled_elsewhere_is_lost_to_the_link(client: WireClient, queue: str, node: Requests) -> None:
     send(client, queue, "one")
     delivery = client.receive_one(client.receiver(queue))
     token = UUID(bytes_le=delivery.delivery_tag)
@@ -579,7 +579,7 @@ def test_renew_lock(namespace: ClockedNamespace, client: WireClient, queue: str,
     assert failed(node.call(Operation.RENEW_LOCK, {"lock-tokens": Array(tokens)})) == LOCK_LOST
 
 
-def test_a_lock_that_has_ended_cannot_be_renewed(
+def test_expired_lock_cannot_be_renewed(
     namespace: ClockedNamespace, client: WireClient, queue: str, node: Requests
 ) -> None:
     token = locked(client, queue)
@@ -625,7 +625,7 @@ def test_session_state(client: WireClient, session: str) -> None:
 @pytest.mark.parametrize(
     "operation", [Operation.RENEW_SESSION_LOCK, Operation.GET_SESSION_STATE, Operation.SET_SESSION_STATE]
 )
-def test_a_session_obeys_only_the_link_that_holds_it(
+def test_session_operations_need_the_link_that_holds_the_session(
     namespace: ClockedNamespace, client: WireClient, session: str, operation: str
 ) -> None:
     holding = client.session_receiver("visits", session)
@@ -644,9 +644,7 @@ def test_a_session_obeys_only_the_link_that_holds_it(
     assert failed(node.call(operation, body, link=holding.name)) == SESSION_LOST
 
 
-def test_a_session_that_was_lost_cannot_be_renewed(
-    namespace: ClockedNamespace, client: WireClient, session: str
-) -> None:
+def test_lost_session_cannot_be_renewed(namespace: ClockedNamespace, client: WireClient, session: str) -> None:
     link = client.session_receiver("visits", session)
     node = client.requests("visits/$management")
     namespace.clock.advance(60_001)
@@ -685,7 +683,7 @@ def test_get_message_sessions_by_their_states(namespace: ClockedNamespace, clien
     assert node.call(Operation.GET_MESSAGE_SESSIONS, asked).status == 204
 
 
-def test_sessions_of_an_entity_without(node: Requests) -> None:
+def test_session_operations_of_an_entity_without_sessions_are_refused(node: Requests) -> None:
     asked = {"last-updated-time": Timestamp(FAR_MS), "skip": Int(0), "top": Int(10)}
     assert failed(node.call(Operation.GET_MESSAGE_SESSIONS, asked)) == NOT_ALLOWED
 
@@ -754,12 +752,12 @@ def test_only_subscriptions_have_rules(client: WireClient, operation: str) -> No
     ],
     ids=["broken", "long", "empty", "text", "action", "number"],
 )
-def test_rules_that_cannot_be_read(client: WireClient, rule: dict[str, Any]) -> None:
+def test_invalid_rules_are_refused(client: WireClient, rule: dict[str, Any]) -> None:
     node = client.requests("news/Subscriptions/all/$management")
     assert failed(node.call(Operation.ADD_RULE, {"rule-name": "bad", "rule-description": rule})) == ARGUMENT
 
 
-# Removing.
+# Batch deletion.
 
 
 def test_batch_delete(namespace: ClockedNamespace, client: WireClient, queue: str, node: Requests) -> None:
@@ -774,17 +772,17 @@ def test_batch_delete(namespace: ClockedNamespace, client: WireClient, queue: st
     assert failed(node.call(Operation.BATCH_DELETE_MESSAGES, asked)) == none
 
 
-# The entity.
+# Deleted entities and busy servers.
 
 
-def test_a_management_node_of_a_deleted_entity(namespace: ClockedNamespace, client: WireClient) -> None:
+def test_management_node_of_a_deleted_entity_returns_an_error(namespace: ClockedNamespace, client: WireClient) -> None:
     queue = fresh_queue(namespace)
     node = client.requests(f"{queue}/$management")
-    namespace.call(lambda host: host.namespace.delete(Address.of(queue), host.now_ms()))
+    namespace.call(lambda host: host.use_namespace().delete(Address.of(queue), host.now_ms()))
     assert failed(node.call(Operation.PEEK_MESSAGE)) == (404, Condition.NOT_FOUND)
 
 
-def test_a_busy_server(namespace: ClockedNamespace, node: Requests) -> None:
+def test_busy_server_refuses_requests(namespace: ClockedNamespace, node: Requests) -> None:
     namespace.server_busy = True
     try:
         assert failed(node.call(Operation.PEEK_MESSAGE)) == (503, ServiceBusCondition.SERVER_BUSY)
@@ -808,7 +806,7 @@ def test_a_busy_server(namespace: ClockedNamespace, node: Requests) -> None:
     ],
     ids=["half", "empty", "nonsense", "number", "nothing", "no name", "a number for a name"],
 )
-def test_tokens_that_are_none(client: WireClient, token: object, properties: dict[str, Any]) -> None:
+def test_invalid_tokens_are_refused(client: WireClient, token: object, properties: dict[str, Any]) -> None:
     node = client.requests("$cbs")
     answer = node.call(Operation.PUT_TOKEN, token, properties=properties)
     words = answer.message.application_properties or {}
@@ -819,7 +817,7 @@ def test_tokens_that_are_none(client: WireClient, token: object, properties: dic
 
 
 def test_tokens_are_answered_on_the_link_that_asked(client: WireClient) -> None:
-    """As the SDK for JavaScript attaches: no address at its own ends, and the link's name to reply to."""
+    """Attach like the SDK for JavaScript: no address at its own ends, and the link's name to reply to."""
     replies = client.attach(RECEIVER, source=Source(address="$cbs"), target=Target(), name="cbs-1")
     other = client.attach(RECEIVER, source=Source(address="$cbs"), target=Target(), name="cbs-2")
     asking = client.attach(SENDER, source=Source(), target=Target(address="$cbs"))

@@ -1,4 +1,4 @@
-"""E3: transfers to the server: formats, sizes, frames, and the one word that each of them gets."""
+"""E3: transfers to the server: formats, sizes, frames, and the one outcome of each."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from pairbus.broker import (
     TopicDescription,
 )
 from pairbus.broker.limits import MEGABYTE
-from pairbus.dialect.batch import BATCH_FORMAT, join_batch
 from pairbus.dialect.conditions import ServiceBusCondition
+from pairbus.dialect.sent import BATCH_FORMAT, join_batch
 from pairbus.testing import RunningNamespace, running_namespace
 from pairbus.wire import (
     ACCEPTED,
@@ -74,7 +74,7 @@ def bodies(namespace: RunningNamespace, name: str) -> list[bytes]:
 
 
 def reason(state: object) -> str:
-    """The condition that a message was rejected with; its error has all the fields that Python's SDK reads."""
+    """Return the condition of a rejection; its error has all the fields that Python's SDK reads."""
     assert isinstance(state, Rejected)
     assert state.error is not None
     assert state.error.description
@@ -82,7 +82,7 @@ def reason(state: object) -> str:
 
 
 def careless_sender(client: WireClient, name: str) -> Link:
-    """One that does not look at how large a message may be."""
+    """Return a sender that ignores the maximum message size."""
     link = client.sender(name)
     link.remote_max_message_size = 0
     return link
@@ -95,16 +95,14 @@ def still_works(client: WireClient, link: Link) -> None:
 # Formats.
 
 
-def test_a_batch_is_as_many_messages_as_it_has_data_sections(
-    namespace: RunningNamespace, client: WireClient, queue: str
-) -> None:
+def test_batch_has_one_message_per_data_section(namespace: RunningNamespace, client: WireClient, queue: str) -> None:
     batch = join_batch([text_message(str(number)) for number in range(5)])
     assert client.send(client.sender(queue), batch, message_format=BATCH_FORMAT) == ACCEPTED
     assert bodies(namespace, queue) == [b"0", b"1", b"2", b"3", b"4"]
 
 
-def test_what_the_envelope_of_a_batch_says_does_not_count(client: WireClient, queue: str) -> None:
-    """The SDKs repeat there what the first message says; the messages' own words are what is delivered."""
+def test_properties_of_a_batch_envelope_are_ignored(client: WireClient, queue: str) -> None:
+    """Check what the SDKs repeat there from the first message; the messages' own properties are delivered."""
     envelope = Message(
         header=Header(ttl=1),
         message_annotations={Symbol("x-opt-partition-key"): "outside"},
@@ -122,7 +120,7 @@ def test_what_the_envelope_of_a_batch_says_does_not_count(client: WireClient, qu
     assert decode_message(second.payload).properties.message_id not in {None, "outside"}
 
 
-def test_a_batch_is_taken_whole_or_not_at_all(namespace: RunningNamespace, client: WireClient, queue: str) -> None:
+def test_batch_is_accepted_as_a_whole_or_rejected(namespace: RunningNamespace, client: WireClient, queue: str) -> None:
     good, bad = text_message("good"), b"\x00\x53\x75\xa0\x05abc"
     link = client.sender(queue)
     for batch in ([good, bad], [bad, good], [good, text_message("x", message_id="i" * 129)]):
@@ -131,7 +129,7 @@ def test_a_batch_is_taken_whole_or_not_at_all(namespace: RunningNamespace, clien
     still_works(client, link)
 
 
-def test_a_batch_larger_than_a_batch_may_be_is_rejected(
+def test_batch_larger_than_a_batch_may_be_is_rejected(
     namespace: RunningNamespace, client: WireClient, queue: str
 ) -> None:
     link = careless_sender(client, queue)
@@ -166,7 +164,7 @@ GARBAGE = {
 def test_garbage_is_rejected_or_can_be_received(
     namespace: RunningNamespace, client: WireClient, queue: str, name: str, message_format: int
 ) -> None:
-    """What is accepted is delivered: nothing may lie in a queue that no receiver ever gets."""
+    """Check that everything accepted is delivered: no message may stay in a queue undeliverable."""
     link = client.sender(queue)
     payload = GARBAGE[name] if message_format == 0 else join_batch([GARBAGE[name]])
     state = client.send(link, payload, message_format=message_format)
@@ -182,7 +180,7 @@ def test_garbage_is_rejected_or_can_be_received(
 
 
 @pytest.mark.parametrize("name", [name for name in GARBAGE if name != "nothing"])
-def test_the_envelope_of_a_batch_has_to_be_one(
+def test_invalid_batch_envelope_is_rejected(
     namespace: RunningNamespace, client: WireClient, queue: str, name: str
 ) -> None:
     link = client.sender(queue)
@@ -191,7 +189,7 @@ def test_the_envelope_of_a_batch_has_to_be_one(
     still_works(client, link)
 
 
-def test_a_batch_of_values_is_none(namespace: RunningNamespace, client: WireClient, queue: str) -> None:
+def test_batch_of_value_sections_is_rejected(namespace: RunningNamespace, client: WireClient, queue: str) -> None:
     link = client.sender(queue)
     for payload in (
         b"",
@@ -203,7 +201,7 @@ def test_a_batch_of_values_is_none(namespace: RunningNamespace, client: WireClie
 
 
 @pytest.mark.parametrize("message_format", [1, 0x80013701, 0x7FFFFFFF, 0xFFFFFFFF])
-def test_a_format_that_is_not_known_is_rejected(
+def test_unknown_message_format_is_rejected(
     namespace: RunningNamespace, client: WireClient, queue: str, message_format: int
 ) -> None:
     link = client.sender(queue)
@@ -214,10 +212,10 @@ def test_a_format_that_is_not_known_is_rejected(
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_messages_with_changed_bytes_harm_nothing(
+def test_corrupted_messages_harm_nothing(
     namespace: RunningNamespace, client: WireClient, queue: str, seed: int
 ) -> None:
-    """Whatever is accepted can be looked at, delivered, abandoned with new properties and dead-lettered."""
+    """Check that everything accepted can be peeked, delivered, abandoned with new properties and dead-lettered."""
     chance = random.Random(seed)  # noqa: S311 (a test's own)
     good = encode_message(
         Message(
@@ -249,29 +247,29 @@ def test_messages_with_changed_bytes_harm_nothing(
         assert state == Rejected()
 
 
-# Properties that rules look at.
+# Properties for rules.
 
 
-def test_odd_properties_reach_rules_unharmed(namespace: RunningNamespace, client: WireClient) -> None:
+def test_unusual_properties_reach_rules_unchanged(namespace: RunningNamespace, client: WireClient) -> None:
     rule = RuleDescription(name="r", filter=SqlFilterDescription("colour = 'red' AND sys.Label IS NULL"))
     namespace.call(
         lambda host: [
-            host.namespace.create_topic("seen", TopicDescription(), host.now_ms()),
-            host.namespace.create_subscription("seen", "s", SubscriptionDescription(), host.now_ms()),
-            host.namespace.add_rule("seen", "s", rule, host.now_ms()),
+            host.use_namespace().create_topic("seen", TopicDescription(), host.now_ms()),
+            host.use_namespace().create_subscription("seen", "s", SubscriptionDescription(), host.now_ms()),
+            host.use_namespace().add_rule("seen", "s", rule, host.now_ms()),
         ]
     )
-    namespace.call(lambda host: host.namespace.remove_rule("seen", "s", "$Default", host.now_ms()))
+    namespace.call(lambda host: host.use_namespace().remove_rule("seen", "s", "$Default", host.now_ms()))
     link = client.sender("seen")
     for properties in ({"colour": Described(Symbol("x"), 1)}, {"colour": "red"}, {Symbol("colour"): "red"}, {"": 1}):
         client.send(link, b"\x00\x53\x74" + encode(properties) + b"\x00\x53\x77\x40")
     still_works(client, link)
 
 
-# Words on messages.
+# Outcomes.
 
 
-def test_a_message_without_an_id_is_given_one(client: WireClient, queue: str) -> None:
+def test_message_without_an_id_gets_one(client: WireClient, queue: str) -> None:
     link = client.sender(queue)
     for _ in range(2):
         assert client.send(link, text_message("one")) == ACCEPTED
@@ -284,13 +282,13 @@ def test_a_message_without_an_id_is_given_one(client: WireClient, queue: str) ->
 @pytest.mark.parametrize(
     "identity", ["text", UUID(int=7), b"\x00\x01", ULong(7)], ids=lambda identity: type(identity).__name__
 )
-def test_a_message_id_keeps_its_type(client: WireClient, queue: str, identity: object) -> None:
+def test_message_id_keeps_its_type(client: WireClient, queue: str, identity: object) -> None:
     assert client.send(client.sender(queue), text_message("one", message_id=identity)) == ACCEPTED
     found = decode_message(client.receive_one(client.receiver(queue)).payload).properties.message_id
     assert (type(found), found) == (type(identity), identity)
 
 
-def test_what_is_sent_settled_is_kept_and_not_answered(
+def test_presettled_message_is_stored_without_a_response(
     namespace: RunningNamespace, client: WireClient, queue: str
 ) -> None:
     link = client.sender(queue)
@@ -300,7 +298,7 @@ def test_what_is_sent_settled_is_kept_and_not_answered(
     assert bodies(namespace, queue) == [b"one", b"after"]
 
 
-def test_what_is_sent_settled_and_cannot_be_taken_is_gone(
+def test_presettled_message_that_is_refused_is_dropped(
     namespace: RunningNamespace, client: WireClient, queue: str
 ) -> None:
     link = careless_sender(client, queue)
@@ -310,7 +308,7 @@ def test_what_is_sent_settled_and_cannot_be_taken_is_gone(
     assert bodies(namespace, queue) == [b"after"]
 
 
-def test_a_message_in_many_frames_is_one(namespace: RunningNamespace, queue: str) -> None:
+def test_message_in_many_frames_is_received_as_one(namespace: RunningNamespace, queue: str) -> None:
     body = random.Random(1).randbytes(200_000)  # noqa: S311 (a test's own)
     with connect(namespace) as client:
         client.engine._writer.max_frame_size = 512
@@ -320,9 +318,7 @@ def test_a_message_in_many_frames_is_one(namespace: RunningNamespace, queue: str
         assert body_of(client.receive_one(client.receiver(queue))) == body
 
 
-def test_a_message_that_is_given_up_half_way_leaves_nothing(
-    namespace: RunningNamespace, client: WireClient, queue: str
-) -> None:
+def test_aborted_message_leaves_nothing(namespace: RunningNamespace, client: WireClient, queue: str) -> None:
     link = client.sender(queue)
     for more, aborted in ((True, False), (True, False), (False, True)):
         part = Transfer(handle=link.handle, delivery_id=0, delivery_tag=b"t", more=more, aborted=aborted)
@@ -334,7 +330,7 @@ def test_a_message_that_is_given_up_half_way_leaves_nothing(
 
 
 @pytest.mark.parametrize("size", [262_145, 400_000, 2_000_000])
-def test_a_message_that_is_too_large_is_rejected_and_the_link_goes_on(
+def test_oversized_message_is_rejected_and_the_link_stays_usable(
     namespace: RunningNamespace, client: WireClient, queue: str, size: int
 ) -> None:
     link = careless_sender(client, queue)
@@ -344,8 +340,8 @@ def test_a_message_that_is_too_large_is_rejected_and_the_link_goes_on(
 
 
 @pytest.mark.parametrize("message_id", ["a", None])
-def test_largest_message_is_taken(client: WireClient, queue: str, message_id: str | None) -> None:
-    """The limit counts what was sent, without the id that the server assigns."""
+def test_largest_message_is_accepted(client: WireClient, queue: str, message_id: str | None) -> None:
+    """Check that the limit counts what was sent, without the id that the server assigns."""
     link = careless_sender(client, queue)
     overhead = len(text_message(bytes(1_000), message_id=message_id)) - 1_000
     whole = text_message(bytes(262_144 - overhead), message_id=message_id)
@@ -363,7 +359,7 @@ def test_largest_message_without_an_id_is_forwarded(namespace: RunningNamespace,
     assert len(bodies(namespace, destination)) == 1
 
 
-def test_batch_limit_is_told_and_holds_where_larger_messages_are_taken() -> None:
+def test_batch_limit_is_announced_and_applies_to_entities_with_larger_messages() -> None:
     with running_namespace(tier="premium") as premium, connect(premium) as client:
         queue = fresh_queue(premium, max_message_bytes=5 * MEGABYTE)
         link = client.sender(queue)
@@ -377,9 +373,7 @@ def test_batch_limit_is_told_and_holds_where_larger_messages_are_taken() -> None
         assert len(bodies(premium, queue)) == 1
 
 
-def test_a_message_without_a_session_where_sessions_are_required(
-    namespace: RunningNamespace, client: WireClient
-) -> None:
+def test_message_without_a_session_where_sessions_are_required(namespace: RunningNamespace, client: WireClient) -> None:
     link = client.sender(fresh_queue(namespace, requires_session=True))
     assert reason(client.send(link, text_message("one"))) == Condition.NOT_ALLOWED
     assert client.send(link, text_message("one", group_id="")) == ACCEPTED
@@ -396,16 +390,14 @@ def test_a_message_without_a_session_where_sessions_are_required(
     ],
     ids=["number", "not UTF-8", "long", "text", "truth"],
 )
-def test_annotations_that_mean_nothing_are_rejected(
-    client: WireClient, queue: str, annotations: dict[Symbol, object]
-) -> None:
+def test_invalid_annotations_are_rejected(client: WireClient, queue: str, annotations: dict[Symbol, object]) -> None:
     link = client.sender(queue)
     payload = encode_message(Message(message_annotations=annotations, body=(b"x",)))
     assert reason(client.send(link, payload)) in {Condition.INVALID_FIELD, ServiceBusCondition.ARGUMENT_ERROR}
     still_works(client, link)
 
 
-def test_a_time_that_no_calendar_has_is_survived(client: WireClient, queue: str) -> None:
+def test_time_beyond_the_calendar_is_handled(client: WireClient, queue: str) -> None:
     link = client.sender(queue)
     for when in (Timestamp(2**63 - 1), Timestamp(-(2**63)), Timestamp(253_402_300_800_000)):
         payload = encode_message(
@@ -415,7 +407,7 @@ def test_a_time_that_no_calendar_has_is_survived(client: WireClient, queue: str)
     still_works(client, link)
 
 
-def test_credit_is_granted_anew(client: WireClient, queue: str) -> None:
+def test_credit_is_replenished(client: WireClient, queue: str) -> None:
     link = client.sender(queue)
     for _ in range(3):
         sent = [client.begin_send(link, text_message(str(number))) for number in range(link.credit)]
@@ -423,17 +415,15 @@ def test_credit_is_granted_anew(client: WireClient, queue: str) -> None:
         client.until(lambda: link.credit >= 1_000)
 
 
-def test_who_looks_at_no_credit_is_served_all_the_same(
-    namespace: RunningNamespace, client: WireClient, queue: str
-) -> None:
-    """As the SDK for Python: neither credit nor window hold it back."""
+def test_sender_that_ignores_credit_is_served(namespace: RunningNamespace, client: WireClient, queue: str) -> None:
+    """Send like the SDK for Python: it ignores credit and window."""
     link = client.sender(queue)
     sent = [client.begin_send(link, text_message("x"), beyond_credit=True) for _ in range(6_000)]
     assert {client.outcome(delivery) for delivery in sent} == {ACCEPTED}
     assert len(bodies(namespace, queue)) == 6_000
 
 
-def test_a_busy_server_rejects_and_the_link_goes_on(
+def test_busy_server_rejects_and_the_link_stays_usable(
     namespace: RunningNamespace, client: WireClient, queue: str
 ) -> None:
     link = client.sender(queue)
@@ -446,7 +436,7 @@ def test_a_busy_server_rejects_and_the_link_goes_on(
     assert bodies(namespace, queue) == [b"after"]
 
 
-def test_a_full_queue_rejects_and_takes_more_when_there_is_room() -> None:
+def test_full_queue_rejects_until_there_is_space() -> None:
     with running_namespace(tier="relaxed") as small, connect(small) as client:
         queue = fresh_queue(small, max_size_megabytes=1)
         link = client.sender(queue)
@@ -459,7 +449,7 @@ def test_a_full_queue_rejects_and_takes_more_when_there_is_room() -> None:
         still_works(client, link)
 
 
-def test_time_to_live_is_told_as_it_was_set(client: WireClient, queue: str) -> None:
+def test_time_to_live_is_delivered_as_it_was_set(client: WireClient, queue: str) -> None:
     payload = encode_message(Message(header=Header(ttl=90_000, durable=True, priority=9), body=(b"x",)))
     assert client.send(client.sender(queue), payload) == ACCEPTED
     header = decode_message(client.receive_one(client.receiver(queue)).payload).header

@@ -1,4 +1,4 @@
-"""E3: links that hold a session, links that wait for one, and what they are told when it is over."""
+"""E3: links that hold a session, links that wait for one, and their errors when it ends."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from pairbus.broker import Address
+from pairbus.dialect.annotations import from_ticks
 from pairbus.dialect.conditions import ServiceBusCondition
 from pairbus.dialect.management import Operation
-from pairbus.dialect.ticks import from_ticks
 from pairbus.wire import (
     ACCEPTED,
     RECEIVER,
@@ -32,12 +32,12 @@ from tests.server.amqp.wire_client import (
     LinkRefusedError,
     WireClient,
     body_of,
-    eventually,
     failures,
     fresh_queue,
     messages_in,
     text_message,
 )
+from tests.waiting import eventually
 
 FILTER = Symbol("com.microsoft:session-filter")
 TIMEOUT = Symbol("com.microsoft:timeout")
@@ -68,9 +68,9 @@ def send(client: WireClient, queue: str, session_id: str, *bodies: str) -> None:
 
 
 def advance(namespace: ClockedNamespace, ms: int) -> None:
-    """Go forward in time, and let the server notice."""
+    """Advance the time, and let the server notice."""
     namespace.clock.advance(ms)
-    namespace.call(lambda host: host.namespace.next_due_ms())
+    namespace.call(lambda host: host.use_namespace().next_due_ms())
 
 
 def granted(client: WireClient, link: Link) -> str:
@@ -96,7 +96,7 @@ def links_counted(namespace: ClockedNamespace, kind: str) -> int:
 # The grant.
 
 
-def test_a_grant_names_the_session_and_how_long_it_is_held(
+def test_grant_names_the_session_and_its_lock_expiry(
     namespace: ClockedNamespace, client: WireClient, queue: str
 ) -> None:
     send(client, queue, "a", "one")
@@ -115,7 +115,7 @@ def test_a_grant_names_the_session_and_how_long_it_is_held(
 
 
 @pytest.mark.parametrize("session_id", ["a", "", "ö", "x" * 128])
-def test_a_session_without_messages_can_be_held(client: WireClient, queue: str, session_id: str) -> None:
+def test_session_without_messages_can_be_held(client: WireClient, queue: str, session_id: str) -> None:
     assert granted(client, client.session_receiver(queue, session_id)) == session_id
 
 
@@ -144,7 +144,7 @@ def test_described_filter_is_granted_described_after_waiting(client: WireClient,
 
 
 def test_other_filters_are_left_out_of_the_grant(client: WireClient, queue: str) -> None:
-    """What is not in the answer is not in force (part 3.5.3 of the standard)."""
+    """Check that a filter that is not in the answer is not in force (part 3.5.3 of the standard)."""
     source = Source(address=queue, filter={FILTER: "a", Symbol("apache.org:selector"): "x = 1"})
     link = client.attach(RECEIVER, source=source, target=Target(address="there"))
     answer = client.attach_of(link).attach.source
@@ -152,7 +152,7 @@ def test_other_filters_are_left_out_of_the_grant(client: WireClient, queue: str)
     assert answer.filter == {FILTER: "a"}
 
 
-def test_messages_of_a_session_come_in_order_and_no_others(client: WireClient, queue: str) -> None:
+def test_only_messages_of_the_session_are_delivered_in_order(client: WireClient, queue: str) -> None:
     send(client, queue, "b", "other")
     send(client, queue, "a", *map(str, range(20)))
     link = client.session_receiver(queue, "a", credit=100)
@@ -163,15 +163,15 @@ def test_messages_of_a_session_come_in_order_and_no_others(client: WireClient, q
     assert {decode_message(each.payload).properties.group_id for each in received} == {"a"}
 
 
-def test_a_session_that_another_holds_cannot_be_held(client: WireClient, other: WireClient, queue: str) -> None:
+def test_session_held_by_another_is_refused(client: WireClient, other: WireClient, queue: str) -> None:
     client.session_receiver(queue, "a")
     assert refused(other, other.begin_session_receiver(queue, "a")) == ServiceBusCondition.SESSION_CANNOT_BE_LOCKED
     assert refused(client, client.begin_session_receiver(queue, "a")) == ServiceBusCondition.SESSION_CANNOT_BE_LOCKED
     assert granted(other, other.session_receiver(queue, "b")) == "b"
 
 
-def test_a_session_whose_link_is_refused_is_held_by_nobody(client: WireClient, other: WireClient, queue: str) -> None:
-    """Whoever deletes as it receives cannot name a largest message; what it asked for is for others then."""
+def test_session_of_a_refused_link_is_not_held(client: WireClient, other: WireClient, queue: str) -> None:
+    """Check that a refused receive-and-delete link with a maximum message size leaves its session to others."""
     odd = client.begin_session_receiver(queue, "a", deletes=True, max_message_size=1_000)
     assert refused(client, odd) == Condition.NOT_ALLOWED
     assert granted(other, other.session_receiver(queue, "a")) == "a"
@@ -180,7 +180,7 @@ def test_a_session_whose_link_is_refused_is_held_by_nobody(client: WireClient, o
 # Waiting.
 
 
-def test_who_waits_gets_the_session_that_comes(client: WireClient, other: WireClient, queue: str) -> None:
+def test_waiter_gets_the_next_session(client: WireClient, other: WireClient, queue: str) -> None:
     waiting = client.begin_session_receiver(queue, None)
     client.barrier()
     assert waiting.peer is None
@@ -189,7 +189,7 @@ def test_who_waits_gets_the_session_that_comes(client: WireClient, other: WireCl
     assert body_of(client.receive_one(waiting)) == b"one"
 
 
-def test_two_who_wait_get_a_session_each_in_turn(client: WireClient, other: WireClient, queue: str) -> None:
+def test_two_waiters_get_a_session_each_in_turn(client: WireClient, other: WireClient, queue: str) -> None:
     first = client.begin_session_receiver(queue, None)
     second = client.begin_session_receiver(queue, None)
     client.barrier()
@@ -201,7 +201,7 @@ def test_two_who_wait_get_a_session_each_in_turn(client: WireClient, other: Wire
     assert granted(client, client.attached(second)) == "b"
 
 
-def test_who_waits_gets_a_session_that_is_let_go(client: WireClient, other: WireClient, queue: str) -> None:
+def test_waiter_gets_a_released_session(client: WireClient, other: WireClient, queue: str) -> None:
     send(client, queue, "a", "one")
     holding = client.session_receiver(queue, None)
     waiting = other.begin_session_receiver(queue, None)
@@ -210,20 +210,18 @@ def test_who_waits_gets_a_session_that_is_let_go(client: WireClient, other: Wire
     assert granted(other, other.attached(waiting)) == "a"
 
 
-def test_who_has_waited_as_long_as_it_wanted_is_told(
-    namespace: ClockedNamespace, client: WireClient, queue: str
-) -> None:
+def test_waiter_gets_a_timeout_error(namespace: ClockedNamespace, client: WireClient, queue: str) -> None:
     waiting = client.begin_session_receiver(queue, None, properties={TIMEOUT: UInt(50)})
     assert refused(client, waiting) == ServiceBusCondition.TIMEOUT
     client.barrier()
     eventually(lambda: links_counted(namespace, "session-wait") == 0)
-    # What comes now is for others.
+    # New sessions are for others now.
     send(client, queue, "a", "one")
     assert granted(client, client.session_receiver(queue, None)) == "a"
 
 
 @pytest.mark.parametrize("wait", [None, "soon", UInt(2**32 - 1), -5, True, 2**62], ids=repr)
-def test_odd_times_to_wait_are_taken_for_some(
+def test_unusual_timeouts_are_accepted(
     namespace: ClockedNamespace, client: WireClient, queue: str, wait: object
 ) -> None:
     waiting = client.begin_session_receiver(queue, None, properties={TIMEOUT: wait})
@@ -235,9 +233,7 @@ def test_odd_times_to_wait_are_taken_for_some(
         assert granted(client, client.attached(waiting)) == "a"
 
 
-def test_a_session_that_comes_for_a_link_that_is_refused_goes_to_the_next(
-    client: WireClient, other: WireClient, queue: str
-) -> None:
+def test_session_for_a_refused_link_goes_to_the_next_waiter(client: WireClient, other: WireClient, queue: str) -> None:
     odd = client.begin_session_receiver(queue, None, deletes=True, max_message_size=1_000)
     client.barrier()
     waiting = other.begin_session_receiver(queue, None)
@@ -247,7 +243,7 @@ def test_a_session_that_comes_for_a_link_that_is_refused_goes_to_the_next(
     assert granted(other, other.attached(waiting)) == "a"
 
 
-def test_who_stops_waiting_takes_no_session(
+def test_detached_waiter_takes_no_session(
     namespace: ClockedNamespace, client: WireClient, other: WireClient, queue: str
 ) -> None:
     waiting = client.begin_session_receiver(queue, None)
@@ -263,7 +259,7 @@ def test_who_stops_waiting_takes_no_session(
 
 
 @pytest.mark.parametrize("ending", ["end", "hang up"])
-def test_who_goes_while_it_waits_takes_no_session(
+def test_disconnected_waiter_takes_no_session(
     namespace: ClockedNamespace, client: WireClient, other: WireClient, queue: str, ending: str
 ) -> None:
     client.begin_session_receiver(queue, None)
@@ -278,20 +274,20 @@ def test_who_goes_while_it_waits_takes_no_session(
     assert granted(other, other.session_receiver(queue, None)) == "a"
 
 
-def test_who_waits_is_told_when_the_queue_is_deleted(
+def test_waiter_gets_an_error_when_the_queue_is_deleted(
     namespace: ClockedNamespace, client: WireClient, queue: str
 ) -> None:
     waiting = client.begin_session_receiver(queue, None)
     client.barrier()
-    namespace.call(lambda host: host.namespace.delete(Address.of(queue), host.now_ms()))
+    namespace.call(lambda host: host.use_namespace().delete(Address.of(queue), host.now_ms()))
     assert refused(client, waiting) == Condition.NOT_FOUND
     client.barrier()
 
 
-# The end.
+# End of sessions.
 
 
-def test_a_session_that_is_let_go_has_its_messages_back_undelivered(
+def test_messages_of_a_released_session_count_as_undelivered(
     namespace: ClockedNamespace, client: WireClient, other: WireClient, queue: str
 ) -> None:
     send(client, queue, "a", "one", "two")
@@ -304,7 +300,7 @@ def test_a_session_that_is_let_go_has_its_messages_back_undelivered(
 
 
 @pytest.mark.parametrize("ending", ["hang up", "close", "end"])
-def test_a_session_comes_free_with_its_connection(
+def test_session_is_released_when_its_connection_closes(
     namespace: ClockedNamespace, client: WireClient, other: WireClient, queue: str, ending: str
 ) -> None:
     send(client, queue, "a", "one")
@@ -322,7 +318,7 @@ def test_a_session_comes_free_with_its_connection(
     assert decode_message(other.receive_one(waiting).payload).header.delivery_count == 0
 
 
-def test_a_session_is_lost_when_its_lock_ends(
+def test_session_is_lost_when_its_lock_ends(
     namespace: ClockedNamespace, client: WireClient, other: WireClient, queue: str
 ) -> None:
     send(client, queue, "a", "one", "two")
@@ -338,8 +334,8 @@ def test_a_session_is_lost_when_its_lock_ends(
     assert counts == [1, 0]
 
 
-def test_a_word_on_a_message_of_a_lost_session(namespace: ClockedNamespace, client: WireClient, queue: str) -> None:
-    """Before the server itself has noticed that the time is over."""
+def test_settlement_in_a_lost_session_is_refused(namespace: ClockedNamespace, client: WireClient, queue: str) -> None:
+    """Settle before the server has noticed that the lock has expired."""
     send(client, queue, "a", "one")
     holding = client.session_receiver(queue, "a", credit=1)
     delivery = client.receive(holding)[0]
@@ -357,7 +353,7 @@ def test_a_word_on_a_message_of_a_lost_session(namespace: ClockedNamespace, clie
     assert messages_in(namespace, Address.of(queue)) == [(b"one", 1)]
 
 
-def test_a_session_that_is_renewed_is_not_lost(namespace: ClockedNamespace, client: WireClient, queue: str) -> None:
+def test_session_that_is_renewed_is_not_lost(namespace: ClockedNamespace, client: WireClient, queue: str) -> None:
     send(client, queue, "a", "one")
     holding = client.session_receiver(queue, "a", credit=1)
     delivery = client.receive(holding)[0]
@@ -369,7 +365,7 @@ def test_a_session_that_is_renewed_is_not_lost(namespace: ClockedNamespace, clie
     assert client.settle(delivery, ACCEPTED) == ACCEPTED
 
 
-def test_a_lost_session_goes_to_who_waits(
+def test_lost_session_goes_to_the_waiter(
     namespace: ClockedNamespace, client: WireClient, other: WireClient, queue: str
 ) -> None:
     send(client, queue, "a", "one")
@@ -379,12 +375,12 @@ def test_a_lost_session_goes_to_who_waits(
     advance(namespace, 60_001)
     assert granted(other, other.attached(waiting)) == "a"
     assert client.detached(holding).condition == ServiceBusCondition.SESSION_LOCK_LOST
-    # That the old holder now answers the detach takes nothing from the new one.
+    # The old holder's late detach takes nothing from the new one.
     client.barrier()
     assert body_of(other.receive_one(waiting)) == b"one"
 
 
-def test_abandoned_in_a_session_comes_next_again(client: WireClient, queue: str) -> None:
+def test_message_abandoned_in_a_session_is_delivered_next(client: WireClient, queue: str) -> None:
     send(client, queue, "a", "one", "two")
     link = client.session_receiver(queue, "a")
     first = client.receive_one(link)
@@ -394,7 +390,7 @@ def test_abandoned_in_a_session_comes_next_again(client: WireClient, queue: str)
     assert (body_of(again), decode_message(again.payload).header.delivery_count) == (b"one", 1)
 
 
-def test_a_session_that_is_received_and_deleted(namespace: ClockedNamespace, client: WireClient, queue: str) -> None:
+def test_session_that_is_received_and_deleted(namespace: ClockedNamespace, client: WireClient, queue: str) -> None:
     send(client, queue, "a", "one", "two")
     link = client.session_receiver(queue, "a", credit=5, deletes=True)
     assert all(delivery.settled for delivery in client.receive(link, 2))
@@ -431,8 +427,8 @@ def test_session_that_is_received_and_deleted_is_held_as_long_as_its_link(
     assert granted(other, other.session_receiver(queue, "a")) == "a"
 
 
-def test_a_session_of_a_deleted_queue(namespace: ClockedNamespace, client: WireClient, queue: str) -> None:
+def test_session_of_a_deleted_queue(namespace: ClockedNamespace, client: WireClient, queue: str) -> None:
     link = client.session_receiver(queue, "a")
-    namespace.call(lambda host: host.namespace.delete(Address.of(queue), host.now_ms()))
+    namespace.call(lambda host: host.use_namespace().delete(Address.of(queue), host.now_ms()))
     assert client.detached(link).condition == Condition.NOT_FOUND
     client.barrier()

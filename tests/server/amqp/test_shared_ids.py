@@ -1,4 +1,4 @@
-"""E3: peers that number their deliveries alike, as the SDK for Python does with what it sends at the same time."""
+"""E3: peers that give several deliveries the same number, as the SDK for Python does with simultaneous sends."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def namespace() -> Iterator[RunningNamespace]:
         yield served
 
 
-def test_a_message_is_never_told_the_outcome_of_another(namespace: RunningNamespace) -> None:
-    """The first is refused, the second would be taken: one word for both would be a lie."""
+def test_outcome_is_never_sent_for_another_message(namespace: RunningNamespace) -> None:
+    """Check that a refused and an accepted message with the same number get separate outcomes."""
     refusals = iter(["busy"])
     deny = lambda operation, _address: next(refusals, None) if operation == "send" else None  # noqa: E731
     namespace.call(lambda host: setattr(host, "deny", deny))
@@ -40,7 +40,7 @@ def test_a_message_is_never_told_the_outcome_of_another(namespace: RunningNamesp
         assert client.seen(DispositionReceived) == []
 
 
-def test_requests_may_be_numbered_alike_and_are_all_answered(namespace: RunningNamespace) -> None:
+def test_requests_with_the_same_id_are_all_answered(namespace: RunningNamespace) -> None:
     with connect(namespace) as client:
         node = client.requests("orders/$management")
         before = client.first_session._next_delivery_id
@@ -52,10 +52,10 @@ def test_requests_may_be_numbered_alike_and_are_all_answered(namespace: RunningN
             assert client.until(partial(node.answer_to, name)).status == 204
 
 
-def test_a_peer_with_a_narrow_window_gets_one_answer_after_another(namespace: RunningNamespace) -> None:
-    """What has gone out does not count against it, however much it is in the end."""
+def test_peer_with_a_narrow_window_gets_one_response_after_another(namespace: RunningNamespace) -> None:
+    """Check that sent responses do not count against the limit, however many there are in total."""
     message = received_message(text_message(bytes(200_000)))
-    namespace.call(lambda host: host.namespace.send(ORDERS, [message], host.now_ms()))
+    namespace.call(lambda host: host.use_namespace().send(ORDERS, [message], host.now_ms()))
     narrow = Configuration(container_id="narrow", incoming_window=4, strict=False)
     key = plain("RootManageSharedAccessKey", namespace.key)
     with WireClient(namespace.port, configuration=narrow, sasl=key).open() as client:

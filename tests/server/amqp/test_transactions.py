@@ -1,4 +1,4 @@
-"""E3: transactions over AMQP: declared, filled, and done whole or not at all."""
+"""E3: transactions over AMQP: declared, filled, and executed as a whole or not at all."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from pairbus.broker import Address, EntityStatus, Part, QueueDescription
+from pairbus.broker import Address, EntityStatus, QueueDescription, QueuePart
 from pairbus.dialect.annotations import TRANSFER_DESTINATION
-from pairbus.dialect.batch import BATCH_FORMAT, join_batch
 from pairbus.dialect.conditions import ServiceBusCondition
+from pairbus.dialect.sent import BATCH_FORMAT, join_batch
 from pairbus.wire import (
     ACCEPTED,
     AMQP_VALUE,
@@ -61,7 +61,7 @@ def queue(namespace: ClockedNamespace) -> str:
 
 
 class Coordination:
-    """A coordinator, as an application uses it."""
+    """A coordinator link, as an application uses it."""
 
     def __init__(self, client: WireClient) -> None:
         self.link = client.coordinator()
@@ -89,7 +89,7 @@ def within(txn_id: bytes, outcome: object = None) -> TransactionalState:
     return TransactionalState(txn_id=txn_id, outcome=outcome)
 
 
-def bodies(namespace: ClockedNamespace, queue: str, part: Part = Part.MAIN) -> list[bytes]:
+def bodies(namespace: ClockedNamespace, queue: str, part: QueuePart = QueuePart.MAIN) -> list[bytes]:
     return [body for body, _ in messages_in(namespace, Address.of(queue, None, part))]
 
 
@@ -105,13 +105,13 @@ def received(client: WireClient, queue: str, body: str = "before") -> Delivery:
     return client.receive_one(client.receiver(queue))
 
 
-def test_transactions_have_names_of_their_own(coordinator: Coordination) -> None:
+def test_transaction_ids_are_unique(coordinator: Coordination) -> None:
     names = [coordinator.declare() for _ in range(5)]
     assert len(set(names)) == 5
     assert {coordinator.discharge(name) for name in names} == {ACCEPTED}
 
 
-def test_sends_happen_at_the_end(
+def test_sends_of_a_transaction_take_effect_at_the_commit(
     namespace: ClockedNamespace, client: WireClient, coordinator: Coordination, queue: str
 ) -> None:
     other = fresh_queue(namespace)
@@ -125,7 +125,7 @@ def test_sends_happen_at_the_end(
 
 
 @pytest.mark.parametrize("fail", [True, False, None])
-def test_a_send_and_a_settlement_go_together(
+def test_send_and_settlement_commit_together(
     namespace: ClockedNamespace, client: WireClient, coordinator: Coordination, queue: str, fail: bool | None
 ) -> None:
     answers = fresh_queue(namespace)
@@ -161,11 +161,11 @@ def test_every_outcome_can_be_part_of_a_transaction(
     txn_id = coordinator.declare()
     assert client.settle(delivery, within(txn_id, outcome)) == within(txn_id, echo)
     assert coordinator.discharge(txn_id) == ACCEPTED
-    assert len(bodies(namespace, queue, Part.DEAD_LETTER)) == (1 if outcome == Rejected() else 0)
+    assert len(bodies(namespace, queue, QueuePart.DEAD_LETTER)) == (1 if outcome == Rejected() else 0)
     assert len(bodies(namespace, queue)) == (0 if outcome in (ACCEPTED, Rejected()) else 1)
 
 
-def test_a_settlement_without_an_outcome_is_none(
+def test_settlement_without_an_outcome_is_refused(
     namespace: ClockedNamespace, client: WireClient, coordinator: Coordination, queue: str
 ) -> None:
     delivery = received(client, queue)
@@ -175,7 +175,7 @@ def test_a_settlement_without_an_outcome_is_none(
     assert bodies(namespace, queue) == [b"before"]
 
 
-def test_what_cannot_be_done_at_the_end_undoes_all_of_it(
+def test_failed_operation_rolls_the_transaction_back(
     namespace: ClockedNamespace, client: WireClient, coordinator: Coordination, queue: str
 ) -> None:
     delivery = received(client, queue)
@@ -183,7 +183,7 @@ def test_what_cannot_be_done_at_the_end_undoes_all_of_it(
     client.send(client.sender(queue), text_message("one"), state=within(txn_id))
     client.settle(delivery, within(txn_id, ACCEPTED))
     token = delivery.delivery_tag
-    namespace.call(lambda host: host.namespace.settle(Address.of(queue), token, host.now_ms()))
+    namespace.call(lambda host: host.use_namespace().settle(Address.of(queue), token, host.now_ms()))
     state = coordinator.discharge(txn_id)
     assert condition_of(state) == Condition.TRANSACTION_ROLLBACK
     assert isinstance(state, Rejected)
@@ -193,23 +193,23 @@ def test_what_cannot_be_done_at_the_end_undoes_all_of_it(
     assert condition_of(coordinator.discharge(txn_id)) == Condition.UNKNOWN_TRANSACTION
 
 
-def test_an_entity_that_is_deleted_meanwhile_undoes_all_of_it(
+def test_deleted_entity_rolls_the_transaction_back(
     namespace: ClockedNamespace, client: WireClient, coordinator: Coordination, queue: str
 ) -> None:
     gone = fresh_queue(namespace)
     txn_id = coordinator.declare()
     for name in (queue, gone):
         client.send(client.sender(name), text_message("one"), state=within(txn_id))
-    namespace.call(lambda host: host.namespace.delete(Address.of(gone), host.now_ms()))
+    namespace.call(lambda host: host.use_namespace().delete(Address.of(gone), host.now_ms()))
     assert condition_of(coordinator.discharge(txn_id)) == Condition.TRANSACTION_ROLLBACK
     assert bodies(namespace, queue) == []
 
 
-# Names that are none.
+# Unknown transactions.
 
 
 @pytest.mark.parametrize("txn_id", [b"", b"unknown", b"\0" * 8, b"x" * 1_000], ids=["empty", "text", "zero", "long"])
-def test_a_transaction_that_is_not_known(
+def test_unknown_transaction_is_refused(
     namespace: ClockedNamespace, client: WireClient, coordinator: Coordination, queue: str, txn_id: bytes
 ) -> None:
     delivery = received(client, queue)
@@ -224,7 +224,7 @@ def test_a_transaction_that_is_not_known(
     assert client.send(link, text_message("after")) == ACCEPTED
 
 
-def test_the_transactions_of_another_connection_are_not_known(
+def test_transaction_of_another_connection_is_refused(
     namespace: ClockedNamespace, client: WireClient, coordinator: Coordination, queue: str
 ) -> None:
     txn_id = coordinator.declare()
@@ -235,13 +235,13 @@ def test_the_transactions_of_another_connection_are_not_known(
     assert coordinator.discharge(txn_id) == ACCEPTED
 
 
-def test_a_transaction_ends_once(coordinator: Coordination) -> None:
+def test_second_discharge_is_refused(coordinator: Coordination) -> None:
     txn_id = coordinator.declare()
     assert coordinator.discharge(txn_id) == ACCEPTED
     assert condition_of(coordinator.discharge(txn_id)) == Condition.UNKNOWN_TRANSACTION
 
 
-def test_a_transaction_that_takes_too_long_is_undone(
+def test_transaction_that_takes_too_long_is_rolled_back(
     namespace: ClockedNamespace, client: WireClient, coordinator: Coordination, queue: str
 ) -> None:
     link = client.sender(queue)
@@ -257,17 +257,17 @@ def test_a_transaction_that_takes_too_long_is_undone(
     assert bodies(namespace, queue) == []
 
 
-def test_a_transaction_goes_with_its_connection(namespace: ClockedNamespace, queue: str) -> None:
+def test_disconnect_rolls_the_transaction_back(namespace: ClockedNamespace, queue: str) -> None:
     with connect(namespace) as client:
         txn_id = Coordination(client).declare()
         client.send(client.sender(queue), text_message("one"), state=within(txn_id))
     assert bodies(namespace, queue) == []
 
 
-# How much.
+# Limits.
 
 
-def test_a_transaction_has_at_most_a_hundred_messages(
+def test_transaction_has_at_most_a_hundred_messages(
     namespace: ClockedNamespace, client: WireClient, coordinator: Coordination, queue: str
 ) -> None:
     link = client.sender(queue)
@@ -279,12 +279,12 @@ def test_a_transaction_has_at_most_a_hundred_messages(
     delivery = received(client, fresh_queue(namespace))
     state = client.settle(delivery, within(txn_id, ACCEPTED))
     assert condition_of(state) == Condition.RESOURCE_LIMIT_EXCEEDED
-    # What was refused is not part of it; the rest is.
+    # The refused operation is not part of it; the rest is.
     assert coordinator.discharge(txn_id) == ACCEPTED
     assert len(bodies(namespace, queue)) == 100
 
 
-def test_a_batch_counts_as_its_messages(
+def test_batch_counts_as_its_messages(
     namespace: ClockedNamespace, client: WireClient, coordinator: Coordination, queue: str
 ) -> None:
     link = client.sender(queue)
@@ -299,7 +299,7 @@ def test_a_batch_counts_as_its_messages(
     assert len(bodies(namespace, queue)) == 100
 
 
-def test_a_connection_has_a_hundred_transactions_open_at_most(
+def test_connection_has_a_hundred_transactions_open_at_most(
     namespace: ClockedNamespace, coordinator: Coordination
 ) -> None:
     first, *_ = [coordinator.declare() for _ in range(100)]
@@ -311,10 +311,10 @@ def test_a_connection_has_a_hundred_transactions_open_at_most(
     coordinator.declare()
 
 
-def test_what_the_transactions_of_a_connection_hold_is_bounded(
+def test_buffered_bytes_of_a_connections_transactions_are_bounded(
     client: WireClient, coordinator: Coordination, queue: str
 ) -> None:
-    """It lies in memory until they end, and nothing holds the sender back meanwhile."""
+    """Check the operations that are in memory until the transactions end, while nothing throttles the sender."""
     link = client.sender(queue)
     payload = text_message(bytes(250_000))
     accepted = 0
@@ -329,7 +329,7 @@ def test_what_the_transactions_of_a_connection_hold_is_bounded(
     pytest.fail(f"{accepted} bytes were enlisted, and none refused")
 
 
-# Through another entity.
+# Via another entity.
 
 
 def through(client: WireClient, via: str, destination: str) -> Link:
@@ -337,7 +337,7 @@ def through(client: WireClient, via: str, destination: str) -> Link:
 
 
 @pytest.mark.parametrize("transactional", [False, True])
-def test_a_message_through_another_entity_gets_to_its_destination(
+def test_message_sent_via_an_entity_reaches_its_destination(
     namespace: ClockedNamespace, client: WireClient, coordinator: Coordination, queue: str, transactional: bool
 ) -> None:
     via = fresh_queue(namespace)
@@ -353,31 +353,31 @@ def test_a_message_through_another_entity_gets_to_its_destination(
     assert bodies(namespace, via) == []
 
 
-def test_a_message_that_cannot_get_to_its_destination_is_a_dead_letter_of_its_way(
+def test_message_that_cannot_reach_its_destination_is_dead_lettered_at_the_via_entity(
     namespace: ClockedNamespace, client: WireClient, coordinator: Coordination, queue: str
 ) -> None:
     via = fresh_queue(namespace)
     link = through(client, via, queue)
     off = QueueDescription(status=EntityStatus.DISABLED)
-    namespace.call(lambda host: host.namespace.update(Address.of(queue), off, host.now_ms()))
+    namespace.call(lambda host: host.use_namespace().update(Address.of(queue), off, host.now_ms()))
     assert client.send(link, text_message("one")) == ACCEPTED
     txn_id = coordinator.declare()
     client.send(link, text_message("two"), state=within(txn_id))
     assert coordinator.discharge(txn_id) == ACCEPTED
-    assert bodies(namespace, via, Part.TRANSFER_DEAD_LETTER) == [b"one", b"two"]
+    assert bodies(namespace, via, QueuePart.TRANSFER_DEAD_LETTER) == [b"one", b"two"]
     letter = client.receive_one(client.receiver(f"{via}/$Transfer/$DeadLetterQueue"))
     assert "DeadLetterReason" in (decode_message(letter.payload).application_properties or {})
     assert client.settle(letter, ACCEPTED) == ACCEPTED
 
 
 @pytest.mark.parametrize("destination", ["absent", "", "$cbs", 5], ids=["absent", "empty", "tokens", "number"])
-def test_a_destination_that_is_none_is_refused(client: WireClient, queue: str, destination: Any) -> None:
+def test_invalid_destination_is_refused(client: WireClient, queue: str, destination: Any) -> None:
     with pytest.raises(LinkRefusedError):
         through(client, queue, destination)
     client.barrier()
 
 
-# What a coordinator does not take.
+# Invalid requests to a coordinator.
 
 
 @pytest.mark.parametrize(
@@ -394,13 +394,13 @@ def test_a_destination_that_is_none_is_refused(client: WireClient, queue: str, d
     ],
     ids=["nothing", "garbage", "data", "text", "null", "accepted", "no name", "a number for a name"],
 )
-def test_a_coordinator_takes_declare_and_discharge(
+def test_coordinator_accepts_declare_and_discharge(
     coordinator: Coordination, client: WireClient, payload: bytes
 ) -> None:
     assert isinstance(client.send(coordinator.link, payload), Rejected)
     coordinator.declare()
 
 
-def test_a_coordinator_gives_credit_anew(coordinator: Coordination) -> None:
+def test_coordinator_replenishes_credit(coordinator: Coordination) -> None:
     for _ in range(1_200):
         assert coordinator.discharge(coordinator.declare()) == ACCEPTED

@@ -1,4 +1,4 @@
-"""Our engine as a client of the server: blocking, with deadlines, and with all that an SDK would not let a test do."""
+"""Our engine as a client of the server: blocking, with deadlines, and with everything that an SDK would not allow."""
 
 from __future__ import annotations
 
@@ -52,23 +52,11 @@ T = TypeVar("T")
 E = TypeVar("E")
 
 DEADLINE_S: Final = 60.0
-"""Generous: whoever waits may share the processors with many."""
-
-
-def eventually(condition: Callable[[], T | None]) -> T:
-    """Ask again and again until the answer is true, and return it; fail at the deadline."""
-    deadline = time.monotonic() + DEADLINE_S
-    while True:
-        answer = condition()
-        if answer:
-            return answer
-        if time.monotonic() > deadline:
-            pytest.fail(f"still not so after {DEADLINE_S:.0f} s", pytrace=True)
-        time.sleep(0.002)
+"""Generous: the machine may be shared with many other tests."""
 
 
 class LinkRefusedError(Exception):
-    """The server did not attach a link: its attach, as it must be answered all the same, and why."""
+    """The server did not attach a link: its attach, which must be answered all the same, and the reason."""
 
     def __init__(self, attached: LinkAttached, error: Error) -> None:
         super().__init__(f"{error.condition}: {error.description}")
@@ -82,7 +70,7 @@ class HungUpError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a request got back."""
+    """The response to a request."""
 
     status: int
     description: str
@@ -92,7 +80,7 @@ class Answer:
 
 
 def text_message(body: str | bytes = b"body", **properties: Any) -> bytes:
-    """A message with data for its body."""
+    """Return a message with a data body."""
     data = body.encode() if isinstance(body, str) else body
     return encode_message(Message(properties=Properties(**properties), body=(data,)))
 
@@ -102,7 +90,7 @@ def body_of(delivery: Delivery) -> bytes:
 
 
 class WireClient:
-    """One connection. Whatever it waits for comes within the deadline, or the test fails."""
+    """One connection. Every wait ends within the deadline, or the test fails."""
 
     def __init__(
         self,
@@ -113,12 +101,12 @@ class WireClient:
         ca_file: Path | None = None,
         configuration: Configuration | None = None,
     ) -> None:
-        # Not strict: the server answers requests beyond credit, because the SDK for Python grants it only once.
+        # Not strict: the server sends responses beyond credit, because the SDK for Python grants it only once.
         chosen = configuration or Configuration(container_id="wire-client", strict=False)
         self.engine = Connection(chosen, (sasl or anonymous()) if has_sasl else None)
         self.events: list[Event] = []
         self.sent: list[bytes] = []
-        """Everything that has been written, to be told again by someone else."""
+        """Everything that has been written, to be replayed by other tests."""
         self.failure: ProtocolError | None = None
         self._numbers = count(1)
         self._sessions: list[Session] = []
@@ -138,7 +126,7 @@ class WireClient:
     ) -> None:
         self.socket.close()
 
-    # The shell.
+    # Input and output.
 
     def flush(self) -> None:
         data = self.engine.data_to_send()
@@ -150,7 +138,7 @@ class WireClient:
                 self._hung_up = True
 
     def until(self, condition: Callable[[], T | None]) -> T:
-        """Exchange bytes with the server until a condition is true, and return what it returned."""
+        """Exchange bytes with the server until a condition is true, and return its value."""
         deadline = time.monotonic() + DEADLINE_S
         while True:
             self.flush()
@@ -184,7 +172,7 @@ class WireClient:
         return [event for event in self.events if isinstance(event, kind)]
 
     def hang_up(self) -> None:
-        """Go without a word."""
+        """Disconnect without closing."""
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
         self.socket.close()
 
@@ -197,18 +185,18 @@ class WireClient:
 
     @property
     def closed(self) -> Error | None:
-        """Why the server closed the connection, if it did."""
+        """Return why the server closed the connection, if it did."""
         found = self.seen(ConnectionClosed)
         return found[0].error if found else None
 
     def until_hung_up(self) -> Error | None:
-        """Wait until the server has closed the stream; return what it said before."""
+        """Wait until the server has closed the stream; return its last error."""
         with pytest.raises(HungUpError):
             self.until(lambda: False)
         return self.closed
 
     def session(self) -> Session:
-        """A new session."""
+        """Begin a session."""
         session = self.engine.begin()
         self.until(lambda: session.is_mapped)
         self._sessions.append(session)
@@ -219,7 +207,7 @@ class WireClient:
         return self._sessions[0] if self._sessions else self.session()
 
     def barrier(self) -> None:
-        """Wait until the server has taken in all that was sent so far, and what it answered at once is here."""
+        """Wait until the server has processed everything sent so far, and its immediate responses have arrived."""
         session = self.engine.begin()
         self.until(lambda: session.is_mapped)
         session.end()
@@ -237,7 +225,7 @@ class WireClient:
     def begin_attach(
         self, role: bool, *, source: Any, target: Any, name: str = "", session: Session | None = None, **options: Any
     ) -> Link:
-        """Attach a link, and do not wait."""
+        """Attach a link without waiting."""
         link = (session or self.first_session).attach(
             name or f"link-{next(self._numbers)}", role, source=source, target=target, **options
         )
@@ -261,26 +249,26 @@ class WireClient:
         return found
 
     def detached(self, link: Link) -> Error:
-        """Wait for the server to detach a link; return why."""
+        """Wait for the server to detach a link; return the reason."""
         event = self.until(lambda: next((event for event in self.seen(LinkDetached) if event.link is link), None))
         assert event.error is not None
         assert event.closed
         return event.error
 
     def detach(self, link: Link) -> None:
-        """Detach a link, and wait for the server to have done the same."""
+        """Detach a link, and wait for the server's detach."""
         link.detach()
         self.until(lambda: any(event.link is link for event in self.seen(LinkDetached)))
 
     def sender(self, address: str, **options: Any) -> Link:
-        """A link to send on, with the credit that it is given."""
+        """Return a sending link, with its credit."""
         target = Target(address=address)
         link = self.attach(SENDER, source=Source(address="here"), target=target, **options)
         self.until(lambda: link.credit)
         return link
 
     def receiver(self, address: str, *, credit: int = 0, deletes: bool = False, **options: Any) -> Link:
-        """A link to receive on, as the SDKs attach it."""
+        """Return a receiving link, attached like the SDKs do."""
         link = self.attach(RECEIVER, source=Source(address=address), **_receiving(deletes), **options)
         if credit:
             link.flow(credit)
@@ -290,7 +278,7 @@ class WireClient:
     def session_receiver(
         self, address: str, session_id: object, *, credit: int = 0, deletes: bool = False, **options: Any
     ) -> Link:
-        """A link that holds a session; of ``None``, the next one."""
+        """Return a link that holds a session; with ``None``, the next one."""
         link = self.attached(self.begin_session_receiver(address, session_id, deletes=deletes, **options))
         if credit:
             link.flow(credit)
@@ -320,7 +308,7 @@ class WireClient:
         return delivery
 
     def outcome(self, delivery: Delivery) -> object:
-        """Wait for the server's word on a message that we sent."""
+        """Wait for the outcome of a message that we sent."""
         self.until(lambda: delivery.settled)
         return delivery.state
 
@@ -328,25 +316,25 @@ class WireClient:
         return [delivery for delivery in self.seen(Delivery) if delivery.link is link]
 
     def receive(self, link: Link, number: int = 1) -> list[Delivery]:
-        """Wait until so many messages have come on a link, since it was attached."""
+        """Wait until that many messages have arrived on a link, since it was attached."""
         self.until(lambda: len(self.deliveries(link)) >= number)
         return self.deliveries(link)
 
     def is_empty(self, link: Link) -> bool:
-        """Whether nothing more can be received on a link; it gives back the credit that it has."""
+        """Return whether nothing more can be received on a link; its credit is drained."""
         have = len(self.deliveries(link))
         link.flow(1, drain=True)
         self.until(lambda: len(self.deliveries(link)) > have or not link.credit)
         return len(self.deliveries(link)) == have
 
     def receive_one(self, link: Link) -> Delivery:
-        """The next message of a link, with credit for it alone."""
+        """Return the next message of a link, with credit for it alone."""
         have = len(self.deliveries(link))
         link.flow(1)
         return self.receive(link, have + 1)[have]
 
     def settle(self, delivery: Delivery, state: object) -> object:
-        """Say what becomes of a message as the SDKs do, and wait for the server's word."""
+        """Settle a message like the SDKs do, and wait for the server's answer."""
         delivery.link.update(delivery, state)
         self.until(lambda: delivery.settled)
         return delivery.state
@@ -354,7 +342,7 @@ class WireClient:
     # Requests.
 
     def requests(self, node: str, *, session: Session | None = None) -> Requests:
-        """A pair of links to a node that answers, as the SDK for Python attaches it."""
+        """Return a pair of links to a request-response node, attached like the SDK for Python does."""
         there = session or self.first_session
         replies = self.attach(RECEIVER, source=Source(address=node), target=Target(address=node), session=there)
         asking = self.attach(SENDER, source=Source(address=node), target=Target(address=node), session=there)
@@ -369,7 +357,7 @@ class WireClient:
 
 
 class Requests:
-    """A node that answers requests."""
+    """A request-response node."""
 
     def __init__(self, client: WireClient, asking: Link, replies: Link, node: str) -> None:
         self.asking = asking
@@ -389,7 +377,7 @@ class Requests:
         message_id: Any = None,
         properties: Mapping[str, Any] | None = None,
     ) -> Answer:
-        """Ask, and wait for the answer with the same id."""
+        """Send a request, and wait for the response with the same id."""
         identity = message_id if message_id is not None else f"request-{self._node}-{next(self._numbers)}"
         self.ask(operation, body, link=link, message_id=identity, properties=properties)
         return self._client.until(lambda: self.answer_to(identity))
@@ -403,7 +391,7 @@ class Requests:
         message_id: Any = None,
         properties: Mapping[str, Any] | None = None,
     ) -> Delivery:
-        """Ask, and do not wait."""
+        """Send a request without waiting."""
         words: dict[str, Any] = {"operation": operation, **(properties or {})}
         if link is not None:
             words[ASSOCIATED_LINK] = link
@@ -416,7 +404,7 @@ class Requests:
         return self._client.begin_send(self.asking, encode_message(message))
 
     def answer_to(self, identity: object) -> Answer | None:
-        """The answer whose correlation id is this, and of the same type."""
+        """Return the response with this correlation id, of the same type."""
         events = self._client.events
         for event in events[self._read :]:
             if isinstance(event, Delivery) and event.link is self.replies:
@@ -427,31 +415,31 @@ class Requests:
         return self._answers.pop((type(identity), identity), None)
 
 
-# A namespace for it.
+# A namespace for the client.
 
 _names = count(1)
 
 
 def connect(namespace: RunningNamespace, **options: Any) -> WireClient:
-    """A connection that may do everything."""
+    """Return a connection with all rights."""
     return WireClient(namespace.port, sasl=plain("RootManageSharedAccessKey", namespace.key), **options).open()
 
 
 def fresh_queue(namespace: RunningNamespace, **settings: Any) -> str:
-    """A queue that nobody else has; its name."""
+    """Create a new queue; return its name."""
     name = f"queue-{next(_names)}"
-    namespace.call(lambda host: host.namespace.create_queue(name, QueueDescription(**settings), host.now_ms()))
+    namespace.call(lambda host: host.use_namespace().create_queue(name, QueueDescription(**settings), host.now_ms()))
     return name
 
 
 def messages_in(namespace: RunningNamespace, address: Address) -> list[tuple[bytes, int]]:
-    """The bodies of all that lies there, and how often each was delivered before."""
-    found = namespace.call(lambda host: host.namespace.peek(address, 0, 10_000, host.now_ms()))
+    """Return the bodies of all messages in a queue, and their delivery counts."""
+    found = namespace.call(lambda host: host.use_namespace().peek(address, 0, 10_000, host.now_ms()))
     return [(b"".join(decode_message(each.body).body), each.record.delivery_count) for each in found]
 
 
 def failures(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """What the server says in its log that it failed at."""
+    """Return the internal errors in the server's log."""
     return [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
 
 

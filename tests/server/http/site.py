@@ -16,14 +16,14 @@ from xml.etree import ElementTree as ET
 from starlette.applications import Starlette
 
 from pairbus.broker import STANDARD, AuthorizationRule, Limits, Namespace, Records, Right
-from pairbus.dialect.atom import Entry, Feed, Table, parse_entry, parse_error, parse_feed
+from pairbus.dialect.atom import AtomEntry, AtomFeed, Table, parse_entry, parse_error, parse_feed
 from pairbus.dialect.sas import make_sas_token
-from pairbus.server.access import Gatekeeper
+from pairbus.server.access import Authorizer
 from pairbus.server.counters import Counters
 from pairbus.server.host import NamespaceHost
 from pairbus.server.http.app import make_app
 from pairbus.server.http.metrics import Metrics
-from pairbus.store import Keeper, KeyValueStore, MemoryStore
+from pairbus.store import GroupCommitter, KeyValueStore, MemoryStore
 from tests.broker.broker import START, View
 
 HOST: Final = "bus.example:5671"
@@ -41,7 +41,7 @@ ATOM: Final = "http://www.w3.org/2005/Atom"
 
 
 def token(rule: AuthorizationRule = ROOT, resource: str = "", *, expires_ms: int = START + 3_600_000) -> str:
-    """A shared access signature for something on the server, by default for all of it."""
+    """Return a shared access signature for a resource of the server, by default for all of it."""
     return make_sas_token(f"https://{HOST}/{resource}", rule.name, rule.primary_key, expires_ms // 1_000)
 
 
@@ -50,7 +50,7 @@ def basic(name: str, key: str) -> str:
 
 
 def entry(content: str) -> bytes:
-    """A description, given without its namespace, in an entry."""
+    """Return an entry with a description, which is given without its XML namespace."""
     name, rest = content[1:].split(">", 1) if not content.endswith("/>") else (content[1:-2], None)
     tail = "/>" if rest is None else f">{rest}"
     xsi = 'xmlns:i="http://www.w3.org/2001/XMLSchema-instance"'
@@ -67,24 +67,24 @@ class Reply:
 
     @property
     def detail(self) -> str:
-        """Why a request was refused."""
+        """Return the reason of a refusal."""
         return parse_error(self.body).detail
 
-    def entry(self, table: Table) -> Entry:
+    def entry(self, table: Table) -> AtomEntry:
         return parse_entry(self.body, table)
 
-    def feed(self, table: Table) -> Feed:
+    def feed(self, table: Table) -> AtomFeed:
         return parse_feed(self.body, table)
 
     def description(self) -> ET.Element:
-        """The description as it was written."""
+        """Return the description as it was written."""
         content = ET.fromstring(self.body).find(f"{{{ATOM}}}content")  # noqa: S314 (our own)
         assert content is not None
         return content[0]
 
 
 class Site:
-    """A namespace with its application, on a loop of its own and a clock that stands still."""
+    """A namespace with its application, on a separate loop and with a fixed clock."""
 
     def __init__(self, limits: Limits = STANDARD, store: KeyValueStore | None = None, **options: Any) -> None:
         self.now_ms = START
@@ -101,12 +101,12 @@ class Site:
             )
 
         self.store = MemoryStore() if store is None else store
-        keeper = Keeper(self.store, make, self.now_ms, self.loop.call_soon_threadsafe)
+        keeper = GroupCommitter(self.store, make, self.now_ms, self.loop.call_soon_threadsafe)
         self.host = NamespaceHost("bus", limits, keeper, lambda: self.now_ms, self.loop)
-        self.host.namespace.set_authorization_rules([ROOT, SENDER, LISTENER], self.now_ms)
+        self.host.use_namespace().set_authorization_rules([ROOT, SENDER, LISTENER], self.now_ms)
         self.counters = Counters()
-        self.metrics = Metrics(self.counters, lambda: (1, 0.01))
-        self.gatekeeper = Gatekeeper(self.host)
+        self.metrics = Metrics(self.counters, keeper)
+        self.gatekeeper = Authorizer(self.host)
         self.app: Starlette = make_app(self.host, self.gatekeeper, self.metrics, **options)
 
     def __enter__(self) -> Self:
@@ -120,7 +120,7 @@ class Site:
 
     @property
     def namespace(self) -> Namespace:
-        return self.host.namespace
+        return self.host.use_namespace()
 
     def __call__(
         self,
@@ -131,7 +131,7 @@ class Site:
         authorization: str | None = "",
         headers: Mapping[str, str] | None = None,
     ) -> Reply:
-        """Make a request. ``authorization`` is by default that of the one who may do everything."""
+        """Make a request. ``authorization`` grants all rights by default."""
         given = {"host": HOST, "content-length": str(len(body)), **(headers or {})}
         if authorization is not None:
             given["authorization"] = authorization or token()

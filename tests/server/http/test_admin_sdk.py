@@ -1,4 +1,4 @@
-"""The administration client of the official Python SDK, against a server with everything."""
+"""The administration client of the official Python SDK, against a full server."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def connect(namespace: RunningNamespace, connection_string: str) -> ServiceBusAd
     )
 
 
-def test_a_queue_from_its_making_to_its_end(client: ServiceBusAdministrationClient) -> None:
+def test_queue_lifecycle(client: ServiceBusAdministrationClient) -> None:
     client.create_queue("life/target")
     rule = AuthorizationRule(
         type="SharedAccessAuthorizationRule",
@@ -154,21 +154,21 @@ def test_refusals(client: ServiceBusAdministrationClient) -> None:
             client.create_queue(name)
 
 
-def test_the_namespace(client: ServiceBusAdministrationClient) -> None:
+def test_namespace(client: ServiceBusAdministrationClient) -> None:
     found = client.get_namespace_properties()
     assert found.name
     assert found.messaging_sku in {"Standard", "Premium"}
 
 
-def test_a_wrong_key(namespace: RunningNamespace) -> None:
+def test_wrong_key(namespace: RunningNamespace) -> None:
     wrong = namespace.connection_string.replace("SharedAccessKey=", "SharedAccessKey=x")
-    with connect(namespace, wrong) as stranger:
+    with connect(namespace, wrong) as unauthorized:
         for name in ("taken", "missing"):
             with pytest.raises(ClientAuthenticationError):
-                stranger.get_queue(name)
+                unauthorized.get_queue(name)
 
 
-def test_settings_that_the_service_takes_are_taken(client: ServiceBusAdministrationClient) -> None:
+def test_settings_of_the_service_are_accepted(client: ServiceBusAdministrationClient) -> None:
     client.create_topic("as-service/topic", enable_express=True)
     client.create_queue("as-service/queue", enable_express=True, requires_session=True, forward_to="as-service/topic")
     queue = client.get_queue("as-service/queue")
@@ -186,7 +186,7 @@ def test_settings_that_the_service_takes_are_taken(client: ServiceBusAdministrat
         client.update_topic(topic)
 
 
-def test_time_without_a_zone_comes_back_without_one(client: ServiceBusAdministrationClient) -> None:
+def test_time_without_a_zone_is_returned_without_one(client: ServiceBusAdministrationClient) -> None:
     client.create_topic("times")
     client.create_subscription("times", "all")
     times = {"naive": datetime(2020, 7, 5, 11, 12, 13), "aware": datetime(2020, 7, 5, 11, 12, 13, tzinfo=UTC)}  # noqa: DTZ001

@@ -14,7 +14,7 @@ from pairbus.broker import (
     STANDARD,
     Address,
     Limits,
-    Message,
+    NewMessage,
     QueueDescription,
     SubscriptionDescription,
 )
@@ -91,7 +91,7 @@ def kind(request: pytest.FixtureRequest, site: Site) -> tuple[str, str, dict[str
     return path, *KINDS[path]
 
 
-def test_every_setting_is_taken_and_shown(site: Site, kind: tuple[str, str, dict[str, str]]) -> None:
+def test_every_setting_is_accepted_and_returned(site: Site, kind: tuple[str, str, dict[str, str]]) -> None:
     path, name, settings = kind
     created = site.put(path, body(name, settings))
     assert created.status == 201
@@ -109,7 +109,7 @@ def test_each_setting_can_be_changed_alone(site: Site, kind: tuple[str, str, dic
         assert shown(site, path)[setting] == settings[setting]
 
 
-def test_what_is_settled_at_creation_cannot_change(site: Site, kind: tuple[str, str, dict[str, str]]) -> None:
+def test_settings_fixed_at_creation_cannot_change(site: Site, kind: tuple[str, str, dict[str, str]]) -> None:
     path, name, settings = kind
     site.put(path, f"<{name}/>")
     for setting in settings.keys() & FIXED:
@@ -118,14 +118,14 @@ def test_what_is_settled_at_creation_cannot_change(site: Site, kind: tuple[str, 
         assert reply.detail.startswith("SubCode=40000. Bad Request. ")
 
 
-def test_an_update_without_what_is_settled_leaves_it(site: Site) -> None:
+def test_update_without_fixed_settings_keeps_them(site: Site) -> None:
     site.put("/q", body("QueueDescription", {"RequiresSession": "true", "UserMetadata": "m"}))
     assert site.update("/q", "<QueueDescription/>").status == 200
     assert shown(site, "/q")["RequiresSession"] == "true"
     assert "UserMetadata" not in shown(site, "/q")
 
 
-def test_an_answer_can_be_sent_back_as_it_is(site: Site, kind: tuple[str, str, dict[str, str]]) -> None:
+def test_response_can_be_sent_back_unchanged(site: Site, kind: tuple[str, str, dict[str, str]]) -> None:
     path, name, settings = kind
     created = site.put(path, body(name, settings))
     assert site.update(path, created.body).status == 200
@@ -184,13 +184,13 @@ def test_names_and_addresses_are_as_they_were_given(site: Site) -> None:
         ("a b", "https://bus/q"),
     ],
 )
-def test_the_server_is_called_as_the_client_calls_it(site: Site, host: str, expected: str) -> None:
+def test_links_use_the_host_of_the_request(site: Site, host: str, expected: str) -> None:
     site.put("/q", "<QueueDescription/>")
     found = site("GET", "/q", headers={"host": host}).entry(QUEUE)
     assert found.id.partition("?")[0] == expected
 
 
-def test_the_server_can_be_told_what_it_is_called() -> None:
+def test_links_use_the_configured_base_url() -> None:
     with Site(base_url="https://bus.example.org:443/") as site:
         site.put("/q", "<QueueDescription/>")
         assert site.get("/q").entry(QUEUE).id.startswith("https://bus.example.org:443/q?")
@@ -199,8 +199,8 @@ def test_the_server_can_be_told_what_it_is_called() -> None:
 def test_counts(site: Site) -> None:
     site.put("/q", "<QueueDescription/>")
     queue = Address.of("q")
-    site.namespace.send(queue, [Message(b"1"), Message(b"2"), Message(b"3")], site.now_ms)
-    site.namespace.send(queue, [Message(b"later", scheduled_ms=site.now_ms + 1_000)], site.now_ms)
+    site.namespace.send(queue, [NewMessage(b"1"), NewMessage(b"2"), NewMessage(b"3")], site.now_ms)
+    site.namespace.send(queue, [NewMessage(b"later", scheduled_ms=site.now_ms + 1_000)], site.now_ms)
     values = site.get("/q").entry(QUEUE).values
     assert values["message_count"] == 4
     assert values["counts"] == {
@@ -214,7 +214,7 @@ def test_counts(site: Site) -> None:
 
 
 @pytest.mark.parametrize(("version", "are_shown"), [("2017-04", False), ("2021-05", False), ("2024-05", True)])
-def test_filters_are_counted_for_those_who_know_the_counts(site: Site, version: str, are_shown: bool) -> None:
+def test_filter_counts_are_returned_to_newer_api_versions(site: Site, version: str, are_shown: bool) -> None:
     site.put("/t", "<TopicDescription/>")
     site.put("/t/Subscriptions/s", "<SubscriptionDescription/>")
     values = site.get(f"/t?api-version={version}").entry(TOPIC).values
@@ -223,7 +223,7 @@ def test_filters_are_counted_for_those_who_know_the_counts(site: Site, version: 
     assert values.get("correlation_filter_count") == (0 if are_shown else None)
 
 
-def test_a_partitioned_entity_is_shown_with_the_size_of_all_its_parts(site: Site) -> None:
+def test_partitioned_entity_is_shown_with_the_size_of_all_its_parts(site: Site) -> None:
     settings = {"EnablePartitioning": "true", "MaxSizeInMegabytes": "2048"}
     created = site.put("/q", body("QueueDescription", settings))
     assert shown(site, "/q")["MaxSizeInMegabytes"] == "32768"
@@ -235,7 +235,7 @@ def test_a_partitioned_entity_is_shown_with_the_size_of_all_its_parts(site: Site
 
 
 @pytest.mark.parametrize("limits", [PREMIUM, RELAXED], ids=["premium", "relaxed"])
-def test_a_size_that_could_be_taken_for_another_is_shown_as_it_is(limits: Limits) -> None:
+def test_ambiguous_size_is_reported_unscaled(limits: Limits) -> None:
     with Site(limits) as site:
         created = site.put("/q", "<QueueDescription><EnablePartitioning>true</EnablePartitioning></QueueDescription>")
         assert shown(site, "/q")["MaxSizeInMegabytes"] == "1024"
@@ -253,7 +253,7 @@ def test_deleting(site: Site) -> None:
         assert site.get(path).detail.startswith("SubCode=40400. Not Found. ")
 
 
-def test_what_is_there_cannot_be_made(site: Site, kind: tuple[str, str, dict[str, str]]) -> None:
+def test_creating_an_existing_entity_is_refused(site: Site, kind: tuple[str, str, dict[str, str]]) -> None:
     path, name, _ = kind
     assert site.put(path, f"<{name}/>").status == 201
     again = site.put(path.upper().replace("SUBSCRIPTIONS", "Subscriptions"), f"<{name}/>")
@@ -263,13 +263,13 @@ def test_what_is_there_cannot_be_made(site: Site, kind: tuple[str, str, dict[str
     assert "TrackingId:" in again.detail
 
 
-def test_what_is_not_there_cannot_be_changed(site: Site, kind: tuple[str, str, dict[str, str]]) -> None:
+def test_updating_a_missing_entity_is_refused(site: Site, kind: tuple[str, str, dict[str, str]]) -> None:
     path, name, _ = kind
     assert site.update(path, f"<{name}/>").status == 404
     assert site.get(path).status == 404
 
 
-def test_a_queue_does_not_become_a_topic(site: Site) -> None:
+def test_queue_does_not_become_a_topic(site: Site) -> None:
     site.put("/q", "<QueueDescription/>")
     assert site.update("/q", "<TopicDescription/>").status == 400
     assert site.put("/q/Subscriptions/s", "<SubscriptionDescription/>").status == 404
@@ -296,7 +296,7 @@ def test_wrong_settings(site: Site, setting: str, text: str) -> None:
     assert site.get("/q").body == before
 
 
-def test_a_full_namespace_is_no_fault_of_the_server() -> None:
+def test_full_namespace_is_not_a_server_error() -> None:
     with Site(replace(STANDARD, entities=1)) as site:
         site.put("/a", "<QueueDescription/>")
         full = site.put("/b", "<QueueDescription/>")
@@ -365,9 +365,7 @@ def test_subscriptions_forward_too(site: Site) -> None:
         ),
     ],
 )
-def test_who_manages_one_entity_needs_a_token_to_forward_to_another(
-    site: Site, element: str, header: str, other: str
-) -> None:
+def test_forwarding_needs_a_token_for_the_target(site: Site, element: str, header: str, other: str) -> None:
     site.put("/target", "<QueueDescription/>")
     content = body("QueueDescription", {element: "target"})
     mine = token(resource="q")
@@ -404,7 +402,7 @@ def test_keys_of_an_entity(site: Site) -> None:
     assert key == {"rights": ("Manage", "Listen"), "name": "k", "primary_key": "p", "secondary_key": "s"}
 
 
-def test_keys_that_are_not_given_are_made_once(site: Site) -> None:
+def test_omitted_keys_are_generated_once(site: Site) -> None:
     site.put("/q", KEYS.format(""))
     (made,) = keys(site)
     assert made["primary_key"] != made["secondary_key"]
@@ -416,7 +414,7 @@ def test_keys_that_are_not_given_are_made_once(site: Site) -> None:
     assert keys(site) == ()
 
 
-def test_who_has_the_key_of_an_entity_manages_that_entity_only(site: Site) -> None:
+def test_key_of_an_entity_manages_that_entity_only(site: Site) -> None:
     site.put("/q", KEYS.format("<PrimaryKey>p</PrimaryKey>"))
     site.put("/other", "<QueueDescription/>")
     mine = make_sas_token(f"https://{HOST}/", "k", "p", site.now_ms // 1_000 + 60)

@@ -16,14 +16,14 @@ def key(*rights: str, primary: str = "", secondary: str = "") -> str:
     return f"<SharedAccessAuthorizationRule><Rights>{granted}</Rights>{keys}</SharedAccessAuthorizationRule>"
 
 
-def test_they_are_listed(site: Site) -> None:
+def test_keys_are_listed(site: Site) -> None:
     entries = site.get(KEYS + "/").feed(AUTHORIZATION_RULE).entries
     assert [entry.values["name"] for entry in entries] == [ROOT.name, "sender", "listener"]
     assert entries[0].values["rights"] == ("Manage", "Send", "Listen")
     assert entries[0].values["primary_key"] == ROOT.primary_key
 
 
-def test_a_new_key_opens_and_a_deleted_one_does_not(site: Site) -> None:
+def test_new_key_is_accepted_and_a_deleted_one_refused(site: Site) -> None:
     created = site.put(f"{KEYS}/ops", key("Manage", primary="p", secondary="s"))
     assert created.status == 201
     assert site.get(f"{KEYS}/OPS").body == created.body
@@ -35,7 +35,7 @@ def test_a_new_key_opens_and_a_deleted_one_does_not(site: Site) -> None:
     assert site.delete(f"{KEYS}/ops").status == 404
 
 
-def test_a_key_is_made_if_none_is_given_and_stays(site: Site) -> None:
+def test_omitted_key_is_generated_and_kept(site: Site) -> None:
     made = site.put(f"{KEYS}/ops", key("Send")).entry(AUTHORIZATION_RULE).values
     assert len(made["primary_key"]) == 44
     assert site.put(f"{KEYS}/ops", key("Send")).status == 409
@@ -57,7 +57,7 @@ def test_versions(site: Site) -> None:
     assert site.delete(f"{KEYS}/sender", headers={"If-Match": tag}).status == 412
 
 
-def test_the_last_key_that_manages_stays(site: Site) -> None:
+def test_last_key_with_the_manage_right_cannot_be_deleted(site: Site) -> None:
     assert site.delete(f"{KEYS}/{ROOT.name}").status == 400
     assert site.update(f"{KEYS}/{ROOT.name}", key("Send")).status == 400
     assert site.get(f"{KEYS}/{ROOT.name}").entry(AUTHORIZATION_RULE).values["rights"] == ("Manage", "Send", "Listen")

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from pairbus.broker import Address, Message
-from pairbus.store import StoreFailedError
+from pairbus.broker import Address, NewMessage
+from pairbus.store import GroupCommitter, StoreFailedError
 from tests.server.http.site import LISTENER, SENDER, Site, basic, token
 
 
@@ -17,7 +17,7 @@ def filled(site: Site) -> Site:
     site.put("/secret/queue", "<QueueDescription/>")
     site.put("/secret/topic", "<TopicDescription/>")
     site.put("/secret/topic/Subscriptions/hidden", "<SubscriptionDescription/>")
-    site.namespace.send(Address.of("secret/queue"), [Message(b"x"), Message(b"y")], site.now_ms)
+    site.namespace.send(Address.of("secret/queue"), [NewMessage(b"x"), NewMessage(b"y")], site.now_ms)
     return site
 
 
@@ -39,17 +39,28 @@ def test_health_while_the_server_drains() -> None:
         assert (reply.status, json.loads(reply.body)["status"]) == (503, "draining")
 
 
-def test_health_and_metrics_while_the_store_cannot_be_read(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_health_and_metrics_while_the_store_cannot_be_read(
+    site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     def fail(_: object) -> None:
         raise StoreFailedError("the store", "no")
 
-    monkeypatch.setattr(type(site.host), "namespace", property(fail))
-    assert site.get("/health", authorization=None).status == 503
-    assert "pairbus_http_requests_total" in text(site)
-    assert site.get("/q").status == 500
+    with monkeypatch.context() as patched:
+        patched.setattr(GroupCommitter, "namespace", property(fail))
+        for _ in range(3):
+            assert site.get("/health", authorization=None).status == 503
+            assert "pairbus_http_requests_total" in text(site)
+            assert site.get("/q").status == 500
+    assert site.get("/health", authorization=None).status == 200
+    assert site.get("/q").status == 404
+    reported = [line for line in caplog.messages if line.startswith("storage ")]
+    assert [line.partition(" error=")[0] for line in reported] == [
+        'storage in trouble namespace=bus reason="the store cannot be read"',
+        "storage works again namespace=bus",
+    ]
 
 
-def test_strangers_see_totals_and_no_names(site: Site) -> None:
+def test_unauthorized_clients_see_totals_without_entity_names(site: Site) -> None:
     shown = text(filled(site), None)
     assert 'pairbus_messages{state="active"}' in shown
     assert 'pairbus_entities{kind="queue"} 1.0' in shown
@@ -62,14 +73,14 @@ def test_strangers_see_totals_and_no_names(site: Site) -> None:
     ["nonsense", token(SENDER), token(LISTENER, "secret/queue"), basic("listener", "wrong")],
     ids=["nonsense", "another claim", "another entity", "another key"],
 )
-def test_who_shows_what_does_not_hold_is_told(site: Site, authorization: str) -> None:
+def test_invalid_credential_is_rejected(site: Site, authorization: str) -> None:
     assert filled(site).get("/metrics", authorization=authorization).status == 401
 
 
 @pytest.mark.parametrize(
     "authorization", [token(), token(LISTENER), basic("listener", "l1")], ids=["manage", "listen", "basic"]
 )
-def test_those_who_may_see_the_entities(site: Site, authorization: str) -> None:
+def test_authorized_clients_see_entity_metrics(site: Site, authorization: str) -> None:
     shown = text(filled(site), authorization)
     assert 'pairbus_entity_messages{entity="secret/queue",kind="queue",state="active"} 2.0' in shown
     assert 'pairbus_entity_size_bytes{entity="secret/topic/Subscriptions/hidden",kind="subscription"} 0.0' in shown
@@ -93,7 +104,7 @@ def test_requests_are_counted(site: Site) -> None:
     assert 'pairbus_http_request_seconds_count{route="get-entity"} 2.0' in shown
 
 
-def test_what_the_other_side_counts(site: Site) -> None:
+def test_amqp_traffic_is_counted(site: Site) -> None:
     counters = site.counters
     counters.connections["amqp"] += 1
     counters.links["sender"] += 1
@@ -101,12 +112,14 @@ def test_what_the_other_side_counts(site: Site) -> None:
     counters.messages_delivered += 1
     counters.settled["complete"] += 1
     counters.requests["com.microsoft:peek-message", 200] += 3
+    site.host.committer.commit_histogram[0] += 1
     shown = text(site)
     assert 'pairbus_connections_open{protocol="amqp"} 1.0' in shown
     assert 'pairbus_links_open{kind="sender"} 1.0' in shown
     assert 'pairbus_messages_settled_total{outcome="complete"} 1.0' in shown
     assert 'pairbus_management_operations_total{operation="com.microsoft:peek-message",status="200"} 3.0' in shown
-    assert "pairbus_commit_seconds_count 1.0" in shown
+    shown_count = next(line for line in shown.splitlines() if line.startswith("pairbus_commit_seconds_count "))
+    assert 0 < float(shown_count.rpartition(" ")[2]) <= sum(site.host.committer.commit_histogram)
 
 
 def test_messages_are_counted_from_the_side_of_the_application(site: Site) -> None:
@@ -137,7 +150,7 @@ def test_old_names_keep_their_meaning_and_are_deprecated(site: Site, old: str, n
     assert f"# HELP pairbus_{old}_total Deprecated, use pairbus_{new}_total: " in text(site)
 
 
-def test_an_entity_may_be_called_like_them(site: Site) -> None:
+def test_entity_may_have_the_name_of_a_monitoring_path(site: Site) -> None:
     for name in ("health", "metrics"):
         assert site.put(f"/{name}?api-version=2021-05", "<QueueDescription/>").status == 201
         assert b"QueueDescription" in site.get(f"/{name}?api-version=2021-05").body
@@ -145,7 +158,7 @@ def test_an_entity_may_be_called_like_them(site: Site) -> None:
         assert site.get(f"/{name}?api-version=2021-05", authorization=None).status == 401
 
 
-def test_the_page_for_operators_names_every_metric(site: Site) -> None:
+def test_page_for_operators_names_every_metric(site: Site) -> None:
     page = (Path(__file__).parents[3] / "docs" / "how-to" / "operate.md").read_text(encoding="utf-8")
     site.get("/q")
     families = re.findall(r"^# TYPE (\S+) (\S+)", text(filled(site), token()), re.MULTILINE)

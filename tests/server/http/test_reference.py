@@ -1,4 +1,4 @@
-"""The page about HTTP has every route, and no other."""
+"""The reference page of HTTP has every route, and no other."""
 
 from __future__ import annotations
 

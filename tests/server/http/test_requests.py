@@ -1,4 +1,4 @@
-"""Requests: as the SDKs make them, as nobody should, and how often."""
+"""Requests: valid ones of the SDKs, invalid ones, and their counts."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from urllib.parse import unquote
 
 import pytest
 
-from pairbus.broker import Address, Message, QueueDescription
+from pairbus.broker import Address, NewMessage, QueueDescription
 from pairbus.dialect.atom import QUEUE, RULE, SUBSCRIPTION, TOPIC
-from pairbus.server.http.app import MAX_BODY_BYTES
+from pairbus.server.http.routes import MAX_ENTITY_BYTES
 from pairbus.store import keys
 from pairbus.store.keyvalue import apply
 from tests.broker.broker import Broker
@@ -56,7 +56,7 @@ JS_RULE = (
 
 
 @pytest.mark.parametrize("document", [PYTHON_QUEUE, JS_QUEUE], ids=["python", "javascript"])
-def test_the_sdks_make_queues(site: Site, document: str) -> None:
+def test_sdks_make_queues(site: Site, document: str) -> None:
     assert site.put("/q", document.encode()).status == 201
     description = site.namespace.entity(Address.of("q"), site.now_ms).description
     assert isinstance(description, QueueDescription)
@@ -65,7 +65,7 @@ def test_the_sdks_make_queues(site: Site, document: str) -> None:
 
 
 @pytest.mark.parametrize("document", [PYTHON_RULE, JS_RULE], ids=["python", "javascript"])
-def test_the_sdks_make_rules(site: Site, document: str) -> None:
+def test_sdks_make_rules(site: Site, document: str) -> None:
     site.put("/t", "<TopicDescription/>")
     site.put("/t/Subscriptions/s", "<SubscriptionDescription/>")
     created = site.put("/t/Subscriptions/s/Rules/r", document.encode())
@@ -87,8 +87,8 @@ def test_hostile_documents_are_bad_requests(site: Site, document: bytes) -> None
 
 
 @pytest.mark.parametrize("says_so", [True, False])
-def test_a_body_is_bounded(site: Site, says_so: bool) -> None:
-    body = b"<a>" + b" " * MAX_BODY_BYTES + b"</a>"
+def test_body_is_bounded(site: Site, says_so: bool) -> None:
+    body = b"<a>" + b" " * MAX_ENTITY_BYTES + b"</a>"
     headers = {} if says_so else {"content-length": "5"}
     assert site.put("/q", body, headers=headers).status == 413
     assert site.put("/q", entry("<QueueDescription/>") + b" " * 100_000).status == 201
@@ -100,7 +100,7 @@ def test_a_body_is_bounded(site: Site, says_so: bool) -> None:
      "/a%0Ab", "/%20", "/.", "/a/../b", "/$a", "/$Resources/Queues", "/subscriptions", "/a/Subscriptions", "/rules",
      f"/{'x' * 261}", f"/{'%C3%A9' * 261}", "/a://b"],
 )  # fmt: skip
-def test_names_that_are_none(site: Site, path: str) -> None:
+def test_invalid_names_are_refused(site: Site, path: str) -> None:
     for content in ("<QueueDescription/>", "<TopicDescription/>"):
         reply = site.put(path, content)
         assert reply.status == 400
@@ -109,7 +109,7 @@ def test_names_that_are_none(site: Site, path: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["a/", "a%2Fb", "x" * 51, "a%3F", "$a", "%20", ""])
-def test_names_of_subscriptions_and_rules_that_are_none(site: Site, name: str) -> None:
+def test_invalid_names_of_subscriptions_and_rules_are_refused(site: Site, name: str) -> None:
     site.put("/t", "<TopicDescription/>")
     site.put("/t/Subscriptions/s", "<SubscriptionDescription/>")
     assert site.put(f"/t/Subscriptions/{name}", "<SubscriptionDescription/>").status == 400
@@ -121,7 +121,7 @@ def test_names_of_subscriptions_and_rules_that_are_none(site: Site, name: str) -
     "name",
     ["q", "a/b/c", "a%2Fb", "with.dots-and_lines", "a%7Eb", "x" * 260, "health", "metrics"],
 )
-def test_names_that_are_good(site: Site, name: str) -> None:
+def test_valid_names_are_accepted(site: Site, name: str) -> None:
     version = "?api-version=2021-05"
     assert site.put(f"/{name}{version}", "<QueueDescription/>").status == 201
     assert site.get(f"/{name}{version}").status == 200
@@ -160,7 +160,7 @@ def test_other_methods(site: Site, method: str, path: str, allowed: str) -> None
     assert (reply.status, reply.headers["allow"]) == (405, allowed)
 
 
-def test_a_fault_of_ours_is_told_without_its_inside(
+def test_internal_error_is_reported_without_details(
     site: Site, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> None:
@@ -179,7 +179,7 @@ def test_a_fault_of_ours_is_told_without_its_inside(
 # Pages
 
 
-def test_lists_come_in_pages(site: Site) -> None:
+def test_lists_are_paged(site: Site) -> None:
     for number in range(250):
         site.namespace.create_queue(f"q{number}", QueueDescription(), site.now_ms)
     names: list[str] = []
@@ -216,11 +216,11 @@ def test_skip_and_top(site: Site, query: str, count: int, following: str | None)
 
 
 @pytest.mark.parametrize("query", ["$skip=-1", "$skip=x", "$top=1.5", "$top=", "$skip=99999999999999999999"])
-def test_pages_that_are_none(site: Site, query: str) -> None:
+def test_invalid_pages_are_refused(site: Site, query: str) -> None:
     assert site.get(f"/$Resources/Topics?{query}").status == 400
 
 
-def test_there_may_be_nothing_to_list(site: Site) -> None:
+def test_empty_list_is_returned(site: Site) -> None:
     reply = site.get("/$RESOURCES/topics")
     assert reply.headers["content-type"] == "application/atom+xml;type=feed;charset=utf-8"
     assert reply.feed(TOPIC).entries == ()
@@ -230,12 +230,12 @@ def test_there_may_be_nothing_to_list(site: Site) -> None:
 # Versions
 
 
-def test_a_version_lasts_until_the_entity_is_changed(site: Site) -> None:
+def test_etag_is_valid_until_the_entity_changes(site: Site) -> None:
     site.put("/other", "<QueueDescription/>")
     first = site.put("/q", "<QueueDescription/>").headers["etag"]
     assert site.get("/q").headers["etag"] == first
     site.now_ms += 1
-    site.namespace.send(Address.of("q"), [Message(b"")], site.now_ms)
+    site.namespace.send(Address.of("q"), [NewMessage(b"")], site.now_ms)
     assert site("GET", "/q", headers={"host": "elsewhere"}).headers["etag"] == first
     second = site.update("/q", "<QueueDescription/>", first).headers["etag"]
     assert second != first
@@ -247,7 +247,7 @@ def test_a_version_lasts_until_the_entity_is_changed(site: Site) -> None:
     assert site.update("/q", "<QueueDescription/>", f'"x", W/{second}').status == 200
 
 
-def test_a_change_in_the_same_millisecond_is_a_change(site: Site) -> None:
+def test_change_in_the_same_millisecond_is_a_change(site: Site) -> None:
     first = site.put("/q", "<QueueDescription/>").headers["etag"]
     changed = site.update("/q", "<QueueDescription><MaxDeliveryCount>3</MaxDeliveryCount></QueueDescription>", first)
     assert changed.headers["etag"] != first
@@ -267,8 +267,8 @@ def test_rules_have_versions(site: Site) -> None:
     assert site.delete(path, headers={"If-Match": "*"}).status == 404
 
 
-def test_a_change_that_is_answered_is_durable(site: Site) -> None:
-    """The store has it at the moment of the answer, and not only the namespace in memory."""
+def test_change_that_is_answered_is_durable(site: Site) -> None:
+    """Check that the store has it at the time of the response, and not only the namespace in memory."""
     site.put("/q", "<QueueDescription/>", authorization=token())
     again = Broker(store=site.store)
     assert [info.path for info in again.namespace.queues(site.now_ms)] == ["q"]

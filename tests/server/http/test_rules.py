@@ -52,7 +52,7 @@ def kept(site: Site, name: str = "r") -> Rule:
     return next(rule for rule in site.namespace.rules("t/x", "s", site.now_ms) if rule.description.name == name)
 
 
-def test_a_new_subscription_lets_everything_through(subscribed: Site) -> None:
+def test_new_subscription_matches_everything(subscribed: Site) -> None:
     (entry,) = subscribed.get(f"{RULES}/").feed(RULE).entries
     assert entry.id == f"https://{HOST}{RULES}/$Default?api-version=2021-05"
     assert entry.title == "$Default"
@@ -60,7 +60,7 @@ def test_a_new_subscription_lets_everything_through(subscribed: Site) -> None:
     assert entry.values["action"] == {"type": "EmptyRuleAction"}
 
 
-def test_a_subscription_with_another_first_rule(site: Site) -> None:
+def test_subscription_with_another_first_rule(site: Site) -> None:
     site.put("/t/x", "<TopicDescription/>")
     first = rule(sql("a=1"), name="first").replace("RuleDescription", "DefaultRuleDescription")
     site.put("/t/x/Subscriptions/s", f"<SubscriptionDescription>{first}</SubscriptionDescription>")
@@ -102,7 +102,7 @@ def test_time_keeps_its_zone_or_the_lack_of_one_over_a_restart(subscribed: Site,
         assert restarted.get(f"{RULES}/r").body == created.body
 
 
-def test_a_correlation_filter(subscribed: Site) -> None:
+def test_correlation_filter(subscribed: Site) -> None:
     fields = ("CorrelationId", "MessageId", "To", "ReplyTo", "Label", "SessionId", "ReplyToSessionId", "ContentType")
     texts = "".join(f"<{field}>{field.lower()}</{field}>" for field in fields)
     properties = f"<Properties>{ALL_TYPES}</Properties>"
@@ -132,7 +132,7 @@ def test_filters_without_a_condition(subscribed: Site, kind: str, expected: obje
     assert subscribed.get(f"{RULES}/R").entry(RULE).values["filter"]["type"] == kind
 
 
-def test_the_path_names_the_rule(subscribed: Site) -> None:
+def test_path_names_the_rule(subscribed: Site) -> None:
     subscribed.put(f"{RULES}/mine", rule(sql("a=1"), name="other"))
     assert subscribed.get(f"{RULES}/mine").status == 200
     assert subscribed.get(f"{RULES}/other").status == 404
@@ -149,7 +149,7 @@ def test_changing_and_deleting(subscribed: Site) -> None:
     assert subscribed.get(f"{RULES}/r").status == 404
 
 
-def test_rules_are_listed_in_the_order_of_their_making(subscribed: Site) -> None:
+def test_rules_are_listed_in_creation_order(subscribed: Site) -> None:
     for name in ("zebra", "ant"):
         subscribed.put(f"{RULES}/{name}", rule(sql("a=1")))
     assert [entry.title for entry in subscribed.get(RULES).feed(RULE).entries] == ["$Default", "zebra", "ant"]
@@ -180,6 +180,6 @@ def test_wrong_rules(subscribed: Site, content: str) -> None:
 @pytest.mark.parametrize(
     "path", ["/t/x/Subscriptions/none/Rules", "/none/Subscriptions/s/Rules", "/none/Subscriptions"]
 )
-def test_rules_of_nothing(subscribed: Site, path: str) -> None:
+def test_rules_of_a_missing_subscription_are_not_found(subscribed: Site, path: str) -> None:
     assert subscribed.get(path).status == 404
     assert subscribed.get(f"{path}/r").status == 404

@@ -1,4 +1,4 @@
-"""A namespace in a process of its own, with a store that is soon full, to be killed."""
+"""A namespace with a small store in a separate process, which tests kill."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MEGABYTE = 1024 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SmallSettings(Settings):
-    """A store is given whole gigabytes; a test has no time to fill one."""
+    """Settings with a store of some megabytes: a test has no time to fill gigabytes."""
 
     store_megabytes: int = 32
 
@@ -29,7 +29,7 @@ class SmallSettings(Settings):
         return self.store_megabytes * MEGABYTE
 
 
-def small_settings(path: Path, store_megabytes: int) -> SmallSettings:
+def small_settings(path: Path, store_megabytes: int, side_buffer_mb: int = 256) -> SmallSettings:
     return SmallSettings(
         data=path / "data",
         name="contoso",
@@ -37,15 +37,16 @@ def small_settings(path: Path, store_megabytes: int) -> SmallSettings:
         tier=Tier.STANDARD,
         entities=parse_declaration({"queues": [{"name": "orders"}]}),
         side_buffer=path / "side",
+        side_buffer_mb=side_buffer_mb,
         ledger=path / "ledger",
         ledger_lives=True,
         store_megabytes=store_megabytes,
     )
 
 
-def serve(path: Path, store_megabytes: int, reports: Connection) -> None:
+def serve(path: Path, store_megabytes: int, side_buffer_mb: int, reports: Connection) -> None:
     async def served() -> None:
-        async with NamespaceServer(small_settings(path, store_megabytes)) as server:
+        async with NamespaceServer(small_settings(path, store_megabytes, side_buffer_mb)) as server:
             reports.send((server.ports[0], server.key, server.connection_string))
             await asyncio.Event().wait()
 
@@ -54,7 +55,7 @@ def serve(path: Path, store_megabytes: int, reports: Connection) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What a client needs, and how it is killed."""
+    """A running namespace: its port, its credentials and its process."""
 
     port: int
     key: str
@@ -67,15 +68,23 @@ class Served:
 
 
 @contextmanager
-def serving(path: Path, store_megabytes: int) -> Iterator[Served]:
-    context = get_context("spawn")
+def starting(path: Path, store_megabytes: int, side_buffer_mb: int = 256) -> Iterator[tuple[BaseProcess, Connection]]:
+    """Start a namespace, without waiting; the connection reports when it is ready."""
+    context = get_context("forkserver")
+    context.set_forkserver_preload([__name__])
     ours, theirs = context.Pipe()
-    process = context.Process(target=serve, args=(path, store_megabytes, theirs))
+    process = context.Process(target=serve, args=(path, store_megabytes, side_buffer_mb, theirs))
     process.start()
     try:
-        assert ours.poll(START_S), "it did not start"
-        port, key, connection_string = ours.recv()
-        yield Served(port, key, connection_string, process)
+        yield process, ours
     finally:
         process.kill()
         process.join()
+
+
+@contextmanager
+def serving(path: Path, store_megabytes: int, side_buffer_mb: int = 256) -> Iterator[Served]:
+    with starting(path, store_megabytes, side_buffer_mb) as (process, reports):
+        assert reports.poll(START_S), "the namespace did not start"
+        port, key, connection_string = reports.recv()
+        yield Served(port, key, connection_string, process)

@@ -1,30 +1,31 @@
-"""A namespace with a store in memory that fails when a test wants it to, and a side buffer on disk."""
+"""A namespace with a store in memory that fails on demand, and a side buffer on disk."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 from pairbus.broker import STANDARD, Address
-from pairbus.server.access import Gatekeeper
+from pairbus.server.access import Authorizer
 from pairbus.server.amqp.services import AmqpServices
-from pairbus.server.clock import SystemClock
 from pairbus.server.counters import Counters
 from pairbus.server.dispatcher import Dispatcher
 from pairbus.server.host import NamespaceHost
+from pairbus.server.process import SystemClock
 from pairbus.server.side_buffer.buffer import SideBuffer
-from pairbus.server.side_buffer.merger import Pauses
-from pairbus.store import Batch, Keeper, StoreError, keys
+from pairbus.server.side_buffer.replayer import Pauses
+from pairbus.store import Batch, GroupCommitter, StoreError, apply, keys
 from pairbus.store.errors import StoreFailedError, StoreFullError
-from pairbus.store.journal import RESERVE_BYTES
 from pairbus.store.memory import MemoryCommit
 from pairbus.store.records import decode_stamped
+from pairbus.store.write_batch import RESERVE_BYTES
 from tests.server.amqp.test_failed_commits import GatedStore, Stage
 from tests.server.amqp.wire_client import DEADLINE_S
+from tests.waiting import eventually_async
 
 MEGABYTE = 1024 * 1024
 ORDERS = Address.of("orders")
@@ -34,19 +35,21 @@ FULL = StoreFullError("the store", "the test wants it so")
 
 
 class TroubledStore(GatedStore):
-    """Fails every commit for as long as it has trouble."""
+    """A store that fails every commit while ``trouble`` is set."""
 
     def __init__(self) -> None:
         super().__init__()
         self.trouble: StoreError | None = None
+        self.trouble_after_next: StoreError | None = None
+        """The error of the commit after the next one."""
         self.attempts = 0
-        """How often something was to be committed."""
+        """Number of commits that were attempted."""
         self.merged: list[list[str]] = []
-        """Of which entities something was merged, by commit."""
+        """The entities merged with each commit."""
         self.merging_gate = threading.Event()
         self.merging_gate.set()
         self.is_merging = threading.Event()
-        """A commit that merges something waits at its gate, or has passed it."""
+        """Set once a commit with merged messages waits at the gate, or has passed it."""
 
     def prepare(self, batch: Batch) -> MemoryCommit:
         self.attempts += 1
@@ -61,26 +64,32 @@ class TroubledStore(GatedStore):
         if self.trouble is not None:
             self.fail_next_run(self.trouble)
         super().write(commit)
+        if self.trouble_after_next is not None:
+            self.fail_next_run(self.trouble_after_next)
+            self.trouble_after_next = None
         if entities:
             self.merged.append(entities)
 
     def give_room(self, size_bytes: int) -> None:
-        """Let it take so much more, and what is kept for settling."""
+        """Raise the limit by a size, on top of the reserve for settling."""
         self.max_bytes = self.used_bytes + RESERVE_BYTES + size_bytes
 
 
 class BufferedStage(Stage):
-    """The same with a side buffer beside it."""
+    """A namespace with a side buffer."""
 
     store: TroubledStore
 
-    def __init__(self) -> None:
+    def __init__(self, left: Mapping[bytes, bytes] | None = None) -> None:
+        """``left`` is what the store of an earlier namespace holds."""
         self.store = TroubledStore()
+        if left is not None:
+            apply(self.store, left)
         loop = asyncio.get_running_loop()
-        keeper = Keeper(self.store, self._make, SystemClock()(), wake=loop.call_soon_threadsafe)
+        keeper = GroupCommitter(self.store, self._make, SystemClock()(), wake=loop.call_soon_threadsafe)
         self.host = NamespaceHost("contoso", STANDARD, keeper, SystemClock(), loop)
         self.services = AmqpServices(
-            self.host, Gatekeeper(self.host), Dispatcher(self.host), Counters(), idle_timeout_ms=240_000
+            self.host, Authorizer(self.host), Dispatcher(self.host), Counters(), idle_timeout_ms=240_000
         )
 
     def open_buffer(self, path: Path, max_bytes: int = MEGABYTE) -> SideBuffer:
@@ -95,38 +104,36 @@ class BufferedStage(Stage):
         return self.host.side_buffer
 
     def numbers(self, address: Address = ORDERS) -> list[str]:
-        """What lies in a queue, by its bodies, in order."""
+        """Return the bodies of the messages in a queue, in order."""
         return [body.decode() for body in self.kept(address)]
 
     async def merged(self) -> None:
-        await eventually(lambda: not self.buffer.tally.held)
+        await eventually_async(lambda: not self.buffer.counts.held)
 
     async def rounds(self, number: int = 5) -> None:
-        """Wait until it was tried so often to merge something."""
+        """Wait for a number of further commit attempts."""
         attempts = self.store.attempts
-        await eventually(lambda: self.store.attempts >= attempts + number)
+        await eventually_async(lambda: self.store.attempts >= attempts + number)
 
     def ids(self, address: Address = ORDERS) -> list[str]:
-        found = self.host.namespace.peek(address, 0, 10_000, self.host.now_ms())
+        found = self.host.use_namespace().peek(address, 0, 10_000, self.host.now_ms())
         return [each.record.message_id for each in found]
 
 
-async def eventually(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(DEADLINE_S):
-        while not condition():  # noqa: ASYNC110 (nobody tells)
-            await asyncio.sleep(0.002)
-
-
 @asynccontextmanager
-async def staged(path: Path, max_bytes: int = MEGABYTE) -> AsyncIterator[BufferedStage]:
-    stage = BufferedStage()
+async def staged(
+    path: Path, max_bytes: int = MEGABYTE, left: Mapping[bytes, bytes] | None = None
+) -> AsyncIterator[BufferedStage]:
+    stage = BufferedStage(left)
     try:
-        await stage.furnish()
+        if left is None:
+            await stage.furnish()
         stage.open_buffer(path, max_bytes)
         yield stage
     finally:
         stage.store.trouble = None
         stage.store.gate.set()
+        stage.store.reads.set()
         stage.store.merging_gate.set()
         connections: list[Any] = [*stage.services.connections]
         for connection in connections:

@@ -1,40 +1,40 @@
-"""B3: what the store knows of a side buffer, and what a send is looked at for without being taken in."""
+"""B3: the positions up to which a side buffer is merged, and the checks of a send that is not stored."""
 
 from __future__ import annotations
 
 import pytest
 
-from pairbus.broker import EntityNotFoundError, Message, MessageSizeExceededError, QueueDescription
-from pairbus.store import Keeper, MemoryStore, StoreError, keys
+from pairbus.broker import EntityNotFoundError, MessageSizeExceededError, NewMessage, QueueDescription
+from pairbus.store import GroupCommitter, MemoryStore, StoreError, keys
 from pairbus.store.errors import StoreFailedError
 from tests.durability.namespace import NOW, QUEUE, contents, make_namespace
 
 ONE, OTHER = b"identity", b"\xff" * 8
 
 
-def keeper_on(store: MemoryStore) -> Keeper:
-    keeper = Keeper(store, make_namespace, NOW)
+def keeper_on(store: MemoryStore) -> GroupCommitter:
+    keeper = GroupCommitter(store, make_namespace, NOW)
     keeper.namespace.create_queue("orders", QueueDescription(), NOW)
     keeper.commit(NOW)
     return keeper
 
 
-def test_b3_how_far_it_is_merged_is_in_the_commit_that_brings_the_messages() -> None:
+def test_b3_merged_position_is_committed_with_the_messages() -> None:
     store = MemoryStore()
     keeper = keeper_on(store)
-    keeper.namespace.send(QUEUE, [Message(b"lost")], NOW)
+    keeper.namespace.send(QUEUE, [NewMessage(b"lost")], NOW)
     keeper.put_merged(ONE, "orders", 7)
     store.fail_next_run(StoreFailedError("the store", "the test wants it so"))
     with pytest.raises(StoreError):
         keeper.commit(NOW)
     assert (keeper.merged(ONE), contents(keeper.namespace)) == ({}, [])
-    keeper.namespace.send(QUEUE, [Message(b"kept")], NOW)
+    keeper.namespace.send(QUEUE, [NewMessage(b"kept")], NOW)
     keeper.put_merged(ONE, "orders", 7)
     keeper.commit(NOW)
     assert keeper.merged(ONE) == {"orders": 7}
 
 
-def test_b3_buffers_and_entities_are_told_apart() -> None:
+def test_b3_positions_are_kept_by_buffer_and_entity() -> None:
     keeper = keeper_on(MemoryStore())
     long = "x" * 600
     for identity, entity, position in ((ONE, "orders", 1), (ONE, long, 2), (OTHER, "orders", 3), (ONE, "", 0)):
@@ -45,7 +45,7 @@ def test_b3_buffers_and_entities_are_told_apart() -> None:
 
 
 @pytest.mark.parametrize("is_garbled", [False, True], ids=["damaged", "not understood"])
-def test_b3_what_is_damaged_is_set_aside_and_the_rest_is_known(is_garbled: bool) -> None:
+def test_b3_damaged_position_is_quarantined_and_others_are_kept(is_garbled: bool) -> None:
     store = MemoryStore()
     keeper = keeper_on(store)
     keeper.put_merged(ONE, "orders", 1)
@@ -63,19 +63,19 @@ def test_b3_what_is_damaged_is_set_aside_and_the_rest_is_known(is_garbled: bool)
     assert keeper.merged(ONE) == {"visits": 2}
 
 
-def test_b3_a_send_is_looked_at_as_ever_and_not_taken_in() -> None:
+def test_b3_check_send_raises_the_usual_errors_and_stores_nothing() -> None:
     store = MemoryStore()
     keeper = keeper_on(store)
-    keeper.namespace.check_send(QUEUE, [Message(b"fine")], NOW)
+    keeper.namespace.check_send(QUEUE, [NewMessage(b"fine")], NOW)
     with pytest.raises(MessageSizeExceededError):
-        keeper.namespace.check_send(QUEUE, [Message(bytes(200_000_000))], NOW)
+        keeper.namespace.check_send(QUEUE, [NewMessage(bytes(200_000_000))], NOW)
     keeper.namespace.delete(QUEUE, NOW)
     with pytest.raises(EntityNotFoundError):
-        keeper.namespace.check_send(QUEUE, [Message(b"fine")], NOW)
+        keeper.namespace.check_send(QUEUE, [NewMessage(b"fine")], NOW)
     keeper.namespace.create_queue("orders", QueueDescription(), NOW)
-    keeper.namespace.check_send(QUEUE, [Message(b"fine")], NOW)
+    keeper.namespace.check_send(QUEUE, [NewMessage(b"fine")], NOW)
     assert contents(keeper.namespace) == []
     store.max_bytes = 1
-    keeper.namespace.check_send(QUEUE, [Message(b"whatever room there is")], NOW)
+    keeper.namespace.check_send(QUEUE, [NewMessage(b"whatever room there is")], NOW)
     store.max_bytes = None
-    assert keeper.namespace.send(QUEUE, [Message(b"and then sends go on")], NOW) == [1]
+    assert keeper.namespace.send(QUEUE, [NewMessage(b"and then sends go on")], NOW) == [1]

@@ -1,4 +1,4 @@
-"""B3: what a side buffer takes on its disk is what is not merged, and little more."""
+"""B3: a side buffer takes little more disk space than its unmerged messages."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ import pytest
 from pairbus.broker import EntityStatus, QueueDescription
 from pairbus.wire import ACCEPTED, Delivery
 from tests.server.amqp.wire_client import text_message
-from tests.server.side_buffer.stage import FAILED, ORDERS, VISITS, BufferedStage, eventually, play
+from tests.server.side_buffer.stage import FAILED, ORDERS, VISITS, BufferedStage, play
+from tests.waiting import eventually_async
 
 SMALL = 32_000
-"""A buffer with files of 4,000 bytes."""
+"""Limit of a buffer whose segments have 4,000 bytes."""
 
 LARGE = "x" * 2_000
 DISABLED = QueueDescription(status=EntityStatus.DISABLED)
@@ -34,27 +35,27 @@ def size_of(file: Path) -> int:
     return file.stat().st_size if file.exists() else 0
 
 
-def test_b3_it_goes_on_while_the_store_stays_full_and_receivers_keep_up(directory: Path) -> None:
-    """There is always something in the buffer: what was merged must not count for ever."""
+def test_b3_merged_segments_are_deleted_while_the_buffer_is_never_empty(directory: Path) -> None:
+    """The buffer is never empty: merged messages must not count against its limit for ever."""
 
     async def scene(stage: BufferedStage) -> None:
         peer = await stage.peer()
         link = await peer.sender()
         receiver = await peer.receiver(credit=500, deletes=True)
         stage.store.give_room(3 * len(LARGE))
-        tally = stage.buffer.tally
+        counts = stage.buffer.counts
         for _ in range(20):
             sent = [peer.begin_send(link, text_message(LARGE)) for _ in range(5)]
             assert [await peer.outcome(each) for each in sent] == [ACCEPTED] * 5
-            await peer.until(lambda: tally.held <= 4)
-        assert tally.taken * len(LARGE) > 3 * SMALL, "it went through the buffer"
+            await peer.until(lambda: counts.held <= 4)
+        assert counts.taken * len(LARGE) > 3 * SMALL, "the messages went through the buffer"
         await peer.receive(receiver, 100)
 
     play(scene, directory, SMALL)
 
 
 async def fill(stage: BufferedStage) -> None:
-    """Send until it refuses."""
+    """Send until a send is rejected."""
     peer = await stage.peer()
     link = await peer.sender()
     stage.store.trouble = FAILED
@@ -62,8 +63,8 @@ async def fill(stage: BufferedStage) -> None:
         pass
 
 
-def test_b3_files_that_were_left_are_removed_at_a_start(directory: Path, tmp_path: Path) -> None:
-    """As after a kill between the commit and the removal of the files."""
+def test_b3_segments_left_by_a_kill_are_deleted_at_the_start(directory: Path, tmp_path: Path) -> None:
+    """This is the state after a kill between the commit and the deletion of the segments."""
 
     async def scene(stage: BufferedStage) -> None:
         await fill(stage)
@@ -87,17 +88,18 @@ def test_b3_files_that_were_left_are_removed_at_a_start(directory: Path, tmp_pat
     play(scene, directory, SMALL)
 
 
-def test_b3_files_that_could_not_be_removed_are_removed_before_it_refuses(
+def test_b3_undeleted_segments_are_deleted_before_a_send_is_rejected(
     directory: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scene(stage: BufferedStage) -> None:
         await fill(stage)
-        for file in files(directory):  # a directory that has something in it cannot be unlinked
+        for file in files(directory):  # a directory cannot be unlinked
             file.rename(tmp_path / file.name)
             (file / "full").mkdir(parents=True)
         stage.store.trouble = None
         await stage.merged()
-        await eventually(lambda: not stage.buffer.holds(ORDERS))
+        await eventually_async(lambda: not stage.buffer.holds(ORDERS))
+        await eventually_async(lambda: "segment not deleted" in caplog.text)
         assert stage.buffer.used_bytes
         for file in files(directory):
             rmtree(file)
@@ -105,16 +107,15 @@ def test_b3_files_that_could_not_be_removed_are_removed_before_it_refuses(
         peer = await stage.peer()
         stage.store.trouble = FAILED
         assert await peer.send(await peer.sender(), LARGE) == ACCEPTED
-        await eventually(lambda: len(files(directory)) == 1)
+        await eventually_async(lambda: len(files(directory)) == 1)
         stage.store.trouble = None
         await stage.merged()
 
     play(scene, directory, SMALL)
-    assert "cannot be removed" in caplog.text
 
 
 async def pin(stage: BufferedStage, count: int) -> None:
-    """Have something small in each file that stays, and something large that goes."""
+    """Write a small message that stays, and a large one that is merged, to each segment."""
     peer = await stage.peer()
     link, other = await peer.sender(), await peer.sender("visits")
     stage.store.trouble = FAILED
@@ -122,39 +123,39 @@ async def pin(stage: BufferedStage, count: int) -> None:
         assert await peer.send(link, str(number)) == ACCEPTED
         assert await peer.send(other, f"{number} {LARGE}", group_id="a") == ACCEPTED
     stage.store.trouble = None
-    stage.host.namespace.update(ORDERS, DISABLED, stage.host.now_ms())
+    stage.host.use_namespace().update(ORDERS, DISABLED, stage.host.now_ms())
 
 
-def test_b3_a_little_that_cannot_be_merged_does_not_keep_the_room_of_what_was(directory: Path) -> None:
+def test_b3_few_unmerged_batches_do_not_keep_a_segment(directory: Path) -> None:
     async def scene(stage: BufferedStage) -> None:
         await pin(stage, 10)
-        await eventually(lambda: len(stage.numbers(VISITS)) == 10)
-        await eventually(lambda: stage.buffer.used_bytes < SMALL / 4)
-        await eventually(lambda: sum(map(size_of, files(directory))) == stage.buffer.used_bytes)
+        await eventually_async(lambda: len(stage.numbers(VISITS)) == 10)
+        await eventually_async(lambda: stage.buffer.used_bytes < SMALL / 4)
+        await eventually_async(lambda: sum(map(size_of, files(directory))) == stage.buffer.used_bytes)
         host = stage.host
-        host.namespace.update(ORDERS, QueueDescription(), host.now_ms())
+        host.use_namespace().update(ORDERS, QueueDescription(), host.now_ms())
         await stage.merged()
         assert stage.numbers() == [*map(str, range(10))]
-        await eventually(lambda: not files(directory))
+        await eventually_async(lambda: not files(directory))
 
     play(scene, directory, SMALL)
 
 
 @pytest.mark.parametrize("is_left", [False, True], ids=["moved", "moved, and the first ones are there, too"])
-def test_b3_what_was_moved_is_merged_once_and_in_order_after_a_kill(
+def test_b3_moved_batches_are_merged_once_and_in_order_after_a_kill(
     directory: Path, tmp_path: Path, is_left: bool
 ) -> None:
     async def scene(stage: BufferedStage) -> None:
         await pin(stage, 10)
         before = copytree(directory, tmp_path / "before")
-        await eventually(lambda: stage.buffer.used_bytes < SMALL / 4)
+        await eventually_async(lambda: stage.buffer.used_bytes < SMALL / 4)
         await stage.buffer.close()
         if is_left:
             for file in files(before):
                 if not (directory / file.name).exists():
                     copy(file, directory)
         host = stage.host
-        host.namespace.update(ORDERS, QueueDescription(), host.now_ms())
+        host.use_namespace().update(ORDERS, QueueDescription(), host.now_ms())
         await host.durable()
         stage.store.trouble = FAILED
         stage.open_buffer(directory, SMALL)
@@ -164,15 +165,15 @@ def test_b3_what_was_moved_is_merged_once_and_in_order_after_a_kill(
         await stage.merged()
         assert stage.numbers() == [*map(str, range(10)), "later"]
         assert len(stage.numbers(VISITS)) == 10
-        await eventually(lambda: not files(directory))
+        await eventually_async(lambda: not files(directory))
 
     play(scene, directory, SMALL)
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_b3_whatever_is_moved_when_what_was_confirmed_is_there_once_and_in_order(directory: Path, seed: int) -> None:
+def test_b3_random_moves_keep_confirmed_messages_once_and_in_order(directory: Path, seed: int) -> None:
     async def scene(stage: BufferedStage) -> None:
-        chance = random.Random(seed)  # noqa: S311 (a test's own)
+        chance = random.Random(seed)  # noqa: S311 (not for security)
         sent: dict[str, list[tuple[str, Delivery]]] = {"orders": [], "visits": []}
         peer = await stage.peer()
         links = {"orders": await peer.sender(), "visits": await peer.sender("visits")}
@@ -182,7 +183,8 @@ def test_b3_whatever_is_moved_when_what_was_confirmed_is_there_once_and_in_order
                     stage.store.trouble = chance.choice([FAILED, FAILED, None])
                 case 1:
                     host = stage.host
-                    host.namespace.update(ORDERS, chance.choice([DISABLED, QueueDescription()]), host.now_ms())
+                    await host.ready()
+                    host.use_namespace().update(ORDERS, chance.choice([DISABLED, QueueDescription()]), host.now_ms())
                 case 2:
                     await asyncio.sleep(chance.choice([0, 0.01, 0.05]))
                 case 3 if chance.random() < 0.3:
@@ -199,12 +201,14 @@ def test_b3_whatever_is_moved_when_what_was_confirmed_is_there_once_and_in_order
         stage.store.trouble = None
         await peer.until(lambda: all(each.settled for several in sent.values() for _, each in several))
         host = stage.host
-        await eventually(lambda: host.namespace.update(ORDERS, QueueDescription(), host.now_ms()) or True)
+        await eventually_async(
+            lambda: host.use_namespace().update(ORDERS, QueueDescription(), host.now_ms()) is not None
+        )
         await stage.merged()
         await host.durable()
         for to, address in (("orders", ORDERS), ("visits", VISITS)):
             confirmed = [body.split()[0] for body, delivery in sent[to] if delivery.state == ACCEPTED]
             assert [body.split()[0] for body in stage.numbers(address)] == confirmed, to
-        await eventually(lambda: not files(directory))
+        await eventually_async(lambda: not files(directory))
 
     play(scene, directory, SMALL)

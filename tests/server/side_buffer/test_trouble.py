@@ -1,4 +1,4 @@
-"""B3: while the store has trouble, sends are kept beside it, and come into it in order and once when it is over."""
+"""B3: while the store fails, sends are buffered; afterwards they are merged once and in order."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import random
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,8 +16,9 @@ import pytest
 from pairbus.broker import Address, EntityStatus, QueueDescription, SubscriptionDescription, TopicDescription
 from pairbus.dialect.conditions import ServiceBusCondition
 from pairbus.server.settings import Settings, SettingsError
-from pairbus.store import StoreError
-from pairbus.store.journal import RESERVE_BYTES
+from pairbus.store import StoreError, StoreInUseError, segment_log
+from pairbus.store.buffer_directory import BufferDirectory
+from pairbus.store.write_batch import RESERVE_BYTES
 from pairbus.wire import (
     ACCEPTED,
     Condition,
@@ -26,8 +28,9 @@ from pairbus.wire import (
     TransactionalState,
 )
 from tests.server.amqp.test_failed_commits import condition_of, declare, value
-from tests.server.amqp.wire_client import text_message
-from tests.server.side_buffer.stage import FAILED, FULL, ORDERS, VISITS, BufferedStage, eventually, play
+from tests.server.amqp.wire_client import DEADLINE_S, text_message
+from tests.server.side_buffer.stage import FAILED, FULL, ORDERS, VISITS, BufferedStage, play
+from tests.waiting import eventually_async
 
 
 @pytest.fixture
@@ -36,7 +39,7 @@ def directory(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("trouble", [FAILED, FULL], ids=["failed", "full"])
-def test_b3_sends_are_confirmed_while_commits_fail_and_come_in_order(directory: Path, trouble: StoreError) -> None:
+def test_b3_sends_are_confirmed_while_commits_fail_and_merged_in_order(directory: Path, trouble: StoreError) -> None:
     async def scene(stage: BufferedStage) -> None:
         peer = await stage.peer()
         link = await peer.sender()
@@ -45,26 +48,26 @@ def test_b3_sends_are_confirmed_while_commits_fail_and_come_in_order(directory: 
         for number in range(20):
             assert await peer.send(link, str(number)) == ACCEPTED
         assert stage.numbers() == ["before"]
-        assert stage.buffer.tally.held == 20
+        assert stage.buffer.counts.held == 20
         stage.store.trouble = None
         await stage.merged()
         assert stage.numbers() == ["before", *map(str, range(20))]
         assert await peer.send(link, "after") == ACCEPTED
         assert stage.numbers()[-1] == "after"
         assert not stage.buffer.holds(ORDERS)
-        assert stage.buffer.tally.merged == 20
-        await eventually(lambda: not stage.buffer.used_bytes)
+        assert stage.buffer.counts.merged == 20
+        await eventually_async(lambda: not stage.buffer.used_bytes)
 
     play(scene, directory)
     assert not [*directory.glob("*.parcels")]
 
 
-def test_b3_sends_are_confirmed_while_there_is_no_room(directory: Path) -> None:
+def test_b3_sends_are_confirmed_while_the_store_is_full(directory: Path) -> None:
     async def scene(stage: BufferedStage) -> None:
         peer = await stage.peer()
         link = await peer.sender()
         assert await peer.send(link, "before") == ACCEPTED
-        stage.store.max_bytes = 1_000  # less than there is: nothing is taken in, and no commit fails for it
+        stage.store.max_bytes = 1_000  # less than is stored: sends are rejected before a commit, which would fail
         sent = [peer.begin_send(link, text_message(str(number))) for number in range(50)]
         assert [await peer.outcome(each) for each in sent] == [ACCEPTED] * 50
         assert stage.numbers() == ["before"]
@@ -76,15 +79,13 @@ def test_b3_sends_are_confirmed_while_there_is_no_room(directory: Path) -> None:
 
 
 def leave_room_for_one(stage: BufferedStage, payload: bytes) -> None:
-    """The next message is taken in, and the one behind it is not."""
+    """Leave room for the next message, and none for the one after it."""
     used = sum(len(key) + len(value) for key, value in stage.store._values.items())
     stage.store.max_bytes = used + RESERVE_BYTES + 2 * (len(payload) + 512) + 100
 
 
 @pytest.mark.parametrize("together", [False, True], ids=["while it is committed", "before it is committed"])
-def test_b3_what_was_sent_before_a_commit_failed_comes_before_what_was_refused_meanwhile(
-    directory: Path, together: bool
-) -> None:
+def test_b3_send_of_a_failed_commit_precedes_a_later_diverted_send(directory: Path, together: bool) -> None:
     async def scene(stage: BufferedStage) -> None:
         peer = await stage.peer()
         link = await peer.sender()
@@ -99,8 +100,8 @@ def test_b3_what_was_sent_before_a_commit_failed_comes_before_what_was_refused_m
             await stage.held_up(peer)
             sent.append(peer.begin_send(link, payloads[1]))
         await stage.held_up(peer)
-        assert stage.buffer.holds(ORDERS), "the second one was refused"
-        await asyncio.sleep(0.05)  # time for it to get ahead, which it must not
+        assert stage.buffer.holds(ORDERS), "the second one was not rejected"
+        await asyncio.sleep(0.05)  # time to overtake, which it must not
         peer.exchange()
         assert not any(each.settled for each in sent)
         stage.store.gate.set()
@@ -112,16 +113,16 @@ def test_b3_what_was_sent_before_a_commit_failed_comes_before_what_was_refused_m
     play(scene, directory)
 
 
-def test_b3_a_sender_is_refused_what_it_is_always_refused(directory: Path) -> None:
+def test_b3_invalid_sends_are_rejected_as_without_a_buffer(directory: Path) -> None:
     async def scene(stage: BufferedStage) -> None:
         peer = await stage.peer()
         link, sessions = await peer.sender(), await peer.sender("visits")
-        link.remote_max_message_size = 0  # it does not look at what the server has told it
+        link.remote_max_message_size = 0  # the client ignores the limit that the server has announced
         host = stage.host
-        host.namespace.create_queue("gone", QueueDescription(), host.now_ms())
+        host.use_namespace().create_queue("gone", QueueDescription(), host.now_ms())
         await host.durable()
         lost = await peer.sender("gone")
-        host.namespace.delete(Address.of("gone"), host.now_ms())
+        host.use_namespace().delete(Address.of("gone"), host.now_ms())
         await host.durable()
         for turn in ("the first", "one to an entity that is held"):
             stage.store.trouble = FAILED
@@ -130,31 +131,29 @@ def test_b3_a_sender_is_refused_what_it_is_always_refused(directory: Path) -> No
             assert await peer.send(sessions, "with one", group_id="a") == ACCEPTED
             assert condition_of(await peer.send(link, "x" * 300_000)) == Condition.MESSAGE_SIZE_EXCEEDED
             assert condition_of(await peer.send(lost, "nobody")) == Condition.NOT_FOUND
-        assert stage.buffer.tally.held == 4
+        assert stage.buffer.counts.held == 4
 
     play(scene, directory)
 
 
-def test_b3_what_goes_to_an_entity_that_a_failed_commit_was_to_make_is_refused(directory: Path) -> None:
+def test_b3_send_to_an_entity_undone_by_a_failed_commit_is_rejected(directory: Path) -> None:
     async def scene(stage: BufferedStage) -> None:
         peer = await stage.peer()
         await peer.sender()
         stage.store.trouble = FAILED
         stage.shut()
-        stage.host.namespace.create_queue("new", QueueDescription(), stage.host.now_ms())
+        stage.host.use_namespace().create_queue("new", QueueDescription(), stage.host.now_ms())
         link = await peer.sender("new")
         sent = peer.begin_send(link, text_message("one"))
         stage.store.gate.set()
         assert condition_of(await peer.outcome(sent)) == Condition.INTERNAL_ERROR
-        assert not stage.buffer.tally.held
+        assert not stage.buffer.counts.held
 
     play(scene, directory)
 
 
 @pytest.mark.parametrize("trouble", [FAILED, FULL], ids=["failed", "full"])
-def test_b3_without_room_in_the_buffer_a_sender_is_told_what_it_was_told_before(
-    directory: Path, trouble: StoreError
-) -> None:
+def test_b3_full_buffer_rejects_with_the_error_of_the_store(directory: Path, trouble: StoreError) -> None:
     async def scene(stage: BufferedStage) -> None:
         peer = await stage.peer()
         link = await peer.sender()
@@ -175,7 +174,7 @@ def test_b3_without_room_in_the_buffer_a_sender_is_told_what_it_was_told_before(
 
 
 def no_descriptor() -> int:
-    return 10_000  # as a disk that was pulled out
+    return 10_000  # like a removed disk
 
 
 def full_disk() -> int:
@@ -187,7 +186,7 @@ def full_disk() -> int:
     [(no_descriptor, Condition.INTERNAL_ERROR), (full_disk, Condition.RESOURCE_LIMIT_EXCEEDED)],
     ids=["gone", "full"],
 )
-def test_b3_a_buffer_that_cannot_be_written_refuses_and_loses_nothing(
+def test_b3_buffer_that_cannot_be_written_rejects_and_loses_nothing(
     directory: Path, caplog: pytest.LogCaptureFixture, disk: Callable[[], int], condition: Condition
 ) -> None:
     async def scene(stage: BufferedStage) -> None:
@@ -195,7 +194,7 @@ def test_b3_a_buffer_that_cannot_be_written_refuses_and_loses_nothing(
         link = await peer.sender()
         stage.store.trouble = FAILED
         assert await peer.send(link, "one") == ACCEPTED
-        shelf = stage.buffer._archive._shelf
+        shelf = stage.buffer._archive._segment_log
         segment = shelf._segments[0]
         closed, segment._descriptor = segment._descriptor, disk()
         assert condition_of(await peer.send(link, "two")) == condition
@@ -206,10 +205,10 @@ def test_b3_a_buffer_that_cannot_be_written_refuses_and_loses_nothing(
         assert stage.numbers() == ["one", "three"]
 
     play(scene, directory)
-    assert "cannot be written" in caplog.text
+    assert "side buffer write failed" in caplog.text
 
 
-def test_b3_transactions_are_not_kept_beside_the_store(directory: Path) -> None:
+def test_b3_transactions_are_not_buffered(directory: Path) -> None:
     async def scene(stage: BufferedStage) -> None:
         peer = await stage.peer()
         link = await peer.sender()
@@ -219,12 +218,12 @@ def test_b3_transactions_are_not_kept_beside_the_store(directory: Path) -> None:
         stage.store.trouble = FAILED
         ending = peer.begin_send(coordinator, value(Discharge(txn_id=txn_id)))
         assert condition_of(await peer.outcome(ending)) == Condition.INTERNAL_ERROR
-        assert not stage.buffer.tally.taken
+        assert not stage.buffer.counts.taken
 
     play(scene, directory)
 
 
-def test_b3_a_disabled_entity_waits_and_does_not_hold_up_the_others(directory: Path) -> None:
+def test_b3_disabled_entity_does_not_block_others(directory: Path) -> None:
     async def scene(stage: BufferedStage) -> None:
         peer = await stage.peer()
         link, other = await peer.sender(), await peer.sender("visits")
@@ -232,21 +231,21 @@ def test_b3_a_disabled_entity_waits_and_does_not_hold_up_the_others(directory: P
         for number in range(3):
             assert await peer.send(link, str(number)) == ACCEPTED
             assert await peer.send(other, str(number), group_id="a") == ACCEPTED
-        namespace, host = stage.host.namespace, stage.host
+        namespace, host = stage.host.use_namespace(), stage.host
         stage.store.trouble = None
         namespace.update(ORDERS, QueueDescription(status=EntityStatus.DISABLED), host.now_ms())
-        await eventually(lambda: stage.numbers(VISITS) == ["0", "1", "2"])
+        await eventually_async(lambda: stage.numbers(VISITS) == ["0", "1", "2"])
         assert condition_of(await peer.send(link, "3")) == ServiceBusCondition.ENTITY_DISABLED
         assert await peer.send(other, "3", group_id="a") == ACCEPTED
-        assert stage.buffer.tally.held == 3
-        host.namespace.update(ORDERS, QueueDescription(), host.now_ms())
+        assert stage.buffer.counts.held == 3
+        host.use_namespace().update(ORDERS, QueueDescription(), host.now_ms())
         await stage.merged()
         assert stage.numbers() == ["0", "1", "2"]
 
     play(scene, directory)
 
 
-def test_b3_what_is_for_a_deleted_entity_is_set_aside_and_counted(
+def test_b3_messages_of_a_deleted_entity_are_quarantined_and_counted(
     directory: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scene(stage: BufferedStage) -> None:
@@ -257,25 +256,25 @@ def test_b3_what_is_for_a_deleted_entity_is_set_aside_and_counted(
             assert await peer.send(link, str(number), message_id=f"id {number}") == ACCEPTED
         assert await peer.send(other, "stays", group_id="a") == ACCEPTED
         stage.store.trouble = None
-        stage.host.namespace.delete(ORDERS, stage.host.now_ms())
+        stage.host.use_namespace().delete(ORDERS, stage.host.now_ms())
         await stage.merged()
         assert stage.numbers(VISITS) == ["stays"]
-        assert (stage.buffer.tally.set_aside, stage.buffer.tally.merged) == (3, 1)
+        assert (stage.buffer.counts.set_aside, stage.buffer.counts.merged) == (3, 1)
 
     play(scene, directory)
     lines = [json.loads(line) for line in (directory / "set-aside.jsonl").read_text().splitlines()]
     assert [line["messages"][0]["message_id"] for line in lines] == ["id 0", "id 1", "id 2"]
     assert {line["entity"] for line in lines} == {"orders"}
-    assert "set aside" in caplog.text
+    assert "messages quarantined" in caplog.text
 
 
-def test_b3_duplicates_topics_and_schedules_are_the_brokers_affair(directory: Path) -> None:
+def test_b3_merged_messages_pass_duplicate_detection_rules_and_schedules(directory: Path) -> None:
     async def scene(stage: BufferedStage) -> None:
         host = stage.host
         description = QueueDescription(requires_duplicate_detection=True)
-        host.namespace.create_queue("once", description, host.now_ms())
-        host.namespace.create_topic("news", TopicDescription(), host.now_ms())
-        host.namespace.create_subscription("news", "all", SubscriptionDescription(), host.now_ms())
+        host.use_namespace().create_queue("once", description, host.now_ms())
+        host.use_namespace().create_topic("news", TopicDescription(), host.now_ms())
+        host.use_namespace().create_subscription("news", "all", SubscriptionDescription(), host.now_ms())
         await host.durable()
         peer = await stage.peer()
         once, news = await peer.sender("once"), await peer.sender("news")
@@ -292,8 +291,8 @@ def test_b3_duplicates_topics_and_schedules_are_the_brokers_affair(directory: Pa
     play(scene, directory)
 
 
-def test_b3_a_stream_of_sends_gets_past_the_buffer_again(directory: Path) -> None:
-    """Something is always on its way into the buffer: it must come to an end all the same."""
+def test_b3_steady_sends_leave_the_buffer_again(directory: Path) -> None:
+    """Sends arrive at the buffer all the time: the entity must leave it all the same."""
 
     async def scene(stage: BufferedStage) -> None:
         peer = await stage.peer()
@@ -309,13 +308,13 @@ def test_b3_a_stream_of_sends_gets_past_the_buffer_again(directory: Path) -> Non
                 await asyncio.sleep(0)
 
         task = asyncio.create_task(stream())
-        await eventually(lambda: stage.buffer.tally.held > 50)
+        await eventually_async(lambda: stage.buffer.counts.held > 50)
         stage.store.trouble = None
-        await eventually(lambda: not stage.buffer.holds(ORDERS))
-        taken = stage.buffer.tally.taken
-        await eventually(lambda: len(sent) > taken + 100)
+        await eventually_async(lambda: not stage.buffer.holds(ORDERS))
+        taken = stage.buffer.counts.taken
+        await eventually_async(lambda: len(sent) > taken + 100)
         task.cancel()
-        assert stage.buffer.tally.taken == taken
+        assert stage.buffer.counts.taken == taken
         assert {await peer.outcome(each) for each in sent} == {ACCEPTED}
         assert stage.numbers()[: len(sent)] == [*map(str, range(len(sent)))]
 
@@ -323,9 +322,9 @@ def test_b3_a_stream_of_sends_gets_past_the_buffer_again(directory: Path) -> Non
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_b3_whatever_fails_when_what_was_confirmed_is_there_once_and_in_order(directory: Path, seed: int) -> None:
+def test_b3_random_failures_keep_confirmed_messages_once_and_in_order(directory: Path, seed: int) -> None:
     async def scene(stage: BufferedStage) -> None:
-        chance = random.Random(seed)  # noqa: S311 (a test's own)
+        chance = random.Random(seed)  # noqa: S311 (not for security)
         peers = [await stage.peer() for _ in range(2)]
         links = [await peer.sender() for peer in peers]
         sessions = [await peer.sender("visits") for peer in peers]
@@ -362,12 +361,12 @@ def test_b3_whatever_fails_when_what_was_confirmed_is_there_once_and_in_order(di
                 confirmed = [body for body, delivery in mine if delivery.state == ACCEPTED]
                 names = {body for body, _ in mine}
                 assert [body for body in there if body in names] == confirmed
-        assert stage.buffer.tally.taken > 20
+        assert stage.buffer.counts.taken > 20
 
     play(scene, directory)
 
 
-def test_b3_a_message_is_received_while_others_wait_in_the_buffer(directory: Path) -> None:
+def test_b3_message_is_received_while_others_are_buffered(directory: Path) -> None:
     async def scene(stage: BufferedStage) -> None:
         peer = await stage.peer()
         link = await peer.sender()
@@ -383,7 +382,7 @@ def test_b3_a_message_is_received_while_others_wait_in_the_buffer(directory: Pat
     play(scene, directory)
 
 
-def test_b3_a_connection_that_goes_meanwhile_leaves_nothing_held(directory: Path) -> None:
+def test_b3_closed_connection_leaves_no_pending_send(directory: Path) -> None:
     async def scene(stage: BufferedStage) -> None:
         peer, other = await stage.peer(), await stage.peer()
         link, another = await peer.sender(), await other.sender()
@@ -394,12 +393,58 @@ def test_b3_a_connection_that_goes_meanwhile_leaves_nothing_held(directory: Path
         assert await other.send(another, "three") == ACCEPTED
         stage.store.trouble = None
         await stage.merged()
-        await eventually(lambda: not stage.buffer.holds(ORDERS))
+        await eventually_async(lambda: not stage.buffer.holds(ORDERS))
         assert [body for body in stage.numbers() if body != "two"] == ["one", "three"]
 
     play(scene, directory)
 
 
 def test_replaced_settings_are_checked() -> None:
-    with pytest.raises(SettingsError, match="side_buffer_mb is 0"):
+    with pytest.raises(SettingsError, match="side_buffer_mb must be >= 1, got 0"):
         replace(Settings(data=Path("data")), side_buffer_mb=0)
+
+
+# A stalled disk
+
+
+def test_e1_buffer_on_a_stalled_disk_is_closed_in_time_and_unlocked_later(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = threading.Event()
+    waits = threading.Event()
+
+    def held_up(descriptor: int) -> None:
+        waits.set()
+        assert answers.wait(DEADLINE_S)
+        os.fsync(descriptor)
+
+    async def scene(stage: BufferedStage) -> None:
+        peer = await stage.peer()
+        link = await peer.sender()
+        stage.store.trouble = FAILED
+        assert await peer.send(link, "kept") == ACCEPTED
+        monkeypatch.setattr(segment_log, "sync_content", held_up)
+        begun = [peer.begin_send(link, text_message(text)) for text in ("first", "second")]
+        await peer.until(waits.is_set)
+        buffer = stage.buffer
+        with pytest.raises(TimeoutError):
+            await buffer.close(within_s=0.05)
+        assert not any(each.settled for each in begun)
+        with pytest.raises(StoreInUseError):
+            stage.open_buffer(directory)
+        answers.set()
+        await eventually_async(lambda: is_free(directory))
+        stage.store.trouble = None
+        stage.open_buffer(directory)
+        await stage.merged()
+        assert stage.numbers()[0] == "kept"
+
+    play(scene, directory)
+
+
+def is_free(directory: Path) -> bool:
+    try:
+        BufferDirectory.open(directory, "contoso").close()
+    except StoreInUseError:
+        return False
+    return True

@@ -12,10 +12,8 @@ import pytest
 
 from pairbus.server import NamespaceServer, Settings, SettingsError
 from pairbus.server.throttle import gauges as gauges_module
-from pairbus.server.throttle.gauges import Gauges
-from pairbus.server.throttle.pulse import Pulse
-from pairbus.server.throttle.throttle import Throttle
-from pairbus.server.throttle.timer import ThrottleTimer
+from pairbus.server.throttle.gauges import Gauges, LoopLag
+from pairbus.server.throttle.throttle import Throttle, ThrottleTimer
 from pairbus.store import LmdbStore, StoreInUseError, apply
 from pairbus.store.directory import DATA_FILE
 
@@ -24,7 +22,7 @@ DEADLINE_S = 120.0
 
 def gauges(data: Path, store: LmdbStore | None = None) -> Gauges:
     used = 0 if store is None else store.used_bytes
-    return Gauges(data=data, used_bytes=lambda: used, connection_count=lambda: 0, pulse=Pulse())
+    return Gauges(data=data, used_bytes=lambda: used, connection_count=lambda: 0, pulse=LoopLag())
 
 
 def test_b2_memory_is_what_the_process_has_for_itself(tmp_path: Path) -> None:
@@ -47,7 +45,7 @@ def test_b2_pages_of_a_file_are_not_the_memory_of_the_process(tmp_path: Path) ->
         store.close()
 
 
-def test_b2_the_store_grows_with_what_is_in_it_and_shrinks_again(tmp_path: Path) -> None:
+def test_b2_store_grows_with_what_is_in_it_and_shrinks_again(tmp_path: Path) -> None:
     store = LmdbStore(tmp_path / DATA_FILE)
     try:
         empty = store.used_bytes
@@ -62,21 +60,21 @@ def test_b2_the_store_grows_with_what_is_in_it_and_shrinks_again(tmp_path: Path)
         store.close()
 
 
-def test_b2_room_on_the_disk_comes_back_with_what_the_file_has_to_spare(tmp_path: Path) -> None:
+def test_b2_disk_reading_includes_spare_space_of_the_file(tmp_path: Path) -> None:
     store = LmdbStore(tmp_path / DATA_FILE)
     try:
         apply(store, {b"key": b"value"})
         found = gauges(tmp_path, store)
         spare = os.stat(tmp_path / DATA_FILE).st_size - store.used_bytes
         assert spare > 0
-        # Others write to this disk, too.
+        # Other processes write to this disk, too.
         assert found.disk_bytes() == pytest.approx(shutil.disk_usage(tmp_path).free + spare, abs=1 << 30)
         assert (found.disk_bytes() or 0) > 0
     finally:
         store.close()
 
 
-def test_b2_a_look_at_the_file_does_not_take_the_lock_of_the_store(tmp_path: Path) -> None:
+def test_b2_reading_the_file_does_not_lock_the_store(tmp_path: Path) -> None:
     store = LmdbStore(tmp_path / DATA_FILE)
     try:
         gauges(tmp_path, store).disk_bytes()
@@ -86,16 +84,14 @@ def test_b2_a_look_at_the_file_does_not_take_the_lock_of_the_store(tmp_path: Pat
         store.close()
 
 
-def test_b2_what_cannot_be_read_is_unknown(tmp_path: Path) -> None:
+def test_b2_unreadable_value_is_none(tmp_path: Path) -> None:
     assert gauges(tmp_path).disk_bytes() is None
 
 
-def test_b2_a_threshold_of_what_the_system_does_not_tell_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_b2_threshold_without_a_system_reading_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gauges_module, "_STATM", tmp_path / "nowhere")
     asyncio.run(serve(Settings(data=tmp_path / "without", port=(0,))))
-    with pytest.raises(SettingsError, match="throttle_memory_mb: the system does not tell 'memory'"):
+    with pytest.raises(SettingsError, match="throttle_memory_mb: this system has no reading of 'memory'"):
         asyncio.run(serve(Settings(data=tmp_path / "with", port=(0,), throttle_memory_mb=1)))
 
 
@@ -105,7 +101,7 @@ async def serve(settings: Settings) -> None:
 
 
 @pytest.mark.slow
-def test_b2_a_loop_that_is_held_up_is_seen_to_be_late_and_at_work(tmp_path: Path) -> None:
+def test_b2_blocked_loop_shows_delay_and_processor_use(tmp_path: Path) -> None:
     async def scenario() -> None:
         loop = asyncio.get_running_loop()
         throttle = Throttle(Settings(data=tmp_path, throttle_delay_ms=100, throttle_processor_percent=5.0))
@@ -131,7 +127,7 @@ def denying(throttle: Throttle) -> set[str]:
 
 
 def work(seconds: float) -> None:
-    """Let the loop wait, and use the processor meanwhile."""
+    """Block the loop, and use the processor meanwhile."""
     end = time.thread_time() + seconds
     while time.thread_time() < end:
         pass

@@ -1,4 +1,4 @@
-"""B2 on the wire: a real server whose store fills up denies sends, lets receivers empty it, and takes sends again."""
+"""B2 on the wire: a real server whose store fills up denies sends, lets receivers empty it, and accepts sends again."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from pairbus import (
     FAILURE_RULES,
     BrokeredMessage,
     EntityState,
+    FailureVerdict,
     MessagingFactory,
     NamespaceManager,
     SendAvailabilityPairedNamespaceOptions,
     ServerBusyError,
-    Verdict,
 )
 from pairbus.broker import Address
 from pairbus.client.settings import MessagingFactorySettings
 from pairbus.dialect.sas import make_sas_token
 from pairbus.pairing.events import PingSent
 from pairbus.testing import RunningNamespace, running_namespace
-from tests.pairing.processes import eventually as eventually_so
-from tests.server.amqp.wire_client import eventually
+from tests.waiting import eventually
+from tests.waiting import eventually_async as eventually_so
 
 ORDERS: Final = "orders"
 LARGE: Final = bytes(200_000)
@@ -42,13 +42,13 @@ PATIENCE_S: Final = 60
 
 @pytest.fixture
 def contoso() -> Iterator[RunningNamespace]:
-    """Its store has a threshold of 2 MiB."""
+    """Yield a namespace with a store threshold of 2 MiB."""
     with running_namespace(queues=[ORDERS], max_store_gb=1, throttle_store_percent=100 * 2 / 1_024) as namespace:
         yield namespace
 
 
 def fill(namespace: RunningNamespace) -> int:
-    """Have more in the store than the threshold allows, until that was read; how many messages that took."""
+    """Fill the store beyond the threshold, and wait until that was read; return the number of messages sent."""
     client = ServiceBusClient.from_connection_string(namespace.connection_string, retry_total=0)
     count = 0
     with client, client.get_queue_sender(ORDERS) as sender, suppress(ServiceBusServerBusyError):
@@ -60,7 +60,7 @@ def fill(namespace: RunningNamespace) -> int:
 
 
 def drain(namespace: RunningNamespace, expected: int) -> None:
-    """Receive and complete so many messages; they are all that is there."""
+    """Receive and complete that many messages; check that there are no more."""
     client = ServiceBusClient.from_connection_string(namespace.connection_string)
     with client, client.get_queue_receiver(ORDERS) as receiver:
         for _ in range(expected):
@@ -70,7 +70,7 @@ def drain(namespace: RunningNamespace, expected: int) -> None:
 
 
 def count_of(namespace: RunningNamespace) -> int:
-    return namespace.call(lambda host: host.namespace.entity(Address.of(ORDERS), host.now_ms()).active_count)
+    return namespace.call(lambda host: host.use_namespace().entity(Address.of(ORDERS), host.now_ms()).active_count)
 
 
 def is_busy(namespace: RunningNamespace) -> bool:
@@ -96,14 +96,14 @@ def request(namespace: RunningNamespace, method: str, path: str) -> int:
         method=method,
     )
     try:
-        with urlopen(asked, timeout=PATIENCE_S) as answer:  # noqa: S310 (it is our own)
+        with urlopen(asked, timeout=PATIENCE_S) as answer:  # noqa: S310 (a local address)
             return int(answer.status)
     except HTTPError as error:
         error.close()
         return error.code
 
 
-def test_b2_a_full_store_denies_sends_and_receivers_make_room(contoso: RunningNamespace) -> None:
+def test_b2_full_store_denies_sends_until_receivers_free_space(contoso: RunningNamespace) -> None:
     client = ServiceBusClient.from_connection_string(contoso.connection_string, retry_total=0)
     with client, client.get_queue_sender(ORDERS) as sender:
         count = fill(contoso)
@@ -132,7 +132,7 @@ def test_b2_readings_thresholds_and_denials_are_metrics(contoso: RunningNamespac
     assert (after["denying"], after["denied_total"]) == (1, denied + 1)
 
 
-def test_b2_what_a_test_denies_and_what_the_server_denies_do_not_get_in_each_others_way(
+def test_b2_denials_of_a_test_and_of_the_server_are_independent(
     contoso: RunningNamespace,
 ) -> None:
     fill(contoso)
@@ -156,7 +156,7 @@ async def paired(primary: MessagingFactory, secondary: RunningNamespace, **optio
 
 
 @pytest.mark.slow
-def test_c7_a_paired_sender_waits_out_a_store_that_is_full(contoso: RunningNamespace) -> None:
+def test_c7_paired_sender_waits_out_a_store_that_is_full(contoso: RunningNamespace) -> None:
     async def scenario(fabrikam: RunningNamespace) -> None:
         settings = MessagingFactorySettings(operation_timeout=timedelta(seconds=60))
         loop = asyncio.get_running_loop()
@@ -182,7 +182,7 @@ def test_c7_a_paired_sender_waits_out_a_store_that_is_full(contoso: RunningNames
 @pytest.mark.slow
 def test_c13_pings_see_a_full_store_as_any_send_does(contoso: RunningNamespace) -> None:
     async def scenario(fabrikam: RunningNamespace) -> None:
-        rules = {**FAILURE_RULES, ServerBusyError: Verdict.COUNTS}
+        rules = {**FAILURE_RULES, ServerBusyError: FailureVerdict.COUNTS}
         async with MessagingFactory.from_connection_string(contoso.connection_string) as primary:
             manager, factory, pair = await paired(
                 primary, fabrikam, failure_rules=rules, ping_interval=timedelta(seconds=1)

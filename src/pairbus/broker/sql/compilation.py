@@ -1,4 +1,4 @@
-"""A tree to the function that evaluates it: rules are compiled once and evaluated for every message."""
+"""Compilation of a syntax tree to a function: a rule is compiled once and evaluated for every message."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ from uuid import UUID
 
 from pairbus.broker.errors import InvalidExpressionError
 from pairbus.broker.sql import evaluation
-from pairbus.broker.sql.errors import EvaluationError
-from pairbus.broker.sql.evaluation import Evaluate, Fail, Judge
-from pairbus.broker.sql.like import Pattern, PatternError, check_escape, compile_pattern
-from pairbus.broker.sql.operators import ARITHMETIC
+from pairbus.broker.sql.evaluation import Evaluate, EvaluateCondition, Fail
+from pairbus.broker.sql.operators import ARITHMETIC, Pattern, PatternError, check_escape, compile_pattern
 from pairbus.broker.sql.syntax import (
     Chain,
     Comparison,
@@ -19,6 +17,7 @@ from pairbus.broker.sql.syntax import (
     Conjunction,
     Constant,
     Disjunction,
+    EvaluationError,
     Exists,
     Expression,
     IsNull,
@@ -32,8 +31,8 @@ from pairbus.broker.sql.syntax import (
     Step,
     SystemName,
     UserName,
+    system_property,
 )
-from pairbus.broker.sql.system import system_property
 
 
 class Compiler:
@@ -84,7 +83,7 @@ class Compiler:
             return evaluation.failure(f"there is no system property sys.{node.name}", self._fail(node.position))
         return evaluation.system_property(known.name)
 
-    def _exists(self, node: Name) -> Judge:
+    def _exists(self, node: Name) -> EvaluateCondition:
         if isinstance(node, UserName):
             return evaluation.user_exists(node.name)
         return evaluation.system_exists(self._property(node))
@@ -95,20 +94,20 @@ class Compiler:
     def _step(self, node: Step) -> evaluation.Link:
         return ARITHMETIC[node.symbol], self.compile(node.operand), self._fail(node.position)
 
-    def _comparison(self, node: Comparison) -> Judge:
+    def _comparison(self, node: Comparison) -> EvaluateCondition:
         left = self.compile(node.left)
         if isinstance(node.right, Constant):
             return evaluation.comparison_with(left, node.symbol, node.right.value)
         return evaluation.comparison(left, node.symbol, self.compile(node.right))
 
-    def _membership(self, node: Membership) -> Judge:
+    def _membership(self, node: Membership) -> EvaluateCondition:
         left = self.compile(node.left)
         texts = _texts(node.items)
         if texts is None:
             return evaluation.membership(left, tuple(map(self.compile, node.items)))
         return evaluation.membership_of_texts(left, texts)
 
-    def _like(self, node: Like) -> Judge:
+    def _like(self, node: Like) -> EvaluateCondition:
         left = self.compile(node.left)
         pattern = self._constant_pattern(node)
         if pattern is not None:
@@ -117,7 +116,9 @@ class Compiler:
         return evaluation.like_computed(left, self.compile(node.pattern), escape, self._fail(node.position))
 
     def _constant_pattern(self, node: Like) -> Pattern | None:
-        """The pattern, if it is written out; what is wrong with it is then wrong with the rule, not with a message."""
+        """Return the compiled pattern if it is a literal: a mistake in it is then an error of the rule, not of a
+        message.
+        """
         escape = self._constant_escape(node.escape)
         if not isinstance(node.pattern, Constant) or not isinstance(node.pattern.value, str):
             return None
@@ -141,6 +142,6 @@ class Compiler:
 
 
 def _texts(items: tuple[Expression, ...]) -> frozenset[str] | None:
-    """The items, if all of them are constant texts."""
+    """Return the items if all of them are literal texts, else ``None``."""
     texts = [item.value for item in items if isinstance(item, Constant) and isinstance(item.value, str)]
     return frozenset(texts) if len(texts) == len(items) else None

@@ -1,39 +1,86 @@
-"""The functions that evaluate expressions, each made of those that evaluate its parts.
+"""The functions that evaluate expressions, each composed of those that evaluate its operands.
 
-A function takes the message and gives a value; ``None`` is both null and unknown. A condition gives ``True``, ``False``
-or ``None``. Where a condition is wanted, only ``True`` is true and only ``False`` is false: any other value is unknown.
-Operands are evaluated from left to right, and those that cannot change the result any more are not evaluated: what
-follows a false operand of ``AND``, a true one of ``OR``, an unknown left side of ``IN`` or an item that is equal to it.
+A function takes the message and returns a value; ``None`` is both null and unknown. A condition returns ``True``,
+``False`` or ``None``. Where a condition is expected, only ``True`` is true and only ``False`` is false: any other value
+is unknown. Operands are evaluated from left to right, and evaluation stops once the result is certain: after a false
+operand of ``AND``, a true one of ``OR``, an unknown left side of ``IN`` or an item that equals it.
 
-What a message makes expensive is counted with ``Subject.spend``. Anything else is bounded by the length of the
-expression, and is no concern of this module.
+Work whose cost depends on the message is counted with ``Subject.spend``. All other work is bounded by the length of the
+expression, and is not counted here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, TypeAlias
+from enum import Enum
+from typing import Final, Protocol, TypeAlias
 from uuid import UUID
 
-from pairbus.broker.sql.errors import EvaluationError
-from pairbus.broker.sql.like import Pattern, PatternError, check_escape, compile_pattern, compile_units
-from pairbus.broker.sql.operators import COMPARE, COMPARISONS, KINDS, Operator, Verdict, comparable, signed
-from pairbus.broker.sql.subject import MISSING, Subject
-from pairbus.broker.values import Value
+from pairbus.broker.descriptions import Value
+from pairbus.broker.sql.operators import (
+    COMPARE,
+    COMPARISONS,
+    KINDS,
+    Operator,
+    Pattern,
+    PatternError,
+    Ternary,
+    check_escape,
+    comparable,
+    compile_pattern,
+    compile_units,
+    signed,
+)
+from pairbus.broker.sql.syntax import EvaluationError
+
+
+class Missing(Enum):
+    """The type of ``MISSING``."""
+
+    MISSING = "missing"
+
+    def __repr__(self) -> str:
+        return "MISSING"
+
+
+MISSING: Final = Missing.MISSING
+"""Returned if a message has no such user property; a property that is present without a value holds ``None``."""
+
+
+class Subject(Protocol):
+    """A message as seen by a filter or an action."""
+
+    def user(self, name: str) -> Value | Missing:
+        """Return the user property of that name, as the expression spells it; names compare without regard to case."""
+
+    def system(self, name: str) -> Value:
+        """Return the system property of that canonical name, such as ``MessageId``; ``None`` if it is not set."""
+
+    def spend(self, units: int) -> object:
+        """Count work whose cost depends on the message; raises an error once it is too much.
+
+        A unit is about a nanosecond in plain Python: as long as it takes to look at one character of a text.
+        """
+
+
+def fold_name(name: str) -> str:
+    """Return the form that spellings of a user property's name share if they differ only in case."""
+    return name.lower()
+
 
 Evaluate: TypeAlias = Callable[[Subject], Value]
-Judge: TypeAlias = Callable[[Subject], Verdict]
+EvaluateCondition: TypeAlias = Callable[[Subject], Ternary]
 Fail: TypeAlias = Callable[[str], EvaluationError]
-"""Makes the error that says why an operator has no result, and where the operator stands."""
+"""Creates the error that says why an operator has no result, and where the operator is."""
 Link: TypeAlias = tuple[Operator, Evaluate, Fail]
 
 _EQUAL: Final = COMPARISONS["="]
 
 LONG_TEXT: Final = 1_024
-"""What is done to a shorter text takes no longer than what is done to a number, unless each character is looked at."""
+"""Operations on shorter texts cost no more than those on numbers, unless they look at each character."""
 
 _COPIED_AT_ONCE: Final = 16
-"""So many characters are compared, or copied, in the time that it takes to look at one."""
+"""Number of characters compared, or copied, in the time that it takes to look at one."""
 
 
 # Values.
@@ -108,139 +155,139 @@ def chain(first: Evaluate, steps: tuple[Link, ...]) -> Evaluate:
 # Conditions.
 
 
-def comparison(left: Evaluate, symbol: str, right: Evaluate) -> Judge:
+def comparison(left: Evaluate, symbol: str, right: Evaluate) -> EvaluateCondition:
     compare = COMPARISONS[symbol]
 
-    def judge(subject: Subject) -> Verdict:
+    def evaluate(subject: Subject) -> Ternary:
         value, other = left(subject), right(subject)
         _spend_on(value, subject)
         return compare(value, other)
 
-    return judge
+    return evaluate
 
 
-def comparison_with(left: Evaluate, symbol: str, right: Value) -> Judge:
-    """Compare with a constant: a value of its very class needs no further look at either of them."""
+def comparison_with(left: Evaluate, symbol: str, right: Value) -> EvaluateCondition:
+    """Compare with a constant: a value of exactly its type is compared directly."""
     cls, quick, compare = type(right), COMPARE[symbol], COMPARISONS[symbol]
     if not comparable(symbol, KINDS[cls]) or _is_long(right):
         return comparison(left, symbol, constant(right))
 
-    def judge(subject: Subject) -> Verdict:
+    def evaluate(subject: Subject) -> Ternary:
         value = left(subject)
         return quick(value, right) if type(value) is cls else compare(value, right)
 
-    return judge
+    return evaluate
 
 
-def is_null(read: Evaluate) -> Judge:
+def is_null(read: Evaluate) -> EvaluateCondition:
     return lambda subject: read(subject) is None
 
 
-def user_exists(name: str) -> Judge:
+def user_exists(name: str) -> EvaluateCondition:
     return lambda subject: subject.user(name) is not MISSING
 
 
-def system_exists(read: Evaluate) -> Judge:
-    """A system property is always there, if there is one of that name; reading it shows that."""
+def system_exists(read: Evaluate) -> EvaluateCondition:
+    """Return true if a system property of that name exists: reading it raises an error otherwise."""
 
-    def judge(subject: Subject) -> Verdict:
+    def evaluate(subject: Subject) -> Ternary:
         read(subject)
         return True
 
-    return judge
+    return evaluate
 
 
-def membership(left: Evaluate, items: tuple[Evaluate, ...]) -> Judge:
-    def judge(subject: Subject) -> Verdict:
+def membership(left: Evaluate, items: tuple[Evaluate, ...]) -> EvaluateCondition:
+    def evaluate(subject: Subject) -> Ternary:
         value = left(subject)
         if value is None:
             return None
-        verdict: Verdict = False
+        result: Ternary = False
         for item in items:
             _spend_on(value, subject)
             equal = _EQUAL(value, item(subject))
             if equal:
                 return True
             if equal is None:
-                verdict = None
-        return verdict
+                result = None
+        return result
 
-    return judge
+    return evaluate
 
 
-def membership_of_texts(left: Evaluate, texts: frozenset[str]) -> Judge:
-    """The same where all items are constant texts."""
+def membership_of_texts(left: Evaluate, texts: frozenset[str]) -> EvaluateCondition:
+    """Test for membership where all items are literal texts."""
     longest = max(map(len, texts))
 
-    def judge(subject: Subject) -> Verdict:
+    def evaluate(subject: Subject) -> Ternary:
         value = left(subject)
         if not isinstance(value, str):
             return None
         return len(value) <= longest and value in texts  # a longer text need not be hashed
 
-    return judge
+    return evaluate
 
 
-def like(left: Evaluate, pattern: Pattern) -> Judge:
+def like(left: Evaluate, pattern: Pattern) -> EvaluateCondition:
     matches = pattern.matches
 
-    def judge(subject: Subject) -> Verdict:
+    def evaluate(subject: Subject) -> Ternary:
         text = left(subject)
         return matches(text, subject.spend) if isinstance(text, str) else None
 
-    return judge
+    return evaluate
 
 
-def like_computed(left: Evaluate, pattern: Evaluate, escape: Evaluate | None, fail: Fail) -> Judge:
-    def judge(subject: Subject) -> Verdict:
-        text, form = left(subject), pattern(subject)
-        mark = escape(subject) if escape else ""
-        if not isinstance(text, str) or not isinstance(form, str) or mark is None:
+def like_computed(left: Evaluate, pattern: Evaluate, escape: Evaluate | None, fail: Fail) -> EvaluateCondition:
+    def evaluate(subject: Subject) -> Ternary:
+        text, pattern_text = left(subject), pattern(subject)
+        escape_text = escape(subject) if escape else ""
+        if not isinstance(text, str) or not isinstance(pattern_text, str) or escape_text is None:
             return None
-        subject.spend(compile_units(form))
+        subject.spend(compile_units(pattern_text))
         try:
-            compiled = compile_pattern(form, check_escape(mark) if escape else None)
+            compiled = compile_pattern(pattern_text, check_escape(escape_text) if escape else None)
         except PatternError as error:
             raise fail(str(error)) from error
         return compiled.matches(text, subject.spend)
 
-    return judge
+    return evaluate
 
 
-def negation(operand: Evaluate) -> Judge:
-    def judge(subject: Subject) -> Verdict:
+def negation(operand: Evaluate) -> EvaluateCondition:
+    def evaluate(subject: Subject) -> Ternary:
         value = operand(subject)
         return not value if value is True or value is False else None
 
-    return judge
+    return evaluate
 
 
-def conjunction(operands: tuple[Evaluate, ...]) -> Judge:
-    def judge(subject: Subject) -> Verdict:
-        verdict: Verdict = True
+def conjunction(operands: tuple[Evaluate, ...]) -> EvaluateCondition:
+    def evaluate(subject: Subject) -> Ternary:
+        result: Ternary = True
         for operand in operands:
             value = operand(subject)
             if value is False:
                 return False
             if value is not True:
-                verdict = None
-        return verdict
+                result = None
+        return result
 
-    return judge
+    return evaluate
 
 
-def disjunction(operands: tuple[Evaluate, ...]) -> Judge:
-    def judge(subject: Subject) -> Verdict:
-        verdict: Verdict = False
+def disjunction(operands: tuple[Evaluate, ...]) -> EvaluateCondition:
+    def evaluate(subject: Subject) -> Ternary:
+        result: Ternary = False
         for operand in operands:
             value = operand(subject)
             if value is True:
                 return True
             if value is not False:
-                verdict = None
-        return verdict
+                result = None
+        return result
 
-    return judge
+    return evaluate
 
 
 # Work.

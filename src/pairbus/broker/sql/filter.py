@@ -1,39 +1,182 @@
-"""The filter of a rule, written in SQL."""
+"""SQL filters and SQL actions, parsed and compiled."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TypeAlias
 from uuid import UUID
 
+from pairbus.broker.descriptions import Value
 from pairbus.broker.sql.compilation import Compiler
-from pairbus.broker.sql.evaluation import Evaluate
-from pairbus.broker.sql.parameters import NO_PARAMETERS, Parameters
-from pairbus.broker.sql.parser import parse_predicate
-from pairbus.broker.sql.subject import Subject
-from pairbus.broker.values import Value
+from pairbus.broker.sql.evaluation import LONG_TEXT, MISSING, Evaluate, Missing, Subject, fold_name
+from pairbus.broker.sql.operators import KINDS, convert
+from pairbus.broker.sql.parser import NO_PARAMETERS, Parameters, parse_predicate, parse_statements
+from pairbus.broker.sql.syntax import (
+    EvaluationError,
+    RemoveStatement,
+    Statement,
+    SystemProperty,
+    UserName,
+    system_property,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class SqlFilter:
-    """A filter that has been read and compiled; ``parse_filter`` makes it."""
+class CompiledSqlFilter:
+    """A compiled filter; created by ``parse_filter``."""
 
     expression: str
     parameters: Mapping[str, Value]
     _evaluate: Evaluate = field(repr=False)
 
     def matches(self, subject: Subject) -> bool:
-        """Whether the filter is true for a message, neither false nor unknown.
+        """Return whether the filter is true for a message, neither false nor unknown.
 
-        Raises ``EvaluationError`` where the filter has no result.
+        Raises ``EvaluationError`` if the filter has no result.
         """
         return self._evaluate(subject) is True
 
 
 def parse_filter(
     expression: str, parameters: Mapping[str, Value] = NO_PARAMETERS, *, fresh_id: Callable[[], UUID]
-) -> SqlFilter:
-    """Read a filter, or raise ``InvalidExpressionError``; ``fresh_id`` is asked for every ``newid()``."""
+) -> CompiledSqlFilter:
+    """Parse and compile a filter; raises ``InvalidExpressionError``. ``fresh_id`` is called for every ``newid()``."""
     known = Parameters(parameters, expression)
     evaluate = Compiler(expression, fresh_id).compile(parse_predicate(expression, known))
-    return SqlFilter(expression=expression, parameters=known.given, _evaluate=evaluate)
+    return CompiledSqlFilter(expression=expression, parameters=known.given, _evaluate=evaluate)
+
+
+MAX_STATEMENTS = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PropertyChanges:
+    """The changes that an action makes to a message's properties; properties that it does not name stay unchanged."""
+
+    user: Mapping[str, Value | Missing]
+    """``MISSING`` for a removed property. Names are spelled as in the action, regardless of their case in the message.
+    """
+    system: Mapping[str, Value]
+    """By canonical name."""
+
+
+class _Draft:
+    """A message with the changes so far, as the next statement sees it."""
+
+    __slots__ = ("_subject", "_system", "_user")
+
+    def __init__(self, subject: Subject) -> None:
+        self._subject = subject
+        self._user: dict[str, tuple[str, Value | Missing]] = {}
+        self._system: dict[str, Value] = {}
+
+    def user(self, name: str) -> Value | Missing:
+        change = self._user.get(fold_name(name))
+        return self._subject.user(name) if change is None else change[1]
+
+    def system(self, name: str) -> Value:
+        return self._system[name] if name in self._system else self._subject.system(name)
+
+    def spend(self, units: int) -> object:
+        return self._subject.spend(units)
+
+    def set_user(self, name: str, value: Value | Missing) -> None:
+        written, before = self._user.get(fold_name(name), (name, MISSING))
+        self._user[fold_name(name)] = (name if before is MISSING else written, value)
+
+    def set_system(self, name: str, value: Value) -> None:
+        self._system[name] = value
+
+    def changes(self) -> PropertyChanges:
+        return PropertyChanges(user=MappingProxyType(dict(self._user.values())), system=MappingProxyType(self._system))
+
+
+Apply: TypeAlias = Callable[[_Draft], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SqlAction:
+    """A compiled action; created by ``parse_action``."""
+
+    expression: str
+    parameters: Mapping[str, Value]
+    _statements: tuple[Apply, ...] = field(repr=False)
+
+    def apply(self, subject: Subject) -> PropertyChanges:
+        """Run the statements in order; each sees the changes of those before it.
+
+        Raises ``EvaluationError`` if one of them has no result.
+        """
+        draft = _Draft(subject)
+        for statement in self._statements:
+            statement(draft)
+        return draft.changes()
+
+
+def parse_action(
+    expression: str,
+    parameters: Mapping[str, Value] = NO_PARAMETERS,
+    *,
+    fresh_id: Callable[[], UUID],
+    max_statements: int = MAX_STATEMENTS,
+) -> SqlAction:
+    """Parse and compile an action; raises ``InvalidExpressionError``. ``fresh_id`` is called for every ``newid()``."""
+    known = Parameters(parameters, expression)
+    compiler = Compiler(expression, fresh_id)
+    statements = parse_statements(expression, known, max_statements)
+    compiled = tuple(_compile(statement, compiler, expression) for statement in statements)
+    return SqlAction(expression=expression, parameters=known.given, _statements=compiled)
+
+
+def _compile(statement: Statement, compiler: Compiler, expression: str) -> Apply:
+    name = statement.target.name
+    target = None if isinstance(statement.target, UserName) else system_property(name)
+    if isinstance(statement, RemoveStatement):
+        return _remove_user(name) if target is None else _unset_system(target.name)
+    evaluate = compiler.compile(statement.value)
+    if target is None:
+        return _set_user(name, evaluate)
+    return _set_system(target, evaluate, expression, statement.target.position)
+
+
+def _set_user(name: str, evaluate: Evaluate) -> Apply:
+    def apply(draft: _Draft) -> None:
+        value, existing = evaluate(draft), draft.user(name)
+        _spend_on_conversion(value, draft)
+        converted = convert(value, KINDS[type(existing)])
+        draft.set_user(name, value if converted is None else converted)
+
+    return apply
+
+
+def _set_system(target: SystemProperty, evaluate: Evaluate, expression: str, position: int) -> Apply:
+    def apply(draft: _Draft) -> None:
+        value = evaluate(draft)
+        _spend_on_conversion(value, draft)
+        converted = convert(value, KINDS[target.holds])
+        if value is not None and converted is None:
+            reason = f"sys.{target.name} cannot hold a {type(value).__name__}"
+            raise EvaluationError(reason, expression, position)
+        draft.set_system(target.name, converted)
+
+    return apply
+
+
+def _spend_on_conversion(value: Value, draft: _Draft) -> None:
+    """Count the characters of a text that may have to be converted to another type."""
+    if isinstance(value, str) and len(value) > LONG_TEXT:
+        draft.spend(len(value))
+
+
+def _remove_user(name: str) -> Apply:
+    def apply(draft: _Draft) -> None:
+        if draft.user(name) is not MISSING:
+            draft.set_user(name, MISSING)
+
+    return apply
+
+
+def _unset_system(name: str) -> Apply:
+    return lambda draft: draft.set_system(name, None)

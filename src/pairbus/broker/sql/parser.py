@@ -1,26 +1,28 @@
-"""The grammar: an expression's text to its tree, by recursive descent.
+"""The grammar: a recursive-descent parser from an expression's text to its syntax tree.
 
-At the beginning of a condition a parenthesis may hold a condition or a value; anywhere else it holds a value. So the
-former is read as a condition, which a value is, too, and if it turns out to be a value, it may be the first operand of
-what follows.
+At the beginning of a condition a parenthesis may hold a condition or a value; anywhere else it holds a value. The
+parser reads the former as a condition, which includes values; if it turns out to be a value, it may be the first
+operand of what follows.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Final
 
-from pairbus.broker.sql.cursor import Cursor
+from pairbus.broker.descriptions import Instant, Span, Value
+from pairbus.broker.errors import InvalidExpressionError
 from pairbus.broker.sql.operators import COMPARE, fits
-from pairbus.broker.sql.parameters import Parameters
 from pairbus.broker.sql.syntax import (
-    Assignment,
     Chain,
     Comparison,
     ComputedName,
     Condition,
     Conjunction,
     Constant,
+    Cursor,
     Disjunction,
     Exists,
     Expression,
@@ -31,35 +33,83 @@ from pairbus.broker.sql.syntax import (
     NewId,
     Not,
     Predicate,
-    Removal,
+    RemoveStatement,
+    SetStatement,
     Signed,
+    SqlToken,
+    SqlTokenKind,
     Statement,
     Step,
     SystemName,
     UserName,
+    content,
+    system_property,
 )
-from pairbus.broker.sql.system import system_property
-from pairbus.broker.sql.tokens import Token, TokenKind, content
-from pairbus.broker.values import Value
+
+NO_PARAMETERS: Final[Mapping[str, Value]] = MappingProxyType({})
+
+
+class Parameters:
+    """Parameters by name; names compare without regard to case."""
+
+    __slots__ = ("_values", "given")
+
+    def __init__(self, given: Mapping[str, Value], expression: str) -> None:
+        self.given: Final[Mapping[str, Value]] = MappingProxyType(dict(given))
+        self._values: Final[dict[str, Value]] = {}
+        for name, value in self.given.items():
+            reason = self._objection(name, value)
+            if reason is not None:
+                raise InvalidExpressionError(reason, expression, 0)
+            self._values[name.lower()] = _plain(value)
+
+    def __contains__(self, name: str) -> bool:
+        return name.lower() in self._values
+
+    def __getitem__(self, name: str) -> Value:
+        return self._values[name.lower()]
+
+    def _objection(self, name: str, value: Value) -> str | None:
+        if not isinstance(name, str) or not name.startswith("@"):
+            return f"expected the name of a parameter to begin with @, found {name!r}"
+        if name in self:
+            return f"the parameter {name} is given more than once"
+        if value is not None and not isinstance(value, bool | int | float | str):
+            return f"the parameter {name} holds a {type(value).__name__}, which no expression can use"
+        if isinstance(value, int) and not fits(value):
+            return f"the parameter {name} does not fit into 64 bits"
+        return None
+
+
+def _plain(value: Value) -> Value:
+    """Return the value without a protocol's own wrapper of its type."""
+    if isinstance(value, bool):
+        return value
+    for plain in (Instant, Span, int, float, str):
+        if isinstance(value, plain):
+            return plain(value)
+    return value
+
 
 MAX_DEPTH: Final = 64
-"""How deep parentheses, functions, ``NOT`` and signs may nest: each level takes about five calls of Python's stack."""
+"""Deepest nesting of parentheses, functions, ``NOT`` and signs: each level takes about five frames of Python's stack.
+"""
 
 _WANT_VALUES: Final = (*COMPARE, "+", "-", "*", "/", "%", "IS", "NOT", "IN", "LIKE")
 _LITERALS: Final[dict[str | None, Value]] = {"TRUE": True, "FALSE": False, "NULL": None}
 
 
 def parse_predicate(expression: str, parameters: Parameters) -> Predicate:
-    """Read the text of a filter."""
+    """Parse the text of a filter."""
     cursor = Cursor(expression)
     predicate = _Grammar(cursor, parameters).predicate()
-    if cursor.token.kind is not TokenKind.END:
+    if cursor.token.kind is not SqlTokenKind.END:
         raise cursor.unexpected("an operator or the end of the expression")
     return predicate
 
 
 def parse_statements(expression: str, parameters: Parameters, max_statements: int) -> tuple[Statement, ...]:
-    """Read the text of an action."""
+    """Parse the text of an action."""
     cursor = Cursor(expression)
     grammar = _Grammar(cursor, parameters)
     statements = [grammar.statement()]
@@ -71,21 +121,21 @@ def parse_statements(expression: str, parameters: Parameters, max_statements: in
 
 
 def _continues(cursor: Cursor) -> bool:
-    """Whether another statement follows; step over what separates it from the last one, if anything does."""
+    """Return whether another statement follows, after skipping the optional separator."""
     separator = cursor.take(";", ",")
-    if cursor.token.kind is TokenKind.END and (separator is None or separator.key == ";"):
+    if cursor.token.kind is SqlTokenKind.END and (separator is None or separator.key == ";"):
         return False
     if separator is None and not cursor.at("SET", "REMOVE"):
         raise cursor.unexpected("an operator, ';', ',', SET, REMOVE or the end of the expression")
     return True
 
 
-def _negated(condition: Condition, negation: Token | None) -> Condition:
+def _negated(condition: Condition, negation: SqlToken | None) -> Condition:
     return condition if negation is None else Not(condition, negation.position)
 
 
 class _Grammar:
-    """A function per rule; each reads from the cursor what its rule describes."""
+    """One method per grammar rule; each reads from the cursor what its rule describes."""
 
     __slots__ = ("_cursor", "_depth", "_parameters")
 
@@ -102,9 +152,9 @@ class _Grammar:
         if cursor.take("SET"):
             target = self._target()
             cursor.expect("=", " after the property to set")
-            return Assignment(target, self._value(), position)
+            return SetStatement(target, self._value(), position)
         if cursor.take("REMOVE"):
-            return Removal(self._target(), position)
+            return RemoveStatement(self._target(), position)
         raise cursor.unexpected("SET or REMOVE")
 
     def _target(self) -> Name:
@@ -162,7 +212,7 @@ class _Grammar:
         return inside
 
     def _test(self, left: Expression, start: int) -> Predicate:
-        """Read what is asked about a value, if anything is."""
+        """Read the test of a value, if there is one."""
         cursor = self._cursor
         if cursor.at(*COMPARE):
             return self._comparison(left)
@@ -238,7 +288,7 @@ class _Grammar:
         sign = self._cursor.take("+", "-")
         if sign is None:
             return self._atom()
-        if self._cursor.token.kind is TokenKind.INTEGER:
+        if self._cursor.token.kind is SqlTokenKind.INTEGER:
             # The sign belongs to the number: the lowest integer has no positive counterpart.
             return self._integer(sign.text)
         self._descend(sign.position)
@@ -249,21 +299,21 @@ class _Grammar:
     def _atom(self) -> Expression:
         token = self._cursor.token
         match token.kind:
-            case TokenKind.STRING:
+            case SqlTokenKind.STRING:
                 return Constant(content(self._cursor.advance()), token.position)
-            case TokenKind.INTEGER:
+            case SqlTokenKind.INTEGER:
                 return self._integer("")
-            case TokenKind.DECIMAL:
+            case SqlTokenKind.DECIMAL:
                 return self._decimal()
-            case TokenKind.PARAMETER:
+            case SqlTokenKind.PARAMETER:
                 return self._parameter()
-            case TokenKind.WORD if self._cursor.before("("):
+            case SqlTokenKind.WORD if self._cursor.before("("):
                 return self._function()
-            case TokenKind.WORD | TokenKind.NAME:
+            case SqlTokenKind.WORD | SqlTokenKind.NAME:
                 return self._name()
-            case TokenKind.SYMBOL if token.key == "(":
+            case SqlTokenKind.SYMBOL if token.key == "(":
                 return self._argument()
-            case TokenKind.KEYWORD if token.key in _LITERALS:
+            case SqlTokenKind.KEYWORD if token.key in _LITERALS:
                 return Constant(_LITERALS[self._cursor.advance().key], token.position)
         raise self._cursor.unexpected(f"a value{self._advice()}")
 
@@ -278,7 +328,7 @@ class _Grammar:
     def _integer(self, sign: str) -> Constant:
         token = self._cursor.advance()
         digits = token.text.lstrip("0") or "0"
-        # Python itself refuses to read numbers of thousands of digits.
+        # Python itself refuses to parse numbers of thousands of digits.
         if len(digits) > 19 or not fits(int(sign + digits)):
             raise self._cursor.error("expected an integer of 64 bits, found a larger one", token.position)
         return Constant(int(sign + digits), token.position - len(sign))
@@ -309,10 +359,10 @@ class _Grammar:
     # Names.
 
     def _name(self) -> Name:
-        """Read a property, with or without the scope before it."""
+        """Read a property, with or without a scope before it."""
         cursor = self._cursor
         position = cursor.token.position
-        if cursor.token.kind is not TokenKind.WORD or not cursor.before("."):
+        if cursor.token.kind is not SqlTokenKind.WORD or not cursor.before("."):
             return UserName(self._identifier(), position)
         if not cursor.at("SYS", "USER"):
             raise cursor.unexpected("sys or user before '.'")
@@ -324,17 +374,17 @@ class _Grammar:
     def _identifier(self) -> str:
         token = self._cursor.token
         match token.kind:
-            case TokenKind.WORD:
+            case SqlTokenKind.WORD:
                 return self._cursor.advance().text
-            case TokenKind.NAME:
+            case SqlTokenKind.NAME:
                 return content(self._cursor.advance())
         raise self._cursor.unexpected(f"a property{self._advice()}")
 
-    # What several rules need.
+    # Shared by several rules.
 
     def _advice(self) -> str:
         token = self._cursor.token
-        return f" (a property of that name is written [{token.text}])" if token.kind is TokenKind.KEYWORD else ""
+        return f" (a property of that name is written [{token.text}])" if token.kind is SqlTokenKind.KEYWORD else ""
 
     def _close(self, why: str = "") -> None:
         if not self._cursor.at(")"):

@@ -1,1 +1,1 @@
-"""``pairbus demo``: an outage of a pair, survived on this machine and accounted for."""
+"""``pairbus demo``: an outage of the primary of a pair on this machine, with an account of every message."""

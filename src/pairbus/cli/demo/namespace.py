@@ -1,4 +1,4 @@
-"""A namespace of the demo, served by a process of its own."""
+"""A namespace of the demo, served by a separate process."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class NamespaceStartError(RuntimeError):
     """A namespace of the demo could not be served."""
 
 
-class Namespace:
-    """``pairbus serve`` with a ledger. It can be killed, and started again from what is on its disk."""
+class DemoNamespace:
+    """A ``pairbus serve`` process with a ledger, which can be killed and started again from its data directory."""
 
     def __init__(self, name: str, directory: Path, entities: str = "") -> None:
-        """``entities`` is what the settings file says of queues and topics."""
+        """Prepare a namespace; ``entities`` is the part of the settings file that declares queues and topics."""
         self.name: Final = name
         self.ledger: Final = directory / name / "ledger"
         self.connection_string = ""
@@ -36,12 +36,12 @@ class Namespace:
 
     @property
     def console(self) -> str:
-        """The address for a browser."""
+        """The address of the console."""
         return f"http://localhost:{self._port}/console"
 
     @property
     def process_id(self) -> int | None:
-        """Of the process, if there is one."""
+        """The id of the server process, if it runs."""
         return None if self._process is None else self._process.pid
 
     def __enter__(self) -> Self:
@@ -53,13 +53,13 @@ class Namespace:
         self.stop()
 
     def start(self) -> None:
-        """Serve, always on the same port; returns when it does. Raises ``NamespaceStartError``."""
+        """Start the server, always on the same port, and wait until it listens. Raise ``NamespaceStartError``."""
         self._directory.mkdir(exist_ok=True)
         settings = self._directory / "settings.toml"
         settings.write_text(f'name = "{self.name}"\nlog_level = "warning"\n{self._entities}', encoding="utf-8")
         with self._log.open("a") as log:
-            # In a group of its own: Ctrl-C is for the demo, which ends its servers itself.
-            self._process = subprocess.Popen(  # noqa: S603 (it is ourselves)
+            # In a separate process group: Ctrl-C goes to the demo, which stops its servers itself.
+            self._process = subprocess.Popen(  # noqa: S603 (our own command)
                 [
                     *(sys.executable, "-m", "pairbus", "serve", "--config", str(settings), "--port", str(self._port)),
                     *("--data", str(self._directory / "data"), "--ledger", str(self.ledger), "--ledger-lives"),
@@ -74,11 +74,11 @@ class Namespace:
         self._port = int(self.connection_string.split(";")[0].rpartition(":")[2].rstrip("/"))
 
     def kill(self) -> None:
-        """SIGKILL: it has no time to say or to write anything."""
+        """Kill the server with SIGKILL, so that it cannot write or send anything more."""
         self._end(signal.SIGKILL)
 
     def stop(self) -> None:
-        """As an operator does it. Twice is fine."""
+        """Stop the server with SIGTERM. Can be called more than once."""
         self._end(signal.SIGTERM)
 
     @property
@@ -89,20 +89,20 @@ class Namespace:
         for line in process.stdout or ():
             if line.startswith("Endpoint="):
                 return line.strip()
-        told = self._log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LAST_LINES:]
+        lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LAST_LINES:]
         raise NamespaceStartError(
-            f"the namespace {self.name} could not be served: {' '.join(told) or 'it says no why'}"
+            f"the namespace {self.name} could not be served: {' '.join(lines) or 'the server gave no reason'}"
         )
 
-    def _end(self, how: signal.Signals) -> None:
+    def _end(self, with_signal: signal.Signals) -> None:
         process, self._process = self._process, None
         if process is None:
             return
-        process.send_signal(how)  # to one that has ended nothing is sent
+        process.send_signal(with_signal)  # does nothing if the process has ended
         try:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(_FAREWELL_S)
-        finally:  # it is ended, however impatient anybody is
+        finally:  # even if Ctrl-C is pressed again
             process.kill()
             process.wait()
             if process.stdout is not None:

@@ -1,4 +1,4 @@
-"""The primary of a pair is killed under an application, comes back, and gets what it has missed."""
+"""The outage of the demo: the primary is killed while an application sends, restarts, and receives the backlog."""
 
 from __future__ import annotations
 
@@ -10,12 +10,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from pairbus.cli.demo.acts import Acts
-from pairbus.cli.demo.application import PLACES, Application
-from pairbus.cli.demo.namespace import Namespace
-from pairbus.cli.demo.reading import EntityReading, Rate, Reading
-from pairbus.cli.demo.screen import Screen
-from pairbus.cli.demo.tally import Tally
+from pairbus.cli.demo.application import PLACES, Application, MessageLog
+from pairbus.cli.demo.namespace import DemoNamespace
+from pairbus.cli.demo.screen import DemoReading, DemoTimeline, EntityReading, RateMeter, Screen
 from pairbus.client import MessagingError, MessagingFactory, NamespaceManager
 from pairbus.pairing import (
     EntityChanged,
@@ -46,7 +43,7 @@ lock_duration = "5s"
 name = "billing"
 lock_duration = "5s"
 """
-"""What the primary holds. What a receiver had when its namespace was killed comes again soon."""
+"""The entities of the primary. Short locks: messages that were locked at the kill are soon delivered again."""
 
 _BACKLOG_QUEUES: Final = 2
 _FAILOVER: Final = timedelta(seconds=1)
@@ -54,25 +51,25 @@ _PING: Final = timedelta(seconds=1)
 _CALM_S: Final = 4.0
 _AFTER_S: Final = 3.0
 _LAST_S: Final = 1.0
-"""For what was delivered before the kill, and comes again because its completion was not confirmed."""
+"""Time for messages whose completion was not confirmed before the kill to be delivered again."""
 
 _PATIENCE_S: Final = 180.0
-"""How long anything may take that has to come about; there may be much else to do on this machine."""
+"""The timeout of each expected event; generous, because the machine may be busy."""
 
 SETTLED_S: Final = 2.0
-"""After so long everything that has happened is in the ledgers."""
+"""The time after which every operation is in the ledgers."""
 
 _LOOK_S: Final = 0.25
 _DEPTH_S: Final = 1.0
 
 
 class DemoError(RuntimeError):
-    """Something that the demo shows has not come about."""
+    """An expected event of the demo did not happen in time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What a person can choose."""
+    """The options of the demo."""
 
     outage_s: float = 10.0
     rate: float = 200.0
@@ -83,9 +80,9 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Aftermath:
-    """What the application and the pair know when it is over."""
+    """The counts of the application and of the pair after the outage."""
 
-    tally: Tally
+    tally: MessageLog
     diverted: int
     pings: int
     syphoned: int
@@ -93,14 +90,14 @@ class Aftermath:
 
 
 class Outage:
-    """Everything that happens between the application's first message and its last."""
+    """The steps of the demo between the first and the last message of the application."""
 
     def __init__(
         self,
-        primary: Namespace,
-        secondary: Namespace,
+        primary: DemoNamespace,
+        secondary: DemoNamespace,
         screen: Screen,
-        acts: Acts,
+        acts: DemoTimeline,
         plan: Plan,
         engine: str | SyphonEngine,
     ) -> None:
@@ -114,10 +111,10 @@ class Outage:
         self._backlog = 0
         self._killed_at = datetime.now(UTC)
         self._unanswered: set[str] = set()
-        """Whose pings are known to have no answer."""
+        """Entities for which an unanswered ping was reported."""
 
-    async def live_through(self) -> Aftermath:
-        """The acts with the pair in them. Raises ``DemoError`` if one does not come to its end."""
+    async def run(self) -> Aftermath:
+        """Run the steps that use the pair, and return the counts. Raise ``DemoError`` if a step times out."""
         async with (
             MessagingFactory.from_connection_string(self._secondary.connection_string) as backup,
             MessagingFactory.from_connection_string(self._primary.connection_string) as receiving,
@@ -126,14 +123,14 @@ class Outage:
         ):
             pair = await self._pair(sending, backup, manager)
             async with self._working(Application(sending, receiving, self._plan.rate), pair) as application:
-                with self._acts.act("All is well"):
-                    await self._be_well(application, pair)
-                with self._acts.act("The primary is killed"):
-                    await self._do_without(application, pair)
-                with self._acts.act("The primary is back"):
-                    await self._come_back(application, pair)
-                with self._acts.act("The backlog comes home"):
-                    await self._bring_home(application, pair)
+                with self._acts.act("Run with a healthy primary"):
+                    await self._run_healthy(application, pair)
+                with self._acts.act("Kill the primary"):
+                    await self._kill_primary(application, pair)
+                with self._acts.act("Restart the primary"):
+                    await self._restart_primary(application, pair)
+                with self._acts.act("Deliver the backlog"):
+                    await self._deliver_backlog(application, pair)
                 return self._aftermath(application.tally, pair)
 
     async def _pair(
@@ -153,7 +150,7 @@ class Outage:
         pair.subscribe(self._tell)
         pair.report("pairbus demo")
         names = f"{self._primary.name} is paired with {self._secondary.name}"
-        self._screen.tell(f"{names}, which has {options.backlog_queue_count} backlog queues for it.")
+        self._screen.tell(f"{names}, which has {options.backlog_queue_count} backlog queues.")
         return pair
 
     @asynccontextmanager
@@ -167,58 +164,58 @@ class Outage:
             await asyncio.gather(watching, return_exceptions=True)
             await application.close()
 
-    # The acts.
+    # Steps.
 
-    async def _be_well(self, application: Application, pair: NamespacePair) -> None:
-        """Send for a while; meanwhile a drill shows that the pair works, and has Spark warm up."""
+    async def _run_healthy(self, application: Application, pair: NamespacePair) -> None:
+        """Send for a while; a drill meanwhile verifies the pair and warms up Spark."""
         entities = " and ".join(f"'{entity}'" for entity in PLACES)
         self._screen.tell(f"An application sends {self._plan.rate:,.0f} messages a second to {entities}.")
-        self._screen.tell("A drill is under way: a marked message goes to the backlog, and comes home by the syphon.")
+        self._screen.tell("Drill started: a marked message goes to the backlog, and the syphon delivers it.")
         connection = self._primary.connection_string
         async with NamespaceManager.from_connection_string(connection) as manager:
             drill = asyncio.create_task(pair.drill(manager, timedelta(seconds=_PATIENCE_S)))
             try:
                 await self._wait(application, _CALM_S)
-                await self._until(application, drill.done, "that the message of the drill comes home")
+                await self._until(application, drill.done, "the delivery of the drill message")
                 took_s = drill.result().delivered_in.total_seconds()
             finally:
                 drill.cancel()
-        self._screen.tell(f"The message of the drill came home in {took_s:.1f} s.")
+        self._screen.tell(f"The syphon delivered the drill message in {took_s:.1f} s.")
         await self._wait(application, SETTLED_S)
 
-    async def _do_without(self, application: Application, pair: NamespacePair) -> None:
+    async def _kill_primary(self, application: Application, pair: NamespacePair) -> None:
         process = self._primary.process_id
         self._killed_at = datetime.now(UTC)
         began_s = time.monotonic()
-        self._screen.tell(f"{self._primary.name} is killed (kill -9 {process}); the application goes on sending.")
+        self._screen.tell(f"{self._primary.name} is killed (kill -9 {process}); the application keeps sending.")
         await asyncio.to_thread(self._primary.kill)
         await self._until(application, lambda: _are(pair, EntityState.FAILED_OVER), "a failover")
         await self._until(application, lambda: all(one.diverted for one in pair.status().entities), "a diversion")
         await self._wait(application, self._plan.outage_s - (time.monotonic() - began_s))
 
-    async def _come_back(self, application: Application, pair: NamespacePair) -> None:
+    async def _restart_primary(self, application: Application, pair: NamespacePair) -> None:
         await asyncio.to_thread(self._primary.start)
-        self._screen.tell(f"{self._primary.name} is served again, from what is on its disk.")
-        await self._until(application, lambda: _are(pair, EntityState.HEALTHY), "the switch back")
+        self._screen.tell(f"{self._primary.name} is running again, from its data directory.")
+        await self._until(application, lambda: _are(pair, EntityState.HEALTHY), "the return to the primary")
 
-    async def _bring_home(self, application: Application, pair: NamespacePair) -> None:
-        """New messages go to the primary, while those of the outage are on their way."""
+    async def _deliver_backlog(self, application: Application, pair: NamespacePair) -> None:
+        """Send to the primary while the syphon delivers the backlog; then stop, and wait until all is received."""
         await self._wait(application, _AFTER_S)
         await application.stop_sending()
         tally = application.tally
-        self._screen.tell(f"The application has sent {tally.sent:,} messages, and sends no more.")
+        self._screen.tell(f"The application stopped after sending {tally.sent:,} messages.")
         diverted = pair.status().diverted
         await self._until(
             application,
             lambda: tally.lost == 0 and self._backlog == 0,
-            "that everything comes home",
+            "the delivery of the backlog",
             lambda: (_syphoned(pair), diverted),
         )
         await self._wait(application, _LAST_S)
         await application.stop_receiving()
-        self._screen.show(self._reading(tally, pair, Rate(), Rate(), Rate()))
+        self._screen.show(self._reading(tally, pair, RateMeter(), RateMeter(), RateMeter()))
 
-    def _aftermath(self, tally: Tally, pair: NamespacePair) -> Aftermath:
+    def _aftermath(self, tally: MessageLog, pair: NamespacePair) -> Aftermath:
         status = pair.status()
         return Aftermath(
             tally=tally,
@@ -240,37 +237,39 @@ class Outage:
     async def _until(
         self,
         application: Application,
-        is_so: Callable[[], bool],
+        condition: Callable[[], bool],
         what: str,
         progress: Callable[[], tuple[float, float]] | None = None,
     ) -> None:
         try:
             async with asyncio.timeout(_PATIENCE_S):
-                while not is_so():
+                while not condition():
                     application.check()
                     if progress is not None:
                         self._screen.advance(*progress())
                     await asyncio.sleep(_LOOK_S)
         except TimeoutError:
-            raise DemoError(f"waited {_PATIENCE_S:.0f} s in vain for {what}") from None
+            raise DemoError(f"timeout after {_PATIENCE_S:.0f} s waiting for {what}") from None
 
     # Watching.
 
-    async def _watch(self, tally: Tally, pair: NamespacePair) -> None:
-        rates = Rate(), Rate(), Rate()
+    async def _watch(self, tally: MessageLog, pair: NamespacePair) -> None:
+        rates = RateMeter(), RateMeter(), RateMeter()
         asked_s = 0.0
         while True:
             if time.monotonic() - asked_s >= _DEPTH_S:
                 asked_s = time.monotonic()
-                with suppress(MessagingError):  # it is asked again
+                with suppress(MessagingError):  # the next poll asks again
                     self._backlog = sum((await pair.backlog_depth()).values())
             self._screen.show(self._reading(tally, pair, *rates))
             await asyncio.sleep(_LOOK_S)
 
-    def _reading(self, tally: Tally, pair: NamespacePair, sent: Rate, received: Rate, syphoned: Rate) -> Reading:
+    def _reading(
+        self, tally: MessageLog, pair: NamespacePair, sent: RateMeter, received: RateMeter, syphoned: RateMeter
+    ) -> DemoReading:
         now_s, status = time.monotonic() - self._began_s, pair.status()
-        brought_home = _syphoned(pair)
-        return Reading(
+        delivered = _syphoned(pair)
+        return DemoReading(
             elapsed_s=now_s,
             entities=tuple(
                 EntityReading(path=one.path, state=one.state, diverted=one.diverted, pings=one.pings)
@@ -282,8 +281,8 @@ class Outage:
             received=tally.received,
             received_rate=received.per_second(now_s, tally.received),
             backlog=self._backlog,
-            syphoned=brought_home,
-            syphon_rate=syphoned.per_second(now_s, brought_home),
+            syphoned=delivered,
+            syphon_rate=syphoned.per_second(now_s, delivered),
         )
 
     def _tell(self, event: PairEvent) -> None:
@@ -296,12 +295,13 @@ class Outage:
                 self._unanswered.add(path)
                 self._screen.tell(f"'{path}' is pinged every second; no answer so far.")
             case MessageDeadLettered(message_id=message_id, description=description):
-                self._screen.tell(f"The syphon has dead-lettered {message_id}: {description}")
+                self._screen.tell(f"The syphon dead-lettered {message_id}: {description}")
 
     def _change(self, event: EntityChanged) -> str:
         match event.state:
             case EntityState.FAILING:
-                return f"A send to '{event.path}' has failed; it has {_FAILOVER.total_seconds():g} s to recover."
+                limit_s = _FAILOVER.total_seconds()
+                return f"A send to '{event.path}' failed; it fails over after {limit_s:g} s without a success."
             case EntityState.HEALTHY:
                 return f"'{event.path}' is healthy: its messages go to {self._primary.name} again."
             case _:
@@ -311,7 +311,7 @@ class Outage:
 
 
 def _are(pair: NamespacePair, state: EntityState) -> bool:
-    """Whether all entities of the application are in a state."""
+    """Return whether all entities of the application are in a state."""
     return all(one.state is state for one in pair.status().entities if one.path in PLACES)
 
 

@@ -1,4 +1,4 @@
-"""What the demo comes to, and how that is told."""
+"""The outcome of the demo, and its output."""
 
 from __future__ import annotations
 
@@ -13,23 +13,43 @@ from rich.table import Table
 
 from pairbus.cli.demo.application import PLACES
 from pairbus.cli.demo.outage import Aftermath
-from pairbus.cli.demo.proof import Proof
 from pairbus.jobs.cost.report import money_column
 from pairbus.jobs.cost.statement import PINGS, Statement
+from pairbus.jobs.reconcile.report import MissingMessage, Waits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proof:
+    """The result of the reconciliation."""
+
+    counts: Mapping[str, Mapping[str, int]]
+    """Counts by entity and measure."""
+
+    missing: tuple[MissingMessage, ...]
+    waits: Waits
+    """Times from diversion to delivery."""
+
+    gaps: int
+    """The number of gaps in the ledgers."""
+
+    def of(self, measure: str, entities: frozenset[str]) -> int:
+        """Return the sum of a measure over some entities."""
+        return sum(counts[measure] for entity, counts in self.counts.items() if entity in entities)
+
 
 _MOST_MISHAPS: Final = 20
 
 _ENTITIES: Final = frozenset(PLACES).union(*PLACES.values())
-"""Those of the application; a drill has had its own."""
+"""The entities of the application, without the queue of the drill."""
 
 _COUNTS: Final = {
     "accepted": "accepted",
     "diverted": "diverted",
-    "syphoned": "came home",
+    "syphoned": "delivered",
     "repeated": "dropped",
     "received": "received",
     "missing": "missing",
-    "duplicated": "doubled",
+    "duplicated": "duplicated",
 }
 _EXCEPTIONS: Final = {
     "waiting": "waiting",
@@ -37,56 +57,56 @@ _EXCEPTIONS: Final = {
     "expired": "expired",
     "unrecorded": "unrecorded",
 }
-"""Where else a message is that was not received; shown if there is any, so that the table adds up."""
+"""States of messages that were not received; shown if there are any, so that the table adds up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """What the application has seen, and what the ledgers say."""
+class DemoOutcome:
+    """The counts of the application and of the ledgers."""
 
     aftermath: Aftermath
     proof: Proof
     statement: Statement
     seconds: Mapping[str, float]
-    """How long each act took."""
+    """The duration of each step."""
 
     @property
     def is_fine(self) -> bool:
-        """Whether nothing was lost and nothing doubled, by both."""
+        """True if nothing was lost or duplicated, by the counts of the application and of the ledgers."""
         tally = self.aftermath.tally
         return not (tally.failed or tally.lost or tally.doubled or [*self.objections()])
 
     def objections(self) -> Iterator[str]:
-        """What the ledgers have against it."""
+        """Describe each discrepancy that the ledgers show."""
         proof, diverted = self.proof, self.aftermath.diverted
         if proof.gaps:
-            yield f"they have {proof.gaps:,} gaps"
+            yield f"{proof.gaps:,} gaps in the ledgers"
         missing = sum(one.entity in _ENTITIES for one in proof.missing)
         if missing:
             yield f"{missing:,} messages are missing"
-        if self._untold:
-            yield f"{self._untold:,} messages are not recorded as accepted"
-        for measure, text in (("duplicated", "came home twice"), ("backlog_waiting", "wait in the backlog")):
+        if self._unrecorded:
+            yield f"{self._unrecorded:,} messages are not recorded as accepted"
+        for measure, text in (("duplicated", "were delivered twice"), ("backlog_waiting", "wait in the backlog")):
             found = proof.of(measure, _ENTITIES)
             if found:
                 yield f"{found:,} messages {text}"
         found = proof.of("diverted", _ENTITIES)
-        if found < diverted:  # more is possible: what was sent twice, because its confirmation was late
+        if found < diverted:  # there can be more: messages that were sent twice because their confirmation was late
             yield f"only {found:,} of {diverted:,} messages were diverted"
 
     @property
-    def _untold(self) -> int:
-        """How many messages were confirmed, and the ledgers do not tell of them."""
+    def _unrecorded(self) -> int:
+        """The number of confirmed messages that the ledgers do not record."""
         accepted, diverted, repeated = (self.proof.of(name, _ENTITIES) for name in ("accepted", "diverted", "repeated"))
         return max(0, self.aftermath.tally.sent - (accepted + diverted - repeated))
 
-    # Telling it.
+    # Output.
 
     def print(self, console: Console) -> None:
         console.print()
         console.print(self._ledger_table())
         console.print(self._bill_table())
-        if self._unheard_pings:
+        if self._unanswered_pings:
             console.print(self._pings(), soft_wrap=True)
         console.print(self._times_table())
         for mishap in islice(self.aftermath.tally.mishaps(), _MOST_MISHAPS):
@@ -95,7 +115,7 @@ class Outcome:
             console.print(line, soft_wrap=True)
 
     def lines(self) -> Iterator[str]:
-        """The sum of it."""
+        """Yield the lines of the summary."""
         tally, waits = self.aftermath.tally, self.proof.waits
         yield f"sent {tally.sent:,}, of these diverted {self.aftermath.diverted:,}; failed {tally.failed:,}"
         yield f"received {tally.received:,} of {tally.expected:,}: the queue's once, the topic's by each subscription"
@@ -117,40 +137,40 @@ class Outcome:
         return f"the outage cost {amount:.6f} {card.currency}, at {price} ({card.title})"
 
     @property
-    def _unheard_pings(self) -> int:
-        """How many pings the pair has sent that no namespace knows of."""
-        heard = sum(step.operations for step in self.statement.steps if step.labels == (PINGS,))
-        return max(0, self.aftermath.pings - heard)
+    def _unanswered_pings(self) -> int:
+        """The number of pings that reached no namespace."""
+        answered = sum(step.operations for step in self.statement.steps if step.labels == (PINGS,))
+        return max(0, self.aftermath.pings - answered)
 
     def _pings(self) -> str:
-        found_nobody = f"{self._unheard_pings:,} of {self.aftermath.pings:,} pings found nobody there"
-        return f"{found_nobody}: no ledger has them, and nobody bills them"
+        unanswered = f"{self._unanswered_pings:,} of {self.aftermath.pings:,} pings reached no namespace"
+        return f"{unanswered}: they are in no ledger and are not billed"
 
     def _ledger_table(self) -> Table:
         columns = _COUNTS | {name: text for name, text in _EXCEPTIONS.items() if self.proof.of(name, _ENTITIES)}
-        table = _table("By the ledgers", "entity", *columns.values())
+        table = _table("Messages by the ledgers", "entity", *columns.values())
         for entity, counts in self.proof.counts.items():
             if entity in _ENTITIES:
                 table.add_row(entity, *(f"{counts[name]:,}" for name in columns))
         return table
 
     def _bill_table(self) -> Table:
-        table = _table("What the outage cost", "step", "messages", "billed operations", self.statement.card.currency)
-        whole = self.statement.pairing_total
+        table = _table("Cost of the outage", "step", "messages", "billed operations", self.statement.card.currency)
+        sum_of_all = self.statement.pairing_total
         steps = [step for step in self.statement.steps if step.units or step.amount]
-        *amounts, total = money_column([*(step.amount for step in steps), whole.amount])
+        *amounts, total = money_column([*(step.amount for step in steps), sum_of_all.amount])
         for step, amount in zip(steps, amounts, strict=True):
             table.add_row(step.labels[0], f"{step.messages:,}", f"{step.units:,}", amount)
         table.add_section()
-        table.add_row("all of it", "", f"{whole.units:,}", total)
+        table.add_row("total", "", f"{sum_of_all.units:,}", total)
         return table
 
     def _times_table(self) -> Table:
-        table = _table("How long it took", "act", "seconds")
+        table = _table("Duration", "step", "seconds")
         for act, seconds in self.seconds.items():
             table.add_row(act, f"{seconds:.1f}")
         table.add_section()
-        table.add_row("together", f"{sum(self.seconds.values()):.1f}")
+        table.add_row("total", f"{sum(self.seconds.values()):.1f}")
         return table
 
 

@@ -1,8 +1,9 @@
-"""The demo from its first act to its last, with everything that it needs started and ended."""
+"""``pairbus demo``: start everything the demo needs, run its steps, and stop everything again."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import shlex
 import signal
 import sys
@@ -17,18 +18,34 @@ from typing import Any, Final, TypeVar
 from rich.console import Console
 
 from pairbus.cli.connection import FAILED, STOPPED
-from pairbus.cli.demo.acts import Acts
-from pairbus.cli.demo.namespace import Namespace, NamespaceStartError
+from pairbus.cli.demo.namespace import DemoNamespace, NamespaceStartError
 from pairbus.cli.demo.outage import ENTITIES, SETTLED_S, DemoError, Outage, Plan
-from pairbus.cli.demo.outcome import Outcome
-from pairbus.cli.demo.screen import Screen, opened_screen
-from pairbus.cli.demo.silence import errors_to
+from pairbus.cli.demo.outcome import DemoOutcome
+from pairbus.cli.demo.screen import DemoTimeline, Screen, opened_screen
 from pairbus.cli.demo.spark_work import Ledgers, SparkWork
 from pairbus.client import MessagingError
-from pairbus.jobs.ledger.errors import LedgerReadError
-from pairbus.jobs.syphon.batch_report import BatchReport
+from pairbus.jobs.ledger.tables import LedgerReadError
+from pairbus.jobs.syphon.outcome import BatchReport
 from pairbus.spark.java import JavaNotFoundError
 from pairbus.spark.session import SparkStartError
+
+_STDERR: Final = 2
+
+
+@contextmanager
+def errors_to(file: Path) -> Iterator[None]:
+    """Redirect standard error to a file by its descriptor, so that child processes such as Java write to it too."""
+    sys.stderr.flush()
+    before = os.dup(_STDERR)
+    try:
+        with file.open("ab") as log:
+            os.dup2(log.fileno(), _STDERR)
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(before, _STDERR)
+        os.close(before)
+
 
 T = TypeVar("T")
 
@@ -47,30 +64,30 @@ _EXPECTED: Final = (
 
 
 def perform(plan: Plan, console: Console) -> int:
-    """The whole demo; gives the exit status. Nothing is left of it, however it ends."""
+    """Run the demo and return its exit status. Remove everything it created, however it ends."""
     with TemporaryDirectory(prefix="pairbus-demo-", ignore_cleanup_errors=True) as directory:
         log = Path(directory) / "log.txt"
         try:
-            with _stopped_alike(), errors_to(log):
+            with _signals_as_interrupt(), errors_to(log):
                 return _Performance(plan, console, Path(directory)).run()
         except KeyboardInterrupt:
             print("pairbus: stopped", file=sys.stderr)
             return STOPPED
         except _EXPECTED as error:
-            _complain(str(error), log)
-        except Exception:  # noqa: BLE001 (whatever it is, the demo is over, and says why)
-            _complain(traceback.format_exc(), log)
+            _print_failure(str(error), log)
+        except Exception:  # noqa: BLE001 (any error ends the demo and is printed)
+            _print_failure(traceback.format_exc(), log)
     return FAILED
 
 
 class _Performance:
-    """Two namespaces, Spark, and what is done with them."""
+    """Two namespaces, Spark, and the steps that use them."""
 
     def __init__(self, plan: Plan, console: Console, directory: Path) -> None:
         self._plan = plan
         self._console = console
-        self._primary = Namespace("contoso", directory, ENTITIES)
-        self._secondary = Namespace("fabrikam", directory)
+        self._primary = DemoNamespace("contoso", directory, ENTITIES)
+        self._secondary = DemoNamespace("fabrikam", directory)
         self._spark = SparkWork()
 
     def run(self) -> int:
@@ -78,16 +95,16 @@ class _Performance:
             for each in (self._primary, self._secondary, self._spark):
                 stack.enter_context(each)
             with opened_screen(self._console) as screen:
-                outcome = asyncio.run(told_when_stopped(self._play(screen), screen))
+                outcome = asyncio.run(announce_stop(self._play(screen), screen))
             outcome.print(self._console)
             if self._plan.is_kept:
                 self._spark.stop()
                 keep(self._primary, self._secondary, self._console)
         return 0 if outcome.is_fine else FAILED
 
-    async def _play(self, screen: Screen) -> Outcome:
-        acts = Acts(screen)
-        with acts.act("Two namespaces and Spark are started"):
+    async def _play(self, screen: Screen) -> DemoOutcome:
+        acts = DemoTimeline(screen)
+        with acts.act("Start two namespaces and Spark"):
             await self._open(screen)
 
         def tell(batch: BatchReport) -> None:
@@ -95,23 +112,23 @@ class _Performance:
 
         aftermath = await Outage(
             self._primary, self._secondary, screen, acts, self._plan, self._spark.engine(tell)
-        ).live_through()
+        ).run()
         ledgers = Ledgers(primary=self._primary.ledger, secondary=self._secondary.ledger)
-        with acts.act("The ledgers are held against each other"):
+        with acts.act("Reconcile the ledgers"):
             await asyncio.sleep(SETTLED_S)
             proof = await self._on_spark(lambda: self._spark.prove(ledgers))
-        with acts.act("The cost is added up"):
+        with acts.act("Compute the cost"):
             statement = await self._on_spark(lambda: self._spark.bill(ledgers, aftermath.killed_at))
-        return Outcome(aftermath=aftermath, proof=proof, statement=statement, seconds=acts.seconds)
+        return DemoOutcome(aftermath=aftermath, proof=proof, statement=statement, seconds=acts.seconds)
 
     async def _open(self, screen: Screen) -> None:
-        screen.tell("Everything runs on this machine, and nothing is left of it afterwards.")
+        screen.tell("Everything runs on this machine and is removed afterwards.")
         await asyncio.gather(*(asyncio.to_thread(each.start) for each in (self._primary, self._secondary, self._spark)))
         for each in (self._primary, self._secondary):
-            screen.tell(f"The namespace {each.name} is process {each.process_id}; its console: {each.console}")
+            screen.tell(f"Namespace {each.name} runs as process {each.process_id}; console: {each.console}")
 
     async def _on_spark(self, work: Callable[[], T]) -> T:
-        """In a thread, and not for longer than somebody waits for it."""
+        """Run work in a thread; if it is cancelled, stop Spark, so that the thread ends."""
         try:
             return await asyncio.to_thread(work)
         except asyncio.CancelledError:
@@ -119,46 +136,46 @@ class _Performance:
             raise
 
 
-async def told_when_stopped(work: Coroutine[Any, Any, T], screen: Screen) -> T:
-    """Say so as soon as somebody presses Ctrl-C: what is under way, such as the start of Spark, takes time to end."""
+async def announce_stop(work: Coroutine[Any, Any, T], screen: Screen) -> T:
+    """Run work, and report at once that Ctrl-C was pressed: work such as the start of Spark takes time to end."""
     task = asyncio.create_task(work)
     try:
         await asyncio.wait([task])
     except asyncio.CancelledError:
-        screen.tell("Stopping; this may take some seconds …")
+        screen.tell("Stopping; this may take a few seconds …")
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         raise
     return task.result()
 
 
-def keep(primary: Namespace, secondary: Namespace, console: Console) -> None:
-    """Show how to get to the namespaces and their ledgers, and wait for Ctrl-C."""
+def keep(primary: DemoNamespace, secondary: DemoNamespace, console: Console) -> None:
+    """Print the addresses of the namespaces and the paths of their ledgers, and wait for Ctrl-C."""
     for each in (primary, secondary):
         console.print(f"\n{each.name}: {each.console}", soft_wrap=True)
         console.print(each.connection_string, soft_wrap=True, markup=False)
-        console.print(f"its ledger: {each.ledger}", soft_wrap=True, markup=False)
+        console.print(f"ledger: {each.ledger}", soft_wrap=True, markup=False)
     ledgers = [shlex.quote(str(each.ledger)) for each in (primary, secondary)]
-    console.print("\nWhat became of every message, and what it cost, in another terminal:")
+    console.print("\nTo account for every message and its cost, run in another terminal:")
     for command in (
         f"pairbus reconcile --primary {ledgers[0]} --secondary {ledgers[1]}",
         f"pairbus cost --ledger {ledgers[0]} --ledger {ledgers[1]} --beyond-allowances",
     ):
         console.print(command, soft_wrap=True, markup=False)
     with suppress(KeyboardInterrupt):
-        console.print("\nBoth go on until Ctrl-C.")
+        console.print("\nBoth namespaces run until you press Ctrl-C.")
         while True:
             signal.pause()
 
 
 @contextmanager
-def _stopped_alike() -> Iterator[None]:
-    """Have other signals that end a process do what Ctrl-C does: there are processes to be ended first."""
+def _signals_as_interrupt() -> Iterator[None]:
+    """Handle other signals that end a process like Ctrl-C, so that child processes are ended first."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         signal.raise_signal(signal.SIGINT)
 
-    # Where a shell has started it in the background, Ctrl-C itself would be ignored.
+    # SIGINT too: a shell ignores it for a command that it starts in the background.
     handlers = {signal.SIGINT: signal.default_int_handler, **dict.fromkeys(_LIKE_CTRL_C, stop)}
     before = {each: signal.signal(each, handler) for each, handler in handlers.items()}
     try:
@@ -168,7 +185,7 @@ def _stopped_alike() -> Iterator[None]:
             signal.signal(each, handler)
 
 
-def _complain(reason: str, log: Path) -> None:
+def _print_failure(reason: str, log: Path) -> None:
     with suppress(OSError):
         for line in log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LAST_LINES:]:
             print(line, file=sys.stderr)

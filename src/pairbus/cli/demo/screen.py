@@ -1,9 +1,12 @@
-"""What a person sees of the demo: a live table in a terminal, else plain lines."""
+"""The output of the demo: a live table in a terminal, else plain lines."""
 
 from __future__ import annotations
 
+import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Final, Protocol
 
 from rich.columns import Columns
@@ -12,12 +15,71 @@ from rich.live import Live
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from pairbus.cli.demo.reading import EntityReading, Reading
 from pairbus.pairing import EntityState
+
+_SPAN_S: Final = 2.0
+"""The time window of a rate."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EntityReading:
+    """The state of an entity of the primary namespace."""
+
+    path: str
+    state: EntityState
+    diverted: int
+    pings: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoReading:
+    """The values that the table shows."""
+
+    elapsed_s: float
+    entities: tuple[EntityReading, ...]
+    sent: int
+    sent_rate: float
+    received: int
+    received_rate: float
+    backlog: int
+    syphoned: int
+    syphon_rate: float
+
+    @property
+    def diverted(self) -> int:
+        return sum(one.diverted for one in self.entities)
+
+    @property
+    def pings(self) -> int:
+        return sum(one.pings for one in self.entities)
+
+    def __str__(self) -> str:
+        states = ", ".join(f"{one.path} {one.state.value}" for one in self.entities)
+        return (
+            f"{states}; sent {self.sent:,} ({self.sent_rate:,.0f}/s), diverted {self.diverted:,}, "
+            f"in the backlog {self.backlog:,}, delivered {self.syphoned:,} ({self.syphon_rate:,.0f}/s), "
+            f"received {self.received:,} ({self.received_rate:,.0f}/s), pings {self.pings:,}"
+        )
+
+
+class RateMeter:
+    """The rate at which a count grows."""
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[float, int]] = deque()
+
+    def per_second(self, now_s: float, count: int) -> float:
+        """Return the rate over the calls of the last two seconds."""
+        self._seen.append((now_s, count))
+        while len(self._seen) > 2 and self._seen[1][0] <= now_s - _SPAN_S:
+            self._seen.popleft()
+        first_s, first = self._seen[0]
+        return (count - first) / (now_s - first_s) if now_s > first_s else 0.0
+
 
 _PLAIN_EVERY_S: Final = 2.0
 _FRAMES_A_SECOND: Final = 4
-"""Drawing takes time that others need."""
+"""Low, because drawing takes processor time from the demo."""
 
 _STYLES: Final = {
     EntityState.HEALTHY: "green",
@@ -28,23 +90,23 @@ _STYLES: Final = {
 
 
 class Screen(Protocol):
-    """Takes what is to be seen."""
+    """The output of the demo."""
 
     def begin(self, act: str) -> None: ...
 
     def end(self, act: str, seconds: float) -> None: ...
 
     def tell(self, text: str) -> None:
-        """One sentence about something that has happened."""
+        """Print one sentence about an event."""
 
-    def show(self, reading: Reading) -> None: ...
+    def show(self, reading: DemoReading) -> None: ...
 
     def advance(self, done: float, total: float) -> None:
-        """How far the act has come."""
+        """Update the progress of the current step."""
 
 
 class PlainScreen:
-    """Lines, for pipes and files."""
+    """Prints lines, for pipes and files."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -54,25 +116,25 @@ class PlainScreen:
         self._print(f"== {act}")
 
     def end(self, act: str, seconds: float) -> None:  # noqa: ARG002
-        self._print(f"   it took {seconds:.1f} s")
+        self._print(f"   done in {seconds:.1f} s")
 
     def tell(self, text: str) -> None:
         self._print(f"   {text}")
 
-    def show(self, reading: Reading) -> None:
+    def show(self, reading: DemoReading) -> None:
         if reading.elapsed_s - self._shown_s >= _PLAIN_EVERY_S:
             self._shown_s = reading.elapsed_s
             self._print(f"   {reading.elapsed_s:5.1f} s  {reading}")
 
     def advance(self, done: float, total: float) -> None:
-        """A line has no bars."""
+        """Do nothing: lines have no progress bar."""
 
     def _print(self, text: str) -> None:
         self._console.print(text, markup=False, soft_wrap=True)
 
 
 class LiveScreen:
-    """A table that changes, below it a line for each act, and above it what has happened."""
+    """Draws a live table, with a line for each step below it and the events above it."""
 
     def __init__(self, live: Live) -> None:
         self._live = live
@@ -98,7 +160,7 @@ class LiveScreen:
     def tell(self, text: str) -> None:
         self._live.console.print(text, markup=False, soft_wrap=True)
 
-    def show(self, reading: Reading) -> None:
+    def show(self, reading: DemoReading) -> None:
         self._table = reading_tables(reading)
         self._draw()
 
@@ -112,7 +174,7 @@ class LiveScreen:
 
 @contextmanager
 def opened_screen(console: Console) -> Iterator[Screen]:
-    """The screen that fits what is written to."""
+    """Open a live screen if the console is a terminal, else a plain one."""
     if not console.is_terminal:
         yield PlainScreen(console)
         return
@@ -120,12 +182,12 @@ def opened_screen(console: Console) -> Iterator[Screen]:
         yield LiveScreen(live)
 
 
-def reading_tables(reading: Reading) -> Columns:
-    """The entities, and beside them what is counted of all."""
+def reading_tables(reading: DemoReading) -> Columns:
+    """Return the table of the entities and, beside it, the table of the counts."""
     return Columns([_entity_table(reading), _count_table(reading)])
 
 
-def _entity_table(reading: Reading) -> Table:
+def _entity_table(reading: DemoReading) -> Table:
     table = Table()
     table.add_column("entity")
     table.add_column("state", min_width=len(EntityState.FAILED_OVER.value))
@@ -136,15 +198,15 @@ def _entity_table(reading: Reading) -> Table:
     return table
 
 
-def _count_table(reading: Reading) -> Table:
+def _count_table(reading: DemoReading) -> Table:
     table = Table()
     table.add_column(f"after {reading.elapsed_s:.0f} s")
-    for heading in ("messages", "a second"):
+    for heading in ("messages", "per second"):
         table.add_column(heading, justify="right", min_width=8)
     for name, count, rate in (
         ("sent", reading.sent, reading.sent_rate),
         ("in the backlog", reading.backlog, None),
-        ("brought home", reading.syphoned, reading.syphon_rate),
+        ("delivered", reading.syphoned, reading.syphon_rate),
         ("received", reading.received, reading.received_rate),
     ):
         table.add_row(name, f"{count:,}", "" if rate is None else f"{rate:,.0f}")
@@ -154,3 +216,20 @@ def _count_table(reading: Reading) -> Table:
 def _state(one: EntityReading) -> str:
     style = _STYLES[one.state]
     return f"[{style}]{one.state.value}[/{style}]"
+
+
+class DemoTimeline:
+    """Measures the duration of each step."""
+
+    def __init__(self, screen: Screen) -> None:
+        self.seconds: dict[str, float] = {}
+        self._screen = screen
+
+    @contextmanager
+    def act(self, title: str) -> Iterator[None]:
+        """Report and measure a step; a step that fails has no end."""
+        began_s = time.monotonic()
+        self._screen.begin(title)
+        yield
+        self.seconds[title] = seconds = time.monotonic() - began_s
+        self._screen.end(title, seconds)

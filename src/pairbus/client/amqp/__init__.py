@@ -1,1 +1,1 @@
-"""The client's ends of connections and links."""
+"""AMQP connections and links of the client."""

@@ -1,4 +1,4 @@
-"""The conditions that a namespace names, as the errors that an application gets."""
+"""The mapping from AMQP conditions to the errors of the client."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ ERRORS: Final[dict[str, type[MessagingError]]] = {
     Condition.RESOURCE_DELETED: EntityNotFoundError,
     Condition.RESOURCE_LIMIT_EXCEEDED: QuotaExceededError,
     Condition.UNAUTHORIZED_ACCESS: UnauthorizedError,
-    # What ends a link, a session or a connection without being anybody's answer: they are made anew.
+    # These end a link, a session or a connection without answering a request: they are opened again.
     Condition.CONNECTION_FORCED: MessagingCommunicationError,
     Condition.DETACH_FORCED: MessagingCommunicationError,
     Condition.ERRANT_LINK: MessagingCommunicationError,
@@ -78,11 +78,11 @@ _STATUSES: Final[dict[int, type[MessagingError]]] = {
     500: InternalServerError,
     503: ServerBusyError,
 }
-"""For answers that name no condition."""
+"""Errors for responses without a condition."""
 
 
 def error_from(reason: Error, entity: str | None = None) -> MessagingError:
-    """What a namespace has refused something with."""
+    """Return the error for a refusal by the namespace."""
     condition = str(reason.condition)
     kind = ERRORS.get(condition, MessagingError)
     return kind(reason.description or f"refused as {condition}", entity=entity, condition=condition)
@@ -91,21 +91,19 @@ def error_from(reason: Error, entity: str | None = None) -> MessagingError:
 def error_from_status(
     status: int, description: str, condition: str | None = None, entity: str | None = None
 ) -> MessagingError:
-    """What a request was answered with."""
+    """Return the error for the status of a response."""
     kind = ERRORS.get(condition or "") or _STATUSES.get(status) or MessagingError
     return kind(description or f"refused with status {status}", entity=entity, condition=condition)
 
 
 def lost(reason: Error | None, what: str) -> MessagingError:
-    """Return the error for a session or connection that the peer has ended: another one may do better.
+    """Return the error for a session or connection ended by the peer; a new one may succeed.
 
-    A namespace that is busy says so when it has no room for another connection; that is no outage.
+    A namespace without room for another connection reports that it is busy; that is not an outage.
     """
     if reason is None:
-        return MessagingCommunicationError(f"the namespace has ended {what}")
+        return MessagingCommunicationError(f"the namespace closed {what}")
     if reason.condition == ServiceBusCondition.SERVER_BUSY:
         return error_from(reason)
     description = reason.description or reason.condition
-    return MessagingCommunicationError(
-        f"the namespace has ended {what}: {description}", condition=str(reason.condition)
-    )
+    return MessagingCommunicationError(f"the namespace closed {what}: {description}", condition=str(reason.condition))

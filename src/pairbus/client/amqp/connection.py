@@ -1,19 +1,20 @@
-"""A connection: the AMQP engine with a byte stream, a clock, and the links that it carries."""
+"""A client connection: the AMQP engine with a transport, a clock, and its links."""
 
 from __future__ import annotations
 
 import asyncio
 import re
+import ssl
 from collections.abc import Callable
 from typing import Any, Final, cast
 from uuid import uuid4
 
 from pairbus.client.amqp.conditions import lost
-from pairbus.client.amqp.transport import connect
-from pairbus.client.endpoint import Endpoint
-from pairbus.client.errors import MessagingCommunicationError, MessagingError, UnauthorizedError
-from pairbus.client.settings import MessagingFactorySettings
+from pairbus.client.endpoint import Endpoint, unreachable, untrusted
+from pairbus.client.errors import MessagingCommunicationError, MessagingError, ServerBusyError, UnauthorizedError
+from pairbus.client.settings import MessagingFactorySettings, Transport
 from pairbus.client.token_provider import Credentials, PlainCredentials, TokenProvider
+from pairbus.client.web_socket import WebSocketBusyError, WebSocketRefusedError, connect_web_socket
 from pairbus.dialect.annotations import NAMESPACE
 from pairbus.wire import (
     AuthenticationError,
@@ -35,36 +36,70 @@ from pairbus.wire import (
 )
 from pairbus.wire.states import LinkState
 
+_NO_TLS: Final = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNKNOWN_PROTOCOL")
+
+
+async def connect(protocol: asyncio.Protocol, endpoint: Endpoint, settings: MessagingFactorySettings) -> None:
+    """Connect a protocol to a namespace; raises ``MessagingCommunicationError`` or ``ServerBusyError``."""
+    loop = asyncio.get_running_loop()
+    try:
+        if settings.transport is Transport.WEB_SOCKET:
+            await connect_web_socket(loop, protocol, endpoint, settings)
+        else:
+            await loop.create_connection(
+                lambda: cast(asyncio.BaseProtocol, protocol),
+                endpoint.host,
+                endpoint.amqp_port,
+                ssl=settings.tls_context() if endpoint.tls else None,
+            )
+    except ssl.SSLCertVerificationError as error:
+        raise untrusted(endpoint, error) from error
+    except ssl.SSLError as error:
+        if error.reason not in _NO_TLS:
+            raise unreachable(endpoint, error) from error
+        raise MessagingCommunicationError(
+            f"{endpoint}: the server does not use TLS ({error.reason}); a namespace without TLS is at amqp://…, and "
+            "its connection string contains UseDevelopmentEmulator=true",
+            is_transient=False,
+        ) from error
+    except WebSocketBusyError as error:
+        raise ServerBusyError(f"{endpoint}: {error}") from error
+    except WebSocketRefusedError as error:
+        raise MessagingCommunicationError(f"{endpoint}: {error}", is_transient=False) from error
+    except (OSError, UnicodeError) as error:  # an invalid host name raises UnicodeError
+        raise unreachable(endpoint, error) from error
+
+
 _NAME: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,48}[A-Za-z0-9])?")
 _HANG_UP_S: Final = 1.0
-_FAREWELL_S: Final = 5.0
-"""How long we wait for the peer to say goodbye as well."""
+_CLOSE_TIMEOUT_S: Final = 5.0
+"""The time to wait for the peer's close frame."""
 
 
-class AmqpConnection(asyncio.Protocol):
-    """One connection. When it is lost, it is lost for good: another one is opened."""
+class ClientConnection(asyncio.Protocol):
+    """One connection. It does not reconnect: after an error another one has to be opened."""
 
     def __init__(self, endpoint: Endpoint, settings: MessagingFactorySettings, credentials: Credentials) -> None:
         self.endpoint = endpoint
         self.settings = settings
         self.send_attempt_s = settings.attempt_s
-        """How long a link that sends waits for anything to be confirmed."""
+        """The timeout in seconds of a sending link without any confirmation."""
 
         self.loop = asyncio.get_running_loop()
         self.error: MessagingError | None = None
-        """Why it is gone; ``None`` while it is there."""
+        """The error that ended the connection; ``None`` while it is open."""
 
         self.is_service_bus = isinstance(credentials, TokenProvider)
-        """Whether the peer knows what Service Bus adds to AMQP: only there are tokens put."""
+        """True if the peer supports the extensions of Service Bus: only then tokens are used."""
 
         self.is_writable = True
-        """Whether the peer keeps up with what we send."""
+        """False while the peer reads more slowly than we send."""
 
         self.unflushed_bytes = 0
-        """How much has been written since the last flush, more or less."""
+        """The approximate number of bytes written since the last flush."""
 
         self.received_s = self.loop.time()
-        """When we last heard from the peer."""
+        """The time at which data was last received from the peer."""
 
         self.links: dict[LinkEnd, None] = {}
         self.engine = Connection(
@@ -73,7 +108,7 @@ class AmqpConnection(asyncio.Protocol):
                 hostname=endpoint.host,
                 channel_max=0xFFFF,
                 idle_time_out_ms=int(settings.idle_timeout.total_seconds() * 1_000),
-                max_unsettled=(1 << 31) - 1,  # the application says how many it takes
+                max_unsettled=(1 << 31) - 1,  # the application limits them by credit
                 strict=False,
             ),
             plain(credentials.user, credentials.password) if isinstance(credentials, PlainCredentials) else anonymous(),
@@ -81,10 +116,10 @@ class AmqpConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._opened: asyncio.Future[None] = self.loop.create_future()
         self.gone: asyncio.Future[None] = self.loop.create_future()
-        """Done when the connection is."""
+        """Done when the connection is closed or lost."""
 
         self._lost: asyncio.Future[None] = self.loop.create_future()
-        """Done when the transport is closed, too."""
+        """Done when the transport is closed as well."""
 
         self._flushing: asyncio.Handle | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -92,53 +127,53 @@ class AmqpConnection(asyncio.Protocol):
     @classmethod
     async def open(
         cls, endpoint: Endpoint, settings: MessagingFactorySettings, credentials: Credentials
-    ) -> AmqpConnection:
-        """Connect, say who we are, and open; raises ``MessagingError``."""
+    ) -> ClientConnection:
+        """Connect, authenticate and open; raises ``MessagingError``."""
         connection = cls(endpoint, settings, credentials)
         try:
             await connect(connection, endpoint, settings)
             await connection._opened
         except BaseException as error:
-            connection.fail(error if isinstance(error, MessagingError) else _gave_up(endpoint))
+            connection.fail(error if isinstance(error, MessagingError) else _abandoned(endpoint))
             raise
-        if connection.error is not None:  # it opened and closed in one breath
+        if connection.error is not None:  # opened and closed at once
             raise connection.error.copy()
         return connection
 
     @property
     def announced_name(self) -> str | None:
-        """The name that the namespace announces in its open frame; ``None`` if it announces none that can be one."""
+        """The name that the namespace announces in its open frame; ``None`` if there is none or it is invalid."""
         peer = self.engine.peer
         name = None if peer is None else (peer.properties or {}).get(NAMESPACE)
         return str(name) if isinstance(name, str) and _NAME.fullmatch(name) else None
 
     @property
     def attempt_s(self) -> float:
-        """How long whoever needs an answer before sending waits for it."""
+        """The timeout in seconds of a response that is needed before sending."""
         return min(self.settings.attempt_s, self.send_attempt_s)
 
     def limit_send_attempts(self, attempt_s: float) -> None:
-        """Have links wait so long for anything to be confirmed, also those that wait already."""
+        """Set the confirmation timeout of all links, including those that are waiting already."""
         self.send_attempt_s = attempt_s
         for link in self.links:
             link.on_limit()
 
     async def close(self) -> None:
-        """Say goodbye, and wait a little for the peer to do the same."""
+        """Send a close frame, and wait a few seconds for the peer's."""
         if self.error is None:
             self.engine.close()
             self.flush()
             try:
-                async with asyncio.timeout(_FAREWELL_S):
+                async with asyncio.timeout(_CLOSE_TIMEOUT_S):
                     await asyncio.shield(self.gone)
             except TimeoutError:
                 pass
             finally:
                 self.fail(MessagingCommunicationError("the connection has been closed"))
-        await self._hung_up()
+        await self._disconnected()
 
-    async def _hung_up(self) -> None:
-        """Wait until the socket is closed, which TLS takes a few words for."""
+    async def _disconnected(self) -> None:
+        """Wait until the socket is closed, which takes a few messages with TLS."""
         if self._transport is not None:
             await asyncio.wait((self._lost,), timeout=_HANG_UP_S)
             if not self._lost.done():
@@ -146,7 +181,7 @@ class AmqpConnection(asyncio.Protocol):
                 await asyncio.sleep(0)
 
     def fail(self, error: MessagingError, *, politely: bool = False) -> None:
-        """Give the connection up, and tell everyone who counts on it. ``politely`` lets what we said last get out."""
+        """Fail the connection and all its links. ``politely`` flushes what has been written before closing."""
         if self.error is not None:
             return
         self.error = error
@@ -155,7 +190,7 @@ class AmqpConnection(asyncio.Protocol):
                 handle.cancel()
         if not self._opened.done():
             self._opened.set_exception(error.copy())
-            self._opened.exception()  # nobody may be waiting
+            self._opened.exception()  # mark as retrieved: no caller may be waiting
         if not self.gone.done():
             self.gone.set_result(None)
         for link in [*self.links]:
@@ -163,13 +198,13 @@ class AmqpConnection(asyncio.Protocol):
         if self._transport is not None:
             if politely and not self._transport.get_write_buffer_size():
                 self._transport.close()
-            else:  # a peer that does not read would keep us waiting
+            else:  # a peer that does not read would block the close
                 self._transport.abort()
 
-    # What we send.
+    # Sending.
 
     def flush_soon(self) -> None:
-        """Send what the engine has written, together with what else is written in this turn of the loop."""
+        """Send what the engine has written, combined with everything else written in this turn of the event loop."""
         if self._flushing is None:
             self._flushing = self.loop.call_soon(self.flush)
 
@@ -180,7 +215,7 @@ class AmqpConnection(asyncio.Protocol):
         if self._transport is not None and self.error is None:
             self.unflushed_bytes = 0
             data = self.engine.data_to_send()
-            if data and not self._transport.is_closing():  # else asyncio complains of every one
+            if data and not self._transport.is_closing():  # asyncio logs every write to a closing transport
                 self._transport.write(data)
 
     def pause_writing(self) -> None:
@@ -191,10 +226,10 @@ class AmqpConnection(asyncio.Protocol):
         for link in [*self.links]:
             link.on_credit()
 
-    # What we receive.
+    # Receiving.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's are none, and do as well
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's transports only behave like one
         if self.error is not None:
             self._transport.abort()
             return
@@ -226,7 +261,7 @@ class AmqpConnection(asyncio.Protocol):
             self.fail(_fault(fault))
 
     def eof_received(self) -> None:
-        self.fail(MessagingCommunicationError(f"{self.endpoint} has hung up"))
+        self.fail(MessagingCommunicationError(f"{self.endpoint} closed the connection"))
 
     def connection_lost(self, exc: Exception | None) -> None:
         if not self._lost.done():
@@ -235,24 +270,24 @@ class AmqpConnection(asyncio.Protocol):
         self.fail(MessagingCommunicationError(f"the connection to {self.endpoint} was lost{reason}"))
 
     def opened(self) -> None:
-        """The peer has opened too."""
+        """Handle the open frame of the peer."""
         self._tick()
         if not self._opened.done():
             self._opened.set_result(None)
 
     def attached(self, event: LinkAttached) -> None:
-        """The peer has attached a link: one of ours, or it is confused, and to answer would confuse it more."""
+        """Handle an attach of the peer: of a link of ours, or a violation, for which the connection is failed."""
         if event.link.context is not None:
             event.link.context.on_attached(event.link, event.attach)
         elif event.link.local is LinkState.UNATTACHED:
-            self.fail(MessagingCommunicationError(f"{self.endpoint} has attached a link that nobody asked for"))
+            self.fail(MessagingCommunicationError(f"{self.endpoint} attached a link that was not requested"))
 
     def closed(self, reason: Error | None) -> None:
-        """The peer has closed."""
+        """Handle the close frame of the peer."""
         self.flush()
         self.fail(lost(reason, "the connection"), politely=True)
 
-    # Time.
+    # Timers.
 
     def _tick(self) -> None:
         if self._timer is not None:
@@ -273,45 +308,45 @@ class AmqpConnection(asyncio.Protocol):
 
 
 class LinkEnd:
-    """What a connection tells the end of a link that it carries. All links of a session have one end."""
+    """The callbacks by which a connection notifies a link. All links of a session share one."""
 
     error: MessagingError | None = None
 
     def on_attached(self, link: Any, attach: Any) -> None:
-        """The peer has attached."""
+        """Handle the attach of the peer."""
 
     def on_detached(self, reason: Any) -> None:
-        """The peer has detached."""
+        """Handle the detach of the peer."""
 
     def on_ended(self, reason: Any) -> None:
-        """The peer has ended the session."""
+        """Handle the end of the session by the peer."""
 
     def on_credit(self) -> None:
-        """There may be room to send."""
+        """Handle new credit or window space."""
 
     def on_limit(self) -> None:
-        """How long to wait is another time now."""
+        """Handle a change of the timeout."""
 
     def on_drained(self) -> None:
-        """The peer has given all credit back."""
+        """Handle the end of a drain: the peer has used up or returned all credit."""
 
     def on_delivery(self, delivery: Delivery) -> None:
-        """A message has come."""
+        """Handle an incoming message."""
 
     def on_outcome(self, deliveries: list[Delivery], state: Any, settled: bool) -> None:
-        """The peer has told what became of some deliveries."""
+        """Handle the outcome of deliveries."""
 
     def lose(self, error: MessagingError) -> None:
-        """The link is gone."""
+        """Handle the loss of the link."""
 
 
-def _gave_up(endpoint: Endpoint) -> MessagingCommunicationError:
-    return MessagingCommunicationError(f"the connection to {endpoint} was given up before it was open")
+def _abandoned(endpoint: Endpoint) -> MessagingCommunicationError:
+    return MessagingCommunicationError(f"the connection to {endpoint} was closed before it was open")
 
 
 def _fault(error: ProtocolError) -> MessagingError:
     if isinstance(error, AuthenticationError):
-        hint = "check the user name and the password, or whether the peer wants any"
+        hint = "check the user name and the password, or whether the peer requires any"
         return UnauthorizedError(error.description, condition=str(error.condition), hint=hint)
     return MessagingCommunicationError(str(error), condition=str(error.condition))
 
@@ -355,4 +390,4 @@ _HANDLERS: Final[dict[type, Callable[[Any], None]]] = {
     Delivery: _delivered,
     DispositionReceived: _disposed,
 }
-"""What is done about the events of sessions and links; the others need nothing."""
+"""The handlers of session and link events; other events need none."""

@@ -1,4 +1,4 @@
-"""A link that we send on: as many messages at a time as the namespace takes."""
+"""A sending link: pipelines messages within the credit of the namespace."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 from uuid import uuid4
 
 from pairbus.client.amqp.conditions import error_from
-from pairbus.client.amqp.connection import AmqpConnection
+from pairbus.client.amqp.connection import ClientConnection
 from pairbus.client.amqp.link import OUTCOMES, AmqpLink
 from pairbus.client.errors import (
     InternalServerError,
@@ -39,11 +39,11 @@ _LARGE: Final = 1 << 20
 _SMALL_BATCH: Final = 256 << 10
 _FLUSH_BYTES: Final = 64 << 10
 _BATCH_OF_THE_REST: Final = 1 << 20
-"""What goes into a batch for a peer that names no limit."""
+"""The batch size for a peer without a limit, in bytes."""
 
 
 class _Waiting(NamedTuple):
-    """A message that waits for room."""
+    """A message that waits for credit."""
 
     payload: bytes
     message_format: int
@@ -52,22 +52,22 @@ class _Waiting(NamedTuple):
 
 
 class SendingLink(AmqpLink):
-    """Sends in the order in which it is asked to, and has each message confirmed on its own."""
+    """Sends in the order of the calls; each message is confirmed individually."""
 
-    def __init__(self, connection: AmqpConnection, path: str, properties: Mapping[str, object] | None = None) -> None:
+    def __init__(self, connection: ClientConnection, path: str, properties: Mapping[str, object] | None = None) -> None:
         super().__init__(connection, path)
         self.max_message_bytes = 0
-        """The largest message that the entity takes; 0 if it names no limit."""
+        """The size limit of the entity; 0 if there is none."""
 
         self.max_batch_bytes = _BATCH_OF_THE_REST
         self.takes_batches = connection.is_service_bus
         self._patience_s = connection.settings.operation_timeout.total_seconds()
         self._queue: deque[_Waiting] = deque()
         self._pending: dict[asyncio.Future[None], float] = {}
-        """What has been sent and is not confirmed yet, oldest first, with the time when it was sent."""
+        """Unconfirmed messages, oldest first, with the time of their sending."""
 
         self._progress_s = connection.loop.time()
-        """When something was sent after a pause, or confirmed, last."""
+        """The time at which a message was last confirmed, or sent after a pause."""
 
         self._timer: asyncio.TimerHandle | None = None
         self._tags = count()
@@ -83,29 +83,29 @@ class SendingLink(AmqpLink):
 
     @property
     def in_flight(self) -> int:
-        """How many messages are not confirmed yet."""
+        """The number of unconfirmed messages."""
         return len(self._pending) + len(self._queue)
 
     def accept(self, link: Link, attach: Attach) -> None:
         self.max_message_bytes = link.remote_max_message_size
-        told = (attach.properties or {}).get(MAX_MESSAGE_BATCH_SIZE)
-        if isinstance(told, int) and told > 0:
-            self.max_batch_bytes = int(told)
-        elif self.max_message_bytes:  # as the service has it: 1 MB for premium namespaces, else 256 KB
+        announced = (attach.properties or {}).get(MAX_MESSAGE_BATCH_SIZE)
+        if isinstance(announced, int) and announced > 0:
+            self.max_batch_bytes = int(announced)
+        elif self.max_message_bytes:  # as the service does: 1 MB for premium namespaces, else 256 KB
             limit = _LARGE if self.max_message_bytes >= _LARGE else _SMALL_BATCH
             self.max_batch_bytes = min(limit, self.max_message_bytes)
 
     def check_size(self, size_bytes: int) -> None:
-        """Refuse what the entity would refuse."""
+        """Raise ``MessageSizeExceededError`` if the entity would reject a message of this size."""
         if self.max_message_bytes and size_bytes > self.max_message_bytes:
             raise MessageSizeExceededError(
-                f"the message has {size_bytes:,} bytes with all its properties, and at most "
-                f"{self.max_message_bytes:,} are taken",
+                f"the message has {size_bytes:,} bytes including its properties, the limit is "
+                f"{self.max_message_bytes:,}",
                 entity=self.entity,
             )
 
     def send(self, payload: bytes, message_format: int = 0) -> asyncio.Future[None]:
-        """Send, now or as soon as there is room. The future is done when the namespace has confirmed the message."""
+        """Send now, or as soon as there is credit. The returned future is done when the namespace has confirmed it."""
         future: asyncio.Future[None] = self.connection.loop.create_future()
         if self.error is not None:
             future.set_exception(self.error.copy())
@@ -128,12 +128,12 @@ class SendingLink(AmqpLink):
         self._pump(self.connection.loop.time())
 
     def _pump(self, now_s: float) -> None:
-        """Send what there is credit for, while the peer keeps up with reading and its window has room."""
+        """Send while there is credit, the session window has room, and the peer keeps up with reading."""
         link, queue, connection = self._link, self._queue, self.connection
         sent = 0
         while queue and link.can_send and not link.queued and connection.is_writable:
             payload, message_format, future, _ = queue.popleft()
-            if future.done():  # whoever wanted it sent has thought better of it
+            if future.done():  # the caller has cancelled it
                 continue
             tag = next(self._tags).to_bytes(8, "big")
             try:
@@ -144,18 +144,18 @@ class SendingLink(AmqpLink):
             self._pending[future] = now_s
             sent += 1
             connection.unflushed_bytes += len(payload)
-            # The peer can work on it while we go on; and only what was handed over tells whether it keeps up.
+            # The peer can process it meanwhile; and only flushed data shows whether the peer keeps up.
             if connection.unflushed_bytes > _FLUSH_BYTES:
                 connection.flush()
         if link.drain and not queue:
-            link.drained()  # the peer wants back what we have no use for
+            link.drained()  # the peer drains: return the unused credit
             sent += 1
         if sent:
             connection.flush_soon()
 
     def on_outcome(self, deliveries: list[Delivery], state: Any, settled: bool) -> None:
         if not settled and not isinstance(state, OUTCOMES):
-            return  # it tells how far it has come
+            return  # an intermediate state
         pending = self._pending
         self._progress_s = self.connection.loop.time()
         accepted = type(state) is Accepted
@@ -176,17 +176,17 @@ class SendingLink(AmqpLink):
         if isinstance(state, Rejected) and state.error is not None:
             return error_from(state.error, self.entity)
         outcome = type(state).__name__.lower()
-        return InternalServerError(f"the message was not taken over, but {outcome}", entity=self.entity)
+        return InternalServerError(f"the message was not accepted, outcome: {outcome}", entity=self.entity)
 
     def _sweep(self) -> None:
-        """Look whether something has waited for too long: for anything at all to be confirmed, or for its own turn."""
+        """Fail what has waited too long: for any confirmation at all, or for its own turn."""
         now_s = self.connection.loop.time()
         queue = self._queue = deque(waiting for waiting in self._queue if not waiting.future.done())
         pending = self._pending
         for future in [future for future in pending if future.done()]:
             del pending[future]
         while queue and queue[0].since_s + self._patience_s <= now_s:
-            self._give_up(queue.popleft().future, "there was no room to send")
+            self._give_up(queue.popleft().future, "the link had no credit, or the session window was full")
         while pending and next(iter(pending.values())) + self._patience_s <= now_s:
             future = next(iter(pending))
             del pending[future]

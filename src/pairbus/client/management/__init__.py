@@ -1,1 +1,1 @@
-"""Entities and their rules: made, read, changed and removed over HTTP."""
+"""Management of entities and rules over HTTP."""

@@ -1,17 +1,17 @@
-"""Requests to a namespace's management API: signed, tried again where that can help, and refused with our errors."""
+"""Requests to the management API: signed, retried, and with the client's errors."""
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from types import MappingProxyType
-from typing import Final, TypeVar
-from urllib.parse import urlencode
+from typing import Any, Final, Self, TypeVar
+from urllib.parse import quote, urlencode
 
-from pairbus.client.absence import Absence
-from pairbus.client.endpoint import Endpoint
+from pairbus.client.endpoint import Endpoint, OutageLog
 from pairbus.client.errors import (
     ClosedError,
     EntityAlreadyExistsError,
@@ -20,14 +20,13 @@ from pairbus.client.errors import (
     MessagingError,
     ServerBusyError,
 )
-from pairbus.client.management.atom import WORDS, Description, Noun, forwarding_targets, write_description
-from pairbus.client.management.http import HttpRequest, HttpResponse, exchange
-from pairbus.client.management.refusals import refusal_of
-from pairbus.client.management.resource import Resource
+from pairbus.client.management.atom import WORDS, AtomEntity, Description, forwarding_targets, write_description
+from pairbus.client.management.http import HttpRequest, HttpResponse, exchange, refusal_of
 from pairbus.client.management.rules import RuleDescription
 from pairbus.client.retrying import retrying
 from pairbus.client.settings import MessagingFactorySettings
 from pairbus.client.token_provider import JWT, TokenProvider, token_of
+from pairbus.client.validation import check_path
 from pairbus.dialect.atom import (
     ENTRY_TYPE,
     NAMESPACE,
@@ -35,11 +34,53 @@ from pairbus.dialect.atom import (
     RULE,
     SUBSCRIPTION,
     TOPIC,
+    AtomEntry,
     AtomError,
-    Entry,
     parse_entry,
     parse_feed,
 )
+
+
+@dataclass(frozen=True, slots=True)
+class ManagedResource:
+    """The path of a resource, and the entity whose keys apply to it."""
+
+    path: str
+    """The encoded path: slashes in the name of a subscription or rule are escaped."""
+
+    owner: str = ""
+    """The path of the queue or topic that it is or belongs to; ``""`` for the namespace."""
+
+    entity: str | None = None
+    """The name for errors."""
+
+    @classmethod
+    def of_entity(cls, path: str) -> Self:
+        """Return the resource of a queue or topic."""
+        check_path("path", path)
+        return cls(quote(path, safe="/$"), path, path)
+
+    @classmethod
+    def of_subscription(cls, topic: str, name: str) -> Self:
+        return cls.of_entity(topic).below("Subscriptions", name)
+
+    @classmethod
+    def of_rule(cls, topic: str, subscription: str, name: str) -> Self:
+        return cls.of_subscription(topic, subscription).below("Rules", name)
+
+    def all(self, word: str) -> Self:
+        """Return the collection of its resources of one kind."""
+        return type(self)(f"{self.path}/{word}", self.owner, self.entity)
+
+    def below(self, word: str, name: str) -> Self:
+        check_path("name", name)
+        return type(self)(f"{self.path}/{word}/{quote(name, safe='$')}", self.owner, f"{self.entity}/{word}/{name}")
+
+
+ALL_QUEUES: Final = ManagedResource("$Resources/Queues")
+ALL_TOPICS: Final = ManagedResource("$Resources/Topics")
+NAMESPACE_INFO: Final = ManagedResource("$namespaceinfo")
+
 
 _log = logging.getLogger(__name__)
 
@@ -47,7 +88,7 @@ T = TypeVar("T")
 
 API_VERSION: Final = "2021-05"
 PAGE: Final = 100
-"""As many entries as the service gives at once."""
+"""The page size of the service."""
 
 _TABLES: Final = (QUEUE, TOPIC, SUBSCRIPTION, RULE, NAMESPACE)
 _NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
@@ -55,7 +96,7 @@ _NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 
 @dataclass(slots=True)
 class _Outcome:
-    """Whether a try that failed may have done its work all the same."""
+    """Records that a failed attempt may have taken effect."""
 
     is_unknown: bool = False
 
@@ -64,7 +105,7 @@ class _Outcome:
 
 
 class ManagementApi:
-    """Gets, makes, changes, deletes and lists what entries describe."""
+    """Gets, creates, updates, deletes and lists the resources that Atom entries describe."""
 
     def __init__(
         self, endpoint: Endpoint, token_provider: TokenProvider | None, settings: MessagingFactorySettings
@@ -74,16 +115,16 @@ class ManagementApi:
         self._settings = settings
         self._tls = settings.tls_context() if endpoint.tls else None
         self._is_closed = False
-        self._absence = Absence(endpoint, _log)
+        self._outage_log = OutageLog(endpoint, _log)
 
     def close(self) -> None:
-        """Let nothing begin any more. There is nothing else to close: each request has a connection of its own."""
+        """Reject further operations. There is nothing else to close: each request uses a separate connection."""
         self._is_closed = True
 
-    async def get(self, resource: Resource, noun: Noun[T]) -> T:
+    async def get(self, resource: ManagedResource, noun: AtomEntity[T]) -> T:
         return await self._try(resource, lambda: self._get(resource, noun))
 
-    async def exists(self, resource: Resource, noun: Noun[T]) -> bool:
+    async def exists(self, resource: ManagedResource, noun: AtomEntity[T]) -> bool:
         try:
             await self.get(resource, noun)
         except EntityNotFoundError:
@@ -92,8 +133,8 @@ class ManagementApi:
 
     async def create(
         self,
-        resource: Resource,
-        noun: Noun[T],
+        resource: ManagedResource,
+        noun: AtomEntity[T],
         description: Description,
         default_rule: RuleDescription | None = None,
     ) -> T:
@@ -106,8 +147,8 @@ class ManagementApi:
             try:
                 response = await self._request("PUT", resource, headers=headers, body=body, outcome=outcome)
             except EntityAlreadyExistsError as error:
-                # Where the answer to an earlier try was lost, it may be that try that has made it. A caller who is told
-                # that there is one already would take it for somebody else's.
+                # If the response to an earlier attempt was lost, that attempt may have created it. An error that it
+                # exists already would make the caller believe that another client created it.
                 if not was_unknown:
                     raise
                 try:
@@ -118,7 +159,7 @@ class ManagementApi:
 
         return await self._try(resource, attempt)
 
-    async def update(self, resource: Resource, noun: Noun[T], description: Description) -> T:
+    async def update(self, resource: ManagedResource, noun: AtomEntity[T], description: Description) -> T:
         body = write_description(description, self._endpoint)
 
         async def attempt() -> T:
@@ -127,23 +168,23 @@ class ManagementApi:
 
         return await self._try(resource, attempt)
 
-    async def delete(self, resource: Resource, noun: Noun[T]) -> None:
+    async def delete(self, resource: ManagedResource, noun: AtomEntity[T]) -> None:
         outcome = _Outcome()
 
         async def attempt() -> None:
             was_unknown = outcome.is_unknown
             try:
-                # Queues and topics share their names, and the service deletes whichever it is.
+                # Queues and topics share their names, and the service deletes either kind.
                 await self._get(resource, noun)
                 await self._request("DELETE", resource, outcome=outcome)
             except EntityNotFoundError:
-                if not was_unknown:  # otherwise an earlier try has deleted it, and its answer was lost
+                if not was_unknown:  # otherwise an earlier attempt deleted it, and its response was lost
                     raise
 
         await self._try(resource, attempt)
 
-    async def get_all(self, resource: Resource, noun: Noun[T]) -> list[T]:
-        """All of them, a page at a time; each page has the time that an operation has."""
+    async def get_all(self, resource: ManagedResource, noun: AtomEntity[T]) -> list[T]:
+        """Return all of them, page by page; each page has its own operation timeout."""
         found: list[T] = []
         has_more = True
         while has_more:
@@ -151,52 +192,66 @@ class ManagementApi:
             found += page
         return found
 
-    async def _page(self, resource: Resource, noun: Noun[T], skip: int) -> tuple[list[T], bool]:
+    async def _page(self, resource: ManagedResource, noun: AtomEntity[T], skip: int) -> tuple[list[T], bool]:
         query = {"$skip": str(skip), "$top": str(PAGE)}
 
         async def attempt() -> tuple[list[T], bool]:
             response = await self._request("GET", resource, query=query)
             try:
                 feed = parse_feed(response.body, noun.table)
-                # The link's address is not followed: it is ours to say where our token goes.
+                # The next link's address is not followed: the token must only be sent to our endpoint.
                 return [noun.read(entry) for entry in feed.entries], feed.next_link is not None and bool(feed.entries)
             except (ValueError, TypeError, OverflowError) as error:
                 raise self._unreadable(error, resource) from error
 
         return await self._try(resource, attempt)
 
-    # One try
+    async def exchange_json(self, method: str, resource: ManagedResource, document: object = None) -> Any:
+        """Send a request with a JSON document, and return the document of the response.
 
-    async def _get(self, resource: Resource, noun: Noun[T]) -> T:
+        The request is not retried: it might take effect twice.
+        """
+        if self._is_closed:
+            raise ClosedError("the namespace manager has been closed", entity=resource.entity)
+        body = b"" if document is None else json.dumps(document).encode()
+        response = await self._request(method, resource, headers={"Content-Type": "application/json"}, body=body)
+        try:
+            return json.loads(response.body)
+        except ValueError as error:
+            raise self._unreadable(error, resource) from error
+
+    # One attempt
+
+    async def _get(self, resource: ManagedResource, noun: AtomEntity[T]) -> T:
         return self._described(await self._request("GET", resource), resource, noun)
 
-    def _described(self, response: HttpResponse, resource: Resource, noun: Noun[T]) -> T:
+    def _described(self, response: HttpResponse, resource: ManagedResource, noun: AtomEntity[T]) -> T:
         try:
             entry = self._entry(response.body, resource, noun)
             return noun.read(entry)
         except (ValueError, TypeError, OverflowError) as error:
             raise self._unreadable(error, resource) from error
 
-    def _entry(self, body: bytes, resource: Resource, noun: Noun[T]) -> Entry:
+    def _entry(self, body: bytes, resource: ManagedResource, noun: AtomEntity[T]) -> AtomEntry:
         try:
             entry = parse_entry(body, *_TABLES)
         except AtomError:
-            parse_feed(body, *_TABLES)  # or it is something else, which is an error
-            # The service answers with an empty feed where there is no queue or topic.
-            raise _not_found(resource, f"there is no {noun.word} '{resource.entity}'") from None
+            parse_feed(body, *_TABLES)  # raises if it is not a feed either
+            # The service returns an empty feed if the queue or topic does not exist.
+            raise _not_found(resource, f"the {noun.word} '{resource.entity}' does not exist") from None
         if entry.table is not noun.table:
-            raise _not_found(resource, f"'{resource.entity}' is a {WORDS[entry.table.name]} and no {noun.word}")
+            raise _not_found(resource, f"'{resource.entity}' is a {WORDS[entry.table.name]}, not a {noun.word}")
         return entry
 
-    def _unreadable(self, error: Exception, resource: Resource) -> MessagingCommunicationError:
+    def _unreadable(self, error: Exception, resource: ManagedResource) -> MessagingCommunicationError:
         return MessagingCommunicationError(
-            f"the answer of {self._endpoint} cannot be understood: {error}", entity=resource.entity, is_transient=False
+            f"malformed response from {self._endpoint}: {error}", entity=resource.entity, is_transient=False
         )
 
     async def _request(
         self,
         method: str,
-        resource: Resource,
+        resource: ManagedResource,
         *,
         query: Mapping[str, str] = _NOTHING,
         headers: Mapping[str, str] = _NOTHING,
@@ -228,7 +283,7 @@ class ManagementApi:
         creates = method == "PUT" and "If-Match" not in headers
         refusal = refusal_of(response, entity=resource.entity, creates=creates)
         if isinstance(refusal, ServerBusyError):
-            outcome.is_unknown = was_unknown  # denied, before anything was done
+            outcome.is_unknown = was_unknown  # denied before anything was done
         raise refusal
 
     async def _authorization(self, path: str) -> dict[str, str]:
@@ -238,28 +293,28 @@ class ManagementApi:
         return {"Authorization": f"Bearer {token.text}" if token.type == JWT else token.text}
 
     async def _supplements(self, description: Description) -> dict[str, str]:
-        """Tokens for the entities to forward to, which may have keys of their own."""
+        """Return tokens for the entities to forward to, which may have other keys."""
         if self._token_provider is None:
             return {}
         targets = forwarding_targets(description).items()
         tokens = {header: await token_of(self._token_provider, self._endpoint.uri(path)) for header, path in targets}
         return {header: token.text for header, token in tokens.items()}
 
-    async def _try(self, resource: Resource, attempt: Callable[[], Awaitable[T]]) -> T:
+    async def _try(self, resource: ManagedResource, attempt: Callable[[], Awaitable[T]]) -> T:
         if self._is_closed:
             raise ClosedError("the namespace manager has been closed", entity=resource.entity)
-        return await retrying(lambda: self._told(attempt), settings=self._settings, entity=resource.entity)
+        return await retrying(lambda: self._attempt(attempt), settings=self._settings, entity=resource.entity)
 
-    async def _told(self, attempt: Callable[[], Awaitable[T]]) -> T:
-        """Try; an outage is told once when it begins, and once when it ends."""
+    async def _attempt(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        """Make one attempt; log an outage once when it begins and once when it ends."""
         try:
             result = await attempt()
         except MessagingError as error:
-            self._absence.failed(error)
+            self._outage_log.failed(error)
             raise
-        self._absence.reached()
+        self._outage_log.reached()
         return result
 
 
-def _not_found(resource: Resource, reason: str) -> EntityNotFoundError:
+def _not_found(resource: ManagedResource, reason: str) -> EntityNotFoundError:
     return EntityNotFoundError(reason, entity=resource.entity)

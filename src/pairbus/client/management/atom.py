@@ -1,28 +1,36 @@
-"""Descriptions as the management API's documents have them, and back."""
+"""Conversion of descriptions to and from the Atom documents of the management API."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
+from datetime import datetime, timedelta
 from enum import Enum
 from functools import cache
 from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 from pairbus.client.endpoint import Endpoint
-from pairbus.client.management.authorization_rule import AccessRights, SharedAccessAuthorizationRule
 from pairbus.client.management.descriptions import (
+    AccessRights,
     EntityStatus,
-    QueueDescription,
-    SubscriptionDescription,
-    TopicDescription,
-)
-from pairbus.client.management.rule_atom import read_action, read_filter, write_action, write_filter
-from pairbus.client.management.rules import RuleDescription
-from pairbus.client.management.runtime_info import (
     NamespaceInfo,
+    QueueDescription,
     QueueRuntimeInfo,
+    SharedAccessAuthorizationRule,
+    SubscriptionDescription,
     SubscriptionRuntimeInfo,
+    TopicDescription,
     TopicRuntimeInfo,
+)
+from pairbus.client.management.rules import (
+    CorrelationFilter,
+    FalseFilter,
+    FilterValue,
+    RuleDescription,
+    RuleFilter,
+    SqlFilter,
+    SqlRuleAction,
+    TrueFilter,
 )
 from pairbus.client.times import (
     from_milliseconds,
@@ -30,9 +38,112 @@ from pairbus.client.times import (
     to_milliseconds,
     to_ms,
 )
-from pairbus.dialect.atom import NAMESPACE, QUEUE, RULE, SUBSCRIPTION, TOPIC, Entry, Table, Values, write_entry
-from pairbus.dialect.atom.rules import EMPTY_ACTION
-from pairbus.dialect.entity_path import path_within
+from pairbus.dialect.atom import (
+    NAMESPACE,
+    QUEUE,
+    RULE,
+    SUBSCRIPTION,
+    TOPIC,
+    AtomEntry,
+    Table,
+    TypedValue,
+    Values,
+    ValueType,
+    write_entry,
+)
+from pairbus.dialect.atom.rules import (
+    COMPATIBILITY_LEVEL,
+    CORRELATION_FILTER,
+    EMPTY_ACTION,
+    FALSE_FILTER,
+    SQL_ACTION,
+    SQL_FILTER,
+    TRUE_FILTER,
+)
+from pairbus.dialect.atom.values import LONGEST_MS
+from pairbus.dialect.paths import path_within
+from pairbus.entity_settings import ENTITY_SETTINGS, FORWARD_DEAD_LETTERS_TO, FORWARD_TO, SettingType
+
+_INT32: Final = range(-(2**31), 2**31)
+_LEVEL: Final = {"compatibility_level": COMPATIBILITY_LEVEL}
+
+
+def write_filter(condition: RuleFilter) -> Values:
+    match condition:
+        case TrueFilter():
+            return {"type": TRUE_FILTER, "expression": "1=1", **_LEVEL}
+        case FalseFilter():
+            return {"type": FALSE_FILTER, "expression": "1=0", **_LEVEL}
+        case SqlFilter(expression, parameters):
+            return {"type": SQL_FILTER, "expression": expression, "parameters": _typed(parameters), **_LEVEL}
+        case CorrelationFilter():
+            texts = {field.name: getattr(condition, field.name) for field in fields(condition)}
+            return texts | {"type": CORRELATION_FILTER, "properties": _typed(condition.properties)}
+
+
+def read_filter(values: Values) -> RuleFilter:
+    match values["type"]:
+        case "TrueFilter":
+            return TrueFilter()
+        case "FalseFilter":
+            return FalseFilter()
+        case "SqlFilter":
+            return SqlFilter(values["expression"], _plain(values.get("parameters", {})))
+        case _:
+            texts = {name: text for name, text in values.items() if name not in {"type", "properties"}}
+            return CorrelationFilter(**texts, properties=_plain(values.get("properties", {})))
+
+
+def write_action(action: SqlRuleAction) -> Values:
+    return {
+        "type": SQL_ACTION,
+        "expression": action.expression,
+        "parameters": _typed(action.parameters),
+        **_LEVEL,
+    }
+
+
+def read_action(values: Values) -> SqlRuleAction | None:
+    if values["type"] == EMPTY_ACTION:
+        return None
+    return SqlRuleAction(values["expression"], _plain(values.get("parameters", {})))
+
+
+def _typed(values: Mapping[str, FilterValue]) -> dict[str, TypedValue]:
+    return {name: _typed_value(value) for name, value in values.items()}
+
+
+def _typed_value(value: FilterValue) -> TypedValue:
+    match value:
+        case bool():
+            return TypedValue(ValueType.BOOLEAN, value)
+        case int():
+            return TypedValue(ValueType.INT if value in _INT32 else ValueType.LONG, value)
+        case float():
+            return TypedValue(ValueType.DOUBLE, value)
+        case datetime():
+            return TypedValue(ValueType.DATE_TIME, to_ms(value))
+        case timedelta():
+            length_ms = to_milliseconds(value)
+            return TypedValue(ValueType.DURATION, LONGEST_MS if length_ms is None else length_ms)
+        case str() | None:
+            return TypedValue(ValueType.STRING, value)
+
+
+def _plain(values: Mapping[str, TypedValue]) -> dict[str, FilterValue]:
+    return {name: _plain_value(value) for name, value in values.items()}
+
+
+def _plain_value(typed: TypedValue) -> FilterValue:
+    match typed:
+        case TypedValue(ValueType.DATE_TIME, int(time_ms)):
+            return happened_ms(time_ms)
+        case TypedValue(ValueType.DURATION, int(length_ms)):
+            return from_milliseconds(length_ms)
+        case _:
+            value: Any = typed.value
+            return value  # type: ignore[no-any-return]
+
 
 T = TypeVar("T")
 EntityDescription: TypeAlias = QueueDescription | TopicDescription | SubscriptionDescription
@@ -44,7 +155,7 @@ Description: TypeAlias = EntityDescription | RuleDescription
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """How a value of ours becomes one of the dialect's, and back."""
+    """The conversion of a value to and from the dialect."""
 
     write: Callable[[Any], Any]
     read: Callable[[Any], Any]
@@ -88,29 +199,16 @@ _TARGET: Final = _Kind(path_within, _read_target)
 _FILTER: Final = _Kind(write_filter, read_filter)
 _ACTION: Final = _Kind(write_action, read_action)
 
-# our name: (the dialect's, kind). A description has those rows that it has fields for.
+_KINDS: Final[Mapping[SettingType, _Kind]] = {
+    SettingType.DURATION: _LENGTH,
+    SettingType.LIFETIME: _LENGTH,
+    SettingType.ENTITY: _TARGET,
+    SettingType.STATUS: _STATUS,
+}
+
+# our name: (the dialect's name, kind). A description uses the rows for which it has fields.
 _ROWS: Final[Mapping[str, tuple[str, _Kind]]] = {
-    "lock_duration": ("lock_duration_ms", _LENGTH),
-    "max_size_in_megabytes": ("max_size_megabytes", _SAME),
-    "max_message_size_in_kilobytes": ("max_message_kilobytes", _SAME),
-    "requires_duplicate_detection": ("requires_duplicate_detection", _SAME),
-    "duplicate_detection_history_time_window": ("duplicate_window_ms", _LENGTH),
-    "requires_session": ("requires_session", _SAME),
-    "default_message_time_to_live": ("default_time_to_live_ms", _LENGTH),
-    "enable_dead_lettering_on_message_expiration": ("dead_letter_on_expiration", _SAME),
-    "enable_dead_lettering_on_filter_evaluation_exceptions": ("dead_letter_on_filter_errors", _SAME),
-    "enable_filtering_messages_before_publishing": ("filtering_before_publishing", _SAME),
-    "max_delivery_count": ("max_delivery_count", _SAME),
-    "enable_batched_operations": ("batched_operations", _SAME),
-    "status": ("status", _STATUS),
-    "forward_to": ("forward_to", _TARGET),
-    "forward_dead_lettered_messages_to": ("forward_dead_letters_to", _TARGET),
-    "auto_delete_on_idle": ("auto_delete_on_idle_ms", _LENGTH),
-    "enable_partitioning": ("partitioned", _SAME),
-    "enable_subscription_partitioning": ("subscription_partitioning", _SAME),
-    "enable_express": ("express", _SAME),
-    "support_ordering": ("support_ordering", _SAME),
-    "user_metadata": ("user_metadata", _SAME),
+    **{setting.field: (setting.value_name, _KINDS.get(setting.type, _SAME)) for setting in ENTITY_SETTINGS},
     "authorization_rules": ("authorization_rules", _KEYS),
     # Keys
     "key_name": ("name", _SAME),
@@ -121,7 +219,7 @@ _ROWS: Final[Mapping[str, tuple[str, _Kind]]] = {
     "name": ("name", _SAME),
     "filter": ("filter", _FILTER),
     "action": ("action", _ACTION),
-    # What only the service says
+    # Set by the service only
     "created_at": ("created_ms", _TIME),
     "updated_at": ("updated_ms", _TIME),
     "accessed_at": ("accessed_ms", _TIME),
@@ -148,7 +246,7 @@ def _rows(kind: type) -> tuple[tuple[str, str, _Kind], ...]:
 
 
 def _values(description: object) -> dict[str, Any]:
-    """What is given; what is not is left to the service."""
+    """Return the fields that are set; the service uses its defaults for the others."""
     own: type = type(description)
     given = ((getattr(description, name), attribute, kind) for name, attribute, kind in _rows(own))
     return {attribute: kind.write(value) for value, attribute, kind in given if value is not None}
@@ -162,30 +260,30 @@ def _fields(kind: type, values: Values) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class Noun(Generic[T]):
-    """Something that entries describe."""
+class AtomEntity(Generic[T]):
+    """A kind of resource that Atom entries describe."""
 
     word: str
     table: Table
     kind: type[T]
     title: str = "path"
-    """The field for what the entry is called."""
+    """The field that holds the entry's title."""
 
-    def read(self, entry: Entry) -> T:
-        """Raises ``ValueError`` or ``TypeError`` if the service says something that cannot be."""
+    def read(self, entry: AtomEntry) -> T:
+        """Convert an entry. Raises ``ValueError`` or ``TypeError`` if the service sent invalid values."""
         counts = {f"{name}_message_count": count for name, count in entry.values.get("counts", {}).items()}
         given = _fields(self.kind, {**entry.values, **counts})
         return self.kind(**{self.title: entry.title, **given})
 
 
-QUEUES: Final = Noun("queue", QUEUE, QueueDescription)
-TOPICS: Final = Noun("topic", TOPIC, TopicDescription)
-SUBSCRIPTIONS: Final = Noun("subscription", SUBSCRIPTION, SubscriptionDescription, "name")
-RULES: Final = Noun("rule", RULE, RuleDescription, "name")
-QUEUE_RUNTIME: Final = Noun("queue", QUEUE, QueueRuntimeInfo)
-TOPIC_RUNTIME: Final = Noun("topic", TOPIC, TopicRuntimeInfo)
-SUBSCRIPTION_RUNTIME: Final = Noun("subscription", SUBSCRIPTION, SubscriptionRuntimeInfo, "name")
-NAMESPACES: Final = Noun("namespace", NAMESPACE, NamespaceInfo, "name")
+QUEUES: Final = AtomEntity("queue", QUEUE, QueueDescription)
+TOPICS: Final = AtomEntity("topic", TOPIC, TopicDescription)
+SUBSCRIPTIONS: Final = AtomEntity("subscription", SUBSCRIPTION, SubscriptionDescription, "name")
+RULES: Final = AtomEntity("rule", RULE, RuleDescription, "name")
+QUEUE_RUNTIME: Final = AtomEntity("queue", QUEUE, QueueRuntimeInfo)
+TOPIC_RUNTIME: Final = AtomEntity("topic", TOPIC, TopicRuntimeInfo)
+SUBSCRIPTION_RUNTIME: Final = AtomEntity("subscription", SUBSCRIPTION, SubscriptionRuntimeInfo, "name")
+NAMESPACES: Final = AtomEntity("namespace", NAMESPACE, NamespaceInfo, "name")
 
 WORDS: Final = {noun.table.name: noun.word for noun in (QUEUES, TOPICS, SUBSCRIPTIONS, RULES, NAMESPACES)}
 _TABLES: Final[Mapping[type, Table]] = {
@@ -195,27 +293,27 @@ _TABLES: Final[Mapping[type, Table]] = {
     RuleDescription: RULE,
 }
 _SUPPLEMENTS: Final = {
-    "forward_to": "ServiceBusSupplementaryAuthorization",
-    "forward_dead_letters_to": "ServiceBusDlqSupplementaryAuthorization",
+    FORWARD_TO.name: "ServiceBusSupplementaryAuthorization",
+    FORWARD_DEAD_LETTERS_TO.name: "ServiceBusDlqSupplementaryAuthorization",
 }
-"""Where the service looks for the token that opens the entity to forward to."""
+"""The headers for the tokens of the entities to forward to."""
 
 _NO_ACTION: Final = {"action": {"type": EMPTY_ACTION}}
-"""The SDKs say so where a rule has none. Tables pass over what they have no element for."""
+"""The value that the SDKs send for a rule without an action. Tables ignore fields that they do not contain."""
 
 
 def write_description(
     description: Description, endpoint: Endpoint, default_rule: RuleDescription | None = None
 ) -> bytes:
-    """The entry that asks for it."""
+    """Return the Atom entry of a create or update request."""
     values = _NO_ACTION | _values(description)
     values |= {name: endpoint.uri(values[name]) for name in _SUPPLEMENTS if values.get(name)}
     if default_rule is not None:
         values["default_rule"] = _NO_ACTION | _values(default_rule)
-    return write_entry(Entry(table=_TABLES[type(description)], values=values))
+    return write_entry(AtomEntry(table=_TABLES[type(description)], values=values))
 
 
 def forwarding_targets(description: Description) -> dict[str, str]:
-    """The paths of the entities that it forwards to, by the header that takes the token for each."""
+    """Return the paths of the entities that it forwards to, by the header that takes the token for each."""
     values = _values(description)
     return {header: values[name] for name, header in _SUPPLEMENTS.items() if values.get(name)}

@@ -1,13 +1,12 @@
-"""Makes, changes, finds and deletes what is in a namespace."""
+"""Creates, updates, gets and deletes the entities of a namespace."""
 
 from __future__ import annotations
 
 from types import NoneType, TracebackType
 from typing import Self
 
-from pairbus.client.connection_string import connect_by
-from pairbus.client.endpoint import Endpoint
-from pairbus.client.management.api import ManagementApi
+from pairbus.client.endpoint import Endpoint, connect_by
+from pairbus.client.management.api import ALL_QUEUES, ALL_TOPICS, NAMESPACE_INFO, ManagedResource, ManagementApi
 from pairbus.client.management.atom import (
     NAMESPACES,
     QUEUE_RUNTIME,
@@ -18,25 +17,26 @@ from pairbus.client.management.atom import (
     TOPIC_RUNTIME,
     TOPICS,
 )
-from pairbus.client.management.descriptions import QueueDescription, SubscriptionDescription, TopicDescription
-from pairbus.client.management.resource import ALL_QUEUES, ALL_TOPICS, NAMESPACE, Resource
-from pairbus.client.management.rules import RuleDescription
-from pairbus.client.management.runtime_info import (
+from pairbus.client.management.descriptions import (
     NamespaceInfo,
+    QueueDescription,
     QueueRuntimeInfo,
+    SubscriptionDescription,
     SubscriptionRuntimeInfo,
+    TopicDescription,
     TopicRuntimeInfo,
 )
+from pairbus.client.management.rules import RuleDescription
 from pairbus.client.settings import MessagingFactorySettings
 from pairbus.client.token_provider import TokenProvider
 from pairbus.client.validation import check_type
 
 
 class NamespaceManager:
-    """The management of a namespace, over HTTP.
+    """Manages a namespace over HTTP.
 
-    Operations need the claim *Manage*. What fails for a reason that passes is tried again until the settings'
-    ``operation_timeout``. Whatever is made or changed is answered as the namespace has it, with its defaults.
+    Operations require the claim *Manage*. Transient errors are retried until the ``operation_timeout`` of the settings.
+    Create and update operations return the description as stored by the namespace, with its defaults.
     """
 
     def __init__(
@@ -49,8 +49,8 @@ class NamespaceManager:
         check_type("settings", settings, (MessagingFactorySettings, NoneType))
         if not isinstance(token_provider, TokenProvider | None):
             raise TypeError(
-                "a namespace is managed with a key or a token: TokenProvider.from_key, from_token or from_credential;"
-                f" a {type(token_provider).__name__} does not open it"
+                "management requires a key or token: use TokenProvider.from_key, from_token or from_credential,"
+                f" not {type(token_provider).__name__}"
             )
         self.endpoint = Endpoint.parse(endpoint) if isinstance(endpoint, str) else endpoint
         self.settings = MessagingFactorySettings() if settings is None else settings
@@ -63,12 +63,12 @@ class NamespaceManager:
         token_provider: TokenProvider | None = None,
         settings: MessagingFactorySettings | None = None,
     ) -> Self:
-        """A manager for the namespace at an endpoint. Nothing is connected yet."""
+        """Create a manager for the namespace at an endpoint. Does not connect yet."""
         return cls(endpoint, token_provider, settings)
 
     @classmethod
     def from_connection_string(cls, text: str, settings: MessagingFactorySettings | None = None) -> Self:
-        """A manager for the namespace of a connection string. Raises ``ConnectionStringError``, a ``ValueError``."""
+        """Create a manager from a connection string. Raises ``ConnectionStringError``, a ``ValueError``."""
         return cls(*connect_by(text, settings))
 
     async def __aenter__(self) -> Self:
@@ -80,43 +80,43 @@ class NamespaceManager:
         await self.close()
 
     async def close(self) -> None:
-        """Let no further operation begin."""
+        """Reject further operations."""
         self._api.close()
 
     def __repr__(self) -> str:
         return f"<NamespaceManager {self.endpoint}>"
 
     async def get_namespace_info(self) -> NamespaceInfo:
-        return await self._api.get(NAMESPACE, NAMESPACES)
+        return await self._api.get(NAMESPACE_INFO, NAMESPACES)
 
     # Queues
 
     async def create_queue(self, queue: str | QueueDescription) -> QueueDescription:
-        """Raises ``EntityAlreadyExistsError`` if there is a queue or topic of that path."""
+        """Create a queue. Raises ``EntityAlreadyExistsError`` if a queue or topic with this path exists."""
         description = QueueDescription(queue) if isinstance(queue, str) else queue
         check_type("queue", description, (QueueDescription,))
-        return await self._api.create(Resource.of_entity(description.path), QUEUES, description)
+        return await self._api.create(ManagedResource.of_entity(description.path), QUEUES, description)
 
     async def get_queue(self, path: str) -> QueueDescription:
-        return await self._api.get(Resource.of_entity(path), QUEUES)
+        return await self._api.get(ManagedResource.of_entity(path), QUEUES)
 
     async def update_queue(self, queue: QueueDescription) -> QueueDescription:
-        """Make it what the description says. What that leaves open gets its default, so begin with ``get_queue``."""
+        """Replace the settings of a queue. Unset fields get their default, so start from ``get_queue``."""
         check_type("queue", queue, (QueueDescription,))
-        return await self._api.update(Resource.of_entity(queue.path), QUEUES, queue)
+        return await self._api.update(ManagedResource.of_entity(queue.path), QUEUES, queue)
 
     async def delete_queue(self, path: str) -> None:
-        """Delete it with all its messages."""
-        await self._api.delete(Resource.of_entity(path), QUEUES)
+        """Delete a queue and all its messages."""
+        await self._api.delete(ManagedResource.of_entity(path), QUEUES)
 
     async def get_queues(self) -> list[QueueDescription]:
         return await self._api.get_all(ALL_QUEUES, QUEUES)
 
     async def queue_exists(self, path: str) -> bool:
-        return await self._api.exists(Resource.of_entity(path), QUEUES)
+        return await self._api.exists(ManagedResource.of_entity(path), QUEUES)
 
     async def get_queue_runtime_info(self, path: str) -> QueueRuntimeInfo:
-        return await self._api.get(Resource.of_entity(path), QUEUE_RUNTIME)
+        return await self._api.get(ManagedResource.of_entity(path), QUEUE_RUNTIME)
 
     async def get_queues_runtime_info(self) -> list[QueueRuntimeInfo]:
         return await self._api.get_all(ALL_QUEUES, QUEUE_RUNTIME)
@@ -124,31 +124,31 @@ class NamespaceManager:
     # Topics
 
     async def create_topic(self, topic: str | TopicDescription) -> TopicDescription:
-        """Raises ``EntityAlreadyExistsError`` if there is a queue or topic of that path."""
+        """Create a topic. Raises ``EntityAlreadyExistsError`` if a queue or topic with this path exists."""
         description = TopicDescription(topic) if isinstance(topic, str) else topic
         check_type("topic", description, (TopicDescription,))
-        return await self._api.create(Resource.of_entity(description.path), TOPICS, description)
+        return await self._api.create(ManagedResource.of_entity(description.path), TOPICS, description)
 
     async def get_topic(self, path: str) -> TopicDescription:
-        return await self._api.get(Resource.of_entity(path), TOPICS)
+        return await self._api.get(ManagedResource.of_entity(path), TOPICS)
 
     async def update_topic(self, topic: TopicDescription) -> TopicDescription:
-        """Make it what the description says. What that leaves open gets its default, so begin with ``get_topic``."""
+        """Replace the settings of a topic. Unset fields get their default, so start from ``get_topic``."""
         check_type("topic", topic, (TopicDescription,))
-        return await self._api.update(Resource.of_entity(topic.path), TOPICS, topic)
+        return await self._api.update(ManagedResource.of_entity(topic.path), TOPICS, topic)
 
     async def delete_topic(self, path: str) -> None:
-        """Delete it with its subscriptions and all their messages."""
-        await self._api.delete(Resource.of_entity(path), TOPICS)
+        """Delete a topic, its subscriptions and all their messages."""
+        await self._api.delete(ManagedResource.of_entity(path), TOPICS)
 
     async def get_topics(self) -> list[TopicDescription]:
         return await self._api.get_all(ALL_TOPICS, TOPICS)
 
     async def topic_exists(self, path: str) -> bool:
-        return await self._api.exists(Resource.of_entity(path), TOPICS)
+        return await self._api.exists(ManagedResource.of_entity(path), TOPICS)
 
     async def get_topic_runtime_info(self, path: str) -> TopicRuntimeInfo:
-        return await self._api.get(Resource.of_entity(path), TOPIC_RUNTIME)
+        return await self._api.get(ManagedResource.of_entity(path), TOPIC_RUNTIME)
 
     async def get_topics_runtime_info(self) -> list[TopicRuntimeInfo]:
         return await self._api.get_all(ALL_TOPICS, TOPIC_RUNTIME)
@@ -161,65 +161,67 @@ class NamespaceManager:
         subscription: str | SubscriptionDescription,
         default_rule: RuleDescription | None = None,
     ) -> SubscriptionDescription:
-        """A subscription gets all messages, unless another rule is given for it to begin with."""
+        """Create a subscription. It gets all messages, unless another initial rule is given."""
         description = SubscriptionDescription(subscription) if isinstance(subscription, str) else subscription
         check_type("subscription", description, (SubscriptionDescription,))
         check_type("default_rule", default_rule, (RuleDescription, NoneType))
-        resource = Resource.of_subscription(topic_path, description.name)
+        resource = ManagedResource.of_subscription(topic_path, description.name)
         return await self._api.create(resource, SUBSCRIPTIONS, description, default_rule)
 
     async def get_subscription(self, topic_path: str, name: str) -> SubscriptionDescription:
-        return await self._api.get(Resource.of_subscription(topic_path, name), SUBSCRIPTIONS)
+        return await self._api.get(ManagedResource.of_subscription(topic_path, name), SUBSCRIPTIONS)
 
     async def update_subscription(
         self, topic_path: str, subscription: SubscriptionDescription
     ) -> SubscriptionDescription:
-        """Make it what the description says. What that leaves open gets its default."""
+        """Replace the settings of a subscription. Unset fields get their default."""
         check_type("subscription", subscription, (SubscriptionDescription,))
-        resource = Resource.of_subscription(topic_path, subscription.name)
+        resource = ManagedResource.of_subscription(topic_path, subscription.name)
         return await self._api.update(resource, SUBSCRIPTIONS, subscription)
 
     async def delete_subscription(self, topic_path: str, name: str) -> None:
-        """Delete it with its rules and all its messages."""
-        await self._api.delete(Resource.of_subscription(topic_path, name), SUBSCRIPTIONS)
+        """Delete a subscription, its rules and all its messages."""
+        await self._api.delete(ManagedResource.of_subscription(topic_path, name), SUBSCRIPTIONS)
 
     async def get_subscriptions(self, topic_path: str) -> list[SubscriptionDescription]:
-        return await self._api.get_all(Resource.of_entity(topic_path).all("Subscriptions"), SUBSCRIPTIONS)
+        return await self._api.get_all(ManagedResource.of_entity(topic_path).all("Subscriptions"), SUBSCRIPTIONS)
 
     async def subscription_exists(self, topic_path: str, name: str) -> bool:
-        return await self._api.exists(Resource.of_subscription(topic_path, name), SUBSCRIPTIONS)
+        return await self._api.exists(ManagedResource.of_subscription(topic_path, name), SUBSCRIPTIONS)
 
     async def get_subscription_runtime_info(self, topic_path: str, name: str) -> SubscriptionRuntimeInfo:
-        return await self._api.get(Resource.of_subscription(topic_path, name), SUBSCRIPTION_RUNTIME)
+        return await self._api.get(ManagedResource.of_subscription(topic_path, name), SUBSCRIPTION_RUNTIME)
 
     async def get_subscriptions_runtime_info(self, topic_path: str) -> list[SubscriptionRuntimeInfo]:
-        return await self._api.get_all(Resource.of_entity(topic_path).all("Subscriptions"), SUBSCRIPTION_RUNTIME)
+        return await self._api.get_all(ManagedResource.of_entity(topic_path).all("Subscriptions"), SUBSCRIPTION_RUNTIME)
 
     # Rules
 
     async def create_rule(
         self, topic_path: str, subscription_name: str, rule: str | RuleDescription
     ) -> RuleDescription:
-        """A rule adds to those that there are: a message that any of them lets through is received."""
+        """Add a rule: the subscription gets the messages that match any of its rules."""
         description = RuleDescription(rule) if isinstance(rule, str) else rule
         check_type("rule", description, (RuleDescription,))
-        resource = Resource.of_rule(topic_path, subscription_name, description.name)
+        resource = ManagedResource.of_rule(topic_path, subscription_name, description.name)
         return await self._api.create(resource, RULES, description)
 
     async def get_rule(self, topic_path: str, subscription_name: str, name: str) -> RuleDescription:
-        return await self._api.get(Resource.of_rule(topic_path, subscription_name, name), RULES)
+        return await self._api.get(ManagedResource.of_rule(topic_path, subscription_name, name), RULES)
 
     async def update_rule(self, topic_path: str, subscription_name: str, rule: RuleDescription) -> RuleDescription:
         check_type("rule", rule, (RuleDescription,))
-        return await self._api.update(Resource.of_rule(topic_path, subscription_name, rule.name), RULES, rule)
+        return await self._api.update(ManagedResource.of_rule(topic_path, subscription_name, rule.name), RULES, rule)
 
     async def delete_rule(self, topic_path: str, subscription_name: str, name: str) -> None:
-        """What has been received through it stays."""
-        await self._api.delete(Resource.of_rule(topic_path, subscription_name, name), RULES)
+        """Delete a rule. Messages received through it stay in the subscription."""
+        await self._api.delete(ManagedResource.of_rule(topic_path, subscription_name, name), RULES)
 
     async def get_rules(self, topic_path: str, subscription_name: str) -> list[RuleDescription]:
-        """In the order in which they were made."""
-        return await self._api.get_all(Resource.of_subscription(topic_path, subscription_name).all("Rules"), RULES)
+        """Return the rules in the order of their creation."""
+        return await self._api.get_all(
+            ManagedResource.of_subscription(topic_path, subscription_name).all("Rules"), RULES
+        )
 
     async def rule_exists(self, topic_path: str, subscription_name: str, name: str) -> bool:
-        return await self._api.exists(Resource.of_rule(topic_path, subscription_name, name), RULES)
+        return await self._api.exists(ManagedResource.of_rule(topic_path, subscription_name, name), RULES)

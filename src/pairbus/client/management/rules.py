@@ -1,4 +1,4 @@
-"""Which messages a subscription gets a copy of, and what is changed in them."""
+"""Subscription rules: filters select messages, actions change the copies."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from typing import Final, TypeAlias, get_args
 from pairbus.client.validation import check_fields, check_path, check_type, check_value
 
 FilterValue: TypeAlias = str | int | float | bool | datetime | timedelta | None
-"""What properties are compared with, and what parameters stand for. Times count in milliseconds."""
+"""The values of properties and parameters. Times have a resolution of milliseconds."""
 
 DEFAULT_RULE: Final = "$Default"
-"""What the rule is called that a subscription is made with."""
+"""The name of the rule that a subscription is created with."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrueFilter:
-    """Every message."""
+    """Matches every message."""
 
 
 @dataclass(frozen=True, slots=True)
 class FalseFilter:
-    """No message."""
+    """Matches no message."""
 
 
 @dataclass(frozen=True, slots=True)
 class SqlFilter:
-    """The messages for which an expression is true, such as ``colour = 'red' AND quantity > @least``."""
+    """Matches messages for which an expression is true, such as ``colour = 'red' AND quantity > @least``."""
 
     expression: str
     parameters: Mapping[str, FilterValue] = field(default_factory=dict, hash=False)
-    """What the expression's parameters stand for: ``{"@least": 10}``."""
+    """The values of the expression's parameters: ``{"@least": 10}``."""
 
     def __post_init__(self) -> None:
         _check_expression(self)
@@ -40,7 +40,7 @@ class SqlFilter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CorrelationFilter:
-    """The messages whose properties equal all that are given here; faster than an expression that says the same."""
+    """Matches messages whose properties equal all given values; faster than an equivalent expression."""
 
     correlation_id: str | None = None
     message_id: str | None = None
@@ -63,7 +63,7 @@ RuleFilter: TypeAlias = TrueFilter | FalseFilter | SqlFilter | CorrelationFilter
 
 @dataclass(frozen=True, slots=True)
 class SqlRuleAction:
-    """What is changed in the copies that a rule lets through, such as ``SET priority = 1``."""
+    """Changes the copies that match a rule, with a statement such as ``SET priority = 1``."""
 
     expression: str
     parameters: Mapping[str, FilterValue] = field(default_factory=dict, hash=False)
@@ -81,7 +81,7 @@ class RuleDescription:
     filter: RuleFilter = field(default_factory=TrueFilter)
     action: SqlRuleAction | None = None
     created_at: datetime | None = field(default=None, compare=False)
-    """Said by the service."""
+    """Set by the service."""
 
     def __post_init__(self) -> None:
         check_path("name", self.name)
@@ -91,15 +91,15 @@ class RuleDescription:
 def _check_expression(part: SqlFilter | SqlRuleAction) -> None:
     check_fields(part)
     if not part.expression.strip():
-        raise ValueError("the expression is empty")
+        raise ValueError("the expression must not be empty")
     object.__setattr__(part, "parameters", _checked("parameters", part.parameters))
 
 
 def _checked(name: str, values: Mapping[str, FilterValue]) -> dict[str, FilterValue]:
-    """A copy, which nobody else can change."""
+    """Return a private copy."""
     for key, value in values.items():
-        check_type(f"each name among the {name}", key, (str,))
-        check_value(f"{key!r} among the {name}", key)
-        check_type(f"{key!r} among the {name}", value, get_args(FilterValue))
-        check_value(f"{key!r} among the {name}", value)
+        check_type(f"the name of each of the {name}", key, (str,))
+        check_value(f"{key!r} of the {name}", key)
+        check_type(f"{key!r} of the {name}", value, get_args(FilterValue))
+        check_value(f"{key!r} of the {name}", value)
     return dict(values)

@@ -1,5 +1,5 @@
-// Keeps the numbers of a page up to date: the server sends the texts that have changed, by their keys. What is more than
-// a number, such as the rows of a table, is a fragment of the page, and is asked for anew when its key has changed.
+// Updates the live values of a page: the server sends the changed texts by key. Larger parts, such as the rows of a
+// table, are fragments of the page, which the script loads again when the value of their key changes.
 
 const ANNOUNCED_EVERY_MS = 30000;
 
@@ -7,7 +7,7 @@ const cells = new Map();
 let announced = document.getElementById("summary")?.textContent ?? "";
 let source = null;
 let isRefreshing = false;
-let isWanted = false;
+let isPending = false;
 
 function findCells() {
   cells.clear();
@@ -17,7 +17,7 @@ function findCells() {
   }
 }
 
-function take(patch) {
+function applyPatch(patch) {
   for (const [key, text] of Object.entries(patch)) {
     for (const element of cells.get(key) ?? []) {
       element.textContent = text;
@@ -29,26 +29,26 @@ function take(patch) {
   }
 }
 
-function ask() {
+function loadPage() {
   return fetch(location.href, { headers: { "X-Console": "fragments" } });
 }
 
 async function refresh() {
-  isWanted = true;
+  isPending = true;
   if (isRefreshing) {
     return;
   }
   isRefreshing = true;
   try {
-    while (isWanted) {
-      isWanted = false;
-      const answer = await ask();
+    while (isPending) {
+      isPending = false;
+      const answer = await loadPage();
       if (answer.ok && !answer.redirected) {
         replaceFragments(new DOMParser().parseFromString(await answer.text(), "text/html"));
       }
     }
   } catch {
-    // The stream says that the server cannot be reached.
+    // The stream reports that the server cannot be reached.
   } finally {
     isRefreshing = false;
   }
@@ -60,15 +60,15 @@ function replaceFragments(page) {
     if (fresh === null || fresh.innerHTML === fragment.innerHTML) {
       continue;
     }
-    const place = focusedPlace(fragment);
+    const restore = focusRestorer(fragment);
     fragment.replaceChildren(...fresh.childNodes);
-    place?.(fragment);
+    restore?.(fragment);
   }
   findCells();
 }
 
-// Whoever is on a link of a fragment by keyboard stays there.
-function focusedPlace(fragment) {
+// Keeps the keyboard focus on a link of a fragment.
+function focusRestorer(fragment) {
   const focused = document.activeElement;
   if (!fragment.contains(focused) || focused === fragment) {
     return null;
@@ -79,13 +79,13 @@ function focusedPlace(fragment) {
   };
 }
 
-function say(text) {
+function showConnectionError(text) {
   const connection = document.getElementById("connection");
   connection.textContent = text;
   connection.hidden = text === "";
 }
 
-// Counts change all the time; somebody who listens is told now and then.
+// Counts change often; screen readers read a summary from time to time.
 function announce() {
   const summary = document.getElementById("summary").textContent;
   if (summary !== announced) {
@@ -97,26 +97,26 @@ function announce() {
 function listen(address) {
   source = new EventSource(address);
   source.addEventListener("patch", (event) => {
-    say("");
-    take(JSON.parse(event.data));
+    showConnectionError("");
+    applyPatch(JSON.parse(event.data));
   });
-  source.addEventListener("over", () => {
+  source.addEventListener("logout", () => {
     source.close();
     location.reload();
   });
   source.addEventListener("gone", (event) => {
     source.close();
-    say(event.data);
+    showConnectionError(event.data);
   });
   source.addEventListener("error", () => {
-    say("The server cannot be reached: what you see is old. Trying again …");
+    showConnectionError("The server cannot be reached; the values are not current. Reconnecting …");
     if (source.readyState === EventSource.CLOSED) {
       setTimeout(() => listenAgain(address), 2000);
     }
   });
 }
 
-// A browser keeps few connections to a server: a page that nobody sees gives its own back.
+// Browsers limit the connections to a server: a hidden page closes its own.
 function followVisibility(address) {
   document.addEventListener("visibilitychange", () => {
     source.close();
@@ -126,9 +126,14 @@ function followVisibility(address) {
   });
 }
 
-// A server that was started anew knows nobody, and says so by a status that the stream does not show.
+// A form loads another page: an event of the stream, such as the end of the session, must not reload this one instead.
+function stopOnSubmit() {
+  document.addEventListener("submit", () => source.close());
+}
+
+// A restarted server has no sessions and answers with a status that EventSource does not expose.
 async function listenAgain(address) {
-  const answer = await ask().catch(() => null);
+  const answer = await loadPage().catch(() => null);
   if (answer !== null && answer.status === 403) {
     location.reload();
   } else if (!document.hidden) {
@@ -140,5 +145,6 @@ findCells();
 if (document.body.dataset.events) {
   listen(document.body.dataset.events);
   followVisibility(document.body.dataset.events);
+  stopOnSubmit();
   setInterval(announce, ANNOUNCED_EVERY_MS);
 }

@@ -1,15 +1,17 @@
-"""The management API's documents: descriptions of entities in Atom entries and feeds."""
+"""The documents of the management API: descriptions of entities in Atom entries and feeds."""
 
 from __future__ import annotations
 
-from pairbus.dialect.atom.duration import NEVER, format_duration, parse_duration
+from typing import TYPE_CHECKING
+
+from pairbus.dialect.atom.document import AtomError
 from pairbus.dialect.atom.envelope import (
     ENTRY_TYPE,
     ERROR_TYPE,
     FEED_TYPE,
-    Entry,
+    AtomEntry,
+    AtomFeed,
     ErrorBody,
-    Feed,
     parse_entry,
     parse_error,
     parse_feed,
@@ -18,11 +20,19 @@ from pairbus.dialect.atom.envelope import (
     write_error,
     write_feed,
 )
-from pairbus.dialect.atom.errors import AtomError
-from pairbus.dialect.atom.instant import Zoneless, format_instant, parse_instant
 from pairbus.dialect.atom.schema import AUTHORIZATION_RULE, NAMESPACE, QUEUE, RULE, SUBSCRIPTION, TOPIC
 from pairbus.dialect.atom.table import Element, Table, Values
-from pairbus.dialect.atom.values import TypedValue, ValueType
+from pairbus.dialect.atom.values import (
+    NEVER,
+    TypedValue,
+    ValueType,
+    Zoneless,
+    format_duration,
+    format_instant,
+    parse_duration,
+    parse_instant,
+)
+from pairbus.renamed import renamed
 
 __all__ = [
     "AUTHORIZATION_RULE",
@@ -35,11 +45,11 @@ __all__ = [
     "RULE",
     "SUBSCRIPTION",
     "TOPIC",
+    "AtomEntry",
     "AtomError",
+    "AtomFeed",
     "Element",
-    "Entry",
     "ErrorBody",
-    "Feed",
     "Table",
     "TypedValue",
     "ValueType",
@@ -57,3 +67,12 @@ __all__ = [
     "write_error",
     "write_feed",
 ]
+
+if not TYPE_CHECKING:  # type checkers see the new names alone
+    __getattr__ = renamed(
+        __name__,
+        {
+            "Entry": "AtomEntry",
+            "Feed": "AtomFeed",
+        },
+    )

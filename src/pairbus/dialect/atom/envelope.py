@@ -1,4 +1,4 @@
-"""Entries, feeds and errors: what descriptions travel in."""
+"""Atom entries, feeds and errors, which carry the descriptions."""
 
 from __future__ import annotations
 
@@ -7,11 +7,21 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 from xml.etree.ElementTree import Element as XmlElement
 
-from pairbus.dialect.atom.document import child, read, text_of, write
-from pairbus.dialect.atom.errors import AtomError
-from pairbus.dialect.atom.instant import format_instant
-from pairbus.dialect.atom.names import ATOM, CONNECT, INSTANCE, in_atom, in_connect
+from pairbus.dialect.atom.document import (
+    ATOM,
+    CONNECT,
+    INSTANCE,
+    MAX_REQUEST_ELEMENTS,
+    AtomError,
+    child,
+    in_atom,
+    in_connect,
+    read,
+    text_of,
+    write,
+)
 from pairbus.dialect.atom.table import Table, Values
+from pairbus.dialect.atom.values import format_instant
 
 ENTRY_TYPE: Final = "application/atom+xml;type=entry;charset=utf-8"
 FEED_TYPE: Final = "application/atom+xml;type=feed;charset=utf-8"
@@ -19,14 +29,14 @@ ERROR_TYPE: Final = "application/xml; charset=utf-8"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
-    """One description with what is around it."""
+class AtomEntry:
+    """One description with its metadata."""
 
     table: Table
     values: Values
     title: str = ""
     id: str = ""
-    """An absolute address. JavaScript takes the names of entities from its path."""
+    """An absolute address. The SDK for JavaScript reads the names of entities from its path."""
 
     link: str = ""
     author: str | None = None
@@ -35,7 +45,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Feed:
+class AtomFeed:
     """A page of descriptions."""
 
     title: str = ""
@@ -43,29 +53,29 @@ class Feed:
     link: str = ""
     next_link: str | None = None
     updated_ms: int = 0
-    entries: Sequence[Entry] = field(default_factory=tuple)
+    entries: Sequence[AtomEntry] = field(default_factory=tuple)
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorBody:
-    """Why a request was refused."""
+    """The reason why a request was refused."""
 
     code: int
     detail: str
 
 
-def write_entry(entry: Entry) -> bytes:
+def write_entry(entry: AtomEntry) -> bytes:
     root = _entry(entry)
     root.set("xmlns", ATOM)
     return write(root)
 
 
-def write_feed(feed: Feed) -> bytes:
+def write_feed(feed: AtomFeed) -> bytes:
     root = XmlElement("feed", {"xmlns": ATOM})
     child(root, "title", feed.title, type="text")
     child(root, "id", feed.id)
     child(root, "updated", format_instant(feed.updated_ms))
-    # Python takes the second of exactly two links for that to the next page.
+    # The SDK for Python takes the second of exactly two links as the link to the next page.
     child(root, "link", rel="self", href=feed.link)
     if feed.next_link is not None:
         child(root, "link", rel="next", href=feed.next_link)
@@ -80,7 +90,7 @@ def write_error(error: ErrorBody) -> bytes:
     return write(root)
 
 
-def _entry(entry: Entry) -> XmlElement:
+def _entry(entry: AtomEntry) -> XmlElement:
     root = XmlElement("entry")
     child(root, "id", entry.id)
     child(root, "title", entry.title, type="text")
@@ -92,33 +102,33 @@ def _entry(entry: Entry) -> XmlElement:
         child(child(root, "author"), "name", entry.author)
     child(root, "link", rel="self", href=entry.link)
     description = entry.table.write(entry.values)
-    # The prefix is i to the letter: JavaScript asks for the attribute by that name.
+    # The prefix has to be i: the SDK for JavaScript reads the attribute by that name.
     description.attrib = {"xmlns": CONNECT, "xmlns:i": INSTANCE, **description.attrib}
     child(root, "content", type="application/xml").append(description)
     return root
 
 
 def parse_request(document: bytes, *tables: Table) -> tuple[Table, dict[str, Any]]:
-    """The description in the entry of a request, which is one of these, without what only the service says."""
-    root = read(document)
+    """Return the description in the entry of a request, of one of these tables, without read-only elements."""
+    root = read(document, MAX_REQUEST_ELEMENTS)
     if root.tag != in_atom("entry"):
-        raise AtomError("the document is no Atom entry")
+        raise AtomError("the document is not an Atom entry")
     return _description(root, tables, read_only=False)
 
 
-def parse_entry(document: bytes, *tables: Table) -> Entry:
-    """An entry as the service has answered it."""
+def parse_entry(document: bytes, *tables: Table) -> AtomEntry:
+    """Parse an entry in a response of the service."""
     root = read(document)
     if root.tag != in_atom("entry"):
-        raise AtomError("the document is no Atom entry")
+        raise AtomError("the document is not an Atom entry")
     return _parsed(root, tables)
 
 
-def parse_feed(document: bytes, *tables: Table) -> Feed:
+def parse_feed(document: bytes, *tables: Table) -> AtomFeed:
     root = read(document)
     if root.tag != in_atom("feed"):
-        raise AtomError("the document is no Atom feed")
-    return Feed(
+        raise AtomError("the document is not an Atom feed")
+    return AtomFeed(
         title=_text(root, "title"),
         id=_text(root, "id"),
         link=_link(root, "self") or "",
@@ -131,13 +141,13 @@ def parse_error(document: bytes) -> ErrorBody:
     root = read(document)
     code = root.findtext("Code") or ""
     if root.tag != "Error" or not (code.isascii() and code.isdigit() and len(code) <= 5):
-        raise AtomError("the document is no error")
+        raise AtomError("the document is not an error")
     return ErrorBody(int(code), root.findtext("Detail") or "")
 
 
-def _parsed(root: XmlElement, tables: Sequence[Table]) -> Entry:
+def _parsed(root: XmlElement, tables: Sequence[Table]) -> AtomEntry:
     table, values = _description(root, tables, read_only=True)
-    return Entry(
+    return AtomEntry(
         table=table, values=values, title=_text(root, "title"), id=_text(root, "id"), link=_link(root, "self") or ""
     )
 
@@ -151,7 +161,7 @@ def _description(root: XmlElement, tables: Sequence[Table], *, read_only: bool) 
         if found is not None:
             return table, table.read(found, read_only=read_only)
     names = " or ".join(table.name for table in tables)
-    raise AtomError(f"the content of the entry is no {names}")
+    raise AtomError(f"the content of the entry must be {names}")
 
 
 def _text(root: XmlElement, name: str) -> str:

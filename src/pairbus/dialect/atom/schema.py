@@ -1,18 +1,54 @@
-"""What each description of the management API is made of, in the order in which the service writes it."""
+"""The elements of each description in the management API, in the order in which the service writes them."""
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
-from pairbus.dialect.atom.kinds import BOOLEAN, COUNTS, DURATION, INSTANT, INTEGER, TEXT, ListOf, Nested, one_of
 from pairbus.dialect.atom.rules import ACTION, FILTER
-from pairbus.dialect.atom.table import Element, Table
+from pairbus.dialect.atom.table import (
+    BOOLEAN,
+    COUNTS,
+    DURATION,
+    INSTANT,
+    INTEGER,
+    TEXT,
+    Element,
+    ElementKind,
+    ListOf,
+    Nested,
+    Table,
+    one_of,
+)
+from pairbus.entity_settings import (
+    AUTO_DELETE_ON_IDLE,
+    BATCHED_OPERATIONS,
+    DEAD_LETTER_ON_EXPIRATION,
+    DEAD_LETTER_ON_FILTER_ERRORS,
+    DEFAULT_TIME_TO_LIVE,
+    DUPLICATE_WINDOW,
+    EXPRESS,
+    FILTERING_BEFORE_PUBLISHING,
+    FORWARD_DEAD_LETTERS_TO,
+    FORWARD_TO,
+    LOCK_DURATION,
+    MAX_DELIVERY_COUNT,
+    MAX_MESSAGE_SIZE,
+    MAX_SIZE,
+    PARTITIONED,
+    REQUIRES_DUPLICATE_DETECTION,
+    REQUIRES_SESSION,
+    STATUS,
+    SUBSCRIPTION_PARTITIONING,
+    SUPPORT_ORDERING,
+    USER_METADATA,
+    EntitySetting,
+    SettingType,
+)
+from pairbus.entity_settings import STATUSES as SETTABLE_STATUSES
 
 STATUSES: Final = (
-    "Active",
-    "Disabled",
-    "SendDisabled",
-    "ReceiveDisabled",
+    *SETTABLE_STATUSES.values(),
     "Restoring",
     "Creating",
     "Deleting",
@@ -21,6 +57,21 @@ STATUSES: Final = (
 )
 _STATUS: Final = one_of(*STATUSES)
 _RIGHT: Final = one_of("Manage", "Send", "Listen")
+_KINDS: Final[Mapping[SettingType, ElementKind]] = {
+    SettingType.BOOLEAN: BOOLEAN,
+    SettingType.INTEGER: INTEGER,
+    SettingType.SIZE: INTEGER,
+    SettingType.DURATION: DURATION,
+    SettingType.LIFETIME: DURATION,
+    SettingType.TEXT: TEXT,
+    SettingType.ENTITY: TEXT,
+    SettingType.STATUS: _STATUS,
+}
+
+
+def _setting(setting: EntitySetting[Any]) -> Element:
+    return Element(setting.element, _KINDS[setting.type], setting.value_name)
+
 
 AUTHORIZATION_RULE: Final = Table(
     "SharedAccessAuthorizationRule",
@@ -44,64 +95,64 @@ _AUTHORIZATION_RULES: Final = Element(
 QUEUE: Final = Table(
     "QueueDescription",
     (
-        Element("LockDuration", DURATION, "lock_duration_ms"),
-        Element("MaxSizeInMegabytes", INTEGER, "max_size_megabytes"),
-        Element("RequiresDuplicateDetection", BOOLEAN, "requires_duplicate_detection"),
-        Element("RequiresSession", BOOLEAN, "requires_session"),
-        Element("DefaultMessageTimeToLive", DURATION, "default_time_to_live_ms"),
-        Element("DeadLetteringOnMessageExpiration", BOOLEAN, "dead_letter_on_expiration"),
-        Element("DuplicateDetectionHistoryTimeWindow", DURATION, "duplicate_window_ms"),
-        Element("MaxDeliveryCount", INTEGER, "max_delivery_count"),
-        Element("EnableBatchedOperations", BOOLEAN, "batched_operations"),
+        _setting(LOCK_DURATION),
+        _setting(MAX_SIZE),
+        _setting(REQUIRES_DUPLICATE_DETECTION),
+        _setting(REQUIRES_SESSION),
+        _setting(DEFAULT_TIME_TO_LIVE),
+        _setting(DEAD_LETTER_ON_EXPIRATION),
+        _setting(DUPLICATE_WINDOW),
+        _setting(MAX_DELIVERY_COUNT),
+        _setting(BATCHED_OPERATIONS),
         Element("SizeInBytes", INTEGER, "size_bytes", read_only=True),
         Element("MessageCount", INTEGER, "message_count", read_only=True),
         Element("IsAnonymousAccessible", BOOLEAN, "anonymous_access", read_only=True),
         _AUTHORIZATION_RULES,
-        Element("Status", _STATUS, "status"),
-        Element("ForwardTo", TEXT, "forward_to"),
-        Element("UserMetadata", TEXT, "user_metadata"),
+        _setting(STATUS),
+        _setting(FORWARD_TO),
+        _setting(USER_METADATA),
         Element("CreatedAt", INSTANT, "created_ms", read_only=True),
         Element("UpdatedAt", INSTANT, "updated_ms", read_only=True),
         Element("AccessedAt", INSTANT, "accessed_ms", read_only=True),
-        Element("SupportOrdering", BOOLEAN, "support_ordering"),
+        _setting(SUPPORT_ORDERING),
         Element("CountDetails", COUNTS, "counts", read_only=True),
-        Element("AutoDeleteOnIdle", DURATION, "auto_delete_on_idle_ms"),
-        Element("EnablePartitioning", BOOLEAN, "partitioned"),
+        _setting(AUTO_DELETE_ON_IDLE),
+        _setting(PARTITIONED),
         Element("EntityAvailabilityStatus", TEXT, "availability", read_only=True),
-        Element("ForwardDeadLetteredMessagesTo", TEXT, "forward_dead_letters_to"),
-        Element("EnableExpress", BOOLEAN, "express"),
-        Element("MaxMessageSizeInKilobytes", INTEGER, "max_message_kilobytes"),
+        _setting(FORWARD_DEAD_LETTERS_TO),
+        _setting(EXPRESS),
+        _setting(MAX_MESSAGE_SIZE),
     ),
 )
 
 TOPIC: Final = Table(
     "TopicDescription",
     (
-        Element("DefaultMessageTimeToLive", DURATION, "default_time_to_live_ms"),
-        Element("MaxSizeInMegabytes", INTEGER, "max_size_megabytes"),
-        Element("RequiresDuplicateDetection", BOOLEAN, "requires_duplicate_detection"),
-        Element("DuplicateDetectionHistoryTimeWindow", DURATION, "duplicate_window_ms"),
-        Element("EnableBatchedOperations", BOOLEAN, "batched_operations"),
+        _setting(DEFAULT_TIME_TO_LIVE),
+        _setting(MAX_SIZE),
+        _setting(REQUIRES_DUPLICATE_DETECTION),
+        _setting(DUPLICATE_WINDOW),
+        _setting(BATCHED_OPERATIONS),
         Element("SizeInBytes", INTEGER, "size_bytes", read_only=True),
-        Element("FilteringMessagesBeforePublishing", BOOLEAN, "filtering_before_publishing"),
+        _setting(FILTERING_BEFORE_PUBLISHING),
         Element("IsAnonymousAccessible", BOOLEAN, "anonymous_access", read_only=True),
         _AUTHORIZATION_RULES,
-        Element("Status", _STATUS, "status"),
-        Element("UserMetadata", TEXT, "user_metadata"),
+        _setting(STATUS),
+        _setting(USER_METADATA),
         Element("CreatedAt", INSTANT, "created_ms", read_only=True),
         Element("UpdatedAt", INSTANT, "updated_ms", read_only=True),
         Element("AccessedAt", INSTANT, "accessed_ms", read_only=True),
-        Element("SupportOrdering", BOOLEAN, "support_ordering"),
+        _setting(SUPPORT_ORDERING),
         Element("CountDetails", COUNTS, "counts", read_only=True),
         Element("SubscriptionCount", INTEGER, "subscription_count", read_only=True),
         Element("SqlFilterCount", INTEGER, "sql_filter_count", read_only=True),
         Element("CorrelationFilterCount", INTEGER, "correlation_filter_count", read_only=True),
-        Element("AutoDeleteOnIdle", DURATION, "auto_delete_on_idle_ms"),
-        Element("EnablePartitioning", BOOLEAN, "partitioned"),
+        _setting(AUTO_DELETE_ON_IDLE),
+        _setting(PARTITIONED),
         Element("EntityAvailabilityStatus", TEXT, "availability", read_only=True),
-        Element("EnableSubscriptionPartitioning", BOOLEAN, "subscription_partitioning"),
-        Element("EnableExpress", BOOLEAN, "express"),
-        Element("MaxMessageSizeInKilobytes", INTEGER, "max_message_kilobytes"),
+        _setting(SUBSCRIPTION_PARTITIONING),
+        _setting(EXPRESS),
+        _setting(MAX_MESSAGE_SIZE),
     ),
 )
 
@@ -118,24 +169,24 @@ RULE: Final = Table(
 SUBSCRIPTION: Final = Table(
     "SubscriptionDescription",
     (
-        Element("LockDuration", DURATION, "lock_duration_ms"),
-        Element("RequiresSession", BOOLEAN, "requires_session"),
-        Element("DefaultMessageTimeToLive", DURATION, "default_time_to_live_ms"),
-        Element("DeadLetteringOnMessageExpiration", BOOLEAN, "dead_letter_on_expiration"),
-        Element("DeadLetteringOnFilterEvaluationExceptions", BOOLEAN, "dead_letter_on_filter_errors"),
+        _setting(LOCK_DURATION),
+        _setting(REQUIRES_SESSION),
+        _setting(DEFAULT_TIME_TO_LIVE),
+        _setting(DEAD_LETTER_ON_EXPIRATION),
+        _setting(DEAD_LETTER_ON_FILTER_ERRORS),
         Element("DefaultRuleDescription", Nested(RULE), "default_rule"),  # in requests only
         Element("MessageCount", INTEGER, "message_count", read_only=True),
-        Element("MaxDeliveryCount", INTEGER, "max_delivery_count"),
-        Element("EnableBatchedOperations", BOOLEAN, "batched_operations"),
-        Element("Status", _STATUS, "status"),
-        Element("ForwardTo", TEXT, "forward_to"),
+        _setting(MAX_DELIVERY_COUNT),
+        _setting(BATCHED_OPERATIONS),
+        _setting(STATUS),
+        _setting(FORWARD_TO),
         Element("CreatedAt", INSTANT, "created_ms", read_only=True),
         Element("UpdatedAt", INSTANT, "updated_ms", read_only=True),
         Element("AccessedAt", INSTANT, "accessed_ms", read_only=True),
         Element("CountDetails", COUNTS, "counts", read_only=True),
-        Element("UserMetadata", TEXT, "user_metadata"),
-        Element("ForwardDeadLetteredMessagesTo", TEXT, "forward_dead_letters_to"),
-        Element("AutoDeleteOnIdle", DURATION, "auto_delete_on_idle_ms"),
+        _setting(USER_METADATA),
+        _setting(FORWARD_DEAD_LETTERS_TO),
+        _setting(AUTO_DELETE_ON_IDLE),
         Element("EntityAvailabilityStatus", TEXT, "availability", read_only=True),
     ),
 )

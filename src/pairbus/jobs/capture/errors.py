@@ -1,4 +1,4 @@
-"""What can be wrong with a capture."""
+"""Errors of a capture."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 class CaptureError(RuntimeError):
-    """A capture cannot go on."""
+    """A capture cannot continue."""
 
 
 class CaptureInUseError(CaptureError):
@@ -18,18 +18,18 @@ class OtherSourceError(CaptureError):
 
     def __init__(self, root: Path, owner: str, source: str) -> None:
         super().__init__(
-            f"{root} has what was captured from {owner}, which numbers its messages as {source} does:"
-            " one would be taken for the other. Give each namespace a directory of its own"
+            f"{root} has messages captured from {owner}, which uses the same sequence numbers as {source}:"
+            " they could not be distinguished. Use a separate directory for each namespace"
         )
 
 
 class UncapturableError(CaptureError):
-    """Messages of this entity cannot be captured, or not in this way."""
+    """The messages of an entity cannot be captured, or not in this mode."""
 
 
 class CaptureDamagedError(CaptureError):
-    """What a capture has kept in its directory cannot be read, or is not all there."""
+    """The state of a capture in its directory is unreadable or incomplete."""
 
 
 class QueryFailedError(CaptureError):
-    """The query has failed, and there is no reason to think that it would not again."""
+    """The query failed, and would probably fail again."""

@@ -1,1 +1,1 @@
-"""What namespaces cost: bills from their ledgers, and forecasts."""
+"""Costs of namespaces: bills from their ledgers, and forecasts."""

@@ -1,4 +1,4 @@
-"""What pairing would cost, before it is switched on."""
+"""Forecast of the cost of pairing, before it is enabled."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from typing import Final
 from pairbus.jobs.cost.month import MonthlyBill, MonthlyUsage, monthly_bill
 from pairbus.jobs.cost.rate_card import RateCard
 from pairbus.jobs.cost.statement import LOOKS, PINGS
-from pairbus.ledger.operation import Kind, Stage, units_of
-from pairbus.pairing.settings import MOST_PING_INTERVAL
+from pairbus.ledger.events import OperationKind, Stage, units_of
+from pairbus.pairing.pair import MOST_PING_INTERVAL
 from pairbus.pairing.syphon import IDLE_POLLS_PER_PEEK
 
 DAYS: Final = 30
 HOURS: Final = 24 * DAYS
-"""Of the month that is forecast."""
+"""Length of the forecast month."""
 
 _HOUR: Final = timedelta(hours=1)
 
 
-_MOST: Final = 10**12
-_LEAST: Final = {
+_MAX: Final = 10**12
+_MINIMUMS: Final = {
     0: ("messages_per_day", "message_bytes", "receivers"),
     1: ("entities", "senders", "backlog_queues", "syphon_hosts"),
 }
 
 
 class Engine(StrEnum):
-    """What a syphon does its work on."""
+    """The engine of a syphon."""
 
     SPARK = "spark"
     IN_PROCESS = "in-process"
@@ -42,46 +42,46 @@ class Engine(StrEnum):
 
 
 class WorkloadError(ValueError):
-    """A workload that cannot be."""
+    """A value of a workload is out of range."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """What an application does, and how it would be paired."""
+    """The workload of an application, and the settings of its pairing."""
 
     messages_per_day: int
     message_bytes: int = 1_000
     entities: int = 1
-    """Queues and topics that are sent to."""
+    """Number of queues and topics that messages are sent to."""
 
     senders: int = 1
-    """Processes that send, each with a factory of its own."""
+    """Number of sending processes, each with a separate factory."""
 
     receivers: int = 1
-    """Processes that receive; each message is received once."""
+    """Number of receiving processes; each message is received once."""
 
     backlog_queues: int = 10
     outage_hours: Decimal = Decimal(0)
-    """How long in a month the primary is down, with all its entities."""
+    """Hours a month in which the primary is down, with all its entities."""
 
     ping_interval: timedelta = timedelta(minutes=1)
     syphon_hosts: int = 1
-    """Processes that run a syphon."""
+    """Number of processes that run a syphon."""
 
     long_poll: timedelta = timedelta(minutes=15)
     engine: Engine = Engine.SPARK
-    """Of the syphons."""
+    """The engine of the syphons."""
 
     def __post_init__(self) -> None:
-        for least, names in _LEAST.items():
+        for minimum, names in _MINIMUMS.items():
             for name in names:
-                if not least <= getattr(self, name) <= _MOST:
-                    raise WorkloadError(f"{name} is {getattr(self, name)}; it is {least} to {_MOST:,}")
+                if not minimum <= getattr(self, name) <= _MAX:
+                    raise WorkloadError(f"{name} must be {minimum} to {_MAX:,}, got {getattr(self, name)}")
         for name in ("ping_interval", "long_poll"):
             if getattr(self, name) <= timedelta(0):
-                raise WorkloadError(f"{name} is {getattr(self, name)}; it is longer than nothing")
+                raise WorkloadError(f"{name} must be > 0, got {getattr(self, name)}")
         if not self.outage_hours.is_finite() or not 0 <= self.outage_hours <= HOURS:
-            raise WorkloadError(f"outage_hours is {self.outage_hours}; it is 0 to {HOURS}")
+            raise WorkloadError(f"outage_hours must be 0 to {HOURS}, got {self.outage_hours}")
 
     @property
     def messages(self) -> int:
@@ -89,40 +89,40 @@ class Workload:
 
     @property
     def diverted(self) -> int:
-        """Messages are sent evenly; those of the outage are diverted."""
+        """Number of diverted messages: those of the outage, with messages distributed evenly."""
         return round(self.messages * self.outage_hours / HOURS)
 
     @property
     def looks(self) -> int:
-        """Count the peeks of the syphons.
+        """Number of peeks of the syphons.
 
-        On Spark, a driver receives what is diverted, and a task peeks at it again to carry it. In the process, a syphon
-        peeks at a queue after some receives that found nothing, for what another syphon may have left there.
+        On Spark, the driver receives diverted messages, and a task peeks them again to deliver them. In the process, a
+        syphon peeks a queue after some empty receives, for messages that another syphon may have left there.
         """
         return self.diverted if self.engine is Engine.SPARK else self.idle_polls // IDLE_POLLS_PER_PEEK
 
     @property
     def look_bytes(self) -> int:
-        """Return the bytes that one of these peeks finds."""
+        """Number of bytes returned by one of these peeks."""
         return self.message_bytes if self.engine is Engine.SPARK else 0
 
     @property
     def pings(self) -> int:
-        """Each factory pings each entity that is down."""
+        """Number of pings: each factory pings each entity that is down."""
         return round(self.entities * self.senders * self.outage_hours * Decimal(_HOUR / self.ping_interval))
 
     @property
     def idle_polls(self) -> int:
-        """Each syphon waits at each backlog queue, all month: no more than that are in vain."""
+        """Number of idle polls, at most: each syphon polls each backlog queue all month."""
         return round(self.backlog_queues * self.syphon_hosts * HOURS * Decimal(_HOUR / self.long_poll))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForecastLine:
-    """Operations of one sort in a month."""
+    """Operations of one kind and stage in a month."""
 
     name: str
-    kind: Kind
+    kind: OperationKind
     stage: Stage
     operations: int
     message_bytes: int = 0
@@ -134,20 +134,20 @@ class ForecastLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Knob:
-    """What another value of one setting would change."""
+    """The effect of another value of one setting."""
 
     name: str
     now: str
     then: str
     units: int
-    """More operations than now that are billed; fewer if below zero."""
+    """Additional billed operations; negative if there are fewer."""
 
     amount: Decimal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
-    """What a month of a workload costs, with pairing and without."""
+    """The cost of a month of a workload, with pairing and without."""
 
     workload: Workload
     card: RateCard
@@ -162,7 +162,7 @@ class Forecast:
 
 
 def forecast(workload: Workload, card: RateCard) -> Forecast:
-    """What pairing would cost, and what each setting has to do with it."""
+    """Return the cost of pairing, and the effect of each setting."""
     lines = tuple(_paired_lines(workload))
     return Forecast(
         workload=workload,
@@ -174,11 +174,11 @@ def forecast(workload: Workload, card: RateCard) -> Forecast:
     )
 
 
-# What is done.
+# Operations.
 
 
 def _unpaired_lines(workload: Workload) -> Iterator[ForecastLine]:
-    """What cannot be sent in the outage is taken to be sent later, by the application's own means."""
+    """Yield the operations without pairing; messages of the outage are assumed to be sent later by the application."""
     yield from _direct(workload, workload.messages)
 
 
@@ -186,33 +186,37 @@ def _paired_lines(workload: Workload) -> Iterator[ForecastLine]:
     size, diverted = workload.message_bytes, workload.diverted
     yield from _direct(workload, workload.messages - diverted)
     for name, kind, stage in (
-        ("send to backlog", Kind.SEND, Stage.BACKLOG),
-        ("receive from backlog", Kind.RECEIVE, Stage.SYPHON),
-        ("send to primary", Kind.SEND, Stage.SYPHON),
-        ("receive from primary", Kind.RECEIVE, Stage.RETURNED),
+        ("send to backlog", OperationKind.SEND, Stage.BACKLOG),
+        ("receive from backlog", OperationKind.RECEIVE, Stage.SYPHON),
+        ("send to primary", OperationKind.SEND, Stage.SYPHON),
+        ("receive from primary", OperationKind.RECEIVE, Stage.RETURNED),
     ):
         yield ForecastLine(name=name, kind=kind, stage=stage, operations=diverted, message_bytes=size)
     yield ForecastLine(
         name=LOOKS,
-        kind=Kind.PEEK,
+        kind=OperationKind.PEEK,
         stage=Stage.SYPHON,
         operations=workload.looks,
         message_bytes=workload.look_bytes,
     )
-    yield ForecastLine(name=PINGS, kind=Kind.SEND, stage=Stage.PING, operations=workload.pings)
-    yield ForecastLine(name="idle polls", kind=Kind.EMPTY_RECEIVE, stage=Stage.IDLE, operations=workload.idle_polls)
-    asked = workload.backlog_queues * (workload.senders + workload.syphon_hosts)  # once, when they are paired
-    yield ForecastLine(name="asking for backlog queues", kind=Kind.MANAGEMENT, stage=Stage.MANAGEMENT, operations=asked)
+    yield ForecastLine(name=PINGS, kind=OperationKind.SEND, stage=Stage.PING, operations=workload.pings)
+    yield ForecastLine(
+        name="idle polls", kind=OperationKind.EMPTY_RECEIVE, stage=Stage.IDLE, operations=workload.idle_polls
+    )
+    lookups = workload.backlog_queues * (workload.senders + workload.syphon_hosts)  # once, when they are paired
+    yield ForecastLine(
+        name="backlog queue lookups", kind=OperationKind.MANAGEMENT, stage=Stage.MANAGEMENT, operations=lookups
+    )
 
 
 def _direct(workload: Workload, messages: int) -> Iterator[ForecastLine]:
-    for name, kind in (("send", Kind.SEND), ("receive", Kind.RECEIVE)):
+    for name, kind in (("send", OperationKind.SEND), ("receive", OperationKind.RECEIVE)):
         yield ForecastLine(
             name=name, kind=kind, stage=Stage.DIRECT, operations=messages, message_bytes=workload.message_bytes
         )
 
 
-# What it costs.
+# Costs.
 
 
 def _unpaired_bill(workload: Workload, card: RateCard) -> MonthlyBill:
@@ -221,7 +225,7 @@ def _unpaired_bill(workload: Workload, card: RateCard) -> MonthlyBill:
 
 
 def _paired_bill(workload: Workload, card: RateCard) -> MonthlyBill:
-    """Every sender has a connection to each namespace, and so has every syphon."""
+    """Return the bill with pairing: each sender and each syphon has a connection to both namespaces."""
     connections = 2 * workload.senders + workload.receivers + 2 * workload.syphon_hosts
     return monthly_bill(_usage(_paired_lines(workload), card, connections, namespaces=2), card)
 
@@ -241,11 +245,11 @@ def _usage(lines: Iterator[ForecastLine], card: RateCard, connections: int, *, n
     )
 
 
-# What the settings have to do with it.
+# Effects of settings.
 
 
 def _knobs(workload: Workload, card: RateCard) -> Iterator[Knob]:
-    """Each setting doubled; an outage that is none becomes an hour, and the engine the other one."""
+    """Double each setting; an outage of 0 becomes one hour, and the engine is replaced by the other one."""
     now = _paired_bill(workload, card)
     for name, before, after, changed in _changed(workload):
         then = _paired_bill(changed, card)
@@ -277,7 +281,7 @@ def _plain(number: Decimal) -> str:
 
 
 def shown(time: timedelta) -> str:
-    """A time in the largest unit that it is a whole number of."""
+    """Format a duration in the largest unit that divides it."""
     for unit, name in ((_HOUR, "h"), (timedelta(minutes=1), "min"), (timedelta(seconds=1), "s")):
         if not time % unit:
             return f"{time // unit} {name}"

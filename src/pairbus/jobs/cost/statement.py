@@ -1,4 +1,4 @@
-"""A bill as a value: what is shown to somebody."""
+"""A bill as values."""
 
 from __future__ import annotations
 
@@ -11,58 +11,58 @@ from typing import Final
 
 from pairbus.jobs.cost.month import MonthlyBill, rounded
 from pairbus.jobs.cost.rate_card import RateCard
-from pairbus.ledger.operation import Kind, Stage
+from pairbus.ledger.events import OperationKind, Stage
 
 
-class By(StrEnum):
-    """What the lines of a bill are put together by."""
+class GroupBy(StrEnum):
+    """The grouping of the lines of a bill."""
 
     ENTITY = "entity"
     HOUR = "hour"
     STAGE = "stage"
 
 
-GROUPS: Final[Mapping[By, tuple[str, ...]]] = {
-    By.ENTITY: ("namespace", "entity"),
-    By.HOUR: ("hour",),
-    By.STAGE: ("stage", "kind"),
+GROUPS: Final[Mapping[GroupBy, tuple[str, ...]]] = {
+    GroupBy.ENTITY: ("namespace", "entity"),
+    GroupBy.HOUR: ("hour",),
+    GroupBy.STAGE: ("stage", "kind"),
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairingStep:
-    """Something that a pair does and a single namespace does not."""
+    """An operation that only a pair performs, not a single namespace."""
 
     name: str
     stages: tuple[Stage, ...]
-    kind: Kind | None = None
-    """``None`` for all kinds that no step before has."""
+    kind: OperationKind | None = None
+    """``None`` for all kinds that no earlier step covers."""
 
 
 DIVERTED_STEPS: Final = (
-    PairingStep(name="send to backlog", stages=(Stage.BACKLOG,), kind=Kind.SEND),
-    PairingStep(name="receive from backlog", stages=(Stage.SYPHON,), kind=Kind.RECEIVE),
-    PairingStep(name="send to primary", stages=(Stage.SYPHON,), kind=Kind.SEND),
-    PairingStep(name="receive from primary", stages=(Stage.RETURNED,), kind=Kind.RECEIVE),
+    PairingStep(name="send to backlog", stages=(Stage.BACKLOG,), kind=OperationKind.SEND),
+    PairingStep(name="receive from backlog", stages=(Stage.SYPHON,), kind=OperationKind.RECEIVE),
+    PairingStep(name="send to primary", stages=(Stage.SYPHON,), kind=OperationKind.SEND),
+    PairingStep(name="receive from primary", stages=(Stage.RETURNED,), kind=OperationKind.RECEIVE),
 )
 """The four charges of a diverted message."""
 
 _HOME: Final = 2
 
-LOOKS: Final = "looks of a syphon into the backlog"
-"""Peeks: a syphon on Spark peeks at every message to carry it, one in the process at idle queues now and then."""
+LOOKS: Final = "syphon peeks"
+"""A syphon on Spark peeks every message to deliver it; one in the process peeks idle queues from time to time."""
 
 PINGS: Final = "pings"
-"""Those that have reached the primary: of others no ledger tells."""
+"""Pings that have reached the primary; others are in no ledger."""
 
 PAIRING_STEPS: Final = (
     *DIVERTED_STEPS,
-    PairingStep(name=LOOKS, kind=Kind.PEEK, stages=(Stage.SYPHON,)),
-    PairingStep(name="settling and the like", stages=(Stage.BACKLOG, Stage.SYPHON, Stage.RETURNED)),
+    PairingStep(name=LOOKS, kind=OperationKind.PEEK, stages=(Stage.SYPHON,)),
+    PairingStep(name="settlement and other operations", stages=(Stage.BACKLOG, Stage.SYPHON, Stage.RETURNED)),
     PairingStep(name=PINGS, stages=(Stage.PING,)),
     PairingStep(name="idle polls", stages=(Stage.IDLE,)),
 )
-"""These, and what else a pair does."""
+"""The four charges, and the other operations of a pair."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +70,7 @@ class StatementLine:
     """A line of a bill."""
 
     labels: tuple[str, ...]
-    """What it is about, one for each of the bill's groups."""
+    """One label for each of the bill's groups."""
 
     operations: int
     failed: int
@@ -81,7 +81,7 @@ class StatementLine:
 
 
 def added_up(lines: Sequence[StatementLine]) -> StatementLine:
-    """All lines as one, which has no labels."""
+    """Return the sum of lines, without labels."""
     return StatementLine(
         labels=(),
         operations=sum(line.operations for line in lines),
@@ -95,20 +95,20 @@ def added_up(lines: Sequence[StatementLine]) -> StatementLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Statement:
-    """A bill: by month and meter, by what was asked for, and what pairing has to do with it."""
+    """A bill: by month and meter, by the requested grouping, and the share of pairing."""
 
     card: RateCard
-    by: By
+    by: GroupBy
     months: Mapping[date, MonthlyBill]
-    """By the first day of each."""
+    """By the first day of each month."""
 
     lines: tuple[StatementLine, ...]
     steps: tuple[StatementLine, ...]
-    """The four charges of diverted messages, and what else a pair does."""
+    """The four charges of diverted messages, and the other operations of a pair."""
 
     @property
     def groups(self) -> tuple[str, ...]:
-        """What the labels of the lines are."""
+        """The names of the labels."""
         return GROUPS[self.by]
 
     @property
@@ -117,12 +117,12 @@ class Statement:
 
     @property
     def pairing_total(self) -> StatementLine:
-        """All that the pair did."""
+        """The sum of all operations of the pair."""
         return added_up(self.steps)
 
     @property
     def four_charges(self) -> Decimal:
-        """Of all diverted messages."""
+        """The four charges of all diverted messages."""
         return added_up(self.steps[: len(DIVERTED_STEPS)]).amount
 
     @property
@@ -131,12 +131,12 @@ class Statement:
 
     @property
     def messages_home(self) -> int:
-        """Messages that came home from a backlog: the primary's ledger tells of these, without the secondary's too."""
+        """Messages restored from a backlog, which the primary's ledger has even without the secondary's."""
         return self.steps[_HOME].messages
 
     @property
     def per_diverted_message(self) -> Decimal | None:
-        """The four charges of one diverted message, on average; ``None`` if there was none."""
+        """The average of the four charges of a diverted message; ``None`` if there was none."""
         if not self.diverted_messages:
             return None
         return rounded(self.four_charges / self.diverted_messages)

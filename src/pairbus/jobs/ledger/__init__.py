@@ -1,13 +1,15 @@
-"""Ledgers as tables of Spark."""
+"""Ledgers as Spark tables."""
 
-from pairbus.jobs.ledger.errors import (
+from pairbus.jobs.ledger.tables import (
     DamagedFileError,
     LedgerReadError,
     NewerLedgerError,
     NotALedgerError,
     WrongColumnsError,
+    check_ledgers,
+    read_lives,
+    read_operations,
 )
-from pairbus.jobs.ledger.tables import check_ledgers, read_lives, read_operations
 
 __all__ = [
     "DamagedFileError",

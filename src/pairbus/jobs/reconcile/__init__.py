@@ -1,17 +1,29 @@
-"""Whether every message that a pair has taken has come to its receivers, by the ledgers of both namespaces."""
+"""Proof that every message accepted by a pair was received, from the ledgers of both namespaces."""
 
-from pairbus.jobs.reconcile.errors import LedgersMixedError, ReconcileError, ReconcileInputError
-from pairbus.jobs.reconcile.reconciliation import Reconciliation, reconcile
-from pairbus.jobs.reconcile.report import Report, report
-from pairbus.jobs.reconcile.verdict import Verdict
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pairbus.jobs.reconcile.reconciliation import (
+    LedgersMixedError,
+    ReconcileError,
+    ReconcileInputError,
+    Reconciliation,
+    reconcile,
+)
+from pairbus.jobs.reconcile.report import ReconcileReport, ReconcileVerdict, report
+from pairbus.renamed import renamed
 
 __all__ = [
     "LedgersMixedError",
     "ReconcileError",
     "ReconcileInputError",
+    "ReconcileReport",
+    "ReconcileVerdict",
     "Reconciliation",
-    "Report",
-    "Verdict",
     "reconcile",
     "report",
 ]
+
+if not TYPE_CHECKING:  # type checkers see the new names alone
+    __getattr__ = renamed(__name__, {"Report": "ReconcileReport", "Verdict": "ReconcileVerdict"})

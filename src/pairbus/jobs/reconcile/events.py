@@ -1,15 +1,38 @@
-"""The lives of a ledger, with the places that they tell of made exact."""
+"""Message events of a ledger, with exact places: entity, incarnation and sequence number."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import reduce
+from operator import or_
 from typing import Any, Final
 
 import pyarrow as pa
-from pyspark.sql import DataFrame
-from pyspark.sql.functions import broadcast, coalesce, col, concat, lit, size, when
+from pyspark.sql import Column, DataFrame, Row, Window
+from pyspark.sql.functions import (
+    broadcast,
+    coalesce,
+    col,
+    concat,
+    count,
+    count_if,
+    floor,
+    greatest,
+    lag,
+    lead,
+    lit,
+    min_by,
+    shiftright,
+    size,
+    unix_seconds,
+    when,
+)
 from pyspark.sql.functions import filter as only
+from pyspark.sql.functions import max as greatest_of
 from pyspark.sql.functions import min as least_of
+from pyspark.sql.functions import sum as sum_of
 from pyspark.sql.types import (
     ArrayType,
     BooleanType,
@@ -20,15 +43,227 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from pairbus.jobs.reconcile.survey import Entity
-from pairbus.ledger.life import Event
-from pairbus.ledger.operation import Stage
+from pairbus.dialect.paths import TRANSFER, is_backlog_path, split_entity_path
+from pairbus.ledger.events import LedgerEvent, Stage
+
+# Events that are absent from a ledger between earlier and later ones: a file was deleted or damaged.
+#
+# A namespace numbers its events consecutively, so absent ones leave a gap. Numbers of events that a kill or a failed
+# commit has undone are not used again. The start that follows names the last confirmed event: all events up to it
+# belong in the ledger, and there may be none between it and the start. A start of an earlier version names no event;
+# then nothing is concluded from the last minutes before it.
+
+_PROCESS_SHIFT: Final = 22
+"""An ordinal starts with the time at which its process was started. The upper bits of two processes differ, even if one
+was started with a clock that had been set back, and both have events in the same minutes."""
+
+_MINUTE_S: Final = 60
+_LAST_MINUTES: Final = 2
+"""Minutes with events before a start that names no event, in which events may be absent."""
+
+
+def absent_events(lives: DataFrame, since: datetime | None = None, before: int | None = None) -> int:
+    """Count the events that are absent, since a given time; those reported as missed do not count.
+
+    ``before`` is the largest ordinal of earlier events that are not in ``lives``, if there are any.
+    """
+    minutes = _minutes(lives, before)
+    if since is not None:
+        minutes = minutes.where(col("minute") >= int(since.timestamp()) // _MINUTE_S)
+    (row,) = minutes.agg(sum_of(_absent()).alias("absent")).collect()
+    return int(row["absent"] or 0)
+
+
+def _minutes(lives: DataFrame, before: int | None) -> DataFrame:
+    """Aggregate events by minute, in order: there are few such rows, and each covers little."""
+    is_start = col("event") == LedgerEvent.STARTED
+    is_gap = col("event") == LedgerEvent.MISSED
+    minutes = lives.groupBy(
+        shiftright("ordinal", _PROCESS_SHIFT).alias("process"), floor(unix_seconds("at") / _MINUTE_S).alias("minute")
+    ).agg(
+        count(lit(1)).alias("events"),
+        least_of("ordinal").alias("first"),
+        greatest_of(col("ordinal") + when(is_gap, col("sequence") - 1).otherwise(0)).alias("last"),
+        count_if(is_gap).alias("gaps"),
+        least_of(when(is_start, col("ordinal"))).alias("first_start"),
+        greatest_of(when(is_start, col("ordinal"))).alias("last_start"),
+        least_of(when(is_start, col("sequence"))).alias("confirmed"),
+    )
+    in_order = Window.orderBy("first")
+    names_none = coalesce(col("confirmed") == 0, lit(False))
+    soon = (lead(names_none, ahead, default=False).over(in_order) for ahead in range(1, _LAST_MINUTES + 1))
+    last_before = lag("last", default=before).over(in_order)
+    return minutes.select("*", last_before.alias("before"), reduce(or_, soon).alias("may_be_undone"))
+
+
+def _absent() -> Column:
+    """Count absent events within a minute and before it, unless a start or a reported gap explains them."""
+    within = greatest(col("last") - col("first") + 1 - col("events"), lit(0))
+    begins = coalesce(col("first_start") == col("first"), lit(False))
+    up_to = when(begins, col("confirmed")).otherwise(col("first") - 1)
+    between = greatest(coalesce(up_to - col("before"), lit(0)), lit(0))
+    starts_later = coalesce(col("last_start") > col("first"), lit(False))
+    return when((col("gaps") > 0) | col("may_be_undone") | starts_later, 0).otherwise(within + between)
+
+
+_BACKLOG: Final = f"/{TRANSFER}/"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerEntity:
+    """A queue, topic, subscription, or dead-letter queue, as spelled in a ledger."""
+
+    id: int
+    """The same for every spelling of a path."""
+
+    spelling: str
+    path: str
+    """In lower case: names are case-insensitive."""
+
+    is_dead_letters: bool
+    is_topic: bool
+    is_subscription: bool
+    deletions: tuple[int, ...]
+    """Ordinals of the deletions of it or its parent: its sequence numbers start from 1 again after each."""
+
+    @property
+    def backlog_of(self) -> str | None:
+        """The name of the primary namespace, if this is a backlog queue."""
+        return self.path.rpartition(_BACKLOG)[0] if is_backlog_path(self.path) else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerContents:
+    """Summary of the message events of a namespace."""
+
+    namespaces: frozenset[str]
+    entities: tuple[LedgerEntity, ...]
+    counts: Mapping[str, int]
+    """Number of events by kind."""
+
+    missed: int
+    """Number of events that could not be recorded."""
+
+    gaps: int
+    """Number of gaps with such events."""
+
+    absent: int
+    """Number of events that were recorded, but are absent."""
+
+    last_started: int
+    """Ordinal of the last start of the namespace; its messages at that time are reported after it."""
+
+    started_at: datetime | None
+    """Time of that start."""
+
+    first_at: datetime | None
+    last_at: datetime | None
+    is_cut_off: bool
+    """True if events before the first relevant one existed and are absent."""
+
+    @property
+    def span(self) -> timedelta:
+        """Time between the first and the last event."""
+        return timedelta() if self.first_at is None or self.last_at is None else self.last_at - self.first_at
+
+    def has(self, *events: LedgerEvent) -> bool:
+        return any(self.counts.get(event) for event in events)
+
+
+def survey(
+    lives: DataFrame,
+    since: datetime | None = None,
+    start: datetime | None = None,
+    last_before: Callable[[], int | None] = lambda: None,
+) -> LedgerContents:
+    """Summarize the message events of a namespace; this takes a second pass if entities were deleted.
+
+    Gaps and absent events are counted since ``since``: a gap has the time of its end. The ledger must go back to
+    ``start``, or to its own start. ``last_before`` returns the largest ordinal that is too old for ``lives``; it is
+    called only if these do not go back far enough.
+    """
+    event = col("event")
+    is_gap = (event == LedgerEvent.MISSED) & (lit(True) if since is None else col("at") >= lit(since))
+    rows = (
+        lives.groupBy("namespace", "entity", "event")
+        .agg(
+            count(lit(1)).alias("rows"),
+            sum_of(when(is_gap, col("sequence"))).alias("missed"),
+            count_if(is_gap).alias("gaps"),
+            count_if((event == LedgerEvent.REMOVED) & (col("sequence") == 0)).alias("deletions"),
+            least_of("at").alias("first_at"),
+            greatest_of("at").alias("last_at"),
+            least_of("ordinal").alias("first_ordinal"),
+            greatest_of("ordinal").alias("last_ordinal"),
+            min_by("sequence", "ordinal").alias("first_sequence"),
+        )
+        .collect()
+    )
+    first_at = min((row["first_at"] for row in rows), default=None)
+    is_covered = first_at is None or (start is not None and first_at.astimezone(UTC) < start)
+    before = None if is_covered else last_before()
+    deletions = _deletions(lives) if any(row["deletions"] for row in rows) else {}
+    return LedgerContents(
+        namespaces=frozenset(row["namespace"] for row in rows),
+        entities=tuple(_entities({row["entity"] for row in rows}, deletions)),
+        counts=_counts(rows),
+        missed=sum(row["missed"] or 0 for row in rows),
+        gaps=sum(row["gaps"] for row in rows),
+        absent=absent_events(lives, since, before),
+        last_started=max((row["last_ordinal"] for row in rows if row["event"] == LedgerEvent.STARTED), default=0),
+        started_at=max((row["last_at"] for row in rows if row["event"] == LedgerEvent.STARTED), default=None),
+        first_at=first_at,
+        last_at=max((row["last_at"] for row in rows), default=None),
+        is_cut_off=not is_covered and before is None and not _is_first_start(rows),
+    )
+
+
+def _counts(rows: Iterable[Row]) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for row in rows:
+        counts[row["event"]] = counts.get(row["event"], 0) + row["rows"]
+    return counts
+
+
+def _is_first_start(rows: Iterable[Row]) -> bool:
+    """Return whether the first event is the start of a namespace that had recorded nothing before."""
+    first = min(rows, key=lambda row: row["first_ordinal"])
+    return bool(first["event"] == LedgerEvent.STARTED and first["first_sequence"] == 0)
+
+
+def _deletions(lives: DataFrame) -> dict[str, list[int]]:
+    deleted = lives.where((col("event") == LedgerEvent.REMOVED) & (col("sequence") == 0)).select("entity", "ordinal")
+    found: dict[str, list[int]] = {}
+    for entity, ordinal in deleted.collect():
+        found.setdefault(entity.lower(), []).append(ordinal)
+    return found
+
+
+def _entities(spellings: Iterable[str], deletions: Mapping[str, list[int]]) -> Iterator[LedgerEntity]:
+    parts = {spelling: split_entity_path(spelling) for spelling in sorted(spellings)}
+    topics = {found.entity.lower() for found in parts.values() if found is not None and found.subscription is not None}
+    ids: dict[str, int] = {}
+    for spelling, found in parts.items():
+        path = spelling.lower()
+        holders = {path}
+        if found is not None:
+            holders |= {found.entity.lower(), str(found).lower().partition("/$")[0]}
+        yield LedgerEntity(
+            id=ids.setdefault(path, len(ids)),
+            spelling=spelling,
+            path=path,
+            is_dead_letters=found is not None and found.sub_queue is not None,
+            is_topic=path in topics,
+            is_subscription=found is not None and found.subscription is not None,
+            deletions=tuple(sorted({one for holder in holders for one in deletions.get(holder, ())})),
+        )
+
 
 PLACE: Final = ("entity_id", "incarnation", "sequence")
-"""What a message in an entity is known by. An entity that was deleted and made again has another incarnation."""
+"""The key of a message in an entity. A deleted and recreated entity has another incarnation."""
 
 MESSAGE: Final = ("destination", "message_id", "session_key")
-"""What a message is known by in both namespaces; several may have this in common."""
+"""The key of a message in both namespaces, which is not unique."""
 
 _ENTITIES: Final = (
     ("entity", pa.string(), StringType()),
@@ -39,27 +274,27 @@ _ENTITIES: Final = (
     ("deletions", pa.list_(pa.int64()), ArrayType(LongType())),
 )
 
-_OF_NO_PLACE: Final = (Event.MISSED, Event.REPEATED, Event.STARTED, Event.STOPPED)
+_OF_NO_PLACE: Final = (LedgerEvent.MISSED, LedgerEvent.REPEATED, LedgerEvent.STARTED, LedgerEvent.STOPPED)
 
 
-def located(lives: DataFrame, entities: Iterable[Entity]) -> DataFrame:
-    """What has happened to messages in these entities, with their places; what happened elsewhere is left out."""
+def located(lives: DataFrame, entities: Iterable[LedgerEntity]) -> DataFrame:
+    """Return the events of messages in these entities, with their places; other events are left out."""
     in_place = lives.where(~col("event").isin(*_OF_NO_PLACE) & (col("sequence") != 0))
     return _with_entities(in_place, list(entities))
 
 
-def repeated(lives: DataFrame, entities: Iterable[Entity]) -> DataFrame:
-    """What was dropped by duplicate detection of these entities; it never had a place."""
-    found = lives.where(col("event") == Event.REPEATED)
+def repeated(lives: DataFrame, entities: Iterable[LedgerEntity]) -> DataFrame:
+    """Return messages dropped by the duplicate detection of these entities, which never had a place."""
+    found = lives.where(col("event") == LedgerEvent.REPEATED)
     return _with_entities(found, list(entities))
 
 
 def session_key() -> Any:
-    """Equal where session ids are, and where there are none."""
+    """Return a key that is equal for equal session ids, and for messages without one."""
     return coalesce(concat(lit("="), col("session_id")), lit(""))
 
 
-def _with_entities(lives: DataFrame, entities: list[Entity]) -> DataFrame:
+def _with_entities(lives: DataFrame, entities: list[LedgerEntity]) -> DataFrame:
     joined = lives.join(broadcast(entity_table(lives, entities)), "entity")
     if not any(entity.deletions for entity in entities):
         return joined.select(
@@ -75,8 +310,8 @@ def _with_entities(lives: DataFrame, entities: list[Entity]) -> DataFrame:
     )
 
 
-def entity_table(lives: DataFrame, entities: list[Entity]) -> DataFrame:
-    """The entities as a table, to be joined with."""
+def entity_table(lives: DataFrame, entities: list[LedgerEntity]) -> DataFrame:
+    """Return the entities as a table for joins."""
     columns = zip(
         *((one.spelling, one.id, one.path, one.is_topic, one.is_subscription, list(one.deletions)) for one in entities),
         strict=True,
@@ -90,23 +325,23 @@ def entity_table(lives: DataFrame, entities: list[Entity]) -> DataFrame:
 
 
 def first_seen(events: DataFrame, stage: Stage) -> DataFrame:
-    """When messages were accepted; of those that the ledger does not tell that of, when one was first found.
+    """Return the acceptance of messages, or, if that is not in the ledger, the event with which they were first found.
 
-    What was routed there was accepted elsewhere, also where both have given it the same number.
+    Routed messages were accepted elsewhere, even if both entities have assigned the same number.
     """
-    accepted = events.where((col("event") == Event.ACCEPTED) & (col("stage") == stage))
-    found = events.where((col("event") == Event.FOUND) & (col("stage") == stage))
+    accepted = events.where((col("event") == LedgerEvent.ACCEPTED) & (col("stage") == stage))
+    found = events.where((col("event") == LedgerEvent.FOUND) & (col("stage") == stage))
     first = found.groupBy(*PLACE).agg(least_of("ordinal").alias("ordinal"))
-    begun = events.where(is_any(Event.ACCEPTED, Event.ROUTED))
+    begun = events.where(is_any(LedgerEvent.ACCEPTED, LedgerEvent.ROUTED))
     earliest = found.join(first, [*PLACE, "ordinal"]).join(begun, list(PLACE), "left_anti")
     return accepted.unionByName(earliest.select(*accepted.columns))
 
 
-def is_any(*events: Event) -> Any:
-    """Whether it is one of these."""
+def is_any(*events: LedgerEvent) -> Any:
+    """Return the condition that an event is one of these."""
     return col("event").isin(*events)
 
 
-def if_event(event: Event, column: str) -> Any:
-    """The column where it is this event, else nothing."""
+def if_event(event: LedgerEvent, column: str) -> Any:
+    """Return the column for events of this kind, and null for others."""
     return when(col("event") == event, col(column))

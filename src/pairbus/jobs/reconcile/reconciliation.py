@@ -1,88 +1,417 @@
-"""The ledgers of a pair, held against each other."""
+"""Comparison of the ledgers of a pair."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
-from functools import partial
+from datetime import UTC, datetime, timedelta
+from functools import partial, reduce
+from types import MappingProxyType
 from typing import Final
 
 from pyspark import StorageLevel
-from pyspark.sql import Column, DataFrame
-from pyspark.sql.functions import coalesce, col, greatest, lit, unix_millis, when
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql.functions import (
+    broadcast,
+    coalesce,
+    col,
+    count,
+    count_if,
+    date_trunc,
+    greatest,
+    lit,
+    percentile_approx,
+    shiftright,
+    unix_millis,
+    when,
+)
 from pyspark.sql.functions import max as greatest_of
 from pyspark.sql.functions import min as least_of
+from pyspark.sql.functions import sum as sum_of
 
-from pairbus.jobs.ledger.period import OLDEST, Period
-from pairbus.jobs.reconcile.clocks import ClockComparison, compare_clocks
-from pairbus.jobs.reconcile.copies import copies_of, forwarded
-from pairbus.jobs.reconcile.diversion import Diversion, diversion_of
-from pairbus.jobs.reconcile.diverted import Fate, diverted_messages
-from pairbus.jobs.reconcile.errors import LedgersMixedError
-from pairbus.jobs.reconcile.events import PLACE, entity_table, located, repeated
-from pairbus.jobs.reconcile.homecomings import home_of, homecomings, matched, not_home, repeated_homecomings
-from pairbus.jobs.reconcile.order import overtaken, overtaken_in_stretches
-from pairbus.jobs.reconcile.passed_over import passed_over
-from pairbus.jobs.reconcile.survey import Entity, Survey, survey
-from pairbus.jobs.reconcile.timeline import timeline
-from pairbus.jobs.reconcile.totals import copy_counts, counted, diverted_counts, forwarded_counts, totals
-from pairbus.ledger.life import Event
+from pairbus.jobs.ledger.tables import OLDEST, Period
+from pairbus.jobs.reconcile.diverted import (
+    DivertedOutcome,
+    arrivals,
+    arrivals_of,
+    copies_of,
+    diverted_messages,
+    dropped_arrivals,
+    forwarded,
+    matched,
+    not_restored,
+)
+from pairbus.jobs.reconcile.events import PLACE, LedgerContents, LedgerEntity, entity_table, located, repeated, survey
+from pairbus.ledger.events import LedgerEvent, Stage
+
+
+class ReconcileError(Exception):
+    """Ledgers cannot be reconciled."""
+
+    is_input = False
+    """True if the arguments are the cause."""
+
+
+class ReconcileInputError(ReconcileError):
+    """The given ledgers cannot be reconciled; the message says why."""
+
+    is_input = True
+
+
+class LedgersMixedError(ReconcileInputError):
+    """Ledgers of several namespaces on one side, or of one namespace on both sides."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClockComparison:
+    """The time by which the primary's clock is ahead of the secondary's; negative if it is behind."""
+
+    pairs: int
+    """Number of messages that the comparison is based on."""
+
+    at_least: timedelta | None
+    at_most: timedelta | None
+    """Bounds: a message is received from the backlog, then accepted by the primary, then removed from the backlog."""
+
+    correction: timedelta
+    """Offset added to the secondary's times; 0 unless the clocks are known to differ."""
+
+    agrees: bool
+    """True if one offset fits all messages. If a clock was set in between, it is False, and the offset is a median."""
+
+
+def compare_clocks(matched: DataFrame) -> ClockComparison:
+    """Compare the clocks with messages whose match is unambiguous."""
+    unambiguous = matched.where((col("came") == 1) & (col("diverted") == 1))
+    home = unix_millis("home_at")
+    low, high = home - unix_millis("settled_at"), home - unix_millis(coalesce("fetched_at", "diverted_at"))
+    (row,) = unambiguous.agg(
+        count(lit(1)).alias("pairs"),
+        greatest_of(low).alias("low"),
+        least_of(high).alias("high"),
+        percentile_approx(_middle(low, high), 0.5, 10_000).alias("median"),
+    ).collect()
+    return comparison(row["pairs"], row["low"], row["high"], row["median"])
+
+
+def _middle(low: Column, high: Column) -> Column:
+    return (coalesce(low, high) + high) / 2
+
+
+def comparison(pairs: int, low_ms: int | None, high_ms: int | None, median_ms: float | None) -> ClockComparison:
+    """Derive the offset from the bounds of all messages, and from the median of their middles."""
+    agrees = low_ms is None or high_ms is None or low_ms <= high_ms
+    correction_ms = 0.0
+    if not agrees:
+        correction_ms = median_ms or 0.0
+    elif high_ms is not None and high_ms < 0:
+        correction_ms = high_ms
+    elif low_ms is not None and low_ms > 0:
+        correction_ms = low_ms
+    return ClockComparison(
+        pairs=pairs,
+        at_least=_ms(low_ms),
+        at_most=_ms(high_ms),
+        correction=timedelta(milliseconds=round(correction_ms)),
+        agrees=agrees,
+    )
+
+
+def _ms(value: int | None) -> timedelta | None:
+    return None if value is None else timedelta(milliseconds=value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutageSpan:
+    """The outage as seen by the messages, on the primary's clock; ``None`` for events that did not happen."""
+
+    first_at: datetime | None
+    last_at: datetime | None
+    last_home_at: datetime | None
+
+
+def diversion_of(diverted: DataFrame, arrivals: DataFrame, correction: timedelta) -> OutageSpan:
+    """Return the times of the first and last diverted message, and of the last restored one."""
+    away = unix_millis("diverted_at")
+    (went,) = diverted.agg(least_of(away).alias("first"), greatest_of(away).alias("last")).collect()
+    (came,) = arrivals.agg(greatest_of(unix_millis("home_at")).alias("last")).collect()
+    return OutageSpan(
+        first_at=_time(went["first"], correction),
+        last_at=_time(went["last"], correction),
+        last_home_at=_time(came["last"]),
+    )
+
+
+def _time(ms: int | None, correction: timedelta = timedelta()) -> datetime | None:
+    return None if ms is None else datetime.fromtimestamp(ms / 1_000, UTC) + correction
+
+
+# Messages that were received after one that had been sent later.
+#
+# The order of sending is that of acceptance, by the primary or by the backlog. Two messages accepted by the same
+# namespace are ordered by ordinal; others by time.
+
+_LATEST: Final = ("direct_ordinal", "direct_at", "home_ordinal", "home_at")
+"""The latest acceptance so far, of direct messages and of restored ones."""
+
+INTERVALS: Final = 256
+
+
+def overtaken(rows: DataFrame, by: Sequence[str]) -> DataFrame:
+    """Return the ``rows`` that were received after a later one with the same ``by``.
+
+    Rows have ``received_at``, ``received_ordinal``, ``is_home``, and the ``sent_ordinal`` and ``sent_at`` of their
+    acceptance. The clock of a namespace does not go back.
+    """
+    return _latest(rows, by).where(_is_late())
+
+
+def overtaken_in_intervals(rows: DataFrame, by: Sequence[str], span: timedelta) -> DataFrame:
+    """Return the same as ``overtaken``, for many rows with the same ``by``: intervals are processed in parallel.
+
+    The latest acceptance before each interval is computed first, from the latest ones of the intervals before.
+    """
+    width_ms = max(1, -(-span // timedelta(milliseconds=INTERVALS)))
+    placed = rows.withColumn("interval", (unix_millis("received_at") / width_ms).cast("long"))
+    latest_of_each = (
+        _with_sent(placed).groupBy(*by, "interval").agg(*(greatest_of(name).alias(name) for name in _LATEST))
+    )
+    earlier = Window.partitionBy(*by).orderBy("interval").rowsBetween(Window.unboundedPreceding, -1)
+    before = latest_of_each.select(
+        *by, "interval", *(greatest_of(name).over(earlier).alias(f"before_{name}") for name in _LATEST)
+    )
+    within = _latest(placed, [*by, "interval"]).join(before, [*by, "interval"])
+    latest = {f"latest_{name}": greatest(f"latest_{name}", f"before_{name}") for name in _LATEST}
+    return within.withColumns(latest).where(_is_late())
+
+
+def _with_sent(rows: DataFrame) -> DataFrame:
+    return rows.withColumns({name: when(_is_of(name), col(f"sent_{name.split('_')[1]}")) for name in _LATEST})
+
+
+def _is_of(name: str) -> Column:
+    return col("is_home") if name.startswith("home") else ~col("is_home")
+
+
+def _latest(rows: DataFrame, by: Sequence[str]) -> DataFrame:
+    so_far = (
+        Window.partitionBy(*by).orderBy("received_at", "received_ordinal").rowsBetween(Window.unboundedPreceding, -1)
+    )
+    sent = _with_sent(rows)
+    return sent.select("*", *(greatest_of(name).over(so_far).alias(f"latest_{name}") for name in _LATEST))
+
+
+def _is_late() -> Column:
+    at_home = (col("latest_home_ordinal") > col("sent_ordinal"), col("latest_direct_at") > col("sent_at"))
+    direct = (col("latest_direct_ordinal") > col("sent_ordinal"), col("latest_home_at") > col("sent_at"))
+    return when(col("is_home"), _any_of(*at_home)).otherwise(_any_of(*direct))
+
+
+def _any_of(first: Column, second: Column) -> Column:
+    return coalesce(first, lit(False)) | coalesce(second, lit(False))
+
+
+_PARTITION_SHIFT: Final = 48
+"""The upper bits of a sequence number in a partitioned entity are the number of the partition."""
+
+_LINE: Final = ("entity_id", "incarnation", "partition", "line")
+"""The columns that identify a sequence of messages delivered in the order of their numbers."""
+
+
+def never_delivered(copies: DataFrame, among: DataFrame) -> DataFrame:
+    """Return the copies that should have been delivered: lower numbers are delivered first, at least in a session.
+
+    Scheduled messages are not due yet, whatever their number.
+    """
+    received = _in_line(among.where(col("deliveries") > 0))
+    furthest = received.groupBy(*_LINE).agg(greatest_of("sequence").alias("furthest"))
+    return (
+        _in_line(copies.where(col("waits") & (col("deliveries") == 0) & (col("scheduled") == 0)))
+        .join(furthest, list(_LINE))
+        .where(col("sequence") < col("furthest"))
+        .drop("partition", "line", "furthest")
+    )
+
+
+def _in_line(copies: DataFrame) -> DataFrame:
+    partition, line = shiftright("sequence", _PARTITION_SHIFT), coalesce("session", lit(0))
+    return copies.select("*", partition.alias("partition"), line.alias("line"))
+
+
+LINES: Final = ("direct", "diverted", "syphoned", "received")
+
+
+def timeline(primary: DataFrame, secondary: DataFrame, period: Period, correction: timedelta) -> DataFrame:
+    """Count messages by minute: accepted from senders by either namespace, restored by the syphon, and received."""
+    at_home = primary.where(col("event").isin(LedgerEvent.ACCEPTED, LedgerEvent.RECEIVED)).select(
+        "at", "event", "stage", _is(True)
+    )
+    away = secondary.where((col("event") == LedgerEvent.ACCEPTED) & (col("stage") == Stage.BACKLOG)).select(
+        (col("at") + lit(correction)).alias("at"), "event", "stage", _is(False)
+    )
+    accepted, home, syphon = col("event") == LedgerEvent.ACCEPTED, col("is_home"), col("stage") == Stage.SYPHON
+    return (
+        at_home.unionByName(away)
+        .where(period.rows())
+        .groupBy(date_trunc("minute", "at").alias("minute"))
+        .agg(
+            count_if(home & accepted & ~syphon).alias("direct"),
+            count_if(~home).alias("diverted"),
+            count_if(home & accepted & syphon).alias("syphoned"),
+            count_if(home & ~accepted).alias("received"),
+        )
+        .orderBy("minute")
+    )
+
+
+def _is(home: bool) -> Column:
+    return lit(home).alias("is_home")
+
+
+MEASURES: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "accepted": "accepted from senders",
+        "diverted": "diverted to the backlog",
+        "syphoned": "accepted from the syphon",
+        "repeated": "dropped as duplicates",
+        "routed": "routed to it",
+        "found": "present before the ledger starts",
+        "received": "received",
+        "completed": "completed",
+        "dead_lettered": "dead-lettered",
+        "expired": "expired",
+        "removed": "removed",
+        "waiting": "still waiting",
+        "backlog_waiting": "still waiting in the backlog",
+        "backlog_dead_lettered": "dead-lettered in the backlog",
+        "backlog_expired": "expired in the backlog",
+        "unrecorded": "gone without a recorded reason",
+        "missing": "missing",
+        "duplicated": "duplicated in the destination",
+        "delivered_twice": "delivered more than once",
+        "redelivered": "redelivered after abandon or lock expiry",
+        "out_of_order": "out of order",
+        "out_of_order_in_session": "out of order within sessions",
+        "unmatched": "from the syphon, origin unknown",
+    }
+)
+"""The columns of the totals, with their labels."""
+
+QUESTIONABLE: Final = frozenset({"missing", "duplicated", "delivered_twice", "out_of_order", "out_of_order_in_session"})
+
+
+def copy_counts(copies: DataFrame) -> DataFrame:
+    """Count messages in their entities, without dead letters."""
+    return copies.groupBy("entity_id").agg(
+        _sum("accepted", when=~col("is_home")),
+        _sum("routed"),
+        _sum("found"),
+        count_if(col("deliveries") > 0).alias("received"),
+        *(_sum(name) for name in ("completed", "dead_lettered", "expired", "removed")),
+        count_if("waits").alias("waiting"),
+        count_if("is_unrecorded").alias("unrecorded"),
+        _sum("set_aside").alias("missing"),
+        *(_sum(name) for name in ("delivered_twice", "redelivered")),
+    )
+
+
+def forwarded_counts(copies: DataFrame) -> DataFrame:
+    """Return the corrections of waiting and unrecorded counts for forwarded messages."""
+    return copies.groupBy("entity_id").agg(
+        (-count_if("waits")).alias("waiting"), (-count_if("is_unrecorded")).alias("unrecorded")
+    )
+
+
+def diverted_counts(diverted: DataFrame) -> DataFrame:
+    return diverted.groupBy(col("destination").alias("entity")).agg(
+        count_if(lit(True)).alias("diverted"),
+        *(
+            count_if(col("outcome") == outcome).alias(name)
+            for outcome, name in (
+                (DivertedOutcome.WAITING, "backlog_waiting"),
+                (DivertedOutcome.DEAD_LETTERED, "backlog_dead_lettered"),
+                (DivertedOutcome.EXPIRED, "backlog_expired"),
+            )
+        ),
+    )
+
+
+def counted(rows: DataFrame, name: str, by: str = "entity_id") -> DataFrame:
+    """Count the rows of each entity."""
+    return rows.groupBy(by).agg(count_if(lit(True)).alias(name))
+
+
+def totals(by_id: Iterable[DataFrame], by_path: Iterable[DataFrame], entities: DataFrame) -> DataFrame:
+    """Combine all counts, with a row for each entity that has any."""
+    paths = entities.select("entity_id", col("path").alias("entity")).distinct()
+    found = _union(by_id).join(broadcast(paths), "entity_id").drop("entity_id")
+    combined = _union([found, *by_path])
+    return combined.groupBy("entity").agg(*(_sum(name) for name in MEASURES)).orderBy("entity")
+
+
+def _union(parts: Iterable[DataFrame]) -> DataFrame:
+    return reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), parts)
+
+
+def _sum(name: str, when: Column | None = None) -> Column:
+    value = col(name) if when is None else col(name) * when.cast("int")
+    return coalesce(sum_of(value), lit(0)).alias(name)
+
 
 CLOCK_SLACK: Final = timedelta(hours=1)
-"""How far the clocks of two namespaces may be apart: so much earlier the primary's ledger is looked at."""
+"""Maximum difference of the clocks: the primary's ledger is read from this much earlier."""
 
-NOT_HOME: Final = "not home"
+NOT_RESTORED: Final = "not restored"
 REMOVED_FROM_BACKLOG: Final = "removed from the backlog"
-PASSED_OVER: Final = "passed over"
-SET_ASIDE: Final = "set aside"
+NEVER_DELIVERED: Final = "never delivered"
+UNREADABLE: Final = "unreadable"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reconciliation:
-    """What was found, as tables to go on from. They are computed when they are used, from what is kept on disk."""
+    """The result as tables, which are computed on use from data kept on disk."""
 
     totals: DataFrame
     """A row for each entity, with a column for each of ``MEASURES``."""
 
     missing: DataFrame
-    """``entity``, ``message_id``, ``session_id``, ``accepted_at``, ``cause``, and the place it was last known in:
-    ``last_place``, ``sequence``."""
+    """``entity``, ``message_id``, ``session_id``, ``accepted_at``, ``cause``, and its last known place: ``last_place``,
+    ``sequence``."""
 
     duplicated: DataFrame
-    """What came home too often: ``entity``, ``message_id``, ``session_id``, ``diverted_at``, ``home_at``,
+    """Messages restored too often: ``entity``, ``message_id``, ``session_id``, ``diverted_at``, ``home_at``,
     ``sequence``."""
 
     disordered: DataFrame
-    """Received after a later one: ``entity``, ``sequence``, ``message_id``, ``session_id``, ``sent_at``,
+    """Messages received after a later one: ``entity``, ``sequence``, ``message_id``, ``session_id``, ``sent_at``,
     ``received_at``, ``is_within_session``."""
 
     delivered: DataFrame
-    """Of what was diverted and received: ``entity``, ``diverted_at``, ``received_at``, ``wait_ms``."""
+    """Messages that were diverted and received: ``entity``, ``diverted_at``, ``received_at``, ``wait_ms``."""
 
     timeline: DataFrame
-    """``minute``, and what ``LINES`` names."""
+    """``minute``, and the columns of ``LINES``."""
 
     unproved: DataFrame
-    """Those of ``missing`` that may have come home before the primary's ledger begins, or after it ends."""
+    """Rows of ``missing`` that may have been restored before the primary's ledger starts, or after it ends."""
 
-    diversion: Diversion
+    diversion: OutageSpan
     clocks: ClockComparison
-    primary: Survey
-    secondary: Survey
+    primary: LedgerContents
+    secondary: LedgerContents
     period: Period
     name: str | None
-    """What the backlog queues call the primary, if somebody has said so."""
+    """The primary's name in the paths of the backlog queues, if it was given."""
 
     _kept: DataFrame = field(repr=False)
 
     def release(self) -> None:
-        """Remove what was kept for these tables from Spark's disks; they are computed from the ledgers after that."""
+        """Remove the data kept on disk; tables used after that are computed from the ledgers."""
         self._kept.unpersist()
 
 
 def read_since(start: datetime | None) -> datetime | None:
-    """From when on the primary's ledger is looked at, for messages that were accepted from ``start`` on."""
+    """Return the time from which to read the primary's ledger, for messages accepted since ``start``."""
     return None if start is None else max(start, OLDEST) - CLOCK_SLACK
 
 
@@ -94,15 +423,15 @@ def reconcile(
     name: str | None = None,
     earlier: Callable[[], DataFrame] | None = None,
 ) -> Reconciliation:
-    """Hold the lives of messages in two namespaces against each other.
+    """Compare the message events of two namespaces.
 
-    ``start`` and ``end`` choose messages by when they were accepted, by either namespace; what happened to them later
-    is looked up as far as the ledgers go. ``name`` is what the backlog queues call the primary: without it, its
-    namespace if there are such backlog queues, else all backlog queues that the secondary has. ``earlier`` returns the
-    primary's lives before ``read_since(start)`` where ``primary_lives`` lack them; it is called only if the primary's
-    ledger may lack its beginning.
+    ``start`` and ``end`` select messages by when either namespace accepted them; their later events are included as far
+    as the ledgers go. ``name`` is the primary's name in the paths of the backlog queues. By default it is that of its
+    namespace, if there are such queues; otherwise all backlog queues of the secondary are used. ``earlier`` returns the
+    primary's events before ``read_since(start)`` if ``primary_lives`` lack them; it is called only if the primary's
+    ledger may lack its start.
 
-    Raises ``LedgersMixedError`` if there are several namespaces on a side, or one on both.
+    Raise ``LedgersMixedError`` if there are several namespaces on a side, or one on both.
     """
     period = Period(start=start, end=end)
     since = read_since(start)
@@ -123,28 +452,28 @@ def _last_before(earlier: Callable[[], DataFrame], since: datetime | None) -> in
     return last
 
 
-def _check(primary: Survey, secondary: Survey) -> None:
+def _check(primary: LedgerContents, secondary: LedgerContents) -> None:
     for side, found in (("primary", primary), ("secondary", secondary)):
         if len(found.namespaces) > 1:
             names = ", ".join(sorted(found.namespaces))
             raise LedgersMixedError(
-                f"the ledgers of the {side} are of several namespaces: {names}; name those of one, and give each"
-                " namespace a directory of its own"
+                f"the ledgers of the {side} belong to several namespaces: {names}; name those of one, and use a"
+                " separate directory for each namespace"
             )
     if primary.namespaces & secondary.namespaces:
         name = next(iter(primary.namespaces))
-        raise LedgersMixedError(f"both ledgers are of the namespace {name!r}; a pair has two")
+        raise LedgersMixedError(f"both ledgers belong to the namespace {name!r}; a pair has two")
 
 
 class _Comparison:
-    """The steps from two ledgers to what is found. What several of them need is kept on disk."""
+    """The steps from two ledgers to the result. Tables that several of them need are kept on disk."""
 
     def __init__(
         self,
         primary_lives: DataFrame,
         secondary_lives: DataFrame,
-        primary: Survey,
-        secondary: Survey,
+        primary: LedgerContents,
+        secondary: LedgerContents,
         period: Period,
         since: datetime | None,
         name: str | None,
@@ -154,9 +483,9 @@ class _Comparison:
         self._primary_lives = primary_lives
         self._events = located(primary_lives, self._entities)
         self._backlog = located(secondary_lives, _backlog_queues(primary, secondary, name))
-        self._diverted = _settled(diverted_messages(self._backlog, since, secondary.last_started))
+        self._diverted = _materialize(diverted_messages(self._backlog, since, secondary.last_started))
         self._repeated = repeated(primary_lives, self._entities)
-        self._matched = _settled(matched(homecomings(self._events), self._diverted))
+        self._matched = _materialize(matched(arrivals(self._events), self._diverted))
         self._clocks = compare_clocks(self._matched)
         self._copies = copies_of(self._events, primary.last_started).persist(StorageLevel.DISK_ONLY)
 
@@ -165,18 +494,18 @@ class _Comparison:
         chosen = self._with_direct(at_home.where(self._is_home_chosen()), self._is_chosen("sent_at"))
         sent = self._with_direct(at_home.where(col("sent_ordinal").isNotNull()))
         diverted = self._diverted.where(self._is_chosen("diverted_at"))
-        lost = _settled(self._not_home())
+        lost = _materialize(self._not_restored())
         home = self._matched.where(self._is_chosen("diverted_at"))
         surplus = home.where("is_surplus")
         late, late_in_session = self._late(sent)
-        forwarded = _settled(self._forwarded(chosen))
-        over = _settled(passed_over(chosen.join(forwarded, list(PLACE), "left_anti"), self._copies))
+        forwarded = _materialize(self._forwarded(chosen))
+        skipped = _materialize(never_delivered(chosen.join(forwarded, list(PLACE), "left_anti"), self._copies))
         return Reconciliation(
             totals=totals(
                 [
                     copy_counts(chosen),
                     forwarded_counts(forwarded),
-                    counted(over, "missing").withColumn("waiting", -col("missing")),
+                    counted(skipped, "missing").withColumn("waiting", -col("missing")),
                     counted(late, "out_of_order"),
                     counted(late_in_session, "out_of_order_in_session"),
                     counted(surplus, "duplicated"),
@@ -188,8 +517,8 @@ class _Comparison:
                 self._entity_table(),
             ),
             missing=lost.drop("is_proved")
-            .unionByName(self._told(over, PASSED_OVER))
-            .unionByName(self._told(chosen.where(col("set_aside") > 0), SET_ASIDE)),
+            .unionByName(self._missing_rows(skipped, NEVER_DELIVERED))
+            .unionByName(self._missing_rows(chosen.where(col("set_aside") > 0), UNREADABLE)),
             duplicated=surplus.select(
                 col("destination").alias("entity"), "message_id", "session_id", "diverted_at", "home_at", "sequence"
             ),
@@ -210,21 +539,21 @@ class _Comparison:
             _kept=self._copies,
         )
 
-    # Messages in their places, with when they were sent.
+    # Copies of messages, with the time they were sent.
 
     def _direct(self) -> DataFrame:
         direct = self._copies.where(~col("is_home"))
         return direct.select("*", col("ordinal").alias("sent_ordinal"), col("at").alias("sent_at"))
 
     def _at_home(self) -> DataFrame:
-        """What came home was sent when it was diverted; of a stray, nobody knows when."""
+        """Return restored messages with the time they were diverted; it is unknown for unmatched ones."""
         at_home = self._copies.where(col("is_home"))
-        with_routes = self._primary.has(Event.ROUTED)
-        homes = home_of(at_home, self._matched, with_routes=with_routes)
+        with_routes = self._primary.has(LedgerEvent.ROUTED)
+        homes = arrivals_of(at_home, self._matched, with_routes=with_routes)
         origins = self._matched.select("home_ordinal", "diverted_ordinal", "diverted_at")
         found = at_home.join(homes.join(origins, "home_ordinal", "left"), list(PLACE), "left")
         sent_at = col("diverted_at") + lit(self._clocks.correction)
-        return _settled(
+        return _materialize(
             found.drop("home_ordinal").select(
                 "*", col("diverted_ordinal").alias("sent_ordinal"), sent_at.alias("sent_at")
             )
@@ -240,17 +569,17 @@ class _Comparison:
     def _is_home_chosen(self) -> Column:
         return when(col("diverted_at").isNull(), self._is_chosen("at")).otherwise(self._is_chosen("diverted_at"))
 
-    # What is found.
+    # Results.
 
-    def _not_home(self) -> DataFrame:
-        lost = not_home(self._diverted, self._matched, repeated_homecomings(self._repeated))
+    def _not_restored(self) -> DataFrame:
+        lost = not_restored(self._diverted, self._matched, dropped_arrivals(self._repeated))
         return lost.where(self._is_chosen("diverted_at")).select(
             col("destination").alias("entity"),
             "message_id",
             "session_id",
             col("diverted_at").alias("accepted_at"),
-            when(col("fate") == Fate.COMPLETED, NOT_HOME)
-            .when(col("fate") == Fate.SET_ASIDE, SET_ASIDE)
+            when(col("outcome") == DivertedOutcome.COMPLETED, NOT_RESTORED)
+            .when(col("outcome") == DivertedOutcome.SET_ASIDE, UNREADABLE)
             .otherwise(REMOVED_FROM_BACKLOG)
             .alias("cause"),
             col("backlog_queue").alias("last_place"),
@@ -259,7 +588,7 @@ class _Comparison:
         )
 
     def _is_proved(self) -> Column:
-        """Whether the primary's ledger covers the time in which a message that left the backlog could come home."""
+        """Return whether the primary's ledger covers the time at which a message from the backlog could arrive."""
         correction = lit(self._clocks.correction)
         left_at = coalesce("ended_at", lit(self._secondary.started_at), "diverted_at") + correction
         is_before_end = left_at <= lit(self._primary.last_at)
@@ -273,19 +602,19 @@ class _Comparison:
             *PLACE, "session", "received_ordinal", "received_at", "is_home", "sent_ordinal", "sent_at"
         )
         place = ("entity_id", "incarnation")
-        late = overtaken_in_stretches(rows, place, self._primary.span)
+        late = overtaken_in_intervals(rows, place, self._primary.span)
         in_session = overtaken(rows.where(col("session").isNotNull()), (*place, "session"))
         is_chosen = self._is_chosen("sent_at")
         return late.where(is_chosen), in_session.where(is_chosen)
 
     def _forwarded(self, chosen: DataFrame) -> DataFrame:
-        """What a queue has passed on at once."""
-        if not self._primary.has(Event.ROUTED, Event.REPEATED):
+        """Return the messages that a queue has forwarded at once."""
+        if not self._primary.has(LedgerEvent.ROUTED, LedgerEvent.REPEATED):
             return chosen.where(lit(False))
         return forwarded(chosen, self._primary_lives)
 
     def _delivered(self, at_home: DataFrame) -> DataFrame:
-        """When a message was first received, of all its copies."""
+        """Return the first delivery of each message, over all its copies."""
         received = at_home.where(
             col("received_at").isNotNull() & col("diverted_at").isNotNull() & self._is_chosen("diverted_at")
         )
@@ -296,9 +625,9 @@ class _Comparison:
             "entity", "diverted_at", "received_at", greatest(wait, lit(0)).alias("wait_ms")
         )
 
-    # Texts, which are looked up in the ledger for what is shown only.
+    # Texts, which are only looked up for rows that are shown.
 
-    def _told(self, copies: DataFrame, cause: str) -> DataFrame:
+    def _missing_rows(self, copies: DataFrame, cause: str) -> DataFrame:
         return self._named(copies).select(
             "entity",
             "message_id",
@@ -310,7 +639,7 @@ class _Comparison:
         )
 
     def _named(self, copies: DataFrame) -> DataFrame:
-        texts = self._events.where(col("event").isin(Event.ACCEPTED, Event.ROUTED)).select(
+        texts = self._events.where(col("event").isin(LedgerEvent.ACCEPTED, LedgerEvent.ROUTED)).select(
             *PLACE, col("path").alias("entity"), "message_id", "session_id"
         )
         return copies.join(texts, list(PLACE))
@@ -319,12 +648,12 @@ class _Comparison:
         return entity_table(self._primary_lives, self._entities)
 
 
-def _settled(table: DataFrame) -> DataFrame:
-    """The same, computed now and kept on disk while somebody refers to it: plans that go on from here are short."""
+def _materialize(table: DataFrame) -> DataFrame:
+    """Compute a table now and keep it on disk while it is referenced, which keeps later query plans short."""
     return table.localCheckpoint(storageLevel=StorageLevel.DISK_ONLY)
 
 
-def _backlog_queues(primary: Survey, secondary: Survey, name: str | None) -> Iterable[Entity]:
+def _backlog_queues(primary: LedgerContents, secondary: LedgerContents, name: str | None) -> Iterable[LedgerEntity]:
     queues = [one for one in secondary.entities if one.backlog_of is not None]
     names = {name.lower()} if name is not None else {one.lower() for one in primary.namespaces}
     of_primary = [one for one in queues if one.backlog_of in names]

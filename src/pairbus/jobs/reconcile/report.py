@@ -1,42 +1,142 @@
-"""What was found, as values: to be shown, printed, or sent on."""
+"""The result of a reconciliation as values: to be shown, printed, or serialized."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from enum import StrEnum
 from typing import Any, Final
 
 from pyspark.sql import DataFrame, Row
-from pyspark.sql.functions import col, timestamp_seconds, unix_seconds
+from pyspark.sql.functions import col, count, count_if, lit, percentile_approx, timestamp_seconds, unix_seconds
+from pyspark.sql.functions import max as greatest_of
 from pyspark.sql.functions import sum as sum_of
 
-from pairbus.jobs.ledger.period import Period
-from pairbus.jobs.reconcile.clocks import ClockComparison
-from pairbus.jobs.reconcile.diversion import Diversion
-from pairbus.jobs.reconcile.doubts import doubts
-from pairbus.jobs.reconcile.reconciliation import CLOCK_SLACK, Reconciliation
-from pairbus.jobs.reconcile.survey import Survey
-from pairbus.jobs.reconcile.timeline import LINES
-from pairbus.jobs.reconcile.totals import MEASURES
-from pairbus.jobs.reconcile.verdict import Verdict
-from pairbus.jobs.reconcile.waits import Waits, waits_of
+from pairbus.jobs.ledger.tables import Period
+from pairbus.jobs.reconcile.events import LedgerContents
+from pairbus.jobs.reconcile.reconciliation import (
+    CLOCK_SLACK,
+    LINES,
+    MEASURES,
+    ClockComparison,
+    OutageSpan,
+    Reconciliation,
+)
+
+
+class ReconcileVerdict(StrEnum):
+    """The result of a reconciliation."""
+
+    FINE = "fine"
+    """Every message is accounted for: it was received, or its place is known."""
+
+    MISSING = "missing"
+    UNKNOWN = "unknown"
+    """The ledgers are incomplete: messages that seem missing may exist, and vice versa."""
+
+
+EDGES: Final = tuple(
+    timedelta(seconds=seconds)
+    for seconds in (0.1, 0.3, 1, 3, 10, 30, 60, 180, 600, 1_800, 3_600, 3 * 3_600, 12 * 3_600, 86_400)
+)
+"""The boundaries between the bars of the histogram."""
+
+_ACCURACY: Final = 10_000
+"""The rank of a percentile has an error of at most one in this many messages."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waits:
+    """Times from the acceptance of a message by the backlog until its first delivery at the primary."""
+
+    messages: int
+    p50: timedelta | None
+    p99: timedelta | None
+    longest: timedelta | None
+    histogram: tuple[int, ...]
+    """Messages that took less than each of ``EDGES`` and not less than the one before; the last bar has the rest."""
+
+
+def waits_of(delivered: DataFrame) -> Waits:
+    """Summarize ``Reconciliation.delivered``."""
+    bounds = [edge / timedelta(milliseconds=1) for edge in EDGES]
+    wait = col("wait_ms")
+    (row,) = delivered.agg(
+        count(lit(1)).alias("messages"),
+        percentile_approx(wait, [0.5, 0.99], _ACCURACY).alias("percentiles"),
+        greatest_of(wait).alias("longest"),
+        *(
+            count_if((wait >= low) & (wait < high)).alias(f"bar{number}")
+            for number, (low, high) in enumerate(zip([0.0, *bounds], [*bounds, float("inf")], strict=True))
+        ),
+    ).collect()
+    p50, p99 = row["percentiles"] or (None, None)
+    return Waits(
+        messages=row["messages"],
+        p50=_ms(p50),
+        p99=_ms(p99),
+        longest=_ms(row["longest"]),
+        histogram=tuple(row[f"bar{number}"] for number in range(len(EDGES) + 1)),
+    )
+
+
+def _ms(value: int | None) -> timedelta | None:
+    return None if value is None else timedelta(milliseconds=value)
+
+
+_EMPTY: Final = (
+    "no message was accepted or diverted in this time range, so nothing is proved: "
+    "check that these are the ledgers of the pair, and that the time range is right; times are in UTC"
+)
+
+
+def doubts(
+    primary: LedgerContents, secondary: LedgerContents, name: str | None, counts: Mapping[str, int]
+) -> list[str]:
+    """Return reasons to doubt the result; ``name`` is the primary's name in the paths of the backlog queues."""
+    wanted, available, elsewhere = _names(primary, name), _backlogs(secondary), _backlogs(primary)
+    is_empty = bool(primary.namespaces and secondary.namespaces) and not any(counts.values())
+    if not wanted & available and (_names(secondary, name) & elsewhere or (is_empty and elsewhere)):
+        return [_swapped(primary, secondary)]
+    if name is not None and available and not wanted & available:
+        known = ", ".join(sorted(available))
+        return [f"--name is {name!r}, but the secondary has no backlog queues of that name, only those of {known}"]
+    return [_EMPTY] if is_empty else []
+
+
+def _swapped(primary: LedgerContents, secondary: LedgerContents) -> str:
+    given, other = min(primary.namespaces), min(secondary.namespaces, default="the other")
+    return (
+        f"--primary and --secondary seem to be swapped: the ledger of {given!r} has backlog queues, and that of "
+        f"{other!r} has none that match; if each of the two is the other's secondary, use --name {given}"
+    )
+
+
+def _names(found: LedgerContents, name: str | None) -> set[str]:
+    return {name.lower()} if name is not None else {one.lower() for one in found.namespaces}
+
+
+def _backlogs(found: LedgerContents) -> set[str]:
+    """Return the names of the primaries that the backlog queues of a namespace belong to."""
+    return {one.backlog_of for one in found.entities if one.backlog_of is not None}
+
 
 LISTED: Final = 20
-"""How many of the missing are listed if nobody says otherwise."""
+"""Default number of messages in each list."""
 
 _POINTS: Final = 240
-"""How many points of time a chart has at most."""
+"""Maximum number of points in a chart."""
 
 _READ_APART: Final = timedelta(seconds=10)
-"""So much later than the secondary's ledger the primary's is read, at most."""
+"""Maximum time between reading the secondary's ledger and the primary's."""
 
 _STEPS_MIN: Final = (1, 2, 5, 10, 15, 30, 60, 120, 360, 720, 1_440)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EntityCounts:
-    """What was counted of one entity, or of all."""
+class EntityTotals:
+    """The counts of one entity, or of all."""
 
     entity: str
     counts: Mapping[str, int]
@@ -44,7 +144,7 @@ class EntityCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MissingMessage:
-    """A message that was accepted, and is nowhere."""
+    """A message that was accepted, and is in no entity."""
 
     entity: str
     message_id: str
@@ -57,7 +157,7 @@ class MissingMessage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DuplicatedMessage:
-    """A message that came home more often than it was diverted."""
+    """A message that was restored to the primary more often than it was diverted."""
 
     entity: str
     message_id: str
@@ -82,7 +182,7 @@ class DisorderedMessage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimelinePoint:
-    """How many messages in a stretch of time."""
+    """Message counts of one interval."""
 
     at: datetime
     direct: int
@@ -92,49 +192,49 @@ class TimelinePoint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
-    """What was found. Lists hold the first few; the counts are of all."""
+class ReconcileReport:
+    """The result of a reconciliation. Lists hold the first few messages; the counts cover all."""
 
     primary: str | None
     secondary: str | None
     period: Period
     looked_until: tuple[datetime | None, datetime | None]
-    """The last event that each of the ledgers tells of."""
+    """Time of the last event in each ledger."""
 
-    verdict: Verdict
+    verdict: ReconcileVerdict
     notes: tuple[str, ...]
-    total: EntityCounts
-    entities: tuple[EntityCounts, ...]
+    total: EntityTotals
+    entities: tuple[EntityTotals, ...]
     missing: tuple[MissingMessage, ...]
     duplicated: tuple[DuplicatedMessage, ...]
     disordered: tuple[DisorderedMessage, ...]
-    diversion: Diversion
+    diversion: OutageSpan
     waits: Waits
     timeline: tuple[TimelinePoint, ...]
     step: timedelta
-    """How long the stretches of the timeline are."""
+    """Length of the intervals of the timeline."""
 
     clocks: ClockComparison
 
 
-def report(found: Reconciliation, listed: int = LISTED) -> Report:
-    """Compute all that there is to tell, with so many messages in each list."""
+def report(found: Reconciliation, listed: int = LISTED, notes: Sequence[str] = ()) -> ReconcileReport:
+    """Compute the report, with up to ``listed`` messages in each list, and with these notes after its own."""
     entities = tuple(
-        EntityCounts(entity=row["entity"], counts={name: row[name] for name in MEASURES})
+        EntityTotals(entity=row["entity"], counts={name: row[name] for name in MEASURES})
         for row in found.totals.collect()
     )
     counts = {name: sum(one.counts[name] for one in entities) for name in MEASURES}
     unproved = found.unproved.count() if counts["missing"] else 0
-    doubtful = doubts(found.primary, found.secondary, found.name, counts)
+    reasons = doubts(found.primary, found.secondary, found.name, counts)
     step, points = _timeline(found)
-    return Report(
+    return ReconcileReport(
         primary=next(iter(found.primary.namespaces), None),
         secondary=next(iter(found.secondary.namespaces), None),
         period=found.period,
         looked_until=(_utc(found.primary.last_at), _utc(found.secondary.last_at)),
-        verdict=Verdict.UNKNOWN if doubtful else _verdict(found, counts, unproved),
-        notes=(*doubtful, *_notes(found, counts, unproved)),
-        total=EntityCounts(entity="", counts=counts),
+        verdict=ReconcileVerdict.UNKNOWN if reasons else _verdict(found, counts, unproved),
+        notes=(*reasons, *_notes(found, counts, unproved), *notes),
+        total=EntityTotals(entity="", counts=counts),
         entities=entities,
         missing=_first(MissingMessage, found.missing, "accepted_at", listed if counts["missing"] else 0),
         duplicated=_first(DuplicatedMessage, found.duplicated, "home_at", listed if counts["duplicated"] else 0),
@@ -151,28 +251,30 @@ def _is_disordered(counts: Mapping[str, int]) -> bool:
     return bool(counts["out_of_order"] or counts["out_of_order_in_session"])
 
 
-def _first(kind: Any, table: DataFrame, by: str, most: int) -> Any:
-    if not most:
+def _first(kind: Any, table: DataFrame, by: str, limit: int) -> Any:
+    if not limit:
         return ()
-    rows = table.orderBy(by, "entity", "sequence").limit(most).collect()
+    rows = table.orderBy(by, "entity", "sequence").limit(limit).collect()
     return tuple(kind(**_values(row)) for row in rows)
 
 
-# What it comes to.
+# The verdict and the notes.
 
 
-def _verdict(found: Reconciliation, counts: Mapping[str, int], unproved: int) -> Verdict:
-    """Where a ledger lacks a part, nothing is certain. Else what is missing is, though there may be more."""
+def _verdict(found: Reconciliation, counts: Mapping[str, int], unproved: int) -> ReconcileVerdict:
+    """Return ``UNKNOWN`` if a ledger is incomplete; otherwise missing messages are certain, but there may be more."""
     sides = (found.primary, found.secondary)
     if _ends_early(found) or any(one.gaps or one.absent or one.is_cut_off or not one.namespaces for one in sides):
-        return Verdict.UNKNOWN
+        return ReconcileVerdict.UNKNOWN
     if counts["missing"] > unproved:
-        return Verdict.MISSING
-    return Verdict.UNKNOWN if unproved or counts["unrecorded"] or counts["unmatched"] else Verdict.FINE
+        return ReconcileVerdict.MISSING
+    return (
+        ReconcileVerdict.UNKNOWN if unproved or counts["unrecorded"] or counts["unmatched"] else ReconcileVerdict.FINE
+    )
 
 
 def _ends_early(found: Reconciliation) -> bool:
-    """Whether messages came home from the secondary when its ledger had ended; a few may do so while both are read."""
+    """Return whether messages were restored after the secondary's ledger ends; reading both takes some seconds."""
     home_at, last_at = found.diversion.last_home_at, _utc(found.secondary.last_at)
     return home_at is not None and last_at is not None and home_at - found.clocks.correction > last_at + _READ_APART
 
@@ -183,61 +285,61 @@ def _notes(found: Reconciliation, counts: Mapping[str, int], unproved: int) -> l
     notes.append(_empty_note(found))
     if _ends_early(found):
         notes.append(
-            "the secondary's ledger ends before the last message came home from its backlog: a file was removed, or "
-            "events are still to be recorded when the secondary is started"
+            "the secondary's ledger ends before the last message was restored from its backlog: a file was deleted, or "
+            "events will be recorded when the secondary is started again"
         )
     if unproved:
         notes.append(
             f"{unproved:,} messages left the backlog at a time that the primary's ledger does not cover: "
-            "they may have come home then"
+            "they may have been restored then"
         )
     notes.append(_clock_note(found.clocks))
     if found.period.start is not None:
         notes.append(
-            f"messages were chosen by when they were accepted; the primary's ledger was read from {CLOCK_SLACK} before"
-            " that on, and both to their ends"
+            "messages were selected by the time they were accepted; the primary's ledger was read from "
+            f"{CLOCK_SLACK} before that time, and both ledgers to their ends"
         )
     if counts["unrecorded"]:
         notes.append(
-            f"{counts['unrecorded']:,} messages were gone when the primary was started again, and its ledger does not "
-            "tell how they have ended: it was not kept all the time, or the namespace was restored from a copy"
+            f"{counts['unrecorded']:,} messages were gone when the primary was restarted, and its ledger does not say "
+            "why: it was not recorded all the time, or the namespace was restored from a backup"
         )
     if counts["unmatched"]:
         notes.append(
-            f"{counts['unmatched']:,} messages came home that the secondary's ledger does not tell of: it was begun "
-            "after they were diverted, a file was removed, or they were diverted while the ledgers were read"
+            f"{counts['unmatched']:,} restored messages are not in the secondary's ledger: it was started after they "
+            "were diverted, a file was deleted, or they were diverted while the ledgers were read"
         )
     return [note for note in notes if note]
 
 
-def _cut_off_note(side: str, found: Survey) -> str:
+def _cut_off_note(side: str, found: LedgerContents) -> str:
     if not found.is_cut_off:
         return ""
     return (
-        f"the {side}'s ledger lacks its beginning: there were events before {_utc(found.first_at):%Y-%m-%d %H:%M:%S} "
-        "UTC, its first; use --from with a later time, or name all directories of the ledger"
+        f"the {side}'s ledger is cut off at its start: there were events before its first one, of "
+        f"{_utc(found.first_at):%Y-%m-%d %H:%M:%S} UTC; use --from with a later time, or name all its directories"
     )
 
 
-def _gap_note(side: str, found: Survey) -> str:
+def _gap_note(side: str, found: LedgerContents) -> str:
     if found.absent:
         return (
-            f"the {side}'s ledger lacks {found.absent:,} events that were recorded: a file was removed, or damaged, "
-            "so what is missing cannot be told for certain"
+            f"the {side}'s ledger lacks {found.absent:,} recorded events: a file was deleted or damaged, "
+            "so missing messages cannot be determined with certainty"
         )
     if not found.gaps:
         return ""
     return (
         f"the {side}'s ledger has {found.gaps:,} gaps: {found.missed:,} events could not be recorded, "
-        "so what is missing cannot be told for certain"
+        "so missing messages cannot be determined with certainty"
     )
 
 
 def _empty_note(found: Reconciliation) -> str:
     if not found.primary.namespaces:
-        return "the primary's ledger tells nothing of messages in this time: are their lives recorded?"
+        return "the primary's ledger has no message events in this time range; check that it records them"
     if not found.secondary.namespaces:
-        return "the secondary's ledger tells nothing of messages: are their lives recorded?"
+        return "the secondary's ledger has no message events; check that it records them"
     return ""
 
 
@@ -247,8 +349,8 @@ def _clock_note(clocks: ClockComparison) -> str:
     which = "ahead of" if clocks.correction > timedelta() else "behind"
     if not clocks.agrees:
         return (
-            f"the clocks differ, and not always by the same: the primary's is {abs(clocks.correction)} {which} the "
-            "secondary's in the middle; times between the namespaces, and the order of messages, are uncertain by that"
+            f"the clocks differ by varying amounts: the primary's is {abs(clocks.correction)} {which} the "
+            "secondary's in the median; times between the namespaces and the order of messages are uncertain by that"
         )
     return (
         f"the clocks differ: the primary's is at least {abs(clocks.correction)} {which} the secondary's; "
@@ -256,16 +358,16 @@ def _clock_note(clocks: ClockComparison) -> str:
     )
 
 
-# The chart.
+# The timeline.
 
 
 def _timeline(found: Reconciliation) -> tuple[timedelta, tuple[TimelinePoint, ...]]:
-    """Minutes put together to stretches, of which there are not too many."""
+    """Aggregate minutes to intervals, with at most ``_POINTS`` of them."""
     step_min = _step_min(found.period, found.primary)
     seconds = step_min * 60
-    stretch = timestamp_seconds((unix_seconds("minute") / seconds).cast("long") * seconds)
+    interval = timestamp_seconds((unix_seconds("minute") / seconds).cast("long") * seconds)
     rows = (
-        found.timeline.groupBy(stretch.alias("at"))
+        found.timeline.groupBy(interval.alias("at"))
         .agg(*(sum_of(col(name)).alias(name) for name in LINES))
         .orderBy("at")
         .collect()
@@ -273,7 +375,7 @@ def _timeline(found: Reconciliation) -> tuple[timedelta, tuple[TimelinePoint, ..
     return timedelta(minutes=step_min), tuple(TimelinePoint(**_values(row)) for row in rows)
 
 
-def _step_min(period: Period, found: Survey) -> int:
+def _step_min(period: Period, found: LedgerContents) -> int:
     first, last = period.start or _utc(found.first_at), period.end or _utc(found.last_at)
     if first is None or last is None:
         return 1
@@ -286,5 +388,5 @@ def _values(row: Row) -> dict[str, Any]:
 
 
 def _utc(time: datetime | None) -> datetime | None:
-    """Spark gives times without a zone, in that of this machine."""
+    """Convert a time of Spark, which is naive and in the zone of this machine."""
     return None if time is None else time.astimezone(UTC)

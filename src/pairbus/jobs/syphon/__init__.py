@@ -1,1 +1,1 @@
-"""The syphon as a Structured Streaming job: the backlog queues in, each message to its destination."""
+"""The syphon as a Structured Streaming job, and the command that runs a syphon on its own."""

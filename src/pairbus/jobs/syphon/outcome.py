@@ -1,33 +1,19 @@
-"""What became of the messages of a batch."""
+"""The outcomes of the messages of a batch: rows for Spark, and a report."""
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from enum import Enum
+from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
 import pyarrow as pa
 
-from pairbus.spark.sequence_ranges import SequenceRanges
+from pairbus.pairing.syphon.message import BacklogMessage
+from pairbus.pairing.syphon.source import LockedMessage, OutcomeKind, SettlementReport, message_id_of
+from pairbus.spark.sequences import SequenceRanges
 
-
-class Kind(Enum):
-    """What can become of a message."""
-
-    DELIVERED = "delivered"
-    """Its destination has confirmed it, and it is removed from the backlog."""
-    UNREMOVED = "unremoved"
-    """Its destination has confirmed it, and it could not be removed: it comes again."""
-    PARKED = "parked"
-    """Its destination does not take it at the moment: it lies deferred in the backlog."""
-    FOUND = "found parked"
-    """It lay parked already, somebody else has left it so."""
-    GIVEN_BACK = "given back"
-    """The primary namespace is away: it lies in the backlog as before."""
-    DEAD_LETTERED = "dead-lettered"
-    """It can never be delivered."""
-
+__all__ = ["OUTCOMES", "BatchReport", "DeliveryOutcome", "OutcomeKind", "outcomes_of", "record_batch"]
 
 OUTCOMES: Final = (
     "kind string, queue string, destination string, session_id string, numbers string, count long,"
@@ -52,23 +38,23 @@ _ARROW: Final = pa.schema(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """Messages of one backlog queue that the same has become of."""
+class DeliveryOutcome:
+    """Messages of one backlog queue with the same outcome."""
 
-    kind: Kind
+    kind: OutcomeKind
     queue: str
     destination: str | None
     session_id: str | None = None
-    """What they have to stay in order with, of those that are parked."""
+    """The session of parked messages, which stay in order."""
 
     numbers: SequenceRanges
     cause: str | None = None
-    """Why they were not taken."""
+    """The reason why the destination did not accept them."""
 
     reason: str | None = None
     description: str | None = None
     message_id: str | None = None
-    """Of one that was dead-lettered."""
+    """The last three are those of a dead letter."""
 
     @property
     def count(self) -> int:
@@ -92,12 +78,101 @@ class Outcome:
     def from_row(cls, row: Mapping[str, Any]) -> Self:
         fields = {name: row[name] for name in ("queue", "destination", "session_id", "cause", "reason", "description")}
         return cls(
-            kind=Kind(row["kind"]),
+            kind=OutcomeKind(row["kind"]),
             numbers=SequenceRanges.parse(row["numbers"]),
             message_id=row["message_id"],
             **fields,
         )
 
 
-def record_batch(outcomes: Iterable[Outcome]) -> pa.RecordBatch:
+_UNSETTLED: Final = {
+    OutcomeKind.DELIVERED: OutcomeKind.UNREMOVED,
+    OutcomeKind.PARKED: OutcomeKind.GIVEN_BACK,
+    OutcomeKind.GIVEN_BACK: OutcomeKind.GIVEN_BACK,
+}
+"""The outcome of messages that could not be settled."""
+
+
+def outcomes_of(queue: str, settlement: SettlementReport) -> list[DeliveryOutcome]:
+    """Return the outcomes of settled messages. A message that could not be dead-lettered is delivered again."""
+    if settlement.kind is OutcomeKind.DEAD_LETTERED:
+        return [_dead_letter(queue, message, settlement) for message in settlement.settled]
+    return [
+        *_grouped(queue, settlement.kind, settlement.settled, settlement.cause),
+        *_grouped(queue, _UNSETTLED[settlement.kind], settlement.unsettled, settlement.cause),
+    ]
+
+
+def _dead_letter(queue: str, message: LockedMessage, settlement: SettlementReport) -> DeliveryOutcome:
+    return DeliveryOutcome(
+        kind=OutcomeKind.DEAD_LETTERED,
+        queue=queue,
+        destination=message.path,
+        numbers=SequenceRanges.of([message.sequence]),
+        reason=None if settlement.reason is None else settlement.reason.value,
+        description=settlement.description,
+        message_id=message_id_of(message.message),
+    )
+
+
+def _grouped(
+    queue: str, kind: OutcomeKind, messages: Iterable[LockedMessage], cause: str | None
+) -> list[DeliveryOutcome]:
+    """Return one outcome for each destination, and for each session of parked messages."""
+    lines: dict[tuple[str | None, str | None], list[int]] = defaultdict(list)
+    for message in messages:
+        is_parked = kind is OutcomeKind.PARKED
+        session_id = message.transfer.session_id if is_parked and isinstance(message, BacklogMessage) else None
+        lines[message.path, session_id].append(message.sequence)
+    return [
+        DeliveryOutcome(
+            kind=kind,
+            queue=queue,
+            destination=destination,
+            session_id=session_id,
+            numbers=SequenceRanges.of(numbers),
+            cause=cause,
+        )
+        for (destination, session_id), numbers in lines.items()
+    ]
+
+
+def record_batch(outcomes: Iterable[DeliveryOutcome]) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist([outcome.row() for outcome in outcomes], schema=_ARROW)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchReport:
+    """The outcomes of one batch, and how long it took."""
+
+    batch: int
+    counts: Mapping[OutcomeKind, int]
+    seconds: float
+    destinations: Mapping[str, int] = field(default_factory=dict)
+    """Number of delivered messages by destination."""
+
+    causes: Mapping[str, str] = field(default_factory=dict)
+    """The reasons why destinations did not accept their messages."""
+
+    @property
+    def delivered(self) -> int:
+        return self.counts.get(OutcomeKind.DELIVERED, 0) + self.counts.get(OutcomeKind.UNREMOVED, 0)
+
+    @classmethod
+    def of(cls, batch: int, outcomes: Iterable[DeliveryOutcome], seconds: float) -> BatchReport:
+        counts: Counter[OutcomeKind] = Counter()
+        destinations: Counter[str] = Counter()
+        causes: dict[str, str] = {}
+        for outcome in outcomes:
+            counts[outcome.kind] += outcome.count
+            path = outcome.destination or ""
+            if outcome.kind in (OutcomeKind.DELIVERED, OutcomeKind.UNREMOVED):
+                destinations[path] += outcome.count
+            elif outcome.cause is not None:
+                causes[path] = outcome.cause
+        return cls(batch=batch, counts=counts, destinations=destinations, seconds=seconds, causes=causes)
+
+    def __str__(self) -> str:
+        counts = [f"{count:,} {kind.value}" for kind, count in self.counts.items() if count]
+        rate = self.delivered / self.seconds if self.seconds else 0.0
+        return f"batch {self.batch}: {', '.join(counts) or 'nothing'} in {self.seconds:.1f} s ({rate:,.0f} messages/s)"

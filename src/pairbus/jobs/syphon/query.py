@@ -1,4 +1,4 @@
-"""The streaming query of the syphon: read the backlog, restore, bring home."""
+"""The streaming query of the syphon: reads references to the messages of the backlog, and delivers them in tasks."""
 
 from __future__ import annotations
 
@@ -16,12 +16,10 @@ from pyspark.sql.streaming.listener import StreamingQueryProgress
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from pairbus.jobs.syphon.batch_report import BatchReport
-from pairbus.jobs.syphon.landing import REFERENCES, Landing
-from pairbus.jobs.syphon.outcome import OUTCOMES, Kind, Outcome
-from pairbus.jobs.syphon.restoration import Restoration
-from pairbus.pairing.syphon import Held, TimeToLive
-from pairbus.spark.connection_reference import ConnectionReference
+from pairbus.jobs.syphon.delivery_task import REFERENCES, DeliveryTask
+from pairbus.jobs.syphon.outcome import OUTCOMES, BatchReport, DeliveryOutcome, OutcomeKind
+from pairbus.pairing.syphon.interface import Held, TimeToLive
+from pairbus.spark.connections import ConnectionReference
 from pairbus.spark.data_source import PairbusDataSource
 
 _OBSERVED: Final = "syphon"
@@ -31,7 +29,7 @@ _PROCESSING: Final = "Processing new data"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Obstacles:
-    """What must not be sent at the moment, as whoever runs the query knows it."""
+    """The destinations that must not be sent to at the moment, as the driver knows it."""
 
     held: Held
     busy: frozenset[tuple[str, str]]
@@ -39,11 +37,11 @@ class Obstacles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyphonQuery:
-    """How the messages of one pair are brought home."""
+    """The query of one pair."""
 
     primary: str
     secondary: str
-    """The connections, as options say them."""
+    """References to the connection strings, as in the options of the source."""
 
     backlog_queues: tuple[str, ...]
     time_to_live: TimeToLive
@@ -52,7 +50,7 @@ class SyphonQuery:
     checkpoint: str
 
     def backlog(self, spark: SparkSession) -> DataFrame:
-        """Which messages there are in the backlog, one partition a queue: so each is brought home in order."""
+        """Return references to the messages of the backlog, one partition for each queue, which keeps it in order."""
         spark.dataSource.register(PairbusDataSource)
         return (
             spark.readStream.format(PairbusDataSource.name())
@@ -60,58 +58,58 @@ class SyphonQuery:
             .option("connection", self.secondary)
             .option("entities", ",".join(self.backlog_queues))
             .option("settle", "sink")
+            .option("onMissing", "wait")
             .option("longPoll", f"{self.long_poll.total_seconds():g}s")
             .option("maxMessagesPerTrigger", str(self.max_messages))
             .load()
         )
 
-    def landed(self, batch: DataFrame, obstacles: Obstacles) -> DataFrame:
-        """What becomes of the messages of a batch; to ask for it brings them home."""
-        landing = Landing(
+    def delivered(self, batch: DataFrame, obstacles: Obstacles) -> DataFrame:
+        """Return the outcomes of a batch; their evaluation delivers the messages."""
+        task = DeliveryTask(
             primary=ConnectionReference.parse(self.primary),
             secondary=ConnectionReference.parse(self.secondary),
-            restoration=Restoration(time_to_live=self.time_to_live),
+            time_to_live=self.time_to_live,
             held=obstacles.held,
             busy=obstacles.busy,
         )
         tasks = _parallelism(batch.sparkSession)
-        return (batch if tasks is None else batch.coalesce(tasks)).mapInArrow(landing, OUTCOMES)
+        return (batch if tasks is None else batch.coalesce(tasks)).mapInArrow(task, OUTCOMES)
 
     def start(
         self,
         spark: SparkSession,
         obstacles: Callable[[], Obstacles | None],
-        on_batch: Callable[[int, list[Outcome], float], None],
+        on_batch: Callable[[int, list[DeliveryOutcome], float], None],
         *,
         once: bool = False,
     ) -> StreamingQuery:
-        """Begin; ``on_batch`` is told of each batch before the next one is planned.
+        """Start the query; call ``on_batch`` with each batch before the next one is planned.
 
-        ``obstacles`` are asked for before each batch; if there are none to be had, the query is to end, and the batch
-        is left as it is.
+        ``obstacles`` is called before each batch. If it returns ``None`` the batch is not delivered, because the query
+        is to end.
         """
 
-        def bring_home(batch: DataFrame, number: int) -> None:
+        def deliver(batch: DataFrame, number: int) -> None:
             known = obstacles()
             if known is None:
                 return
             started_s = time.monotonic()
-            rows = self.landed(batch, known).collect()
-            outcomes = [Outcome.from_row(row.asDict()) for row in rows]
+            rows = self.delivered(batch, known).collect()
+            outcomes = [DeliveryOutcome.from_row(row.asDict()) for row in rows]
             on_batch(number, outcomes, time.monotonic() - started_s)
 
-        return self._start(self.backlog(spark).writeStream.foreachBatch(bring_home), once=once)
+        return self._start(self.backlog(spark).writeStream.foreachBatch(deliver), once=once)
 
     def start_remotely(self, spark: SparkSession, *, once: bool = False) -> StreamingQuery:
-        """The same with Spark Connect, where nobody is told of a batch: ``reports_of`` its progress tell.
+        """Start the query with Spark Connect, where the driver is not called for each batch: use ``reports_of``.
 
-        What must not be sent at the moment is not known there either. So what comes behind a message that is parked may
-        overtake it.
+        The obstacles are not known there either, so a message may overtake a parked one.
         """
-        outcomes = self.landed(self.backlog(spark), Obstacles(held=Held(), busy=frozenset()))
+        outcomes = self.delivered(self.backlog(spark), Obstacles(held=Held(), busy=frozenset()))
         counts = (
             functions.sum(functions.when(outcomes.kind == kind.value, outcomes["count"]).otherwise(0)).alias(kind.name)
-            for kind in Kind
+            for kind in OutcomeKind
         )
         return self._start(outcomes.observe(_OBSERVED, *counts).writeStream.format("noop"), once=once)
 
@@ -122,17 +120,17 @@ class SyphonQuery:
 
 
 def is_remote(spark: SparkSession) -> bool:
-    """Whether it is a session of Spark Connect."""
+    """Return whether it is a session of Spark Connect."""
     return type(spark).__module__.startswith("pyspark.sql.connect")
 
 
 def is_processing(query: StreamingQuery) -> bool:
-    """Return whether a batch is under way, as the query reports it."""
+    """Return whether a batch is running, as the query reports it."""
     return query.isActive and query.status["message"] == _PROCESSING
 
 
 def _named(observed: Mapping[str, Any]) -> dict[str, Any]:
-    """Values by name; Spark Connect gives them apart from their names."""
+    """Return values by name; Spark Connect returns them apart from their names."""
     if set(observed) != {"values", "schema"}:
         return dict(observed)
     names = (field["name"] for field in observed["schema"]["fields"])
@@ -140,13 +138,13 @@ def _named(observed: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def reports_of(progresses: Iterable[StreamingQueryProgress], after: int) -> list[BatchReport]:
-    """What the batches after one have come to, as the progress of a query says."""
+    """Return the reports of the batches after ``after`` from the progress of a query."""
     found: list[BatchReport] = []
     for progress in progresses:
         observed = progress.observedMetrics.get(_OBSERVED)
         if observed is not None and progress.batchId > after and progress.numInputRows:
             named = _named(observed.asDict())
-            counts = {kind: int(named.get(kind.name) or 0) for kind in Kind}
+            counts = {kind: int(named.get(kind.name) or 0) for kind in OutcomeKind}
             found.append(
                 BatchReport(batch=progress.batchId, counts=counts, seconds=progress.durationMs["addBatch"] / 1_000)
             )
@@ -154,17 +152,26 @@ def reports_of(progresses: Iterable[StreamingQueryProgress], after: int) -> list
 
 
 def _parallelism(spark: SparkSession) -> int | None:
-    """How many tasks run at a time. More of them only begin and end more often: a queue is one anyway."""
+    """Return how many tasks run at a time; more partitions would only add overhead."""
     try:
         return spark.sparkContext.defaultParallelism
-    except PySparkException:  # Spark Connect does not tell
+    except PySparkException:  # Spark Connect does not report it
         return None
 
 
 def receives_of(progress: StreamingQueryProgress) -> int:
-    """How often backlog queues have been asked for messages, as the source reports it."""
+    """Return the number of receives, as the source reports it."""
+    return int(_source_report(progress).get("receives", 0))
+
+
+def missing_of(progress: StreamingQueryProgress) -> frozenset[str]:
+    """Return the backlog queues that do not exist, as the source reports it."""
+    return frozenset(_source_report(progress).get("missing", ()))
+
+
+def _source_report(progress: StreamingQueryProgress) -> dict[str, Any]:
     for source in progress.sources:
-        offset = json.loads(source.latestOffset or "null")  # Spark itself says null of a source that has not answered
-        if offset:
-            return int(offset.get("receives", 0))
-    return 0
+        report = json.loads(source.latestOffset or "null")  # Spark reports null for a source that has not responded
+        if report:
+            return dict(report)
+    return {}

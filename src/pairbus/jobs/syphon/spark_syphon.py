@@ -1,4 +1,4 @@
-"""The syphon whose work is done on Spark; an engine that a pair can have."""
+"""The Spark syphon: runs the streaming query and restarts it; an engine that a pair can use."""
 
 from __future__ import annotations
 
@@ -18,40 +18,49 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from pairbus.jobs.reason import reason_of
-from pairbus.jobs.syphon.batch_report import BatchReport
-from pairbus.jobs.syphon.connection_files import ConnectionFiles
-from pairbus.jobs.syphon.outcome import Kind, Outcome
-from pairbus.jobs.syphon.query import Obstacles, SyphonQuery, is_processing, is_remote, receives_of, reports_of
-from pairbus.jobs.syphon.settings import SparkSyphonSettings
+from pairbus.backoff import Backoff
+from pairbus.client.background_tasks import BackgroundTasks
+from pairbus.jobs.lines import Fact, ProgressReporter, ReportLine, reason_of
+from pairbus.jobs.syphon.outcome import BatchReport, DeliveryOutcome, OutcomeKind
+from pairbus.jobs.syphon.query import (
+    Obstacles,
+    SyphonQuery,
+    is_processing,
+    is_remote,
+    missing_of,
+    receives_of,
+    reports_of,
+)
+from pairbus.jobs.syphon.settings import ConnectionFiles, SparkSyphonSettings
+from pairbus.jobs.syphon.standalone import Engine
 from pairbus.pairing.events import MessageDeadLettered
-from pairbus.pairing.pump.stragglers import Stragglers
 from pairbus.pairing.status import SyphonStatus
-from pairbus.pairing.syphon import SyphonContext
+from pairbus.pairing.syphon.interface import SyphonContext
+from pairbus.pairing.syphon.runner import DeferredDrainer
+from pairbus.pairing.syphon.source import log_dead_letters
 from pairbus.spark.session import LIGHT, ensured_session, is_alive, is_local
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 SPARK: Final = "spark"
-"""The engine, as ``syphon_engine`` names it."""
+"""The name of the engine for ``syphon_engine``."""
 
 _LOOPBACK: Final = ("spark://127.", "spark://localhost:", "spark://[::1]:")
 _ANYWHERE: Final = "x-pairbus-syphon"
-"""A path of the primary at which nothing is; that we are told so shows that it answers."""
+"""A path of the primary without an entity: any response shows that it is reachable."""
 
-_FIRST_PAUSE_S: Final = 1.0
-_LONGEST_PAUSE_S: Final = 60.0
+_BACKOFF: Final = Backoff(1.0, 60.0)
 _QUIET_S: Final = 10.0
-_HEAR_S: Final = 1.0
-_END_S: Final = 1
-"""How long one wait for the end of a query lasts."""
+_POLL_S: Final = 1.0
+_WAIT_S: Final = 1
+"""Timeout of one wait for the end of a query."""
 
 _HELD_S: Final = 60.0
-_LOOK_S: Final = 3_600.0
-"""How often idle queues are looked at for what somebody else has parked."""
+_SCAN_S: Final = 3_600.0
+"""Time between two scans of idle queues for messages that other syphons have deferred."""
 
-_FAREWELL_S: Final = 30.0
+_CLOSE_S: Final = 30.0
 
 
 class SessionLostError(RuntimeError):
@@ -59,13 +68,13 @@ class SessionLostError(RuntimeError):
 
 
 class SyphonQueryError(RuntimeError):
-    """The query of a syphon has failed."""
+    """The streaming query of a syphon has failed."""
 
 
 class SparkSyphon:
-    """Runs the streaming query, and starts it again if it fails; what is parked is brought home in this process.
+    """Runs the streaming query, and restarts it if it fails; parked messages are delivered by this process.
 
-    All that it knows is in the backlog: it may die at any point, with or without its checkpoint.
+    All state is in the backlog: the process may be killed at any time, with or without its checkpoint.
     """
 
     def __init__(
@@ -78,91 +87,95 @@ class SparkSyphon:
         self._settings = settings or SparkSyphonSettings()
         self._checkpoint = self._settings.checkpoint
         self._on_batch = on_batch
-        self._stragglers = Stragglers(context)
+        self._drainer = DeferredDrainer(context)
         self._files = ConnectionFiles()
-        self._counts: Counter[Kind] = Counter()
+        self._counts: Counter[OutcomeKind] = Counter()
         self._receives = 0
-        self._heard = -1
+        self._last_batch = -1
         self._received_before = 0
-        """By queries that have ended."""
+        """Number of receives of the queries that have ended."""
 
         self._lease: AbstractContextManager[SparkSession] | None = None
         self._session: SparkSession | None = None
         self._query: StreamingQuery | None = None
+        self._tasks = BackgroundTasks("spark syphon")
         self._supervision: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
         self._worked_s = self._loop.time()
         self._delivered_s = -math.inf
-        self._at_rest = asyncio.Event()
-        self._at_rest.set()
+        self._is_idle = asyncio.Event()
+        self._is_idle.set()
         self._is_finishing = False
         self._uncounted = 0
         self._is_draining = False
-        self._doing: asyncio.Future[Any] | None = None
-        self._missed: str | None = None
-        """A destination whose messages were given back because the primary namespace was away."""
+        self._thread_work: asyncio.Future[Any] | None = None
+        self._missing: frozenset[str] = frozenset()
+        """The backlog queues that do not exist, and that the query waits for."""
+
+        self._unreached: str | None = None
+        """A destination whose messages were given back because the primary namespace was unreachable."""
 
         self._closing: asyncio.Task[None] | None = None
 
     @property
     def status(self) -> SyphonStatus:
-        parked = self._stragglers.status
+        parked = self._drainer.status
         return SyphonStatus(
             engine=SPARK,
             receives=self._receives,
-            syphoned=self._counts[Kind.DELIVERED] + self._counts[Kind.UNREMOVED] + parked.syphoned,
-            dead_lettered=self._counts[Kind.DEAD_LETTERED] + parked.dead_lettered,
+            syphoned=self._counts[OutcomeKind.DELIVERED] + self._counts[OutcomeKind.UNREMOVED] + parked.syphoned,
+            dead_lettered=self._counts[OutcomeKind.DEAD_LETTERED] + parked.dead_lettered,
             waiting=parked.waiting,
         )
 
     @property
-    def counts(self) -> dict[Kind, int]:
-        """What became of the messages of all batches so far."""
+    def counts(self) -> dict[OutcomeKind, int]:
+        """Number of messages of all batches so far by outcome."""
         return dict(self._counts)
 
     @property
     def uncounted_batches(self) -> int:
-        """How many batches ended without a report. What they brought home is in no count."""
+        """Number of batches that ended without a report; the messages that they delivered are not counted."""
         return self._uncounted
 
     @property
     def _spark(self) -> SparkSession:
         if self._session is None:
-            raise RuntimeError("it has not been started")
+            raise RuntimeError("the syphon is not started; call start() first")
         return self._session
 
     def resume(self, path: str) -> None:
-        """The pair sends to an entity again that was held."""
-        self._stragglers.resume(path)
+        """Deliver the messages of an entity that was held, and that the pair sends to again."""
+        self._drainer.resume(path)
 
     # Running.
 
     async def start(self) -> None:
-        """Begin; raises what makes that impossible. A session that has to be started first takes its time."""
+        """Start; raise what makes that impossible. A new Spark session takes some seconds."""
         await self._open()
-        self._supervision = self._loop.create_task(self._supervise())
+        self._supervision = self._tasks.start(self._supervise())
 
     async def drain(self) -> None:
-        """Bring home what is there now, and end. What cannot be delivered at the moment stays parked."""
+        """Deliver the existing messages, and return. Messages that cannot be delivered at the moment stay parked."""
         await self._open()
         self._is_draining = True
         try:
-            await self._attend(await self._in_thread(partial(self._start_query, once=True)))
+            await self._run_query(await self._in_thread(partial(self._start_query, once=True)))
         except (PySparkException, Py4JError) as error:
-            raise SyphonQueryError(reason_of(error)) from None  # Spark's own goes on for pages, and needs its Java
-        await self._stragglers.look()
-        await self._stragglers.rest()
+            raise SyphonQueryError(reason_of(error)) from None  # Spark's own error is pages long, and needs its JVM
+        await self._drainer.scan()
+        await self._drainer.rest()
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
-        """Have something done that cannot be interrupted: whoever stops waiting for it leaves it to ``close``."""
-        doing = self._doing = self._loop.run_in_executor(None, work)
-        return await asyncio.shield(doing)
+        """Run a function that cannot be interrupted in a thread; ``close`` waits for it if the caller is cancelled."""
+        running = self._thread_work = self._loop.run_in_executor(None, work)
+        return await asyncio.shield(running)
 
     async def _open(self) -> None:
         try:
-            await self._stragglers.start()
+            await self._drainer.start()
             await self._in_thread(self._open_session)
-            self._describe()  # what is wrong with it is told now
+            self._describe()  # raise errors of the settings now
         except BaseException:
             await self.close()
             raise
@@ -178,16 +191,16 @@ class SparkSyphon:
 
     @property
     def _is_here(self) -> bool:
-        """Whether everything runs on this machine."""
+        """True if driver and executors run on this machine."""
         if is_remote(self._spark):
             return False
         master = self._spark.sparkContext.master or ""
         return is_local(master) or master.startswith(_LOOPBACK)
 
     def _renew_session(self) -> None:
-        """Java has died, or somebody has stopped the session."""
+        """Replace a session that was stopped, or whose JVM has ended."""
         if self._settings.session is not None:
-            raise SessionLostError("the Spark session that the syphon was given has ended; give it another one")
+            raise SessionLostError("the Spark session of the settings has ended; start the syphon with another one")
         self._release_session()
         self._open_session()
 
@@ -200,8 +213,8 @@ class SparkSyphon:
         settings, context = self._settings, self._context
         if not self._is_here and (settings.primary is None or settings.secondary is None):
             raise ValueError(
-                "executors on other machines have to find the connection strings for themselves: say where,"
-                " with SparkSyphonSettings(primary='env:NAME', secondary='env:NAME') or file:/path"
+                "executors on other machines need references to the connection strings: set"
+                " SparkSyphonSettings(primary='env:NAME', secondary='env:NAME'), or file:/path"
             )
         return SyphonQuery(
             primary=settings.primary or self._files.reference(context.primary, "primary"),
@@ -216,9 +229,9 @@ class SparkSyphon:
     def _start_query(self, *, once: bool = False) -> StreamingQuery:
         if not is_alive(self._spark):
             self._renew_session()
-        self._on_loop(self._stragglers.look_ahead())
+        self._on_loop(self._drainer.scan_front())
         self._received_before = self._receives
-        self._heard = -1
+        self._last_batch = -1
         query = self._describe()
         if is_remote(self._spark):
             self._query = query.start_remotely(self._spark, once=once)
@@ -226,122 +239,134 @@ class SparkSyphon:
             self._query = query.start(self._spark, self._obstacles, self._note, once=once)
         return self._query
 
-    async def _attend(self, query: StreamingQuery) -> None:
-        """Wait until a query ends; raises why, if it was not to."""
-        hearing = self._loop.create_task(self._hear_often(query))
+    async def _run_query(self, query: StreamingQuery) -> None:
+        """Wait until a query ends; raise the error that ended it."""
+        polling = self._tasks.start(self._poll_often(query))
         try:
-            # In short waits: whoever ends its loop without closing this waits for one of them, and not for the query.
-            while not await asyncio.to_thread(query.awaitTermination, _END_S):
+            # In short waits: an event loop that ends without close() waits for one of them, and not for the query.
+            while not await asyncio.to_thread(query.awaitTermination, _WAIT_S):
                 pass
         finally:
-            hearing.cancel()
-            await asyncio.wait((hearing,))
-        await self._hear(query)
+            polling.cancel()
+            await asyncio.wait((polling,))
+        await self._poll(query)
 
-    async def _hear_often(self, query: StreamingQuery) -> None:
+    async def _poll_often(self, query: StreamingQuery) -> None:
         while True:
-            await asyncio.sleep(_HEAR_S if is_remote(self._spark) else _QUIET_S)
-            with suppress(PySparkException, Py4JError, OSError):  # it ends
-                await self._hear(query)
+            await asyncio.sleep(_POLL_S if is_remote(self._spark) else _QUIET_S)
+            with suppress(PySparkException, Py4JError, OSError):  # the query is ending
+                await self._poll(query)
 
-    async def _hear(self, query: StreamingQuery) -> None:
-        """Ask a query how it goes, which takes a moment. One that runs elsewhere tells of its batches only so."""
+    async def _poll(self, query: StreamingQuery) -> None:
+        """Read the progress of a query; with Spark Connect it is the only report of its batches."""
         progresses = await asyncio.to_thread(lambda: query.recentProgress)
         if not progresses:
             return
         self._receives = self._received_before + receives_of(progresses[-1])
-        for report in reports_of(progresses, self._heard):
-            self._heard = report.batch
+        await self._note_missing(missing_of(progresses[-1]))
+        for report in reports_of(progresses, self._last_batch):
+            self._last_batch = report.batch
             self._report(report)
-            if report.counts[Kind.PARKED]:
-                await self._stragglers.look()
-            if report.counts[Kind.GIVEN_BACK]:
-                self._leave(_ANYWHERE)
+            if report.counts[OutcomeKind.PARKED]:
+                await self._drainer.scan()
+            if report.counts[OutcomeKind.GIVEN_BACK]:
+                self._pause_query(_ANYWHERE)
+
+    async def _note_missing(self, missing: frozenset[str]) -> None:
+        """Report backlog queues that the query waits for, and those that it has found again."""
+        for path in sorted(self._missing - missing):
+            _log.info("backlog queue found again entity=%s", path)
+        new, self._missing = sorted(missing - self._missing), missing
+        for path in new:
+            _log.warning("backlog queue not found, waiting for it entity=%s", path)
+            await self._drainer.check(path)
 
     async def _supervise(self) -> None:
-        """Keep the query running; what ends it is told, and does not end the syphon."""
-        pause_s = _FIRST_PAUSE_S
-        looking = self._loop.create_task(self._watch())
+        """Restart the query whenever it ends; its errors are logged."""
+        pause_s = _BACKOFF.first_s
+        scanning = self._tasks.start(self._scan_when_idle())
         try:
             while True:
                 started_s = self._loop.time()
                 is_failed = True
                 try:
-                    await self._attend(await self._in_thread(self._start_query))
+                    await self._run_query(await self._in_thread(self._start_query))
                     is_failed = False
                 except (PySparkException, Py4JError, OSError) as error:
-                    _log.warning("the query of the syphon starts again after: %s", reason_of(error))
+                    _log.warning('syphon query failed, restarting error="%s"', reason_of(error))
                 except SessionLostError as error:
-                    _log.warning("nothing is brought home: %s", error)
-                except Exception:  # noqa: BLE001 (whatever it is, the backlog has to be brought home)
-                    _log.exception("the query of the syphon starts again after an unexpected error")
+                    _log.warning('syphon stopped delivering error="%s"', error)
+                except Exception:  # noqa: BLE001 (after any error the backlog has to be delivered)
+                    _log.exception("syphon query failed unexpectedly, restarting")
                 self._abandon_batch()
                 if self._closing is not None or self._is_finishing:
                     return
-                if self._missed is not None:
-                    await self._stragglers.wait_for_primary(self._missed)
-                    self._missed = None
+                if self._unreached is not None:
+                    await self._drainer.wait_for_primary(self._unreached)
+                    self._unreached = None
                 if self._delivered_s > started_s:
-                    pause_s = _FIRST_PAUSE_S
-                elif is_failed and pause_s > _FIRST_PAUSE_S and self._checkpoint is not None:
-                    _log.warning("the checkpoint %s is not used any more; nothing depends on it", self._checkpoint)
+                    pause_s = _BACKOFF.first_s
+                elif is_failed and pause_s > _BACKOFF.first_s and self._checkpoint is not None:
+                    _log.warning("checkpoint abandoned, no data depends on it path=%s", self._checkpoint)
                     self._checkpoint = None
                 await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+                pause_s = _BACKOFF.after(pause_s)
         finally:
-            looking.cancel()
+            scanning.cancel()
 
-    async def _watch(self) -> None:
-        """When nothing comes any more, see what others have left parked; and now and then after that."""
-        looked_s = -_LOOK_S
+    async def _scan_when_idle(self) -> None:
+        """Find messages that other syphons have deferred, when the queues become idle and regularly after that."""
+        scanned_s = -_SCAN_S
         while True:
             await asyncio.sleep(_QUIET_S)
             now_s = self._loop.time()
-            if self._at_rest.is_set() and now_s - self._worked_s >= _QUIET_S and now_s - looked_s >= _LOOK_S:
-                looked_s = now_s
-                await self._stragglers.look()
+            if self._is_idle.is_set() and now_s - self._worked_s >= _QUIET_S and now_s - scanned_s >= _SCAN_S:
+                scanned_s = now_s
+                await self._drainer.scan()
 
-    # Batches. Spark calls these two in a thread of its own.
+    # Batches. Spark calls these two in its own thread.
 
     def _obstacles(self) -> Obstacles | None:
-        return self._on_loop(self._see_obstacles())
+        return self._on_loop(self._read_obstacles())
 
-    def _note(self, number: int, outcomes: list[Outcome], seconds: float) -> None:
-        self._on_loop(self._take_note(number, outcomes, seconds))
+    def _note(self, number: int, outcomes: list[DeliveryOutcome], seconds: float) -> None:
+        self._on_loop(self._record(number, outcomes, seconds))
 
     def _on_loop(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
-    async def _see_obstacles(self) -> Obstacles | None:
-        """What must not be sent; ``None`` if nothing is to be sent any more.
+    async def _read_obstacles(self) -> Obstacles | None:
+        """Return what must not be sent; ``None`` if the query is to end.
 
-        While the pair holds all that it knows, there is no hurry to park everything.
+        While the pair holds all entities, wait: there is no hurry to park the whole backlog.
         """
         ends_s = self._loop.time() + _HELD_S
         held = self._context.held()
         while held.is_all and self._loop.time() < ends_s and not self._is_finishing:
-            await asyncio.sleep(_HEAR_S)
+            await asyncio.sleep(_POLL_S)
             held = self._context.held()
-        if self._missed is not None or self._is_finishing:
+        if self._unreached is not None or self._is_finishing:
             return None
-        self._at_rest.clear()
-        return Obstacles(held=held, busy=self._stragglers.busy)
+        self._is_idle.clear()
+        return Obstacles(held=held, busy=self._drainer.busy)
 
-    async def _take_note(self, number: int, outcomes: list[Outcome], seconds: float) -> None:
-        """Tell what has happened. If the primary namespace is away, this query ends."""
+    async def _record(self, number: int, outcomes: list[DeliveryOutcome], seconds: float) -> None:
+        """Record the outcomes of a batch. If the primary namespace is unreachable, stop the query."""
         for outcome in outcomes:
-            if outcome.kind in (Kind.PARKED, Kind.FOUND):
+            if outcome.kind in (OutcomeKind.PARKED, OutcomeKind.FOUND):
                 self._adopt(outcome)
-            elif outcome.kind is Kind.DEAD_LETTERED:
+            elif outcome.kind is OutcomeKind.DEAD_LETTERED:
                 self._tell_dead_letter(outcome)
-        dead = Counter((one.queue, one.description) for one in outcomes if one.kind is Kind.DEAD_LETTERED)
-        for (queue, description), count in dead.items():
-            _log.warning("%d messages of '%s' were dead-lettered: %s", count, queue, description)
+        dead = Counter(
+            (one.queue, one.reason, one.description) for one in outcomes if one.kind is OutcomeKind.DEAD_LETTERED
+        )
+        for (queue, reason, description), count in dead.items():
+            log_dead_letters(queue, count, reason or "", description or "")
         self._report(BatchReport.of(number, outcomes, seconds))
-        self._at_rest.set()
-        given_back = next((one.destination for one in outcomes if one.kind is Kind.GIVEN_BACK), None)
+        self._is_idle.set()
+        given_back = next((one.destination for one in outcomes if one.kind is OutcomeKind.GIVEN_BACK), None)
         if given_back is not None:
-            self._leave(given_back)
+            self._pause_query(given_back)
 
     def _report(self, report: BatchReport) -> None:
         self._counts.update(report.counts)
@@ -352,19 +377,25 @@ class SparkSyphon:
         if self._on_batch is not None:
             self._on_batch(report)
 
-    def _leave(self, path: str) -> None:
-        """The primary namespace is away. What was given back has to come before what waits already, and nothing is to
-        be kept locked meanwhile: so the query ends, and begins anew when there is somewhere to go.
+    def _pause_query(self, path: str) -> None:
+        """Stop the query until the primary namespace is reachable.
+
+        Messages that were given back have to be received before those that the query holds, and no message should stay
+        locked meanwhile.
         """
-        if self._query is not None and self._missed is None and self._closing is None:
-            self._missed = path
-            self._loop.run_in_executor(None, self._query.stop)
+        if self._query is not None and self._unreached is None and self._closing is None:
+            self._unreached = path
+            self._tasks.start(self._stop(self._query))
 
-    def _adopt(self, outcome: Outcome) -> None:
+    async def _stop(self, query: StreamingQuery) -> None:
+        with suppress(PySparkException, Py4JError, OSError):  # the JVM may have ended
+            await asyncio.to_thread(query.stop)
+
+    def _adopt(self, outcome: DeliveryOutcome) -> None:
         for number in outcome.numbers:
-            self._stragglers.adopt(outcome.queue, outcome.destination or "", number, outcome.session_id)
+            self._drainer.adopt(outcome.queue, outcome.destination or "", number, outcome.session_id)
 
-    def _tell_dead_letter(self, outcome: Outcome) -> None:
+    def _tell_dead_letter(self, outcome: DeliveryOutcome) -> None:
         self._context.tell(
             MessageDeadLettered(
                 at=datetime.now(UTC),
@@ -376,52 +407,49 @@ class SparkSyphon:
             )
         )
 
-    # The end.
+    # Close.
 
     async def finish(self) -> None:
-        """Wait for the batch under way, however long it takes, and start no other: its messages are counted then."""
+        """Wait for the current batch, however long it takes, so that its messages are counted; start no other."""
         self._is_finishing = True
-        with suppress(PySparkException, Py4JError, OSError):  # Java may be gone
-            await (self._finish_remote_batch() if self._is_elsewhere else self._finish_batch())
+        with suppress(PySparkException, Py4JError, OSError):  # the JVM may have ended
+            await (self._finish_remote_batch() if self._is_remote else self._finish_batch())
 
     async def _finish_batch(self) -> None:
-        """Wait for the report of the batch under way; if its query fails there is none."""
-        while not self._at_rest.is_set():
+        """Wait for the report of the current batch; if its query fails there is none."""
+        while not self._is_idle.is_set():
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._at_rest.wait(), _END_S)
-            if not self._at_rest.is_set() and not await asyncio.to_thread(self._is_active):
+                await asyncio.wait_for(self._is_idle.wait(), _WAIT_S)
+            if not self._is_idle.is_set() and not await asyncio.to_thread(self._is_active):
                 self._abandon_batch()
 
     def _is_active(self) -> bool:
         try:
             return self._query is not None and bool(self._query.isActive)
-        except (PySparkException, Py4JError, OSError):  # Java is gone
+        except (PySparkException, Py4JError, OSError):  # the JVM has ended
             return False
 
     def _abandon_batch(self) -> None:
-        """Note that no report of the batch under way will come."""
-        if not self._at_rest.is_set():
+        """Note that the current batch will not report."""
+        if not self._is_idle.is_set():
             self._uncounted += 1
-            self._at_rest.set()
-            _log.warning("batch ended without a report: the messages that it brought home are not counted")
+            self._is_idle.set()
+            _log.warning("batch ended without a report, its messages are not counted")
 
     @property
-    def _is_elsewhere(self) -> bool:
-        """Whether the query runs on a Spark Connect server."""
+    def _is_remote(self) -> bool:
+        """True if the query runs on a Spark Connect server."""
         return self._session is not None and is_remote(self._session)
 
     async def _finish_remote_batch(self) -> None:
-        """Wait for the progress of the batch under way. Spark Connect cannot be kept from starting another one."""
-        query, heard = self._query, self._heard
-        while query is not None and self._heard == heard and await asyncio.to_thread(is_processing, query):
-            await asyncio.sleep(_HEAR_S)
-            await self._hear(query)
+        """Wait for the progress of the current batch. Spark Connect cannot be kept from starting another one."""
+        query, last_batch = self._query, self._last_batch
+        while query is not None and self._last_batch == last_batch and await asyncio.to_thread(is_processing, query):
+            await asyncio.sleep(_POLL_S)
+            await self._poll(query)
 
     async def close(self) -> None:
-        """Stop; a batch that is under way is finished, if that takes no more than half a minute.
-
-        To close twice is fine.
-        """
+        """Stop, after the current batch if it ends within half a minute. Idempotent."""
         self._is_finishing = True
         if self._closing is None:
             self._closing = self._loop.create_task(self._close())
@@ -429,38 +457,55 @@ class SparkSyphon:
 
     async def _close(self) -> None:
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._finish_batch(), _FAREWELL_S)
+            await asyncio.wait_for(self._finish_batch(), _CLOSE_S)
         self._abandon_batch()
-        async with AsyncExitStack() as steps:  # each is done, whatever becomes of the others; the last one first
+        async with AsyncExitStack() as steps:  # each step is taken, even if another one fails; the last one first
             steps.callback(self._files.close)
             steps.push_async_callback(asyncio.to_thread, self._release_session)
-            steps.push_async_callback(self._stragglers.close)
-            steps.push_async_callback(self._end_supervision)
+            steps.push_async_callback(self._drainer.close)
+            steps.push_async_callback(self._tasks.close)
             steps.push_async_callback(self._stop_query)
-            steps.push_async_callback(self._finish_doing)
+            steps.push_async_callback(self._finish_thread_work)
 
-    async def _finish_doing(self) -> None:
-        """What is being started may come up after all, and has to be stopped then."""
+    async def _finish_thread_work(self) -> None:
+        """Wait for a query that is being started, so that it can be stopped."""
         if self._supervision is not None:
             self._supervision.cancel()
-        if self._doing is not None:
-            await asyncio.wait((self._doing,))
-            if not self._doing.cancelled():
-                self._doing.exception()
+        if self._thread_work is not None:
+            await asyncio.wait((self._thread_work,))
+            if not self._thread_work.cancelled():
+                self._thread_work.exception()
 
     async def _stop_query(self) -> None:
         query = self._query
         if query is None:
             return
-        with suppress(PySparkException, Py4JError, OSError):  # Java may be gone
-            is_cut_short = self._is_elsewhere and await asyncio.to_thread(is_processing, query)
+        with suppress(PySparkException, Py4JError, OSError):  # the JVM may have ended
+            is_interrupted = self._is_remote and await asyncio.to_thread(is_processing, query)
             await asyncio.to_thread(query.stop)
-            if is_cut_short:
+            if is_interrupted:
                 self._uncounted += 1
-            if self._is_elsewhere:
-                await self._hear(query)
+            if self._is_remote:
+                await self._poll(query)
 
-    async def _end_supervision(self) -> None:
-        if self._supervision is not None:
-            self._supervision.cancel()
-            await asyncio.wait((self._supervision,))
+
+def spark_engine(settings: SparkSyphonSettings, reporter: ProgressReporter) -> Engine:
+    """Return an engine whose syphons report each batch."""
+
+    def report(batch: BatchReport) -> None:
+        reporter.tell(batch_line(batch))
+
+    def create(context: SyphonContext) -> SparkSyphon:
+        text = f"starting Spark on {settings.master}, which takes some seconds"
+        reporter.tell(ReportLine(event="spark", text=text, facts={"master": settings.master}))
+        return SparkSyphon(context, settings, report)
+
+    return create
+
+
+def batch_line(report: BatchReport) -> ReportLine:
+    counts: dict[str, Fact] = {
+        kind.value.replace(" ", "_").replace("-", "_"): report.counts.get(kind, 0) for kind in OutcomeKind
+    }
+    facts: dict[str, Fact] = {"batch": report.batch, **counts, "seconds": round(report.seconds, 3)}
+    return ReportLine(event="batch", text=str(report), facts=facts)

@@ -1,3 +1,3 @@
-"""The AMQP side of a namespace: connections, and what their links lead to."""
+"""The AMQP side of a namespace: connections, and the nodes of their links."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One AMQP connection: bytes in, what they ask for done, bytes out."""
+"""One AMQP connection of the server: parses the bytes of the peer, executes its requests, and writes responses."""
 
 from __future__ import annotations
 
@@ -7,21 +7,20 @@ import logging
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final
+from typing import Final, TypeVar
 
 from pairbus.broker import Address, Right, SessionLockLostError
+from pairbus.dialect.conditions import ServiceBusCondition
 from pairbus.server.amqp.attachment import attach_link
-from pairbus.server.amqp.claims import Claims
 from pairbus.server.amqp.consumer import Consumer
-from pairbus.server.amqp.node import Node
-from pairbus.server.amqp.peer import Keep, Peer
-from pairbus.server.amqp.replies import Replies
+from pairbus.server.amqp.node import Claims, Keep, Node, Replies, Transactions
+from pairbus.server.amqp.producer import Producer
 from pairbus.server.amqp.requests import RequestNode
-from pairbus.server.amqp.services import AmqpServices, Transport
-from pairbus.server.amqp.transactions import Transactions
-from pairbus.server.amqp.unproven import BOUNDS
+from pairbus.server.amqp.services import AmqpServices, ConnectionTransport, Probation, tls_buffer_bytes
+from pairbus.server.audit import Actor
 from pairbus.server.errors import (
     REFUSABLE,
     BadRequestError,
@@ -30,12 +29,15 @@ from pairbus.server.errors import (
     UnauthorizedError,
     refusal_of,
 )
-from pairbus.store import StoreError
+from pairbus.server.log_context import ContextLog, LogValue
+from pairbus.server.turns import Pace
+from pairbus.store import CommitId, StoreError
 from pairbus.wire import (
     ACCEPTED,
     ANONYMOUS,
     MSSBCBS,
     PLAIN,
+    RECEIVER,
     Condition,
     Connection,
     ConnectionClosed,
@@ -63,161 +65,274 @@ from pairbus.wire.settlement import shortened
 
 _log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 _MOST_UNCONFIRMED_BYTES: Final = 8 * 1024 * 1024
-"""What a connection may have sent that is not on disk yet; then we read no more of it for a while."""
+"""Maximum size of the messages of a connection that are not durable yet; beyond that it is not read."""
 _MOST_UNSENT_BYTES: Final = 4 * 1024 * 1024
-"""What may lie ready for a peer that does not read; then we do nothing more for it."""
+"""Maximum size of the output for a peer that does not read; beyond that it is not served."""
+_SECURE: Final = frozenset({"amqps", "wss"})
 _NOTHING: Final = memoryview(b"")
 _TURN_S: Final = 0.004
-"""How long a connection is served before the others have their turn."""
+"""The time for which a connection is served before others get their turns."""
 _SLICE_BYTES: Final = 16 * 1024
-"""How much of what came is looked at before the time is."""
-_OPEN_WITHIN_S: Final = 60.0
-_TOKEN_WITHIN_S: Final = 60.0
-_MOST_ANSWERS: Final = 16
-_MOST_WRITTEN_BYTES: Final = 128 * 1024
+"""Number of bytes that are parsed between two checks of the time."""
+_UNPROVEN_TURN_S: Final = 0.001
+_UNPROVEN_SLICE_BYTES: Final = 1024
+"""The same for unproven connections: a request of a few bytes may take a while."""
+_WRITE_HIGH_BYTES: Final = 256 * 1024
+_MAX_ANSWERS: Final = 16
+_MAX_WRITTEN_BYTES: Final = 128 * 1024
 _LONGEST_PAUSE_S: Final = 86_400.0
-"""A token may end in a year that no timer can be set to."""
+"""Longest timer: a token may expire at a time that no timer can be set to."""
 _READ_WITHIN_S: Final = 5.0
 _SMALL_FRAME_BYTES: Final = 4_096
 
 
-class AmqpConnection(Peer):
-    """Everything happens in the call that brings the bytes: nothing waits, and so nothing can come in between."""
+_HANDLERS: Final = {
+    ConnectionOpened: "_opened",
+    ConnectionClosed: "_closed",
+    SessionBegun: "_begun",
+    SessionEnded: "_ended",
+    LinkAttached: "_attached",
+    LinkDetached: "_detached",
+    CreditGranted: "_credited",
+    Delivery: "_delivered",
+    DeliveryAborted: "_aborted",
+    DispositionReceived: "_disposed",
+}
+"""The method of the connection that handles each type of event."""
 
-    def __init__(self, services: AmqpServices, transport: Transport, protocol: str = "amqp", address: str = "") -> None:
+
+class _Confirmations:
+    """Messages of one turn to settle when they are durable, and their size."""
+
+    __slots__ = ("answers", "size")
+
+    def __init__(self, answers: list[tuple[Delivery, object]], size: int) -> None:
+        self.answers = answers
+        self.size = size
+
+
+class ServerConnection:
+    """The server's end of an AMQP connection.
+
+    Requests are executed synchronously, in the call that passes their bytes, so that nothing can interleave.
+    """
+
+    def __init__(
+        self,
+        services: AmqpServices,
+        transport: ConnectionTransport,
+        protocol: str = "amqp",
+        address: str = "",
+        peer: str = "",
+    ) -> None:
         self.host = services.host
         self.gatekeeper = services.gatekeeper
         self.dispatcher = services.dispatcher
         self.counters = services.counters
         self.meter = services.meter
-        self.claims = Claims()
+        """Counts billed operations; ``None`` if they are not metered."""
+        self.claims = Claims(services.limits.max_tokens_per_connection)
         self.replies = Replies()
         self.transactions = Transactions(services.host)
         self._services = services
         self._stopwatch = services.stopwatch
         self._transport = transport
         self._protocol = protocol
-        self._address = address
-        """Where the peer is, without its port."""
+        self.address = address
+        """The address of the peer, without its port."""
+        self._peer = peer or address
+        """The address of the peer, with its port."""
+        self._trace = services.start_trace(self._peer)
         self._penalty_s = 0.0
-        """For how long the answer to a failed log-in is held back."""
+        """Delay of the response to a failed log-in."""
         self._engine = Connection(
             services.configuration,
-            # The SDK for JavaScript goes without when its connection string has a token and no key: that opens nothing.
+            # The SDK for JavaScript omits SASL if its connection string has a token and no key, which grants nothing.
             SaslServer(mechanisms=(MSSBCBS, PLAIN, ANONYMOUS), authenticate=self._authenticate, required=False),
         )
-        self._engine.bounds = BOUNDS
+        self._engine.bounds = services.unproven_bounds
         self._nodes: dict[Link, Node] = {}
         self._unread: memoryview = _NOTHING
-        """What came with what filled the last turn."""
+        """Received bytes that have not been parsed yet."""
+        self._received_bytes = self._written_bytes = 0
         self._events: deque[Event] = deque()
-        """What the peer has asked, and nobody has looked at."""
+        """Parsed events that have not been handled yet."""
         self._answers = 0
-        """How many answers, which may be large, are on their way to the disk or to the peer."""
-        self._written_bytes = 0
-        self._flushes_soon = False
+        """Number of responses, which may be large, that wait for the commit or are being sent."""
+        self._is_computing = False
+        """True while the worker thread decodes the content of the first event."""
+        self._pace = Pace(services.turns)
+        self._flushes_soon = self._is_lost = False
         self._held: set[Node] = set()
-        """Those whose messages wait for the session's window."""
+        """Nodes whose messages wait for the session window."""
         self._confirmations: list[tuple[Delivery, object]] = []
-        self._unconfirmed_bytes = 0
-        self._confirming_bytes = 0
-        self._is_writable = True
-        self._is_reading = True
+        self._unconfirmed_bytes = self._confirming_bytes = 0
+        self._is_writable = self._is_reading = True
         self._has_turn_left = False
-        """Whether the next turn is planned."""
-        self._is_lost = False
+        """True if the next turn is scheduled."""
+        self._probation = Probation()
+        self.on_proven: Callable[[], object] = lambda: None
+        """Called when the peer has shown a valid key or token."""
         self._heartbeat: asyncio.TimerHandle | None = None
         self._expiry: asyncio.TimerHandle | None = None
-        self._farewell: asyncio.TimerHandle | None = None
-        self._handlers: dict[type, Callable[[Any], None]] = {
-            ConnectionOpened: self._opened,
-            ConnectionClosed: self._closed,
-            SessionBegun: self._begun,
-            SessionEnded: self._ended,
-            LinkAttached: self._attached,
-            LinkDetached: self._detached,
-            CreditGranted: self._credited,
-            Delivery: self._delivered,
-            DeliveryAborted: self._aborted,
-            DispositionReceived: self._disposed,
-        }
-        services.connections.add(self)
-        services.unproven.add(self)
-        self.counters.connected(protocol)
-        self._opening = self.host.loop.call_later(_OPEN_WITHIN_S, self._give_up)
+        self._abort_timer: asyncio.TimerHandle | None = None
+        services.admit(self, protocol)
+        transport.set_write_buffer_limits(high=services.limits.unproven_connection_bytes)
+        self._opening = self.host.loop.call_later(services.limits.token_timeout_s, self._time_out)
 
-    # What the transport says.
+    # Events of the transport.
 
     def data_received(self, data: bytes) -> None:
-        """Take in what arrived."""
+        """Buffer received bytes, and handle them in a turn."""
+        self._received_bytes += len(data)
         self._unread = memoryview(bytes(self._unread) + data if self._unread else data)
         if not self._has_turn_left:
+            self._begin_turn()
+        if self._has_turn_left:
+            self._note_held()
+            self._throttle_reading()
+
+    def _begin_turn(self) -> None:
+        """Take a turn now, or later if the last one was too long, or if the peer is unproven: others come first."""
+        if self._probation.is_over and self._pace.rest_s(self._stopwatch()) <= 0:
             self.guard(self._take_turn)
+        else:
+            self._wait_for_turn()
+
+    def _wait_for_turn(self) -> None:
+        self._has_turn_left = True
+        if not self._probation.is_over:
+            self._services.turns.take(self._probation.share, partial(self.guard, self._take_turn))
+        elif (rest_s := self._pace.rest_s(self._stopwatch())) > 0:
+            self.host.loop.call_later(rest_s, self.guard, self._take_turn)
+        else:
+            # Not in the next pass of the loop: that one serves what other connections have received, and commits it.
+            self.host.loop.call_soon(self.host.loop.call_soon, self.guard, self._take_turn)
 
     def _take_turn(self) -> None:
-        """Do what the peer asks, for a few milliseconds at a time; then it is the turn of the other connections.
+        """Handle requests of the peer for a few milliseconds; then other connections get their turns.
 
-        What the peer does not take the answers of waits as well, and no more is read.
+        While the peer does not read the responses, its requests wait as well, and no more is read.
         """
         self._has_turn_left = False
-        ends = self._stopwatch() + _TURN_S
+        if self._is_lost:
+            return
+        ends = self._stopwatch() + (_TURN_S if self._probation.is_over else _UNPROVEN_TURN_S)
         is_early = True
-        while self._handle_events(ends) and self._unread and is_early:
-            data, self._unread = self._unread[:_SLICE_BYTES], self._unread[_SLICE_BYTES:]
-            self._take_in(data)
+        while self._handle_events(ends) and self._unread and is_early and self._may_parse:
+            size = _SLICE_BYTES if self._probation.is_over else _UNPROVEN_SLICE_BYTES
+            data, self._unread = self._unread[:size], self._unread[size:]
+            self._parse(data)
             is_early = self._stopwatch() < ends
         self._send_confirmations()
         self._release_held()
         self.flush()
-        if self._can_go_on and (self._unread or self._events):
-            self._has_turn_left = True
-            self.host.loop.call_soon(self.guard, self._take_turn)
-        self._balance()
+        if self._probation.is_over:
+            self._pace.end_turn(ends, self._stopwatch())
+        if self._can_continue and (self._unread or self._events):
+            self._wait_for_turn()
+        self._note_held()
+        self._throttle_reading()
 
-    def _take_in(self, data: memoryview) -> None:
+    def _parse(self, data: memoryview) -> None:
         events: Sequence[Event]
         violation: ProtocolError | None = None
+        if self._trace is not None and not self._trace.received(data):
+            self._trace = None
         try:
             events = self._engine.receive_data(data)
         except ProtocolError as error:
             events, violation = error.events, error
         self._events.extend(events)
         if violation is not None and self._penalty_s:
-            self.host.loop.call_later(self._penalty_s, self.guard, partial(self._end_violator, violation))
+            self.host.loop.call_later(self._penalty_s, self.guard, partial(self._close_after_violation, violation))
         elif violation is not None:
-            self._end_violator(violation)
-        elif not self._services.unproven.hold(self, self._engine.held_bytes):
-            self._end(Error(Condition.RESOURCE_LIMIT_EXCEEDED, "too much has come from connections without a token"))
+            self._close_after_violation(violation)
+        elif not self._probation.is_over:
+            self._count_unproven(len(data))
 
-    def _end_violator(self, violation: ProtocolError) -> None:
+    def _count_unproven(self, size_bytes: int) -> None:
+        """Count the bytes of an unproven peer; end the connection if they are far more than a token needs."""
+        self._probation.share.add(size_bytes, self._services.turns.now_s())
+        self._probation.received_bytes += size_bytes
+        max_bytes = self._services.limits.unproven_received_bytes
+        if self._probation.received_bytes > max_bytes:
+            limit = "unproven_received_bytes"
+            self.counters.refuse(Condition.RESOURCE_LIMIT_EXCEEDED, limit)
+            self._drop(Error(Condition.RESOURCE_LIMIT_EXCEEDED, f"{max_bytes} bytes have come and no token ({limit})"))
+
+    def note_carried(self, size_bytes: int) -> None:
+        """Note how many received bytes the transport buffers."""
+        self._probation.carried_bytes = size_bytes
+        self._note_held()
+
+    def _note_held(self) -> None:
+        """Record how many bytes are buffered for an unproven peer."""
+        if not self._probation.is_over and not self._is_lost:
+            unsent = self._transport.get_write_buffer_size()
+            held = self._engine.held_bytes + len(self._unread) + self._probation.carried_bytes + unsent
+            if self._protocol in _SECURE:
+                held += tls_buffer_bytes(self._received_bytes)
+            self._services.unproven.hold(self, held)
+
+    def shed(self) -> None:
+        limit = "unproven_total_bytes"
+        self.counters.refuse(ServiceBusCondition.SERVER_BUSY, limit)
+        self.guard(
+            partial(
+                self._drop,
+                Error(ServiceBusCondition.SERVER_BUSY, f"too much is held for connections without a token ({limit})"),
+            )
+        )
+
+    def _drop(self, error: Error) -> None:
+        """End the connection of an unproven peer, and discard all that is buffered for it."""
+        self.log_context().info("connection closed reason=%s", LogValue(error.description))
+        self._end(error)
+        self._engine.abandon()
+        self._events.clear()
+        self._unread = _NOTHING
+
+    def _close_after_violation(self, violation: ProtocolError) -> None:
         self._penalty_s = 0.0
         self._handle_events(math.inf)
         self._send_confirmations()
         self.flush()
-        _log.info("protocol violation, connection closed peer=%s error=%s", self._address, violation)
-        self.counters.refused[violation.condition] += 1
-        self._hang_up()
+        self.log_context().info("protocol violation, connection closed error=%s", LogValue(violation))
+        self.counters.refuse(violation.condition, violation.bound)
+        self._disconnect()
 
     @property
-    def _can_go_on(self) -> bool:
-        """Whether the peer takes the answers to what it asks."""
-        return self._engine.is_closed or (self._is_writable and self._answers < _MOST_ANSWERS)
+    def _can_continue(self) -> bool:
+        """True while the peer reads the responses to its requests, no request is being decoded, and the namespace is
+        not being loaded. If that takes too long, requests are answered with *server busy*.
+        """
+        if self._is_computing or (self.host.committer.is_loading and not self.host.is_stalled):
+            return False
+        return self._engine.is_closed or (self._is_writable and self._answers < _MAX_ANSWERS)
+
+    @property
+    def _may_parse(self) -> bool:
+        """True if more bytes may be parsed. Frames may cause responses, so an unproven peer has to read them first."""
+        return self._probation.is_over or self._can_continue
 
     def _handle_events(self, ends: float) -> bool:
-        """Handle what has come, until a time; return whether nothing is left."""
+        """Handle events until a time; return whether none is left."""
         events = self._events
-        while events and self._can_go_on:
+        while events and self._can_continue:
             event = events.popleft()
-            handler = self._handlers.get(type(event))
+            handler = _HANDLERS.get(type(event))
             if handler is not None:
-                handler(event)
+                getattr(self, handler)(event)
             if self._stopwatch() > ends:
                 break
         return not events
 
     def _release_held(self) -> None:
-        """The window may have been opened again, which no event tells."""
+        """Let nodes continue whose messages have been sent: there is no event for a session window that has opened."""
         for node in [node for node in self._held if not node.link.queued]:
             self._held.discard(node)
             node.on_credit()
@@ -227,138 +342,218 @@ class AmqpConnection(Peer):
 
     def resume_writing(self) -> None:
         self._is_writable = True
-        self.guard(self._go_on)
+        self.guard(self._resume)
 
-    def _go_on(self) -> None:
-        self._take_turn()
+    def _resume(self) -> None:
+        if not self._has_turn_left:
+            self._begin_turn()
         for node in [*self._nodes.values()]:
             node.on_writable()
         self.flush()
 
     def connection_lost(self) -> None:
-        """The transport is gone, and all links with it."""
+        """Handle what was received before the connection was lost, and release everything that it holds."""
         if self._is_lost:
             return
-        # What was sent counts, though nobody waits for the answer: the SDK for Python hangs up right after it has
-        # released what it does not want.
+        # What was sent counts, although no response can be sent: the SDK for Python disconnects right after it has
+        # released messages that it does not want.
         self.guard(self._handle_the_rest)
         self._is_lost = True
         self._services.connections.discard(self)
-        self._services.forget_unproven(self)
+        self._services.unproven.discard(self)
+        self._services.note_released(self._received_bytes)
         self.counters.connections[self._protocol] -= 1
-        for timer in (self._heartbeat, self._expiry, self._opening, self._farewell):
+        for timer in (self._heartbeat, self._expiry, self._opening, self._abort_timer):
             if timer is not None:
                 timer.cancel()
         for node in [*self._nodes.values()]:
             self._forget(node.link)
-        # What refers back to the connection would keep it in memory until the garbage collector comes.
+        # References back to the connection would keep it in memory until the garbage collector runs.
         self._engine.abandon()
-        self._handlers.clear()
+        self.on_proven = lambda: None
         self._unread = _NOTHING
 
     def _handle_the_rest(self) -> None:
-        """Take what was sent or settled; the answer to a request would reach nobody."""
-        if self._unread and self.has_claims:
+        """Handle received messages and settlements. Requests are dropped, as no response can be sent."""
+        if self._unread and self.claims:
+            if self._trace is not None:
+                self._trace.received(self._unread)
             with suppress(ProtocolError):
                 self._events.extend(self._engine.receive_data(self._unread))
-        for event in self._events:
+        while self._events:
+            event = self._events.popleft()
             if isinstance(event, DispositionReceived) or (isinstance(event, Delivery) and self._is_message(event)):
-                self._handlers[type(event)](event)
-        self._events.clear()
+                getattr(self, _HANDLERS[type(event)])(event)
 
     def _is_message(self, delivery: Delivery) -> bool:
         return not isinstance(self._nodes.get(delivery.link), RequestNode)
 
+    @property
+    def unconfirmed_sends(self) -> int:
+        return sum(node.link.unsettled for node in self._nodes.values() if isinstance(node, Producer))
+
     def shut_down(self) -> None:
-        """The server stops: say so, and hang up."""
+        """Close the connection because the server stops."""
         self._end(Error(Condition.CONNECTION_FORCED, "the server is shutting down; connect again in a moment"))
 
     def abort(self) -> None:
         self._transport.abort()
 
-    # What nodes ask for.
+    # For nodes.
+
+    def log_context(self, link: Link | None = None, path: str | None = None) -> ContextLog:
+        """Return a logger whose lines name the peer, its container and key, and the link and the entity, if given."""
+        opened, name = self._engine.peer, None
+        if link is not None:
+            name = link.name
+            path = _path_of(link) if path is None else path
+        return ContextLog(
+            _log,
+            peer=self._peer,
+            container=None if opened is None else opened.container_id,
+            link=name,
+            entity=path,
+            key=self.claims.who(path or "") or self.claims.names(),
+        )
 
     def guard(self, work: Callable[[], object]) -> None:
+        """Call ``work``; an unexpected error is logged, and ends only this connection."""
         try:
             work()
-        except Exception:  # noqa: BLE001 (a defect of ours must not take the other connections along)
-            _log.exception("a connection failed")
+        except Exception:  # noqa: BLE001 (a defect must not affect other connections)
+            self.log_context().exception("connection failed")
             self._end(Error(Condition.INTERNAL_ERROR, "the server failed; its log says why"))
 
+    def actor(self, path: str) -> Actor:
+        """Return who acts on a path, for the audit log."""
+        opened = self._engine.peer
+        return Actor(
+            who=self.claims.who(path),
+            rights=self.claims.rights(path),
+            peer=self._peer,
+            protocol=self._protocol,
+            container="" if opened is None else opened.container_id,
+        )
+
+    def compute(self, work: Callable[[], T]) -> Future[T]:
+        """Call ``work`` on the worker thread; the events of this connection wait until it returns.
+
+        ``work`` must not access anything that the event loop uses.
+        """
+        self._is_computing = True
+        future = self._services.worker.submit(work)
+        future.add_done_callback(self._computed)
+        return future
+
+    def _computed(self, _future: Future[T]) -> None:
+        with suppress(RuntimeError):  # the loop was closed meanwhile
+            self.host.loop.call_soon_threadsafe(self.guard, self._end_computing)
+
+    def _end_computing(self) -> None:
+        self._is_computing = False
+        if not self._is_lost and not self._has_turn_left:
+            self._begin_turn()
+
     def attempt(self, link: Link, work: Callable[[], object]) -> None:
+        """Call ``work`` to attach a link; refuse the link with the error if it raises one."""
         try:
             work()
         except (*REFUSABLE, LocalProtocolError) as error:
             self._forget(link)
             refusal = refusal_of(error)
-            self.counters.refused[refusal.condition] += 1
+            self.counters.refuse(refusal.condition, refusal.limit)
+            self.log_context(link).info("link refused condition=%s error=%s", refusal.condition, LogValue(error))
             link.refuse(refusal.error)
         self.flush()
 
     @property
-    def has_claims(self) -> bool:
-        """Whether the peer has shown a token or a key that holds."""
-        return bool(self.claims)
-
-    @property
     def is_draining(self) -> bool:
+        """True while the server stops: nothing new may be started."""
         return self._services.is_draining
 
     @property
     def is_writable(self) -> bool:
+        """True while the peer reads what it is sent."""
         return self._is_writable and not self._is_lost
 
     def allows(self, path: str, rights: Sequence[Right]) -> bool:
+        """Return whether the tokens of the connection grant one of these rights."""
         return self.claims.allows(path, rights, self.host.wall_ms())
 
     def confirm(self, delivery: Delivery, state: object) -> None:
+        """Settle a message of the peer once everything written so far is durable."""
         self._confirmations.append((delivery, state))
         self._unconfirmed_bytes += len(delivery.payload)
         self._confirming_bytes += len(delivery.payload)
 
     def divert(self, delivery: Delivery, keep: Keep) -> None:
-        self._send_confirmations()  # should what came before it fail, that comes first
+        """Like ``keep``, after the confirmation of all earlier messages."""
+        self._send_confirmations()  # the outcome of earlier messages comes first, should they fail
         self.keep(delivery, keep)
 
     def keep(self, delivery: Delivery, keep: Keep) -> None:
+        """Store a message of the peer outside the store with ``keep``, and settle it with the result."""
         self._unconfirmed_bytes += len(delivery.payload)
-        keep(partial(self._kept, delivery))
+        keep(partial(self._stored, delivery))
 
-    def _kept(self, delivery: Delivery, error: Exception | None) -> None:
+    def _stored(self, delivery: Delivery, error: Exception | None) -> None:
         self._unconfirmed_bytes -= len(delivery.payload)
         if not self._is_lost:
-            self.guard(partial(self._tell, [(delivery, ACCEPTED)], error))
-            self.wrote(0)
-            self._balance()
+            if not delivery.settled:  # else it was refused, because that took too long
+                self.guard(partial(self._settle, [(delivery, ACCEPTED)], error))
+                self.wrote(0)
+            self._throttle_reading()
+
+    def is_connected(self) -> bool:
+        """Return whether the connection was not lost."""
+        return not self._is_lost
+
+    def is_awaited(self, delivery: Delivery) -> bool:
+        """Return whether the peer waits for the outcome of a message, and can still get it."""
+        return not self._is_lost and not delivery.settled and delivery.link.is_attached
 
     def refuse(self, delivery: Delivery, error: Exception) -> None:
+        """Reject a message of the peer now."""
         refusal = refusal_of(error)
-        self.counters.refused[refusal.condition] += 1
-        self._tell([(delivery, Rejected(refusal.error))])
+        self.counters.refuse(refusal.condition, refusal.limit)
+        self._settle([(delivery, Rejected(refusal.error))])
 
-    def when_durable(self, done: Callable[[StoreError | None], object]) -> None:
+    def when_durable(
+        self, done: Callable[[StoreError | None], object], overdue: Callable[[CommitId], object] | None = None
+    ) -> None:
+        """Call ``done`` once everything written so far is durable, or with the error, and flush after it.
+
+        ``done`` is not called if the connection is lost meanwhile. If the storage stalls first, call ``overdue``.
+        """
+
         def finish(error: StoreError | None) -> None:
             if not self._is_lost:
                 self.guard(partial(done, error))
                 self.flush()
 
-        self.host.when_durable(finish)
+        self.host.when_durable(finish, None if overdue is None else lambda commit: self.guard(partial(overdue, commit)))
+
+    def resume_requests(self) -> None:
+        """Continue with requests that waited for the namespace."""
+        if (self._events or self._unread) and not self._has_turn_left and not self._is_lost:
+            self._wait_for_turn()
 
     def answer_when_durable(self, done: Callable[[StoreError | None], object]) -> None:
+        """Like ``when_durable``, for a response that may be large: with many of them, further requests wait."""
         self._answers += 1
 
         def finish(error: StoreError | None) -> None:
             self._answers -= 1
             done(error)
             if (self._events or self._unread) and not self._has_turn_left:
-                self._has_turn_left = True
-                self.host.loop.call_soon(self.guard, self._take_turn)
+                self._wait_for_turn()
 
         self.when_durable(finish)
 
     def wrote(self, size_bytes: int) -> None:
+        """Note the size of output for the peer; it is sent at the end of the turn, or now if it is large."""
         self._written_bytes += size_bytes
-        if self._written_bytes > _MOST_WRITTEN_BYTES:
+        if self._written_bytes > _MAX_WRITTEN_BYTES:
             self.flush()
         elif not self._flushes_soon:
             self._flushes_soon = True
@@ -369,16 +564,21 @@ class AmqpConnection(Peer):
         self.flush()
 
     def hold(self, node: Node) -> None:
+        """Call ``on_credit`` of a node once its messages that wait for the session window have been sent."""
         self._held.add(node)
 
     def flush(self) -> None:
+        """Write the pending output to the transport."""
         self._written_bytes = 0
         if not self._is_lost and not self._penalty_s:
             data = self._engine.data_to_send()
             if data:
+                if self._trace is not None and not self._trace.sent(data):
+                    self._trace = None
                 self._transport.write(data)
 
     def tokens_changed(self) -> None:
+        """Handle a change of the tokens: set the timer for the next one that expires."""
         self._prove()
         if self._expiry is not None:
             self._expiry.cancel()
@@ -388,10 +588,13 @@ class AmqpConnection(Peer):
             self._expiry = self.host.loop.call_later(pause_s, self.guard, self._expire)
 
     def _prove(self) -> None:
-        """The peer has shown a key or a token that holds: it may have what a connection has."""
-        if self.claims:
-            self._engine.bounds = self._services.configuration.bounds
-            self._services.forget_unproven(self)
+        """Lift the limits of an unproven connection, once the peer has shown a valid key or token."""
+        if self.claims and not self._probation.is_over:
+            self._probation.is_over = True
+            self._engine.bounds = self._services.bounds
+            self._services.unproven.discard(self)
+            self._transport.set_write_buffer_limits(high=_WRITE_HIGH_BYTES)
+            self.on_proven()
 
     def recheck_claims(self) -> None:
         if self.claims.drop_revoked(self.gatekeeper.holds):
@@ -399,20 +602,30 @@ class AmqpConnection(Peer):
 
     def _revoke(self) -> None:
         reason = "the key that it was opened with was changed or removed"
-        _log.info("claims revoked, %d left", len(self.claims))
+        self.log_context().info("claims revoked remaining=%d", len(self.claims))
         self._end_unclaimed(UnauthorizedError(reason))
         if not self.claims:
             self._end(Error(Condition.UNAUTHORIZED_ACCESS, reason))
 
     def check_guesses(self, key: str) -> None:
-        self._services.guesses.check(self._address, key, self._protocol)
+        """Raise ``ServerBusyError`` if too many log-ins of this peer with such a key have failed."""
+        self._services.guesses.check(self.address, key, self._protocol)
+
+    def logged_in(self, key: str) -> None:
+        """Note a log-in with this key."""
+        self._services.guesses.succeeded(self.address, key)
 
     def penalty_s(self, key: str, reason: Exception) -> float:
-        return self._services.guesses.failed(self._address, key, self._protocol, reason)
+        """Note a failed log-in; return by how many seconds to delay the response."""
+        return self._services.guesses.failed(self.address, key, self._protocol, reason, self._peer)
 
     def session_token(self, link_name: object, address: Address, session_id: object) -> bytes | None:
+        """Return the lock token of the session that a link of the connection holds; ``None`` if it has no session.
+
+        Raise ``SessionLockLostError`` if the link does not hold the requested session.
+        """
         if not isinstance(session_id, str | None):
-            raise BadRequestError(f"a session id is text, and not {session_id!r:.100}")
+            raise BadRequestError(f"a session id must be text, got {session_id!r:.100}")
         for node in self._nodes.values():
             if isinstance(node, Consumer) and node.link.name == link_name and node.address == address:
                 if node.session is None:
@@ -423,7 +636,7 @@ class AmqpConnection(Peer):
             return None
         raise SessionLockLostError(f"the request comes from no link that holds session '{session_id}'", str(address))
 
-    # What the peer says.
+    # Events of the peer.
 
     def _authenticate(self, mechanism: str, response: bytes) -> SaslCode:
         if mechanism != PLAIN:
@@ -433,27 +646,34 @@ class AmqpConnection(Peer):
             self.check_guesses(name)
             self.claims.put("", self.gatekeeper.admit_key(name, key))
         except REFUSABLE as error:
-            self.counters.refused[refusal_of(error).condition] += 1
+            self.counters.refuse(refusal_of(error).condition)
             if isinstance(error, InvalidCredentialsError):
                 self._penalty_s = self.penalty_s(name, error)
-            return SaslCode.SYS_TEMP if isinstance(error, ServerBusyError) else SaslCode.AUTH
+            return SaslCode.SYS_TEMP if isinstance(error, ServerBusyError | StoreError) else SaslCode.AUTH
+        self.logged_in(name)
         self._prove()
         return SaslCode.OK
 
     def _opened(self, _event: ConnectionOpened) -> None:
         self._opening.cancel()
-        self._opening = self.host.loop.call_later(_TOKEN_WITHIN_S, self.guard, self._expect_token)
+        within_s = self._services.limits.token_timeout_s
+        self._opening = self.host.loop.call_later(within_s, self.guard, self._expect_token)
         self._engine.open()
-        self._beat()
+        self._keep_alive()
+        self.log_context().debug("connection opened protocol=%s", self._protocol)
 
-    def _closed(self, _event: ConnectionClosed) -> None:
+    def _closed(self, event: ConnectionClosed) -> None:
+        self.log_context().debug("connection closed by the peer error=%s", LogValue(event.error))
         self.flush()
-        self._hang_up()
+        self._disconnect()
 
     def _begun(self, event: SessionBegun) -> None:
         event.session.begin()
 
     def _ended(self, event: SessionEnded) -> None:
+        if event.violation is not None:
+            self.log_context().info("protocol violation, session ended error=%s", LogValue(event.violation))
+            self.counters.refuse(event.violation.condition, event.violation.bound)
         for link in [link for link in self._nodes if link.session is event.session]:
             self._forget(link)
 
@@ -466,6 +686,7 @@ class AmqpConnection(Peer):
             self.counters.links[before.kind] -= 1
         self._nodes[node.link] = node
         self.counters.links[node.kind] += 1
+        self._log_link("link attached kind=%s", node)
 
     def _detached(self, event: LinkDetached) -> None:
         self._forget(event.link)
@@ -475,7 +696,12 @@ class AmqpConnection(Peer):
         if node is not None:
             self._held.discard(node)
             self.counters.links[node.kind] -= 1
+            self._log_link("link detached kind=%s", node)
             node.on_detached()
+
+    def _log_link(self, text: str, node: Node) -> None:
+        if _log.isEnabledFor(logging.DEBUG):
+            self.log_context(node.link, node.path).debug(text, node.kind)
 
     def _credited(self, event: CreditGranted) -> None:
         node = self._nodes.get(event.link)
@@ -484,12 +710,16 @@ class AmqpConnection(Peer):
 
     def _delivered(self, delivery: Delivery) -> None:
         node = self._nodes.get(delivery.link)
-        if node is not None:
+        if node is None:
+            return
+        if node.prepare(delivery):
             node.on_delivery(delivery)
+        else:
+            self._events.appendleft(delivery)
 
     def _aborted(self, event: DeliveryAborted) -> None:
         if event.error is not None:
-            self.counters.refused[event.error.condition] += 1
+            self.counters.refuse(event.error.condition)
 
     def _disposed(self, event: DispositionReceived) -> None:
         answers: list[tuple[Delivery, object]] = []
@@ -498,90 +728,137 @@ class AmqpConnection(Peer):
             answer = None if node is None else node.settle(delivery, event.state)
             if answer is not None and not event.settled:
                 answers.append((delivery, answer))
-        if answers:
-            self.when_durable(partial(self._tell, answers))
+        if answers and self.host.has_withdrawn:  # all are refused: nothing was written
+            self._settle_in_time(answers)
+        elif answers:
+            self.when_durable(partial(self._settle_in_time, answers))
 
-    # What happens by itself.
+    # Background work.
 
     def _send_confirmations(self) -> None:
-        """Tell the outcomes of all messages that came together, when they are on disk together."""
+        """Settle all messages of this turn once they are durable, which takes one commit."""
         if self._confirmations:
-            batch, self._confirmations = self._confirmations, []
-            size, self._confirming_bytes = self._confirming_bytes, 0
-            self.when_durable(partial(self._confirm, batch, size))
+            batch = _Confirmations(self._confirmations, self._confirming_bytes)
+            self._confirmations, self._confirming_bytes = [], 0
+            self.when_durable(partial(self._confirm, batch), lambda commit: self._answer_overdue(batch, commit))
 
-    def _confirm(self, batch: list[tuple[Delivery, object]], size: int, error: StoreError | None) -> None:
-        self._unconfirmed_bytes -= size
+    def _confirm(self, batch: _Confirmations, error: StoreError | None) -> None:
+        self._unconfirmed_bytes -= batch.size
+        answers = batch.answers
         if error is not None:
-            batch = [each for each in batch if not self._rescue(each[0], error)]
-        self._tell(batch, error)
-        self._balance()
+            answers = [each for each in answers if not self._rescue(each[0], error)]
+        self._settle_in_time(answers, error)
+        self._throttle_reading()
+
+    def _answer_overdue(self, batch: _Confirmations, commit: CommitId) -> None:
+        """Answer the sends whose commit is overdue, as far as possible; the others wait for it."""
+        answers, batch.answers = batch.answers, []
+        for delivery, state in answers:
+            node = delivery.context
+            if isinstance(node, Producer) and node.on_overdue(delivery, commit):
+                batch.size -= len(delivery.payload)
+                self._unconfirmed_bytes -= len(delivery.payload)
+            else:
+                batch.answers.append((delivery, state))
+        if not self._is_lost:
+            self.flush()
+            self._throttle_reading()
+
+    def _settle_in_time(self, answers: list[tuple[Delivery, object]], error: StoreError | None = None) -> None:
+        """Settle messages now, or after the delay of an injected fault."""
+        if not self.host.faults:
+            self._settle(answers, error)
+            return
+        for delivery, outcome in answers:
+            node = self._nodes.get(delivery.link)
+            delay_s = 0.0 if node is None else node.delay_s()
+            if delay_s:
+                self._unconfirmed_bytes += len(delivery.payload)
+                settle = partial(self._settle_late, (delivery, outcome), error)
+                self.host.loop.call_later(delay_s, self.guard, settle)
+            else:
+                self._settle([(delivery, outcome)], error)
+
+    def _settle_late(self, answer: tuple[Delivery, object], error: StoreError | None) -> None:
+        self._unconfirmed_bytes -= len(answer[0].payload)
+        if not self._is_lost:
+            self._settle([answer], error)
+            self.flush()
+            self._throttle_reading()
 
     def _rescue(self, delivery: Delivery, error: StoreError) -> bool:
         node = self._nodes.get(delivery.link)
         return node is not None and node.rescue(delivery, error)
 
-    def _tell(self, answers: list[tuple[Delivery, object]], error: Exception | None = None) -> None:
-        """Settle messages, with these states or with the reason why they could not be kept."""
-        failure = None if error is None else Rejected(refusal_of(error).error)
+    def _settle(self, answers: list[tuple[Delivery, object]], error: Exception | None = None) -> None:
+        """Settle messages with these states, or reject them with the error that they could not be stored with."""
+        refusal = None if error is None else refusal_of(error)
+        failure = None if refusal is None else Rejected(refusal.error)
+        if refusal is not None:
+            self.counters.refuse(refusal.condition, refusal.limit, len(answers))
         peer = self._engine.peer
         is_small = peer is not None and peer.max_frame_size < _SMALL_FRAME_BYTES
-        for delivery, told in answers:
-            state = told if failure is None else failure
+        for delivery, outcome in answers:
+            state = outcome if failure is None else failure
             if is_small and peer is not None and isinstance(state, Rejected):
                 state = Rejected(shortened(state.error, peer.max_frame_size))
             delivery.link.settle(delivery, state)
 
-    def _balance(self) -> None:
-        """Stop reading from a peer that is ahead of the disk, or that does not read itself."""
-        too_much = (
+    def _throttle_reading(self) -> None:
+        """Stop reading from a peer that sends faster than the disk, or that does not read."""
+        is_overloaded = (
             self._unconfirmed_bytes > _MOST_UNCONFIRMED_BYTES
             or self._transport.get_write_buffer_size() > _MOST_UNSENT_BYTES
             or bool(self._events)
             or bool(self._unread)
         )
-        if too_much is self._is_reading and not self._is_lost:
-            self._is_reading = not too_much
-            if too_much:
+        if is_overloaded is self._is_reading and not self._is_lost:
+            self._is_reading = not is_overloaded
+            if is_overloaded:
                 self._transport.pause_reading()
             else:
                 self._transport.resume_reading()
 
-    def _beat(self) -> None:
-        """Keep the connection alive, and give it up when the peer has."""
+    def _keep_alive(self) -> None:
+        """Send heartbeats, and abort the connection if the peer sends none."""
         try:
             next_ms = self._engine.tick(self._monotonic_ms())
         except ProtocolError as error:
-            _log.info("a connection is given up: %s", error)
+            self.log_context().info("connection closed reason=%s", LogValue(error))
             self.flush()
             self._transport.abort()
             return
         self.flush()
         if next_ms is not None and not self._is_lost:
-            # The engine notices that something has come when it is asked, so it is asked often enough.
+            # The engine notices received bytes only in a tick, so there have to be enough ticks.
             longest_ms = (self._services.configuration.idle_time_out_ms or 60_000) // 2
             pause_s = min(max(0, next_ms - self._monotonic_ms()), longest_ms) / 1_000
-            self._heartbeat = self.host.loop.call_later(pause_s, self.guard, self._beat)
+            self._heartbeat = self.host.loop.call_later(pause_s, self.guard, self._keep_alive)
 
     def _monotonic_ms(self) -> int:
         return int(self.host.loop.time() * 1_000)
 
-    def _give_up(self) -> None:
-        _log.info("a connection was not opened within %d seconds", _OPEN_WITHIN_S)
+    def _time_out(self) -> None:
+        self.log_context().info('connection closed reason="not opened in time"')
+        self.counters.limits["token_timeout_s"] += 1
         self._transport.abort()
 
     def _expect_token(self) -> None:
         if not self.claims:
-            self._end(Error(Condition.UNAUTHORIZED_ACCESS, f"no token was put within {_TOKEN_WITHIN_S:.0f} seconds"))
+            self.counters.refuse(Condition.UNAUTHORIZED_ACCESS, "token_timeout_s")
+            within_s = self._services.limits.token_timeout_s
+            self._end(
+                Error(Condition.UNAUTHORIZED_ACCESS, f"no token was put within {within_s:g} seconds (token_timeout_s)")
+            )
 
     def _expire(self) -> None:
-        """A token has ended: the links that lived by it end too."""
+        """Drop expired tokens, and detach the links that depend on them."""
         self.claims.drop_expired(self.host.wall_ms())
         self._end_unclaimed(UnauthorizedError("ExpiredToken: the token has expired, and no new one was put"))
         self.tokens_changed()
 
     def _end_unclaimed(self, error: UnauthorizedError) -> None:
-        """Detach the links that nothing allows any more."""
+        """Detach the links that no token allows any more."""
         for node in [*self._nodes.values()]:
             if not all(self.allows(path, rights) for path, rights in node.needs):
                 self._forget(node.link)
@@ -591,12 +868,20 @@ class AmqpConnection(Peer):
     def _end(self, error: Error) -> None:
         self._engine.close(error=error)
         self.flush()
-        self._hang_up()
+        self._disconnect()
 
-    def _hang_up(self) -> None:
-        """Close when the peer has read what was said; and when it does not read, all the same."""
+    def _disconnect(self) -> None:
+        """Close the transport once the output is sent; abort it if the peer does not read it in time."""
         for node in [*self._nodes.values()]:
             self._forget(node.link)
         self._transport.close()
-        if self._farewell is None and not self._is_lost:
-            self._farewell = self.host.loop.call_later(_READ_WITHIN_S, self._transport.abort)
+        if self._abort_timer is None and not self._is_lost:
+            self._abort_timer = self.host.loop.call_later(_READ_WITHIN_S, self._transport.abort)
+
+
+def _path_of(link: Link) -> str | None:
+    """Return the address that the peer attached a link to, if it named one."""
+    attach = link.peer
+    terminus = None if attach is None else attach.target if link.role == RECEIVER else attach.source
+    address = getattr(terminus, "address", None)
+    return address if isinstance(address, str) else None

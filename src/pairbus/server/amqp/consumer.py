@@ -1,41 +1,157 @@
-"""The server's end of a link that we send messages on."""
+"""The server's end of a link on which we send messages."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import Final
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
 
-from pairbus.broker import Address, Disposition, SessionGrant, Settle, Verdict
-from pairbus.broker import Delivery as Message
+from pairbus.broker import COMPLETE, Address, SessionGrant, SettlementKind, SettlementRequest, SettleOperation
+from pairbus.broker import DeliveredMessage as Message
+from pairbus.broker.errors import DESCRIPTION_PROPERTY, REASON_PROPERTY
 from pairbus.server.amqp.node import Need, Node
-from pairbus.server.amqp.peer import Peer
-from pairbus.server.amqp.verdicts import echo_of, verdict_of
-from pairbus.server.dispatcher import SHARE, Receiver
-from pairbus.server.errors import REFUSABLE, refusal_of
-from pairbus.server.messages import delivered_payload
-from pairbus.server.metering import ReceiveToll
+from pairbus.server.dispatcher import SHARE, SessionWaiter, WaitingReceiver
+from pairbus.server.errors import REFUSABLE, BadRequestError, OperationTimeoutError, refusal_of
+from pairbus.server.log_context import ContextLog
+from pairbus.server.messages import delivered_payload, values_from_wire
+from pairbus.server.metering import ReceiveMeter
 from pairbus.store import StoreError
-from pairbus.wire import RELEASED, Delivery, Link, MessageTooLargeError, Received, Rejected, TransactionalState
+from pairbus.wire import (
+    RELEASED,
+    Accepted,
+    Delivery,
+    Link,
+    MessageTooLargeError,
+    Modified,
+    Received,
+    Rejected,
+    Released,
+    TransactionalState,
+)
+
+if TYPE_CHECKING:
+    from pairbus.server.amqp.connection import ServerConnection
+
+_RELEASE: Final = SettlementRequest(disposition=SettlementKind.RELEASE)
+
+
+def verdict_of(state: object) -> SettlementRequest:
+    """Return the settlement that a delivery state requests; raises ``BadRequestError`` for other states."""
+    match state:
+        case Accepted():
+            return COMPLETE
+        case Released():
+            return _RELEASE
+        case Modified():
+            disposition = SettlementKind.DEFER if state.undeliverable_here else SettlementKind.ABANDON
+            return SettlementRequest(
+                disposition=disposition, properties=values_from_wire(state.message_annotations or {})
+            )
+        case Rejected():
+            return _dead_letter(state)
+    raise BadRequestError(f"{type(state).__name__} is not an outcome that settles a message")
+
+
+def _dead_letter(state: Rejected) -> SettlementRequest:
+    """Return a dead-letter settlement for a rejected message, with the receiver's reason; the condition is ignored."""
+    info: dict[Any, Any] = dict((state.error.info or {}) if state.error is not None else {})
+    reason = info.pop(REASON_PROPERTY, None)
+    description = info.pop(DESCRIPTION_PROPERTY, None)
+    if description is None and state.error is not None:
+        description = state.error.description
+    return SettlementRequest(
+        disposition=SettlementKind.DEAD_LETTER,
+        properties=values_from_wire(info),
+        reason=_text(reason),
+        description=_text(description),
+    )
+
+
+def _text(value: object) -> str | None:
+    return None if value is None else str(value)
+
+
+def echo_of(state: object) -> object:
+    """Return the state that confirms a settlement: the same outcome, without its fields."""
+    match state:
+        case Rejected():
+            return Rejected()
+        case Modified():
+            return Modified(delivery_failed=state.delivery_failed, undeliverable_here=state.undeliverable_here)
+    return state
+
+
+class SessionWait(Node, SessionWaiter):
+    """Delays the answer to an attach until a session is available, or the timeout expires."""
+
+    kind = "session-wait"
+
+    def __init__(
+        self,
+        connection: ServerConnection,
+        link: Link,
+        path: str,
+        needs: tuple[Need, ...],
+        address: Address,
+        timeout_ms: int,
+        granted: Callable[[SessionGrant], None],
+        *,
+        session_expires: bool,
+    ) -> None:
+        Node.__init__(self, link, path, needs)
+        self.address = address
+        self.session_expires = session_expires
+        self._connection = connection
+        self._granted = granted
+        self._timer = connection.host.loop.call_later(timeout_ms / 1_000, connection.guard, self._time_out)
+        connection.dispatcher.count(address)
+        connection.dispatcher.add_waiter(self)
+
+    def grant(self, grant: SessionGrant) -> None:
+        self._finish()
+        self._connection.attempt(self.link, partial(self._granted, grant))
+
+    def refuse(self, error: Exception) -> None:
+        self._finish()
+        self._connection.guard(partial(self.link.refuse, refusal_of(error).error))
+        self._connection.flush()
+
+    def log_context(self) -> ContextLog:
+        return self._connection.log_context(self.link, self.path)
+
+    def on_detached(self) -> None:
+        self._finish()
+
+    def _time_out(self) -> None:
+        self.refuse(OperationTimeoutError(f"no session of '{self.address}' became available within the timeout"))
+
+    def _finish(self) -> None:
+        if not self._timer.cancelled():
+            self._timer.cancel()
+            self._connection.dispatcher.remove_waiter(self)
+            self._connection.dispatcher.discount(self.address)
+
 
 _TAG_BYTES: Final = 16
-"""As long as a lock token: SDKs read the tag as a GUID in every receive mode."""
+"""Length of a lock token: SDKs read the tag as a GUID in every receive mode."""
 _MOST_UNSETTLED: Final = 10_000
-"""What a receiver may leave unsettled; then the oldest, whose locks have long ended, are forgotten."""
+"""Most deliveries that a receiver may leave unsettled; beyond it the oldest, whose locks have long expired, are
+dropped.
+"""
 _AT_ONCE_BYTES: Final = 1024 * 1024
-"""How much is taken from the broker before it is seen whether the peer reads."""
-
-_RELEASE: Final = Verdict(disposition=Disposition.RELEASE)
+"""Bytes taken from the broker before the peer's reading is checked again."""
 
 
-class Consumer(Node, Receiver):
-    """Takes messages from the broker as the link has credit, and passes on what the receiver says of them."""
+class Consumer(Node, WaitingReceiver):
+    """Takes messages from the broker as the link has credit, and passes the receiver's settlements on."""
 
     kind = "receiver"
 
     def __init__(
         self,
-        peer: Peer,
+        connection: ServerConnection,
         link: Link,
         path: str,
         needs: tuple[Need, ...],
@@ -47,46 +163,69 @@ class Consumer(Node, Receiver):
         Node.__init__(self, link, path, needs)
         self.address = address
         self.session = session
-        self._peer = peer
+        self._connection = connection
         self._deletes = deletes
         self._taken = 0
-        """Messages that are ours for good and go out when that is on disk."""
+        """Messages that were received and deleted, to be sent once their removal is on disk."""
         self._taken_bytes = 0
         self._usual_bytes = _AT_ONCE_BYTES // SHARE
-        """How large a message is, going by the largest one of the last few."""
+        """Estimated message size: the largest of the last few."""
         self._unsettled: dict[Delivery, int] = {}
-        """What the receiver has, and until when it is locked."""
+        """Unsettled deliveries, and the expiry of their locks."""
         self.is_lost = False
         self._is_forgotten = False
-        self._toll = None if peer.meter is None else ReceiveToll(peer.meter, address, peer.claims.who(path))
+        self._toll = (
+            None if connection.meter is None else ReceiveMeter(connection.meter, address, connection.claims.who(path))
+        )
         self._was_served = False
-        """Whether something was given of the credit that is there now."""
-        peer.dispatcher.count(address)
-        peer.dispatcher.add(self)
+        """True if a message was delivered under the current credit."""
+        self._delay: asyncio.TimerHandle | None = None
+        """The delay of an injected fault, after which it takes messages."""
+        self._is_delayed = True
+        """True if a fault that delays deliveries applies now: not at the end of the delay."""
+        connection.dispatcher.count(address)
+        connection.dispatcher.add(self)
 
-    # Messages out.
+    # Delivery.
 
     def wants(self) -> bool:
-        """Whether there is credit, nothing waits for the session's window, and the peer reads."""
+        """Return whether there is credit, nothing waits for the session's window, and the peer reads."""
         link = self.link
         if link.queued:
-            self._peer.hold(self)
+            self._connection.hold(self)
             return False
         return (
             link.can_send
             and link.credit > self._taken
             and self._taken_bytes < _AT_ONCE_BYTES
-            and self._peer.is_writable
-            and not self._peer.is_draining
+            and self._connection.is_writable
+            and not self._connection.is_draining
+            and not self._connection.host.is_paused
+            and not (self._connection.host.faults and self._waits_for_delay())
         )
 
-    def take(self, most: int) -> int:
-        host = self._peer.host
+    def _waits_for_delay(self) -> bool:
+        """Return whether a fault delays what could be received now, and begin the delay if it has not begun."""
+        if self._delay is None and self._is_delayed and (delay_s := self._connection.host.delay_s(self.address)):
+            self._delay = self._connection.host.loop.call_later(delay_s, self._connection.guard, self._end_delay)
+        return self._delay is not None
+
+    def _end_delay(self) -> None:
+        self._delay, self._is_delayed = None, False
+        try:
+            if not self._is_forgotten:
+                self.on_credit()
+                self._connection.flush()
+        finally:
+            self._is_delayed = True
+
+    def take(self, max_count: int) -> int:
+        host = self._connection.host
         fitting = max(1, _AT_ONCE_BYTES // self._usual_bytes)
         try:
-            messages = host.namespace.receive(
+            messages = host.use_namespace().receive(
                 self.address,
-                min(most, self.link.credit - self._taken, fitting),
+                min(max_count, self.link.credit - self._taken, fitting),
                 host.now_ms(),
                 delete=self._deletes,
                 session_token=None if self.session is None else self.session.session_token,
@@ -96,6 +235,7 @@ class Consumer(Node, Receiver):
             return 0
         if not messages:
             return 0
+        self._connection.dispatcher.note_taken(self.address, len(messages))
         self._usual_bytes = max([len(message.body) for message in messages], default=0) or 1
         if self._deletes:
             self._send_when_gone(messages)
@@ -107,24 +247,24 @@ class Consumer(Node, Receiver):
         sizes: list[int] = []
         try:
             for message in messages:
-                sizes.append(self._send(message))  # noqa: PERF401 (what was sent is counted, whatever comes then)
-        except MessageTooLargeError as error:  # for this receiver; others may take it
+                sizes.append(self._send(message))  # noqa: PERF401 (what was sent is counted even if a later one fails)
+        except MessageTooLargeError as error:  # for this receiver; others may accept it
             self._give_back(message.lock_token for message in messages[len(sizes) :])
             self.lose(error)
         self._count(messages, sizes)
 
     def _count(self, messages: Sequence[Message], sizes: Sequence[int]) -> None:
-        """What was sent of them, which may be fewer."""
+        """Count the messages that were sent, which may be fewer."""
         if not sizes:
             return
-        counters = self._peer.counters
+        counters = self._connection.counters
         counters.messages_delivered += len(sizes)
         counters.bytes_delivered += sum(sizes)
         if self._toll is not None:
             self._toll.given(messages, sizes)
 
     def _send(self, message: Message) -> int:
-        """Its size on the wire."""
+        """Send a message; return its size on the wire."""
         payload = delivered_payload(message, self.address)
         token = message.lock_token
         tag = message.record.sequence.to_bytes(_TAG_BYTES) if token is None else token
@@ -135,17 +275,17 @@ class Consumer(Node, Receiver):
             if len(self._unsettled) > _MOST_UNSETTLED:
                 self._drop_oldest()
         self._was_served = self.link.credit > 0
-        self._peer.wrote(len(payload))
+        self._connection.wrote(len(payload))
         return len(payload)
 
     def _drop_oldest(self) -> None:
         oldest, until_ms = next(iter(self._unsettled.items()))
-        if self.session is None and until_ms < self._peer.host.now_ms():
+        if self.session is None and until_ms < self._connection.host.now_ms():
             del self._unsettled[oldest]
             self.link.settle(oldest, RELEASED)
 
     def _send_when_gone(self, messages: Sequence[Message]) -> None:
-        """Received and deleted means at most once: a message goes out when its removal is on disk, not before."""
+        """Send messages once their removal is on disk: receive-and-delete means at most once."""
         size = sum([len(message.body) for message in messages])
         self._taken += len(messages)
         self._taken_bytes += size
@@ -157,17 +297,19 @@ class Consumer(Node, Receiver):
                 self._count(messages, [*map(self._send, messages)])
             self.on_credit()
 
-        self._peer.when_durable(done)
+        self._connection.when_durable(done)
 
     def on_credit(self) -> None:
         if self.wants() and self.take(SHARE):
-            self._peer.host.loop.call_soon(self._peer.guard, self.on_credit)  # others have their turn in between
-        elif self.link.drain and not self._taken and self._peer.is_writable and self.link.is_attached:
+            self._connection.host.loop.call_soon(
+                self._connection.guard, self.on_credit
+            )  # other receivers have their turn in between
+        elif self.link.drain and not self._taken and self._connection.is_writable and self.link.is_attached:
             if self._toll is not None and self.link.credit and not self._was_served:
                 self._toll.went_empty()
             self.link.drained()
             self._was_served = False
-            self._peer.flush()
+            self._connection.flush()
 
     def on_writable(self) -> None:
         self.on_credit()
@@ -177,9 +319,15 @@ class Consumer(Node, Receiver):
             self.is_lost = True
             self._forget()
             self.link.detach(error=refusal_of(error).error)
-            self._peer.flush()
+            self._connection.flush()
 
-    # The receiver's word.
+    def log_context(self) -> ContextLog:
+        return self._connection.log_context(self.link, self.path)
+
+    # Settlement.
+
+    def delay_s(self) -> float:
+        return self._connection.host.delay_s(self.address)
 
     def settle(self, delivery: Delivery, state: object) -> object:
         if delivery not in self._unsettled or state is None or isinstance(state, Received):
@@ -189,44 +337,48 @@ class Consumer(Node, Receiver):
             if isinstance(state, TransactionalState):
                 return self._enlist(delivery, state)
             verdict = verdict_of(state)
-            host = self._peer.host
-            host.namespace.settle(self.address, delivery.context, host.now_ms(), verdict)
+            host = self._connection.host
+            if host.has_withdrawn:
+                host.check_stalled(self.address)
+            host.use_namespace().settle(self.address, delivery.context, host.now_ms(), verdict)
         except REFUSABLE as error:
             refusal = refusal_of(error)
-            self._peer.counters.refused[refusal.condition] += 1
+            self._connection.counters.refuse(refusal.condition, refusal.limit)
             return Rejected(refusal.error)
-        self._peer.counters.settled[verdict.disposition.name.lower()] += 1
+        self._connection.counters.settled[verdict.disposition.name.lower()] += 1
         if self._toll is not None:
             self._toll.settled()
         return echo_of(state)
 
     def _enlist(self, delivery: Delivery, state: TransactionalState) -> object:
-        operation = Settle(self.address, delivery.context, verdict_of(state.outcome))
-        self._peer.transactions.enlist(state.txn_id, operation)
+        operation = SettleOperation(self.address, delivery.context, verdict_of(state.outcome))
+        self._connection.transactions.enlist(state.txn_id, operation)
         return TransactionalState(txn_id=state.txn_id, outcome=echo_of(state.outcome))
 
     def on_detached(self) -> None:
         self._forget()
 
     def _forget(self) -> None:
-        """Give back what the receiver cannot have seen, and its session with all that it had of it."""
+        """Release what the receiver cannot have seen, and its session."""
         if self._is_forgotten:
             return
         self._is_forgotten = True
-        self._peer.dispatcher.remove(self)
-        self._peer.dispatcher.discount(self.address)
-        host = self._peer.host
+        if self._delay is not None:
+            self._delay.cancel()
+        self._connection.dispatcher.remove(self)
+        self._connection.dispatcher.discount(self.address)
+        host = self._connection.host
         unsent = [delivery.context for delivery in self._unsettled if delivery.delivery_id < 0]
         self._unsettled.clear()
         if self.session is None:
             self._give_back(unsent)
         else:
-            with suppress(*REFUSABLE):  # its lock has ended already, or the entity
-                host.namespace.release_session(self.address, self.session.session_token, host.now_ms())
+            with suppress(*REFUSABLE):  # its lock, or the entity, is already gone
+                host.use_namespace().release_session(self.address, self.session.session_token, host.now_ms())
 
     def _give_back(self, tokens: Iterable[bytes | None]) -> None:
-        """Release messages that the receiver has not got."""
-        host = self._peer.host
+        """Release messages that were not sent to the receiver."""
+        host = self._connection.host
         for token in tokens:
-            with suppress(*REFUSABLE):  # its lock has ended already, or the entity
-                host.namespace.settle(self.address, token or b"", host.now_ms(), _RELEASE)
+            with suppress(*REFUSABLE):  # its lock, or the entity, is already gone
+                host.use_namespace().settle(self.address, token or b"", host.now_ms(), _RELEASE)

@@ -1,4 +1,4 @@
-"""What a request shows to be let in."""
+"""Credentials of a request."""
 
 from __future__ import annotations
 
@@ -12,9 +12,15 @@ from starlette.requests import Request
 
 from pairbus.broker import Right
 from pairbus.dialect.sas import SasTokenError, parse_sas_token
-from pairbus.server.access import Gatekeeper, Grant
+from pairbus.server.access import Authorizer, Grant
+from pairbus.server.audit import Actor
 from pairbus.server.errors import InvalidCredentialsError, UnauthorizedError
-from pairbus.server.guesses import Guesses
+from pairbus.server.log_context import peer_of
+from pairbus.server.peer_limits import LoginLimiter
+from pairbus.store import StoreError
+
+KNOWN: Final = "is_known"
+"""Key of a request's state: whether it had a valid key or token."""
 
 _BASIC: Final = "basic"
 _BEARER: Final = "bearer"
@@ -23,13 +29,13 @@ _PROTOCOL: Final = "http"
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """The value of an authorization header, checked anew for each address that a request touches."""
+    """The value of an authorization header, checked again for each address that a request touches."""
 
-    gatekeeper: Gatekeeper
+    gatekeeper: Authorizer
     text: str | None = field(repr=False)
 
     def require(self, path: str, right: Right, now_ms: int) -> None:
-        """Raise ``UnauthorizedError`` unless they allow it. Whether the entity is there plays no part."""
+        """Raise ``UnauthorizedError`` unless they grant the right, whether or not the entity exists."""
         if self.text is None:
             raise UnauthorizedError("the request has no authorization")
         path = path.strip("/").lower()
@@ -43,6 +49,19 @@ class Credentials:
             return False
         return True
 
+    def grant(self, path: str) -> Grant | None:
+        """Return what they grant at a path; ``None`` if they are missing or invalid, or the store cannot be read."""
+        try:
+            return None if self.text is None else self._grant(self.text, path.strip("/").lower())
+        except (UnauthorizedError, StoreError):
+            return None
+
+    def actor(self, request: Request, path: str) -> Actor:
+        """Return the sender of a request, for the audit log. A key name is only named if the key was valid."""
+        grant = self.grant(path)
+        who, rights = ("", ()) if grant is None else (grant.who, tuple(sorted(grant.rights)))
+        return Actor(who=who, rights=rights, peer=peer_of(request.client), protocol=_PROTOCOL)
+
     def _grant(self, text: str, path: str) -> Grant:
         scheme, _, rest = text.partition(" ")
         if scheme.lower() == _BASIC:
@@ -53,7 +72,7 @@ class Credentials:
 
 
 def key_name_of(text: str | None) -> str:
-    """The name of the key in an authorization that holds, for the books; empty where it has none."""
+    """Return the key name in a valid authorization, for the ledger; empty if it has none."""
     scheme, _, rest = (text or "").partition(" ")
     try:
         if scheme.lower() == _BASIC:
@@ -64,26 +83,31 @@ def key_name_of(text: str | None) -> str:
 
 
 def _key(encoded: str) -> tuple[str, str]:
-    """The name and the value of a key, as a browser or a monitoring system sends them."""
+    """Return the name and the value of a key, as a browser or a monitoring system sends them."""
     try:
         name, _, key = base64.b64decode(encoded.strip(), validate=True).decode().partition(":")
     except (binascii.Error, ValueError):
-        raise UnauthorizedError("the basic authorization cannot be read") from None
+        raise UnauthorizedError("the basic authorization cannot be parsed") from None
     return name, key
 
 
-def check_guesses(guesses: Guesses, request: Request) -> None:
-    """Raise ``ServerBusyError`` if too many log-ins of the peer have failed, and the request is another one."""
+def check_guesses(guesses: LoginLimiter, request: Request) -> None:
+    """Raise ``ServerBusyError`` if too many logins of the peer have failed, and the request is another one."""
     text = request.headers.get("authorization")
     if text is not None:
         guesses.check(_address(request), key_name_of(text), _PROTOCOL)
 
 
-async def hold_back(guesses: Guesses, request: Request, error: InvalidCredentialsError) -> None:
-    """Note a failed log-in, and wait as long as its answer is to be held back."""
-    await asyncio.sleep(
-        guesses.failed(_address(request), key_name_of(request.headers.get("authorization")), _PROTOCOL, error)
-    )
+def note_known(guesses: LoginLimiter, request: Request) -> None:
+    """Record that a request had a valid key or token."""
+    guesses.succeeded(_address(request), key_name_of(request.headers.get("authorization")))
+    setattr(request.state, KNOWN, True)
+
+
+async def hold_back(guesses: LoginLimiter, request: Request, error: InvalidCredentialsError) -> None:
+    """Record a failed login, and wait for the delay of its response."""
+    key = key_name_of(request.headers.get("authorization"))
+    await asyncio.sleep(guesses.failed(_address(request), key, _PROTOCOL, error, peer_of(request.client)))
 
 
 def _address(request: Request) -> str:

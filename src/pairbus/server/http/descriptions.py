@@ -1,26 +1,52 @@
-"""The broker's descriptions as the management API's, and back."""
+"""Conversion between the broker's descriptions and those of the management API."""
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, Final
+from uuid import UUID
 
 from pairbus.broker import (
+    DEFAULT_RULE,
     AuthorizationRule,
+    CorrelationFilter,
     EntityDescription,
     EntityInfo,
     EntityStatus,
+    FalseFilter,
+    FilterDescription,
+    Instant,
     InvalidDescriptionError,
     Limits,
     QueueDescription,
     Right,
+    RuleDescription,
+    Span,
+    SqlActionDescription,
+    SqlFilterDescription,
     SubscriptionDescription,
     TopicDescription,
+    TrueFilter,
+    Value,
+    ZonelessInstant,
 )
-from pairbus.dialect.atom import QUEUE, SUBSCRIPTION, TOPIC, Table, Values
-from pairbus.dialect.entity_path import path_within
-from pairbus.server.keys import fresh_key
+from pairbus.broker.descriptions import KIND_OF
+from pairbus.dialect.atom import QUEUE, SUBSCRIPTION, TOPIC, Table, TypedValue, Values, ValueType, Zoneless
+from pairbus.dialect.atom.rules import (
+    COMPATIBILITY_LEVEL,
+    CORRELATION_FILTER,
+    EMPTY_ACTION,
+    FALSE_FILTER,
+    SQL_ACTION,
+    SQL_FILTER,
+    TRUE_FILTER,
+)
+from pairbus.dialect.paths import path_within
+from pairbus.entity_settings import ENTITY_SETTINGS, FIXED, FORWARDING, STATUSES
+from pairbus.server.access import fresh_key
+from pairbus.server.errors import BadRequestError
 
 TABLES: Final[dict[type[EntityDescription], Table]] = {
     QueueDescription: QUEUE,
@@ -30,32 +56,13 @@ TABLES: Final[dict[type[EntityDescription], Table]] = {
 _DESCRIPTIONS: Final[dict[str, type[EntityDescription]]] = {
     table.name: description for description, table in TABLES.items()
 }
-_STATUSES: Final = {
-    EntityStatus.ACTIVE: "Active",
-    EntityStatus.DISABLED: "Disabled",
-    EntityStatus.SEND_DISABLED: "SendDisabled",
-    EntityStatus.RECEIVE_DISABLED: "ReceiveDisabled",
-}
+_STATUSES: Final = {EntityStatus(own): word for own, word in STATUSES.items()}
 _STATUS_WORDS: Final = {word: status for status, word in _STATUSES.items()}
-_FIXED: Final = ("requires_session", "requires_duplicate_detection", "partitioned")
-"""What an update may leave out, because it cannot change."""
-
-# What the service has and this one does not: always the same.
-_CONSTANTS: Final[dict[type[EntityDescription], Values]] = {
-    QueueDescription: {"anonymous_access": False, "support_ordering": True},
-    TopicDescription: {
-        "anonymous_access": False,
-        "filtering_before_publishing": False,
-        "subscription_partitioning": False,
-    },
-    SubscriptionDescription: {},
-}
 _KILOBYTE: Final = 1024
-FORWARDING: Final = ("forward_to", "forward_dead_letters_to")
 
 
 def settings_of(description: EntityDescription, limits: Limits) -> dict[str, Any]:
-    """What was, or could have been, asked for. Entities to forward to are given by their paths."""
+    """Return the settings that a client could have requested. Forwarding targets are given by their paths."""
     values = {field.name: getattr(description, field.name) for field in fields(description)}
     values["status"] = _STATUSES[description.status]
     values["user_metadata"] = description.user_metadata or None
@@ -68,9 +75,10 @@ def settings_of(description: EntityDescription, limits: Limits) -> dict[str, Any
 
 
 def state_of(info: EntityInfo, api_version: str) -> dict[str, Any]:
-    """What only the service can say."""
+    """Return the properties that only the service sets."""
     values = {
-        **_CONSTANTS[type(info.description)],
+        **{each.name: each.default for each in ENTITY_SETTINGS if KIND_OF[type(info.description)] in each.fixed_for},
+        "anonymous_access": False,
         "availability": "Available",
         "created_ms": info.created_ms,
         "updated_ms": info.updated_ms,
@@ -94,12 +102,12 @@ def state_of(info: EntityInfo, api_version: str) -> dict[str, Any]:
 def description_of(
     table: Table, values: Values, limits: Limits, path: str, before: EntityDescription | None = None
 ) -> EntityDescription:
-    """The broker's description. What is not given gets its default, save what an update cannot change anyway."""
+    """Return the broker's description. Omitted settings get defaults, except those that an update cannot change."""
     kind = _DESCRIPTIONS[table.name]
     known = {field.name for field in fields(kind)}
     given = {name: value for name, value in values.items() if name in known}
     if type(before) is kind:
-        given = {name: getattr(before, name) for name in _FIXED if hasattr(before, name)} | given
+        given = {name: getattr(before, name) for name in FIXED if hasattr(before, name)} | given
     if "status" in given:
         given["status"] = _status(given["status"], path)
     for name in FORWARDING:
@@ -108,8 +116,8 @@ def description_of(
     if "authorization_rules" in given:
         given["authorization_rules"] = _keys(given["authorization_rules"], before)
     if "max_message_kilobytes" in values:
-        most_bytes = values["max_message_kilobytes"] * _KILOBYTE
-        given["max_message_bytes"] = None if most_bytes == limits.message_bytes else most_bytes
+        max_bytes = values["max_message_kilobytes"] * _KILOBYTE
+        given["max_message_bytes"] = None if max_bytes == limits.message_bytes else max_bytes
     if given.get("partitioned") and "max_size_megabytes" in given:
         given["max_size_megabytes"] = _without_scale(given["max_size_megabytes"], limits)
     return kind(**given)
@@ -123,18 +131,18 @@ def _status(word: str, path: str) -> EntityStatus:
 
 
 def path_of_target(address: str) -> str | None:
-    """The path of an entity that is given with or without the server's address."""
+    """Return the path of an entity that is given with or without the server's address."""
     return path_within(address.strip()) or None
 
 
 def _scale(limits: Limits) -> int:
-    """How many times its size a partitioned entity is said to have, where that cannot be taken for another size."""
+    """Return the factor of a partitioned entity's reported size, if that cannot be mistaken for another size."""
     sizes = limits.entity_megabytes
     return limits.partitions if sizes and min(sizes) * limits.partitions > max(sizes) else 1
 
 
 def _without_scale(megabytes: int, limits: Limits) -> int:
-    """An update repeats what was said."""
+    """Return the size without that factor: an update repeats the reported size."""
     once, rest = divmod(megabytes, _scale(limits))
     return once if not rest and once in limits.entity_megabytes else megabytes
 
@@ -154,7 +162,7 @@ def key_values(rule: AuthorizationRule) -> dict[str, Any]:
 
 
 def key_of(values: Mapping[str, Any], before: AuthorizationRule | None = None) -> AuthorizationRule:
-    """A rule; keys that are not given stay as they were, or are made."""
+    """Return a key rule; keys that are not given stay unchanged, or are generated."""
     return AuthorizationRule(
         name=values.get("name", ""),
         rights=tuple(dict.fromkeys(Right(right.lower()) for right in values.get("rights", ()))),
@@ -167,3 +175,113 @@ def _keys(rules: Iterable[Values], before: EntityDescription | None) -> tuple[Au
     known: Sequence[AuthorizationRule] = getattr(before, "authorization_rules", ())
     by_name = {rule.name.lower(): rule for rule in known}
     return tuple(key_of(values, by_name.get(values.get("name", "").lower())) for values in rules)
+
+
+_INT32: Final = range(-(2**31), 2**31)
+_LEVEL: Final = {"compatibility_level": COMPATIBILITY_LEVEL}
+_TRUE: Final = {"type": TRUE_FILTER, "expression": "1=1", **_LEVEL}
+_FALSE: Final = {"type": FALSE_FILTER, "expression": "1=0", **_LEVEL}
+
+
+def rule_values(rule: RuleDescription) -> dict[str, Any]:
+    return {"name": rule.name, "filter": _filter_values(rule.filter), "action": _action_values(rule.action)}
+
+
+def rule_of(values: Values, name: str | None = None) -> RuleDescription:
+    """Return the broker's rule, under the name in the path; raises ``BadRequestError``."""
+    return RuleDescription(
+        name=values.get("name", DEFAULT_RULE) if name is None else name,
+        filter=_filter_of(values["filter"]) if "filter" in values else TrueFilter(),
+        action=_action_of(values["action"]) if "action" in values else None,
+    )
+
+
+def _filter_values(description: FilterDescription) -> Values:
+    match description:
+        case TrueFilter():
+            return _TRUE
+        case FalseFilter():
+            return _FALSE
+        case SqlFilterDescription(expression, parameters):
+            return {"type": SQL_FILTER, "expression": expression, "parameters": _typed(parameters), **_LEVEL}
+        case CorrelationFilter():
+            texts = {field.name: getattr(description, field.name) for field in fields(description)}
+            return texts | {"type": CORRELATION_FILTER, "properties": _typed(description.properties)}
+
+
+def _action_values(description: SqlActionDescription | None) -> Values:
+    if description is None:
+        return {"type": EMPTY_ACTION}
+    parameters = _typed(description.parameters)
+    return {"type": SQL_ACTION, "expression": description.expression, "parameters": parameters, **_LEVEL}
+
+
+def _filter_of(values: Values) -> FilterDescription:
+    match values["type"]:
+        case "TrueFilter":
+            return TrueFilter()
+        case "FalseFilter":
+            return FalseFilter()
+        case "SqlFilter":
+            return SqlFilterDescription(_expression(values, "Filter"), _plain(values.get("parameters", {})))
+        case _:
+            given = {name: value for name, value in values.items() if name not in {"type", "properties"}}
+            return CorrelationFilter(**given, properties=_plain(values.get("properties", {})))
+
+
+def _action_of(values: Values) -> SqlActionDescription | None:
+    if values["type"] == EMPTY_ACTION:
+        return None
+    return SqlActionDescription(_expression(values, "Action"), _plain(values.get("parameters", {})))
+
+
+def _expression(values: Values, element: str) -> str:
+    expression = values.get("expression")
+    if not isinstance(expression, str):
+        raise BadRequestError(f"{element} needs an SqlExpression")
+    return expression
+
+
+# Values: times are numbers whose class says what they are.
+
+
+def _typed(values: Mapping[str, Value]) -> dict[str, TypedValue]:
+    return {name: _typed_value(value) for name, value in values.items()}
+
+
+def _typed_value(value: Value) -> TypedValue:
+    match value:
+        case bool():
+            return TypedValue(ValueType.BOOLEAN, value)
+        case ZonelessInstant():
+            return TypedValue(ValueType.DATE_TIME, Zoneless(value))
+        case Instant():
+            return TypedValue(ValueType.DATE_TIME, int(value))
+        case Span():
+            return TypedValue(ValueType.DURATION, int(value))
+        case int():
+            return TypedValue(ValueType.INT if value in _INT32 else ValueType.LONG, value)
+        case float():
+            return TypedValue(ValueType.DOUBLE, value)
+        case UUID():
+            return TypedValue(ValueType.STRING, str(value))
+        case bytes():
+            return TypedValue(ValueType.STRING, base64.b64encode(value).decode())
+        case str() | None:
+            return TypedValue(ValueType.STRING, value)
+
+
+def _plain(values: Mapping[str, TypedValue]) -> dict[str, Value]:
+    return {name: _plain_value(value) for name, value in values.items()}
+
+
+def _plain_value(typed: TypedValue) -> Value:
+    match typed:
+        case TypedValue(ValueType.DATE_TIME, Zoneless(value)):
+            return ZonelessInstant(value)
+        case TypedValue(ValueType.DATE_TIME, int(value)):
+            return Instant(value)
+        case TypedValue(ValueType.DURATION, int(value)):
+            return Span(value)
+        case _:
+            return typed.value

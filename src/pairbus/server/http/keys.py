@@ -15,20 +15,18 @@ from pairbus.broker import (
     InvalidOperationError,
     Right,
 )
-from pairbus.dialect.atom import AUTHORIZATION_RULE, Entry, Feed
-from pairbus.server.http.answers import empty_answer, entry_answer, feed_answer
-from pairbus.server.http.call import Call
+from pairbus.dialect.atom import AUTHORIZATION_RULE, AtomEntry, AtomFeed
+from pairbus.server.http.answers import among, check_match, empty_answer, entry_answer, etag_of, feed_answer, page_of
+from pairbus.server.http.call import HttpCall
 from pairbus.server.http.descriptions import key_of, key_values
-from pairbus.server.http.etag import check_match, etag_of
-from pairbus.server.http.paging import among, page_of
 
 PATH: Final = "$AuthorizationRules"
 
 
-async def list_keys(call: Call) -> Response:
+async def list_keys(call: HttpCall) -> Response:
     page = page_of(among(_rules(call)), call.query)
     return feed_answer(
-        Feed(
+        AtomFeed(
             title="Authorization Rules",
             id=call.id_of(PATH),
             link=call.link_to(PATH),
@@ -39,15 +37,15 @@ async def list_keys(call: Call) -> Response:
     )
 
 
-async def get_key(call: Call) -> Response:
+async def get_key(call: HttpCall) -> Response:
     return _answer(call, _require(call))
 
 
-async def put_key(call: Call) -> Response:
+async def put_key(call: HttpCall) -> Response:
     _, values = call.description(AUTHORIZATION_RULE)
     before, if_match = _find(call), call.headers.get("if-match")
     if if_match is None and before is not None:
-        raise EntityExistsError(f"there is a key '{before.name}' already", before.name)
+        raise EntityExistsError(f"a key '{before.name}' already exists", before.name)
     if if_match is not None:
         before = _require(call)
         check_match(if_match, _etag(before), before.name)
@@ -57,7 +55,7 @@ async def put_key(call: Call) -> Response:
     return _answer(call, rule, HTTPStatus.CREATED if before is None else HTTPStatus.OK)
 
 
-async def delete_key(call: Call) -> Response:
+async def delete_key(call: HttpCall) -> Response:
     rule = _require(call)
     check_match(call.headers.get("if-match"), _etag(rule), rule.name)
     _set(call, [known for known in _rules(call) if known is not rule])
@@ -65,36 +63,38 @@ async def delete_key(call: Call) -> Response:
     return empty_answer()
 
 
-def _rules(call: Call) -> Sequence[AuthorizationRule]:
+def _rules(call: HttpCall) -> Sequence[AuthorizationRule]:
     return call.namespace.authorization_rules(call.now_ms)
 
 
-def _find(call: Call) -> AuthorizationRule | None:
+def _find(call: HttpCall) -> AuthorizationRule | None:
     name = call.names["key"].lower()
     return next((rule for rule in _rules(call) if rule.name.lower() == name), None)
 
 
-def _require(call: Call) -> AuthorizationRule:
+def _require(call: HttpCall) -> AuthorizationRule:
     rule = _find(call)
     if rule is None:
         raise EntityNotFoundError(f"there is no key '{call.names['key']}'", call.names["key"])
     return rule
 
 
-def _set(call: Call, rules: list[AuthorizationRule]) -> None:
+def _set(call: HttpCall, rules: list[AuthorizationRule]) -> None:
     if not any(Right.MANAGE in rule.rights for rule in rules):
-        # Nobody could ever add another one.
-        raise InvalidOperationError("the namespace would be left without a key that allows to manage it", PATH)
+        # No client could ever add another one.
+        raise InvalidOperationError("the namespace must keep a key with the right to manage it", PATH)
+    before = [*_rules(call)]
     call.namespace.set_authorization_rules(rules, call.now_ms)
+    call.audit_keys(before, rules)
 
 
-def _answer(call: Call, rule: AuthorizationRule, status: int = HTTPStatus.OK) -> Response:
+def _answer(call: HttpCall, rule: AuthorizationRule, status: int = HTTPStatus.OK) -> Response:
     return entry_answer(_entry(call, rule), _etag(rule), status)
 
 
-def _entry(call: Call, rule: AuthorizationRule) -> Entry:
+def _entry(call: HttpCall, rule: AuthorizationRule) -> AtomEntry:
     path = f"{PATH}/{rule.name}"
-    return Entry(
+    return AtomEntry(
         table=AUTHORIZATION_RULE,
         values=key_values(rule),
         title=rule.name,

@@ -1,16 +1,21 @@
-"""Which request means what, and what its sender has to be allowed: one table for all of it."""
+"""The table of all routes: the pattern, the handler, and the right that each needs."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 from urllib.parse import unquote
 
 from starlette.responses import Response
 
 from pairbus.broker import Right
-from pairbus.server.http.call import Call
+from pairbus.dialect.atom import NAMESPACE, AtomEntry
+from pairbus.server.faults import FAULTS_PATH
+from pairbus.server.http.answers import entry_answer
+from pairbus.server.http.body import MAX_BODY_BYTES
+from pairbus.server.http.call import HttpCall
+from pairbus.server.http.diagnostics import collect_bundle, get_bundle, list_bundles
 from pairbus.server.http.entities import (
     delete_entity,
     get_entity,
@@ -20,38 +25,85 @@ from pairbus.server.http.entities import (
     put_entity,
     put_subscription,
 )
+from pairbus.server.http.faults import add_fault, clear_fault, clear_faults, list_faults
 from pairbus.server.http.keys import delete_key, get_key, list_keys, put_key
-from pairbus.server.http.namespace_info import get_namespace
 from pairbus.server.http.rules import delete_rule, get_rule, list_rules, put_rule
 
-Handler: TypeAlias = Callable[[Call], Awaitable[Response]]
+
+async def get_namespace(call: HttpCall) -> Response:
+    return entry_answer(
+        AtomEntry(
+            table=NAMESPACE,
+            values={
+                **_tier(call),
+                "name": call.host.name,
+                "type": "Messaging",
+                "created_ms": call.created_ms,
+                "updated_ms": call.created_ms,
+            },
+            title=call.host.name,
+            id=call.id_of("$namespaceinfo"),
+            link=call.link_to("$namespaceinfo"),
+            author=call.host.name,
+            updated_ms=call.created_ms,
+        )
+    )
+
+
+def _tier(call: HttpCall) -> dict[str, Any]:
+    """Return the tier: only the premium tier accepts large messages; it is sold in units."""
+    if call.host.limits.large_message_bytes:
+        return {"sku": "Premium", "messaging_units": 1}
+    return {"sku": "Standard"}
+
+
+Handler: TypeAlias = Callable[[HttpCall], Awaitable[Response]]
+
+MAX_KEY_BYTES: Final = 16 * 1024
+"""The largest description of a key."""
+
+MAX_ENTITY_BYTES: Final = 256 * 1024
+"""The largest description of a queue or topic: a dozen keys, and nothing else that is long."""
+
+MAX_FAULT_BYTES: Final = 16 * 1024
+"""The largest description of a fault."""
+
+_WITH_BODY: Final = frozenset({"PUT", "POST"})
 
 _MANY: Final = frozenset({"entity", "topic"})
-"""Names that may have slashes, and so take one segment or more; they come first in a pattern."""
+"""Names that may contain slashes, and so match one segment or more; they come first in a pattern."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Route:
-    """A kind of request. Words of the pattern match in any case; ``{…}`` stand for names."""
+class ManagementRoute:
+    """A kind of request. Words of the pattern match in any case; ``{…}`` are variables for names."""
 
     operation: str
     method: str
     pattern: str
     right: Right | None
-    """What is needed at the path of the request; ``None``: it is open to everyone."""
+    """The right needed at the path of the request; ``None``: it is open to everyone."""
 
     handler: Handler
     example: str
-    """A path that leads here."""
+    """A path that matches."""
 
     enclosing: str | None = None
-    """Who may manage this entity may do it too: the keys of a topic open all that is below it, there or not."""
+    """The right to manage this entity also suffices: the keys of a topic grant access to all below it, existing or not.
+    """
+
+    max_body_bytes: int = 0
+    """The largest body; 0 for a route that accepts none, and does not read one."""
 
     is_plain: bool = False
-    """Only without ``api-version``, which every SDK gives: an entity may have the same name."""
+    """Only matches without ``api-version``, which every SDK sends: an entity may have the same name."""
+
+    @property
+    def is_change(self) -> bool:
+        return self.method != "GET"
 
     def match(self, segments: Sequence[str]) -> dict[str, str] | None:
-        """The names in a path, if it is of this pattern."""
+        """Return the names in a path, if it matches the pattern."""
         words = self.pattern.split("/")[1:]
         names: dict[str, str] = {}
         first = words[0].strip("{}")
@@ -71,18 +123,25 @@ class Route:
         return names
 
 
-async def _health(call: Call) -> Response:
+async def _health(call: HttpCall) -> Response:
     return call.monitoring.health()
 
 
-async def _metrics(call: Call) -> Response:
+async def _metrics(call: HttpCall) -> Response:
     return call.monitoring.metrics(call.credentials)
 
 
 def _managed(
-    operation: str, method: str, pattern: str, handler: Handler, example: str, enclosing: str | None = None
-) -> Route:
-    return Route(
+    operation: str,
+    method: str,
+    pattern: str,
+    handler: Handler,
+    example: str,
+    enclosing: str | None = None,
+    *,
+    max_body_bytes: int = MAX_BODY_BYTES,
+) -> ManagementRoute:
+    return ManagementRoute(
         operation=operation,
         method=method,
         pattern=pattern,
@@ -90,11 +149,12 @@ def _managed(
         handler=handler,
         example=example,
         enclosing=enclosing,
+        max_body_bytes=max_body_bytes if method in _WITH_BODY else 0,
     )
 
 
-def _open(operation: str, pattern: str, handler: Handler) -> Route:
-    return Route(
+def _open(operation: str, pattern: str, handler: Handler) -> ManagementRoute:
+    return ManagementRoute(
         operation=operation, method="GET", pattern=pattern, right=None, handler=handler, example=pattern, is_plain=True
     )
 
@@ -102,18 +162,35 @@ def _open(operation: str, pattern: str, handler: Handler) -> Route:
 _TOPIC: Final = "/{topic}"
 _SUBSCRIPTION: Final = f"{_TOPIC}/Subscriptions/{{subscription}}"
 _RULE: Final = f"{_SUBSCRIPTION}/Rules/{{rule}}"
+_FAULT: Final = f"{FAULTS_PATH}/{{fault}}"
 
-# The first that matches counts, so what is special comes before what is general.
-ROUTES: Final[tuple[Route, ...]] = (
+# The first match counts, so specific routes come before general ones.
+ROUTES: Final[tuple[ManagementRoute, ...]] = (
     _open("health", "/health", _health),
     _open("metrics", "/metrics", _metrics),
     _managed("get-namespace", "GET", "/$namespaceinfo", get_namespace, "/$namespaceinfo"),
+    _managed("collect-bundle", "POST", "/$diagnostics", collect_bundle, "/$diagnostics"),
+    _managed("list-bundles", "GET", "/$diagnostics", list_bundles, "/$diagnostics"),
+    _managed(
+        "get-bundle", "GET", "/$diagnostics/{bundle}", get_bundle, "/$diagnostics/20261118T040122.123Z-dispatcher"
+    ),
     _managed("list-queues", "GET", "/$Resources/Queues", list_queues, "/$Resources/Queues"),
     _managed("list-topics", "GET", "/$Resources/Topics", list_topics, "/$Resources/Topics"),
     _managed("list-keys", "GET", "/$AuthorizationRules", list_keys, "/$AuthorizationRules"),
     _managed("get-key", "GET", "/$AuthorizationRules/{key}", get_key, "/$AuthorizationRules/sender"),
-    _managed("put-key", "PUT", "/$AuthorizationRules/{key}", put_key, "/$AuthorizationRules/sender"),
+    _managed(
+        "put-key",
+        "PUT",
+        "/$AuthorizationRules/{key}",
+        put_key,
+        "/$AuthorizationRules/sender",
+        max_body_bytes=MAX_KEY_BYTES,
+    ),
     _managed("delete-key", "DELETE", "/$AuthorizationRules/{key}", delete_key, "/$AuthorizationRules/sender"),
+    _managed("list-faults", "GET", FAULTS_PATH, list_faults, FAULTS_PATH),
+    _managed("add-fault", "POST", FAULTS_PATH, add_fault, FAULTS_PATH, max_body_bytes=MAX_FAULT_BYTES),
+    _managed("clear-faults", "DELETE", FAULTS_PATH, clear_faults, FAULTS_PATH),
+    _managed("clear-fault", "DELETE", _FAULT, clear_fault, f"{FAULTS_PATH}/1"),
     _managed("get-rule", "GET", _RULE, get_rule, "/news/Subscriptions/all/Rules/$Default", _TOPIC),
     _managed("put-rule", "PUT", _RULE, put_rule, "/news/Subscriptions/all/Rules/red", _TOPIC),
     _managed("delete-rule", "DELETE", _RULE, delete_rule, "/news/Subscriptions/all/Rules/$Default", _TOPIC),
@@ -123,29 +200,29 @@ ROUTES: Final[tuple[Route, ...]] = (
     _managed("delete-subscription", "DELETE", _SUBSCRIPTION, delete_entity, "/news/Subscriptions/all", _TOPIC),
     _managed("list-subscriptions", "GET", f"{_TOPIC}/Subscriptions", list_subscriptions, "/news/Subscriptions", _TOPIC),
     _managed("get-entity", "GET", "/{entity}", get_entity, "/orders"),
-    _managed("put-entity", "PUT", "/{entity}", put_entity, "/orders"),
+    _managed("put-entity", "PUT", "/{entity}", put_entity, "/orders", max_body_bytes=MAX_ENTITY_BYTES),
     _managed("delete-entity", "DELETE", "/{entity}", delete_entity, "/orders"),
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """A route with the names that a path gives."""
+class MatchedRoute:
+    """A route with the names in a path."""
 
-    route: Route
+    route: ManagementRoute
     names: dict[str, str]
 
 
 def segments_of(raw_path: str, method: str) -> list[str]:
-    """The decoded segments of an encoded path. A name that ends with a slash is kept so: it is no name to give."""
+    """Return the decoded segments of an encoded path. The slash at the end of a name is kept: it is no valid name."""
     segments = raw_path.removeprefix("/").split("/")
     if method != "PUT" and len(segments) > 1 and not segments[-1]:
         segments.pop()
     return [unquote(segment) for segment in segments]
 
 
-def find(method: str, segments: Sequence[str], *, is_plain: bool) -> Found | frozenset[str]:
-    """The route of a request; or the methods that its path has, if the method is none of them."""
+def find(method: str, segments: Sequence[str], *, is_plain: bool) -> MatchedRoute | frozenset[str]:
+    """Return the route of a request; or the methods that its path supports, if the method is none of them."""
     methods: set[str] = set()
     for route in ROUTES:
         if route.is_plain and not is_plain:
@@ -153,6 +230,6 @@ def find(method: str, segments: Sequence[str], *, is_plain: bool) -> Found | fro
         names = route.match(segments)
         if names is not None:
             if route.method == method:
-                return Found(route, names)
+                return MatchedRoute(route, names)
             methods.add(route.method)
     return frozenset(methods)

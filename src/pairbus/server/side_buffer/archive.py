@@ -1,155 +1,217 @@
-"""The files of a side buffer, for the event loop: a thread of its own waits for the disk, one thing after the other."""
+"""The files of a side buffer, for the event loop: one thread waits for the disk, and does one task after the other."""
 
 from __future__ import annotations
 
-from asyncio import get_running_loop
+import asyncio
+from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Final, TypeAlias, TypeVar
+from typing import Final, NamedTuple, TypeAlias, TypeVar
 
 from pairbus.broker import Address
-from pairbus.server.side_buffer.aside import Aside, Leftover
-from pairbus.server.side_buffer.lane import Entry
-from pairbus.server.side_buffer.parcel import Parcel, ParcelFormatError, mark_of, pack_parcel, unpack_parcel
-from pairbus.server.side_buffer.segment import HEAD_BYTES, Damage
-from pairbus.server.side_buffer.shelf import SEGMENT_BYTES, Placed, Shelf
+from pairbus.server.side_buffer.batch import BatchFormatError, BufferedBatch, mark_of, pack_batch, unpack_batch
+from pairbus.store import CommitId
+from pairbus.store.quarantine import DAMAGED, BufferQuarantine, QuarantinedRecord
+from pairbus.store.segment_log import SEGMENT_BYTES, Damage, LogPosition, SegmentLog, framed_size
 
-_MOST_SEGMENTS: Final = 8
-_DAMAGED: Final = "damaged"
+QUARANTINE_FILE: Final = "set-aside.jsonl"
+MIN_SEGMENTS: Final = 8
+"""A segment takes at most this share of the buffer's limit, so that space is freed before all of it is merged."""
 
 T = TypeVar("T")
 
-Found: TypeAlias = Parcel | Leftover | OSError
-"""A parcel; or something to be set aside in its place, if that is damaged; or why the disk does not give it."""
+ReadResult: TypeAlias = BufferedBatch | QuarantinedRecord | OSError
+"""A batch; a record for the quarantine, if the batch is damaged; or the error of the disk."""
 
 
-class Archive:
-    """Packs parcels, and keeps them. What it raises, ``OSError``, is the disk's."""
+class BufferEntry(NamedTuple):
+    """A batch on disk."""
 
-    def __init__(self, directory: Path, identity: bytes, marks: Mapping[str, int], max_bytes: int) -> None:
-        """``marks`` says up to where parcels are in the store, by entity."""
+    position: int
+    """Its place among the batches of its entity: the position at which it was stored first."""
+
+    stored: LogPosition
+    """The place where it is stored now."""
+
+    size: int
+    messages: int
+    accepted_ms: int = 0
+    commit: CommitId | None = None
+    """A commit of this process that has the messages, too, if it succeeds: then the batch does not count."""
+
+
+class NewBatch(NamedTuple):
+    """A serialized batch to store, and what its entry says about it."""
+
+    content: bytes
+    messages: int
+    accepted_ms: int = 0
+    commit: CommitId | None = None
+
+
+class BufferArchive:
+    """Serializes batches and stores them. Failures of the disk raise ``OSError``."""
+
+    def __init__(
+        self,
+        directory: Path,
+        identity: bytes,
+        merged: Mapping[str, int],
+        max_bytes: int,
+        is_committed: Callable[[CommitId], bool | None] = lambda _commit: False,
+    ) -> None:
+        """``merged`` holds the position up to which batches are in the store, by entity."""
         self._mark = mark_of(identity)
-        self._marks = marks
-        self._aside = Aside(directory)
-        first = max([self._aside.end, *marks.values()])
-        self._segment_bytes = min(SEGMENT_BYTES, max_bytes // _MOST_SEGMENTS)
-        self._shelf = Shelf(directory, first, self._segment_bytes)
+        self._merged = merged
+        self._is_committed = is_committed
+        self._quarantine = BufferQuarantine(directory / QUARANTINE_FILE)
+        first = max([self._quarantine.end, *merged.values()])
+        self._segment_bytes = min(SEGMENT_BYTES, max_bytes // MIN_SEGMENTS)
+        self._segment_log = SegmentLog(directory, self._mark, first, self._segment_bytes)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="pairbus-side-buffer")
         self._appending = 0
-        self.sizes = self._shelf.sizes
-        """Of all files by their bases, as far as the loop knows; the last one is written to."""
+        self.sizes = self._segment_log.sizes
+        """Sizes of all segments by their bases, as far as the loop knows; appends go to the last one."""
 
     @property
-    def aside_path(self) -> Path:
-        return self._aside.path
+    def quarantine_path(self) -> Path:
+        return self._quarantine.path
 
     @property
     def used_bytes(self) -> int:
         return sum(self.sizes.values())
 
-    def at_rest(self) -> list[int]:
-        """The files that nothing is being written to now."""
+    def idle_segments(self) -> list[int]:
+        """Return the bases of the segments without an append in progress."""
         bases = [*self.sizes]
         return bases[:-1] if self._appending else bases
 
-    def finished(self) -> list[int]:
-        """The files that nothing will be written to any more."""
+    def complete_segments(self) -> list[int]:
+        """Return the bases of the segments that get no more appends."""
         last = next(reversed(self.sizes), None)
-        return [base for base in self.at_rest() if base != last or self.sizes[base] >= self._segment_bytes]
+        return [base for base in self.idle_segments() if base != last or self.sizes[base] >= self._segment_bytes]
 
-    def pack(self, parcel: Parcel) -> bytes:
-        return pack_parcel(parcel, self._mark)
+    def pack(self, batch: BufferedBatch) -> bytes:
+        return pack_batch(batch, self._mark)
 
-    def find(self) -> tuple[list[tuple[Address, Entry]], int]:
-        """At the start, and on the caller's thread: what is to be merged, and how much of it was set aside."""
-        found: dict[int, tuple[Address, Entry]] = {}
-        leftovers: list[Leftover] = []
-        for each in self._shelf.scan(self._mark):
+    def recover(self) -> tuple[list[tuple[Address, BufferEntry]], int]:
+        """Read all segments at the start, on the caller's thread.
+
+        Return the batches to merge, in order, and how many messages and damaged places were put into quarantine.
+        """
+        found: dict[int, tuple[Address, BufferEntry]] = {}
+        rejected: list[QuarantinedRecord] = []
+        for each in self._segment_log.scan():
             if isinstance(each, Damage):
-                leftovers.append(Leftover(each.position, _DAMAGED, each.raw))
+                rejected.append(_damaged(each.position, each.raw))
                 continue
-            placed, content = each
-            parcel = self._unpacked(placed.position, content)
-            if isinstance(parcel, Leftover):
-                leftovers.append(parcel)
+            stored, content = each
+            batch = self._unpack(stored.position, content)
+            if isinstance(batch, QuarantinedRecord):
+                rejected.append(batch)
                 continue
-            position = placed.position if parcel.position is None else parcel.position
-            if position >= self._marks.get(parcel.entity, 0):
-                # One that was moved comes in the place of the first, should that be there still.
-                found[position] = Address.of(parcel.entity), Entry(position, placed, len(content), len(parcel.messages))
-        set_aside = self._aside.add(leftovers)
-        self.sizes = self._shelf.sizes
-        return [found[position] for position in sorted(found)], set_aside
+            position = stored.position if batch.position is None else batch.position
+            if position >= self._merged.get(batch.entity, 0) and not self._is_in_store(batch):
+                # A batch that was moved replaces the original, which a kill may have left.
+                entry = BufferEntry(position, stored, len(content), len(batch.messages), batch.accepted_ms)
+                found[position] = Address.of(batch.entity), entry
+        quarantined = self._quarantine.add(rejected)
+        self.sizes = self._segment_log.sizes
+        return [found[position] for position in sorted(found)], quarantined
 
-    async def append(self, contents: Sequence[bytes], counts: Sequence[int]) -> list[Entry]:
-        placed = await self._append(contents)
+    def _is_in_store(self, batch: BufferedBatch) -> bool:
+        """Return whether the commit of a batch has succeeded, in an earlier process."""
+        return batch.commit is not None and bool(self._is_committed(batch.commit))
+
+    async def append(self, batches: Sequence[NewBatch]) -> list[BufferEntry]:
+        """Store batches durably, all or none."""
+        stored = await self._append([batch.content for batch in batches])
         return [
-            Entry(place.position, place, len(content), count)
-            for place, content, count in zip(placed, contents, counts, strict=True)
+            BufferEntry(place.position, place, len(batch.content), batch.messages, batch.accepted_ms, batch.commit)
+            for place, batch in zip(stored, batches, strict=True)
         ]
 
-    async def read(self, entries: Sequence[Entry]) -> list[Found]:
-        positions = [entry.placed.position for entry in entries]
-        return await self._do(lambda: [*map(self._read, positions)])
+    async def read(self, entries: Sequence[BufferEntry]) -> list[ReadResult]:
+        positions = [entry.stored.position for entry in entries]
+        return await self._run(lambda: [*map(self._read, positions)])
 
-    async def move(self, entries: Sequence[Entry]) -> dict[Entry, Entry]:
-        """Put parcels behind all others, and tell where they lie now. What cannot be read stays where it is."""
-        found = zip(entries, await self.read(entries), strict=True)
-        parcels = {entry: parcel for entry, parcel in found if isinstance(parcel, Parcel)}
-        contents = [self.pack(parcel._replace(position=entry.position)) for entry, parcel in parcels.items()]
-        placed = await self._append(contents) if contents else []
+    async def move(self, entries: Sequence[BufferEntry]) -> dict[BufferEntry, BufferEntry]:
+        """Append copies of batches, and return the new entries by the old ones. Unreadable batches are left out."""
+        results = zip(entries, await self.read(entries), strict=True)
+        batches = {entry: batch for entry, batch in results if isinstance(batch, BufferedBatch)}
+        contents = [self.pack(batch._replace(position=entry.position)) for entry, batch in batches.items()]
+        stored = await self._append(contents) if contents else []
         return {
-            entry: entry._replace(placed=place, size=len(content))
-            for entry, place, content in zip(parcels, placed, contents, strict=True)
+            entry: entry._replace(stored=place, size=len(content))
+            for entry, place, content in zip(batches, stored, contents, strict=True)
         }
 
-    async def set_aside(self, leftovers: Sequence[Leftover]) -> int:
-        """How many messages, or damaged places, that were not there before."""
-        return await self._do(lambda: self._aside.add(leftovers))
+    async def quarantine(self, records: Sequence[QuarantinedRecord]) -> int:
+        """Store records in the quarantine, and return how many messages or damaged places were new."""
+        return await self._run(lambda: self._quarantine.add(records))
 
-    async def remove(self, base: int) -> None:
-        await self._do(lambda: self._shelf.remove(base))
+    async def delete(self, base: int) -> None:
+        await self._run(lambda: self._segment_log.delete(base))
         self.sizes.pop(base, None)
 
-    def remove_now(self, base: int) -> None:
-        """At the start, and on the caller's thread."""
-        self._shelf.remove(base)
+    def delete_now(self, base: int) -> None:
+        """Delete a segment at the start, on the caller's thread."""
+        self._segment_log.delete(base)
         self.sizes.pop(base, None)
 
-    def close(self) -> None:
-        """Wait for what is under way."""
-        self._thread.shutdown()
-        self._shelf.close()
+    def close(self, then: Callable[[], object] = lambda: None) -> Future[None]:
+        """Close the files after all tasks in progress, then call ``then``."""
 
-    async def _do(self, work: Callable[[], T]) -> T:
-        return await get_running_loop().run_in_executor(self._thread, work)
+        def close_files() -> None:
+            self._segment_log.close()
+            then()
 
-    async def _append(self, contents: Sequence[bytes]) -> list[Placed]:
+        future = self._thread.submit(close_files)
+        self._thread.shutdown(wait=False)
+        return future
+
+    async def _run(self, task: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, task)
+
+    async def _append(self, contents: Sequence[bytes]) -> list[LogPosition]:
         self._appending += 1
         try:
-            placed = await self._do(lambda: self._shelf.append(contents))
+            stored = await self._run(lambda: self._segment_log.append(contents))
         finally:
             self._appending -= 1
-        base = placed[0].base
-        self.sizes[base] = self.sizes.get(base, 0) + size_of(contents)
-        return placed
+        base = stored[0].base
+        self.sizes[base] = self.sizes.get(base, 0) + framed_size(contents)
+        return stored
 
-    def _read(self, position: int) -> Found:
+    def _read(self, position: int) -> ReadResult:
         try:
-            return self._unpacked(position, self._shelf.read(position, self._mark))
+            return self._unpack(position, self._segment_log.read(position))
         except OSError as error:
             return error
 
-    def _unpacked(self, position: int, found: bytes | Damage) -> Parcel | Leftover:
+    def _unpack(self, position: int, found: bytes | Damage) -> BufferedBatch | QuarantinedRecord:
         if isinstance(found, Damage):
-            return Leftover(position, _DAMAGED, found.raw)
+            return _damaged(position, found.raw)
         try:
-            return unpack_parcel(found, self._mark)
-        except ParcelFormatError as error:
-            return Leftover(position, str(error), found)
+            return unpack_batch(found, self._mark)
+        except BatchFormatError as error:
+            return _damaged(position, found, str(error))
 
 
-def size_of(contents: Sequence[bytes]) -> int:
-    """What parcels take on disk."""
-    return sum(map(len, contents)) + HEAD_BYTES * len(contents)
+def _damaged(position: int, raw: bytes, reason: str = DAMAGED) -> QuarantinedRecord:
+    return QuarantinedRecord(position, reason, {DAMAGED: b64encode(raw).decode()})
+
+
+def quarantined_batch(position: int, reason: str, batch: BufferedBatch) -> QuarantinedRecord:
+    """Return the quarantine record of a readable batch."""
+    messages = [
+        {
+            "message_id": message.message_id,
+            "session_id": message.session_id,
+            "body": b64encode(message.body).decode(),
+        }
+        for message in batch.messages
+    ]
+    content = {"entity": batch.entity, "accepted_ms": batch.accepted_ms, "messages": messages}
+    return QuarantinedRecord(position, reason, content, len(messages))

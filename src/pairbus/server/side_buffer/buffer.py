@@ -1,66 +1,81 @@
-"""The side buffer: keeps sends on disk that the store cannot take, and has them merged when it can (B3)."""
+"""The side buffer of a namespace, and its metrics."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import suppress
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Self
+from typing import Final, Self
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from pairbus.broker import Address
-from pairbus.server.side_buffer.archive import Archive
-from pairbus.server.side_buffer.complaints import Complaints
-from pairbus.server.side_buffer.directory import BufferDirectory
-from pairbus.server.side_buffer.intake import Intake
-from pairbus.server.side_buffer.lanes import Lanes
-from pairbus.server.side_buffer.merger import Merger, Pauses
-from pairbus.server.side_buffer.store import Store
-from pairbus.server.side_buffer.sweeper import Sweeper
-from pairbus.server.side_buffer.tally import Tally
-from pairbus.server.side_buffer.transfer import Transfer
-from pairbus.store import StoreFailedError
+from pairbus.server.settings import SettingsError
+from pairbus.server.side_buffer.archive import BufferArchive
+from pairbus.server.side_buffer.compactor import RateLimitedLog, SegmentCompactor
+from pairbus.server.side_buffer.entity_buffers import BufferCounts, EntityBuffers
+from pairbus.server.side_buffer.replayer import BufferMerge, Pauses, Replayer
+from pairbus.server.side_buffer.writer import BufferWriter, MergeTarget
+from pairbus.server.supervision.supervisor import Problem, SupervisedTask
+from pairbus.store import BufferOwnerError, StoreFailedError
+from pairbus.store.buffer_directory import BufferDirectory
 
 _log = logging.getLogger(__name__)
 
+MERGE_WITHIN_S: Final = 15 * 60.0
+"""Time within which a message has to be merged (B3); after it, the buffer raises an alarm."""
 
-def miss(store: Store) -> None:
-    """Where no side buffer is set: say so if there was one, since nobody looks into it now."""
-    if any(store.merged(b"").values()):
+_CHECK_S: Final = 5.0
+"""Interval of checks whether a message is overdue."""
+
+
+def warn_of_unset_buffer(target: MergeTarget) -> None:
+    """Log a warning if a namespace without a side buffer has had one: its messages are not merged now."""
+    if any(target.merged(b"").values()):
         _log.warning(
-            "this namespace had a side buffer, and the setting 'side_buffer' is gone: unless it was empty, messages"
-            " that were confirmed lie there; set it to that directory again until pairbus_side_buffer_messages is 0"
+            "side buffer unset, confirmed messages may be left in it"
+            ' action="set side_buffer to its directory until pairbus_side_buffer_messages is 0"'
         )
 
 
 class SideBuffer:
-    """Its parts, put together. All of it belongs to the loop; a thread waits for the disk."""
+    """An open side buffer. It belongs to the event loop; a thread waits for the disk."""
 
-    def __init__(self, directory: BufferDirectory, store: Store, max_bytes: int, pauses: Pauses) -> None:
-        self.tally = Tally()
+    def __init__(self, directory: BufferDirectory, target: MergeTarget, max_bytes: int, pauses: Pauses) -> None:
+        """Use ``open`` to create an instance."""
+        self.counts = BufferCounts()
         self._directory = directory
-        self._lanes = Lanes()
+        self._buffers = EntityBuffers()
         identity = directory.identity
-        self._archive = Archive(directory.path, identity, store.merged(identity), max_bytes)
-        complaints = Complaints()
-        self._sweeper = Sweeper(self._archive, self._lanes, complaints)
-        self.intake = Intake(
-            self._archive, self._sweeper, store, self._lanes, self.tally, str(directory.path), max_bytes
+        self._archive = BufferArchive(directory.path, identity, target.merged(identity), max_bytes, target.is_committed)
+        errors = RateLimitedLog()
+        self._compactor = SegmentCompactor(self._archive, self._buffers, errors)
+        self.writer = BufferWriter(
+            self._archive, self._compactor, target, self._buffers, self.counts, str(directory.path), max_bytes
         )
-        transfer = Transfer(identity, self._archive, store, self._lanes, self.intake, self.tally, complaints)
-        self._merger = Merger(
-            identity, store, self._lanes, self.intake, transfer, self._sweeper, self.tally, complaints, pauses
+        merge = BufferMerge(identity, self._archive, target, self._buffers, self.writer, self.counts, errors)
+        self._replayer = Replayer(
+            identity, target, self._buffers, self.writer, merge, self._compactor, self.counts, pauses
         )
-        self._merging: asyncio.Task[None] | None = None
-        self._find()
-        self._sweeper.sweep_now()
+        self._replaying = SupervisedTask("pairbus-side-buffer", self._replayer.run)
+        self._target = target
+        self.merge_within_s = MERGE_WITHIN_S
+        self._is_overdue = False
+        self._check: asyncio.TimerHandle | None = None
+        self._recover()
+        self._compactor.delete_unneeded_now()
 
     @classmethod
-    def open(cls, path: Path, name: str, store: Store, max_bytes: int, pauses: Pauses | None = None) -> Self:
-        """Take the directory of a namespace, and what lies in it. Raises ``StoreError`` or ``SettingsError``."""
-        directory = BufferDirectory.open(path, name)
+    def open(cls, path: Path, name: str, target: MergeTarget, max_bytes: int, pauses: Pauses | None = None) -> Self:
+        """Open the side buffer of a namespace, and recover its content. Raise ``StoreError`` or ``SettingsError``."""
         try:
-            return cls(directory, store, max_bytes, pauses or Pauses())
+            directory = BufferDirectory.open(path, name)
+        except BufferOwnerError as error:
+            raise SettingsError(f"side_buffer: {error}") from error
+        try:
+            return cls(directory, target, max_bytes, pauses or Pauses())
         except OSError as error:
             directory.close()
             raise StoreFailedError(str(path), str(error)) from error
@@ -68,43 +83,149 @@ class SideBuffer:
             directory.close()
             raise
 
-    def _find(self) -> None:
-        found, self.tally.set_aside = self._archive.find()
+    def _recover(self) -> None:
+        found, self.counts.set_aside = self._archive.recover()
         for address, entry in found:
-            self._lanes.add(address, entry)
-            self.tally.held += entry.messages
-        if self.tally.set_aside:
+            self._buffers.add(address, entry)
+            self.counts.held += entry.messages
+        if self.counts.set_aside:
             _log.error(
-                "%d places in the side buffer are damaged, may have been confirmed, and are set aside in %s",
-                self.tally.set_aside,
-                self._archive.aside_path,
+                "side buffer damaged, places quarantined that may have been confirmed places=%d path=%s",
+                self.counts.set_aside,
+                self._archive.quarantine_path,
             )
-        if self._lanes:
-            _log.warning("%d messages lie in the side buffer, and are merged now", self.tally.held)
+        if self._buffers:
+            _log.warning("merging side buffer messages=%d path=%s", self.counts.held, self._directory.path)
 
     def start(self) -> None:
-        """Merge, from now on."""
-        self._merging = asyncio.create_task(self._merger.run(), name="pairbus-side-buffer")
+        """Start to merge, or start it again."""
+        self._replaying.start()
+        self._stop_check()
+        self._check = self._target.loop.call_later(_CHECK_S, self.check_overdue)
+
+    def _stop_check(self) -> None:
+        if self._check is not None:
+            self._check.cancel()
+            self._check = None
+
+    def problem(self) -> Problem | None:
+        """Return why merging has ended; ``None`` while it goes on."""
+        return self._replaying.problem()
+
+    def stop(self) -> None:
+        """Merge no more: sends are still buffered, and stay in the buffer."""
+        self._replaying.stop()
+
+    @property
+    def crash_point(self) -> Callable[[], object]:
+        """Called before messages are merged; an injected fault raises here."""
+        return self._replayer.crash_point
+
+    @crash_point.setter
+    def crash_point(self, crash_point: Callable[[], object]) -> None:
+        self._replayer.crash_point = crash_point
+
+    def hurry(self) -> None:
+        """Merge now: the store works again."""
+        self._replayer.hurry()
+
+    @property
+    def oldest_s(self) -> float:
+        """Return for how long the oldest message has been waiting to be merged; 0 if there is none."""
+        oldest_ms = self._buffers.oldest_ms()
+        return 0.0 if oldest_ms is None else max(0.0, (self._target.now_ms() - oldest_ms) / 1_000)
+
+    @property
+    def overdue_s(self) -> float | None:
+        """Return for how long the oldest message has been waiting, if that is too long; else ``None``."""
+        oldest_s = self.oldest_s
+        return oldest_s if oldest_s > self.merge_within_s else None
+
+    def check_overdue(self) -> None:
+        """Log once that messages are overdue, and once that they are not any more; check again in a while."""
+        overdue_s = self.overdue_s
+        if overdue_s is not None and not self._is_overdue:
+            _log.error(
+                "side buffer overdue messages=%d oldest_seconds=%.0f path=%s",
+                self.counts.held,
+                overdue_s,
+                self._directory.path,
+            )
+        elif overdue_s is None and self._is_overdue:
+            _log.warning("side buffer no longer overdue messages=%d path=%s", self.counts.held, self._directory.path)
+        self._is_overdue = overdue_s is not None
+        if self._check is not None:
+            self._check.cancel()
+            self._check = self._target.loop.call_later(_CHECK_S, self.check_overdue)
+
+    def stop_waiting(self) -> None:
+        """Write the sends that wait for the store: it does not answer."""
+        self.writer.stop_waiting()
 
     def holds(self, address: Address) -> bool:
-        """Whether sends to an entity have to go into the buffer, behind what is there."""
-        return address in self._lanes
+        """Return whether sends to an entity have to be buffered, behind what is there."""
+        return address in self._buffers
+
+    def takes_sends(self) -> bool:
+        """Return whether the buffer has room, and its disk can be written, as far as sends have shown."""
+        return self.writer.takes_sends()
+
+    @property
+    def is_stalled(self) -> bool:
+        """Return whether the disk of the buffer does not answer."""
+        return self.writer.is_stalled
 
     def is_quiet(self) -> bool:
-        """Whether nothing is on its way into the buffer."""
-        return self.intake.is_quiet()
+        """Return whether no send waits for the buffer."""
+        return self.writer.is_quiet()
 
     @property
     def used_bytes(self) -> int:
         return self._archive.used_bytes
 
-    async def close(self) -> None:
-        """Wait for what is on its way to the disk; what is in the buffer stays there."""
-        if self._merging is not None:
-            self._merging.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._merging
-        await self.intake.close()
-        await self._sweeper.close()
-        self._archive.close()
-        self._directory.close()
+    async def close(self, within_s: float | None = None) -> None:
+        """Wait for the writes in progress; buffered messages stay in the buffer.
+
+        Raise ``TimeoutError`` if the disk does not answer in time. The directory stays locked until it does.
+        """
+        self._stop_check()
+        if (problem := self._replaying.problem()) is not None:
+            _log.error("side buffer merge had ended messages=%d", self.counts.held, exc_info=problem.error)
+        await self._replaying.close()
+        async with asyncio.timeout(within_s):
+            try:
+                await self.writer.close()
+                await self._compactor.close()
+            finally:
+                closed = asyncio.wrap_future(self._archive.close(self._directory.close))
+            await asyncio.shield(closed)
+
+
+class SideBufferMetrics(Collector):
+    """Metrics of a side buffer, read on demand."""
+
+    def __init__(self, counts: BufferCounts, oldest_s: Callable[[], float] = float) -> None:
+        self._counts = counts
+        self._oldest_s = oldest_s
+
+    def collect(self) -> Iterator[Metric]:
+        counts = self._counts
+        yield GaugeMetricFamily(
+            "pairbus_side_buffer_oldest_seconds",
+            "Age of the oldest message in the side buffer that is not merged yet",
+            value=self._oldest_s(),
+        )
+        yield GaugeMetricFamily(
+            "pairbus_side_buffer_messages", "Messages in the side buffer that are not merged yet", value=counts.held
+        )
+        yield CounterMetricFamily(
+            "pairbus_side_buffer_taken", "Messages taken into the side buffer instead of the store", value=counts.taken
+        )
+        yield CounterMetricFamily(
+            "pairbus_side_buffer_merged", "Messages merged from the side buffer into the store", value=counts.merged
+        )
+        yield CounterMetricFamily(
+            "pairbus_side_buffer_set_aside",
+            "Messages of the side buffer that could not be merged, and damaged places in it",
+            value=counts.set_aside,
+        )

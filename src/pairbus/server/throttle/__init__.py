@@ -1,3 +1,3 @@
-"""What a node is short of, and which requests it denies until that has passed."""
+"""Throttling: which resources a node is short of, and which requests it denies meanwhile."""
 
 from __future__ import annotations

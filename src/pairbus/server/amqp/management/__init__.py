@@ -1,3 +1,3 @@
-"""The node ``$management`` of each entity: what can be asked there, beside sending and receiving."""
+"""The ``$management`` node of each entity: requests besides sending and receiving."""
 
 from __future__ import annotations

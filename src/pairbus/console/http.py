@@ -1,0 +1,108 @@
+"""Requests and responses: the routes that requests match, the fields of forms, and pages from templates."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from http import HTTPStatus
+from typing import Final
+from urllib.parse import parse_qsl
+
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Match, Route
+from starlette.templating import Jinja2Templates
+from starlette.types import Scope
+
+from pairbus.html import compile_templates, environment
+from pairbus.server.errors import BadRequestError
+from pairbus.server.http.body import read_body
+
+POLICY: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+"""No content from other servers, no inline content, and no embedding in frames."""
+
+HEADERS: Final = {
+    "Content-Security-Policy": POLICY,
+    "X-Frame-Options": "DENY",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+"""The headers of every response."""
+
+FORM_BYTES: Final = 64 * 1024
+"""Maximum size of a form: the login form accepts long tokens of identity providers."""
+_MAX_FIELDS: Final = 32
+_FORM_TYPE: Final = "application/x-www-form-urlencoded"
+_API_VERSION: Final = b"api-version="
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+class ConsoleRoute(Route):
+    """A path of the console. A request with an ``api-version`` refers to an entity of that name, and does not match."""
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        if _API_VERSION in scope.get("query_string", b""):
+            return Match.NONE, {}
+        match, child = super().matches(scope)
+        return (match, child) if match is Match.FULL else (Match.NONE, {})
+
+
+class BrowserRoute(ConsoleRoute):
+    """A path that matches only requests of browsers; for other clients it does not exist.
+
+    A browser lists the media types that it displays and sends no token. A client with a token is a program, even if
+    it accepts any type.
+    """
+
+    def __init__(self, path: str, endpoint: Handler, *media_types: str, below: str = "") -> None:
+        """Match if one of ``media_types`` is accepted; ``{path:path}`` matches only paths ``below`` a prefix."""
+        super().__init__(path, endpoint, methods=["GET"])
+        self._media_types = media_types
+        self._below = below
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        if scope["type"] != "http" or not f"{scope['path'].lower()}/".startswith(f"{self._below}/"):
+            return Match.NONE, {}
+        headers = Headers(scope=scope)
+        accepted = ",".join(headers.getlist("accept")).lower()
+        if "authorization" in headers or not any(media_type in accepted for media_type in self._media_types):
+            return Match.NONE, {}
+        return super().matches(scope)
+
+
+async def read_form(request: Request) -> dict[str, str]:
+    """Return the fields of a form; raise ``BadRequestError`` if the body is not a form within the limits."""
+    content_type = request.headers.get("content-type", "")
+    if content_type.partition(";")[0].strip().lower() != _FORM_TYPE:
+        raise BadRequestError(f"the content type of a form must be {_FORM_TYPE}, got '{content_type}'")
+    body = await read_body(request, FORM_BYTES)
+    try:
+        pairs = parse_qsl(body.decode("ascii"), keep_blank_values=True, max_num_fields=_MAX_FIELDS, errors="strict")
+    except ValueError as error:
+        raise BadRequestError(f"the form cannot be parsed: {error}") from error
+    return dict(pairs)
+
+
+class ConsoleTemplates:
+    """Renders pages. The first request compiles all templates in a thread, and others wait for that one thread."""
+
+    def __init__(self) -> None:
+        self._environment = environment("pairbus.console")
+        self._templates = Jinja2Templates(env=self._environment)
+        self._compiling: asyncio.Task[None] | None = None
+
+    async def render(
+        self, request: Request, template: str, values: Mapping[str, object], status: HTTPStatus = HTTPStatus.OK
+    ) -> Response:
+        if self._compiling is None:
+            self._compiling = asyncio.create_task(asyncio.to_thread(compile_templates, self._environment))
+        await asyncio.shield(self._compiling)  # shared: the request that started it may be cancelled
+        return self._templates.TemplateResponse(request, template, dict(values), status)

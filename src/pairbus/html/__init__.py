@@ -1,0 +1,20 @@
+"""HTML pages from Jinja2 templates, with charts as SVG; used by the console and by the reports of jobs."""
+
+from __future__ import annotations
+
+from pairbus.html.charts import COMPACT, WIDE, Chart, ChartLayout, ChartSeries, bar_chart, line_chart
+from pairbus.html.environment import breakable, compile_templates, environment, stylesheet
+
+__all__ = [
+    "COMPACT",
+    "WIDE",
+    "Chart",
+    "ChartLayout",
+    "ChartSeries",
+    "bar_chart",
+    "breakable",
+    "compile_templates",
+    "environment",
+    "line_chart",
+    "stylesheet",
+]

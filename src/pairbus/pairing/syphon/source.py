@@ -1,0 +1,521 @@
+"""Sources of messages: a backlog queue whose messages are received with locks, and their settlement."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from enum import Enum
+from typing import Final, TypeAlias
+
+from pairbus.client.background_tasks import BackgroundTasks
+from pairbus.client.errors import (
+    InvalidMessageError,
+    InvalidRequestError,
+    MessageLockLostError,
+    MessageNotFoundError,
+    MessagingError,
+)
+from pairbus.client.lock_renewer import LockRenewer
+from pairbus.client.received_message import MessageState, ReceivedMessage
+from pairbus.client.receiver import MessageReceiver
+from pairbus.dialect.transfer import TransferError
+from pairbus.pairing.events import Listener, MessageDeadLettered
+from pairbus.pairing.syphon.message import (
+    BacklogMessage,
+    DeadLetterReason,
+    Line,
+    UndeliverableMessage,
+    line_of,
+    one_line,
+    read_diverted,
+)
+from pairbus.pairing.syphon.order import BacklogScanner, OrderIndex
+
+_log = logging.getLogger(__name__)
+
+_MAX_REQUEST: Final = 1_000
+"""Maximum number of messages in one settlement request."""
+
+_MAX_UNREMOVED: Final = 10_000
+_FRONT_PAGE: Final = 200
+
+LockedMessage: TypeAlias = BacklogMessage | UndeliverableMessage
+Settle: TypeAlias = Callable[[list[ReceivedMessage]], Awaitable[None]]
+
+
+class OutcomeKind(Enum):
+    """The outcome of a message."""
+
+    DELIVERED = "delivered"
+    """Its destination has confirmed it, and it is removed from the backlog."""
+    UNREMOVED = "unremoved"
+    """Its destination has confirmed it, and it could not be removed from the backlog: it is delivered again."""
+    PARKED = "parked"
+    """Its destination does not accept it at the moment: it is deferred in the backlog."""
+    FOUND = "found parked"
+    """Another syphon had deferred it before."""
+    GIVEN_BACK = "given back"
+    """The primary namespace is unreachable: it is available in the backlog as before."""
+    DEAD_LETTERED = "dead-lettered"
+    """It can never be delivered."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettlementReport:
+    """The result of settling messages in one way."""
+
+    kind: OutcomeKind
+    settled: Sequence[LockedMessage]
+    unsettled: Sequence[LockedMessage]
+    """Messages that could not be settled, and are delivered again when their locks expire."""
+
+    cause: str | None = None
+    reason: DeadLetterReason | None = None
+    description: str | None = None
+
+
+class Settler:
+    """Settles messages of one backlog queue, and reports the results.
+
+    ``complete`` and ``dead_letter`` work in the background, in ``tasks``; ``tasks.finish()`` waits for them.
+    """
+
+    def __init__(
+        self, receiver: MessageReceiver, tasks: BackgroundTasks, report: Callable[[SettlementReport], None]
+    ) -> None:
+        self._receiver = receiver
+        self._tasks = tasks
+        self._report = report
+        self._delivered: list[BacklogMessage] = []
+        self._is_completing = False
+
+    def complete(self, messages: list[BacklogMessage]) -> None:
+        """Remove delivered messages, together with those that are delivered while a request is under way."""
+        self._delivered += messages
+        if not self._is_completing:
+            self._is_completing = True
+            self._tasks.start(self._complete(), is_due=True)
+
+    async def _complete(self) -> None:
+        try:
+            while self._delivered:
+                delivered, self._delivered = self._delivered, []
+                received = [message for message in delivered if not message.is_deferred]
+                deferred = [message for message in delivered if message.is_deferred]
+                for group in (received, deferred):  # they are settled with different requests
+                    await self._settle(group, self._receiver.complete, OutcomeKind.DELIVERED)
+        finally:
+            self._is_completing = False
+
+    def dead_letter(self, messages: Sequence[LockedMessage], reason: DeadLetterReason, description: str) -> None:
+        """Move messages to the dead-letter queue."""
+        self._tasks.start(self._dead_letter(messages, reason, one_line(description)), is_due=True)
+
+    async def _dead_letter(self, messages: Sequence[LockedMessage], reason: DeadLetterReason, description: str) -> None:
+        async def settle(locked: list[ReceivedMessage]) -> None:
+            await self._receiver.dead_letter(locked, reason.value, description)
+
+        await self._settle(messages, settle, OutcomeKind.DEAD_LETTERED, reason=reason, description=description)
+
+    async def defer(self, messages: Sequence[BacklogMessage], cause: str | None = None) -> None:
+        """Park messages: they can be received only by their sequence numbers from now on."""
+        await self._settle(messages, self._receiver.defer, OutcomeKind.PARKED, cause=cause)
+
+    async def abandon(self, messages: Sequence[BacklogMessage], cause: str | None = None) -> None:
+        """Give messages back, to be received again."""
+        await self._settle(messages, self._receiver.abandon, OutcomeKind.GIVEN_BACK, cause=cause)
+
+    async def _settle(
+        self,
+        messages: Sequence[LockedMessage],
+        settle: Settle,
+        kind: OutcomeKind,
+        *,
+        cause: str | None = None,
+        reason: DeadLetterReason | None = None,
+        description: str | None = None,
+    ) -> None:
+        if not messages:
+            return
+        for start in range(0, len(messages), _MAX_REQUEST):
+            if not await self._settle_group(messages[start : start + _MAX_REQUEST], settle):
+                break
+        settled = [message for message in messages if message.message.is_settled]
+        unsettled = [message for message in messages if not message.message.is_settled]
+        self._report(
+            SettlementReport(
+                kind=kind, settled=settled, unsettled=unsettled, cause=cause, reason=reason, description=description
+            )
+        )
+
+    async def _settle_group(self, messages: Sequence[LockedMessage], settle: Settle) -> bool:
+        """Settle messages as far as possible; return whether the namespace responds."""
+        for _ in range(2):  # a lost lock may have made the request fail for the other messages
+            rest = [message.message for message in messages if not message.message.is_settled]
+            if not rest:
+                break
+            try:
+                await settle(rest)
+            except MessageLockLostError as error:
+                self._log(logging.INFO, len(rest), error)
+            except MessagingError as error:
+                self._log(logging.WARNING, len(rest), error)
+                return False
+        return True
+
+    def _log(self, level: int, count: int, error: MessagingError) -> None:
+        _log.log(
+            level,
+            'settlement failed, waiting for redelivery entity=%s count=%d error="%s"',
+            self._receiver.path,
+            count,
+            error,
+        )
+
+
+class BacklogClock:
+    """The clock of the secondary namespace, read from locks: a new lock ends one lock duration from now.
+
+    The clocks of this machine and of the primary namespace may differ from it.
+    """
+
+    def __init__(self) -> None:
+        self.lock = timedelta(minutes=1)
+        """The lock duration. A message is not locked before it is enqueued, which reveals a shorter one."""
+
+        self._offset_s: float | None = None
+        """The time by which the clock of the namespace is ahead of that of the event loop."""
+
+    def note(self, message: ReceivedMessage) -> None:
+        """Read the clock from a message that was just locked."""
+        if message.locked_until is None:
+            return
+        longest = message.locked_until - message.enqueued_time
+        if timedelta() < longest < self.lock:
+            self.lock = longest
+        self._offset_s = (message.locked_until - self.lock).timestamp() - asyncio.get_running_loop().time()
+
+    def age(self, enqueued: datetime) -> timedelta:
+        """Return the time since a message was enqueued; 0 if it is unknown."""
+        if self._offset_s is None:
+            return timedelta()
+        return timedelta(seconds=max(0.0, asyncio.get_running_loop().time() + self._offset_s - enqueued.timestamp()))
+
+
+class BacklogSource:
+    """One backlog queue: receives its messages with locks, renews the locks, and settles the messages.
+
+    ``on_deferred`` is called with the destination, the sequence number and the line of a deferred message that has to
+    be fetched (again), ``on_free`` with a line of which another receiver has one message less, and ``on_blocked`` when
+    a message has to wait for another receiver.
+    """
+
+    def __init__(
+        self,
+        receiver: MessageReceiver,
+        tell: Listener,
+        on_deferred: Callable[[str, int, Line | None], None],
+        on_free: Callable[[Line], None],
+        on_blocked: Callable[[], None],
+    ) -> None:
+        self.path = receiver.path
+        self.on_blocked: Final = on_blocked
+        self.receives = 0
+        self.syphoned = 0
+        self.dead_lettered = 0
+        self.fresh = 0
+        """Number of locked messages that were received; the others were deferred, and fetched by number."""
+
+        self.order = OrderIndex()
+        self.taken_by_others: set[int] = set()
+        """Deferred messages that another receiver has locked."""
+
+        self.tasks = BackgroundTasks(self.path)
+        self.scanner = BacklogScanner(receiver, self.order, self.__contains__, self._found_deferred, on_free)
+        self._receiver = receiver
+        self._tell = tell
+        self._on_deferred = on_deferred
+        self._on_free = on_free
+        self._clock = BacklogClock()
+        self._locked: dict[int, BacklogMessage] = {}
+        self._room = asyncio.Event()
+        self._unremoved: dict[int, tuple[datetime, str]] = {}
+        """Delivered messages that are still in the queue: when they were enqueued, and their ids. A sequence number
+        alone does not identify a message, because a queue that is re-created counts from 1 again."""
+
+        self._settler = Settler(receiver, self.tasks, self._settled)
+        self._renewer: LockRenewer[BacklogMessage] = LockRenewer(
+            self._renew,
+            tasks=self.tasks,
+            lock_s=self._lock_s,
+            on_lost=self._locks_lost,
+        )
+
+    def __contains__(self, sequence: object) -> bool:
+        return sequence in self._locked
+
+    def age(self, message: BacklogMessage) -> timedelta:
+        return self._clock.age(message.message.enqueued_time)
+
+    # Receiving.
+
+    async def wait_for_room(self, limit: int) -> None:
+        """Wait until at most ``limit`` of the locked messages were received."""
+        while self.fresh > limit:
+            self._room.clear()
+            await self._room.wait()
+
+    async def receive(self, count: int, long_poll: timedelta) -> list[ReceivedMessage]:
+        """Receive messages, which ``lock`` takes over. Raise ``MessagingError``."""
+        self.receives += 1
+        messages = await self._receiver.receive(count, long_poll)
+        self.scanner.arrivals += bool(messages)
+        return messages
+
+    def lock(self, messages: list[ReceivedMessage], *, is_deferred: bool = False) -> list[BacklogMessage]:
+        """Take over messages that were just locked; return those to deliver.
+
+        A message without a valid destination is dead-lettered, and one that was delivered before is only removed.
+        """
+        found: list[BacklogMessage] = []
+        for received in messages:
+            try:
+                message = BacklogMessage(received, is_deferred=is_deferred)
+                self._clock.note(received)
+            except (TransferError, InvalidMessageError) as error:
+                bad = UndeliverableMessage.because(received, error, is_deferred=is_deferred)
+                self._settler.dead_letter([bad], bad.reason, bad.description)
+                continue
+            if not is_deferred and self._is_recreated(message):
+                self.forget_order()
+            self.order.received(message.sequence)
+            is_new = self._hold(message)
+            if is_new:
+                found.append(message)
+            if is_deferred or not is_new:
+                self.received(message.sequence)
+        return found
+
+    def _hold(self, message: BacklogMessage) -> bool:
+        """Keep a message locked; return whether it has to be delivered."""
+        before = self._locked.get(message.sequence)
+        if before is not None:  # its lock expired, and it was received again
+            self._drop([before])
+        self._locked[message.sequence] = message
+        self.fresh += not message.is_deferred
+        self._renewer.watch(message)
+        known = self._unremoved.get(message.sequence)
+        if known is None or known != _identity(message):
+            return True
+        self._settler.complete([message])
+        return False
+
+    def received(self, sequence: int) -> None:
+        """Note that a message belongs to this process now: messages that waited for it may be delivered."""
+        self.taken_by_others.discard(sequence)
+        if sequence in self.order.others:
+            self.scanner.gone(sequence)
+
+    def _is_recreated(self, message: BacklogMessage) -> bool:
+        """Return whether a new message has a number that was known to have no message: the queue was re-created."""
+        order, sequence = self.order, message.sequence
+        return (
+            message.message.delivery_count == 0
+            and sequence not in order.others
+            and sequence not in self._locked
+            and not order.is_unknown(sequence)
+        )
+
+    def forget_order(self) -> None:
+        """Forget what was known of the queue, which was re-created."""
+        _log.info("backlog queue was re-created entity=%s", self.path)
+        self.taken_by_others.clear()
+        for line in self.order.forget():
+            self._on_free(line)
+
+    def _drop(self, messages: Iterable[LockedMessage]) -> None:
+        """Let go of messages; their locks are not renewed any longer."""
+        for message in messages:
+            if isinstance(message, BacklogMessage):
+                message.is_dropped = True
+                if self._locked.get(message.sequence) is message:
+                    del self._locked[message.sequence]
+                    self.fresh -= not message.is_deferred
+        self._room.set()
+
+    # Locks.
+
+    def _lock_s(self) -> float:
+        return self._clock.lock.total_seconds()
+
+    async def _renew(self, messages: list[BacklogMessage]) -> None:
+        await self._receiver.renew_locks(message.message for message in messages)
+
+    def _locks_lost(self, messages: list[BacklogMessage], error: MessagingError | None) -> None:
+        # Their settlement fails, and they are received again.
+        _log.info('locks lost entity=%s count=%d error="%s"', self.path, len(messages), error or "expired")
+
+    # Settlement.
+
+    def complete(self, messages: list[BacklogMessage]) -> None:
+        self.syphoned += len(messages)
+        self._settler.complete(messages)
+
+    def dead_letter(self, messages: Sequence[LockedMessage], reason: DeadLetterReason, description: str) -> None:
+        self._settler.dead_letter(messages, reason, description)
+
+    async def defer(self, messages: list[BacklogMessage]) -> list[BacklogMessage]:
+        """Park messages; return those that are deferred now, which includes those that were before."""
+        await self._settler.defer(messages)
+        parked = [message for message in messages if message.message.is_settled or message.is_deferred]
+        self._leave([message for message in messages if not message.message.is_settled and not message.is_deferred])
+        return parked
+
+    async def abandon(self, messages: list[BacklogMessage]) -> None:
+        """Give messages back."""
+        await self._settler.abandon(messages)
+        self._leave(messages)
+
+    def abandon_later(self, messages: list[BacklogMessage]) -> None:
+        self.tasks.start(self.abandon(messages), is_due=True)
+
+    def _leave(self, messages: list[BacklogMessage]) -> None:
+        """Note messages that any receiver may get next."""
+        for message in messages:
+            if message.sequence not in self._locked:  # unless it was received again already
+                self.order.saw(message.sequence, message.line)
+
+    def _settled(self, settlement: SettlementReport) -> None:
+        self._drop([*settlement.settled, *settlement.unsettled])
+        if settlement.kind is OutcomeKind.DELIVERED:
+            self._note_unremoved(settlement)
+        elif settlement.kind is OutcomeKind.DEAD_LETTERED:
+            self._note_dead_letters(settlement)
+        if settlement.kind in (OutcomeKind.DELIVERED, OutcomeKind.DEAD_LETTERED):
+            for message in settlement.unsettled:  # a deferred message is received only if it is fetched again
+                if message.is_deferred and isinstance(message, BacklogMessage):
+                    self._on_deferred(message.path, message.sequence, message.line)
+
+    def _note_unremoved(self, settlement: SettlementReport) -> None:
+        """Remember messages that were delivered and not removed, so that they are not sent again when received."""
+        for message in settlement.settled:
+            self._unremoved.pop(message.sequence, None)
+        for message in settlement.unsettled:
+            self._unremoved[message.sequence] = _identity(message)
+        while len(self._unremoved) > _MAX_UNREMOVED:
+            self._unremoved.pop(next(iter(self._unremoved)))
+
+    def _note_dead_letters(self, settlement: SettlementReport) -> None:
+        reason = "" if settlement.reason is None else settlement.reason.value
+        description = settlement.description or ""
+        self.dead_lettered += len(settlement.settled)
+        for message in settlement.settled:
+            self._tell(
+                MessageDeadLettered(
+                    at=datetime.now(UTC),
+                    backlog_queue=self.path,
+                    message_id=message_id_of(message.message),
+                    path=message.path,
+                    reason=reason,
+                    description=description,
+                )
+            )
+        if settlement.settled:
+            log_dead_letters(self.path, len(settlement.settled), reason, description)
+
+    # Deferred messages.
+
+    async def fetch(self, sequences: list[int], lines: list[Line | None]) -> list[BacklogMessage]:
+        """Lock deferred messages; return those that this process got. Raise ``MessagingError``."""
+        try:
+            return self.lock(await self._receiver.receive_deferred(sequences), is_deferred=True)
+        except (MessageNotFoundError, InvalidRequestError) as error:
+            if len(sequences) > 1:  # another receiver has one of them, or they are too large for one response
+                return await self._fetch_in_halves(sequences, lines)
+            _log.debug('message not deferred any more entity=%s sequence=%d error="%s"', self.path, sequences[0], error)
+            self.taken_by_others.add(sequences[0])
+            self.order.saw(sequences[0], lines[0])
+            self.on_blocked()
+            return []
+
+    async def _fetch_in_halves(self, sequences: list[int], lines: list[Line | None]) -> list[BacklogMessage]:
+        half = len(sequences) // 2
+        first = await self.fetch(sequences[:half], lines[:half])
+        try:
+            return [*first, *await self.fetch(sequences[half:], lines[half:])]
+        except BaseException:
+            self.tasks.start(self._settler.defer(first), is_due=True)
+            raise
+
+    def _found_deferred(self, message: ReceivedMessage) -> None:
+        """Take over a message that a receiver deferred which may have ended."""
+        try:
+            transfer = read_diverted(message.payload)
+        except (TransferError, InvalidMessageError):
+            self.tasks.start(self._fetch_undeliverable(message.sequence_number))
+        else:
+            self._on_deferred(transfer.path, message.sequence_number, line_of(transfer))
+
+    async def _fetch_undeliverable(self, sequence: int) -> None:
+        """Lock a deferred message without a valid destination, which dead-letters it."""
+        await self.fetch([sequence], [None])
+
+    # Peeking.
+
+    async def check(self) -> None:
+        """Check that the queue can be read. Raise ``MessagingError``."""
+        await self._receiver.peek(1, 0)
+
+    async def scan(self) -> None:
+        """Find deferred messages in the whole queue. Raise ``MessagingError``."""
+        await self.scanner.rescan()
+        await self.scanner.scan()
+
+    async def scan_front(self) -> None:
+        """Find the deferred messages before all available ones. Raise ``MessagingError``.
+
+        Delivered messages are removed from the front of the queue, so what was left behind is there.
+        """
+        cursor = 0
+        while True:
+            page = await self._receiver.peek(_FRONT_PAGE, cursor)
+            deferred = [message for message in page if message.state is MessageState.DEFERRED]
+            for message in deferred:
+                if message.sequence_number not in self._locked:
+                    self._found_deferred(message)
+            if not deferred:
+                return
+            cursor = page[-1].sequence_number + 1
+
+    async def close(self, timeout_s: float) -> None:
+        """Give all locked messages back, as far as that is possible in time."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self.tasks.finish()
+                left = [*self._locked.values()]
+                await self._settler.defer([message for message in left if message.is_deferred])
+                await self._settler.abandon([message for message in left if not message.is_deferred])
+        except (MessagingError, TimeoutError) as error:
+            _log.info('messages not given back, their locks expire entity=%s error="%s"', self.path, error)
+        await self._renewer.close()
+        await self.tasks.close()
+        await self._receiver.close()
+
+
+def _identity(message: LockedMessage) -> tuple[datetime, str]:
+    return message.message.enqueued_time, str(message.message.message_id)
+
+
+def message_id_of(message: ReceivedMessage) -> str:
+    """Return the id of a message; an empty string if it cannot be read."""
+    try:
+        return str(message.message_id)
+    except InvalidMessageError:
+        return ""
+
+
+def log_dead_letters(queue: str, count: int, reason: str, description: str) -> None:
+    _log.warning('messages dead-lettered entity=%s count=%d reason=%s error="%s"', queue, count, reason, description)

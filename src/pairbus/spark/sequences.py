@@ -1,0 +1,272 @@
+"""Sets of sequence numbers: ranges, and one mark for each partition of an entity."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Final, NamedTuple, Self
+
+from pairbus.client.factory import MessagingFactory
+from pairbus.client.received_message import ReceivedMessage
+from pairbus.client.receiver import MessageReceiver
+
+_TEXT: Final = re.compile(r"(-?\d+(\.\.-?\d+)?)(,-?\d+(\.\.-?\d+)?)*|")
+_NUMBERS: Final = re.compile(r"(-?\d+)(?:\.\.(-?\d+))?")
+
+
+class Range(NamedTuple):
+    """Consecutive numbers, both ends included."""
+
+    first: int
+    last: int
+
+    @property
+    def size(self) -> int:
+        return self.last - self.first + 1
+
+
+class SequenceRanges:
+    """An immutable set of numbers; its ranges are sorted and neither overlap nor touch, so equal sets compare equal."""
+
+    __slots__ = ("ranges",)
+
+    def __init__(self, ranges: Iterable[tuple[int, int]] = ()) -> None:
+        self.ranges: Final[tuple[Range, ...]] = tuple(_merge_ranges(ranges))
+
+    @classmethod
+    def of(cls, numbers: Iterable[int]) -> SequenceRanges:
+        return cls((number, number) for number in numbers)
+
+    @classmethod
+    def parse(cls, text: str) -> SequenceRanges:
+        """Parse the result of ``str``, such as ``1..20,23``. Raise ``ValueError`` for anything else."""
+        if not isinstance(text, str) or _TEXT.fullmatch(text) is None:
+            raise ValueError(f"expected sequence numbers such as 1..20,23, got {text!r:.100}")
+        found = [(int(first), int(last or first)) for first, last in _NUMBERS.findall(text)]
+        if any(first > last for first, last in found):
+            raise ValueError(f"a range of {text!r:.100} ends before it starts")
+        return cls(found)
+
+    def __str__(self) -> str:
+        return ",".join(f"{first}..{last}" if first < last else f"{first}" for first, last in self.ranges)
+
+    def __repr__(self) -> str:
+        return f"<SequenceRanges {self}>"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SequenceRanges) and self.ranges == other.ranges
+
+    def __hash__(self) -> int:
+        return hash(self.ranges)
+
+    def __reduce__(self) -> tuple[type[SequenceRanges], tuple[tuple[Range, ...]]]:
+        return SequenceRanges, (self.ranges,)
+
+    def __bool__(self) -> bool:
+        return bool(self.ranges)
+
+    def __len__(self) -> int:
+        return sum(run.size for run in self.ranges)
+
+    def __iter__(self) -> Iterator[int]:
+        for first, last in self.ranges:
+            yield from range(first, last + 1)
+
+    def __contains__(self, number: object) -> bool:
+        if not isinstance(number, int):
+            return False
+        index = bisect_right(self.ranges, number, key=lambda run: run.first)
+        return index > 0 and number <= self.ranges[index - 1].last
+
+    def __or__(self, other: SequenceRanges) -> SequenceRanges:
+        return SequenceRanges((*self.ranges, *other.ranges))
+
+    def __sub__(self, other: SequenceRanges) -> SequenceRanges:
+        return SequenceRanges(_difference(self.ranges, other.ranges))
+
+    def __and__(self, other: SequenceRanges) -> SequenceRanges:
+        return self - (self - other)
+
+    def since(self, number: int) -> SequenceRanges:
+        """Return the numbers >= ``number``."""
+        return SequenceRanges((max(first, number), last) for first, last in self.ranges if last >= number)
+
+    def split(self, parts: int) -> list[SequenceRanges]:
+        """Return ``parts`` sets of about the same size, in order, or fewer if there are fewer numbers."""
+        count = len(self)
+        bounds = sorted({count * part // parts for part in range(parts + 1)})
+        return [self._between(start, end) for start, end in pairwise(bounds)]
+
+    def _between(self, start: int, end: int) -> SequenceRanges:
+        """Return the numbers from index ``start`` up to, but not including, index ``end``."""
+        found: list[tuple[int, int]] = []
+        position = 0
+        for run in self.ranges:
+            first, last = max(start - position, 0), min(end - position, run.size) - 1
+            if first <= last:
+                found.append((run.first + first, run.first + last))
+            position += run.size
+        return SequenceRanges(found)
+
+
+def _merge_ranges(ranges: Iterable[tuple[int, int]]) -> Iterator[Range]:
+    current: Range | None = None
+    for first, last in sorted(ranges):
+        if current is not None and first <= current.last + 1:
+            current = Range(current.first, max(current.last, last))
+            continue
+        if current is not None:
+            yield current
+        current = Range(first, last)
+    if current is not None:
+        yield current
+
+
+def _difference(ranges: Iterable[Range], others: tuple[Range, ...]) -> Iterator[tuple[int, int]]:
+    """Yield the difference of ranges; both are sorted, so each of the others is visited once."""
+    index = 0
+    for first, last in ranges:
+        start = first
+        while index < len(others) and others[index].last < start:
+            index += 1
+        at = index
+        while at < len(others) and others[at].first <= last:
+            if start < others[at].first:
+                yield start, others[at].first - 1
+            start = max(start, others[at].last + 1)
+            at += 1
+        if start <= last:
+            yield start, last
+
+
+_PARTITION_SHIFT: Final = 48
+"""The upper 16 bits of a sequence number are the partition that issued it. Each partition has its own counter, so a
+newer message of a lower partition has a smaller number than an older one of a higher partition."""
+
+
+def partition_of(number: int) -> int:
+    """Return the partition that issued a sequence number; 0 for all numbers of an entity without partitions."""
+    return number >> _PARTITION_SHIFT
+
+
+def start_of(partition: int) -> int:
+    """Return the number before the first one that a partition issues."""
+    return partition << _PARTITION_SHIFT
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceMarks:
+    """One mark for each partition that was reached. Contains every number up to the mark of its partition."""
+
+    last: Mapping[int, int] = field(default_factory=dict)
+    """The last number, by partition. A partition without messages has none."""
+
+    @classmethod
+    def of(cls, numbers: Iterable[int]) -> Self:
+        """Mark the largest number of each partition."""
+        ordered = sorted(number for number in numbers if number > start_of(partition_of(number)))
+        return cls({partition_of(number): number for number in ordered})
+
+    def __contains__(self, number: object) -> bool:
+        return isinstance(number, int) and number <= self.end(partition_of(number))
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(sorted(self.last.values()))
+
+    def __bool__(self) -> bool:
+        return bool(self.last)
+
+    @property
+    def is_partitioned(self) -> bool:
+        """True if there are marks of several partitions."""
+        return len(self.last) > 1
+
+    def end(self, partition: int) -> int:
+        """Return the mark of a partition, or the number before its first one."""
+        return self.last.get(partition, start_of(partition))
+
+    def advanced(self, numbers: Iterable[int]) -> SequenceMarks:
+        """Return these marks, advanced to larger numbers."""
+        return SequenceMarks.of((*self, *numbers))
+
+    def since(self, start: SequenceMarks) -> SequenceRanges:
+        """Return the numbers after the marks of ``start``, up to these."""
+        after = ((start.end(partition) + 1, last) for partition, last in self.last.items())
+        return SequenceRanges((first, last) for first, last in after if first <= last)
+
+    @property
+    def ranges(self) -> SequenceRanges:
+        """All numbers up to the marks."""
+        return self.since(SequenceMarks())
+
+
+# Search for sequence numbers of an entity by peeking few messages.
+#
+# A peek returns messages in the order of their numbers, and continues from one partition to the next.
+
+
+async def first_message(receiver: MessageReceiver, least: int) -> ReceivedMessage | None:
+    """Return the first message with a number >= ``least``, in any state."""
+    found = await receiver.peek(1, least)
+    return found[0] if found else None
+
+
+async def first_number(receiver: MessageReceiver, least: int) -> int | None:
+    """Return the number of the first message >= ``least``, in any state."""
+    found = await first_message(receiver, least)
+    return None if found is None else found.sequence_number
+
+
+def _any(_message: ReceivedMessage) -> bool:
+    return True
+
+
+async def last_number(receiver: MessageReceiver, least: int = 0, fits: Callable[[ReceivedMessage], bool] = _any) -> int:
+    """Return the number of the last fitting message after ``least`` in its partition, or ``least`` if there is none.
+
+    ``fits`` must hold for all messages up to some number, and for none after it. The service does not report the last
+    number of an entity, but one peek shows whether there is a message after a number: so the search doubles its steps,
+    and then bisects.
+    """
+    partition = partition_of(least)
+
+    async def next_fitting(number: int) -> int | None:
+        found = await first_message(receiver, number)
+        if found is None or partition_of(found.sequence_number) != partition or not fits(found):
+            return None
+        return found.sequence_number
+
+    last, step = least, 1
+    while (found := await next_fitting(last + step)) is not None:
+        last, step = found, 2 * step
+    beyond = last + step
+    while beyond - last > 1:
+        middle = (last + beyond) // 2
+        found = await next_fitting(middle)
+        if found is None:
+            beyond = middle
+        else:
+            last = found
+    return last
+
+
+async def last_numbers(receiver: MessageReceiver) -> SequenceMarks:
+    """Return the number of the last message of each partition that has any."""
+    found: list[int] = []
+    first = await first_number(receiver, 1)
+    while first is not None:
+        found.append(await last_number(receiver, first))
+        first = await first_number(receiver, start_of(partition_of(first) + 1) + 1)
+    return SequenceMarks.of(found)
+
+
+async def last_numbers_of(factory: MessagingFactory, path: str) -> SequenceMarks:
+    """Return the last numbers of an entity, with a temporary receiver."""
+    receiver = await factory.create_message_receiver(path)
+    try:
+        return await last_numbers(receiver)
+    finally:
+        await receiver.close()

@@ -1,0 +1,225 @@
+"""Sends the rows of a task to their entities, in order for each entity."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Final
+
+from pairbus.client.entity_link import EntityLink, SendBatch, SendingLinkFactory
+from pairbus.client.errors import MessagingError
+from pairbus.client.factory import MessagingFactory
+from pairbus.spark.connections import ConnectionReference, on_loop, reached
+
+_MAX_IDLE: Final = 256
+"""Maximum number of idle links kept open; a connection has room for some thousand."""
+
+
+class IdleLinks:
+    """The links of a factory that are not in use."""
+
+    def __init__(self, factory: SendingLinkFactory, max_idle: int = _MAX_IDLE) -> None:
+        self._factory = factory
+        self._max_idle = max_idle
+        self._idle: OrderedDict[str, EntityLink] = OrderedDict()
+        """The most recently used last."""
+
+    def take(self, path: str) -> EntityLink:
+        """Return a link for exclusive use, until it is given back."""
+        return self._idle.pop(path.lower(), None) or EntityLink(self._factory, path)
+
+    async def give_back(self, link: EntityLink) -> None:
+        key = link.path.lower()
+        spare = self._idle.pop(key, None)  # two links to one entity may have been in use
+        self._idle[key] = link
+        if spare is None and len(self._idle) > self._max_idle:
+            _, spare = self._idle.popitem(last=False)
+        if spare is not None:
+            await spare.close()
+
+
+_IDLE_LINKS: Final[dict[MessagingFactory, IdleLinks]] = {}
+
+
+def idle_links_of(factory: MessagingFactory) -> IdleLinks:
+    """Return the idle links of a factory that lives as long as the process. Call it on the event loop."""
+    for closed in [one for one in _IDLE_LINKS if one.is_closed]:
+        del _IDLE_LINKS[closed]
+    return _IDLE_LINKS.setdefault(factory, IdleLinks(factory))
+
+
+_MAX_BYTES: Final = 4 << 20
+"""Maximum number of bytes in flight."""
+
+_MAX_SENDS: Final = 64
+"""Maximum number of entities sent to concurrently."""
+
+_MAX_NAMED: Final = 5
+
+
+class MessageWriteError(Exception):
+    """Some messages of a task were not sent, so the task failed."""
+
+    def __init__(self, causes: Mapping[str, Exception], sent: Mapping[str, int]) -> None:
+        super().__init__(_describe(causes, sent))
+        self.causes = dict(causes)
+        """Errors by entity."""
+
+        self.sent = dict(sent)
+        """Confirmed messages by entity."""
+
+
+class Dispatch:
+    """Sends to several entities concurrently, and to each of them in the order of the calls.
+
+    The next messages of an entity are sent once the previous ones are confirmed, so that none overtakes another that is
+    retried. After a failure no further send is started. Use it on the event loop of its links.
+    """
+
+    def __init__(self, links: IdleLinks) -> None:
+        self._links = links
+        self._sent: Counter[str] = Counter()
+        self._causes: dict[str, Exception] = {}
+        self._last: dict[str, asyncio.Task[None]] = {}
+        """The last send of each entity with sends in flight."""
+
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._slots = asyncio.Semaphore(_MAX_SENDS)
+        self._room = asyncio.Event()
+        self._bytes = 0
+
+    async def put(self, path: str, payloads: list[bytes]) -> None:
+        """Start a send once there is room for it. Raise ``MessageWriteError`` if an earlier send failed."""
+        size_bytes = sum(map(len, payloads))
+        while self._bytes and self._bytes + size_bytes > _MAX_BYTES:
+            self._room.clear()
+            await self._room.wait()
+        if self._causes:
+            await self.finish()
+        self._bytes += size_bytes
+        key = path.lower()  # entity paths are case-insensitive
+        sending = self._send(self._last.get(key), path, payloads, size_bytes)
+        task = self._last[key] = asyncio.get_running_loop().create_task(sending)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def finish(self) -> dict[str, int]:
+        """Wait for all confirmations, and return message counts by entity. Raise ``MessageWriteError``."""
+        if self._tasks:
+            await asyncio.wait([*self._tasks])
+        if self._causes:
+            raise MessageWriteError(self._causes, self._sent) from next(iter(self._causes.values()))
+        return dict(self._sent)
+
+    async def close(self) -> None:
+        """Cancel all sends; messages that are not confirmed yet may or may not have been sent."""
+        tasks = [*self._tasks]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    async def _send(self, before: asyncio.Task[None] | None, path: str, payloads: list[bytes], size_bytes: int) -> None:
+        key = path.lower()
+        try:
+            if before is not None:
+                await asyncio.wait((before,))
+            async with self._slots:
+                if not self._causes:
+                    await self._deliver(path, payloads)
+        except Exception as error:  # noqa: BLE001 (any error is reported by finish)
+            self._causes[path] = error
+        finally:
+            self._bytes -= size_bytes
+            self._room.set()
+            if self._last.get(key) is asyncio.current_task():
+                del self._last[key]
+
+    async def _deliver(self, path: str, payloads: list[bytes]) -> None:
+        link = self._links.take(path)
+        batch = SendBatch(payloads)
+        batch.in_turn = True
+        try:
+            await link.send(batch)
+        except MessagingError as error:
+            raise error.at(path) from error.__cause__
+        finally:
+            self._sent[path] += len(payloads) - len(batch.unconfirmed)
+            await self._links.give_back(link)
+
+
+def _describe(causes: Mapping[str, Exception], sent: Mapping[str, int]) -> str:
+    reasons = "; ".join(str(error) for error in [*causes.values()][:_MAX_NAMED])
+    more = f"; and {len(causes) - _MAX_NAMED:,} more entities" if len(causes) > _MAX_NAMED else ""
+    total = sum(sent.values())
+    before = ", ".join(f"{count:,} to '{path}'" for path, count in Counter(sent).most_common(_MAX_NAMED) if count)
+    return (
+        f"not all messages of the task were sent: {reasons}{more}."
+        f" {total:,} were sent{f' ({before})' if before else ''}. A retry of the task starts with its first row and"
+        " sends these again, which has no effect where duplicate detection is enabled. If a retry does not help, fix"
+        " the cause and restart the query"
+    )
+
+
+_BATCH_BYTES: Final = 256 << 10
+"""Maximum size of a batch in a Standard namespace."""
+
+_MAX_BUFFERED_BYTES: Final = 2 << 20
+"""Maximum number of buffered bytes, over all entities."""
+
+
+@dataclass(slots=True)
+class _EntityBuffer:
+    """Buffered messages of one entity."""
+
+    path: str
+    payloads: list[bytes] = field(default_factory=list)
+    size_bytes: int = 0
+
+
+class SinkBuffer:
+    """Buffers messages in the thread of the task, while earlier ones are sent on the event loop."""
+
+    def __init__(self, connection: ConnectionReference, connect_timeout: timedelta, batch_size: int) -> None:
+        self._connection = connection
+        self._connect_timeout = connect_timeout
+        self._batch_size = batch_size
+        self._buffers: dict[str, _EntityBuffer] = {}
+        self._size_bytes = 0
+        self._dispatch: Dispatch | None = None
+
+    def add(self, path: str, payload: bytes) -> None:
+        """Send a message, now or with later ones. Raise ``MessageWriteError`` if an earlier one was not sent."""
+        key = path.lower()  # entity paths are case-insensitive
+        buffer = self._buffers.get(key)
+        if buffer is None:
+            buffer = self._buffers[key] = _EntityBuffer(path)
+        buffer.payloads.append(payload)
+        buffer.size_bytes += len(payload)
+        self._size_bytes += len(payload)
+        if len(buffer.payloads) >= self._batch_size or buffer.size_bytes >= _BATCH_BYTES:
+            self._put(self._buffers.pop(key))
+        elif self._size_bytes >= _MAX_BUFFERED_BYTES:
+            self._put_all()
+
+    def finish(self) -> dict[str, int]:
+        """Send the buffered messages, wait for all confirmations, and return message counts by entity."""
+        self._put_all()
+        return {} if self._dispatch is None else on_loop(self._dispatch.finish)
+
+    def close(self) -> None:
+        if self._dispatch is not None:
+            on_loop(self._dispatch.close)
+
+    def _put_all(self) -> None:
+        while self._buffers:
+            self._put(self._buffers.pop(next(iter(self._buffers))))
+
+    def _put(self, buffer: _EntityBuffer) -> None:
+        self._size_bytes -= buffer.size_bytes
+        if self._dispatch is None:  # a task without rows needs no connection
+            self._dispatch = Dispatch(idle_links_of(reached(self._connection, self._connect_timeout, once=True)))
+        on_loop(self._dispatch.put, buffer.path, buffer.payloads)

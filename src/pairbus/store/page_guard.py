@@ -1,0 +1,289 @@
+"""Guards LMDB from damaged pages of a file that is in use.
+
+LMDB trusts its pages: one that is damaged can hide records, and if LMDB changes it, the damage spreads to the process's
+memory. So the pages that a batch changes are checked first, and so is what a read returns if it is not convincing. The
+range of keys of a damaged page is *fenced*: LMDB neither reads nor writes it any more. What can be read of it is read
+by hand, and new values of these keys are stored under other keys.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple, TypeAlias
+
+from pairbus.store.errors import StoreFailedError
+from pairbus.store.keyvalue import LONGEST_KEY_BYTES
+from pairbus.store.page_nodes import (
+    Child,
+    LenientWalk,
+    LostPage,
+    PageNode,
+    PageSource,
+    child_at,
+    child_for,
+    has_flags,
+    is_in_order,
+    node_key,
+    page_kind,
+    sound_pointers,
+)
+from pairbus.store.pages import BRANCH, LEAF, NO_PAGE
+
+_DEEPEST_TREE: Final = 32
+_DAMAGED: Final = "its structure is damaged, or it is not the page that should be here"
+
+
+class LivePages(PageSource):
+    """The pages of a file that is in use. A disk that cannot be read now says nothing about their content."""
+
+    def __init__(self, descriptor: int, page_bytes: int, place: str) -> None:
+        super().__init__(descriptor, page_bytes)
+        self._place = place
+
+    def fail(self, error: OSError) -> bytes:
+        raise StoreFailedError(self._place, str(error)) from error
+
+
+class Leaf(NamedTuple):
+    """A sound leaf, and the range of the keys that belong there."""
+
+    page: int
+    low: bytes
+    high: bytes | None
+    data: bytes
+    pointers: Sequence[int]
+
+    def find(self, key: bytes) -> int | None:
+        """Return the offset of the node with this key."""
+        index = bisect_right(self.pointers, key, key=lambda at: node_key(self.data, at)) - 1
+        if index < 0 or node_key(self.data, self.pointers[index]) != key:
+            return None
+        return self.pointers[index]
+
+
+Found: TypeAlias = Leaf | LostPage
+
+
+class Branch(NamedTuple):
+    """A sound branch, and the range of the keys that belong below it."""
+
+    data: bytes
+    pointers: Sequence[int]
+    low: bytes
+    high: bytes | None
+
+    def index_of(self, key: bytes, near: int = 0) -> int:
+        """Return the index of the child that a key belongs to; ``near`` is where to look first, and not after it."""
+        following = near + 2
+        if following < len(self.pointers) and key < node_key(self.data, self.pointers[following]):
+            return near if key < node_key(self.data, self.pointers[near + 1]) else near + 1
+        return bisect_right(self.pointers, key, lo=near + 1, key=lambda at: node_key(self.data, at)) - 1
+
+    def child(self, index: int) -> Child:
+        return child_at(self.data, self.pointers, index, self.low, self.high)
+
+
+class PathReader:
+    """Reads the pages on the way to single keys, each once: create a new one for each operation."""
+
+    def __init__(self, pages: PageSource, root: int) -> None:
+        self._pages = pages
+        self._root = root
+        self._read: dict[int, tuple[bytes, int, Sequence[int]] | None] = {}
+        self._parent: Branch | None = None
+        """The branch above the leaf that was read last in the order of the keys, and the index of that leaf in it."""
+        self._index = 0
+
+    def leaf(self, key: bytes, *, before: bool = False) -> Found | None:
+        """Return the leaf of a key, or with ``before`` the one of the keys before it; ``None`` if the tree is empty."""
+        if self._root == NO_PAGE:
+            return None
+        child = Child(self._root, b"", None)
+        for _ in range(_DEEPEST_TREE):
+            found = self._page(child.page)
+            if found is None:
+                break
+            page, kind, pointers = found
+            if kind == LEAF:
+                return Leaf(child.page, child.low, child.high, page, pointers)
+            child = child_for(page, pointers, key, child.low, child.high, before=before)
+        return LostPage(child.page, _DAMAGED, child.low, child.high)
+
+    def next_leaf(self, key: bytes) -> Found | None:
+        """Return the leaf of a key, as ``leaf`` does: faster if keys are asked for in their order."""
+        parent = self._parent
+        if parent is not None and parent.low <= key and (parent.high is None or key < parent.high):
+            self._index = parent.index_of(key, self._index)
+            return self._found(parent.child(self._index))
+        self._parent = None
+        if self._root == NO_PAGE:
+            return None
+        child = Child(self._root, b"", None)
+        for _ in range(_DEEPEST_TREE):
+            found = self._page(child.page)
+            if found is None or found[1] == LEAF:
+                break
+            page, _, pointers = found
+            self._parent = Branch(page, pointers, child.low, child.high)
+            self._index = self._parent.index_of(key)
+            child = self._parent.child(self._index)
+        return self._found(child)
+
+    def has_sound_neighbours(self, leaf: Leaf) -> bool:
+        """Return whether the leaves before and after the one that ``next_leaf`` has returned are sound."""
+        parent, index = self._parent, self._index
+        if parent is None or not 0 < index < len(parent.pointers) - 1:
+            return all(isinstance(each, Leaf) for each in self.neighbours(leaf))
+        return all(isinstance(self._found(parent.child(each)), Leaf) for each in (index - 1, index + 1))
+
+    def neighbours(self, found: Found) -> Iterator[Found]:
+        """Iterate over the leaves before and after this one."""
+        for each in (
+            self.leaf(found.low, before=True) if found.low else None,
+            None if found.high is None else self.leaf(found.high),
+        ):
+            if each is not None:
+                yield each
+
+    def node(self, leaf: Leaf, key: bytes) -> PageNode | None:
+        at = leaf.find(key)
+        return None if at is None else self._pages.node(leaf.page, leaf.data, at)
+
+    def has_sound_values(self, leaf: Leaf) -> bool:
+        """Return whether LMDB can free the pages of all large values of a leaf."""
+        return all(self._pages.has_big_value(leaf.data, at) for at in leaf.pointers if has_flags(leaf.data, at))
+
+    def _found(self, child: Child) -> Found:
+        found = self._page(child.page)
+        if found is None or found[1] != LEAF:
+            return LostPage(child.page, _DAMAGED, child.low, child.high)
+        return Leaf(child.page, child.low, child.high, found[0], found[2])
+
+    def _page(self, number: int) -> tuple[bytes, int, Sequence[int]] | None:
+        if number not in self._read:
+            self._read[number] = self._checked(number)
+        return self._read[number]
+
+    def _checked(self, number: int) -> tuple[bytes, int, Sequence[int]] | None:
+        page = self._pages.read(number)
+        kind = page_kind(page)
+        pointers = sound_pointers(number, page, kind) if kind in (LEAF, BRANCH) else None
+        return None if pointers is None else (page, kind, pointers)
+
+
+def doubtful_leaves(path: PathReader, key: bytes) -> list[Found]:
+    """Return the leaf of a key that was not found, or whose value is damaged, if it or a neighbour is damaged.
+
+    The order of their keys counts, too: a damaged key in a branch leads to the wrong one of two leaves.
+    """
+    leaf = path.leaf(key)
+    if leaf is None:
+        return []
+    found = [leaf, *path.neighbours(leaf)]
+    return found if any(map(_is_doubtful, found)) else []
+
+
+def _is_doubtful(found: Found) -> bool:
+    return isinstance(found, LostPage) or not is_in_order(found.data, found.pointers, found.low, found.high)
+
+
+_END: Final = b"\xff" * (LONGEST_KEY_BYTES + 1)
+"""A key after all keys."""
+
+
+class KeyRanges:
+    """Ranges of keys in their order, none of which touches the next one."""
+
+    def __init__(self) -> None:
+        self._lows: list[bytes] = []
+        self._highs: list[bytes] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._lows)
+
+    def end_of(self, key: bytes) -> bytes | None:
+        """Return the end of the range that a key is in; ``None`` if it is in none."""
+        index = bisect_right(self._lows, key) - 1
+        return self._highs[index] if index >= 0 and key < self._highs[index] else None
+
+    def next_in(self, start: bytes, end: bytes) -> tuple[bytes, bytes] | None:
+        """Return the first range between two keys, as far as it is between them."""
+        index = bisect_right(self._highs, start)
+        if index == len(self._lows) or self._lows[index] >= end:
+            return None
+        return max(self._lows[index], start), min(self._highs[index], end)
+
+    def add(self, low: bytes, high: bytes) -> None:
+        first, end = bisect_left(self._highs, low), bisect_right(self._lows, high)
+        low, high = min([low, *self._lows[first:end]]), max([high, *self._highs[first:end]])
+        self._lows[first:end], self._highs[first:end] = [low], [high]
+
+    def clear(self) -> None:
+        self._lows.clear()
+        self._highs.clear()
+
+
+def unwritable_leaves(path: PathReader, keys: Sequence[bytes], sound: KeyRanges) -> list[Found]:
+    """Return the first leaves that LMDB must not change, although writing these keys, in their order, changes them.
+
+    If LMDB removes records from a leaf, it may change its neighbours, too. What is in a range of ``sound`` is not
+    checked; the ranges of sound leaves are added to it.
+    """
+    position = 0
+    while position < len(keys):
+        end = sound.end_of(keys[position])
+        if end is None:
+            leaf = path.next_leaf(keys[position])
+            if leaf is None:
+                return []
+            if isinstance(leaf, LostPage) or not path.has_sound_neighbours(leaf):
+                return [leaf, *path.neighbours(leaf)]
+            if not path.has_sound_values(leaf):
+                return [LostPage(leaf.page, "the pages of a large value are damaged", leaf.low, leaf.high)]
+            end = _END if leaf.high is None else leaf.high
+            sound.add(leaf.low, end)
+        position = bisect_left(keys, end, position + 1)
+    return []
+
+
+class Fences:
+    """The ranges of keys that LMDB neither reads nor writes any more, and the records that were found there."""
+
+    def __init__(self) -> None:
+        self._ranges = KeyRanges()
+        self._places: dict[bytes, tuple[int, int]] = {}
+        self.lost_pages: list[LostPage] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._ranges)
+
+    def covers(self, key: bytes) -> bool:
+        return self._ranges.end_of(key) is not None
+
+    def next_in(self, start: bytes, end: bytes) -> tuple[bytes, bytes] | None:
+        """Return the first fenced range between two keys, as far as it is between them."""
+        return self._ranges.next_in(start, end)
+
+    def place(self, key: bytes) -> tuple[int, int] | None:
+        """Return the page and the offset at which a record was found."""
+        return self._places.get(key)
+
+    def keys(self, low: bytes, high: bytes) -> list[bytes]:
+        """Return the keys of the records that were found in a range."""
+        return [key for key in self._places if low <= key < high]
+
+    def add(self, pages: PageSource, root: int, around: Sequence[Found]) -> list[LostPage]:
+        """Fence the ranges of damaged pages and of their neighbours; return the damaged pages that are new."""
+        low = min(each.low for each in around)
+        high = max(_END if each.high is None else each.high for each in around)
+        walk = LenientWalk(pages, bytearray(pages.count))
+        for node in walk.records(root, low, high):
+            if low <= node.key < high:
+                self._places.setdefault(node.key, (node.page, node.offset))
+        self._ranges.add(low, high)
+        known = {page.page for page in self.lost_pages}
+        lost = [*walk.lost_pages, *(each for each in around if isinstance(each, LostPage))]
+        new = [page for number, page in {each.page: each for each in lost}.items() if number not in known]
+        self.lost_pages += new
+        return new

@@ -1,0 +1,318 @@
+"""Reads single pages of an LMDB file that may be damaged: nothing in them is trusted, and nothing raises.
+
+Pages are read, not mapped: a bad sector, or a file that was cut off, then yields empty pages instead of a signal that
+kills the process.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from bisect import bisect_left, bisect_right
+from collections.abc import Container, Iterator, Sequence
+from typing import Final, NamedTuple
+
+from pairbus.store.checksums import unseal
+from pairbus.store.keyvalue import LONGEST_KEY_BYTES
+from pairbus.store.pages import (
+    BIG_VALUE,
+    BRANCH,
+    HEADER_BYTES,
+    LEAF,
+    NO_PAGE,
+    NODE,
+    NODE_BYTES,
+    OVERFLOW,
+    OVERFLOW_HEADER,
+    PAGE_HEADER,
+    PAGE_NUMBER,
+    pointer_array,
+)
+
+_MOST_BYTES: Final = 1 << 62
+"""More than any file has."""
+
+_FLAGS_AT: Final = 10
+_NODE_FLAGS_AT: Final = 4
+_unpack_node = NODE.unpack_from
+
+
+class PageNode(NamedTuple):
+    """A record as it was found in a leaf, with its checksum in front of its value."""
+
+    key: bytes
+    raw: bytes
+    page: int
+    offset: int
+
+    @property
+    def value(self) -> bytes | None:
+        """Return the value; ``None`` if it is damaged."""
+        return unseal(self.key, self.raw)
+
+
+class Child(NamedTuple):
+    """An entry of a branch: a page, and the range of the keys that belong there."""
+
+    page: int
+    low: bytes
+    high: bytes | None
+    """The first key after the range; ``None`` if there is none."""
+
+
+class LostPage(NamedTuple):
+    """A page that cannot be used as it is, and the range of keys that it should hold."""
+
+    page: int
+    reason: str
+    low: bytes
+    high: bytes | None
+
+    def covers(self, key: bytes) -> bool:
+        return self.low <= key and (self.high is None or key < self.high)
+
+
+class PageSource:
+    """The pages of a file. What cannot be read is zero."""
+
+    def __init__(self, descriptor: int, page_bytes: int) -> None:
+        self._descriptor = descriptor
+        self.page_bytes = page_bytes
+
+    @property
+    def length(self) -> int:
+        return os.fstat(self._descriptor).st_size
+
+    @property
+    def count(self) -> int:
+        """Return the number of pages, an incomplete one at the end included."""
+        return -(-self.length // self.page_bytes)
+
+    def read(self, number: int) -> bytes:
+        data = self._bytes(number * self.page_bytes, self.page_bytes)
+        return data if len(data) == self.page_bytes else data.ljust(self.page_bytes, b"\0")
+
+    def node(self, number: int, page: bytes, at: int) -> PageNode | None:
+        """Return the record at an offset of a leaf; ``None`` if there cannot be one."""
+        if not HEADER_BYTES <= at <= len(page) - NODE_BYTES:
+            return None
+        value_bytes, flags, key_bytes = _unpack_node(page, at)
+        value_at = at + NODE_BYTES + key_bytes
+        if not 0 < key_bytes <= LONGEST_KEY_BYTES or flags & ~BIG_VALUE:
+            return None
+        key = page[at + NODE_BYTES : value_at]
+        if not flags:
+            return PageNode(key, page[value_at : value_at + value_bytes], number, at) if value_at <= len(page) else None
+        if value_at + PAGE_NUMBER.size > len(page):
+            return None
+        (start,) = PAGE_NUMBER.unpack_from(page, value_at)
+        return PageNode(key, self._big_value(start, value_bytes), number, at)
+
+    def has_big_value(self, page: bytes, at: int) -> bool:
+        """Return whether the pages of the large value of a sound leaf's node are its own, so that LMDB can free them.
+
+        True for a node without a large value.
+        """
+        value_bytes, flags, key_bytes = _unpack_node(page, at)
+        if not flags:
+            return True
+        (start,) = PAGE_NUMBER.unpack_from(page, at + NODE_BYTES + key_bytes)
+        header = self._bytes(start * self.page_bytes, OVERFLOW_HEADER.size)
+        if len(header) < OVERFLOW_HEADER.size:
+            return False
+        stored, _pad, kind, count = OVERFLOW_HEADER.unpack(header)
+        return (stored, kind, count) == (start, OVERFLOW, -(-(HEADER_BYTES + value_bytes) // self.page_bytes))
+
+    def _big_value(self, start: int, value_bytes: int) -> bytes:
+        position = start * self.page_bytes + HEADER_BYTES
+        return self._bytes(position, value_bytes) if position + value_bytes <= self.length else b""
+
+    def _bytes(self, position: int, size: int) -> bytes:
+        try:
+            return os.pread(self._descriptor, size, position) if position < _MOST_BYTES else b""
+        except OSError as error:
+            return self.fail(error)
+
+    def fail(self, _error: OSError) -> bytes:
+        """Return what a bad sector holds: nothing."""
+        return b""
+
+
+def page_kind(page: bytes) -> int:
+    """Return the flags of a page, which say what it is."""
+    return int.from_bytes(page[_FLAGS_AT : _FLAGS_AT + 2], "little")
+
+
+def sound_pointers(number: int, page: bytes, kind: int) -> Sequence[int] | None:
+    """Return where the nodes of a page are; ``None`` unless LMDB can follow and change the page without harm."""
+    stored, _pad, flags, lower, upper = PAGE_HEADER.unpack_from(page)
+    if stored != number or flags != kind or lower & 1 or not HEADER_BYTES < lower <= upper <= len(page):
+        return None
+    pointers: Sequence[int] = pointer_array((lower - HEADER_BYTES) // 2).unpack_from(page, HEADER_BYTES)
+    if min(pointers) < upper or max(pointers) > len(page) - NODE_BYTES:
+        return None
+    # LMDB packs the nodes without gaps from ``upper`` to the end of the page.
+    node_bytes = _branch_node_bytes if kind == BRANCH else _leaf_node_bytes
+    size = sum([node_bytes(_unpack_node(page, at)) for at in pointers])
+    return pointers if size == len(page) - upper else None
+
+
+def _leaf_node_bytes(node: tuple[int, int, int]) -> int:
+    value_bytes, flags, key_bytes = node
+    size = NODE_BYTES + key_bytes + (PAGE_NUMBER.size if flags == BIG_VALUE else value_bytes)
+    # No file is that large: flags that we do not use count as damage.
+    return size + (size & 1) if flags <= BIG_VALUE else 1 << 48
+
+
+def _branch_node_bytes(node: tuple[int, int, int]) -> int:
+    size = NODE_BYTES + node[2]
+    return size + (size & 1)
+
+
+def has_flags(page: bytes, at: int) -> bool:
+    """Return whether a node is not just a key and a value: of a sound leaf, one that has a large value."""
+    return page[at + _NODE_FLAGS_AT] != 0
+
+
+def node_key(page: bytes, at: int) -> bytes:
+    key_bytes = _unpack_node(page, at)[2]
+    return page[at + NODE_BYTES : at + NODE_BYTES + key_bytes]
+
+
+def children(page: bytes, pointers: Sequence[int], low: bytes, high: bytes | None) -> Iterator[Child]:
+    """Iterate over the children of a sound branch."""
+    # LMDB ignores the first key: keys lower than the second belong to the first child.
+    bounds: list[bytes | None] = [low, *(node_key(page, at) for at in pointers[1:]), high]
+    for index, at in enumerate(pointers):
+        yield Child(child_page(page, at), bounds[index] or b"", bounds[index + 1])
+
+
+def child_page(page: bytes, at: int) -> int:
+    child, child_high, _ = _unpack_node(page, at)
+    return int(child | child_high << 32)
+
+
+def linked_pages(number: int, page: bytes) -> list[int]:
+    """Return the pages that a sound page leads to: its children, or all pages of its large values."""
+    pointers = sound_pointers(number, page, BRANCH)
+    if pointers is not None:
+        return [child_page(page, at) for at in pointers]
+    linked: list[int] = []
+    for at in sound_pointers(number, page, LEAF) or ():
+        value_bytes, flags, key_bytes = _unpack_node(page, at)
+        if flags:
+            (start,) = PAGE_NUMBER.unpack_from(page, at + NODE_BYTES + key_bytes)
+            linked += range(start, start - (-(HEADER_BYTES + value_bytes) // len(page)))
+    return linked
+
+
+def child_for(
+    page: bytes, pointers: Sequence[int], key: bytes, low: bytes, high: bytes | None, *, before: bool = False
+) -> Child:
+    """Return the child of a sound branch that a key belongs to; with ``before``, the one of the keys before it."""
+    find = bisect_left if before else bisect_right
+    index = find(pointers, key, lo=1, key=lambda at: node_key(page, at)) - 1
+    return child_at(page, pointers, index, low, high)
+
+
+def child_at(page: bytes, pointers: Sequence[int], index: int, low: bytes, high: bytes | None) -> Child:
+    """Return a child of a sound branch by its index."""
+    return Child(
+        child_page(page, pointers[index]),
+        low if index == 0 else node_key(page, pointers[index]),
+        high if index + 1 == len(pointers) else node_key(page, pointers[index + 1]),
+    )
+
+
+def is_in_order(page: bytes, pointers: Sequence[int], low: bytes, high: bytes | None) -> bool:
+    """Return whether the keys of a sound leaf are in order, and in the range that leads to it."""
+    keys = [node_key(page, at) for at in pointers]
+    in_range = low <= keys[0] and (high is None or keys[-1] < high)
+    return in_range and all(map(bytes.__lt__, keys, keys[1:]))
+
+
+def leaf_nodes(source: PageSource, number: int, page: bytes) -> list[PageNode]:
+    """Return the records of a leaf, damaged or not.
+
+    If the structure of the page is damaged, too, every place in it is tried, and what has a valid checksum is returned;
+    besides, with a damaged value, what its pointers lead to.
+    """
+    pointers = sound_pointers(number, page, LEAF)
+    if pointers is not None:
+        return [node for at in pointers if (node := source.node(number, page, at)) is not None]
+    lower, upper = struct.unpack_from("<HH", page, HEADER_BYTES - 4)
+    is_plausible = HEADER_BYTES < lower <= upper <= len(page) and not lower & 1
+    # Below ``upper`` there may be remains of records that were deleted.
+    begin = upper + (upper & 1) if is_plausible else HEADER_BYTES
+    end = lower if is_plausible else len(page)
+    listed = struct.unpack_from(f"<{(end - HEADER_BYTES) // 2}H", page, HEADER_BYTES)
+    found: dict[bytes, PageNode] = {}
+    for at in dict.fromkeys([*(at for at in listed if at >= begin), *range(begin, len(page) - NODE_BYTES + 1, 2)]):
+        node = source.node(number, page, at)
+        if node is not None and node.key not in found and node.value is not None:
+            found[node.key] = node
+    if is_plausible and PAGE_HEADER.unpack_from(page)[2] != BRANCH:
+        for at in listed:
+            node = source.node(number, page, at)
+            if node is not None:
+                found.setdefault(node.key, node)
+    return list(found.values())
+
+
+class LenientWalk:
+    """Walks a tree, or the part of it that holds a range of keys, around its damaged pages."""
+
+    def __init__(
+        self,
+        pages: PageSource,
+        reached: bytearray,
+        free: Container[int] = frozenset(),
+        lost_pages: list[LostPage] | None = None,
+    ) -> None:
+        """``reached`` marks the pages that were visited; ``free`` are those that hold no valid records."""
+        self._pages = pages
+        self._reached = reached
+        self._free = free
+        self._doubtful: list[int] = []
+        self.lost_pages = [] if lost_pages is None else lost_pages
+        self.leaves: set[int] = set()
+        """The sound leaves."""
+
+    def records(self, root: int, low: bytes = b"", high: bytes | None = None) -> Iterator[PageNode]:
+        """Iterate over the records below a root, damaged ones included; those of sound pages first."""
+        if root != NO_PAGE:
+            yield from self._walk(Child(root, b"", None), None, low, high)
+        for number in self._doubtful:
+            yield from leaf_nodes(self._pages, number, self._pages.read(number))
+
+    def _walk(self, child: Child, source: int | None, low: bytes, high: bytes | None) -> Iterator[PageNode]:
+        number = child.page
+        if number >= len(self._reached):
+            self._lose(child, f"it is missing: the file ends after {self._pages.length} bytes")
+            return
+        if self._reached[number]:
+            self._lose(child, f"page {source} refers to it, but another page does, too")
+            return
+        page = self._pages.read(number)
+        branch = sound_pointers(number, page, BRANCH)
+        leaf = sound_pointers(number, page, LEAF)
+        if branch is not None:
+            self._reached[number] = 1
+            for each in children(page, branch, child.low, child.high):
+                if (high is None or each.low < high) and (each.high is None or low < each.high):
+                    yield from self._walk(each, number, low, high)
+        elif leaf is not None and number not in self._free and is_in_order(page, leaf, child.low, child.high):
+            self._reached[number] = 1
+            self.leaves.add(number)
+            for at in leaf:
+                node = self._pages.node(number, page, at)
+                if node is not None:
+                    yield node
+        else:
+            self._lose(child, "its structure is damaged, or it is not the page that should be here")
+            if number not in self._free:  # otherwise a damaged number has led here
+                self._reached[number] = 1
+                self._doubtful.append(number)
+
+    def _lose(self, child: Child, reason: str) -> None:
+        self.lost_pages.append(LostPage(child.page, reason, child.low, child.high))

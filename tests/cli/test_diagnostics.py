@@ -1,0 +1,52 @@
+"""``pairbus diagnostics``: a bundle of a running server, or what its data directory has kept."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tests.cli.everyday import Desk
+from tests.waiting import eventually
+
+
+def test_running_server_collects_a_bundle_and_keeps_it(desk: Desk) -> None:
+    done = desk.run("diagnostics")
+    assert (done.code, done.stderr) == (0, "")
+    bundle = json.loads(done.stdout)
+    assert bundle["component"] == "request"
+    assert bundle["settings"]["name"] == "contoso"
+    assert desk.namespace.key not in done.stdout
+    data = desk.namespace.data
+    eventually(lambda: [*(data / "diagnostics").glob("*-request.json")])
+    kept = desk.run("diagnostics", "--data", data)
+    assert (kept.code, kept.stderr) == (0, "")
+    found = json.loads(kept.stdout)
+    assert bundle in found["bundles"].values()
+    assert found["files"]["data.mdb"] > 0
+    assert json.loads(found["format"])["format"] == 1
+    assert found["versions"]["pairbus"]
+    assert desk.namespace.key not in kept.stdout
+
+
+def test_key_without_manage_is_refused(desk: Desk) -> None:
+    wrong = desk.namespace.connection_string.replace(desk.namespace.key, "d3Jvbmc=")
+    done = desk.run("diagnostics", "--connection", wrong)
+    assert done.code == 1
+    assert "pairbus: " in done.reason
+    assert done.stdout == ""
+
+
+def test_neither_server_nor_directory_is_a_usage_error(desk: Desk) -> None:
+    done = desk.run("diagnostics", PAIRBUS_CONNECTION="")
+    assert (done.code, done.reason) == (
+        2,
+        "pairbus: name a running server with --connection, or a data directory with --data",
+    )
+
+
+def test_other_directory_is_an_error(desk: Desk, tmp_path: Path) -> None:
+    for data in (tmp_path, tmp_path / "missing"):
+        done = desk.run("diagnostics", "--data", data)
+        assert done.code == 1
+        assert done.reason.startswith(f"pairbus: {data} is not a readable data directory of pairbus: No such file")
+    assert [*tmp_path.iterdir()] == []

@@ -1,0 +1,384 @@
+"""B4, E6: damage in the file of a running namespace costs the messages that it hits, and no others."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from multiprocessing import get_context
+from pathlib import Path
+from random import Random
+from typing import NamedTuple
+
+import pytest
+
+from pairbus.blocking import BrokeredMessage, MessagingFactory, ReceivedMessage
+from pairbus.broker import Address, QueueDescription, QueuePart
+from pairbus.broker.errors import DAMAGED
+from pairbus.broker.message import DeliveredMessage, NewMessage
+from pairbus.broker.namespace import Namespace
+from pairbus.store import keys
+from pairbus.store.directory import DATA_FILE
+from pairbus.store.errors import StoreFailedError
+from pairbus.store.group_committer import GroupCommitter
+from pairbus.store.lmdb import CHECKED_S
+from pairbus.store.page_nodes import PageNode, PageSource, leaf_nodes, linked_pages, sound_pointers
+from pairbus.store.pages import BRANCH, verify
+from pairbus.store.records import decode_record
+from pairbus.store.repair import repair
+from tests.durability.namespace import ALL, NOW, open_keeper
+from tests.server.served_process import served_process
+from tests.waiting import eventually
+
+PAGE = 4096
+
+
+def body_of(number: int) -> bytes:
+    """Return a body of one of many sizes, some of which need pages of their own."""
+    return bytes((number % 251,)) * (61 * number % 700 if number % 7 else 37 * number % 9_001)
+
+
+QUEUES = ("orders", "letters", "parcels")
+MESSAGES = {f"{queue} {number}": body_of(number) for number in range(400) for queue in QUEUES}
+
+
+def address_of(message_id: str) -> Address:
+    return Address.of(message_id.split(maxsplit=1)[0])
+
+
+@pytest.fixture(scope="module")
+def healthy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data directory of three queues with messages of many sizes, three levels of pages, and free pages."""
+    path = tmp_path_factory.mktemp("healthy") / "data"
+    with open_keeper(path) as keeper:
+        namespace = keeper.namespace
+        for queue in QUEUES:
+            namespace.create_queue(queue, QueueDescription(), NOW)
+        for number, (message_id, body) in enumerate(MESSAGES.items()):
+            namespace.send(address_of(message_id), [NewMessage(body, message_id), NewMessage(bytes(300), "gone")], NOW)
+            if number % 50 == 0:
+                keeper.commit(NOW)
+        keeper.commit(NOW)
+        for queue in QUEUES:
+            for delivery in namespace.receive(Address.of(queue), ALL, NOW):
+                assert delivery.lock_token is not None
+                if delivery.record.message_id == "gone":
+                    namespace.settle(Address.of(queue), delivery.lock_token, NOW)
+        keeper.commit(NOW)
+    os.truncate(path / DATA_FILE, used_bytes(path))  # less to copy
+    return path
+
+
+def used_bytes(path: Path) -> int:
+    return (verify(path / DATA_FILE).last_page + 1) * PAGE
+
+
+# Damage
+
+
+def flip(random: Random, data: bytes) -> tuple[int, bytes]:
+    at = random.randrange(len(data))
+    return at, bytes((data[at] ^ random.randrange(1, 256),))
+
+
+def overwrite(random: Random, data: bytes) -> tuple[int, bytes]:
+    at = random.randrange(len(data))
+    return at, random.randbytes(min(random.randrange(1, 64), len(data) - at))
+
+
+def strike_structure(random: Random, data: bytes) -> tuple[int, bytes]:
+    """Change one of the first bytes of a page, where LMDB has its header and its pointers."""
+    at = random.randrange(len(data) // PAGE) * PAGE + random.randrange(40)
+    return at, bytes((data[at] ^ random.randrange(1, 256),))
+
+
+def zero_page(random: Random, data: bytes) -> tuple[int, bytes]:
+    return random.randrange(len(data) // PAGE) * PAGE, bytes(PAGE)
+
+
+def damage(path: Path, random: Random, count: int) -> list[range]:
+    """Damage a file in some places, and return these."""
+    data = (path / DATA_FILE).read_bytes()[: used_bytes(path)]
+    kinds = [flip, flip, overwrite, strike_structure, zero_page if random.random() < 0.2 else flip]
+    changes = [random.choice(kinds)(random, data) for _ in range(count)]
+    descriptor = os.open(path / DATA_FILE, os.O_WRONLY)
+    for at, content in changes:
+        os.pwrite(descriptor, content, at)
+    os.close(descriptor)
+    return [range(at, at + len(content)) for at, content in changes]
+
+
+class Undamaged(NamedTuple):
+    """Ids of messages none of whose own bytes are damaged."""
+
+    all: set[str]
+    reachable: set[str]
+    """Those to which no damaged branch of the tree leads."""
+
+
+def undamaged(file: Path, places: Sequence[range]) -> Undamaged:
+    """Return the messages of a healthy data file that damage in these places does not affect."""
+    touched = {at // 2 for place in places for at in place}  # nodes begin at even positions
+    intact, reachable = {}, set()
+    for key, (value, own, above) in _extents(file).items():
+        if touched.isdisjoint(own):
+            intact[key] = value
+            if touched.isdisjoint(above):
+                reachable.add(key)
+    found = Undamaged(set(), set())
+    for key, value in intact.items():
+        message = keys.split_record(key)
+        if message is not None:
+            record = decode_record(message[1], value)
+            body_key = keys.body_key(record.body_id)
+            if body_key in intact:
+                found.all.add(record.message_id)
+            if {key, body_key} <= reachable:
+                found.reachable.add(record.message_id)
+    return found
+
+
+class Extent(NamedTuple):
+    """The value of a record, and the halves of the positions of its own bytes, and of the branches above it."""
+
+    value: bytes
+    own: set[int]
+    above: set[int]
+
+
+def _extents(path: Path) -> dict[bytes, Extent]:
+    """Return all records of a healthy file."""
+    found = {}
+    with path.open("rb") as file:
+        pages = PageSource(file.fileno(), PAGE)
+        pending: list[tuple[int, set[int]]] = [(verify(path).main.root, set())]
+        while pending:
+            number, above = pending.pop()
+            page = pages.read(number)
+            if sound_pointers(number, page, BRANCH) is not None:
+                below = above | set(range(number * PAGE // 2, (number + 1) * PAGE // 2))
+                pending += [(child, below) for child in linked_pages(number, page)]
+                continue
+            for node in leaf_nodes(pages, number, page):
+                assert node.value is not None
+                found[node.key] = Extent(node.value, _own_bytes(node, page), above)
+    return found
+
+
+def _own_bytes(node: PageNode, page: bytes) -> set[int]:
+    begin = node.page * PAGE + node.offset
+    is_big = len(node.raw) > PAGE // 2 - 50
+    own = set(range(begin // 2, (begin + 8 + len(node.key) + (8 if is_big else len(node.raw)) + 1) // 2))
+    if is_big:
+        start = int.from_bytes(page[node.offset + 8 + len(node.key) :][:8], "little")
+        own |= set(range(start * PAGE // 2, (start * PAGE + 16 + len(node.raw) + 1) // 2))
+    return own
+
+
+# What becomes of the messages
+
+
+def dead_letters(namespace: Namespace, queue: str) -> list[DeliveredMessage]:
+    return namespace.peek(Address.of(queue, part=QueuePart.DEAD_LETTER), 0, ALL, NOW)
+
+
+def is_stub(message: DeliveredMessage) -> bool:
+    amendments = message.record.amendments
+    return amendments is not None and amendments.user.get("DeadLetterReason") == DAMAGED
+
+
+def receive_all(keeper: GroupCommitter) -> set[str]:
+    """Receive and complete every message of all queues; return their ids."""
+    received = set()
+    for queue in QUEUES:
+        while deliveries := keeper.namespace.receive(Address.of(queue), 100, NOW):
+            for delivery in deliveries:
+                message_id = delivery.record.message_id
+                assert MESSAGES[message_id] == delivery.body, f"wrong body of {message_id}"
+                assert message_id not in received
+                received.add(message_id)
+                assert delivery.lock_token is not None
+                keeper.namespace.settle(Address.of(queue), delivery.lock_token, NOW)
+            keeper.commit(NOW)
+    return received
+
+
+def peek_all(keeper: GroupCommitter) -> set[str]:
+    peeked = set()
+    for queue in QUEUES:
+        for found in keeper.namespace.peek(Address.of(queue), 0, ALL, NOW):
+            if found.record.message_id == "gone":
+                continue  # a repair that finds both pages of a message lost cannot know that it was completed
+            assert MESSAGES[found.record.message_id] == found.body, f"wrong body of {found.record.message_id}"
+            peeked.add(found.record.message_id)
+    keeper.commit(NOW)
+    return peeked
+
+
+def send_more(keeper: GroupCommitter) -> None:
+    """Send to every queue, and receive that: new messages are not affected by the damage."""
+    for queue in QUEUES:
+        keeper.namespace.send(Address.of(queue), [NewMessage(b"new" * 1_000, f"new {n}") for n in range(20)], NOW)
+    keeper.commit(NOW)
+    for queue in QUEUES:
+        received = keeper.namespace.receive(Address.of(queue), ALL, NOW)
+        new = [each for each in received if each.record.message_id.startswith("new")]
+        assert [each.body for each in new] == [b"new" * 1_000] * 20
+        for delivery in new:
+            assert delivery.lock_token is not None
+            keeper.namespace.settle(Address.of(queue), delivery.lock_token, NOW)
+    keeper.commit(NOW)
+
+
+def strike(healthy: Path, scratch: Path, seed: int, rounds: int, count: int) -> None:
+    """In a process of its own, so that a crash of the library would show as one."""
+    failed = 0
+    for number in range(rounds):
+        random = Random(f"{seed} {number}")  # noqa: S311 (which bytes)
+        path, repaired = scratch / "data", scratch / "repaired"
+        shutil.copytree(healthy, path)
+        keeper = open_keeper(path)
+        time.sleep(CHECKED_S)  # damage within this time of a check is not noticed
+        places = damage(path, random, count)
+        intact = undamaged(healthy / DATA_FILE, places)
+        is_consumed = random.random() < 0.5
+        delivered: set[str] = set()
+        try:
+            delivered = receive_all(keeper) if is_consumed else peek_all(keeper)
+            send_more(keeper)
+            stubs = [each for queue in QUEUES for each in dead_letters(keeper.namespace, queue) if is_stub(each)]
+            assert len(delivered) + len(stubs) == len(MESSAGES), f"{len(delivered)} and {len(stubs)}"
+            missing = intact.reachable - delivered
+            assert not missing, f"round {number}: not delivered: {sorted(missing)[:5]}"
+            keeper.close()
+        except StoreFailedError as error:  # both ends of the tree were hit: nothing is written any more
+            if "too many of its pages are damaged" not in str(error):
+                raise
+            keeper.abandon()
+            failed += 1
+        repair(path, repaired, NOW)
+        with open_keeper(repaired) as keeper:
+            left = peek_all(keeper)
+        expected = intact.all - delivered if is_consumed else intact.all
+        assert expected <= left, f"round {number}: repair lost {sorted(expected - left)[:5]}"
+        shutil.rmtree(path)
+        shutil.rmtree(repaired)
+    assert failed <= rounds // 4
+
+
+def in_a_process(target: Callable[..., None], *arguments: object) -> None:
+    process = get_context("spawn").Process(target=target, args=arguments)
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(2))
+def test_e6_thousand_damaged_places_of_a_running_namespace(healthy: Path, tmp_path: Path, seed: int) -> None:
+    in_a_process(strike, healthy, tmp_path, seed, 25, 20)
+
+
+def test_e6_damaged_places_of_a_running_namespace(healthy: Path, tmp_path: Path) -> None:
+    in_a_process(strike, healthy, tmp_path, "few", 1, 20)
+
+
+# A real server
+
+
+SENT = 1_500
+PLACES = 200
+
+
+def damage_served(path: Path, healthy: Path, random: Random) -> list[range]:
+    """Damage many places of a file that is in use, and return these.
+
+    Branches are spared, because they would cut off undamaged messages, and so are the leaves at the end of the tree,
+    which receive the new values of damaged pages.
+    """
+    spared = spared_pages(healthy)
+    data = healthy.read_bytes()
+    places: list[range] = []
+    with path.open("r+b", buffering=0) as file:
+        while len(places) < PLACES:
+            at, content = random.choice([flip, flip, overwrite, strike_structure])(random, data)
+            if spared.isdisjoint({at // PAGE, (at + len(content) - 1) // PAGE}):
+                os.pwrite(file.fileno(), content, at)
+                places.append(range(at, at + len(content)))
+    return places
+
+
+def spared_pages(path: Path) -> set[int]:
+    branches: set[int] = set()
+    leaves: dict[bytes, int] = {}
+    with path.open("rb") as file:
+        pages = PageSource(file.fileno(), PAGE)
+        pending = [verify(path).main.root]
+        while pending:
+            number = pending.pop()
+            page = pages.read(number)
+            if sound_pointers(number, page, BRANCH) is not None:
+                branches.add(number)
+                pending += linked_pages(number, page)
+            else:
+                leaves[leaf_nodes(pages, number, page)[-1].key] = number
+    return branches | {leaves[key] for key in sorted(leaves)[-5:]}
+
+
+def drain(factory: MessagingFactory, path: str) -> list[ReceivedMessage]:
+    """Receive and complete all messages of an entity."""
+    found: list[ReceivedMessage] = []
+    with factory.create_message_receiver(path) as receiver:
+
+        def is_empty() -> bool:
+            batch = receiver.receive(200, timedelta(seconds=1))
+            receiver.complete(batch)
+            found.extend(batch)
+            return not batch
+
+        eventually(is_empty)
+    return found
+
+
+def number_of(stub: ReceivedMessage) -> int:
+    """Return the number of the message that a stub stands for: sequence numbers begin at 1."""
+    found = re.match(r"message (\d+) of 'orders' is lost", stub.dead_letter_error_description or "")
+    assert found is not None, stub.dead_letter_error_description
+    return int(found[1]) - 1
+
+
+@pytest.mark.slow
+def test_e6_damaged_places_of_a_running_server_cost_only_the_messages_that_they_hit(tmp_path: Path) -> None:
+    path, healthy = tmp_path / "data" / DATA_FILE, tmp_path / "healthy.mdb"
+    with (
+        served_process(tmp_path, "--data", tmp_path / "data") as served,
+        MessagingFactory.from_connection_string(served.connection_string) as factory,
+    ):
+        with factory.create_message_sender("orders") as sender:
+            for first in range(0, SENT, 100):
+                sender.send([BrokeredMessage(body_of(n), message_id=f"{n}") for n in range(first, first + 100)])
+        time.sleep(CHECKED_S)  # damage within this time of a check is not noticed
+        with healthy.open("wb") as copy:
+            copy.write(path.read_bytes()[: (verify(path).last_page + 1) * PAGE])
+        places = damage_served(path, healthy, Random(20))  # noqa: S311 (which bytes)
+        intact = undamaged(healthy, places).all
+        assert SENT // 2 < len(intact) < SENT
+        received = drain(factory, "orders")
+        delivered = [int(message.message_id) for message in received]
+        assert all(message.body == body_of(number) for message, number in zip(received, delivered, strict=True))
+        stubs = drain(factory, "orders/$DeadLetterQueue")
+        assert {message.dead_letter_reason for message in stubs} == {DAMAGED}
+        lost = [number_of(stub) for stub in stubs]
+        assert sorted([*delivered, *lost]) == [*range(SENT)], "each once"
+        assert all(stub.message_id in {"", str(number)} for stub, number in zip(stubs, lost, strict=True))
+        assert intact <= {*map(str, delivered)}
+        status, state, problems = served.health()
+        assert (status, state) == (200, "degraded")
+        assert problems.startswith(f"damaged records were quarantined: {len(stubs)} damaged pages of the store: ")
+        assert f"pairbus_records_quarantined_total {len(stubs)}.0" in served.get("/metrics")[1]
+        with factory.create_message_sender("orders") as sender:
+            sender.send(BrokeredMessage(b"new", message_id="new"))
+        assert [message.message_id for message in drain(factory, "orders")] == ["new"]

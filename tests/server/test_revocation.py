@@ -1,0 +1,295 @@
+"""E5: a key that is deleted or regenerated stops working within seconds, whatever it has opened."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from http.client import HTTPConnection
+from typing import Any, Final
+
+import pytest
+from websocket import ABNF, WebSocketConnectionClosedException, create_connection
+
+from pairbus.dialect.sas import make_sas_token
+from pairbus.wire import ACCEPTED, Condition, SaslClient, plain
+from tests.console.site import Person
+from tests.server.amqp.wire_client import DEADLINE_S, WireClient, text_message
+from tests.server.http.site import entry
+from tests.server.test_hostile_peers import Served, authorized, prepare
+
+WITHIN_S: Final = 5.0
+"""The promise: from the answer to the change until nothing that the key has opened goes on."""
+
+NAME: Final = "app"
+FAR_S: Final = 4_000_000_000
+RIGHTS: Final = "".join(f"<AccessRights>{right}</AccessRights>" for right in ("Manage", "Send", "Listen"))
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with Served(tmp_path_factory.mktemp("revocation") / "contoso") as process:
+        asyncio.run(prepare(process))
+        yield process
+
+
+# Keys: of the namespace, and of a queue.
+
+
+def manage(served: Served, method: str, path: str, content: str = "", **headers: str) -> None:
+    connection = HTTPConnection("127.0.0.1", served.port, timeout=DEADLINE_S)
+    body = entry(content) if content else None
+    connection.request(
+        method, path, body, {**authorized(served), **{k.replace("_", "-"): v for k, v in headers.items()}}
+    )
+    response = connection.getresponse()
+    detail = response.read()
+    connection.close()
+    assert response.status in {200, 201}, detail
+
+
+def key_of(name: str, key: str) -> str:
+    return (
+        f"<KeyName>{name}</KeyName><PrimaryKey>{key}</PrimaryKey><SecondaryKey>{key}2</SecondaryKey>"
+        f"<Rights>{RIGHTS}</Rights>"
+    )
+
+
+def rule(key: str) -> str:
+    return f"<SharedAccessAuthorizationRule>{key_of(NAME, key)}</SharedAccessAuthorizationRule>"
+
+
+def queue(*keys: str) -> str:
+    rules = "".join(
+        f'<AuthorizationRule i:type="SharedAccessAuthorizationRule">{key_of(NAME, key)}</AuthorizationRule>'
+        for key in keys
+    )
+    return f"<QueueDescription><AuthorizationRules>{rules}</AuthorizationRules></QueueDescription>"
+
+
+KEY_PATH: Final = f"/$AuthorizationRules/{NAME}"
+
+
+@contextmanager
+def namespace_key(served: Served) -> Iterator[None]:
+    manage(served, "PUT", KEY_PATH, rule("secret"))
+    yield
+    connection = HTTPConnection("127.0.0.1", served.port, timeout=DEADLINE_S)
+    connection.request("DELETE", KEY_PATH, None, authorized(served))  # the test may have done it
+    connection.getresponse().read()
+    connection.close()
+
+
+@contextmanager
+def entity_key(served: Served) -> Iterator[None]:
+    manage(served, "PUT", "/orders", queue("secret"), If_Match="*")
+    yield
+    manage(served, "PUT", "/orders", queue(), If_Match="*")
+
+
+def delete_key(served: Served) -> None:
+    manage(served, "DELETE", KEY_PATH)
+
+
+def regenerate_key(served: Served) -> None:
+    manage(served, "PUT", KEY_PATH, rule("another"), If_Match="*")
+
+
+def delete_entity_key(served: Served) -> None:
+    manage(served, "PUT", "/orders", queue(), If_Match="*")
+
+
+def regenerate_entity_key(served: Served) -> None:
+    manage(served, "PUT", "/orders", queue("another"), If_Match="*")
+
+
+# Ways in.
+
+
+class RefusedError(Exception):
+    """The credential opens nothing."""
+
+
+@dataclass(frozen=True)
+class Opened:
+    """The connections and requests that a key has opened."""
+
+    works: Callable[[], bool]
+    until_over: Callable[[], object]
+    """Waits until it is over."""
+
+
+Way = Callable[[Served, ExitStack], Opened]
+
+
+class WebSocketStream:
+    """A WebSocket as a socket, as far as ``WireClient`` uses one."""
+
+    def __init__(self, port: int) -> None:
+        address = f"ws://127.0.0.1:{port}/$servicebus/websocket"
+        self._stream = create_connection(address, subprotocols=["AMQPWSB10"], timeout=DEADLINE_S)
+        self.settimeout = self._stream.settimeout
+        self.close = self._stream.shutdown
+
+    def sendall(self, data: bytes) -> None:
+        self._stream.send_binary(data)
+
+    def recv(self, _size: int) -> bytes:
+        try:
+            opcode, data = self._stream.recv_data()
+        except WebSocketConnectionClosedException:
+            return b""
+        return bytes(data) if opcode == ABNF.OPCODE_BINARY else b""
+
+
+def wire_client(served: Served, sasl: SaslClient | None, *, web_socket: bool) -> WireClient:
+    client = WireClient(served.port, sasl=sasl)
+    if web_socket:
+        client.socket.close()
+        stream: Any = WebSocketStream(served.port)
+        client.socket = stream
+    return client
+
+
+def sending(client: WireClient) -> Opened:
+    link = client.sender("orders")
+
+    def until_over() -> None:
+        assert client.detached(link).condition == Condition.UNAUTHORIZED_ACCESS
+        error = client.until_hung_up()
+        assert error is not None
+        assert error.condition == Condition.UNAUTHORIZED_ACCESS
+
+    return Opened(lambda: client.send(link, text_message("one")) == ACCEPTED, until_over)
+
+
+def by_sasl(served: Served, stack: ExitStack, *, web_socket: bool = False) -> Opened:
+    client = stack.enter_context(wire_client(served, plain(NAME, "secret"), web_socket=web_socket))
+    client.engine.open()
+    client.until(lambda: client.engine.is_open or client.failure)
+    if client.failure is not None:
+        raise RefusedError(str(client.failure))
+    return sending(client)
+
+
+def by_token(served: Served, stack: ExitStack, *, web_socket: bool = False) -> Opened:
+    client = stack.enter_context(wire_client(served, None, web_socket=web_socket)).open()
+    token = make_sas_token("sb://localhost/orders", NAME, "secret", FAR_S)
+    answer = client.put_token("sb://localhost/orders", token)
+    if answer.status != 202:
+        raise RefusedError(answer.description)
+    return sending(client)
+
+
+def by_sasl_in_a_web_socket(served: Served, stack: ExitStack) -> Opened:
+    return by_sasl(served, stack, web_socket=True)
+
+
+def by_token_in_a_web_socket(served: Served, stack: ExitStack) -> Opened:
+    return by_token(served, stack, web_socket=True)
+
+
+def management(authorization: str, served: Served, stack: ExitStack) -> Opened:
+    """An open connection, on which each request shows the credential."""
+    connection = HTTPConnection("127.0.0.1", served.port, timeout=DEADLINE_S)
+    stack.callback(connection.close)
+
+    def status() -> int:
+        connection.request("GET", "/orders", headers={"Authorization": authorization})
+        response = connection.getresponse()
+        response.read()
+        return response.status
+
+    if status() == 401:
+        raise RefusedError
+
+    def until_over() -> None:
+        assert status() == 401
+
+    return Opened(lambda: status() == 200, until_over)
+
+
+def by_management_key(served: Served, stack: ExitStack) -> Opened:
+    key = base64.b64encode(f"{NAME}:secret".encode()).decode()
+    return management(f"Basic {key}", served, stack)
+
+
+def by_management_token(served: Served, stack: ExitStack) -> Opened:
+    return management(make_sas_token("https://localhost/orders", NAME, "secret", FAR_S), served, stack)
+
+
+def by_console(served: Served, _stack: ExitStack) -> Opened:
+    person = Person(served.port)
+    if person.post("/console/login", key_name=NAME, key="secret").status != 303:
+        raise RefusedError
+
+    def until_over() -> None:
+        assert person.get().status == 303, "the page leads to the login"
+
+    return Opened(lambda: person.get().status == 200, until_over)
+
+
+def by_live_page(served: Served, stack: ExitStack) -> Opened:
+    person = Person(served.port)
+    if person.post("/console/login", key_name=NAME, key="secret").status != 303:
+        raise RefusedError
+    events = stack.enter_context(person.stream(page="entities"))
+
+    def until_over() -> None:
+        assert [kind for kind, _ in events][-1] == "logout"
+
+    return Opened(lambda: bool(next(events)), until_over)
+
+
+NAMESPACE_WAYS: Final[tuple[Way, ...]] = (
+    by_sasl,
+    by_token,
+    by_sasl_in_a_web_socket,
+    by_token_in_a_web_socket,
+    by_management_key,
+    by_management_token,
+    by_console,
+    by_live_page,
+)
+ENTITY_WAYS: Final[tuple[Way, ...]] = (by_token, by_token_in_a_web_socket, by_management_token)
+CASES: Final = [
+    *((way, namespace_key, change) for way in NAMESPACE_WAYS for change in (delete_key, regenerate_key)),
+    *((way, entity_key, change) for way in ENTITY_WAYS for change in (delete_entity_key, regenerate_entity_key)),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("way", "key", "revoke"), CASES, ids=[f"{way.__name__}-{revoke.__name__}" for way, _, revoke in CASES]
+)
+def test_e5_revoked_key_ends_what_it_has_opened_within_five_seconds(
+    served: Served, way: Way, key: Any, revoke: Callable[[Served], None]
+) -> None:
+    with key(served), ExitStack() as stack:
+        opened = way(served, stack)
+        assert opened.works()
+        revoke(served)
+        began = time.monotonic()
+        opened.until_over()
+        assert time.monotonic() - began < WITHIN_S
+        with pytest.raises(RefusedError):
+            way(served, stack)
+
+
+@pytest.mark.slow
+def test_e5_request_whose_key_is_deleted_while_its_body_arrives_is_refused(served: Served) -> None:
+    body = entry(rule("stolen"))
+    credentials = base64.b64encode(f"{NAME}:secret".encode()).decode()
+    with namespace_key(served):
+        connection = HTTPConnection("127.0.0.1", served.port, timeout=DEADLINE_S)
+        connection.putrequest("PUT", "/$AuthorizationRules/stolen")
+        connection.putheader("Authorization", f"Basic {credentials}")
+        connection.putheader("Content-Length", str(len(body)))
+        connection.endheaders(body[:-1])
+        delete_key(served)
+        connection.send(body[-1:])
+        assert connection.getresponse().status == 401
+        connection.close()
