@@ -25,7 +25,7 @@ from pairbus.store.directory import DATA_FILE
 from pairbus.store.errors import StoreFailedError
 from pairbus.store.group_committer import GroupCommitter
 from pairbus.store.lmdb import CHECKED_S
-from pairbus.store.page_nodes import PageNode, PageSource, leaf_nodes, linked_pages, sound_pointers
+from pairbus.store.page_nodes import PageNode, PageSource, child_page, leaf_nodes, linked_pages, sound_pointers
 from pairbus.store.pages import BRANCH, verify
 from pairbus.store.records import decode_record
 from pairbus.store.repair import repair
@@ -116,7 +116,7 @@ class Undamaged(NamedTuple):
 
     all: set[str]
     reachable: set[str]
-    """Those to which no damaged branch of the tree leads."""
+    """Those to which the numbers of all pages above them lead, whatever else of those pages is damaged."""
 
 
 def undamaged(file: Path, places: Sequence[range]) -> Undamaged:
@@ -142,7 +142,7 @@ def undamaged(file: Path, places: Sequence[range]) -> Undamaged:
 
 
 class Extent(NamedTuple):
-    """The value of a record, and the halves of the positions of its own bytes, and of the branches above it."""
+    """The value of a record, and the halves of the positions of its own bytes, and of the numbers that lead to it."""
 
     value: bytes
     own: set[int]
@@ -158,9 +158,11 @@ def _extents(path: Path) -> dict[bytes, Extent]:
         while pending:
             number, above = pending.pop()
             page = pages.read(number)
-            if sound_pointers(number, page, BRANCH) is not None:
-                below = above | set(range(number * PAGE // 2, (number + 1) * PAGE // 2))
-                pending += [(child, below) for child in linked_pages(number, page)]
+            branch = sound_pointers(number, page, BRANCH)
+            if branch is not None:
+                for at in branch:
+                    own = {(number * PAGE + at + each) // 2 for each in range(6)}
+                    pending.append((child_page(page, at), above | own))
                 continue
             for node in leaf_nodes(pages, number, page):
                 assert node.value is not None

@@ -78,22 +78,19 @@ class EntityTraffic:
             if address.part is not _MAIN:
                 self._find(Address(address.entity, address.subscription)).dead_lettered += 1
         elif event is not _FOUND:
-            self._count(event, record, self._last if address is self._last_address else self._find(address))
+            counts = self._last if address is self._last_address else self._find(address)
+            if event is _RECEIVED:
+                counts.received += 1
+                counts.received_bytes += record.size
+            elif event is _COMPLETED:
+                counts.completed += 1
+            elif event is _SENT or event is _REPEATED:
+                counts.sent += 1
+                counts.sent_bytes += record.size
+            elif event is _EXPIRED:
+                counts.expired += 1
         if self._then is not None:
             self._then.note(event, address, record, body)
-
-    @staticmethod
-    def _count(event: MessageEvent, record: Record, counts: TrafficCounts) -> None:
-        if event is _SENT or event is _REPEATED:
-            counts.sent += 1
-            counts.sent_bytes += record.size
-        elif event is _RECEIVED:
-            counts.received += 1
-            counts.received_bytes += record.size
-        elif event is _COMPLETED:
-            counts.completed += 1
-        elif event is _EXPIRED:
-            counts.expired += 1
 
     def _find(self, address: Address) -> TrafficCounts:
         counts = self.counts.get(address)

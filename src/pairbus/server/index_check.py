@@ -20,7 +20,7 @@ from pairbus.store.keys import record_key
 
 INDEX: Final = "index"
 
-EVERY_S: Final = 0.05
+EVERY_S: Final = 0.1
 """Time between two turns."""
 
 _COUNTS_S: Final = 0.0003

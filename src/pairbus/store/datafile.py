@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import struct
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -126,6 +127,7 @@ class DataFile:
         self._step_bytes = step_bytes
         self.used_bytes = 0
         self._allocated_bytes = 0
+        self._page_bytes = 0
         self._allocates = hasattr(os, "posix_fallocate")
         """If space cannot be allocated ahead, the free space of the disk is used instead."""
         self.newest: Meta
@@ -179,9 +181,11 @@ class DataFile:
         return True
 
     def keep_ahead(self) -> None:
-        """Measure the space of the file, and allocate more when less than a step is left. Blocks on the disk."""
+        """Allocate more space when less than a step is left. Blocks on the disk."""
         with suppress(OSError):  # the commit before has succeeded all the same
-            if self.measure() and self.is_short:
+            if not self._allocates or self.is_short:
+                self._count(self._descriptor)
+            if self.is_short:
                 self._grow(self._descriptor)
 
     def grow(self, within_s: float = GROW_WITHIN_S) -> bool:
@@ -232,18 +236,34 @@ class DataFile:
         error = self._allocate(self._descriptor, self._step_bytes // _SMALLER_STEPS[-1])
         return error is not None and error.errno in NO_SPACE
 
-    def remember(self) -> None:
-        """Note the space in use, and the content of the pages on which all others depend, after LMDB has written them.
+    def note_commit(self) -> None:
+        """Note the newest meta page and the space in use, after LMDB has committed.
 
-        These are the meta pages, the root, and the free list; of a very long one, its first pages.
+        It reads once: each read may cost the thread that commits its turn of the interpreter.
+        """
+        self._kept = []  # they are those of an earlier commit: restoring them would damage the file
+        with suppress(OSError):
+            self._read_metas()
+
+    def _read_metas(self) -> tuple[bytes, bytes]:
+        page_bytes = self._page_bytes or meta_page_bytes(os.pread(self._descriptor, META_BYTES, 0))
+        data = os.pread(self._descriptor, page_bytes + META_BYTES, 0)
+        first, second = data[:META_BYTES], data[page_bytes:]
+        self.newest = read_meta(max(first, second, key=meta_transaction))
+        self._page_bytes = page_bytes
+        self.used_bytes = self.newest.used_pages * page_bytes
+        return first, second
+
+    def remember(self) -> None:
+        """Note the content of the pages on which all others depend, after LMDB has written them.
+
+        These are the meta pages, the root, and the free list; of a very long one, its first pages. Call it only while
+        LMDB writes nothing, and on the thread that commits.
         """
         self._kept = []  # without knowing them, nothing is restored
-        with suppress(OSError):
-            first = os.pread(self._descriptor, META_BYTES, 0)
-            page_bytes = meta_page_bytes(first)
-            second = os.pread(self._descriptor, META_BYTES, page_bytes)
-            self.newest = read_meta(max(first, second, key=meta_transaction))
-            self.used_bytes = self.newest.used_pages * page_bytes
+        with suppress(OSError, struct.error):
+            first, second = self._read_metas()
+            page_bytes = self._page_bytes
             pages = PageSource(self._descriptor, page_bytes)
             kept = [("meta page", 0, first), ("meta page", page_bytes, second)]
             if self.newest.main.root != NO_PAGE:

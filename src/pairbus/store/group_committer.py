@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Final, NamedTuple, Self, TypeAlias, TypeVar
 
@@ -50,6 +50,9 @@ _Task: TypeAlias = Callable[[], Callable[[], object]]
 """A task of the commit thread; it returns how the thread that owns the committer continues."""
 COMMIT_BOUNDS_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 """Upper bounds of the durations by which commits are counted, in seconds."""
+
+REST_AFTER_S: Final = 0.01
+"""Time without a commit after which the store is told so."""
 
 T = TypeVar("T")
 
@@ -117,6 +120,9 @@ class FoundDamage:
 
         self.restored_pages: list[str] = []
         """Parts of the file that were found damaged since the start, and restored."""
+
+        self.rest: Callable[[], object] = lambda: None
+        """Called on the commit thread when no commit has followed the last one for a while."""
 
         self.check_key: Callable[[bytes], bool] = lambda _key: True
         """Check the record under a key, and the page around it; return whether the record can be read, or is gone."""
@@ -232,6 +238,7 @@ class GroupCommitter(CommitHooks, FoundDamage):
             committer.check_key = store.check
             store.on_damaged_page = committer.damaged_pages.append
             store.on_restored = committer.restored_pages.append
+            committer.rest, store.rests = store.rest, wake is not None
             committer.created_ms = directory.created_ms
             committer._resources = stack.pop_all()
         return committer
@@ -518,13 +525,20 @@ class GroupCommitter(CommitHooks, FoundDamage):
     def _run(self) -> None:
         wake = self._wake
         assert wake is not None  # noqa: S101 (there is no thread without it)
-        while (task := self._work.get()) is not None:
+        while (task := self._next_task()) is not None:
             self._outcomes.put(task())
             try:
                 wake(self._collect)
             except RuntimeError:  # the loop is closed: close() collects the outcome, if it is called
                 if self._is_given_up:
                     self._resources.close()
+
+    def _next_task(self) -> _Task | None:
+        try:
+            return self._work.get(timeout=REST_AFTER_S)
+        except Empty:
+            self.rest()
+        return self._work.get()
 
     def _run_commit(self, commit: Commit) -> Callable[[], object]:
         start = time.perf_counter()
@@ -564,7 +578,10 @@ class GroupCommitter(CommitHooks, FoundDamage):
         if self._probing:
             self._finish_probe(error, fence)
             return
-        callbacks = [partial(self._answer, done, self._running, error) for done in self._committing]
+        callbacks = [
+            partial(done, None) if error is None else partial(self._answer, done, self._running, error)
+            for done in self._committing
+        ]
         self._committing = []
         if error is None:
             self._numbers.succeed()

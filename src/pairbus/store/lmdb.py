@@ -35,7 +35,7 @@ from pairbus.store.page_guard import (
     unwritable_leaves,
 )
 from pairbus.store.page_nodes import LostPage
-from pairbus.store.pages import verify
+from pairbus.store.pages import free_pages, verify
 
 try:
     import lmdb
@@ -52,6 +52,7 @@ CHECKED_S: Final = 0.1
 _STEP_BYTES: Final = 64 * MEBIBYTE
 _CHUNK_RECORDS: Final = 1_000
 _CHUNK_BYTES: Final = MEBIBYTE
+_CHUNK_LEAVES: Final = 4
 _RECORD_BYTES: Final = CHECKSUM_BYTES + 10
 """Overhead of a record beside its key and its value: our checksum, and LMDB's node with the pointer to it."""
 
@@ -93,6 +94,11 @@ class LmdbStore:
         self._sound_until_s = 0.0
         self._is_verified = True
         """True if nothing was written, or found damaged, since the whole file was verified."""
+
+        self.rests = False
+        """True if ``rest`` is called when no commit follows for a while. Until then, the pages on which all others
+        depend cannot be restored; otherwise each commit reads them.
+        """
 
         self.on_damaged_page: Callable[[LostPage], object] = lambda _page: None
         """Called when a damaged page was found and fenced."""
@@ -235,7 +241,11 @@ class LmdbStore:
     def _fence(self, around: Sequence[Found]) -> None:
         self._is_verified = False
         self._sound.clear()
-        for page in self._fences.add(self._pages, self._root(), around):
+        if self._pending is None:
+            self._distrust()
+            self._expect_sound_file()  # the free list first: it tells which pages hold earlier versions of records
+        free = free_pages(self._path, self._file.descriptor, self._file.newest)
+        for page in self._fences.add(self._pages, self._root(), around, free):
             self.on_damaged_page(page)
 
     def _fenced(self, key: bytes) -> bytes | None:
@@ -281,24 +291,28 @@ class LmdbStore:
         raise StoreFailedError(self.place, "too many of its pages are damaged; stop the server, and run pairbus repair")
 
     def _chunk_by_hand(self, start: bytes, end: bytes) -> tuple[list[tuple[bytes, bytes]], bytes | None]:
-        """Read the records of one leaf, or of a fenced range, and the key to continue at."""
+        """Read the records of a few leaves, or of a fenced range, and the key to continue at."""
         self._expect_open()
         fence = self._fences.next_in(start, end) if self._fences else None
         if fence is not None and fence[0] == start:
             return self._fenced_chunk(*fence), fence[1] if fence[1] < end else None
-        path = self._path_reader()
-        leaf = path.leaf(start)
-        if leaf is None:
-            return [], None
-        around = doubtful_leaves(path, start)
-        if around or isinstance(leaf, LostPage):
-            self._fence(around)
-            return [], start
         stop = end if fence is None else fence[0]
-        nodes = [self._pages.node(leaf.page, leaf.data, at) for at in leaf.pointers]
-        records = [(node.key, node.raw) for node in nodes if node is not None and start <= node.key < stop]
-        after = stop if leaf.high is None else min(leaf.high, stop)
-        return records, after if after < end else None
+        path = self._path_reader()
+        records: list[tuple[bytes, bytes]] = []
+        for _ in range(_CHUNK_LEAVES):
+            leaf = path.leaf(start)
+            if leaf is None:
+                return [], None
+            around = doubtful_leaves(path, start)
+            if around or isinstance(leaf, LostPage):
+                self._fence(around)
+                break
+            nodes = [self._pages.node(leaf.page, leaf.data, at) for at in leaf.pointers]
+            records += [(node.key, node.raw) for node in nodes if node is not None and start <= node.key < stop]
+            start = stop if leaf.high is None else min(leaf.high, stop)
+            if start == stop:
+                break
+        return records, start if start < end else None
 
     def _fenced_chunk(self, low: bytes, high: bytes) -> list[tuple[bytes, bytes]]:
         found = set(self._fences.keys(low, high))
@@ -333,7 +347,9 @@ class LmdbStore:
         """Run a commit: the only part of the store that may be on another thread."""
         try:
             transaction.commit()
-            self._file.remember()
+            self._file.note_commit()
+            if not self.rests:
+                self._file.remember()
             self._file.keep_ahead()
         except lmdb.Error as error:
             self._check_meta_after_failure()
@@ -344,6 +360,10 @@ class LmdbStore:
             self._snapshot_is_old = True
             self._pending_bytes = 0
             self._pending = None
+
+    def rest(self) -> None:
+        """Remember the pages on which all others depend. Call it on the thread that commits, after the last commit."""
+        self._file.remember()
 
     def drop(self, transaction: lmdb.Transaction[bytes]) -> None:
         """Abandon a commit."""

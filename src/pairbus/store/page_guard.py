@@ -273,11 +273,14 @@ class Fences:
         """Return the keys of the records that were found in a range."""
         return [key for key in self._places if low <= key < high]
 
-    def add(self, pages: PageSource, root: int, around: Sequence[Found]) -> list[LostPage]:
-        """Fence the ranges of damaged pages and of their neighbours; return the damaged pages that are new."""
+    def add(self, pages: PageSource, root: int, around: Sequence[Found], free: frozenset[int] | None) -> list[LostPage]:
+        """Fence the ranges of damaged pages and of their neighbours; return the damaged pages that are new.
+
+        ``free`` are the free pages, which hold earlier versions of records; ``None`` if they are unknown.
+        """
         low = min(each.low for each in around)
         high = max(_END if each.high is None else each.high for each in around)
-        walk = LenientWalk(pages, bytearray(pages.count))
+        walk = LenientWalk(pages, bytearray(pages.count), free or frozenset(), follows=free is not None)
         for node in walk.records(root, low, high):
             if low <= node.key < high:
                 self._places.setdefault(node.key, (node.page, node.offset))

@@ -268,11 +268,17 @@ class LenientWalk:
         reached: bytearray,
         free: Container[int] = frozenset(),
         lost_pages: list[LostPage] | None = None,
+        *,
+        follows: bool = False,
     ) -> None:
-        """``reached`` marks the pages that were visited; ``free`` are those that hold no valid records."""
+        """``reached`` marks the pages that were visited; ``free`` are those that hold no valid records.
+
+        With ``follows``, the pages that a damaged branch still refers to are read, too; ``free`` must be complete then.
+        """
         self._pages = pages
         self._reached = reached
         self._free = free
+        self._follows = follows
         self._doubtful: list[int] = []
         self.lost_pages = [] if lost_pages is None else lost_pages
         self.leaves: set[int] = set()
@@ -313,6 +319,35 @@ class LenientWalk:
             if number not in self._free:  # otherwise a damaged number has led here
                 self._reached[number] = 1
                 self._doubtful.append(number)
+                if self._follows:
+                    yield from self._below_damaged(number, page, child, low, high)
+
+    def _below_damaged(
+        self, source: int, page: bytes, lost: Child, low: bytes, high: bytes | None
+    ) -> Iterator[PageNode]:
+        """Iterate over the records of sound pages that a damaged branch refers to at any place of it.
+
+        A page that is not free, and whose keys belong below the branch, can only be one of its children.
+        """
+        for at in range(HEADER_BYTES, len(page) - NODE_BYTES + 1, 2):
+            number = child_page(page, at)
+            if number >= len(self._reached) or self._reached[number] or number in self._free:
+                continue
+            if self._belongs_below(number, lost):
+                yield from self._walk(Child(number, lost.low, lost.high), source, low, high)
+
+    def _belongs_below(self, number: int, lost: Child) -> bool:
+        page = self._pages.read(number)
+        branch = sound_pointers(number, page, BRANCH)
+        if branch is not None:
+            # LMDB ignores the first key of a branch.
+            return len(branch) > 1 and is_in_order(page, branch[1:], lost.low, lost.high)
+        leaf = sound_pointers(number, page, LEAF)
+        if leaf is None or not is_in_order(page, leaf, lost.low, lost.high):
+            return False
+        # The leaves of LMDB's free list have none of our checksums.
+        nodes = (self._pages.node(number, page, at) for at in leaf)
+        return any(node is not None and node.value is not None for node in nodes)
 
     def _lose(self, child: Child, reason: str) -> None:
         self.lost_pages.append(LostPage(child.page, reason, child.low, child.high))

@@ -419,6 +419,24 @@ class FreeListWalk(TreeWalk):
         return numbers
 
 
+def walk_free_list(path: Path, descriptor: int, meta: Meta) -> frozenset[int]:
+    """Return the pages that are free in the state of a meta page; raises ``DamagedStoreError`` and ``OSError``."""
+    file = PageFile(path, descriptor)
+    file.page_bytes = meta.page_bytes
+    file.expect(meta.last_page)
+    walk = FreeListWalk(file, meta)
+    walk.walk()
+    return walk.free_pages
+
+
+def free_pages(path: Path, descriptor: int, meta: Meta) -> frozenset[int] | None:
+    """Return the pages that are free in the state of a meta page; ``None`` if the list of them is damaged."""
+    try:
+        return walk_free_list(path, descriptor, meta)
+    except (DamagedStoreError, OSError):
+        return None
+
+
 # Verification of all pages of an LMDB file before LMDB reads them.
 #
 # LMDB has no checksums and trusts what it reads: a damaged page can crash the process, or hide a range of keys. So

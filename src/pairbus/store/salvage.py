@@ -30,10 +30,9 @@ from pairbus.store.pages import (
     NO_PAGE,
     PAGE_HEADER,
     PAGE_SIZES,
-    FreeListWalk,
     Meta,
-    PageFile,
     read_meta,
+    walk_free_list,
 )
 from pairbus.store.records import RecordFormatError, decode_number
 from pairbus.store.write_batch import LAST_BODY
@@ -125,18 +124,13 @@ class DamagedFile:
         return self.has_free_list and len(self._leaves) >= self._expected_leaves
 
     def _free_pages(self, meta: Meta) -> tuple[frozenset[int], bool]:
-        file = PageFile(self._path, self._descriptor)
-        file.page_bytes = self.pages.page_bytes
-        file.expect(meta.last_page)
-        walk = FreeListWalk(file, meta)
         try:
-            walk.walk()
+            return walk_free_list(self._path, self._descriptor, meta), True
         except (DamagedStoreError, OSError) as error:
             reason = error.reason if isinstance(error, DamagedStoreError) else str(error)
             page = error.page if isinstance(error, DamagedStoreError) and error.page is not None else meta.page
             self.lost_pages.append(LostPage(page, f"the list of free pages is damaged: {reason}", b"", b""))
             return frozenset(), False
-        return walk.free_pages, True
 
     def _unnamed_roots(self) -> Iterator[int]:
         """Iterate over the pages that could be a root: sound ones to which no sound page refers."""

@@ -48,6 +48,7 @@ def test_action_result_equals_the_reference_evaluation(tree: Tree, message: dict
 @given(st.text("aab", max_size=12), st.text("aab%_", max_size=8))
 @example("aab", "%a%ab")
 @example("ab", "%b%b")
+@example("ab", "%b%_%")
 def test_like_equals_an_exhaustive_match(text: str, pattern: str) -> None:
     assert judge("a LIKE b", Message({"a": text, "b": pattern})) is resembles(text, pattern)
 

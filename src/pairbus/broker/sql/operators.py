@@ -349,6 +349,8 @@ class _Search:
     def end(self, text: str, start: int, end: int, spend: Spend) -> int:
         """Return the end of the first such segment between two positions, or -1."""
         start, end = start + self._before, end - self._after
+        if start > end:  # ``re`` clamps a start beyond the text, and would match an empty segment there
+            return -1
         if self._find_anchor is not None:
             anchor = self._find_anchor(text, start + self._anchor, end)
             if anchor is None:

@@ -174,7 +174,8 @@ class Producer(Node):
                 return False
         if host.side_buffer is not None:
             return self._send_or_buffer(host.side_buffer, delivery, messages)
-        host.check_stalled(self._address)
+        if host.is_stalled:
+            host.check_stalled(self._address)
         host.use_namespace().send(self._address, messages, host.now_ms())
         self._confirm(delivery)
         return True

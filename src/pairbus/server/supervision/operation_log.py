@@ -34,7 +34,7 @@ class OperationLog:
     def add(self, operation: str, address: Address | None = None, count: int = 1) -> None:
         """Record operations. This runs for every message, so it does as little as possible."""
         last = self._last
-        if last.operation == operation and last.address == address:
+        if last.operation is operation and (last.address is address or last.address == address):
             last.count += count
         else:
             self._last = last = LoggedOperation(operation, address, count)
