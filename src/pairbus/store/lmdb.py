@@ -27,10 +27,10 @@ from pairbus.store.moved import PREFIXES, moved, original, put_back_moved
 from pairbus.store.page_guard import (
     Fences,
     Found,
-    KeyRanges,
     Leaf,
     LivePages,
     PathReader,
+    RecentlySound,
     doubtful_leaves,
     unwritable_leaves,
 )
@@ -89,8 +89,8 @@ class LmdbStore:
         self._file.set_limit(self.max_bytes)
         self._pages = LivePages(self._file.descriptor, self._file.newest.page_bytes, self.place)
         self._fences = Fences()
-        self._sound = KeyRanges()
-        """Ranges of keys whose pages were checked at most ``CHECKED_S`` ago. LMDB has written any newer ones."""
+        self._sound = RecentlySound()
+        """What was checked at most ``CHECKED_S`` ago."""
         self._sound_until_s = 0.0
         self._is_verified = True
         """True if nothing was written, or found damaged, since the whole file was verified."""
@@ -275,7 +275,8 @@ class LmdbStore:
         """Return a batch that changes no damaged page."""
         while True:
             allowed = self._moved_out_of_fences(batch) if self._fences else batch
-            around = unwritable_leaves(self._path_reader(), sorted(allowed), self._sound)
+            path = PathReader(self._pages, self._root(), self._sound)
+            around = unwritable_leaves(path, sorted(allowed), self._sound.leaves)
             if not around:
                 return allowed
             self._fence(around)

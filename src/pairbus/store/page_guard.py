@@ -22,10 +22,12 @@ from pairbus.store.page_nodes import (
     PageSource,
     child_at,
     child_for,
+    child_page,
     has_flags,
     is_in_order,
     node_key,
     page_kind,
+    plausible_pointers,
     sound_pointers,
 )
 from pairbus.store.pages import BRANCH, LEAF, NO_PAGE
@@ -87,9 +89,13 @@ class Branch(NamedTuple):
 class PathReader:
     """Reads the pages on the way to single keys, each once: create a new one for each operation."""
 
-    def __init__(self, pages: PageSource, root: int) -> None:
+    def __init__(self, pages: PageSource, root: int, recent: RecentlySound | None = None) -> None:
+        """``recent`` is what need not be checked again; what is found sound is added to it."""
         self._pages = pages
         self._root = root
+        self._recent = recent
+        self._changeable: set[int] = set()
+        """Leaves that LMDB can change."""
         self._read: dict[int, tuple[bytes, int, Sequence[int]] | None] = {}
         self._parent: Branch | None = None
         """The branch above the leaf that was read last in the order of the keys, and the index of that leaf in it."""
@@ -101,7 +107,7 @@ class PathReader:
             return None
         child = Child(self._root, b"", None)
         for _ in range(_DEEPEST_TREE):
-            found = self._page(child.page)
+            found = self._page(child)
             if found is None:
                 break
             page, kind, pointers = found
@@ -121,7 +127,7 @@ class PathReader:
             return None
         child = Child(self._root, b"", None)
         for _ in range(_DEEPEST_TREE):
-            found = self._page(child.page)
+            found = self._page(child)
             if found is None or found[1] == LEAF:
                 break
             page, _, pointers = found
@@ -136,6 +142,32 @@ class PathReader:
         if parent is None or not 0 < index < len(parent.pointers) - 1:
             return all(isinstance(each, Leaf) for each in self.neighbours(leaf))
         return all(isinstance(self._found(parent.child(each)), Leaf) for each in (index - 1, index + 1))
+
+    def sound_range(self, key: bytes) -> tuple[bytes, bytes] | None:
+        """Return the range of the leaf of a key, if LMDB can change it and its neighbours.
+
+        ``None`` if it cannot, or if that is not as quick to tell as for a leaf in the middle of the last branch.
+        """
+        parent = self._parent
+        if parent is None or key < parent.low or (parent.high is not None and key >= parent.high):
+            return None
+        self._index = index = parent.index_of(key, self._index)
+        data, pointers = parent.data, parent.pointers
+        if not 0 < index < len(pointers) - 1:
+            return None
+        for each in (index, index + 1, index - 1):
+            number = child_page(data, pointers[each])
+            if number not in self._changeable and not self._can_change(number):
+                return None
+        return node_key(data, pointers[index]), node_key(data, pointers[index + 1])
+
+    def _can_change(self, number: int) -> bool:
+        page = self._pages.read(number)
+        pointers = sound_pointers(number, page, LEAF)
+        if pointers is None or not all(self._pages.has_big_value(page, at) for at in pointers if has_flags(page, at)):
+            return False
+        self._changeable.add(number)
+        return True
 
     def neighbours(self, found: Found) -> Iterator[Found]:
         """Iterate over the leaves before and after this one."""
@@ -155,20 +187,24 @@ class PathReader:
         return all(self._pages.has_big_value(leaf.data, at) for at in leaf.pointers if has_flags(leaf.data, at))
 
     def _found(self, child: Child) -> Found:
-        found = self._page(child.page)
+        found = self._page(child)
         if found is None or found[1] != LEAF:
             return LostPage(child.page, _DAMAGED, child.low, child.high)
         return Leaf(child.page, child.low, child.high, found[0], found[2])
 
-    def _page(self, number: int) -> tuple[bytes, int, Sequence[int]] | None:
+    def _page(self, child: Child) -> tuple[bytes, int, Sequence[int]] | None:
+        number = child.page
         if number not in self._read:
-            self._read[number] = self._checked(number)
+            self._read[number] = self._checked(child)
         return self._read[number]
 
-    def _checked(self, number: int) -> tuple[bytes, int, Sequence[int]] | None:
-        page = self._pages.read(number)
+    def _checked(self, child: Child) -> tuple[bytes, int, Sequence[int]] | None:
+        page = self._pages.read(child.page)
         kind = page_kind(page)
-        pointers = sound_pointers(number, page, kind) if kind in (LEAF, BRANCH) else None
+        if kind == BRANCH and self._recent is not None:
+            pointers = self._recent.branch_pointers(child, page)
+        else:
+            pointers = sound_pointers(child.page, page, kind) if kind in (LEAF, BRANCH) else None
         return None if pointers is None else (page, kind, pointers)
 
 
@@ -224,6 +260,31 @@ class KeyRanges:
         self._highs.clear()
 
 
+class RecentlySound:
+    """Ranges of keys whose pages were checked a moment ago: LMDB alone has written newer versions of them since.
+
+    A branch has hundreds of nodes, and every commit writes it anew.
+    """
+
+    def __init__(self) -> None:
+        self.leaves = KeyRanges()
+        self._branches: set[tuple[bytes, bytes | None]] = set()
+
+    def clear(self) -> None:
+        self.leaves.clear()
+        self._branches.clear()
+
+    def branch_pointers(self, child: Child, page: bytes) -> Sequence[int] | None:
+        """Return where the nodes of a branch are; ``None`` if it is damaged."""
+        keys = child.low, child.high
+        if keys in self._branches:
+            return plausible_pointers(child.page, page, BRANCH)
+        pointers = sound_pointers(child.page, page, BRANCH)
+        if pointers is not None:
+            self._branches.add(keys)
+        return pointers
+
+
 def unwritable_leaves(path: PathReader, keys: Sequence[bytes], sound: KeyRanges) -> list[Found]:
     """Return the first leaves that LMDB must not change, although writing these keys, in their order, changes them.
 
@@ -234,15 +295,18 @@ def unwritable_leaves(path: PathReader, keys: Sequence[bytes], sound: KeyRanges)
     while position < len(keys):
         end = sound.end_of(keys[position])
         if end is None:
-            leaf = path.next_leaf(keys[position])
-            if leaf is None:
-                return []
-            if isinstance(leaf, LostPage) or not path.has_sound_neighbours(leaf):
-                return [leaf, *path.neighbours(leaf)]
-            if not path.has_sound_values(leaf):
-                return [LostPage(leaf.page, "the pages of a large value are damaged", leaf.low, leaf.high)]
-            end = _END if leaf.high is None else leaf.high
-            sound.add(leaf.low, end)
+            checked = path.sound_range(keys[position])
+            if checked is None:
+                leaf = path.next_leaf(keys[position])
+                if leaf is None:
+                    return []
+                if isinstance(leaf, LostPage) or not path.has_sound_neighbours(leaf):
+                    return [leaf, *path.neighbours(leaf)]
+                if not path.has_sound_values(leaf):
+                    return [LostPage(leaf.page, "the pages of a large value are damaged", leaf.low, leaf.high)]
+                checked = leaf.low, _END if leaf.high is None else leaf.high
+            sound.add(*checked)
+            end = checked[1]
         position = bisect_left(keys, end, position + 1)
     return []
 

@@ -143,18 +143,24 @@ def page_kind(page: bytes) -> int:
     return int.from_bytes(page[_FLAGS_AT : _FLAGS_AT + 2], "little")
 
 
-def sound_pointers(number: int, page: bytes, kind: int) -> Sequence[int] | None:
-    """Return where the nodes of a page are; ``None`` unless LMDB can follow and change the page without harm."""
+def plausible_pointers(number: int, page: bytes, kind: int) -> Sequence[int] | None:
+    """Return where the nodes of a page are, if it looks sound, without looking at the nodes; otherwise ``None``."""
     stored, _pad, flags, lower, upper = PAGE_HEADER.unpack_from(page)
     if stored != number or flags != kind or lower & 1 or not HEADER_BYTES < lower <= upper <= len(page):
         return None
     pointers: Sequence[int] = pointer_array((lower - HEADER_BYTES) // 2).unpack_from(page, HEADER_BYTES)
-    if min(pointers) < upper or max(pointers) > len(page) - NODE_BYTES:
+    return None if min(pointers) < upper or max(pointers) > len(page) - NODE_BYTES else pointers
+
+
+def sound_pointers(number: int, page: bytes, kind: int) -> Sequence[int] | None:
+    """Return where the nodes of a page are; ``None`` unless LMDB can follow and change the page without harm."""
+    pointers = plausible_pointers(number, page, kind)
+    if pointers is None:
         return None
     # LMDB packs the nodes without gaps from ``upper`` to the end of the page.
     node_bytes = _branch_node_bytes if kind == BRANCH else _leaf_node_bytes
     size = sum([node_bytes(_unpack_node(page, at)) for at in pointers])
-    return pointers if size == len(page) - upper else None
+    return pointers if size == len(page) - PAGE_HEADER.unpack_from(page)[4] else None
 
 
 def _leaf_node_bytes(node: tuple[int, int, int]) -> int:
