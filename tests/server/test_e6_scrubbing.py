@@ -23,7 +23,7 @@ from pairbus.store.pages import verify
 from pairbus.testing import running_namespace
 from tests.broker.broker import letter
 from tests.server.test_e6_damage import ask
-from tests.waiting import eventually
+from tests.waiting import eventually, eventually_async
 
 ORDERS = Address.of("orders")
 DEAD_LETTERS = ORDERS._replace(part=QueuePart.DEAD_LETTER)
@@ -47,6 +47,7 @@ def play(tmp_path: Path, scene: Callable[[NamespaceServer, Scrubber], Awaitable[
                 messages = [letter(body_of(number).decode(), message_id=f"{number}") for number in range(COUNT)]
                 host.use_namespace().send(Address.of(queue), messages, host.now_ms())
             await host.durable()
+            await eventually_async(lambda: host.committer.is_at_rest)
             await scene(server, Scrubber(host, data / DATA_FILE, 0.000_001))
 
     asyncio.run(main())

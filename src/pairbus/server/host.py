@@ -570,10 +570,13 @@ class NamespaceHost(HostEvents):
         age_s = self.committer.commit_age_s()
         if age_s is None or self.is_stalled:
             return
-        if age_s >= self.commit_overdue_s:
+        left_s = self.commit_overdue_s - age_s
+        if left_s <= 0 and self.committer.has_outcome:  # the event loop was blocked, not the disk
+            left_s = self.commit_overdue_s
+        if left_s <= 0:
             self._begin_stall(age_s)
         else:
-            self._watchdog = self.loop.call_later(self.commit_overdue_s - age_s, self._watch_commit)
+            self._watchdog = self.loop.call_later(left_s, self._watch_commit)
 
     def _begin_stall(self, age_s: float) -> None:
         """Answer the sends that wait: from the side buffer, or with *server busy*.

@@ -10,14 +10,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Thread
-from typing import Final, Self
+from typing import Final, Self, TypeAlias
 
 from pairbus.durable import OURS_ALONE, make_directory
 from pairbus.durable import try_lock as lock_file
 from pairbus.store.errors import StoreFailedError, StoreInUseError, StoreStalledError, UnsupportedSystemError
-from pairbus.store.page_nodes import PageSource, linked_pages
+from pairbus.store.page_nodes import PageSource, is_sound, linked_pages
 from pairbus.store.pages import (
     META_BYTES,
+    META_PAGES,
     NO_PAGE,
     Meta,
     meta_page_bytes,
@@ -115,6 +116,10 @@ _SMALLER_STEPS: Final = (1, 4, 16, 64)
 _KEPT_BACK_BYTES: Final = 16 * MEBIBYTE
 
 
+_Kept: TypeAlias = tuple[str, int, bytes]
+"""What a page is, its position in the file, and its content."""
+
+
 class DataFile:
     """Locks the data file, tracks how much of it is in use, and extends it in steps.
 
@@ -133,8 +138,8 @@ class DataFile:
         self.newest: Meta
         """The meta page of the last commit."""
 
-        self._kept: list[tuple[str, int, bytes]] = []
-        """What the pages on which all others depend are, their positions, and their content."""
+        self._kept: list[_Kept] = []
+        """The pages on which all others depend; the meta pages first. Empty if they are unknown."""
 
         self._growing: Thread | None = None
         """The thread of an allocation that the disk has not completed in time."""
@@ -168,6 +173,7 @@ class DataFile:
     def set_limit(self, max_bytes: int) -> None:
         """Set the maximum size of the file, and start measuring."""
         self._max_bytes = max_bytes
+        self.note_commit()
         self.remember()
         self._fill_holes()
         self.keep_ahead()
@@ -243,37 +249,36 @@ class DataFile:
         """
         self._kept = []  # they are those of an earlier commit: restoring them would damage the file
         with suppress(OSError):
-            self._read_metas()
+            self._kept = self._read_metas()
 
-    def _read_metas(self) -> tuple[bytes, bytes]:
+    def _read_metas(self) -> list[_Kept]:
         page_bytes = self._page_bytes or meta_page_bytes(os.pread(self._descriptor, META_BYTES, 0))
         data = os.pread(self._descriptor, page_bytes + META_BYTES, 0)
         first, second = data[:META_BYTES], data[page_bytes:]
         self.newest = read_meta(max(first, second, key=meta_transaction))
         self._page_bytes = page_bytes
         self.used_bytes = self.newest.used_pages * page_bytes
-        return first, second
+        return [("meta page", 0, first), ("meta page", page_bytes, second)]
 
     def remember(self) -> None:
-        """Note the content of the pages on which all others depend, after LMDB has written them.
+        """Note the content of the pages on which all others depend, after ``note_commit``.
 
-        These are the meta pages, the root, and the free list; of a very long one, its first pages. Call it only while
-        LMDB writes nothing, and on the thread that commits.
+        These are the meta pages, the root, and the free list; of a very long one, its first pages. What is damaged by
+        now is not among them. Call it only while LMDB writes nothing, and on the thread that commits.
         """
-        self._kept = []  # without knowing them, nothing is restored
+        if not self._kept:  # the meta pages could not be read
+            return
         with suppress(OSError, struct.error):
-            first, second = self._read_metas()
-            page_bytes = self._page_bytes
-            pages = PageSource(self._descriptor, page_bytes)
-            kept = [("meta page", 0, first), ("meta page", page_bytes, second)]
-            if self.newest.main.root != NO_PAGE:
-                root = self.newest.main.root
-                kept.append(("root page", root * page_bytes, pages.read(root)))
-            pending = [] if self.newest.free.root == NO_PAGE else [self.newest.free.root]
+            kept = self._kept[:META_PAGES]
+            pages = PageSource(self._descriptor, self._page_bytes)
+            root, free = self.newest.main.root, self.newest.free.root
+            if root != NO_PAGE and is_sound(root, page := pages.read(root)):
+                kept.append(("root page", root * self._page_bytes, page))
+            pending = [free] if free != NO_PAGE and is_sound(free, pages.read(free)) else []
             while pending and len(kept) < _KEPT_PAGES:
                 number = pending.pop()
                 page = pages.read(number)
-                kept.append(("free list", number * page_bytes, page))
+                kept.append(("free list", number * self._page_bytes, page))
                 pending += linked_pages(number, page)
             self._kept = kept
 

@@ -124,6 +124,9 @@ class FoundDamage:
         self.rest: Callable[[], object] = lambda: None
         """Called on the commit thread when no commit has followed the last one for a while."""
 
+        self.is_at_rest = False
+        """True if ``rest`` has been called since the last commit."""
+
         self.check_key: Callable[[bytes], bool] = lambda _key: True
         """Check the record under a key, and the page around it; return whether the record can be read, or is gone."""
 
@@ -275,6 +278,11 @@ class GroupCommitter(CommitHooks, FoundDamage):
         """Return for how long the current commit, or load, has been running; ``None`` if none is."""
         started = self._started
         return None if started is None else time.perf_counter() - started
+
+    @property
+    def has_outcome(self) -> bool:
+        """Return whether a commit, or load, has ended, and only the event loop has not noticed yet."""
+        return not self._outcomes.empty()
 
     @property
     def is_idle(self) -> bool:
@@ -538,7 +546,10 @@ class GroupCommitter(CommitHooks, FoundDamage):
             return self._work.get(timeout=REST_AFTER_S)
         except Empty:
             self.rest()
-        return self._work.get()
+        self.is_at_rest = True
+        task = self._work.get()
+        self.is_at_rest = False
+        return task
 
     def _run_commit(self, commit: Commit) -> Callable[[], object]:
         start = time.perf_counter()
@@ -564,7 +575,7 @@ class GroupCommitter(CommitHooks, FoundDamage):
         self._raise_callback_error()
 
     def _take_outcome(self) -> None:
-        if not self._outcomes.empty():
+        if self.has_outcome:
             outcome = self._outcomes.get()
             self._in_hand = None
             outcome()

@@ -355,6 +355,7 @@ class LmdbStore:
         except lmdb.Error as error:
             self._check_meta_after_failure()
             self._sound_until_s = 0.0
+            self._file.note_commit()
             self._file.remember()
             raise self._translated(error) from error
         finally:
@@ -436,6 +437,7 @@ class LmdbStore:
             self._environment = _open(self._path, self.max_bytes)
         except lmdb.Error as error:
             raise self._translated(error) from error
+        self._file.note_commit()
         self._file.remember()
         self._environment_is_doubtful = False
 

@@ -163,6 +163,12 @@ def sound_pointers(number: int, page: bytes, kind: int) -> Sequence[int] | None:
     return pointers if size == len(page) - PAGE_HEADER.unpack_from(page)[4] else None
 
 
+def is_sound(number: int, page: bytes) -> bool:
+    """Return whether LMDB can follow and change a page of a tree without harm."""
+    kind = page_kind(page)
+    return kind in (LEAF, BRANCH) and sound_pointers(number, page, kind) is not None
+
+
 def _leaf_node_bytes(node: tuple[int, int, int]) -> int:
     value_bytes, flags, key_bytes = node
     size = NODE_BYTES + key_bytes + (PAGE_NUMBER.size if flags == BIG_VALUE else value_bytes)
