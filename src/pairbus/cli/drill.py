@@ -41,6 +41,8 @@ from pairbus.pairing.primary_names import find_primary_names
 _LONGEST_S: Final = 3_600
 _DEFAULT_INTERVAL: Final = timedelta(minutes=1)
 _LONGEST_OUTAGE: Final = timedelta(minutes=1)
+_PING_INTERVAL: Final = timedelta(seconds=5)
+"""How soon a drill notices that its outage is over: a pair pings every minute, which is as long as a drill waits."""
 
 OUTAGES: Final = (FaultKind.CANNOT_SEND, FaultKind.CANNOT_CONNECT)
 """The faults that a pair fails over for."""
@@ -152,6 +154,7 @@ async def _drill(
             backlog_queue_count,
             _DEFAULT_INTERVAL if kind is None else timedelta(),
             enable_syphon=syphon,
+            ping_interval=_PING_INTERVAL,
             primary_name=primary_name,
         )
         try:
