@@ -37,7 +37,7 @@ from pairbus.dialect.connection_string import ConnectionString
 from pairbus.store import GroupCommitter
 
 RATE: Final = 100
-SECONDS: Final = 4.0
+SECONDS: Final = 10.0
 GOAL_MS: Final = 100.0
 ALONE: Final = "none"
 QUEUE: Final = "orders"

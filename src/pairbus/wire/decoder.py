@@ -14,6 +14,7 @@ from typing import Any, Final
 from uuid import UUID
 
 from pairbus.wire.errors import DecodeError
+from pairbus.wire.interpreter import give_way
 from pairbus.wire.types import (
     Array,
     Byte,
@@ -70,6 +71,9 @@ _FEW_KEYS: Final = 32
 """The maximum number of keys of a map with the same hash."""
 _MANY_KEYS: Final = 4096
 """The maximum number of non-string keys of a ``dict``: numbers can be chosen to make it slow without equal hashes."""
+
+_STRETCH: Final = 4096
+"""The number of values, or bytes of nested values, after which a decoder gives way to other threads."""
 
 _HIGHEST_CHARACTER: Final = 0x10FFFF
 _SURROGATES: Final = range(0xD800, 0xE000)
@@ -434,7 +438,13 @@ def _read_members(data: bytes, position: int, count: int, end: int, depth: int) 
         raise DecodeError(f"{count} values do not fit into {end - position} bytes")
     if depth >= MAX_DEPTH:
         raise DecodeError(f"values nest deeper than {MAX_DEPTH}")
-    values, behind = read_items(data, position, count, depth + 1)
+    if position // _STRETCH != end // _STRETCH:  # lists within a stretch do not give way one by one
+        give_way()
+    values, behind = read_items(data, position, min(count, _STRETCH), depth + 1)
+    while len(values) < count:
+        give_way()
+        more, behind = read_items(data, behind, min(count - len(values), _STRETCH), depth + 1)
+        values += more
     if behind != end:
         raise DecodeError("a list or map does not end where its size says")
     return values
@@ -478,6 +488,8 @@ def _to_pairs(keys: list[object], values: list[object], depth: int) -> Map:
         raise DecodeError(f"maps that no dict can hold nest deeper than {MAX_PAIRS_DEPTH}")
     seen: set[tuple[type, str]] = set()
     for key in keys:
+        if not len(seen) % _STRETCH:
+            give_way()
         identity = (type(key), repr(key))
         if identity in seen:
             raise DecodeError(f"a map has the key {key!r:.200} twice")
@@ -526,6 +538,8 @@ def _read_elements(data: bytes, position: int, count: int, end: int, depth: int)
     if depth > MAX_DEPTH:
         raise DecodeError(f"values nest deeper than {MAX_DEPTH}")
     for _ in range(count):
+        if not len(items) % _STRETCH:
+            give_way()
         value, position = reader(data, position, depth)
         for descriptor in reversed(descriptors):
             value = Described(descriptor, value)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 from base64 import b64decode
+from collections.abc import Sequence
 from pathlib import Path
+from threading import Event
 
 import pytest
 from hypothesis import given
@@ -88,6 +90,32 @@ def test_b3_damage_at_the_end_is_quarantined_once(tmp_path: Path) -> None:
         archive.close().result()
     (line,) = map(json.loads, (tmp_path / "set-aside.jsonl").read_text().splitlines())
     assert b64decode(line["damaged"]) == path.read_bytes()[-_size(2) :]
+
+
+def test_b3_append_is_counted_although_its_caller_was_cancelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    release, append = Event(), SegmentLog.append
+
+    def append_slowly(log: SegmentLog, contents: Sequence[bytes]) -> list[LogPosition]:
+        assert release.wait(60)
+        return append(log, contents)
+
+    async def scene() -> None:
+        archive = BufferArchive(tmp_path, IDENTITY, {}, MEGABYTE)
+        monkeypatch.setattr(SegmentLog, "append", append_slowly)
+        appending = asyncio.create_task(archive.append([NewBatch(content(1), 1)]))
+        await asyncio.sleep(0)
+        appending.cancel()
+        await asyncio.wait([appending])
+        assert (archive.idle_segments(), archive.used_bytes) == ([], 0)
+        release.set()
+        assert await archive.read([]) == []  # the thread does one task after the other
+        assert archive.used_bytes == _size(1)
+        assert len(archive.idle_segments()) == 1
+        archive.close().result()
+
+    asyncio.run(scene())
 
 
 def test_b3_quarantined_batch_is_readable_by_an_operator() -> None:

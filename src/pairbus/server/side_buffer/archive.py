@@ -6,6 +6,7 @@ import asyncio
 from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple, TypeAlias, TypeVar
 
@@ -176,13 +177,16 @@ class BufferArchive:
 
     async def _append(self, contents: Sequence[bytes]) -> list[LogPosition]:
         self._appending += 1
-        try:
-            stored = await self._run(lambda: self._segment_log.append(contents))
-        finally:
-            self._appending -= 1
-        base = stored[0].base
-        self.sizes[base] = self.sizes.get(base, 0) + framed_size(contents)
-        return stored
+        loop = asyncio.get_running_loop()
+        appending = loop.run_in_executor(self._thread, self._segment_log.append, contents)
+        appending.add_done_callback(partial(self._appended, framed_size(contents)))
+        return await asyncio.shield(appending)  # it goes on, and counts, if the caller is cancelled
+
+    def _appended(self, size: int, appending: asyncio.Future[list[LogPosition]]) -> None:
+        self._appending -= 1
+        if not appending.cancelled() and appending.exception() is None:
+            base = appending.result()[0].base
+            self.sizes[base] = self.sizes.get(base, 0) + size
 
     def _read(self, position: int) -> ReadResult:
         try:
