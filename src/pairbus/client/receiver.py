@@ -35,7 +35,7 @@ from pairbus.client.received_message import (
 )
 from pairbus.client.retrying import retrying
 from pairbus.client.settings import ReceiveMode
-from pairbus.client.tracing import trace_receiving, trace_settling
+from pairbus.client.tracing import is_tracing, trace_receiving, trace_settling
 from pairbus.client.validation import check_type
 from pairbus.wire import Delivery
 
@@ -104,22 +104,31 @@ class MessageReceiver(ClientResource):
         check_type("max_wait_time", max_wait_time, (timedelta, NoneType))
         if max_wait_time is not None and max_wait_time < _NO_TIME:
             raise ValueError(f"max_wait_time must be >= 0, got {max_wait_time}")
-        with self._explaining(), trace_receiving(self._path, self._factory.endpoint) as note:
-            left_over = [] if self._is_closed else self._take_left_over(max_message_count)
-            received = left_over or await self._receive_in_turn(max_message_count, max_wait_time)
+        if not is_tracing():
+            return await self._receive_messages(max_message_count, max_wait_time)
+        with trace_receiving(self._path, self._factory.endpoint) as note:
+            received = await self._receive_messages(max_message_count, max_wait_time)
             note(received)
             return received
 
-    async def _receive_in_turn(self, max_message_count: int, max_wait_time: timedelta | None) -> list[ReceivedMessage]:
-        """Return prefetched messages at once; otherwise let one caller at a time request messages."""
+    async def _receive_messages(self, max_message_count: int, max_wait_time: timedelta | None) -> list[ReceivedMessage]:
+        """Return what is here already at once; otherwise request messages."""
+        left_over = [] if self._is_closed else self._take_left_over(max_message_count)
+        if left_over:
+            return left_over
         self._check_open()
+        link = self._current.ready
+        if self._prefetch_count and link is not None and link.buffer and not self._salvaged:
+            return self._hand_out(_messages(link.take_now(max_message_count)))  # the common case with prefetching
         wait = self._factory.settings.operation_timeout if max_wait_time is None else max_wait_time
         deadline_s = asyncio.get_running_loop().time() + wait.total_seconds()
-        if self._prefetch_count:
-            link = self._current.ready
-            if link is not None and link.buffer and not self._salvaged:  # the common case with prefetching
-                return self._hand_out(_messages(link.take_now(max_message_count)))
-            return await self._receive(max_message_count, deadline_s)
+        with self._explaining():
+            if self._prefetch_count:
+                return await self._receive(max_message_count, deadline_s)
+            return await self._receive_in_turn(max_message_count, deadline_s)
+
+    async def _receive_in_turn(self, max_message_count: int, deadline_s: float) -> list[ReceivedMessage]:
+        """Let one caller at a time request messages."""
         self._takers += 1
         try:
             # The wait for the lock is limited only if another caller holds it.
@@ -291,6 +300,9 @@ class MessageReceiver(ClientResource):
         messages: list[ReceivedMessage] = [*dict.fromkeys(message)]
         for one in messages:
             self._check_locked(one)
+        if not is_tracing():
+            await self._settle_locked(messages, verdict)
+            return
         with trace_settling(messages, verdict, self._path, self._factory.endpoint):
             await self._settle_locked(messages, verdict)
 

@@ -11,7 +11,7 @@ from pairbus.client.entity_link import EntityLink, SendBatch
 from pairbus.client.errors import MessagingError
 from pairbus.client.message import BrokeredMessage, encode_brokered, messages_of
 from pairbus.client.node import ManagementClient, sequence_numbers
-from pairbus.client.tracing import TraceContext, trace_sending
+from pairbus.client.tracing import TraceContext, is_tracing, trace_sending
 
 
 class MessageSender(ClientResource):
@@ -38,13 +38,10 @@ class MessageSender(ClientResource):
         not at all. If a batch fails permanently its error is raised; the outcome of the other batches is not reported.
         """
         self._check_open()
-        is_single = isinstance(message, BrokeredMessage)
-        messages = [message] if isinstance(message, BrokeredMessage) else messages_of(message)
-        with trace_sending(messages, self._path, self._factory.endpoint) as contexts:
-            payloads = self._encoded(messages, contexts)
-            await (self._send_single(payloads[0]) if is_single else self._send_batch(SendBatch(payloads)))
-
-    async def _send_single(self, payload: bytes) -> None:
+        if not isinstance(message, BrokeredMessage) or is_tracing():
+            await self._send_traced([message] if isinstance(message, BrokeredMessage) else messages_of(message))
+            return
+        payload = self._encoded(message)
         link, route = self._entity_link.ready, self._route
         if link is None or (route is not None and not route.is_direct):
             await self._send_batch(SendBatch([payload]))
@@ -59,6 +56,10 @@ class MessageSender(ClientResource):
             if route is not None:
                 route.confirmed()
 
+    async def _send_traced(self, messages: list[BrokeredMessage]) -> None:
+        with trace_sending(messages, self._path, self._factory.endpoint) as contexts:
+            await self._send_batch(SendBatch(self._all_encoded(messages, contexts)))
+
     async def send_batch(self, messages: Iterable[BrokeredMessage]) -> None:
         """Send messages as one batch, which is stored completely or not at all.
 
@@ -67,19 +68,20 @@ class MessageSender(ClientResource):
         self._check_open()
         batch = messages_of(messages)
         with trace_sending(batch, self._path, self._factory.endpoint) as contexts:
-            payloads = self._encoded(batch, contexts)
+            payloads = self._all_encoded(batch, contexts)
             if self._route is not None:
                 self._route.check_batch(payloads)
             await self._send_batch(SendBatch(payloads, whole=True))
 
-    def _encoded(self, messages: list[BrokeredMessage], contexts: Iterable[TraceContext | None]) -> list[bytes]:
-        payloads = []
-        for message, context in zip(messages, contexts, strict=False):  # without tracing there is no end of contexts
-            payload = encode_brokered(message, None, context)
-            if self._route is not None:
-                self._route.check(message, payload)
-            payloads.append(payload)
-        return payloads
+    def _all_encoded(self, messages: list[BrokeredMessage], contexts: Iterable[TraceContext | None]) -> list[bytes]:
+        # Without tracing there is no end of contexts.
+        return [self._encoded(message, context) for message, context in zip(messages, contexts, strict=False)]
+
+    def _encoded(self, message: BrokeredMessage, context: TraceContext | None = None) -> bytes:
+        payload = encode_brokered(message, None, context)
+        if self._route is not None:
+            self._route.check(message, payload)
+        return payload
 
     async def _send_batch(
         self, batch: SendBatch, failure: MessagingError | None = None, started_s: float | None = None
@@ -99,7 +101,7 @@ class MessageSender(ClientResource):
         messages = [message] if isinstance(message, BrokeredMessage) else messages_of(message)
         with trace_sending(messages, self._path, self._factory.endpoint, "schedule") as contexts:
             if self._route is not None:
-                self._encoded(messages, contexts)
+                self._all_encoded(messages, contexts)
                 self._route.check_schedule()
             numbers = await self._node.schedule(messages, at, contexts) if messages else []
         return numbers[0] if isinstance(message, BrokeredMessage) else numbers

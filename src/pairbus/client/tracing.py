@@ -103,6 +103,11 @@ def trace_processing(message: BrokeredMessage, path: str = "") -> AbstractContex
     return _NOTHING if tracing is None else tracing.processing(message, path)
 
 
+def is_tracing() -> bool:
+    """Return whether the application has set a tracer provider; what is called for each message asks this first."""
+    return _API in sys.modules and _active() is not None
+
+
 def _active() -> _Tracing | None:
     """Return the tracing of this process; ``None`` unless the application has set a tracer provider.
 
