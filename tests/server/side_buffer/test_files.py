@@ -118,6 +118,21 @@ def test_b3_append_is_counted_although_its_caller_was_cancelled(
     asyncio.run(scene())
 
 
+def test_b3_segment_is_not_idle_before_its_append_has_returned(tmp_path: Path) -> None:
+    """An idle segment without known batches is deleted."""
+
+    async def scene() -> None:
+        archive = BufferArchive(tmp_path, IDENTITY, {}, MEGABYTE)
+        appending = asyncio.create_task(archive.append([NewBatch(content(1), 1)]))
+        while not archive.idle_segments():
+            assert not appending.done()
+            await asyncio.sleep(0)
+        assert appending.done()
+        archive.close().result()
+
+    asyncio.run(scene())
+
+
 def test_b3_quarantined_batch_is_readable_by_an_operator() -> None:
     record = quarantined_batch(5, "gone", BufferedBatch("orders", 1, [NewMessage(b"body", "one", session_id="a")]))
     assert json.loads(record.line()) == {

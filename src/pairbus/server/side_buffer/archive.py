@@ -176,13 +176,23 @@ class BufferArchive:
         return await asyncio.get_running_loop().run_in_executor(self._thread, task)
 
     async def _append(self, contents: Sequence[bytes]) -> list[LogPosition]:
+        """Append frames. Until the caller has their positions, no segment is idle: what it holds is not known yet."""
         self._appending += 1
         loop = asyncio.get_running_loop()
         appending = loop.run_in_executor(self._thread, self._segment_log.append, contents)
-        appending.add_done_callback(partial(self._appended, framed_size(contents)))
-        return await asyncio.shield(appending)  # it goes on, and counts, if the caller is cancelled
+        ended = partial(self._appended, framed_size(contents), appending)
+        try:
+            stored = await asyncio.shield(appending)
+        except asyncio.CancelledError:
+            appending.add_done_callback(ended)  # it goes on, and counts
+            raise
+        except BaseException:
+            ended()
+            raise
+        ended()  # in the step in which the caller notes what is stored: else the segment could be deleted before it
+        return stored
 
-    def _appended(self, size: int, appending: asyncio.Future[list[LogPosition]]) -> None:
+    def _appended(self, size: int, appending: asyncio.Future[list[LogPosition]], *_: object) -> None:
         self._appending -= 1
         if not appending.cancelled() and appending.exception() is None:
             base = appending.result()[0].base
