@@ -120,7 +120,7 @@ def test_waiting_credit_is_used_when_a_message_arrives(client: WireClient, queue
 
 
 def test_two_receivers_share_the_messages(client: WireClient, queue: str) -> None:
-    links = [client.receiver(queue, credit=100) for _ in range(2)]
+    links = [client.receiver(queue, credit=60) for _ in range(2)]
     client.barrier()
     fill(client, queue, 100)
     client.until(lambda: sum(len(client.deliveries(link)) for link in links) == 100)
