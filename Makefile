@@ -65,7 +65,7 @@ demo: $(PACKAGE)
 	@$(BIN)/pairbus demo $(ARGS)
 
 # On a laptop the slow tests do not run; `make slow` runs them, and so does `make test` when CI=true.
-test: $(READY) $(MERMAID) $(if $(filter true,$(CI)),$(CLASSES))
+test: $(READY) $(MERMAID) $(if $(filter true,$(CI)),$(CLASSES) $(COMPILED)/.ready)
 	$(BIN)/pytest $(WORKERS) $(if $(filter true,$(CI)),--durations 40,-m "not slow")
 
 slow: $(READY) $(MERMAID) $(CLASSES)
@@ -92,10 +92,10 @@ $(MERMAID): | $(READY)
 
 compiled: $(COMPILED)/.ready
 
-$(COMPILED)/.ready: $(READY) setup.py $(wildcard src/pairbus/wire/*.py)
+$(COMPILED)/.ready: $(READY) setup.py $(shell find src -name '*.py')
 	@echo "compiling with mypyc …"
 	@rm -rf $(COMPILED)
-	@PAIRBUS_COMPILE=1 $(BIN)/python -m pip install --quiet --no-build-isolation --no-deps --target $(COMPILED) .
+	@PAIRBUS_COMPILE=1 $(PIP) install --no-build-isolation --no-deps --target $(COMPILED) .
 	@touch $@
 
 bench: $(READY) compiled

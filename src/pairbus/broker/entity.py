@@ -74,7 +74,8 @@ class QueueEntity(ReceivableEntity):
         queues: tuple[Queue, Queue, Queue],
         duplicates: Duplicates | None,
     ) -> None:
-        super().__init__(record, usage, *queues)
+        main, dead_letters, transfer_dead_letters = queues
+        super().__init__(record, usage, main, dead_letters, transfer_dead_letters)
         self.description: QueueDescription = description
         self.duplicates = duplicates
 
@@ -100,7 +101,8 @@ class SubscriptionEntity(ReceivableEntity):
         topic: TopicEntity,
         queues: tuple[Queue, Queue, Queue],
     ) -> None:
-        super().__init__(record, topic.usage, *queues)
+        main, dead_letters, transfer_dead_letters = queues
+        super().__init__(record, topic.usage, main, dead_letters, transfer_dead_letters)
         self.description: SubscriptionDescription = description
         self.topic = topic
         self.rules = Rules()

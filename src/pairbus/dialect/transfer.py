@@ -75,7 +75,7 @@ class DivertedMessage(NamedTuple):
 class _Pair(NamedTuple):
     """A key of a map and its value, decoded and encoded."""
 
-    key: object
+    key: Any
     value: bytes
     raw: bytes
 
