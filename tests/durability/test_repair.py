@@ -79,7 +79,7 @@ def zero(path: Path, *pages: int) -> None:
 
 def leaf_of(path: Path, key: bytes) -> Leaf:
     with (path / DATA_FILE).open("rb") as file:
-        leaf = PathReader(PageSource(file.fileno(), PAGE), verify(path / DATA_FILE).main.root).leaf(key)
+        leaf = PathReader(PageSource(file.fileno(), PAGE), verify(path / DATA_FILE).main).leaf(key)
     assert isinstance(leaf, Leaf)
     return leaf
 

@@ -57,7 +57,7 @@ def leaf_of(path: Path, key: bytes) -> Leaf:
     """Find the page of a key in a file that is in use and at rest."""
     with (path / "data" / DATA_FILE).open("rb") as file:
         meta = verify(path / "data" / DATA_FILE)
-        leaf = PathReader(PageSource(file.fileno(), meta.page_bytes), meta.main.root).leaf(key)
+        leaf = PathReader(PageSource(file.fileno(), meta.page_bytes), meta.main).leaf(key)
     assert isinstance(leaf, Leaf)
     return leaf
 

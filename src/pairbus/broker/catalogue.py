@@ -209,6 +209,21 @@ class Catalogue:
         topic.touch(now_ms)
         return entity
 
+    @property
+    def last_id(self) -> int:
+        """Return the highest id that was ever assigned."""
+        return self._last_id
+
+    def entity_records(self) -> Iterator[EntityRecord]:
+        """Iterate over the records of all entities."""
+        return map(_record_of, self._by_id.values())
+
+    def subscription_rules(self) -> Iterator[tuple[int, Rule]]:
+        """Iterate over the rules of all subscriptions, each with the id of its subscription."""
+        for entity in self._by_id.values():
+            if isinstance(entity, SubscriptionEntity):
+                yield from ((entity.id, rule) for rule in entity.rules)
+
     def restore_last_id(self, entity_id: int) -> None:
         self._last_id = max(self._last_id, entity_id)
 
@@ -470,6 +485,17 @@ class Catalogue:
         if idle_ms is not None:
             idle = self._idle.setdefault(entity.id, IdleTimer(entity, self.delete, self.is_alive))
             self._context.timers.plan(idle, entity.accessed_ms + idle_ms)
+
+
+def _record_of(entity: Entity) -> EntityRecord:
+    return EntityRecord(
+        entity_id=entity.id,
+        path=entity.path,
+        topic_id=entity.topic.id if isinstance(entity, SubscriptionEntity) else None,
+        description=entity.description,
+        created_ms=entity.created_ms,
+        updated_ms=entity.updated_ms,
+    )
 
 
 def _keys_of(description: EntityDescription) -> tuple[AuthorizationRule, ...]:

@@ -7,7 +7,7 @@ The caller makes these changes durable before it passes the result on.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice, takewhile
 from typing import Final, NamedTuple
@@ -18,6 +18,7 @@ from pairbus.broker.catalogue import AuthorizationRules, Catalogue, Lookup
 from pairbus.broker.context import BrokerContext, TimerQueue
 from pairbus.broker.descriptions import (
     AuthorizationRule,
+    EntityRecord,
     QueueDescription,
     RuleDescription,
     SubscriptionDescription,
@@ -65,6 +66,24 @@ class SessionGrant(NamedTuple):
     session_id: str
     session_token: bytes
     locked_until_ms: int
+
+
+class NamespaceIndex(NamedTuple):
+    """What a namespace holds in memory of its records."""
+
+    entities: Sequence[EntityRecord]
+    rules: Sequence[tuple[int, Rule]]
+    """The rules of subscriptions, each with the id of its subscription."""
+
+    access: tuple[AuthorizationRule, ...]
+    messages: Mapping[QueueId, Iterable[int]]
+    """The sequence numbers of the messages by queue, except queues that are being loaded."""
+
+    last_sequences: Mapping[QueueId, Sequence[int]]
+    """The last assigned sequence numbers by partition."""
+
+    last_entity_id: int
+    last_body_id: int
 
 
 class Namespace:
@@ -622,6 +641,19 @@ class Namespace:
             )
 
     # Repair
+
+    def index(self) -> NamespaceIndex:
+        """Return what is in memory: for a store that has lost a part of its records."""
+        queues = [*self._catalogue.all_queues()]
+        return NamespaceIndex(
+            entities=[*self._catalogue.entity_records()],
+            rules=[*self._catalogue.subscription_rules()],
+            access=self._access.rules,
+            messages={queue.place: queue.present for queue in queues if not queue.is_suspended},
+            last_sequences={queue.place: queue.numbering[0] for queue in queues},
+            last_entity_id=self._catalogue.last_id,
+            last_body_id=self._context.bodies.last_id,
+        )
 
     def audit(self, is_exempt: Callable[[int], bool] = lambda _entity_id: False) -> IndexAudit:
         """Return a comparison of the index of all entities with their counts and with the store.

@@ -120,6 +120,11 @@ class BodyStore:
             self._copies.pop(record.body_id, None)
             self._records.remove_body(record.body_id)
 
+    @property
+    def last_id(self) -> int:
+        """Return the highest id that was ever assigned."""
+        return self._last_id
+
     def restore_last_id(self, body_id: int) -> None:
         self._last_id = max(self._last_id, body_id)
 

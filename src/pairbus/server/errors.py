@@ -33,6 +33,7 @@ from pairbus.store import (
     StoreError,
     StoreFullError,
     StoreStalledError,
+    UnconfinedDamageError,
 )
 from pairbus.wire import Condition, Error, LocalProtocolError, MessageTooLargeError, ProtocolError
 
@@ -170,6 +171,7 @@ _REFUSALS: Final[dict[type[Exception], tuple[str, int]]] = {
     StoreFullError: (Condition.RESOURCE_LIMIT_EXCEEDED, 403),
     StoreStalledError: (ServiceBusCondition.SERVER_BUSY, 503),
     CommitInDoubtError: (ServiceBusCondition.SERVER_BUSY, 503),
+    UnconfinedDamageError: (ServiceBusCondition.SERVER_BUSY, 503),
     NamespaceLoadingError: (ServiceBusCondition.SERVER_BUSY, 503),
     StoreError: (Condition.INTERNAL_ERROR, 500),
 }
@@ -217,6 +219,8 @@ def _description(error: Exception) -> str:
             "the disk of the namespace has failed, and it is not known yet whether the request was stored; send it"
             " again with the same message id, in 10 seconds or later"
         )
+    if isinstance(error, UnconfinedDamageError):
+        return "the disk of the namespace is damaged; nothing was changed, try again in 10 seconds or later"
     if isinstance(error, StoreStalledError):
         return "the disk of the namespace does not answer; nothing was changed, try again in 10 seconds or later"
     if isinstance(error, NamespaceLoadingError):

@@ -189,7 +189,7 @@ class NamespaceHost(HostEvents):
         self.quarantined_count = 0
         """Damaged records found since the start."""
 
-        self._logged_pages = self._logged_restored = 0
+        self._logged_pages = self._logged_restored = self._logged_rebuilds = self._logged_failed_rebuilds = 0
         self.commit_overdue_s = COMMIT_OVERDUE_S
         self._trouble: str | None = None
         """The storage problem that was logged last."""
@@ -206,6 +206,7 @@ class NamespaceHost(HostEvents):
         keeper.before_commit = self.on_commit
         keeper.after_commit = self._commit_ended
         keeper.after_load = self._loaded
+        keeper.on_unconfined = self._rebuild_soon
         self._report_recovery(keeper.recovery)
         self._schedule()
 
@@ -277,6 +278,11 @@ class NamespaceHost(HostEvents):
         """Return how many damaged pages of the store were found since the start, restored ones included."""
         return len(self.committer.damaged_pages) + len(self.committer.restored_pages)
 
+    @property
+    def has_damaged_pages(self) -> bool:
+        """Return whether the data file has damaged pages: those that were found before it was rebuilt are gone."""
+        return len(self.committer.damaged_pages) > self.committer.replaced_pages
+
     def _report_pages(self) -> None:
         """Log the damaged pages of the store that were found since the last call."""
         pages = self.committer.damaged_pages
@@ -295,6 +301,27 @@ class NamespaceHost(HostEvents):
         for what in self.committer.restored_pages[self._logged_restored :]:
             _log.error('page damaged, restored namespace=%s what="%s" action="check the disk"', self.name, what)
         self._logged_restored = len(self.committer.restored_pages)
+
+    def _rebuild_soon(self) -> None:
+        """Let the committer rebuild the data file. Called on any thread."""
+        with suppress(RuntimeError):  # the loop is closed
+            self.loop.call_soon_threadsafe(self._schedule)
+
+    def _report_rebuilds(self) -> None:
+        """Log the attempts to rebuild the data file since the last call."""
+        done, failed = self.committer.rebuilds, self.committer.failed_rebuilds
+        for each in done[self._logged_rebuilds :]:
+            _log.error(
+                'store rebuilt namespace=%s reason="%s" records=%d lost=%d kept=%s action="check the disk"',
+                self.name,
+                each.reason,
+                each.records,
+                each.lost,
+                each.kept,
+            )
+        for error in failed[self._logged_failed_rebuilds :]:
+            _log.error('store not rebuilt namespace=%s error="%s"', self.name, error)
+        self._logged_rebuilds, self._logged_failed_rebuilds = len(done), len(failed)
 
     def check_busy(self, operation: str, address: Address | None = None) -> None:
         """Raise ``ServerBusyError`` if the request has to wait, or the error of a fault that denies it."""
@@ -626,6 +653,7 @@ class NamespaceHost(HostEvents):
         if self.committer.load_error is not None:
             self._log_trouble(Trouble(_UNREADABLE, self.committer.load_error))
             self._due_s = self.loop.time() + _LOOK_AGAIN_S
+        self._report_rebuilds()
         self._end_stall()
         self._ready.set()
         self.on_resumed()
@@ -641,10 +669,13 @@ class NamespaceHost(HostEvents):
             self.committer.namespace.keep_in_use(self.in_use(), now_ms)
 
     def _rebuilt(self, recovery: Recovery) -> None:
+        was_replaced = len(self.committer.rebuilds) > self._logged_rebuilds
+        self._report_rebuilds()
+        reason = "commit failed" if self.committer.failure is not None else "writes withdrawn"
         _log.log(
             logging.WARNING if self._trouble is None else logging.DEBUG,
             "%s, namespace reloaded namespace=%s entities=%d messages=%d damaged=%d",
-            "commit failed" if self.committer.failure is not None else "writes withdrawn",
+            "store rebuilt" if was_replaced else reason,
             self.name,
             recovery.entities,
             recovery.messages,

@@ -73,7 +73,8 @@ class _DamagedRanges:
 
         Those are in the index alone until they are read and quarantined: a reload would forget them without a stub.
         """
-        pages = self._host.committer.damaged_pages
+        committer = self._host.committer
+        pages = committer.damaged_pages[committer.replaced_pages :]
         if len(pages) != self._page_count:
             self._page_count = len(pages)
             self._ranges = [*{(page.low, page.high) for page in pages}]

@@ -10,7 +10,7 @@ from typing import Final
 from pairbus.broker.address import QueueId
 from pairbus.server.host import NamespaceHost
 from pairbus.server.supervision.supervisor import Problem, SupervisedTask
-from pairbus.store import StoreError
+from pairbus.store import StoreError, UnconfinedDamageError
 from pairbus.store.keys import BODY, RECORD, describe
 from pairbus.store.scrubber import FIRST_KEY, ScrubSlice, scrub_slice
 
@@ -97,7 +97,7 @@ class Scrubber:
         pages = len(self._host.committer.damaged_pages)
         has_damaged_message = False
         for key in found.suspects:
-            if key in self._reported or self._host.committer.check_key(key):
+            if key in self._reported or self._check_key(key):
                 continue
             self._reported.add(key)
             if key.startswith((RECORD, BODY)):
@@ -106,6 +106,13 @@ class Scrubber:
                 self._host.report_damage(describe(key))
         if has_damaged_message or len(self._host.committer.damaged_pages) > pages:
             await self._inspect()
+
+    def _check_key(self, key: bytes) -> bool:
+        """Return whether a record can be read, is gone, or will be checked: everything is, if the file is rebuilt."""
+        try:
+            return self._host.committer.check_key(key)
+        except UnconfinedDamageError:
+            return True
 
     async def _inspect(self) -> None:
         """Read all messages, a few at a time: those that cannot be read are quarantined, with a stub of each."""

@@ -574,6 +574,7 @@ def _storage_reading(host: NamespaceHost, scrubber: Scrubber | None) -> StorageR
     reading = StorageReading(
         quarantined=host.quarantined_count,
         damaged_pages=host.damaged_page_count,
+        rebuilds=len(host.committer.rebuilds),
         is_stalled=host.stalled_s is not None,
         ids_in_memory=ids,
     )

@@ -22,6 +22,7 @@ from pairbus.store.errors import (
     StoreFullError,
     StoreInUseError,
     StoreStalledError,
+    UnconfinedDamageError,
     UnsupportedSystemError,
 )
 from pairbus.store.keyvalue import (
@@ -74,6 +75,7 @@ __all__ = [
     "StoreFullError",
     "StoreInUseError",
     "StoreStalledError",
+    "UnconfinedDamageError",
     "UnsupportedSystemError",
     "WriteBatch",
     "apply",

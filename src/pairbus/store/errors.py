@@ -12,6 +12,7 @@
     ├── StoreFullError            no space; nothing has changed
     ├── StoreFailedError          the disk or the system failed; nothing has changed
     │   ├── StoreStalledError     the disk does not answer; nothing has changed
+    │   ├── UnconfinedDamageError damage on which other pages depend; nothing has changed
     │   └── CommitInDoubtError    the disk failed, and does not say what it has written
     ├── DamagedRecordError        one value is not what was written
     ├── DamagedStoreError         the file or the directory as a whole cannot be trusted
@@ -104,6 +105,19 @@ class StoreStalledError(StoreFailedError):
 
     def __init__(self, place: str) -> None:
         super().__init__(place, "the storage does not answer")
+
+
+class UnconfinedDamageError(StoreFailedError):
+    """The file is damaged in a place on which other pages depend; nothing has changed. It has to be rebuilt."""
+
+    def __init__(self, place: str, reason: str) -> None:
+        Exception.__init__(
+            self,
+            f"{place} is damaged: {reason}; nothing was changed. A served namespace rebuilds the file, and then resumes"
+            " automatically; if it does not, stop it, check the disk, and run pairbus repair",
+        )
+        self.place = place
+        self.reason = reason
 
 
 class DamagedRecordError(StoreError):

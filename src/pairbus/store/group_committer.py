@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -16,6 +17,7 @@ from typing import Final, NamedTuple, Self, TypeAlias, TypeVar
 from pairbus.broker.namespace import Namespace
 from pairbus.broker.records import Records
 from pairbus.store import keys
+from pairbus.store.datafile import disk_errors_as_store_errors
 from pairbus.store.directory import DataDirectory
 from pairbus.store.errors import (
     NamespaceLoadingError,
@@ -24,12 +26,15 @@ from pairbus.store.errors import (
     StoreFailedError,
     StoreFullError,
     StoreStalledError,
+    UnconfinedDamageError,
 )
 from pairbus.store.keyvalue import Commit, CommitId, CommitInDoubtError, KeyValueStore
 from pairbus.store.lmdb import DEFAULT_MAX_BYTES, LmdbStore
 from pairbus.store.page_nodes import LostPage
+from pairbus.store.rebuild import Rebuild, known_state, rebuild, remove_incomplete
 from pairbus.store.records import RecordFormatError, decode_stamped, encode_stamped
 from pairbus.store.recovery import Recovery, recover
+from pairbus.store.repair import KnownState
 from pairbus.store.write_batch import WriteBatch
 
 Done: TypeAlias = Callable[[StoreError | None], object]
@@ -54,6 +59,10 @@ COMMIT_BOUNDS_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.
 REST_AFTER_S: Final = 0.01
 """Time without a commit after which the store is told so."""
 
+MOST_REBUILDS: Final = 3
+REBUILD_WINDOW_MS: Final = 600_000
+"""A damaged file is rebuilt at most three times within ten minutes: a disk that damages it again is not used on."""
+
 T = TypeVar("T")
 
 _KEPT_EPOCHS: Final = 256
@@ -72,6 +81,9 @@ class _Loaded(NamedTuple):
     epoch: int
     last_commit: int
     """Number of the last commit of the epoch before that the store has."""
+
+    is_rebuilt: bool
+    """True if the data file was rebuilt for this."""
 
 
 class _CommitNumbers:
@@ -104,6 +116,10 @@ class _CommitNumbers:
     def knows(self, epoch: int) -> bool:
         return epoch == self.epoch or epoch in self._ended
 
+    def last_durable(self) -> dict[bytes, int]:
+        """Return the record of the last successful commit, if there is one."""
+        return {keys.epoch_key(self.epoch): self._durable} if self._durable else {}
+
     def is_committed(self, commit: CommitId) -> bool | None:
         if commit.epoch == self.epoch:
             return True if commit.number <= self._durable else None
@@ -121,11 +137,35 @@ class FoundDamage:
         self.restored_pages: list[str] = []
         """Parts of the file that were found damaged since the start, and restored."""
 
+        self._rebuild_file: Callable[[KnownState | None, str], Rebuild] | None = None
+        """Rebuilds the data file; ``None`` if the store has none."""
+
+        self._unconfined: Callable[[], UnconfinedDamageError | None] = lambda: None
+        """Returns the damage for which the file has to be rebuilt."""
+
+        self._rebuilt_ms: deque[int] = deque(maxlen=MOST_REBUILDS)
+        """When the file was rebuilt last."""
+
+        self._known: Callable[[], KnownState] | None = None
+        """Returns what the memory of the reverted namespace knows about the store."""
+
         self.rest: Callable[[], object] = lambda: None
         """Called on the commit thread when no commit has followed the last one for a while."""
 
         self.is_at_rest = False
         """True if ``rest`` has been called since the last commit."""
+
+        self.rebuilds: list[Rebuild] = []
+        """How often the file was rebuilt since the start, because its damage could not be confined."""
+
+        self.failed_rebuilds: list[StoreError] = []
+        """The errors of attempts to rebuild it."""
+
+        self.replaced_pages = 0
+        """Those of ``damaged_pages``, from the first on, that were in a file that was rebuilt."""
+
+        self.on_unconfined: Callable[[], object] = lambda: None
+        """Called on any thread when the file needs to be rebuilt: ``commit`` does it, if it is called."""
 
         self.check_key: Callable[[bytes], bool] = lambda _key: True
         """Check the record under a key, and the page around it; return whether the record can be read, or is gone."""
@@ -235,10 +275,16 @@ class GroupCommitter(CommitHooks, FoundDamage):
         with ExitStack() as stack:
             directory = DataDirectory.open(Path(path), now_ms)
             stack.callback(directory.close)
+            with disk_errors_as_store_errors(directory.path):
+                remove_incomplete(directory.data_file)
             store = LmdbStore(directory.data_file, max_bytes=max_bytes)
             stack.callback(store.close)
             committer = cls(wrap_store(store), make_namespace, now_ms, wake, recovering)
             committer.check_key = store.check
+            committer._rebuild_file = partial(committer._rebuild_in, store)
+            committer._unconfined = lambda: store.unconfined
+            store.may_rebuild = committer.may_rebuild
+            store.on_unconfined = lambda: committer.on_unconfined()  # noqa: PLW0108 (it is replaced later)
             store.on_damaged_page = committer.damaged_pages.append
             store.on_restored = committer.restored_pages.append
             committer.rest, store.rests = store.rest, wake is not None
@@ -501,7 +547,12 @@ class GroupCommitter(CommitHooks, FoundDamage):
     # The state machine. A callback may raise, and may write more: neither stops the machine half-way.
 
     def _commit(self) -> StoreError | None:
-        if self._is_committing or (self._journal.is_empty and not self._waiting):
+        if self._is_committing:
+            return None
+        damage = self._unconfined()
+        if damage is not None and self._namespace is not None and self.may_rebuild():
+            return self._fail_for(damage)
+        if self._journal.is_empty and not self._waiting:
             return None
         self._tell(self.before_commit)
         self._is_committing = True
@@ -511,6 +562,15 @@ class GroupCommitter(CommitHooks, FoundDamage):
             self._journal.put_commit(self._running)
             self._numbers.begin()
         return self._hand_over(self._journal.seal)
+
+    def _fail_for(self, damage: UnconfinedDamageError) -> StoreError | None:
+        """Fail everything that no commit has, so that the file is rebuilt before the namespace is read again."""
+        self._is_committing = True
+        self._committing, self._waiting = self._waiting, []
+        self._running = None
+        had_writes = bool(self._committing) or not self._journal.is_empty
+        self._finish(damage)
+        return damage if had_writes else None
 
     def _hand_over(self, prepare: Callable[[], Commit]) -> StoreError | None:
         error, commit = _attempt(prepare)
@@ -626,6 +686,9 @@ class GroupCommitter(CommitHooks, FoundDamage):
         """
         callbacks = [partial(done, error) for done in self._probing]
         self._probing = []
+        if isinstance(error, UnconfinedDamageError) and self.may_rebuild():
+            self._revert(error, callbacks)
+            return
         if fence is not None and not self._journal.is_empty:
             self._revert(fence, callbacks)
             return
@@ -640,6 +703,10 @@ class GroupCommitter(CommitHooks, FoundDamage):
         callbacks = [*callbacks, *(partial(done, error) for done in self._waiting)]
         self._waiting = []
         self._reverted_entities = _attempt(self._journal.new_entities)[1] or set()
+        if self._namespace is not None:
+            self._known = partial(
+                known_state, self._namespace, self._journal.uncommitted(), self._numbers.last_durable()
+            )
         self._namespace = None
         self._journal.retire()
         self._reverted = error
@@ -682,6 +749,15 @@ class GroupCommitter(CommitHooks, FoundDamage):
 
     def _load(self) -> _Loaded:
         """Read the namespace from the store; on the commit thread, while no other one uses the store."""
+        is_rebuilt = self._rebuild_if_damaged()
+        try:
+            return self._read()._replace(is_rebuilt=is_rebuilt)
+        except UnconfinedDamageError:
+            if not self._rebuild_if_damaged():
+                raise
+            return self._read()._replace(is_rebuilt=True)
+
+    def _read(self) -> _Loaded:
         reverted = self._reverted
         if reverted is not None:
             _, room = _attempt(self._store.room) if isinstance(reverted, StoreFullError) else (None, None)
@@ -695,11 +771,40 @@ class GroupCommitter(CommitHooks, FoundDamage):
         journal.adopt({keys.epoch_key(epoch): None for epoch in recovery.epochs[:-_KEPT_EPOCHS]})
         last = max([self._numbers.epoch, *recovery.epochs[-1:]])
         epoch = max(self._now_ms << _EPOCH_BITS, last + 1)
-        return _Loaded(journal, namespace, recovery, epoch, journal.last_commit(self._numbers.epoch))
+        last_commit = journal.last_commit(self._numbers.epoch)
+        return _Loaded(journal, namespace, recovery, epoch, last_commit, is_rebuilt=False)
 
     def _install(self, loaded: _Loaded) -> None:
         self._numbers.begin_epoch(loaded.epoch, loaded.last_commit)
         self.recovery, self._journal, self._namespace = loaded.recovery, loaded.journal, loaded.namespace
+        self._known = None
+        if loaded.is_rebuilt:
+            self.failure = None
+
+    # Rebuilding the data file
+
+    def may_rebuild(self) -> bool:
+        """Return whether the data file is rebuilt if its damage cannot be confined."""
+        oldest_ms = self._rebuilt_ms[0] if len(self._rebuilt_ms) == MOST_REBUILDS else None
+        return self._rebuild_file is not None and (oldest_ms is None or self._now_ms - oldest_ms >= REBUILD_WINDOW_MS)
+
+    def _rebuild_if_damaged(self) -> bool:
+        """Rebuild the data file if that is necessary, and return whether it was; on the commit thread."""
+        damage = self._unconfined()
+        if damage is None or self._rebuild_file is None or not self.may_rebuild():
+            return False
+        self._rebuilt_ms.append(self._now_ms)
+        known = None if self._known is None else self._known()
+        error, result = _attempt(partial(self._rebuild_file, known, damage.reason))
+        if result is None:
+            self.failed_rebuilds.append(error or damage)
+            return False
+        self.replaced_pages = len(self.damaged_pages)
+        self.rebuilds.append(result)
+        return True
+
+    def _rebuild_in(self, store: LmdbStore, known: KnownState | None, reason: str) -> Rebuild:
+        return rebuild(store, known, reason, self._now_ms)
 
     def _tell_all(self, listeners: Iterable[Callable[[], object]]) -> None:
         for listener in listeners:

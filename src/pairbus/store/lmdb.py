@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic
 from typing import Final
 
-from pairbus.durable import put_in_place
+from pairbus.durable import put_in_place, sync_directory
 from pairbus.store.checksums import CHECKSUM_BYTES, seal, unseal
 from pairbus.store.datafile import BEYOND_LAST_PAGE_BYTES, MEBIBYTE, NO_SPACE, DataFile
 from pairbus.store.errors import (
@@ -20,6 +21,7 @@ from pairbus.store.errors import (
     StoreError,
     StoreFailedError,
     StoreFullError,
+    UnconfinedDamageError,
 )
 from pairbus.store.keys import after
 from pairbus.store.keyvalue import LONGEST_KEY_BYTES, Batch, DamageListener, check_key, check_keys
@@ -32,6 +34,7 @@ from pairbus.store.page_guard import (
     PathReader,
     RecentlySound,
     doubtful_leaves,
+    unconfined,
     unwritable_leaves,
 )
 from pairbus.store.page_nodes import LostPage
@@ -46,8 +49,23 @@ DEFAULT_MAX_BYTES: Final = 1 << 40
 """Address space; it takes neither memory nor disk."""
 
 _SMALLEST_MAP_BYTES: Final = MEBIBYTE
+_MOST_FENCED: Final = 8
+"""How often damage is fenced before the file is rebuilt: where many pages are damaged, there are likely more."""
+
 CHECKED_S: Final = 0.1
 """How long the pages of a range of keys count as sound after they were checked."""
+
+_DAMAGE: Final = (
+    lmdb.CorruptedError,
+    lmdb.PageNotFoundError,
+    lmdb.VersionMismatchError,
+    lmdb.InvalidError,
+    lmdb.CursorFullError,
+    lmdb.PageFullError,
+    lmdb.IncompatibleError,
+    lmdb.BadValsizeError,
+)
+"""What LMDB raises if its file is not as it has written it."""
 
 _STEP_BYTES: Final = 64 * MEBIBYTE
 _CHUNK_RECORDS: Final = 1_000
@@ -67,8 +85,9 @@ class LmdbStore:
     def __init__(self, path: Path, *, max_bytes: int = DEFAULT_MAX_BYTES, step_bytes: int = _STEP_BYTES) -> None:
         if max_bytes < _SMALLEST_MAP_BYTES:
             raise ValueError(f"max_bytes must be >= {_SMALLEST_MAP_BYTES}, got {max_bytes}")
-        self._path = path
+        self.path = path
         self.place = str(path)
+        self._step_bytes = step_bytes
         self._snapshot: lmdb.Transaction[memoryview[int]] | None = None
         """The snapshot that all reads see. It stays open while the next batch is written and no longer. LMDB, which
         does not know of it without its locks, reuses no page of a state before the second batch after it.
@@ -78,22 +97,17 @@ class LmdbStore:
         self._pending: LmdbCommit | None = None
         self._pending_bytes = 0
         self._closed = False
+        self.unconfined: UnconfinedDamageError | None = None
+        """The damage for which the file has to be rebuilt; ``None`` if there is none, or it cannot be rebuilt now."""
+
+        self.may_rebuild: Callable[[], bool] = lambda: False
+        """Returns whether the owner rebuilds the file if ``unconfined`` is set. Otherwise, what can be read is read."""
+
+        self.on_unconfined: Callable[[], object] = lambda: None
+        """Called when ``unconfined`` was set."""
+
         create_data_file(path)
-        self._file = DataFile(path, step_bytes=step_bytes)
-        try:
-            verify(path)
-            self._environment, self.max_bytes = _open_largest(path, max_bytes)
-        except StoreError:
-            self._file.close()
-            raise
-        self._file.set_limit(self.max_bytes)
-        self._pages = LivePages(self._file.descriptor, self._file.newest.page_bytes, self.place)
-        self._fences = Fences()
-        self._sound = RecentlySound()
-        """What was checked at most ``CHECKED_S`` ago."""
-        self._sound_until_s = 0.0
-        self._is_verified = True
-        """True if nothing was written, or found damaged, since the whole file was verified."""
+        self._open_file(max_bytes)
 
         self.rests = False
         """True if ``rest`` is called when no commit follows for a while. Until then, the pages on which all others
@@ -107,6 +121,24 @@ class LmdbStore:
         """Called when a part of the file that was damaged has been restored from memory."""
 
         put_back_moved(self)
+
+    def _open_file(self, max_bytes: int, *, verifies: bool = True) -> None:
+        self._file = DataFile(self.path, step_bytes=self._step_bytes)
+        try:
+            if verifies:
+                verify(self.path)
+            self._environment, self.max_bytes = _open_largest(self.path, max_bytes)
+        except StoreError:
+            self._file.close()
+            raise
+        self._file.set_limit(self.max_bytes)
+        self._pages = LivePages(self._file.descriptor, self._file.newest.page_bytes, self.place)
+        self._fences = Fences()
+        self._sound = RecentlySound()
+        """What was checked at most ``CHECKED_S`` ago."""
+        self._sound_until_s = 0.0
+        self._is_verified = True
+        """True if nothing was written, or found damaged, since the whole file was verified."""
 
     @property
     def used_bytes(self) -> int:
@@ -147,6 +179,8 @@ class LmdbStore:
         if self._pending is not None:
             raise CommitOrderError("another commit is prepared; run or abandon it first")
         check_keys(batch.keys())
+        if self.unconfined is not None and self.may_rebuild():
+            raise self.unconfined
         needed = _needed_bytes(batch)
         self._expect_room(needed, batch, snapshot)
         try:
@@ -215,10 +249,7 @@ class LmdbStore:
         self._sound_until_s = 0.0
 
     def _path_reader(self) -> PathReader:
-        return PathReader(self._pages, self._root())
-
-    def _root(self) -> int:
-        return self._file.newest.main.root
+        return PathReader(self._pages, self._file.newest.main)
 
     def _read_by_hand(self, key: bytes, failure: lmdb.Error | None) -> bytes | None:
         """Read a record that LMDB did not find, or found damaged, without LMDB; fence its page if that is damaged."""
@@ -244,9 +275,27 @@ class LmdbStore:
         if self._pending is None:
             self._distrust()
             self._expect_sound_file()  # the free list first: it tells which pages hold earlier versions of records
-        free = free_pages(self._path, self._file.descriptor, self._file.newest)
-        for page in self._fences.add(self._pages, self._root(), around, free):
+        free = free_pages(self.path, self._file.descriptor, self._file.newest)
+        self._expect_confined(around, free)
+        for page in self._fences.add(self._pages, self._file.newest.main.root, around, free):
             self.on_damaged_page(page)
+
+    def _expect_confined(self, around: Sequence[Found], free: frozenset[int] | None) -> None:
+        """Raise ``UnconfinedDamageError`` if the file is to be rebuilt rather than fenced."""
+        reason = unconfined(self._pages, around)
+        if free is None:
+            reason = "the list of its free pages is damaged"
+        if self._fences.count >= _MOST_FENCED:
+            reason = f"it has more than {_MOST_FENCED} damaged pages"
+        if reason is not None and self.may_rebuild():
+            raise self._unconfined(reason)
+
+    def _unconfined(self, reason: str) -> UnconfinedDamageError:
+        error = UnconfinedDamageError(self.place, reason)
+        if self.unconfined is None and self.may_rebuild():
+            self.unconfined = error
+            self.on_unconfined()
+        return error
 
     def _fenced(self, key: bytes) -> bytes | None:
         """Return the value of a key in a fenced range."""
@@ -275,8 +324,9 @@ class LmdbStore:
         """Return a batch that changes no damaged page."""
         while True:
             allowed = self._moved_out_of_fences(batch) if self._fences else batch
-            path = PathReader(self._pages, self._root(), self._sound)
-            around = unwritable_leaves(path, sorted(allowed), self._sound.leaves)
+            path = PathReader(self._pages, self._file.newest.main, self._sound)
+            merges = None in allowed.values() and self.may_rebuild()
+            around = unwritable_leaves(path, sorted(allowed), self._sound, merges=merges)
             if not around:
                 return allowed
             self._fence(around)
@@ -289,7 +339,7 @@ class LmdbStore:
         for prefix in PREFIXES:
             if self._fences.next_in(prefix, after(prefix)) is None:
                 return {**rest, **moved(fenced, prefix)}
-        raise StoreFailedError(self.place, "too many of its pages are damaged; stop the server, and run pairbus repair")
+        raise self._unconfined("too many of its pages are damaged")
 
     def _chunk_by_hand(self, start: bytes, end: bytes) -> tuple[list[tuple[bytes, bytes]], bytes | None]:
         """Read the records of a few leaves, or of a fenced range, and the key to continue at."""
@@ -434,12 +484,37 @@ class LmdbStore:
     def _reopen(self) -> None:
         self._close_environment()
         try:
-            self._environment = _open(self._path, self.max_bytes)
+            self._environment = _open(self.path, self.max_bytes)
         except lmdb.Error as error:
             raise self._translated(error) from error
         self._file.note_commit()
         self._file.remember()
         self._environment_is_doubtful = False
+
+    def restore(self) -> None:
+        """Write back the pages on which all others depend, before the file is read to be rebuilt."""
+        if self._pending is not None:
+            self._pending.abandon()
+        self._distrust()
+        self._expect_sound_file()
+
+    def replace_file(self, new: Path, kept: Path) -> None:
+        """Use a new, verified file instead of this one, which is kept under another name.
+
+        If the process ends meanwhile, the next one finds either the old file or the new one under the file's name.
+        """
+        self._close_environment()
+        self._file.close()
+        self._environment_is_doubtful = False
+        try:
+            keep_file(self.path, kept)
+            put_in_place(new, self.path)
+        except OSError as error:
+            self._open_file(self.max_bytes, verifies=False)
+            self._is_verified = False
+            raise StoreFailedError(self.place, str(error)) from error
+        self._open_file(self.max_bytes, verifies=False)
+        self.unconfined = None
 
     def _close_environment(self) -> None:
         self._give_up_snapshot()
@@ -457,6 +532,8 @@ class LmdbStore:
     def _translated(self, error: lmdb.Error) -> StoreError:
         if isinstance(error, lmdb.MapFullError):
             return StoreFullError(self.place, f"its limit of {self.max_bytes} bytes is reached")
+        if isinstance(error, _DAMAGE):
+            return self._unconfined(str(error))
         if error.code in NO_SPACE:
             return StoreFullError(self.place, os.strerror(error.code))
         # LMDB reports a write that a full disk cut short as an I/O error.
@@ -485,6 +562,18 @@ class LmdbCommit:
             raise CommitOrderError("this commit is running, or was already run or abandoned")
         transaction, self._transaction = self._transaction, None
         return transaction
+
+
+def keep_file(path: Path, kept: Path) -> None:
+    """Give a file another name besides its own, durably; where files cannot have two names, copy it."""
+    kept.unlink(missing_ok=True)
+    try:
+        kept.hardlink_to(path)
+    except OSError:
+        shutil.copyfile(path, kept)
+        with kept.open("rb") as file:
+            os.fsync(file.fileno())
+    sync_directory(path.parent)
 
 
 def create_data_file(path: Path) -> None:

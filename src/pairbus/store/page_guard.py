@@ -25,12 +25,13 @@ from pairbus.store.page_nodes import (
     child_page,
     has_flags,
     is_in_order,
+    leaf_nodes,
     node_key,
     page_kind,
     plausible_pointers,
     sound_pointers,
 )
-from pairbus.store.pages import BRANCH, LEAF, NO_PAGE
+from pairbus.store.pages import BRANCH, LEAF, NO_PAGE, PAGE_HEADER, TreeRoot
 
 _DEEPEST_TREE: Final = 32
 _DAMAGED: Final = "its structure is damaged, or it is not the page that should be here"
@@ -89,32 +90,38 @@ class Branch(NamedTuple):
 class PathReader:
     """Reads the pages on the way to single keys, each once: create a new one for each operation."""
 
-    def __init__(self, pages: PageSource, root: int, recent: RecentlySound | None = None) -> None:
+    def __init__(self, pages: PageSource, tree: TreeRoot, recent: RecentlySound | None = None) -> None:
         """``recent`` is what need not be checked again; what is found sound is added to it."""
         self._pages = pages
-        self._root = root
+        self._root = tree.root
+        self._lowest_level = tree.depth - 1
         self._recent = recent
-        self._changeable: set[int] = set()
+        self._changeable: dict[int, tuple[bytes, Sequence[int]]] = {}
         """Leaves that LMDB can change."""
         self._read: dict[int, tuple[bytes, int, Sequence[int]] | None] = {}
         self._parent: Branch | None = None
         """The branch above the leaf that was read last in the order of the keys, and the index of that leaf in it."""
         self._index = 0
+        self.entered: list[tuple[Branch, int]] = []
+        """The branches that ``next_leaf`` has read last, from the root on, each with the index of the next page."""
 
     def leaf(self, key: bytes, *, before: bool = False) -> Found | None:
         """Return the leaf of a key, or with ``before`` the one of the keys before it; ``None`` if the tree is empty."""
         if self._root == NO_PAGE:
             return None
         child = Child(self._root, b"", None)
-        for _ in range(_DEEPEST_TREE):
+        for level in range(_DEEPEST_TREE):
             found = self._page(child)
             if found is None:
-                break
+                return self._lost(child, level)
             page, kind, pointers = found
             if kind == LEAF:
                 return Leaf(child.page, child.low, child.high, page, pointers)
             child = child_for(page, pointers, key, child.low, child.high, before=before)
-        return LostPage(child.page, _DAMAGED, child.low, child.high)
+        return self._lost(child, _DEEPEST_TREE)
+
+    def _lost(self, child: Child, level: int) -> LostPage:
+        return LostPage(child.page, _DAMAGED, child.low, child.high, is_branch=level < self._lowest_level)
 
     def next_leaf(self, key: bytes) -> Found | None:
         """Return the leaf of a key, as ``leaf`` does: faster if keys are asked for in their order."""
@@ -126,15 +133,49 @@ class PathReader:
         if self._root == NO_PAGE:
             return None
         child = Child(self._root, b"", None)
-        for _ in range(_DEEPEST_TREE):
+        path: list[tuple[Branch, int]] = []
+        for level in range(_DEEPEST_TREE):
             found = self._page(child)
-            if found is None or found[1] == LEAF:
+            if found is None:
+                return self._lost(child, level)
+            if found[1] == LEAF:
                 break
             page, _, pointers = found
             self._parent = Branch(page, pointers, child.low, child.high)
             self._index = self._parent.index_of(key)
+            path.append((self._parent, self._index))
             child = self._parent.child(self._index)
+        self.entered = path
         return self._found(child)
+
+    def damaged_beside(self, recent: RecentlySound) -> LostPage | None:
+        """Return a damaged page that LMDB reads if it merges one of the branches that ``next_leaf`` has entered last.
+
+        LMDB merges a branch that has lost all children but one with a branch beside it, and moves children between
+        them. For that it reads the first leaf below each. These pages are checked once for each branch.
+        """
+        path, self.entered = self.entered, []
+        if not path or not recent.begin_merge_check(path[-1][0]):
+            return None
+        for level, (branch, index) in enumerate(path[:-1], 1):
+            for each in range(max(0, index - 1), min(index + 2, len(branch.pointers))):
+                lost = self._damaged_on_the_left(branch.child(each), level)
+                if lost is not None:
+                    recent.forget_merge_check(path[-1][0])
+                    return lost
+        return None
+
+    def _damaged_on_the_left(self, child: Child, level: int) -> LostPage | None:
+        """Return the first damaged page on the way from a page to the first leaf below it."""
+        for below in range(level, _DEEPEST_TREE):
+            found = self._page(child)
+            if found is None:
+                return self._lost(child, below)
+            page, kind, pointers = found
+            if kind == LEAF:
+                return None
+            child = child_at(page, pointers, 0, child.low, child.high)
+        return None
 
     def has_sound_neighbours(self, leaf: Leaf) -> bool:
         """Return whether the leaves before and after the one that ``next_leaf`` has returned are sound."""
@@ -155,19 +196,27 @@ class PathReader:
         data, pointers = parent.data, parent.pointers
         if not 0 < index < len(pointers) - 1:
             return None
-        for each in (index, index + 1, index - 1):
-            number = child_page(data, pointers[each])
-            if number not in self._changeable and not self._can_change(number):
+        for each in (index - 1, index + 1):
+            if self._changeable_leaf(child_page(data, pointers[each])) is None:
                 return None
-        return node_key(data, pointers[index]), node_key(data, pointers[index + 1])
+        leaf = self._changeable_leaf(child_page(data, pointers[index]))
+        if leaf is None:
+            return None
+        low, high = node_key(data, pointers[index]), node_key(data, pointers[index + 1])
+        # LMDB searches the leaf: with one key out of order, it would store others at a wrong place.
+        return (low, high) if is_in_order(*leaf, low, high) else None
 
-    def _can_change(self, number: int) -> bool:
+    def _changeable_leaf(self, number: int) -> tuple[bytes, Sequence[int]] | None:
+        """Return a leaf, and where its nodes are, if LMDB can change it."""
+        known = self._changeable.get(number)
+        if known is not None:
+            return known
         page = self._pages.read(number)
         pointers = sound_pointers(number, page, LEAF)
         if pointers is None or not all(self._pages.has_big_value(page, at) for at in pointers if has_flags(page, at)):
-            return False
-        self._changeable.add(number)
-        return True
+            return None
+        self._changeable[number] = page, pointers
+        return page, pointers
 
     def neighbours(self, found: Found) -> Iterator[Found]:
         """Iterate over the leaves before and after this one."""
@@ -204,7 +253,7 @@ class PathReader:
         if kind == BRANCH and self._recent is not None:
             pointers = self._recent.branch_pointers(child, page)
         else:
-            pointers = sound_pointers(child.page, page, kind) if kind in (LEAF, BRANCH) else None
+            pointers = _sound_pointers(child, page, kind)
         return None if pointers is None else (page, kind, pointers)
 
 
@@ -269,28 +318,55 @@ class RecentlySound:
     def __init__(self) -> None:
         self.leaves = KeyRanges()
         self._branches: set[tuple[bytes, bytes | None]] = set()
+        self._mergeable: set[tuple[bytes, bytes | None]] = set()
 
     def clear(self) -> None:
         self.leaves.clear()
         self._branches.clear()
+        self._mergeable.clear()
+
+    def begin_merge_check(self, branch: Branch) -> bool:
+        """Return whether the pages beside and below a branch are to be checked; they count as sound from then on."""
+        keys = branch.low, branch.high
+        if keys in self._mergeable:
+            return False
+        self._mergeable.add(keys)
+        return True
+
+    def forget_merge_check(self, branch: Branch) -> None:
+        self._mergeable.discard((branch.low, branch.high))
 
     def branch_pointers(self, child: Child, page: bytes) -> Sequence[int] | None:
         """Return where the nodes of a branch are; ``None`` if it is damaged."""
         keys = child.low, child.high
         if keys in self._branches:
             return plausible_pointers(child.page, page, BRANCH)
-        pointers = sound_pointers(child.page, page, BRANCH)
+        pointers = _sound_pointers(child, page, BRANCH)
         if pointers is not None:
             self._branches.add(keys)
         return pointers
 
 
-def unwritable_leaves(path: PathReader, keys: Sequence[bytes], sound: KeyRanges) -> list[Found]:
+def _sound_pointers(child: Child, page: bytes, kind: int) -> Sequence[int] | None:
+    """Return where the nodes of a page are; ``None`` if it is damaged. LMDB ignores the first key of a branch."""
+    if kind not in (LEAF, BRANCH):
+        return None
+    pointers = sound_pointers(child.page, page, kind)
+    if pointers is not None and kind == BRANCH and len(pointers) > 1:
+        return pointers if is_in_order(page, pointers[1:], child.low, child.high) else None
+    return pointers
+
+
+def unwritable_leaves(
+    path: PathReader, keys: Sequence[bytes], recent: RecentlySound, *, merges: bool = False
+) -> list[Found]:
     """Return the first leaves that LMDB must not change, although writing these keys, in their order, changes them.
 
-    If LMDB removes records from a leaf, it may change its neighbours, too. What is in a range of ``sound`` is not
-    checked; the ranges of sound leaves are added to it.
+    If LMDB removes records from a leaf, it may change its neighbours, too. What is in a sound range of ``recent`` is
+    not checked; the ranges of sound leaves are added to it. With ``merges``, the pages that LMDB reads when it merges
+    branches are checked, too.
     """
+    sound = recent.leaves
     position = 0
     while position < len(keys):
         end = sound.end_of(keys[position])
@@ -300,15 +376,49 @@ def unwritable_leaves(path: PathReader, keys: Sequence[bytes], sound: KeyRanges)
                 leaf = path.next_leaf(keys[position])
                 if leaf is None:
                     return []
-                if isinstance(leaf, LostPage) or not path.has_sound_neighbours(leaf):
+                if isinstance(leaf, LostPage) or _is_doubtful(leaf) or not path.has_sound_neighbours(leaf):
                     return [leaf, *path.neighbours(leaf)]
                 if not path.has_sound_values(leaf):
                     return [LostPage(leaf.page, "the pages of a large value are damaged", leaf.low, leaf.high)]
+                beside = path.damaged_beside(recent) if merges else None
+                if beside is not None:
+                    return [beside._replace(is_branch=True)]
                 checked = leaf.low, _END if leaf.high is None else leaf.high
             sound.add(*checked)
             end = checked[1]
         position = bisect_left(keys, end, position + 1)
     return []
+
+
+def unconfined(pages: PageSource, around: Sequence[Found]) -> str | None:
+    """Return why damage cannot be confined to the records on damaged leaves; ``None`` if it can.
+
+    A damaged branch, or a damaged reference in one, hides records that are sound.
+    """
+    for found in around:
+        if isinstance(found, Leaf):
+            keys = [node_key(found.data, at) for at in found.pointers]
+            if is_in_order(found.data, found.pointers, b"", None) and not _is_between(found, keys[0], keys[-1]):
+                return f"page {found.page} has keys outside the range that leads to it"
+        elif found.is_branch:
+            return f"page {found.page} is damaged, and other pages depend on it"
+        elif _is_another_page(pages, found):
+            return f"page {found.page} is not the one that should be there"
+    return None
+
+
+def _is_between(found: Found, first: bytes, last: bytes) -> bool:
+    return found.low <= first and (found.high is None or last < found.high)
+
+
+def _is_another_page(pages: PageSource, lost: LostPage) -> bool:
+    """Return whether a damaged number has led to a page: it has that number, but none of the records, or is missing."""
+    if lost.page >= pages.count:
+        return True
+    page = pages.read(lost.page)
+    nodes = leaf_nodes(pages, lost.page, page)
+    has_records = any(node.value is not None and lost.covers(node.key) for node in nodes)
+    return PAGE_HEADER.unpack_from(page)[0] == lost.page and not has_records
 
 
 class Fences:
@@ -317,6 +427,9 @@ class Fences:
     def __init__(self) -> None:
         self._ranges = KeyRanges()
         self._places: dict[bytes, tuple[int, int]] = {}
+        self.count = 0
+        """How often a range was fenced."""
+
         self.lost_pages: list[LostPage] = []
 
     def __bool__(self) -> bool:
@@ -349,6 +462,7 @@ class Fences:
             if low <= node.key < high:
                 self._places.setdefault(node.key, (node.page, node.offset))
         self._ranges.add(low, high)
+        self.count += 1
         known = {page.page for page in self.lost_pages}
         lost = [*walk.lost_pages, *(each for each in around if isinstance(each, LostPage))]
         new = [page for number, page in {each.page: each for each in lost}.items() if number not in known]

@@ -67,6 +67,8 @@ class LostPage(NamedTuple):
     reason: str
     low: bytes
     high: bytes | None
+    is_branch: bool = False
+    """True if it is known that the page should be a branch."""
 
     def covers(self, key: bytes) -> bool:
         return self.low <= key and (self.high is None or key < self.high)

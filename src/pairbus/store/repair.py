@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,17 +23,26 @@ from pairbus.store.keyvalue import apply
 from pairbus.store.lmdb import LmdbStore
 from pairbus.store.moved import put_back_moved
 from pairbus.store.page_nodes import LostPage, PageNode
-from pairbus.store.records import RecordFormatError, decode_entity, decode_number, decode_record, encode_entity
+from pairbus.store.records import (
+    RecordFormatError,
+    decode_entity,
+    decode_number,
+    decode_record,
+    encode_entity,
+    encode_number,
+)
 from pairbus.store.salvage import DamagedFile
 from pairbus.store.write_batch import LAST_BODY
 
 _BATCH_RECORDS: Final = 1_000
 _BATCH_BYTES: Final = 4 << 20
-_NOT_COPIED: Final = frozenset({DATA_FILE, DATA_FILE + ".new", FORMAT_FILE, FORMAT_FILE + ".new", LOCK_FILE})
-"""Files of a data directory that the new one has of its own."""
+_NOT_COPIED: Final = frozenset({DATA_FILE, FORMAT_FILE, FORMAT_FILE + ".new", LOCK_FILE})
+"""Files of a data directory that the new one has of its own; besides, incomplete and replaced data files."""
 
 _REPLACEABLE: Final = (keys.ENTITY, keys.RULE, keys.ACCESS, keys.SEQUENCE, keys.COUNTER, keys.RECORD)
 """Kinds of records of which an earlier version is better than none. An earlier session state would be a wrong one."""
+
+_SEQUENCE_BYTES: Final = 8
 
 RECOVERED: Final = "recovered-"
 """Begin of the names of queues that replace lost entities; their id follows."""
@@ -94,6 +103,23 @@ class RepairReport:
         return not (self.lost or self.damaged or self.damaged_pages or self.renamed or self.unreferenced_bodies)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownState:
+    """What the memory of a running namespace says about the records of its store."""
+
+    messages: Mapping[QueueId, Iterable[int]]
+    """The sequence numbers of the messages of every queue, uncommitted changes included."""
+
+    uncommitted: Mapping[bytes, bytes | None]
+    """The writes that no commit has."""
+
+    counters: Mapping[bytes, int]
+    """Records that are numbers, and that must not be lower than these: they keep numbers from being used again."""
+
+    settings: Mapping[bytes, bytes]
+    """Entities, rules and keys: what of these is lost is written again."""
+
+
 def repair(source: Path, target: Path, now_ms: int) -> RepairReport:
     """Copy everything that can be read from one data directory into another, which is created; return what was lost.
 
@@ -110,7 +136,7 @@ def repair(source: Path, target: Path, now_ms: int) -> RepairReport:
             _copy_other_files(source, target)
             store = LmdbStore(target / DATA_FILE)
             try:
-                report = _Repair(DamagedFile(source / DATA_FILE, descriptor), store, now_ms).run()
+                report = Repair(DamagedFile(source / DATA_FILE, descriptor), store, now_ms).run()
             finally:
                 store.close()
             write_format(target, created_ms)
@@ -152,7 +178,7 @@ def _locked(source: Path) -> Iterator[int]:
 def _copy_other_files(source: Path, target: Path) -> None:
     """Copy the certificates, and whatever else there is: a side buffer, a ledger, a settings file."""
     for entry in sorted(source.iterdir()):
-        if entry.name in _NOT_COPIED:
+        if entry.name in _NOT_COPIED or entry.name.startswith(DATA_FILE + "."):
             continue
         if entry.is_dir() and not entry.is_symlink():
             shutil.copytree(entry, target / entry.name, symlinks=True)
@@ -194,10 +220,10 @@ class _Target:
         return self.store.scan(prefix, keys.after(prefix))
 
 
-class _Repair:
+class Repair:
     """One repair: first what the tree of the newest state leads to, then what is missing, from all other pages."""
 
-    def __init__(self, file: DamagedFile, store: LmdbStore, now_ms: int) -> None:
+    def __init__(self, file: DamagedFile, store: LmdbStore, now_ms: int, known: KnownState | None = None) -> None:
         self._now_ms = now_ms
         self._file = file
         self._target = _Target(store)
@@ -213,17 +239,29 @@ class _Repair:
         self._bodies: set[int] = set()
         """Ids of the bodies that the target has."""
 
+        self._known = known
+        self._removed_bodies: set[int] = set()
+        """Ids of the bodies of messages that were removed, as is known."""
+
     def run(self) -> RepairReport:
         self._copy_tree()
         put_back_moved(self._target.store)
         self._note_bodies()
         self._drop_remains()
-        quarantined = {key[1:] for key, _ in self._target.scan(keys.ASIDE) if key.startswith(keys.ASIDE + keys.RECORD)}
+        quarantined = self._quarantined()
         if self._file.lost_pages or self._damaged or quarantined or self._file.is_newest_lost:
             self._restore_records(quarantined)
+        if self._known is not None:
+            self._apply(self._known)
         self._restore_bodies(self._missing_bodies(quarantined))
         self._finish(quarantined)
         return self._report
+
+    def _quarantined(self) -> set[bytes]:
+        """Return the keys of quarantined messages. A running namespace has left stubs of them, so they stay there."""
+        if self._known is not None:
+            return set()
+        return {key[1:] for key, _ in self._target.scan(keys.ASIDE) if key.startswith(keys.ASIDE + keys.RECORD)}
 
     def _copy_tree(self) -> None:
         file, target = self._file, self._target
@@ -307,11 +345,7 @@ class _Repair:
         return body_id is not None and body_id > last_body
 
     def _last_body(self) -> int:
-        value = self._target.get(LAST_BODY)
-        try:
-            return 0 if value is None else decode_number(value)
-        except RecordFormatError:
-            return 0
+        return self._number(LAST_BODY)
 
     def _has_body(self, node: PageNode) -> bool:
         return _body_of(node.key, node.value) in self._bodies
@@ -346,6 +380,63 @@ class _Repair:
                 self._target.put(key, None)
         self._target.flush()
 
+    # What a running namespace knows
+
+    def _apply(self, known: KnownState) -> None:
+        """Make the target agree with the memory of the namespace about which messages and entities there are."""
+        for place, sequences in known.messages.items():
+            self._apply_messages(place, self._committed(place, sequences, known))
+        for key, value in known.settings.items():
+            if self._target.get(key) is None and (key in self._damaged or self._is_lost(key)):
+                self._target.put(key, value)
+                self._damaged.discard(key)
+        for key, number in known.counters.items():
+            if number > self._number(key):
+                self._target.put(key, encode_number(number))
+            self._damaged.discard(key)
+        self._target.flush()
+
+    def _committed(self, place: QueueId, sequences: Iterable[int], known: KnownState) -> set[int]:
+        """Return which messages of a queue were there at the last commit."""
+        removed = {
+            message[1]
+            for key, value in known.uncommitted.items()
+            if value is None and (message := keys.split_record(key)) is not None and message[0] == place
+        }
+        found = {*sequences, *removed}
+        newest: dict[int, int | None] = {}
+        for partition in {sequence >> PARTITION_SHIFT for sequence in found}:
+            key = keys.sequence_key(place.entity_id, place.part, partition)
+            is_certain = key not in self._restored and self._target.get(key) is not None
+            newest[partition] = self._number(key) if is_certain else None
+
+        def is_committed(sequence: int) -> bool:
+            last = newest[sequence >> PARTITION_SHIFT]
+            if last is not None:
+                return sequence <= last
+            return sequence in removed or keys.record_key(*place, sequence) not in known.uncommitted
+
+        return {*filter(is_committed, found)}
+
+    def _apply_messages(self, place: QueueId, committed: set[int]) -> None:
+        prefix = keys.record_key(*place, 0)[:-_SEQUENCE_BYTES]
+        for key, value in [*self._target.scan(prefix)]:
+            sequence = keys.sequence_of(key)
+            if sequence in committed:
+                committed.discard(sequence)
+            else:
+                self._removed_bodies.add(_body_of(key, value) or 0)
+                self._target.put(key, None)
+        self._damaged = {key for key in self._damaged if not key.startswith(prefix)}
+        self._damaged.update(keys.record_key(*place, sequence) for sequence in committed)
+
+    def _number(self, key: bytes) -> int:
+        value = self._target.get(key)
+        try:
+            return 0 if value is None else decode_number(value)
+        except RecordFormatError:
+            return 0
+
     # The result
 
     def _finish(self, quarantined: set[bytes]) -> None:
@@ -358,9 +449,10 @@ class _Repair:
         used = self._count_messages(entities)
         for body_id in sorted(self._bodies - used):
             key = keys.body_key(body_id)
-            self._target.put(keys.aside_key(key), self._target.get(key))
+            if body_id not in self._removed_bodies:
+                self._target.put(keys.aside_key(key), self._target.get(key))
+                self._report.unreferenced_bodies += 1
             self._target.put(key, None)
-            self._report.unreferenced_bodies += 1
         self._target.flush()
         self._report.records = sum(1 for _ in self._target.store.scan(b"\0", b"\xff"))
 

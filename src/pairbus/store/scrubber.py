@@ -35,7 +35,7 @@ def scrub_slice(path: Path, start: bytes, max_bytes: int) -> ScrubSlice:
     try:
         newest = _newest_meta(descriptor)
         pages = PageSource(descriptor, newest.page_bytes)
-        return _read(pages, PathReader(pages, newest.main.root), start, max_bytes)
+        return _read(pages, PathReader(pages, newest.main), start, max_bytes)
     finally:
         os.close(descriptor)
 

@@ -193,6 +193,10 @@ class WriteBatch:
             if value is not None and key.startswith(keys.ENTITY) and self._store.get(key) is None
         }
 
+    def uncommitted(self) -> dict[bytes, bytes | None]:
+        """Return the writes that no commit has, by key."""
+        return {**self._committing, **self._batch}
+
     def retire(self) -> None:
         """Reject all further use: a commit has failed, and the state of the broker on this batch is no longer valid."""
         self._batch = _Retired()

@@ -108,11 +108,16 @@ def _commits(counts: Sequence[int], seconds: float) -> Metric:
     )
 
 
+_ADVICE: Final = {True: "; run pairbus repair", False: ""}
+"""What to do about damaged pages, by whether the data file still has them."""
+
+
 class StorageReading(NamedTuple):
     """Measurements of a namespace's store."""
 
     quarantined: int = 0
     damaged_pages: int = 0
+    rebuilds: int = 0
     scrubbed_records: int = 0
     scrub_passes: int = 0
     scrub_progress: float = 0.0
@@ -131,6 +136,7 @@ class StorageMetrics(Collector):
         reading = self._read()
         yield _total("pairbus_records_quarantined", "Damaged records that were quarantined", reading.quarantined)
         yield _total("pairbus_pages_damaged", "Damaged pages of the store that were found", reading.damaged_pages)
+        yield _total("pairbus_store_rebuilds", "Times that the damaged data file was rebuilt", reading.rebuilds)
         yield _total("pairbus_scrub_records", "Records that scrubbing has read", reading.scrubbed_records)
         yield _total("pairbus_scrub_passes", "Complete passes of scrubbing", reading.scrub_passes)
         for name, help_text, value in (
@@ -486,7 +492,13 @@ class Monitoring:
         if host.quarantined_count:
             problems.append(f"damaged records were quarantined: {host.quarantined_count}")
         if host.damaged_page_count:
-            problems.append(f"damaged pages of the store: {host.damaged_page_count}; run pairbus repair")
+            problems.append(f"damaged pages of the store: {host.damaged_page_count}{_ADVICE[host.has_damaged_pages]}")
+        if rebuilds := host.committer.rebuilds:
+            lost = sum(each.lost for each in rebuilds)
+            problems.append(
+                f"the store was rebuilt after damage: {len(rebuilds)}, messages lost: {lost}, damaged file:"
+                f" {rebuilds[-1].kept.name}; check the disk"
+            )
         return Health("degraded" if problems else "ok", problems)
 
     def _stalled(self, seconds: float) -> Trouble:
