@@ -121,9 +121,12 @@ class UnconfinedDamageError(StoreFailedError):
 
 
 class DamagedRecordError(StoreError):
-    """The value stored under a key is not what was written there; ``page`` is the location, if known."""
+    """The value stored under a key is not what was written there.
 
-    def __init__(self, key: bytes, place: str, page: int | None = None) -> None:
+    ``page`` is the page of the record, and ``offset`` the position of its value in the file, in bytes, if known.
+    """
+
+    def __init__(self, key: bytes, place: str, page: int | None = None, offset: int | None = None) -> None:
         where = place if page is None else f"{place}, page {page},"
         super().__init__(
             f"the record {readable(key)} in {where} is damaged: its checksum is wrong. Restore it from a"
@@ -132,6 +135,7 @@ class DamagedRecordError(StoreError):
         self.key = key
         self.place = place
         self.page = page
+        self.offset = offset
 
 
 class DamagedStoreError(StoreError):

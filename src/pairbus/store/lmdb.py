@@ -263,7 +263,7 @@ class LmdbStore:
         if node is not None:
             if node.value is None:
                 self._is_verified = False
-                raise DamagedRecordError(key, self.place, node.page)
+                raise self._damaged_record(key, (node.page, node.offset))
             return node.value
         if failure is not None:
             raise self._translated(failure) from failure
@@ -302,9 +302,15 @@ class LmdbStore:
         raw = self._fenced_raw(key)
         value = None if raw is None else unseal(key, raw)
         if raw is not None and value is None:
-            place = self._fences.place(key)
-            raise DamagedRecordError(key, self.place, None if place is None else place[0])
+            raise self._damaged_record(key, self._fences.place(key))
         return value
+
+    def _damaged_record(self, key: bytes, place: tuple[int, int] | None) -> DamagedRecordError:
+        """Return the error for a record that was found at an offset of a page."""
+        if place is None:
+            return DamagedRecordError(key, self.place)
+        page, offset = place
+        return DamagedRecordError(key, self.place, page, self._pages.value_position(page, offset))
 
     def _fenced_raw(self, key: bytes) -> bytes | None:
         if not key.startswith(PREFIXES) and len(key) < LONGEST_KEY_BYTES:

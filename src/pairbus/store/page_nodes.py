@@ -125,6 +125,16 @@ class PageSource:
         stored, _pad, kind, count = OVERFLOW_HEADER.unpack(header)
         return (stored, kind, count) == (start, OVERFLOW, -(-(HEADER_BYTES + value_bytes) // self.page_bytes))
 
+    def value_position(self, number: int, at: int) -> int:
+        """Return the position in the file of the value of a record, as far as the offset of its node tells."""
+        page = self.read(number)
+        _, flags, key_bytes = _unpack_node(page, at)
+        value_at: int = at + NODE_BYTES + key_bytes
+        if flags != BIG_VALUE or value_at + PAGE_NUMBER.size > len(page):
+            return number * self.page_bytes + value_at
+        (start,) = PAGE_NUMBER.unpack_from(page, value_at)
+        return int(start) * self.page_bytes + HEADER_BYTES
+
     def _big_value(self, start: int, value_bytes: int) -> bytes:
         position = start * self.page_bytes + HEADER_BYTES
         return self._bytes(position, value_bytes) if position + value_bytes <= self.length else b""

@@ -81,8 +81,8 @@ class WriteBatch:
         self._room = 0
         self._last_body_id = 0
         self._last_sequences: dict[tuple[QueueId, int], int] = {}
-        self._damaged_page: tuple[bytes, int | None] = (b"", None)
-        """The key that was found damaged last, and its page, if known."""
+        self._found_damaged: DamagedRecordError | None = None
+        """The error of the record that was found damaged last."""
 
     # Batches
 
@@ -212,14 +212,16 @@ class WriteBatch:
                 try:
                     return self._store.get(key)
                 except DamagedRecordError as error:
-                    self._damaged_page = key, error.page
+                    self._found_damaged = error
                     return None
         return value
 
     def location(self, place: QueueId, sequence: int, body_id: int | None) -> str:
         key = keys.record_key(*place, sequence) if body_id is None else keys.body_key(body_id)
-        damaged, page = self._damaged_page
-        return f"key={key.hex()}" + (f" page={page}" if damaged == key and page is not None else "")
+        found = self._found_damaged
+        if found is None or found.key != key or found.page is None:
+            return f"key={key.hex()}"
+        return f"key={key.hex()} page={found.page} offset={found.offset}"
 
     def record(self, place: QueueId, sequence: int) -> Record | None:
         data = self._read(keys.record_key(place[0], place[1], sequence))
