@@ -13,11 +13,12 @@ from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from random import Random
-from typing import NamedTuple, TypeVar
+from threading import Event, Lock, Thread
+from typing import NamedTuple, Self, TypeVar
 
 import pytest
 
-from pairbus.blocking import BrokeredMessage, MessagingFactory, ReceivedMessage
+from pairbus.blocking import BrokeredMessage, MessageReceiver, MessagingError, MessagingFactory, ReceivedMessage
 from pairbus.broker import Address, QueueDescription, QueuePart
 from pairbus.broker.errors import DAMAGED
 from pairbus.broker.message import DeliveredMessage, NewMessage
@@ -28,7 +29,7 @@ from pairbus.store.errors import UnconfinedDamageError
 from pairbus.store.group_committer import GroupCommitter
 from pairbus.store.lmdb import CHECKED_S
 from pairbus.store.page_nodes import PageNode, PageSource, child_page, leaf_nodes, linked_pages, sound_pointers
-from pairbus.store.pages import BRANCH, verify
+from pairbus.store.pages import BRANCH, META_BYTES, read_meta, verify
 from pairbus.store.records import decode_record
 from pairbus.store.repair import repair
 from tests.durability.namespace import ALL, NOW, open_keeper
@@ -307,9 +308,10 @@ def in_a_process(target: Callable[..., None], *arguments: object) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", range(10))
 def test_e6_thousand_damaged_places_of_a_running_namespace(healthy: Path, tmp_path: Path, seed: int) -> None:
-    in_a_process(strike, healthy, tmp_path, seed, 25, 20)
+    """In all seeds together: 20 files with 50 damaged places each."""
+    in_a_process(strike, healthy, tmp_path, seed, 2, 50)
 
 
 def test_e6_damaged_places_of_a_running_namespace(healthy: Path, tmp_path: Path) -> None:
@@ -412,3 +414,139 @@ def test_e6_damaged_places_of_a_running_server_cost_only_the_messages_that_they_
         with factory.create_message_sender("orders") as sender:
             sender.send(BrokeredMessage(b"new", message_id="new"))
         assert [message.message_id for message in drain(factory, "orders")] == ["new"]
+
+
+# A real server with traffic
+
+ROUNDS = 3
+PLACES_A_ROUND = 334
+BACKLOG = 1_500
+SENT_A_ROUND = 200
+
+
+class Traffic:
+    """A client that sends, and one that receives and completes, until they are stopped."""
+
+    def __init__(self, connection_string: str) -> None:
+        self._connection_string = connection_string
+        self._stop = Event()
+        self.pause = Lock()
+        """Held by who wants both to wait."""
+
+        self.confirmed: list[int] = []
+        self.sequences: dict[int, int] = {}
+        """The sequence numbers of the messages that were received."""
+
+        self.completed: list[int] = []
+        self._number = 0
+        self._threads = [Thread(target=self._repeat, args=(each,)) for each in (self._send, self._receive)]
+
+    def __enter__(self) -> Self:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _repeat(self, step: Callable[[MessagingFactory], None]) -> None:
+        with MessagingFactory.from_connection_string(self._connection_string) as factory:
+            while not self._stop.is_set():
+                with suppress(MessagingError):  # what has failed is not confirmed, or received again
+                    step(factory)
+
+    def _send(self, factory: MessagingFactory) -> None:
+        with factory.create_message_sender("orders") as sender:
+            while not self._stop.is_set():
+                numbers = range(self._number, self._number + 10)
+                self._number += 10  # a number whose send has failed is not used again
+                with self.pause:
+                    sender.send([BrokeredMessage(body_of(number), message_id=f"{number}") for number in numbers])
+                self.confirmed += numbers
+
+    def _receive(self, factory: MessagingFactory) -> None:
+        with factory.create_message_receiver("orders") as receiver:
+            while not self._stop.is_set():
+                if len(self.confirmed) - len(self.completed) < BACKLOG:
+                    time.sleep(0.01)
+                    continue
+                with self.pause:
+                    self.take(receiver)
+
+    def take(self, receiver: MessageReceiver) -> int:
+        """Receive and complete some messages; return their number."""
+        batch = receiver.receive(20, timedelta(seconds=1))
+        for message in batch:
+            number = int(message.message_id)
+            assert message.body == body_of(number)
+            self.sequences[number] = message.sequence_number
+        receiver.complete(batch)
+        self.completed += [int(message.message_id) for message in batch]
+        return len(batch)
+
+    def drain(self) -> None:
+        with MessagingFactory.from_connection_string(self._connection_string) as factory:
+            eventually(lambda: self._is_empty(factory))
+
+    def _is_empty(self, factory: MessagingFactory) -> bool:
+        with suppress(MessagingError), factory.create_message_receiver("orders") as receiver:
+            while self.take(receiver):
+                pass
+            return True
+        return False
+
+
+def damage_anywhere(path: Path, random: Random) -> None:
+    """Damage many places of a file that is in use: the meta pages, branches and free pages, too."""
+    with path.open("r+b", buffering=0) as file:
+        data = file.read()[: used_bytes_of(path)]
+        for _ in range(PLACES_A_ROUND):
+            at, content = random.choice([flip, flip, overwrite, strike_structure])(random, data)
+            os.pwrite(file.fileno(), content, at)
+
+
+def used_bytes_of(path: Path) -> int:
+    """Return the length of the pages in use, as the meta pages of a sound file state it."""
+    with path.open("rb") as file:
+        metas = [read_meta(os.pread(file.fileno(), META_BYTES, at)) for at in (0, PAGE)]
+    return (max(meta.last_page for meta in metas) + 1) * PAGE
+
+
+@pytest.mark.slow
+def test_e6_thousand_damaged_places_of_a_running_server_with_traffic(tmp_path: Path) -> None:
+    """Every confirmed message is delivered, or has a stub, and none that was completed comes again."""
+    path = tmp_path / "data" / DATA_FILE
+    random = Random(1)  # noqa: S311 (which bytes)
+    with served_process(tmp_path, "--data", tmp_path / "data") as served:
+        with Traffic(served.connection_string) as traffic:
+            eventually(lambda: len(traffic.completed) >= SENT_A_ROUND)
+            for _ in range(ROUNDS):
+                with traffic.pause:
+                    time.sleep(CHECKED_S)  # damage within this time of a check is not noticed
+                    damage_anywhere(path, random)
+                confirmed, completed = len(traffic.confirmed), len(traffic.completed)
+                eventually(lambda: len(traffic.confirmed) >= confirmed + SENT_A_ROUND)  # noqa: B023 (called at once)
+                eventually(lambda: len(traffic.completed) >= completed + SENT_A_ROUND)  # noqa: B023 (called at once)
+                assert served.process.poll() is None
+        traffic.drain()
+        stubs = drain_stubs(served.connection_string)
+        # A stub is a message, too: if the next round hits it, there is a stub of it, which names the dead-letter queue.
+        own = [stub for stub in stubs if "'orders'" in (stub.dead_letter_error_description or "")]
+        lost = {number_of(stub) + 1 for stub in own}
+        named = {int(stub.message_id) for stub in stubs if stub.message_id}
+        missing = {*traffic.confirmed} - {*traffic.sequences} - named
+        assert len(missing) <= sum(not stub.message_id for stub in stubs), "each has a stub, some of which name no id"
+        assert len({*traffic.completed}) == len(traffic.completed), "none was completed twice"
+        assert lost.isdisjoint({traffic.sequences[number] for number in traffic.completed})
+        assert served.health()[:2] == (200, "degraded")
+        assert 1 <= len(served.lines("store rebuilt namespace=")) <= ROUNDS
+        assert served.process.poll() is None
+
+
+def drain_stubs(connection_string: str) -> list[ReceivedMessage]:
+    with MessagingFactory.from_connection_string(connection_string) as factory:
+        stubs = drain(factory, "orders/$DeadLetterQueue")
+    assert {stub.dead_letter_reason for stub in stubs} == {DAMAGED}
+    return stubs

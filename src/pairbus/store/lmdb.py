@@ -276,6 +276,7 @@ class LmdbStore:
             self._distrust()
             self._expect_sound_file()  # the free list first: it tells which pages hold earlier versions of records
         free = free_pages(self.path, self._file.descriptor, self._file.newest)
+        around = self._path_reader().widened(around)
         self._expect_confined(around, free)
         for page in self._fences.add(self._pages, self._file.newest.main.root, around, free):
             self.on_damaged_page(page)

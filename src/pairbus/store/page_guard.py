@@ -34,6 +34,9 @@ from pairbus.store.page_nodes import (
 from pairbus.store.pages import BRANCH, LEAF, NO_PAGE, PAGE_HEADER, TreeRoot
 
 _DEEPEST_TREE: Final = 32
+_BUFFER_SHARE: Final = 3
+"""A leaf is a buffer if it is a third full."""
+
 _DAMAGED: Final = "its structure is damaged, or it is not the page that should be here"
 
 
@@ -178,11 +181,18 @@ class PathReader:
         return None
 
     def has_sound_neighbours(self, leaf: Leaf) -> bool:
-        """Return whether the leaves before and after the one that ``next_leaf`` has returned are sound."""
+        """Return whether the leaves before and after the one that ``next_leaf`` has returned are sound.
+
+        Further leaves are checked as far as LMDB can get if it removes all records of this one.
+        """
         parent, index = self._parent, self._index
         if parent is None or not 0 < index < len(parent.pointers) - 1:
-            return all(isinstance(each, Leaf) for each in self.neighbours(leaf))
-        return all(isinstance(self._found(parent.child(each)), Leaf) for each in (index - 1, index + 1))
+            neighbours = [*self.neighbours(leaf)]
+        else:
+            neighbours = [self._found(parent.child(each)) for each in (index - 1, index + 1)]
+        if all(isinstance(each, Leaf) and is_buffer(each.data) for each in neighbours):
+            return True
+        return all(isinstance(each, Leaf) for each in self.widened([leaf, *neighbours]))
 
     def sound_range(self, key: bytes) -> tuple[bytes, bytes] | None:
         """Return the range of the leaf of a key, if LMDB can change it and its neighbours.
@@ -197,7 +207,8 @@ class PathReader:
         if not 0 < index < len(pointers) - 1:
             return None
         for each in (index - 1, index + 1):
-            if self._changeable_leaf(child_page(data, pointers[each])) is None:
+            neighbour = self._changeable_leaf(child_page(data, pointers[each]))
+            if neighbour is None or not is_buffer(neighbour[0]):
                 return None
         leaf = self._changeable_leaf(child_page(data, pointers[index]))
         if leaf is None:
@@ -217,6 +228,22 @@ class PathReader:
             return None
         self._changeable[number] = page, pointers
         return page, pointers
+
+    def widened(self, around: Sequence[Found]) -> list[Found]:
+        """Return these leaves, and others until one on each side is sound, and keeps LMDB from what is beyond it."""
+        found = [*around]
+        left, right = min(found, key=lambda each: each.low), max(found, key=lambda each: each.high or _END)
+        while left.low and not (isinstance(left, Leaf) and is_buffer(left.data)):
+            before = self.leaf(left.low, before=True)
+            if before is None or before.low >= left.low:
+                break
+            found.append(left := before)
+        while right.high is not None and not (isinstance(right, Leaf) and is_buffer(right.data)):
+            after = self.leaf(right.high)
+            if after is None or (after.high is not None and after.high <= right.high):
+                break
+            found.append(right := after)
+        return found
 
     def neighbours(self, found: Found) -> Iterator[Found]:
         """Iterate over the leaves before and after this one."""
@@ -255,6 +282,16 @@ class PathReader:
         else:
             pointers = _sound_pointers(child, page, kind)
         return None if pointers is None else (page, kind, pointers)
+
+
+def is_buffer(page: bytes) -> bool:
+    """Return whether a leaf keeps LMDB from its neighbour while it removes records on the other side.
+
+    LMDB fills up a leaf that is less than a quarter full from the next one, or merges the two. As long as none of its
+    own records is removed, a leaf that is fuller than that never needs the one behind it.
+    """
+    lower, upper = PAGE_HEADER.unpack_from(page)[3:]
+    return bool(_BUFFER_SHARE * (len(page) - (upper - lower)) >= len(page))
 
 
 def doubtful_leaves(path: PathReader, key: bytes) -> list[Found]:

@@ -428,6 +428,7 @@ class Repair:
                 self._removed_bodies.add(_body_of(key, value) or 0)
                 self._target.put(key, None)
         self._damaged = {key for key in self._damaged if not key.startswith(prefix)}
+        self._uncertain = {key for key in self._uncertain if not key.startswith(prefix)}
         self._damaged.update(keys.record_key(*place, sequence) for sequence in committed)
 
     def _number(self, key: bytes) -> int:

@@ -494,10 +494,9 @@ class Monitoring:
         if host.damaged_page_count:
             problems.append(f"damaged pages of the store: {host.damaged_page_count}{_ADVICE[host.has_damaged_pages]}")
         if rebuilds := host.committer.rebuilds:
-            lost = sum(each.lost for each in rebuilds)
             problems.append(
-                f"the store was rebuilt after damage: {len(rebuilds)}, messages lost: {lost}, damaged file:"
-                f" {rebuilds[-1].kept.name}; check the disk"
+                f"the store was rebuilt after damage: {len(rebuilds)}; check the disk, the damaged file is"
+                f" {rebuilds[-1].kept.name}"
             )
         return Health("degraded" if problems else "ok", problems)
 

@@ -1,0 +1,153 @@
+"""E6, B4: a data file whose damage cannot be confined is rebuilt while the namespace is in use."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from pairbus.broker import Address, QueueDescription
+from pairbus.broker.message import NewMessage
+from pairbus.store import keys
+from pairbus.store.directory import DATA_FILE
+from pairbus.store.errors import DamagedStoreError, UnconfinedDamageError
+from pairbus.store.group_committer import MOST_REBUILDS, REBUILD_WINDOW_MS, GroupCommitter
+from pairbus.store.page_nodes import linked_pages
+from pairbus.store.pages import verify
+from pairbus.store.rebuild import DAMAGED, KEPT_FILES, REBUILT
+from tests.durability.namespace import ALL, DEAD_LETTERS, NOW, QUEUE, make_namespace, open_keeper
+
+PAGE = 4096
+SENT = [b"%d" % number * 100 for number in range(2_000)]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A data directory with so many messages that the file has branches below its root."""
+    with open_keeper(tmp_path / "data") as keeper:
+        keeper.namespace.create_queue("orders", QueueDescription(), NOW)
+        keeper.namespace.send(QUEUE, [NewMessage(body, str(n)) for n, body in enumerate(SENT)], NOW)
+    return tmp_path / "data"
+
+
+def strike_branches(path: Path) -> None:
+    """Overwrite every branch below the root, without which nothing can be found."""
+    file = path / DATA_FILE
+    root = verify(file).main.root
+    with file.open("r+b", buffering=0) as data:
+        for number in linked_pages(root, os.pread(data.fileno(), PAGE, root * PAGE)):
+            os.pwrite(data.fileno(), b"\xa5" * 64, number * PAGE)
+
+
+def rebuild(keeper: GroupCommitter, path: Path, now_ms: int = NOW) -> None:
+    """Damage the file, and let the keeper find that."""
+    strike_branches(path)
+    with pytest.raises(UnconfinedDamageError):
+        keeper.namespace.peek(QUEUE, 0, ALL, now_ms)
+    keeper.commit(now_ms)
+
+
+def bodies(keeper: GroupCommitter) -> list[bytes]:
+    return [found.body for found in keeper.namespace.peek(QUEUE, 0, ALL, NOW)]
+
+
+def test_e6_lost_branches_cost_no_message(path: Path) -> None:
+    with open_keeper(path) as keeper:
+        rebuild(keeper, path)
+        assert bodies(keeper) == SENT
+        assert keeper.namespace.peek(DEAD_LETTERS, 0, ALL, NOW) == []
+        (done,) = keeper.rebuilds
+        assert done.kept.name.startswith(DATA_FILE + DAMAGED)
+        with pytest.raises(DamagedStoreError):
+            verify(done.kept)
+        assert not (path / (DATA_FILE + REBUILT)).exists()
+    with open_keeper(path) as keeper:
+        assert bodies(keeper) == SENT
+
+
+def test_e6_removed_messages_stay_removed_and_uncommitted_ones_fail(path: Path) -> None:
+    with open_keeper(path) as keeper:
+        for delivery in keeper.namespace.receive(QUEUE, 500, NOW):
+            assert delivery.lock_token is not None
+            keeper.namespace.settle(QUEUE, delivery.lock_token, NOW)
+        keeper.commit(NOW)
+        strike_branches(path)
+        keeper.namespace.send(QUEUE, [NewMessage(b"not confirmed", "new")], NOW)
+        outcomes: list[object] = []
+        keeper.when_durable(outcomes.append)
+        with pytest.raises(UnconfinedDamageError):
+            keeper.namespace.peek(QUEUE, 0, ALL, NOW)
+        with pytest.raises(UnconfinedDamageError):
+            keeper.commit(NOW)
+        assert [type(outcome) for outcome in outcomes] == [UnconfinedDamageError]
+        assert bodies(keeper) == SENT[500:]
+        keeper.namespace.send(QUEUE, [NewMessage(b"later", "later")], NOW)
+        keeper.commit(NOW)
+        assert bodies(keeper) == [*SENT[500:], b"later"]
+
+
+def test_e6_lost_records_leave_stubs_and_lost_settings_are_written_again(path: Path) -> None:
+    with open_keeper(path) as keeper:
+        keeper.namespace.create_queue("letters", QueueDescription(max_delivery_count=3), NOW)
+        keeper.commit(NOW)
+        lost = {keys.entity_key(keeper.namespace.entity_id(Address.of("letters")) or 0)}
+        lost |= {keys.record_key(keeper.namespace.entity_id(QUEUE) or 0, 0, sequence) for sequence in range(1, 11)}
+        data = (path / DATA_FILE).read_bytes()
+        with (path / DATA_FILE).open("r+b", buffering=0) as file:
+            for key in lost:
+                at = data.find(key)
+                while at >= 0:  # also in pages that hold earlier versions
+                    os.pwrite(file.fileno(), b"\xa5" * 4, at + len(key))
+                    at = data.find(key, at + 1)
+        rebuild(keeper, path)
+        assert bodies(keeper) == SENT[10:]
+        stubs = keeper.namespace.peek(DEAD_LETTERS, 0, ALL, NOW)
+        assert [stub.record.original_sequence for stub in stubs] == [*range(1, 11)]
+        assert {queue.path for queue in keeper.namespace.queues(NOW)} == {"letters", "orders"}
+
+
+def test_e6_rebuild_that_was_interrupted_leaves_the_old_file(path: Path) -> None:
+    (path / (DATA_FILE + REBUILT)).write_bytes(b"a part of a file")
+    with open_keeper(path) as keeper:
+        assert bodies(keeper) == SENT
+        assert not (path / (DATA_FILE + REBUILT)).exists()
+
+
+@pytest.mark.parametrize("step", ["hardlink_to", "replace"])
+def test_e6_rebuild_that_fails_keeps_the_old_file_in_use(
+    path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """An operation of the swap fails, as on a disk that is full: what the old file still has can be read."""
+    with open_keeper(path) as keeper:
+
+        def fail(*_: object) -> None:
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(Path, step, fail)
+        monkeypatch.setattr("shutil.copyfile", fail)
+        before = (path / DATA_FILE).stat().st_ino
+        for _ in range(MOST_REBUILDS):
+            rebuild(keeper, path)
+        assert len(keeper.failed_rebuilds) == MOST_REBUILDS
+        assert not keeper.may_rebuild()
+        assert (path / DATA_FILE).stat().st_ino == before
+        assert not (path / (DATA_FILE + REBUILT)).exists()
+        keeper.abandon()
+
+
+def test_e6_file_is_rebuilt_three_times_within_ten_minutes_and_no_more(path: Path) -> None:
+    with GroupCommitter.open(path, make_namespace, NOW) as keeper:
+        for number in range(MOST_REBUILDS):
+            rebuild(keeper, path, NOW + number * 1_000)
+        assert len(keeper.rebuilds) == MOST_REBUILDS
+        assert len([*path.glob(DATA_FILE + DAMAGED + "*")]) == KEPT_FILES
+        assert not keeper.may_rebuild()
+        strike_branches(path)
+        keeper.namespace.peek(QUEUE, 0, ALL, NOW)
+        with pytest.raises(UnconfinedDamageError):
+            keeper.commit(NOW + 10_000)
+        assert len(keeper.rebuilds) == MOST_REBUILDS
+        with pytest.raises(UnconfinedDamageError):
+            keeper.commit(NOW + REBUILD_WINDOW_MS)
+        assert len(keeper.rebuilds) == MOST_REBUILDS + 1
