@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import re
 import socket
 import statistics
@@ -10,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 from urllib.parse import urlencode
 
 import pytest
@@ -18,6 +19,7 @@ import pytest
 from pairbus.broker import AuthorizationRule, Right
 from pairbus.dialect.sas import make_sas_token
 from pairbus.server.access import Authorizer
+from pairbus.server.audit import AuditAction, audit_file
 from pairbus.server.errors import InvalidCredentialsError
 from pairbus.server.host import NamespaceHost
 from pairbus.server.peer_limits import _MOST_DEBT, BY_KEY
@@ -192,6 +194,51 @@ def test_e5_ten_thousand_guesses_are_limited_answered_alike_and_do_not_delay_cli
     assert guesses.failed_counts.total() == looked_at
     assert guesses.refused_counts.total() == made - looked_at
     print(f"{made:,} guesses: {looked_at} looked at, {made - looked_at:,} refused")
+
+
+# A peer that claims other addresses.
+
+
+def claiming(site: Site, stack: ExitStack, protocol: str, number: int) -> tuple[Read, str]:
+    """Guess over HTTP or at the console with an address of its own in the headers; return the real peer as well."""
+    stream = stack.enter_context(connect(site))
+    host, port = stream.getsockname()
+    claimed = f"X-Forwarded-For: 10.1.2.{number}\r\nX-Forwarded-Proto: https\r\nForwarded: for=10.1.2.{number}\r\n"
+    if protocol == "http":
+        key = base64.b64encode(f"{TARGET.name}:wrong".encode()).decode()
+        request = f"GET /orders HTTP/1.1\r\nHost: x\r\n{claimed}Authorization: Basic {key}\r\n\r\n"
+    else:
+        form = urlencode({"key_name": TARGET.name, "key": "wrong"})
+        headers = f"{claimed}Content-Type: application/x-www-form-urlencoded\r\nContent-Length: {len(form)}\r\n"
+        request = f"POST /console/login HTTP/1.1\r\nHost: x\r\n{headers}\r\n{form}"
+    stream.sendall(request.encode())
+    reader = stack.enter_context(stream.makefile("rb"))
+    return lambda: [reader.readline().decode().strip()], f"{host}:{port}"
+
+
+@pytest.mark.parametrize(("protocol", "refused"), [("http", "503"), ("console", "401")])
+def test_e5_claimed_addresses_share_the_limit_of_the_real_one(
+    site: Site, protocol: str, refused: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Loopback is an address whose claims uvicorn trusts by default."""
+    guesses = site.server._running.services.guesses
+    guesses._now_s = Clock()
+    with ExitStack() as stack:
+        peers = {claiming(site, stack, protocol, number)[1] for number in range(LOOKED_AT)}
+        eventually(lambda: guesses.failed_counts[protocol] == LOOKED_AT)
+        read, _ = claiming(site, stack, protocol, LOOKED_AT)
+        assert f" {refused} " in read()[0]
+        assert guesses.refused_counts[protocol] == 1
+    logged = [line for line in caplog.messages if line.startswith("login failed")]
+    assert {re.search(r" peer=(\S+) ", line)[1] for line in logged} == peers  # type: ignore[index]
+    audited = eventually(lambda: found if len(found := failed_logins(site)) == len(peers) else None)
+    assert {record["peer"] for record in audited} == peers
+
+
+def failed_logins(site: Site) -> list[dict[str, Any]]:
+    path = audit_file(site.settings.data)
+    found = [json.loads(line) for line in path.read_text("ascii").splitlines()] if path.exists() else []
+    return [record for record in found if record["action"] == AuditAction.LOGIN_FAILED]
 
 
 @pytest.mark.parametrize("kind", ["key", "token"])

@@ -557,6 +557,9 @@ class NamespaceServer:
             ws_ping_timeout=None,
             ws_per_message_deflate=False,
             server_header=False,
+            # Any peer on this machine could claim another address for each request: to guess keys without a limit, and
+            # to hide from the log and the audit log.
+            proxy_headers=False,
             # A client that takes a connection from its pool just as we close it sees its request fail; so the response
             # says how long the client may keep it, and we keep it a little longer.
             headers=[("Keep-Alive", f"timeout={_KEEP_ALIVE_S}")],
