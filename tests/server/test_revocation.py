@@ -15,7 +15,7 @@ import pytest
 from websocket import ABNF, WebSocketConnectionClosedException, create_connection
 
 from pairbus.dialect.sas import make_sas_token
-from pairbus.wire import ACCEPTED, Condition, SaslClient, plain
+from pairbus.wire import ACCEPTED, Condition, Int, Link, SaslClient, plain
 from tests.console.site import Person
 from tests.server.amqp.wire_client import DEADLINE_S, WireClient, text_message
 from tests.server.http.site import entry
@@ -25,6 +25,9 @@ WITHIN_S: Final = 5.0
 """The promise: from the answer to the change until nothing that the key has opened goes on."""
 
 NAME: Final = "app"
+SESSIONS: Final = "sessions"
+"""A queue that requires sessions."""
+
 FAR_S: Final = 4_000_000_000
 RIGHTS: Final = "".join(f"<AccessRights>{right}</AccessRights>" for right in ("Manage", "Send", "Listen"))
 
@@ -33,6 +36,12 @@ RIGHTS: Final = "".join(f"<AccessRights>{right}</AccessRights>" for right in ("M
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     with Served(tmp_path_factory.mktemp("revocation") / "contoso") as process:
         asyncio.run(prepare(process))
+        manage(
+            process,
+            "PUT",
+            f"/{SESSIONS}",
+            "<QueueDescription><RequiresSession>true</RequiresSession></QueueDescription>",
+        )
         yield process
 
 
@@ -145,51 +154,136 @@ class WebSocketStream:
         return bytes(data) if opcode == ABNF.OPCODE_BINARY else b""
 
 
-def wire_client(served: Served, sasl: SaslClient | None, *, web_socket: bool) -> WireClient:
+def over_web_socket(served: Served) -> Any:
+    return WebSocketStream(served.port)
+
+
+def over_tls(served: Served) -> Any:
+    return served.connect(tls=True)
+
+
+Transport = Callable[[Served], Any]
+Open = Callable[[Served, WireClient], Opened]
+"""Opens something on an authorized connection."""
+
+
+def wire_client(served: Served, sasl: SaslClient | None, transport: Transport | None) -> WireClient:
     client = WireClient(served.port, sasl=sasl)
-    if web_socket:
+    if transport is not None:
         client.socket.close()
-        stream: Any = WebSocketStream(served.port)
-        client.socket = stream
+        client.socket = transport(served)
     return client
 
 
-def sending(client: WireClient) -> Opened:
-    link = client.sender("orders")
+def ended(client: WireClient, *links: Link) -> Callable[[], None]:
+    """Return what waits until the links, and then the connection, have been closed because of the key."""
 
     def until_over() -> None:
-        assert client.detached(link).condition == Condition.UNAUTHORIZED_ACCESS
+        assert {client.detached(link).condition for link in links} == {Condition.UNAUTHORIZED_ACCESS}
         error = client.until_hung_up()
         assert error is not None
         assert error.condition == Condition.UNAUTHORIZED_ACCESS
 
-    return Opened(lambda: client.send(link, text_message("one")) == ACCEPTED, until_over)
+    return until_over
 
 
-def by_sasl(served: Served, stack: ExitStack, *, web_socket: bool = False) -> Opened:
-    client = stack.enter_context(wire_client(served, plain(NAME, "secret"), web_socket=web_socket))
+def sending(_served: Served, client: WireClient) -> Opened:
+    link = client.sender("orders")
+    return Opened(lambda: client.send(link, text_message("one")) == ACCEPTED, ended(client, link))
+
+
+def receiving(_served: Served, client: WireClient) -> Opened:
+    sender, receiver = client.sender("orders"), client.receiver("orders", deletes=True)
+
+    def works() -> bool:
+        assert client.send(sender, text_message("one")) == ACCEPTED
+        return bool(client.receive_one(receiver))
+
+    return Opened(works, ended(client, sender, receiver))
+
+
+def receiving_a_session(served: Served, client: WireClient) -> Opened:
+    sender, receiver = client.sender(SESSIONS), client.session_receiver(SESSIONS, "a")
+
+    def works() -> bool:
+        assert client.send(sender, text_message("one", group_id="a")) == ACCEPTED
+        return bool(client.receive_one(receiver))
+
+    def until_over() -> None:
+        ended(client, sender, receiver)()
+        with WireClient(served.port, sasl=plain("RootManageSharedAccessKey", served.key)).open() as other:
+            other.session_receiver(SESSIONS, "a")  # refused while the session is locked, for a minute
+
+    return Opened(works, until_over)
+
+
+def managing(_served: Served, client: WireClient) -> Opened:
+    node = client.requests("orders/$management")
+    body = {"from-sequence-number": 0, "message-count": Int(1)}
+    return Opened(
+        lambda: node.call("com.microsoft:peek-message", body).status in {200, 204},
+        ended(client, node.asking, node.replies),
+    )
+
+
+def by_sasl(served: Served, stack: ExitStack, transport: Transport | None = None) -> Opened:
+    client = stack.enter_context(wire_client(served, plain(NAME, "secret"), transport))
     client.engine.open()
     client.until(lambda: client.engine.is_open or client.failure)
     if client.failure is not None:
         raise RefusedError(str(client.failure))
-    return sending(client)
+    return sending(served, client)
 
 
-def by_token(served: Served, stack: ExitStack, *, web_socket: bool = False) -> Opened:
-    client = stack.enter_context(wire_client(served, None, web_socket=web_socket)).open()
-    token = make_sas_token("sb://localhost/orders", NAME, "secret", FAR_S)
-    answer = client.put_token("sb://localhost/orders", token)
-    if answer.status != 202:
-        raise RefusedError(answer.description)
-    return sending(client)
+def by_token(
+    served: Served,
+    stack: ExitStack,
+    transport: Transport | None = None,
+    *,
+    entity: str = "orders",
+    tokens: int = 1,
+    opening: Open = sending,
+) -> Opened:
+    client = stack.enter_context(wire_client(served, None, transport)).open()
+    node = client.requests("$cbs")
+    token = make_sas_token(f"sb://localhost/{entity}", NAME, "secret", FAR_S)
+    for path in (entity, *(f"{entity}/{number}" for number in range(1, tokens))):
+        answer = client.put_token(f"sb://localhost/{path}", token, node)
+        if answer.status != 202:
+            raise RefusedError(answer.description)
+    return opening(served, client)
 
 
 def by_sasl_in_a_web_socket(served: Served, stack: ExitStack) -> Opened:
-    return by_sasl(served, stack, web_socket=True)
+    return by_sasl(served, stack, over_web_socket)
 
 
 def by_token_in_a_web_socket(served: Served, stack: ExitStack) -> Opened:
-    return by_token(served, stack, web_socket=True)
+    return by_token(served, stack, over_web_socket)
+
+
+def by_sasl_over_tls(served: Served, stack: ExitStack) -> Opened:
+    return by_sasl(served, stack, over_tls)
+
+
+def by_token_over_tls(served: Served, stack: ExitStack) -> Opened:
+    return by_token(served, stack, over_tls)
+
+
+def by_many_tokens(served: Served, stack: ExitStack) -> Opened:
+    return by_token(served, stack, tokens=600)
+
+
+def by_receiver(served: Served, stack: ExitStack) -> Opened:
+    return by_token(served, stack, opening=receiving)
+
+
+def by_session_receiver(served: Served, stack: ExitStack) -> Opened:
+    return by_token(served, stack, entity=SESSIONS, opening=receiving_a_session)
+
+
+def by_management_link(served: Served, stack: ExitStack) -> Opened:
+    return by_token(served, stack, opening=managing)
 
 
 def management(authorization: str, served: Served, stack: ExitStack) -> Opened:
@@ -249,12 +343,25 @@ NAMESPACE_WAYS: Final[tuple[Way, ...]] = (
     by_token,
     by_sasl_in_a_web_socket,
     by_token_in_a_web_socket,
+    by_sasl_over_tls,
+    by_token_over_tls,
+    by_many_tokens,
+    by_receiver,
+    by_session_receiver,
+    by_management_link,
     by_management_key,
     by_management_token,
     by_console,
     by_live_page,
 )
-ENTITY_WAYS: Final[tuple[Way, ...]] = (by_token, by_token_in_a_web_socket, by_management_token)
+ENTITY_WAYS: Final[tuple[Way, ...]] = (
+    by_token,
+    by_token_in_a_web_socket,
+    by_token_over_tls,
+    by_receiver,
+    by_management_link,
+    by_management_token,
+)
 CASES: Final = [
     *((way, namespace_key, change) for way in NAMESPACE_WAYS for change in (delete_key, regenerate_key)),
     *((way, entity_key, change) for way in ENTITY_WAYS for change in (delete_entity_key, regenerate_entity_key)),

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
@@ -14,7 +14,9 @@ from typing import Final, TypeVar
 
 from pairbus.broker import Address, Right, SessionLockLostError
 from pairbus.dialect.conditions import ServiceBusCondition
+from pairbus.server.access import Grant
 from pairbus.server.amqp.attachment import attach_link
+from pairbus.server.amqp.claims_recheck import REVOCATION_COST, Holds
 from pairbus.server.amqp.consumer import Consumer
 from pairbus.server.amqp.node import Claims, Keep, Node, Replies, Transactions
 from pairbus.server.amqp.producer import Producer
@@ -421,8 +423,12 @@ class ServerConnection:
         try:
             work()
         except Exception:  # noqa: BLE001 (a defect must not affect other connections)
-            self.log_context().exception("connection failed")
-            self._end(Error(Condition.INTERNAL_ERROR, "the server failed; its log says why"))
+            self.fail()
+
+    def fail(self) -> None:
+        """Log the error that is being handled, and end the connection."""
+        self.log_context().exception("connection failed")
+        self._end(Error(Condition.INTERNAL_ERROR, "the server failed; its log says why"))
 
     def actor(self, path: str) -> Actor:
         """Return who acts on a path, for the audit log."""
@@ -596,9 +602,17 @@ class ServerConnection:
             self._transport.set_write_buffer_limits(high=_WRITE_HIGH_BYTES)
             self.on_proven()
 
-    def recheck_claims(self) -> None:
-        if self.claims.drop_revoked(self.gatekeeper.holds):
+    def recheck_claims(self, holds: Holds) -> Generator[int, None, None]:
+        """Check one grant at each step; at the last, end what revoked ones authorized. Yield the cost of each step."""
+        revoked: list[tuple[str, Grant]] = []
+        for path, grant in self.claims.grants():
+            if not holds(grant):
+                revoked.append((path, grant))
+            yield 1
+        if revoked and not self._is_lost:
+            self.claims.drop(revoked)
             self.guard(self._revoke)
+            yield REVOCATION_COST
 
     def _revoke(self) -> None:
         reason = "the key that it was opened with was changed or removed"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count, islice
 from typing import Final, TypeAlias
@@ -276,12 +276,15 @@ class Claims:
         while (due_ms := self.next_expiry_ms()) is not None and due_ms <= now_ms:
             del self._grants[heapq.heappop(self._expiries)[1]]
 
-    def drop_revoked(self, holds: Callable[[Grant], bool]) -> bool:
-        """Drop the grants that are not valid any more; return whether there were any."""
-        revoked = [path for path, grant in self._grants.items() if not holds(grant)]
-        for path in revoked:
-            del self._grants[path]
-        return bool(revoked)
+    def grants(self) -> list[tuple[str, Grant]]:
+        """Return the current grants with their paths."""
+        return [*self._grants.items()]
+
+    def drop(self, revoked: Iterable[tuple[str, Grant]]) -> None:
+        """Drop these grants, except those that were replaced by newer ones."""
+        for path, grant in revoked:
+            if self._grants.get(path) is grant:
+                del self._grants[path]
 
     def _covering(self, path: str) -> Iterator[Grant]:
         """Yield the grants of the namespace, of this path, and of the paths above it."""

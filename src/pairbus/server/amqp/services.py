@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from math import inf
@@ -12,6 +12,7 @@ from typing import Final, Protocol, cast
 
 from pairbus.dialect.annotations import NAMESPACE
 from pairbus.server.access import Authorizer
+from pairbus.server.amqp.claims_recheck import ClaimsRecheck, Holds
 from pairbus.server.amqp.frame_trace import ConnectionTrace, FrameTracing
 from pairbus.server.connection_limits import ConnectionLimits
 from pairbus.server.counters import Counters
@@ -180,11 +181,14 @@ class Connected(Protocol):
     def abort(self) -> None:
         """Abort the connection."""
 
+    def fail(self) -> None:
+        """Log the error that is being handled, and end the connection."""
+
     def resume_requests(self) -> None:
         """Continue with requests that waited for the namespace."""
 
-    def recheck_claims(self) -> None:
-        """End what was authorized with keys that have been changed or removed."""
+    def recheck_claims(self, holds: Holds) -> Generator[int, None, None]:
+        """Check one grant at each step; at the last, end what revoked ones authorized. Yield the cost of each step."""
 
 
 class ProvableConnection(Connected, Stranger, Protocol):
@@ -271,7 +275,8 @@ class AmqpServices:
         """Measures turns, in seconds."""
         self.worker = ThreadPoolExecutor(1, "pairbus-decode")
         """Decodes what would hold the event loop for long: the interpreter switches between threads."""
-        host.on_access_changed.add(self._recheck_claims)
+        self.recheck = ClaimsRecheck(self.connections, gatekeeper.holds, self._call_later, host.loop.time)
+        host.on_access_changed.add(self.recheck.start)
         host.on_resumed.add(self._resume_requests)
 
     def start_trace(self, peer: str) -> ConnectionTrace | None:
@@ -302,9 +307,12 @@ class AmqpServices:
         for connection in [*self.connections]:
             connection.resume_requests()
 
-    def _recheck_claims(self) -> None:
-        for connection in [*self.connections]:
-            connection.recheck_claims()
+    def _call_later(self, pause_s: float, work: Callable[[], object]) -> None:
+        """Call ``work`` after a pause, or else not in the next pass of the loop, which serves the connections."""
+        if pause_s:
+            self.host.loop.call_later(pause_s, work)
+        else:
+            self.host.loop.call_soon(self.host.loop.call_soon, work)
 
     @property
     def stream_count(self) -> int:
