@@ -1,14 +1,16 @@
 """Look for known vulnerabilities in the installed runtime dependencies: part of ``make check``.
 
 Exits with 1 if there are any. Where the tool or its service is not there, it says so and exits with 0: a check that
-needs the network must not stop work without it.
+needs the network must not stop work without it. With AUDIT=required it exits with 1 then: CI has the network.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+from enum import Enum, auto
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,6 +26,19 @@ EXTRAS: Final = frozenset({"server", "tracing", "ledger", "spark", "connect"})
 TOOL: Final = Path(sys.executable).with_name("pip-audit")
 _OPTIONS: Final = ("--no-deps", "--disable-pip", "--progress-spinner", "off", "--timeout", "5", "--format", "json")
 _WITHIN_S: Final = 20.0
+_REQUIRED_WITHIN_S: Final = 180.0
+
+VARIABLE: Final = "AUDIT"
+REQUIRED: Final = "required"
+"""The value of that environment variable with which it is an error if no dependency could be audited."""
+
+
+class Verdict(Enum):
+    """The outcome of an audit."""
+
+    SOUND = auto()
+    VULNERABLE = auto()
+    NOT_AUDITED = auto()
 
 
 def runtime_dependencies(package: str = PACKAGE, extras: frozenset[str] = EXTRAS) -> dict[str, str]:
@@ -48,8 +63,8 @@ def runtime_dependencies(package: str = PACKAGE, extras: frozenset[str] = EXTRAS
     return dict(sorted(found.items()))
 
 
-def audit(tool: Path, dependencies: dict[str, str], within_s: float = _WITHIN_S) -> tuple[bool, str]:
-    """Ask the tool about dependencies; return whether nothing speaks against them, and what to print."""
+def audit(tool: Path, dependencies: dict[str, str], within_s: float = _WITHIN_S) -> tuple[Verdict, str]:
+    """Ask the tool about dependencies; return the outcome, and what to print."""
     with TemporaryDirectory() as directory:
         listed = Path(directory) / "requirements.txt"
         listed.write_text("".join(f"{name}=={number}\n" for name, number in dependencies.items()))
@@ -62,28 +77,32 @@ def audit(tool: Path, dependencies: dict[str, str], within_s: float = _WITHIN_S)
                 check=False,
             )
         except FileNotFoundError:
-            return True, "dependencies not audited: pip-audit is not installed"
+            return _not_audited("pip-audit is not installed")
         except subprocess.TimeoutExpired:
-            return True, f"dependencies not audited: pip-audit did not answer within {within_s:g} seconds"
+            return _not_audited(f"pip-audit did not answer within {within_s:g} seconds")
     try:
         answers: list[dict[str, Any]] = json.loads(done.stdout)["dependencies"]
     except (ValueError, KeyError, TypeError):  # it had no answer, and says why on stderr
         reason = (done.stderr.strip() or f"it ended with status {done.returncode}").splitlines()[-1]
-        return True, f"dependencies not audited: pip-audit failed: {reason:.300}"
+        return _not_audited(f"pip-audit failed: {reason:.300}")
     return _judged(answers)
 
 
-def _judged(answers: list[dict[str, Any]]) -> tuple[bool, str]:
+def _judged(answers: list[dict[str, Any]]) -> tuple[Verdict, str]:
     audited = [answer for answer in answers if "skip_reason" not in answer]
     skipped = [answer for answer in answers if "skip_reason" in answer]
     if not audited:
         reason = skipped[0]["skip_reason"] if skipped else "the tool was given none"
-        return True, f"dependencies not audited: the service answered for none of {len(skipped)}: {reason:.300}"
+        return _not_audited(f"the service answered for none of {len(skipped)}: {reason:.300}")
     lines = [_finding(answer, found) for answer in audited for found in answer["vulns"]]
     reported = lines or [f"no known vulnerabilities in {len(audited)} runtime dependencies"]
     if skipped:
         reported.append(f"not audited: {', '.join(answer['name'] for answer in skipped)}")
-    return not lines, "\n".join(reported)
+    return Verdict.VULNERABLE if lines else Verdict.SOUND, "\n".join(reported)
+
+
+def _not_audited(reason: str) -> tuple[Verdict, str]:
+    return Verdict.NOT_AUDITED, f"dependencies not audited: {reason}"
 
 
 def _finding(answer: dict[str, Any], found: dict[str, Any]) -> str:
@@ -94,9 +113,15 @@ def _finding(answer: dict[str, Any], found: dict[str, Any]) -> str:
 def main() -> int:
     """Audit what is installed; the path of another tool may be given."""
     tool = Path(sys.argv[1]) if len(sys.argv) > 1 else TOOL
-    is_fine, reported = audit(tool, runtime_dependencies())
+    value = os.environ.get(VARIABLE, "")
+    if value not in {"", REQUIRED}:
+        print(f"{VARIABLE} must be '{REQUIRED}' or unset, got '{value}'", file=sys.stderr)
+        return 2
+    verdict, reported = audit(tool, runtime_dependencies(), _REQUIRED_WITHIN_S if value else _WITHIN_S)
     print(reported)
-    return 0 if is_fine else 1
+    if verdict is Verdict.NOT_AUDITED and value:
+        print(f"{VARIABLE}={value}: this is an error", file=sys.stderr)
+    return int(verdict is Verdict.VULNERABLE or (verdict is Verdict.NOT_AUDITED and bool(value)))
 
 
 if __name__ == "__main__":
