@@ -13,13 +13,16 @@ from http.client import HTTPConnection
 import pytest
 
 from pairbus.dialect.sas import make_sas_token
-from pairbus.server.errors import ServerBusyError
+from pairbus.server.errors import InvalidCredentialsError, ServerBusyError
 from pairbus.server.peer_limits import BY_ADDRESS, BY_KEY, LoginLimiter
 from pairbus.testing import RunningNamespace, running_namespace
 from pairbus.wire import SaslCode, plain
 from tests.server.amqp.wire_client import DEADLINE_S, WireClient, connect
 
 ROOT = "RootManageSharedAccessKey"
+
+
+WRONG = InvalidCredentialsError("wrong")
 
 
 class Clock:
@@ -35,7 +38,7 @@ def attempt(guesses: LoginLimiter, clock: Clock, key: str = "key", address: str 
         guesses.check(address, key, "amqp")
     except ServerBusyError:
         return False
-    clock.now_s += guesses.failed(address, key, "amqp", "wrong")
+    clock.now_s += guesses.failed(address, key, "amqp", WRONG).delay_s
     return True
 
 
@@ -59,7 +62,7 @@ def test_e5_attempts_that_do_not_wait_for_responses_are_refused_unchecked() -> N
             guesses.check("1.2.3.4", "key", "amqp")
         except ServerBusyError:
             continue
-        guesses.failed("1.2.3.4", "key", "amqp", "wrong")
+        guesses.failed("1.2.3.4", "key", "amqp", WRONG)
         looked_at += 1
     assert looked_at == BY_KEY.burst + 8
     assert guesses.refused_counts["amqp"] == 10_000 - looked_at
@@ -71,22 +74,44 @@ def test_e5_guesses_of_many_names_do_not_delay_a_known_key() -> None:
     guesses = LoginLimiter(Clock())
     guesses.succeeded("1.2.3.4", "app")
     for number in range(1_000):
-        guesses.failed("1.2.3.4", f"key {number}", "amqp", "wrong")
+        guesses.failed("1.2.3.4", f"key {number}", "amqp", WRONG)
     guesses.check("1.2.3.4", "app", "amqp")
     for address, key in (("1.2.3.4", "other"), ("1.2.3.4", "key 1")):
         with pytest.raises(ServerBusyError):
             guesses.check(address, key, "amqp")
     for _ in range(int(BY_KEY.burst) + 8):
-        guesses.failed("1.2.3.4", "app", "amqp", "wrong")
+        guesses.failed("1.2.3.4", "app", "amqp", WRONG)
     with pytest.raises(ServerBusyError):  # guesses for that very key
         guesses.check("1.2.3.4", "app", "amqp")
+
+
+def test_e5_known_key_is_limited_apart_while_the_limit_of_its_address_is_used_up() -> None:
+    """Afterwards it has as many attempts as any other name: their number would tell that the key is known."""
+    clock = Clock()
+    guesses = LoginLimiter(clock)
+    guesses.succeeded("1.2.3.4", "app")
+    for number in range(1_000):
+        guesses.failed("1.2.3.4", f"key {number}", "amqp", WRONG)
+    refused = guesses.refused_counts["amqp"]
+    for _ in range(int(BY_KEY.burst) + 8):
+        guesses.check("1.2.3.4", "app", "amqp")
+        error, delay_s = guesses.failed("1.2.3.4", "app", "amqp", WRONG)
+        assert (type(error), delay_s) == (ServerBusyError, 0.0)
+    with pytest.raises(ServerBusyError):
+        guesses.check("1.2.3.4", "app", "amqp")
+    assert guesses.refused_counts["amqp"] == refused + BY_KEY.burst + 9
+    clock.now_s += 0.15  # the address gets one more attempt after a tenth of a second
+    assert guesses.failed("1.2.3.4", "app", "amqp", WRONG).error is WRONG
+    clock.now_s += 3_600
+    for key in ("app", "other"):
+        assert sum(guesses.failed("1.2.3.4", key, "amqp", WRONG).delay_s == 0 for _ in range(30)) == BY_KEY.burst
 
 
 def test_e5_memory_for_guesses_is_bounded() -> None:
     clock = Clock()
     guesses = LoginLimiter(clock)
     for number in range(20_000):
-        guesses.failed(f"address {number}", "key", "amqp", "wrong")
+        guesses.failed(f"address {number}", "key", "amqp", WRONG)
         guesses.succeeded(f"address {number}", "key")
     assert len(guesses._buckets) <= 10_000
     assert len(guesses._known) <= 10_000
@@ -139,7 +164,7 @@ def exhaust(namespace: RunningNamespace) -> None:
 
     def fail(guesses: LoginLimiter) -> None:
         for _ in range(int(BY_KEY.burst) + 60):
-            guesses.failed("127.0.0.1", ROOT, "amqp", "wrong")
+            guesses.failed("127.0.0.1", ROOT, "amqp", WRONG)
 
     fail(namespace._running._running.services.guesses)
 

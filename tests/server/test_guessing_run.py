@@ -22,7 +22,7 @@ from pairbus.server.access import Authorizer
 from pairbus.server.audit import AuditAction, audit_file
 from pairbus.server.errors import InvalidCredentialsError
 from pairbus.server.host import NamespaceHost
-from pairbus.server.peer_limits import _MOST_DEBT, BY_KEY
+from pairbus.server.peer_limits import _MOST_DEBT, BY_KEY, LoginLimiter
 from pairbus.wire import ACCEPTED, Symbol, plain
 from pairbus.wire.frames import SASL_FRAME, SASL_HEADER
 from pairbus.wire.performatives import SaslInit
@@ -239,6 +239,53 @@ def failed_logins(site: Site) -> list[dict[str, Any]]:
     path = audit_file(site.settings.data)
     found = [json.loads(line) for line in path.read_text("ascii").splitlines()] if path.exists() else []
     return [record for record in found if record["action"] == AuditAction.LOGIN_FAILED]
+
+
+# A key that has logged in from an address whose limit is used up.
+
+
+def by_expired_token(site: Site, stack: ExitStack, name: str, _count: int) -> Read:
+    token = make_sas_token("sb://localhost/orders", name, "wrong", 1)
+    answer = stack.enter_context(WireClient(site.port)).open().put_token("sb://localhost/orders", token)
+    return lambda: [f"{int(answer.status)} {answer.description}"]
+
+
+def by_health(site: Site, stack: ExitStack, name: str, count: int) -> Read:
+    key = base64.b64encode(f"{name}:wrong".encode()).decode()
+    return http(site, stack, f"GET /health HTTP/1.1\r\nHost: x\r\nAuthorization: Basic {key}\r\n\r\n", count)
+
+
+def by_metrics(site: Site, stack: ExitStack, name: str, count: int) -> Read:
+    key = base64.b64encode(f"{name}:wrong".encode()).decode()
+    return http(site, stack, f"GET /metrics HTTP/1.1\r\nHost: x\r\nAuthorization: Basic {key}\r\n\r\n", count)
+
+
+def use_up(guesses: LoginLimiter) -> None:
+    """Let as many logins with many names fail as an address may."""
+    for number in range(200):
+        guesses.failed("127.0.0.1", f"name {number}", "amqp", InvalidCredentialsError("wrong"))
+
+
+@pytest.mark.parametrize(
+    "guess",
+    [by_sasl, by_token, by_http, by_console, by_expired_token, by_health, by_metrics],
+    ids=lambda way: way.__name__,
+)
+def test_e5_answers_do_not_reveal_which_keys_have_logged_in_while_the_limit_of_an_address_is_used_up(
+    site: Site, guess: Guess
+) -> None:
+    guesses = site.server._running.services.guesses
+    guesses._now_s = Clock()
+    with WireClient(site.port, sasl=plain(TARGET.name, TARGET.primary_key)).open() as client:
+        client.sender("orders")  # now the key is known
+    site.call(lambda _host: use_up(guesses))
+    found: dict[str, list[str]] = {}
+    for name in NAMES:
+        with ExitStack() as stack:
+            found[name] = answers_of(guess(site, stack, name, 1), name)
+    assert found[TARGET.name] == found[ABSENT]
+    with WireClient(site.port, sasl=plain(TARGET.name, TARGET.primary_key)).open() as client:
+        client.sender("orders")  # the right key is not delayed
 
 
 @pytest.mark.parametrize("kind", ["key", "token"])

@@ -23,9 +23,9 @@ from pairbus.pairing.report import (
     read_report,
 )
 from pairbus.server.amqp.services import AmqpServices
-from pairbus.server.errors import InvalidCredentialsError, ServerBusyError, UnauthorizedError
+from pairbus.server.errors import ServerBusyError, UnauthorizedError
 from pairbus.server.http.body import read_body
-from pairbus.server.http.credentials import Credentials, check_guesses, hold_back, note_known
+from pairbus.server.http.credentials import Credentials, check_guesses, note_known, refuse_login
 
 EXPIRES_MS: Final = int(3 * HEARTBEAT_S * 1_000)
 """An application that misses three heartbeats has ended, or cannot reach this namespace."""
@@ -162,9 +162,10 @@ class ReportApi:
         except ServerBusyError as error:
             return _error(HTTPStatus.SERVICE_UNAVAILABLE, error)
         except UnauthorizedError as error:
-            if isinstance(error, InvalidCredentialsError):
-                await hold_back(self._services.guesses, request, error)
-            return _error(self._status_for(credentials), error)
+            answer = await refuse_login(self._services.guesses, request, error)
+            if isinstance(answer, ServerBusyError):
+                return _error(HTTPStatus.SERVICE_UNAVAILABLE, answer)
+            return _error(self._status_for(credentials), answer)
         try:
             body = await read_body(request, MOST_BYTES)
             credentials.require("", Right.SEND, self._services.host.wall_ms())  # it may have been revoked meanwhile

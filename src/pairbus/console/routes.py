@@ -261,9 +261,10 @@ class ConsoleRoutes:
         except ServerBusyError as error:
             return await self._render_login(request, next_page, str(error))
         except UnauthorizedError as error:
-            delay_s = limiter.failed(peer, key_name, _PROTOCOL, error, peer_of(request.client))
-            await asyncio.sleep(max(WRONG_KEY_DELAY_S, delay_s))
-            return await self._render_login(request, next_page, str(error))
+            refusal = limiter.failed(peer, key_name, _PROTOCOL, error, peer_of(request.client))
+            if refusal.error is error:
+                await asyncio.sleep(max(WRONG_KEY_DELAY_S, refusal.delay_s))
+            return await self._render_login(request, next_page, str(refusal.error))
         limiter.succeeded(peer, key_name)
         ContextLog(_log, peer=peer_of(request.client), key=login.key_name).info("console login")
         self._record(AuditAction.CONSOLE_LOGIN, request, login.key_name, self._auth.rights_of(login))

@@ -69,6 +69,16 @@ BY_ADDRESS: Final = LoginRate(100, 10)
 """For one address with any names."""
 
 
+class _Counted(NamedTuple):
+    """What failures are counted for."""
+
+    address: str
+    key: str | None = None
+    """``None`` for all keys."""
+    is_apart: bool = False
+    """True for failures while the limit of the address is used up."""
+
+
 class LoginFailure(NamedTuple):
     """A failed login: the peer, the name of the key that it claimed to have, and the protocol."""
 
@@ -77,32 +87,45 @@ class LoginFailure(NamedTuple):
     protocol: str
 
 
+class LoginRefusal(NamedTuple):
+    """The answer to a failed login."""
+
+    error: Exception
+    delay_s: float
+    """The seconds by which to delay it."""
+
+
 class LoginLimiter:
     """Limits failed logins.
 
     A client with the right key is not delayed, unless others at its address guess that key; or guess many names, and no
     client there has logged in with its key before.
+
+    While the limit of an address is used up, the keys that have logged in from there are still checked. Whatever else
+    such an attempt shows is answered like an unchecked one, and limited apart from the other failures: otherwise a peer
+    could find out which keys these are.
     """
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
         self._now_s = now_s
-        self._buckets: dict[tuple[str, str | None], tuple[float, float]] = {}
+        self._buckets: dict[_Counted, tuple[float, float]] = {}
         """The rest of the burst, negative for a debt, and its time; least recent first."""
         self._known: dict[tuple[str, str], None] = {}
         """The addresses of successful logins, with their keys; least recent first."""
         self.failed_counts: Counter[str] = Counter()
         """Failed logins by protocol."""
         self.refused_counts: Counter[str] = Counter()
-        """Logins by protocol that were refused unchecked."""
+        """Logins by protocol that were answered with *server busy*."""
         self.on_failed: Callable[[LoginFailure], object] = lambda _failure: None
 
     def check(self, address: str, key: str, protocol: str) -> None:
         """Raise ``ServerBusyError`` if so many attempts have failed that further ones are refused for now."""
-        if self._is_spent(address, key, BY_KEY) or (
-            (address, key) not in self._known and self._is_spent(address, None, BY_ADDRESS)
+        if self._is_spent(_Counted(address, key), BY_KEY) or (
+            self._is_address_spent(address)
+            and ((address, key) not in self._known or self._is_spent(_Counted(address, key, is_apart=True), BY_KEY))
         ):
             self.refused_counts[protocol] += 1
-            raise ServerBusyError("too many logins from your address have failed; wait a few seconds")
+            raise _busy()
 
     def succeeded(self, address: str, key: str) -> None:
         """Record a successful login: attempts with other names at its address do not delay the next one."""
@@ -111,26 +134,43 @@ class LoginLimiter:
         if len(self._known) > _MOST_KNOWN:
             del self._known[next(iter(self._known))]
 
-    def failed(self, address: str, key: str, protocol: str, reason: object, peer: str = "") -> float:
-        """Record a failed login; return the seconds by which to delay its response. ``peer`` is for the log."""
-        self.failed_counts[protocol] += 1
+    def failed(self, address: str, key: str, protocol: str, reason: Exception, peer: str = "") -> LoginRefusal:
+        """Record a failed login; return the answer to it. ``peer`` is for the log."""
         failure = LoginFailure(peer=peer or address, key=key, protocol=protocol)
         log = ContextLog(_log, peer=failure.peer, key=key, protocol=protocol)
         log.warning("login failed reason=%s", LogValue(reason))
         self.on_failed(failure)
-        return max(self._take(address, key, BY_KEY), self._take(address, None, BY_ADDRESS))
+        if self._is_address_spent(address):
+            self.refused_counts[protocol] += 1
+            self._take(_Counted(address, key, is_apart=True), BY_KEY)
+            return LoginRefusal(_busy(), 0.0)
+        self.failed_counts[protocol] += 1
+        return LoginRefusal(
+            reason, max(self._take(_Counted(address, key), BY_KEY), self._take(_Counted(address), BY_ADDRESS))
+        )
 
-    def _take(self, address: str, name: str | None, rate: LoginRate) -> float:
-        left = self._left(address, name, rate) - 1
-        self._buckets.pop((address, name), None)
-        self._buckets[address, name] = left, self._now_s()
+    def answer(self, address: str, error: Exception) -> Exception:
+        """Return the error to answer a credential with that was refused for another reason than a wrong key."""
+        return _busy() if self._is_address_spent(address) else error
+
+    def _is_address_spent(self, address: str) -> bool:
+        return self._is_spent(_Counted(address), BY_ADDRESS)
+
+    def _take(self, counted: _Counted, rate: LoginRate) -> float:
+        left = self._left(counted, rate) - 1
+        self._buckets.pop(counted, None)
+        self._buckets[counted] = left, self._now_s()
         if len(self._buckets) > _MOST_BUCKETS:
             del self._buckets[next(iter(self._buckets))]
         return max(0.0, -left / rate.per_second)
 
-    def _is_spent(self, address: str, name: str | None, rate: LoginRate) -> bool:
-        return self._left(address, name, rate) <= -_MOST_DEBT
+    def _is_spent(self, counted: _Counted, rate: LoginRate) -> bool:
+        return self._left(counted, rate) <= -_MOST_DEBT
 
-    def _left(self, address: str, name: str | None, rate: LoginRate) -> float:
-        left, at_s = self._buckets.get((address, name), (rate.burst, 0.0))
+    def _left(self, counted: _Counted, rate: LoginRate) -> float:
+        left, at_s = self._buckets.get(counted, (rate.burst, 0.0))
         return min(rate.burst, left + (self._now_s() - at_s) * rate.per_second)
+
+
+def _busy() -> ServerBusyError:
+    return ServerBusyError("too many logins from your address have failed; wait a few seconds")

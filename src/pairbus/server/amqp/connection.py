@@ -32,6 +32,7 @@ from pairbus.server.errors import (
     refusal_of,
 )
 from pairbus.server.log_context import ContextLog, LogValue
+from pairbus.server.peer_limits import LoginRefusal
 from pairbus.server.turns import Pace
 from pairbus.store import CommitId, StoreError
 from pairbus.wire import (
@@ -629,9 +630,12 @@ class ServerConnection:
         """Note a log-in with this key."""
         self._services.guesses.succeeded(self.address, key)
 
-    def penalty_s(self, key: str, reason: Exception) -> float:
-        """Note a failed log-in; return by how many seconds to delay the response."""
-        return self._services.guesses.failed(self.address, key, self._protocol, reason, self._peer)
+    def login_failed(self, key: str, reason: UnauthorizedError) -> LoginRefusal:
+        """Note a failed log-in; return the answer to it."""
+        guesses = self._services.guesses
+        if isinstance(reason, InvalidCredentialsError):
+            return guesses.failed(self.address, key, self._protocol, reason, self._peer)
+        return LoginRefusal(guesses.answer(self.address, reason), 0.0)
 
     def session_token(self, link_name: object, address: Address, session_id: object) -> bytes | None:
         """Return the lock token of the session that a link of the connection holds; ``None`` if it has no session.
@@ -660,10 +664,10 @@ class ServerConnection:
             self.check_guesses(name)
             self.claims.put("", self.gatekeeper.admit_key(name, key))
         except REFUSABLE as error:
-            self.counters.refuse(refusal_of(error).condition)
-            if isinstance(error, InvalidCredentialsError):
-                self._penalty_s = self.penalty_s(name, error)
-            return SaslCode.SYS_TEMP if isinstance(error, ServerBusyError | StoreError) else SaslCode.AUTH
+            refused = self.login_failed(name, error) if isinstance(error, UnauthorizedError) else LoginRefusal(error, 0)
+            self.counters.refuse(refusal_of(refused.error).condition)
+            self._penalty_s = refused.delay_s
+            return SaslCode.SYS_TEMP if isinstance(refused.error, ServerBusyError | StoreError) else SaslCode.AUTH
         self.logged_in(name)
         self._prove()
         return SaslCode.OK

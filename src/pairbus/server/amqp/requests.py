@@ -18,8 +18,8 @@ from pairbus.server.amqp.services import VALUES
 from pairbus.server.errors import (
     REFUSABLE,
     BadRequestError,
-    InvalidCredentialsError,
     LimitExceededError,
+    UnauthorizedError,
     refusal_of,
 )
 from pairbus.server.log_context import LogValue
@@ -85,16 +85,17 @@ class TokenNode(RequestNode):
         penalty_s = 0.0
         try:
             self._put(request)
-        except REFUSABLE as error:
+        except REFUSABLE as reason:
+            error: Exception = reason
+            if isinstance(reason, UnauthorizedError):
+                error, penalty_s = self._connection.login_failed(_key_name(request), reason)
             refusal = refusal_of(error)
             self._connection.counters.refuse(refusal.condition, refusal.limit)
             # Some SDKs do not show the reason, so it is logged here.
             named = self._connection.log_context(self.link).having(
                 entity=request.properties.get("name"), key=_key_name(request)
             )
-            named.info("token refused reason=%s", LogValue(error))
-            if isinstance(error, InvalidCredentialsError):
-                penalty_s = self._connection.penalty_s(_key_name(request), error)
+            named.info("token refused reason=%s", LogValue(reason))
             response = Response(status=refusal.status, description=refusal.description)
         else:
             response = _ACCEPTED

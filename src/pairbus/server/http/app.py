@@ -29,7 +29,7 @@ from pairbus.server.host import NamespaceHost
 from pairbus.server.http.answers import error_answer, fresh_tracking_id
 from pairbus.server.http.body import MAX_BODY_BYTES, BodyTooLargeError, check_length, read_body
 from pairbus.server.http.call import HttpCall, authority_of
-from pairbus.server.http.credentials import Credentials, check_guesses, hold_back, key_name_of, note_known
+from pairbus.server.http.credentials import Credentials, check_guesses, key_name_of, note_known, refuse_login
 from pairbus.server.http.metrics import Metrics, Monitoring
 from pairbus.server.http.routes import ManagementRoute, MatchedRoute, find, segments_of
 from pairbus.server.log_context import ContextLog, LogValue, peer_of
@@ -212,9 +212,8 @@ class Management:
             return await self._handle(request, found, path)
         except ClientDisconnect:
             return Response(status_code=400)  # the client is gone
-        except InvalidCredentialsError as error:
-            await hold_back(self._guesses, request, error)
-            return self._refuse(request, path, error)
+        except UnauthorizedError as error:
+            return self._refuse(request, path, await refuse_login(self._guesses, request, error))
         except Exception as error:  # noqa: BLE001 (a request that we fail at must not harm the others)
             return self._refuse(request, path, error)
 
@@ -242,7 +241,8 @@ class Management:
         if route.right is not None:
             await self._host.ready()
         now_ms = self._host.now_ms()
-        check_guesses(self._guesses, request)
+        if route.right is not None or self._monitoring.reads_credentials(route.operation):
+            check_guesses(self._guesses, request)
         if route.right is not None:
             # Before anything is looked up, so that an unauthorized client cannot find out what exists.
             _authorize(credentials, route, found.names, path, self._host.wall_ms())

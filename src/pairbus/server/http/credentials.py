@@ -104,10 +104,16 @@ def note_known(guesses: LoginLimiter, request: Request) -> None:
     setattr(request.state, KNOWN, True)
 
 
-async def hold_back(guesses: LoginLimiter, request: Request, error: InvalidCredentialsError) -> None:
-    """Record a failed login, and wait for the delay of its response."""
-    key = key_name_of(request.headers.get("authorization"))
-    await asyncio.sleep(guesses.failed(_address(request), key, _PROTOCOL, error, peer_of(request.client)))
+async def refuse_login(guesses: LoginLimiter, request: Request, error: UnauthorizedError) -> Exception:
+    """Return the error to answer a request with that has shown no valid key. Records a failed login, and waits."""
+    text = request.headers.get("authorization")
+    if text is None or getattr(request.state, KNOWN, False):
+        return error
+    if not isinstance(error, InvalidCredentialsError):
+        return guesses.answer(_address(request), error)
+    refusal = guesses.failed(_address(request), key_name_of(text), _PROTOCOL, error, peer_of(request.client))
+    await asyncio.sleep(refusal.delay_s)
+    return refusal.error
 
 
 def _address(request: Request) -> str:

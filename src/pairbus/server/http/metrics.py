@@ -272,7 +272,11 @@ class StrangerMetrics(Collector):
         yield _total("pairbus_connections_crowded", "Connections refused because their address has too many", crowded)
         for name, help_text, counts in (
             ("pairbus_logins_failed", "Logins with a wrong key or signature", guesses.failed_counts),
-            ("pairbus_logins_refused", "Logins refused unchecked after too many failed ones", guesses.refused_counts),
+            (
+                "pairbus_logins_refused",
+                "Logins answered with server busy",
+                guesses.refused_counts,
+            ),
         ):
             family = CounterMetricFamily(name, help_text, labels=["protocol"])
             for protocol, count in counts.items():
@@ -525,6 +529,10 @@ class Monitoring:
                 self._found = None
             self._counted_ms = now_ms
         return self._found
+
+    def reads_credentials(self, operation: str) -> bool:
+        """Return whether the response to an open request depends on its credentials."""
+        return operation == "metrics" and not self._open_metrics
 
     def _may_see_entities(self, credentials: Credentials) -> bool:
         """Return whether the client may see entities; raises ``UnauthorizedError`` for invalid credentials."""
