@@ -5,6 +5,7 @@ from benchmarks import (
     broker_growth,
     client,
     growth,
+    hostile,
     ledgers,
     metering,
     pairing,
@@ -36,3 +37,5 @@ if __name__ == "__main__":
     metering.report()
     print()
     ledgers.report()
+    print()
+    hostile.report()

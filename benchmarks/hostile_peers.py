@@ -43,7 +43,7 @@ from pairbus.wire import (
 )
 from pairbus.wire.frames import AMQP_HEADER, SASL_FRAME, SASL_HEADER
 from pairbus.wire.performatives import Detach, End, SaslInit, Transfer
-from tests.server.test_hostile_peers import BEGUN, CBS, HOSTILE, OPENED, request, transfer
+from tests.server.test_hostile_peers import BEGUN, CBS, HOSTILE, OPENED, PHASES, Phase, request, transfer
 from tests.wire.pair import frame
 
 HOSTILE_QUEUE: Final = "flooded"
@@ -263,6 +263,54 @@ def _lists_by_websocket(address: ConnectionString) -> Iterator[bytes]:
     return _websocket_frames(chain((BEGUN + CBS,), _numbered(_LISTS)(address)))
 
 
+def _hostile(kind: str) -> Chunks:
+    """Return the input of a kind of the tests, which is computed once."""
+
+    def chunks(_address: ConnectionString) -> Iterator[bytes]:
+        return repeat(HOSTILE[kind]())
+
+    return chunks
+
+
+def trickle(phase: Phase) -> Attack:
+    """Send a byte at a time on many connections, and connect anew when one is closed."""
+
+    def attack(address: ConnectionString) -> Iterator[None]:
+        streams: dict[socket.socket, Iterator[bytes]] = {}
+        while True:
+            while len(streams) < _CROWD:
+                stream = _connect(address)
+                stream.sendall(phase.before)
+                stream.setblocking(False)
+                streams[stream] = cycle(phase.pieces)
+            for stream, pieces in [*streams.items()]:
+                try:
+                    stream.send(next(pieces))
+                    yield
+                except BlockingIOError:
+                    continue
+                except OSError:
+                    stream.close()
+                    del streams[stream]
+
+    return attack
+
+
+_ALSO: Final = (
+    "maps whose keys have the same hash",
+    "requests with many properties",
+    "many headers",
+    "many parameters",
+    "many fields",
+    "compressed forms",
+    "deep JSON",
+    "deep JSON in a token",
+)
+"""Kinds of the tests that send something once on each connection."""
+
+_SLOW: Final = ("SASL", "the head of a request", "the body of a form")
+"""Phases of the tests in which a peer takes its time."""
+
 _LISTS: Final = request([[]] * 20_000)
 _NOISE: Final = bytes(range(256)) * 200
 
@@ -293,6 +341,8 @@ UNPROVEN: Final[dict[str, Attack]] = {
     "WebSocket upgrades": connections(always(_UPGRADE)),
     "wrong keys by SASL PLAIN": connections(lambda _address: map(_guess, count())),
     "noise": connections(always(_NOISE)),
+    **{f"{kind}, on new connections": connections(_hostile(kind)) for kind in _ALSO},
+    **{f"{name}, a byte at a time, on {_CROWD} connections": trickle(PHASES[name]) for name in _SLOW},
 }
 """Peers without a key."""
 
