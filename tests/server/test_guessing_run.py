@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import logging
 import re
 import socket
 import statistics
@@ -239,6 +240,20 @@ def failed_logins(site: Site) -> list[dict[str, Any]]:
     path = audit_file(site.settings.data)
     found = [json.loads(line) for line in path.read_text("ascii").splitlines()] if path.exists() else []
     return [record for record in found if record["action"] == AuditAction.LOGIN_FAILED]
+
+
+def test_e5_failed_login_at_the_console_is_logged_and_does_not_reveal_which_keys_exist(
+    site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    answers = []
+    for name in NAMES:
+        with ExitStack() as stack:
+            answers.append(answers_of(by_console(site, stack, name, 1), name))
+    assert answers[0] == answers[1]
+    lines = [each for each in caplog.records if each.message.startswith("login failed")]
+    for name, line in zip(NAMES, lines, strict=True):
+        assert re.search(rf" peer=127\.0\.0\.1:\d+ key={name} protocol=console ", line.message), line.message
+        assert line.levelno == logging.WARNING
 
 
 # A key that has logged in from an address whose limit is used up.
