@@ -219,7 +219,7 @@ class Settings:
         metadata=_about("days within which every stored record is read, to find damage; 0 to read none"),
     )
     blocked_exit_s: float = field(
-        default=60.0,
+        default=10.0,
         metadata=_about(
             "seconds for which the event loop may be blocked before the process exits with code 4, so that it is"
             " started again; 0 for never"
