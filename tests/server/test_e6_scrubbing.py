@@ -12,7 +12,7 @@ import pytest
 from pairbus.broker import Address, QueueDescription, QueuePart
 from pairbus.server import NamespaceServer
 from pairbus.server.http.metrics import StorageMetrics
-from pairbus.server.scrubbing import Scrubber
+from pairbus.server.scrubbing import Pace, Scrubber
 from pairbus.server.server import _storage_reading
 from pairbus.server.settings import Settings
 from pairbus.store import keys
@@ -20,6 +20,7 @@ from pairbus.store.directory import DATA_FILE
 from pairbus.store.page_guard import Leaf, PathReader
 from pairbus.store.page_nodes import PageSource
 from pairbus.store.pages import verify
+from pairbus.store.scrubber import FIRST_KEY, scrub_slice
 from pairbus.testing import running_namespace
 from tests.broker.broker import letter
 from tests.server.test_e6_damage import ask
@@ -158,6 +159,37 @@ def test_b4_pages_on_which_all_others_depend_are_restored(
     with running_namespace(data=tmp_path / "data") as namespace:
         assert len(namespace.call(lambda host: host.use_namespace().peek(ORDERS, 0, 1_000, host.now_ms()))) == COUNT + 1
     assert (page != "end") == any(line.startswith("page damaged, restored") for line in caplog.messages)
+
+
+@pytest.mark.parametrize("body_bytes", [100, 1_000, 20_000])
+@pytest.mark.parametrize("read_s", [0.0, 0.5], ids=["at once", "reading takes time"])
+def test_e6_pass_of_several_slices_ends_within_the_period(tmp_path: Path, body_bytes: int, read_s: float) -> None:
+    file = tmp_path / "data" / DATA_FILE
+    with running_namespace(data=tmp_path / "data", queues=["orders"]) as namespace:
+        for _ in range(400):
+            namespace.call(lambda host: host.use_namespace().send(ORDERS, [letter("x" * body_bytes)], host.now_ms()))
+        eventually(lambda: namespace.call(lambda host: host.committer.is_at_rest))
+        used_bytes = namespace.call(lambda host: host.committer.used_bytes)
+    period_s, now_s, slices, read_bytes = 100.0, 1_000.0, 0, 0
+    pace = Pace(period_s, now_s)
+    position: bytes | None = FIRST_KEY
+    while position is not None:
+        found = scrub_slice(file, position, used_bytes // 20)
+        position = found.next_key
+        now_s += read_s
+        slices += 1
+        read_bytes += found.size_bytes
+        if position is not None:
+            now_s += pace.pause_s(found.size_bytes / used_bytes, now_s)
+    assert slices > 5
+    assert read_bytes <= used_bytes
+    assert period_s / 2 < now_s - 1_000.0 <= period_s
+
+
+def test_e6_scrubbing_after_an_interruption_does_not_make_up_for_all_of_it() -> None:
+    pace = Pace(1_000.0, 0.0)
+    assert pace.pause_s(0.01, 2.0) == pytest.approx(8.0)
+    assert [pace.pause_s(0.01, 500.0) for _ in range(8)] == pytest.approx([0, 0, 0, 0, 0, 0, 0, 10.0])
 
 
 def test_e6_server_scrubs_in_the_background(tmp_path: Path) -> None:

@@ -25,6 +25,22 @@ _INSPECTED_AT_ONCE: Final = 50
 """Messages that one turn of the event loop reads after damage was found."""
 
 
+class Pace:
+    """Spreads the slices of a pass over the period. Reading takes time, too: that is part of the period."""
+
+    def __init__(self, period_s: float, now_s: float) -> None:
+        self._period_s = period_s
+        self._due_s = now_s
+        """When the next slice is to be read."""
+
+    def pause_s(self, read_share: float, now_s: float) -> float:
+        """Return how long to wait after a slice, which was some share of the file."""
+        self._due_s += min(_LONGEST_PAUSE_S, self._period_s * read_share)
+        # After a long interruption the file is not read at full speed for long.
+        self._due_s = max(self._due_s, now_s - _LONGEST_PAUSE_S)
+        return max(0.0, self._due_s - now_s)
+
+
 class Scrubber:
     """Reads the file slice by slice on a worker thread, and quarantines what is damaged."""
 
@@ -77,6 +93,7 @@ class Scrubber:
         """Run one pass. Raises ``OSError`` or ``StoreError`` if the file cannot be read."""
         position: bytes | None = FIRST_KEY
         read_bytes = 0
+        pace = Pace(self._period_s, self._host.loop.time())
         while position is not None:
             found = await asyncio.to_thread(scrub_slice, self._data_file, position, _SLICE_BYTES)
             self.records += found.records
@@ -86,7 +103,7 @@ class Scrubber:
             used_bytes = max(self._host.committer.used_bytes, read_bytes, 1)
             self.progress = read_bytes / used_bytes
             if position is not None:
-                await asyncio.sleep(min(_LONGEST_PAUSE_S, self._period_s * found.size_bytes / used_bytes))
+                await asyncio.sleep(pace.pause_s(found.size_bytes / used_bytes, self._host.loop.time()))
         self.passes += 1
         self.progress = 0.0
         self.last_pass_ms = self._host.wall_ms()

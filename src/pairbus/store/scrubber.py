@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from pairbus.store.page_guard import Leaf, PathReader
-from pairbus.store.page_nodes import PageSource, is_in_order
+from pairbus.store.page_nodes import PageSource, has_flags, is_in_order
 from pairbus.store.pages import META_BYTES, Meta, meta_page_bytes, meta_transaction, read_meta
 
 FIRST_KEY: Final = b"\0"
@@ -21,6 +21,8 @@ class ScrubSlice(NamedTuple):
 
     records: int
     size_bytes: int
+    """Size of the pages that were read; a large value counts with its own size."""
+
     suspects: tuple[bytes, ...]
     """Keys of records that are damaged, or in pages that are; to be checked again by the owner of the store."""
 
@@ -62,7 +64,7 @@ def _read(pages: PageSource, path: PathReader, start: bytes, max_bytes: int) -> 
                     suspects.append(position if node is None else node.key)
                 else:
                     records += 1
-                    size += len(node.raw)
+                    size += len(node.raw) if has_flags(leaf.data, at) else 0  # a small value is in the page
         else:
             suspects.append(position)
         position = leaf.high if leaf.high is None or leaf.high > position else None
