@@ -1,13 +1,21 @@
-"""Separate file systems that a test can freeze, fill, or make fail, if the system allows mounting them."""
+"""Separate file systems that a test can freeze, fill, or make fail, if the system allows mounting them.
+
+Whether it does is tried once. Tests are skipped without root, or in a container that must not mount, and the summary
+says why. They fail if a program is missing when root runs them in CI, if ``PAIRBUS_REQUIRE_DISKS`` is set, and if
+anything fails later: such a test proves something, and must not vanish unnoticed.
+"""
 
 from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from pathlib import Path
-from typing import Final
+from shutil import which
+from typing import Final, NoReturn
 
 import pytest
 
@@ -15,12 +23,58 @@ MEGABYTE: Final = 1 << 20
 UNJOURNALED: Final = ("-O", "^has_journal", "-E", "lazy_itable_init=0")
 """Options of a file system that a process writes to itself: with a journal, a thread of the kernel does."""
 
+PROGRAMS: Final = ("mkfs.ext4", "mount", "umount", "fsfreeze")
+REQUIRED: Final = "PAIRBUS_REQUIRE_DISKS"
+
 _GROUPS: Final = Path("/sys/fs/cgroup")
+
+
+def is_required(environment: Mapping[str, str], is_root: bool, missing: bool) -> bool:
+    """Return whether a test fails, instead of being skipped, if no file system can be mounted, or slowed down.
+
+    ``missing``: because a program is not installed.
+    """
+    return bool(environment.get(REQUIRED)) or (environment.get("CI") == "true" and is_root and missing)
+
+
+def _give_up(reason: str, *, missing: bool = False) -> NoReturn:
+    if is_required(os.environ, os.geteuid() == 0, missing):
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
+def _require_disks() -> None:
+    missing = [program for program in PROGRAMS if which(program) is None]
+    if missing:
+        _give_up(f"no file system can be mounted here: {', '.join(missing)} not installed", missing=True)
+    problem = _mount_problem()
+    if problem is not None:
+        _give_up(f"no file system can be mounted here: {problem}")
+
+
+@cache
+def _mount_problem() -> str | None:
+    """Try to mount a file system; return why that is impossible."""
+    if os.geteuid() != 0:
+        return "only root may"
+    with tempfile.TemporaryDirectory() as directory:
+        try:
+            with _mounted(Path(directory), 8):
+                return None
+        except (OSError, subprocess.CalledProcessError) as error:
+            return f"{error}: {getattr(error, 'stderr', b'').decode(errors='replace').strip()}"
 
 
 @contextmanager
 def mounted(directory: Path, megabytes: int = 256, *options: str) -> Iterator[Path]:
     """Mount a file system that is stored in a file of a directory."""
+    _require_disks()
+    with _mounted(directory, megabytes, *options) as place:
+        yield place
+
+
+@contextmanager
+def _mounted(directory: Path, megabytes: int, *options: str) -> Iterator[Path]:
     image, place = directory / "image", directory / "mounted"
     place.mkdir()
     with image.open("wb") as file:
@@ -49,6 +103,7 @@ def fragile(directory: Path) -> Iterator[tuple[Path, Path]]:
 
     A disk in a file reports a write that does not fit into that file as an input/output error.
     """
+    _require_disks()
     below, middle, top = directory / "below", directory / "middle", directory / "top"
     for place in (below, middle, top):
         place.mkdir()
@@ -69,12 +124,13 @@ def slowed(place: Path, process_id: int, writes_per_s: int) -> Iterator[None]:
     group = parent / f"pairbus-{process_id}"
     try:
         if is_unified:
-            (parent / "cgroup.subtree_control").write_text("+io", encoding="ascii")
+            # Without the memory controller, what the kernel writes for a group does not count as written by the group.
+            (parent / "cgroup.subtree_control").write_text("+io +memory", encoding="ascii")
         group.mkdir()
         limits = group / ("io.max" if is_unified else "blkio.throttle.write_iops_device")
         limits.write_text(f"{limited} {'wiops=' if is_unified else ''}{writes_per_s}", encoding="ascii")
     except OSError as error:
-        pytest.skip(f"no disk can be slowed down here: {error}")
+        _give_up(f"no disk can be slowed down here: {error}")
     home = group.parent / _group_of(process_id, is_unified).lstrip("/")
     try:
         (group / "cgroup.procs").write_text(str(process_id), encoding="ascii")
@@ -115,7 +171,4 @@ def _made(directory: Path) -> Path:
 
 
 def _run(*command: object) -> None:
-    try:
-        subprocess.run([*map(str, command)], check=True, capture_output=True)
-    except (OSError, subprocess.CalledProcessError) as error:
-        pytest.skip(f"no file system can be mounted here: {error}")
+    subprocess.run([*map(str, command)], check=True, capture_output=True)
