@@ -17,7 +17,7 @@ from pairbus.server.host import NamespaceHost
 from pairbus.testing import RunningNamespace, running_namespace
 from pairbus.wire import ACCEPTED
 from tests.compatibility.stage import unclosed_forgiven
-from tests.server.amqp.wire_client import body_of, text_message
+from tests.server.amqp.wire_client import body_of, connect, text_message
 from tests.server.disks import frozen, mounted
 from tests.server.served_process import PATIENCE_S, served_process
 from tests.server.test_e6_damage import ask, health
@@ -123,6 +123,38 @@ def test_b3_clients_retry_without_a_side_buffer_and_every_message_is_stored_once
         assert len(confirmed) == 2 * SENDS
         assert sorted(found_in(namespace)) == sorted(confirmed), "each once"
         assert health(namespace) == (200, "ok", "")
+
+
+def send_without_ids(connection_string: str, confirmed: list[str]) -> None:
+    with (
+        unclosed_forgiven(),
+        ServiceBusClient.from_connection_string(
+            connection_string, retry_total=20, retry_backoff_factor=0.2, retry_backoff_max=1
+        ) as client,
+        client.get_queue_sender("orders") as sender,
+    ):
+        for number in range(SENDS):
+            sender.send_messages(ServiceBusMessage(f"sdk {number}"))
+            confirmed.append(f"sdk {number}")
+            time.sleep(0.05)
+
+
+def test_b3_message_without_an_id_is_stored_twice_at_most_once_a_stall_and_never_lost(disk: Path) -> None:
+    """Only the send that is inside the commit can be stored twice: all later ones are refused, and never committed."""
+    with running_namespace(data=disk / "data", queues=["orders"]) as namespace, ThreadPoolExecutor() as threads:
+        confirmed: list[str] = []
+        running = threads.submit(send_without_ids, namespace.connection_string, confirmed)
+        eventually(lambda: len(confirmed) > 3)
+        with frozen(disk):
+            reported(namespace, "unavailable")
+            time.sleep(2)  # for several retries
+        running.result()
+        with connect(namespace) as receiving:
+            count = len(found_in(namespace))
+            received = receiving.receive(receiving.receiver("orders", credit=count, deletes=True), count)
+        bodies = [body_of(each).decode() for each in received]
+        assert {*bodies} == {*confirmed} == {f"sdk {number}" for number in range(SENDS)}
+        assert len(bodies) <= SENDS + 1
 
 
 def test_b3_kill_during_a_freeze_loses_nothing_that_the_side_buffer_confirmed(tmp_path: Path, disk: Path) -> None:
