@@ -31,6 +31,7 @@ from pairbus.pairing.syphon.message import DeadLetterReason
 from pairbus.spark.connections import ConnectionReference
 from pairbus.testing import RunningNamespace, running_namespace
 from tests.client.stage import make_queue
+from tests.spans import parent_of, recorded_spans
 
 _SCHEMA = pa.schema([("entity", pa.string()), ("sequence_number", pa.int64()), ("lock_token", pa.string())])
 _NOBODY: frozenset[tuple[str, str]] = frozenset()
@@ -179,6 +180,18 @@ def test_c14_messages_are_restored_sent_and_only_then_removed(scene: Scene) -> N
     assert arrived.application_properties == {}
     assert arrived.time_to_live == timedelta(hours=1)
     assert scene.lying() == []
+
+
+def test_task_creates_spans_in_a_worker_with_a_tracer_provider(scene: Scene) -> None:
+    destination = make_queue(scene.primary)
+    trace_id, span_id = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+    traced = BrokeredMessage(b"x", application_properties={"traceparent": f"00-{trace_id}-{span_id}-01"})
+    scene.divert((destination, traced))
+    batch = scene.lock(1)
+    with recorded_spans() as spans:
+        assert _counts(scene.land(batch)) == {OutcomeKind.DELIVERED: 1}
+        span = spans.one(f"syphon {destination}")
+    assert parent_of(span) == (int(trace_id, 16), int(span_id, 16))
 
 
 def test_c15_task_that_is_run_again_sends_only_what_is_still_there(scene: Scene) -> None:
