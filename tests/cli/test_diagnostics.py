@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from pairbus.broker import Right
 from tests.cli.everyday import Desk
+from tests.cli.test_pair import with_key
 from tests.waiting import eventually
 
 
@@ -29,6 +31,13 @@ def test_running_server_collects_a_bundle_and_keeps_it(desk: Desk) -> None:
 
 
 def test_key_without_manage_is_refused(desk: Desk) -> None:
+    done = desk.run("diagnostics", "--connection", with_key(desk.namespace, Right.SEND, Right.LISTEN))
+    assert done.code == 1
+    assert "Manage" in done.reason
+    assert done.stdout == ""
+
+
+def test_wrong_key_is_refused(desk: Desk) -> None:
     wrong = desk.namespace.connection_string.replace(desk.namespace.key, "d3Jvbmc=")
     done = desk.run("diagnostics", "--connection", wrong)
     assert done.code == 1

@@ -7,6 +7,7 @@ import json
 from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from http.client import HTTPConnection
 from pathlib import Path
 from threading import Event
@@ -206,6 +207,16 @@ def test_injected_faults_are_recorded_when_they_are_engaged_and_cleared(tmp_path
     ]
     for each in found:
         assert (each["who"], each["entity"], each["kind"]) == ("pairbus.testing", "orders", FaultKind.SERVER_BUSY)
+
+
+def test_expiry_of_an_injected_fault_is_recorded(tmp_path: Path) -> None:
+    with running_namespace(queues=["orders"], data=tmp_path / "data") as contoso:
+        contoso.faults.engage(FaultKind.SERVER_BUSY, "orders", duration=timedelta(milliseconds=1))
+        eventually(lambda: not contoso.faults.list())
+    found = [each for each in records(tmp_path / "data") if each["action"] == AuditAction.FAULT_CLEARED]
+    assert [(each["event"], each["entity"], each["kind"]) for each in found] == [
+        ("expired", "orders", FaultKind.SERVER_BUSY)
+    ]
 
 
 def test_clearing_an_unknown_fault_is_recorded_as_failed(tmp_path: Path) -> None:

@@ -443,6 +443,29 @@ def test_b3_message_that_is_not_merged_in_time_raises_an_alarm(
     assert lines == ["side buffer overdue", "side buffer no longer overdue"]
 
 
+def test_b3_alarm_is_raised_after_15_minutes(directory: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def scene(stage: BufferedStage) -> None:
+        host = stage.host
+        clock, minutes = host._clock, 0.0
+        host._clock = lambda: clock() + int(minutes * 60_000)
+        metrics = Metrics(stage.services.counters, host.committer, host.throttle)
+        monitoring = Monitoring(host, metrics, open_metrics=False, is_draining=lambda: False)
+        peer = await stage.peer()
+        await stalled(stage, peer, await peer.sender())
+        await eventually_async(lambda: stage.buffer.counts.held)
+        minutes = 14.5
+        stage.buffer.check_overdue()
+        assert b"messages have waited in the side buffer" not in monitoring.health().body
+        assert not [line for line in caplog.messages if line.startswith("side buffer overdue")]
+        minutes = 15.1
+        stage.buffer.check_overdue()
+        assert b"messages have waited in the side buffer for 15 minutes" in monitoring.health().body
+        assert [line for line in caplog.messages if line.startswith("side buffer overdue")]
+        await thawed(stage)
+
+    play(scene, directory)
+
+
 # Loading
 
 
