@@ -5,6 +5,8 @@ connections send as fast as they are confirmed, with a small window: that is the
 three times it, and at 30 % again. Each message has a time at which it is to be sent, from which its latency counts,
 whether or not the server has let the sender get there; what a sender with a full window cannot send is held back. The
 processor time is that of the server, relative to one core and for each confirmed message.
+
+The exit code is 1 if a goal is missed, unless other processes kept the machine busy: then the figures say little.
 """
 
 from __future__ import annotations
@@ -53,6 +55,12 @@ PEAK_S: Final = 10.0
 BACKOFF_S: Final = 10.0
 GOAL_SHARE: Final = 0.8
 GOAL_RECOVERY_S: Final = 10.0
+GOAL_MEMORY_MB: Final = 256
+"""Maximum growth of the server's memory under overload, relative to the peak."""
+
+QUIET_LOAD: Final = 0.5
+"""Maximum load average at the start, for each core, at which the goals are judged."""
+
 _PACE_S: Final = 0.005
 _SAMPLE_S: Final = 0.5
 _BACK_TO: Final = 2.0
@@ -173,7 +181,7 @@ class Load:
             asyncio.get_running_loop().call_later(BACKOFF_S, go_on)
 
 
-async def _be_load(address: str, seconds: float) -> None:
+async def _be_load(address: str, seconds: float, scale: float) -> None:
     async with AsyncExitStack() as stack:
         senders = []
         for number in range(CONNECTIONS):
@@ -182,11 +190,11 @@ async def _be_load(address: str, seconds: float) -> None:
         load = Load(senders)
         print("ready", flush=True)
         await asyncio.to_thread(sys.stdin.readline)
-        phases = [await load.run("warm-up", WARM_UP_S, None)]
-        phases.append(peak := await load.run("peak", PEAK_S, None))
-        phases.append(await load.run("before", CALM_S, CALM * peak.rate))
+        phases = [await load.run("warm-up", WARM_UP_S * scale, None)]
+        phases.append(peak := await load.run("peak", PEAK_S * scale, None))
+        phases.append(await load.run("before", CALM_S * scale, CALM * peak.rate))
         phases.append(await load.run("overload", seconds, TIMES * peak.rate))
-        phases.append(await load.run("after", AFTER_S, CALM * peak.rate))
+        phases.append(await load.run("after", AFTER_S * scale, CALM * peak.rate))
         print("end", flush=True)
         print(json.dumps([asdict(phase) for phase in phases]), flush=True)
         os._exit(0)  # what is still under way stays so
@@ -295,6 +303,22 @@ class Figures:
         return self.phases["overload"].rate / self.phases["peak"].rate
 
     @property
+    def growth_mb(self) -> float:
+        """Growth of the server's memory under overload, relative to the peak."""
+        most = self.resources.most_bytes
+        return (most.get("overload", 0) - most.get("peak", 0)) / 2**20
+
+    def missed_goals(self) -> list[str]:
+        """Return the goals that are missed."""
+        recovery_s = self.recovery_s
+        is_missed = {
+            "throughput": self.share < GOAL_SHARE,
+            "recovery": recovery_s is None or recovery_s > GOAL_RECOVERY_S,
+            "memory": self.growth_mb > GOAL_MEMORY_MB,
+        }
+        return [goal for goal, missed in is_missed.items() if missed]
+
+    @property
     def recovery_s(self) -> float | None:
         """Seconds after the overload from which the latency is back for good; ``None`` if it never is."""
         before_ms = percentile(_all(self.phases["before"]), 0.99)
@@ -306,7 +330,7 @@ class Figures:
         return None
 
 
-def measure(data: Path, seconds: float, *options: str) -> Figures:
+def measure(data: Path, seconds: float, scale: float, *options: str) -> Figures:
     keeper = GroupCommitter.open(data, make_namespace, NOW)
     for path in QUEUES:
         keeper.namespace.create_queue(path, QueueDescription(), NOW)
@@ -314,7 +338,7 @@ def measure(data: Path, seconds: float, *options: str) -> Figures:
     with (
         serving(data, *options) as server,
         _process("--receivers", str(server.address)) as receivers,
-        _process("--load", str(server.address), "--seconds", str(seconds)) as load,
+        _process("--load", str(server.address), "--seconds", str(seconds), "--scale", str(scale)) as load,
         Resources(server) as resources,
     ):
         _say(load)
@@ -342,10 +366,12 @@ def percentile(values: Sequence[float], part: float) -> float:
     return ordered[min(len(ordered) - 1, int(part * len(ordered)))] if ordered else float("nan")
 
 
-def report(seconds: float = 60.0, *options: str) -> None:
+def report(seconds: float = 60.0, *options: str, scale: float = 1.0) -> int:
+    """Measure and print the figures; return the exit code."""
+    cores, load = os.cpu_count() or 1, os.getloadavg()[0]
     with TemporaryDirectory(prefix="pairbus-overload-") as data:
-        figures = measure(Path(data) / "data", seconds, *options)
-    print(f"{CONNECTIONS} connections to {len(QUEUES)} queues; {os.cpu_count()} cores; load {os.getloadavg()[0]:.1f}")
+        figures = measure(Path(data) / "data", seconds, scale, *options)
+    print(f"{CONNECTIONS} connections to {len(QUEUES)} queues; {cores} cores; load at the start {load:.1f}")
     titles = ("", "confirmed/s", "held back/s", "denied", "failed", "half ms", "p99 ms", "CPU %", "CPU µs", "memory MB")
     print("{:<10}{:>13}{:>13}{:>9}{:>9}{:>11}{:>11}{:>8}{:>8}{:>11}".format(*titles))
     for name, phase in figures.phases.items():
@@ -360,23 +386,36 @@ def report(seconds: float = 60.0, *options: str) -> None:
     back = "not within the time measured" if recovery_s is None else f"after {recovery_s:.0f} s"
     print(f"throughput under overload relative to the peak: {figures.share:.0%} (goal: {GOAL_SHARE:.0%})")
     print(f"99 of 100 latencies back: {back} (goal: {GOAL_RECOVERY_S:.0f} s)")
+    print(f"memory under overload beyond the peak: {figures.growth_mb:,.0f} MB (goal: {GOAL_MEMORY_MB} MB)")
     print(f"messages confirmed and not received at the end: {figures.left:,}")
+    return verdict(figures.missed_goals(), load / cores)
+
+
+def verdict(missed: Sequence[str], load_per_core: float) -> int:
+    """Print whether the goals are met; return the exit code."""
+    if load_per_core > QUIET_LOAD:
+        print(f"the machine was too busy to judge: load {load_per_core:.1f} for each core, at most {QUIET_LOAD}")
+        return 0
+    print(f"goals missed: {', '.join(missed)}" if missed else "all goals met")
+    return 1 if missed else 0
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.overload", description=__doc__)
     parser.add_argument("--seconds", type=float, default=60.0, help="duration of the overload")
+    parser.add_argument("--scale", type=float, default=1.0, help="factor for the durations of the other phases")
     parser.add_argument("--throttle-delay-ms", type=int, help="threshold of the server's event loop delay")
     parser.add_argument("--load", metavar="CONNECTION_STRING", help=argparse.SUPPRESS)
     parser.add_argument("--receivers", metavar="CONNECTION_STRING", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     if chosen.load is not None:
-        asyncio.run(_be_load(chosen.load, chosen.seconds))
+        asyncio.run(_be_load(chosen.load, chosen.seconds, chosen.scale))
     elif chosen.receivers is not None:
         asyncio.run(_be_receivers(chosen.receivers))
     else:
         delay = chosen.throttle_delay_ms
-        report(chosen.seconds, *(() if delay is None else ("--throttle-delay-ms", str(delay))))
+        options = () if delay is None else ("--throttle-delay-ms", str(delay))
+        sys.exit(report(chosen.seconds, *options, scale=chosen.scale))
 
 
 if __name__ == "__main__":
