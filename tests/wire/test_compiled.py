@@ -34,9 +34,9 @@ def is_current(mark: Path) -> bool:
 
 
 def compiled(build: Path) -> Path:
-    options = ["--quiet", "--no-build-isolation", "--no-deps", "--target", build]
+    options = ["--quiet", "--no-build-isolation", "--no-deps", "--target", str(build)]
     environment = {**os.environ, "PAIRBUS_COMPILE": "1"}
-    subprocess.run([sys.executable, "-m", "pip", "install", *options, ROOT], env=environment, check=True)
+    subprocess.run([sys.executable, "-m", "pip", "install", *options, str(ROOT)], env=environment, check=True)
     return build
 
 
