@@ -75,7 +75,7 @@ _READ_BYTES: Final = 256 * 1024
 
 _OPTIONS: Final = ("--port", "0", "--tier", "relaxed", "--log-level", "warning")
 _PLAIN: Final = "from pairbus.cli.main import app; app()"
-_WITH_COMPILED_WIRE: Final = (
+WITH_COMPILED_WIRE: Final = (
     "import sys; from importlib.util import find_spec, module_from_spec; spec = find_spec('pairbus'); "
     "spec.submodule_search_locations.insert(0, sys.argv.pop(1)); module = module_from_spec(spec); "
     "sys.modules['pairbus'] = module; spec.loader.exec_module(module); " + _PLAIN
@@ -121,7 +121,7 @@ def serving(data: Path, *options: str, compiled: bool = False, log: TextIO | Non
     """``pairbus serve`` on a free port of this machine, stopped with SIGTERM; it logs to ``log``, or to our stderr."""
     with TemporaryDirectory(prefix="pairbus-wire-") as wire:
         (Path(wire) / "wire").symlink_to(COMPILED / "pairbus" / "wire")
-        start = ["-c", _WITH_COMPILED_WIRE, wire] if compiled else ["-c", _PLAIN]
+        start = ["-c", WITH_COMPILED_WIRE, wire] if compiled else ["-c", _PLAIN]
         process = subprocess.Popen(
             [sys.executable, *start, "serve", "--data", str(data), "--name", "bench", *_OPTIONS, *options],
             env={**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE / "src"), str(COMPILED)])},

@@ -13,12 +13,13 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from threading import Thread
+from types import MappingProxyType
 from typing import Any, Final, Self
 from uuid import uuid4
 
@@ -65,6 +66,10 @@ async def drained(pair: NamespacePair) -> None:
 class NamespaceProcess:
     """A process of ``pairbus serve``, which keeps its port and its data after a restart."""
 
+    program: tuple[str, ...] = (sys.executable, "-m", "pairbus.cli.main")
+    environment: Mapping[str, str] = MappingProxyType({})
+    """Variables that it gets in addition."""
+
     def __init__(self, data: Path, *options: str) -> None:
         self.connection_string = ""
         self._data = data
@@ -89,10 +94,10 @@ class NamespaceProcess:
         """Start the process; return when it has printed its connection string."""
         options = ("--data", self._data, "--name", self._data.name, "--port", self._port, "--log-level", "error")
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "pairbus.cli.main", "serve", *map(str, options), *self._options],
+            [*self.program, "serve", *map(str, options), *self._options],
             stdout=subprocess.PIPE,
             text=True,
-            env=_ENVIRONMENT,
+            env={**_ENVIRONMENT, **self.environment},
         )
         assert self._process.stdout is not None
         for line in self._process.stdout:
