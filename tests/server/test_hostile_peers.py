@@ -30,7 +30,6 @@ from pairbus.wire import (
     Attach,
     Begin,
     Described,
-    Int,
     Message,
     Open,
     Properties,
@@ -38,6 +37,7 @@ from pairbus.wire import (
     Source,
     Symbol,
     Target,
+    Timestamp,
     ULong,
     encode,
     encode_message,
@@ -597,17 +597,58 @@ def report_deep_json(served: Served) -> None:
     connection.close()
 
 
+DISCONNECTS: Final = 20
+REQUESTS: Final = 200
+
+
+def schedule(number: int) -> bytes:
+    """Return a request whose execution can be seen later: it adds a scheduled message to a queue."""
+    due = {Symbol("x-opt-scheduled-enqueue-time"): Timestamp(4_000_000_000_000)}
+    later = encode_message(Message(message_annotations=due, body=(b"",)))
+    return encode_message(
+        Message(
+            properties=Properties(message_id=str(number), reply_to="x"),
+            application_properties={"operation": "com.microsoft:schedule-message"},
+            body=({"messages": [{"message-id": str(number), "message": later}]},),
+            body_kind=AMQP_VALUE,
+        )
+    )
+
+
+async def create_queue(served: Served, queue: str) -> None:
+    async with NamespaceManager.from_connection_string(served.connection_string) as manager:
+        await manager.create_queue(queue)
+
+
+async def scheduled_count(served: Served, queue: str) -> int:
+    """Return the number of scheduled messages of a queue, and delete it."""
+    async with NamespaceManager.from_connection_string(served.connection_string) as manager:
+        info = await manager.get_queue_runtime_info(queue)
+        await manager.delete_queue(queue)
+        return info.scheduled_message_count
+
+
 def hang_up_on_answers(served: Served) -> None:
-    for _ in range(50):
+    """Send many requests at once and disconnect: those that the server has not begun by then are not executed."""
+    asyncio.run(create_queue(served, "abandoned"))
+    listed = 'pairbus_management_operations_total{operation="list-queues"'
+    before = metric(served, listed)
+    for _ in range(DISCONNECTS):
         with WireClient(served.port, sasl=plain("RootManageSharedAccessKey", served.key)).open() as client:
-            node = client.requests("orders/$management")
-            for number in range(200):
-                body = {"from-sequence-number": 0, "message-count": Int(100)}
-                node.ask("com.microsoft:peek-message", body, message_id=str(number))
+            node = client.requests("abandoned/$management")
+            for number in range(REQUESTS):
+                node.asking.send(schedule(number), tag=b"%d" % number)
+            client.flush()
             client.hang_up()
         with served.connect() as stream:
             key = authorized(served)["Authorization"].encode()
-            stream.sendall(http(b"GET", b"/$Resources/Queues", b"Authorization: " + key) * 200)
+            stream.sendall(http(b"GET", b"/$Resources/Queues", b"Authorization: " + key) * REQUESTS)
+    eventually(lambda: metric(served, 'pairbus_connections_open{protocol="amqp"}') == 0)
+    answered = metric(served, listed) - before
+    executed = asyncio.run(scheduled_count(served, "abandoned"))
+    print(f"of {DISCONNECTS * REQUESTS:,} requests each: {executed:,} executed, {answered:,} answered")
+    assert executed < DISCONNECTS * REQUESTS / 2
+    assert answered < DISCONNECTS * REQUESTS / 2
 
 
 KNOWN: dict[str, Callable[[Served], None]] = {
