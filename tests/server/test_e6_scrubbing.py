@@ -12,7 +12,7 @@ import pytest
 from pairbus.broker import Address, QueueDescription, QueuePart
 from pairbus.server import NamespaceServer
 from pairbus.server.http.metrics import StorageMetrics
-from pairbus.server.scrubbing import Pace, Scrubber
+from pairbus.server.scrubbing import ScrubPace, Scrubber
 from pairbus.server.server import _storage_reading
 from pairbus.server.settings import Settings
 from pairbus.store import keys
@@ -171,7 +171,7 @@ def test_e6_pass_of_several_slices_ends_within_the_period(tmp_path: Path, body_b
         eventually(lambda: namespace.call(lambda host: host.committer.is_at_rest))
         used_bytes = namespace.call(lambda host: host.committer.used_bytes)
     period_s, now_s, slices, read_bytes = 100.0, 1_000.0, 0, 0
-    pace = Pace(period_s, now_s)
+    pace = ScrubPace(period_s, now_s)
     position: bytes | None = FIRST_KEY
     while position is not None:
         found = scrub_slice(file, position, used_bytes // 20)
@@ -187,7 +187,7 @@ def test_e6_pass_of_several_slices_ends_within_the_period(tmp_path: Path, body_b
 
 
 def test_e6_scrubbing_after_an_interruption_does_not_make_up_for_all_of_it() -> None:
-    pace = Pace(1_000.0, 0.0)
+    pace = ScrubPace(1_000.0, 0.0)
     assert pace.pause_s(0.01, 2.0) == pytest.approx(8.0)
     assert [pace.pause_s(0.01, 500.0) for _ in range(8)] == pytest.approx([0, 0, 0, 0, 0, 0, 0, 10.0])
 

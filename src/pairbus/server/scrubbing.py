@@ -25,7 +25,7 @@ _INSPECTED_AT_ONCE: Final = 50
 """Messages that one turn of the event loop reads after damage was found."""
 
 
-class Pace:
+class ScrubPace:
     """Spreads the slices of a pass over the period. Reading takes time, too: that is part of the period."""
 
     def __init__(self, period_s: float, now_s: float) -> None:
@@ -93,7 +93,7 @@ class Scrubber:
         """Run one pass. Raises ``OSError`` or ``StoreError`` if the file cannot be read."""
         position: bytes | None = FIRST_KEY
         read_bytes = 0
-        pace = Pace(self._period_s, self._host.loop.time())
+        pace = ScrubPace(self._period_s, self._host.loop.time())
         while position is not None:
             found = await asyncio.to_thread(scrub_slice, self._data_file, position, _SLICE_BYTES)
             self.records += found.records
