@@ -97,6 +97,10 @@ class LmdbStore:
         self._pending: LmdbCommit | None = None
         self._pending_bytes = 0
         self._closed = False
+        self.is_copy = False
+        """True while the file is written for the first time: what LMDB does not find need not be looked for by hand.
+        """
+
         self.unconfined: UnconfinedDamageError | None = None
         """The damage for which the file has to be rebuilt; ``None`` if there is none, or it cannot be rebuilt now."""
 
@@ -151,6 +155,8 @@ class LmdbStore:
         failure: lmdb.Error | None = None
         try:
             raw = self._newest().get(key)
+            if raw is None and self.is_copy:
+                return None
             # The length in a damaged page may reach beyond the file. Reading that would kill the process.
             if raw is not None and len(raw) <= BEYOND_LAST_PAGE_BYTES // 2:
                 value = unseal(key, bytes(raw))

@@ -198,6 +198,7 @@ class _Target:
 
     def __init__(self, store: LmdbStore) -> None:
         self.store = store
+        store.is_copy = True
         self._batch: dict[bytes, bytes | None] = {}
         self._size = 0
 
