@@ -299,8 +299,9 @@ class Figures:
 
     @property
     def share(self) -> float:
-        """Throughput under overload, relative to the peak."""
-        return self.phases["overload"].rate / self.phases["peak"].rate
+        """Throughput under overload, relative to the peak; 0 if nothing was confirmed, as on a very busy machine."""
+        peak = self.phases["peak"].rate
+        return self.phases["overload"].rate / peak if peak else 0.0
 
     @property
     def growth_mb(self) -> float:

@@ -32,6 +32,12 @@ def test_missed_goals_are_named() -> None:
     assert figures(90, 10, 100.0).missed_goals() == ["recovery"]
 
 
+def test_peak_without_confirmed_messages_misses_the_throughput() -> None:
+    found = figures(0, 10, 12.0)
+    found.phases["peak"].confirmed = 0
+    assert found.missed_goals() == ["throughput"]
+
+
 def test_missed_goal_fails_the_benchmark_unless_the_machine_was_busy(capsys: pytest.CaptureFixture[str]) -> None:
     assert verdict([], 0.0) == 0
     assert verdict(["memory"], QUIET_LOAD) == 1
@@ -45,7 +51,7 @@ def test_missed_goal_fails_the_benchmark_unless_the_machine_was_busy(capsys: pyt
 
 @pytest.mark.slow
 def test_short_run_reports() -> None:
-    command = [sys.executable, "-m", "benchmarks.overload", "--seconds", "1", "--scale", "0.1"]
+    command = [sys.executable, "-m", "benchmarks.overload", "--seconds", "1", "--scale", "0.2"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode in {0, 1}, done.stderr
     for start in (
