@@ -361,18 +361,19 @@ def spared_pages(path: Path) -> set[int]:
 
 
 def drain(factory: MessagingFactory, path: str) -> list[ReceivedMessage]:
-    """Receive and complete all messages of an entity."""
-    found: list[ReceivedMessage] = []
-    with factory.create_message_receiver(path) as receiver:
+    """Receive and complete all messages of an entity. If the file is rebuilt meanwhile, locks end: begin again."""
+    found: dict[int, ReceivedMessage] = {}
 
-        def is_empty() -> bool:
-            batch = receiver.receive(200, timedelta(seconds=1))
-            receiver.complete(batch)
-            found.extend(batch)
-            return not batch
+    def is_empty() -> bool:
+        with suppress(MessagingError), factory.create_message_receiver(path) as receiver:
+            while batch := receiver.receive(200, timedelta(seconds=1)):
+                found.update((message.sequence_number, message) for message in batch)
+                receiver.complete(batch)
+            return True
+        return False
 
-        eventually(is_empty)
-    return found
+    eventually(is_empty)
+    return [*found.values()]
 
 
 def number_of(stub: ReceivedMessage) -> int:
