@@ -12,7 +12,7 @@ import pytest
 from pairbus.broker import Address, QueueDescription, QueuePart
 from pairbus.server import NamespaceServer
 from pairbus.server.http.metrics import StorageMetrics
-from pairbus.server.scrubbing import ScrubPace, Scrubber
+from pairbus.server.scrubbing import Scrubber, ScrubPace
 from pairbus.server.server import _storage_reading
 from pairbus.server.settings import Settings
 from pairbus.store import keys
