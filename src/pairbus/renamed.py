@@ -31,13 +31,17 @@ def renamed(module: str, names: Mapping[str, str], loaded: Mapping[str, str] | N
 
 
 def moved(module: str, names: Mapping[str, str]) -> Callable[[str], object]:
-    """Return a ``__getattr__`` for a module that finds attributes in the modules that they were moved to."""
+    """Return a ``__getattr__`` for a module that finds attributes in the modules that they were moved to.
+
+    ``names`` maps attributes to their modules, or to ``module:name`` if the attribute was renamed as well.
+    """
 
     def find(name: str) -> object:
         target = names.get(name)
         if target is None:
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
-        warnings.warn(f"{module}.{name} is now {target}.{name}", DeprecationWarning, stacklevel=2)
-        return getattr(import_module(target), name)
+        place, _, new = target.partition(":")
+        warnings.warn(f"{module}.{name} is now {place}.{new or name}", DeprecationWarning, stacklevel=2)
+        return getattr(import_module(place), new or name)
 
     return find

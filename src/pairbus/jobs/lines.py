@@ -10,7 +10,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Final, Protocol, TextIO, TypeAlias
+from typing import TYPE_CHECKING, Final, Protocol, TextIO, TypeAlias
+
+from pairbus.renamed import renamed
 
 DONE: Final = 0
 """The job is complete, or was stopped by a signal."""
@@ -155,3 +157,7 @@ def reason_of(error: BaseException) -> str:
     ours = _OURS.findall(text)
     reason = ours[-1] if ours else text.partition("\n")[0]
     return " ".join(reason.split())[:_LONGEST] or type(error).__name__
+
+
+if not TYPE_CHECKING:  # type checkers only see the new names
+    __getattr__ = renamed(__name__, {"LineTeller": "LineReporter"})

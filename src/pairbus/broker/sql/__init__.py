@@ -23,4 +23,4 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:  # type checkers only see the new names
-    __getattr__ = renamed(__name__, {"Changes": "PropertyChanges"})
+    __getattr__ = renamed(__name__, {"Changes": "PropertyChanges", "SqlFilter": "CompiledSqlFilter"})

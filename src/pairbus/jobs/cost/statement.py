@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from datetime import date
 from decimal import Decimal
 from enum import StrEnum
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from pairbus.jobs.cost.month import MonthlyBill, rounded
 from pairbus.jobs.cost.rate_card import RateCard
 from pairbus.ledger.events import OperationKind, Stage
+from pairbus.renamed import renamed
 
 
 class GroupBy(StrEnum):
@@ -140,3 +141,7 @@ class Statement:
         if not self.diverted_messages:
             return None
         return rounded(self.four_charges / self.diverted_messages)
+
+
+if not TYPE_CHECKING:  # type checkers only see the new names
+    __getattr__ = renamed(__name__, {"By": "GroupBy"})
