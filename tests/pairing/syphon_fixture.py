@@ -12,7 +12,7 @@ from pairbus.client.message import BrokeredMessage, encode_brokered
 from pairbus.client.received_message import ReceivedMessage
 from pairbus.dialect.paths import split_entity_path
 from pairbus.dialect.transfer import divert
-from pairbus.pairing.events import DestinationChanged, MessageDeadLettered, PairEvent
+from pairbus.pairing.events import DestinationChanged, Listener, MessageDeadLettered, PairEvent
 from pairbus.pairing.syphon import InProcessSyphon, SyphonContext, SyphonSettings
 from pairbus.server.messages import address_of, delivered_payload, received_message
 from tests.faults.namespace import VirtualNamespace
@@ -38,6 +38,8 @@ class SyphonFixture:
         self.events: list[PairEvent] = []
         self.held: set[str] = set()
         """The entities that the pair does not send to."""
+        self.listener: Listener = self.events.append
+        """Called with each event."""
         self._count = 0
         for path in self.queues:
             world.secondary.create_queue(path, _BACKLOG)
@@ -53,7 +55,7 @@ class SyphonFixture:
                 backlog_queues=self.queues,
                 settings=SyphonSettings(**settings),
                 is_held=lambda path: path in self.held,
-                tell=self.events.append,
+                tell=self._tell,
             )
         )
 
@@ -61,6 +63,9 @@ class SyphonFixture:
         syphon = self.syphon(**settings)
         await syphon.start()
         return syphon
+
+    def _tell(self, event: PairEvent) -> None:
+        self.listener(event)
 
     # Backlog.
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any, Final
 
 import pytest
 
 from pairbus.broker import QueueDescription, SubscriptionDescription
+from pairbus.client.amqp.sending_link import SendingLink
 from pairbus.client.errors import (
     EntityDisabledError,
     EntityNotFoundError,
@@ -15,9 +17,12 @@ from pairbus.client.errors import (
     MessagingTimeoutError,
     ServerBusyError,
 )
+from pairbus.client.factory import MessagingFactory
 from pairbus.client.token_provider import Token, TokenProvider
 from pairbus.dialect.annotations import PING_CONTENT_TYPE
-from pairbus.pairing import EntityState, PingSent
+from pairbus.pairing import FAILURE_RULES, EntityChanged, EntityState, PingSent
+from pairbus.pairing.entity import PairedEntity
+from pairbus.pairing.events import Listeners
 from tests.faults.trouble import Trouble
 from tests.pairing.scenes import (
     ATTEMPT_S,
@@ -35,6 +40,23 @@ from tests.simulation.pair_world import PairWorld, run
 MOMENT_S: Final = 0.1
 NEWS: Final = "news"
 OUTAGE: Final = (MessagingTimeoutError, MessagingCommunicationError)
+
+
+class FactoryThatFailsOnce:
+    """A factory whose first sending link fails with an error that is not a ``MessagingError``."""
+
+    def __init__(self, factory: MessagingFactory) -> None:
+        self.failures = 0
+        self._factory = factory
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._factory, name)
+
+    async def open_sending_link(self, path: str, properties: Mapping[str, object] | None = None) -> SendingLink:
+        if not self.failures:
+            self.failures += 1
+            raise RuntimeError("the factory failed")
+        return await self._factory.open_sending_link(path, properties)
 
 
 def test_c13_ping_is_an_empty_message_with_a_time_to_live_of_one_second() -> None:
@@ -64,6 +86,33 @@ def test_c13_each_ping_has_a_unique_session_id() -> None:
         assert len({one.message.session_id for one in scene.primary.pings}) == 4
 
     run(scenario)
+
+
+def test_c13_ping_that_fails_unexpectedly_is_logged_and_repeated(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(world: PairWorld) -> None:
+        world.primary.create_queue(ORDERS)
+        primary = FactoryThatFailsOnce(world.primary_factory())
+        listeners = Listeners()
+        changes: list[EntityState] = []
+        listeners.add(lambda event: changes.append(event.state) if isinstance(event, EntityChanged) else None)
+        entity = PairedEntity(
+            ORDERS,
+            primary,
+            failover_interval_s=0,
+            ping_interval_s=5,
+            rules=FAILURE_RULES,
+            listeners=listeners,
+        )
+        entity.failed(ServerBusyError("busy", entity=ORDERS))
+        entity.failed(MessagingCommunicationError("lost", entity=ORDERS))
+        await asyncio.sleep(20)
+        assert primary.failures == 1
+        assert changes[-2:] == [EntityState.FAILED_OVER, EntityState.HEALTHY]
+        await entity.close()
+
+    run(scenario)
+    (line,) = [record.message for record in caplog.records if record.levelname == "ERROR"]
+    assert line.startswith('background task failed owner="pings of orders" task=PairedEntity._ping error="RuntimeError')
 
 
 @pytest.mark.parametrize("ping_s", [1.0, 7.5, 60.0, 1_800.0])

@@ -16,6 +16,7 @@ from pairbus.client.message import BrokeredMessage
 from pairbus.client.received_message import ReceivedMessage
 from pairbus.dialect.management import Operation
 from pairbus.pairing import EntityState
+from pairbus.pairing.session_order import SessionOrder
 from tests.faults.trouble import Trouble
 from tests.pairing.scenes import (
     ORDERS,
@@ -499,6 +500,43 @@ async def _spoil(scene: Scene, random: Random) -> None:
 
 
 # Helpers.
+
+
+# Unexpected errors.
+
+
+def test_c20_first_scan_that_fails_unexpectedly_is_logged_and_repeated(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(world: PairWorld) -> None:
+        earlier = await _ordered(world, count=1)
+        earlier.pair.engage()
+        await (await earlier.sender(VISITS)).send(visit("1", "a"))
+        failures: list[RuntimeError] = [RuntimeError("the owner failed")]
+        changes: list[int] = []
+        scanned: list[bool] = []
+
+        def change(_path: str, more: int) -> None:
+            if failures:
+                raise failures.pop()
+            changes.append(more)
+
+        order = SessionOrder(
+            world.secondary_factory(),
+            (backlog_path(0),),
+            is_healthy=lambda _: True,
+            on_change=change,
+            on_scanned=lambda: scanned.append(True),
+            on_missing=lambda *_: None,
+        )
+        await order.start()
+        assert order.is_scanning
+        await asyncio.sleep(SOON_S)
+        assert scanned == [True]
+        assert order.follows(VISITS, "a")
+        await order.close()
+
+    run(scenario)
+    (line,) = [record.message for record in caplog.records if "unexpectedly" in record.message]
+    assert line == f"scan of a backlog queue failed unexpectedly, retrying queue={backlog_path(0)}"
 
 
 def visit(text: str, session: str) -> BrokeredMessage:

@@ -102,7 +102,8 @@ def test_c14_unused_destination_is_closed() -> None:
         assert set(syphon._destinations) == {"others"}
         await asyncio.sleep(400)
         assert not syphon._destinations
-        assert syphon._sweeping is None
+        assert syphon._sweeping is not None
+        assert syphon._sweeping.done()
         ids = fixture.put("orders")
         await fixture.drained(1.0)
         assert fixture.delivered("orders")[1:] == ids

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Final, Generic, Protocol, TypeVar
 
-from pairbus.client.background_tasks import BackgroundTasks
+from pairbus.background_tasks import BackgroundTasks
 from pairbus.client.errors import InvalidMessageError, MessageLockLostError, MessagingError
 
 _log = logging.getLogger(__name__)
@@ -111,7 +111,7 @@ class LockRenewer(Generic[L]):
         self._is_closed = False
         self._crowded = _FEW
         self._count = 0
-        self._tasks = tasks or BackgroundTasks("lock renewal")
+        self._tasks = tasks or BackgroundTasks("lock renewal", expected=MessagingError)
         self._owns_tasks = tasks is None
         self._is_running = False
         self._more = asyncio.Event()

@@ -12,8 +12,8 @@ from functools import partial
 from random import Random
 from typing import Final, NamedTuple, TypeVar
 
+from pairbus.background_tasks import BackgroundTasks
 from pairbus.backoff import Backoff
-from pairbus.client.background_tasks import BackgroundTasks
 from pairbus.client.entity_link import EntityLink
 from pairbus.client.errors import (
     ClosedError,
@@ -185,7 +185,7 @@ class Recreation:
         self._running: set[int] = set()
         self._returned_s: dict[int, float] = {}
         self._turns = asyncio.Semaphore(_AT_A_TIME)
-        self._tasks = BackgroundTasks("backlog queues")
+        self._tasks = BackgroundTasks("backlog queues", expected=MessagingError)
         self._is_closed = False
 
     def start(self, index: int) -> None:

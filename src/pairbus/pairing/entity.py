@@ -11,6 +11,7 @@ from functools import partial
 from typing import Final
 from uuid import uuid4
 
+from pairbus.background_tasks import BackgroundTasks
 from pairbus.client.entity_link import EntityLink, SendingLinkFactory
 from pairbus.client.errors import MessagingError, MessagingTimeoutError
 from pairbus.client.message import BrokeredMessage, encode_brokered
@@ -110,7 +111,7 @@ class PairedEntity:
         self._timer: asyncio.TimerHandle | None = None
         self._engaged: asyncio.Future[None] | None = None
         self._pinging: asyncio.Task[None] | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks(f"pings of {path}")
         self._pings = 0
         self._failures = 0
         self._is_closed = False
@@ -227,9 +228,7 @@ class PairedEntity:
             self._pinging.cancel()
         self._pinging = None
         if self.state is EntityState.FAILED_OVER:
-            self._pinging = self._loop.create_task(self._ping())
-            self._tasks.add(self._pinging)
-            self._pinging.add_done_callback(self._tasks.discard)
+            self._pinging = self._tasks.keep_running(self._ping)
 
     async def _ping(self) -> None:
         task = asyncio.current_task()
@@ -242,7 +241,7 @@ class PairedEntity:
                 self.signal(Signal.ANSWERED)
 
         try:
-            while self.state is EntityState.FAILED_OVER:
+            while self._pinging is task and self.state is EntityState.FAILED_OVER:
                 due_s = await next_tick(due_s, self._ping_interval_s)
                 self._pings += 1
                 # A ping always ends before the next one is due.
@@ -259,10 +258,7 @@ class PairedEntity:
         self._is_closed = True
         if self._timer is not None:
             self._timer.cancel()
-        for task in self._tasks:
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+        await self._tasks.close()
 
 
 _LEVELS = {

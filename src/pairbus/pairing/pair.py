@@ -11,7 +11,7 @@ from functools import partial
 from types import NoneType
 from typing import Final
 
-from pairbus.client.background_tasks import BackgroundTasks
+from pairbus.background_tasks import BackgroundTasks
 from pairbus.client.endpoint import Endpoint
 from pairbus.client.entity_link import EntityLink
 from pairbus.client.errors import EntityNotFoundError, MessagingError
@@ -119,9 +119,9 @@ class NamespacePair:
                 on_missing=backlog.missing,
             )
         self._syphon: Syphon | None = None
-        self._tasks = BackgroundTasks("the name of a primary")
+        self._tasks = BackgroundTasks("the name of a primary", expected=MessagingError)
         self._reporter: PairReporter | None = None
-        self._partnership: asyncio.Task[None] | None = None
+        self._partnership = BackgroundTasks("partnership of two factories")
         self._is_closed = False
 
     def __repr__(self) -> str:
@@ -138,7 +138,7 @@ class NamespacePair:
         queues = await self._queues_to_drain(self._names)
         await self._start_syphon(engine, queues)
         # The task outlives the pair, because the factories may be closed one after the other.
-        self._partnership = asyncio.get_running_loop().create_task(share_fate(self._primary, self._backlog.factory))
+        self._partnership.start(share_fate(self._primary, self._backlog.factory))
         if not self._names.is_final:
             self._tasks.start(self._follow_name(engine, queues))
 
@@ -402,8 +402,7 @@ class NamespacePair:
 
     async def abort(self) -> None:
         """Close a pair that could not be started; its factories are independent again."""
-        if self._partnership is not None:
-            self._partnership.cancel()
+        await self._partnership.close()
         await self.close()
 
     async def close(self) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 from uuid import uuid4
 
-from pairbus.client.background_tasks import BackgroundTasks
+from pairbus.background_tasks import BackgroundTasks
 from pairbus.client.errors import MessagingError
 from pairbus.client.factory import MessagingFactory
 from pairbus.client.management.http import HttpRequest, HttpResponse, exchange
@@ -188,7 +188,7 @@ class PairReporter:
             ReportSender(factory, receiver, self._report)
             for factory, receiver in ((primary, ReportRecipient.PRIMARY), (secondary, ReportRecipient.SECONDARY))
         ]
-        self._tasks = BackgroundTasks("reports of a pair")
+        self._tasks = BackgroundTasks("reports of a pair", expected=MessagingError)
 
     def start(self) -> None:
         for sender in self._senders:

@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import Final, NamedTuple
 from zlib import crc32
 
+from pairbus.background_tasks import BackgroundTasks
 from pairbus.client.errors import (
     ClosedError,
     EntityNotFoundError,
@@ -127,7 +128,7 @@ class SessionOrder:
 
         self._all_scanned = asyncio.Event()
         self._unreadable: set[int] = set()
-        self._watching: list[asyncio.Task[None]] = []
+        self._tasks = BackgroundTasks("order of sessions")
         self._is_closed = False
 
     async def start(self) -> None:
@@ -135,9 +136,9 @@ class SessionOrder:
 
         Raise ``UnauthorizedError`` if a queue must not be read.
         """
-        loop = asyncio.get_running_loop()
-        scans = [loop.create_task(self._first_scan(index)) for index in range(len(self._queues))]
-        self._watching = [loop.create_task(self._watch(index, scan)) for index, scan in enumerate(scans)]
+        scans = [self._tasks.start(self._first_scan(index)) for index in range(len(self._queues))]
+        for index, scan in enumerate(scans):
+            self._tasks.keep_running(self._watch, index, scan)
         await asyncio.wait(scans, timeout=_FIRST_SCAN_S)
         for scan in scans:
             refusal = scan.result() if scan.done() else None
@@ -198,7 +199,7 @@ class SessionOrder:
 
     # Scans.
 
-    async def _first_scan(self, index: int) -> MessagingError | None:
+    async def _first_scan(self, index: int) -> Exception | None:
         """Track the sessions of the existing messages of a queue; return the error if it cannot be read."""
         try:
             for path, session_id in await self._scan(index):
@@ -207,6 +208,9 @@ class SessionOrder:
         except MessagingError as error:
             self._note_failure(index, error)
             return error
+        except Exception as error:  # noqa: BLE001 (without this scan all sessions stay diverted)
+            self._log_unexpected(index)
+            return error
         self._note_failure(index, None)
         self._unscanned.discard(index)
         if not self._unscanned:
@@ -214,11 +218,11 @@ class SessionOrder:
             self._on_scanned()
         return None
 
-    async def _watch(self, index: int, scan: asyncio.Task[MessagingError | None]) -> None:
-        loop = asyncio.get_running_loop()
-        while await scan is not None:
+    async def _watch(self, index: int, first_scan: asyncio.Task[Exception | None]) -> None:
+        await asyncio.wait((first_scan,))
+        while index in self._unscanned:
             await asyncio.sleep(_LOOK_S)
-            scan = loop.create_task(self._first_scan(index))
+            await self._first_scan(index)
         while True:
             await asyncio.sleep(min(max(_LOOK_S, _REST_S * self._pages[index]), _LONGEST_REST_S))
             try:
@@ -226,7 +230,7 @@ class SessionOrder:
             except MessagingError as error:
                 self._note_failure(index, error)
             except Exception:  # noqa: BLE001 (without scans its sessions stay diverted)
-                _log.exception("scan of a backlog queue failed unexpectedly queue=%s", self._queues[index])
+                self._log_unexpected(index)
             else:
                 self._note_failure(index, None)
 
@@ -237,6 +241,9 @@ class SessionOrder:
         elif index not in self._unreadable:
             self._unreadable.add(index)
             _log.warning('scan of a backlog queue failed, retrying queue=%s error="%s"', self._queues[index], error)
+
+    def _log_unexpected(self, index: int) -> None:
+        _log.exception("scan of a backlog queue failed unexpectedly, retrying queue=%s", self._queues[index])
 
     async def _release_or_hold(self, index: int) -> None:
         """Release the sessions that have no messages in a queue any more; hold those with a steady flow of new ones."""
@@ -335,10 +342,7 @@ class SessionOrder:
         self._all_scanned.set()
         for session in self._sessions.values():
             session.release()
-        for task in self._watching:
-            task.cancel()
-        if self._watching:
-            await asyncio.wait(self._watching)
+        await self._tasks.close()
         for receiver in self._receivers.values():
             await receiver.close()
 

@@ -10,8 +10,8 @@ from datetime import timedelta
 from typing import Final
 from uuid import UUID
 
+from pairbus.background_tasks import BackgroundTasks
 from pairbus.backoff import Backoff
-from pairbus.client.background_tasks import BackgroundTasks
 from pairbus.client.errors import EntityNotFoundError, InvalidRequestError, MessageLockLostError, MessagingError
 from pairbus.client.factory import MessagingFactory
 from pairbus.client.lock_renewer import LockRenewer
@@ -124,7 +124,7 @@ class LockedReceiver:
         self._is_start_checked = settings.keeps
         """True once the received messages are known to be the first of the queue."""
 
-        self._background = BackgroundTasks(path)
+        self._background = BackgroundTasks(path, expected=MessagingError)
         self._renewer: LockRenewer[LockedMessage] = LockRenewer(
             self._renew,
             tasks=self._background,

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Final
 
+from pairbus.background_tasks import BackgroundTasks
 from pairbus.client.entity_link import EntityLink, SendBatch, SendingLinkFactory
 from pairbus.client.errors import MessagingError
 from pairbus.client.factory import MessagingFactory
@@ -86,7 +87,7 @@ class Dispatch:
         self._last: dict[str, asyncio.Task[None]] = {}
         """The last send of each entity with sends in flight."""
 
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks("sends of a Spark task")
         self._slots = asyncio.Semaphore(_MAX_SENDS)
         self._room = asyncio.Event()
         self._bytes = 0
@@ -102,25 +103,18 @@ class Dispatch:
         self._bytes += size_bytes
         key = path.lower()  # entity paths are case-insensitive
         sending = self._send(self._last.get(key), path, payloads, size_bytes)
-        task = self._last[key] = asyncio.get_running_loop().create_task(sending)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._last[key] = self._tasks.start(sending, is_due=True)
 
     async def finish(self) -> dict[str, int]:
         """Wait for all confirmations, and return message counts by entity. Raise ``MessageWriteError``."""
-        if self._tasks:
-            await asyncio.wait([*self._tasks])
+        await self._tasks.finish()
         if self._causes:
             raise MessageWriteError(self._causes, self._sent) from next(iter(self._causes.values()))
         return dict(self._sent)
 
     async def close(self) -> None:
         """Cancel all sends; messages that are not confirmed yet may or may not have been sent."""
-        tasks = [*self._tasks]
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        await self._tasks.close()
 
     async def _send(self, before: asyncio.Task[None] | None, path: str, payloads: list[bytes], size_bytes: int) -> None:
         key = path.lower()

@@ -18,8 +18,8 @@ from uuid import UUID
 
 import pyarrow as pa
 
-from pairbus.client.background_tasks import BackgroundTasks
-from pairbus.client.errors import EntityNotFoundError, InvalidMessageError
+from pairbus.background_tasks import BackgroundTasks
+from pairbus.client.errors import EntityNotFoundError, InvalidMessageError, MessagingError
 from pairbus.client.factory import MessagingFactory
 from pairbus.client.received_message import ReceivedMessage
 from pairbus.client.receiver import MessageReceiver
@@ -185,7 +185,7 @@ class TaskSource:
         self.outcomes: list[DeliveryOutcome] = []
         self._partition = partition
         self._pages = pages
-        self._tasks = BackgroundTasks(self.queue)
+        self._tasks = BackgroundTasks(self.queue, expected=MessagingError)
         self._settler = Settler(receiver, self._tasks, self._settled)
 
     async def load(self, waiting: _Waiting) -> tuple[dict[str, list[BacklogMessage]], bool]:

@@ -18,8 +18,9 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from pairbus.background_tasks import BackgroundTasks
 from pairbus.backoff import Backoff
-from pairbus.client.background_tasks import BackgroundTasks
+from pairbus.client.errors import MessagingError
 from pairbus.jobs.lines import Fact, ProgressReporter, ReportLine, reason_of
 from pairbus.jobs.syphon.outcome import BatchReport, DeliveryOutcome, OutcomeKind
 from pairbus.jobs.syphon.query import (
@@ -98,7 +99,7 @@ class SparkSyphon:
         self._lease: AbstractContextManager[SparkSession] | None = None
         self._session: SparkSession | None = None
         self._query: StreamingQuery | None = None
-        self._tasks = BackgroundTasks("spark syphon")
+        self._tasks = BackgroundTasks("spark syphon", expected=MessagingError)
         self._supervision: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
         self._worked_s = self._loop.time()

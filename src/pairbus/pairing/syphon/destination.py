@@ -9,6 +9,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Final, Protocol
 
+from pairbus.background_tasks import BackgroundTasks
 from pairbus.backoff import Backoff
 from pairbus.client.entity_link import EntityLink, SendBatch, SendingLinkFactory
 from pairbus.client.errors import (
@@ -61,7 +62,7 @@ class NamespaceHealth:
         self._answered_s = -math.inf
         self._pause_s = PROBE_BACKOFF.first_s
         self._probing: asyncio.Task[MessagingError | None] | None = None
-        self._returning: asyncio.Task[None] | None = None
+        self._tasks = BackgroundTasks("reachability of the primary")
         self._hurry = asyncio.Event()
         self._is_here = asyncio.Event()
         self._is_here.set()
@@ -91,7 +92,7 @@ class NamespaceHealth:
             return False
         probing = self._probing
         if probing is None:
-            probing = self._probing = asyncio.get_running_loop().create_task(self._probe(path))
+            probing = self._probing = self._tasks.start(self._probe(path))
             probing.add_done_callback(self._probed)
         cause = await asyncio.shield(probing)
         if cause is not None and not self.is_away:
@@ -125,7 +126,7 @@ class NamespaceHealth:
         _log.warning('primary unreachable, syphon paused error="%s"', cause)
         self.cause = cause
         self._is_here.clear()
-        self._returning = asyncio.get_running_loop().create_task(self._return(path))
+        self._tasks.keep_running(self._return, path)
         self._on_change()
 
     async def _return(self, path: str) -> None:
@@ -158,11 +159,7 @@ class NamespaceHealth:
         self._hurry.set()
 
     async def close(self) -> None:
-        tasks = [task for task in (self._probing, self._returning) if task is not None]
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        await self._tasks.close()
 
 
 class DestinationWaiter(Protocol):

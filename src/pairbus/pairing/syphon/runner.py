@@ -10,8 +10,8 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Final
 
+from pairbus.background_tasks import BackgroundTasks
 from pairbus.backoff import Backoff
-from pairbus.client.background_tasks import BackgroundTasks
 from pairbus.client.errors import EntityNotFoundError, MessagingError, UnauthorizedError
 from pairbus.client.received_message import ReceivedMessage
 from pairbus.client.receiver import MessageReceiver
@@ -229,7 +229,7 @@ class InProcessSyphon:
         self._health = NamespaceHealth(context.primary, self._wake)
         self._destinations: dict[str, DeliveryDestination] = {}
         self._runners: list[QueueRunner] = []
-        self._tasks = BackgroundTasks("syphon")
+        self._tasks = BackgroundTasks("syphon", expected=MessagingError)
         self._sweeping: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
 
@@ -272,8 +272,8 @@ class InProcessSyphon:
             context = self._context
             found = DeliveryDestination(path.strip("/"), context.primary, context.is_held, context.tell)
             self._destinations[key] = found
-            if self._sweeping is None:
-                self._sweeping = self._tasks.start(self._sweep())
+            if self._sweeping is None or self._sweeping.done():
+                self._sweeping = self._tasks.keep_running(self._sweep)
         found.used_s = asyncio.get_running_loop().time()
         return found
 
@@ -282,13 +282,10 @@ class InProcessSyphon:
             destination.wake()
 
     async def _sweep(self) -> None:
-        """Close destinations that have had no messages for a while. If it fails, the next message starts it again."""
-        try:
-            while self._destinations:
-                await asyncio.sleep(_SWEEP_S)
-                await self._close_idle()
-        finally:
-            self._sweeping = None
+        """Close destinations that have had no messages for a while, until none is left."""
+        while self._destinations:
+            await asyncio.sleep(_SWEEP_S)
+            await self._close_idle()
 
     async def _close_idle(self) -> None:
         now_s = asyncio.get_running_loop().time()

@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from enum import Enum
 from typing import Final, TypeAlias
 
-from pairbus.client.background_tasks import BackgroundTasks
+from pairbus.background_tasks import BackgroundTasks
 from pairbus.client.errors import (
     InvalidMessageError,
     InvalidRequestError,
@@ -233,7 +233,7 @@ class BacklogSource:
         self.taken_by_others: set[int] = set()
         """Deferred messages that another receiver has locked."""
 
-        self.tasks = BackgroundTasks(self.path)
+        self.tasks = BackgroundTasks(self.path, expected=MessagingError)
         self.scanner = BacklogScanner(receiver, self.order, self.__contains__, self._found_deferred, on_free)
         self._receiver = receiver
         self._tell = tell

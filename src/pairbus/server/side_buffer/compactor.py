@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import suppress
 from typing import Final
 
+from pairbus.background_tasks import BackgroundTasks
 from pairbus.server.side_buffer.archive import BufferArchive
 from pairbus.server.side_buffer.entity_buffers import EntityBuffers, first_of
 
@@ -43,6 +43,7 @@ class SegmentCompactor:
         self._archive = archive
         self._buffers = buffers
         self._errors = errors
+        self._tasks = BackgroundTasks("side buffer compactor")
         self._deleting: asyncio.Task[None] | None = None
 
     @property
@@ -60,7 +61,7 @@ class SegmentCompactor:
 
     def delete_unneeded_soon(self) -> None:
         if self._deleting is None or self._deleting.done():
-            self._deleting = asyncio.create_task(self.delete_unneeded(), name="pairbus-side-buffer-compactor")
+            self._deleting = self._tasks.start(self.delete_unneeded())
 
     async def delete_unneeded(self) -> None:
         try:
@@ -89,10 +90,7 @@ class SegmentCompactor:
         await self.delete_unneeded()
 
     async def close(self) -> None:
-        if self._deleting is not None:
-            self._deleting.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._deleting
+        await self._tasks.close()
 
     def _unneeded(self) -> list[int]:
         return [base for base in self._archive.idle_segments() if self._buffers.needed_bytes(base) <= 0]
