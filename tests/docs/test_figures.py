@@ -144,7 +144,7 @@ FIGURES: Final[dict[str, Figures]] = {
         ("When {} of it is left or less", share(1 / compactor._COMPACT_BELOW)),
     ],
     "docs/explanation/guarantees.md": [
-        ("when that works again: after {} at the most", seconds(replayer.Pauses().longest_s)),
+        ("when that works again: after {} at the most", seconds(replayer.MERGE_BACKOFF.longest_s)),
     ],
     "docs/explanation/paired-namespaces.md": [
         ("the send waits {} or more and tries again", span(RetryPolicy().server_busy_backoff)),
@@ -287,7 +287,7 @@ FIGURES: Final[dict[str, Figures]] = {
         ("in the store, up to {} of them", size(outbox.MOST_BYTES)),
         ("some {} more are kept in memory", count(LedgerSettings().most_waiting // 2)),
         ("If more than {} messages are in it then", count(LedgerSettings().most_waiting)),
-        ("moved together, within {}", seconds(replayer.Pauses().longest_s)),
+        ("moved together, within {}", seconds(replayer.MERGE_BACKOFF.longest_s)),
         ("Clients wait for {} or more and try again", span(RetryPolicy().server_busy_backoff)),
         ("the event loop has used in the last {} |", seconds((gauges._KEPT - 1) * throttle._EVERY_S)),
         ("the median of the last {} |", seconds((gauges._KEPT - 1) * throttle._EVERY_S)),

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from pairbus.backoff import Backoff
 from pairbus.broker import STANDARD, Address
 from pairbus.server.access import Authorizer
 from pairbus.server.amqp.services import AmqpServices
@@ -17,7 +18,6 @@ from pairbus.server.dispatcher import Dispatcher
 from pairbus.server.host import NamespaceHost
 from pairbus.server.process import SystemClock
 from pairbus.server.side_buffer.buffer import SideBuffer
-from pairbus.server.side_buffer.replayer import Pauses
 from pairbus.store import Batch, GroupCommitter, StoreError, apply, keys
 from pairbus.store.errors import StoreFailedError, StoreFullError
 from pairbus.store.memory import MemoryCommit
@@ -93,7 +93,7 @@ class BufferedStage(Stage):
         )
 
     def open_buffer(self, path: Path, max_bytes: int = MEGABYTE) -> SideBuffer:
-        buffer = SideBuffer.open(path, "contoso", self.host, max_bytes, Pauses(first_s=0.01, longest_s=0.02))
+        buffer = SideBuffer.open(path, "contoso", self.host, max_bytes, Backoff(0.01, 0.02))
         self.host.side_buffer = buffer
         buffer.start()
         return buffer

@@ -25,7 +25,7 @@ from pairbus.server.side_buffer.entity_buffers import (
     EntityBufferState,
     Transition,
 )
-from pairbus.server.side_buffer.replayer import Pauses
+from pairbus.server.side_buffer.replayer import MERGE_BACKOFF
 from pairbus.store import NewerFormatError, StoreFailedError
 from pairbus.store.buffer_directory import FORMAT_FILE
 from pairbus.store.segment_log import HEADER_BYTES, LogPosition, SegmentLog
@@ -299,8 +299,8 @@ def test_first_entries_are_bounded_by_count_and_size_with_at_least_one() -> None
 
 
 def test_b3_pause_is_never_longer_than_a_minute() -> None:
-    pauses, pause_s, seen = Pauses(), 0.0, []
+    pause_s, seen = 0.0, []
     for _ in range(10):
-        pause_s = pauses.after(pause_s)
+        pause_s = MERGE_BACKOFF.after(pause_s)
         seen.append(pause_s)
     assert seen == [1, 2, 4, 8, 16, 32, 60, 60, 60, 60]

@@ -11,12 +11,13 @@ from typing import Final, Self
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from pairbus.backoff import Backoff
 from pairbus.broker import Address
 from pairbus.server.settings import SettingsError
 from pairbus.server.side_buffer.archive import BufferArchive
 from pairbus.server.side_buffer.compactor import RateLimitedLog, SegmentCompactor
 from pairbus.server.side_buffer.entity_buffers import BufferCounts, EntityBuffers
-from pairbus.server.side_buffer.replayer import BufferMerge, Pauses, Replayer
+from pairbus.server.side_buffer.replayer import MERGE_BACKOFF, BufferMerge, Replayer
 from pairbus.server.side_buffer.writer import BufferWriter, MergeTarget
 from pairbus.server.supervision.supervisor import Problem, SupervisedTask
 from pairbus.store import BufferOwnerError, StoreFailedError
@@ -43,7 +44,7 @@ def warn_of_unset_buffer(target: MergeTarget) -> None:
 class SideBuffer:
     """An open side buffer. It belongs to the event loop; a thread waits for the disk."""
 
-    def __init__(self, directory: BufferDirectory, target: MergeTarget, max_bytes: int, pauses: Pauses) -> None:
+    def __init__(self, directory: BufferDirectory, target: MergeTarget, max_bytes: int, backoff: Backoff) -> None:
         """Use ``open`` to create an instance."""
         self.counts = BufferCounts()
         self._directory = directory
@@ -57,7 +58,7 @@ class SideBuffer:
         )
         merge = BufferMerge(identity, self._archive, target, self._buffers, self.writer, self.counts, errors)
         self._replayer = Replayer(
-            identity, target, self._buffers, self.writer, merge, self._compactor, self.counts, pauses
+            identity, target, self._buffers, self.writer, merge, self._compactor, self.counts, backoff
         )
         self._replaying = SupervisedTask("pairbus-side-buffer", self._replayer.run)
         self._target = target
@@ -68,14 +69,14 @@ class SideBuffer:
         self._compactor.delete_unneeded_now()
 
     @classmethod
-    def open(cls, path: Path, name: str, target: MergeTarget, max_bytes: int, pauses: Pauses | None = None) -> Self:
+    def open(cls, path: Path, name: str, target: MergeTarget, max_bytes: int, backoff: Backoff = MERGE_BACKOFF) -> Self:
         """Open the side buffer of a namespace, and recover its content. Raise ``StoreError`` or ``SettingsError``."""
         try:
             directory = BufferDirectory.open(path, name)
         except BufferOwnerError as error:
             raise SettingsError(f"side_buffer: {error}") from error
         try:
-            return cls(directory, target, max_bytes, pauses or Pauses())
+            return cls(directory, target, max_bytes, backoff)
         except OSError as error:
             directory.close()
             raise StoreFailedError(str(path), str(error)) from error

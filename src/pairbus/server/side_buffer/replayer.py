@@ -6,11 +6,11 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from enum import Enum, auto
 from itertools import islice
 from typing import Final, NamedTuple
 
+from pairbus.backoff import Backoff
 from pairbus.broker import Address, BrokerError, EntityDisabledError, EntityNotFoundError, QuotaExceededError
 from pairbus.server.side_buffer.archive import BufferArchive, BufferEntry, ReadResult, quarantined_batch
 from pairbus.server.side_buffer.batch import BufferedBatch
@@ -261,15 +261,8 @@ def _rejected(entries: Sequence[BufferEntry], found: Sequence[ReadResult], reaso
 # The task
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pauses:
-    """Pauses after rounds that merged nothing: each is twice as long as the one before, up to the longest."""
-
-    first_s: float = 1.0
-    longest_s: float = 60.0
-
-    def after(self, pause_s: float) -> float:
-        return min(max(2 * pause_s, self.first_s), self.longest_s)
+MERGE_BACKOFF: Final = Backoff(1.0, 60.0)
+"""Delays before the next round; doubled after rounds that merged nothing."""
 
 
 class Replayer:
@@ -284,7 +277,7 @@ class Replayer:
         merge: BufferMerge,
         compactor: SegmentCompactor,
         counts: BufferCounts,
-        pauses: Pauses,
+        backoff: Backoff,
     ) -> None:
         self._identity = identity
         self._target = target
@@ -292,7 +285,7 @@ class Replayer:
         self._merge = merge
         self._compactor = compactor
         self._counts = counts
-        self._pauses = pauses
+        self._backoff = backoff
         self._rounds = 0
         self._changed = asyncio.Event()
         self._hurried = asyncio.Event()
@@ -302,7 +295,7 @@ class Replayer:
 
     async def run(self) -> None:
         """Merge whenever the buffer holds something, and pause after a round without progress."""
-        pause_s = 0.0 if self._buffers else self._pauses.first_s  # batches found at the start have waited long enough
+        pause_s = 0.0 if self._buffers else self._backoff.first_s  # batches found at the start have waited long enough
         while True:
             while not self._buffers:
                 await self._wait_for_change()
@@ -315,7 +308,7 @@ class Replayer:
                 except Exception:  # noqa: BLE001 (after any error, the buffer must be merged all the same)
                     _log.exception("side buffer merge failed")
             has_progress = self._counts.merged > merged or not self._buffers
-            pause_s = self._pauses.first_s if has_progress else self._pauses.after(pause_s)
+            pause_s = self._backoff.first_s if has_progress else self._backoff.after(pause_s)
 
     def hurry(self) -> None:
         """End the current pause: the store may work again."""
