@@ -126,16 +126,40 @@ class _CommitNumbers:
         return commit.number <= self._ended[commit.epoch]
 
 
-class FoundDamage:
-    """The damage of the store's file that was found since the start."""
+class CommitThreadState:
+    """The state that the event loop and the commit thread share.
+
+    "Event loop" stands for the thread that owns the committer. There are no locks: a field has one writer at a time, or
+    is only appended to, and the queues order the rest. A commit or load runs on the commit thread between ``_work.get``
+    and ``_outcomes.put``; the event loop begins no other one until it has taken the outcome. During a commit it may
+    read the store, during a load it does not use the store at all.
+
+    | field | written by | when |
+    |---|---|---|
+    | ``_work`` | event loop | a commit or load begins; ``None`` ends the thread |
+    | ``_outcomes`` | commit thread | a task has ended; the event loop takes it in ``_take_outcome`` |
+    | ``_in_hand`` | event loop | set before a task is put into ``_work``, cleared when its outcome is taken |
+    | ``_started`` | event loop | set before a task is put into ``_work``, cleared when its outcome is processed |
+    | ``is_at_rest`` | commit thread | after ``rest``, and when the next task arrives |
+    | ``commit_count``, ``commit_seconds``, ``commit_histogram`` | commit thread | after each commit |
+    | ``damaged_pages``, ``restored_pages``, ``_damaged`` | either | appended to while the thread uses the store |
+    | ``_reverted`` | event loop, then commit thread | set before a load begins, cleared in it |
+    | ``_wanted_bytes``, ``_rebuilt_ms``, ``replaced_pages`` | commit thread | in a load |
+    | ``rebuilds``, ``failed_rebuilds`` | commit thread | appended to in a load |
+    | ``_known`` | event loop | set before a load begins, cleared after it |
+
+    The event loop reads counters and lists at any time; they may be one commit behind then.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.damaged_pages: list[LostPage] = []
-        """Pages of the store that were found damaged since the start: what they held is read and written elsewhere."""
+        self._work: SimpleQueue[_Task | None] = SimpleQueue()
+        self._outcomes: SimpleQueue[Callable[[], object]] = SimpleQueue()
+        self._in_hand: _Task | None = None
+        """The task that was passed to the commit thread, until its outcome is collected."""
 
-        self.restored_pages: list[str] = []
-        """Parts of the file that were found damaged since the start, and restored."""
+        self._started: float | None = None
+        """Start of the running commit or load, by ``time.perf_counter``."""
 
         self._rebuild_file: Callable[[KnownState | None, str], Rebuild] | None = None
         """Rebuilds the data file; ``None`` if the store has none."""
@@ -170,6 +194,43 @@ class FoundDamage:
         self.check_key: Callable[[bytes], bool] = lambda _key: True
         """Check the record under a key, and the page around it; return whether the record can be read, or is gone."""
 
+        self.commit_count = 0
+        self.commit_seconds = 0.0
+        """Total time that the commit thread has spent in commits."""
+
+        self.commit_histogram = [0] * (len(COMMIT_BOUNDS_S) + 1)
+        """Number of commits by duration: up to each of the bounds, and longer ones."""
+
+        self.damaged_pages: list[LostPage] = []
+        """Pages of the store that were found damaged since the start: what they held is read and written elsewhere."""
+
+        self.restored_pages: list[str] = []
+        """Parts of the file that were found damaged since the start, and restored."""
+
+        self._damaged: list[bytes] = []
+        """Keys of unreadable records that were found and set aside since the start."""
+
+        self._reverted: StoreError | None = None
+        """The error after which the namespace has to be read again."""
+
+        self._wanted_bytes = 0
+        """The free space without which sends are refused: with less, a commit has failed."""
+
+    def commit_age_s(self) -> float | None:
+        """Return for how long the current commit, or load, has been running; ``None`` if none is."""
+        started = self._started
+        return None if started is None else time.perf_counter() - started
+
+    @property
+    def has_outcome(self) -> bool:
+        """Return whether a commit, or load, has ended, and only the event loop has not noticed yet."""
+        return not self._outcomes.empty()
+
+    def _note_duration(self, seconds: float) -> None:
+        self.commit_count += 1
+        self.commit_seconds += seconds
+        self.commit_histogram[bisect_left(COMMIT_BOUNDS_S, seconds)] += 1
+
 
 class CommitHooks:
     """What the owner of a committer is called for."""
@@ -187,7 +248,7 @@ class CommitHooks:
         """Called when the commit thread has read the namespace, or has failed to."""
 
 
-class GroupCommitter(CommitHooks, FoundDamage):
+class GroupCommitter(CommitHooks, CommitThreadState):
     """Makes the broker's writes durable, in groups.
 
     Call operations on ``namespace``, on one thread. ``when_durable`` then registers a callback; ``commit`` starts a
@@ -219,13 +280,7 @@ class GroupCommitter(CommitHooks, FoundDamage):
         self._now_ms = now_ms
         self.failure: StoreError | None = None
         """Error of the last commit; ``None`` if it succeeded."""
-        self.commit_count = self.failed_commit_count = 0
-        self.commit_seconds = 0.0
-        """Total time that the commit thread has spent in commits."""
-        self.commit_histogram = [0] * (len(COMMIT_BOUNDS_S) + 1)
-        """Number of commits by duration: up to each of the bounds, and longer ones."""
-        self._started: float | None = None
-        """Start of the running commit or load, by ``time.perf_counter``."""
+        self.failed_commit_count = 0
         self._running: CommitId | None = None
         """The identity of the running commit, if it has one."""
         self.created_ms = now_ms
@@ -237,21 +292,14 @@ class GroupCommitter(CommitHooks, FoundDamage):
         """True if the commit thread reads the namespace from the store."""
         self.load_error: StoreError | None = None
         """Error with which the namespace could not be read the last time."""
-        self._reverted: StoreError | None = None
         self._reverted_entities: set[str] = set()
         self._waiting: list[Done] = []
         self._committing: list[Done] = []
         self._is_committing = self._is_closed = self._is_given_up = False
         self._probing: list[Done] = []
         """Callbacks that wait for a commit without writes of the namespace."""
-        self._wanted_bytes = 0
-        self._damaged: list[bytes] = []
         self._callback_errors: list[Exception] = []
         self._resources = ExitStack()
-        self._work: SimpleQueue[_Task | None] = SimpleQueue()
-        self._outcomes: SimpleQueue[Callable[[], object]] = SimpleQueue()
-        self._in_hand: _Task | None = None
-        """The task that was passed to the commit thread, until its outcome is collected."""
         self._namespace: Namespace | None = None
         self._journal = WriteBatch(store, self._damaged)
         self.recovery = self._recover()
@@ -319,16 +367,6 @@ class GroupCommitter(CommitHooks, FoundDamage):
     def damaged(self) -> Sequence[bytes]:
         """Return the keys of unreadable records that were found and set aside since the start."""
         return self._damaged
-
-    def commit_age_s(self) -> float | None:
-        """Return for how long the current commit, or load, has been running; ``None`` if none is."""
-        started = self._started
-        return None if started is None else time.perf_counter() - started
-
-    @property
-    def has_outcome(self) -> bool:
-        """Return whether a commit, or load, has ended, and only the event loop has not noticed yet."""
-        return not self._outcomes.empty()
 
     @property
     def is_idle(self) -> bool:
@@ -619,11 +657,6 @@ class GroupCommitter(CommitHooks, FoundDamage):
 
     def _run_load(self, callbacks: Iterable[Callable[[], object]]) -> Callable[[], object]:
         return partial(self._end_load, callbacks, *_attempt(self._load))
-
-    def _note_duration(self, seconds: float) -> None:
-        self.commit_count += 1
-        self.commit_seconds += seconds
-        self.commit_histogram[bisect_left(COMMIT_BOUNDS_S, seconds)] += 1
 
     def _collect(self) -> None:
         """Continue after the commit thread has finished. ``close`` may have collected the outcome before."""
