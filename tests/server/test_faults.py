@@ -132,7 +132,7 @@ def test_fault_is_accepted_only_where_it_has_an_effect(kind: FaultKind, scope: F
 def test_fault_ends_at_its_time() -> None:
     events: list[tuple[str, int]] = []
     faults = Faults()
-    faults.on_change = lambda event, fault, _origin: events.append((event, fault.id))
+    faults.on_change.add(lambda event, fault, _origin: events.append((event, fault.id)))
     engage(faults, FaultKind.CANNOT_SEND, ORDERS, duration_ms=500)
     engage(faults, FaultKind.CANNOT_SEND, NEWS)
     assert faults.next_end_ms() == NOW + 500
@@ -156,7 +156,7 @@ def test_cleared_fault_is_over_and_cannot_be_cleared_again() -> None:
 def test_changes_are_reported_with_their_origin() -> None:
     seen: list[tuple[FaultEvent, Actor]] = []
     faults = Faults()
-    faults.on_change = lambda event, _fault, origin: seen.append((event, origin))
+    faults.on_change.add(lambda event, _fault, origin: seen.append((event, origin)))
     first, second = Actor(who="alice", peer="10.0.0.1"), Actor(who="bob", peer="10.0.0.2")
     faults.engage(request(FaultKind.SLOW), None, NOW, first)
     faults.clear_all(NOW, second)
@@ -168,7 +168,7 @@ def test_fault_that_cannot_begin_is_not_engaged() -> None:
         raise BadRequestError("not here")
 
     faults = Faults()
-    faults.on_engage = fail
+    faults.on_engage.add(fail)
     with pytest.raises(BadRequestError, match="not here"):
         engage(faults, FaultKind.CANNOT_SEND)
     assert len(faults) == 0

@@ -39,8 +39,12 @@ class Run:
         self._lives.settle_in()
         self.outbox = Outbox(self._lives, self.keeper, ledger, most_bytes)
         self.outbox.replay(start_ms)
-        self.keeper.before_commit = self.seal
+        self.before_commit: Callable[[], object] = self.seal
+        self.keeper.before_commit.add(self._before_commit)
         self._now_ms = start_ms
+
+    def _before_commit(self) -> None:
+        self.before_commit()
 
     def _make(self, records: Records) -> Namespace:
         return Namespace(
@@ -275,7 +279,7 @@ def test_entry_is_stored_with_its_commit_and_no_other(begin: Callable[..., Run])
     run = begin(store)
     assert not run.keeper.put_in_outbox(1, b"nothing has happened")
     seen: list[int] = []
-    run.keeper.before_commit = lambda: seen.append(in_store(store))
+    run.before_commit = lambda: seen.append(in_store(store))
     run.send("a")
     run.keeper.commit(NOW_MS)  # there is nothing to commit
     assert seen == [0]
@@ -351,11 +355,11 @@ def test_d3_events_undone_by_a_failed_commit_are_not_recorded_with_the_next(
     store = store_with_a_queue(begin)
     run = begin(store)
     run.keeper.namespace.send(ORDERS, [NewMessage(b"x", "one")], NOW_MS)
-    run.keeper.before_commit = lambda: None  # the commit is in progress, and more happens meanwhile
+    run.before_commit = lambda: None  # the commit is in progress, and more happens meanwhile
     store.fail_next_run(StoreFailedError("the store", "the test wants it so"))
     with pytest.raises(StoreError):
         run.keeper.commit(NOW_MS)
-    run.keeper.before_commit = run.seal
+    run.before_commit = run.seal
     run.send("two")
     run.hand_over()
     assert reported(tmp_path) == [("accepted", "two")]
@@ -551,7 +555,7 @@ def test_d3_store_with_ordinals_of_a_wrong_clock_is_repaired(tmp_path: Path, beg
     run.keeper.namespace.send(ORDERS, [NewMessage(b"x", "then")], NOW_MS)
     lives = [life._replace(ordinal=number + place) for place, life in enumerate(lives_from(0, 3))]
     assert run.keeper.put_in_outbox(number + 2, pack_lives(lives))
-    run.keeper.before_commit = lambda: None
+    run.before_commit = lambda: None
     run.keeper.commit(NOW_MS)
     again = begin(store)
     again.send("a")

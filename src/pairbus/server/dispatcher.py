@@ -104,7 +104,7 @@ class Dispatcher:
         host.on_woken_session.add(self._guarded(self._serve_session))
         host.on_timers_restarted.add(self._guarded(self._serve_all))
         host.on_resumed.add(self._guarded(self._serve_all))
-        host.in_use = lambda: [*self._links]
+        host.add_in_use(lambda: [*self._links])
 
     # Links are added and removed.
 

@@ -75,8 +75,8 @@ class FaultEffects:
         self._host = services.host
         self._store = store
         self._timer: asyncio.TimerHandle | None = None
-        faults.on_engage = self._engage
-        faults.on_change = self._changed
+        faults.on_engage.add(self._engage)
+        faults.on_change.add(self._changed)
         self._host.on_commit.add(self._crash_commit_thread)
         if self._host.side_buffer is not None:
             self._host.side_buffer.crash_point = partial(faults.crash, CrashComponent.SIDE_BUFFER)

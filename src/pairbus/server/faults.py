@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -11,6 +11,7 @@ from itertools import count
 from typing import Any, Final
 
 from pairbus.broker import Address
+from pairbus.callbacks import Callbacks
 from pairbus.dialect.management import Operation
 from pairbus.fault_kinds import CrashComponent, FaultKind, FaultRequest, FaultScope, check_scope
 from pairbus.server.audit import NOBODY, Actor
@@ -139,20 +140,17 @@ class FaultEvent(StrEnum):
     """The server stops."""
 
 
-FaultListener = Callable[[FaultEvent, Fault, Actor], object]
-"""Called after each change of the table, with the client that has caused it."""
-
-
 class Faults:
     """The injected faults of one namespace. They are in memory: a restart ends them."""
 
     def __init__(self) -> None:
         self._faults: dict[int, Fault] = {}
         self._ids = count(1)
-        self.on_engage: Callable[[Fault], object] = lambda _fault: None
-        """Called before a fault is added; an error that it raises prevents that."""
+        self.on_engage: Callbacks[[Fault]] = Callbacks()
+        """Called before a fault is added; an error that one of them raises prevents that."""
 
-        self.on_change: FaultListener = lambda _event, _fault, _origin: None
+        self.on_change: Callbacks[[FaultEvent, Fault, Actor]] = Callbacks()
+        """Called after each change of the table, with the client that has caused it."""
 
     def __len__(self) -> int:
         return len(self._faults)

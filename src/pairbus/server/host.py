@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import count
-from typing import Any, Final, Generic, NamedTuple, ParamSpec
+from typing import Any, Final, NamedTuple
 
 from pairbus.broker import (
     AccessChanged,
@@ -22,6 +22,7 @@ from pairbus.broker import (
     QueueDescription,
     TopicDescription,
 )
+from pairbus.callbacks import Callbacks
 from pairbus.fault_kinds import CrashComponent
 from pairbus.server.audit import Actor, AuditAction, AuditLog
 from pairbus.server.errors import ServerBusyError
@@ -38,7 +39,6 @@ from pairbus.store.keys import describe
 
 _log = logging.getLogger(__name__)
 
-P = ParamSpec("P")
 
 _LONGEST_PAUSE_S: Final = 60.0
 """Longest sleep, even if nothing is due: clocks are set, and links have to be counted as use."""
@@ -82,20 +82,6 @@ class Trouble(NamedTuple):
     error: StoreError | None = None
     takes_sends: bool = False
     """True if sends are still confirmed, because the side buffer stores them."""
-
-
-class Callbacks(Generic[P]):
-    """Functions to call when something happens; calling this object calls all of them."""
-
-    def __init__(self) -> None:
-        self._listeners: list[Callable[P, object]] = []
-
-    def add(self, listener: Callable[P, object]) -> None:
-        self._listeners.append(listener)
-
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> None:
-        for listener in self._listeners:
-            listener(*args, **kwargs)
 
 
 class _WaitingSends:
@@ -174,8 +160,7 @@ class NamespaceHost(HostEvents):
         """The injected faults, if they are allowed."""
         self.deny: Deny = lambda _operation, _address: None
         self.operations = OperationLog()
-        self.in_use: Callable[[], Iterable[Address]] = tuple
-        """The entities with open links: they are not idle."""
+        self._in_use: list[Callable[[], Iterable[Address]]] = []
         self.loop = loop
         self.committer = keeper
         self._is_scheduled = False
@@ -203,9 +188,9 @@ class NamespaceHost(HostEvents):
         self._ready = asyncio.Event()
         self._watchdog: asyncio.TimerHandle | None = None
         keeper.rebuilt = self._rebuilt
-        keeper.before_commit = self.on_commit
-        keeper.after_commit = self._commit_ended
-        keeper.after_load = self._loaded
+        keeper.before_commit.add(self.on_commit)
+        keeper.after_commit.add(self._commit_ended)
+        keeper.after_load.add(self._loaded)
         keeper.on_unconfined = self._rebuild_soon
         self._report_recovery(keeper.recovery)
         self._schedule()
@@ -663,6 +648,14 @@ class NamespaceHost(HostEvents):
         for key in recovery.damaged:
             if key not in recovery.stubs:
                 self.report_damage(describe(key))
+
+    def add_in_use(self, entities: Callable[[], Iterable[Address]]) -> None:
+        """Add a function that returns entities with open links: they are not idle."""
+        self._in_use.append(entities)
+
+    def in_use(self) -> list[Address]:
+        """Return the entities with open links."""
+        return [address for entities in self._in_use for address in entities()]
 
     def _keep_in_use(self, now_ms: int) -> None:
         with suppress(StoreError):  # then there is no entity that could be idle

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
+from pairbus.callbacks import Callbacks
 from pairbus.server.errors import ServerBusyError
 from pairbus.server.log_context import ContextLog, LogValue
 
@@ -116,7 +117,7 @@ class LoginLimiter:
         """Failed logins by protocol."""
         self.refused_counts: Counter[str] = Counter()
         """Logins by protocol that were answered with *server busy*."""
-        self.on_failed: Callable[[LoginFailure], object] = lambda _failure: None
+        self.on_failed: Callbacks[[LoginFailure]] = Callbacks()
 
     def check(self, address: str, key: str, protocol: str) -> None:
         """Raise ``ServerBusyError`` if so many attempts have failed that further ones are refused for now."""

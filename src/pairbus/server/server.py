@@ -280,7 +280,7 @@ class NamespaceServer:
             self._fault_effects = FaultEffects(self._faults, services, self._faulty_store)
         if settings.trace_frames:
             services.tracing = FrameTracing(patterns=settings.trace_frames_of)
-        services.guesses.on_failed = partial(_record_failed_login, host.audit)
+        services.guesses.on_failed.add(partial(_record_failed_login, host.audit))
         routes = [route for annex in self._annexes for route in await stack.enter_async_context(annex(services))]
         http = self._http(services, gatekeeper, routes)
         state = ServerState()
@@ -318,7 +318,6 @@ class NamespaceServer:
         sections = components.sections(self.settings, host, services.counters, supervisor, services.watchdog)
         diagnostics = services.diagnostics = Diagnostics(BundleDirectory(self.settings.data), host.loop, sections)
         supervisor.report = diagnostics.report
-        services.watchdog.on_blocked = diagnostics.report_blocked_loop
         supervisor.add(components.commit_thread(host))
         supervisor.add(components.timers(host))
         supervisor.add(components.dispatcher(services.dispatcher))

@@ -16,6 +16,7 @@ from typing import Final, NamedTuple, Self, TypeAlias, TypeVar
 
 from pairbus.broker.namespace import Namespace
 from pairbus.broker.records import Records
+from pairbus.callbacks import Callbacks
 from pairbus.store import keys
 from pairbus.store.datafile import disk_errors_as_store_errors
 from pairbus.store.directory import DataDirectory
@@ -238,13 +239,14 @@ class CommitHooks:
     def __init__(self) -> None:
         super().__init__()
         self.rebuilt: Callable[[Recovery], object] = lambda _recovery: None
-        self.before_commit: Callable[[], object] = lambda: None
+        """Called after the namespace was read again; set it to your function."""
+        self.before_commit: Callbacks[[]] = Callbacks()
         """Called when a commit begins: what is put into the outbox now is committed with everything written so far, and
         no more.
         """
-        self.after_commit: Callable[[], object] = lambda: None
+        self.after_commit: Callbacks[[]] = Callbacks()
         """Called when a commit has ended, before the callbacks that wait for it."""
-        self.after_load: Callable[[], object] = lambda: None
+        self.after_load: Callbacks[[]] = Callbacks()
         """Called when the commit thread has read the namespace, or has failed to."""
 
 

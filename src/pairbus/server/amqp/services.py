@@ -237,7 +237,7 @@ class AmqpServices:
         self.counters = counters
         self.meter = meter
         self.supervisor = Supervisor(host.loop.time)
-        self.watchdog = LoopWatchdog(host.loop, self.supervisor)
+        self.watchdog = LoopWatchdog(host.loop, self.supervisor, on_blocked=self._report_blocked)
         self.diagnostics: Diagnostics | None = None
         """Collects and keeps diagnostic bundles, if the server has a data directory."""
         self.configuration = Configuration(
@@ -278,6 +278,9 @@ class AmqpServices:
         self.recheck = ClaimsRecheck(self.connections, gatekeeper.holds, self._call_later, host.loop.time)
         host.on_access_changed.add(self.recheck.start)
         host.on_resumed.add(self._resume_requests)
+
+    def _report_blocked(self, loop_thread: int) -> str | None:
+        return None if self.diagnostics is None else self.diagnostics.report_blocked_loop(loop_thread)
 
     def start_trace(self, peer: str) -> ConnectionTrace | None:
         """Return the frame trace of a new connection; ``None`` if frames are not traced."""

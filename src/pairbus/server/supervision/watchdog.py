@@ -31,16 +31,24 @@ class LoopWatchdog:
     missed none.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, supervisor: Supervisor, blocked_s: float = BLOCKED_S) -> None:
-        """Watch a loop, and the supervisor that runs on it."""
-        self.on_blocked: Callable[[int], str | None] = lambda _thread: None
-        """Called on the thread of the watchdog, with the identifier of the loop's thread; returns the name of a bundle.
-        """
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        supervisor: Supervisor,
+        blocked_s: float = BLOCKED_S,
+        *,
+        on_blocked: Callable[[int], str | None] = lambda _thread: None,
+    ) -> None:
+        """Watch a loop, and the supervisor that runs on it.
 
+        ``on_blocked`` is called on the thread of the watchdog, with the identifier of the loop's thread; it returns the
+        name of a bundle.
+        """
         self.blocked_count = 0
         self.blocked_seconds = 0.0
         """Total time of the blocks that have ended."""
 
+        self._on_blocked = on_blocked
         self._loop = loop
         self._supervisor = supervisor
         self._max_missed = max(1, round(blocked_s / _POLL_S))
@@ -110,7 +118,7 @@ class LoopWatchdog:
 
     def _report(self) -> None:
         self._bundle = None
-        self._bundle = self.on_blocked(self._loop_thread)
+        self._bundle = self._on_blocked(self._loop_thread)
         _log.error("event loop blocked seconds=%.1f bundle=%s", self._blocked_s, self._bundle)
 
     def _report_end(self) -> None:
