@@ -272,7 +272,7 @@ BROKER = Package(
         "The namespace": ["Namespace", "SessionGrant", "EntityInfo", "Notice", "SessionLost", "EntityGone"],
         "Messages": [
             "Address", "QueuePart", "NewMessage", "DeliveredMessage", "Record", "Amendments", "MessageState",
-            "SettlementRequest", "SettlementKind", "Operation", "SendOperation", "SettleOperation",
+            "SettlementRequest", "SettlementKind", "TransactionOperation", "SendOperation", "SettleOperation",
         ],
         "What the namespace needs from outside": [
             "Records", "PropertyView", "NamespaceRestore", "QueueId", "EntityRecord",

@@ -54,7 +54,7 @@ from pairbus.broker.message import NEVER, DeliveredMessage, MessageState, NewMes
 from pairbus.broker.namespace import SessionGrant
 from pairbus.broker.settlement import SettlementKind, SettlementRequest
 from pairbus.broker.sql import MISSING, Missing
-from pairbus.broker.transaction import Operation, SendOperation, SettleOperation
+from pairbus.broker.transaction import SendOperation, SettleOperation, TransactionOperation
 
 PARTITION_BITS: Final = 48
 SENDING: Final = {EntityStatus.ACTIVE, EntityStatus.RECEIVE_DISABLED}
@@ -1500,18 +1500,18 @@ class Model:
 
     # Transactions
 
-    def transact(self, operations: Sequence[Operation], now_ms: int) -> list[list[int | None]]:
+    def transact(self, operations: Sequence[TransactionOperation], now_ms: int) -> list[list[int | None]]:
         now_ms = self._begin(now_ms)
         self._check_transaction(operations)
         return [self._perform(operation, now_ms) for operation in operations]
 
-    def _check_transaction(self, operations: Sequence[Operation]) -> None:
+    def _check_transaction(self, operations: Sequence[TransactionOperation]) -> None:
         """Raise an error if any operation is invalid. The broker is free to name any of several."""
         refusals = list(self._refusals(operations))
         if refusals:
             raise next((error for error in refusals if type(error) is type(self.error)), refusals[0])
 
-    def _refusals(self, operations: Sequence[Operation]) -> Iterator[BrokerError]:
+    def _refusals(self, operations: Sequence[TransactionOperation]) -> Iterator[BrokerError]:
         sizes = [len(operation.messages) if isinstance(operation, SendOperation) else 1 for operation in operations]
         if sum(sizes) > self.limits.messages_per_transaction:
             yield InvalidRequestError("too many")
@@ -1541,7 +1541,7 @@ class Model:
         for message in operation.messages:
             self._check_message(target, message)
 
-    def _perform(self, operation: Operation, now_ms: int) -> list[int | None]:
+    def _perform(self, operation: TransactionOperation, now_ms: int) -> list[int | None]:
         if isinstance(operation, SettleOperation):
             self._settle(*self._locked(operation.address, operation.lock_token), operation.verdict, now_ms)
             return []

@@ -22,7 +22,7 @@ from pairbus.broker.errors import (
 )
 from pairbus.broker.limits import RELAXED
 from pairbus.broker.settlement import SettlementKind, SettlementRequest
-from pairbus.broker.transaction import Operation, SendOperation, SettleOperation
+from pairbus.broker.transaction import SendOperation, SettleOperation, TransactionOperation
 from pairbus.store import MemoryStore, StoreFullError
 from tests.broker.broker import UNKNOWN_TOKEN, Broker, blob, dead, letter, reason, text, texts, transfers
 
@@ -32,7 +32,7 @@ OTHER = Address.of("other")
 NOWHERE = Address.of("nowhere")
 
 
-def transact(broker: Broker, *operations: Operation) -> list[list[int | None]]:
+def transact(broker: Broker, *operations: TransactionOperation) -> list[list[int | None]]:
     return broker.namespace.transact(operations, broker.now_ms)
 
 
@@ -97,7 +97,7 @@ def large() -> Broker:
     return broker
 
 
-BAD: dict[str, tuple[Callable[[Broker], Operation], type[BrokerError]]] = {
+BAD: dict[str, tuple[Callable[[Broker], TransactionOperation], type[BrokerError]]] = {
     "no such entity": (lambda _: SendOperation(NOWHERE, [letter("x")]), EntityNotFoundError),
     "disabled": (lambda _: SendOperation(Address.of("disabled"), [letter("x")]), EntityDisabledError),
     "full": (lambda _: SendOperation(Address.of("full"), [letter("x")]), QuotaExceededError),
@@ -127,7 +127,7 @@ def test_a6_one_invalid_operation_fails_the_whole_transaction(bad: str, first: b
     broker = large()
     make, expected = BAD[bad]
     wrong = make(broker)
-    good: list[Operation] = [
+    good: list[TransactionOperation] = [
         SendOperation(QUEUE, [letter("good", message_id="m")]),
         SettleOperation(OTHER, lock(broker, OTHER)),
     ]

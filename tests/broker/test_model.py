@@ -39,7 +39,7 @@ from pairbus.broker.namespace import Namespace, SessionGrant
 from pairbus.broker.records import Records
 from pairbus.broker.rules import Rule
 from pairbus.broker.settlement import SettlementKind, SettlementRequest
-from pairbus.broker.transaction import Operation, SendOperation, SettleOperation
+from pairbus.broker.transaction import SendOperation, SettleOperation, TransactionOperation
 from pairbus.store import MemoryStore, StoreError, StoreFailedError, keys
 from pairbus.store.group_committer import GroupCommitter
 from tests.broker.model import (
@@ -796,7 +796,7 @@ class Messaging(Bench):
     def transact(self, members: list[tuple[int, int, bytes]]) -> None:
         self.both("transact", [self._member(kind, index, choices) for kind, index, choices in members])
 
-    def _member(self, kind: int, index: int, choices: bytes) -> Operation:
+    def _member(self, kind: int, index: int, choices: bytes) -> TransactionOperation:
         address = at(self.destinations(), index)
         if kind < 6 and (self.live_locks() or kind == 5):
             place, token = self.lock(index, 11 if kind == 5 and index > 8 else 0)

@@ -84,7 +84,7 @@ from pairbus.broker.restoration import NamespaceRestore
 from pairbus.broker.rules import Rule
 from pairbus.broker.settlement import COMPLETE, SettlementKind, SettlementRequest
 from pairbus.broker.sql import MISSING, EvaluationError, Missing
-from pairbus.broker.transaction import Operation, SendOperation, SettleOperation
+from pairbus.broker.transaction import SendOperation, SettleOperation, TransactionOperation
 from pairbus.renamed import renamed
 
 __all__ = [
@@ -138,7 +138,6 @@ __all__ = [
     "NamespaceRestore",
     "NewMessage",
     "Notice",
-    "Operation",
     "PropertyView",
     "Quarantined",
     "QueueDescription",
@@ -166,6 +165,7 @@ __all__ = [
     "SqlFilterDescription",
     "SubscriptionDescription",
     "TopicDescription",
+    "TransactionOperation",
     "TrueFilter",
     "Value",
     "ZonelessInstant",
@@ -180,6 +180,7 @@ if not TYPE_CHECKING:  # type checkers only see the new names
             "Disposition": "SettlementKind",
             "Message": "NewMessage",
             "Moment": "MessageEvent",
+            "Operation": "TransactionOperation",
             "Part": "QueuePart",
             "Place": "QueueId",
             "Restoration": "NamespaceRestore",

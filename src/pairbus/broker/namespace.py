@@ -45,7 +45,7 @@ from pairbus.broker.router import Router
 from pairbus.broker.rules import Rule
 from pairbus.broker.session import Sequences
 from pairbus.broker.settlement import COMPLETE, Receiving, Settlement, SettlementKind, SettlementRequest, check_verdict
-from pairbus.broker.transaction import Operation, Transaction, check_send
+from pairbus.broker.transaction import Transaction, TransactionOperation, check_send
 from pairbus.broker.validation import (
     check_address,
     check_name_text,
@@ -623,7 +623,7 @@ class Namespace:
 
     # Transactions
 
-    def transact(self, operations: Sequence[Operation], now_ms: int) -> list[list[int | None]]:
+    def transact(self, operations: Sequence[TransactionOperation], now_ms: int) -> list[list[int | None]]:
         """Execute all operations or none. Return the result of each send, and an empty list for each settlement.
 
         Free space is checked as if all sends came first: what the settlements free counts afterwards.

@@ -121,7 +121,7 @@ def _asked(ask: Callable[[str], T], name: str) -> T:
         raise EvaluationError(f"the property '{name}' of the message cannot be read: {error}") from error
 
 
-Predicate: TypeAlias = Callable[[Subject], bool]
+MessagePredicate: TypeAlias = Callable[[Subject], bool]
 
 # Measured with a filter that has as many comparisons as fit into it.
 _RULE_UNITS: Final = 200
@@ -148,7 +148,7 @@ class Rule:
     position: int
     description: RuleDescription
     created_ms: int
-    matches: Predicate
+    matches: MessagePredicate
     action: SqlAction | None
     units: int
     """About how many nanoseconds the filter takes, apart from what it spends on long texts."""
@@ -186,7 +186,7 @@ def _units(description: FilterDescription) -> int:
     return _RULE_UNITS
 
 
-def _predicate(description: FilterDescription, limits: Limits, fresh_id: Callable[[], UUID]) -> Predicate:
+def _predicate(description: FilterDescription, limits: Limits, fresh_id: Callable[[], UUID]) -> MessagePredicate:
     match description:
         case TrueFilter():
             return _always
@@ -224,7 +224,7 @@ def _never(_subject: Subject) -> bool:
     return False
 
 
-def _correlation(description: CorrelationFilter) -> Predicate:
+def _correlation(description: CorrelationFilter) -> MessagePredicate:
     wanted = tuple(
         (name, value) for field, name in _CORRELATED.items() if (value := getattr(description, field)) is not None
     )

@@ -114,7 +114,7 @@ class SettleOperation(NamedTuple):
     verdict: SettlementRequest = SettlementRequest()
 
 
-Operation: TypeAlias = SendOperation | SettleOperation
+TransactionOperation: TypeAlias = SendOperation | SettleOperation
 
 
 class Transaction:
@@ -129,7 +129,7 @@ class Transaction:
         self._router = router
         self._settlement = settlement
 
-    def check(self, operations: Sequence[Operation], now_ms: int) -> None:
+    def check(self, operations: Sequence[TransactionOperation], now_ms: int) -> None:
         limits = self._context.limits
         check_list(operations, "operations")
         if not all(isinstance(operation, SendOperation | SettleOperation) for operation in operations):
@@ -150,7 +150,7 @@ class Transaction:
             if send.via is None:
                 self._router.screen(self._lookup.sendable(send.address), send.messages, now_ms)
 
-    def perform(self, operation: Operation, now_ms: int) -> list[int | None]:
+    def perform(self, operation: TransactionOperation, now_ms: int) -> list[int | None]:
         if isinstance(operation, SettleOperation):
             queue, lock = self._lookup.locked(operation.address, operation.lock_token, now_ms)
             self._settlement.settle(queue, lock, operation.verdict, now_ms)

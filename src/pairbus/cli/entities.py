@@ -27,7 +27,7 @@ from pairbus.cli.connection import (
     run,
 )
 from pairbus.cli.entity_listing import ListedEntity, all_entities, show_one, show_table
-from pairbus.cli.entity_settings import KINDS, Description, in_options, read_settings, refuse_fixed, take_settings
+from pairbus.cli.entity_settings import KINDS, in_options, read_settings, refuse_fixed, take_settings
 from pairbus.cli.failure import fail
 from pairbus.client.errors import (
     EntityAlreadyExistsError,
@@ -35,6 +35,7 @@ from pairbus.client.errors import (
     InvalidRequestError,
     MessagingError,
 )
+from pairbus.client.management.atom import EntityDescription
 from pairbus.client.management.descriptions import QueueDescription, SubscriptionDescription, TopicDescription
 from pairbus.client.management.namespace_manager import NamespaceManager
 from pairbus.client.management.rules import DEFAULT_RULE, RuleDescription, SqlFilter
@@ -206,8 +207,8 @@ def _check_new_name(path: EntityPath) -> None:
         fail(one_line(error), USAGE)
 
 
-def _description(path: EntityPath, options: dict[str, Any], *, is_topic: bool) -> Description:
-    kind: type[Description] = TopicDescription if is_topic else QueueDescription
+def _description(path: EntityPath, options: dict[str, Any], *, is_topic: bool) -> EntityDescription:
+    kind: type[EntityDescription] = TopicDescription if is_topic else QueueDescription
     if path.subscription is not None:
         kind = SubscriptionDescription
     values = read_settings(kind, options)
@@ -217,7 +218,7 @@ def _description(path: EntityPath, options: dict[str, Any], *, is_topic: bool) -
         fail(in_options(one_line(error)), USAGE)
 
 
-def _changed(description: Description, values: dict[str, Any]) -> Description:
+def _changed(description: EntityDescription, values: dict[str, Any]) -> EntityDescription:
     try:
         return replace(description, **values)
     except (TypeError, ValueError) as error:
@@ -251,7 +252,7 @@ def _is_confirmed(question: str) -> bool:
         fail("stopped: nothing was deleted", STOPPED)
 
 
-def _refuse_other_kind(found: ListedEntity, wanted: type[Description]) -> None:
+def _refuse_other_kind(found: ListedEntity, wanted: type[EntityDescription]) -> None:
     if not isinstance(found.description, wanted):
         fail(f"'{found.path}' is a {found.kind}, not a {KINDS[wanted]}", FAILED)
 
@@ -274,7 +275,7 @@ def _explained(error: MessagingError) -> str:
 
 async def _entity(manager: NamespaceManager, path: EntityPath) -> ListedEntity:
     """Return the queue, topic or subscription with that path; end the command if there is none."""
-    description: Description
+    description: EntityDescription
     if path.subscription is not None:
         try:
             description, info, rules = await asyncio.gather(
@@ -301,7 +302,7 @@ async def _topic(manager: NamespaceManager, path: str) -> ListedEntity:
 
 
 async def _create(
-    manager: NamespaceManager, path: EntityPath, description: Description, rule: RuleDescription | None
+    manager: NamespaceManager, path: EntityPath, description: EntityDescription, rule: RuleDescription | None
 ) -> None:
     match description:
         case QueueDescription():
@@ -318,7 +319,7 @@ async def _create(
                 )
 
 
-async def _update(manager: NamespaceManager, path: EntityPath, description: Description) -> None:
+async def _update(manager: NamespaceManager, path: EntityPath, description: EntityDescription) -> None:
     match description:
         case QueueDescription():
             await manager.update_queue(description)

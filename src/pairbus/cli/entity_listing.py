@@ -13,9 +13,9 @@ from rich.console import Console
 from rich.table import Table
 
 from pairbus.cli.arguments import duration_text
-from pairbus.cli.entity_settings import KINDS, SETTINGS, Description
+from pairbus.cli.entity_settings import KINDS, SETTINGS
 from pairbus.client.amqp_json import moment_text
-from pairbus.client.management.atom import write_action, write_filter
+from pairbus.client.management.atom import EntityDescription, write_action, write_filter
 from pairbus.client.management.descriptions import (
     QueueRuntimeInfo,
     SubscriptionDescription,
@@ -45,7 +45,7 @@ class ListedEntity:
     """A queue, a topic or a subscription with its current counts."""
 
     path: str
-    description: Description
+    description: EntityDescription
     info: RuntimeInfo
     rules: tuple[RuleDescription, ...] | None = None
     """The rules of a subscription, if they were read."""

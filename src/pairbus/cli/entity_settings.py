@@ -7,13 +7,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from datetime import timedelta
 from inspect import Parameter, signature
-from typing import Annotated, Any, Final, TypeAlias
+from typing import Annotated, Any, Final
 
 import typer
 
 from pairbus.cli.arguments import duration_text, read_lifetime
 from pairbus.cli.connection import USAGE
 from pairbus.cli.failure import fail
+from pairbus.client.management.atom import EntityDescription
 from pairbus.client.management.descriptions import (
     EntityStatus,
     QueueDescription,
@@ -22,9 +23,7 @@ from pairbus.client.management.descriptions import (
 )
 from pairbus.entity_settings import ENTITY_SETTINGS, STATUSES, EntityKind, EntitySetting, SettingType
 
-Description: TypeAlias = QueueDescription | TopicDescription | SubscriptionDescription
-
-KINDS: Final[dict[type[Description], str]] = {
+KINDS: Final[dict[type[EntityDescription], str]] = {
     QueueDescription: EntityKind.QUEUE.value,
     TopicDescription: EntityKind.TOPIC.value,
     SubscriptionDescription: EntityKind.SUBSCRIPTION.value,
@@ -66,11 +65,11 @@ SETTINGS: Final = tuple(
 )
 
 
-def has_setting(kind: type[Description], setting: SettingOption) -> bool:
+def has_setting(kind: type[EntityDescription], setting: SettingOption) -> bool:
     return setting.field in {field.name for field in fields(kind)}
 
 
-def read_settings(kind: type[Description], options: Mapping[str, Any]) -> dict[str, Any]:
+def read_settings(kind: type[EntityDescription], options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the given settings by field; end the command if this kind of entity does not have one of them."""
     values = {}
     for setting in SETTINGS:

@@ -75,7 +75,7 @@ class MessageLineError(ValueError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
+class LineBatch:
     """Messages that were read together, with their line numbers."""
 
     first_line: int
@@ -169,7 +169,7 @@ def _plain(value: Any) -> Any:
 # Lines to messages.
 
 
-def read_batches(file: BinaryIO, first_line: int = 1) -> Iterator[Batch]:
+def read_batches(file: BinaryIO, first_line: int = 1) -> Iterator[LineBatch]:
     """Yield the messages of a file in batches, as they can be read.
 
     Raise ``MessageLineError``, which names the line, if one is invalid.
@@ -178,7 +178,7 @@ def read_batches(file: BinaryIO, first_line: int = 1) -> Iterator[Batch]:
         wanted = [(number, line) for number, line in zip(numbers, lines, strict=True) if number >= first_line]
         messages = [_message(number, line) for number, line in wanted if line.strip()]
         if messages:
-            yield Batch(
+            yield LineBatch(
                 first_line=wanted[0][0],
                 last_line=wanted[-1][0],
                 messages=messages,
@@ -335,12 +335,12 @@ _AHEAD: Final = 2
 """The number of batches to read ahead."""
 
 
-async def read_ahead(batches: Iterator[Batch]) -> AsyncIterator[Batch]:
+async def read_ahead(batches: Iterator[LineBatch]) -> AsyncIterator[LineBatch]:
     """Yield the batches, which a thread reads ahead. Raise the error that reading raises."""
     loop = asyncio.get_running_loop()
-    waiting: asyncio.Queue[Batch | Exception | None] = asyncio.Queue(_AHEAD)
+    waiting: asyncio.Queue[LineBatch | Exception | None] = asyncio.Queue(_AHEAD)
 
-    def put(one: Batch | Exception | None) -> None:
+    def put(one: LineBatch | Exception | None) -> None:
         asyncio.run_coroutine_threadsafe(waiting.put(one), loop).result()
 
     def read() -> None:
@@ -356,7 +356,7 @@ async def read_ahead(batches: Iterator[Batch]) -> AsyncIterator[Batch]:
         yield one
 
 
-def _with_end(batches: Iterator[Batch]) -> Iterator[Batch | Exception | None]:
+def _with_end(batches: Iterator[LineBatch]) -> Iterator[LineBatch | Exception | None]:
     try:
         yield from batches
     except (OSError, ValueError) as error:

@@ -28,7 +28,7 @@ from pairbus.cli.connection import (
 )
 from pairbus.cli.failure import fail
 from pairbus.cli.interruption import report_on_interruption
-from pairbus.cli.message_lines import Batch, MessageLineError, read_ahead, read_batches
+from pairbus.cli.message_lines import LineBatch, MessageLineError, read_ahead, read_batches
 from pairbus.cli.message_output import Advance, message_count, work_bar
 from pairbus.client.amqp_json import TYPED_TEXTS, value_from_text
 from pairbus.client.errors import EntityNotFoundError, InvalidMessageError, MessagingError, UnauthorizedError
@@ -118,7 +118,7 @@ class _Tally:
     part: int = 0
     """The messages sent so far, in the unit of the total."""
 
-    under_way: Batch | None = field(default=None, repr=False)
+    under_way: LineBatch | None = field(default=None, repr=False)
     reached: asyncio.Future[None] | None = field(default=None, repr=False)
     """Done once a connection has been open; before that, nothing can have been sent."""
 
@@ -233,7 +233,7 @@ def _read_body(body: str | None, file: Path | None) -> bytes:
         fail(f"--file: {file} cannot be read: {error.strerror}", USAGE)
 
 
-def _copies(body: bytes, options: dict[str, Any], count: int) -> Iterator[Batch]:
+def _copies(body: bytes, options: dict[str, Any], count: int) -> Iterator[LineBatch]:
     """Yield batches of ``count`` equal messages; end the command if the message is invalid."""
     try:
         encode_brokered(BrokeredMessage(body, **options))
@@ -243,7 +243,7 @@ def _copies(body: bytes, options: dict[str, Any], count: int) -> Iterator[Batch]
     for first in range(1, count + 1, at_a_time):
         last = min(first + at_a_time - 1, count)
         messages = [BrokeredMessage(body, **options) for _ in range(first, last + 1)]
-        yield Batch(first_line=first, last_line=last, messages=messages, size_bytes=len(messages))
+        yield LineBatch(first_line=first, last_line=last, messages=messages, size_bytes=len(messages))
 
 
 def _send_lines(
@@ -279,7 +279,7 @@ def _name(file: Path) -> str:
     return "standard input" if file == _STDIN else str(file)
 
 
-def _with_new_ids(batch: Batch) -> Batch:
+def _with_new_ids(batch: LineBatch) -> LineBatch:
     for message in batch.messages:
         message.message_id = BrokeredMessage().message_id
     return batch
@@ -291,7 +291,7 @@ def _with_new_ids(batch: Batch) -> Batch:
 def _send_all(
     namespace: NamedNamespace,
     path: str,
-    batches: Iterator[Batch],
+    batches: Iterator[LineBatch],
     *,
     total: int | None,
     as_json: bool,
@@ -312,7 +312,7 @@ def _send_all(
 async def _send(
     namespace: NamedNamespace,
     path: str,
-    batches: Iterator[Batch],
+    batches: Iterator[LineBatch],
     tally: _Tally,
     advance: Advance,
     file: Path | None,
@@ -335,7 +335,7 @@ async def _send(
             fail(f"{_name(file or _STDIN)}, {error}; {_progress(tally, file)}", USAGE)
 
 
-async def _each(batches: Iterator[Batch], file: Path | None) -> AsyncIterator[Batch]:
+async def _each(batches: Iterator[LineBatch], file: Path | None) -> AsyncIterator[LineBatch]:
     if file is None:
         for batch in batches:
             yield batch

@@ -251,7 +251,7 @@ _MAX_ROWS: Final = 500
 _MAX_BYTES: Final = 1 << 20
 """Limits of the rows converted to Python objects at a time; a batch of Spark may hold far more."""
 
-Message: TypeAlias = tuple[str, bytes]
+EncodedMessage: TypeAlias = tuple[str, bytes]
 """The destination of a message, and its encoded form."""
 
 _ATTRIBUTES: Final = {"time_to_live_ms": "time_to_live"}
@@ -275,14 +275,14 @@ class OutgoingMessages:
         self._columns = tuple(given)
         self._destinations: set[str] = set()
 
-    def of(self, batch: pa.RecordBatch, ids: MessageIds) -> Iterator[Message]:
+    def of(self, batch: pa.RecordBatch, ids: MessageIds) -> Iterator[EncodedMessage]:
         """Yield the messages of a batch, in the order of the rows. Raise ``InvalidMessageError``."""
         rows = self._forward if "payload" in self._indexes else self._build
         rows_per_slice = _slice_rows(batch)
         for start in range(0, batch.num_rows, rows_per_slice):
             yield from rows(batch.slice(start, rows_per_slice), ids)
 
-    def _forward(self, batch: pa.RecordBatch, ids: MessageIds) -> Iterator[Message]:
+    def _forward(self, batch: pa.RecordBatch, ids: MessageIds) -> Iterator[EncodedMessage]:
         for entity, payload in zip(self._entities(batch), self._values(batch, "payload"), strict=False):
             destination = self._destination(entity)
             if payload is None:
@@ -293,7 +293,7 @@ class OutgoingMessages:
                 reason = f"its payload is not a valid AMQP message: {error.description}"
                 raise InvalidMessageError(reason, entity=destination) from error
 
-    def _build(self, batch: pa.RecordBatch, ids: MessageIds) -> Iterator[Message]:
+    def _build(self, batch: pa.RecordBatch, ids: MessageIds) -> Iterator[EncodedMessage]:
         columns = [self._values(batch, name) for name in self._columns]
         rows: Iterable[tuple[Any, ...]] = zip(*columns, strict=True) if columns else repeat(())
         bodies = self._values(batch, "body")

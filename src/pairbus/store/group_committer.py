@@ -217,16 +217,6 @@ class CommitThreadState:
         self._wanted_bytes = 0
         """The free space without which sends are refused: with less, a commit has failed."""
 
-    def commit_age_s(self) -> float | None:
-        """Return for how long the current commit, or load, has been running; ``None`` if none is."""
-        started = self._started
-        return None if started is None else time.perf_counter() - started
-
-    @property
-    def has_outcome(self) -> bool:
-        """Return whether a commit, or load, has ended, and only the event loop has not noticed yet."""
-        return not self._outcomes.empty()
-
     def _note_duration(self, seconds: float) -> None:
         self.commit_count += 1
         self.commit_seconds += seconds
@@ -369,6 +359,16 @@ class GroupCommitter(CommitHooks, CommitThreadState):
     def damaged(self) -> Sequence[bytes]:
         """Return the keys of unreadable records that were found and set aside since the start."""
         return self._damaged
+
+    def commit_age_s(self) -> float | None:
+        """Return for how long the current commit, or load, has been running; ``None`` if none is."""
+        started = self._started
+        return None if started is None else time.perf_counter() - started
+
+    @property
+    def has_outcome(self) -> bool:
+        """Return whether a commit, or load, has ended, and only the event loop has not noticed yet."""
+        return not self._outcomes.empty()
 
     @property
     def is_idle(self) -> bool:

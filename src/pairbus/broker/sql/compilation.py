@@ -23,10 +23,10 @@ from pairbus.broker.sql.syntax import (
     IsNull,
     Like,
     Membership,
-    Name,
     NewId,
     Not,
     Predicate,
+    PropertyName,
     Signed,
     Step,
     SystemName,
@@ -75,7 +75,7 @@ class Compiler:
             case Disjunction():
                 return evaluation.disjunction(tuple(map(self.compile, node.operands)))
 
-    def _property(self, node: Name) -> Evaluate:
+    def _property(self, node: PropertyName) -> Evaluate:
         if isinstance(node, UserName):
             return evaluation.user_property(node.name)
         known = system_property(node.name)
@@ -83,7 +83,7 @@ class Compiler:
             return evaluation.failure(f"there is no system property sys.{node.name}", self._fail(node.position))
         return evaluation.system_property(known.name)
 
-    def _exists(self, node: Name) -> EvaluateCondition:
+    def _exists(self, node: PropertyName) -> EvaluateCondition:
         if isinstance(node, UserName):
             return evaluation.user_exists(node.name)
         return evaluation.system_exists(self._property(node))
@@ -91,7 +91,7 @@ class Compiler:
     def _chain(self, node: Chain) -> Evaluate:
         return evaluation.chain(self.compile(node.first), tuple(map(self._step, node.steps)))
 
-    def _step(self, node: Step) -> evaluation.Link:
+    def _step(self, node: Step) -> evaluation.ChainLink:
         return ARITHMETIC[node.symbol], self.compile(node.operand), self._fail(node.position)
 
     def _comparison(self, node: Comparison) -> EvaluateCondition:

@@ -72,7 +72,7 @@ Evaluate: TypeAlias = Callable[[Subject], Value]
 EvaluateCondition: TypeAlias = Callable[[Subject], Ternary]
 Fail: TypeAlias = Callable[[str], EvaluationError]
 """Creates the error that says why an operator has no result, and where the operator is."""
-Link: TypeAlias = tuple[Operator, Evaluate, Fail]
+ChainLink: TypeAlias = tuple[Operator, Evaluate, Fail]
 
 _EQUAL: Final = COMPARISONS["="]
 
@@ -136,7 +136,7 @@ def sign(symbol: str, operand: Evaluate, fail: Fail) -> Evaluate:
     return evaluate
 
 
-def chain(first: Evaluate, steps: tuple[Link, ...]) -> Evaluate:
+def chain(first: Evaluate, steps: tuple[ChainLink, ...]) -> Evaluate:
     def evaluate(subject: Subject) -> Value:
         value = first(subject)
         for operate, operand, fail in steps:

@@ -16,7 +16,7 @@ from pairbus.broker.sql.parser import NO_PARAMETERS, Parameters, parse_predicate
 from pairbus.broker.sql.syntax import (
     EvaluationError,
     RemoveStatement,
-    Statement,
+    SqlStatement,
     SystemProperty,
     UserName,
     system_property,
@@ -130,7 +130,7 @@ def parse_action(
     return SqlAction(expression=expression, parameters=known.given, _statements=compiled)
 
 
-def _compile(statement: Statement, compiler: Compiler, expression: str) -> Apply:
+def _compile(statement: SqlStatement, compiler: Compiler, expression: str) -> Apply:
     name = statement.target.name
     target = None if isinstance(statement.target, UserName) else system_property(name)
     if isinstance(statement, RemoveStatement):

@@ -311,7 +311,7 @@ _COMPILE_ANY_UNITS: Final = 6_000
 Spend: TypeAlias = Callable[[int], object]
 """Counts units of work, and raises an error once there are too many; one unit is about one character examined."""
 
-Segment: TypeAlias = list[str]
+LikeSegment: TypeAlias = list[str]
 """The part between two runs: one regular expression for each character."""
 
 
@@ -329,7 +329,7 @@ class _Search:
 
     __slots__ = ("_after", "_anchor", "_before", "_find", "_find_anchor", "_length")
 
-    def __init__(self, segment: Segment) -> None:
+    def __init__(self, segment: LikeSegment) -> None:
         core = list(segment)
         self._before = self._after = 0
         while core and core[0] == _ANY:
@@ -366,7 +366,7 @@ class Pattern:
 
     __slots__ = ("_head", "_head_length", "_middle", "_shortest", "_tail", "_tail_length")
 
-    def __init__(self, segments: list[Segment]) -> None:
+    def __init__(self, segments: list[LikeSegment]) -> None:
         head, *middle = segments
         tail = middle.pop() if middle else None
         self._head, self._head_length = _compiled(head).match, len(head)
@@ -399,7 +399,7 @@ def compile_pattern(pattern: str, escape: str | None) -> Pattern:
     """Compile a pattern; raises ``PatternError``."""
     if len(pattern) > MAX_PATTERN:
         raise PatternError(f"the pattern of LIKE has more than {MAX_PATTERN} characters")
-    segments: list[Segment] = [[]]
+    segments: list[LikeSegment] = [[]]
     for element in _elements(pattern, escape):
         if element is None:
             segments.append([])
@@ -441,11 +441,11 @@ def _escaped(character: str | None, escape: str) -> str:
     return character
 
 
-def _compiled(segment: Segment) -> re.Pattern[str]:
+def _compiled(segment: LikeSegment) -> re.Pattern[str]:
     return re.compile("".join(segment), re.DOTALL)
 
 
-def _longest_piece(segment: Segment) -> tuple[int, Segment]:
+def _longest_piece(segment: LikeSegment) -> tuple[int, LikeSegment]:
     """Return the longest part without ``_``, and its offset."""
     pieces = [list(piece) for is_any, piece in groupby(enumerate(segment), lambda one: one[1] == _ANY) if not is_any]
     longest = max(pieces, key=len)

@@ -19,7 +19,6 @@ from pairbus.broker.sql.syntax import (
     Chain,
     Comparison,
     ComputedName,
-    Condition,
     Conjunction,
     Constant,
     Cursor,
@@ -29,16 +28,17 @@ from pairbus.broker.sql.syntax import (
     IsNull,
     Like,
     Membership,
-    Name,
     NewId,
     Not,
     Predicate,
+    PropertyName,
     RemoveStatement,
     SetStatement,
     Signed,
+    SqlCondition,
+    SqlStatement,
     SqlToken,
     SqlTokenKind,
-    Statement,
     Step,
     SystemName,
     UserName,
@@ -108,7 +108,7 @@ def parse_predicate(expression: str, parameters: Parameters) -> Predicate:
     return predicate
 
 
-def parse_statements(expression: str, parameters: Parameters, max_statements: int) -> tuple[Statement, ...]:
+def parse_statements(expression: str, parameters: Parameters, max_statements: int) -> tuple[SqlStatement, ...]:
     """Parse the text of an action."""
     cursor = Cursor(expression)
     grammar = _Grammar(cursor, parameters)
@@ -130,7 +130,7 @@ def _continues(cursor: Cursor) -> bool:
     return True
 
 
-def _negated(condition: Condition, negation: SqlToken | None) -> Condition:
+def _negated(condition: SqlCondition, negation: SqlToken | None) -> SqlCondition:
     return condition if negation is None else Not(condition, negation.position)
 
 
@@ -146,7 +146,7 @@ class _Grammar:
 
     # Statements.
 
-    def statement(self) -> Statement:
+    def statement(self) -> SqlStatement:
         cursor = self._cursor
         position = cursor.token.position
         if cursor.take("SET"):
@@ -157,7 +157,7 @@ class _Grammar:
             return RemoveStatement(self._target(), position)
         raise cursor.unexpected("SET or REMOVE")
 
-    def _target(self) -> Name:
+    def _target(self) -> PropertyName:
         name = self._name()
         if isinstance(name, UserName):
             return name
@@ -198,7 +198,7 @@ class _Grammar:
         if self._cursor.at("EXISTS"):
             return self._exists()
         left = self._group() if self._cursor.at("(") else self._factor()
-        if not isinstance(left, Condition):
+        if not isinstance(left, SqlCondition):
             return self._test(self._sum(left, start), start)
         if self._cursor.at(*_WANT_VALUES):
             raise self._cursor.error("expected a value, found a condition", start)
@@ -240,7 +240,7 @@ class _Grammar:
 
     def _is_null(self, left: Expression, start: int) -> Predicate:
         # Parentheses around the property make it an expression, and then it begins before its name does.
-        if not isinstance(left, Name) or left.position != start:
+        if not isinstance(left, PropertyName) or left.position != start:
             raise self._cursor.error("expected a property on the left of IS, found another expression", start)
         position = self._cursor.advance().position
         negation = self._cursor.take("NOT")
@@ -358,7 +358,7 @@ class _Grammar:
 
     # Names.
 
-    def _name(self) -> Name:
+    def _name(self) -> PropertyName:
         """Read a property, with or without a scope before it."""
         cursor = self._cursor
         position = cursor.token.position

@@ -335,7 +335,7 @@ class Comparison:
 class IsNull:
     """A test whether a property is missing or null."""
 
-    name: Name
+    name: PropertyName
     position: int
 
 
@@ -343,7 +343,7 @@ class IsNull:
 class Exists:
     """A test whether a property is present, possibly null."""
 
-    name: Name
+    name: PropertyName
     position: int
 
 
@@ -394,7 +394,7 @@ class Disjunction:
 class SetStatement:
     """A ``SET`` statement."""
 
-    target: Name
+    target: PropertyName
     value: Expression
     position: int
 
@@ -403,12 +403,12 @@ class SetStatement:
 class RemoveStatement:
     """A ``REMOVE`` statement."""
 
-    target: Name
+    target: PropertyName
     position: int
 
 
-Name: TypeAlias = UserName | SystemName
+PropertyName: TypeAlias = UserName | SystemName
 Expression: TypeAlias = Constant | UserName | SystemName | ComputedName | NewId | Signed | Chain
-Condition: TypeAlias = Comparison | IsNull | Exists | Membership | Like | Not | Conjunction | Disjunction
-Predicate: TypeAlias = Condition | Expression
-Statement: TypeAlias = SetStatement | RemoveStatement
+SqlCondition: TypeAlias = Comparison | IsNull | Exists | Membership | Like | Not | Conjunction | Disjunction
+Predicate: TypeAlias = SqlCondition | Expression
+SqlStatement: TypeAlias = SetStatement | RemoveStatement

@@ -31,7 +31,7 @@ from pairbus.pairing.syphon.delivery import DeliveryEngine
 from pairbus.pairing.syphon.destination import DeliveryDestination, NamespaceHealth
 from pairbus.pairing.syphon.interface import Held, TimeToLive, destination_key
 from pairbus.pairing.syphon.message import BacklogMessage, DeadLetterReason, UndeliverableMessage, read_diverted
-from pairbus.pairing.syphon.source import LockedMessage, OutcomeKind, SettlementReport, Settler
+from pairbus.pairing.syphon.source import OutcomeKind, SettlementReport, Settler, SyphonMessage
 from pairbus.spark.connections import ConnectionReference, factory_of, on_loop
 from pairbus.spark.offset import Portion
 from pairbus.spark.partition import MessagePartition, Pages
@@ -258,7 +258,7 @@ class TaskSource:
     def complete(self, messages: list[BacklogMessage]) -> None:
         self._settler.complete(messages)
 
-    def dead_letter(self, messages: Sequence[LockedMessage], reason: DeadLetterReason, description: str) -> None:
+    def dead_letter(self, messages: Sequence[SyphonMessage], reason: DeadLetterReason, description: str) -> None:
         self._settler.dead_letter(messages, reason, description)
 
     async def defer(self, messages: list[BacklogMessage], cause: str) -> None:

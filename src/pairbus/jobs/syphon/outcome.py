@@ -10,7 +10,7 @@ from typing import Any, Final, Self
 import pyarrow as pa
 
 from pairbus.pairing.syphon.message import BacklogMessage
-from pairbus.pairing.syphon.source import LockedMessage, OutcomeKind, SettlementReport, message_id_of
+from pairbus.pairing.syphon.source import OutcomeKind, SettlementReport, SyphonMessage, message_id_of
 from pairbus.spark.sequences import SequenceRanges
 
 __all__ = ["OUTCOMES", "BatchReport", "DeliveryOutcome", "OutcomeKind", "outcomes_of", "record_batch"]
@@ -103,7 +103,7 @@ def outcomes_of(queue: str, settlement: SettlementReport) -> list[DeliveryOutcom
     ]
 
 
-def _dead_letter(queue: str, message: LockedMessage, settlement: SettlementReport) -> DeliveryOutcome:
+def _dead_letter(queue: str, message: SyphonMessage, settlement: SettlementReport) -> DeliveryOutcome:
     return DeliveryOutcome(
         kind=OutcomeKind.DEAD_LETTERED,
         queue=queue,
@@ -116,7 +116,7 @@ def _dead_letter(queue: str, message: LockedMessage, settlement: SettlementRepor
 
 
 def _grouped(
-    queue: str, kind: OutcomeKind, messages: Iterable[LockedMessage], cause: str | None
+    queue: str, kind: OutcomeKind, messages: Iterable[SyphonMessage], cause: str | None
 ) -> list[DeliveryOutcome]:
     """Return one outcome for each destination, and for each session of parked messages."""
     lines: dict[tuple[str | None, str | None], list[int]] = defaultdict(list)

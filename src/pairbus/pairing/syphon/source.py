@@ -42,7 +42,7 @@ _MAX_REQUEST: Final = 1_000
 _MAX_UNREMOVED: Final = 10_000
 _FRONT_PAGE: Final = 200
 
-LockedMessage: TypeAlias = BacklogMessage | UndeliverableMessage
+SyphonMessage: TypeAlias = BacklogMessage | UndeliverableMessage
 Settle: TypeAlias = Callable[[list[ReceivedMessage]], Awaitable[None]]
 
 
@@ -68,8 +68,8 @@ class SettlementReport:
     """The result of settling messages in one way."""
 
     kind: OutcomeKind
-    settled: Sequence[LockedMessage]
-    unsettled: Sequence[LockedMessage]
+    settled: Sequence[SyphonMessage]
+    unsettled: Sequence[SyphonMessage]
     """Messages that could not be settled, and are delivered again when their locks expire."""
 
     cause: str | None = None
@@ -110,11 +110,11 @@ class Settler:
         finally:
             self._is_completing = False
 
-    def dead_letter(self, messages: Sequence[LockedMessage], reason: DeadLetterReason, description: str) -> None:
+    def dead_letter(self, messages: Sequence[SyphonMessage], reason: DeadLetterReason, description: str) -> None:
         """Move messages to the dead-letter queue."""
         self._tasks.start(self._dead_letter(messages, reason, one_line(description)), is_due=True)
 
-    async def _dead_letter(self, messages: Sequence[LockedMessage], reason: DeadLetterReason, description: str) -> None:
+    async def _dead_letter(self, messages: Sequence[SyphonMessage], reason: DeadLetterReason, description: str) -> None:
         async def settle(locked: list[ReceivedMessage]) -> None:
             await self._receiver.dead_letter(locked, reason.value, description)
 
@@ -130,7 +130,7 @@ class Settler:
 
     async def _settle(
         self,
-        messages: Sequence[LockedMessage],
+        messages: Sequence[SyphonMessage],
         settle: Settle,
         kind: OutcomeKind,
         *,
@@ -151,7 +151,7 @@ class Settler:
             )
         )
 
-    async def _settle_group(self, messages: Sequence[LockedMessage], settle: Settle) -> bool:
+    async def _settle_group(self, messages: Sequence[SyphonMessage], settle: Settle) -> bool:
         """Settle messages as far as possible; return whether the namespace responds."""
         for _ in range(2):  # a lost lock may have made the request fail for the other messages
             rest = [message.message for message in messages if not message.message.is_settled]
@@ -336,7 +336,7 @@ class BacklogSource:
         for line in self.order.forget():
             self._on_free(line)
 
-    def _drop(self, messages: Iterable[LockedMessage]) -> None:
+    def _drop(self, messages: Iterable[SyphonMessage]) -> None:
         """Let go of messages; their locks are not renewed any longer."""
         for message in messages:
             if isinstance(message, BacklogMessage):
@@ -364,7 +364,7 @@ class BacklogSource:
         self.syphoned += len(messages)
         self._settler.complete(messages)
 
-    def dead_letter(self, messages: Sequence[LockedMessage], reason: DeadLetterReason, description: str) -> None:
+    def dead_letter(self, messages: Sequence[SyphonMessage], reason: DeadLetterReason, description: str) -> None:
         self._settler.dead_letter(messages, reason, description)
 
     async def defer(self, messages: list[BacklogMessage]) -> list[BacklogMessage]:
@@ -505,7 +505,7 @@ class BacklogSource:
         await self._receiver.close()
 
 
-def _identity(message: LockedMessage) -> tuple[datetime, str]:
+def _identity(message: SyphonMessage) -> tuple[datetime, str]:
     return message.message.enqueued_time, str(message.message.message_id)
 
 

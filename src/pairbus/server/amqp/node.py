@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import count, islice
 from typing import Final, TypeAlias
 
-from pairbus.broker import Operation, QuotaExceededError, Right, SendOperation
+from pairbus.broker import QuotaExceededError, Right, SendOperation, TransactionOperation
 from pairbus.dialect.management import Request, Response, write_response
 from pairbus.server.access import NEVER_MS, Grant
 from pairbus.server.connection_limits import ConnectionLimits
@@ -158,7 +158,7 @@ _MAX_BYTES: Final = 32 * 1024 * 1024
 @dataclass(slots=True)
 class _Open:
     expires_ms: int
-    operations: list[Operation] = field(default_factory=list)
+    operations: list[TransactionOperation] = field(default_factory=list)
     message_count: int = 0
     size_bytes: int = 0
 
@@ -180,7 +180,7 @@ class Transactions:
         self._open[txn_id] = _Open(now_ms + _TIMEOUT_MS)
         return txn_id
 
-    def enlist(self, txn_id: bytes, operation: Operation) -> None:
+    def enlist(self, txn_id: bytes, operation: TransactionOperation) -> None:
         """Add an operation to a transaction; it is executed at the end of that."""
         found = self._find(txn_id)
         limits = self._host.limits
