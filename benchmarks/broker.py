@@ -76,41 +76,41 @@ def _one_core() -> Iterator[None]:
 
 def _length(path: Path, count: int) -> tuple[float, float, float]:
     """Messages a second, bytes of memory a message, and seconds of a restart, with that many in the queue."""
-    keeper = GroupCommitter.open(path, make_namespace, NOW)
-    keeper.namespace.create_queue("orders", QueueDescription(max_size_megabytes=1_000_000), NOW)
+    committer = GroupCommitter.open(path, make_namespace, NOW)
+    committer.namespace.create_queue("orders", QueueDescription(max_size_megabytes=1_000_000), NOW)
     before = _private_bytes()
-    _fill(keeper, count)
+    _fill(committer, count)
     memory = (_private_bytes() - before) / count
-    rate = statistics.median(_round(keeper) for _ in range(ROUNDS))
-    keeper.close()
+    rate = statistics.median(_round(committer) for _ in range(ROUNDS))
+    committer.close()
     start = time.perf_counter()
-    keeper = GroupCommitter.open(path, make_namespace, NOW)
+    committer = GroupCommitter.open(path, make_namespace, NOW)
     seconds = time.perf_counter() - start
-    assert keeper.recovery.messages == count
-    keeper.close()
+    assert committer.recovery.messages == count
+    committer.close()
     return rate, memory, seconds
 
 
-def _fill(keeper: GroupCommitter, count: int) -> None:
+def _fill(committer: GroupCommitter, count: int) -> None:
     for first in range(0, count, 1_000):
         for number in range(first, first + 1_000):
-            keeper.namespace.send(QUEUE, (NewMessage(BODY, f"message-{number}"),), NOW)
-        keeper.commit(NOW)
+            committer.namespace.send(QUEUE, (NewMessage(BODY, f"message-{number}"),), NOW)
+        committer.commit(NOW)
 
 
-def _round(keeper: GroupCommitter) -> float:
+def _round(committer: GroupCommitter) -> float:
     """Messages a second: each is one send, one receive and one settlement, as they come from the wire."""
-    namespace = keeper.namespace
+    namespace = committer.namespace
     start = time.perf_counter()
     for first in range(0, MESSAGES_A_ROUND, GROUP):
         for number in range(first, first + GROUP):
             namespace.send(QUEUE, (NewMessage(BODY, f"message-{number}"),), NOW)
-        keeper.commit(NOW)
+        committer.commit(NOW)
         tokens = [namespace.receive(QUEUE, 1, NOW)[0].lock_token for _ in range(GROUP)]
         for token in tokens:
             assert token is not None
             namespace.settle(QUEUE, token, NOW)
-        keeper.commit(NOW)
+        committer.commit(NOW)
     return MESSAGES_A_ROUND / (time.perf_counter() - start)
 
 

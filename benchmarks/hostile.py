@@ -151,15 +151,15 @@ def measure_all(data: Path, kinds: Sequence[str], *, compiled: bool) -> dict[str
 
 def _furnish(data: Path) -> None:
     """Create what the peers need; two thousand rules take long over the network."""
-    with GroupCommitter.open(data, make_namespace, NOW) as keeper:
-        namespace = keeper.namespace
+    with GroupCommitter.open(data, make_namespace, NOW) as committer:
+        namespace = committer.namespace
         for queue in (QUEUE, HOSTILE_QUEUE):
             namespace.create_queue(queue, QueueDescription(), NOW)
         namespace.create_topic(TOPIC, TopicDescription(), NOW)
         namespace.create_subscription(TOPIC, SUBSCRIPTION, SubscriptionDescription(), NOW, _rule(0))
         for number in range(1, RULES):
             namespace.add_rule(TOPIC, SUBSCRIPTION, _rule(number), NOW)
-        keeper.commit(NOW)
+        committer.commit(NOW)
 
 
 def _rule(number: int) -> RuleDescription:

@@ -332,10 +332,10 @@ class Figures:
 
 
 def measure(data: Path, seconds: float, scale: float, *options: str) -> Figures:
-    keeper = GroupCommitter.open(data, make_namespace, NOW)
+    committer = GroupCommitter.open(data, make_namespace, NOW)
     for path in QUEUES:
-        keeper.namespace.create_queue(path, QueueDescription(), NOW)
-    keeper.close()
+        committer.namespace.create_queue(path, QueueDescription(), NOW)
+    committer.close()
     with (
         serving(data, *options) as server,
         _process("--receivers", str(server.address)) as receivers,

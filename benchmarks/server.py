@@ -381,28 +381,28 @@ class Alone:
 def broker_alone(path: Path) -> Alone:
     """The same messages through the broker and its store, called in this process."""
     payloads = [payload_of(number) for number in range(MESSAGES_A_ROUND)]
-    with GroupCommitter.open(path, make_namespace, NOW) as keeper:
-        keeper.namespace.create_queue("orders", QueueDescription(max_size_megabytes=1_000_000), NOW)
-        rounds = [(_send_round(keeper, payloads), _complete_round(keeper, len(payloads))) for _ in range(ROUNDS)]
+    with GroupCommitter.open(path, make_namespace, NOW) as committer:
+        committer.namespace.create_queue("orders", QueueDescription(max_size_megabytes=1_000_000), NOW)
+        rounds = [(_send_round(committer, payloads), _complete_round(committer, len(payloads))) for _ in range(ROUNDS)]
     sent, completed = (statistics.median(rates) for rates in zip(*rounds, strict=True))
     return Alone(sent, completed)
 
 
-def _send_round(keeper: GroupCommitter, payloads: Sequence[bytes]) -> float:
+def _send_round(committer: GroupCommitter, payloads: Sequence[bytes]) -> float:
     start = time.perf_counter()
     for first in range(0, len(payloads), GROUP):
         for number in range(first, first + GROUP):
-            keeper.namespace.send(QUEUE, (BrokerMessage(payloads[number], f"message-{number:08}"),), NOW)
-        keeper.commit(NOW)
+            committer.namespace.send(QUEUE, (BrokerMessage(payloads[number], f"message-{number:08}"),), NOW)
+        committer.commit(NOW)
     return len(payloads) / (time.perf_counter() - start)
 
 
-def _complete_round(keeper: GroupCommitter, count: int) -> float:
+def _complete_round(committer: GroupCommitter, count: int) -> float:
     start = time.perf_counter()
     for _ in range(0, count, GROUP):
-        for delivery in keeper.namespace.receive(QUEUE, GROUP, NOW):
-            keeper.namespace.settle(QUEUE, delivery.lock_token or b"", NOW)
-        keeper.commit(NOW)
+        for delivery in committer.namespace.receive(QUEUE, GROUP, NOW):
+            committer.namespace.settle(QUEUE, delivery.lock_token or b"", NOW)
+        committer.commit(NOW)
     return count / (time.perf_counter() - start)
 
 

@@ -192,11 +192,11 @@ def _name(number: int) -> str:
 
 def _create_by_broker(data: Path, count: int) -> float:
     start = time.perf_counter()
-    with GroupCommitter.open(data, make_namespace, NOW) as keeper:
+    with GroupCommitter.open(data, make_namespace, NOW) as committer:
         for number in range(count):
-            keeper.namespace.create_queue(_name(number), QueueDescription(), NOW)
+            committer.namespace.create_queue(_name(number), QueueDescription(), NOW)
             if not number % 100:
-                keeper.commit(NOW)
+                committer.commit(NOW)
     return (time.perf_counter() - start) / count * 1e3
 
 

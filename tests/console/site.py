@@ -153,8 +153,8 @@ class Site:
             }
         )
         self.settings = Settings(**{"data": data, "name": "contoso", "port": (0,), "entities": entities, **settings})
-        annexes = [partial(open_console, self.settings)] if self.settings.console else []
-        self.server = NamespaceServer(self.settings, annexes=annexes)
+        extensions = [partial(open_console, self.settings)] if self.settings.console else []
+        self.server = NamespaceServer(self.settings, extensions=extensions)
         self._loop = new_event_loop()
         self._thread = Thread(target=self._loop.run_forever, daemon=True)
 

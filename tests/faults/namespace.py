@@ -276,7 +276,7 @@ class VirtualNamespace:
     def _http_of(self, services: AmqpServices) -> uvicorn.Config:
         """As the server makes it, from settings of which it needs none that are about files."""
         server = NamespaceServer(Settings(data=Path(self.name), name=self.name))
-        return server._http(services, services.gatekeeper, [])
+        return server._http(services, services.authorizer, [])
 
     def _make(self, records: Records) -> Namespace:
         return Namespace(

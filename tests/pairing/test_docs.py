@@ -83,7 +83,7 @@ def test_c7_table_of_failure_rules_matches_the_code() -> None:
 
 
 def test_c15_table_of_delivery_rules_matches_the_code() -> None:
-    rows = rows_of(EXPLANATION, "error", "fate")
+    rows = rows_of(EXPLANATION, "error", "decision")
     assert {error_of(row[0]): row[1] for row in rows} == {kind: one.value for kind, one in DELIVERY_RULES.items()}
 
 

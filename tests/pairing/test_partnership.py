@@ -15,7 +15,7 @@ from pairbus.client.errors import ClosedError, FactoryFaultedError, MessagingErr
 from pairbus.client.factory import FactoryState, MessagingFactory
 from pairbus.client.message import BrokeredMessage
 from pairbus.pairing import NamespacePair, SendAvailabilityPairedNamespaceOptions, SyphonContext, SyphonStatus
-from pairbus.pairing.pair import PATIENCE_S, share_fate
+from pairbus.pairing.pair import PATIENCE_S, end_together
 from tests.simulation.pair_world import PairWorld, run
 from tests.waiting import eventually_async
 
@@ -35,7 +35,7 @@ def test_c17_partner_has_five_seconds() -> None:
 async def partners(world: PairWorld) -> AsyncIterator[tuple[MessagingFactory, MessagingFactory]]:
     """Yield two factories that end together."""
     first, second = world.primary_factory(), world.secondary_factory()
-    sharing = asyncio.create_task(share_fate(first, second))
+    sharing = asyncio.create_task(end_together(first, second))
     await asyncio.sleep(100)
     assert (first.state, second.state) == (OPEN, OPEN)
     yield first, second
@@ -132,7 +132,7 @@ def test_c17_factory_closed_before_the_partnership_counts_from_its_start() -> No
     async def scenario(world: PairWorld) -> None:
         first, second = world.primary_factory(), world.secondary_factory()
         await first.close()
-        sharing = asyncio.create_task(share_fate(first, second))
+        sharing = asyncio.create_task(end_together(first, second))
         await asyncio.sleep(4.9)
         assert not second.is_closed
         await asyncio.wait_for(sharing, 0.2)

@@ -70,7 +70,7 @@ class Consoles:
             watch = self.watches.get(name) or self._watch(name, services)
             return await ReportApi(services, watch.add_report).handle(request)
 
-        return server._http(services, services.gatekeeper, [Route(PATH, take, methods=["POST"])])
+        return server._http(services, services.authorizer, [Route(PATH, take, methods=["POST"])])
 
     def _watch(self, name: str, services: AmqpServices) -> Sampler:
         watch = self.watches[name] = Sampler(services)

@@ -46,7 +46,7 @@ def test_c15_transient_errors_are_retried(kind: type[MessagingError]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "fate"),
+    ("kind", "decision"),
     [
         (QuotaExceededError, RetryDecision.LATER),
         (EntityDisabledError, RetryDecision.LATER),
@@ -61,8 +61,8 @@ def test_c15_transient_errors_are_retried(kind: type[MessagingError]) -> None:
         (MessagingError, RetryDecision.NEVER),
     ],
 )
-def test_c15_most_specific_class_decides(kind: type[MessagingError], fate: RetryDecision) -> None:
-    assert retry_decision(kind("no")) is fate
+def test_c15_most_specific_class_decides(kind: type[MessagingError], decision: RetryDecision) -> None:
+    assert retry_decision(kind("no")) is decision
 
 
 def test_c15_error_marked_as_transient_is_retried() -> None:

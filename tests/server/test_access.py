@@ -50,7 +50,7 @@ class Stage:
         self.host = NamespaceHost(
             "contoso", self.broker.limits, self.broker.keeper, lambda: self.broker.now_ms, self.loop
         )
-        self.gatekeeper = Authorizer(self.host)
+        self.authorizer = Authorizer(self.host)
         self.set_keys(rule("Root", Right.MANAGE), rule("sender", Right.SEND))
         self.broker.queue("orders", authorization_rules=(rule("till", Right.SEND), rule("boss", Right.MANAGE)))
         self.broker.queue("orders2", authorization_rules=(rule("second", Right.SEND),))
@@ -64,11 +64,11 @@ class Stage:
         self.host.use_namespace().set_authorization_rules(rules, self.broker.now_ms)
 
     def admit(self, token: str, audience: str) -> Grant:
-        return self.gatekeeper.admit(token, path_of(audience))
+        return self.authorizer.admit(token, path_of(audience))
 
     def refusal(self, token: str, audience: str) -> str:
         with pytest.raises(UnauthorizedError) as caught:
-            self.gatekeeper.admit(token, path_of(audience))
+            self.authorizer.admit(token, path_of(audience))
         return str(caught.value)
 
     def opens(self, token: str, path: str, right: Right) -> bool:
@@ -128,7 +128,7 @@ def test_a8_manage_includes_send_and_listen(stage: Stage) -> None:
 @pytest.mark.parametrize("value", ["Root-primary", "Root-secondary"])
 def test_a8_both_values_of_a_key_are_accepted(stage: Stage, value: str) -> None:
     assert stage.admit(token("orders", key=value), f"{URI}/orders").rights == ALL
-    assert stage.gatekeeper.admit_key("Root", value) == Grant("", ALL)
+    assert stage.authorizer.admit_key("Root", value) == Grant("", ALL)
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_a8_token_of_another_key_is_refused(stage: Stage, key_name: str, key: st
 def test_a8_key_names_are_case_insensitive(stage: Stage) -> None:
     assert stage.admit(token("orders", "ROOT", "Root-primary"), f"{URI}/orders").rights == ALL
     assert stage.admit(token("orders", "Till", "till-primary"), f"{URI}/orders").rights == SEND
-    assert stage.gatekeeper.admit_key("rOOT", "Root-primary").rights == ALL
+    assert stage.authorizer.admit_key("rOOT", "Root-primary").rights == ALL
 
 
 def test_a8_replaced_key_is_refused(stage: Stage) -> None:
@@ -209,7 +209,7 @@ def test_e3_any_text_is_refused(shared_stage: Stage, text: str) -> None:
 def test_e3_any_pair_of_texts_is_refused_as_a_key(shared_stage: Stage, name: str, value: str) -> None:
     for key_name, key in ((name, value), ("Root", value), (name, "Root-primary")):
         with pytest.raises(UnauthorizedError):
-            shared_stage.gatekeeper.admit_key(key_name, key)
+            shared_stage.authorizer.admit_key(key_name, key)
 
 
 # Time
@@ -244,7 +244,7 @@ def test_a8_unsigned_extension_of_the_expiry_is_refused(stage: Stage) -> None:
 
 
 def test_a8_key_sent_directly_does_not_expire(stage: Stage) -> None:
-    grant = stage.gatekeeper.admit_key("Root", "Root-primary")
+    grant = stage.authorizer.admit_key("Root", "Root-primary")
     assert grant.expires_ms == NEVER_MS
     assert grant.allows("orders", Right.MANAGE, NEVER_MS - 1)
 
@@ -467,12 +467,12 @@ def test_a8_parts_of_a_token_are_accepted_in_any_order(stage: Stage) -> None:
 )
 def test_a8_another_key_is_refused(stage: Stage, key_name: str, key: str) -> None:
     with pytest.raises(UnauthorizedError) as caught:
-        stage.gatekeeper.admit_key(key_name, key)
+        stage.authorizer.admit_key(key_name, key)
     assert "primary" not in str(caught.value)
 
 
 def test_a8_key_grants_its_rights_to_the_whole_namespace(stage: Stage) -> None:
-    assert stage.gatekeeper.admit_key("sender", "sender-primary") == Grant("", SEND)
+    assert stage.authorizer.admit_key("sender", "sender-primary") == Grant("", SEND)
 
 
 # Bearer tokens
@@ -490,13 +490,13 @@ def test_a8_other_tokens_are_passed_to_the_jwt_verifier(stage: Stage) -> None:
         seen.append((text, now_ms))
         return Grant("", SEND, now_ms + MINUTE)
 
-    gatekeeper = Authorizer(stage.host, verify)
+    authorizer = Authorizer(stage.host, verify)
     stage.broker.wait(MINUTE)
-    grant = gatekeeper.admit("Bearer a.b.c", path_of(f"{URI}/Orders"))
+    grant = authorizer.admit("Bearer a.b.c", path_of(f"{URI}/Orders"))
     assert seen == [("a.b.c", START + MINUTE)]
     assert grant == Grant("orders", SEND, START + 2 * MINUTE)
-    assert gatekeeper.admit("a.b.c", path_of(URI)).path == ""
-    assert gatekeeper.admit(f"Bearer {token()}", URI).rights == ALL
+    assert authorizer.admit("a.b.c", path_of(URI)).path == ""
+    assert authorizer.admit(f"Bearer {token()}", URI).rights == ALL
     assert len(seen) == 2
 
 

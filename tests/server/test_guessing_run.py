@@ -308,14 +308,14 @@ def test_e5_unknown_name_takes_as_much_work_as_a_wrong_key(site: Site, kind: str
     """The median of many, of each in turn, in time of the processor: whatever else runs counts for both."""
 
     def measure(host: NamespaceHost) -> dict[str, float]:
-        gatekeeper = Authorizer(host)
+        authorizer = Authorizer(host)
         spent: dict[str, list[int]] = {TARGET.name: [], ABSENT: []}
         for _ in range(1_000):
             for name, times in spent.items():
                 token = make_sas_token("sb://localhost/orders", name, "x" * 44, 4_000_000_000)
                 began = time.thread_time_ns()
                 with pytest.raises(InvalidCredentialsError):
-                    gatekeeper.admit(token, "orders") if kind == "token" else gatekeeper.admit_key(name, "x" * 44)
+                    authorizer.admit(token, "orders") if kind == "token" else authorizer.admit_key(name, "x" * 44)
                 times.append(time.thread_time_ns() - began)
         return {name: statistics.median(times) for name, times in spent.items()}
 

@@ -86,21 +86,21 @@ def test_d3_send_that_never_became_durable_is_not_accepted() -> None:
                 view=lambda _body: NO_PROPERTIES,
                 fresh_id=uuid4,
                 fresh_token=partial(os.urandom, 16),
-                chronicle=lives,
+                event_sink=lives,
             )
 
         keeper = GroupCommitter(store, make, clock(), wake=loop.call_soon_threadsafe)
         host = NamespaceHost("north", STANDARD, keeper, clock, loop)
         lives.now_ms = host.seen_ms
         meter = OperationMeter(notes, host, Counters(), Outbox(lives, host, notes))
-        toll = SendMeter(meter, ORDERS, "key", from_syphon=False)
+        meter_of_sends = SendMeter(meter, ORDERS, "key", from_syphon=False)
         host.use_namespace().create_queue("orders", QueueDescription(), host.now_ms())
         await host.durable()
 
         def send(message_id: str) -> None:
             message = NewMessage(b"x", message_id)
             host.use_namespace().send(ORDERS, [message], host.now_ms())
-            toll.sent([message], 1)
+            meter_of_sends.sent([message], 1)
 
         send("kept")
         await host.durable()
@@ -163,9 +163,9 @@ def test_d3_ledger_that_fails_once_is_written_again() -> None:
         keeper = GroupCommitter(MemoryStore(), make_namespace, clock(), wake=loop.call_soon_threadsafe)
         host = NamespaceHost("north", STANDARD, keeper, clock, loop)
         meter = OperationMeter(notes, host, Counters())
-        toll = SendMeter(meter, ORDERS, "key", from_syphon=False)
+        meter_of_sends = SendMeter(meter, ORDERS, "key", from_syphon=False)
         while len(notes.operations) < 2:
-            toll.sent([NewMessage(b"x", "a")], 1)
+            meter_of_sends.sent([NewMessage(b"x", "a")], 1)
             await asyncio.sleep(0.1)
         assert isinstance(meter.failure, OSError)  # for the supervisor
         host.close()

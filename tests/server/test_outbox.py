@@ -52,7 +52,7 @@ class Run:
             view=lambda _body: NO_PROPERTIES,
             fresh_id=uuid4,
             fresh_token=partial(os.urandom, 16),
-            chronicle=self._lives,
+            event_sink=self._lives,
         )
 
     def seal(self) -> None:

@@ -463,11 +463,11 @@ class Catalogue:
         self._context.notices.append(EntityGone(entity.address))
         if _keys_of(entity.description):
             self._context.notices.append(AccessChanged())
-        if self._context.chronicle is not None:
-            self._context.chronicle.note_gone(entity.address)
-        self._bury(entity)
+        if self._context.event_sink is not None:
+            self._context.event_sink.note_gone(entity.address)
+        self._retire(entity)
 
-    def _bury(self, entity: Entity) -> None:
+    def _retire(self, entity: Entity) -> None:
         for queue in entity.queues():
             self._queues.pop(queue.address, None)
             queue.retire()

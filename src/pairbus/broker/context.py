@@ -167,7 +167,7 @@ class BrokerContext:
     stub_body: bytes = b""
     """Encoded message that replaces an unreadable one in a dead-letter queue."""
 
-    chronicle: EventSink | None = None
+    event_sink: EventSink | None = None
     """Receives the lifecycle events of messages; usually ``None``."""
 
     woken: dict[Address, None] = field(default_factory=dict)

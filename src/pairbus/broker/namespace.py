@@ -12,6 +12,7 @@ from contextlib import suppress
 from itertools import islice, takewhile
 from typing import Final, NamedTuple
 from uuid import UUID
+from warnings import warn
 
 from pairbus.broker.address import Address, QueueId, QueuePart
 from pairbus.broker.catalogue import AuthorizationRules, Catalogue, Lookup
@@ -98,14 +99,18 @@ class Namespace:
         fresh_id: Callable[[], UUID],
         fresh_token: Callable[[], bytes],
         stub_body: bytes = b"",
+        event_sink: EventSink | None = None,
         chronicle: EventSink | None = None,
     ) -> None:
         """Create an empty namespace on ``records``.
 
         ``view`` decodes the properties of an encoded message for rules; ``fresh_id`` and ``fresh_token`` return a new
         value with each call. ``stub_body`` is the encoded message that replaces an unreadable one in a dead-letter
-        queue. ``chronicle`` receives the lifecycle events of messages.
+        queue. ``event_sink`` receives the lifecycle events of messages; ``chronicle`` is its former name.
         """
+        if chronicle is not None:
+            warn("the argument chronicle of Namespace is now called event_sink", DeprecationWarning, stacklevel=2)
+            event_sink = chronicle
         self._context = BrokerContext(
             limits=limits,
             records=records,
@@ -115,7 +120,7 @@ class Namespace:
             fresh_id=fresh_id,
             fresh_token=fresh_token,
             stub_body=stub_body,
-            chronicle=chronicle,
+            event_sink=event_sink,
         )
         self._timers = self._context.timers
         self._records = records

@@ -236,8 +236,8 @@ class Queue:
     def set_aside(self, sequence: int, record: Record | None = None) -> None:
         """Take an unreadable message out of service; what is left of it is kept for an operator to examine."""
         self._context.records.set_aside(self.place, sequence)
-        if self._context.chronicle is not None:
-            self._context.chronicle.note(MessageEvent.SET_ASIDE, self.address, record or unreadable(sequence))
+        if self._context.event_sink is not None:
+            self._context.event_sink.note(MessageEvent.SET_ASIDE, self.address, record or unreadable(sequence))
         size = 0 if record is None else record.size
         self.size_bytes -= size
         self.usage.size_bytes -= size

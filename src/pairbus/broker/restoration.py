@@ -99,12 +99,12 @@ class NamespaceRestore:
         return queue is not None
 
     def _note(self, queue: Queue, record: Record) -> None:
-        chronicle = self._context.chronicle
-        if chronicle is not None:
-            body = self._context.records.body(record.body_id) if chronicle.wants_body(queue.address) else None
-            chronicle.note(MessageEvent.FOUND, queue.address, record, body)
+        event_sink = self._context.event_sink
+        if event_sink is not None:
+            body = self._context.records.body(record.body_id) if event_sink.wants_body(queue.address) else None
+            event_sink.note(MessageEvent.FOUND, queue.address, record, body)
             if record.state is MessageState.SCHEDULED:
-                chronicle.note(MessageEvent.SCHEDULED, queue.address, record)
+                event_sink.note(MessageEvent.SCHEDULED, queue.address, record)
 
     def session_state(self, entity_id: int, session_id: str, updated_ms: int) -> bool:
         """Restore a session state; return whether an entity claims it."""
@@ -131,8 +131,8 @@ class NamespaceRestore:
         self._orphans.clear()
         self._catalogue.touch_all(now_ms)
         for queue, sequence in self._damaged:
-            if self._context.chronicle is not None:
-                self._context.chronicle.note(MessageEvent.SET_ASIDE, queue.address, unreadable(sequence))
+            if self._context.event_sink is not None:
+                self._context.event_sink.note(MessageEvent.SET_ASIDE, queue.address, unreadable(sequence))
             self._quarantine.leave_stub(queue, sequence, None, now_ms)
         for holder in self._catalogue.holders():
             self._schedule_forwarding(holder)

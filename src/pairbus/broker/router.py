@@ -173,14 +173,14 @@ class Router:
 
     def _register(self, entity: Destination, message: NewMessage, record: Record, key: str | None, now_ms: int) -> None:
         """Record that a message was accepted, wherever it is routed."""
-        intake, chronicle = entity.intake, self._context.chronicle
+        intake, event_sink = entity.intake, self._context.event_sink
         intake.note_sequence(record.sequence)
         if key is not None and entity.duplicates is not None:
             entity.duplicates.remember(key, now_ms, record.sequence)
-        if chronicle is not None:
-            chronicle.note(MessageEvent.ACCEPTED, intake.address, record, message.body)
+        if event_sink is not None:
+            event_sink.note(MessageEvent.ACCEPTED, intake.address, record, message.body)
             if record.state is MessageState.SCHEDULED:
-                chronicle.note(MessageEvent.SCHEDULED, intake.address, record)
+                event_sink.note(MessageEvent.SCHEDULED, intake.address, record)
 
     def _admit(self, placements: list[Placement], body: bytes, now_ms: int) -> None:
         if placements:
@@ -268,8 +268,8 @@ class Router:
         now_ms: int,
         moment: MessageEvent = MessageEvent.MOVED,
     ) -> None:
-        if self._context.chronicle is not None:
-            self._context.chronicle.note(moment, queue.address, record)
+        if self._context.event_sink is not None:
+            self._context.event_sink.note(moment, queue.address, record)
         queue.remove(record)
         self._context.bodies.share(record, len(placements))
         self._place(placements, record.body_id, now_ms, origin=queue, shared=record.shared)
@@ -433,8 +433,8 @@ class Router:
             return None
 
     def _drop(self, entity: Destination, repeated: Record) -> None:
-        if self._context.chronicle is not None:
-            self._context.chronicle.note(MessageEvent.REPEATED, entity.intake.address, repeated)
+        if self._context.event_sink is not None:
+            self._context.event_sink.note(MessageEvent.REPEATED, entity.intake.address, repeated)
 
     def _refusal(self, entity: Destination | None, record: Record) -> Failure | None:
         """Return the reason for which an entity refuses a forwarded message, or ``None``."""
@@ -480,8 +480,8 @@ class Router:
                 shared=shared,
             )
             queue.add(placed)
-            if self._context.chronicle is not None:
-                self._context.chronicle.note(MessageEvent.ROUTED, queue.address, placed)
+            if self._context.event_sink is not None:
+                self._context.event_sink.note(MessageEvent.ROUTED, queue.address, placed)
 
     def _is_duplicate(self, entity: Destination, message: NewMessage | Record, now_ms: int) -> bool:
         key = _duplicate_key(entity, message)

@@ -156,8 +156,8 @@ class Settlement:
             put(record)
 
     def _note(self, event: MessageEvent, queue: Queue, record: Record) -> None:
-        if self._context.chronicle is not None:
-            self._context.chronicle.note(event, queue.address, record)
+        if self._context.event_sink is not None:
+            self._context.event_sink.note(event, queue.address, record)
 
 
 def check_verdict(queue: Queue, lock: Lock, verdict: SettlementRequest, limits: Limits) -> None:
@@ -260,8 +260,8 @@ class Receiving:
         body = self._quarantine.read_body(queue, record, now_ms)
         if body is None:
             return None
-        if self._context.chronicle is not None:
-            self._context.chronicle.note(MessageEvent.RECEIVED, queue.address, record)
+        if self._context.event_sink is not None:
+            self._context.event_sink.note(MessageEvent.RECEIVED, queue.address, record)
         if delete:
             self._settlement.discard(queue, record)
             return DeliveredMessage(record, body)

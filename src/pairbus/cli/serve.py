@@ -154,9 +154,9 @@ async def _serve(settings: Settings) -> None:
     _raise_file_limit()
     _try_ports(settings)
     stopped = _stop_on_signals()
-    annexes = [partial(open_console, settings)] if settings.console else []
+    extensions = [partial(open_console, settings)] if settings.console else []
     try:
-        async with NamespaceServer(settings, annexes=annexes) as server:
+        async with NamespaceServer(settings, extensions=extensions) as server:
             _announce(settings, server)
             if settings.blocked_exit_s:
                 server.when_blocked(settings.blocked_exit_s, partial(os._exit, _BLOCKED))

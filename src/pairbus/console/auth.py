@@ -224,7 +224,7 @@ class ConsoleAuth:
         """Open a session; raise ``UnauthorizedError``. ``host`` is the name of this server in the browser's request."""
 
         def authorize() -> Grant:
-            return credential.authorize(self._services.gatekeeper)
+            return credential.authorize(self._services.authorizer)
 
         try:
             grant = authorize()

@@ -154,7 +154,7 @@ class ReportApi:
 
     async def handle(self, request: Request) -> Response:
         """Return the response to a request; raise ``BodyTooLargeError``."""
-        credentials = Credentials(self._services.gatekeeper, request.headers.get("authorization"))
+        credentials = Credentials(self._services.authorizer, request.headers.get("authorization"))
         try:
             check_guesses(self._services.guesses, request)
             credentials.require("", Right.SEND, self._services.host.wall_ms())

@@ -62,7 +62,7 @@ PATIENCE_S: Final = 5.0
 """The time for which one factory may be closed before the other one is faulted."""
 
 
-async def share_fate(first: MessagingFactory, second: MessagingFactory) -> None:
+async def end_together(first: MessagingFactory, second: MessagingFactory) -> None:
     """Wait until one factory has ended; fault the other one if it does not end within ``PATIENCE_S``."""
     ends = (first.ended(), second.ended())
     await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
@@ -138,7 +138,7 @@ class NamespacePair:
         queues = await self._queues_to_drain(self._names)
         await self._start_syphon(engine, queues)
         # The task outlives the pair, because the factories may be closed one after the other.
-        self._partnership.start(share_fate(self._primary, self._backlog.factory))
+        self._partnership.start(end_together(self._primary, self._backlog.factory))
         if not self._names.is_final:
             self._tasks.start(self._follow_name(engine, queues))
 

@@ -176,7 +176,7 @@ class SessionOrder:
         except TimeoutError as error:
             queues = ", ".join(self._queues[index] for index in sorted(self._unscanned))
             raise MessagingTimeoutError(
-                f"its sessions are kept in order, and not all of the backlog has been looked through yet: {queues}",
+                f"its sessions are kept in order, but these backlog queues are not completely scanned yet: {queues}",
                 entity=path,
             ) from error
         if self._is_closed:

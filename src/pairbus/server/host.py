@@ -139,7 +139,7 @@ class NamespaceHost(HostEvents):
         self,
         name: str,
         limits: Limits,
-        keeper: GroupCommitter,
+        committer: GroupCommitter,
         clock: Clock,
         loop: asyncio.AbstractEventLoop,
         wall_clock: Clock | None = None,
@@ -162,7 +162,7 @@ class NamespaceHost(HostEvents):
         self.operations = OperationLog()
         self._in_use: list[Callable[[], Iterable[Address]]] = []
         self.loop = loop
-        self.committer = keeper
+        self.committer = committer
         self._is_scheduled = False
         self._timer: asyncio.TimerHandle | None = None
         self._due_s = loop.time()
@@ -181,18 +181,18 @@ class NamespaceHost(HostEvents):
         self._second_look: asyncio.TimerHandle | None = None
         self.is_stalled = False
         """True if a commit is overdue, or the load after one that failed."""
-        self.unanswered = UnansweredSends(keeper.is_committed, loop.time)
+        self.unanswered = UnansweredSends(committer.is_committed, loop.time)
         self._new_entities: frozenset[str] = frozenset()
         """The entities that are removed if the commit fails that is overdue."""
         self._waiting_sends = _WaitingSends()
         self._ready = asyncio.Event()
         self._watchdog: asyncio.TimerHandle | None = None
-        keeper.rebuilt = self._rebuilt
-        keeper.before_commit.add(self.on_commit)
-        keeper.after_commit.add(self._commit_ended)
-        keeper.after_load.add(self._loaded)
-        keeper.on_unconfined = self._rebuild_soon
-        self._report_recovery(keeper.recovery)
+        committer.rebuilt = self._rebuilt
+        committer.before_commit.add(self.on_commit)
+        committer.after_commit.add(self._commit_ended)
+        committer.after_load.add(self._loaded)
+        committer.on_unconfined = self._rebuild_soon
+        self._report_recovery(committer.recovery)
         self._schedule()
 
     def use_namespace(self) -> Namespace:
@@ -233,19 +233,19 @@ class NamespaceHost(HostEvents):
 
     def trouble(self) -> Trouble | None:
         """Return the problem of the storage, except a stall; ``None`` while it works."""
-        keeper = self.committer
+        committer = self.committer
         try:
-            _ = keeper.namespace
+            _ = committer.namespace
         except NamespaceLoadingError:
             return Trouble(_LOADING)
         except StoreError as error:
             return Trouble(_UNREADABLE, error)
-        failure = keeper.failure
+        failure = committer.failure
         if failure is not None and not isinstance(failure, StoreFullError):
             if self.side_buffer is not None and self.side_buffer.takes_sends():
                 return Trouble("the storage fails: sends go to the side buffer", failure, takes_sends=True)
             return Trouble("the storage fails: nothing can be written", failure)
-        if failure is None and not keeper.lacks_room():
+        if failure is None and not committer.lacks_room():
             return None
         if self.side_buffer is None:
             return Trouble("the storage is full: sends are refused", failure)

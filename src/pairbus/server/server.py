@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, Self
 from uuid import uuid4
+from warnings import warn
 
 import uvicorn
 from starlette.routing import BaseRoute
@@ -105,10 +106,18 @@ class NamespaceServer:
     """One namespace on one machine. Use it as ``async with NamespaceServer(settings) as server``."""
 
     def __init__(
-        self, settings: Settings, *, clock: Clock | None = None, annexes: Sequence[HttpExtension] = ()
+        self,
+        settings: Settings,
+        *,
+        clock: Clock | None = None,
+        extensions: Sequence[HttpExtension] = (),
+        annexes: Sequence[HttpExtension] = (),
     ) -> None:
+        """``extensions`` add HTTP routes, such as those of the console; ``annexes`` is the former name."""
+        if annexes:
+            warn("the argument annexes of NamespaceServer is now called extensions", DeprecationWarning, stacklevel=2)
         self.settings = settings
-        self._annexes = annexes
+        self._extensions = (*extensions, *annexes)
         self.ports: tuple[int, ...] = ()
         self.ca_file: Path | None = None
         """The certificate of our private authority; ``None`` if the settings name a certificate."""
@@ -263,11 +272,11 @@ class NamespaceServer:
         stack.push_async_callback(scrubber.close)
         scrubber.start()
         self._open_side_buffer(stack, host)
-        gatekeeper = Authorizer(host, await self._jwt(stack), settings.max_token_minutes * 60_000 or None)
+        authorizer = Authorizer(host, await self._jwt(stack), settings.max_token_minutes * 60_000 or None)
         dispatcher = Dispatcher(host)
         services = AmqpServices(
             host,
-            gatekeeper,
+            authorizer,
             dispatcher,
             counters,
             settings.idle_timeout_s * 1_000,
@@ -281,8 +290,8 @@ class NamespaceServer:
         if settings.trace_frames:
             services.tracing = FrameTracing(patterns=settings.trace_frames_of)
         services.guesses.on_failed.add(partial(_record_failed_login, host.audit))
-        routes = [route for annex in self._annexes for route in await stack.enter_async_context(annex(services))]
-        http = self._http(services, gatekeeper, routes)
+        routes = [route for extend in self._extensions for route in await stack.enter_async_context(extend(services))]
+        http = self._http(services, authorizer, routes)
         state = ServerState()
         state.default_headers = http.encoded_headers
 
@@ -389,7 +398,7 @@ class NamespaceServer:
             data=self.settings.data,
             used_bytes=lambda: host.committer.used_bytes,
             connection_count=connection_count,
-            pulse=LoopLag(),
+            loop_lag=LoopLag(),
         )
         timer = ThrottleTimer(host.throttle, gauges, host.loop)
         stack.callback(timer.close)
@@ -424,7 +433,7 @@ class NamespaceServer:
         settings = self.settings
         self._traffic = EntityTraffic(settings.max_entity_metrics, self._lives)
         loop = asyncio.get_running_loop()
-        keeper = GroupCommitter.open(
+        committer = GroupCommitter.open(
             settings.data,
             self._make_namespace,
             self._clock(),
@@ -433,7 +442,7 @@ class NamespaceServer:
             recovering=self._begin_lives,
             wrap_store=self._wrap_store,
         )
-        recovery = keeper.recovery
+        recovery = committer.recovery
         _log.info(
             "namespace opened name=%s entities=%d messages=%d damaged=%d quarantined=%d",
             settings.name,
@@ -443,14 +452,14 @@ class NamespaceServer:
             recovery.quarantined,
         )
         wall_clock = self._clock.wall_ms if isinstance(self._clock, SystemClock) else None
-        host = NamespaceHost(settings.name, settings.limits, keeper, self._clock, loop, wall_clock)
+        host = NamespaceHost(settings.name, settings.limits, committer, self._clock, loop, wall_clock)
         host.throttle = Throttle(settings)
         host.commit_overdue_s = settings.storage_timeout_s
         host.faults = self._faults
         try:
             self._furnish(host.use_namespace())
         except BaseException:
-            keeper.abandon()  # apply all of the declaration or nothing
+            committer.abandon()  # apply all of the declaration or nothing
             raise
         return host
 
@@ -479,7 +488,7 @@ class NamespaceServer:
             fresh_id=uuid4,
             fresh_token=partial(os.urandom, 16),
             stub_body=STUB_BODY,
-            chronicle=self._traffic,
+            event_sink=self._traffic,
         )
 
     def _begin_lives(self, last: int) -> None:
@@ -514,7 +523,7 @@ class NamespaceServer:
         context.load_cert_chain(certificate.cert_file, certificate.key_file)
         return context
 
-    def _http(self, services: AmqpServices, gatekeeper: Authorizer, routes: Sequence[BaseRoute]) -> uvicorn.Config:
+    def _http(self, services: AmqpServices, authorizer: Authorizer, routes: Sequence[BaseRoute]) -> uvicorn.Config:
         metrics = Metrics(services.counters, services.host.committer, services.host.throttle, self._traffic)
         host = services.host
         metrics.registry.register(StorageMetrics(partial(_storage_reading, host, self._scrubber)))
@@ -533,7 +542,7 @@ class NamespaceServer:
             metrics.registry.register(LedgerMetrics(lambda: ledger.status))
         app = make_app(
             services.host,
-            gatekeeper,
+            authorizer,
             metrics,
             [websocket_route(services), *routes],
             open_metrics=self.settings.open_metrics,

@@ -298,7 +298,7 @@ class Connection(Host):
         if header not in allowed:
             if self.local is ConnectionState.START and self._exchange is None:
                 self._writer.write_header(allowed[0])  # part 2.2: send the supported header, then close
-            hint = "; it wants SASL, such as anonymous()" if header == SASL_HEADER else ""
+            hint = "; it requires SASL: use anonymous() or another SASL layer" if header == SASL_HEADER else ""
             raise FramingError(f"the peer began with {header!r} instead of {allowed[0]!r}{hint}")
         self._awaiting_header = False
         if header == SASL_HEADER:

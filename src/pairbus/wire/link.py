@@ -477,7 +477,7 @@ class Link:
         if self.credit > 0:
             self.credit -= 1
         elif self._strict and self.delivery_count == self._granted:
-            raise TransferLimitError(f"delivery {delivery_id} came without credit")
+            raise TransferLimitError(f"delivery {delivery_id} was sent without link credit")
         self.delivery_count = (self.delivery_count + 1) & SERIAL
 
     def _continue(self, partial: _Partial, transfer: Transfer, payload: bytes) -> Delivery | DeliveryAborted | None:

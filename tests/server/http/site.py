@@ -106,8 +106,8 @@ class Site:
         self.host.use_namespace().set_authorization_rules([ROOT, SENDER, LISTENER], self.now_ms)
         self.counters = Counters()
         self.metrics = Metrics(self.counters, keeper)
-        self.gatekeeper = Authorizer(self.host)
-        self.app: Starlette = make_app(self.host, self.gatekeeper, self.metrics, **options)
+        self.authorizer = Authorizer(self.host)
+        self.app: Starlette = make_app(self.host, self.authorizer, self.metrics, **options)
 
     def __enter__(self) -> Self:
         return self

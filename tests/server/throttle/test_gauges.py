@@ -22,7 +22,7 @@ DEADLINE_S = 120.0
 
 def gauges(data: Path, store: LmdbStore | None = None) -> Gauges:
     used = 0 if store is None else store.used_bytes
-    return Gauges(data=data, used_bytes=lambda: used, connection_count=lambda: 0, pulse=LoopLag())
+    return Gauges(data=data, used_bytes=lambda: used, connection_count=lambda: 0, loop_lag=LoopLag())
 
 
 def test_b2_memory_is_what_the_process_has_for_itself(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from pairbus.jobs.lines import (
 from pairbus.jobs.syphon.backlog_report import BacklogDepth, BacklogReport, BacklogSnapshot, find_backlog_queues
 from pairbus.jobs.syphon.settings import SyphonConfig
 from pairbus.pairing.events import PairEvent
-from pairbus.pairing.pair import share_fate
+from pairbus.pairing.pair import end_together
 from pairbus.pairing.primary_names import await_final_names, find_primary_names
 from pairbus.pairing.status import SyphonStatus
 from pairbus.pairing.syphon.destination import NamespaceHealth
@@ -228,12 +228,12 @@ class StandaloneSyphon:
         self, context: SyphonContext, watching: Coroutine[Any, Any, None], *ends: Coroutine[Any, Any, object]
     ) -> None:
         """Wait until one of ``ends`` returns. Raise ``MessagingError`` if a factory is closed before."""
-        fate = asyncio.ensure_future(share_fate(context.primary, context.secondary))
+        ending = asyncio.ensure_future(end_together(context.primary, context.secondary))
         background = asyncio.ensure_future(watching)
         tasks = [asyncio.ensure_future(end) for end in ends]
         try:
-            await asyncio.wait([fate, *tasks], return_when=asyncio.FIRST_COMPLETED)
-            if fate.done():
+            await asyncio.wait([ending, *tasks], return_when=asyncio.FIRST_COMPLETED)
+            if ending.done():
                 raise MessagingError(
                     f"the factory of {context.primary.endpoint} or {context.secondary.endpoint} was closed"
                 )
@@ -241,9 +241,9 @@ class StandaloneSyphon:
                 if task.done():
                     task.result()
         finally:
-            for task in (fate, background, *tasks):
+            for task in (ending, background, *tasks):
                 task.cancel()
-            await asyncio.gather(fate, background, *tasks, return_exceptions=True)
+            await asyncio.gather(ending, background, *tasks, return_exceptions=True)
 
     def _end_early(self, text: str) -> BacklogReport:
         self._tell("ended", text, brought_home=0, dead_lettered=0)

@@ -132,7 +132,7 @@ class ServerConnection:
         peer: str = "",
     ) -> None:
         self.host = services.host
-        self.gatekeeper = services.gatekeeper
+        self.authorizer = services.authorizer
         self.dispatcher = services.dispatcher
         self.counters = services.counters
         self.meter = services.meter
@@ -662,7 +662,7 @@ class ServerConnection:
         name, key = parse_plain(response)
         try:
             self.check_guesses(name)
-            self.claims.put("", self.gatekeeper.admit_key(name, key))
+            self.claims.put("", self.authorizer.admit_key(name, key))
         except REFUSABLE as error:
             refused = self.login_failed(name, error) if isinstance(error, UnauthorizedError) else LoginRefusal(error, 0)
             self.counters.refuse(refusal_of(refused.error).condition)

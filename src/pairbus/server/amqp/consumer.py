@@ -174,7 +174,7 @@ class Consumer(Node, WaitingReceiver):
         """Unsettled deliveries, and the expiry of their locks."""
         self.is_lost = False
         self._is_forgotten = False
-        self._toll = (
+        self._meter = (
             None if connection.meter is None else ReceiveMeter(connection.meter, address, connection.claims.who(path))
         )
         self._was_served = False
@@ -260,8 +260,8 @@ class Consumer(Node, WaitingReceiver):
         counters = self._connection.counters
         counters.messages_delivered += len(sizes)
         counters.bytes_delivered += sum(sizes)
-        if self._toll is not None:
-            self._toll.given(messages, sizes)
+        if self._meter is not None:
+            self._meter.given(messages, sizes)
 
     def _send(self, message: Message) -> int:
         """Send a message; return its size on the wire."""
@@ -305,8 +305,8 @@ class Consumer(Node, WaitingReceiver):
                 self._connection.guard, self.on_credit
             )  # other receivers have their turn in between
         elif self.link.drain and not self._taken and self._connection.is_writable and self.link.is_attached:
-            if self._toll is not None and self.link.credit and not self._was_served:
-                self._toll.went_empty()
+            if self._meter is not None and self.link.credit and not self._was_served:
+                self._meter.went_empty()
             self.link.drained()
             self._was_served = False
             self._connection.flush()
@@ -346,8 +346,8 @@ class Consumer(Node, WaitingReceiver):
             self._connection.counters.refuse(refusal.condition, refusal.limit)
             return Rejected(refusal.error)
         self._connection.counters.settled[verdict.disposition.name.lower()] += 1
-        if self._toll is not None:
-            self._toll.settled()
+        if self._meter is not None:
+            self._meter.settled()
         return echo_of(state)
 
     def _enlist(self, delivery: Delivery, state: TransactionalState) -> object:

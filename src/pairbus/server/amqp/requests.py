@@ -122,7 +122,7 @@ class TokenNode(RequestNode):
         self._connection.check_guesses(_key_name(request))
         # The token itself shows its type: the SDK for Python declares all of them as JWTs.
         path = path_of(audience)
-        grant = self._connection.gatekeeper.admit(request.body, path)
+        grant = self._connection.authorizer.admit(request.body, path)
         self._connection.logged_in(grant.who)
         if not self._connection.claims.put(path, grant):
             count = len(self._connection.claims)

@@ -76,7 +76,7 @@ class Stranger(Protocol):
         """Close now."""
 
 
-class Holder(Stranger, Protocol):
+class BufferingConnection(Stranger, Protocol):
     """An unproven connection for which the server buffers data."""
 
     def shed(self) -> None:
@@ -126,7 +126,7 @@ class UnprovenConnections:
         """Add a connection, unless it is here. ``is_proven`` is called before it is evicted."""
         self._strangers.setdefault(connection, (self._now_s(), is_proven))
 
-    def hold(self, connection: Holder, size_bytes: int) -> None:
+    def hold(self, connection: BufferingConnection, size_bytes: int) -> None:
         """Record the bytes that a connection holds now. If all together hold too much, the longest-holding one is
         closed.
 
@@ -140,7 +140,7 @@ class UnprovenConnections:
         else:
             self._held.pop(connection, None)
         while self.held_bytes > self._total_bytes:
-            oldest = cast("Holder", next(iter(self._held)))
+            oldest = cast("BufferingConnection", next(iter(self._held)))
             self.discard(oldest)
             self.evicted_count += 1
             oldest.shed()
@@ -222,7 +222,7 @@ class AmqpServices:
     def __init__(
         self,
         host: NamespaceHost,
-        gatekeeper: Authorizer,
+        authorizer: Authorizer,
         dispatcher: Dispatcher,
         counters: Counters,
         idle_timeout_ms: int,
@@ -232,7 +232,7 @@ class AmqpServices:
     ) -> None:
         self.limits = limits = limits or ConnectionLimits()
         self.host = host
-        self.gatekeeper = gatekeeper
+        self.authorizer = authorizer
         self.dispatcher = dispatcher
         self.counters = counters
         self.meter = meter
@@ -275,7 +275,7 @@ class AmqpServices:
         """Measures turns, in seconds."""
         self.worker = ThreadPoolExecutor(1, "pairbus-decode")
         """Decodes what would hold the event loop for long: the interpreter switches between threads."""
-        self.recheck = ClaimsRecheck(self.connections, gatekeeper.holds, self._call_later, host.loop.time)
+        self.recheck = ClaimsRecheck(self.connections, authorizer.holds, self._call_later, host.loop.time)
         host.on_access_changed.add(self.recheck.start)
         host.on_resumed.add(self._resume_requests)
 

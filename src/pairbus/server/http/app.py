@@ -124,7 +124,7 @@ class Options:
 
 def make_app(
     host: NamespaceHost,
-    gatekeeper: Authorizer,
+    authorizer: Authorizer,
     metrics: Metrics,
     extra_routes: Sequence[BaseRoute] = (),
     *,
@@ -150,7 +150,7 @@ def make_app(
     )
     app = Starlette(routes=list(extra_routes))
     # Names of entities contain slashes, encoded or not, which is why the paths are not matched by Starlette.
-    app.router.default = Management(host, gatekeeper, metrics, options)
+    app.router.default = Management(host, authorizer, metrics, options)
     app.router.redirect_slashes = False
     return app
 
@@ -158,9 +158,9 @@ def make_app(
 class Management:
     """Answers every request that no other route matches."""
 
-    def __init__(self, host: NamespaceHost, gatekeeper: Authorizer, metrics: Metrics, options: Options) -> None:
+    def __init__(self, host: NamespaceHost, authorizer: Authorizer, metrics: Metrics, options: Options) -> None:
         self._host = host
-        self._gatekeeper = gatekeeper
+        self._authorizer = authorizer
         self._metrics = metrics
         self._meter = options.meter
         self._guesses = options.guesses
@@ -219,7 +219,7 @@ class Management:
 
     async def _handle(self, request: Request, found: MatchedRoute, path: str) -> Response:
         route = found.route
-        credentials = Credentials(self._gatekeeper, request.headers.get("authorization"))
+        credentials = Credentials(self._authorizer, request.headers.get("authorization"))
         audited: list[AuditAction | str] = []
         try:
             return await self._handle_with(request, found, path, credentials, audited)

@@ -95,7 +95,7 @@ class HttpCall:
         """Raise ``UnauthorizedError`` unless the sender may forward messages to an entity."""
         if self.credentials.allows(target, Right.MANAGE, self.host.wall_ms()):
             return
-        others = Credentials(self.credentials.gatekeeper, self.headers.get(header))
+        others = Credentials(self.credentials.authorizer, self.headers.get(header))
         if not others.allows(target, Right.SEND, self.host.wall_ms()):
             raise UnauthorizedError(
                 f"to forward to another entity, {header} needs a token with the claim 'Send' for it"

@@ -31,7 +31,7 @@ _PROTOCOL: Final = "http"
 class Credentials:
     """The value of an authorization header, checked again for each address that a request touches."""
 
-    gatekeeper: Authorizer
+    authorizer: Authorizer
     text: str | None = field(repr=False)
 
     def require(self, path: str, right: Right, now_ms: int) -> None:
@@ -65,10 +65,10 @@ class Credentials:
     def _grant(self, text: str, path: str) -> Grant:
         scheme, _, rest = text.partition(" ")
         if scheme.lower() == _BASIC:
-            return self.gatekeeper.admit_key(*_key(rest))
+            return self.authorizer.admit_key(*_key(rest))
         if scheme.lower() == _BEARER:
-            return self.gatekeeper.admit(rest.strip(), path)
-        return self.gatekeeper.admit(text, path)
+            return self.authorizer.admit(rest.strip(), path)
+        return self.authorizer.admit(text, path)
 
 
 def key_name_of(text: str | None) -> str:

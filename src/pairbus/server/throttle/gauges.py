@@ -69,7 +69,7 @@ class Gauges:
     """Returns the bytes in use of the store's file."""
 
     connection_count: Callable[[], int]
-    pulse: LoopLag
+    loop_lag: LoopLag
 
     def memory_bytes(self) -> int | None:
         """Return the memory that the process has for itself.

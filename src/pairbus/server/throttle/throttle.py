@@ -166,7 +166,7 @@ FACETS: Final = (
         unit=Unit.RATIO,
         setting="throttle_processor_percent",
         threshold=lambda settings: _portion(settings.throttle_processor_percent, 1.0),
-        read=lambda gauges: gauges.pulse.processor,
+        read=lambda gauges: gauges.loop_lag.processor,
         denies=ADDING | REMOVING_MANY,
         denies_all_at=math.inf,  # a loop that is always busy may work well: whether it does, the delay shows
     ),
@@ -176,7 +176,7 @@ FACETS: Final = (
         unit=Unit.SECONDS,
         setting="throttle_delay_ms",
         threshold=_delay_s,
-        read=lambda gauges: gauges.pulse.delay_s,
+        read=lambda gauges: gauges.loop_lag.delay_s,
         denies=ADDING | REMOVING_MANY,
         denies_all_at=4.0,
     ),
@@ -378,7 +378,7 @@ class ThrottleTimer:
 
     def _tick(self) -> None:
         now_s = self._loop.time()
-        self._gauges.pulse.beat(LagSample(due_s=self._due_s, at_s=now_s, cpu_s=time.thread_time()))
+        self._gauges.loop_lag.beat(LagSample(due_s=self._due_s, at_s=now_s, cpu_s=time.thread_time()))
         self._due_s = now_s + _EVERY_S
         self._handle = self._loop.call_at(self._due_s, self._tick)
         for status in self._throttle.update({facet.name: facet.read(self._gauges) for facet in FACETS}):
