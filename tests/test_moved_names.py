@@ -6,10 +6,16 @@ import re
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
+from typing import Any
+from uuid import uuid4
 
 import pytest
 
+from pairbus.broker import Namespace
 from pairbus.renamed import moved
+from pairbus.server import NamespaceServer, Settings
+from pairbus.store import MemoryStore
+from pairbus.store.write_batch import WriteBatch
 
 CHANGELOG = Path(__file__).parents[1] / "CHANGELOG.md"
 ROW = re.compile(r"^ +\| (`pairbus[`\w., ]*`) \| `(\w+)` \| `([\w.]+)` \|$", re.MULTILINE)
@@ -49,6 +55,24 @@ def test_old_name_works_with_a_warning_that_names_the_new_one(module: str, old: 
 def test_import_that_an_earlier_page_documented_works(module: str, name: str) -> None:
     with pytest.warns(DeprecationWarning, match=rf"^{module}.{name} is now"):
         exec(f"from {module} import {name}", {})
+
+
+def test_former_argument_of_the_broker_works_with_a_warning() -> None:
+    class Sink:
+        """Takes no events: the namespace stays empty."""
+
+    sink: Any = Sink()
+    settings: Any = {"view": bytes, "fresh_id": uuid4, "fresh_token": uuid4}
+    with pytest.warns(DeprecationWarning, match="chronicle of Namespace is now called event_sink"):
+        namespace = Namespace(WriteBatch(MemoryStore(), []), chronicle=sink, **settings)
+    assert namespace._context.event_sink is sink
+
+
+def test_former_argument_of_the_server_works_with_a_warning(tmp_path: Path) -> None:
+    extension: Any = object()
+    with pytest.warns(DeprecationWarning, match="annexes of NamespaceServer is now called extensions"):
+        server = NamespaceServer(Settings(data=tmp_path), annexes=[extension])
+    assert server._extensions == (extension,)
 
 
 def test_moved_attribute_with_a_new_name_is_found() -> None:
