@@ -102,7 +102,7 @@ def test_factory_closed_at_any_step_ends_pending_operations(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["send", "receive", "complete", "peek"])
-def test_c17_factory_faulted_at_any_moment_ends_what_is_under_way(name: str) -> None:
+def test_c17_factory_faulted_at_any_step_ends_pending_operations(name: str) -> None:
     for step in range(0, STEPS, 4):
         run(lambda world, step=step: _close_at(world, name, step, is_fault=True))  # type: ignore[misc]
 

@@ -43,12 +43,12 @@ def _exchange(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", QUICK)
-def test_e1_whatever_goes_wrong_nothing_confirmed_is_lost(seed: int) -> None:
+def test_e1_confirmed_messages_survive_random_faults(seed: int) -> None:
     _exchange(seed)
 
 
 @pytest.mark.parametrize("seed", QUICK_VISITS)
-def test_a5_whatever_goes_wrong_sessions_keep_their_messages_and_their_order(seed: int) -> None:
+def test_a5_sessions_keep_messages_and_order_under_random_faults(seed: int) -> None:
     _play(seed, visit)
 
 
@@ -67,13 +67,13 @@ def test_run_with_the_same_seed_is_identical(seed: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("thousand", THOUSANDS)
-def test_e1_whatever_else_goes_wrong_nothing_confirmed_is_lost(thousand: int) -> None:
+def test_e1_confirmed_messages_survive_many_random_faults(thousand: int) -> None:
     for seed in range(thousand * 1_000, thousand * 1_000 + AT_ONCE):
         _exchange(seed)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("thousand", THOUSANDS)
-def test_a5_whatever_else_goes_wrong_sessions_keep_their_messages_and_their_order(thousand: int) -> None:
+def test_a5_sessions_keep_messages_and_order_under_many_random_faults(thousand: int) -> None:
     for seed in range(thousand * 1_000, thousand * 1_000 + AT_ONCE):
         _play(seed, visit)

@@ -117,7 +117,7 @@ def test_b4_operation_fails_only_after_its_timeout_with_the_last_error(name: str
 
 @pytest.mark.parametrize("trouble", TROUBLES)
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_b4_outage_that_is_over_in_time_is_not_noticed(name: str, trouble: str) -> None:
+def test_b4_operation_survives_an_outage_shorter_than_its_timeout(name: str, trouble: str) -> None:
     async def scenario(world: World) -> None:
         desk = await Desk.open(world)
         TROUBLES[trouble](world)

@@ -452,7 +452,7 @@ def test_healing_ends_an_outage(new_loop: NewLoop) -> None:
     run(new_loop, scenario)
 
 
-def test_healing_ends_what_goes_on_and_what_was_to_come_but_leaves_silent_what_was_silent() -> None:
+def test_healing_ends_current_and_scheduled_faults_but_keeps_stalled_connections_silent() -> None:
     async def scenario() -> None:
         slow = (
             Fault(kind=Kind.DRIP, after_bytes=0, pause_s=100.0),
@@ -542,7 +542,7 @@ def test_invalid_fault_is_rejected(make: Callable[[], Fault]) -> None:
 
 
 @pytest.mark.parametrize("seed", range(100))
-def test_whatever_the_schedule_nothing_is_changed_and_the_end_is_the_same_each_time(seed: int) -> None:
+def test_random_schedule_changes_no_byte_and_ends_the_same_each_time(seed: int) -> None:
     """The bytes that arrive are a prefix of those sent; two runs have the same bytes at the same times."""
     reported: list[list[tuple[float, bytes]]] = []
 
@@ -685,7 +685,7 @@ def test_close_waits_until_everything_is_read_and_abort_does_not(is_abort: bool)
     run(VirtualLoop, scenario)
 
 
-def test_time_takes_no_time_and_what_takes_time_takes_just_that() -> None:
+def test_virtual_time_passes_without_waiting() -> None:
     async def scenario() -> None:
         client, server = await _joined()
         before_s = asyncio.get_running_loop().time()

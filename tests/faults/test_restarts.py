@@ -48,7 +48,7 @@ class Collector:
 
 @pytest.mark.parametrize("prefetch", [0, 1, 20])
 @pytest.mark.parametrize("how", ["stop", "kill", "cut", "silence"])
-def test_b4_receiver_goes_on_after_the_namespace_was_away(how: str, prefetch: int) -> None:
+def test_b4_receiver_continues_after_an_outage(how: str, prefetch: int) -> None:
     async def scenario(world: World) -> None:
         factory = world.factory()
         sender = await factory.create_message_sender(ORDERS)
@@ -135,7 +135,7 @@ def test_e2_send_whose_confirmation_was_lost_is_sent_again_under_the_same_id(siz
 @pytest.mark.parametrize("kind", [Kind.CUT, Kind.STALL, Kind.TRUNCATE])
 @pytest.mark.parametrize("way", [Way.UP, Way.DOWN])
 @pytest.mark.parametrize("after_bytes", range(0, 60, 6))
-def test_a3_what_was_completed_does_not_come_back_wherever_the_connection_was_lost(
+def test_a3_completed_message_is_not_redelivered_after_a_lost_connection(
     after_bytes: int, way: Way, kind: Kind
 ) -> None:
     async def scenario(world: World) -> None:

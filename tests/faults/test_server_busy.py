@@ -24,7 +24,7 @@ ASKING: Final = [
 
 
 @pytest.mark.parametrize("name", ASKING)
-def test_b2_busy_namespace_is_asked_again_after_ten_seconds_at_the_earliest(name: str) -> None:
+def test_b2_busy_namespace_is_retried_after_at_least_ten_seconds(name: str) -> None:
     async def scenario(world: World) -> None:
         desk = await Desk.open(world)
         world.namespace.busy_until_s = world.loop.time() + 25.0
@@ -67,7 +67,7 @@ def test_b2_every_sender_waits_on_its_own() -> None:
 
 
 @pytest.mark.parametrize("prefetch", [0, 10])
-def test_b2_receiver_whose_link_is_taken_away_waits_too_and_goes_on(prefetch: int) -> None:
+def test_b2_receiver_with_a_detached_link_waits_and_continues(prefetch: int) -> None:
     async def scenario(world: World) -> None:
         factory = world.factory()
         sender = await factory.create_message_sender(ORDERS)
@@ -84,7 +84,7 @@ def test_b2_receiver_whose_link_is_taken_away_waits_too_and_goes_on(prefetch: in
     run(scenario)
 
 
-def test_b2_parcel_of_many_batches_waits_too() -> None:
+def test_b2_send_of_several_batches_waits_too() -> None:
     async def scenario(world: World) -> None:
         factory = world.factory()
         sender = await factory.create_message_sender(ORDERS)

@@ -124,7 +124,7 @@ def test_e1_nothing_confirmed_is_lost_over_sockets_that_are_cut(tmp_path: Path, 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", WAYS)
 @pytest.mark.parametrize("seed", range(1, 26))
-def test_e1_nothing_confirmed_is_lost_over_sockets_however_they_are_cut(tmp_path: Path, how: str, seed: int) -> None:
+def test_e1_confirmed_messages_survive_random_socket_faults(tmp_path: Path, how: str, seed: int) -> None:
     _exchange(tmp_path, how, seed)
 
 

@@ -194,7 +194,7 @@ def test_task_creates_spans_in_a_worker_with_a_tracer_provider(scene: Scene) -> 
     assert parent_of(span) == (int(trace_id, 16), int(span_id, 16))
 
 
-def test_c15_task_that_is_run_again_sends_only_what_is_still_there(scene: Scene) -> None:
+def test_c15_repeated_task_sends_only_the_remaining_messages(scene: Scene) -> None:
     destination = make_queue(scene.primary)
     scene.divert(*((destination, _message(number)) for number in range(20)))
     batch = scene.lock(20)
@@ -231,7 +231,7 @@ def test_c15_message_with_a_lost_lock_is_reported_for_redelivery(scene: Scene) -
     ],
     ids=["no path", "no entity's path", "wrong type", "entity gone"],
 )
-def test_c15_what_can_never_be_delivered_is_dead_lettered_with_the_reason(
+def test_c15_undeliverable_message_is_dead_lettered_with_the_reason(
     scene: Scene, payload: bytes, reason: DeadLetterReason
 ) -> None:
     destination = make_queue(scene.primary)
@@ -245,7 +245,7 @@ def test_c15_what_can_never_be_delivered_is_dead_lettered_with_the_reason(
     assert scene.home(destination) == ["m2"]
 
 
-def test_c15_destination_that_is_down_holds_up_no_other_and_what_is_for_it_is_parked(scene: Scene) -> None:
+def test_c15_messages_for_a_destination_that_is_down_are_parked_and_others_delivered(scene: Scene) -> None:
     down, up = make_queue(scene.primary), make_queue(scene.primary)
     scene.set_status(down, EntityStatus.SEND_DISABLED)
     scene.divert(*((down if number % 2 else up, _message(number, session_id=f"s{number % 3}")) for number in range(12)))
@@ -258,7 +258,7 @@ def test_c15_destination_that_is_down_holds_up_no_other_and_what_is_for_it_is_pa
     assert scene.home(up) == [f"m{number}" for number in range(0, 12, 2)]
 
 
-def test_c15_what_comes_behind_a_parked_message_is_parked_too(scene: Scene) -> None:
+def test_c15_message_behind_a_parked_one_is_parked_too(scene: Scene) -> None:
     destination = make_queue(scene.primary)
     scene.divert((destination, _message(1, session_id="a")))
     busy = frozenset({(scene.backlog, destination.lower())})
@@ -266,7 +266,7 @@ def test_c15_what_comes_behind_a_parked_message_is_parked_too(scene: Scene) -> N
     assert scene.home(destination) == []
 
 
-def test_c21_what_the_pair_holds_is_parked(scene: Scene) -> None:
+def test_c21_messages_for_a_held_entity_are_parked(scene: Scene) -> None:
     destination, other = make_queue(scene.primary), make_queue(scene.primary)
     scene.divert((destination, _message(1)), (other, _message(2)))
     held = Held(known={destination.lower(): True})
@@ -277,7 +277,7 @@ def test_c21_what_the_pair_holds_is_parked(scene: Scene) -> None:
     assert (scene.home(destination), scene.home(other)) == ([], ["m2"])
 
 
-def test_c15_full_destination_is_waited_for(scene: Scene) -> None:
+def test_c15_task_waits_for_a_full_destination(scene: Scene) -> None:
     destination = make_queue(scene.primary, max_size_megabytes=1)
     scene.divert(*((destination, BrokeredMessage(b"x" * 60_000, message_id=f"m{number}")) for number in range(30)))
     counts = _counts(scene.land(scene.lock(30)))
@@ -286,7 +286,7 @@ def test_c15_full_destination_is_waited_for(scene: Scene) -> None:
     assert len(scene.home(destination)) == counts.get(OutcomeKind.DELIVERED, 0)
 
 
-def test_c15_while_the_primary_is_away_everything_is_given_back_as_it_was(secondary: RunningNamespace) -> None:
+def test_c15_unreachable_primary_returns_all_messages_unchanged(secondary: RunningNamespace) -> None:
     with running_namespace("adventure") as primary:
         scene = Scene(primary, secondary)
         destination = make_queue(primary)
@@ -306,7 +306,7 @@ def test_c15_while_the_primary_is_away_everything_is_given_back_as_it_was(second
         assert sorted(scene.home(destination)) == [f"m{number}" for number in range(5)]
 
 
-def test_c16_what_is_left_of_a_time_to_live_is_restored_and_what_has_none_left_is_dead_lettered(scene: Scene) -> None:
+def test_c16_remaining_time_to_live_is_restored_and_expired_messages_are_dead_lettered(scene: Scene) -> None:
     destination = make_queue(scene.primary)
     scene.divert(
         (destination, _message(1, time_to_live=timedelta(milliseconds=1))),
@@ -322,7 +322,7 @@ def test_c16_what_is_left_of_a_time_to_live_is_restored_and_what_has_none_left_i
     assert timedelta(minutes=50) < arrived.time_to_live < timedelta(hours=1)
 
 
-def test_c15_one_message_that_is_refused_does_not_take_its_neighbours_along(scene: Scene) -> None:
+def test_c15_rejected_message_does_not_affect_the_others_of_its_batch(scene: Scene) -> None:
     destination = make_queue(scene.primary, requires_session=True)
     scene.divert(*((destination, _message(number, session_id=None if number == 3 else "a")) for number in range(6)))
     outcomes = scene.land(scene.lock(6))
@@ -340,7 +340,7 @@ def test_many_messages_of_many_destinations_are_delivered_in_order(scene: Scene)
         assert scene.home(path) == expected[:1_000]
 
 
-def test_c15_what_was_parked_is_remembered_as_long_as_the_task_runs(scene: Scene) -> None:
+def test_c15_parked_messages_are_remembered_while_the_task_runs(scene: Scene) -> None:
     """Spark hands a task its messages in several batches, and a destination may come back between two of them."""
     destination = make_queue(scene.primary)
     scene.divert(*((destination, _message(number, session_id="a")) for number in range(6)))
@@ -357,7 +357,7 @@ def test_c15_what_was_parked_is_remembered_as_long_as_the_task_runs(scene: Scene
     assert scene.home(destination) == []
 
 
-def test_c15_message_parked_by_another_receiver_is_reported_and_waited_for(scene: Scene) -> None:
+def test_c15_message_parked_by_another_receiver_is_reported_and_blocks_later_ones(scene: Scene) -> None:
     destination, other = make_queue(scene.primary), make_queue(scene.primary)
     paths = [other, destination, destination, other]
     scene.divert(*((path, _message(number, session_id="a")) for number, path in enumerate(paths)))
@@ -370,7 +370,7 @@ def test_c15_message_parked_by_another_receiver_is_reported_and_waited_for(scene
     assert scene.home(destination) == []
 
 
-def test_c15_what_the_pair_holds_because_the_primary_is_away_is_not_parked(secondary: RunningNamespace) -> None:
+def test_c15_messages_held_because_the_primary_is_unreachable_are_not_parked(secondary: RunningNamespace) -> None:
     with running_namespace("adventure") as primary:
         scene = Scene(primary, secondary)
         destination = make_queue(primary)
@@ -383,7 +383,7 @@ def test_c15_what_the_pair_holds_because_the_primary_is_away_is_not_parked(secon
         primary.start()
 
 
-def test_c15_task_that_is_run_again_leaves_what_it_has_parked_where_it_is(scene: Scene) -> None:
+def test_c15_repeated_task_leaves_parked_messages_in_place(scene: Scene) -> None:
     destination = make_queue(scene.primary)
     scene.divert(*((destination, _message(number)) for number in range(3)))
     batch = scene.lock(3)
@@ -394,7 +394,7 @@ def test_c15_task_that_is_run_again_leaves_what_it_has_parked_where_it_is(scene:
     assert scene.home(destination) == []
 
 
-def test_c15_backlog_queue_deleted_under_a_batch_takes_its_messages_with_it_and_fails_nothing(
+def test_c15_backlog_queue_deleted_during_a_batch_does_not_fail_the_task(
     scene: Scene, primary: RunningNamespace, secondary: RunningNamespace
 ) -> None:
     path, other = make_queue(primary), Scene(primary, secondary)
