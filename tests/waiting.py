@@ -36,19 +36,28 @@ def eventually(condition: Callable[[], Found[T]], *, step: Callable[[], object] 
 
 
 @overload
-async def eventually_async(condition: Callable[[], Awaitable[Found[T]]], limit_s: float = ...) -> T: ...
+async def eventually_async(
+    condition: Callable[[], Awaitable[Found[T]]], limit_s: float = ..., *, every_s: float | None = ...
+) -> T: ...
 @overload
-async def eventually_async(condition: Callable[[], Found[T]], limit_s: float = ...) -> T: ...
-async def eventually_async(condition: Callable[[], object], limit_s: float = DEADLINE_S) -> object:
-    """Wait until ``condition`` is true, and return what it returned; fail when the loop's clock is past the limit."""
+async def eventually_async(
+    condition: Callable[[], Found[T]], limit_s: float = ..., *, every_s: float | None = ...
+) -> T: ...
+async def eventually_async(
+    condition: Callable[[], object], limit_s: float = DEADLINE_S, *, every_s: float | None = None
+) -> object:
+    """Wait until ``condition`` is true, and return what it returned; fail when the loop's clock is past the limit.
+
+    With ``every_s`` the pauses are all the same, which matters in virtual time.
+    """
     loop = asyncio.get_running_loop()
     deadline_s = loop.time() + limit_s
-    pause_s = _PAUSE_S
+    pause_s = _PAUSE_S if every_s is None else every_s
     while not (value := await _value_of(condition())):
         if loop.time() > deadline_s:
             pytest.fail(f"still not so after {limit_s:.0f} s", pytrace=True)
         await asyncio.sleep(pause_s)
-        pause_s = min(1.5 * pause_s, _LONGEST_PAUSE_S)
+        pause_s = min(1.5 * pause_s, _LONGEST_PAUSE_S) if every_s is None else every_s
     return value
 
 

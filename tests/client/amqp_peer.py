@@ -15,8 +15,6 @@ from datetime import UTC, datetime, timedelta
 from itertools import count
 from typing import Any, Final, TypeVar, cast
 
-import pytest
-
 from pairbus.client.amqp.connection import ClientConnection
 from pairbus.client.endpoint import Endpoint
 from pairbus.client.factory import MessagingFactory
@@ -53,6 +51,7 @@ from pairbus.wire import (
     encode_message,
 )
 from tests.faults.virtual_loop import VirtualLoop
+from tests.waiting import eventually_async
 
 T = TypeVar("T")
 E = TypeVar("E")
@@ -125,12 +124,7 @@ async def settled() -> None:
 
 async def until(condition: Callable[[], T | None]) -> T:
     """Wait until something is so, for a virtual minute at the most."""
-    for _ in range(6_000):
-        answer = condition()
-        if answer:
-            return answer
-        await asyncio.sleep(0.01)
-    pytest.fail("still not so after a minute")
+    return await eventually_async(condition, 60.0, every_s=0.01)
 
 
 def message_bytes(

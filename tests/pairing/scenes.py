@@ -27,6 +27,7 @@ from tests.faults import namespace as namespaces
 from tests.faults.fault import Way
 from tests.faults.namespace import KEY, VirtualNamespace
 from tests.simulation.pair_world import PairWorld, Road
+from tests.waiting import eventually_async
 
 ORDERS: Final = "orders"
 OTHERS: Final = "others"
@@ -347,11 +348,7 @@ def begin(work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
 
 async def until(condition: Callable[[], object], within_s: float = 300.0) -> None:
     """Wait until a condition is true."""
-    loop = asyncio.get_running_loop()
-    deadline_s = loop.time() + within_s
-    while not condition():
-        assert loop.time() < deadline_s, "it is still not so"
-        await asyncio.sleep(min(0.1, within_s / 10))
+    await eventually_async(lambda: bool(condition()), within_s, every_s=min(0.1, within_s / 10))
 
 
 async def took(work: Coroutine[Any, Any, Any]) -> float:

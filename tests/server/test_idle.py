@@ -44,6 +44,7 @@ from pairbus.wire import (
     anonymous,
     encode_message,
 )
+from tests.waiting import eventually_async
 
 START_MS: Final = 1_700_000_000_000
 HOUR_S: Final = 3_600
@@ -173,11 +174,7 @@ async def pass_time(seconds: float) -> None:
 
 async def until(condition: Callable[[], object]) -> None:
     """Wait until a condition is true, for a virtual minute at the most, checked every virtual millisecond."""
-    for _ in range(60_000):
-        if condition():
-            return
-        await pass_time(0.001)
-    pytest.fail("still not so after a minute")
+    await eventually_async(lambda: bool(condition()), 60.0, every_s=0.001)
 
 
 class Client:

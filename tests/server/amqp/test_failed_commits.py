@@ -64,6 +64,7 @@ from pairbus.wire import (
     plain,
 )
 from tests.server.amqp.wire_client import DEADLINE_S, body_of, failures, text_message
+from tests.waiting import eventually_async
 
 T = TypeVar("T")
 
@@ -153,14 +154,11 @@ class Peer:
             self.events.extend(self.engine.receive_data(answer))
 
     async def until(self, condition: Callable[[], T | None]) -> T:
-        deadline = asyncio.get_running_loop().time() + DEADLINE_S
-        while True:
+        def answered() -> T | None:
             self.exchange()
-            answer = condition()
-            if answer:
-                return answer
-            assert asyncio.get_running_loop().time() < deadline, "the server did not answer in time"
-            await asyncio.sleep(0)
+            return condition()
+
+        return await eventually_async(answered, DEADLINE_S, every_s=0)
 
     async def attach(self, role: bool, source: Any, target: Any, **options: Any) -> Link:
         link = self.begin_attach(role, source, target, **options)
